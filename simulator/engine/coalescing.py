@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from simulator.engine.block_pieces import BlockCutter, CommLength, CommOp, Piece
-from simulator.engine.rank import Rank
+from simulator.engine.rank import PlacedRank, Rank
 from simulator.engine.representatives import PlannedComm, Representatives
 from simulator.engine.traffic import CommCounts
 from simulator.network.flows import Network
@@ -14,7 +14,7 @@ from simulator.program import Beside, Block, Comm, Compute, Role, Step, comm_of
 
 
 @dataclass(eq=False)
-class _PreparedBlock:
+class PreparedBlock:
     """A block as one rank runs it, ``runs`` times so far; ``fixed`` are its collectives of known length."""
 
     pieces: tuple[Piece, ...]
@@ -46,18 +46,18 @@ class CoalescedBlocks:
         self._lanes_of_axis = [_lanes_of_axis(role) for role in roles]
         self._labels = [{lane: {step.label for step in steps} for lane, steps in role.lanes.items()} for role in roles]
         self._other_lanes: dict[tuple[int, int], tuple[str, ...]] = {}
-        self._prepared: dict[tuple[int, int, str, frozenset[str]], _PreparedBlock] = {}
+        self._prepared: dict[tuple[int, int, str, frozenset[str]], PreparedBlock] = {}
 
     def pieces(self, rank: Rank, lane: str, block: Block, phase: str) -> tuple[Piece, ...]:
         """Return the pieces in which ``lane`` runs ``block`` now, in a step of this phase."""
         key = rank.number, id(block)
         if key not in self._other_lanes:
-            self._other_lanes[key] = self._lanes_that_meet(rank, lane, block)
+            self._other_lanes[key] = self.lanes_that_meet(rank.placed, lane, block)
         labels = self._labels[rank.role][lane]
         idle = frozenset([other for other in self._other_lanes[key] if rank.is_idle_until(other, labels)])
         prepared = self._prepared.get((*key, phase, idle))
         if prepared is None:
-            prepared = self._prepared[(*key, phase, idle)] = self._prepare(rank, block, phase, idle)
+            prepared = self.prepare(rank.placed, block, phase, idle)
         prepared.runs += 1
         return prepared.pieces
 
@@ -72,7 +72,7 @@ class CoalescedBlocks:
                 self._counts[id(planned), purpose] += prepared.runs
                 self._network.add_alone(planned.plan, prepared.runs)
 
-    def _lanes_that_meet(self, rank: Rank, lane: str, block: Block) -> tuple[str, ...]:
+    def lanes_that_meet(self, rank: PlacedRank, lane: str, block: Block) -> tuple[str, ...]:
         """Return the other lanes of ``rank`` whose communication may meet that of ``block``."""
         # The first kernel tells when its lane came to a block, and so has to stand at its beginning.
         if not self._coalesce or not isinstance(block.ops[0], Compute):
@@ -80,16 +80,19 @@ class CoalescedBlocks:
         lanes = [self._callers(rank, comm) for comm in block.comms]
         return tuple(sorted(set().union(*lanes) - {lane}))
 
-    def _callers(self, rank: Rank, comm: Comm) -> set[str]:
+    def _callers(self, rank: PlacedRank, comm: Comm) -> set[str]:
         """Return the lanes whose communication may meet ``comm``, where all of that is this rank's; else none."""
         lanes = self._lanes_of_axis[rank.role]
         return set().union(*(lanes[axis] for axis in self._plan_of(rank, comm).met_on))
 
-    def _plan_of(self, rank: Rank, comm: Comm) -> PlannedComm:
+    def _plan_of(self, rank: PlacedRank, comm: Comm) -> PlannedComm:
         return self._representatives.plan_of(comm, rank.number, rank.positions[comm.axis])
 
-    def _prepare(self, rank: Rank, block: Block, phase: str, idle: frozenset[str]) -> _PreparedBlock:
-        """Cut ``block``; nothing is in flight meanwhile on ``idle``, other lanes of the rank."""
+    def prepare(self, rank: PlacedRank, block: Block, phase: str, idle: frozenset[str]) -> PreparedBlock:
+        """Cut ``block`` for a step of this phase; nothing is in flight meanwhile on ``idle``, other lanes of the rank.
+
+        `finish` counts what it has run.
+        """
         lengths: dict[CommOp, CommLength] = {}
         fixed: list[tuple[PlannedComm, str]] = []
         for op in block.ops:
@@ -98,13 +101,15 @@ class CoalescedBlocks:
             comm = comm_of(op)
             planned = self._plan_of(rank, comm)
             # What goes on beside kernels may slow them, which is played as it happens.
-            plays_out = comm.host_waits or (rank.gpu.is_shared and isinstance(op, Beside))
+            plays_out = comm.host_waits or (rank.interference is not None and isinstance(op, Beside))
             is_fixed = self._coalesce and not plays_out and len(self._callers(rank, comm) - idle) == 1
             if is_fixed:
                 fixed.append((planned, comm.purpose))
             seconds = self._network.alone_s(planned.plan) if is_fixed else None
             lengths[op] = CommLength(seconds, planned.wire_bytes)
-        return _PreparedBlock(self._cutter.pieces(block, phase, rank.speed, lengths, self._coalesce), fixed)
+        prepared = PreparedBlock(self._cutter.pieces(block, phase, rank.speed, lengths, self._coalesce), fixed)
+        self._prepared[rank.number, id(block), phase, idle] = prepared
+        return prepared
 
 
 def _lanes_of_axis(role: Role) -> dict[str, set[str]]:

@@ -10,7 +10,8 @@ import simpy
 
 from simulator.engine.gpu import SimulatedGpu
 from simulator.engine.group_comms import ends_of
-from simulator.engine.rank import Rank
+from simulator.engine.memory_bandwidth import memory_demand
+from simulator.engine.rank import PlacedRank, Rank
 from simulator.engine.rendezvous import Rendezvous
 from simulator.engine.representatives import PlannedComm, Representatives
 from simulator.engine.traffic import CommCounts
@@ -18,11 +19,37 @@ from simulator.network.flows import Network
 from simulator.program import Comm, PointToPoint, ProgramError
 
 
+class PlannedCall(NamedTuple):
+    """The call of a communication by a lane, whatever its tag.
+
+    ``group``: axis and key of the caller's group. There transfers match by their ends and tag, and collectives by the
+    order of calls of a lane, as on a communicator of NCCL: ``meeting`` names the ends, or the lane. ``memory_demand``:
+    share of the time of the caller's memory that the bytes take at full speed.
+    """
+
+    group: tuple[str, int]
+    meeting: Hashable
+    planned: PlannedComm
+    memory_demand: float
+
+
+def planned_call(representatives: Representatives, rank: PlacedRank, lane: str, comm: Comm) -> PlannedCall:
+    """Return how a lane of ``rank`` calls ``comm``."""
+    position, members = rank.positions[comm.axis], rank.group_sizes[comm.axis]
+    planned = representatives.plan_of(comm, rank.number, position)
+    return PlannedCall(
+        (comm.axis, representatives.group_key[comm.axis][rank.number]),
+        ends_of(comm, position) if isinstance(comm, PointToPoint) else lane,
+        planned,
+        memory_demand(rank.interference, comm, members, planned),
+    )
+
+
 class CommCall(NamedTuple):
     """A call of a communication by a lane, the same each time.
 
-    Calls on one ``channel`` of the communicator match in the order in which they are made. ``memory_demand``: share of
-    the time of the caller's memory that the bytes take at full speed.
+    Calls on one ``channel`` of the communicator match in the order in which they are made. ``memory_demand``: see
+    `PlannedCall`.
     """
 
     communicator: Communicator
@@ -106,22 +133,12 @@ class Communicators:
         self._communicators: dict[tuple[str, int], Communicator] = {}
 
     def prepare(self, rank: Rank, lane: str, comm: Comm) -> CommCall:
-        """Return the call of ``comm`` by a lane of ``rank``.
-
-        Transfers match by their ends and tag, collectives by the order of calls of a lane, as on a communicator of
-        NCCL.
-        """
-        group = self._representatives.group_key[comm.axis][rank.number]
-        key = comm.axis, group
+        """Return the call of ``comm`` by a lane of ``rank``."""
+        key, meeting, planned, memory_demand = planned_call(self._representatives, rank.placed, lane, comm)
         if key not in self._communicators:
             self._communicators[key] = Communicator(self._env, self._network, self._counts)
         self._communicators[key].join(rank)
-        position = rank.positions[comm.axis]
-        channel: Hashable = lane
-        if isinstance(comm, PointToPoint):
-            channel = (*ends_of(comm, position), comm.tag)
-        planned = self._representatives.plan_of(comm, rank.number, position)
-        memory_demand = rank.gpu.memory_demand(comm, rank.group_sizes[comm.axis], planned)
+        channel = meeting, comm.tag if isinstance(comm, PointToPoint) else ""
         return CommCall(self._communicators[key], channel, comm, planned, memory_demand)
 
 
@@ -130,8 +147,12 @@ def _check_match(caller: Rank, comm: Comm, rendezvous: Rendezvous) -> None:
     other = rendezvous.comm
     paired = isinstance(comm, PointToPoint)
     if comm.nbytes != other.nbytes or (comm.op == other.op) == paired:
-        first = next(iter(rendezvous.callers))
-        raise ProgramError(
-            f"rank {caller.number} calls {comm.name!r} ({comm.op}, {comm.nbytes:.0f} bytes) on axis '{comm.axis}' "
-            f"where rank {first} calls {other.name!r} ({other.op}, {other.nbytes:.0f} bytes)"
-        )
+        raise mismatch(caller.number, comm, next(iter(rendezvous.callers)), other)
+
+
+def mismatch(caller: int, comm: Comm, first_caller: int, other: Comm) -> ProgramError:
+    """Return the error of two ranks that call different things."""
+    return ProgramError(
+        f"rank {caller} calls {comm.name!r} ({comm.op}, {comm.nbytes:.0f} bytes) on axis '{comm.axis}' "
+        f"where rank {first_caller} calls {other.name!r} ({other.op}, {other.nbytes:.0f} bytes)"
+    )

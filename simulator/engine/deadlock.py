@@ -3,34 +3,53 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
-from simulator.engine.rank import Awaited, Rank
-from simulator.engine.rendezvous import Rendezvous
-from simulator.program import PointToPoint, Program, Role
+from simulator.engine.rank import Awaited
+from simulator.program import Comm, PointToPoint, Program, Role
 
 _SHOWN = 16
 
 
-def report(program: Program, ranks: Sequence[Rank]) -> str:
+class UncalledComm(NamedTuple):
+    """A communication that ``missing``, numbers of ranks, have not called yet."""
+
+    comm: Comm
+    missing: Sequence[int]
+
+
+class BlockedLane(NamedTuple):
+    """A lane that cannot go on: its rank, the role of that, the step that the lane has come to.
+
+    It waits for the step of a label, for communication, or for something else.
+    """
+
+    rank: int
+    role: int
+    lane: str
+    next_step: int
+    waits_for: str | UncalledComm | Awaited
+
+
+def report(program: Program, blocked: Sequence[BlockedLane]) -> str:
     """Write one line per blocked lane: the rank, its next operation, and what that waits for."""
-    stuck = [(rank, lane) for rank in ranks for lane in rank.waits_for]
-    lines = [f"deadlock: {len({rank.number for rank, _ in stuck})} rank(s) cannot go on"]
-    for rank, lane in stuck[:_SHOWN]:
-        lines.append(f"  rank {rank.number}, lane {lane}{_blocked(program.roles[rank.role], rank, lane)}")
-    if len(stuck) > _SHOWN:
-        lines.append(f"  ... and {len(stuck) - _SHOWN} more lanes")
+    lines = [f"deadlock: {len({one.rank for one in blocked})} rank(s) cannot go on"]
+    for one in blocked[:_SHOWN]:
+        lines.append(f"  rank {one.rank}, lane {one.lane}{_reason(program.roles[one.role], one)}")
+    if len(blocked) > _SHOWN:
+        lines.append(f"  ... and {len(blocked) - _SHOWN} more lanes")
     return "\n".join(lines)
 
 
-def _blocked(role: Role, rank: Rank, lane: str) -> str:
-    """Return the step that ``lane`` has come to, and what it waits for."""
-    waits_for = rank.waits_for[lane]
+def _reason(role: Role, blocked: BlockedLane) -> str:
+    """Return the step that a lane has come to, and what it waits for."""
+    waits_for = blocked.waits_for
     if isinstance(waits_for, Awaited):
         return f": waits for {waits_for.value}, asked for when a lane has run its steps of the last one"
-    return f", step {role.lanes[lane][rank.next_step[lane]].label}: waits for {_reason(role, waits_for)}"
+    return f", step {role.lanes[blocked.lane][blocked.next_step].label}: waits for {_awaited(role, waits_for)}"
 
 
-def _reason(role: Role, waits_for: str | Rendezvous) -> str:
+def _awaited(role: Role, waits_for: str | UncalledComm) -> str:
     if isinstance(waits_for, str):
         if all(step.label != waits_for for _, _, step in role.steps()):
             return f"step {waits_for} of the same rank, which never came"

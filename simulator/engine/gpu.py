@@ -11,12 +11,10 @@ import simpy
 from simulator.arrays import Floats
 from simulator.costs.interference import InterferenceCost
 from simulator.engine.block_pieces import Segment
-from simulator.engine.memory_bandwidth import INSTANT_s, equal_part, memory_demand
+from simulator.engine.memory_bandwidth import INSTANT_s, equal_part
 from simulator.engine.rendezvous import Rendezvous
-from simulator.engine.representatives import PlannedComm
 from simulator.engine.running_segment import RunningSegment
 from simulator.engine.templates import TemplateStore
-from simulator.program import Comm
 
 
 class SegmentRun(NamedTuple):
@@ -31,9 +29,6 @@ class SegmentRun(NamedTuple):
 
 class SimulatedGpu:
     """A GPU whose kernels and communication leave each other alone. It runs one segment of kernels at a time."""
-
-    #: True where communication takes SMs and memory from kernels, and they from it.
-    is_shared = False
 
     def __init__(self, env: simpy.Environment, store: TemplateStore) -> None:
         #: True where communication starts only when the running kernel has ended (`wait_for_sms`).
@@ -56,10 +51,6 @@ class SimulatedGpu:
         yield from ()
         return False
 
-    def memory_demand(self, comm: Comm, members: int, planned: PlannedComm) -> float:
-        """Return the share of the memory's time that ``comm`` would take while its bytes move at full speed."""
-        return 0.0
-
     def spin(self, rendezvous: Rendezvous) -> None:
         """Put the kernel of a communication on the GPU, where it waits for its peers."""
 
@@ -76,8 +67,6 @@ class SharedGpu(SimulatedGpu):
     Communication kernels hold SMs from when they are on the GPU, be their peers there or not. They get SMs when a
     kernel ends, and slow those beside them. What moves bytes has of the memory's time what the running kernel leaves.
     """
-
-    is_shared = True
 
     def __init__(self, env: simpy.Environment, store: TemplateStore, interference: InterferenceCost) -> None:
         super().__init__(env, store)
@@ -134,10 +123,6 @@ class SharedGpu(SimulatedGpu):
         self._running.interrupt()
         yield room
         return True
-
-    def memory_demand(self, comm: Comm, members: int, planned: PlannedComm) -> float:
-        """Return the share of the memory's time that ``comm`` would take while its bytes move at full speed."""
-        return memory_demand(self._interference, comm, members, planned) if comm.holds_sms else 0.0
 
     def spin(self, rendezvous: Rendezvous) -> None:
         """Put the kernel of a communication on the GPU, where it waits for its peers."""

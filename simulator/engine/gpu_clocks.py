@@ -16,8 +16,9 @@ from simulator.cluster import Cluster
 from simulator.costs import Costs
 from simulator.costs.power import Drawn, Loads, load_class
 from simulator.engine.placement import Placed
-from simulator.engine.recorder import GpuClocks, Recorder
+from simulator.engine.recorder import GpuClocks, RecordedSpans, SpanTimes
 from simulator.engine.representatives import Representatives
+from simulator.engine.templates import TemplateStore
 from simulator.program import Block, kernels_of
 
 #: Clocks that change by less have settled: a product then takes a quarter of a percent more or less.
@@ -51,13 +52,18 @@ def first_clocks(placed: Placed, cluster: Cluster) -> GpuClocks:
 
 
 def next_clocks(
-    placed: Placed, cluster: Cluster, representatives: Representatives, recorder: Recorder, clocks: GpuClocks
+    placed: Placed,
+    cluster: Cluster,
+    representatives: Representatives,
+    spans: RecordedSpans,
+    store: TemplateStore,
+    clocks: GpuClocks,
 ) -> GpuClocks:
     """Return the clocks at which what was played at ``clocks`` draws the power limit, if all wait as long as before."""
     if not any(clocks.values()):
         return clocks
-    kinds, length_s = placed.rank_kinds(cluster), recorder.length_s
-    rank, drawn = _drawn(representatives, recorder)
+    kinds, length_s = placed.rank_kinds(cluster), spans.length_s
+    rank, drawn = _drawn(representatives, spans.times(), store)
     following = dict(clocks)
     for kind, count in Counter(kinds).items():
         power, clock_hz = placed.costs.for_gpu(kind.gpu).power, clocks[kind]
@@ -67,12 +73,11 @@ def next_clocks(
     return following
 
 
-def _drawn(representatives: Representatives, recorder: Recorder) -> tuple[Ints, Drawn]:
+def _drawn(representatives: Representatives, spans: SpanTimes, store: TemplateStore) -> tuple[Ints, Drawn]:
     """Return the rank of every step, and what the step drew with all of its in-line communication.
 
     Steps and not spans are counted, as the number of spans of a step depends on how it is played.
     """
-    spans, store = recorder.times(), recorder.store
     n = len(spans.rank)
     start_s, end_s = np.full(n, np.inf), np.full(n, -np.inf)
     np.minimum.at(start_s, spans.step, spans.start_s)

@@ -1,21 +1,16 @@
-"""Growth of a program while it is played: extensions are asked for, checked, and handed to the lanes."""
+"""Growth of a program while it is played: extensions are asked for, checked, and added to the lanes of roles."""
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
-
-import simpy
 
 from simulator.costs import Costs
 from simulator.engine.coalescing import CoalescedBlocks
 from simulator.engine.group_comms import spec_of
 from simulator.engine.issue_order import EarlierCompute, HostSpeeds, HostWork, host_work
-from simulator.engine.lane import Lane
 from simulator.engine.placement import StepSource
-from simulator.engine.rank import Rank
-from simulator.network.simulated_time import SimulatedTime
+from simulator.engine.rank import PlacedRank
 from simulator.program import (
     COMPUTE_LANE,
     Comm,
@@ -33,10 +28,10 @@ from simulator.program import (
 MOST_AT_ONCE = 1_000
 
 #: Type of a GPU, and speeds of its host.
-_HostKind = tuple[str, HostSpeeds]
+HostKind = tuple[str, HostSpeeds]
 
 
-class _Share(NamedTuple):
+class Share(NamedTuple):
     """The share of a lane of a role in extension ``number``: ``steps``, from position ``first`` of the lane on.
 
     ``host_work``: the work of hosts around the steps of a compute lane. Extension 0 is the program itself.
@@ -46,26 +41,23 @@ class _Share(NamedTuple):
     first: int
     steps: Sequence[Step]
     release_s: float
-    host_work: Mapping[_HostKind, tuple[HostWork, ...]]
+    host_work: Mapping[HostKind, tuple[HostWork, ...]]
 
 
 class Growth:
     """The growth of a ``program`` on simulated ``ranks``, by the extensions that ``source`` returns.
 
-    An extension is asked for at the end of the instant at which a first lane has run all of its steps of the last one.
-    Lanes without steps wait until one comes for them.
+    Each is checked when it comes, and added when it is released. ``shares`` are what lanes of roles then go through.
     """
 
     def __init__(
         self,
-        env: SimulatedTime,
         program: Program,
         source: StepSource,
         costs: Costs,
-        ranks: Sequence[Rank],
+        ranks: Sequence[PlacedRank],
         blocks: CoalescedBlocks,
     ) -> None:
-        self._env = env
         self._program = program
         if not callable(source):
             raise ProgramError(
@@ -75,95 +67,59 @@ class Growth:
         self._source = source
         self._blocks = blocks
         self._extensions: list[Extension] = []
-        self._is_asked = self._is_over = False
         self._asked_at_s, self._asked_at_once = -1.0, 0
-        kinds: dict[int, dict[_HostKind, Costs]] = {}
+        kinds: dict[int, dict[HostKind, Costs]] = {}
         for rank in ranks:
-            kinds.setdefault(rank.role, {})[_host_kind(rank)] = costs.for_gpu(rank.speed.gpu)
+            kinds.setdefault(rank.role, {})[host_kind(rank)] = costs.for_gpu(rank.speed.gpu)
         self._roles = {role: _GrowingRole(program.roles[role], kinds_of_role) for role, kinds_of_role in kinds.items()}
         self._labels = {number: role.labels for number, role in self._roles.items()}
-        #: Rank and lane -> event of the arrival of steps, and how many shares the lane has had.
-        self._waiting: dict[tuple[Rank, str], tuple[simpy.Event, int]] = {}
 
     @property
     def program(self) -> Program:
         """The program with all extensions so far."""
         return extended(self._program, *self._extensions)
 
-    def begin(self) -> None:
-        """Ask for an extension now where the program has no steps yet."""
-        if all(not shares[0].steps for role in self._roles.values() for shares in role.shares.values()):
-            self._ask()
+    @property
+    def n_extensions(self) -> int:
+        """How many have been added."""
+        return len(self._extensions)
 
-    def go_through(self, lane: Lane, rank: Rank, name: str) -> Generator[simpy.Event, None, None]:
-        """Let ``lane`` of ``rank``, called ``name``, run its steps and those of extensions, until there are no more."""
-        shares = self._roles[rank.role].shares[name]
-        for had in itertools.count():
-            if had == len(shares) and not self._is_over:
-                arrival = self._env.event()
-                self._waiting[rank, name] = arrival, had
-                yield from rank.wait_for_extension(name, arrival)
-            if had == len(shares):
-                return
-            share = shares[had]
-            if share.host_work:
-                rank.host.begin(share.host_work[_host_kind(rank)], share.release_s)
-            yield from lane.go_through(share.steps, share.first)
-            if share.steps and share.number == len(self._extensions):
-                self._ask()
+    @property
+    def has_no_steps(self) -> bool:
+        """True where the program itself gives no lane a step."""
+        return all(not shares[0].steps for role in self._roles.values() for shares in role.shares.values())
 
-    def _ask(self) -> None:
-        if not self._is_asked:
-            self._is_asked = True
-            self._env.at_end_of_instant(self._receive)
+    def shares(self, role: int, lane: str) -> Sequence[Share]:
+        """Return the shares of a lane of a role so far, which its ranks go through in order."""
+        return self._roles[role].shares[lane]
 
-    def _receive(self) -> None:
-        extension = self._source(self._env.now)
+    def next_extension(self, now: float) -> Extension | None:
+        """Ask the source; return an extension that can be played, or None where there is no more."""
+        extension = self._source(now)
         if extension is None:
-            self._is_over = True
-            self._wake(list(self._waiting))
-            return
+            return None
         if not isinstance(extension, Extension):
             raise ProgramError(
-                f"{self._program.name}: the source returned a {type(extension).__name__} at {self._env.now:g} s; it "
+                f"{self._program.name}: the source returned a {type(extension).__name__} at {now:g} s; it "
                 f"must return an Extension, or None where there is no more"
             )
-        self._check(extension)
-        if extension.release_s <= self._env.now:
-            self._hand_out(extension)
-        else:
-            self._env.process(self._hand_out_later(extension))
+        self._check(extension, now)
+        return extension
 
-    def _hand_out_later(self, extension: Extension) -> Generator[simpy.Event, None, None]:
-        yield self._env.timeout(extension.release_s - self._env.now)
-        self._hand_out(extension)
-
-    def _hand_out(self, extension: Extension) -> None:
-        """Give lanes their shares, and wake those that have waited for one."""
+    def add(self, extension: Extension) -> None:
+        """Give lanes their shares of an extension."""
         self._extensions.append(extension)
-        self._is_asked = False
         for number, lanes in extension.lanes.items():
             self._roles[number].extend(len(self._extensions), lanes, extension.release_s)
             for lane, steps in lanes.items():
                 self._blocks.add_steps(number, lane, steps)
-        roles, waiting = self._roles, self._waiting.items()
-        self._wake([(rank, lane) for (rank, lane), (_, had) in waiting if len(roles[rank.role].shares[lane]) > had])
-        if extension.is_empty:
-            self._ask()
 
-    def _wake(self, waiting: Sequence[tuple[Rank, str]]) -> None:
-        """Wake lanes. Compute lanes are first, so that hosts have issued what others begin with."""
-        for rank, lane in sorted(waiting, key=lambda one: one[1] != COMPUTE_LANE):
-            arrival, _ = self._waiting.pop((rank, lane))
-            arrival.succeed()
-
-    def _check(self, extension: Extension) -> None:
+    def _check(self, extension: Extension, now: float) -> None:
         """Raise `ProgramError` where ``extension`` cannot be played."""
         validate_extension(self._program, extension, self._labels)
         for number, lanes in extension.lanes.items():
             for lane, steps in lanes.items():
                 self._roles[number].check_declared(lane, steps)
-        now = self._env.now
         self._asked_at_once = self._asked_at_once + 1 if now == self._asked_at_s else 1
         self._asked_at_s = now
         if self._asked_at_once > MOST_AT_ONCE:
@@ -185,9 +141,9 @@ class _GrowingRole:
     ``shares``: lane name -> the shares that each rank's lane goes through, in order.
     """
 
-    def __init__(self, role: Role, kinds: Mapping[_HostKind, Costs]) -> None:
+    def __init__(self, role: Role, kinds: Mapping[HostKind, Costs]) -> None:
         self.labels = {step.label for _, _, step in role.steps()}
-        self.shares = {lane: [_Share(0, 0, steps, 0.0, {})] for lane, steps in role.lanes.items()}
+        self.shares = {lane: [Share(0, 0, steps, 0.0, {})] for lane, steps in role.lanes.items()}
         self._name = role.name
         self._kinds = kinds
         self._declared = {_declaration(lane, comm) for lane, comm in role.comms()}
@@ -209,7 +165,7 @@ class _GrowingRole:
                 work = {kind: host_work(added, costs, kind[1], earlier) for kind, costs in self._kinds.items()}
             if steps or work:
                 first = shares[-1].first + len(shares[-1].steps)
-                shares.append(_Share(number, first, steps, release_s, work))
+                shares.append(Share(number, first, steps, release_s, work))
         compute = added.lanes.get(COMPUTE_LANE, ())
         self._computed.update(step.label for step in compute)
         self._last_computed = compute[-1] if compute else self._last_computed
@@ -229,8 +185,9 @@ class _GrowingRole:
                     )
 
 
-def _host_kind(rank: Rank) -> _HostKind:
-    return rank.speed.gpu, rank.host.speeds
+def host_kind(rank: PlacedRank) -> HostKind:
+    """Return the kind of host that issues what ``rank`` does."""
+    return rank.speed.gpu, rank.speed.host
 
 
 def _declaration(lane: str, comm: Comm) -> tuple[object, ...]:

@@ -17,8 +17,13 @@ from simulator.program import Comm
 INSTANT_s = 1e-12
 
 
-def memory_demand(interference: InterferenceCost, comm: Comm, members: int, planned: PlannedComm) -> float:
-    """Return the share of the memory's time that ``comm`` would take while its bytes move at full speed."""
+def memory_demand(interference: InterferenceCost | None, comm: Comm, members: int, planned: PlannedComm) -> float:
+    """Return the share of the memory's time that ``comm`` would take while its bytes move at full speed.
+
+    It is 0 without ``interference``, and where copy engines move the bytes.
+    """
+    if interference is None or not comm.holds_sms:
+        return 0.0
     seconds = planned.plan.moving_s
     nbytes = memory_bytes(comm, members, planned.wire_bytes)
     return interference.takes(nbytes / seconds) if seconds else 0.0

@@ -1,33 +1,92 @@
-"""One program being played: its simulated ranks with their GPUs and hosts, and its communicators."""
+"""Programs played once, on SimPy: simulated ranks with their GPUs and hosts, and communicators."""
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
-from simulator.cluster import Cluster, Gpu
-from simulator.engine.block_pieces import BlockCutter, GpuSpeed
+from simulator.cluster import Cluster
+from simulator.engine.block_pieces import BlockCutter
 from simulator.engine.coalescing import CoalescedBlocks
 from simulator.engine.communicator import Communicators
-from simulator.engine.deadlock import report
+from simulator.engine.deadlock import BlockedLane, UncalledComm, report
 from simulator.engine.gpu import SharedGpu, SimulatedGpu
-from simulator.engine.growth import Growth
+from simulator.engine.growing_lanes import GrowingLanes
+from simulator.engine.growth import Growth, host_kind
 from simulator.engine.host import SimulatedHost
-from simulator.engine.issue_order import HostSpeeds, HostWork, host_work
 from simulator.engine.lane import Lane
-from simulator.engine.placement import Placed, RankKind
-from simulator.engine.rank import Rank
-from simulator.engine.recorder import GpuClocks, Recorder
-from simulator.engine.representatives import Representatives
+from simulator.engine.placed_ranks import placed_ranks, work_of_hosts
+from simulator.engine.placement import Placed
+from simulator.engine.rank import PlacedRank, Rank
+from simulator.engine.recorder import GpuClocks, RecordedSpans, Recorder
+from simulator.engine.rendezvous import Rendezvous
+from simulator.engine.representatives import Representatives, SimulatedCluster
 from simulator.engine.templates import TemplateStore
 from simulator.engine.traffic import CommCounts
 from simulator.errors import DeadlockError
 from simulator.network.flows import Network
+from simulator.network.max_min import Saturation
 from simulator.network.simulated_time import SimulatedTime
 from simulator.program import Program
 
 
-class Play:
-    """One program being played, its ranks at ``clocks``. ``counts``: how often each communication was made."""
+@dataclass(frozen=True)
+class PlayedJob:
+    """A job that has been played: its program with all extensions, its spans, and how often it communicated.
+
+    Spans are of templates in ``store``. ``clocks_hz``: rank -> clock of its GPU, where that is not each kernel's own.
+    """
+
+    program: Program
+    store: TemplateStore
+    spans: RecordedSpans
+    counts: CommCounts
+    clocks_hz: Mapping[int, float]
+
+
+@dataclass(frozen=True)
+class PlayedJobs:
+    """Jobs that have been played together, the seconds of each state of a full link, and the number of events."""
+
+    jobs: tuple[PlayedJob, ...]
+    saturated_s: Mapping[Saturation, float]
+    events: int
+
+
+def play_on_simpy(
+    jobs: Sequence[Placed],
+    simulated: SimulatedCluster,
+    cluster: Cluster,
+    coalesce: bool,
+    clocks: Sequence[GpuClocks],
+) -> PlayedJobs:
+    """Play all jobs to the end, each at its clocks. Raises `DeadlockError` where a rank still waits then."""
+    env = SimulatedTime()
+    network = Network(env, [link.capacity_Bps for link in simulated.links])
+    for phase in simulated.background:
+        network.occupy(phase)
+    plays = [
+        _Play(
+            env,
+            network,
+            placed,
+            representatives,
+            placed_ranks(placed, representatives, cluster, clocks_of_job),
+            coalesce,
+        )
+        for placed, representatives, clocks_of_job in zip(jobs, simulated.representatives, clocks, strict=True)
+    ]
+    for play in plays:
+        play.begin()
+    env.run()
+    played = tuple([play.end() for play in plays])
+    network.finish(max(job.spans.length_s for job in played))
+    return PlayedJobs(played, network.saturated_s, env.events)
+
+
+class _Play:
+    """One program being played on simulated ``ranks``."""
 
     def __init__(
         self,
@@ -35,68 +94,64 @@ class Play:
         network: Network,
         placed: Placed,
         representatives: Representatives,
-        cluster: Cluster,
+        ranks: list[PlacedRank],
         coalesce: bool,
-        clocks: GpuClocks,
     ) -> None:
-        self.representatives = representatives
-        self.clocks = clocks
-        self.store = TemplateStore()
-        self.recorder = Recorder(self.store)
-        self.counts: CommCounts = Counter()
         self._env = env
         self._placed = placed
-        self._program = placed.program
-        self._host_work: dict[tuple[int, str, HostSpeeds], tuple[HostWork, ...]] = {}
-        self._communicators = Communicators(env, network, representatives, self.counts)
-        cutter = BlockCutter(placed.costs, self.store)
-        self._blocks = CoalescedBlocks(placed.program.roles, representatives, network, cutter, self.counts, coalesce)
-        self.ranks = [self._rank(number, cluster.gpus[placed.gpus[number]]) for number in representatives.multiplicity]
+        self._store = TemplateStore()
+        self._recorder = Recorder(self._store)
+        self._counts: CommCounts = Counter()
+        self._communicators = Communicators(env, network, representatives, self._counts)
+        cutter, roles = BlockCutter(placed.costs, self._store), placed.program.roles
+        self._blocks = CoalescedBlocks(roles, representatives, network, cutter, self._counts, coalesce)
+        work = work_of_hosts(placed, ranks)
+        self._ranks = [
+            Rank(
+                env,
+                rank,
+                SimulatedGpu(env, self._store)
+                if rank.interference is None
+                else SharedGpu(env, self._store, rank.interference),
+                SimulatedHost(placed.costs.for_gpu(rank.speed.gpu), rank.speed.host, work[rank.role, host_kind(rank)]),
+            )
+            for rank in ranks
+        ]
         self._growth = (
-            None
-            if placed.more is None
-            else Growth(env, placed.program, placed.more(), placed.costs, self.ranks, self._blocks)
+            None if placed.more is None else Growth(placed.program, placed.more(), placed.costs, ranks, self._blocks)
         )
-
-    @property
-    def program(self) -> Program:
-        """All that has been played."""
-        return self._program if self._growth is None else self._growth.program
 
     def begin(self) -> None:
         """Let every lane of every simulated rank begin now."""
-        growth = self._growth
-        for rank in self.ranks:
-            for name, steps in self._program.roles[rank.role].lanes.items():
-                lane = Lane(self._env, rank, name, self._blocks, self._communicators, self.recorder)
-                through = lane.go_through(steps) if growth is None else growth.go_through(lane, rank, name)
+        growing = None if self._growth is None else GrowingLanes(self._env, self._growth)
+        for rank in self._ranks:
+            for name, steps in self._placed.program.roles[rank.role].lanes.items():
+                lane = Lane(self._env, rank, name, self._blocks, self._communicators, self._recorder)
+                through = lane.go_through(steps) if growing is None else growing.go_through(lane, rank, name)
                 self._env.process(through)
-        if growth is not None:
-            growth.begin()
+        if growing is not None:
+            growing.begin()
 
-    def end(self) -> None:
-        """Complete the record of traffic: nothing moves any more. Raises `DeadlockError` where a rank still waits."""
-        if any(rank.waits_for for rank in self.ranks):
-            raise DeadlockError(report(self.program, self.ranks))
+    def end(self) -> PlayedJob:
+        """Return what has been played: nothing moves any more. Raises `DeadlockError` where a rank still waits."""
+        program = self._placed.program if self._growth is None else self._growth.program
+        if blocked := [lane for rank in self._ranks for lane in _blocked(rank)]:
+            raise DeadlockError(report(program, blocked))
         self._blocks.finish()
+        clocks = {rank.number: rank.placed.speed.clock_hz for rank in self._ranks}
+        clocks_hz = {number: clock_hz for number, clock_hz in clocks.items() if clock_hz is not None}
+        return PlayedJob(program, self._store, self._recorder.spans(), self._counts, clocks_hz)
 
-    def _rank(self, number: int, gpu: Gpu) -> Rank:
-        program = self._program
-        groups = {
-            axis: groups_of_axis[index]
-            for axis, groups_of_axis in program.groups.items()
-            if (index := program.group_index(axis, number)) >= 0
-        }
-        role, costs, speeds = program.role_of[number], self._placed.costs.for_gpu(gpu.type), HostSpeeds.from_gpu(gpu)
-        key = role, gpu.type, speeds
-        if key not in self._host_work:
-            self._host_work[key] = host_work(program.roles[role], costs, speeds)
-        host = SimulatedHost(costs, speeds, self._host_work[key])
-        speed = GpuSpeed(gpu.type, gpu.speed_scale, self.clocks[RankKind.from_gpu(role, gpu)], speeds)
-        interference = costs.interference
-        simulated = (
-            SimulatedGpu(self._env, self.store)
-            if interference is None
-            else SharedGpu(self._env, self.store, interference)
+
+def _blocked(rank: Rank) -> list[BlockedLane]:
+    """Return the lanes of ``rank`` that still wait for something, in the order in which they stopped."""
+    return [
+        BlockedLane(
+            rank.number,
+            rank.role,
+            lane,
+            rank.next_step.get(lane, 0),
+            UncalledComm(awaited.comm, awaited.missing) if isinstance(awaited, Rendezvous) else awaited,
         )
-        return Rank(self._env, number, role, groups, speed, simulated, host)
+        for lane, awaited in rank.waits_for.items()
+    ]

@@ -1,12 +1,14 @@
-"""A simulated rank: its GPU and host, and how far its lanes have come."""
+"""A simulated rank: its place in groups, its GPU and host, and how far its lanes have come."""
 
 from __future__ import annotations
 
 from collections.abc import Container, Generator, Mapping, Sequence
+from dataclasses import dataclass
 from enum import Enum
 
 import simpy
 
+from simulator.costs.interference import InterferenceCost
 from simulator.engine.block_pieces import GpuSpeed
 from simulator.engine.gpu import SimulatedGpu
 from simulator.engine.host import SimulatedHost
@@ -19,10 +21,24 @@ class Awaited(Enum):
     EXTENSION = "an extension of the program"
 
 
-class Rank:
+@dataclass(frozen=True, eq=False)
+class PlacedRank:
     """A simulated rank of a role; ``speed`` is that of its GPU.
 
-    ``positions`` are its places in its groups, and ``group_sizes`` the members of these, by axis.
+    ``positions`` are its places in its groups, and ``group_sizes`` the members of these, by axis. ``interference`` says
+    what communication takes from kernels of its GPU; None: nothing.
+    """
+
+    number: int
+    role: int
+    positions: Mapping[str, int]
+    group_sizes: Mapping[str, int]
+    speed: GpuSpeed
+    interference: InterferenceCost | None
+
+
+class Rank:
+    """A ``placed`` rank that is played.
 
     ``next_step[lane]`` is the step that a lane has come to. ``waits_for[lane]`` is the label of the step that the lane
     runs or waits for, or the communication that it waits for. A lane that does nothing has none, unless an extension of
@@ -32,18 +48,13 @@ class Rank:
     def __init__(
         self,
         env: simpy.Environment,
-        number: int,
-        role: int,
-        groups: Mapping[str, Sequence[int]],
-        speed: GpuSpeed,
+        placed: PlacedRank,
         gpu: SimulatedGpu,
         host: SimulatedHost,
     ) -> None:
-        self.number = number
-        self.role = role
-        self.positions = {axis: group.index(number) for axis, group in groups.items()}
-        self.group_sizes = {axis: len(group) for axis, group in groups.items()}
-        self.speed = speed
+        self.placed = placed
+        self.number = placed.number
+        self.role = placed.role
         self.gpu = gpu
         self.host = host
         self.next_step: dict[str, int] = {}

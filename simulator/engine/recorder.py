@@ -1,14 +1,15 @@
-"""The recorder of spans: it collects them while the clock runs, and turns them into a Timeline."""
+"""Spans: what is recorded of them while the clock runs, and how they become a Timeline."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from simulator.arrays import Floats, Ints
+from simulator.arrays import Bools, Floats, Ints
 from simulator.engine.placement import RankKind
 from simulator.engine.representatives import Representatives
 from simulator.engine.templates import TemplateStore
@@ -68,6 +69,108 @@ WHOLE = PiecePosition(True, True)
 BESIDE = PiecePosition(False, False, False)
 
 
+@dataclass(frozen=True)
+class RecordedSpans:
+    """All spans of a job as columns, in the order in which they ended.
+
+    ``lane`` indexes ``lane_names``, and ``step`` indexes ``steps``. ``position_in_lane`` is the place of the step in
+    its lane. ``is_first``, ``is_last`` and ``in_row`` are those of `PiecePosition`. ``stretched``: index of a span ->
+    start and end of each of its rows, where it did not run straight through at full speed.
+    """
+
+    lane_names: Sequence[str]
+    steps: Sequence[Step]
+    rank: Ints
+    lane: Ints
+    position_in_lane: Ints
+    step: Ints
+    template: Ints
+    is_first: Bools
+    is_last: Bools
+    in_row: Bools
+    posted_s: Floats
+    launched_s: Floats
+    start_s: Floats
+    end_s: Floats
+    stretched: Mapping[int, tuple[Floats, Floats]] = field(default_factory=dict)
+
+    @property
+    def length_s(self) -> float:
+        """The end of the last span."""
+        return float(self.end_s.max(initial=0.0))
+
+    def times(self) -> SpanTimes:
+        """Return when every span began and ended; steps are in the order of their first spans."""
+        pairs = self.rank * max(len(self.steps), 1) + self.step
+        _, first, number = np.unique(pairs, return_index=True, return_inverse=True)
+        order = np.argsort(first)
+        place = np.empty_like(order)
+        place[order] = np.arange(len(order))
+        return SpanTimes(self.rank[first[order]], place[number], self.template, self.start_s, self.end_s)
+
+    def timeline(
+        self,
+        *,
+        store: TemplateStore,
+        program: Program,
+        representatives: Representatives,
+        clocks_hz: Mapping[int, float],
+        links: tuple[LinkUse, ...],
+        algorithms: dict[str, str],
+        contention: tuple[Contention, ...],
+        events: int,
+        wall_s: float,
+    ) -> Timeline:
+        """Return the spans, which are of templates in ``store``, ordered by rank, lane and start."""
+        used = {self.lane_names[code] for code in np.unique(self.lane).tolist()}
+        lanes = sorted(used | {lane for template in store.templates for lane in template.lanes})
+        place = {name: number for number, name in enumerate(lanes)}
+        lane = np.array([place.get(name, -1) for name in self.lane_names], dtype=np.int64)[self.lane]
+        order = np.lexsort((self.start_s, lane, self.rank))
+        step = self.step[order]
+
+        def of_step(values: Sequence[Any], dtype: type | str) -> NDArray[Any]:
+            return np.array(values, dtype=dtype)[step]
+
+        def memory(held: Bools, values: Sequence[float]) -> Floats:
+            return np.where(held[order], of_step(values, np.float64), 0.0)
+
+        # Memory belongs to a step, not to each of its pieces: held from the first piece, given back after the last.
+        steps, number = self.steps, np.empty(len(order), dtype=np.int64)
+        number[order] = np.arange(len(order))
+        return Timeline(
+            n_ranks=program.n_ranks,
+            ranks_like=dict(representatives.multiplicity),
+            clocks_hz=dict(clocks_hz),
+            lane_names=tuple(lanes),
+            templates=tuple(store.templates),
+            rank=self.rank[order],
+            lane=lane[order],
+            step=self.position_in_lane[order],
+            template=self.template[order],
+            microbatch=of_step([one.microbatch for one in steps], np.int64),
+            stage=of_step([one.stage for one in steps], np.int64),
+            chunk=of_step([one.chunk for one in steps], np.int64),
+            phase=of_step([one.phase for one in steps], "U1"),
+            posted_s=self.posted_s[order],
+            launched_s=self.launched_s[order],
+            start_s=self.start_s[order],
+            end_s=self.end_s[order],
+            labels=tuple([steps[index].label for index in step.tolist()]),
+            parts=tuple([steps[index].part for index in step.tolist()]),
+            alloc_bytes=memory(self.is_first, [one.alloc_bytes for one in steps]),
+            free_bytes=memory(self.is_last, [one.free_bytes for one in steps]),
+            workspace_bytes=memory(self.in_row, [one.workspace_bytes for one in steps]),
+            stretched={int(number[span]): rows_s for span, rows_s in self.stretched.items()},
+            links=links,
+            contention=contention,
+            simulated_as=representatives.simulated_as,
+            algorithms=algorithms,
+            events=events,
+            wall_s=wall_s,
+        )
+
+
 class Recorder:
     """Append-only columns: one append per span, so that recording costs little beside the event itself.
 
@@ -84,83 +187,33 @@ class Recorder:
         self._spans.append(span)
         return len(self._spans) - 1
 
-    @property
-    def length_s(self) -> float:
-        """The end of the last span."""
-        return max((span.end_s for span in self._spans), default=0.0)
-
-    def times(self) -> SpanTimes:
-        """Return when every span began and ended."""
-        steps: dict[tuple[int, str], int] = {}
-        number = [steps.setdefault((span.rank, span.step.label), len(steps)) for span in self._spans]
-        return SpanTimes(
-            rank=np.array([rank for rank, _ in steps], dtype=np.int64),
-            step=np.array(number, dtype=np.int64),
-            template=np.array([span.template for span in self._spans], dtype=np.int64),
-            start_s=np.array([span.start_s for span in self._spans], dtype=np.float64),
-            end_s=np.array([span.end_s for span in self._spans], dtype=np.float64),
-        )
-
     def stretch(self, span: int, starts_s: Floats, ends_s: Floats) -> None:
         """Set start and end of each row of a span that did not run straight through at full speed."""
         self._stretched[span] = starts_s, ends_s
 
-    def timeline(
-        self,
-        *,
-        program: Program,
-        representatives: Representatives,
-        clocks_hz: dict[int, float],
-        links: tuple[LinkUse, ...],
-        algorithms: dict[str, str],
-        contention: tuple[Contention, ...],
-        events: int,
-        wall_s: float,
-    ) -> Timeline:
-        """Return the spans as columns, ordered by rank, lane and start."""
-        lanes = sorted({span.lane for span in self._spans} | {lane for t in self.store.templates for lane in t.lanes})
-        code = {lane: number for number, lane in enumerate(lanes)}
+    def spans(self) -> RecordedSpans:
+        """Return all spans so far as columns."""
         columns = list(zip(*self._spans, strict=True)) if self._spans else [()] * len(Span._fields)
-        rank, lane_name, index, steps, positions, template, times, start, end = columns
-        lane = np.array([code[name] for name in lane_name], dtype=np.int64)
-        start_s, rank_number = np.array(start, dtype=np.float64), np.array(rank, dtype=np.int64)
-        order = np.lexsort((start_s, lane, rank_number))
-        # Memory belongs to a step, not to each of its pieces: held from the first piece, given back after the last.
-        posted, launched = np.array(times, dtype=np.float64).reshape(-1, 2)[order].T
-        first, last, in_row = np.array(positions, dtype=bool).reshape(-1, 3)[order].T
-
-        def column(values: Sequence[float], dtype: type) -> NDArray[Any]:
-            return np.array(values, dtype=dtype)[order]
-
-        number = {int(old): new for new, old in enumerate(order)}
-        return Timeline(
-            n_ranks=program.n_ranks,
-            ranks_like=dict(representatives.multiplicity),
-            clocks_hz=clocks_hz,
+        rank, lane, position_in_lane, step, position, template, times, start_s, end_s = columns
+        lanes = {name: code for code, name in enumerate(dict.fromkeys(lane))}
+        steps = {id(one): one for one in step}
+        number = {one: index for index, one in enumerate(steps)}
+        is_first, is_last, in_row = np.array(position, dtype=bool).reshape(-1, 3).T
+        posted_s, launched_s = np.array(times, dtype=np.float64).reshape(-1, 2).T
+        return RecordedSpans(
             lane_names=tuple(lanes),
-            templates=tuple(self.store.templates),
-            rank=rank_number[order],
-            lane=lane[order],
-            step=column(index, np.int64),
-            template=column(template, np.int64),
-            microbatch=column([step.microbatch for step in steps], np.int64),
-            stage=column([step.stage for step in steps], np.int64),
-            chunk=column([step.chunk for step in steps], np.int64),
-            phase=np.array([step.phase for step in steps], dtype="U1")[order],
-            posted_s=posted,
-            launched_s=launched,
-            start_s=start_s[order],
-            end_s=column(end, np.float64),
-            labels=tuple(steps[i].label for i in order),
-            parts=tuple(steps[i].part for i in order),
-            alloc_bytes=np.where(first, column([step.alloc_bytes for step in steps], np.float64), 0.0),
-            free_bytes=np.where(last, column([step.free_bytes for step in steps], np.float64), 0.0),
-            workspace_bytes=np.where(in_row, column([step.workspace_bytes for step in steps], np.float64), 0.0),
-            stretched={number[span]: row_times for span, row_times in self._stretched.items()},
-            links=links,
-            contention=contention,
-            simulated_as=representatives.simulated_as,
-            algorithms=algorithms,
-            events=events,
-            wall_s=wall_s,
+            steps=tuple(steps.values()),
+            rank=np.array(rank, dtype=np.int64),
+            lane=np.array([lanes[name] for name in lane], dtype=np.int64),
+            position_in_lane=np.array(position_in_lane, dtype=np.int64),
+            step=np.array([number[id(one)] for one in step], dtype=np.int64),
+            template=np.array(template, dtype=np.int64),
+            is_first=is_first,
+            is_last=is_last,
+            in_row=in_row,
+            posted_s=posted_s,
+            launched_s=launched_s,
+            start_s=np.array(start_s, dtype=np.float64),
+            end_s=np.array(end_s, dtype=np.float64),
+            stretched=self._stretched,
         )

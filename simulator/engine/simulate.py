@@ -11,13 +11,11 @@ from simulator.cluster import Cluster
 from simulator.costs import Costs
 from simulator.engine.gpu_clocks import MOST_PLAYS, first_clocks, next_clocks, settled_clocks
 from simulator.engine.placement import Placed, StepSource
-from simulator.engine.play import Play
+from simulator.engine.play import PlayedJob, play_on_simpy
 from simulator.engine.recorder import GpuClocks
-from simulator.engine.representatives import SimulatedCluster, fold_cluster
+from simulator.engine.representatives import Representatives, fold_cluster
 from simulator.engine.traffic import algorithms_of, contention, links_of
 from simulator.garbage import rarely_searched
-from simulator.network.flows import Network
-from simulator.network.simulated_time import SimulatedTime
 from simulator.program import Program, validate
 from simulator.timeline import Timeline
 
@@ -84,66 +82,54 @@ def play_together(
     events = 0
     clocks = [first_clocks(placed, cluster) for placed in jobs]
     for number in range(MOST_PLAYS):
-        network, plays, events_of_play = _play(jobs, simulated, cluster, coalesce, clocks)
-        events += events_of_play
+        played = play_on_simpy(jobs, simulated, cluster, coalesce, clocks)
+        events += played.events
         # A job whose clocks have settled keeps them, as it does alone, however long others take.
-        clocks = [_next_clocks(placed, cluster, play, number == 0) for placed, play in zip(jobs, plays, strict=True)]
-        if all(following is play.clocks for play, following in zip(plays, clocks, strict=True)):
+        following = [
+            _next_clocks(placed, cluster, representatives, job, before, number == 0)
+            for placed, representatives, job, before in zip(
+                jobs, simulated.representatives, played.jobs, clocks, strict=True
+            )
+        ]
+        if all(after is before for after, before in zip(following, clocks, strict=True)):
             break
-    contention_of_links = contention(simulated, network.saturated_s, [placed.program.name for placed in jobs])
-    programs = [play.program for play in plays]
+        clocks = following
+    contention_of_links = contention(simulated, played.saturated_s, [placed.program.name for placed in jobs])
     return tuple(
         PlayedProgram(
-            program,
-            play.recorder.timeline(
-                program=program,
-                representatives=play.representatives,
-                clocks_hz={rank.number: rank.speed.clock_hz for rank in play.ranks if rank.speed.clock_hz is not None},
-                links=links_of(simulated.links, play.representatives, play.counts),
-                algorithms=algorithms_of(play.representatives, play.counts),
+            job.program,
+            job.spans.timeline(
+                store=job.store,
+                program=job.program,
+                representatives=representatives,
+                clocks_hz=job.clocks_hz,
+                links=links_of(simulated.links, representatives, job.counts),
+                algorithms=algorithms_of(representatives, job.counts),
                 contention=contention_of_links,
                 events=events,
                 wall_s=time.perf_counter() - began,
             ),
         )
-        for program, play in zip(programs, plays, strict=True)
+        for job, representatives in zip(played.jobs, simulated.representatives, strict=True)
     )
 
 
-def _next_clocks(placed: Placed, cluster: Cluster, play: Play, is_first: bool) -> GpuClocks:
-    """Return the clocks of the next play; those of ``play`` itself where they have settled.
+def _next_clocks(
+    placed: Placed,
+    cluster: Cluster,
+    representatives: Representatives,
+    job: PlayedJob,
+    clocks: GpuClocks,
+    is_first: bool,
+) -> GpuClocks:
+    """Return the clocks of the play after ``job`` was played at ``clocks``; these where they have settled.
 
     The first play of a program that grows is at clocks of its beginning. Where those of the whole differ, it is played
     again at them, as the whole program would be.
     """
-    if is_first and placed.more is not None and any(play.clocks.values()):
-        clocks = first_clocks(replace(placed, program=play.program), cluster)
-        if clocks != play.clocks:
-            return clocks
-    following = next_clocks(placed, cluster, play.representatives, play.recorder, play.clocks)
-    return settled_clocks(play.clocks, following)
-
-
-def _play(
-    jobs: Sequence[Placed],
-    simulated: SimulatedCluster,
-    cluster: Cluster,
-    coalesce: bool,
-    clocks: Sequence[GpuClocks],
-) -> tuple[Network, list[Play], int]:
-    """Play all jobs to the end, each at its clocks; return the network, the plays, and the number of events."""
-    env = SimulatedTime()
-    network = Network(env, [link.capacity_Bps for link in simulated.links])
-    for phase in simulated.background:
-        network.occupy(phase)
-    plays = [
-        Play(env, network, placed, representatives, cluster, coalesce, clocks_of_job)
-        for placed, representatives, clocks_of_job in zip(jobs, simulated.representatives, clocks, strict=True)
-    ]
-    for play in plays:
-        play.begin()
-    env.run()
-    for play in plays:
-        play.end()
-    network.finish(max(play.recorder.length_s for play in plays))
-    return network, plays, env.events
+    if is_first and placed.more is not None and any(clocks.values()):
+        of_whole = first_clocks(replace(placed, program=job.program), cluster)
+        if of_whole != clocks:
+            return of_whole
+    following = next_clocks(placed, cluster, representatives, job.spans, job.store, clocks)
+    return settled_clocks(clocks, following)

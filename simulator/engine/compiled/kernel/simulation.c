@@ -1,0 +1,385 @@
+/* What Python calls: a simulation is described, run for so many events at a time, and read.
+ *
+ * Arrays that are passed as `const` are Python's, and outlive the simulation. Functions that add something return its
+ * number, or -1 where memory is short.
+ */
+#include "kernel.h"
+
+#ifdef _WIN32
+#define EXPORTED __declspec(dllexport)
+#else
+#define EXPORTED __attribute__((visibility("default")))
+#endif
+
+/* Python describes things before the simulation runs, and in its answers while it does. */
+#define DESCRIBE(s)                                         \
+    jmp_buf before_;                                        \
+    memcpy(&before_, &(s)->escape, sizeof before_);         \
+    if (setjmp((s)->escape)) {                              \
+        memcpy(&(s)->escape, &before_, sizeof before_);     \
+        return -1;                                          \
+    }
+#define DESCRIBED(s, number)                                \
+    memcpy(&(s)->escape, &before_, sizeof before_);         \
+    return (number)
+
+EXPORTED void free_simulation(Simulation *s);
+
+/* ---- Description ---- */
+
+EXPORTED Simulation *new_simulation(const Questions *ask, int32_t n_links, int32_t n_jobs, int32_t n_roles,
+                                    int32_t n_ranks, int32_t n_lanes) {
+    Simulation *s = calloc(1, sizeof *s);
+    if (!s) return NULL;
+    s->ask = *ask;
+    s->n_links = n_links, s->n_jobs = n_jobs, s->n_roles = n_roles, s->n_ranks = n_ranks, s->n_lanes = n_lanes;
+    s->links = calloc((size_t)n_links + 1, sizeof *s->links);
+    s->changed = calloc((size_t)n_links + 1, sizeof *s->changed);
+    s->reached = calloc((size_t)n_links + 1, sizeof *s->reached);
+    s->jobs = calloc((size_t)n_jobs + 1, sizeof *s->jobs);
+    s->roles = calloc((size_t)n_roles + 1, sizeof *s->roles);
+    s->ranks = calloc((size_t)n_ranks + 1, sizeof *s->ranks);
+    s->lanes = calloc((size_t)n_lanes + 1, sizeof *s->lanes);
+    if (!s->links || !s->changed || !s->reached || !s->jobs || !s->roles || !s->ranks || !s->lanes) {
+        free_simulation(s);
+        return NULL;
+    }
+    for (int32_t i = 0; i < n_links; i++) s->links[i].saturation = -1;
+    return s;
+}
+
+EXPORTED int32_t add_phase(Simulation *s, double nbytes, double latency_s, double cap_Bps, int32_t n_links,
+                           const int32_t *links, int32_t unslowed) {
+    DESCRIBE(s);
+    MAKE_ROOM(s, s->phases, s->room_phases, s->n_phases + 1);
+    int32_t number = s->n_phases++;
+    s->phases[number] = (Phase){nbytes, latency_s, cap_Bps, links, n_links, unslowed < 0 ? number : unslowed, -1};
+    DESCRIBED(s, number);
+}
+
+EXPORTED int32_t add_planned(Simulation *s, int32_t n_phases, const int32_t *phases, int32_t n_members) {
+    DESCRIBE(s);
+    MAKE_ROOM(s, s->planned, s->room_planned, s->n_planned + 1);
+    MAKE_ROOM(s, s->plan_phases, s->room_plan_phases, s->n_plan_phases + n_phases);
+    s->planned[s->n_planned] = (Planned){s->n_plan_phases, n_phases, n_members};
+    for (int32_t i = 0; i < n_phases; i++) s->plan_phases[s->n_plan_phases++] = phases[i];
+    DESCRIBED(s, s->n_planned++);
+}
+
+/* Add the rates of phases that meet, and the states of links; new states are numbered on, on these links. */
+EXPORTED int32_t add_solution(Simulation *s, int32_t n, const double *rates_Bps, int32_t n_states,
+                              const int32_t *links) {
+    DESCRIBE(s);
+    MAKE_ROOM(s, s->solutions, s->room_solutions, s->n_solutions + 1);
+    MAKE_ROOM(s, s->saturated_s, s->room_states, s->n_states + n_states);
+    MAKE_ROOM(s, s->saturated_link, s->room_links, s->n_states + n_states);
+    Solution solution = {allocated(s, (size_t)n * sizeof(double)), NULL, n_states};
+    solution.saturations = allocated(s, (size_t)n_states * sizeof(int32_t));
+    memcpy(solution.rates_Bps, rates_Bps, (size_t)n * sizeof(double));
+    for (int32_t i = 0; i < n_states; i++) {
+        s->saturated_link[s->n_states] = links[i];
+        s->saturated_s[s->n_states] = -1;
+        solution.saturations[i] = s->n_states++;
+    }
+    s->solutions[s->n_solutions] = solution;
+    DESCRIBED(s, s->n_solutions++);
+}
+
+EXPORTED int32_t add_kind(Simulation *s, const CommKind *kind) {
+    DESCRIBE(s);
+    MAKE_ROOM(s, s->kinds, s->room_kinds, s->n_kinds + 1);
+    s->kinds[s->n_kinds] = *kind;
+    DESCRIBED(s, s->n_kinds++);
+}
+
+EXPORTED int32_t add_call(Simulation *s, const Call *call) {
+    DESCRIBE(s);
+    MAKE_ROOM(s, s->calls, s->room_calls, s->n_calls + 1);
+    MAKE_ROOM(s, s->counts, s->room_counts, call->count + 1);
+    while (s->n_counts <= call->count) s->counts[s->n_counts++] = 0;
+    s->calls[s->n_calls] = *call;
+    DESCRIBED(s, s->n_calls++);
+}
+
+EXPORTED int32_t add_template(Simulation *s, const Template *template) {
+    DESCRIBE(s);
+    MAKE_ROOM(s, s->templates, s->room_templates, s->n_templates + 1);
+    s->templates[s->n_templates] = *template;
+    DESCRIBED(s, s->n_templates++);
+}
+
+EXPORTED int32_t add_paced(Simulation *s, const PacedTemplate *paced) {
+    DESCRIBE(s);
+    MAKE_ROOM(s, s->paced, s->room_paced, s->n_paced + 1);
+    s->paced[s->n_paced] = *paced;
+    DESCRIBED(s, s->n_paced++);
+}
+
+EXPORTED int32_t add_pieces(Simulation *s, int32_t n, const Piece *pieces) {
+    DESCRIBE(s);
+    MAKE_ROOM(s, s->pieces, s->room_pieces, s->n_pieces + n);
+    for (int32_t i = 0; i < n; i++) s->pieces[s->n_pieces + i] = pieces[i];
+    s->n_pieces += n;
+    DESCRIBED(s, s->n_pieces - n);
+}
+
+/* Add a block as a rank runs it: so many pieces in a row, the segments of overlapped calls not counted. */
+EXPORTED int32_t add_cut(Simulation *s, int32_t first_piece, int32_t n) {
+    DESCRIBE(s);
+    MAKE_ROOM(s, s->cuts, s->room_cuts, s->n_cuts + 1);
+    s->cuts[s->n_cuts] = (CutBlock){first_piece, n, 0};
+    DESCRIBED(s, s->n_cuts++);
+}
+
+EXPORTED int32_t add_work(Simulation *s, const HostWork *work) {
+    DESCRIBE(s);
+    MAKE_ROOM(s, s->works, s->room_works, s->n_works + 1);
+    s->works[s->n_works] = *work;
+    DESCRIBED(s, s->n_works++);
+}
+
+EXPORTED int32_t describe_role(Simulation *s, int32_t number, int32_t job, int32_t n_lanes, const int32_t *names,
+                               int32_t compute_lane) {
+    DESCRIBE(s);
+    Role *role = &s->roles[number];
+    role->lanes = allocated(s, (size_t)n_lanes * sizeof *role->lanes);
+    role->job = job, role->n_lanes = n_lanes;
+    for (int32_t i = 0; i < n_lanes; i++) role->lanes[i].name = names[i], role->lanes[i].computes = i == compute_lane;
+    DESCRIBED(s, number);
+}
+
+/* Let a role know all labels of its steps so far, and those that steps wait for. */
+EXPORTED int32_t describe_labels(Simulation *s, int32_t number, int32_t n, const int32_t *lane_of_label,
+                                 const uint8_t *is_batch) {
+    DESCRIBE(s);
+    Role *role = &s->roles[number];
+    for (int32_t i = 0; i < s->n_ranks; i++) {
+        Rank *rank = &s->ranks[i];
+        if (rank->role != number) continue;
+        int32_t room = rank->n_labels;
+        MAKE_ROOM(s, rank->ended, room, n);
+        room = rank->n_labels;
+        MAKE_ROOM(s, rank->told_s, room, n);
+        for (; rank->n_labels < n; rank->n_labels++) rank->ended[rank->n_labels] = 0, rank->told_s[rank->n_labels] = 0;
+    }
+    role->lane_of_label = lane_of_label, role->is_batch = is_batch, role->n_labels = n;
+    DESCRIBED(s, number);
+}
+
+EXPORTED int32_t add_share(Simulation *s, int32_t role, int32_t lane, const Share *share) {
+    DESCRIBE(s);
+    RoleLane *plan = &s->roles[role].lanes[lane];
+    MAKE_ROOM(s, plan->shares, plan->room, plan->n + 1);
+    plan->shares[plan->n] = *share;
+    DESCRIBED(s, plan->n++);
+}
+
+EXPORTED void describe_rank(Simulation *s, int32_t index, int32_t number, int32_t role, int32_t first_lane,
+                            int32_t host_kind, int32_t work, int32_t interference, int32_t communication_waits) {
+    Rank *rank = &s->ranks[index];
+    rank->number = number, rank->role = role, rank->first_lane = first_lane;
+    rank->host_kind = host_kind, rank->work = work;
+    rank->gpu.interference = interference;
+    rank->gpu.communication_waits = communication_waits != 0;
+    rank->gpu.memory_left = INFINITY;
+    for (int32_t i = 0; i < s->roles[role].n_lanes; i++) {
+        Lane *lane = &s->lanes[first_lane + i];
+        lane->rank = index, lane->number_in_role = i;
+        lane->state = AT_SHARE;
+        lane->blocked_on = -1;
+    }
+}
+
+/* ---- The simulation ---- */
+
+/* Let background traffic cross the links of a phase from now on. */
+EXPORTED int32_t begin_background(Simulation *s, int32_t phase) {
+    DESCRIBE(s);
+    occupy(s, phase);
+    DESCRIBED(s, phase);
+}
+
+/* Let every lane of the ranks of a job begin now. */
+EXPORTED int32_t begin_job(Simulation *s, int32_t job, int32_t grows, int32_t asks) {
+    DESCRIBE(s);
+    s->jobs[job].grows = grows != 0;
+    for (int32_t rank = 0; rank < s->n_ranks; rank++) {
+        const Role *role = &s->roles[s->ranks[rank].role];
+        for (int32_t i = 0; role->job == job && i < role->n_lanes; i++)
+            schedule(s, 0, true, BEGIN_LANE, s->ranks[rank].first_lane + i, 0);
+    }
+    if (asks) ask_for_extension(s, job);
+    DESCRIBED(s, job);
+}
+
+static void happen(Simulation *s, const Event *event) {
+    int32_t number = event->number;
+    switch (event->kind) {
+        case BEGIN_LANE:
+            resume(s, &s->lanes[number], false);
+            break;
+        case WAKE_LANE:
+            if (s->lanes[number].ticket == event->detail) resume(s, &s->lanes[number], false);
+            break;
+        case INTERRUPT_LANE:
+            s->lanes[number].ticket++;
+            resume(s, &s->lanes[number], true);
+            break;
+        case END_STEP:
+            end_step_event(s, number, (int32_t)event->detail);
+            break;
+        case END_COMM:
+            end_comm_event(s, s->rendezvous[number]);
+            break;
+        case END_FLOW:
+            flow_timer(s, event);
+            break;
+        case JOIN_FLOW:
+            join(s, s->flows[number]);
+            break;
+        case NEXT_PHASE:
+            s->rendezvous[number]->phase++;
+            start_phase(s, s->rendezvous[number]);
+            break;
+        case BEGIN_RELEASE:
+            schedule(s, s->jobs[number].release_s - s->now_s, false, RELEASE, number, 0);
+            break;
+        case RELEASE:
+            hand_out(s, number);
+            schedule(s, 0, false, NOTHING, 0, 0);
+            break;
+        case NOTHING:
+            break;
+    }
+}
+
+/* Let the next events happen, so many at most; return an Outcome. */
+EXPORTED int32_t run(Simulation *s, int64_t most_events) {
+    int outcome = setjmp(s->escape);
+    if (outcome) return outcome;
+    for (int64_t last = s->n_events + most_events; s->n_events < last; s->n_events++) {
+        Event event;
+        Work work;
+        bool is_work;
+        if (!next_event(s, &event, &work, &is_work)) return ENDED;
+        if (!is_work)
+            happen(s, &event);
+        else if (work.kind == UPDATE_RATES)
+            update_rates(s);
+        else
+            receive_extension(s, work.job);
+    }
+    return RUNNING;
+}
+
+/* ---- Results ---- */
+
+EXPORTED int64_t n_events(const Simulation *s) { return s->n_events; }
+
+/* Complete the record of background traffic, which is there until a time. */
+EXPORTED int32_t finish(Simulation *s, double at_s) {
+    DESCRIBE(s);
+    for (int32_t link = 0; link < s->n_links; link++)
+        if (s->links[link].saturation >= 0) end_saturation(s, link, at_s);
+    DESCRIBED(s, 0);
+}
+
+EXPORTED int64_t read_spans(const Simulation *s, int32_t job, const Span **spans) {
+    *spans = s->jobs[job].spans;
+    return s->jobs[job].n_spans;
+}
+
+EXPORTED int64_t read_stretched(const Simulation *s, int32_t job, const Stretched **stretched, const double **rows_s,
+                                int64_t *n_rows) {
+    *stretched = s->jobs[job].stretched, *rows_s = s->jobs[job].rows_s, *n_rows = s->jobs[job].n_rows;
+    return s->jobs[job].n_stretched;
+}
+
+/* States of links in the order in which they first ended, and the seconds of each state by its number. */
+EXPORTED int32_t read_states(const Simulation *s, const int32_t **order, const double **seconds) {
+    *order = s->saturated_order, *seconds = s->saturated_s;
+    return s->n_order;
+}
+
+/* How often each count was made, by its number, and numbers in the order in which they first were. */
+EXPORTED int32_t read_counts(const Simulation *s, const int32_t **order, const int64_t **counts) {
+    *order = s->count_order, *counts = s->counts;
+    return s->n_count_order;
+}
+
+EXPORTED int64_t runs_of_cut(const Simulation *s, int32_t cut) { return s->cuts[cut].runs; }
+
+/* Where a lane is: what it waits for (Awaited), the label of that or its kind of communication, its tag, its step.
+ *
+ * Returned is the order in which lanes stopped.
+ */
+EXPORTED int64_t read_lane(const Simulation *s, int32_t number, int32_t *place) {
+    const Lane *lane = &s->lanes[number];
+    place[0] = lane->awaits, place[1] = lane->awaited, place[2] = -1, place[3] = lane->next_step;
+    if (lane->awaits == A_RENDEZVOUS) {
+        const Rendezvous *r = s->rendezvous[lane->awaited];
+        place[1] = r->kind, place[2] = r->tag;
+    }
+    return lane->stopped;
+}
+
+/* Whether a rank has called the communication that a lane waits for. */
+EXPORTED int32_t has_rank_called(const Simulation *s, int32_t lane, int32_t number) {
+    const Rendezvous *r = s->rendezvous[s->lanes[lane].awaited];
+    for (int32_t i = 0; i < r->n_callers; i++)
+        if (s->ranks[r->callers[i].rank].number == number) return 1;
+    return 0;
+}
+
+/* The lane and its kind of communication, the kind and the first caller that it met, of calls that differ. */
+EXPORTED void read_differing(const Simulation *s, int32_t *differing) {
+    memcpy(differing, s->differing, sizeof s->differing);
+}
+
+/* ---- The end ---- */
+
+static void free_ranks(Simulation *s) {
+    for (int32_t i = 0; s->ranks && i < s->n_ranks; i++) {
+        Rank *rank = &s->ranks[i];
+        RunningSegment *segment = &rank->gpu.segment;
+        while (segment->n_history) free(segment->history[--segment->n_history].own);
+        free(segment->history);
+        free(rank->gpu.moving);
+        free(rank->gpu.spinning);
+        free(rank->gpu.waiting);
+        free(rank->ended);
+        free(rank->told_s);
+    }
+    for (int32_t i = 0; s->lanes && i < s->n_lanes; i++) {
+        free(s->lanes[i].pending);
+        free(s->lanes[i].pending_kind);
+        free(s->lanes[i].pending_call);
+    }
+    for (int32_t i = 0; s->roles && i < s->n_roles; i++) {
+        for (int32_t lane = 0; s->roles[i].lanes && lane < s->roles[i].n_lanes; lane++)
+            free(s->roles[i].lanes[lane].shares);
+        free(s->roles[i].lanes);
+    }
+    for (int32_t i = 0; s->jobs && i < s->n_jobs; i++) {
+        free(s->jobs[i].spans);
+        free(s->jobs[i].stretched);
+        free(s->jobs[i].rows_s);
+        free(s->jobs[i].waiting);
+    }
+}
+
+EXPORTED void free_simulation(Simulation *s) {
+    free_ranks(s);
+    for (int32_t i = 0; i < s->n_solutions; i++) free(s->solutions[i].rates_Bps), free(s->solutions[i].saturations);
+    for (int32_t i = 0; i < s->n_flows; i++) free(s->flows[i]);
+    for (int32_t i = 0; i < s->n_rendezvous; i++) free(s->rendezvous[i]);
+    Memo *memos[] = {&s->solved, &s->slowed, &s->called, &s->channels, &s->loads, &s->paced_of, &s->met_at, &s->cut_of};
+    for (size_t i = 0; i < sizeof memos / sizeof *memos; i++) forget(memos[i]);
+    void *arrays[] = {s->queue, s->put_off, s->links, s->phases, s->solutions, s->flows, s->free_flows, s->changed,
+                      s->reached, s->met_phases, s->met, s->saturated_s, s->saturated_order, s->saturated_link,
+                      s->kinds, s->calls, s->planned, s->plan_phases, s->queues, s->rendezvous, s->free_rendezvous,
+                      s->counts, s->count_order, s->templates, s->paced, s->pieces, s->cuts, s->key, s->met_lanes,
+                      s->jobs, s->roles, s->ranks, s->lanes, s->works};
+    for (size_t i = 0; i < sizeof arrays / sizeof *arrays; i++) free(arrays[i]);
+    free(s);
+}

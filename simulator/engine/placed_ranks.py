@@ -1,0 +1,44 @@
+"""The simulated ranks of a program, placed on GPUs, and the work of their hosts."""
+
+from __future__ import annotations
+
+from simulator.cluster import Cluster
+from simulator.engine.block_pieces import GpuSpeed
+from simulator.engine.growth import HostKind, host_kind
+from simulator.engine.issue_order import HostSpeeds, HostWork, host_work
+from simulator.engine.placement import Placed, RankKind
+from simulator.engine.rank import PlacedRank
+from simulator.engine.recorder import GpuClocks
+from simulator.engine.representatives import Representatives
+
+
+def placed_ranks(
+    placed: Placed, representatives: Representatives, cluster: Cluster, clocks: GpuClocks
+) -> list[PlacedRank]:
+    """Return the simulated ranks of a program, at these clocks of their GPUs."""
+    program, ranks = placed.program, []
+    for number in representatives.multiplicity:
+        gpu, role = cluster.gpus[placed.gpus[number]], program.role_of[number]
+        groups = {
+            axis: groups_of_axis[index]
+            for axis, groups_of_axis in program.groups.items()
+            if (index := program.group_index(axis, number)) >= 0
+        }
+        clock_hz = clocks[RankKind.from_gpu(role, gpu)]
+        rank = PlacedRank(
+            number=number,
+            role=role,
+            positions={axis: group.index(number) for axis, group in groups.items()},
+            group_sizes={axis: len(group) for axis, group in groups.items()},
+            speed=GpuSpeed(gpu.type, gpu.speed_scale, clock_hz, HostSpeeds.from_gpu(gpu)),
+            interference=placed.costs.for_gpu(gpu.type).interference,
+        )
+        ranks.append(rank)
+    return ranks
+
+
+def work_of_hosts(placed: Placed, ranks: list[PlacedRank]) -> dict[tuple[int, HostKind], tuple[HostWork, ...]]:
+    """Return the work of hosts around the steps of compute lanes, by role and kind of host."""
+    kinds = dict.fromkeys((rank.role, host_kind(rank)) for rank in ranks)
+    costs, roles = placed.costs, placed.program.roles
+    return {(role, kind): host_work(roles[role], costs.for_gpu(kind[0]), kind[1]) for role, kind in kinds}
