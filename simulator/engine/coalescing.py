@@ -4,13 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from simulator.engine.block_pieces import BlockCutter, CommLength, CommOp, Piece
 from simulator.engine.rank import PlacedRank, Rank
 from simulator.engine.representatives import PlannedComm, Representatives
 from simulator.engine.traffic import CommCounts
-from simulator.network.flows import Network
+from simulator.network.plan import Plan
 from simulator.program import Beside, Block, Comm, Compute, Role, Step, comm_of
+
+
+class PlansAlone(Protocol):
+    """A network, as far as it is asked of plans with nothing else on their links (`simulator.network.flows`)."""
+
+    def alone_s(self, plan: Plan) -> float: ...
+
+    def add_alone(self, plan: Plan, times: int) -> None: ...
 
 
 @dataclass(eq=False)
@@ -33,7 +42,7 @@ class CoalescedBlocks:
         self,
         roles: Sequence[Role],
         representatives: Representatives,
-        network: Network,
+        network: PlansAlone,
         cutter: BlockCutter,
         counts: CommCounts,
         coalesce: bool,

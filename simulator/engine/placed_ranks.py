@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from simulator.cluster import Cluster
 from simulator.engine.block_pieces import GpuSpeed
 from simulator.engine.growth import HostKind, host_kind
@@ -37,7 +39,7 @@ def placed_ranks(
     return ranks
 
 
-def work_of_hosts(placed: Placed, ranks: list[PlacedRank]) -> dict[tuple[int, HostKind], tuple[HostWork, ...]]:
+def work_of_hosts(placed: Placed, ranks: Sequence[PlacedRank]) -> dict[tuple[int, HostKind], tuple[HostWork, ...]]:
     """Return the work of hosts around the steps of compute lanes, by role and kind of host."""
     kinds = dict.fromkeys((rank.role, host_kind(rank)) for rank in ranks)
     costs, roles = placed.costs, placed.program.roles

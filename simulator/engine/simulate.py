@@ -9,9 +9,10 @@ from typing import NamedTuple
 
 from simulator.cluster import Cluster
 from simulator.costs import Costs
+from simulator.engine.engines import EngineChoice, player
 from simulator.engine.gpu_clocks import MOST_PLAYS, first_clocks, next_clocks, settled_clocks
 from simulator.engine.placement import Placed, StepSource
-from simulator.engine.play import PlayedJob, play_on_simpy
+from simulator.engine.play import PlayedJob
 from simulator.engine.recorder import GpuClocks
 from simulator.engine.representatives import Representatives, fold_cluster
 from simulator.engine.traffic import algorithms_of, contention, links_of
@@ -28,13 +29,15 @@ def simulate(
     nodes: Sequence[int] | None = None,
     fold: bool = True,
     coalesce: bool = True,
+    engine: EngineChoice = "auto",
     more: Callable[[], StepSource] | None = None,
 ) -> Timeline:
     """Play ``program``: rank i on GPU i of ``cluster``, or of its ``nodes`` in their order.
 
     ``costs`` prices kernels and transfers.
 
-    ``fold`` and ``coalesce`` are exact shortcuts: with or without them the Timeline is the same to 1e-9.
+    ``fold`` and ``coalesce`` are exact shortcuts: with or without them the Timeline is the same to 1e-9. ``engine``
+    plays: "compiled", "python", which is the reference and takes ten times as long, or "auto" (`engines`).
 
     ``more()`` lets the program grow: it returns a source of extensions, a new one for each play that a power limit
     takes. The source is a function of the time, s, which returns the next `Extension`, or None where there is no more.
@@ -49,18 +52,25 @@ def simulate(
     Raises `ProgramError` on an ill-formed program or extension and `DeadlockError` when no rank can go on.
     """
     placed = Placed.on(program, costs, cluster, nodes, more)
-    return simulate_together([placed], cluster, fold=fold, coalesce=coalesce)[0]
+    return simulate_together([placed], cluster, fold=fold, coalesce=coalesce, engine=engine)[0]
 
 
 def simulate_together(
-    jobs: Sequence[Placed], cluster: Cluster, *, fold: bool = True, coalesce: bool = True
+    jobs: Sequence[Placed],
+    cluster: Cluster,
+    *,
+    fold: bool = True,
+    coalesce: bool = True,
+    engine: EngineChoice = "auto",
 ) -> tuple[Timeline, ...]:
     """Play programs that begin at once on disjoint GPUs and share the links of ``cluster``: a Timeline each.
 
     The efficiency of links is that of the first job's costs. Where costs know of a power limit, all jobs are played
     again at the clocks that it leaves, until these stay. Raises as `simulate`.
     """
-    return tuple(played.timeline for played in play_together(jobs, cluster, fold=fold, coalesce=coalesce))
+    return tuple(
+        played.timeline for played in play_together(jobs, cluster, fold=fold, coalesce=coalesce, engine=engine)
+    )
 
 
 class PlayedProgram(NamedTuple):
@@ -72,17 +82,22 @@ class PlayedProgram(NamedTuple):
 
 @rarely_searched()
 def play_together(
-    jobs: Sequence[Placed], cluster: Cluster, *, fold: bool = True, coalesce: bool = True
+    jobs: Sequence[Placed],
+    cluster: Cluster,
+    *,
+    fold: bool = True,
+    coalesce: bool = True,
+    engine: EngineChoice = "auto",
 ) -> tuple[PlayedProgram, ...]:
     """Play programs as `simulate_together`; return each as it was played."""
-    began = time.perf_counter()
+    began, play = time.perf_counter(), player(engine)
     for placed in jobs:
         validate(placed.program, grows=placed.more is not None)
     simulated = fold_cluster(jobs, cluster, folded=fold)
     events = 0
     clocks = [first_clocks(placed, cluster) for placed in jobs]
     for number in range(MOST_PLAYS):
-        played = play_on_simpy(jobs, simulated, cluster, coalesce, clocks)
+        played = play(jobs, simulated, cluster, coalesce, clocks)
         events += played.events
         # A job whose clocks have settled keeps them, as it does alone, however long others take.
         following = [

@@ -183,8 +183,9 @@ static int32_t meeting(Simulation *s, int32_t lane, int32_t block) {
     int32_t n_lanes = role_of(s, &s->lanes[lane])->n_lanes;
     at = s->n_met_lanes;
     MAKE_ROOM(s, s->met_lanes, s->room_met_lanes, at + 1 + n_lanes);
-    s->met_lanes[at] = answered(s, s->ask.meeting(lane, block, s->met_lanes + at + 1));
-    s->n_met_lanes += 1 + s->met_lanes[at];
+    int32_t n = answered(s, s->ask.meeting(lane, block, s->met_lanes + at + 1));
+    s->met_lanes[at] = n;
+    s->n_met_lanes += 1 + n;
     remember(s, &s->met_at, key, 2, at);
     return at;
 }

@@ -293,7 +293,8 @@ void update_rates(Simulation *s) {
     int32_t n_links, n = connected(s, &n_links);
     MAKE_ROOM(s, s->met_phases, s->room_met_phases, n);
     for (int32_t i = 0; i < n; i++) s->met_phases[i] = s->met[i]->phase;
-    const Solution *solution = n ? &s->solutions[solution_of(s, n, s->met_phases)] : &nothing;
+    int32_t number = n ? solution_of(s, n, s->met_phases) : -1;
+    const Solution *solution = n ? &s->solutions[number] : &nothing;
     for (int32_t i = 0; i < n; i++) {
         Flow *flow = s->met[i];
         double rate_Bps = solution->rates_Bps[i];

@@ -81,8 +81,8 @@ static void depart(Simulation *s, Rendezvous *r) {
 Rendezvous *call(Simulation *s, int32_t lane, int32_t kind, int32_t tag, int32_t *number) {
     *number = call_of(s, lane, kind);
     Call call = s->calls[*number];
-    int32_t rank = s->lanes[lane].rank;
-    Rendezvous **place = &s->queues[queue_of(s, call.channel, tag)];
+    int32_t rank = s->lanes[lane].rank, queue = queue_of(s, call.channel, tag);
+    Rendezvous **place = &s->queues[queue];
     while (*place && has_called(*place, rank)) place = &(*place)->after;
     Rendezvous *r = *place;
     if (r)

@@ -66,21 +66,25 @@ EXPORTED int32_t add_planned(Simulation *s, int32_t n_phases, const int32_t *pha
     DESCRIBED(s, s->n_planned++);
 }
 
-/* Add the rates of phases that meet, and the states of links; new states are numbered on, on these links. */
+/* Add states of these links, in which they hold somebody up; they are numbered on from the one that is returned. */
+EXPORTED int32_t add_states(Simulation *s, int32_t n, const int32_t *links) {
+    DESCRIBE(s);
+    MAKE_ROOM(s, s->saturated_s, s->room_states, s->n_states + n);
+    MAKE_ROOM(s, s->saturated_link, s->room_links, s->n_states + n);
+    for (int32_t i = 0; i < n; i++) s->saturated_link[s->n_states + i] = links[i], s->saturated_s[s->n_states + i] = -1;
+    s->n_states += n;
+    DESCRIBED(s, s->n_states - n);
+}
+
+/* Add the rates of phases that meet, and the states of links then. */
 EXPORTED int32_t add_solution(Simulation *s, int32_t n, const double *rates_Bps, int32_t n_states,
-                              const int32_t *links) {
+                              const int32_t *states) {
     DESCRIBE(s);
     MAKE_ROOM(s, s->solutions, s->room_solutions, s->n_solutions + 1);
-    MAKE_ROOM(s, s->saturated_s, s->room_states, s->n_states + n_states);
-    MAKE_ROOM(s, s->saturated_link, s->room_links, s->n_states + n_states);
     Solution solution = {allocated(s, (size_t)n * sizeof(double)), NULL, n_states};
     solution.saturations = allocated(s, (size_t)n_states * sizeof(int32_t));
     memcpy(solution.rates_Bps, rates_Bps, (size_t)n * sizeof(double));
-    for (int32_t i = 0; i < n_states; i++) {
-        s->saturated_link[s->n_states] = links[i];
-        s->saturated_s[s->n_states] = -1;
-        solution.saturations[i] = s->n_states++;
-    }
+    if (n_states) memcpy(solution.saturations, states, (size_t)n_states * sizeof(int32_t));
     s->solutions[s->n_solutions] = solution;
     DESCRIBED(s, s->n_solutions++);
 }
@@ -296,14 +300,14 @@ EXPORTED int64_t read_stretched(const Simulation *s, int32_t job, const Stretche
 }
 
 /* States of links in the order in which they first ended, and the seconds of each state by its number. */
-EXPORTED int32_t read_states(const Simulation *s, const int32_t **order, const double **seconds) {
-    *order = s->saturated_order, *seconds = s->saturated_s;
+EXPORTED int32_t read_states(const Simulation *s, const int32_t **order, const double **seconds, int32_t *n_states) {
+    *order = s->saturated_order, *seconds = s->saturated_s, *n_states = s->n_states;
     return s->n_order;
 }
 
 /* How often each count was made, by its number, and numbers in the order in which they first were. */
-EXPORTED int32_t read_counts(const Simulation *s, const int32_t **order, const int64_t **counts) {
-    *order = s->count_order, *counts = s->counts;
+EXPORTED int32_t read_counts(const Simulation *s, const int32_t **order, const int64_t **counts, int32_t *n_counts) {
+    *order = s->count_order, *counts = s->counts, *n_counts = s->n_counts;
     return s->n_count_order;
 }
 
@@ -334,6 +338,20 @@ EXPORTED int32_t has_rank_called(const Simulation *s, int32_t lane, int32_t numb
 /* The lane and its kind of communication, the kind and the first caller that it met, of calls that differ. */
 EXPORTED void read_differing(const Simulation *s, int32_t *differing) {
     memcpy(differing, s->differing, sizeof s->differing);
+}
+
+/* ---- What Python checks ---- */
+
+/* The digest of the sources that this library was compiled from. */
+EXPORTED const char *digest_of_sources(void) { return SOURCES; }
+
+/* Write the sizes of the structures that Python describes too; return how many. */
+EXPORTED int32_t sizes_of_records(int32_t *sizes) {
+    const size_t all[] = {sizeof(CommKind), sizeof(Call), sizeof(Template), sizeof(PacedTemplate), sizeof(HostWork),
+                          sizeof(Share), sizeof(Questions), sizeof(Step), sizeof(TaggedComm), sizeof(Piece),
+                          sizeof(Span), sizeof(Stretched)};
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++) sizes[i] = (int32_t)all[i];
+    return sizeof all / sizeof *all;
 }
 
 /* ---- The end ---- */

@@ -1,0 +1,1 @@
+"""The engine with its event loop compiled from C: the same programs, the same times."""

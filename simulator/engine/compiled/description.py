@@ -1,0 +1,184 @@
+"""Programs as arrays of numbers, as the compiled kernel reads them."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from simulator.arrays import Floats, Ints
+from simulator.costs import Costs
+from simulator.engine.compiled.handle import SimulationHandle
+from simulator.engine.compiled.library import RUN_BATCH, RUN_BLOCK, RUN_COMM, STEP, TAGGED_COMM, CommKindRecord
+from simulator.engine.issue_order import HostSpeeds, HostWork
+from simulator.program import Batch, Block, Collective, Comm, PointToPoint, Role, Step
+
+Int32s = NDArray[np.int32]
+
+
+class Numbers:
+    """Things that are numbered in the order in which they come first."""
+
+    def __init__(self) -> None:
+        self.things: list[Any] = []
+        self._numbers: dict[Hashable, int] = {}
+
+    def number(self, key: Hashable, thing: Any) -> int:
+        """Return the number of what ``key`` names; ``thing`` is it, where it comes first."""
+        number = self._numbers.get(key)
+        if number is None:
+            number = self._numbers[key] = len(self.things)
+            self.things.append(thing)
+        return number
+
+
+class CommNumbers:
+    """Communication by its number of a kind, which is all but its tag, and the number of its tag.
+
+    The kernel is told of each kind. ``lane_names`` are those that spans are drawn on.
+    """
+
+    def __init__(self, handle: SimulationHandle) -> None:
+        self.kinds = Numbers()
+        self.tags = Numbers()
+        self.lane_names = Numbers()
+        self._ops = Numbers()
+        self._handle = handle
+        self._n_told = 0
+
+    def kind(self, comm: Comm) -> int:
+        """Return the number of the kind of ``comm``."""
+        paired = isinstance(comm, PointToPoint)
+        key: Hashable = comm
+        if isinstance(comm, PointToPoint):
+            key = comm.name, comm.op, comm.nbytes, comm.axis, comm.purpose, comm.peer, comm.as_it_comes
+        number = self.kinds.number(key, comm)
+        if number == self._n_told:
+            host_waits = isinstance(comm, Collective) and comm.host_waits
+            lane, op = self.lane_name(comm.lane), self._ops.number(comm.op, comm.op)
+            record = CommKindRecord(comm.nbytes, op, lane, paired, comm.spins, comm.holds_sms, host_waits)
+            self._n_told = self._handle.add_record("add_kind", record) + 1
+        return number
+
+    def tag(self, comm: Comm) -> int:
+        """Return the number of the tag of ``comm``."""
+        tag = comm.tag if isinstance(comm, PointToPoint) else ""
+        return self.tags.number(tag, tag)
+
+    def tagged(self, kind: int, tag: int) -> Comm:
+        """Return the communication of a kind that has a tag."""
+        comm: Comm = self.kinds.things[kind]
+        return replace(comm, tag=self.tags.things[tag]) if isinstance(comm, PointToPoint) else comm
+
+    def lane_name(self, name: str) -> int:
+        """Return the number of the name of a lane."""
+        return self.lane_names.number(name, name)
+
+
+class LaneSteps(NamedTuple):
+    """Steps of a lane, the labels that they wait for, and the transfers of their batches.
+
+    ``first_step`` is the number of the first step in the program.
+    """
+
+    steps: NDArray[Any]
+    after: Int32s
+    batches: NDArray[Any]
+    first_step: int
+
+
+class WorkOfHost(NamedTuple):
+    """`HostWork` around the steps of a lane: what is issued before step i is ``first_issue[i]`` to ``[i + 1]``.
+
+    ``comm_s``: seconds to issue the communication that a step of the compute lane is.
+    """
+
+    first_issue: Ints
+    issue_label: Int32s
+    issue_s: Floats
+    start_s: Floats
+    comm_s: Floats
+
+
+class RoleNumbers:
+    """The labels of a role's steps by their numbers, which lane has each, and which are of batches."""
+
+    def __init__(self, role: Role) -> None:
+        self.lanes = list(role.lanes)
+        self.labels = Numbers()
+        self._lane_of_label: list[int] = []
+        self._is_batch: list[bool] = []
+
+    def label(self, label: str) -> int:
+        """Return the number of a label, of a step that has come or may come."""
+        number = self.labels.number(label, label)
+        if number == len(self._is_batch):
+            self._lane_of_label.append(-1)
+            self._is_batch.append(False)
+        return number
+
+    def own(self, lane: int, step: Step) -> int:
+        """Return the number of the label of a step that ``lane`` has."""
+        number = self.label(step.label)
+        self._lane_of_label[number] = lane
+        self._is_batch[number] = isinstance(step.op, Batch)
+        return number
+
+    def columns(self) -> tuple[Int32s, NDArray[np.uint8]]:
+        """Return for each label its lane, -1 where there is none yet, and whether it is of a batch."""
+        return np.array(self._lane_of_label, dtype=np.int32), np.array(self._is_batch, dtype=np.uint8)
+
+
+class ProgramNumbers:
+    """A program's steps, blocks and phases by their numbers."""
+
+    def __init__(self, comms: CommNumbers) -> None:
+        self.steps: list[Step] = []
+        self.blocks = Numbers()
+        self.phases = Numbers()
+        self._comms = comms
+
+    def lane_steps(self, role: RoleNumbers, lane: int, steps: Sequence[Step]) -> LaneSteps:
+        """Return the ``steps`` that a lane of a role has as arrays."""
+        rows: list[tuple[int, ...]] = []
+        after: list[int] = []
+        batches: list[tuple[int, int]] = []
+        comms, first_step = self._comms, len(self.steps)
+        for step in steps:
+            tag, n_ops = 0, 1
+            match step.op:
+                case Block():
+                    kind, op = RUN_BLOCK, self.blocks.number(id(step.op), step.op)
+                case Comm():
+                    kind, op, tag = RUN_COMM, comms.kind(step.op), comms.tag(step.op)
+                case Batch():
+                    kind, op, n_ops = RUN_BATCH, len(batches), len(step.op.comms)
+                    batches += [(comms.kind(comm), comms.tag(comm)) for comm in step.op.comms]
+            label, phase = role.own(lane, step), self.phases.number(step.phase, step.phase)
+            rows.append((kind, op, n_ops, tag, label, len(after), len(step.after), phase))
+            after += [role.label(awaited) for awaited in step.after]
+        self.steps += steps
+        columns = np.array(rows, dtype=np.int32).reshape(-1, len(STEP.names or ())).view(STEP)
+        transfers = np.array(batches, dtype=np.int32).reshape(-1, 2).view(TAGGED_COMM)
+        return LaneSteps(columns, np.array(after, dtype=np.int32), transfers, first_step)
+
+
+def work_of_host(
+    role: RoleNumbers, steps: Sequence[Step], work: Sequence[HostWork], costs: Costs, speeds: HostSpeeds
+) -> WorkOfHost:
+    """Return the work of a host of these ``speeds`` around the ``steps`` of a compute lane as arrays."""
+    issues = [issue for one in work for issue in one.issues]
+    counts = np.cumsum([0, *[len(one.issues) for one in work]])
+    return WorkOfHost(
+        first_issue=counts.astype(np.int64),
+        issue_label=np.array([role.label(label) if label else -1 for label, _ in issues], dtype=np.int32),
+        issue_s=np.array([seconds for _, seconds in issues], dtype=np.float64),
+        start_s=np.array([one.start_s for one in work], dtype=np.float64),
+        comm_s=np.array(
+            [speeds.issue_s(costs, step.op, step.phase) if isinstance(step.op, Comm) else 0.0 for step in steps],
+            dtype=np.float64,
+        ),
+    )

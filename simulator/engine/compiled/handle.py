@@ -1,0 +1,84 @@
+"""A simulation of the compiled kernel: its memory, what Python keeps for it, and the errors of what it asks."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from typing import Any
+
+from numpy.typing import NDArray
+
+from simulator.engine.compiled.library import OUT_OF_MEMORY, RUNNING, QuestionsRecord, kernel
+
+#: Events between looks at what Python has to do, such as an interrupt by the user: a fraction of a second.
+EVENTS_AT_ONCE = 50_000
+
+
+class SimulationHandle:
+    """A simulation of the compiled kernel, whose memory is given back by `close`.
+
+    Answers to its questions are functions of Python. What one of them raises, `run` raises.
+    """
+
+    def __init__(self, answers: dict[str, Callable[..., int]], sizes: tuple[int, int, int, int, int]) -> None:
+        self._kernel = kernel()
+        self._kept: list[Any] = []
+        self._error: BaseException | None = None
+        types = dict(QuestionsRecord._fields_)
+        self._questions: QuestionsRecord | None = QuestionsRecord(
+            **{name: types[name](self._guarded(answer)) for name, answer in answers.items()}
+        )
+        self._address = self._kernel.new_simulation(ctypes.byref(self._questions), *sizes)
+        if not self._address:
+            raise MemoryError
+
+    def kept(self, array: NDArray[Any]) -> int:
+        """Keep an array for as long as the simulation; return where it is."""
+        self._kept.append(array)
+        return array.ctypes.data
+
+    def add(self, function: str, *arguments: Any) -> int:
+        """Call a function that adds something; return its number."""
+        number: int = getattr(self._kernel, function)(self._address, *arguments)
+        if number < 0:
+            raise MemoryError
+        return number
+
+    def add_record(self, function: str, record: ctypes.Structure, *before: int) -> int:
+        """Call a function that adds what ``record`` describes; return its number."""
+        return self.add(function, *before, ctypes.byref(record))
+
+    def call(self, function: str, *arguments: Any) -> Any:
+        """Call a function; return its result."""
+        return getattr(self._kernel, function)(self._address, *arguments)
+
+    def run(self) -> int:
+        """Let everything happen; return how it ended. Between stretches of events Python handles signals."""
+        outcome = RUNNING
+        while outcome == RUNNING:
+            outcome = self.call("run", EVENTS_AT_ONCE)
+        if self._error is not None:
+            error, self._error = self._error, None
+            raise error
+        if outcome == OUT_OF_MEMORY:
+            raise MemoryError
+        return outcome
+
+    def close(self) -> None:
+        """Give the memory back."""
+        self._kernel.free_simulation(self._address)
+        self._address = None
+        self._questions = None
+        self._kept.clear()
+
+    def _guarded(self, answer: Callable[..., int]) -> Callable[..., int]:
+        """Return ``answer`` that keeps what it raises, and says so to the kernel."""
+
+        def guarded(*arguments: Any) -> int:
+            try:
+                return answer(*arguments)
+            except BaseException as error:
+                self._error = error
+                return -1
+
+        return guarded

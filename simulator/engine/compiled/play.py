@@ -1,0 +1,223 @@
+"""Programs played once by the compiled kernel, to the same times as `simulator.engine.play` plays them on SimPy."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from simulator.arrays import Floats
+from simulator.cluster import Cluster
+from simulator.engine.communicator import mismatch
+from simulator.engine.compiled import library
+from simulator.engine.compiled.handle import SimulationHandle
+from simulator.engine.compiled.job import CompiledJob, FirstNumbers
+from simulator.engine.compiled.network import NumberedPhases
+from simulator.engine.compiled.tables import Tables
+from simulator.engine.deadlock import BlockedLane, UncalledComm, report
+from simulator.engine.placed_ranks import placed_ranks
+from simulator.engine.placement import Placed
+from simulator.engine.play import PlayedJob, PlayedJobs
+from simulator.engine.rank import Awaited, PlacedRank
+from simulator.engine.recorder import GpuClocks, RecordedSpans
+from simulator.engine.representatives import SimulatedCluster
+from simulator.errors import DeadlockError
+
+
+def play_compiled(
+    jobs: Sequence[Placed],
+    simulated: SimulatedCluster,
+    cluster: Cluster,
+    coalesce: bool,
+    clocks: Sequence[GpuClocks],
+) -> PlayedJobs:
+    """Play all jobs to the end, each at its clocks. Raises as `simulator.engine.play.play_on_simpy`."""
+    ranks = [
+        placed_ranks(placed, representatives, cluster, clocks_of_job)
+        for placed, representatives, clocks_of_job in zip(jobs, simulated.representatives, clocks, strict=True)
+    ]
+    play = _CompiledPlay(jobs, simulated, ranks)
+    try:
+        play.describe(jobs, simulated, ranks, coalesce)
+        return play.played()
+    finally:
+        play.close()
+
+
+class _CompiledPlay:
+    """Jobs on the kernel, and the answers to what it asks. Roles, ranks and lanes of all jobs are numbered on."""
+
+    def __init__(
+        self, jobs: Sequence[Placed], simulated: SimulatedCluster, ranks: Sequence[Sequence[PlacedRank]]
+    ) -> None:
+        self._jobs: list[CompiledJob] = []
+        roles = [placed.program.roles for placed in jobs]
+        n_lanes = sum(len(roles[job][rank.role].lanes) for job, of_job in enumerate(ranks) for rank in of_job)
+        sizes = len(simulated.links), len(jobs), sum(map(len, roles)), sum(map(len, ranks)), n_lanes
+        answers = {
+            "solve": lambda n, phases: self._phases.add_solution(phases[:n]),
+            "slowed": lambda phase, speed: self._phases.add_slowed(phase, speed),
+            "load": lambda *load: self._tables.load(*load),
+            "paced": lambda template, load: self._tables.paced(template, load),
+            "meeting": self._meeting,
+            "cut": lambda lane, block, phase, n, idle: self._job_of(lane).cut(lane, block, phase, idle[:n]),
+            "call": lambda lane, kind: self._job_of(lane).call(lane, kind),
+            "grow": self._grow,
+        }
+        self._handle = SimulationHandle(answers, sizes)
+        self._phases = NumberedPhases(self._handle, [link.capacity_Bps for link in simulated.links])
+        self._tables = Tables(self._handle, self._phases)
+
+    def describe(
+        self,
+        jobs: Sequence[Placed],
+        simulated: SimulatedCluster,
+        ranks: Sequence[Sequence[PlacedRank]],
+        coalesce: bool,
+    ) -> None:
+        """Tell the kernel of background traffic and of all jobs, and let them begin."""
+        for phase in simulated.background:
+            self._handle.add("begin_background", self._phases.number(phase))
+        role = rank = lane = 0
+        for placed, representatives, ranks_of_job in zip(jobs, simulated.representatives, ranks, strict=True):
+            first = FirstNumbers(len(self._jobs), role, rank, lane)
+            job = CompiledJob(self._tables, first, placed, representatives, ranks_of_job, coalesce)
+            self._jobs.append(job)
+            role, rank, lane = role + len(placed.program.roles), rank + len(job.ranks), lane + len(job.lanes)
+        for job in self._jobs:
+            job.begin()
+
+    def played(self) -> PlayedJobs:
+        """Let everything happen, and read what did."""
+        if self._handle.run() == library.CALLS_DIFFER:
+            self._raise_mismatch()
+        for job in self._jobs:
+            if blocked := self._blocked(job):
+                raise DeadlockError(report(job.program, blocked))
+        counted = self._counted()
+        jobs = tuple([self._played(job, counted) for job in self._jobs])
+        self._handle.add("finish", max(job.spans.length_s for job in jobs))
+        return PlayedJobs(jobs, self._saturated(), self._handle.call("n_events"))
+
+    def close(self) -> None:
+        """Give the kernel's memory back."""
+        self._handle.close()
+
+    # Answers
+
+    def _job_of(self, lane: int) -> CompiledJob:
+        return next(job for job in reversed(self._jobs) if job.first.lane <= lane)
+
+    def _meeting(self, lane: int, block: int, lanes: Any) -> int:
+        others = self._job_of(lane).meeting(lane, block)
+        for index, other in enumerate(others):
+            lanes[index] = other
+        return len(others)
+
+    def _grow(self, job: int, what: int, now: float, release_s: Any) -> int:
+        if what == library.HAND_OUT:
+            return int(self._jobs[job].hand_out())
+        release = self._jobs[job].next_release(now)
+        if release is None:
+            return library.NO_MORE
+        release_s[0] = release
+        return library.AT_RELEASE
+
+    # Results
+
+    def _played(self, job: CompiledJob, counted: Mapping[int, int]) -> PlayedJob:
+        clocks = {rank.number: rank.speed.clock_hz for rank in job.ranks}
+        return PlayedJob(
+            job.program,
+            job.store,
+            self._spans(job),
+            job.counts(counted),
+            {number: clock_hz for number, clock_hz in clocks.items() if clock_hz is not None},
+        )
+
+    def _spans(self, job: CompiledJob) -> RecordedSpans:
+        address = ctypes.c_void_p()
+        n = self._handle.call("read_spans", job.first.job, ctypes.byref(address))
+        spans = library.array_at(address.value, library.SPAN, n)
+        columns: dict[str, NDArray[Any]] = {name: spans[name].copy() for name in library.SPAN.names or ()}
+        flags, templates = columns["flags"], np.array(self._tables.index_of_template, dtype=np.int64)
+        return RecordedSpans(
+            lane_names=tuple(self._tables.comms.lane_names.things),
+            steps=job.steps,
+            rank=columns["rank"].astype(np.int64),
+            lane=columns["lane_name"].astype(np.int64),
+            position_in_lane=columns["position"].astype(np.int64),
+            step=columns["step"].astype(np.int64),
+            template=templates[columns["template"]] if n else np.zeros(0, dtype=np.int64),
+            is_first=(flags & library.IS_FIRST) > 0,
+            is_last=(flags & library.IS_LAST) > 0,
+            in_row=(flags & library.IN_ROW) > 0,
+            posted_s=columns["posted_s"],
+            launched_s=columns["launched_s"],
+            start_s=columns["start_s"],
+            end_s=columns["end_s"],
+            stretched=self._stretched(job),
+        )
+
+    def _stretched(self, job: CompiledJob) -> dict[int, tuple[Floats, Floats]]:
+        first, second, n_rows = ctypes.c_void_p(), ctypes.c_void_p(), ctypes.c_int64()
+        pointers = ctypes.byref(first), ctypes.byref(second), ctypes.byref(n_rows)
+        n = self._handle.call("read_stretched", job.first.job, *pointers)
+        stretched = library.array_at(first.value, library.STRETCHED, n)
+        rows_s = library.array_at(second.value, np.dtype(np.float64), n_rows.value)
+        columns = (stretched[name].tolist() for name in ("span", "at", "n_ops"))
+        return {
+            span: (rows_s[at : at + ops], rows_s[at + ops : at + 2 * ops])
+            for span, at, ops in zip(*columns, strict=True)
+        }
+
+    def _counted(self) -> dict[int, int]:
+        first, second, n_counts = ctypes.c_void_p(), ctypes.c_void_p(), ctypes.c_int32()
+        n = self._handle.call("read_counts", ctypes.byref(first), ctypes.byref(second), ctypes.byref(n_counts))
+        order = library.array_at(first.value, np.dtype(np.int32), n).tolist()
+        counts = library.array_at(second.value, np.dtype(np.int64), n_counts.value).tolist()
+        return {number: counts[number] for number in order}
+
+    def _saturated(self) -> Any:
+        first, second, n_states = ctypes.c_void_p(), ctypes.c_void_p(), ctypes.c_int32()
+        n = self._handle.call("read_states", ctypes.byref(first), ctypes.byref(second), ctypes.byref(n_states))
+        order = library.array_at(first.value, np.dtype(np.int32), n).tolist()
+        seconds = library.array_at(second.value, np.dtype(np.float64), n_states.value).tolist()
+        return self._phases.saturated_s(order, seconds)
+
+    # Errors
+
+    def _raise_mismatch(self) -> None:
+        differing = (ctypes.c_int32 * 4)()
+        self._handle.call("read_differing", differing)
+        lane, kind, other, first_caller = differing
+        kinds, job = self._tables.comms.kinds.things, self._job_of(lane)
+        caller = job.lanes[lane - job.first.lane][0].number
+        raise mismatch(caller, kinds[kind], job.ranks[first_caller - job.first.rank].number, kinds[other])
+
+    def _blocked(self, job: CompiledJob) -> list[BlockedLane]:
+        """Return the lanes of a job that wait for something, rank by rank in the order in which they stopped."""
+        blocked: list[tuple[tuple[int, int], BlockedLane]] = []
+        for number, (rank, name) in enumerate(job.lanes, job.first.lane):
+            place = (ctypes.c_int32 * 4)()
+            stopped = self._handle.call("read_lane", number, place)
+            if place[0] != library.NO_STEP:
+                waits_for = self._waits_for(job, number, rank, place)
+                blocked.append(((rank.number, stopped), BlockedLane(rank.number, rank.role, name, place[3], waits_for)))
+        return [lane for _, lane in sorted(blocked, key=lambda one: one[0])]
+
+    def _waits_for(
+        self, job: CompiledJob, lane: int, rank: PlacedRank, place: Sequence[int]
+    ) -> str | UncalledComm | Awaited:
+        awaits, number, tag, _ = place
+        if awaits == library.AN_EXTENSION:
+            return Awaited.EXTENSION
+        if awaits == library.A_STEP:
+            return job.label(rank.role, number)
+        comm = self._tables.comms.tagged(number, tag)
+        members = job.members(rank, number)
+        missing = [member for member in members if not self._handle.call("has_rank_called", lane, member)]
+        return UncalledComm(comm, missing)
