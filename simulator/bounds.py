@@ -1,8 +1,8 @@
-"""Ranges of the numbers and texts that users write: annotations of dataclasses, which `config` checks."""
+"""Ranges of the numbers and texts that users write, and words that they choose among, which `config` checks."""
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from annotated_types import Ge, Gt, Le, Predicate
 
@@ -26,3 +26,5 @@ Latency = Annotated[float, Ge(0), Le(10)]
 SpeedScale = Annotated[float, Ge(1e-3), Le(1e3)]
 #: Text that is shown to people: no control characters, no line breaks, no halves of characters.
 Text = Annotated[str, Predicate(str.isprintable)]
+#: Which engine plays: the compiled one, the one in Python, or the compiled one where it is there (`engine.engines`).
+EngineChoice = Literal["auto", "compiled", "python"]

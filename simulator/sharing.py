@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from simulator.analysis.training.steady_state import STEPS, SteadyState, steady_alone, steady_until, steps_begun
 from simulator.api import StepResult, cluster_of, rehearse
+from simulator.bounds import EngineChoice
 from simulator.cluster import Cluster
 from simulator.config import Workload, load_workload
 from simulator.config.profile import check_one_vendor, check_precision, load_profiles
@@ -295,9 +296,11 @@ def _play_together(jobs: Sequence[_SharedJob], programs: Sequence[Program]) -> t
     placed = [
         Placed.on(program, job.costs, cluster, job.workload.nodes) for job, program in zip(jobs, programs, strict=True)
     ]
-    shortcuts = [job.workload.simulation for job in jobs]
-    fold, coalesce = all(one.fold for one in shortcuts), all(one.coalesce for one in shortcuts)
-    return simulate_together(placed, cluster, fold=fold, coalesce=coalesce)
+    asked = [job.workload.simulation for job in jobs]
+    fold, coalesce = all(one.fold for one in asked), all(one.coalesce for one in asked)
+    engines = {one.engine for one in asked}
+    engine: EngineChoice = "python" if "python" in engines else "compiled" if "compiled" in engines else "auto"
+    return simulate_together(placed, cluster, fold=fold, coalesce=coalesce, engine=engine)
 
 
 def _with_distinct_names(jobs: Sequence[Workload]) -> list[Workload]:

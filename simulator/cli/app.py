@@ -43,7 +43,10 @@ app = typer.Typer(
 
 def _print_version(asked: bool) -> None:
     if asked:
-        print(f"llmsim {__version__}")
+        from simulator.engine.compiled.library import why_missing
+
+        reason = why_missing()
+        print(f"llmsim {__version__}, {f'engine in Python: {reason}' if reason else 'compiled engine'}")
         raise typer.Exit
 
 

@@ -13,7 +13,7 @@ from pydantic import Field, GetJsonSchemaHandler
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema
 
-from simulator.bounds import Text
+from simulator.bounds import EngineChoice, Text
 from simulator.config.framework import FrameworkChoice
 from simulator.config.model import Model
 from simulator.config.parallelism import Parallelism
@@ -24,12 +24,14 @@ from simulator.hardware.cluster_spec import ClusterSpec
 
 
 class Simulation(Section):
-    """Exact shortcuts: the same timeline, sooner."""
+    """How the job is played. It comes to the same timeline in every way, sooner or later."""
 
     fold: bool = True
     """ranks that do the same at the same time are simulated once [true]"""
     coalesce: bool = True
     """operations that nothing can interrupt are advanced together [true]"""
+    engine: EngineChoice = "auto"
+    """what plays: compiled, python (the reference), or auto: compiled where it was built [auto]"""
 
 
 class Workload(Section):

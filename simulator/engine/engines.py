@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Literal
 
+from simulator.bounds import EngineChoice
 from simulator.cluster import Cluster
 from simulator.engine.compiled.library import why_missing
 from simulator.engine.compiled.play import play_compiled
@@ -17,7 +18,6 @@ from simulator.engine.recorder import GpuClocks
 from simulator.engine.representatives import SimulatedCluster
 from simulator.errors import InputError
 
-EngineChoice = Literal["auto", "compiled", "python"]
 #: Plays jobs to the end on a simulated cluster, with or without coalescing, each at its clocks.
 Player = Callable[[Sequence[Placed], SimulatedCluster, Cluster, bool, Sequence[GpuClocks]], PlayedJobs]
 

@@ -7,9 +7,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
+from simulator.bounds import EngineChoice
 from simulator.cluster import Cluster
 from simulator.costs import Costs
-from simulator.engine.engines import EngineChoice, player
+from simulator.engine.engines import player
 from simulator.engine.gpu_clocks import MOST_PLAYS, first_clocks, next_clocks, settled_clocks
 from simulator.engine.placement import Placed, StepSource
 from simulator.engine.play import PlayedJob

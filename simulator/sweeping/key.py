@@ -54,7 +54,7 @@ def simulator_version() -> str:
     """Return a digest of the simulator's sources, its version among them; commands and pictures do not count."""
     package = Path(__file__).resolve().parents[1]
     digest = hashlib.sha256()
-    for path in sorted([*package.rglob("*.py"), *package.rglob("*.yaml")]):
+    for path in sorted([*package.rglob("*.py"), *package.rglob("*.yaml"), *package.rglob("*.[ch]")]):
         place = path.relative_to(package)
         if place.parts[0] not in (*_FIGURELESS, "shipped"):
             digest.update(place.as_posix().encode() + b"\0" + path.read_bytes() + b"\0")

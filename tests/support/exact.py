@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import fields
 from typing import Any
 
 import numpy as np
@@ -9,6 +11,7 @@ import pandas as pd
 
 from simulator.api import StepResult
 from simulator.engine.invariants import Place, check
+from simulator.timeline import Timeline
 from tests.support.jobs import job, play
 
 
@@ -30,6 +33,22 @@ def assert_same(short: StepResult, plain: StepResult) -> None:
         for column in ("start_s", "end_s", "nbytes"):
             scale = step if column != "nbytes" else max(float(frame[column].max()), 1.0)
             assert np.abs(twin[column].to_numpy() - frame[column].to_numpy()).max() <= 1e-9 * scale, (rank, column)
+
+
+def timeline_differences(first: Timeline, second: Timeline) -> Iterator[str]:
+    """Yield the columns and facts in which two timelines differ, to the last bit; not how long each took to play."""
+    for column in (field.name for field in fields(Timeline)):
+        one, other = getattr(first, column), getattr(second, column)
+        if column == "stretched":
+            one, other = ({span: np.stack(rows_s).tolist() for span, rows_s in rows.items()} for rows in (one, other))
+        if column == "templates":  # which are numbered in the order in which they were made
+            one, other = ([of.templates[template].names for template in of.template] for of in (first, second))
+        if column == "template" or column == "wall_s":
+            continue
+        if isinstance(one, np.ndarray):
+            one, other = one.tolist(), other.tolist()
+        if one != other:
+            yield f"{column}: {str(one)[:200]} and {str(other)[:200]}"
 
 
 def compare(section: dict[str, Any], **changes: Any) -> None:

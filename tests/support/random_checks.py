@@ -14,6 +14,7 @@ import numpy as np
 
 from simulator import share
 from simulator.api import StepResult, cluster_of, run, run_step
+from simulator.bounds import EngineChoice
 from simulator.config import Workload
 from simulator.config.workload import Simulation
 from simulator.costs import Costs
@@ -25,7 +26,7 @@ from simulator.network.simulated_time import SimulatedTime
 from simulator.program import from_text, to_text
 from simulator.searching.bounds import LayoutBounds
 from simulator.timeline import Timeline
-from tests.support.exact import assert_same
+from tests.support.exact import assert_same, timeline_differences
 from tests.support.random_jobs import Job, load
 
 #: Two results are the same if they differ by less than this share, or by fewer seconds.
@@ -61,9 +62,12 @@ def problems(job: Job, checks: Mapping[str, Check]) -> list[Problem]:
     return seen
 
 
-def played(workload: Workload, *, fold: bool = True, coalesce: bool = True) -> StepResult:
-    """Return the step of a loaded workload with these shortcuts."""
-    return run(workload.model_copy(update={"simulation": Simulation(fold=fold, coalesce=coalesce)}))
+def played(
+    workload: Workload, *, fold: bool = True, coalesce: bool = True, engine: EngineChoice = "auto"
+) -> StepResult:
+    """Return the step of a loaded workload with these shortcuts, by an engine."""
+    simulation = Simulation(fold=fold, coalesce=coalesce, engine=engine)
+    return run(workload.model_copy(update={"simulation": simulation}))
 
 
 def same_without_shortcuts(job: Job) -> Iterator[str]:
@@ -80,6 +84,13 @@ def same_without_shortcuts(job: Job) -> Iterator[str]:
         for text in differences(result.to_dict(), plain.to_dict(), plain.spans.step_time_s):
             yield f"fold {fold}, coalesce {coalesce}: {text}"
     assert_same(ways[True, True], plain)
+
+
+def same_compiled(job: Job) -> Iterator[str]:
+    """Yield what differs between the compiled engine and the one in Python, to the last bit."""
+    workload = load(job)
+    compiled, reference = (played(workload, engine=engine).played for engine in ("compiled", "python"))
+    yield from timeline_differences(compiled, reference)
 
 
 def same_when_read_back(job: Job) -> Iterator[str]:
@@ -201,6 +212,7 @@ def not_below_bounds(job: Job) -> Iterator[str]:
 #: Name -> check.
 CHECKS: dict[str, Check] = {
     "shortcuts": same_without_shortcuts,
+    "compiled": same_compiled,
     "read back": same_when_read_back,
     "idle job": same_beside_an_idle_job,
     "sharing": sharing_is_no_gain,
@@ -220,14 +232,16 @@ class IdleNetwork(Network):
 
 def alone_timeline(result: StepResult) -> Timeline:
     """Return ``result``'s program as played with nothing shared: idle links, kernels undisturbed, no power limit."""
-    with patch("simulator.engine.simulate.Network", IdleNetwork):
-        return simulate(result.program, result.cluster, result.costs.undisturbed(), nodes=result.workload.nodes)
+    costs, nodes = result.costs.undisturbed(), result.workload.nodes
+    with patch("simulator.engine.play.Network", IdleNetwork):
+        return simulate(result.program, result.cluster, costs, nodes=nodes, engine="python")
 
 
 def alone_step(job: Job) -> float:
     """Return the seconds of a step with nothing shared, as in `alone_timeline`. Raises `InputError`."""
-    with patch("simulator.engine.simulate.Network", IdleNetwork):
-        return run_step(load(job), interference=False).spans.step_time_s
+    workload = load(job).model_copy(update={"simulation": Simulation(engine="python")})
+    with patch("simulator.engine.play.Network", IdleNetwork):
+        return run_step(workload, interference=False).spans.step_time_s
 
 
 def _unlimited(costs: Costs) -> Costs:
