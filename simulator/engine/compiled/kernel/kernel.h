@@ -8,8 +8,13 @@
  *   network.c    simulator.network.flows
  *   gpu.c        engine.gpu, engine.running_segment, engine.kernel_times, engine.memory_bandwidth
  *   rendezvous.c engine.communicator and engine.rendezvous
- *   lane.c       engine.lane, engine.rank, engine.host, and the waiting in engine.growth
- *   simulation.c what Python calls
+ *   lane.c       engine.lane, engine.rank, engine.host
+ *   block.c      engine.coalescing, as far as it is asked while the clock runs
+ *   growth.c     engine.growing_lanes
+ *   simulation.c what Python calls to describe a simulation, and to run it
+ *   results.c    what Python calls to read it
+ *
+ * kernel.h has the structures, functions.h what the files have of each other.
  *
  * All times are in s, all rates in bytes/s. A number of -1 is none.
  */
@@ -363,61 +368,6 @@ typedef struct Simulation {
     int32_t differing[4]; /* lane, its kind; kind and first caller of what it met */
 } Simulation;
 
-/* Make room for `n` entries of an array that is `room` long. */
-#define MAKE_ROOM(s, array, room, n)                                                          \
-    do {                                                                                      \
-        if ((n) > (room)) {                                                                   \
-            int64_t larger_ = (int64_t)(n) + (int64_t)(n) / 2 + 8;                            \
-            void *moved_ = realloc((array), (size_t)larger_ * sizeof *(array));               \
-            if (!moved_) fail((s), OUT_OF_MEMORY);                                            \
-            (array) = moved_;                                                                 \
-            (room) = larger_;                                                                 \
-        }                                                                                     \
-    } while (0)
-
-/* queue.c */
-_Noreturn void fail(Simulation *s, int outcome);
-int32_t answered(Simulation *s, int32_t answer);
-void *allocated(Simulation *s, size_t bytes);
-uint64_t schedule(Simulation *s, double delay_s, bool urgent, int kind, int32_t number, int64_t detail);
-void at_end_of_instant(Simulation *s, int kind, int32_t job);
-bool next_event(Simulation *s, Event *event, Work *work, bool *is_work);
-int32_t recall(const Memo *memo, const int32_t *key, int32_t length);
-void remember(Simulation *s, Memo *memo, const int32_t *key, int32_t length, int32_t value);
-void forget(Memo *memo);
-
-/* network.c */
-void start_phase(Simulation *s, Rendezvous *r);
-void slow(Simulation *s, Rendezvous *r, double speed);
-void occupy(Simulation *s, int32_t phase);
-void join(Simulation *s, Flow *flow);
-void flow_timer(Simulation *s, const Event *event);
-void update_rates(Simulation *s);
-void end_saturation(Simulation *s, int32_t link, double at_s);
-
-/* gpu.c */
-void begin_segment(Simulation *s, Lane *lane, const Piece *segment, double host_s);
-bool go_on_with_segment(Simulation *s, Lane *lane, bool interrupted);
-bool computes(Simulation *s, Gpu *gpu);
-void interrupt(Simulation *s, Gpu *gpu);
-void wait_for_room(Simulation *s, Gpu *gpu, int32_t lane);
-void spin(Simulation *s, Gpu *gpu, Rendezvous *r);
-void move_bytes(Simulation *s, Gpu *gpu, Rendezvous *r, int32_t caller);
-void release(Simulation *s, Gpu *gpu, Rendezvous *r);
-void stretch_if_late(Simulation *s, Lane *lane, int64_t span);
-
-/* rendezvous.c */
-Rendezvous *call(Simulation *s, int32_t lane, int32_t kind, int32_t tag, int32_t *number);
-void arrive(Simulation *s, Rendezvous *r);
-void limit(Simulation *s, Rendezvous *r, int32_t caller, double speed);
-void recorded(Simulation *s, Rendezvous *r);
-
-/* lane.c */
-void resume(Simulation *s, Lane *lane, bool interrupted);
-void end_step_event(Simulation *s, int32_t rank, int32_t label);
-void end_comm_event(Simulation *s, Rendezvous *r);
-void ask_for_extension(Simulation *s, int32_t job);
-void receive_extension(Simulation *s, int32_t job);
-void hand_out(Simulation *s, int32_t job);
+#include "functions.h"
 
 #endif

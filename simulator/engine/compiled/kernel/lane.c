@@ -1,22 +1,12 @@
-/* Lanes that go through their steps, with hosts and extensions (engine.lane, .rank, .host, .growth).
+/* Lanes that go through their steps, with the hosts that issue them (engine.lane, engine.rank, engine.host).
  *
  * A lane is a generator in Python. Here it is a state: where it goes on when it wakes.
  */
 #include "kernel.h"
 
-static Role *role_of(Simulation *s, const Lane *lane) { return &s->roles[s->ranks[lane->rank].role]; }
-
-static RoleLane *plan_of(Simulation *s, const Lane *lane) { return &role_of(s, lane)->lanes[lane->number_in_role]; }
-
-static const Share *share_of(Simulation *s, const Lane *lane) { return &plan_of(s, lane)->shares[lane->had]; }
-
-static const Step *step_of(Simulation *s, const Lane *lane) { return &share_of(s, lane)->steps[lane->step]; }
-
-static Job *job_of(Simulation *s, const Lane *lane) { return &s->jobs[role_of(s, lane)->job]; }
-
 /* ---- The host (engine.host) ---- */
 
-static void host_waits_until(Rank *rank, double time_s) {
+void host_waits_until(Rank *rank, double time_s) {
     if (time_s > rank->host_s) rank->host_s = time_s;
 }
 
@@ -51,7 +41,7 @@ static bool waits_until(Simulation *s, Lane *lane, double time_s) {
 }
 
 /* Say what the lane waits for, or runs: what stops it from the end of one step to the end of the next. */
-static void awaits(Simulation *s, Lane *lane, int kind, int32_t number) {
+void awaits(Simulation *s, Lane *lane, int kind, int32_t number) {
     if (lane->awaits == NO_STEP) lane->stopped = ++s->n_waits;
     lane->awaits = kind;
     lane->awaited = number;
@@ -162,52 +152,6 @@ static void record_segment(Simulation *s, Lane *lane) {
     int64_t span = record(s, lane, plan_of(s, lane)->name, position(first, last), segment->template,
                           lane->segment_posted_s, start_s, start_s, s->now_s);
     stretch_if_late(s, lane, span);
-}
-
-/* ---- Blocks (engine.coalescing) ---- */
-
-/* Tell whether another lane does nothing until a step of this one has ended, which has not. */
-static bool is_idle(Simulation *s, const Lane *lane, const Lane *other) {
-    const Rank *rank = &s->ranks[lane->rank];
-    if (!other->has_begun) return false;
-    if (other->awaits == NO_STEP) return true;
-    return other->awaits == A_STEP && !rank->ended[other->awaited] &&
-           s->roles[rank->role].lane_of_label[other->awaited] == lane->number_in_role;
-}
-
-/* Return where `met_lanes` has the other lanes whose communication may meet that of a block: their number, then they.
- */
-static int32_t meeting(Simulation *s, int32_t lane, int32_t block) {
-    int32_t key[2] = {lane, block}, at = recall(&s->met_at, key, 2);
-    if (at >= 0) return at;
-    int32_t n_lanes = role_of(s, &s->lanes[lane])->n_lanes;
-    at = s->n_met_lanes;
-    MAKE_ROOM(s, s->met_lanes, s->room_met_lanes, at + 1 + n_lanes);
-    int32_t n = answered(s, s->ask.meeting(lane, block, s->met_lanes + at + 1));
-    s->met_lanes[at] = n;
-    s->n_met_lanes += 1 + n;
-    remember(s, &s->met_at, key, 2, at);
-    return at;
-}
-
-/* Return the number of the pieces in which a lane runs the block of its step now. */
-static int32_t cut_of(Simulation *s, Lane *lane) {
-    const Step *step = step_of(s, lane);
-    int32_t number = (int32_t)(lane - s->lanes), met = meeting(s, number, step->op), n_idle = 0;
-    MAKE_ROOM(s, s->key, s->room_key, 3 + s->met_lanes[met]);
-    int32_t *key = s->key;
-    key[0] = number, key[1] = step->op, key[2] = step->phase;
-    for (int32_t i = 1; i <= s->met_lanes[met]; i++) {
-        int32_t other = s->met_lanes[met + i];
-        if (is_idle(s, lane, &s->lanes[s->ranks[lane->rank].first_lane + other])) key[3 + n_idle++] = other;
-    }
-    int32_t cut = recall(&s->cut_of, key, 3 + n_idle);
-    if (cut < 0) {
-        cut = answered(s, s->ask.cut(number, step->op, step->phase, n_idle, key + 3));
-        remember(s, &s->cut_of, key, 3 + n_idle, cut);
-    }
-    s->cuts[cut].runs++;
-    return cut;
 }
 
 /* ---- Steps (engine.lane) ---- */
@@ -363,32 +307,6 @@ static int end_comms(Simulation *s, Lane *lane) {
     return end_piece(lane);
 }
 
-/* Go on with the next share of the program; AT_END where the lane waits for one, or has had all. */
-static int begin_share(Simulation *s, Lane *lane) {
-    const RoleLane *plan = plan_of(s, lane);
-    Job *job = job_of(s, lane);
-    Rank *rank = &s->ranks[lane->rank];
-    lane->awaits = NO_STEP;
-    if (lane->had == plan->n && job->grows && !job->is_over) {
-        awaits(s, lane, AN_EXTENSION, -1);
-        lane->state = AT_SHARE;
-        MAKE_ROOM(s, job->waiting, job->room_waiting, job->n_waiting + 1);
-        job->waiting[job->n_waiting++] = (int32_t)(lane - s->lanes);
-        return AT_END;
-    }
-    if (lane->had == plan->n) {
-        schedule(s, 0, false, NOTHING, 0, 0);
-        return AT_END;
-    }
-    const Share *share = share_of(s, lane);
-    if (share->host_work >= 0) {
-        rank->work = share->host_work + rank->host_kind;
-        host_waits_until(rank, share->release_s);
-    }
-    lane->step = 0;
-    return AT_STEP;
-}
-
 /* Go on with a lane until it waits. */
 void resume(Simulation *s, Lane *lane, bool interrupted) {
     for (int state = lane->state; state != AT_END;) switch (state) {
@@ -452,55 +370,4 @@ void resume(Simulation *s, Lane *lane, bool interrupted) {
                 state = AT_STEP;
                 break;
         }
-}
-
-/* ---- Extensions (engine.growth) ---- */
-
-/* Ask for an extension at the end of this instant. */
-void ask_for_extension(Simulation *s, int32_t number) {
-    Job *job = &s->jobs[number];
-    if (job->is_asked) return;
-    job->is_asked = true;
-    at_end_of_instant(s, ASK_FOR_EXTENSION, number);
-}
-
-/* Wake lanes that have steps to run, or none to come: compute lanes first, so that hosts have issued what others need.
- */
-static void wake_lanes(Simulation *s, Job *job) {
-    int32_t kept = 0, n = job->n_waiting;
-    for (int pass = 0; pass < 2; pass++)
-        for (int32_t i = 0; i < n; i++) {
-            Lane *lane = &s->lanes[job->waiting[i]];
-            const RoleLane *plan = plan_of(s, lane);
-            if (plan->computes == (pass == 0) && (job->is_over || plan->n > lane->had))
-                schedule(s, 0, false, WAKE_LANE, job->waiting[i], ++lane->ticket);
-        }
-    for (int32_t i = 0; i < n; i++) {
-        const Lane *lane = &s->lanes[job->waiting[i]];
-        if (!job->is_over && plan_of(s, lane)->n <= lane->had) job->waiting[kept++] = job->waiting[i];
-    }
-    job->n_waiting = kept;
-}
-
-/* Ask the source of a job for the next extension. */
-void receive_extension(Simulation *s, int32_t number) {
-    Job *job = &s->jobs[number];
-    if (answered(s, s->ask.grow(number, NEXT_EXTENSION, s->now_s, &job->release_s)) == NO_MORE) {
-        job->is_over = true;
-        wake_lanes(s, job);
-    } else if (job->release_s <= s->now_s) {
-        hand_out(s, number);
-    } else {
-        schedule(s, 0, true, BEGIN_RELEASE, number, 0);
-    }
-}
-
-/* Give lanes their shares of the extension, and wake those that have waited for one. */
-void hand_out(Simulation *s, int32_t number) {
-    Job *job = &s->jobs[number];
-    job->n_extensions++;
-    job->is_asked = false;
-    bool is_empty = answered(s, s->ask.grow(number, HAND_OUT, s->now_s, &job->release_s));
-    wake_lanes(s, job);
-    if (is_empty) ask_for_extension(s, number);
 }
