@@ -710,7 +710,7 @@ def test_a_listing_of_workloads_has_every_axis_and_says_what_does_not_fit(capsys
 
 def test_the_version_is_that_of_the_package(capsys: pytest.CaptureFixture[str]) -> None:
     assert command("--version") == 0
-    assert capsys.readouterr().out == f"llmsim {simulator.__version__}\n"
+    assert capsys.readouterr().out == f"llmsim {simulator.__version__}, compiled engine\n"
 
 
 def test_a_table_without_the_columns_names_one_that_has_them(

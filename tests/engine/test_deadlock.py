@@ -13,6 +13,9 @@ from simulator.program import Batch, Block, Compute, Fixed, Program, ProgramErro
 from simulator.schedules import SCHEDULES
 from simulator.timeline import Timeline
 from tests.support.clusters import HOP_s, NIC_Bps, nic_cluster
+from tests.support.engines import each_engine  # noqa: F401
+
+pytestmark = pytest.mark.usefixtures("each_engine")
 
 EXCHANGE = """
 program name=exchange

@@ -40,8 +40,11 @@ from simulator.program import (
     extended,
 )
 from tests.support.clusters import HOP_s, NIC_Bps, nic_cluster
+from tests.support.engines import each_engine  # noqa: F401
 from tests.support.growing import PieceOf, assert_same, by_start, by_step, cut, in_order
 from tests.support.jobs import job
+
+pytestmark = pytest.mark.usefixtures("each_engine")
 
 IDEAL = Costs.ideal()
 F, B = StepPhase.FORWARD, StepPhase.BACKWARD

@@ -53,7 +53,8 @@ def timeline_differences(first: Timeline, second: Timeline) -> Iterator[str]:
 
 def compare(section: dict[str, Any], **changes: Any) -> None:
     workload = job(**changes) | {"parallelism": section}
-    short, plain = play(workload, fold=True, coalesce=True), play(workload, fold=False, coalesce=False)
+    short = play(workload, fold=True, coalesce=True)
+    plain = play(workload, fold=False, coalesce=False, engine="python")
     check(short.program, short.played, Place(short.placed, short.cluster))
     check(plain.program, plain.played, Place(plain.placed, plain.cluster))
     assert_same(short, plain)

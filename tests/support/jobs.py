@@ -30,7 +30,7 @@ def job(**changes: Any) -> dict[str, Any]:
     return workload
 
 
-def play(workload: dict[str, Any], **simulation: bool) -> StepResult:
+def play(workload: dict[str, Any], **simulation: bool | str) -> StepResult:
     return run({**workload, "simulation": simulation})
 
 
