@@ -60,7 +60,7 @@ def issued(op: Compute | Comm, phase: str = "") -> dict[str, int]:
     around its core, has one attention to run again, with which it is counted.
     """
     if isinstance(op, Comm):
-        return {_comm_kind(op): 1}
+        return {comm_kind(op): 1}
     if op.phase == "O":
         return _optimizer_launches(op.kernel)
     way = "forward" if op.phase in ("F", "R") else "backward"
@@ -97,7 +97,8 @@ def _class(kernel: Kernel) -> str:
     return "other"
 
 
-def _comm_kind(op: Comm) -> str:
+def comm_kind(op: Comm) -> str:
+    """Return the kind of work that the host has with a communication."""
     if isinstance(op, PointToPoint):
         return "p2p"
     if isinstance(op, HostOperation):
@@ -109,17 +110,22 @@ def _comm_kind(op: Comm) -> str:
     return DATA_PARALLEL.get(op.op, "collective") if op.purpose == "dp" else "collective"
 
 
-def issued_with(step: Step, *, begins: bool) -> dict[str, int]:
+def issued_with(step: Step, *, begins: bool, products: int) -> dict[str, int]:
     """Return the host's work for a step before its ops: kind -> how often.
 
     It starts autograd's engine where the step ``begins`` a backward pass. Before one of inputs alone it looks for where
-    to cut the graph, which takes a time for each product in it."""
+    to cut the graph, which takes a time for each of its ``products``."""
     work: dict[str, int] = {}
     if begins and step.phase in ("B", "I"):
         work["autograd"] = 1
     if step.phase == "I":
-        work["split"] = sum("backward_matmul" in issued(op) for op in ops_of(step))
+        work["split"] = products
     return work
+
+
+def products_of(step: Step) -> int:
+    """Return the number of products for gradients in a step."""
+    return sum("backward_matmul" in issued(op) for op in ops_of(step))
 
 
 def ops_of(step: Step) -> Iterator[Compute | Comm]:

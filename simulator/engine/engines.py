@@ -5,21 +5,24 @@ Both play all programs to the same times. The compiled one is used wherever the 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Literal
+from collections.abc import Sequence
+from typing import Literal, Protocol
 
 from simulator.bounds import EngineChoice
 from simulator.cluster import Cluster
 from simulator.engine.compiled.library import why_missing
-from simulator.engine.compiled.play import play_compiled
+from simulator.engine.compiled.play import CompiledEngine
 from simulator.engine.placement import Placed
-from simulator.engine.play import PlayedJobs, play_on_simpy
+from simulator.engine.play import PlayedJobs, SimpyEngine
 from simulator.engine.recorder import GpuClocks
 from simulator.engine.representatives import SimulatedCluster
 from simulator.errors import InputError
 
-#: Plays jobs to the end on a simulated cluster, with or without coalescing, each at its clocks.
-Player = Callable[[Sequence[Placed], SimulatedCluster, Cluster, bool, Sequence[GpuClocks]], PlayedJobs]
+
+class Player(Protocol):
+    """Jobs on a simulated cluster, to be played once or several times."""
+
+    def play(self, clocks: Sequence[GpuClocks]) -> PlayedJobs: ...
 
 
 def engine_in_use(engine: EngineChoice = "auto") -> Literal["compiled", "python"]:
@@ -32,6 +35,9 @@ def engine_in_use(engine: EngineChoice = "auto") -> Literal["compiled", "python"
     return engine
 
 
-def player(engine: EngineChoice) -> Player:
-    """Return what plays programs."""
-    return play_compiled if engine_in_use(engine) == "compiled" else play_on_simpy
+def player(
+    engine: EngineChoice, jobs: Sequence[Placed], simulated: SimulatedCluster, cluster: Cluster, coalesce: bool
+) -> Player:
+    """Return what plays jobs. Raises as `engine_in_use`."""
+    kind = CompiledEngine if engine_in_use(engine) == "compiled" else SimpyEngine
+    return kind(jobs, simulated, cluster, coalesce)

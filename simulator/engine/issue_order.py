@@ -5,7 +5,7 @@ The host goes through the compute lane; the communication of other lanes is issu
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import NamedTuple, cast
@@ -67,17 +67,20 @@ def host_work(
 
     Of an extension ``role`` has only the steps of this; what follows ``earlier`` computation is issued first of them.
     """
-    positions = _compute_positions(role)
+    compute, positions = role.lanes.get(COMPUTE_LANE, ()), _compute_positions(role)
     starts = [speeds.seconds(costs, step.phase, kinds) for step, kinds in _starts(role, earlier.last)]
+    seconds: dict[tuple[str, str], float] = {}
 
     def issue(step: Step, before: int) -> tuple[str, float]:
-        phase = _issuing_phase(role, positions, step, before, earlier)
-        issue_s = speeds.issue_s(costs, cast(Comm, step.op), phase)
-        follows = any(label in positions or label in earlier.labels for label in step.after)
-        return step.label if follows else "", issue_s
+        behind = _last_awaited(step, positions, earlier)
+        phase = _phase_of_pass(compute, before, behind, earlier)
+        key = launch.comm_kind(cast(Comm, step.op)), phase
+        if key not in seconds:
+            seconds[key] = speeds.issue_s(costs, cast(Comm, step.op), phase)
+        return step.label if behind is not None else "", seconds[key]
 
     return tuple(
-        HostWork(tuple(issue(step, number) for step in steps), start_s)
+        HostWork(tuple([issue(step, number) for step in steps]), start_s)
         for number, (steps, start_s) in enumerate(zip(issue_order(role, earlier), [*starts, 0.0], strict=True))
     )
 
@@ -112,11 +115,12 @@ def issued_by(role: Role) -> Iterator[tuple[str, str, int]]:
         for op in launch.ops_of(step):
             for kind, n in launch.issued(op, step.phase).items():
                 yield step.phase, kind, n
-    positions = _compute_positions(role)
+    compute, positions = role.lanes.get(COMPUTE_LANE, ()), _compute_positions(role)
     for before, steps in enumerate(issue_order(role)):
         for step in steps:
             for kind, n in launch.issued(cast(Comm, step.op)).items():
-                yield _issuing_phase(role, positions, step, before), kind, n
+                behind = _last_awaited(step, positions, NOTHING_EARLIER)
+                yield _phase_of_pass(compute, before, behind, NOTHING_EARLIER), kind, n
 
 
 def _compute_positions(role: Role) -> dict[str, int]:
@@ -136,24 +140,24 @@ def _starts(role: Role, last: Step | None = None) -> Iterator[tuple[Step, dict[s
     A pass that is cut, where units are gathered or buckets are full, is several steps of one phase, stage and
     micro-batch. The lane follows a ``last`` step, if any.
     """
+    products: dict[int, int] = {}  # of a block, which many steps run
     for before, step in pairwise((last, *role.lanes.get(COMPUTE_LANE, ()))):
         assert step is not None
         begins = before is None or _pass(before) != _pass(step)
-        yield step, launch.issued_with(step, begins=begins)
+        if step.phase == "I" and id(step.op) not in products:
+            products[id(step.op)] = launch.products_of(step)
+        yield step, launch.issued_with(step, begins=begins, products=products.get(id(step.op), 0))
 
 
 def _pass(step: Step) -> tuple[str, int, int]:
     return step.phase, step.stage, step.microbatch
 
 
-def _issuing_phase(
-    role: Role, positions: dict[str, int], step: Step, before: int, earlier: EarlierCompute = NOTHING_EARLIER
-) -> str:
+def _phase_of_pass(compute: Sequence[Step], before: int, behind: int | None, earlier: EarlierCompute) -> str:
     """Return the phase of the pass in which the host issues communication.
 
-    It is the pass that the communication follows, as hooks run there, else the one that the host is about to issue.
+    It is the pass ``behind`` which it follows, as hooks run there, else the one that the host is about to issue.
     """
-    compute, behind = role.lanes.get(COMPUTE_LANE, ()), _last_awaited(step, positions, earlier)
     if behind == -1:
         return earlier.last.phase if earlier.last is not None else ""
     at = before if behind is None else behind

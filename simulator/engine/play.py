@@ -54,35 +54,30 @@ class PlayedJobs:
     events: int
 
 
-def play_on_simpy(
-    jobs: Sequence[Placed],
-    simulated: SimulatedCluster,
-    cluster: Cluster,
-    coalesce: bool,
-    clocks: Sequence[GpuClocks],
-) -> PlayedJobs:
-    """Play all jobs to the end, each at its clocks. Raises `DeadlockError` where a rank still waits then."""
-    env = SimulatedTime()
-    network = Network(env, [link.capacity_Bps for link in simulated.links])
-    for phase in simulated.background:
-        network.occupy(phase)
-    plays = [
-        _Play(
-            env,
-            network,
-            placed,
-            representatives,
-            placed_ranks(placed, representatives, cluster, clocks_of_job),
-            coalesce,
-        )
-        for placed, representatives, clocks_of_job in zip(jobs, simulated.representatives, clocks, strict=True)
-    ]
-    for play in plays:
-        play.begin()
-    env.run()
-    played = tuple([play.end() for play in plays])
-    network.finish(max(job.spans.length_s for job in played))
-    return PlayedJobs(played, network.saturated_s, env.events)
+class SimpyEngine:
+    """Plays jobs on SimPy, as often as it takes."""
+
+    def __init__(self, jobs: Sequence[Placed], simulated: SimulatedCluster, cluster: Cluster, coalesce: bool) -> None:
+        self._jobs, self._simulated, self._cluster, self._coalesce = jobs, simulated, cluster, coalesce
+
+    def play(self, clocks: Sequence[GpuClocks]) -> PlayedJobs:
+        """Play all jobs to the end, each at its clocks. Raises `DeadlockError` where a rank still waits then."""
+        env = SimulatedTime()
+        network = Network(env, [link.capacity_Bps for link in self._simulated.links])
+        for phase in self._simulated.background:
+            network.occupy(phase)
+        plays = []
+        for placed, representatives, clocks_of_job in zip(
+            self._jobs, self._simulated.representatives, clocks, strict=True
+        ):
+            ranks = placed_ranks(placed, representatives, self._cluster, clocks_of_job)
+            plays.append(_Play(env, network, placed, representatives, ranks, self._coalesce))
+        for play in plays:
+            play.begin()
+        env.run()
+        played = tuple([play.end() for play in plays])
+        network.finish(max(job.spans.length_s for job in played))
+        return PlayedJobs(played, network.saturated_s, env.events)
 
 
 class _Play:

@@ -91,14 +91,14 @@ def play_together(
     engine: EngineChoice = "auto",
 ) -> tuple[PlayedProgram, ...]:
     """Play programs as `simulate_together`; return each as it was played."""
-    began, play = time.perf_counter(), player(engine)
+    began = time.perf_counter()
     for placed in jobs:
         validate(placed.program, grows=placed.more is not None)
     simulated = fold_cluster(jobs, cluster, folded=fold)
-    events = 0
+    playing, events = player(engine, jobs, simulated, cluster, coalesce), 0
     clocks = [first_clocks(placed, cluster) for placed in jobs]
     for number in range(MOST_PLAYS):
-        played = play(jobs, simulated, cluster, coalesce, clocks)
+        played = playing.play(clocks)
         events += played.events
         # A job whose clocks have settled keeps them, as it does alone, however long others take.
         following = [

@@ -16,5 +16,6 @@ ENGINES: tuple[EngineChoice, ...] = ("compiled", "python")
 def each_engine(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> EngineChoice:
     """Let all that a test plays be played by one engine, then by the other."""
     engine: EngineChoice = request.param
-    monkeypatch.setattr(import_module("simulator.engine.simulate"), "player", lambda asked: player(engine))
+    module = import_module("simulator.engine.simulate")
+    monkeypatch.setattr(module, "player", lambda asked, *jobs: player(engine, *jobs))
     return engine

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -11,10 +11,13 @@ from numpy.typing import NDArray
 
 from simulator.arrays import Floats, Ints
 from simulator.costs import Costs
-from simulator.engine.compiled.handle import SimulationHandle
 from simulator.engine.compiled.library import RUN_BATCH, RUN_BLOCK, RUN_COMM, STEP, TAGGED_COMM, CommKindRecord
+from simulator.engine.growth import HostKind, host_kind
 from simulator.engine.issue_order import HostSpeeds, HostWork
-from simulator.program import Batch, Block, Collective, Comm, PointToPoint, Role, Step
+from simulator.engine.placed_ranks import work_of_hosts
+from simulator.engine.placement import Placed
+from simulator.engine.rank import PlacedRank
+from simulator.program import COMPUTE_LANE, Batch, Block, Collective, Comm, PointToPoint, Role, Step
 
 Int32s = NDArray[np.int32]
 
@@ -38,30 +41,21 @@ class Numbers:
 class CommNumbers:
     """Communication by its number of a kind, which is all but its tag, and the number of its tag.
 
-    The kernel is told of each kind. ``lane_names`` are those that spans are drawn on.
+    ``lane_names`` are those that spans are drawn on.
     """
 
-    def __init__(self, handle: SimulationHandle) -> None:
+    def __init__(self) -> None:
         self.kinds = Numbers()
         self.tags = Numbers()
         self.lane_names = Numbers()
         self._ops = Numbers()
-        self._handle = handle
-        self._n_told = 0
 
     def kind(self, comm: Comm) -> int:
         """Return the number of the kind of ``comm``."""
-        paired = isinstance(comm, PointToPoint)
-        key: Hashable = comm
-        if isinstance(comm, PointToPoint):
-            key = comm.name, comm.op, comm.nbytes, comm.axis, comm.purpose, comm.peer, comm.as_it_comes
-        number = self.kinds.number(key, comm)
-        if number == self._n_told:
-            host_waits = isinstance(comm, Collective) and comm.host_waits
-            lane, op = self.lane_name(comm.lane), self._ops.number(comm.op, comm.op)
-            record = CommKindRecord(comm.nbytes, op, lane, paired, comm.spins, comm.holds_sms, host_waits)
-            self._n_told = self._handle.add_record("add_kind", record) + 1
-        return number
+        if not isinstance(comm, PointToPoint):
+            return self.kinds.number(comm, comm)
+        key = comm.name, comm.op, comm.nbytes, comm.axis, comm.purpose, comm.peer, comm.as_it_comes
+        return self.kinds.number(key, comm)
 
     def tag(self, comm: Comm) -> int:
         """Return the number of the tag of ``comm``."""
@@ -76,6 +70,17 @@ class CommNumbers:
     def lane_name(self, name: str) -> int:
         """Return the number of the name of a lane."""
         return self.lane_names.number(name, name)
+
+    def records(self, first: int) -> list[CommKindRecord]:
+        """Return what the kernel knows of kinds, from number ``first`` on."""
+        return [self._record(comm) for comm in self.kinds.things[first:]]
+
+    def _record(self, comm: Comm) -> CommKindRecord:
+        host_waits = isinstance(comm, Collective) and comm.host_waits
+        names = self._ops.number(comm.op, comm.op), self.lane_name(comm.lane)
+        return CommKindRecord(
+            comm.nbytes, *names, isinstance(comm, PointToPoint), comm.spins, comm.holds_sms, host_waits
+        )
 
 
 class LaneSteps(NamedTuple):
@@ -182,3 +187,39 @@ def work_of_host(
             dtype=np.float64,
         ),
     )
+
+
+class JobDescription:
+    """A job's program and the work of its hosts as arrays; ``kinds`` are those of the hosts of each role's ranks.
+
+    It is the same for all plays of a program that does not grow.
+    """
+
+    def __init__(self, placed: Placed, ranks: Sequence[PlacedRank], comms: CommNumbers) -> None:
+        self.numbers = ProgramNumbers(comms)
+        self.roles = {rank.role: RoleNumbers(placed.program.roles[rank.role]) for rank in ranks}
+        self.kinds: dict[int, dict[HostKind, None]] = {}
+        for rank in ranks:
+            self.kinds.setdefault(rank.role, {})[host_kind(rank)] = None
+        self.lanes: dict[tuple[int, str], LaneSteps] = {}
+        self.work: dict[int, list[WorkOfHost]] = {}
+        self._placed = placed
+        work = work_of_hosts(placed, ranks)
+        for role in self.roles:
+            lanes = placed.program.roles[role].lanes
+            for lane, steps in lanes.items():
+                self.lanes[role, lane] = self.lane_steps(role, lane, steps)
+            works = {kind: work[role, kind] for kind in self.kinds[role]}
+            self.work[role] = self.work_of_hosts(role, lanes.get(COMPUTE_LANE, ()), works)
+
+    def lane_steps(self, role: int, lane: str, steps: Sequence[Step]) -> LaneSteps:
+        """Return further ``steps`` of a lane of a role as arrays."""
+        numbers = self.roles[role]
+        return self.numbers.lane_steps(numbers, numbers.lanes.index(lane), steps)
+
+    def work_of_hosts(
+        self, role: int, steps: Sequence[Step], works: Mapping[HostKind, Sequence[HostWork]]
+    ) -> list[WorkOfHost]:
+        """Return the work of hosts of each kind of a role around ``steps`` as arrays."""
+        costs, numbers = self._placed.costs, self.roles[role]
+        return [work_of_host(numbers, steps, works[kind], costs.for_gpu(kind[0]), kind[1]) for kind in self.kinds[role]]

@@ -12,12 +12,10 @@ from simulator.engine.block_pieces import BlockCutter, CollectiveCall, Overlappe
 from simulator.engine.coalescing import CoalescedBlocks, PreparedBlock
 from simulator.engine.communicator import planned_call
 from simulator.engine.compiled import library
-from simulator.engine.compiled.description import ProgramNumbers, RoleNumbers, work_of_host
+from simulator.engine.compiled.description import JobDescription, LaneSteps, WorkOfHost
 from simulator.engine.compiled.library import CallRecord, ShareRecord, WorkRecord
 from simulator.engine.compiled.tables import Tables
-from simulator.engine.growth import Growth, HostKind, Share, host_kind
-from simulator.engine.issue_order import HostWork
-from simulator.engine.placed_ranks import work_of_hosts
+from simulator.engine.growth import Growth, Share, host_kind
 from simulator.engine.placement import Placed
 from simulator.engine.rank import PlacedRank
 from simulator.engine.representatives import Representatives
@@ -46,6 +44,7 @@ class CompiledJob:
         representatives: Representatives,
         ranks: Sequence[PlacedRank],
         coalesce: bool,
+        description: JobDescription,
     ) -> None:
         self.store = TemplateStore()
         self.ranks = ranks
@@ -53,11 +52,7 @@ class CompiledJob:
         self.first = first
         self._tables, self._handle = tables, tables.handle
         self._placed, self._representatives = placed, representatives
-        self._numbers = ProgramNumbers(tables.comms)
-        self._roles = {rank.role: RoleNumbers(placed.program.roles[rank.role]) for rank in ranks}
-        self._kinds: dict[int, dict[HostKind, None]] = {}
-        for rank in ranks:
-            self._kinds.setdefault(rank.role, {})[host_kind(rank)] = None
+        self._description = description
         self._counts: CommCounts = Counter()
         cutter, roles = BlockCutter(placed.costs, self.store), placed.program.roles
         self._blocks = CoalescedBlocks(roles, representatives, tables.phases, cutter, self._counts, coalesce)
@@ -78,17 +73,18 @@ class CompiledJob:
     @property
     def steps(self) -> Sequence[Step]:
         """All steps by their number."""
-        return self._numbers.steps
+        return self._description.numbers.steps
 
     def begin(self) -> None:
         """Let all lanes begin now."""
+        self._tables.tell_kinds()
         grows = self._growth is not None
         asks = self._growth is not None and self._growth.has_no_steps
         self._handle.add("begin_job", self.first.job, grows, asks)
 
     def label(self, role: int, number: int) -> str:
         """Return the label of a role that has a number."""
-        label: str = self._roles[role].labels.things[number]
+        label: str = self._description.roles[role].labels.things[number]
         return label
 
     def members(self, rank: PlacedRank, kind: int) -> Sequence[int]:
@@ -101,14 +97,14 @@ class CompiledJob:
     def meeting(self, lane: int, block: int) -> Sequence[int]:
         """Return the other lanes of a lane's rank, by their place in its role, that may meet it in a block."""
         rank, name = self._lane(lane)
-        places = self._roles[rank.role].lanes
+        places = self._description.roles[rank.role].lanes
         return [places.index(other) for other in self._blocks.lanes_that_meet(rank, name, self._block(block))]
 
     def cut(self, lane: int, block: int, phase: int, idle: Sequence[int]) -> int:
         """Return the number of a block as a lane runs it in a phase, while others of its rank are ``idle``."""
         rank, _ = self._lane(lane)
-        names = frozenset([self._roles[rank.role].lanes[place] for place in idle])
-        prepared = self._blocks.prepare(rank, self._block(block), self._numbers.phases.things[phase], names)
+        names = frozenset([self._description.roles[rank.role].lanes[place] for place in idle])
+        prepared = self._blocks.prepare(rank, self._block(block), self._description.numbers.phases.things[phase], names)
         if id(prepared.pieces) not in self._pieces:
             self._pieces[id(prepared.pieces)] = self._add_pieces(prepared.pieces), prepared.pieces
         number = self._handle.add("add_cut", self._pieces[id(prepared.pieces)][0], len(prepared.pieces))
@@ -149,9 +145,10 @@ class CompiledJob:
         growth.add(extension)
         for (role, lane), had in before.items():
             for share in growth.shares(role, lane)[had:]:
-                self._add_share(role, lane, share)
+                self._extend(role, lane, share)
         for role in extension.lanes:
             self._describe_labels(role)
+        self._tables.tell_kinds()
         return extension.is_empty
 
     # What was played
@@ -170,56 +167,60 @@ class CompiledJob:
     # Description
 
     def _describe(self) -> None:
-        work = work_of_hosts(self._placed, self.ranks)
+        description, first = self._description, self.first
         first_work: dict[int, int] = {}
-        for role in self._roles:
+        for role in description.roles:
             names = self._names(role)
             numbers = np.array([self._tables.comms.lane_name(name) for name in names], dtype=np.int32)
             compute = names.index(COMPUTE_LANE) if COMPUTE_LANE in names else -1
             address = self._handle.kept(numbers)
-            self._handle.add("describe_role", self.first.role + role, self.first.job, len(names), address, compute)
-            lanes = self._placed.program.roles[role].lanes
-            for lane, steps in lanes.items():
-                self._add_share(role, lane, Share(0, 0, steps, 0.0, {}))
-            works = {kind: work[role, kind] for kind in self._kinds[role]}
-            first_work[role] = self._add_work(role, lanes.get(COMPUTE_LANE, ()), works)
-        lane = self.first.lane
-        for number, rank in enumerate(self.ranks, self.first.rank):
-            kind = list(self._kinds[rank.role]).index(host_kind(rank))
-            place = rank.number, self.first.role + rank.role, lane, kind, first_work[rank.role] + kind
+            self._handle.add("describe_role", first.role + role, first.job, len(names), address, compute)
+            for lane in names:
+                steps = description.lanes[role, lane]
+                self._add_share(role, lane, steps, Share(0, 0, (), 0.0, {}), -1)
+            first_work[role] = self._add_work(description.work[role])
+        lane = first.lane
+        for number, rank in enumerate(self.ranks, first.rank):
+            kind = list(description.kinds[rank.role]).index(host_kind(rank))
+            place = rank.number, first.role + rank.role, lane, kind, first_work[rank.role] + kind
             waits = rank.interference is not None and rank.interference.queues
             self._handle.call("describe_rank", number, *place, self._tables.interference(rank.interference), waits)
             lane += len(self._names(rank.role))
-        for role in self._roles:
+        for role in description.roles:
             self._describe_labels(role)
 
-    def _add_share(self, role: int, lane: str, share: Share) -> None:
-        place = self._names(role).index(lane)
-        lane_steps = self._numbers.lane_steps(self._roles[role], place, share.steps)
+    def _extend(self, role: int, lane: str, share: Share) -> None:
+        """Give a lane of a role a share of an extension."""
+        steps = self._description.lane_steps(role, lane, share.steps)
+        work = -1
+        if share.host_work:
+            work = self._add_work(self._description.work_of_hosts(role, share.steps, share.host_work))
+        self._add_share(role, lane, steps, share, work)
+
+    def _add_share(self, role: int, lane: str, steps: LaneSteps, share: Share, first_work: int) -> None:
         record = ShareRecord(
-            self._handle.kept(lane_steps.steps),
-            self._handle.kept(lane_steps.after),
-            self._handle.kept(lane_steps.batches),
+            self._handle.kept(steps.steps),
+            self._handle.kept(steps.after),
+            self._handle.kept(steps.batches),
             share.release_s,
             share.number,
             share.first,
-            len(share.steps),
-            lane_steps.first_step,
-            self._add_work(role, share.steps, share.host_work) if share.host_work else -1,
+            len(steps.steps),
+            steps.first_step,
+            first_work,
         )
-        self._handle.add_record("add_share", record, self.first.role + role, place)
+        self._handle.add_record("add_share", record, self.first.role + role, self._names(role).index(lane))
 
-    def _add_work(self, role: int, steps: Sequence[Step], works: Mapping[HostKind, Sequence[HostWork]]) -> int:
-        """Add the work of hosts of each kind of a role around ``steps``; return the number of the first."""
+    def _add_work(self, works: Sequence[WorkOfHost]) -> int:
+        """Add the work of hosts of each kind of a role; return the number of the first."""
         numbers = []
-        for kind in self._kinds[role]:
-            work = work_of_host(self._roles[role], steps, works[kind], self._placed.costs.for_gpu(kind[0]), kind[1])
+        for work in works:
             record = WorkRecord(*[self._handle.kept(column) for column in work])
             numbers.append(self._handle.add_record("add_work", record))
         return numbers[0]
 
     def _describe_labels(self, role: int) -> None:
-        lanes, is_batch = self._roles[role].columns()
+        lanes, is_batch = self._description.roles[role].columns()
         addresses = self._handle.kept(lanes), self._handle.kept(is_batch)
         self._handle.add("describe_labels", self.first.role + role, len(lanes), *addresses)
 
@@ -237,6 +238,7 @@ class CompiledJob:
                     kind, n = self._tables.comms.kind(piece.comm), len(piece.segments)
                     rows.append((0.0, piece.issue_s, 0.0, library.OVERLAPPED_CALL, -1, kind, n, 0, 0))
                     rows += [self._segment_row(segment) for segment in piece.segments]
+        self._tables.tell_kinds()
         array = np.array(rows, dtype=library.PIECE)
         return self._handle.add("add_pieces", len(array), array.ctypes.data)
 
@@ -246,11 +248,11 @@ class CompiledJob:
         return (*times, library.SEGMENT, template, -1, 0, segment.host_waits, 0)
 
     def _names(self, role: int) -> list[str]:
-        return self._roles[role].lanes
+        return self._description.roles[role].lanes
 
     def _lane(self, number: int) -> tuple[PlacedRank, str]:
         return self.lanes[number - self.first.lane]
 
     def _block(self, number: int) -> Block:
-        block: Block = self._numbers.blocks.things[number]
+        block: Block = self._description.numbers.blocks.things[number]
         return block

@@ -10,13 +10,43 @@ from simulator.engine.compiled.handle import SimulationHandle
 from simulator.network.max_min import Saturation, max_min_rates, saturations
 from simulator.network.plan import Phase, Plan
 
+#: Sets of concurrent phases whose rates are remembered.
+_REMEMBERED = 100_000
+
+
+class RememberedRates:
+    """Rates of phases that meet on links of some capacity, and slower phases; all plays of jobs have these in common."""
+
+    def __init__(self, capacity_Bps: Sequence[float]) -> None:
+        self._capacity_Bps = np.array(capacity_Bps, dtype=float)
+        self._slowed: dict[tuple[int, float], tuple[Phase, Phase]] = {}
+        #: By ids of phases, which are kept beside.
+        self._solved: dict[tuple[int, ...], tuple[Sequence[Phase], list[float], tuple[Saturation, ...]]] = {}
+
+    def solved(self, phases: Sequence[Phase]) -> tuple[list[float], tuple[Saturation, ...]]:
+        """Return the rates of phases that meet, and the states of links that hold some of them up."""
+        key = tuple(map(id, phases))
+        if key not in self._solved:
+            if len(self._solved) >= _REMEMBERED:
+                self._solved.clear()
+            rates_Bps = max_min_rates(phases, self._capacity_Bps)
+            self._solved[key] = phases, rates_Bps, saturations(phases, rates_Bps, self._capacity_Bps)
+        return self._solved[key][1:]
+
+    def slowed(self, phase: Phase, speed: float) -> Phase:
+        """Return a phase at this share of its cap, the same each time."""
+        key = id(phase), speed
+        if key not in self._slowed:
+            self._slowed[key] = phase, phase.slowed(speed)
+        return self._slowed[key][1]
+
 
 class NumberedPhases:
-    """The phases that a compiled simulation knows; it works out rates of those that meet when it is asked."""
+    """The phases that a compiled simulation knows; it is told ``rates`` of those that meet when it asks."""
 
-    def __init__(self, handle: SimulationHandle, capacity_Bps: Sequence[float]) -> None:
+    def __init__(self, handle: SimulationHandle, rates: RememberedRates) -> None:
         self._handle = handle
-        self._capacity_Bps = np.array(capacity_Bps, dtype=float)
+        self._rates = rates
         self._phases: list[Phase] = []
         self._numbers: dict[int, int] = {}
         self._states: list[Saturation] = []
@@ -36,7 +66,7 @@ class NumberedPhases:
 
     def add_slowed(self, number: int, speed: float) -> int:
         """Add a phase at a share of its cap; return its number."""
-        return self.number(self._phases[number].slowed(speed), number)
+        return self.number(self._rates.slowed(self._phases[number], speed), number)
 
     def add_solution(self, numbers: Sequence[int]) -> int:
         """Add the rates of phases that meet; return the number of that."""
@@ -75,8 +105,7 @@ class NumberedPhases:
 
     def _solved(self, phases: Sequence[Phase]) -> tuple[list[float], list[int]]:
         """Return the rates of phases that meet, and the numbers of the states of links then."""
-        rates_Bps = max_min_rates(phases, self._capacity_Bps)
-        states = saturations(phases, rates_Bps, self._capacity_Bps)
+        rates_Bps, states = self._rates.solved(phases)
         if not states:
             return rates_Bps, []
         links = np.array([state.link for state in states], dtype=np.int32)

@@ -13,9 +13,10 @@ from simulator.arrays import Floats
 from simulator.cluster import Cluster
 from simulator.engine.communicator import mismatch
 from simulator.engine.compiled import library
+from simulator.engine.compiled.description import CommNumbers, JobDescription
 from simulator.engine.compiled.handle import SimulationHandle
 from simulator.engine.compiled.job import CompiledJob, FirstNumbers
-from simulator.engine.compiled.network import NumberedPhases
+from simulator.engine.compiled.network import NumberedPhases, RememberedRates
 from simulator.engine.compiled.tables import Tables
 from simulator.engine.deadlock import BlockedLane, UncalledComm, report
 from simulator.engine.placed_ranks import placed_ranks
@@ -27,31 +28,51 @@ from simulator.engine.representatives import SimulatedCluster
 from simulator.errors import DeadlockError
 
 
-def play_compiled(
-    jobs: Sequence[Placed],
-    simulated: SimulatedCluster,
-    cluster: Cluster,
-    coalesce: bool,
-    clocks: Sequence[GpuClocks],
-) -> PlayedJobs:
-    """Play all jobs to the end, each at its clocks. Raises as `simulator.engine.play.play_on_simpy`."""
-    ranks = [
-        placed_ranks(placed, representatives, cluster, clocks_of_job)
-        for placed, representatives, clocks_of_job in zip(jobs, simulated.representatives, clocks, strict=True)
-    ]
-    play = _CompiledPlay(jobs, simulated, ranks)
-    try:
-        play.describe(jobs, simulated, ranks, coalesce)
-        return play.played()
-    finally:
-        play.close()
+class CompiledEngine:
+    """Plays jobs on the compiled kernel, as often as it takes, to the times of `simulator.engine.play.SimpyEngine`."""
+
+    def __init__(self, jobs: Sequence[Placed], simulated: SimulatedCluster, cluster: Cluster, coalesce: bool) -> None:
+        self._jobs, self._simulated, self._cluster, self._coalesce = jobs, simulated, cluster, coalesce
+        self._comms = CommNumbers()
+        self._rates = RememberedRates([link.capacity_Bps for link in simulated.links])
+        #: Descriptions of jobs that do not grow, which are alike in all plays.
+        self._descriptions: dict[int, JobDescription] = {}
+
+    def play(self, clocks: Sequence[GpuClocks]) -> PlayedJobs:
+        """Play all jobs to the end, each at its clocks. Raises `DeadlockError` where a rank still waits then."""
+        ranks = [
+            placed_ranks(placed, representatives, self._cluster, clocks_of_job)
+            for placed, representatives, clocks_of_job in zip(
+                self._jobs, self._simulated.representatives, clocks, strict=True
+            )
+        ]
+        play = _CompiledPlay(self._jobs, self._simulated, ranks, self._comms, self._rates)
+        try:
+            descriptions = [self._description(job, ranks_of_job) for job, ranks_of_job in enumerate(ranks)]
+            play.describe(self._jobs, self._simulated, ranks, descriptions, self._coalesce)
+            return play.played()
+        finally:
+            play.close()
+
+    def _description(self, job: int, ranks: Sequence[PlacedRank]) -> JobDescription:
+        placed = self._jobs[job]
+        if placed.more is not None:
+            return JobDescription(placed, ranks, self._comms)
+        if job not in self._descriptions:
+            self._descriptions[job] = JobDescription(placed, ranks, self._comms)
+        return self._descriptions[job]
 
 
 class _CompiledPlay:
     """Jobs on the kernel, and the answers to what it asks. Roles, ranks and lanes of all jobs are numbered on."""
 
     def __init__(
-        self, jobs: Sequence[Placed], simulated: SimulatedCluster, ranks: Sequence[Sequence[PlacedRank]]
+        self,
+        jobs: Sequence[Placed],
+        simulated: SimulatedCluster,
+        ranks: Sequence[Sequence[PlacedRank]],
+        comms: CommNumbers,
+        rates: RememberedRates,
     ) -> None:
         self._jobs: list[CompiledJob] = []
         roles = [placed.program.roles for placed in jobs]
@@ -68,23 +89,26 @@ class _CompiledPlay:
             "grow": self._grow,
         }
         self._handle = SimulationHandle(answers, sizes)
-        self._phases = NumberedPhases(self._handle, [link.capacity_Bps for link in simulated.links])
-        self._tables = Tables(self._handle, self._phases)
+        self._phases = NumberedPhases(self._handle, rates)
+        self._tables = Tables(self._handle, self._phases, comms)
 
     def describe(
         self,
         jobs: Sequence[Placed],
         simulated: SimulatedCluster,
         ranks: Sequence[Sequence[PlacedRank]],
+        descriptions: Sequence[JobDescription],
         coalesce: bool,
     ) -> None:
         """Tell the kernel of background traffic and of all jobs, and let them begin."""
         for phase in simulated.background:
             self._handle.add("begin_background", self._phases.number(phase))
         role = rank = lane = 0
-        for placed, representatives, ranks_of_job in zip(jobs, simulated.representatives, ranks, strict=True):
+        for placed, representatives, ranks_of_job, description in zip(
+            jobs, simulated.representatives, ranks, descriptions, strict=True
+        ):
             first = FirstNumbers(len(self._jobs), role, rank, lane)
-            job = CompiledJob(self._tables, first, placed, representatives, ranks_of_job, coalesce)
+            job = CompiledJob(self._tables, first, placed, representatives, ranks_of_job, coalesce, description)
             self._jobs.append(job)
             role, rank, lane = role + len(placed.program.roles), rank + len(job.ranks), lane + len(job.lanes)
         for job in self._jobs:

@@ -20,10 +20,11 @@ from simulator.engine.templates import TemplateStore
 class Tables:
     """Numbers that the kernel and Python have in common, whatever the job."""
 
-    def __init__(self, handle: SimulationHandle, phases: NumberedPhases) -> None:
+    def __init__(self, handle: SimulationHandle, phases: NumberedPhases, comms: CommNumbers) -> None:
         self.handle = handle
         self.phases = phases
-        self.comms = CommNumbers(handle)
+        self.comms = comms
+        self._n_kinds = 0
         #: Group and meeting of calls that belong together; job, planned communication and purpose that are counted.
         self.channels, self.counts = Numbers(), Numbers()
         #: Of each template of the kernel its index in the store of its job.
@@ -34,6 +35,11 @@ class Tables:
         self._interference: list[InterferenceCost] = []
         self._loads = Numbers()
         self._loads.number(None, None)
+
+    def tell_kinds(self) -> None:
+        """Tell the kernel of the kinds of communication that are new."""
+        for record in self.comms.records(self._n_kinds):
+            self._n_kinds = self.handle.add_record("add_kind", record) + 1
 
     def interference(self, cost: InterferenceCost | None) -> int:
         """Return the number of an interference; -1 where communication takes nothing from kernels."""
