@@ -15,7 +15,7 @@ _REMEMBERED = 100_000
 
 
 class RememberedRates:
-    """Rates of phases that meet on links of some capacity, and slower phases; all plays of jobs have these in common."""
+    """Rates of phases that meet on links, and slower phases, which all plays of some jobs have in common."""
 
     def __init__(self, capacity_Bps: Sequence[float]) -> None:
         self._capacity_Bps = np.array(capacity_Bps, dtype=float)

@@ -1,0 +1,133 @@
+"""How long jobs take with the compiled engine and with the one in Python, over a bare loop of SimPy in the same run.
+
+    python -m benchmarks.bench_engines [--jobs gpt175b_3d llama3_405b] [--repeat 3] [--python]
+
+Seconds are of the processor, and the best of the repeats; machines and other load on them differ. So each is also
+divided by the seconds of a bare SimPy loop (10^6 timeouts of 1,000 processes) and multiplied by `REFERENCE_s`, the
+seconds of that loop on the machine whose times are compared. ``--python`` plays with the engine in Python too.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import simpy
+
+from simulator.api import cluster_of
+from simulator.config import Workload, load_workload
+from simulator.config.profile import load_profiles
+from simulator.config.stack import load_stack
+from simulator.costs import Costs
+from simulator.engine import simulate
+from simulator.lowering import build_program
+from simulator.timeline import Timeline
+
+#: Seconds of the bare loop on the machine whose times are compared.
+REFERENCE_s = 1.1
+PROCESSES, TIMEOUTS = 1_000, 1_000
+
+LARGE = {
+    "model": {"preset": "gpt-530b"},
+    "training": {"seq": 2048, "micro_batch": 1, "global_batch": 280, "precision": "fp16"},
+    "parallelism": {"tp": 8, "pp": 35, "dp": 1, "vpp": 3, "schedule": "interleaved"},
+    "cluster": {"name": "dgx_a100"},
+}
+#: Name -> a shipped workload or a mapping, and changes of its keys.
+JOBS: dict[str, tuple[str | dict[str, Any], dict[str, Any]]] = {
+    "gpt175b_3d": ("gpt175b_3d", {}),
+    "530b, 35 stages x 3, 280 micro-batches": ({"name": "gpt530b", **LARGE}, {}),
+    "llama3_405b": ("llama3_405b", {}),
+    "deepseek_v3": ("deepseek_v3", {}),
+    "deepseek_v3_dualpipe": ("deepseek_v3_dualpipe", {}),
+    "qwen3_235b": ("qwen3_235b", {}),
+    "mixtral_8x7b": ("mixtral_8x7b", {}),
+    "gpt175b_3d, one slow GPU and one slow card": (
+        "gpt175b_3d",
+        {
+            "cluster.overrides": [
+                {"gpu": "node3.gpu1", "speed_scale": 0.9},
+                {"link": "node5.nic2", "bandwidth_scale": 0.5},
+            ]
+        },
+    ),
+    "gpt175b_3d, zb_h2": ("gpt175b_3d", {"parallelism.schedule": "zb_h2", "parallelism.vpp": 1}),
+}
+
+
+class JobSeconds(NamedTuple):
+    """Seconds of a job: its cluster, its program, its simulation with folding, and that without playing."""
+
+    cluster: float
+    program: float
+    simulation: float
+    events: int
+
+
+def seconds_of(work: Callable[[], Any]) -> float:
+    """Return the seconds of the processor that ``work`` takes."""
+    began = time.process_time()
+    work()
+    return time.process_time() - began
+
+
+def bare_loop_s() -> float:
+    """Return the seconds of a bare SimPy loop."""
+    env = simpy.Environment()
+
+    def process() -> Iterator[simpy.Event]:
+        for _ in range(TIMEOUTS):
+            yield env.timeout(1)
+
+    for _ in range(PROCESSES):
+        env.process(process())
+    return seconds_of(env.run)
+
+
+def job_seconds(workload: Workload, engine: str) -> JobSeconds:
+    """Return the seconds of a workload, step by step."""
+    profiles = load_profiles(workload.calibrations, workload.training.attention_kernel)
+    stack = load_stack(workload.stack) if workload.stack else None
+    costs = Costs.from_profiles(profiles, workload.software, stack)
+    built: list[Any] = []
+    cluster_s = seconds_of(lambda: built.append(cluster_of(workload)))
+    program_s = seconds_of(lambda: built.append(build_program(workload)))
+    cluster, program = built
+    timelines: list[Timeline] = []
+
+    def play() -> None:
+        timelines.append(simulate(program, cluster, costs, nodes=workload.nodes, engine=engine))  # type: ignore[arg-type]
+
+    simulation_s = seconds_of(play)
+    return JobSeconds(cluster_s, program_s, simulation_s, timelines[0].events)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Print a line for each job and engine."""
+    assert __doc__ is not None
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--jobs", nargs="+", choices=JOBS, default=list(JOBS), help="which [all]")
+    parser.add_argument("--repeat", type=int, default=1, help="how often; the best counts [1]")
+    parser.add_argument("--python", action="store_true", help="with the engine in Python too")
+    options = parser.parse_args(arguments)
+    print(
+        f"{'job':44} {'engine':9} {'events':>9} {'bare':>6} {'cluster':>8} {'program':>8} {'simulate':>9} {'scaled':>7}"
+    )
+    for name in options.jobs:
+        reference, changes = JOBS[name]
+        workload = load_workload(reference, changes)
+        for engine in ("compiled", "python") if options.python else ("compiled",):
+            bare_s = min(bare_loop_s() for _ in range(3))
+            best = min((job_seconds(workload, engine) for _ in range(options.repeat)), key=lambda one: one.simulation)
+            total_s = best.cluster + best.program + best.simulation
+            print(
+                f"{name:44} {engine:9} {best.events:9,} {bare_s:6.2f} {best.cluster:8.2f} {best.program:8.2f} "
+                f"{best.simulation:9.2f} {total_s / bare_s * REFERENCE_s:7.2f}",
+                flush=True,
+            )
+
+
+if __name__ == "__main__":
+    main()
