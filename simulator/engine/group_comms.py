@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -107,7 +107,9 @@ def _comms_of_job(job: int, placed: Placed, cluster: Cluster) -> list[GroupComm]
     # Each with what a collective's calls have in common, and the number of that.
     comms_of_role: list[list[tuple[Comm, tuple[object, ...], int]]] = []
     for role in program.roles:
-        comms = dict.fromkeys(_anonymous(comm) for _, comm in role.comms())
+        comms = dict.fromkeys(
+            _anonymous(comm) for comm in {_network_key(comm): comm for _, comm in role.comms()}.values()
+        )
         specs = {comm: spec_of(comm, -1) for comm in comms}
         comms_of_role.append([(comm, spec, numbers.setdefault(spec, len(numbers))) for comm, spec in specs.items()])
     distinct: dict[tuple[str, int, int], GroupComm] = {}
@@ -129,6 +131,13 @@ def _comms_of_job(job: int, placed: Placed, cluster: Cluster) -> list[GroupComm]
                     ends = tuple([gpus[member] for member in ranks])
                 distinct[comm.axis, group, number] = GroupComm(job, comm.axis, group, spec, comm, ranks, ends)
     return list(distinct.values())
+
+
+def _network_key(comm: Comm) -> Hashable:
+    """Return what tells communication apart for the network; only names and tags of transfers are many."""
+    if isinstance(comm, PointToPoint):
+        return comm.axis, comm.op, comm.nbytes, comm.peer, comm.as_it_comes
+    return comm
 
 
 def _anonymous(comm: Comm) -> Comm:

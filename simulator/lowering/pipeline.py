@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from typing import cast
 
 from simulator.lowering.lanes import PIPELINE_LANE, Lanes
-from simulator.program import COMPUTE_LANE, Axis, Batch, PointToPoint, PointToPointKind, Purpose, Step
+from simulator.program import COMPUTE_LANE, Axis, Batch, PointToPoint, PointToPointKind, Purpose, Step, reordered
 from simulator.schedules import Action, Cell, Order, Post, Schedule, Slot, requires
 
 SEND, RECV = PointToPointKind.SEND, PointToPointKind.RECV
@@ -393,4 +393,4 @@ def _post(ends: list[PostedEnd], nbytes: float, after: tuple[str, ...]) -> Step:
 
 def _wait(step: Step, labels: list[str]) -> Step:
     """Return ``step`` waiting for ``labels`` too."""
-    return replace(step, after=(*step.after, *labels)) if labels else step
+    return reordered(step, (*step.after, *labels)) if labels else step

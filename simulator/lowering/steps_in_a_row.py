@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import replace
 
 from simulator.lowering.lanes import Lanes
-from simulator.program import COMPUTE_LANE, Collective, HostOperation, Step
+from simulator.program import COMPUTE_LANE, Collective, HostOperation, Step, reordered
 
 
 def repeated(lanes: Lanes, steps: int, microbatches: int) -> Lanes:
@@ -27,7 +26,7 @@ def repeated(lanes: Lanes, steps: int, microbatches: int) -> Lanes:
                     before = tuple(_label(label, number - 1) for label in closing)
                 elif number and not step.after and isinstance(step.op, Collective | HostOperation):
                     before = (_label(ends, number - 1),)
-                row[lane].append(replace(step, after=(*before, *step.after)) if before else step)
+                row[lane].append(reordered(step, (*before, *step.after)) if before else step)
     return row
 
 
@@ -65,7 +64,7 @@ def _merged(compute: list[Step], passes: list[Step], done: Lanes) -> list[Step]:
     for step in compute:
         before = closing if merged and merged[-1].label == ends else ()
         first, *rest = pieces.get(step.label, [step])
-        merged += [replace(first, after=(*before, *step.after)), *rest]
+        merged += [reordered(first, (*before, *step.after)), *rest]
     return merged
 
 
@@ -94,10 +93,10 @@ def _label(label: str, number: int) -> str:
 def _numbered(steps: Iterable[Step], renamed: set[str], number: int, microbatches: int) -> list[Step]:
     """Return ``steps`` as those of training step ``number`` of a row, with that number in the labels ``renamed``."""
     return [
-        replace(
+        reordered(
             step,
+            tuple([_label(label, number) if label in renamed else label for label in step.after]),
             label=_label(step.label, number) if step.label in renamed else step.label,
-            after=tuple(_label(label, number) if label in renamed else label for label in step.after),
             microbatch=step.microbatch + number * microbatches if step.microbatch >= 0 else step.microbatch,
         )
         for step in steps

@@ -16,7 +16,7 @@ from simulator.program.ops import (
     comms_of,
     kernels_of,
 )
-from simulator.program.program import Program, Role, Step
+from simulator.program.program import Program, Role, Step, reordered
 from simulator.program.text import to_text
 from simulator.program.text_reader import from_text
 from simulator.program.validation import ProgramError, validate
@@ -75,6 +75,7 @@ __all__ = [
     "from_text",
     "kernels_of",
     "numbered_axis",
+    "reordered",
     "to_text",
     "undivided",
     "validate",

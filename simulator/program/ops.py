@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import ClassVar
@@ -33,7 +32,7 @@ class Compute:
 
 
 @dataclass(frozen=True, slots=True)
-class Comm(ABC):
+class Comm:
     """Communication of one rank, as its types below have it.
 
     ``op`` is the kind of operation, ``axis`` names the groups (see `vocabulary.AXES`).
@@ -55,9 +54,9 @@ class Comm(ABC):
         return self.holds_sms
 
     @property
-    @abstractmethod
     def lane(self) -> str:
-        """The track of its spans in pictures and traces."""
+        """The track of its spans in pictures and traces, which each type names."""
+        raise NotImplementedError
 
 
 @dataclass(frozen=True, slots=True)

@@ -40,6 +40,22 @@ class Step:
     workspace_bytes: float = 0.0
 
 
+def reordered(step: Step, after: tuple[str, ...], label: str | None = None, microbatch: int | None = None) -> Step:
+    """Return ``step`` after other steps, and under another label or for another micro-batch where these are not None.
+
+    It is as `dataclasses.replace`, in a fifth of the time: programs have hundreds of thousands of steps.
+    """
+    other = object.__new__(Step)
+    values = vars(other)
+    values.update(vars(step))
+    values["after"] = after
+    if label is not None:
+        values["label"] = label
+    if microbatch is not None:
+        values["microbatch"] = microbatch
+    return other
+
+
 def lanes_of_tuples(lanes: Mapping[str, Iterable[Step]]) -> dict[str, tuple[Step, ...]]:
     """Return ``lanes`` with the steps of each as a tuple: a generator could be read only once."""
     return {lane: tuple(steps) for lane, steps in lanes.items()}

@@ -113,28 +113,28 @@ class RoleNumbers:
 
     def __init__(self, role: Role) -> None:
         self.lanes = list(role.lanes)
-        self.labels = Numbers()
-        self._lane_of_label: list[int] = []
-        self._is_batch: list[bool] = []
+        self.labels: dict[str, int] = {}
+        self._lane_of_label: dict[int, int] = {}
+        self._batches: list[int] = []
 
     def label(self, label: str) -> int:
         """Return the number of a label, of a step that has come or may come."""
-        number = self.labels.number(label, label)
-        if number == len(self._is_batch):
-            self._lane_of_label.append(-1)
-            self._is_batch.append(False)
-        return number
+        return self.labels.setdefault(label, len(self.labels))
 
-    def own(self, lane: int, step: Step) -> int:
-        """Return the number of the label of a step that ``lane`` has."""
-        number = self.label(step.label)
-        self._lane_of_label[number] = lane
-        self._is_batch[number] = isinstance(step.op, Batch)
-        return number
+    def add_steps(self, lane: int, steps: Sequence[Step]) -> list[int]:
+        """Return the numbers of the labels of ``steps`` that a lane has."""
+        labels = self.labels
+        numbers = [labels.setdefault(step.label, len(labels)) for step in steps]
+        self._lane_of_label |= dict.fromkeys(numbers, lane)
+        self._batches += [number for number, step in zip(numbers, steps, strict=True) if isinstance(step.op, Batch)]
+        return numbers
 
     def columns(self) -> tuple[Int32s, NDArray[np.uint8]]:
         """Return for each label its lane, -1 where there is none yet, and whether it is of a batch."""
-        return np.array(self._lane_of_label, dtype=np.int32), np.array(self._is_batch, dtype=np.uint8)
+        lanes, is_batch = np.full(len(self.labels), -1, dtype=np.int32), np.zeros(len(self.labels), dtype=np.uint8)
+        lanes[list(self._lane_of_label)] = list(self._lane_of_label.values())
+        is_batch[self._batches] = 1
+        return lanes, is_batch
 
 
 class ProgramNumbers:
@@ -148,25 +148,30 @@ class ProgramNumbers:
 
     def lane_steps(self, role: RoleNumbers, lane: int, steps: Sequence[Step]) -> LaneSteps:
         """Return the ``steps`` that a lane of a role has as arrays."""
-        rows: list[tuple[int, ...]] = []
-        after: list[int] = []
+        ops: list[tuple[int, int, int, int]] = []
         batches: list[tuple[int, int]] = []
-        comms, first_step = self._comms, len(self.steps)
+        comms, block_number, first_step = self._comms, self.blocks.number, len(self.steps)
         for step in steps:
-            tag, n_ops = 0, 1
-            match step.op:
-                case Block():
-                    kind, op = RUN_BLOCK, self.blocks.number(id(step.op), step.op)
-                case Comm():
-                    kind, op, tag = RUN_COMM, comms.kind(step.op), comms.tag(step.op)
-                case Batch():
-                    kind, op, n_ops = RUN_BATCH, len(batches), len(step.op.comms)
-                    batches += [(comms.kind(comm), comms.tag(comm)) for comm in step.op.comms]
-            label, phase = role.own(lane, step), self.phases.number(step.phase, step.phase)
-            rows.append((kind, op, n_ops, tag, label, len(after), len(step.after), phase))
-            after += [role.label(awaited) for awaited in step.after]
+            op = step.op
+            if isinstance(op, Block):
+                ops.append((RUN_BLOCK, block_number(id(op), op), 1, 0))
+            elif isinstance(op, Batch):
+                ops.append((RUN_BATCH, len(batches), len(op.comms), 0))
+                batches += [(comms.kind(comm), comms.tag(comm)) for comm in op.comms]
+            else:
+                ops.append((RUN_COMM, comms.kind(op), 1, comms.tag(op)))
+        columns = np.zeros(len(steps), dtype=STEP)
+        for name, values in zip(
+            ("kind", "op", "n_ops", "tag"), np.array(ops, dtype=np.int32).reshape(-1, 4).T, strict=True
+        ):
+            columns[name] = values
+        labels = role.labels
+        columns["label"] = role.add_steps(lane, steps)
+        columns["n_after"] = [len(step.after) for step in steps]
+        columns["first_after"] = np.cumsum(columns["n_after"]) - columns["n_after"]
+        columns["phase"] = [self.phases.number(step.phase, step.phase) for step in steps]
+        after = [labels.setdefault(label, len(labels)) for step in steps for label in step.after]
         self.steps += steps
-        columns = np.array(rows, dtype=np.int32).reshape(-1, len(STEP.names or ())).view(STEP)
         transfers = np.array(batches, dtype=np.int32).reshape(-1, 2).view(TAGGED_COMM)
         return LaneSteps(columns, np.array(after, dtype=np.int32), transfers, first_step)
 

@@ -84,8 +84,7 @@ class CompiledJob:
 
     def label(self, role: int, number: int) -> str:
         """Return the label of a role that has a number."""
-        label: str = self._description.roles[role].labels.things[number]
-        return label
+        return list(self._description.roles[role].labels)[number]
 
     def members(self, rank: PlacedRank, kind: int) -> Sequence[int]:
         """Return the simulated ranks that must call a kind of communication that ``rank`` has called, or its peer."""

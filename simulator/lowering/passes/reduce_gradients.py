@@ -17,7 +17,7 @@ from simulator.lowering.sharded_units import UnitPass, Units, sharded_units
 from simulator.lowering.sharding import gradient_bytes, leaving
 from simulator.lowering.stage_variants import Variant
 from simulator.lowering.stages import Stages
-from simulator.program import COMPUTE_LANE, Block, Step, StepPhase
+from simulator.program import COMPUTE_LANE, Block, Step, StepPhase, reordered
 from simulator.units import DTYPE_BYTES
 
 _MAKES_GRADIENTS = (StepPhase.BACKWARD, StepPhase.WEIGHT_GRADIENT)
@@ -104,4 +104,4 @@ def _buckets(context: RankContext, stages: Stages, step: Step, block: Block) -> 
 
 def _waiting(step: Step, labels: tuple[str, ...]) -> Step:
     """Return ``step`` waiting for ``labels`` too."""
-    return replace(step, after=(*step.after, *labels)) if labels else step
+    return reordered(step, (*step.after, *labels)) if labels else step

@@ -9,11 +9,10 @@ reduction before it (calibration/results/runs).
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 
 from simulator.lowering.lanes import Lanes
 from simulator.lowering.rank_context import RankContext
-from simulator.program import COMPUTE_LANE, Collective, CollectiveKind
+from simulator.program import COMPUTE_LANE, Collective, CollectiveKind, reordered
 
 
 def take_turns(lanes: Lanes, context: RankContext) -> Lanes:
@@ -29,7 +28,7 @@ def take_turns(lanes: Lanes, context: RankContext) -> Lanes:
         assert isinstance(step.op, Collective)
         before = latest.get(step.op.axis)
         if before is not None and before[0] != lane:
-            whole[lane][index] = replace(step, after=(*step.after, before[1]))
+            whole[lane][index] = reordered(step, (*step.after, before[1]))
         latest[step.op.axis] = lane, step.label
     return whole
 
