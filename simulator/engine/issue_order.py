@@ -71,8 +71,7 @@ def host_work(
     starts = [speeds.seconds(costs, step.phase, kinds) for step, kinds in _starts(role, earlier.last)]
     seconds: dict[tuple[str, str], float] = {}
 
-    def issue(step: Step, before: int) -> tuple[str, float]:
-        behind = _last_awaited(step, positions, earlier)
+    def issue(step: Step, behind: int | None, before: int) -> tuple[str, float]:
         phase = _phase_of_pass(compute, before, behind, earlier)
         key = launch.comm_kind(cast(Comm, step.op)), phase
         if key not in seconds:
@@ -80,8 +79,8 @@ def host_work(
         return step.label if behind is not None else "", seconds[key]
 
     return tuple(
-        HostWork(tuple([issue(step, number) for step in steps]), start_s)
-        for number, (steps, start_s) in enumerate(zip(issue_order(role, earlier), [*starts, 0.0], strict=True))
+        HostWork(tuple([issue(step, behind, number) for step, behind in steps]), start_s)
+        for number, (steps, start_s) in enumerate(zip(_issues(role, positions, earlier), [*starts, 0.0], strict=True))
     )
 
 
@@ -93,18 +92,23 @@ def issue_order(role: Role, earlier: EarlierCompute = NOTHING_EARLIER) -> tuple[
     waits for it, or first of all where none does. What waits for ``earlier`` computation only is issued first of all.
     Batches of blocking transfers are not counted.
     """
+    return tuple([tuple([step for step, _ in steps]) for steps in _issues(role, _compute_positions(role), earlier)])
+
+
+def _issues(role: Role, positions: Mapping[str, int], earlier: EarlierCompute) -> list[list[tuple[Step, int | None]]]:
+    """Return communication in its `issue_order`, each with the step of the compute lane that it waits for last."""
     compute = role.lanes.get(COMPUTE_LANE, ())
-    positions = _compute_positions(role)
     first_waiting: dict[str, int] = {}
     for index, step in enumerate(compute):
         for label in step.after:
             first_waiting.setdefault(label, index)
-    order: list[list[Step]] = [[] for _ in range(len(compute) + 1)]
+    order: list[list[tuple[Step, int | None]]] = [[] for _ in range(len(compute) + 1)]
     for lane, _, step in role.steps():
         if lane != COMPUTE_LANE and isinstance(step.op, Comm):
             behind = _last_awaited(step, positions, earlier)
-            order[first_waiting.get(step.label, 0) if behind is None else behind + 1].append(step)
-    return tuple(map(tuple, order))
+            place = first_waiting.get(step.label, 0) if behind is None else behind + 1
+            order[place].append((step, behind))
+    return order
 
 
 def issued_by(role: Role) -> Iterator[tuple[str, str, int]]:
@@ -116,10 +120,9 @@ def issued_by(role: Role) -> Iterator[tuple[str, str, int]]:
             for kind, n in launch.issued(op, step.phase).items():
                 yield step.phase, kind, n
     compute, positions = role.lanes.get(COMPUTE_LANE, ()), _compute_positions(role)
-    for before, steps in enumerate(issue_order(role)):
-        for step in steps:
+    for before, steps in enumerate(_issues(role, positions, NOTHING_EARLIER)):
+        for step, behind in steps:
             for kind, n in launch.issued(cast(Comm, step.op)).items():
-                behind = _last_awaited(step, positions, NOTHING_EARLIER)
                 yield _phase_of_pass(compute, before, behind, NOTHING_EARLIER), kind, n
 
 
@@ -128,7 +131,7 @@ def _compute_positions(role: Role) -> dict[str, int]:
     return {step.label: index for index, step in enumerate(role.lanes.get(COMPUTE_LANE, ()))}
 
 
-def _last_awaited(step: Step, positions: dict[str, int], earlier: EarlierCompute) -> int | None:
+def _last_awaited(step: Step, positions: Mapping[str, int], earlier: EarlierCompute) -> int | None:
     """Return the position of the last step of the compute lane that ``step`` waits for; -1 for earlier ones."""
     awaited = [positions.get(label, -1) for label in step.after if label in positions or label in earlier.labels]
     return max(awaited, default=None)

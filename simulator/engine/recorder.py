@@ -136,8 +136,9 @@ class RecordedSpans:
             return np.where(held[order], of_step(values, np.float64), 0.0)
 
         # Memory belongs to a step, not to each of its pieces: held from the first piece, given back after the last.
-        steps, number = self.steps, np.empty(len(order), dtype=np.int64)
-        number[order] = np.arange(len(order))
+        steps, number = self.steps, np.empty(len(order) if self.stretched else 0, dtype=np.int64)
+        if self.stretched:
+            number[order] = np.arange(len(order))
         return Timeline(
             n_ranks=program.n_ranks,
             ranks_like=dict(representatives.multiplicity),
@@ -156,8 +157,8 @@ class RecordedSpans:
             launched_s=self.launched_s[order],
             start_s=self.start_s[order],
             end_s=self.end_s[order],
-            labels=tuple([steps[index].label for index in step.tolist()]),
-            parts=tuple([steps[index].part for index in step.tolist()]),
+            labels=tuple(of_step([one.label for one in steps], object).tolist()),
+            parts=tuple(of_step([one.part for one in steps], object).tolist()),
             alloc_bytes=memory(self.is_first, [one.alloc_bytes for one in steps]),
             free_bytes=memory(self.is_last, [one.free_bytes for one in steps]),
             workspace_bytes=memory(self.in_row, [one.workspace_bytes for one in steps]),

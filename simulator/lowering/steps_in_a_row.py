@@ -92,6 +92,8 @@ def _label(label: str, number: int) -> str:
 
 def _numbered(steps: Iterable[Step], renamed: set[str], number: int, microbatches: int) -> list[Step]:
     """Return ``steps`` as those of training step ``number`` of a row, with that number in the labels ``renamed``."""
+    if number == 0:
+        return list(steps)
     return [
         reordered(
             step,

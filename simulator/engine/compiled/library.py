@@ -5,8 +5,10 @@ from __future__ import annotations
 import ctypes
 from ctypes import CFUNCTYPE, POINTER, Structure, c_double, c_int32, c_int64, c_void_p
 from functools import cache
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from simulator.engine.compiled.build import FOLDER, LIBRARY, digest
 
@@ -218,13 +220,8 @@ def why_missing() -> str:
     return ""
 
 
-def array_at(address: int | None, dtype: np.dtype, n: int) -> np.ndarray:
-    """Return a copy of an array of the kernel."""
+def array_at(address: int | None, dtype: np.dtype[Any], n: int) -> NDArray[Any]:
+    """Return an array of the kernel, which may be read until the kernel goes on."""
     if not n or not address:
         return np.zeros(0, dtype=dtype)
-    return np.frombuffer(ctypes.string_at(address, n * dtype.itemsize), dtype=dtype)
-
-
-def address(array: np.ndarray) -> int:
-    """Return where an array is, which has to outlive whoever reads it there."""
-    return array.ctypes.data
+    return np.frombuffer((ctypes.c_char * (n * dtype.itemsize)).from_address(address), dtype=dtype)

@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from simulator.arrays import Floats
 from simulator.cluster import Cluster
@@ -166,23 +165,22 @@ class _CompiledPlay:
         address = ctypes.c_void_p()
         n = self._handle.call("read_spans", job.first.job, ctypes.byref(address))
         spans = library.array_at(address.value, library.SPAN, n)
-        columns: dict[str, NDArray[Any]] = {name: spans[name].copy() for name in library.SPAN.names or ()}
-        flags, templates = columns["flags"], np.array(self._tables.index_of_template, dtype=np.int64)
+        # All columns are copies, as the kernel's memory is given back.
+        columns = {name: spans[name].astype(np.int64) for name in ("rank", "lane_name", "position", "step", "template")}
+        times = {name: spans[name].copy() for name in ("posted_s", "launched_s", "start_s", "end_s")}
+        flags, templates = spans["flags"].copy(), np.array(self._tables.index_of_template, dtype=np.int64)
         return RecordedSpans(
             lane_names=tuple(self._tables.comms.lane_names.things),
             steps=job.steps,
-            rank=columns["rank"].astype(np.int64),
-            lane=columns["lane_name"].astype(np.int64),
-            position_in_lane=columns["position"].astype(np.int64),
-            step=columns["step"].astype(np.int64),
+            rank=columns["rank"],
+            lane=columns["lane_name"],
+            position_in_lane=columns["position"],
+            step=columns["step"],
             template=templates[columns["template"]] if n else np.zeros(0, dtype=np.int64),
             is_first=(flags & library.IS_FIRST) > 0,
             is_last=(flags & library.IS_LAST) > 0,
             in_row=(flags & library.IN_ROW) > 0,
-            posted_s=columns["posted_s"],
-            launched_s=columns["launched_s"],
-            start_s=columns["start_s"],
-            end_s=columns["end_s"],
+            **times,
             stretched=self._stretched(job),
         )
 
@@ -191,7 +189,7 @@ class _CompiledPlay:
         pointers = ctypes.byref(first), ctypes.byref(second), ctypes.byref(n_rows)
         n = self._handle.call("read_stretched", job.first.job, *pointers)
         stretched = library.array_at(first.value, library.STRETCHED, n)
-        rows_s = library.array_at(second.value, np.dtype(np.float64), n_rows.value)
+        rows_s = library.array_at(second.value, np.dtype(np.float64), n_rows.value).copy()
         columns = (stretched[name].tolist() for name in ("span", "at", "n_ops"))
         return {
             span: (rows_s[at : at + ops], rows_s[at + ops : at + 2 * ops])
