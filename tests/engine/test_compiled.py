@@ -118,6 +118,32 @@ def test_an_interrupt_stops_a_simulation_between_stretches_of_events(monkeypatch
     assert len(stretches) == 3
 
 
+@pytest.mark.parametrize("delay_s", [0.001 * 3**n for n in range(6)])
+def test_a_signal_is_heard_whenever_it_comes(delay_s: float) -> None:
+    """Its error comes out, be it in the kernel, in an answer, or before the first line of one."""
+
+    class StoppedError(Exception):
+        pass
+
+    def stop(*_: Any) -> None:
+        raise StoppedError
+
+    before = signal.signal(signal.SIGALRM, stop)
+    job = workload("llama3_8b_dgx_h100", engine="compiled")
+
+    def play() -> None:
+        for _ in range(50):
+            run(job)
+
+    try:
+        signal.setitimer(signal.ITIMER_REAL, delay_s)
+        with pytest.raises(StoppedError):
+            play()
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0.0)
+        signal.signal(signal.SIGALRM, before)
+
+
 # Which engine plays
 
 

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from numpy.typing import NDArray
@@ -24,9 +27,11 @@ class SimulationHandle:
         self._kernel = kernel()
         self._kept: list[Any] = []
         self._error: BaseException | None = None
+        self._answer = ctypes.c_int32()
         types = dict(QuestionsRecord._fields_)
         self._questions: QuestionsRecord | None = QuestionsRecord(
-            **{name: types[name](self._guarded(answer)) for name, answer in answers.items()}
+            answer=ctypes.pointer(self._answer),
+            **{name: types[name](self._guarded(answer)) for name, answer in answers.items()},
         )
         self._address = self._kernel.new_simulation(ctypes.byref(self._questions), *sizes)
         if not self._address:
@@ -55,8 +60,9 @@ class SimulationHandle:
     def run(self) -> int:
         """Let everything happen; return how it ended. Between stretches of events Python handles signals."""
         outcome = RUNNING
-        while outcome == RUNNING:
-            outcome = self.call("run", EVENTS_AT_ONCE)
+        with self._interrupts_kept():
+            while outcome == RUNNING:
+                outcome = self.call("run", EVENTS_AT_ONCE)
         if self._error is not None:
             error, self._error = self._error, None
             raise error
@@ -71,14 +77,33 @@ class SimulationHandle:
         self._questions = None
         self._kept.clear()
 
-    def _guarded(self, answer: Callable[..., int]) -> Callable[..., int]:
-        """Return ``answer`` that keeps what it raises, and says so to the kernel."""
+    def _guarded(self, answer: Callable[..., int]) -> Callable[..., None]:
+        """Return what writes an ``answer`` where the kernel reads it, and keeps what is raised."""
 
-        def guarded(*arguments: Any) -> int:
+        def guarded(*arguments: Any) -> None:
             try:
-                return answer(*arguments)
+                self._answer.value = answer(*arguments)
             except BaseException as error:
                 self._error = error
-                return -1
 
         return guarded
+
+    @contextmanager
+    def _interrupts_kept(self) -> Iterator[None]:
+        """Within, keep what a signal raises before the first line of an answer: ctypes would only print it."""
+        if threading.current_thread() is not threading.main_thread():  # no other handles signals
+            yield
+            return
+        before = sys.unraisablehook
+
+        def keep(lost: sys.UnraisableHookArgs) -> None:
+            if "ctypes callback" in (lost.err_msg or ""):
+                self._error = lost.exc_value
+            else:
+                before(lost)
+
+        sys.unraisablehook = keep
+        try:
+            yield
+        finally:
+            sys.unraisablehook = before

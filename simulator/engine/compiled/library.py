@@ -106,20 +106,21 @@ class ShareRecord(Structure):
     )
 
 
-_Solve = CFUNCTYPE(_int, _int, POINTER(_int))
-_Slowed = CFUNCTYPE(_int, _int, _real)
-_Load = CFUNCTYPE(_int, _int, _int, _int, POINTER(_int))
-_Paced = CFUNCTYPE(_int, _int, _int)
-_Meeting = CFUNCTYPE(_int, _int, _int, POINTER(_int))
-_Cut = CFUNCTYPE(_int, _int, _int, _int, _int, POINTER(_int))
-_Call = CFUNCTYPE(_int, _int, _int)
-_Grow = CFUNCTYPE(_int, _int, _int, _real, POINTER(_real))
+_Solve = CFUNCTYPE(None, _int, POINTER(_int))
+_Slowed = CFUNCTYPE(None, _int, _real)
+_Load = CFUNCTYPE(None, _int, _int, _int, POINTER(_int))
+_Paced = CFUNCTYPE(None, _int, _int)
+_Meeting = CFUNCTYPE(None, _int, _int, POINTER(_int))
+_Cut = CFUNCTYPE(None, _int, _int, _int, _int, POINTER(_int))
+_Call = CFUNCTYPE(None, _int, _int)
+_Grow = CFUNCTYPE(None, _int, _int, _real, POINTER(_real))
 
 
 class QuestionsRecord(Structure):
-    """`Questions` of the kernel: what it asks of Python."""
+    """`Questions` of the kernel: where answers are written, and what it asks of Python."""
 
     _fields_ = (
+        ("answer", POINTER(_int)),
         ("solve", _Solve),
         ("slowed", _Slowed),
         ("load", _Load),

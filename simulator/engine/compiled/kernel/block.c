@@ -18,7 +18,7 @@ static int32_t meeting(Simulation *s, int32_t lane, int32_t block) {
     int32_t n_lanes = role_of(s, &s->lanes[lane])->n_lanes;
     at = s->n_met_lanes;
     MAKE_ROOM(s, s->met_lanes, s->room_met_lanes, at + 1 + n_lanes);
-    int32_t n = answered(s, s->ask.meeting(lane, block, s->met_lanes + at + 1));
+    int32_t n = ANSWER_TO(s, meeting(lane, block, s->met_lanes + at + 1));
     s->met_lanes[at] = n;
     s->n_met_lanes += 1 + n;
     remember(s, &s->met_at, key, 2, at);
@@ -38,7 +38,7 @@ int32_t cut_of(Simulation *s, Lane *lane) {
     }
     int32_t cut = recall(&s->cut_of, key, 3 + n_idle);
     if (cut < 0) {
-        cut = answered(s, s->ask.cut(number, step->op, step->phase, n_idle, key + 3));
+        cut = ANSWER_TO(s, cut(number, step->op, step->phase, n_idle, key + 3));
         remember(s, &s->cut_of, key, 3 + n_idle, cut);
     }
     s->cuts[cut].runs++;

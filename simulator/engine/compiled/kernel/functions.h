@@ -41,9 +41,12 @@ static inline const Share *share_of(Simulation *s, const Lane *lane) { return &p
 static inline const Step *step_of(Simulation *s, const Lane *lane) { return &share_of(s, lane)->steps[lane->step]; }
 static inline Job *job_of(Simulation *s, const Lane *lane) { return &s->jobs[role_of(s, lane)->job]; }
 
+/* Ask Python, and return its answer; leave where it has failed. */
+#define ANSWER_TO(s, question) (*(s)->ask.answer = -1, (s)->ask.question, answered(s))
+
 /* queue.c */
 _Noreturn void fail(Simulation *s, int outcome);
-int32_t answered(Simulation *s, int32_t answer);
+int32_t answered(Simulation *s);
 void *allocated(Simulation *s, size_t bytes);
 uint64_t schedule(Simulation *s, double delay_s, bool urgent, int kind, int32_t number, int64_t detail);
 void at_end_of_instant(Simulation *s, int kind, int32_t job);

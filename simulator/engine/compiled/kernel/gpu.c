@@ -109,7 +109,7 @@ static void add_times(Simulation *s, RunningSegment *run, int32_t first, bool re
 static int32_t paced(Simulation *s, int32_t template, int32_t load) {
     int32_t key[2] = {template, load}, number = recall(&s->paced_of, key, 2);
     if (number < 0) {
-        number = answered(s, s->ask.paced(template, load));
+        number = ANSWER_TO(s, paced(template, load));
         remember(s, &s->paced_of, key, 2, number);
     }
     return number;
@@ -203,7 +203,7 @@ static void read_load(Simulation *s, Gpu *gpu) {
     }
     int32_t load = recall(&s->loads, key, n + 3);
     if (load < 0) {
-        load = answered(s, s->ask.load(key[0], key[1], key[2], key + 3));
+        load = ANSWER_TO(s, load(key[0], key[1], key[2], key + 3));
         remember(s, &s->loads, key, n + 3, load);
     }
     gpu->load = load;

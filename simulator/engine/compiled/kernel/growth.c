@@ -56,7 +56,7 @@ static void wake_lanes(Simulation *s, Job *job) {
 /* Ask the source of a job for the next extension. */
 void receive_extension(Simulation *s, int32_t number) {
     Job *job = &s->jobs[number];
-    if (answered(s, s->ask.grow(number, NEXT_EXTENSION, s->now_s, &job->release_s)) == NO_MORE) {
+    if (ANSWER_TO(s, grow(number, NEXT_EXTENSION, s->now_s, &job->release_s)) == NO_MORE) {
         job->is_over = true;
         wake_lanes(s, job);
     } else if (job->release_s <= s->now_s) {
@@ -71,7 +71,7 @@ void hand_out(Simulation *s, int32_t number) {
     Job *job = &s->jobs[number];
     job->n_extensions++;
     job->is_asked = false;
-    bool is_empty = answered(s, s->ask.grow(number, HAND_OUT, s->now_s, &job->release_s));
+    bool is_empty = ANSWER_TO(s, grow(number, HAND_OUT, s->now_s, &job->release_s));
     wake_lanes(s, job);
     if (is_empty) ask_for_extension(s, number);
 }

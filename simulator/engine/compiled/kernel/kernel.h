@@ -294,18 +294,23 @@ typedef struct {
     bool grows, is_asked, is_over;
 } Job;
 
-/* ---- Questions to Python: each returns -1 where it has failed ---- */
+/* ---- Questions to Python ----
+ *
+ * Python writes each answer to `answer`, where -1 is left where it has failed. What a function of ctypes returns is
+ * lost where a signal interrupts it before its first line.
+ */
 enum GrowthStep { NEXT_EXTENSION, HAND_OUT };
 enum Extended { NO_MORE, AT_RELEASE };
 typedef struct {
-    int32_t (*solve)(int32_t n, const int32_t *phases);
-    int32_t (*slowed)(int32_t phase, double speed);
-    int32_t (*load)(int32_t interference, int32_t n_spinning, int32_t n_moving, const int32_t *kinds);
-    int32_t (*paced)(int32_t template, int32_t load);
-    int32_t (*meeting)(int32_t lane, int32_t block, int32_t *lanes);
-    int32_t (*cut)(int32_t lane, int32_t block, int32_t phase, int32_t n_idle, const int32_t *idle);
-    int32_t (*call)(int32_t lane, int32_t kind);
-    int32_t (*grow)(int32_t job, int32_t what, double now_s, double *release_s);
+    int32_t *answer;
+    void (*solve)(int32_t n, const int32_t *phases);
+    void (*slowed)(int32_t phase, double speed);
+    void (*load)(int32_t interference, int32_t n_spinning, int32_t n_moving, const int32_t *kinds);
+    void (*paced)(int32_t template, int32_t load);
+    void (*meeting)(int32_t lane, int32_t block, int32_t *lanes);
+    void (*cut)(int32_t lane, int32_t block, int32_t phase, int32_t n_idle, const int32_t *idle);
+    void (*call)(int32_t lane, int32_t kind);
+    void (*grow)(int32_t job, int32_t what, double now_s, double *release_s);
 } Questions;
 
 typedef struct Simulation {

@@ -26,7 +26,7 @@ static int32_t solution_of(Simulation *s, int32_t n, const int32_t *phases) {
     int32_t solution = recall(&s->solved, phases, n);
     if (solution >= 0) return solution;
     if (s->n_solutions >= REMEMBERED) forget_solutions(s);
-    solution = answered(s, s->ask.solve(n, phases));
+    solution = ANSWER_TO(s, solve(n, phases));
     remember(s, &s->solved, phases, n, solution);
     return solution;
 }
@@ -44,7 +44,7 @@ static int32_t phase_at(Simulation *s, int32_t phase, double speed) {
     memcpy(key + 1, &speed, sizeof speed);
     int32_t slower = recall(&s->slowed, key, 3);
     if (slower < 0) {
-        slower = answered(s, s->ask.slowed(phase, speed));
+        slower = ANSWER_TO(s, slowed(phase, speed));
         remember(s, &s->slowed, key, 3, slower);
     }
     return slower;

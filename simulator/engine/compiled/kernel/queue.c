@@ -5,9 +5,9 @@
 _Noreturn void fail(Simulation *s, int outcome) { longjmp(s->escape, outcome); }
 
 /* Return Python's answer, or leave where it has failed. */
-int32_t answered(Simulation *s, int32_t answer) {
-    if (answer < 0) fail(s, CALLBACK_FAILED);
-    return answer;
+int32_t answered(Simulation *s) {
+    if (*s->ask.answer < 0) fail(s, CALLBACK_FAILED);
+    return *s->ask.answer;
 }
 
 void *allocated(Simulation *s, size_t bytes) {

@@ -45,7 +45,7 @@ static void check_match(Simulation *s, int32_t lane, const CommKind *kind, const
 static int32_t call_of(Simulation *s, int32_t lane, int32_t kind) {
     int32_t key[2] = {lane, kind}, number = recall(&s->called, key, 2);
     if (number < 0) {
-        number = answered(s, s->ask.call(lane, kind));
+        number = ANSWER_TO(s, call(lane, kind));
         remember(s, &s->called, key, 2, number);
     }
     return number;
