@@ -100,7 +100,7 @@ class CoalescedBlocks:
     def prepare(self, rank: PlacedRank, block: Block, phase: str, idle: frozenset[str]) -> PreparedBlock:
         """Cut ``block`` for a step of this phase; nothing is in flight meanwhile on ``idle``, other lanes of the rank.
 
-        `finish` counts what it has run.
+        `finish` counts its runs.
         """
         lengths: dict[CommOp, CommLength] = {}
         fixed: list[tuple[PlannedComm, str]] = []

@@ -129,11 +129,11 @@ class RecordedSpans:
         order = np.lexsort((self.start_s, lane, self.rank))
         step = self.step[order]
 
-        def of_step(values: Sequence[Any], dtype: type | str) -> NDArray[Any]:
+        def step_column(values: Sequence[Any], dtype: type | str) -> NDArray[Any]:
             return np.array(values, dtype=dtype)[step]
 
-        def memory(held: Bools, values: Sequence[float]) -> Floats:
-            return np.where(held[order], of_step(values, np.float64), 0.0)
+        def memory(pieces: Bools, values: Sequence[float]) -> Floats:
+            return np.where(pieces[order], step_column(values, np.float64), 0.0)
 
         # Memory belongs to a step, not to each of its pieces: held from the first piece, given back after the last.
         steps, number = self.steps, np.empty(len(order) if self.stretched else 0, dtype=np.int64)
@@ -149,16 +149,16 @@ class RecordedSpans:
             lane=lane[order],
             step=self.position_in_lane[order],
             template=self.template[order],
-            microbatch=of_step([one.microbatch for one in steps], np.int64),
-            stage=of_step([one.stage for one in steps], np.int64),
-            chunk=of_step([one.chunk for one in steps], np.int64),
-            phase=of_step([one.phase for one in steps], "U1"),
+            microbatch=step_column([one.microbatch for one in steps], np.int64),
+            stage=step_column([one.stage for one in steps], np.int64),
+            chunk=step_column([one.chunk for one in steps], np.int64),
+            phase=step_column([one.phase for one in steps], "U1"),
             posted_s=self.posted_s[order],
             launched_s=self.launched_s[order],
             start_s=self.start_s[order],
             end_s=self.end_s[order],
-            labels=tuple(of_step([one.label for one in steps], object).tolist()),
-            parts=tuple(of_step([one.part for one in steps], object).tolist()),
+            labels=tuple(step_column([one.label for one in steps], object).tolist()),
+            parts=tuple(step_column([one.part for one in steps], object).tolist()),
             alloc_bytes=memory(self.is_first, [one.alloc_bytes for one in steps]),
             free_bytes=memory(self.is_last, [one.free_bytes for one in steps]),
             workspace_bytes=memory(self.in_row, [one.workspace_bytes for one in steps]),

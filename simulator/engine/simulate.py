@@ -144,8 +144,8 @@ def _next_clocks(
     again at them, as the whole program would be.
     """
     if is_first and placed.more is not None and any(clocks.values()):
-        of_whole = first_clocks(replace(placed, program=job.program), cluster)
-        if of_whole != clocks:
-            return of_whole
+        whole_clocks = first_clocks(replace(placed, program=job.program), cluster)
+        if whole_clocks != clocks:
+            return whole_clocks
     following = next_clocks(placed, cluster, representatives, job.spans, job.store, clocks)
     return settled_clocks(clocks, following)

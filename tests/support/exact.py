@@ -42,7 +42,7 @@ def timeline_differences(first: Timeline, second: Timeline) -> Iterator[str]:
         if column == "stretched":
             one, other = ({span: np.stack(rows_s).tolist() for span, rows_s in rows.items()} for rows in (one, other))
         if column == "templates":  # which are numbered in the order in which they were made
-            one, other = ([of.templates[template].names for template in of.template] for of in (first, second))
+            one, other = ([played.templates[number].names for number in played.template] for played in (first, second))
         if column == "template" or column == "wall_s":
             continue
         if isinstance(one, np.ndarray):

@@ -108,33 +108,43 @@ class WorkOfHost(NamedTuple):
     comm_s: Floats
 
 
+class LabelColumns(NamedTuple):
+    """Labels by their numbers, the lane that has the step of each, and whether that is a batch."""
+
+    label: Int32s
+    lane: Int32s
+    is_batch: NDArray[np.uint8]
+
+
 class RoleNumbers:
-    """The labels of a role's steps by their numbers, which lane has each, and which are of batches."""
+    """The labels of a role's steps by their numbers."""
 
     def __init__(self, role: Role) -> None:
         self.lanes = list(role.lanes)
         self.labels: dict[str, int] = {}
-        self._lane_of_label: dict[int, int] = {}
-        self._batches: list[int] = []
+        self._columns: list[LabelColumns] = []
 
     def label(self, label: str) -> int:
         """Return the number of a label, of a step that has come or may come."""
         return self.labels.setdefault(label, len(self.labels))
 
-    def add_steps(self, lane: int, steps: Sequence[Step]) -> list[int]:
+    def add_steps(self, lane: int, steps: Sequence[Step]) -> Int32s:
         """Return the numbers of the labels of ``steps`` that a lane has."""
         labels = self.labels
-        numbers = [labels.setdefault(step.label, len(labels)) for step in steps]
-        self._lane_of_label |= dict.fromkeys(numbers, lane)
-        self._batches += [number for number, step in zip(numbers, steps, strict=True) if isinstance(step.op, Batch)]
+        numbers = np.array([labels.setdefault(step.label, len(labels)) for step in steps], dtype=np.int32)
+        is_batch = np.array([isinstance(step.op, Batch) for step in steps], dtype=np.uint8)
+        self._columns.append(LabelColumns(numbers, np.full(len(steps), lane, dtype=np.int32), is_batch))
         return numbers
 
-    def columns(self) -> tuple[Int32s, NDArray[np.uint8]]:
-        """Return for each label its lane, -1 where there is none yet, and whether it is of a batch."""
-        lanes, is_batch = np.full(len(self.labels), -1, dtype=np.int32), np.zeros(len(self.labels), dtype=np.uint8)
-        lanes[list(self._lane_of_label)] = list(self._lane_of_label.values())
-        is_batch[self._batches] = 1
-        return lanes, is_batch
+    def columns(self, first: int) -> LabelColumns:
+        """Return the labels of steps that were added later than the first so many times."""
+        added = self._columns[first:]
+        return LabelColumns(*[np.concatenate(column) for column in zip(*added, strict=True)])
+
+    @property
+    def n_added(self) -> int:
+        """How often steps were added."""
+        return len(self._columns)
 
 
 class ProgramNumbers:

@@ -60,6 +60,7 @@ class CompiledJob:
             None if placed.more is None else Growth(placed.program, placed.more(), placed.costs, ranks, self._blocks)
         )
         self._extension: Extension | None = None
+        self._n_told: Counter[int] = Counter()  # of each role how often steps were added that the kernel knows of
         self._cuts: list[tuple[int, PreparedBlock]] = []
         #: Pieces by their id, with the number of the first of them; kept, so that no others have that id.
         self._pieces: dict[int, tuple[int, tuple[Piece, ...]]] = {}
@@ -219,9 +220,14 @@ class CompiledJob:
         return numbers[0]
 
     def _describe_labels(self, role: int) -> None:
-        lanes, is_batch = self._description.roles[role].columns()
-        addresses = self._handle.kept(lanes), self._handle.kept(is_batch)
-        self._handle.add("describe_labels", self.first.role + role, len(lanes), *addresses)
+        """Tell the kernel of the labels of a role that are new."""
+        numbers = self._description.roles[role]
+        if self._n_told[role] == numbers.n_added:
+            return
+        columns = numbers.columns(self._n_told[role])
+        self._n_told[role] = numbers.n_added
+        sizes, addresses = (len(numbers.labels), len(columns.label)), [column.ctypes.data for column in columns]
+        self._handle.add("describe_labels", self.first.role + role, *sizes, *addresses)
 
     def _add_pieces(self, pieces: Sequence[Piece]) -> int:
         """Add the pieces of a block, each overlapped call before the segments beside it; return the first's number."""

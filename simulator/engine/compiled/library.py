@@ -168,7 +168,7 @@ _FUNCTIONS: dict[str, tuple[type | None, list[type]]] = {
     "add_cut": (_int, [_pointer, _int, _int]),
     "add_work": (_int, [_pointer, POINTER(WorkRecord)]),
     "describe_role": (_int, [_pointer, _int, _int, _int, _pointer, _int]),
-    "describe_labels": (_int, [_pointer, _int, _int, _pointer, _pointer]),
+    "describe_labels": (_int, [_pointer, _int, _int, _int, _pointer, _pointer, _pointer]),
     "add_share": (_int, [_pointer, _int, _int, POINTER(ShareRecord)]),
     "describe_rank": (None, [_pointer, _int, _int, _int, _int, _int, _int, _int, _int]),
     "begin_background": (_int, [_pointer, _int]),

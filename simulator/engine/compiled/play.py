@@ -1,4 +1,4 @@
-"""Programs played once by the compiled kernel, to the same times as `simulator.engine.play` plays them on SimPy."""
+"""Programs played by the compiled kernel, to the same times as `simulator.engine.play` plays them on SimPy."""
 
 from __future__ import annotations
 
@@ -25,6 +25,7 @@ from simulator.engine.rank import Awaited, PlacedRank
 from simulator.engine.recorder import GpuClocks, RecordedSpans
 from simulator.engine.representatives import SimulatedCluster
 from simulator.errors import DeadlockError
+from simulator.network.max_min import Saturation
 
 
 class CompiledEngine:
@@ -75,7 +76,7 @@ class _CompiledPlay:
     ) -> None:
         self._jobs: list[CompiledJob] = []
         roles = [placed.program.roles for placed in jobs]
-        n_lanes = sum(len(roles[job][rank.role].lanes) for job, of_job in enumerate(ranks) for rank in of_job)
+        n_lanes = sum(len(roles[job][rank.role].lanes) for job, job_ranks in enumerate(ranks) for rank in job_ranks)
         sizes = len(simulated.links), len(jobs), sum(map(len, roles)), sum(map(len, ranks)), n_lanes
         answers = {
             "solve": lambda n, phases: self._phases.add_solution(phases[:n]),
@@ -135,10 +136,10 @@ class _CompiledPlay:
         return next(job for job in reversed(self._jobs) if job.first.lane <= lane)
 
     def _meeting(self, lane: int, block: int, lanes: Any) -> int:
-        others = self._job_of(lane).meeting(lane, block)
-        for index, other in enumerate(others):
-            lanes[index] = other
-        return len(others)
+        meeting = self._job_of(lane).meeting(lane, block)
+        for index, place in enumerate(meeting):
+            lanes[index] = place
+        return len(meeting)
 
     def _grow(self, job: int, what: int, now: float, release_s: Any) -> int:
         if what == library.HAND_OUT:
@@ -203,7 +204,7 @@ class _CompiledPlay:
         counts = library.array_at(second.value, np.dtype(np.int64), n_counts.value).tolist()
         return {number: counts[number] for number in order}
 
-    def _saturated(self) -> Any:
+    def _saturated(self) -> Mapping[Saturation, float]:
         first, second, n_states = ctypes.c_void_p(), ctypes.c_void_p(), ctypes.c_int32()
         n = self._handle.call("read_states", ctypes.byref(first), ctypes.byref(second), ctypes.byref(n_states))
         order = library.array_at(first.value, np.dtype(np.int32), n).tolist()

@@ -1,4 +1,4 @@
-"""What all jobs of a compiled simulation number on together: communication, templates, channels."""
+"""Numbers that all jobs of a compiled simulation have in common: of communication, templates, channels."""
 
 from __future__ import annotations
 

@@ -239,9 +239,9 @@ typedef struct {
 
 typedef struct {
     RoleLane *lanes;
-    const int32_t *lane_of_label; /* lane that has the step, -1: none yet */
-    const uint8_t *is_batch;
-    int32_t job, n_lanes, n_labels;
+    int32_t *lane_of_label; /* lane that has the step, -1: none yet */
+    uint8_t *is_batch;
+    int32_t job, n_lanes, n_labels, room_labels;
 } Role;
 
 typedef struct {
@@ -249,7 +249,7 @@ typedef struct {
     uint8_t *ended; /* by label */
     double *told_s; /* by label: when communication was issued, when a batch ended */
     double host_s;  /* when the host will have issued everything so far */
-    int32_t number, role, first_lane, host_kind, work, n_labels;
+    int32_t number, role, first_lane, host_kind, work, n_labels, room_labels;
 } Rank;
 
 enum LaneState {

@@ -134,21 +134,27 @@ EXPORTED int32_t describe_role(Simulation *s, int32_t number, int32_t job, int32
     DESCRIBED(s, number);
 }
 
-/* Let a role know all labels of its steps so far, and those that steps wait for. */
-EXPORTED int32_t describe_labels(Simulation *s, int32_t number, int32_t n, const int32_t *lane_of_label,
-                                 const uint8_t *is_batch) {
+/* Let a role know that its steps and what they wait for have `n` labels by now, and which lanes have `n_new` of them.
+ */
+EXPORTED int32_t describe_labels(Simulation *s, int32_t number, int32_t n, int32_t n_new, const int32_t *labels,
+                                 const int32_t *lanes, const uint8_t *are_batches) {
     DESCRIBE(s);
     Role *role = &s->roles[number];
+    int32_t room_labels = role->room_labels;
+    MAKE_ROOM(s, role->lane_of_label, room_labels, n);
+    MAKE_ROOM(s, role->is_batch, role->room_labels, n);
+    for (; role->n_labels < n; role->n_labels++)
+        role->lane_of_label[role->n_labels] = -1, role->is_batch[role->n_labels] = 0;
+    for (int32_t i = 0; i < n_new; i++)
+        role->lane_of_label[labels[i]] = lanes[i], role->is_batch[labels[i]] = are_batches[i];
     for (int32_t i = 0; i < s->n_ranks; i++) {
         Rank *rank = &s->ranks[i];
         if (rank->role != number) continue;
-        int32_t room = rank->n_labels;
+        int32_t room = rank->room_labels;
         MAKE_ROOM(s, rank->ended, room, n);
-        room = rank->n_labels;
-        MAKE_ROOM(s, rank->told_s, room, n);
+        MAKE_ROOM(s, rank->told_s, rank->room_labels, n);
         for (; rank->n_labels < n; rank->n_labels++) rank->ended[rank->n_labels] = 0, rank->told_s[rank->n_labels] = 0;
     }
-    role->lane_of_label = lane_of_label, role->is_batch = is_batch, role->n_labels = n;
     DESCRIBED(s, number);
 }
 
@@ -281,6 +287,8 @@ static void free_ranks(Simulation *s) {
         for (int32_t lane = 0; s->roles[i].lanes && lane < s->roles[i].n_lanes; lane++)
             free(s->roles[i].lanes[lane].shares);
         free(s->roles[i].lanes);
+        free(s->roles[i].lane_of_label);
+        free(s->roles[i].is_batch);
     }
     for (int32_t i = 0; s->jobs && i < s->n_jobs; i++) {
         free(s->jobs[i].spans);
