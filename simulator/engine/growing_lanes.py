@@ -7,7 +7,7 @@ from collections.abc import Generator, Sequence
 
 import simpy
 
-from simulator.engine.growth import Growth, host_kind
+from simulator.engine.growth import Growth, host_type
 from simulator.engine.lane import Lane
 from simulator.engine.rank import Rank
 from simulator.network.simulated_time import SimulatedTime
@@ -45,7 +45,7 @@ class GrowingLanes:
                 return
             share = shares[had]
             if share.host_work:
-                rank.host.begin(share.host_work[host_kind(rank.placed)], share.release_s)
+                rank.host.begin(share.host_work[host_type(rank.placed)], share.release_s)
             yield from lane.go_through(share.steps, share.first)
             if share.steps and share.number == self._growth.n_extensions:
                 self._ask()

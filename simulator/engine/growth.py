@@ -28,10 +28,10 @@ from simulator.program import (
 MOST_AT_ONCE = 1_000
 
 #: Type of a GPU, and speeds of its host.
-HostKind = tuple[str, HostSpeeds]
+HostType = tuple[str, HostSpeeds]
 
 
-class Share(NamedTuple):
+class LaneShare(NamedTuple):
     """The share of a lane of a role in extension ``number``: ``steps``, from position ``first`` of the lane on.
 
     ``host_work``: the work of hosts around the steps of a compute lane. Extension 0 is the program itself.
@@ -41,7 +41,7 @@ class Share(NamedTuple):
     first: int
     steps: Sequence[Step]
     release_s: float
-    host_work: Mapping[HostKind, tuple[HostWork, ...]]
+    host_work: Mapping[HostType, tuple[HostWork, ...]]
 
 
 class Growth:
@@ -68,9 +68,9 @@ class Growth:
         self._blocks = blocks
         self._extensions: list[Extension] = []
         self._asked_at_s, self._asked_at_once = -1.0, 0
-        kinds: dict[int, dict[HostKind, Costs]] = {}
+        kinds: dict[int, dict[HostType, Costs]] = {}
         for rank in ranks:
-            kinds.setdefault(rank.role, {})[host_kind(rank)] = costs.for_gpu(rank.speed.gpu)
+            kinds.setdefault(rank.role, {})[host_type(rank)] = costs.for_gpu(rank.speed.gpu)
         self._roles = {role: _GrowingRole(program.roles[role], kinds_of_role) for role, kinds_of_role in kinds.items()}
         self._labels = {number: role.labels for number, role in self._roles.items()}
 
@@ -89,7 +89,7 @@ class Growth:
         """True where the program itself gives no lane a step."""
         return all(not shares[0].steps for role in self._roles.values() for shares in role.shares.values())
 
-    def shares(self, role: int, lane: str) -> Sequence[Share]:
+    def shares(self, role: int, lane: str) -> Sequence[LaneShare]:
         """Return the shares of a lane of a role so far, which its ranks go through in order."""
         return self._roles[role].shares[lane]
 
@@ -141,9 +141,9 @@ class _GrowingRole:
     ``shares``: lane name -> the shares that each rank's lane goes through, in order.
     """
 
-    def __init__(self, role: Role, kinds: Mapping[HostKind, Costs]) -> None:
+    def __init__(self, role: Role, kinds: Mapping[HostType, Costs]) -> None:
         self.labels = {step.label for _, _, step in role.steps()}
-        self.shares = {lane: [Share(0, 0, steps, 0.0, {})] for lane, steps in role.lanes.items()}
+        self.shares = {lane: [LaneShare(0, 0, steps, 0.0, {})] for lane, steps in role.lanes.items()}
         self._name = role.name
         self._kinds = kinds
         self._declared = {_declaration(lane, comm) for lane, comm in role.comms()}
@@ -165,7 +165,7 @@ class _GrowingRole:
                 work = {kind: host_work(added, costs, kind[1], earlier) for kind, costs in self._kinds.items()}
             if steps or work:
                 first = shares[-1].first + len(shares[-1].steps)
-                shares.append(Share(number, first, steps, release_s, work))
+                shares.append(LaneShare(number, first, steps, release_s, work))
         compute = added.lanes.get(COMPUTE_LANE, ())
         self._computed.update(step.label for step in compute)
         self._last_computed = compute[-1] if compute else self._last_computed
@@ -185,7 +185,7 @@ class _GrowingRole:
                     )
 
 
-def host_kind(rank: PlacedRank) -> HostKind:
+def host_type(rank: PlacedRank) -> HostType:
     """Return the kind of host that issues what ``rank`` does."""
     return rank.speed.gpu, rank.speed.host
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from simulator.cluster import Cluster
 from simulator.engine.block_pieces import GpuSpeed
-from simulator.engine.growth import HostKind, host_kind
+from simulator.engine.growth import HostType, host_type
 from simulator.engine.issue_order import HostSpeeds, HostWork, host_work
 from simulator.engine.placement import Placed, RankKind
 from simulator.engine.rank import PlacedRank
@@ -39,8 +39,8 @@ def placed_ranks(
     return ranks
 
 
-def work_of_hosts(placed: Placed, ranks: Sequence[PlacedRank]) -> dict[tuple[int, HostKind], tuple[HostWork, ...]]:
+def work_of_hosts(placed: Placed, ranks: Sequence[PlacedRank]) -> dict[tuple[int, HostType], tuple[HostWork, ...]]:
     """Return the work of hosts around the steps of compute lanes, by role and kind of host."""
-    kinds = dict.fromkeys((rank.role, host_kind(rank)) for rank in ranks)
+    kinds = dict.fromkeys((rank.role, host_type(rank)) for rank in ranks)
     costs, roles = placed.costs, placed.program.roles
     return {(role, kind): host_work(roles[role], costs.for_gpu(kind[0]), kind[1]) for role, kind in kinds}

@@ -13,7 +13,7 @@ from simulator.engine.communicator import Communicators
 from simulator.engine.deadlock import BlockedLane, UncalledComm, report
 from simulator.engine.gpu import SharedGpu, SimulatedGpu
 from simulator.engine.growing_lanes import GrowingLanes
-from simulator.engine.growth import Growth, host_kind
+from simulator.engine.growth import Growth, host_type
 from simulator.engine.host import SimulatedHost
 from simulator.engine.lane import Lane
 from simulator.engine.placed_ranks import placed_ranks, work_of_hosts
@@ -108,7 +108,7 @@ class _Play:
                 SimulatedGpu(env, self._store)
                 if rank.interference is None
                 else SharedGpu(env, self._store, rank.interference),
-                SimulatedHost(placed.costs.for_gpu(rank.speed.gpu), rank.speed.host, work[rank.role, host_kind(rank)]),
+                SimulatedHost(placed.costs.for_gpu(rank.speed.gpu), rank.speed.host, work[rank.role, host_type(rank)]),
             )
             for rank in ranks
         ]

@@ -122,10 +122,7 @@ class RecordedSpans:
         wall_s: float,
     ) -> Timeline:
         """Return the spans, which are of templates in ``store``, ordered by rank, lane and start."""
-        used = {self.lane_names[code] for code in np.unique(self.lane).tolist()}
-        lanes = sorted(used | {lane for template in store.templates for lane in template.lanes})
-        place = {name: number for number, name in enumerate(lanes)}
-        lane = np.array([place.get(name, -1) for name in self.lane_names], dtype=np.int64)[self.lane]
+        lanes, lane = self._lanes(store)
         order = np.lexsort((self.start_s, lane, self.rank))
         step = self.step[order]
 
@@ -143,7 +140,7 @@ class RecordedSpans:
             n_ranks=program.n_ranks,
             ranks_like=dict(representatives.multiplicity),
             clocks_hz=dict(clocks_hz),
-            lane_names=tuple(lanes),
+            lane_names=lanes,
             templates=tuple(store.templates),
             rank=self.rank[order],
             lane=lane[order],
@@ -170,6 +167,14 @@ class RecordedSpans:
             events=events,
             wall_s=wall_s,
         )
+
+    def _lanes(self, store: TemplateStore) -> tuple[tuple[str, ...], Ints]:
+        """Return the names of all lanes of spans and of their rows, sorted, and the number of each span's lane."""
+        used = {self.lane_names[code] for code in np.unique(self.lane).tolist()}
+        lanes = sorted(used | {lane for template in store.templates for lane in template.lanes})
+        place = {name: number for number, name in enumerate(lanes)}
+        codes = np.array([place.get(name, -1) for name in self.lane_names], dtype=np.int64)
+        return tuple(lanes), codes[self.lane]
 
 
 class Recorder:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import os
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -108,7 +107,7 @@ def test_an_interrupt_stops_a_simulation_between_stretches_of_events(monkeypatch
         if function == "run":
             stretches.append(len(stretches))
             if len(stretches) == 3:
-                os.kill(os.getpid(), signal.SIGINT)
+                signal.raise_signal(signal.SIGINT)
         return call(self, function, *arguments)
 
     monkeypatch.setattr(handle, "EVENTS_AT_ONCE", 10)

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from simulator.arrays import Floats, Ints
 from simulator.costs import Costs
 from simulator.engine.compiled.library import RUN_BATCH, RUN_BLOCK, RUN_COMM, STEP, TAGGED_COMM, CommKindRecord
-from simulator.engine.growth import HostKind, host_kind
+from simulator.engine.growth import HostType, host_type
 from simulator.engine.issue_order import HostSpeeds, HostWork
 from simulator.engine.placed_ranks import work_of_hosts
 from simulator.engine.placement import Placed
@@ -213,9 +213,9 @@ class JobDescription:
     def __init__(self, placed: Placed, ranks: Sequence[PlacedRank], comms: CommNumbers) -> None:
         self.numbers = ProgramNumbers(comms)
         self.roles = {rank.role: RoleNumbers(placed.program.roles[rank.role]) for rank in ranks}
-        self.kinds: dict[int, dict[HostKind, None]] = {}
+        self.kinds: dict[int, dict[HostType, None]] = {}
         for rank in ranks:
-            self.kinds.setdefault(rank.role, {})[host_kind(rank)] = None
+            self.kinds.setdefault(rank.role, {})[host_type(rank)] = None
         self.lanes: dict[tuple[int, str], LaneSteps] = {}
         self.work: dict[int, list[WorkOfHost]] = {}
         self._placed = placed
@@ -233,7 +233,7 @@ class JobDescription:
         return self.numbers.lane_steps(numbers, numbers.lanes.index(lane), steps)
 
     def work_of_hosts(
-        self, role: int, steps: Sequence[Step], works: Mapping[HostKind, Sequence[HostWork]]
+        self, role: int, steps: Sequence[Step], works: Mapping[HostType, Sequence[HostWork]]
     ) -> list[WorkOfHost]:
         """Return the work of hosts of each kind of a role around ``steps`` as arrays."""
         costs, numbers = self._placed.costs, self.roles[role]

@@ -28,7 +28,7 @@ class SimulationHandle:
         self._kept: list[Any] = []
         self._error: BaseException | None = None
         self._answer = ctypes.c_int32()
-        types = dict(QuestionsRecord._fields_)
+        types: dict[str, Any] = dict(QuestionsRecord._fields_)
         self._questions: QuestionsRecord | None = QuestionsRecord(
             answer=ctypes.pointer(self._answer),
             **{name: types[name](self._guarded(answer)) for name, answer in answers.items()},

@@ -15,7 +15,7 @@ from simulator.engine.compiled import library
 from simulator.engine.compiled.description import JobDescription, LaneSteps, WorkOfHost
 from simulator.engine.compiled.library import CallRecord, ShareRecord, WorkRecord
 from simulator.engine.compiled.tables import Tables
-from simulator.engine.growth import Growth, Share, host_kind
+from simulator.engine.growth import Growth, LaneShare, host_type
 from simulator.engine.placement import Placed
 from simulator.engine.rank import PlacedRank
 from simulator.engine.representatives import Representatives
@@ -177,19 +177,19 @@ class CompiledJob:
             self._handle.add("describe_role", first.role + role, first.job, len(names), address, compute)
             for lane in names:
                 steps = description.lanes[role, lane]
-                self._add_share(role, lane, steps, Share(0, 0, (), 0.0, {}), -1)
+                self._add_share(role, lane, steps, LaneShare(0, 0, (), 0.0, {}), -1)
             first_work[role] = self._add_work(description.work[role])
-        lane = first.lane
+        next_lane = first.lane
         for number, rank in enumerate(self.ranks, first.rank):
-            kind = list(description.kinds[rank.role]).index(host_kind(rank))
-            place = rank.number, first.role + rank.role, lane, kind, first_work[rank.role] + kind
+            kind = list(description.kinds[rank.role]).index(host_type(rank))
+            place = rank.number, first.role + rank.role, next_lane, kind, first_work[rank.role] + kind
             waits = rank.interference is not None and rank.interference.queues
             self._handle.call("describe_rank", number, *place, self._tables.interference(rank.interference), waits)
-            lane += len(self._names(rank.role))
+            next_lane += len(self._names(rank.role))
         for role in description.roles:
             self._describe_labels(role)
 
-    def _extend(self, role: int, lane: str, share: Share) -> None:
+    def _extend(self, role: int, lane: str, share: LaneShare) -> None:
         """Give a lane of a role a share of an extension."""
         steps = self._description.lane_steps(role, lane, share.steps)
         work = -1
@@ -197,7 +197,7 @@ class CompiledJob:
             work = self._add_work(self._description.work_of_hosts(role, share.steps, share.host_work))
         self._add_share(role, lane, steps, share, work)
 
-    def _add_share(self, role: int, lane: str, steps: LaneSteps, share: Share, first_work: int) -> None:
+    def _add_share(self, role: int, lane: str, steps: LaneSteps, share: LaneShare, first_work: int) -> None:
         record = ShareRecord(
             self._handle.kept(steps.steps),
             self._handle.kept(steps.after),

@@ -225,4 +225,5 @@ def array_at(address: int | None, dtype: np.dtype[Any], n: int) -> NDArray[Any]:
     """Return an array of the kernel, which may be read until the kernel goes on."""
     if not n or not address:
         return np.zeros(0, dtype=dtype)
-    return np.frombuffer((ctypes.c_char * (n * dtype.itemsize)).from_address(address), dtype=dtype)
+    memory = (ctypes.c_uint8 * (n * dtype.itemsize)).from_address(address)
+    return np.frombuffer(memoryview(memory), dtype=dtype)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -78,17 +78,7 @@ class _CompiledPlay:
         roles = [placed.program.roles for placed in jobs]
         n_lanes = sum(len(roles[job][rank.role].lanes) for job, job_ranks in enumerate(ranks) for rank in job_ranks)
         sizes = len(simulated.links), len(jobs), sum(map(len, roles)), sum(map(len, ranks)), n_lanes
-        answers = {
-            "solve": lambda n, phases: self._phases.add_solution(phases[:n]),
-            "slowed": lambda phase, speed: self._phases.add_slowed(phase, speed),
-            "load": lambda *load: self._tables.load(*load),
-            "paced": lambda template, load: self._tables.paced(template, load),
-            "meeting": self._meeting,
-            "cut": lambda lane, block, phase, n, idle: self._job_of(lane).cut(lane, block, phase, idle[:n]),
-            "call": lambda lane, kind: self._job_of(lane).call(lane, kind),
-            "grow": self._grow,
-        }
-        self._handle = SimulationHandle(answers, sizes)
+        self._handle = SimulationHandle(self._answers(), sizes)
         self._phases = NumberedPhases(self._handle, rates)
         self._tables = Tables(self._handle, self._phases, comms)
 
@@ -130,7 +120,18 @@ class _CompiledPlay:
         """Give the kernel's memory back."""
         self._handle.close()
 
-    # Answers
+    def _answers(self) -> dict[str, Callable[..., int]]:
+        """Return what answers each question of the kernel."""
+        return {
+            "solve": lambda n, phases: self._phases.add_solution(phases[:n]),
+            "slowed": lambda phase, speed: self._phases.add_slowed(phase, speed),
+            "load": lambda *load: self._tables.load(*load),
+            "paced": lambda template, load: self._tables.paced(template, load),
+            "meeting": self._meeting,
+            "cut": lambda lane, block, phase, n, idle: self._job_of(lane).cut(lane, block, phase, idle[:n]),
+            "call": lambda lane, kind: self._job_of(lane).call(lane, kind),
+            "grow": self._grow,
+        }
 
     def _job_of(self, lane: int) -> CompiledJob:
         return next(job for job in reversed(self._jobs) if job.first.lane <= lane)
@@ -228,7 +229,7 @@ class _CompiledPlay:
             place = (ctypes.c_int32 * 4)()
             stopped = self._handle.call("read_lane", number, place)
             if place[0] != library.NO_STEP:
-                waits_for = self._waits_for(job, number, rank, place)
+                waits_for = self._waits_for(job, number, rank, list(place))
                 blocked.append(((rank.number, stopped), BlockedLane(rank.number, rank.role, name, place[3], waits_for)))
         return [lane for _, lane in sorted(blocked, key=lambda one: one[0])]
 
