@@ -6,7 +6,6 @@ The host goes through the compute lane; the communication of other lanes is issu
 from __future__ import annotations
 
 from collections.abc import Container, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 from typing import NamedTuple, cast
 
@@ -38,8 +37,7 @@ class HostSpeeds(NamedTuple):
         return self.seconds(costs, phase, launch.issued(op, phase))
 
 
-@dataclass(frozen=True)
-class HostWork:
+class HostWork(NamedTuple):
     """Work of the host before a step of the compute lane.
 
     ``issues`` are the seconds of each communication, with its label where it follows computation and so cannot begin
