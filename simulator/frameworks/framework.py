@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 from simulator.operations.experts import Experts
-from simulator.operations.nodes import Node, Ops, Tensor
+from simulator.operations.nodes import Node, Ops, Tensor, memory
 from simulator.operations.shapes import Shapes
 from simulator.operations.tuning import ThinProducts
 
@@ -37,6 +37,20 @@ class ActivationKernels:
     forward: tuple[Traffic, ...]
     backward: tuple[Traffic, ...]
     kept: tuple[str, ...] = ()
+
+
+class NormPlace(NamedTuple):
+    """A norm, and what stands around it.
+
+    ``saved``: name of its input. ``residual``: that also goes round the block. ``readers``: products that read what it
+    gives. ``of_heads``: it norms each head of queries or keys.
+    """
+
+    name: str
+    saved: str
+    residual: bool
+    readers: int
+    of_heads: bool = False
 
 
 @dataclass(frozen=True)
@@ -154,14 +168,28 @@ class Limit(NamedTuple):
     where: Mapping[str, object] = {}
 
 
-def nothing(z: Shapes) -> Ops:
-    """Return no operations, whatever the sizes."""
-    return ()
+def nothing(z: Shapes) -> Node:
+    """Return an operation without kernels, whatever the sizes."""
+    return Node()
+
+
+def gradient_of_lookup(z: Shapes, table: int, tied: bool) -> Ops:
+    """Return the kernels of an embedding's gradient: the ``table`` is cleared, and rows are added to it."""
+    rows = z.row_bytes * z.tokens / z.rows
+    return (
+        memory("W", "embedding.lookup zero grad", "zero", 0, z.element * table, z.dtype),
+        memory("W", "embedding.lookup wgrad", "embedding_bwd", rows, rows, z.dtype),
+    )
 
 
 def always(position: str) -> bool:
     """Return True, whatever the kind of positions."""
     return True
+
+
+def never(position: str) -> bool:
+    """Return False, whatever the kind of positions."""
+    return False
 
 
 class EarlierDefaults(NamedTuple):
@@ -221,8 +249,20 @@ class Framework:
     """queries, keys and values of models with such positions come from one product, and so do gate and up of an MLP"""
     rotation_backward: tuple[Traffic, ...] = ()
     """kernels of the gradient of ``rotation``, where that is no rotation back"""
-    before_layers: Callable[[Shapes], Ops] = nothing
-    """kernels between the embedding of words and the layers"""
+    before_layers: Callable[[Shapes], Node] = nothing
+    """kernels between the embedding of words and the layers, and what they leave for these"""
+    lookup_gradient: Callable[[Shapes, int, bool], Ops] = gradient_of_lookup
+    """kernels of the gradient of a table of so many elements, and whether the head's weight is the same"""
+    norm: Callable[[Shapes, NormPlace], Node] | None = None
+    """a norm in one kernel with the sums before it and behind it, where the stack has such"""
+    positions: Callable[[Shapes], Node] | None = None
+    """queries and keys turned by their positions as attention reads them, in place of ``rotation``"""
+    masks_by_bias: bool = False
+    """attention reads its mask as a bias of all scores, and a key and a value for each head"""
+    returns_logits: Callable[[str], bool] = never
+    """logits of models with such positions are an output, whose gradient of zeros the compiled loss adds its own to"""
+    online_softmax: bool = False
+    """a compiled loss finds the maximum and the sum of a row in one kernel"""
     pads_products: bool = False
     """sizes of products are padded to what fast kernels need"""
     keeps_log_softmax: bool = False

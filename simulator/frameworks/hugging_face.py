@@ -13,7 +13,8 @@ from dataclasses import replace
 
 from simulator.frameworks import pytorch
 from simulator.frameworks.framework import ActivationKernels, JobTraits, Limit, Traffic
-from simulator.operations.nodes import Ops, memory
+from simulator.frameworks.hugging_face_compiled import compiled
+from simulator.operations.nodes import Node, memory
 from simulator.operations.shapes import Shapes
 
 #: ``act_fn(gate_proj(x)) * up_proj(x)``: gate and up are tensors of their own, so that every kernel has vector loads.
@@ -105,13 +106,14 @@ PACKED = ("positions", "shift", "first", "join", "difference", "unlike", "sum", 
 TABLES = ("float", "angles", "join", "cos", "sin", "cos scale", "sin scale", "cos cast", "sin cast")
 
 
-def before_layers(z: Shapes) -> Ops:
+def before_layers(z: Shapes) -> Node:
     """Return the look for packed sequences, for which the host waits, and the tables of rotary positions."""
     positions, table = 8.0 * z.tokens, 4.0 * z.seq * z.head_dim
     look = [memory("F", f"positions.{name}", "copy", positions, positions, z.dtype) for name in PACKED]
     look[-1] = replace(look[-1], host_waits=True)
     tables = TABLES if z.position == "rope" else ()
-    return (*look, *(memory("F", f"rotary.{name}", "copy", table, table, z.dtype) for name in tables))
+    made = (memory("F", f"rotary.{name}", "copy", table, table, z.dtype) for name in tables)
+    return Node(forward=(*look, *made))
 
 
 def activation(z: Shapes) -> ActivationKernels:
@@ -139,7 +141,7 @@ def defaults(job: JobTraits) -> Mapping[str, object]:
     }
 
 
-FRAMEWORK = replace(
+EAGER = replace(
     pytorch.FRAMEWORK,
     name="hugging_face",
     about="Hugging Face's transformers 5 in eager PyTorch: models like GPT-2, Llama and Qwen3",
@@ -154,3 +156,4 @@ FRAMEWORK = replace(
     before=(),
     compiled=None,
 )
+FRAMEWORK = replace(EAGER, compiled=compiled(EAGER))

@@ -204,6 +204,14 @@ class DropoutCosts(Cited):
 
 
 @dataclass(frozen=True, kw_only=True)
+class BiasCosts(Cited):
+    """Seconds, on all SMs together, of adding a bias to each score, at one head dimension."""
+
+    forward_s: NotNegative
+    backward_s: NotNegative
+
+
+@dataclass(frozen=True, kw_only=True)
 class AttentionModel:
     """Curves by head dimension; both constants go linearly between two of them and stay beyond the ends."""
 
@@ -217,6 +225,8 @@ class AttentionModel:
     """the kernels before and after a backward one, by their bytes; without it they are in its curves"""
     dropout: DropoutCosts | None = None
     """of dropped probabilities; without it they cost nothing"""
+    bias: dict[int, BiasCosts] = field(default_factory=dict)
+    """of scores that a bias is added to, by head dimension; without it they cost what others do"""
 
     def __post_init__(self) -> None:
         for name, curves in (("forward", self.forward), ("backward", self.backward)):
@@ -258,6 +268,8 @@ class MemoryModel:
     fused: dict[MemoryClass, MemoryCurve]
     """what other software launches instead (Megatron-LM, TransformerEngine, Apex, Inductor),
     where that differs"""
+    inductor: dict[MemoryClass, MemoryCurve] = field(default_factory=dict)
+    """what Inductor makes, where it was measured and differs from both"""
 
     def __post_init__(self) -> None:
         need_all("kernels.memory.eager", self.eager, get_args(MemoryClass))

@@ -53,7 +53,8 @@ def layer(
 @lru_cache(maxsize=1024)
 def _layer(z: FrameworkShapes, recompute: tuple[str, ...], a: Latent | None, x: Experts | None) -> Part:
     """Return a layer. It is cached, so that equal layers are one object and their blocks can be shared."""
-    attn_norm = norm(z, "attn.norm", saved="input", residual=True)
+    joined = a is not None or z.framework.joins_projections(z.position)
+    attn_norm = norm(z, "attn.norm", saved="input", residual=True, readers=1 if joined else 3)
     down, up = latent_projections(z, a) if a else (_projections(z), ())
     core = core_attention(z)
     projection = linear(z, "attn", "proj", z.hidden, z.context_width, split="row", saved="attn.context", bias=z.bias)
@@ -94,7 +95,8 @@ def _layer(z: FrameworkShapes, recompute: tuple[str, ...], a: Latent | None, x: 
 
 def _projections(z: FrameworkShapes) -> tuple[Node, ...]:
     """Return the operations from the normed rows to queries, keys and values with positions."""
-    return (*_qkv(z), *head_norms(z), *((rope(z),) if z.position == "rope" else ()))
+    turn = z.framework.positions or rope
+    return (*_qkv(z), *head_norms(z), *((turn(z),) if z.position == "rope" else ()))
 
 
 def _qkv(z: FrameworkShapes) -> tuple[Node, ...]:
@@ -133,7 +135,9 @@ def _mlp(z: FrameworkShapes) -> tuple[Node, ...]:
 
 def _residual_norm(z: FrameworkShapes) -> tuple[Node, Node]:
     """Return the attention block's residual and the norm after it, in one kernel where the framework has it."""
-    add, mlp_norm = z.framework.residual(z, "attn"), norm(z, "mlp.norm", saved="attn.output", residual=True)
+    readers = 2 if z.gated and not z.framework.joins_projections(z.position) else 1
+    add = z.framework.residual(z, "attn")
+    mlp_norm = norm(z, "mlp.norm", saved="attn.output", residual=True, readers=readers)
     if not z.framework.fuses_residual_and_norm:
         return add, mlp_norm
     first, second = add.forward[-1], mlp_norm.forward[0]

@@ -55,7 +55,8 @@ def embedding(workload: Workload, turn: Turn = ANY_TURN) -> Part:
         rows = z.element * z.seq * z.hidden
         positions = (memory("W", "embedding.positions wgrad", "reduce", full, rows, z.dtype),)
         positions += add_gradient(z, "embedding.positions", z.seq * z.hidden)
-    forward += z.framework.before_layers(z)
+    before = z.framework.before_layers(z)
+    forward += before.forward
     if z.sequence_parallel and not scattered:
         forward.append(memory("F", "embedding.scatter", "copy", z.row_bytes, z.row_bytes, z.dtype))
     lookup = Node(
@@ -64,11 +65,10 @@ def embedding(workload: Workload, turn: Turn = ANY_TURN) -> Part:
         weight_grad=(
             *positions,
             *masked,
-            # The gradient of the whole table is cleared, and the tokens' rows are added to it.
-            memory("W", "embedding.lookup zero grad", "zero", 0, z.element * table, z.dtype),
-            memory("W", "embedding.lookup wgrad", "embedding_bwd", full, full, z.dtype),
+            *z.framework.lookup_gradient(z, table, workload.model.tied_embeddings),
             *add_gradient(z, "embedding.lookup", table),
         ),
+        saved=before.saved,
         grad_bytes=full + new_gradient_bytes(z, table),
         output_grad_bytes=full,
         weight_grad_bytes=new_gradient_bytes(z, table),
@@ -119,4 +119,6 @@ def loss_options(workload: Workload, z: FrameworkShapes, *, trained: bool = True
         recompute=choice.recompute,
         compile=choice.compile,
         trained=trained,
+        returns_logits=framework.returns_logits(z.position),
+        online_softmax=framework.online_softmax,
     )
