@@ -94,7 +94,7 @@ def _one_kernel_for_both(z: Shapes) -> bool:
 def _sums_over_blocks(z: Shapes, place: NormPlace, weights: int) -> Ops:
     """Return the sum over blocks for each weight, and its cast."""
     sums = memory(
-        "W", f"{place.name} wgrad sum", "reduce", WIDE * BLOCKS * z.hidden, WIDE * z.hidden, "fp32", z.hidden
+        "W", f"{place.name} wgrad sum", "combine", WIDE * BLOCKS * z.hidden, WIDE * z.hidden, "fp32", z.hidden
     )
     cast = memory("W", f"{place.name} wgrad cast", "cast", WIDE * z.hidden, z.element * z.hidden, z.dtype)
     return (*(sums,) * weights, *(cast,) * weights)
@@ -207,7 +207,6 @@ def compiled(eager: Framework) -> Framework:
         returns_logits=returns_logits,
         online_softmax=True,
         rms_norm_by_operations=None,
-        recompute_ends_before=(frozenset(), frozenset()),
         magnitudes=None,
         pads_products=True,
     )

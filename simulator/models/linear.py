@@ -12,6 +12,8 @@ from simulator.operations.weights import Weight
 from simulator.program import Beside, Collective, Compute, Matmul, StepPhase
 from simulator.units import DTYPE_BYTES
 
+#: Bytes of which a row has a multiple in products of fast kernels.
+ALIGNED = 16
 #: Role of a product -> phase of the pass that runs it.
 PHASES = {"fwd": StepPhase.FORWARD, "dgrad": StepPhase.BACKWARD, "wgrad": StepPhase.WEIGHT_GRADIENT}
 
@@ -71,6 +73,8 @@ def linear(
     y_kept = y_bytes * z.rows / z.tokens if split == "row" else y_bytes
     name = f"{block}.{name}"
     forward, input_grad, gather = _passes(z, block, name, n, k, split)
+    if z.framework.pads_products and n * z.element % ALIGNED:
+        forward, input_grad = _padded(z, name, y_bytes, w_bytes, forward, input_grad)
     wgrad = product(z, name, "wgrad", n, k, z.tokens)
     weight_grad: Ops = (wgrad,)
     if not z.accumulates_in_product:
@@ -101,6 +105,23 @@ def linear(
         weight_grad_bytes=weight_grad_bytes,
         placeholders=(Tensor(f"weight gradient {n} x {k}", w_bytes),) if placeholder else (),
         weights=_weights(z, name, n, k, split=split, bias=bias, shared=shared, rows=rows),
+    )
+
+
+def _padded(
+    z: FrameworkShapes, name: str, y_bytes: float, w_bytes: float, forward: Ops, input_grad: Ops
+) -> tuple[Ops, Ops]:
+    """Return both passes with copies of W, and of the gradient of y for each of its products, that have padded rows.
+
+    What makes y reads no padding (torch/_inductor/fx_passes/pad_mm.py).
+    """
+    return (
+        (memory("F", f"{name} pad", "copy", w_bytes, w_bytes, z.dtype), *forward),
+        (
+            memory("B", f"{name} grad pad", "copy", y_bytes, 2 * y_bytes, z.dtype),
+            memory("B", f"{name} pad again", "copy", w_bytes, w_bytes, z.dtype),
+            *input_grad,
+        ),
     )
 
 
