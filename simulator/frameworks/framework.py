@@ -31,12 +31,15 @@ class Traffic(NamedTuple):
 class ActivationKernels:
     """Kernels of the function between the two products of an MLP, in tensors of its output's size.
 
-    ``kept``: names of results on the way that are kept beside the input, such as the activated half of a gated one.
+    ``kept``: names of results on the way that are kept beside the input, such as the activated half of a gated one;
+    ``kept_in_fp32``: of those in fp32. ``keeps_input``: the input itself is kept.
     """
 
     forward: tuple[Traffic, ...]
     backward: tuple[Traffic, ...]
     kept: tuple[str, ...] = ()
+    kept_in_fp32: tuple[str, ...] = ()
+    keeps_input: bool = True
 
 
 class NormPlace(NamedTuple):
@@ -122,8 +125,8 @@ class JobTraits:
 class Replication:
     """How gradients are kept, and how replicas share them.
 
-    ``fully_sharded``: parameters are sharded by torch's ``fully_shard``. ``shards_are_masters``: what it shards are the
-    master weights, which are cast where they are gathered; there are no other shards. ``in_ddp``: gradients go into the
+    ``fully_sharded``: parameters are sharded by torch's ``fully_shard``. ``weights_are_masters``: the
+    master weights alone are kept, and cast where they are gathered or used. ``in_ddp``: gradients go into the
     buckets of torch's ``DistributedDataParallel``. ``hands_over_gradients``: they are what autograd has made, from
     their first backward pass to the optimizer's step, and no parts of a buffer that is always there.
     ``adds_first_gradients`` and ``adds_later_gradients``: those of a step's first micro-batch, and of others, are added
@@ -131,7 +134,7 @@ class Replication:
     """
 
     fully_sharded: bool = False
-    shards_are_masters: bool = False
+    weights_are_masters: bool = False
     in_ddp: bool = False
     hands_over_gradients: bool = False
     adds_first_gradients: bool = True
@@ -168,6 +171,11 @@ class Limit(NamedTuple):
     where: Mapping[str, object] = {}
 
 
+def uniform(job: JobTraits) -> bool:
+    """Return False: products compute in the type of the weights."""
+    return False
+
+
 def nothing(z: Shapes) -> Node:
     """Return an operation without kernels, whatever the sizes."""
     return Node()
@@ -177,7 +185,7 @@ def gradient_of_lookup(z: Shapes, table: int, tied: bool) -> Ops:
     """Return the kernels of an embedding's gradient: the ``table`` is cleared, and rows are added to it."""
     rows = z.row_bytes * z.tokens / z.rows
     return (
-        memory("W", "embedding.lookup zero grad", "zero", 0, z.element * table, z.dtype),
+        memory("W", "embedding.lookup zero grad", "zero", 0, z.weight_element * table, z.dtype),
         memory("W", "embedding.lookup wgrad", "embedding_bwd", rows, rows, z.dtype),
     )
 
@@ -247,12 +255,14 @@ class Framework:
     """16-bit weights have an fp32 copy where the workload does not say"""
     joins_projections: Callable[[str], bool] = always
     """queries, keys and values of models with such positions come from one product, and so do gate and up of an MLP"""
-    rotation_backward: tuple[Traffic, ...] = ()
-    """kernels of the gradient of ``rotation``, where that is no rotation back"""
     before_layers: Callable[[Shapes], Node] = nothing
     """kernels between the embedding of words and the layers, and what they leave for these"""
     lookup_gradient: Callable[[Shapes, int, bool], Ops] = gradient_of_lookup
     """kernels of the gradient of a table of so many elements, and whether the head's weight is the same"""
+    autocasts: Callable[[JobTraits], bool] = uniform
+    """weights are in fp32, and products cast what they read (torch.autocast)"""
+    fuses_pointwise: bool = False
+    """sums and casts before and behind norms and products are part of other kernels"""
     norm: Callable[[Shapes, NormPlace], Node] | None = None
     """a norm in one kernel with the sums before it and behind it, where the stack has such"""
     positions: Callable[[Shapes], Node] | None = None
@@ -269,7 +279,7 @@ class Framework:
     """an eager loss keeps the logarithm of the softmax, not the softmax, which is worked on in place"""
     keeps_split_log_softmax: bool = False
     """so does one over a vocabulary that is split over ranks"""
-    rms_norm_by_operations: Callable[[Shapes, str], Node] | None = None
+    rms_norm_by_operations: Callable[[Shapes, NormPlace], Node] | None = None
     """RMSNorm without a kernel of its own, where the stack has such"""
     fuses_residual_and_norm: bool = False
     """a sum and the norm after it are one kernel, each way"""

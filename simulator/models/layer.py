@@ -105,14 +105,25 @@ def _qkv(z: FrameworkShapes) -> tuple[Node, ...]:
     if z.framework.joins_projections(z.position):
         qkv = z.q_width + 2 * z.kv_width
         joined = linear(
-            z, "attn", "qkv", qkv, z.hidden, split="column", saved="attn.normed", bias=z.bias, shared=2 * shared
+            z,
+            "attn",
+            "qkv",
+            qkv,
+            z.hidden,
+            split="column",
+            saved="attn.normed",
+            bias=z.bias,
+            shared=2 * shared,
+            wide=True,
         )
         return joined, split_qkv(z)
     widths = {"q": (z.q_width, 0), "k": (z.kv_width, shared), "v": (z.kv_width, shared)}
     return with_summed_gradients(
         z,
         [
-            linear(z, "attn", name, n, z.hidden, split="column", saved="attn.normed", bias=z.bias, shared=copies)
+            linear(
+                z, "attn", name, n, z.hidden, split="column", saved="attn.normed", bias=z.bias, shared=copies, wide=True
+            )
             for name, (n, copies) in widths.items()
         ],
     )
@@ -123,13 +134,13 @@ def _mlp(z: FrameworkShapes) -> tuple[Node, ...]:
     apart = z.gated and not z.framework.joins_projections(z.position)
     widths = {"gate": z.ffn, "up": z.ffn} if apart else {"fc1": z.ffn * (2 if z.gated else 1)}
     first = [
-        linear(z, "mlp", name, n, z.hidden, split="column", saved="mlp.normed", bias=z.bias)
+        linear(z, "mlp", name, n, z.hidden, split="column", saved="mlp.normed", bias=z.bias, wide=True)
         for name, n in widths.items()
     ]
     return (
         *with_summed_gradients(z, first),
         activation(z, "mlp", z.tokens * z.ffn),
-        linear(z, "mlp", "fc2", z.hidden, z.ffn, split="row", saved="mlp.act", bias=z.bias),
+        linear(z, "mlp", "fc2", z.hidden, z.ffn, split="row", saved="mlp.act", bias=z.bias, wide=not z.gated),
     )
 
 

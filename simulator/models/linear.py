@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from simulator.models.autocast import cast_operands
 from simulator.models.shapes import FrameworkShapes
 from simulator.models.weight_names import weight_name
 from simulator.operations.nodes import Node, Ops, Tensor, comm, memory
@@ -27,9 +28,9 @@ def add_gradient(z: FrameworkShapes, name: str, params: int) -> Ops:
     ops: Ops = ()
     buffer = float(DTYPE_BYTES[z.grad_dtype] * params)
     if z.adds_gradients:
-        alike = z.element == DTYPE_BYTES[z.grad_dtype]  # added by the kernel that adds activations
+        alike = z.weight_element == DTYPE_BYTES[z.grad_dtype]  # added by the kernel that adds activations
         op = "residual" if alike else "accumulate"
-        ops += (memory("W", f"{name} grad add", op, z.element * params + buffer, buffer, z.dtype),)
+        ops += (memory("W", f"{name} grad add", op, z.weight_element * params + buffer, buffer, z.dtype),)
     if z.fills_buckets:
         ops += (memory("W", f"{name} grad to bucket", "copy", buffer, buffer, z.dtype),)
     return ops
@@ -41,7 +42,7 @@ def new_gradient_bytes(z: FrameworkShapes, params: int) -> float:
     They are that gradient's. Where it stays and is counted with the others, they are those of its copy in the buffer's
     type.
     """
-    return float((DTYPE_BYTES[z.grad_dtype] if z.keeps_gradients else z.element) * params)
+    return float((DTYPE_BYTES[z.grad_dtype] if z.keeps_gradients else z.weight_element) * params)
 
 
 def linear(
@@ -57,6 +58,7 @@ def linear(
     shared: int = 0,
     rows: int = 0,
     cached: bool = True,
+    wide: bool = False,
 ) -> Node:
     """Return y (tokens x n) = x (tokens x k) W, n and k as this rank has them.
 
@@ -64,6 +66,7 @@ def linear(
     The bias is added in the product's epilogue or in the kernel after it, at no cost of its own. Where a
     framework adds it after a sum over ranks it is a kernel. Its gradient is a sum over rows. ``shared`` of the n
     columns are held by more than one rank. ``rows`` are those of the model's own W, where they do not follow from n.
+    ``wide``: under autocast x is in fp32.
 
     Autograd must be handed a gradient of the weight's size even where the product has added it to the buffer already.
     TransformerEngine keeps an empty tensor per shape for that (``get_dummy_wgrad`` in pytorch/module/base.py, 2.0 and
@@ -91,7 +94,7 @@ def linear(
     placeholder = z.accumulates_in_product and cached
     kept = (Tensor(saved, x_bytes * z.rows / z.tokens if split == "column" else x_bytes),)
     weight_grad_bytes = (x_bytes if gather else 0) + (0 if placeholder else new_gradient_bytes(z, n * k))
-    return Node(
+    node = Node(
         forward=forward,
         input_grad=input_grad,
         weight_grad=weight_grad,
@@ -106,6 +109,8 @@ def linear(
         placeholders=(Tensor(f"weight gradient {n} x {k}", w_bytes),) if placeholder else (),
         weights=_weights(z, name, n, k, split=split, bias=bias, shared=shared, rows=rows),
     )
+    wide = wide and not z.framework.fuses_pointwise
+    return cast_operands(z, node, name, n, k, wide=wide, bias=bias) if z.autocast else node
 
 
 def _padded(
@@ -127,8 +132,8 @@ def _padded(
 
 def with_summed_gradients(z: FrameworkShapes, nodes: Sequence[Node]) -> tuple[Node, ...]:
     """Return products of one input, whose gradients autograd adds up: all but the last have a sum behind theirs."""
-    nbytes = float(z.element * z.tokens * z.hidden)
-    if z.framework.norm:  # the norm before them adds
+    nbytes = float(z.weight_element * z.tokens * z.hidden)
+    if z.framework.fuses_pointwise:
         return tuple(nodes)
 
     def summed(node: Node) -> Node:

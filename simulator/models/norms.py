@@ -24,11 +24,12 @@ def norm(
     ``residual``: its input also goes round the block, so that autograd adds the two gradients. ``readers``: products
     that read what it gives. ``of_heads``: it norms each head.
     """
+    place = NormPlace(name, saved, residual, readers, of_heads)
     if z.norm_by_operations:
-        return _by_operations(z, name, residual=residual)
+        return _by_operations(z, place)
     weights = _weights(z, name)
     if z.framework.norm:
-        node = z.framework.norm(z, NormPlace(name, saved, residual, readers, of_heads))
+        node = z.framework.norm(z, place)
         gradient = add_gradient(z, name, elements(weights))
         return replace(node, weight_grad=(*node.weight_grad, *gradient), weights=weights)
     params = elements(weights)
@@ -86,13 +87,13 @@ def _residual_gradient(z: FrameworkShapes, name: str) -> Compute:
     return memory("B", f"{name} residual grad", "residual", 2 * z.row_bytes, z.row_bytes, z.dtype)
 
 
-def _by_operations(z: FrameworkShapes, name: str, *, residual: bool) -> Node:
+def _by_operations(z: FrameworkShapes, place: NormPlace) -> Node:
     """Return RMSNorm without a kernel of its own."""
     assert z.framework.rms_norm_by_operations is not None
-    node = z.framework.rms_norm_by_operations(z, name)
+    node = z.framework.rms_norm_by_operations(z, place)
     return replace(
         node,
-        input_grad=(*node.input_grad, _residual_gradient(z, name)) if residual else node.input_grad,
-        weight_grad=(*node.weight_grad, *add_gradient(z, name, z.hidden)),
-        weights=_weights(z, name),
+        input_grad=(*node.input_grad, _residual_gradient(z, place.name)) if place.residual else node.input_grad,
+        weight_grad=(*node.weight_grad, *add_gradient(z, place.name, z.hidden)),
+        weights=_weights(z, place.name),
     )

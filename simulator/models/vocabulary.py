@@ -30,7 +30,7 @@ def embedding(workload: Workload, turn: Turn = ANY_TURN) -> Part:
     positions have to be added to whole sequences first it is an all-reduce, of which each rank takes its rows.
     """
     z = shapes(workload, turn=turn, number=EMBEDDING)
-    full = float(z.element * z.tokens * z.hidden)
+    full = float(z.weight_element * z.tokens * z.hidden)
     words = Weight(
         WORDS,
         (z.vocab, z.hidden),
@@ -52,7 +52,7 @@ def embedding(workload: Workload, turn: Turn = ANY_TURN) -> Part:
     if learned:
         forward.append(memory("F", "embedding.positions", "embedding", full, full, z.dtype))
         forward.append(memory("F", "embedding.add", "residual", 2 * full, full, z.dtype))
-        rows = z.element * z.seq * z.hidden
+        rows = z.weight_element * z.seq * z.hidden
         positions = (memory("W", "embedding.positions wgrad", "reduce", full, rows, z.dtype),)
         positions += add_gradient(z, "embedding.positions", z.seq * z.hidden)
     before = z.framework.before_layers(z)
@@ -97,6 +97,7 @@ def head(workload: Workload, turn: Turn = ANY_TURN, *, projection: bool = True) 
         saved="head.normed",
         rows=workload.model.vocab,
         cached=False,
+        wide=True,
     )
     if not projection:
         product = replace(product, weights=tuple(tie(weight, OUTPUT) for weight in product.weights))
