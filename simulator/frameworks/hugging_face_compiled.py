@@ -51,27 +51,26 @@ def norm(z: Shapes, place: NormPlace) -> Node:
     weights = 2 if z.norm == "layernorm" else 1
     dropped = place.residual and z.dropout > 0
     mask = float(z.rows * z.hidden) if dropped else 0.0
+    narrow = float(z.element * z.rows * z.hidden)  # what blocks give, and products read
+    stream = narrow if place.of_heads else z.row_bytes
     if place.of_heads:
-        forward = memory("F", place.name, op, z.row_bytes, 0, z.dtype, z.hidden)
+        forward = memory("F", place.name, op, narrow, 0, z.dtype, z.hidden)
     else:
-        forward = memory("F", place.name, op, 2 * z.row_bytes, 2 * z.row_bytes + mask, z.dtype, z.hidden)
+        forward = memory("F", place.name, op, stream + narrow, stream + narrow + mask, z.dtype, z.hidden)
     if dropped:
         forward = _dropping(z, forward)
-    read = place.readers + 1 + place.residual
+    read = place.readers * narrow + (1 + place.residual) * stream + mask
     together = _one_kernel_for_both(z)
-    sums = float(WIDE * BLOCKS * z.hidden * weights) if together else 0.0
-    written = z.row_bytes * (1 + dropped) + sums
-    backward: Ops = (
-        memory("B", f"{place.name} bwd", f"{op}_bwd", read * z.row_bytes + mask, written, z.dtype, z.hidden),
-    )
+    written = stream + dropped * narrow + (float(WIDE * BLOCKS * z.hidden * weights) if together else 0.0)
+    backward: Ops = (memory("B", f"{place.name} bwd", f"{op}_bwd", read, written, z.dtype, z.hidden),)
     return Node(
         forward=(forward,),
         # The rotation of queries norms them on its way back.
         input_grad=() if place.of_heads and place.name.endswith("q_norm") else backward,
         weight_grad=_sums_over_blocks(z, place, weights) if together else _sums_over_rows(z, place, op),
-        saved=(Tensor(place.saved, z.row_bytes),),
-        grad_bytes=(place.readers + 1) * z.row_bytes,
-        output_grad_bytes=z.row_bytes,
+        saved=(Tensor(place.saved, stream),),
+        grad_bytes=place.readers * narrow + stream,
+        output_grad_bytes=narrow,
     )
 
 
@@ -97,15 +96,17 @@ def _sums_over_blocks(z: Shapes, place: NormPlace, weights: int) -> Ops:
         "W", f"{place.name} wgrad sum", "combine", WIDE * BLOCKS * z.hidden, WIDE * z.hidden, "fp32", z.hidden
     )
     cast = memory("W", f"{place.name} wgrad cast", "cast", WIDE * z.hidden, z.element * z.hidden, z.dtype)
-    return (*(sums,) * weights, *(cast,) * weights)
+    return (*(sums,) * weights, *(() if z.autocast else (cast,) * weights))
 
 
 def _sums_over_rows(z: Shapes, place: NormPlace, op: str) -> Ops:
     """Return the kernels that read gradients and input again for the weight."""
-    read, blocks = (place.readers + 1) * z.row_bytes, float(WIDE * BLOCKS * z.hidden)
+    narrow = float(z.element * z.rows * z.hidden)
+    stream = narrow if place.of_heads else z.row_bytes
+    read, blocks = place.readers * narrow + stream, float(WIDE * BLOCKS * z.hidden)
     return (
         memory("W", f"{place.name} wgrad", f"{op}_bwd", read, blocks, z.dtype, z.hidden),
-        memory("W", f"{place.name} wgrad sum", f"{op}_bwd", blocks, z.element * z.hidden, z.dtype, z.hidden),
+        memory("W", f"{place.name} wgrad sum", f"{op}_bwd", blocks, z.weight_element * z.hidden, z.dtype, z.hidden),
     )
 
 
@@ -113,10 +114,12 @@ def residual(z: Shapes, block: str) -> Node:
     """Return the sum with a block's input, which is part of the norm behind it, with the mask of what is dropped.
 
     The sum at the end of a layer belongs to the next layer's norm. Here it counts with the layer's own, as layers are
-    alike.
+    alike. Under autocast the gradient of what a block gives is cast, on the way of what was dropped where that is.
     """
-    mask = (Tensor(f"{block}.dropout mask", float(z.rows * z.hidden)),) if z.dropout else ()
-    return Node(saved=mask, grad_bytes=z.row_bytes)
+    elements = float(z.rows * z.hidden)
+    mask = (Tensor(f"{block}.dropout mask", elements),) if z.dropout else ()
+    cast = memory("B", f"{block}.residual grad cast", "cast", z.row_bytes, z.element * elements, z.dtype)
+    return Node(input_grad=(cast,) if z.autocast and not z.dropout else (), saved=mask, grad_bytes=z.row_bytes)
 
 
 def positions(z: Shapes) -> Node:
@@ -157,18 +160,21 @@ def before_layers(z: Shapes) -> Node:
 
 
 def lookup_gradient(z: Shapes, table: int, tied: bool) -> Ops:
-    """Return the gradient of a table, which is added up in fp32, and cast.
+    """Return the gradient of a table, which is added up in fp32, and cast to the type of the table.
 
-    Where the head's weight is the same its product adds to a copy of it.
+    Where the head's weight is the same its product adds to a copy of it; under autocast that gradient is added.
     """
-    rows = float(z.tokens * z.hidden)
-    copy = memory("W", "embedding.lookup grad copy", "copy", z.element * table, z.element * table, z.dtype)
-    return (
-        memory("W", "embedding.lookup zero grad", "zero", 0, WIDE * table, "fp32"),
+    rows, wide, narrow = float(z.tokens * z.hidden), float(WIDE * table), float(z.element * table)
+    made = (
+        memory("W", "embedding.lookup zero grad", "zero", 0, wide, "fp32"),
         memory("W", "embedding.lookup wgrad", "accumulate", (z.element + WIDE) * rows, WIDE * rows, z.dtype),
-        memory("W", "embedding.lookup grad cast", "cast", WIDE * table, z.element * table, z.dtype),
-        *((copy,) if tied else ()),
     )
+    if z.autocast:
+        add = memory("W", "embedding.lookup tied grad", "residual", wide + narrow, wide, z.dtype)
+        return (*made, *((add,) if tied else ()))
+    cast = memory("W", "embedding.lookup grad cast", "cast", wide, narrow, z.dtype)
+    copy = memory("W", "embedding.lookup grad copy", "copy", narrow, narrow, z.dtype)
+    return (*made, cast, *((copy,) if tied else ()))
 
 
 def joined_qkv_width(z: Shapes) -> int:
