@@ -78,7 +78,8 @@ class ExpertHooks:
     ``permute`` and ``unpermute`` return the kernels of the forward and of the backward pass. ``sort`` puts the choices
     of tokens in order before anything is sent. ``weighs_in_activation``: outputs are weighed by their probabilities
     before the second product, which needs the probabilities only. ``host_waits_for_counts``: the host reads how many
-    tokens come before it issues the next kernel.
+    tokens come before it issues the next kernel. ``activation``: the function between the two products, where it has
+    other kernels than that of a dense MLP.
     """
 
     router: Callable[[Shapes, Experts], Node]
@@ -89,6 +90,7 @@ class ExpertHooks:
     kept_by_combine: Callable[[Shapes, Experts], tuple[Tensor, ...]]
     weighs_in_activation: bool
     host_waits_for_counts: bool
+    activation: Callable[[Shapes], ActivationKernels] | None = None
 
 
 @dataclass(frozen=True)
@@ -96,7 +98,7 @@ class JobTraits:
     """Facts of a job that decide how a framework runs it.
 
     ``reduces_beside``: replicas all-reduce gradients while the backward pass goes on. ``updates_on_gpu``: the optimizer
-    is neither on the host nor on parameter servers. ``stages``: of the model. ``shares_cpus``: hosts update
+    is neither on the host nor on parameter servers. ``stages``: of the model. ``experts``: some layers have them. ``shares_cpus``: hosts update
     weights, and each has several ranks.
     """
 
@@ -110,6 +112,7 @@ class JobTraits:
     reduces_beside: bool
     updates_on_gpu: bool
     shares_cpus: bool = False
+    experts: bool = False
 
     @property
     def threads_of_torchrun(self) -> dict[str, object]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
-from simulator.frameworks import pytorch
+from simulator.frameworks import hugging_face_experts, pytorch
 from simulator.frameworks.framework import (
     ActivationKernels,
     JobTraits,
@@ -160,7 +160,12 @@ LIMITS = (
     Limit("parallelism.pp", (1,), "pipelines of Hugging Face's models are not simulated"),
     Limit("parallelism.cp", (1,), "context parallelism of Hugging Face's models is not simulated"),
     Limit("parallelism.zero", (0, 3), "replicas are torch's DistributedDataParallel (0) or fully_shard (3)"),
-    Limit("model.moe", (None,), "experts as transformers 5 runs them are not simulated"),
+    Limit("model.moe", (None,), "experts with weights in fp32 are products in fp32, which is not simulated", _AUTOCAST),
+    Limit("parallelism.ep", (1,), "experts of Hugging Face's models are not spread over ranks here"),
+    Limit("model.moe.shared_ffn_hidden", (None, 0), "experts are Mixtral's or Qwen3's, none of which all tokens pass"),
+    Limit("model.moe.capacity_factor", (None,), "experts of Hugging Face's models take all tokens"),
+    Limit("model.moe.router_dtype", (None, "bf16", "fp16"), "the router's product is in the working precision"),
+    Limit("model.moe", (None,), "GPT-2, which learned positions mean, has no experts", _LEARNED),
     Limit("model.mla", (None,), "latent attention as transformers 5 runs it is not simulated"),
     Limit("model.mtp_layers", (0,), "Hugging Face's models do not train a prediction of several tokens"),
     Limit("model.attention", ("flash",), "attention is scaled_dot_product_attention; the eager one is not simulated"),
@@ -311,6 +316,7 @@ def defaults(job: JobTraits) -> Mapping[str, object]:
         "training.optimizer.state_dtype": "fp32" if job.master_weights else job.precision,
         "training.optimizer.implementation": "fused",
         "training.fused_rms_norm": job.norm != "rmsnorm",
+        **({"model.moe.router_dtype": job.precision} if job.experts else {}),
     }
 
 
@@ -331,6 +337,7 @@ EAGER = replace(
     lookup_gradient=lookup_gradient,
     autocasts=autocasts,
     replication=replication,
+    experts=hugging_face_experts.EXPERTS,
     before=(),
     compiled=None,
 )

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from simulator.frameworks import fused_kernels
-from simulator.frameworks.framework import ActivationKernels, Framework, JobTraits, NormPlace, Traffic
+from simulator.frameworks.framework import ActivationKernels, Framework, JobTraits, Limit, NormPlace, Traffic
 from simulator.operations.nodes import Node, Ops, Tensor, memory
 from simulator.operations.shapes import Shapes
 from simulator.program import Compute, Memory, StepPhase
@@ -200,6 +200,7 @@ def compiled(eager: Framework) -> Framework:
         memory_sections=("eager", "fused", "inductor"),
         defaults=defaults,
         losses=("compiled",),
+        limits=(*eager.limits, Limit("model.moe", (None,), "experts of compiled models are not simulated")),
         activation=activation,
         rotation=fused_kernels.ROTATION,
         joined_qkv_width=joined_qkv_width,

@@ -13,7 +13,8 @@ def activation(z: FrameworkShapes, block: str, elements: int) -> Node:
     Its output has so many ``elements``. ReLU keeps its output, which is the next product's input.
     """
     nbytes = float(z.element * elements)
-    name, kernels = f"{block}.{z.activation}", z.framework.activation(z)
+    kernels_of = (z.framework.experts.activation if block == "moe" else None) or z.framework.activation
+    name, kernels = f"{block}.{z.activation}", kernels_of(z)
     saved: tuple[Tensor, ...]
     if z.gated:  # gate and up come from one product
         saved = (Tensor(f"{block}.pre", 2 * nbytes),)
