@@ -23,7 +23,19 @@ CHOICE = ("float", "softmax", "top-k", "top-k sort", "top-k sum", "top-k copy", 
 ORDER = ("copy", "places", "histogram", "offsets", *(f"sort {number}" for number in range(8)), "tokens")
 OFFSETS = ("weights", "int", "counts zero", "counts", "cumsum start", "cumsum", "outside", "inside")
 INDEX_GRADIENT = ("remainder", "times", "quotient", "places", "histogram", "offsets", "sort 1", "sort 2")
-ROUTER_GRADIENT = ("share 1", "share 2", "minus", "times", "share 3", "sum", "add", "zero", "scatter", "times", "softmax")
+ROUTER_GRADIENT = (
+    "share 1",
+    "share 2",
+    "minus",
+    "times",
+    "share 3",
+    "sum",
+    "add",
+    "zero",
+    "scatter",
+    "times",
+    "softmax",
+)
 #: SiLU with a gate on halves of the rows that a grouped product wrote, once its rows are masked.
 GATED = ActivationKernels(
     forward=(

@@ -21,7 +21,9 @@ def cast_operands(z: FrameworkShapes, node: Node, name: str, n: int, k: int, *, 
     ``wide``."""
     sizes = {f"{name} weight": n * k} | ({f"{name} bias": n} if bias else {})
     kept = tuple(Tensor(what, float(z.element * size)) for what, size in sizes.items())
-    forward = [memory("F", f"{what} cast", "cast", WIDE * size, z.element * size, z.dtype) for what, size in sizes.items()]
+    forward = [
+        memory("F", f"{what} cast", "cast", WIDE * size, z.element * size, z.dtype) for what, size in sizes.items()
+    ]
     back = tuple(
         memory("W", f"{what} grad cast", "upcast", z.element * size, WIDE * size, z.dtype)
         for what, size in sizes.items()

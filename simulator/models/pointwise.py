@@ -22,7 +22,9 @@ def activation(z: FrameworkShapes, block: str, elements: int) -> Node:
         saved = (Tensor(f"{block}.act" if z.activation == "relu" else f"{block}.pre", nbytes),)
     saved = saved if kernels.keeps_input else ()
     saved += tuple(Tensor(f"{block}.{result}", nbytes) for result in kernels.kept)
-    saved += tuple(Tensor(f"{block}.{result}", DTYPE_BYTES["fp32"] * float(elements)) for result in kernels.kept_in_fp32)
+    saved += tuple(
+        Tensor(f"{block}.{result}", DTYPE_BYTES["fp32"] * float(elements)) for result in kernels.kept_in_fp32
+    )
     return Node(
         forward=tuple(memory("F", name + x, op, r * nbytes, w * nbytes, z.dtype) for x, op, r, w in kernels.forward),
         input_grad=tuple(
