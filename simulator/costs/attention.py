@@ -36,9 +36,9 @@ class AttentionCost:
 
         All blocks take FLOPs / (peak / SMs * share), with share = limit * L / (L + half_length). L is the number of
         keys that a query sees on average: half of them under a causal mask. A block of ``BLOCK`` queries takes its part
-        of that, with the random numbers of dropout and a bias. The longest is the one that sees most keys, which under a causal
-        mask is twice the mean. While the last blocks finish, other SMs are idle. Around the backward kernel go others,
-        which memory bounds (`around_bytes`).
+        of that, with the random numbers of dropout and a bias. The longest is the one that sees most keys, which under
+        a causal mask is twice the mean. While the last blocks finish, other SMs are idle. Around the backward kernel
+        go others, which memory bounds (`around_bytes`).
         """
         all_s, longest_s = self._blocks_s(kernel)
         tail = self.model.tail["backward" if kernel.backward else "forward"].value

@@ -98,8 +98,8 @@ class JobTraits:
     """Facts of a job that decide how a framework runs it.
 
     ``reduces_beside``: replicas all-reduce gradients while the backward pass goes on. ``updates_on_gpu``: the optimizer
-    is neither on the host nor on parameter servers. ``stages``: of the model. ``experts``: some layers have them. ``shares_cpus``: hosts update
-    weights, and each has several ranks.
+    is neither on the host nor on parameter servers. ``stages``: of the model. ``experts``: some layers
+    have them. ``shares_cpus``: hosts update weights, and each has several ranks.
     """
 
     norm: str

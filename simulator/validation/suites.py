@@ -207,7 +207,7 @@ SUITES: dict[str, Suite] = {
                 ({"family": "llama"}, _TIED_LLAMA),
                 ({"family": "moe"}, _LLAMA),
             ),
-            note="Eager GPT-2 and experts are simulated at the host speed measured in them; that of others is not known.",
+            note="Eager GPT-2 and experts are simulated at the host speed measured in them; others' is not known.",
         ),
     )
 }

@@ -33,6 +33,8 @@ LLAMA: dict[str, Any] = {
     **{"ffn_hidden": FFN, "vocab": VOCAB, "activation": "swiglu", "norm": "rmsnorm", "position": "rope"},
     **{"bias": False, "tied_embeddings": True},
 }
+MOE: dict[str, Any] = {"experts": 4, "top_k": 2, "ffn_hidden": 64}
+MIXTRAL = LLAMA | {"moe": MOE}
 GPT2: dict[str, Any] = {"layers": LAYERS, "hidden": HIDDEN, "heads": HEADS, "vocab": VOCAB, "dropout": 0.1}
 
 
@@ -170,7 +172,11 @@ def test_defaults_are_those_of_weights_in_bf16() -> None:
             "parallelism.zero",
             "fully_shard",
         ),
-        (LLAMA | {"moe": {"experts": 4, "top_k": 2, "ffn_hidden": 64}}, {}, "model.moe", "experts"),
+        (MIXTRAL, {"training": {"optimizer": {"master_weights": True}}}, "model.moe", "products in fp32"),
+        (MIXTRAL, {"framework": {"name": HUGGING_FACE, "compile": True}}, "model.moe", "compiled"),
+        (MIXTRAL | {"moe": MOE | {"shared_experts": 1}}, {}, "model.moe.shared_ffn_hidden", "none of which"),
+        (MIXTRAL | {"moe": MOE | {"router_dtype": "fp32"}}, {}, "model.moe.router_dtype", "working precision"),
+        (GPT2 | {"moe": MOE}, {}, "model.moe", "GPT-2"),
         (LLAMA | {"attention": "unfused"}, {}, "model.attention", "scaled_dot_product_attention"),
         (LLAMA | {"dropout": 0.1}, {}, "model.dropout", "Llama's kind"),
         (LLAMA | {"norm": "layernorm"}, {}, "model.norm", "RMSNorm"),
@@ -178,8 +184,24 @@ def test_defaults_are_those_of_weights_in_bf16() -> None:
         (GPT2 | {"qk_norm": True}, {}, "model.qk_norm", "norms of heads"),
         (LLAMA, {"training": {"recompute": "selective"}}, "training.recompute.granularity", "whole layers"),
         (LLAMA, {"training": {"precision": "fp32"}}, "training.precision", "casts"),
-        (LLAMA, {"training": {"optimizer": {"master_weights": True}}}, "training.optimizer.master_weights", "autocast"),
-        (LLAMA, {"framework": {"name": HUGGING_FACE, "compile": True}}, "framework.compile", "torch.compile"),
+        (
+            LLAMA,
+            {"training": {"optimizer": {"master_weights": True}, "adapters": {"rank": 4, "targets": ["q"]}}},
+            "training.adapters",
+            "autocast",
+        ),
+        (
+            LLAMA,
+            {"training": {"optimizer": {"master_weights": True}, "freeze": ["norms"]}},
+            "training.freeze",
+            "autocast",
+        ),
+        (
+            LLAMA,
+            {"training": {"optimizer": {"master_weights": True}, "loss": "fused_linear"}},
+            "training.loss.name",
+            "its own loss",
+        ),
         (LLAMA, {"training": {"adapters": {"rank": 4, "targets": ["qkv"]}}}, "training.adapters.targets", "no such"),
     ],
 )
