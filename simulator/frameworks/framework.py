@@ -46,14 +46,14 @@ class NormPlace(NamedTuple):
     """A norm, and what stands around it.
 
     ``saved``: name of its input. ``residual``: that also goes round the block. ``readers``: products that read what it
-    gives. ``of_heads``: it norms each head of queries or keys.
+    gives. ``per_head``: each head of queries or keys is normed.
     """
 
     name: str
     saved: str
     residual: bool
     readers: int
-    of_heads: bool = False
+    per_head: bool = False
 
 
 @dataclass(frozen=True)

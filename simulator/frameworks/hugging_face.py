@@ -111,8 +111,8 @@ GELU_NEW_IN_FP32 = ActivationKernels(
     kept_in_fp32=("float", "tanh", "plus"),
     keeps_input=False,
 )
-#: Classes of kernels without vector loads, which elements bound and not bytes: fp32 counts as 16 bits in them (16.8
-#: million products by a row's number take an H200 54 us in fp32, 50 us in bf16).
+#: Classes of kernels without vector loads. Elements bound them and not bytes, so that fp32 counts as 16 bits. A product
+#: of 16.8 million elements by a row's number takes an H200 54 us in fp32, and 50 us in bf16.
 BY_ELEMENT = ("rope", "bias")
 #: Under autocast the tables of positions are in fp32, and so are products by them. Those of queries in 16 bits cast on
 #: the way.
@@ -197,8 +197,8 @@ def before_layers(z: Shapes) -> Node:
     look = [memory("F", f"positions.{name}", "copy", positions, positions, z.dtype) for name in PACKED]
     look[-1] = replace(look[-1], host_waits=True)
     tables = TABLES if z.position == "rope" else ()
-    made = (memory("F", f"rotary.{name}", "copy", table, table, z.dtype) for name in tables)
-    return Node(forward=(*look, *made))
+    rotary = (memory("F", f"rotary.{name}", "copy", table, table, z.dtype) for name in tables)
+    return Node(forward=(*look, *rotary))
 
 
 def activation(z: Shapes) -> ActivationKernels:
@@ -249,7 +249,7 @@ def rms_norm_by_operations(z: Shapes, place: NormPlace) -> Node:
     if not z.autocast:
         return pytorch.rms_norm_by_operations(z, place)
     name, wide, narrow = place.name, z.row_bytes, float(z.element * z.rows * z.hidden)
-    divided = narrow if place.of_heads else wide
+    divided = narrow if place.per_head else wide
 
     def kernel(phase: str, label: str, op: str, read: float, written: float) -> Ops:
         return (memory(phase, f"{name}.{label}{' bwd' if phase == 'B' else ''}", op, read, written, z.dtype),)
@@ -258,11 +258,11 @@ def rms_norm_by_operations(z: Shapes, place: NormPlace) -> Node:
         ops: Ops = ()
         for label, op, *tensors in table:
             if label == "weight":
-                mixed = place.of_heads and phase == "F"
+                mixed = place.per_head and phase == "F"
                 ops += kernel(phase, label, op, narrow, wide if mixed else narrow)
-                if phase == "B" and place.of_heads:
+                if phase == "B" and place.per_head:
                     ops += kernel(phase, "weight cast", "cast", wide, narrow)
-            elif place.of_heads or label not in ("float", "cast"):
+            elif place.per_head or label not in ("float", "cast"):
                 ops += kernel(phase, label, op, *(wide * tensors[at] + narrow * tensors[at + 1] for at in (0, 2)))
         return ops
 

@@ -27,8 +27,9 @@ PERSISTENT = 1024
 #: Where one kernel makes both gradients of a norm (torch/_inductor/scheduler.py, ``MixOrderReduction.can_fuse``): at
 #: least so many elements and rows, and so many times as many rows as columns.
 LEAST_ELEMENTS, LEAST_ROWS, LEAST_ROWS_PER_COLUMN = 5 * 2**20, 4096, 2
-#: Reads of one kernel beyond which Inductor writes what it has so far (``config.realize_reads_threshold``).
-MOST_READS = 3
+#: Gradients of heads that one kernel adds up and turns; of more the sum is written first
+#: (``config.realize_reads_threshold``).
+MOST_HEADS = 3
 #: Sines and cosines that turning one element takes: those of its own place forward. Backward the sine of its partner's
 #: place is worked out for each half apart.
 TURN, TURN_BACK = 2, 3
@@ -52,8 +53,8 @@ def norm(z: Shapes, place: NormPlace) -> Node:
     dropped = place.residual and z.dropout > 0
     mask = float(z.rows * z.hidden) if dropped else 0.0
     narrow = float(z.element * z.rows * z.hidden)  # what blocks give, and products read
-    stream = narrow if place.of_heads else z.row_bytes
-    if place.of_heads:
+    stream = narrow if place.per_head else z.row_bytes
+    if place.per_head:
         forward = memory("F", place.name, op, narrow, 0, z.dtype, z.hidden)
     else:
         forward = memory("F", place.name, op, stream + narrow, stream + narrow + mask, z.dtype, z.hidden)
@@ -66,7 +67,7 @@ def norm(z: Shapes, place: NormPlace) -> Node:
     return Node(
         forward=(forward,),
         # The rotation of queries norms them on its way back.
-        input_grad=() if place.of_heads and place.name.endswith("q_norm") else backward,
+        input_grad=() if place.per_head and place.name.endswith("q_norm") else backward,
         weight_grad=_sums_over_blocks(z, place, weights) if together else _sums_over_rows(z, place, op),
         saved=(Tensor(place.saved, stream),),
         grad_bytes=place.readers * narrow + stream,
@@ -102,7 +103,7 @@ def _sums_over_blocks(z: Shapes, place: NormPlace, weights: int) -> Ops:
 def _sums_over_rows(z: Shapes, place: NormPlace, op: str) -> Ops:
     """Return the kernels that read gradients and input again for the weight."""
     narrow = float(z.element * z.rows * z.hidden)
-    stream = narrow if place.of_heads else z.row_bytes
+    stream = narrow if place.per_head else z.row_bytes
     read, blocks = place.readers * narrow + stream, float(WIDE * BLOCKS * z.hidden)
     return (
         memory("W", f"{place.name} wgrad", f"{op}_bwd", read, blocks, z.dtype, z.hidden),
@@ -135,7 +136,7 @@ def positions(z: Shapes) -> Node:
     else:
         forward.append(_turning(z, "F", "k", k, q, TURN * q))
     input_grad = [_turning(z, "B", "q", 2 * q if z.qk_norm else q, q, TURN_BACK * q)]
-    if z.heads // z.kv_heads > MOST_READS:
+    if z.heads // z.kv_heads > MOST_HEADS:
         input_grad += [_turning(z, "B", "k sin", q, k, k), _turning(z, "B", "k", q + k, k, 2 * k)]
     else:
         input_grad.append(_turning(z, "B", "k", q, k, TURN_BACK * k))
@@ -165,16 +166,16 @@ def lookup_gradient(z: Shapes, table: int, tied: bool) -> Ops:
     Where the head's weight is the same its product adds to a copy of it; under autocast that gradient is added.
     """
     rows, wide, narrow = float(z.tokens * z.hidden), float(WIDE * table), float(z.element * table)
-    made = (
+    kernels = (
         memory("W", "embedding.lookup zero grad", "zero", 0, wide, "fp32"),
         memory("W", "embedding.lookup wgrad", "accumulate", (z.element + WIDE) * rows, WIDE * rows, z.dtype),
     )
     if z.autocast:
         add = memory("W", "embedding.lookup tied grad", "residual", wide + narrow, wide, z.dtype)
-        return (*made, *((add,) if tied else ()))
+        return (*kernels, *((add,) if tied else ()))
     cast = memory("W", "embedding.lookup grad cast", "cast", wide, narrow, z.dtype)
     copy = memory("W", "embedding.lookup grad copy", "copy", narrow, narrow, z.dtype)
-    return (*made, cast, *((copy,) if tied else ()))
+    return (*kernels, cast, *((copy,) if tied else ()))
 
 
 def joined_qkv_width(z: Shapes) -> int:

@@ -1,7 +1,7 @@
 """Experts as Hugging Face's transformers 5 runs them: grouped products over rows in the order of the experts.
 
-All of it stays on the GPU. Rows without an expert, which a layer that is split over ranks may have, are set to zero
-before and behind each product, also where there are none: out of place, a copy and a kernel under a mask.
+All of it stays on the GPU. A layer that is split over ranks has rows without an expert, which are set to zero around
+each product. So they are where there are none. Out of place that is a copy and a kernel under a mask.
 
 github.com/huggingface/transformers 5.17, src/transformers: integrations/moe.py, ``grouped_mm_experts_forward``, and
 ``MixtralTopKRouter`` and ``Qwen3MoeTopKRouter`` of the models.
@@ -17,8 +17,8 @@ from simulator.program import Compute, Matmul, StepPhase
 
 #: Bytes of an index (int64), and of a probability (fp32).
 INDEX, PROBABILITY = 8, 4
-#: Kernels over one number or a few for each choice of a token: of the router, after its product; of the order of rows;
-#: of the offsets of groups; of an index that autograd sorts to add up what it took, and of the router's gradient.
+#: Kernels over a few numbers for each choice of a token. ``CHOICE`` are the router's behind its product, ``ORDER`` are
+#: of the order of rows, ``OFFSETS`` of the groups. ``INDEX_GRADIENT``: autograd sorts an index to add up what it took.
 CHOICE = ("float", "softmax", "top-k", "top-k sort", "top-k sum", "top-k copy", "top-k share")
 ORDER = ("copy", "places", "histogram", "offsets", *(f"sort {number}" for number in range(8)), "tokens")
 OFFSETS = ("weights", "int", "counts zero", "counts", "cumsum start", "cumsum", "outside", "inside")

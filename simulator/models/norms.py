@@ -14,7 +14,7 @@ from simulator.program import Compute
 
 
 def norm(
-    z: FrameworkShapes, name: str, *, saved: str, residual: bool, readers: int = 1, of_heads: bool = False
+    z: FrameworkShapes, name: str, *, saved: str, residual: bool, readers: int = 1, per_head: bool = False
 ) -> Node:
     """Return a LayerNorm or RMSNorm over this rank's rows.
 
@@ -22,9 +22,9 @@ def norm(
     that it keeps (8 bytes per row) are neglected, as in arXiv 2205.05198.
 
     ``residual``: its input also goes round the block, so that autograd adds the two gradients. ``readers``: products
-    that read what it gives. ``of_heads``: it norms each head.
+    that read what it gives. ``per_head``: it norms each head.
     """
-    place = NormPlace(name, saved, residual, readers, of_heads)
+    place = NormPlace(name, saved, residual, readers, per_head)
     if z.norm_by_operations:
         return _by_operations(z, place)
     weights = _weights(z, name)
@@ -65,7 +65,7 @@ def head_norms(z: FrameworkShapes) -> tuple[Node, ...]:
 
     def normed(name: str, heads: int) -> Node:
         rows = replace(z, rows=z.tokens * heads, hidden=z.head_dim, sequence_parallel=z.tp > 1)
-        return norm(rows, f"attn.{name}_norm", saved=f"attn.{name} raw", residual=False, of_heads=True)
+        return norm(rows, f"attn.{name}_norm", saved=f"attn.{name} raw", residual=False, per_head=True)
 
     return normed("q", z.heads), normed("k", z.kv_heads)
 

@@ -65,7 +65,7 @@ def test_casts_are_from_four_bytes_to_two_and_back() -> None:
 
 
 def test_bytes_that_a_llama_layer_keeps() -> None:
-    """Of each row the inputs of two norms and what their weights multiply, in fp32: 4 x 4 bytes. Casts of it for five
+    """Two norms keep the input of a row, and what their weights multiply, in fp32: 4 x 4 bytes. Casts of it for five
     products: 5 x 2. Attention keeps what it keeps in 16 bits. The MLP keeps gate, up, SiLU's result and the product.
     Casts of all weights stay."""
     part = models.layer(autocast(LLAMA))
@@ -104,8 +104,8 @@ def test_sums_of_blocks_are_in_fp32() -> None:
 
 
 def test_compiled_norms_cast_on_the_way() -> None:
-    """Weights are cast by kernels of their own, inputs are not: the norm reads a sum in fp32 and a block's output in 16
-    bits, and writes a sum in fp32 and 16 bits for the products."""
+    """Weights are cast by kernels of their own, inputs are not. The norm reads a sum in fp32 and a block's output in 16
+    bits. It writes a sum in fp32, and 16 bits for the products."""
     part = models.layer(autocast(LLAMA, compile=True), turn=FIRST)
     kernels, rows = memory_kernels(part, "F"), TOKENS * HIDDEN
     assert sum(name.endswith("weight cast") for name in kernels) == len(_products())

@@ -56,27 +56,27 @@ def test_kernels_of_a_llama_layer() -> None:
 
 
 def test_one_kernel_makes_both_gradients_of_many_rows() -> None:
-    """From 5 x 2^20 elements on, with at least 4,096 rows and twice as many as columns, the weight's gradient comes
-    from the kernel of the input's, which leaves a sum per block. 512 sums in fp32 are added up by one kernel and cast.
+    """The weight's gradient comes from the kernel of the input's from 5 x 2^20 elements on. There must be 4,096 rows or
+    more, and twice as many as columns. The kernel leaves 512 sums in fp32, which one more adds up, and they are cast.
 
     10,240 rows of 512 columns are 5 x 2^20; of 511 columns fewer. 8,192 rows of 4,096 columns are twice as many.
     """
 
-    def of_weight(tokens: int, hidden: int) -> list[str]:
+    def weight_kernels(tokens: int, hidden: int) -> list[str]:
         model = LLAMA | {"hidden": hidden, "heads": hidden // 64, "kv_heads": 2, "head_dim": 64}
         training = {"seq": tokens // 4, "micro_batch": 4, "global_batch": 4}
         part = models.layer(compiled(model, training=training), turn=FIRST)
         return [name.removeprefix("mlp.norm ") for name in memory_kernels(part, "W") if name.startswith("mlp.norm")]
 
-    assert of_weight(10_240, 512) == ["wgrad sum", "wgrad cast"]
-    assert of_weight(10_236, 512) == ["wgrad", "wgrad sum"]
-    assert of_weight(8_192, 4_096) == ["wgrad sum", "wgrad cast"]
-    assert of_weight(8_188, 4_096) == ["wgrad", "wgrad sum"]
+    assert weight_kernels(10_240, 512) == ["wgrad sum", "wgrad cast"]
+    assert weight_kernels(10_236, 512) == ["wgrad", "wgrad sum"]
+    assert weight_kernels(8_192, 4_096) == ["wgrad sum", "wgrad cast"]
+    assert weight_kernels(8_188, 4_096) == ["wgrad", "wgrad sum"]
 
 
 def test_norms_read_what_is_summed_and_write_the_sum() -> None:
-    """Forward two tensors in, two out. Backward the norm before q, k and v reads their three gradients, its input and
-    the gradient that goes round the block; that before gate and up reads one less."""
+    """Forward two tensors in, two out. Backward the norm before q, k and v reads their three gradients and its input.
+    It reads the gradient that goes round the block too. The norm before gate and up reads one less."""
     part = models.layer(compiled(LLAMA), turn=FIRST)
     row = 2.0 * TOKENS * HIDDEN
     forward, backward = memory_kernels(part, "F"), memory_kernels(part, "B")
@@ -110,7 +110,7 @@ def test_norms_of_heads_are_part_of_the_rotation() -> None:
 
 
 def test_attention_reads_a_mask_of_whole_squares() -> None:
-    """It is not the causal kernel: all pairs are computed, with a key for each head, and a bias."""
+    """All pairs are computed, unlike in the causal kernel, with a key for each head, and a bias."""
     part = models.layer(compiled(LLAMA), turn=FIRST)
     kernel = next(op.kernel for op in part.forward if isinstance(op, Compute) and isinstance(op.kernel, Attention))
     assert (kernel.causal, kernel.bias, kernel.kv_heads, kernel.pairs) == (False, True, HEADS, SEQ * SEQ)
@@ -161,7 +161,7 @@ def test_logits_that_are_an_output_have_a_gradient_of_zeros() -> None:
 
 
 def test_bytes_that_a_llama_layer_keeps() -> None:
-    """Of each element of a row the inputs of both norms and of the products after them: 4 x 2 bytes. Attention keeps
+    """Both norms and the products after them keep their inputs: 4 x 2 bytes of each element. Attention keeps
     queries, keys and values of all heads and its output, and a number in fp32 per head and token. The MLP keeps gate,
     up and their product: 3 x 2 bytes."""
     part = models.layer(compiled(LLAMA))
@@ -230,7 +230,7 @@ def test_shortcuts_change_nothing() -> None:
 
 
 def test_all_products_are_there_once() -> None:
-    """As many as eager: what compiles changes none."""
+    """Compiled layers have the products of eager ones."""
     eager, inductor = (models.layer(load(LLAMA, framework=name), turn=FIRST) for name in ("hugging_face", COMPILED))
     for kind in "FB":
         sizes = [

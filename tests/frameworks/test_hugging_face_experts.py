@@ -62,7 +62,7 @@ def test_gate_and_up_of_experts_are_halves_of_rows() -> None:
 
 
 def test_weights_of_mixtral_stay_in_fp32_and_those_of_qwen3_are_cast() -> None:
-    """What fp32 multiplies becomes fp32: rows are gathered and summed so, and the sum is cast."""
+    """Rows times fp32 are fp32. They are gathered and summed so, and the sum is cast."""
     mixtral, qwen3 = (memory_kernels(load(MIXTRAL | {"qk_norm": norm}), "F") for norm in (False, True))
     rows = SENT * HIDDEN
     assert (mixtral["moe.weigh"].write_bytes, qwen3["moe.weigh"].write_bytes) == (4 * rows, 2 * rows)
