@@ -17,8 +17,10 @@ WIDE = DTYPE_BYTES["fp32"]
 
 
 def cast_operands(z: FrameworkShapes, node: Node, name: str, n: int, k: int, *, wide: bool, bias: bool) -> Node:
-    """Return the product ``node`` (tokens x k times k x n) with casts of its weight, its bias, and its input if
-    ``wide``."""
+    """Return the product ``node`` (tokens x k times k x n) with casts of its weight and its bias.
+
+    Its input is cast if ``wide``, unless the kernel that makes it does so.
+    """
     sizes = {f"{name} weight": n * k} | ({f"{name} bias": n} if bias else {})
     kept = tuple(Tensor(what, float(z.element * size)) for what, size in sizes.items())
     forward = [
@@ -28,13 +30,14 @@ def cast_operands(z: FrameworkShapes, node: Node, name: str, n: int, k: int, *, 
         memory("W", f"{what} grad cast", "upcast", z.element * size, WIDE * size, z.dtype)
         for what, size in sizes.items()
     )
-    inputs, input_grad = node.saved, node.input_grad
-    if wide:
+    inputs, input_grad, grad_bytes = node.saved, node.input_grad, node.grad_bytes
+    if wide and not z.framework.fuses_pointwise:
         size = z.tokens * k
         inputs = (Tensor(f"{name} input", float(z.element * size)),)
         forward.append(memory("F", f"{name} input cast", "cast", WIDE * size, z.element * size, z.dtype))
         up = memory("B", f"{name} input grad cast", "upcast", z.element * size, WIDE * size, z.dtype)
         input_grad = (*input_grad, up)
+        grad_bytes += WIDE * size
     return replace(
         node,
         forward=(*forward, *node.forward),
@@ -42,5 +45,5 @@ def cast_operands(z: FrameworkShapes, node: Node, name: str, n: int, k: int, *, 
         weight_grad=(*node.weight_grad, *back),
         saved=(*inputs, *kept),
         saved_for_weights=inputs,
-        grad_bytes=node.grad_bytes + (WIDE * z.tokens * k if wide else 0),
+        grad_bytes=grad_bytes,
     )

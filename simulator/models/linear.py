@@ -73,20 +73,13 @@ def linear(
     later); Megatron-LM's own linear layer (``cached`` false) makes a new one each time.
     """
     x_bytes, y_bytes, w_bytes = (float(z.element * size) for size in (z.tokens * k, z.tokens * n, n * k))
-    y_kept = y_bytes * z.rows / z.tokens if split == "row" else y_bytes
     name = f"{block}.{name}"
     forward, input_grad, gather = _passes(z, block, name, n, k, split)
-    if z.framework.pads_products and n * z.element % ALIGNED:
-        forward, input_grad = _padded(z, name, y_bytes, w_bytes, forward, input_grad)
     wgrad = product(z, name, "wgrad", n, k, z.tokens)
-    weight_grad: Ops = (wgrad,)
-    if not z.accumulates_in_product:
-        weight_grad += add_gradient(z, name, n * k)
+    weight_grad: Ops = (wgrad, *(() if z.accumulates_in_product else add_gradient(z, name, n * k)))
     if bias:
-        if z.framework.adds_bias_after_sums and z.tp > 1 and split == "row":
-            forward += (memory("F", f"{name} bias", "bias", y_kept, y_kept, z.dtype),)
-        weight_grad += (memory("W", f"{name} bias grad", "reduce", y_kept, z.element * n, z.dtype, n),)
-        weight_grad += add_gradient(z, f"{name} bias", n)
+        added, bias_grad = _bias(z, name, n, y_bytes, split)
+        forward, weight_grad = (*forward, *added), (*weight_grad, *bias_grad)
     together: Ops = ()
     if z.overlaps_tp and split == "column":
         dgrad = product(z, name, "dgrad", z.tokens, k, n)
@@ -109,23 +102,32 @@ def linear(
         placeholders=(Tensor(f"weight gradient {n} x {k}", w_bytes),) if placeholder else (),
         weights=_weights(z, name, n, k, split=split, bias=bias, shared=shared, rows=rows),
     )
-    wide = wide and not z.framework.fuses_pointwise
+    if z.framework.pads_products and n * z.element % ALIGNED:
+        node = _padded(z, node, name, y_bytes, w_bytes)
     return cast_operands(z, node, name, n, k, wide=wide, bias=bias) if z.autocast else node
 
 
-def _padded(
-    z: FrameworkShapes, name: str, y_bytes: float, w_bytes: float, forward: Ops, input_grad: Ops
-) -> tuple[Ops, Ops]:
-    """Return both passes with copies of W, and of the gradient of y for each of its products, that have padded rows.
+def _bias(z: FrameworkShapes, name: str, n: int, y_bytes: float, split: str) -> tuple[Ops, Ops]:
+    """Return the kernel that adds a bias of n columns to y, if there is one, and those of its gradient."""
+    y_kept = y_bytes * z.rows / z.tokens if split == "row" else y_bytes
+    add = memory("F", f"{name} bias", "bias", y_kept, y_kept, z.dtype)
+    apart = z.framework.adds_bias_after_sums and z.tp > 1 and split == "row"
+    gradient = memory("W", f"{name} bias grad", "reduce", y_kept, z.element * n, z.dtype, n)
+    return (add,) if apart else (), (gradient, *add_gradient(z, f"{name} bias", n))
+
+
+def _padded(z: FrameworkShapes, node: Node, name: str, y_bytes: float, w_bytes: float) -> Node:
+    """Return ``node`` with copies of W, and of the gradient of y for each of its products, that have padded rows.
 
     What makes y reads no padding (torch/_inductor/fx_passes/pad_mm.py).
     """
-    return (
-        (memory("F", f"{name} pad", "copy", w_bytes, w_bytes, z.dtype), *forward),
-        (
+    return replace(
+        node,
+        forward=(memory("F", f"{name} pad", "copy", w_bytes, w_bytes, z.dtype), *node.forward),
+        input_grad=(
             memory("B", f"{name} grad pad", "copy", y_bytes, 2 * y_bytes, z.dtype),
             memory("B", f"{name} pad again", "copy", w_bytes, w_bytes, z.dtype),
-            *input_grad,
+            *node.input_grad,
         ),
     )
 

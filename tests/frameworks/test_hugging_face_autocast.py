@@ -8,28 +8,33 @@ from simulator import models
 from simulator.models.optimizer import optimizer_ops, rank_parts, state_bytes
 from simulator.models.parts import weights_of
 from simulator.models.vocabulary import embedding
-from simulator.operations.shapes import Turn
 from simulator.operations.weights import elements
-from simulator.program import Compute, Memory
-from tests.frameworks.test_hugging_face import GPT2, HUGGING_FACE, LLAMA, kinds, load
 from tests.support.exact import compare
+from tests.support.hugging_face import (
+    FFN,
+    FIRST,
+    GPT2,
+    HEAD_DIM,
+    HEADS,
+    HIDDEN,
+    HUGGING_FACE,
+    KV_HEADS,
+    LLAMA,
+    TOKENS,
+    VOCAB,
+    kinds,
+    load,
+    memory_kernels,
+)
 
-TOKENS, HIDDEN, HEADS, KV_HEADS, HEAD_DIM, FFN, VOCAB = 256, 256, 4, 2, 64, 512, 1001
 #: Elements of the seven products of a layer of Llama, and of the four of one of GPT-2 with their biases.
 LLAMA_WEIGHTS = 2 * HIDDEN * HEADS * HEAD_DIM + 2 * HIDDEN * KV_HEADS * HEAD_DIM + 3 * HIDDEN * FFN
 GPT2_WEIGHTS = 12 * HIDDEN * HIDDEN + (3 + 1 + 4 + 1) * HIDDEN
-FIRST = Turn(first=True)
 
 
 def autocast(model: dict[str, Any], compile: bool = False) -> Any:
     optimizer = {"master_weights": True}
     return load(model, training={"optimizer": optimizer}, framework={"name": HUGGING_FACE, "compile": compile})
-
-
-def memory_kernels(part: models.Part, kind: str) -> dict[str, Memory]:
-    """Memory-bound kernels of a pass by name."""
-    ops = (op for op in part.ops(kind) if isinstance(op, Compute))
-    return {op.name: op.kernel for op in ops if isinstance(op.kernel, Memory)}
 
 
 def test_state_is_weights_and_gradients_in_fp32() -> None:

@@ -15,29 +15,36 @@ from simulator.config.profile import load_profile
 from simulator.costs import Costs
 from simulator.frameworks import find_framework
 from simulator.models.vocabulary import embedding, head
-from simulator.operations.shapes import Turn
 from simulator.program import Attention, Compute, Matmul, Memory
 from simulator.validation.rows import loaded, read_rows
 from simulator.validation.suites import SUITES
-from tests.frameworks.test_hugging_face import GPT2, KERNELS, LLAMA, kinds, load
 from tests.support.exact import compare
+from tests.support.hugging_face import (
+    BATCH,
+    FFN,
+    FIRST,
+    GPT2,
+    HEAD_DIM,
+    HEADS,
+    HIDDEN,
+    KERNELS,
+    KV_HEADS,
+    LLAMA,
+    SEQ,
+    TOKENS,
+    VOCAB,
+    kinds,
+    load,
+    memory_kernels,
+)
 
 MEASURED = Path(__file__).resolve().parents[2] / "calibration" / "measurements"
 GPU = "h200-sxm-141gb"
 COMPILED = {"name": "hugging_face", "compile": True}
-BATCH, SEQ, TOKENS = 2, 128, 256
-HIDDEN, HEADS, KV_HEADS, HEAD_DIM, FFN, VOCAB = 256, 4, 2, 64, 512, 1001
-FIRST = Turn(first=True)
 
 
 def compiled(model: dict[str, Any], **sections: Any) -> Any:
     return load(model, framework=COMPILED, **sections)
-
-
-def memory_kernels(part: models.Part, kind: str) -> dict[str, Memory]:
-    """Memory-bound kernels of a pass by name."""
-    ops = (op for op in part.ops(kind) if isinstance(op, Compute))
-    return {op.name: op.kernel for op in ops if isinstance(op.kernel, Memory)}
 
 
 # --- kernels of a layer ---

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 from simulator import models
 from simulator.config import Workload
-from simulator.operations.shapes import Turn
 from simulator.program import Compute, GroupedMatmul, Memory
-from tests.frameworks.test_hugging_face import HUGGING_FACE, MIXTRAL, load
 from tests.support.exact import compare
+from tests.support.hugging_face import FIRST, HEAD_DIM, HEADS, HIDDEN, HUGGING_FACE, KV_HEADS, MIXTRAL, TOKENS, load
 
-TOKENS, HIDDEN, HEADS, KV_HEADS, HEAD_DIM = 256, 256, 4, 2, 64
 EXPERTS, TOP_K, FFN = 4, 2, 64
 SENT = TOKENS * TOP_K
-FIRST = Turn(first=True)
 
 
 def memory_kernels(work: Workload, kind: str) -> dict[str, Memory]:
