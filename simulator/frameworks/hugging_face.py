@@ -65,7 +65,7 @@ GELU_NEW = ActivationKernels(
 )
 #: Gradient of ``q * cos + rotate_half(q) * sin``. Of each half that was cut out, autograd copies the gradient into a
 #: tensor of zeros of the whole size. The sum goes back to rows of tokens by a copy.
-ROTATION_BACKWARD = (
+ROTATION_BACKWARD: tuple[Traffic, ...] = (
     Traffic(" sin", "rope", 1, 1),
     Traffic(" negate", "rope", 0.5, 0.5),
     Traffic(" zero first", "zero", 0, 1),
@@ -210,9 +210,10 @@ def activation(z: Shapes) -> ActivationKernels:
 
 def positions(z: Shapes) -> Node:
     """Return queries and keys turned by their positions."""
-    tables = (pytorch.ROTATION, ROTATION_BACKWARD)
+    forward, backward = pytorch.ROTATION, ROTATION_BACKWARD
     if z.autocast:
-        tables = (ROTATION_IN_FP32, ROTATION_IN_FP32_BACKWARD) if z.qk_norm else (BY_FP32, BY_FP32_BACKWARD)
+        forward = ROTATION_IN_FP32 if z.qk_norm else BY_FP32
+        backward = ROTATION_IN_FP32_BACKWARD if z.qk_norm else BY_FP32_BACKWARD
     sizes = {name: float(z.element * z.tokens * width) for name, width in (("q", z.q_width), ("k", z.kv_width))}
 
     def turned(phase: str, table: tuple[Traffic, ...], suffix: str) -> Ops:
@@ -223,8 +224,8 @@ def positions(z: Shapes) -> Node:
         )
 
     return Node(
-        forward=turned("F", tables[0], ""),
-        input_grad=turned("B", tables[1], " bwd"),
+        forward=turned("F", forward, ""),
+        input_grad=turned("B", backward, " bwd"),
         grad_bytes=2.0 * sum(sizes.values()),
     )
 

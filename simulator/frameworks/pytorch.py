@@ -37,7 +37,7 @@ GATED = ActivationKernels(
     kept=("gate",),
 )
 #: x cos, -x of one half, the join of both halves, x sin, and the sum.
-ROTATION = (
+ROTATION: tuple[Traffic, ...] = (
     Traffic(" cos", "rope", 1, 1),
     Traffic(" negate", "rope", 0.5, 0.5),
     Traffic(" join", "rope", 1, 1),
