@@ -1,6 +1,7 @@
 """Hugging Face's transformers 5 in eager PyTorch: modules of GPT-2, and of Llama and models like it (Qwen3, Mistral).
 
-Operations are those of PyTorch alone. What differs are the modules: how they are put together of operations.
+Operations are those of PyTorch alone. What differs are the modules: how they are put together of operations. Weights
+in fp32 are trained under torch.autocast.
 
 github.com/huggingface/transformers 5.17, src/transformers: models/llama/modeling_llama.py,
 models/qwen3/modeling_qwen3.py, models/gpt2/modeling_gpt2.py, activations.py, loss/loss_utils.py.
@@ -324,7 +325,7 @@ def defaults(job: JobTraits) -> Mapping[str, object]:
 EAGER = replace(
     pytorch.FRAMEWORK,
     name="hugging_face",
-    about="Hugging Face's transformers 5 in eager PyTorch: models like GPT-2, Llama and Qwen3",
+    about="Hugging Face's transformers 5, or under torch.compile: models like GPT-2, Llama, Qwen3 and Mixtral",
     defaults=defaults,
     losses=("eager", "fused_linear"),
     limits=LIMITS,

@@ -196,12 +196,15 @@ def compiled(eager: Framework) -> Framework:
 
     return replace(
         eager,
-        about="Hugging Face's transformers 5 under torch.compile: models like GPT-2, Llama and Qwen3",
         launch_section="compiled",
         memory_sections=("eager", "fused", "inductor"),
         defaults=defaults,
         losses=("compiled",),
-        limits=(*eager.limits, Limit("model.moe", (None,), "experts of compiled models are not simulated")),
+        limits=(
+            *eager.limits,
+            Limit("model.moe", (None,), "experts of compiled models are not simulated"),
+            Limit("training.adapters", (None,), "adapters of compiled models are not simulated"),
+        ),
         activation=activation,
         rotation=fused_kernels.ROTATION,
         joined_qkv_width=joined_qkv_width,

@@ -22,14 +22,14 @@ Direction = Literal["forward", "backward"]
 #: by element on one tensor and on two, ``gelu`` with the error function; ``bias`` adding one row to all, and
 #: ``strided`` work on parts of rows, which are PyTorch's kernels without vector loads; ``upcast`` to a wider type,
 #: ``cast`` to a narrower one; ``loss`` the log-softmax over the vocabulary; ``embedding_bwd`` adding rows into the
-#: table; ``weigh`` products of which one factor serves many elements, ``combine`` sums over few rows, as the
-#: experts of a token give, or Inductor's blocks of a norm; ``accumulate`` adding a gradient to a buffer of a wider type; ``reduce`` sums over rows or
-#: all, ``square_sum`` those of squares; ``transposed`` work on a tensor against its order in memory; ``optimizer``
-#: multi-tensor kernels, ``foreach`` and ``fused_bf16`` those of PyTorch's AdamW by the type of its states,
-#: ``foreach_copy`` copies within a type; ``bnb_adam``, ``bnb_lion`` and those of 8 bits the optimizers of bitsandbytes
-#: and torchao (``ao``), a kernel a tensor; ``split_copy`` and ``chunk_cat`` out of and into the flat buffers of
-#: PyTorch's FSDP, ``chunk_upcast`` into one of a wider type; ``liger_loss`` Liger's cross-entropy; ``zero`` writing
-#: only.
+#: table; ``weigh`` products of which one factor serves many elements, ``combine`` sums over few rows, as the experts
+#: of a token give, or Inductor's blocks of a norm; ``accumulate`` adding a gradient to a buffer of a wider type;
+#: ``reduce`` sums over rows or all, ``square_sum`` those of squares; ``transposed`` work on a tensor against its order
+#: in memory; ``optimizer`` multi-tensor kernels, ``foreach`` and ``fused_bf16`` those of PyTorch's AdamW by the type of
+#: its states, ``foreach_copy`` copies within a type; ``bnb_adam``, ``bnb_lion`` and those of 8 bits the optimizers of
+#: bitsandbytes and torchao (``ao``), a kernel a tensor; ``split_copy`` and ``chunk_cat`` out of and into the flat
+#: buffers of PyTorch's FSDP, ``chunk_upcast`` into one of a wider type; ``liger_loss`` Liger's cross-entropy; ``zero``
+#: writing only.
 MemoryClass = Literal[
     "norm",
     "norm_bwd",

@@ -157,6 +157,15 @@ def test_defaults_are_those_of_weights_in_bf16() -> None:
         ),
         (MIXTRAL, {"training": {"optimizer": {"master_weights": True}}}, "model.moe", "products in fp32"),
         (MIXTRAL, {"framework": {"name": HUGGING_FACE, "compile": True}}, "model.moe", "compiled"),
+        (
+            LLAMA,
+            {
+                "framework": {"name": HUGGING_FACE, "compile": True},
+                "training": {"adapters": {"rank": 4, "targets": ["q"]}},
+            },
+            "training.adapters",
+            "compiled",
+        ),
         (MIXTRAL | {"moe": MOE | {"shared_experts": 1}}, {}, "model.moe.shared_ffn_hidden", "none of which"),
         (MIXTRAL | {"moe": MOE | {"router_dtype": "fp32"}}, {}, "model.moe.router_dtype", "working precision"),
         (GPT2 | {"moe": MOE}, {}, "model.moe", "GPT-2"),
