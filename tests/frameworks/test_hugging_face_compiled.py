@@ -200,6 +200,27 @@ def test_products_are_as_many_as_in_the_trace(case: str) -> None:
     assert (timeline["kind"] == "matmul").sum() == traced + small
 
 
+@pytest.mark.parametrize(
+    ("part", "ops"),
+    [
+        ("silu", ("mlp.swiglu", "mlp.swiglu bwd")),
+        ("log_softmax", ("loss.softmax", "loss.bwd")),
+        ("sdpa", ("attn.flash", "attn.flash bwd")),
+        ("FusedAdam", ("optimizer.adam",)),
+    ],
+)
+def test_kernels_of_a_real_step_take_what_they_took(part: str, ops: tuple[str, ...]) -> None:
+    """Kernels of Llama 1B's step with ``part`` in their names, which last 1 % of it or more, beside ``ops`` here."""
+    case = "llama-1b_b4_s2048_compile"
+    with KERNELS.open(encoding="utf-8", newline="") as file:
+        rows = [row for row in csv.DictReader(file) if row["case"] == case and part in row["kernel"]]
+    measured_s = 1e-6 * sum(float(row["total_us"]) for row in rows)
+    row = next(row for row in read_rows(SUITES["hugging-face"].table) if row["id"] == case)
+    timeline = run(loaded(row, SUITES["hugging-face"].settings_of(row))).timeline
+    chosen = timeline[timeline["name"].isin(ops)]
+    assert (chosen["end_s"] - chosen["start_s"]).sum() == pytest.approx(measured_s, rel=0.08)
+
+
 def test_inductors_kernels_take_what_they_took() -> None:
     """Kernels of compiled models of two layers, by class within 10 per cent in the mean. Losses over GPT-2's 50,257
     words, whose rows no vector loads fit, take a fifth more, and blocks' sums are short."""
