@@ -52,6 +52,9 @@ def _fit_backend(cases: Cases, profile: Profile, backend: str, section: str) -> 
     profile = _with_around(profile, around)
     figures: dict[str, Any] = {"start_s": as_data(profile.kernels.attention.start_s), "tail": {}}
     figures["around"] = around and as_data(around)
+    if section == "attention":  # what was measured apart stays
+        apart = as_data(profile.kernels.attention, nulls=False)
+        figures |= {name: apart[name] for name in ("dropout", "bias") if apart.get(name)}
     halves: dict[bool, list[Measured]] = {False: [], True: []}
     for direction, op in DIRECTIONS.items():
         mine = [case for case in measured if case.op == op and case.params["backend"] == backend]

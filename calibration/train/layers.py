@@ -44,7 +44,7 @@ class Builder:
         self.workload, self.model, self.place = workload, workload.model, place
         self.dtype = DTYPES[workload.training.precision]
         #: FSDP keeps its shards as the optimizer works on them, and casts what it gathers.
-        self.kept_dtype = torch.float32 if workload.replication.shards_are_masters else self.dtype
+        self.kept_dtype = torch.float32 if workload.replication.weights_are_masters else self.dtype
         #: Parameters whose gradients are to be summed over the tensor-parallel ranks once a step.
         self.partial: list[nn.Parameter] = []
         #: Parameters that every tensor-parallel rank holds.

@@ -54,7 +54,7 @@ def _training(workload: Workload) -> Iterator[InputError]:
     training, layout = workload.training, workload.parallelism
     if training.precision not in ("bf16", "fp32"):
         yield _no("needs loss scaling, which is not written", "training.precision", training.precision, "bf16, fp32")
-    kept = "fp32" if workload.replication.shards_are_masters else training.precision
+    kept = "fp32" if workload.replication.weights_are_masters else training.precision
     by_hand = layout.zero == 0 and (layout.dp == 1 or not layout.overlap.grad_reduce)
     if training.grad_dtype != kept and not (by_hand and training.grad_dtype == "fp32"):
         reason = "DDP and FSDP reduce gradients in the type of the parameters"

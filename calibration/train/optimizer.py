@@ -56,7 +56,7 @@ class Adam:
         self.dense = [n for n, p in enumerate(parameters) if counted[n] and id(p) not in apart]
         self.apart = [n for n, p in enumerate(parameters) if id(p) in apart]
         self.masters: list[nn.Parameter] | None = None
-        if training.optimizer.master_weights and not workload.replication.shards_are_masters:
+        if training.optimizer.master_weights and not workload.replication.weights_are_masters:
             self.masters = [nn.Parameter(p.detach().float()) for p in parameters]
         decay = 0.01 if training.optimizer.name == "adamw" else 0.0
         self.adam = torch.optim.AdamW(

@@ -35,7 +35,7 @@ class FrameworkChoice(ShortSection):
     version: Annotated[str | None, AfterValidator(_numbered)] = None
     """in quotes, such as "2.8": defaults that were others then [null: the newest that is known]"""
     compile: bool = False
-    """pytorch: under torch.compile [false]"""
+    """pytorch, hugging_face: under torch.compile [false]"""
 
     @property
     def title(self) -> str:

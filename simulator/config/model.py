@@ -70,7 +70,7 @@ class Moe(Section):
     redundant_experts: Number = 0
     """copies of the busiest experts, so that experts + redundant_experts divide by ep [0]"""
     router_dtype: Literal["fp32", "bf16", "fp16"] = "fp32"
-    """of the router's product [fp32]"""
+    """of the router's product [fp32; of hugging_face the precision]"""
 
     def here(self, layer: int) -> bool:
         """Return whether layer ``layer``, counted from 0, has experts.

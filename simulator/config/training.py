@@ -107,7 +107,7 @@ class LossChoice(ShortSection):
     """eager: in fp32, of logits in fp32; compiled: such logits are never written; chunked: eager or compiled, for
     chunks of tokens, as in torchtune; fused_linear: Liger's, with gradients in the forward pass; vocab_parallel:
     Megatron's, in place, over a vocabulary that may be split [the framework's: vocab_parallel for megatron_core and
-    deepspeed, compiled where pytorch is, else eager]"""
+    deepspeed, compiled under torch.compile, else eager]"""
     chunks: Size = 8
     """chunked: into how many the tokens are cut [8]"""
     recompute: bool = False
@@ -129,7 +129,8 @@ class Training(Section):
     """of weights and activations [bf16]"""
     optimizer: Optimizer = Optimizer()
     grad_dtype: Dtype = "fp32"
-    """what gradients are accumulated and reduced in [fp32; of hugging_face the precision]"""
+    """what gradients are accumulated and reduced in [fp32; of hugging_face the precision, but for
+    autocast]"""
     grad_clip: float | None = Field(default=None, gt=0)
     """norm clipping: a small all-reduce over all model-parallel ranks [null: none]"""
     recompute: Recompute = Recompute()
@@ -145,7 +146,7 @@ class Training(Section):
     fused_rms_norm: bool = True
     """RMSNorm is a kernel each way (PyTorch from 2.9 on, Triton's, Apex's); false: operation by operation, as PyTorch's
     before and the modules of Meta's and Hugging Face's Llama, where nothing is compiled [the framework's: true but for
-    pytorch before 2.9 and hugging_face]"""
+    pytorch before 2.9 and eager hugging_face]"""
     keep_gradients: bool = False
     """gradients of a micro-batch, once added to the buffer, stay in the working precision until the next backward pass,
     as in DeepSpeed's BF16_Optimizer (``update_hp_grads(clear_lp_grads=False)``) [the framework's: true for deepspeed in

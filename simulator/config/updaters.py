@@ -51,7 +51,8 @@ class Optimizer(Updater):
     """The optimizer of the weights, and of kinds that have one of their own."""
 
     master_weights: bool = True
-    """an fp32 copy of 16-bit weights [true; false where precision is fp32, and of hugging_face]"""
+    """an fp32 copy of 16-bit weights; of hugging_face weights in fp32 alone, cast where fully_shard gathers them (zero
+    3) or products read them (zero 0, torch.autocast) [true; false where precision is fp32, and of hugging_face]"""
     threads: Annotated[int, Field(ge=1, le=4096)] | None = None
     """cpu: threads of each rank's process [the framework's: 1, as torchrun sets OMP_NUM_THREADS for several processes
     of a node; null, as many as keep the host's memory busy, for deepspeed]"""

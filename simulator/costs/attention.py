@@ -5,7 +5,7 @@ roofline. Its constants are fitted by `calibration.fit.attention`.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -36,9 +36,9 @@ class AttentionCost:
 
         All blocks take FLOPs / (peak / SMs * share), with share = limit * L / (L + half_length). L is the number of
         keys that a query sees on average: half of them under a causal mask. A block of ``BLOCK`` queries takes its part
-        of that, with the random numbers of dropout. The longest is the one that sees most keys, which under a causal
-        mask is twice the mean. While the last blocks finish, other SMs are idle. Around the backward kernel go others,
-        which memory bounds (`around_bytes`).
+        of that, with the random numbers of dropout and a bias. The longest is the one that sees most keys, which under
+        a causal mask is twice the mean. While the last blocks finish, other SMs are idle. Around the backward kernel
+        go others, which memory bounds (`around_bytes`).
         """
         all_s, longest_s = self._blocks_s(kernel)
         tail = self.model.tail["backward" if kernel.backward else "forward"].value
@@ -61,6 +61,8 @@ class AttentionCost:
         if kernel.dropout and (costs := self.model.dropout):
             scores = kernel.batch * kernel.heads * kernel.pairs
             all_s += scores * self.spec.sms * (costs.backward_s if kernel.backward else costs.forward_s)
+        if kernel.bias and self.model.bias:
+            all_s += kernel.batch * kernel.heads * kernel.pairs * self.spec.sms * self._bias_s(kernel)
         most = min(kernel.window or kernel.kv_len, kernel.kv_len)
         return all_s, all_s / blocks * (most + half_length) / (keys + half_length)
 
@@ -80,13 +82,25 @@ class AttentionCost:
     def _curve(self, kernel: Attention) -> tuple[float, float]:
         """Return limit and half length at the kernel's head dimension, linear between fitted ones."""
         curves = self._curves(kernel)
-        dims = sorted(curves)
-        dim = min(max(kernel.head_dim, dims[0]), dims[-1])
-        low = max(d for d in dims if d <= dim)
-        high = min(d for d in dims if d >= dim)
-        weight = (dim - low) / (high - low) if high > low else 0.0
+        low, high, weight = _between(curves, kernel.head_dim)
         a, b = curves[low], curves[high]
         return a.limit + weight * (b.limit - a.limit), a.half_length + weight * (b.half_length - a.half_length)
+
+    def _bias_s(self, kernel: Attention) -> float:
+        """Return the seconds of adding a bias to one score, linear between measured head dimensions."""
+        costs = self.model.bias
+        low, high, weight = _between(costs, kernel.head_dim)
+        a, b = (costs[dim].backward_s if kernel.backward else costs[dim].forward_s for dim in (low, high))
+        return a + weight * (b - a)
+
+
+def _between(dims: Iterable[int], head_dim: int) -> tuple[int, int, float]:
+    """Return the head dimensions around ``head_dim``, or the nearest one twice, and the weight of the higher one."""
+    ordered = sorted(dims)
+    dim = min(max(head_dim, ordered[0]), ordered[-1])
+    low = max(d for d in ordered if d <= dim)
+    high = min(d for d in ordered if d >= dim)
+    return low, high, (dim - low) / (high - low) if high > low else 0.0
 
 
 def around_bytes(kernel: Attention) -> float:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 from simulator.operations.experts import Experts
-from simulator.operations.nodes import Node, Ops, Tensor
+from simulator.operations.nodes import Node, Ops, Tensor, memory
 from simulator.operations.shapes import Shapes
 from simulator.operations.tuning import ThinProducts
 
@@ -31,12 +31,29 @@ class Traffic(NamedTuple):
 class ActivationKernels:
     """Kernels of the function between the two products of an MLP, in tensors of its output's size.
 
-    ``kept``: names of results on the way that are kept beside the input, such as the activated half of a gated one.
+    ``kept``: names of results on the way that are kept beside the input, such as the activated half of a gated one;
+    ``kept_in_fp32``: of those in fp32. ``keeps_input``: the input itself is kept.
     """
 
     forward: tuple[Traffic, ...]
     backward: tuple[Traffic, ...]
     kept: tuple[str, ...] = ()
+    kept_in_fp32: tuple[str, ...] = ()
+    keeps_input: bool = True
+
+
+class NormPlace(NamedTuple):
+    """A norm, and what stands around it.
+
+    ``saved``: name of its input. ``residual``: that also goes round the block. ``readers``: products that read what it
+    gives. ``per_head``: each head of queries or keys is normed.
+    """
+
+    name: str
+    saved: str
+    residual: bool
+    readers: int
+    per_head: bool = False
 
 
 @dataclass(frozen=True)
@@ -61,7 +78,8 @@ class ExpertHooks:
     ``permute`` and ``unpermute`` return the kernels of the forward and of the backward pass. ``sort`` puts the choices
     of tokens in order before anything is sent. ``weighs_in_activation``: outputs are weighed by their probabilities
     before the second product, which needs the probabilities only. ``host_waits_for_counts``: the host reads how many
-    tokens come before it issues the next kernel.
+    tokens come before it issues the next kernel. ``activation``: the function between the two products, where it has
+    other kernels than that of a dense MLP.
     """
 
     router: Callable[[Shapes, Experts], Node]
@@ -72,6 +90,7 @@ class ExpertHooks:
     kept_by_combine: Callable[[Shapes, Experts], tuple[Tensor, ...]]
     weighs_in_activation: bool
     host_waits_for_counts: bool
+    activation: Callable[[Shapes], ActivationKernels] | None = None
 
 
 @dataclass(frozen=True)
@@ -79,8 +98,8 @@ class JobTraits:
     """Facts of a job that decide how a framework runs it.
 
     ``reduces_beside``: replicas all-reduce gradients while the backward pass goes on. ``updates_on_gpu``: the optimizer
-    is neither on the host nor on parameter servers. ``stages``: of the model. ``shares_cpus``: hosts update
-    weights, and each has several ranks.
+    is neither on the host nor on parameter servers. ``stages``: of the model. ``experts``: some layers
+    have them. ``shares_cpus``: hosts update weights, and each has several ranks.
     """
 
     norm: str
@@ -93,6 +112,7 @@ class JobTraits:
     reduces_beside: bool
     updates_on_gpu: bool
     shares_cpus: bool = False
+    experts: bool = False
 
     @property
     def threads_of_torchrun(self) -> dict[str, object]:
@@ -108,8 +128,8 @@ class JobTraits:
 class Replication:
     """How gradients are kept, and how replicas share them.
 
-    ``fully_sharded``: parameters are sharded by torch's ``fully_shard``. ``shards_are_masters``: what it shards are the
-    master weights, which are cast where they are gathered; there are no other shards. ``in_ddp``: gradients go into the
+    ``fully_sharded``: parameters are sharded by torch's ``fully_shard``. ``weights_are_masters``: the
+    master weights alone are kept, and cast where they are gathered or used. ``in_ddp``: gradients go into the
     buckets of torch's ``DistributedDataParallel``. ``hands_over_gradients``: they are what autograd has made, from
     their first backward pass to the optimizer's step, and no parts of a buffer that is always there.
     ``adds_first_gradients`` and ``adds_later_gradients``: those of a step's first micro-batch, and of others, are added
@@ -117,7 +137,7 @@ class Replication:
     """
 
     fully_sharded: bool = False
-    shards_are_masters: bool = False
+    weights_are_masters: bool = False
     in_ddp: bool = False
     hands_over_gradients: bool = False
     adds_first_gradients: bool = True
@@ -154,14 +174,33 @@ class Limit(NamedTuple):
     where: Mapping[str, object] = {}
 
 
-def nothing(z: Shapes) -> Ops:
-    """Return no operations, whatever the sizes."""
-    return ()
+def uniform(job: JobTraits) -> bool:
+    """Return False: products compute in the type of the weights."""
+    return False
+
+
+def nothing(z: Shapes) -> Node:
+    """Return an operation without kernels, whatever the sizes."""
+    return Node()
+
+
+def gradient_of_lookup(z: Shapes, table: int, tied: bool) -> Ops:
+    """Return the kernels of an embedding's gradient: the ``table`` is cleared, and rows are added to it."""
+    rows = z.row_bytes * z.tokens / z.rows
+    return (
+        memory("W", "embedding.lookup zero grad", "zero", 0, z.weight_element * table, z.dtype),
+        memory("W", "embedding.lookup wgrad", "embedding_bwd", rows, rows, z.dtype),
+    )
 
 
 def always(position: str) -> bool:
     """Return True, whatever the kind of positions."""
     return True
+
+
+def never(position: str) -> bool:
+    """Return False, whatever the kind of positions."""
+    return False
 
 
 class EarlierDefaults(NamedTuple):
@@ -219,17 +258,31 @@ class Framework:
     """16-bit weights have an fp32 copy where the workload does not say"""
     joins_projections: Callable[[str], bool] = always
     """queries, keys and values of models with such positions come from one product, and so do gate and up of an MLP"""
-    rotation_backward: tuple[Traffic, ...] = ()
-    """kernels of the gradient of ``rotation``, where that is no rotation back"""
-    before_layers: Callable[[Shapes], Ops] = nothing
-    """kernels between the embedding of words and the layers"""
+    before_layers: Callable[[Shapes], Node] = nothing
+    """kernels between the embedding of words and the layers, and what they leave for these"""
+    lookup_gradient: Callable[[Shapes, int, bool], Ops] = gradient_of_lookup
+    """kernels of the gradient of a table of so many elements, and whether the head's weight is the same"""
+    autocasts: Callable[[JobTraits], bool] = uniform
+    """weights are in fp32, and products cast what they read (torch.autocast)"""
+    fuses_pointwise: bool = False
+    """sums and casts before and behind norms and products are part of other kernels"""
+    norm: Callable[[Shapes, NormPlace], Node] | None = None
+    """a norm in one kernel with the sums before it and behind it, where the stack has such"""
+    positions: Callable[[Shapes], Node] | None = None
+    """queries and keys turned by their positions as attention reads them, in place of ``rotation``"""
+    masks_by_bias: bool = False
+    """attention reads its mask as a bias of all scores, and a key and a value for each head"""
+    returns_logits: Callable[[str], bool] = never
+    """logits of models with such positions are an output, whose gradient of zeros the compiled loss adds its own to"""
+    online_softmax: bool = False
+    """a compiled loss finds the maximum and the sum of a row in one kernel"""
     pads_products: bool = False
     """sizes of products are padded to what fast kernels need"""
     keeps_log_softmax: bool = False
     """an eager loss keeps the logarithm of the softmax, not the softmax, which is worked on in place"""
     keeps_split_log_softmax: bool = False
     """so does one over a vocabulary that is split over ranks"""
-    rms_norm_by_operations: Callable[[Shapes, str], Node] | None = None
+    rms_norm_by_operations: Callable[[Shapes, NormPlace], Node] | None = None
     """RMSNorm without a kernel of its own, where the stack has such"""
     fuses_residual_and_norm: bool = False
     """a sum and the norm after it are one kernel, each way"""

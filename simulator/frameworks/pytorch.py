@@ -14,6 +14,7 @@ from simulator.frameworks.framework import (
     EarlierDefaults,
     Framework,
     JobTraits,
+    NormPlace,
     Replication,
     StageRuntime,
     Traffic,
@@ -36,7 +37,7 @@ GATED = ActivationKernels(
     kept=("gate",),
 )
 #: x cos, -x of one half, the join of both halves, x sin, and the sum.
-ROTATION = (
+ROTATION: tuple[Traffic, ...] = (
     Traffic(" cos", "rope", 1, 1),
     Traffic(" negate", "rope", 0.5, 0.5),
     Traffic(" join", "rope", 1, 1),
@@ -98,12 +99,12 @@ def residual(z: Shapes, block: str) -> Node:
     return replace(drop, forward=(*drop.forward, add))
 
 
-def rms_norm_by_operations(z: Shapes, name: str) -> Node:
+def rms_norm_by_operations(z: Shapes, place: NormPlace) -> Node:
     """Return RMSNorm as `RMS_NORM_FORWARD` and `RMS_NORM_BACKWARD`.
 
     Kept are its input in fp32, for the square and the division, and the quotient, which the weight multiplies.
     """
-    wide = 4.0 * z.rows * z.hidden
+    name, wide = place.name, 4.0 * z.rows * z.hidden
 
     def kernel(phase: str, label: str, op: str, *tensors: int) -> Ops:
         read, written = (tensors[at] * wide + tensors[at + 1] * z.row_bytes for at in (0, 2))
@@ -172,7 +173,7 @@ def replication(job: JobTraits) -> Replication:
     kept = fully or (job.zero == 0 and same_type)
     return Replication(
         fully_sharded=fully,
-        shards_are_masters=fully and job.master_weights,
+        weights_are_masters=fully and job.master_weights,
         in_ddp=same_type and job.zero == 0 and job.reduces_beside,
         hands_over_gradients=kept and job.updates_on_gpu and not job.keeps_gradients,
         adds_first_gradients=not fully and not same_type,

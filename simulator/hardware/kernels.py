@@ -22,14 +22,14 @@ Direction = Literal["forward", "backward"]
 #: by element on one tensor and on two, ``gelu`` with the error function; ``bias`` adding one row to all, and
 #: ``strided`` work on parts of rows, which are PyTorch's kernels without vector loads; ``upcast`` to a wider type,
 #: ``cast`` to a narrower one; ``loss`` the log-softmax over the vocabulary; ``embedding_bwd`` adding rows into the
-#: table; ``weigh`` products of which one factor serves many elements, ``combine`` sums over the few rows that the
-#: experts of a token give; ``accumulate`` adding a gradient to a buffer of a wider type; ``reduce`` sums over rows or
-#: all, ``square_sum`` those of squares; ``transposed`` work on a tensor against its order in memory; ``optimizer``
-#: multi-tensor kernels, ``foreach`` and ``fused_bf16`` those of PyTorch's AdamW by the type of its states,
-#: ``foreach_copy`` copies within a type; ``bnb_adam``, ``bnb_lion`` and those of 8 bits the optimizers of bitsandbytes
-#: and torchao (``ao``), a kernel a tensor; ``split_copy`` and ``chunk_cat`` out of and into the flat buffers of
-#: PyTorch's FSDP, ``chunk_upcast`` into one of a wider type; ``liger_loss`` Liger's cross-entropy; ``zero`` writing
-#: only.
+#: table; ``weigh`` products of which one factor serves many elements, ``combine`` sums over few rows, as the experts
+#: of a token give, or Inductor's blocks of a norm; ``accumulate`` adding a gradient to a buffer of a wider type;
+#: ``reduce`` sums over rows or all, ``square_sum`` those of squares; ``transposed`` work on a tensor against its order
+#: in memory; ``optimizer`` multi-tensor kernels, ``foreach`` and ``fused_bf16`` those of PyTorch's AdamW by the type of
+#: its states, ``foreach_copy`` copies within a type; ``bnb_adam``, ``bnb_lion`` and those of 8 bits the optimizers of
+#: bitsandbytes and torchao (``ao``), a kernel a tensor; ``split_copy`` and ``chunk_cat`` out of and into the flat
+#: buffers of PyTorch's FSDP, ``chunk_upcast`` into one of a wider type; ``liger_loss`` Liger's cross-entropy; ``zero``
+#: writing only.
 MemoryClass = Literal[
     "norm",
     "norm_bwd",
@@ -204,6 +204,14 @@ class DropoutCosts(Cited):
 
 
 @dataclass(frozen=True, kw_only=True)
+class BiasCosts(Cited):
+    """Seconds, on all SMs together, of adding a bias to each score, at one head dimension."""
+
+    forward_s: NotNegative
+    backward_s: NotNegative
+
+
+@dataclass(frozen=True, kw_only=True)
 class AttentionModel:
     """Curves by head dimension; both constants go linearly between two of them and stay beyond the ends."""
 
@@ -217,6 +225,8 @@ class AttentionModel:
     """the kernels before and after a backward one, by their bytes; without it they are in its curves"""
     dropout: DropoutCosts | None = None
     """of dropped probabilities; without it they cost nothing"""
+    bias: dict[int, BiasCosts] = field(default_factory=dict)
+    """of scores that a bias is added to, by head dimension; without it they cost what others do"""
 
     def __post_init__(self) -> None:
         for name, curves in (("forward", self.forward), ("backward", self.backward)):
@@ -258,6 +268,8 @@ class MemoryModel:
     fused: dict[MemoryClass, MemoryCurve]
     """what other software launches instead (Megatron-LM, TransformerEngine, Apex, Inductor),
     where that differs"""
+    inductor: dict[MemoryClass, MemoryCurve] = field(default_factory=dict)
+    """what Inductor makes, where it was measured and differs from both"""
 
     def __post_init__(self) -> None:
         need_all("kernels.memory.eager", self.eager, get_args(MemoryClass))

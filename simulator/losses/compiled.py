@@ -8,7 +8,7 @@ from dataclasses import replace
 from simulator.losses.loss import Loss, LossOptions, across_ranks, logits_of, loss_kernel
 from simulator.operations.nodes import Node, Ops, Tensor
 from simulator.operations.shapes import Shapes
-from simulator.program import StepPhase
+from simulator.program import Compute, Memory, StepPhase
 
 
 def forward(z: Shapes) -> Ops:
@@ -28,10 +28,28 @@ def backward(z: Shapes) -> Ops:
 
 
 def nodes(z: Shapes, projection: Node, options: LossOptions) -> tuple[Node, ...]:
-    """Return the ``projection`` and the loss; the projection's backward pass finds the gradient in place of logits."""
+    """Return the ``projection`` and the loss; the projection's backward pass finds the gradient in place of logits.
+
+    Logits that are an output stay beside their gradient. Autograd makes one of zeros for them first
+    (torch/_functorch/_aot_autograd/runtime_wrappers.py, ``materialize_grads``), to which the loss adds its own.
+    """
     logits = z.element * logits_of(z)
     loss = Node(forward=forward(z), input_grad=backward(z), saved=(Tensor("loss.logits", logits),))
+    if options.online_softmax:
+        online = loss_kernel(z, StepPhase.FORWARD, "softmax", "loss", z.element, 0)
+        gradient = _by_element(z, loss_kernel(z, StepPhase.BACKWARD, "bwd", "loss_bwd", z.element, z.element))
+        loss = replace(loss, forward=(online,), input_grad=(gradient,), grad_bytes=2 * logits)
+    if options.returns_logits:
+        zeros = loss_kernel(z, StepPhase.BACKWARD, "zero logits grad", "zero", 0, z.element)
+        gradient = _by_element(z, loss_kernel(z, StepPhase.BACKWARD, "bwd", "loss_bwd", 2 * z.element, z.element))
+        loss = replace(loss, input_grad=(zeros, gradient))
     return replace(projection, grad_bytes=max(projection.grad_bytes - logits, 0.0)), loss
+
+
+def _by_element(z: Shapes, kernel: Compute) -> Compute:
+    """Return ``kernel`` as one that works on each logit."""
+    assert isinstance(kernel.kernel, Memory)
+    return replace(kernel, kernel=replace(kernel.kernel, elements=logits_of(z)))
 
 
 LOSS = Loss("compiled", nodes)

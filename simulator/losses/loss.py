@@ -23,7 +23,8 @@ class LossOptions:
 
     Of losses that work chunk by chunk, ``chunks`` are those that the tokens of a micro-batch are cut into.
     ``recompute``: each is computed again in the backward pass. ``compile``: the loss of each is compiled.
-    ``trained``: the projection has a weight gradient.
+    ``trained``: the projection has a weight gradient. ``returns_logits``: they are an output of what is compiled, whose
+    gradient autograd fills with zeros. ``online_softmax``: one kernel finds the maximum and the sum of a row.
     """
 
     by_row: str
@@ -32,6 +33,8 @@ class LossOptions:
     recompute: bool
     compile: bool
     trained: bool
+    returns_logits: bool
+    online_softmax: bool
 
 
 @dataclass(frozen=True)

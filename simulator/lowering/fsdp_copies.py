@@ -43,7 +43,7 @@ def copies_before(workload: Workload, part: Part, kind: str) -> list[Op]:
         _copy("fsdp.gather copy out", "split_copy", whole, whole, phase),
     ]
     training, (_, masters) = workload.training, _trained(workload, part)
-    if workload.replication.shards_are_masters and training.trained_dtype != "fp32" and masters:
+    if workload.replication.weights_are_masters and training.trained_dtype != "fp32" and masters:
         cast = DTYPE_BYTES["fp32"] * masters, DTYPE_BYTES[training.trained_dtype] * masters
         copies.insert(0, _copy("fsdp.cast", "optimizer", *cast, phase))
     return copies

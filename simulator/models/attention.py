@@ -30,7 +30,8 @@ def attention_inputs(z: FrameworkShapes) -> tuple[Tensor, ...]:
     Where operations rotate queries and keys, values stay a view of the product that made all three. They then keep the
     whole of its output, unless norms of queries and keys keep the rest of it already.
     """
-    q, k, v = (float(z.element * z.tokens * width) for width in (z.q_width, z.kv_width, z.v_width))
+    k_width, v_width = (z.q_width, z.context_width) if z.framework.masks_by_bias else (z.kv_width, z.v_width)
+    q, k, v = (float(z.element * z.tokens * width) for width in (z.q_width, k_width, v_width))
     turned = z.framework.rotates_by_operations and z.position == "rope"
     is_view = z.framework.joins_projections(z.position) and z.v_head_dim == z.head_dim
     kept_by_norms = z.qk_norm and not z.norm_by_operations
@@ -56,8 +57,10 @@ def flash_saved(z: FrameworkShapes, context: str) -> tuple[Tensor, ...]:
 def flash_kernel(z: FrameworkShapes, length: int, *, window: int = 0) -> Attention:
     """Return the forward kernel over ``length`` queries and keys."""
     value_width = z.v_head_dim if z.v_head_dim != z.head_dim else 0
-    sizes = (z.batch, z.heads, z.kv_heads, length, length, z.head_dim)
-    return Attention(*sizes, dtype=z.dtype, window=window, v_head_dim=value_width, dropout=z.dropout > 0)
+    biased = z.framework.masks_by_bias
+    sizes = (z.batch, z.heads, z.heads if biased else z.kv_heads, length, length, z.head_dim)
+    kernel = Attention(*sizes, dtype=z.dtype, window=window, v_head_dim=value_width, dropout=z.dropout > 0)
+    return replace(kernel, causal=False, window=0, bias=True) if biased else kernel
 
 
 def _flash(z: FrameworkShapes, context: str) -> Node:

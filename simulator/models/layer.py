@@ -53,7 +53,8 @@ def layer(
 @lru_cache(maxsize=1024)
 def _layer(z: FrameworkShapes, recompute: tuple[str, ...], a: Latent | None, x: Experts | None) -> Part:
     """Return a layer. It is cached, so that equal layers are one object and their blocks can be shared."""
-    attn_norm = norm(z, "attn.norm", saved="input", residual=True)
+    joined = a is not None or z.framework.joins_projections(z.position)
+    attn_norm = norm(z, "attn.norm", saved="input", residual=True, readers=1 if joined else 3)
     down, up = latent_projections(z, a) if a else (_projections(z), ())
     core = core_attention(z)
     projection = linear(z, "attn", "proj", z.hidden, z.context_width, split="row", saved="attn.context", bias=z.bias)
@@ -94,7 +95,8 @@ def _layer(z: FrameworkShapes, recompute: tuple[str, ...], a: Latent | None, x: 
 
 def _projections(z: FrameworkShapes) -> tuple[Node, ...]:
     """Return the operations from the normed rows to queries, keys and values with positions."""
-    return (*_qkv(z), *head_norms(z), *((rope(z),) if z.position == "rope" else ()))
+    turn = z.framework.positions or rope
+    return (*_qkv(z), *head_norms(z), *((turn(z),) if z.position == "rope" else ()))
 
 
 def _qkv(z: FrameworkShapes) -> tuple[Node, ...]:
@@ -103,14 +105,25 @@ def _qkv(z: FrameworkShapes) -> tuple[Node, ...]:
     if z.framework.joins_projections(z.position):
         qkv = z.q_width + 2 * z.kv_width
         joined = linear(
-            z, "attn", "qkv", qkv, z.hidden, split="column", saved="attn.normed", bias=z.bias, shared=2 * shared
+            z,
+            "attn",
+            "qkv",
+            qkv,
+            z.hidden,
+            split="column",
+            saved="attn.normed",
+            bias=z.bias,
+            shared=2 * shared,
+            wide=True,
         )
         return joined, split_qkv(z)
     widths = {"q": (z.q_width, 0), "k": (z.kv_width, shared), "v": (z.kv_width, shared)}
     return with_summed_gradients(
         z,
         [
-            linear(z, "attn", name, n, z.hidden, split="column", saved="attn.normed", bias=z.bias, shared=copies)
+            linear(
+                z, "attn", name, n, z.hidden, split="column", saved="attn.normed", bias=z.bias, shared=copies, wide=True
+            )
             for name, (n, copies) in widths.items()
         ],
     )
@@ -121,19 +134,21 @@ def _mlp(z: FrameworkShapes) -> tuple[Node, ...]:
     apart = z.gated and not z.framework.joins_projections(z.position)
     widths = {"gate": z.ffn, "up": z.ffn} if apart else {"fc1": z.ffn * (2 if z.gated else 1)}
     first = [
-        linear(z, "mlp", name, n, z.hidden, split="column", saved="mlp.normed", bias=z.bias)
+        linear(z, "mlp", name, n, z.hidden, split="column", saved="mlp.normed", bias=z.bias, wide=True)
         for name, n in widths.items()
     ]
     return (
         *with_summed_gradients(z, first),
         activation(z, "mlp", z.tokens * z.ffn),
-        linear(z, "mlp", "fc2", z.hidden, z.ffn, split="row", saved="mlp.act", bias=z.bias),
+        linear(z, "mlp", "fc2", z.hidden, z.ffn, split="row", saved="mlp.act", bias=z.bias, wide=not z.gated),
     )
 
 
 def _residual_norm(z: FrameworkShapes) -> tuple[Node, Node]:
     """Return the attention block's residual and the norm after it, in one kernel where the framework has it."""
-    add, mlp_norm = z.framework.residual(z, "attn"), norm(z, "mlp.norm", saved="attn.output", residual=True)
+    readers = 2 if z.gated and not z.framework.joins_projections(z.position) else 1
+    add = z.framework.residual(z, "attn")
+    mlp_norm = norm(z, "mlp.norm", saved="attn.output", residual=True, readers=readers)
     if not z.framework.fuses_residual_and_norm:
         return add, mlp_norm
     first, second = add.forward[-1], mlp_norm.forward[0]

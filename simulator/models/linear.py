@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from simulator.models.autocast import cast_operands
 from simulator.models.shapes import FrameworkShapes
 from simulator.models.weight_names import weight_name
 from simulator.operations.nodes import Node, Ops, Tensor, comm, memory
@@ -12,6 +13,8 @@ from simulator.operations.weights import Weight
 from simulator.program import Beside, Collective, Compute, Matmul, StepPhase
 from simulator.units import DTYPE_BYTES
 
+#: Bytes of which a row has a multiple in products of fast kernels.
+ALIGNED = 16
 #: Role of a product -> phase of the pass that runs it.
 PHASES = {"fwd": StepPhase.FORWARD, "dgrad": StepPhase.BACKWARD, "wgrad": StepPhase.WEIGHT_GRADIENT}
 
@@ -25,9 +28,9 @@ def add_gradient(z: FrameworkShapes, name: str, params: int) -> Ops:
     ops: Ops = ()
     buffer = float(DTYPE_BYTES[z.grad_dtype] * params)
     if z.adds_gradients:
-        alike = z.element == DTYPE_BYTES[z.grad_dtype]  # added by the kernel that adds activations
+        alike = z.weight_element == DTYPE_BYTES[z.grad_dtype]  # added by the kernel that adds activations
         op = "residual" if alike else "accumulate"
-        ops += (memory("W", f"{name} grad add", op, z.element * params + buffer, buffer, z.dtype),)
+        ops += (memory("W", f"{name} grad add", op, z.weight_element * params + buffer, buffer, z.dtype),)
     if z.fills_buckets:
         ops += (memory("W", f"{name} grad to bucket", "copy", buffer, buffer, z.dtype),)
     return ops
@@ -39,7 +42,7 @@ def new_gradient_bytes(z: FrameworkShapes, params: int) -> float:
     They are that gradient's. Where it stays and is counted with the others, they are those of its copy in the buffer's
     type.
     """
-    return float((DTYPE_BYTES[z.grad_dtype] if z.keeps_gradients else z.element) * params)
+    return float((DTYPE_BYTES[z.grad_dtype] if z.keeps_gradients else z.weight_element) * params)
 
 
 def linear(
@@ -55,6 +58,7 @@ def linear(
     shared: int = 0,
     rows: int = 0,
     cached: bool = True,
+    wide: bool = False,
 ) -> Node:
     """Return y (tokens x n) = x (tokens x k) W, n and k as this rank has them.
 
@@ -62,24 +66,20 @@ def linear(
     The bias is added in the product's epilogue or in the kernel after it, at no cost of its own. Where a
     framework adds it after a sum over ranks it is a kernel. Its gradient is a sum over rows. ``shared`` of the n
     columns are held by more than one rank. ``rows`` are those of the model's own W, where they do not follow from n.
+    ``wide``: under autocast x is in fp32.
 
     Autograd must be handed a gradient of the weight's size even where the product has added it to the buffer already.
     TransformerEngine keeps an empty tensor per shape for that (``get_dummy_wgrad`` in pytorch/module/base.py, 2.0 and
     later); Megatron-LM's own linear layer (``cached`` false) makes a new one each time.
     """
     x_bytes, y_bytes, w_bytes = (float(z.element * size) for size in (z.tokens * k, z.tokens * n, n * k))
-    y_kept = y_bytes * z.rows / z.tokens if split == "row" else y_bytes
     name = f"{block}.{name}"
     forward, input_grad, gather = _passes(z, block, name, n, k, split)
     wgrad = product(z, name, "wgrad", n, k, z.tokens)
-    weight_grad: Ops = (wgrad,)
-    if not z.accumulates_in_product:
-        weight_grad += add_gradient(z, name, n * k)
+    weight_grad: Ops = (wgrad, *(() if z.accumulates_in_product else add_gradient(z, name, n * k)))
     if bias:
-        if z.framework.adds_bias_after_sums and z.tp > 1 and split == "row":
-            forward += (memory("F", f"{name} bias", "bias", y_kept, y_kept, z.dtype),)
-        weight_grad += (memory("W", f"{name} bias grad", "reduce", y_kept, z.element * n, z.dtype, n),)
-        weight_grad += add_gradient(z, f"{name} bias", n)
+        added, bias_grad = _bias(z, name, n, y_bytes, split)
+        forward, weight_grad = (*forward, *added), (*weight_grad, *bias_grad)
     together: Ops = ()
     if z.overlaps_tp and split == "column":
         dgrad = product(z, name, "dgrad", z.tokens, k, n)
@@ -87,7 +87,7 @@ def linear(
     placeholder = z.accumulates_in_product and cached
     kept = (Tensor(saved, x_bytes * z.rows / z.tokens if split == "column" else x_bytes),)
     weight_grad_bytes = (x_bytes if gather else 0) + (0 if placeholder else new_gradient_bytes(z, n * k))
-    return Node(
+    node = Node(
         forward=forward,
         input_grad=input_grad,
         weight_grad=weight_grad,
@@ -102,11 +102,41 @@ def linear(
         placeholders=(Tensor(f"weight gradient {n} x {k}", w_bytes),) if placeholder else (),
         weights=_weights(z, name, n, k, split=split, bias=bias, shared=shared, rows=rows),
     )
+    if z.framework.pads_products and n * z.element % ALIGNED:
+        node = _padded(z, node, name, y_bytes, w_bytes)
+    return cast_operands(z, node, name, n, k, wide=wide, bias=bias) if z.autocast else node
+
+
+def _bias(z: FrameworkShapes, name: str, n: int, y_bytes: float, split: str) -> tuple[Ops, Ops]:
+    """Return the kernel that adds a bias of n columns to y, if there is one, and those of its gradient."""
+    y_kept = y_bytes * z.rows / z.tokens if split == "row" else y_bytes
+    add = memory("F", f"{name} bias", "bias", y_kept, y_kept, z.dtype)
+    apart = z.framework.adds_bias_after_sums and z.tp > 1 and split == "row"
+    gradient = memory("W", f"{name} bias grad", "reduce", y_kept, z.element * n, z.dtype, n)
+    return (add,) if apart else (), (gradient, *add_gradient(z, f"{name} bias", n))
+
+
+def _padded(z: FrameworkShapes, node: Node, name: str, y_bytes: float, w_bytes: float) -> Node:
+    """Return ``node`` with copies of W, and of the gradient of y for each of its products, that have padded rows.
+
+    What makes y reads no padding (torch/_inductor/fx_passes/pad_mm.py).
+    """
+    return replace(
+        node,
+        forward=(memory("F", f"{name} pad", "copy", w_bytes, w_bytes, z.dtype), *node.forward),
+        input_grad=(
+            memory("B", f"{name} grad pad", "copy", y_bytes, 2 * y_bytes, z.dtype),
+            memory("B", f"{name} pad again", "copy", w_bytes, w_bytes, z.dtype),
+            *node.input_grad,
+        ),
+    )
 
 
 def with_summed_gradients(z: FrameworkShapes, nodes: Sequence[Node]) -> tuple[Node, ...]:
     """Return products of one input, whose gradients autograd adds up: all but the last have a sum behind theirs."""
-    nbytes = float(z.element * z.tokens * z.hidden)
+    nbytes = float(z.weight_element * z.tokens * z.hidden)
+    if z.framework.fuses_pointwise:
+        return tuple(nodes)
 
     def summed(node: Node) -> Node:
         add = memory(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from simulator.frameworks.framework import NormPlace
 from simulator.models.linear import add_gradient
 from simulator.models.shapes import FrameworkShapes
 from simulator.models.weight_names import weight_name
@@ -12,17 +13,25 @@ from simulator.operations.weights import Weight, elements
 from simulator.program import Compute
 
 
-def norm(z: FrameworkShapes, name: str, *, saved: str, residual: bool) -> Node:
+def norm(
+    z: FrameworkShapes, name: str, *, saved: str, residual: bool, readers: int = 1, per_head: bool = False
+) -> Node:
     """Return a LayerNorm or RMSNorm over this rank's rows.
 
     It is one kernel forward; backward there is one for the input's gradient and one for the parameters'. The statistics
     that it keeps (8 bytes per row) are neglected, as in arXiv 2205.05198.
 
-    ``residual``: its input also goes round the block, so that autograd adds the two gradients.
+    ``residual``: its input also goes round the block, so that autograd adds the two gradients. ``readers``: products
+    that read what it gives. ``per_head``: it norms each head.
     """
+    place = NormPlace(name, saved, residual, readers, per_head)
     if z.norm_by_operations:
-        return _by_operations(z, name, residual=residual)
+        return _by_operations(z, place)
     weights = _weights(z, name)
+    if z.framework.norm:
+        node = z.framework.norm(z, place)
+        gradient = add_gradient(z, name, elements(weights))
+        return replace(node, weight_grad=(*node.weight_grad, *gradient), weights=weights)
     params = elements(weights)
     small = z.element * params
     op = "norm" if z.norm == "layernorm" else "rms_norm"
@@ -56,7 +65,7 @@ def head_norms(z: FrameworkShapes) -> tuple[Node, ...]:
 
     def normed(name: str, heads: int) -> Node:
         rows = replace(z, rows=z.tokens * heads, hidden=z.head_dim, sequence_parallel=z.tp > 1)
-        return norm(rows, f"attn.{name}_norm", saved=f"attn.{name} raw", residual=False)
+        return norm(rows, f"attn.{name}_norm", saved=f"attn.{name} raw", residual=False, per_head=True)
 
     return normed("q", z.heads), normed("k", z.kv_heads)
 
@@ -78,13 +87,13 @@ def _residual_gradient(z: FrameworkShapes, name: str) -> Compute:
     return memory("B", f"{name} residual grad", "residual", 2 * z.row_bytes, z.row_bytes, z.dtype)
 
 
-def _by_operations(z: FrameworkShapes, name: str, *, residual: bool) -> Node:
+def _by_operations(z: FrameworkShapes, place: NormPlace) -> Node:
     """Return RMSNorm without a kernel of its own."""
     assert z.framework.rms_norm_by_operations is not None
-    node = z.framework.rms_norm_by_operations(z, name)
+    node = z.framework.rms_norm_by_operations(z, place)
     return replace(
         node,
-        input_grad=(*node.input_grad, _residual_gradient(z, name)) if residual else node.input_grad,
-        weight_grad=(*node.weight_grad, *add_gradient(z, name, z.hidden)),
-        weights=_weights(z, name),
+        input_grad=(*node.input_grad, _residual_gradient(z, place.name)) if place.residual else node.input_grad,
+        weight_grad=(*node.weight_grad, *add_gradient(z, place.name, z.hidden)),
+        weights=_weights(z, place.name),
     )

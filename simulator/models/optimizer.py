@@ -90,7 +90,7 @@ def _optimizer_bytes(workload: Workload, weights: Sequence[Weight]) -> float:
 def _weight_bytes(workload: Workload, weights: Iterable[Weight]) -> float:
     """Return the bytes of one version of ``weights``, of sharded ones the shards, without those of masters."""
     shards = workload.parallelism.shards if workload.parallelism.zero == 3 else lambda axis: 1
-    if workload.replication.shards_are_masters:
+    if workload.replication.weights_are_masters:
         weights = [weight for weight in weights if not weight.trainable]
     return sum(weight_bytes(group) / shards(axis) for axis, group in by_axis(weights).items())
 
@@ -174,7 +174,7 @@ def optimizer_ops(workload: Workload, weights: Sequence[Weight]) -> tuple[Op, ..
     ops += _gradient_checks(workload, grad * count, here=here)
     if here:
         ops += [op for update in weight_updates(workload, weights) for op in update.ops()]
-        if masters and not workload.replication.shards_are_masters:
+        if masters and not workload.replication.weights_are_masters:
             written = DTYPE_BYTES[training.trained_dtype] * count
             ops.append(_kernel("master to model weights", "cast", wide * count, written))
     # Buffers that servers have fetched are cleared whatever the framework; where whole gradients are alive for a while

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from simulator.models.shapes import FrameworkShapes
 from simulator.operations.nodes import Node, Ops, Tensor, memory
+from simulator.units import DTYPE_BYTES
 
 
 def activation(z: FrameworkShapes, block: str, elements: int) -> Node:
@@ -12,13 +13,18 @@ def activation(z: FrameworkShapes, block: str, elements: int) -> Node:
     Its output has so many ``elements``. ReLU keeps its output, which is the next product's input.
     """
     nbytes = float(z.element * elements)
-    name, kernels = f"{block}.{z.activation}", z.framework.activation(z)
+    kernels_of = (z.framework.experts.activation if block == "moe" else None) or z.framework.activation
+    name, kernels = f"{block}.{z.activation}", kernels_of(z)
     saved: tuple[Tensor, ...]
     if z.gated:  # gate and up come from one product
         saved = (Tensor(f"{block}.pre", 2 * nbytes),)
     else:
         saved = (Tensor(f"{block}.act" if z.activation == "relu" else f"{block}.pre", nbytes),)
+    saved = saved if kernels.keeps_input else ()
     saved += tuple(Tensor(f"{block}.{result}", nbytes) for result in kernels.kept)
+    saved += tuple(
+        Tensor(f"{block}.{result}", DTYPE_BYTES["fp32"] * float(elements)) for result in kernels.kept_in_fp32
+    )
     return Node(
         forward=tuple(memory("F", name + x, op, r * nbytes, w * nbytes, z.dtype) for x, op, r, w in kernels.forward),
         input_grad=tuple(
@@ -41,9 +47,7 @@ def rope(z: FrameworkShapes) -> Node:
 
 def rotated(z: FrameworkShapes, phase: str, name: str, nbytes: float, suffix: str) -> Ops:
     """Return the kernels that turn ``nbytes`` of queries or keys by their positions."""
-    stack = z.framework
-    kernels = (stack.rotation_backward or stack.rotation) if phase == "B" else stack.rotation
     return tuple(
         memory(phase, f"attn.rope {name}{step}{suffix}", op, read * nbytes, written * nbytes, z.dtype)
-        for step, op, read, written in kernels
+        for step, op, read, written in z.framework.rotation
     )

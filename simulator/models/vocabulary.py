@@ -30,7 +30,7 @@ def embedding(workload: Workload, turn: Turn = ANY_TURN) -> Part:
     positions have to be added to whole sequences first it is an all-reduce, of which each rank takes its rows.
     """
     z = shapes(workload, turn=turn, number=EMBEDDING)
-    full = float(z.element * z.tokens * z.hidden)
+    full = float(z.weight_element * z.tokens * z.hidden)
     words = Weight(
         WORDS,
         (z.vocab, z.hidden),
@@ -52,10 +52,11 @@ def embedding(workload: Workload, turn: Turn = ANY_TURN) -> Part:
     if learned:
         forward.append(memory("F", "embedding.positions", "embedding", full, full, z.dtype))
         forward.append(memory("F", "embedding.add", "residual", 2 * full, full, z.dtype))
-        rows = z.element * z.seq * z.hidden
+        rows = z.weight_element * z.seq * z.hidden
         positions = (memory("W", "embedding.positions wgrad", "reduce", full, rows, z.dtype),)
         positions += add_gradient(z, "embedding.positions", z.seq * z.hidden)
-    forward += z.framework.before_layers(z)
+    before = z.framework.before_layers(z)
+    forward += before.forward
     if z.sequence_parallel and not scattered:
         forward.append(memory("F", "embedding.scatter", "copy", z.row_bytes, z.row_bytes, z.dtype))
     lookup = Node(
@@ -64,11 +65,10 @@ def embedding(workload: Workload, turn: Turn = ANY_TURN) -> Part:
         weight_grad=(
             *positions,
             *masked,
-            # The gradient of the whole table is cleared, and the tokens' rows are added to it.
-            memory("W", "embedding.lookup zero grad", "zero", 0, z.element * table, z.dtype),
-            memory("W", "embedding.lookup wgrad", "embedding_bwd", full, full, z.dtype),
+            *z.framework.lookup_gradient(z, table, workload.model.tied_embeddings),
             *add_gradient(z, "embedding.lookup", table),
         ),
+        saved=before.saved,
         grad_bytes=full + new_gradient_bytes(z, table),
         output_grad_bytes=full,
         weight_grad_bytes=new_gradient_bytes(z, table),
@@ -97,6 +97,7 @@ def head(workload: Workload, turn: Turn = ANY_TURN, *, projection: bool = True) 
         saved="head.normed",
         rows=workload.model.vocab,
         cached=False,
+        wide=True,
     )
     if not projection:
         product = replace(product, weights=tuple(tie(weight, OUTPUT) for weight in product.weights))
@@ -119,4 +120,6 @@ def loss_options(workload: Workload, z: FrameworkShapes, *, trained: bool = True
         recompute=choice.recompute,
         compile=choice.compile,
         trained=trained,
+        returns_logits=framework.returns_logits(z.position),
+        online_softmax=framework.online_softmax,
     )

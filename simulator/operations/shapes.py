@@ -44,7 +44,8 @@ class Shapes:
     ``heads``, ``kv_heads``, ``ffn`` and ``vocab`` are the rank's own; KV heads fewer than tp ranks are replicated, one
     to a rank. Heads of values may have a width of their own.
     ``dtype`` is the working precision, of which an element takes ``element`` bytes.
-    ``qk_norm``: each head of queries and keys is normed.
+    ``qk_norm``: each head of queries and keys is normed. ``autocast``: weights, sums of blocks and norms are in fp32,
+    and products cast what they read to the working precision.
     ``adds_gradients`` to those of micro-batches before; ``fills_buckets``: gradients are complete and go into buckets,
     those of experts if ``fills_expert_buckets``. ``tuning`` says which weights are trained.
     """
@@ -85,6 +86,7 @@ class Shapes:
     keeps_gradients: bool
     norm_by_operations: bool
     qk_norm: bool
+    autocast: bool
     tuning: Tuning = ALL_TRAINED
 
     @property
@@ -96,9 +98,14 @@ class Shapes:
         return self.activation in GATED
 
     @property
+    def weight_element(self) -> int:
+        """Bytes of an element of weights, of their gradients as autograd hands them over, and of sums of blocks."""
+        return DTYPE_BYTES["fp32"] if self.autocast else self.element
+
+    @property
     def row_bytes(self) -> float:
         """One residual-stream tensor: rows x hidden."""
-        return float(self.element * self.rows * self.hidden)
+        return float(self.weight_element * self.rows * self.hidden)
 
     @property
     def q_width(self) -> int:

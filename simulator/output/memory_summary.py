@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 _PARTS = ("weights", "gradients", "optimizer", "activations", "buffers")
 #: ``offload.parameters`` -> the weights of a job whose GPUs hold none.
-_WEIGHTS = {"none": "the fp32 shards that the optimizer updates", "cpu": "on the host", "nvme": "on the host's drives"}
+_WEIGHTS = {"none": "those in fp32 that the optimizer updates", "cpu": "on the host", "nvme": "on the host's drives"}
 _ROWS = 16
 #: Share of a GPU's used memory that goes without names, after its largest contents.
 _REST = 0.05
@@ -39,7 +39,12 @@ def memory_of(memory: Mapping[str, Any], offload: Mapping[str, str]) -> Any:
     lines: list[Any] = [table]
     if not any(row["weights"] for row in shown):
         weights = _WEIGHTS[offload["parameters"]]
-        lines.append(Text(f"Weights are {weights}; what is gathered of them is among buffers.", style="dim"))
+        lines.append(
+            Text(
+                f"Weights are {weights}; what is gathered of them is among buffers, what is cast among activations.",
+                style="dim",
+            )
+        )
     if host := memory.get("host"):
         lines.append(_host(host))
     if len(shown) < len(stages):

@@ -106,6 +106,7 @@ class Attention:
     The forward kernel does two products, the backward kernel five, as it recomputes the scores (arXiv 2205.14135,
     section 3.2). Of the five, three are as wide as a head of queries and keys, two as wide as a head of values.
     A head of values is ``v_head_dim`` wide (0: like ``head_dim``). ``dropout``: probabilities are dropped on the way.
+    ``bias``: a tensor of the scores' size is added to them, as the mask that it may be.
     """
 
     batch: int
@@ -121,6 +122,7 @@ class Attention:
     window: int = 0
     v_head_dim: int = 0
     dropout: bool = False
+    bias: bool = False
 
     kind = "attention"
 

@@ -198,12 +198,16 @@ SUITES: dict[str, Suite] = {
         ),
         Suite(
             name="hugging-face",
-            about="our own runs of transformers 5.17 on 1 and 2 H200s: GPT-2, Llama and Qwen3, alone, DDP and FSDP2",
+            about="our own runs of transformers 5.17 on 1 and 2 H200s, eager, compiled and under autocast",
             table=DATA / "hugging-face.csv",
             settings={"framework.name": "hugging_face"},
             bounds=Bounds(mean=0.04, row=0.10),
-            special=(({"family": "gpt2"}, {"model.dropout": 0.1}), ({"family": "llama"}, _TIED_LLAMA)),
-            note="GPT-2's rows are simulated at the host speed measured in them; that of others is not known.",
+            special=(
+                ({"family": "gpt2"}, {"model.dropout": 0.1}),
+                ({"family": "llama"}, _TIED_LLAMA),
+                ({"family": "moe"}, _LLAMA),
+            ),
+            note="Eager GPT-2 and experts are simulated at the host speed measured in them; others' is not known.",
         ),
     )
 }

@@ -228,6 +228,16 @@ def test_around_the_backward_kernel_go_those_that_memory_bounds(kv_heads):
     assert COSTS[profile.name].kernel_s(forward, profile.gpu) == alone.kernel_s(forward, profile.gpu)
 
 
+@pytest.mark.parametrize(("head_dim", "forward_s"), [(32, 0.35e-12), (64, 0.35e-12), (96, 0.427e-12), (128, 0.504e-12)])
+def test_a_bias_costs_a_time_for_each_score(head_dim: int, forward_s: float) -> None:
+    """Long sequences, whose last blocks do not count: so many seconds for each of 8 x 32 x 8,192 x 8,192 scores, and
+    half way between measured head dimensions for one half way between."""
+    costs = COSTS["h200-sxm-141gb"]
+    plain = Attention(8, 32, 32, 8192, 8192, head_dim, causal=False)
+    longer_s = costs.kernel_s(replace(plain, bias=True), "h200-sxm-141gb") - costs.kernel_s(plain, "h200-sxm-141gb")
+    assert longer_s / (8 * 32 * 8192 * 8192) == pytest.approx(forward_s, rel=0.01)
+
+
 @pytest.mark.parametrize("gpu", ["h100-sxm-80gb", "h200-sxm-141gb", "h100-sxm-96gb-500w"])
 @pytest.mark.parametrize("length", [2048, 8192, 32768])
 def test_flash_attention_2_is_slower_than_newer_kernels_on_hopper(gpu: str, length: int) -> None:

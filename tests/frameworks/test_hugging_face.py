@@ -3,50 +3,35 @@
 from __future__ import annotations
 
 import csv
-from collections import Counter
-from collections.abc import Iterable
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from simulator import models
 from simulator.api import run
-from simulator.config import Workload, load_workload
 from simulator.errors import InputError
 from simulator.models.vocabulary import embedding
-from simulator.operations.nodes import Op
-from simulator.operations.shapes import Turn
-from simulator.program import Compute, Matmul, Memory
+from simulator.program import Compute
 from simulator.validation.rows import loaded, read_rows
 from simulator.validation.suites import SUITES
 from tests.support.exact import compare
-
-HUGGING_FACE = "hugging_face"
-KERNELS = Path(__file__).resolve().parents[2] / "calibration" / "measurements" / "hugging-face-kernels.csv"
-LAYERS, HIDDEN, HEADS, KV_HEADS, HEAD_DIM, FFN, VOCAB, BATCH, SEQ = 2, 256, 4, 2, 64, 512, 1001, 2, 128
-TOKENS = BATCH * SEQ
-#: The first micro-batch, whose gradients nothing is added to.
-FIRST = Turn(first=True)
-LLAMA: dict[str, Any] = {
-    **{"layers": LAYERS, "hidden": HIDDEN, "heads": HEADS, "kv_heads": KV_HEADS, "head_dim": HEAD_DIM},
-    **{"ffn_hidden": FFN, "vocab": VOCAB, "activation": "swiglu", "norm": "rmsnorm", "position": "rope"},
-    **{"bias": False, "tied_embeddings": True},
-}
-GPT2: dict[str, Any] = {"layers": LAYERS, "hidden": HIDDEN, "heads": HEADS, "vocab": VOCAB, "dropout": 0.1}
-
-
-def load(model: dict[str, Any], **sections: Any) -> Workload:
-    training = {"seq": SEQ, "micro_batch": BATCH, "global_batch": BATCH} | sections.pop("training", {})
-    job = {"model": model, "training": training, "framework": HUGGING_FACE, "cluster": "hgx_h200_8gpu"}
-    return load_workload({"name": "small", **job, **sections})
-
-
-def kinds(ops: Iterable[Op]) -> Counter[str]:
-    """Kernels by class: products, attention, and those that memory bounds together."""
-    names = {Matmul: "product", Memory: "memory"}
-    return Counter(names.get(type(op.kernel), "attention") for op in ops if isinstance(op, Compute))
-
+from tests.support.hugging_face import (
+    FFN,
+    FIRST,
+    GPT2,
+    HEAD_DIM,
+    HEADS,
+    HIDDEN,
+    HUGGING_FACE,
+    KERNELS,
+    KV_HEADS,
+    LLAMA,
+    MIXTRAL,
+    MOE,
+    TOKENS,
+    kinds,
+    load,
+)
 
 # --- kernels of a layer ---
 
@@ -170,7 +155,20 @@ def test_defaults_are_those_of_weights_in_bf16() -> None:
             "parallelism.zero",
             "fully_shard",
         ),
-        (LLAMA | {"moe": {"experts": 4, "top_k": 2, "ffn_hidden": 64}}, {}, "model.moe", "experts"),
+        (MIXTRAL, {"training": {"optimizer": {"master_weights": True}}}, "model.moe", "products in fp32"),
+        (MIXTRAL, {"framework": {"name": HUGGING_FACE, "compile": True}}, "model.moe", "compiled"),
+        (
+            LLAMA,
+            {
+                "framework": {"name": HUGGING_FACE, "compile": True},
+                "training": {"adapters": {"rank": 4, "targets": ["q"]}},
+            },
+            "training.adapters",
+            "compiled",
+        ),
+        (MIXTRAL | {"moe": MOE | {"shared_experts": 1}}, {}, "model.moe.shared_ffn_hidden", "none of which"),
+        (MIXTRAL | {"moe": MOE | {"router_dtype": "fp32"}}, {}, "model.moe.router_dtype", "working precision"),
+        (GPT2 | {"moe": MOE}, {}, "model.moe", "GPT-2"),
         (LLAMA | {"attention": "unfused"}, {}, "model.attention", "scaled_dot_product_attention"),
         (LLAMA | {"dropout": 0.1}, {}, "model.dropout", "Llama's kind"),
         (LLAMA | {"norm": "layernorm"}, {}, "model.norm", "RMSNorm"),
@@ -178,8 +176,24 @@ def test_defaults_are_those_of_weights_in_bf16() -> None:
         (GPT2 | {"qk_norm": True}, {}, "model.qk_norm", "norms of heads"),
         (LLAMA, {"training": {"recompute": "selective"}}, "training.recompute.granularity", "whole layers"),
         (LLAMA, {"training": {"precision": "fp32"}}, "training.precision", "casts"),
-        (LLAMA, {"training": {"optimizer": {"master_weights": True}}}, "training.optimizer.master_weights", "autocast"),
-        (LLAMA, {"framework": {"name": HUGGING_FACE, "compile": True}}, "framework.compile", "torch.compile"),
+        (
+            LLAMA,
+            {"training": {"optimizer": {"master_weights": True}, "adapters": {"rank": 4, "targets": ["q"]}}},
+            "training.adapters",
+            "autocast",
+        ),
+        (
+            LLAMA,
+            {"training": {"optimizer": {"master_weights": True}, "freeze": ["norms"]}},
+            "training.freeze",
+            "autocast",
+        ),
+        (
+            LLAMA,
+            {"training": {"optimizer": {"master_weights": True}, "loss": "fused_linear"}},
+            "training.loss.name",
+            "its own loss",
+        ),
         (LLAMA, {"training": {"adapters": {"rank": 4, "targets": ["qkv"]}}}, "training.adapters.targets", "no such"),
     ],
 )

@@ -167,13 +167,13 @@ def test_the_two_bubbles_have_two_names() -> None:
     assert text.count("bubble") == 1
 
 
-def test_weights_that_are_the_optimizers_shards_are_said_to_be() -> None:
-    """As of torch's FSDP with master weights. Parameters on the host or its drives are no shards here."""
+def test_weights_that_are_the_optimizers_are_said_to_be() -> None:
+    """As of torch's FSDP with master weights, or torch.autocast. Parameters on the host or its drives are not here."""
     result = json.loads(json.dumps(report(job(), play())))
     assert "Weights are" not in printed(summary(result))
     for stage in result["memory"]["per_stage"]:
         stage["weights"] = 0.0
-    assert "Weights are the fp32 shards that the optimizer updates" in printed(summary(result))
+    assert "Weights are those in fp32 that the optimizer updates" in printed(summary(result))
     for place, words in (("cpu", "on the host;"), ("nvme", "on the host's drives;")):
         result["parallelism"]["offload"]["parameters"] = place
         assert f"Weights are {words}" in printed(summary(result))

@@ -62,7 +62,7 @@ def layout_problems(workload: Workload) -> Iterator[InputError]:
     def value_of(key: str) -> object:
         section: object = workload
         for name in key.split("."):
-            section = getattr(section, name)
+            section = getattr(section, name) if section is not None else None
         return section
 
     for limit in workload.software.limits:
