@@ -46,6 +46,15 @@ def test_fold_and_coalesce_change_nothing_up_to_64_ranks(section: dict[str, Any]
     compare(section)
 
 
+def test_a_period_begins_with_the_gathering_that_its_first_step_begins_with() -> None:
+    """Without coalescing that gathering is a span of its own, on another lane than the kernels behind it."""
+    compare(
+        {"pp": 2, "tp": 2, "schedule": "async_1f1b", "sequence_parallel": False, "scatter_gather_p2p": True},
+        training__global_batch=1,
+        training__micro_batch=1,
+    )
+
+
 @pytest.mark.parametrize(
     "name", [name for name, schedule in SCHEDULES.items() if schedule.splits or name in ("looped_bfs", "async_1f1b")]
 )

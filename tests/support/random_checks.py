@@ -20,6 +20,7 @@ from simulator.config.workload import Simulation
 from simulator.costs import Costs
 from simulator.engine import simulate
 from simulator.engine.invariants import InvariantError, Place, check
+from simulator.engine.memory_bandwidth import INSTANT_s
 from simulator.errors import InputError
 from simulator.network.flows import Network
 from simulator.network.simulated_time import SimulatedTime
@@ -77,7 +78,9 @@ def same_without_shortcuts(job: Job) -> Iterator[str]:
     for way, result in ways.items():
         check(result.program, result.played, Place(result.placed, result.cluster))
         path_s = sum(part["seconds"] for part in result.to_dict()["critical_path"])
-        if abs(path_s - result.spans.step_time_s) > TOLERANCE * result.spans.step_time_s:
+        # A kernel of communication looks for SMs two instants after it was launched: no time of anything on the path.
+        slack_s = TOLERANCE * result.spans.step_time_s + 2 * INSTANT_s * len(result.spans.start_s)
+        if abs(path_s - result.spans.step_time_s) > slack_s:
             yield f"fold, coalesce {way}: the critical path takes {path_s!r} s, the step {result.spans.step_time_s!r}"
     plain = ways.pop((False, False))
     for (fold, coalesce), result in ways.items():

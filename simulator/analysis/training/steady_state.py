@@ -148,11 +148,22 @@ def until_steady(
 
 
 def _reached(timeline: Timeline, rank: int) -> Floats:
-    """Return when the rank's compute lane reached each entry that computes, in order; every step has as many."""
-    spans = np.flatnonzero(compute_lane_spans(timeline) & (timeline.rank == rank))
-    _, entry = np.unique(timeline.step[spans], return_inverse=True)
-    times = np.full(int(entry.max(initial=-1)) + 1, np.inf)
+    """Return when the rank's compute lane reached each entry that computes, in order; every step has as many.
+
+    An entry may begin with communication, which is drawn on a lane of its own.
+    """
+    mine, on_lane = timeline.rank == rank, compute_lane_spans(timeline)
+    spans = np.flatnonzero(on_lane & mine)
+    steps, entry = np.unique(timeline.step[spans], return_inverse=True)
+    times = np.full(len(steps), np.inf)
     np.minimum.at(times, entry, timeline.posted_s[spans])
+    entry_of_label = {
+        timeline.labels[span]: number for span, number in zip(spans.tolist(), entry.tolist(), strict=True)
+    }
+    for span in np.flatnonzero(mine & ~on_lane).tolist():
+        number = entry_of_label.get(timeline.labels[span], -1)
+        if number >= 0:
+            times[number] = min(times[number], timeline.posted_s[span])
     return times
 
 
