@@ -221,6 +221,14 @@ class Framework:
     """queries, keys and values of models with such positions come from one product, and so do gate and up of an MLP"""
     rotation_backward: tuple[Traffic, ...] = ()
     """kernels of the gradient of ``rotation``, where that is no rotation back"""
+    repeats_keys: bool = False
+    """keys and values are copied to all query heads that share them before a fused attention kernel"""
+    keeps_gathered_inputs: bool = False
+    """with sequence parallelism autograd keeps the gathered input of a product, which is not gathered again"""
+    copies_gathered: bool = False
+    """rows that tensor-parallel ranks gather are put in order by a copy, and those that they scatter before"""
+    dispatches_dtensors: bool = False
+    """operations on split weights, and their redistributions, go through DTensor's dispatch in Python"""
     before_layers: Callable[[Shapes], Ops] = nothing
     """kernels between the embedding of words and the layers"""
     pads_products: bool = False
@@ -246,6 +254,8 @@ class Framework:
     """defaults of early versions"""
     compiled: Framework | None = None
     """the stack under torch.compile, where that is modelled"""
+    split: Framework | None = None
+    """the stack where tensor parallelism splits layers, where that is another"""
 
     @property
     def rotates_by_operations(self) -> bool:

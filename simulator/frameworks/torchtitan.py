@@ -14,7 +14,13 @@ from simulator.frameworks.framework import JobTraits, Limit, Traffic
 #: Queries, or keys, become fp32, are multiplied as complex numbers, and are cast back (``apply_rotary_emb``).
 ROTATION = (
     Traffic(" float", "upcast", 1, 2),
-    Traffic(" complex", "rope", 2, 2),
+    Traffic(" complex", "residual", 2, 2),
+    Traffic(" cast", "cast", 2, 1),
+)
+#: Inductor writes the casts, and leaves the complex product to PyTorch.
+COMPILED_ROTATION = (
+    Traffic(" float", "residual", 1, 2),
+    Traffic(" complex", "residual", 2, 2),
     Traffic(" cast", "cast", 2, 1),
 )
 LIMITS = (
@@ -27,13 +33,30 @@ LIMITS = (
 )
 
 
-def defaults(job: JobTraits) -> Mapping[str, object]:
+def titan_defaults(job: JobTraits) -> dict[str, object]:
     """Return defaults of torchtitan's job configuration: AdamW is PyTorch's fused one."""
+    kept = "fp32" if job.master_weights else job.precision
     return {
-        **pytorch.defaults(job),
         "model.vocab_multiple": 1,
+        "training.grad_dtype": kept,
+        "training.optimizer.state_dtype": kept,
         "training.optimizer.implementation": "fused",
     }
+
+
+def defaults(job: JobTraits) -> Mapping[str, object]:
+    """Return defaults of torchtitan, which hold over PyTorch's."""
+    return {**pytorch.defaults(job), **titan_defaults(job)}
+
+
+def split_defaults(job: JobTraits) -> Mapping[str, object]:
+    """Return defaults of split layers: logits stay split over the vocabulary (``disable_loss_parallel`` is false)."""
+    return {**defaults(job), "training.loss.name": "loss_parallel"}
+
+
+def compiled_defaults(job: JobTraits) -> Mapping[str, object]:
+    """Return defaults of torchtitan with ``compile.enable``, which compiles layers and the loss."""
+    return {**pytorch.compiled_defaults(job), **titan_defaults(job)}
 
 
 def never(position: str) -> bool:
@@ -51,10 +74,22 @@ FRAMEWORK = replace(
     activation=hugging_face.activation,
     rotation=ROTATION,
     rotation_backward=ROTATION,
+    repeats_keys=True,
+    keeps_gathered_inputs=True,
 )
-FRAMEWORK = replace(
-    FRAMEWORK,
-    compiled=replace(
-        pytorch.COMPILED, name="torchtitan", limits=LIMITS, joins_projections=never, defaults=defaults, compiled=None
-    ),
+COMPILED = replace(
+    pytorch.COMPILED,
+    name="torchtitan",
+    about=FRAMEWORK.about,
+    defaults=compiled_defaults,
+    limits=LIMITS,
+    joins_projections=never,
+    rotation=COMPILED_ROTATION,
+    rotation_backward=COMPILED_ROTATION,
+    repeats_keys=True,
+    keeps_gathered_inputs=True,
 )
+SPLIT = replace(
+    FRAMEWORK, copies_gathered=True, dispatches_dtensors=True, defaults=split_defaults, losses=(*FRAMEWORK.losses, "loss_parallel")
+)
+FRAMEWORK = replace(FRAMEWORK, compiled=COMPILED, split=SPLIT)
