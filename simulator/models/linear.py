@@ -113,6 +113,8 @@ def with_summed_gradients(z: FrameworkShapes, nodes: Sequence[Node]) -> tuple[No
 
     Tensor-parallel ranks gather the input before the first, and sum its gradient when that of the first is added.
     """
+    if len(nodes) == 1:
+        return tuple(nodes)
     nbytes = float(z.element * z.tokens * z.hidden)
 
     def summed(node: Node, comms: Ops) -> Node:
