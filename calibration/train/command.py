@@ -76,7 +76,9 @@ def run(arguments: argparse.Namespace) -> int:
             cases = {name: Case("train", name, {}, tuple(range(n)), arguments.limit) for name, n in needed.items()}
             whole = {name for name, (_, loaded) in named.items() if isinstance(loaded, Workload) and is_stack(loaded)}
             # Stacks of others use all ranks that there are.
-            cases = {n: case for n, case in cases.items() if needed[n] == world or (needed[n] < world and n not in whole)}
+            cases = {
+                n: case for n, case in cases.items() if needed[n] == world or (needed[n] < world and n not in whole)
+            }
             orders = {
                 "keys": {name: case.key for name, case in cases.items()},
                 "paths": {name: str(named[name][0].resolve()) for name in cases},

@@ -109,7 +109,9 @@ def _trainer(workload: Workload, groups: Groups, device: torch.device) -> Traine
     return Trainer(workload, groups, device)
 
 
-def _warm_up(trainer: Trainer | StackTrainer, run: RankRun, steps: int, *, cuda: bool) -> tuple[list[torch.Tensor], int]:
+def _warm_up(
+    trainer: Trainer | StackTrainer, run: RankRun, steps: int, *, cuda: bool
+) -> tuple[list[torch.Tensor], int]:
     """Make the first steps; return their losses, and the most bytes that were allocated meanwhile."""
     if not cuda:
         return [trainer.step() for _ in range(steps)], 0

@@ -29,7 +29,9 @@ LIMITS = (
     Limit("model.position", ("rope",), "its Llama 3 has rope"),
     Limit("model.norm", ("rmsnorm",), "its Llama 3 has RMSNorm"),
     Limit("model.activation", ("swiglu",), "its Llama 3 has SiLU with a gate"),
-    Limit("parallelism.cp", (1,), "torch's ring attention, which gathers all keys and merges in fp32, is not simulated"),
+    Limit(
+        "parallelism.cp", (1,), "torch's ring attention, which gathers all keys and merges in fp32, is not simulated"
+    ),
     Limit("parallelism.overlap.tp", (False,), "asynchronous tensor parallelism of torchtitan is not simulated"),
     Limit("parallelism.zero", (0, 3), "replicas are fully_shard (3), or torch's DistributedDataParallel (0)"),
 )
@@ -92,6 +94,10 @@ COMPILED = replace(
     keeps_gathered_inputs=True,
 )
 SPLIT = replace(
-    FRAMEWORK, copies_gathered=True, dispatches_dtensors=True, defaults=split_defaults, losses=(*FRAMEWORK.losses, "loss_parallel")
+    FRAMEWORK,
+    copies_gathered=True,
+    dispatches_dtensors=True,
+    defaults=split_defaults,
+    losses=(*FRAMEWORK.losses, "loss_parallel"),
 )
 FRAMEWORK = replace(FRAMEWORK, compiled=COMPILED, split=SPLIT)

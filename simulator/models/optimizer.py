@@ -188,9 +188,7 @@ def optimizer_ops(workload: Workload, weights: Sequence[Weight]) -> tuple[Op, ..
     return tuple(op for op in ops if count or not isinstance(op, Compute))
 
 
-def _gradient_checks(
-    workload: Workload, weights: Sequence[Weight], gradient_bytes: float, *, here: bool
-) -> list[Op]:
+def _gradient_checks(workload: Workload, weights: Sequence[Weight], gradient_bytes: float, *, here: bool) -> list[Op]:
     """Return the search for infinities under fp16, and the norm of the gradients with clipping.
 
     Both are one number, on which all ranks that share a replica agree. Gradients of an update elsewhere are read only.
