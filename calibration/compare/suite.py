@@ -1,5 +1,8 @@
-"""``python -m calibration.compare.suite``: write the suites ``own-h200`` and ``own-h200-memory`` anew from the records
-in calibration/results/runs; `python -m simulator.validation.record own-h200 own-h200-memory` then has their errors."""
+"""``python -m calibration.compare.suite``: write the suites of our own runs anew from the records in calibration/results.
+
+``own-h200`` has those of plain PyTorch, ``own-frameworks`` those of the code of others. Their errors, and those of
+``own-h200-memory`` and ``own-frameworks-memory``, are then recorded by `python -m simulator.validation.record`.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,7 @@ import json
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from calibration.compare.measured import Measured, unlike
 from calibration.compare.record import Run, read_record
@@ -20,7 +23,20 @@ from simulator.errors import InputError
 from simulator.validation.suites import SUITES
 
 ROOT = Path(__file__).resolve().parent.parent
-RUNS, RECORDS = ROOT / "runs", ROOT / "results" / "runs"
+RUNS, RESULTS = ROOT / "runs", ROOT / "results"
+
+
+class OwnRuns(NamedTuple):
+    """A suite of our own runs: folders of its workload files in calibration/runs, and that of their records."""
+
+    suite: str
+    workloads: tuple[str, ...]
+    records: str
+
+
+TABLES = (OwnRuns("own-h200", ("fit", "predicted", "eight"), "runs"), OwnRuns("own-frameworks", ("stacks",), "stacks"))
+#: Runs whose memory was not that of training, and why: no row of a suite has it.
+MEMORY_UNLIKE: Mapping[str, str] = {}
 #: What the runs were made on: a node whose NVSwitches serve every GPU at full speed, of which they took the first.
 CLUSTER = {"cluster.name": "hgx_h200_8gpu"}
 GPU = "H200"
@@ -47,12 +63,12 @@ def rows_of(workloads: Sequence[Path], records: Path, folder: Path) -> list[dict
             "source": f"python -m calibration train, {record.date:%Y-%m-%d}, {Measured(record, '').hardware}",
             "gpu": GPU,
             "workload": Path(os.path.relpath(path, folder)).as_posix(),
-            "notes": " ".join(record.reason.split()),
+            "notes": " ".join((record.reason or MEMORY_UNLIKE.get(name, "")).split()),
         }
         if isinstance(record, Run):
             peaks = [rank.memory.steady_allocated_bytes for rank in record.ranks if rank.memory is not None]
             row["measured_step_s"] = f"{record.step_time_s.median:.6g}"
-            row["mem_gb"] = f"{max(peaks) / 1e9:.6g}" if peaks else ""
+            row["mem_gb"] = f"{max(peaks) / 1e9:.6g}" if peaks and name not in MEMORY_UNLIKE else ""
         rows.append(row | {key: _cell(changes[key]) for key in KEYS if key in changes})
     return rows
 
@@ -67,9 +83,10 @@ def as_csv(rows: Sequence[Mapping[str, str]]) -> str:
     return text.getvalue()
 
 
-def shipped() -> str:
-    """The text of the suite's table, of the runs in calibration/results/runs."""
-    return as_csv(rows_of(sorted(RUNS.glob("*/*.yaml")), RECORDS, SUITES["own-h200"].table.parent))
+def shipped(own: OwnRuns) -> str:
+    """Return the text of the suite's table."""
+    files = sorted(path for folder in own.workloads for path in (RUNS / folder).glob("*.yaml"))
+    return as_csv(rows_of(files, RESULTS / own.records, SUITES[own.suite].table.parent))
 
 
 def _cell(value: object) -> str:
@@ -77,4 +94,5 @@ def _cell(value: object) -> str:
 
 
 if __name__ == "__main__":
-    SUITES["own-h200"].table.write_text(shipped(), encoding="utf-8")
+    for own in TABLES:
+        SUITES[own.suite].table.write_text(shipped(own), encoding="utf-8")

@@ -20,6 +20,7 @@ from calibration.measure.case import Case
 from calibration.train.length import Length
 from calibration.train.limits import refusal
 from calibration.train.record import Records
+from calibration.train.stacks import is_stack
 from calibration.workloads import by_name
 from simulator.config.workload import Workload
 from simulator.errors import InputError
@@ -73,7 +74,11 @@ def run(arguments: argparse.Namespace) -> int:
         with ranks.ranks(arguments, _again(arguments)) as started:
             world = started.world
             cases = {name: Case("train", name, {}, tuple(range(n)), arguments.limit) for name, n in needed.items()}
-            cases = {name: case for name, case in cases.items() if needed[name] <= world}
+            whole = {name for name, (_, loaded) in named.items() if isinstance(loaded, Workload) and is_stack(loaded)}
+            # Stacks of others use all ranks that there are.
+            cases = {
+                n: case for n, case in cases.items() if needed[n] == world or (needed[n] < world and n not in whole)
+            }
             orders = {
                 "keys": {name: case.key for name, case in cases.items()},
                 "paths": {name: str(named[name][0].resolve()) for name in cases},
@@ -87,7 +92,8 @@ def run(arguments: argparse.Namespace) -> int:
             reason = ranks.lead(job, records, {case.key for name, case in cases.items() if name in done})
             refused |= {name: reason for name in cases if reason and not records.stands(name, failed_too=True)}
         for name in needed.keys() - cases.keys():
-            few = InputError("more GPUs than there are", key="--gpus", found=world, allowed=needed[name])
+            problem = "not as many GPUs as the job has" if needed[name] < world else "more GPUs than there are"
+            few = InputError(problem, key="--gpus", found=world, allowed=needed[name])
             refused[name] = str(few)
     for name in refused:
         records.skip(name, refused[name])

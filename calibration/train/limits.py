@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from calibration.train.stacks import is_stack, stack_refusals
 from simulator.config.framework import FrameworkChoice
 from simulator.config.workload import Workload
 from simulator.errors import InputError, in_one_line
@@ -28,6 +29,9 @@ def refusal(workload: Workload) -> str:
 
 def refusals(workload: Workload) -> Iterator[InputError]:
     """Yield all parts of a workload that cannot be trained here, but none that follows from another key."""
+    if is_stack(workload):
+        yield from stack_refusals(workload)
+        return
     plain = FrameworkChoice(name="pytorch")
     if workload.framework != plain:
         yield from _framework(workload.framework, plain)

@@ -17,6 +17,7 @@ from calibration.measure.gpu import Telemetry
 from calibration.train.host import probe
 from calibration.train.length import PROFILED, Length
 from calibration.train.profile import Span, exposure, profiled, table
+from calibration.train.stacks import StackTrainer, is_stack, stack_trainer
 from calibration.train.trainer import Groups, Trainer
 from simulator.config.workload import Workload
 
@@ -63,7 +64,7 @@ def train(
 
 def _train(workload: Workload, groups: Groups, device: torch.device, length: Length) -> RankRun:
     cuda = device.type == "cuda"
-    trainer, run = Trainer(workload, groups, device), RankRun(dict(groups.place))
+    trainer, run = _trainer(workload, groups, device), RankRun(dict(groups.place))
     if groups.expert is not None:
         run.place["ep"] = dist.get_rank(groups.expert)
     telemetry = Telemetry(device.index if cuda else None)
@@ -97,10 +98,20 @@ def _train(workload: Workload, groups: Groups, device: torch.device, length: Len
     run.profiled_s = walls[-1]
     run.loss = [float(loss) for loss in losses]
     trainer.close()
+    if is_stack(workload):
+        groups.close()
     return run
 
 
-def _warm_up(trainer: Trainer, run: RankRun, steps: int, *, cuda: bool) -> tuple[list[torch.Tensor], int]:
+def _trainer(workload: Workload, groups: Groups, device: torch.device) -> Trainer | StackTrainer:
+    if is_stack(workload):
+        return stack_trainer(workload, groups, device)
+    return Trainer(workload, groups, device)
+
+
+def _warm_up(
+    trainer: Trainer | StackTrainer, run: RankRun, steps: int, *, cuda: bool
+) -> tuple[list[torch.Tensor], int]:
     """Make the first steps; return their losses, and the most bytes that were allocated meanwhile."""
     if not cuda:
         return [trainer.step() for _ in range(steps)], 0

@@ -44,6 +44,11 @@ class Groups:
         groups = (self.tensor, self.data, self.pipeline, self.expert, self.model, self.everyone)
         return [group for group in groups if group is not None]
 
+    def close(self) -> None:
+        """Give up the communicators."""
+        for group in self.all:
+            dist.destroy_process_group(group)
+
     @classmethod
     def from_layout(cls, layout: Parallelism, rank: int) -> Groups | None:
         """Collective over all processes; None on those that the layout does not use. Ranks count tp first, then dp,
@@ -144,8 +149,7 @@ class Trainer:
     def close(self) -> None:
         """Give up the communicators, so that the next job finds their memory free."""
         self.modules, self.pipeline = [], None
-        for group in self.groups.all:
-            dist.destroy_process_group(group)
+        self.groups.close()
 
     def _alone(self) -> Tensor:
         (module,), size = self.modules, self.workload.training.micro_batch

@@ -73,8 +73,9 @@ class Workload(Section):
 
     @property
     def software(self) -> Framework:
-        """The framework with its version: facts, and hooks that return operations."""
-        return find_framework(self.framework.name, self.framework.version, self.framework.compile)
+        """The framework in its version, for layers split or whole: facts, and hooks that return operations."""
+        stack = find_framework(self.framework.name, self.framework.version, self.framework.compile)
+        return stack.split if stack.split is not None and self.parallelism.tp > 1 else stack
 
     @property
     def traits(self) -> JobTraits:

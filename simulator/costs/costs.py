@@ -67,7 +67,9 @@ class Costs:
         return cls(
             gpu=profile.gpu,
             kernels=kernels,
-            launch=launch.launch_seconds(profile.host.launch_s[software.launch_section]),
+            launch=launch.launch_seconds(
+                profile.host.launch_s[software.launch_section], dtensors=software.dispatches_dtensors
+            ),
             transports={**HOST_TRANSPORTS, **profile.transports, **(stack.transports(network) if network else {})},
             interference=_interference(profile, memory),
             power=None if profile.power is None else PowerBudget(profile.power),

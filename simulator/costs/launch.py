@@ -38,13 +38,20 @@ WEIGHTS = ("backward_matmul", "backward_grouped", "backward_norm")
 DATA_PARALLEL = {"all_reduce": "bucket", "all_gather": "gather", "reduce_scatter": "reduce"}
 
 
-def launch_seconds(costs: LaunchCosts) -> dict[str, float]:
-    """Return seconds by the names that `issued` and `issued_with` give."""
+#: Work of layers that becomes operations on DTensors where tensor parallelism splits them so, collectives included.
+ON_DTENSORS = ("forward_matmul", "backward_matmul", "forward_norm", "backward_norm", "collective")
+
+
+def launch_seconds(costs: LaunchCosts, *, dtensors: bool = False) -> dict[str, float]:
+    """Return seconds by the names that `issued` and `issued_with` give; ``dtensors``: split layers are DTensors."""
     table = {f"forward_{name}": seconds for name, seconds in costs.forward_s.items()}
     table |= {f"backward_{name}": seconds for name, seconds in costs.backward_s.items()}
     table |= {"optimizer": costs.optimizer_s, "collective": costs.collective_s, "p2p": costs.p2p_s}
     table |= dict.fromkeys(("exchange", "tp_all_reduce"), costs.collective_s)
     table["update"] = costs.forward_s["other"]
+    if dtensors:
+        for kind in ON_DTENSORS:
+            table[kind] += costs.around_s.get("dtensor", 0.0)
     return table | {f"{way}_grouped": table[f"{way}_matmul"] for way in ("forward", "backward")} | costs.around_s
 
 
@@ -79,8 +86,10 @@ def _optimizer_launches(kernel: Kernel) -> dict[str, int]:
     """Return what the host issues for a kernel of an optimizer: a multi-tensor one, or some for one tensor each."""
     if isinstance(kernel, Fixed):
         return {"optimizer": 1}
+    if isinstance(kernel, Memory) and not kernel.launches:
+        return {"optimizer": 1, "dtensor_update": kernel.parts} if kernel.parts else {"optimizer": 1}
     if isinstance(kernel, Memory):
-        return {"update": kernel.launches} if kernel.launches else {"optimizer": 1}
+        return {"update": kernel.launches}
     return {"update": 1}
 
 

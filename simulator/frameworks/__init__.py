@@ -6,7 +6,15 @@ from collections.abc import Mapping
 from dataclasses import replace
 from functools import lru_cache
 
-from simulator.frameworks import deepspeed, hugging_face, megatron_core, pytorch
+from simulator.frameworks import (
+    deepspeed,
+    hugging_face,
+    hugging_face_deepspeed,
+    megatron_core,
+    megatron_core_local,
+    pytorch,
+    torchtitan,
+)
 from simulator.frameworks.framework import Framework, JobTraits, Replication, StageRuntime
 
 #: By name, the default first.
@@ -17,6 +25,9 @@ FRAMEWORKS: Mapping[str, Framework] = {
         pytorch.FRAMEWORK,
         hugging_face.FRAMEWORK,
         deepspeed.FRAMEWORK,
+        hugging_face_deepspeed.FRAMEWORK,
+        torchtitan.FRAMEWORK,
+        megatron_core_local.FRAMEWORK,
     )
 }
 DEFAULT = next(iter(FRAMEWORKS.values()))

@@ -276,6 +276,14 @@ class Framework:
     """logits of models with such positions are an output, whose gradient of zeros the compiled loss adds its own to"""
     online_softmax: bool = False
     """a compiled loss finds the maximum and the sum of a row in one kernel"""
+    repeats_keys: bool = False
+    """keys and values are copied to all query heads that share them before a fused attention kernel"""
+    keeps_gathered_inputs: bool = False
+    """with sequence parallelism autograd keeps the gathered input of a product, which is not gathered again"""
+    copies_gathered: bool = False
+    """rows that tensor-parallel ranks gather are put in order by a copy, and those that they scatter before"""
+    dispatches_dtensors: bool = False
+    """operations on split weights, and their redistributions, go through DTensor's dispatch in Python"""
     pads_products: bool = False
     """sizes of products are padded to what fast kernels need"""
     keeps_log_softmax: bool = False
@@ -299,6 +307,8 @@ class Framework:
     """defaults of early versions"""
     compiled: Framework | None = None
     """the stack under torch.compile, where that is modelled"""
+    split: Framework | None = None
+    """the stack where tensor parallelism splits layers, where that is another"""
 
     @property
     def rotates_by_operations(self) -> bool:

@@ -27,6 +27,8 @@ AroundOps = Literal[
     "gather",
     "reduce",
     "update",
+    "dtensor",
+    "dtensor_update",
 ]
 
 
@@ -48,7 +50,8 @@ class LaunchCosts(Cited):
     tokens around it; an all-reduce of tensor parallelism, with the two linear layers written by hand that it stands
     for; a collective of experts; a part of the tokens that experts get or give, which the host cuts from the rest for a
     kernel to join; a bucket of DDP; a unit of FSDP that is gathered, one whose gradients are reduced; a kernel of an
-    optimizer on one tensor. Not listed: nothing, or what other products, kernels and collectives take"""
+    optimizer on one tensor; a product, norm or collective of a layer that is split as DTensors, and clipping and update
+    of one such weight. Not listed: nothing, or what other products, kernels and collectives take"""
 
     def __post_init__(self) -> None:
         for key, seconds in (("forward_s", self.forward_s), ("backward_s", self.backward_s)):

@@ -4,12 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from simulator.losses import chunked, compiled, eager, fused_linear, vocab_parallel
+from simulator.losses import chunked, compiled, eager, fused_linear, loss_parallel, vocab_parallel
 from simulator.losses.loss import Loss, LossOptions
 
 #: By name.
 LOSSES: Mapping[str, Loss] = {
-    loss.name: loss for loss in (eager.LOSS, compiled.LOSS, chunked.LOSS, fused_linear.LOSS, vocab_parallel.LOSS)
+    loss.name: loss
+    for loss in (
+        eager.LOSS,
+        compiled.LOSS,
+        chunked.LOSS,
+        fused_linear.LOSS,
+        vocab_parallel.LOSS,
+        loss_parallel.LOSS,
+    )
 }
 
 __all__ = ["LOSSES", "Loss", "LossOptions"]

@@ -32,6 +32,8 @@ def attention_inputs(z: FrameworkShapes) -> tuple[Tensor, ...]:
     """
     k_width, v_width = (z.q_width, z.context_width) if z.framework.masks_by_bias else (z.kv_width, z.v_width)
     q, k, v = (float(z.element * z.tokens * width) for width in (z.q_width, k_width, v_width))
+    if z.framework.repeats_keys and z.kv_heads < z.heads:
+        return (Tensor("attn.q", q), Tensor("attn.k expanded", q), Tensor("attn.v expanded", q))
     turned = z.framework.rotates_by_operations and z.position == "rope"
     is_view = z.framework.joins_projections(z.position) and z.v_head_dim == z.head_dim
     kept_by_norms = z.qk_norm and not z.norm_by_operations
@@ -42,7 +44,9 @@ def attention_inputs(z: FrameworkShapes) -> tuple[Tensor, ...]:
 
 def whole_attention(z: FrameworkShapes, *, context: str) -> tuple[Node, ...]:
     """Return the attention of ranks that have whole sequences; ``context`` names its result."""
-    return (_flash(z, context),) if z.attention == "flash" else _unfused(z)
+    if z.attention != "flash":
+        return _unfused(z)
+    return (*repeated_keys(z), _flash(z, context)) if z.framework.repeats_keys else (_flash(z, context),)
 
 
 def flash_saved(z: FrameworkShapes, context: str) -> tuple[Tensor, ...]:
@@ -58,7 +62,8 @@ def flash_kernel(z: FrameworkShapes, length: int, *, window: int = 0) -> Attenti
     """Return the forward kernel over ``length`` queries and keys."""
     value_width = z.v_head_dim if z.v_head_dim != z.head_dim else 0
     biased = z.framework.masks_by_bias
-    sizes = (z.batch, z.heads, z.heads if biased else z.kv_heads, length, length, z.head_dim)
+    kv_heads = z.heads if biased or z.framework.repeats_keys else z.kv_heads
+    sizes = (z.batch, z.heads, kv_heads, length, length, z.head_dim)
     kernel = Attention(*sizes, dtype=z.dtype, window=window, v_head_dim=value_width, dropout=z.dropout > 0)
     return replace(kernel, causal=False, window=0, bias=True) if biased else kernel
 
@@ -86,16 +91,9 @@ def _unfused(z: FrameworkShapes) -> tuple[Node, ...]:
     square = float(z.element * elements)
     query_bytes = float(z.element * z.tokens * z.q_width)
     value_bytes = float(z.element * z.tokens * z.context_width)
-    grouped = z.kv_heads < z.heads
-    repeat, keys, values = Node(), "attn.k", "attn.v"
-    if grouped:
-        narrow = float(z.element * z.tokens * z.kv_width)
+    repeat, keys, values = repeated_keys(z), "attn.k", "attn.v"
+    if repeat:
         keys, values = "attn.k expanded", "attn.v expanded"
-        repeat = Node(
-            forward=tuple(memory("F", f"attn.repeat {x}", "copy", narrow, query_bytes, z.dtype) for x in "kv"),
-            input_grad=tuple(memory("B", f"attn.repeat {x} bwd", "reduce", query_bytes, narrow, z.dtype) for x in "kv"),
-            grad_bytes=2 * (narrow + query_bytes),
-        )
 
     def product(phase: str, name: str, m: int, n: int, k: int, role: str) -> Compute:
         return Compute(f"attn.{name}", Matmul(m, n, k, batch=batch, dtype=z.dtype, role=role), StepPhase(phase))
@@ -122,4 +120,17 @@ def _unfused(z: FrameworkShapes) -> tuple[Node, ...]:
         saved=(Tensor(attended, square), Tensor(values, value_bytes)),
         grad_bytes=square + 2 * value_bytes,
     )
-    return (repeat, scores, softmax, drop, context)
+    return (*repeat, scores, softmax, drop, context)
+
+
+def repeated_keys(z: FrameworkShapes) -> tuple[Node, ...]:
+    """Return the copies of keys and values to all query heads that share them; none where each has its own."""
+    if z.kv_heads == z.heads:
+        return ()
+    narrow, wide = (float(z.element * z.tokens * width) for width in (z.kv_width, z.q_width))
+    copies = Node(
+        forward=tuple(memory("F", f"attn.repeat {x}", "copy", narrow, wide, z.dtype) for x in "kv"),
+        input_grad=tuple(memory("B", f"attn.repeat {x} bwd", "reduce", wide, narrow, z.dtype) for x in "kv"),
+        grad_bytes=2 * (narrow + wide),
+    )
+    return (copies,)

@@ -8,7 +8,7 @@ from dataclasses import replace
 from simulator.models.autocast import cast_operands
 from simulator.models.shapes import FrameworkShapes
 from simulator.models.weight_names import weight_name
-from simulator.operations.nodes import Node, Ops, Tensor, comm, memory
+from simulator.operations.nodes import Node, Op, Ops, Tensor, comm, memory
 from simulator.operations.weights import Weight
 from simulator.program import Beside, Collective, Compute, Matmul, StepPhase
 from simulator.units import DTYPE_BYTES
@@ -75,6 +75,11 @@ def linear(
     x_bytes, y_bytes, w_bytes = (float(z.element * size) for size in (z.tokens * k, z.tokens * n, n * k))
     name = f"{block}.{name}"
     forward, input_grad, gather = _passes(z, block, name, n, k, split)
+    if z.framework.copies_gathered:
+        forward, input_grad = _with_copies(z, "F", forward), _with_copies(z, "B", input_grad)
+    kept = (Tensor(saved, x_bytes * z.rows / z.tokens if split == "column" else x_bytes),)
+    if gather and z.framework.keeps_gathered_inputs:
+        kept, gather = (Tensor(f"{saved} gathered", x_bytes),), ()
     wgrad = product(z, name, "wgrad", n, k, z.tokens)
     weight_grad: Ops = (wgrad, *(() if z.accumulates_in_product else add_gradient(z, name, n * k)))
     if bias:
@@ -85,7 +90,6 @@ def linear(
         dgrad = product(z, name, "dgrad", z.tokens, k, n)
         together = (*_hidden(gather, dgrad), *_hidden(_summed(z, block, x_bytes), wgrad), *weight_grad[1:])
     placeholder = z.accumulates_in_product and cached
-    kept = (Tensor(saved, x_bytes * z.rows / z.tokens if split == "column" else x_bytes),)
     weight_grad_bytes = (x_bytes if gather else 0) + (0 if placeholder else new_gradient_bytes(z, n * k))
     node = Node(
         forward=forward,
@@ -133,12 +137,15 @@ def _padded(z: FrameworkShapes, node: Node, name: str, y_bytes: float, w_bytes: 
 
 
 def with_summed_gradients(z: FrameworkShapes, nodes: Sequence[Node]) -> tuple[Node, ...]:
-    """Return products of one input, whose gradients autograd adds up: all but the last have a sum behind theirs."""
-    nbytes = float(z.weight_element * z.tokens * z.hidden)
-    if z.framework.fuses_pointwise:
-        return tuple(nodes)
+    """Return products of one input, whose gradients autograd adds up: all but the last have a sum behind theirs.
 
-    def summed(node: Node) -> Node:
+    Tensor-parallel ranks gather the input before the first, and sum its gradient when that of the first is added.
+    """
+    if len(nodes) == 1 or z.framework.fuses_pointwise:
+        return tuple(nodes)
+    nbytes = float(z.weight_element * z.tokens * z.hidden)
+
+    def summed(node: Node, comms: Ops) -> Node:
         add = memory(
             "B",
             f"{node.weights[0].gradient_product.removesuffix(' wgrad')} input grad",
@@ -147,9 +154,41 @@ def with_summed_gradients(z: FrameworkShapes, nodes: Sequence[Node]) -> tuple[No
             nbytes,
             z.dtype,
         )
-        return replace(node, input_grad=(*node.input_grad, add), grad_bytes=node.grad_bytes + nbytes)
+        input_grad = (*_kernels(node.input_grad), add, *comms)
+        return replace(node, input_grad=input_grad, grad_bytes=node.grad_bytes + nbytes)
 
-    return (*map(summed, nodes[:-1]), nodes[-1])
+    def after_the_first(node: Node) -> Node:
+        return replace(node, forward=_kernels(node.forward), input_grad=_kernels(node.input_grad))
+
+    first, *others = nodes
+    sums = tuple(op for op in first.input_grad if _exchanges(op))
+    *inner, last = map(after_the_first, others)
+    return (summed(first, sums), *(summed(node, ()) for node in inner), last)
+
+
+def _kernels(ops: Ops) -> Ops:
+    return tuple(op for op in ops if not _exchanges(op))
+
+
+def _exchanges(op: Op) -> bool:
+    """Tell whether ``op`` is communication of tensor parallelism, or a copy for it."""
+    return isinstance(op, Collective) or (isinstance(op, Compute) and op.name.startswith("tp."))
+
+
+def _with_copies(z: FrameworkShapes, phase: str, ops: Ops) -> Ops:
+    """Return ``ops`` with a copy after each gathering of rows, and before each reduce-scatter of them.
+
+    Functional collectives join and cut the first dimension; rows of a sequence are the second
+    (torch/distributed/_functional_collectives.py, ``all_gather_tensor``, ``reduce_scatter_tensor``).
+    """
+    ordered: list[Op] = []
+    for op in ops:
+        if isinstance(op, Collective) and op.op == "reduce_scatter":
+            ordered.append(memory(phase, f"{op.name} cut", "copy", op.nbytes, op.nbytes, z.dtype))
+        ordered.append(op)
+        if isinstance(op, Collective) and op.op == "all_gather":
+            ordered.append(memory(phase, f"{op.name} join", "strided", op.nbytes, op.nbytes, z.dtype))
+    return tuple(ordered)
 
 
 def _hidden(comms: tuple[Collective, ...], kernel: Compute) -> Ops:

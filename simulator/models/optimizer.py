@@ -171,7 +171,7 @@ def optimizer_ops(workload: Workload, weights: Sequence[Weight]) -> tuple[Op, ..
     if here and masters and grad != wide:
         ops.append(_kernel("gradients to fp32", "upcast", grad * count, wide * count))
         grad = wide
-    ops += _gradient_checks(workload, grad * count, here=here)
+    ops += _gradient_checks(workload, weights, grad * count, here=here)
     if here:
         ops += [op for update in weight_updates(workload, weights) for op in update.ops()]
         if masters and not workload.replication.weights_are_masters:
@@ -188,7 +188,7 @@ def optimizer_ops(workload: Workload, weights: Sequence[Weight]) -> tuple[Op, ..
     return tuple(op for op in ops if count or not isinstance(op, Compute))
 
 
-def _gradient_checks(workload: Workload, gradient_bytes: float, *, here: bool) -> list[Op]:
+def _gradient_checks(workload: Workload, weights: Sequence[Weight], gradient_bytes: float, *, here: bool) -> list[Op]:
     """Return the search for infinities under fp16, and the norm of the gradients with clipping.
 
     Both are one number, on which all ranks that share a replica agree. Gradients of an update elsewhere are read only.
@@ -202,7 +202,10 @@ def _gradient_checks(workload: Workload, gradient_bytes: float, *, here: bool) -
             *_agreements(workload, "found_inf"),
         ]
     if training.grad_clip is not None:
-        ops += [_kernel("grad norm", "optimizer", gradient_bytes, 0.0), *_agreements(workload, "grad norm")]
+        listed = len(trained(weights)) if workload.software.dispatches_dtensors else 0
+        norm = Memory("optimizer", gradient_bytes, 0.0, dtype="fp32", parts=listed)
+        ops.append(Compute("optimizer.grad norm", norm, StepPhase.OPTIMIZER))
+        ops += _agreements(workload, "grad norm")
         if here:
             ops.append(_kernel("clip", "optimizer", gradient_bytes, gradient_bytes))
     return ops

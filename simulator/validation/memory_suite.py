@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any, Literal
 
@@ -180,6 +180,9 @@ _OWN = MemorySource(
 )
 
 
+_OWN_FRAMEWORKS = replace(_OWN, suite=SUITES["own-frameworks"])
+
+
 _HUGGING_FACE = MemorySource(
     SUITES["hugging-face"],
     figure="allocated",
@@ -205,6 +208,7 @@ class MemorySuite:
 MEMORY_SUITES: Mapping[str, MemorySuite] = {
     "memory": MemorySuite(SOURCES, Bounds(mean=0.10)),
     "own-h200-memory": MemorySuite((_OWN,), Bounds(mean=0.02)),
+    "own-frameworks-memory": MemorySuite((_OWN_FRAMEWORKS,), Bounds(mean=0.03)),
     "hugging-face-memory": MemorySuite((_HUGGING_FACE,), Bounds(mean=0.01)),
 }
 

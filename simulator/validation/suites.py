@@ -197,6 +197,14 @@ SUITES: dict[str, Suite] = {
             note="Each is simulated at the host speed that was probed beside it; hosts of one kind differ twofold.",
         ),
         Suite(
+            name="own-frameworks",
+            about="our own runs of torchtitan, DeepSpeed, Megatron-Core and transformers, unchanged, on 1 and 2 H200s",
+            table=DATA / "own-frameworks.csv",  # made by `python -m calibration.compare.suite`
+            settings={},
+            bounds=Bounds(mean=0.06),
+            note="Each is simulated at the host speed that was probed beside it; hosts of one kind differ twofold.",
+        ),
+        Suite(
             name="hugging-face",
             about="our own runs of transformers 5.17 on 1 and 2 H200s, eager, compiled and under autocast",
             table=DATA / "hugging-face.csv",

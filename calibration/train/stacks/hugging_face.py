@@ -1,0 +1,155 @@
+"""Models of Hugging Face's transformers: alone, under DistributedDataParallel, or under fully_shard (FSDP2).
+
+The loop is that of its Trainer: the model's own loss over shifted labels, backward, clipping, AdamW, ``zero_grad``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+import transformers
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.nn.parallel import DistributedDataParallel
+
+from calibration.train.stacks.tokens import DTYPES, LEARNING_RATE, replica_tokens
+from calibration.train.trainer import Groups
+from simulator.config.model import Model
+from simulator.config.workload import Workload
+
+Limit = tuple[str, object, tuple[object, ...], str]
+
+
+def limits(workload: Workload) -> Iterator[Limit]:
+    """Yield a key of the workload, its value, the values that can be trained, and the reason."""
+    training, layout = workload.training, workload.parallelism
+    yield "parallelism.tp", layout.tp, (1,), "is not written"
+    yield "parallelism.pp", layout.pp, (1,), "is not written"
+    yield "parallelism.zero", layout.zero, (0, 3), "replicas are DDP or fully_shard"
+    yield "training.optimizer.name", training.optimizer.name, ("adamw",), "is not written"
+    implementation = training.optimizer.implementation
+    yield "training.optimizer.implementation", implementation, ("fused", "foreach"), "is not written"
+
+
+def config_of(model: Model, seq: int) -> Any:
+    """Return the configuration of transformers that has these sizes."""
+    if model.position == "learned":
+        drop = model.dropout
+        return transformers.GPT2Config(
+            n_embd=model.hidden,
+            n_layer=model.layers,
+            n_head=model.heads,
+            n_inner=model.ffn_hidden,
+            vocab_size=model.vocab,
+            n_positions=max(seq, 1024),
+            resid_pdrop=drop,
+            embd_pdrop=drop,
+            attn_pdrop=drop,
+            tie_word_embeddings=model.tied_embeddings,
+            use_cache=False,
+        )
+    sizes: dict[str, Any] = {
+        "hidden_size": model.hidden,
+        "intermediate_size": model.ffn_hidden,
+        "num_hidden_layers": model.layers,
+        "num_attention_heads": model.heads,
+        "num_key_value_heads": model.kv_heads,
+        "head_dim": model.head_dim,
+        "vocab_size": model.vocab,
+        "tie_word_embeddings": model.tied_embeddings,
+        "max_position_embeddings": max(seq, 4096),
+        "use_cache": False,
+    }
+    moe = model.moe
+    if moe is None:
+        return (transformers.Qwen3Config if model.qk_norm else transformers.LlamaConfig)(**sizes)
+    if model.qk_norm:
+        experts = {"num_experts": moe.experts, "num_experts_per_tok": moe.top_k, "norm_topk_prob": True}
+        return transformers.Qwen3MoeConfig(**sizes, **experts, moe_intermediate_size=moe.ffn_hidden)
+    sizes["intermediate_size"] = moe.ffn_hidden
+    return transformers.MixtralConfig(**sizes, num_local_experts=moe.experts, num_experts_per_tok=moe.top_k)
+
+
+def model_of(workload: Workload, device: torch.device, dtype: torch.dtype) -> nn.Module:
+    """Return a model of transformers in training, with gradient checkpointing where the workload wants it."""
+    config = config_of(workload.model, workload.training.seq)
+    config._attn_implementation = "sdpa"
+    with device:
+        model: Any = transformers.AutoModelForCausalLM.from_config(config, dtype=dtype)
+    model.train()
+    if workload.training.recompute.granularity == "full":
+        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    module: nn.Module = model
+    return module
+
+
+def layers_of(model: Any) -> nn.ModuleList:
+    """Return the layers of a model of transformers."""
+    layers: nn.ModuleList = model.model.layers if hasattr(model, "model") else model.transformer.h
+    return layers
+
+
+class Trainer:
+    """Trains a model of transformers on this rank."""
+
+    def __init__(self, workload: Workload, groups: Groups, device: torch.device) -> None:
+        training, layout = workload.training, workload.parallelism
+        wide = training.optimizer.master_weights
+        working = DTYPES[training.precision]
+        model = model_of(workload, device, torch.float32 if wide else working)
+        if layout.zero == 3 and groups.data is not None:
+            mesh = DeviceMesh.from_group(groups.data, device.type)
+            policy = MixedPrecisionPolicy(working, torch.float32) if wide else MixedPrecisionPolicy()
+            for layer in layers_of(model):
+                fully_shard(layer, mesh=mesh, mp_policy=policy)
+            fully_shard(model, mesh=mesh, mp_policy=policy)
+        self._run: Any = model
+        if layout.zero == 0 and groups.data is not None:
+            self._run = DistributedDataParallel(model, process_group=groups.data)
+        if workload.framework.compile:
+            self._run = torch.compile(self._run)
+        self._model = model
+        self._parameters = list(model.parameters())
+        fused = training.optimizer.implementation == "fused" and device.type == "cuda"
+        self._optimizer = torch.optim.AdamW(self._parameters, lr=LEARNING_RATE, fused=fused, foreach=not fused)
+        self._clip = training.grad_clip
+        self._autocast = wide and layout.zero == 0
+        self._device, self._working = device, working
+        self._batches = replica_tokens(workload, groups.place["dp"])[:, :-1].to(device).split(training.micro_batch)
+
+    def step(self) -> Tensor:
+        """Make one optimizer step; return the last micro-batch's loss."""
+        loss = torch.zeros(())
+        for number, tokens in enumerate(self._batches):
+            last = number == len(self._batches) - 1
+            with self._without_reduction(last):
+                with self._precision():
+                    loss = self._run(input_ids=tokens, labels=tokens).loss / len(self._batches)
+                loss.backward()
+        if self._clip is not None:
+            torch.nn.utils.clip_grad_norm_(self._parameters, self._clip)
+        self._optimizer.step()
+        self._optimizer.zero_grad(set_to_none=True)
+        return loss.detach()
+
+    def close(self) -> None:
+        """Free what the run has left behind."""
+        del self._run, self._model, self._parameters, self._optimizer
+        torch.compiler.reset()
+        gc.collect()
+
+    def _without_reduction(self, last: bool) -> contextlib.AbstractContextManager[object]:
+        """Let replicas reduce gradients behind the last micro-batch alone (``no_sync``, as accelerate does)."""
+        if last or not isinstance(self._run, DistributedDataParallel):
+            return contextlib.nullcontext()
+        return self._run.no_sync()
+
+    def _precision(self) -> contextlib.AbstractContextManager[object]:
+        if not self._autocast:
+            return contextlib.nullcontext()
+        return torch.autocast(self._device.type, self._working)

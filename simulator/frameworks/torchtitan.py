@@ -1,0 +1,101 @@
+"""torchtitan's Llama 3: modules of Meta's Llama on PyTorch, sharded by ``fully_shard``, split by DTensor.
+
+github.com/pytorch/torchtitan 0.2.1: models/llama3/model/model.py, models/attention.py, components/loss.py, train.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from simulator.frameworks import hugging_face, pytorch
+from simulator.frameworks.framework import JobTraits, Limit, Traffic
+
+#: Queries, or keys, become fp32, are multiplied as complex numbers, and are cast back (``apply_rotary_emb``).
+ROTATION = (
+    Traffic(" float", "upcast", 1, 2),
+    Traffic(" complex", "residual", 2, 2),
+    Traffic(" cast", "cast", 2, 1),
+)
+#: Inductor writes the casts, and leaves the complex product to PyTorch.
+COMPILED_ROTATION = (
+    Traffic(" float", "residual", 1, 2),
+    Traffic(" complex", "residual", 2, 2),
+    Traffic(" cast", "cast", 2, 1),
+)
+LIMITS = (
+    Limit("model.moe", (None,), "experts as torchtitan runs them are not simulated"),
+    Limit("model.mla", (None,), "latent attention as torchtitan runs it is not simulated"),
+    Limit("model.position", ("rope",), "its Llama 3 has rope"),
+    Limit("model.norm", ("rmsnorm",), "its Llama 3 has RMSNorm"),
+    Limit("model.activation", ("swiglu",), "its Llama 3 has SiLU with a gate"),
+    Limit(
+        "parallelism.cp", (1,), "torch's ring attention, which gathers all keys and merges in fp32, is not simulated"
+    ),
+    Limit("parallelism.overlap.tp", (False,), "asynchronous tensor parallelism of torchtitan is not simulated"),
+    Limit("parallelism.zero", (0, 3), "replicas are fully_shard (3), or torch's DistributedDataParallel (0)"),
+)
+
+
+def titan_defaults(job: JobTraits) -> dict[str, object]:
+    """Return defaults of torchtitan's job configuration: AdamW is PyTorch's fused one."""
+    kept = "fp32" if job.master_weights else job.precision
+    return {
+        "model.vocab_multiple": 1,
+        "training.grad_dtype": kept,
+        "training.optimizer.state_dtype": kept,
+        "training.optimizer.implementation": "fused",
+    }
+
+
+def defaults(job: JobTraits) -> Mapping[str, object]:
+    """Return defaults of torchtitan, which hold over PyTorch's."""
+    return {**pytorch.defaults(job), **titan_defaults(job)}
+
+
+def split_defaults(job: JobTraits) -> Mapping[str, object]:
+    """Return defaults of split layers: logits stay split over the vocabulary (``disable_loss_parallel`` is false)."""
+    return {**defaults(job), "training.loss.name": "loss_parallel"}
+
+
+def compiled_defaults(job: JobTraits) -> Mapping[str, object]:
+    """Return defaults of torchtitan with ``compile.enable``, which compiles layers and the loss."""
+    return {**pytorch.compiled_defaults(job), **titan_defaults(job)}
+
+
+def never(position: str) -> bool:
+    """Return False: queries, keys and values have a product each, and so have gate and up."""
+    return False
+
+
+FRAMEWORK = replace(
+    pytorch.FRAMEWORK,
+    name="torchtitan",
+    about="torchtitan's Llama 3 on PyTorch, or under torch.compile",
+    defaults=defaults,
+    limits=LIMITS,
+    joins_projections=never,
+    activation=hugging_face.activation,
+    rotation=ROTATION,
+    repeats_keys=True,
+    keeps_gathered_inputs=True,
+)
+COMPILED = replace(
+    pytorch.COMPILED,
+    name="torchtitan",
+    about=FRAMEWORK.about,
+    defaults=compiled_defaults,
+    limits=LIMITS,
+    joins_projections=never,
+    rotation=COMPILED_ROTATION,
+    repeats_keys=True,
+    keeps_gathered_inputs=True,
+)
+SPLIT = replace(
+    FRAMEWORK,
+    copies_gathered=True,
+    dispatches_dtensors=True,
+    defaults=split_defaults,
+    losses=(*FRAMEWORK.losses, "loss_parallel"),
+)
+FRAMEWORK = replace(FRAMEWORK, compiled=COMPILED, split=SPLIT)

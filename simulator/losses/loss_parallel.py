@@ -1,0 +1,44 @@
+"""PyTorch's cross-entropy of logits that are a DTensor over the vocabulary: a kernel per operation.
+
+torch/distributed/tensor/parallel/loss.py: ``_log_softmax``, ``_nll_loss_and_log_softmax_backward``. The backward pass
+makes a tensor of zeros, the exponentials, their sum, and the product with the loss's gradient.
+"""
+
+from __future__ import annotations
+
+from simulator.losses.loss import WIDE, Loss, LossOptions, across_ranks, logits_of, loss_kernel
+from simulator.operations.nodes import Node, Tensor
+from simulator.operations.shapes import Shapes
+from simulator.program import StepPhase
+
+
+def nodes(z: Shapes, projection: Node, options: LossOptions) -> tuple[Node, ...]:
+    """Return the loss behind the ``projection``; the logarithm of the softmax is kept."""
+    x, logits, by_row = z.element, logits_of(z), options.by_row
+    loss = Node(
+        forward=(
+            loss_kernel(z, StepPhase.FORWARD, "cast", "upcast", x, WIDE),
+            loss_kernel(z, StepPhase.FORWARD, "max", "reduce", WIDE, 0),
+            *across_ranks(z, "max"),
+            loss_kernel(z, StepPhase.FORWARD, "subtract", by_row, WIDE, WIDE),
+            loss_kernel(z, StepPhase.FORWARD, "exp", "activation", WIDE, WIDE),
+            loss_kernel(z, StepPhase.FORWARD, "sum", "reduce", WIDE, 0),
+            *across_ranks(z, "sum"),
+            loss_kernel(z, StepPhase.FORWARD, "log_softmax", by_row, WIDE, WIDE),
+            *across_ranks(z, "target"),
+        ),
+        input_grad=(
+            loss_kernel(z, StepPhase.BACKWARD, "nll bwd", "zero", 0, WIDE),
+            loss_kernel(z, StepPhase.BACKWARD, "exp bwd", "activation", WIDE, WIDE),
+            loss_kernel(z, StepPhase.BACKWARD, "add bwd", "residual", 2 * WIDE, WIDE),
+            loss_kernel(z, StepPhase.BACKWARD, "scale bwd", by_row, WIDE, WIDE),
+            loss_kernel(z, StepPhase.BACKWARD, "cast bwd", "cast", WIDE, x),
+        ),
+        saved=(Tensor("loss.log_softmax", WIDE * logits),),
+        grad_bytes=3 * WIDE * logits,
+        forward_bytes=(x + 2 * WIDE) * logits,
+    )
+    return projection, loss
+
+
+LOSS = Loss("loss_parallel", nodes)
