@@ -38,6 +38,8 @@ _TOKENS = "training.total_tokens"
 #: Name in the JSON output -> how it is shown, in the order of tables and files.
 FIGURES: Mapping[str, ComparedFigure] = {
     "step_time_s": ComparedFigure("step time", "time"),
+    "step_time_low_s": ComparedFigure("step time, low end", "time"),
+    "step_time_high_s": ComparedFigure("step time, high end", "time"),
     "tokens_per_s": ComparedFigure("tokens/s", "number", True),
     "tokens_per_s_per_gpu": ComparedFigure("tokens/s per GPU", "number", True),
     "mfu": ComparedFigure("MFU", "share", True),
@@ -97,6 +99,21 @@ def _decimals(smallest: float, digits: int) -> int:
 
 
 SweepRow = Mapping[str, Any]
+#: Head of a column of prediction intervals, which stands behind the step time.
+INTERVAL = "90 % interval"
+
+
+def interval_cell(row: SweepRow, scale: FigureScale) -> str:
+    """Return a point's prediction interval on the ``scale`` of step times; empty where nothing is comparable.
+
+    >>> interval_cell({"step_time_low_s": 18.9, "step_time_high_s": 21.8}, FigureScale(1.0, " s", 1))
+    '18.9-21.8 s'
+    """
+    ends = [row.get(name) for name in ("step_time_low_s", "step_time_high_s")]
+    if None in ends:
+        return ""
+    low, high = (scale.text(end) for end in ends if end is not None)
+    return f"{low.removesuffix(scale.unit)}-{high}"
 
 
 def check_figure(name: str, option: str) -> None:

@@ -23,7 +23,8 @@ class Suite:
     """A table of measured steps. ``settings``: dotted workload keys for what its columns leave open; ``special``: more
     of them for the rows whose columns say what is given, as (columns, settings). ``note``: a sentence on what its
     rows were told that nobody knows of a machine before it is rented. ``measured_by``: who measured them, with which
-    software; empty: column ``software`` says it."""
+    software; empty: column ``software`` says it. ``evidence``: its steps say how far off those of other jobs are; not
+    where its software does what no workload can say."""
 
     name: str
     about: str
@@ -33,6 +34,7 @@ class Suite:
     special: tuple[tuple[Mapping[str, str], Mapping[str, Any]], ...] = ()
     note: str = ""
     measured_by: str = ""
+    evidence: bool = True
 
     def settings_of(self, row: Mapping[str, str]) -> dict[str, Any]:
         """The settings that go with a row of the table."""
@@ -139,6 +141,14 @@ SUITES: dict[str, Suite] = {
             measured_by="Narayanan et al. 2021",
         ),
         Suite(
+            name="zero3-2021",
+            about="Narayanan et al. 2021, table 2, ZeRO-3 rows: 175B with DeepSpeed on 384 and 1,536 A100s",
+            table=DATA / "zero3-2021.csv",
+            settings={"framework.name": "deepspeed", "training.grad_dtype": "fp16"},
+            bounds=Bounds(mean=0.60),
+            measured_by="Narayanan et al. 2021, DeepSpeed",
+        ),
+        Suite(
             name="megatron-2022",
             about="Korthikanti et al. 2022, arXiv 2205.05198, table 5: 22B to 1T on A100s, full or selective recompute",
             table=DATA / "megatron-2022.csv",
@@ -216,6 +226,7 @@ SUITES: dict[str, Suite] = {
             bounds=Bounds(mean=0.33),
             special=_COMPOSER,
             measured_by="llm-foundry",
+            evidence=False,
         ),
         Suite(
             name="llama-factory",
@@ -254,8 +265,7 @@ SUITES: dict[str, Suite] = {
             name="internevo",
             about="InternEvo: InternLM 7B with ZeRO-1 on 8 to 1,024 A100s",
             table=DATA / "internevo.csv",
-            # Its own modules with FlashAttention 2, whose names are not those of a framework here; plain PyTorch's stand
-            # for them.
+            # Its own modules with FlashAttention 2; plain PyTorch's stand for them.
             settings=_LLAMA | {"framework.name": "pytorch", "training.attention_kernel": "flash2"},
             bounds=Bounds(mean=0.20),
             measured_by="InternEvo",
