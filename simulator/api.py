@@ -129,6 +129,12 @@ class StepResult(TimelineResult):
         figures = key_figures(_compared_job(self), self.spans, steady=self.steady)
         return figures | interval_figures(self.workload, figures)
 
+    @property
+    def accuracy(self) -> dict[str, Any] | None:
+        """Interval in which the measured step time would lie, and what it rests on; None: nothing comparable."""
+        judged: dict[str, Any] | None = self.report["accuracy"]
+        return judged
+
     def __repr__(self) -> str:
         """Return the first lines of the summary."""
         from simulator.output.summary import opening

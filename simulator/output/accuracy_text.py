@@ -55,7 +55,7 @@ def interval_lines(accuracy: Mapping[str, Any]) -> list[str]:
     """Return what an interval rests on: whose steps, how far off each was, and in what the job differs."""
     first, rest = accuracy["sources"][:_MOST_SOURCES], accuracy["sources"][_MOST_SOURCES:]
     lines = [
-        f"The step time's interval is one of {accuracy['level']:.0%}, tested on sources left out. Measured steps like this job:",
+        f"Measured steps like this job, on which the step time's interval of {accuracy['level']:.0%} rests:",
         *(f"  {one['source']}: {counted(one['n_rows'], 'step')}, simulated {_off(one['error'])}" for one in first),
     ]
     if rest:

@@ -155,11 +155,11 @@ def _differs(name: str, traits: StepTraits, other: StepTraits) -> bool:
 
 
 def _unlike(name: str, traits: StepTraits, values: Sequence[Any]) -> str:
-    """Write a trait of the job, and what it is in measured steps."""
+    """Write a trait of the job beside that of measured steps."""
     label = LABELS[name]
     if label.is_size:
         ends = [label.written(end) for end in dict.fromkeys((min(values), max(values)))]
-        others = " to ".join(ends)
+        range_or_kinds = " to ".join(ends)
     else:
-        others = " or ".join(dict.fromkeys(map(label.written, values)))
-    return f"{label.name} {label.written(getattr(traits, name))}: measured with {others}"
+        range_or_kinds = " or ".join(dict.fromkeys(map(label.written, values)))
+    return f"{label.name} {label.written(getattr(traits, name))}: measured with {range_or_kinds}"

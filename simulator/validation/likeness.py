@@ -49,7 +49,7 @@ class Evidence:
     figures: Mapping[str, Array]
 
     @classmethod
-    def of(cls, steps: Sequence[MeasuredStep]) -> Evidence:
+    def from_steps(cls, steps: Sequence[MeasuredStep]) -> Evidence:
         """Return the columns of ``steps``."""
         places = by_source(steps)
         numbers = {name: number for number, name in enumerate(places)}
@@ -83,7 +83,7 @@ class Evidence:
 @lru_cache
 def evidence() -> Evidence:
     """Return all measured steps, as last recorded."""
-    return Evidence.of(measured_steps())
+    return Evidence.from_steps(measured_steps())
 
 
 def _figures(traits: StepTraits) -> dict[str, float]:

@@ -148,9 +148,9 @@ def record(names: Sequence[str]) -> None:
         rows = list(simulated_rows(SUITES[name]))
         _write(name, {step.id: error for error, step in rows})
         new = [step for _, step in rows]
-        others = [step for step in measured_steps() if step.suite != name]
+        recorded_steps = [step for step in measured_steps() if step.suite != name]
         suites = [suite.name for suite in SUITES.values() if suite.evidence]
-        steps = [step for suite in suites for step in (*others, *new) if step.suite == suite]
+        steps = [step for suite in suites for step in (*recorded_steps, *new) if step.suite == suite]
         STEPS.write_text(write_steps(steps), encoding="utf-8")
         measured_steps.cache_clear()
 

@@ -25,8 +25,8 @@ _ARCHITECTURES = {
     "mi300": "CDNA 3",
 }
 _BITS = {"fp16": 16, "bf16": 16, "fp32": 32, "fp8": 8}
-#: Above this a layer's pass is long enough that no host delays it, s: the slowest hosts known issue a layer of
-#: Megatron-LM's modules, forward and backward, in about 10 ms.
+#: A layer that takes longer is not delayed by its host, s. The slowest hosts issue one of Megatron-LM's, forward and
+#: backward, in about 10 ms.
 LONG_LAYER_s = 0.03
 
 
