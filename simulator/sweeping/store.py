@@ -114,7 +114,7 @@ def _outcome_of_row(key: str, values: Mapping[str, Any]) -> PointOutcome:
     """Return the outcome that a row holds. Raises `TypeError` or `ValueError` on values of another kind."""
     status = Status(values["status"])
     figures = {name: _figure(name, values[name]) for name in FIGURES if values[name] is not None}
-    missing = [name for name, figure in FIGURES.items() if name not in figures and not figure.needs]
+    missing = [name for name, figure in FIGURES.items() if name not in figures and not figure.is_optional]
     if status == Status.KEPT or (status == Status.SIMULATED and missing):
         raise ValueError(f"status is {status}" + (f", but there is no {missing[0]}" if missing else ""))
     warnings, error, wall_s = json.loads(values["warnings"]), values["error"], float(values["wall_s"])

@@ -65,10 +65,12 @@ def accuracy(workload: Workload, figures: Mapping[str, Any]) -> dict[str, Any]:
     return {"accuracy": _basis(measured, interval, traits, figures["step_time_s"]), "nothing_comparable": []}
 
 
-def interval_figures(workload: Workload, figures: Mapping[str, Any]) -> dict[str, float | None]:
-    """Return the ends of the interval as figures by which jobs are compared; None where nothing is comparable."""
+def interval_figures(workload: Workload, figures: Mapping[str, Any]) -> dict[str, float]:
+    """Return the ends of the interval as figures by which jobs are compared; none where nothing is comparable."""
     interval = prediction_interval(evidence(), traits_of(workload, figures))
-    low, high = (None, None) if interval is None else interval.seconds(figures["step_time_s"])
+    if interval is None:
+        return {}
+    low, high = interval.seconds(figures["step_time_s"])
     return {"step_time_low_s": low, "step_time_high_s": high}
 
 
