@@ -49,9 +49,12 @@ def read_steps(text: str) -> tuple[MeasuredStep, ...]:
     types = get_type_hints(StepTraits)
     return tuple(
         MeasuredStep(
-            **{name: row[name] for name in ("id", "suite", "source")},
-            **{name: float(row[name]) for name in ("measured_s", "simulated_s")},
-            traits=StepTraits(**{name: _parsed(row[name], kind) for name, kind in types.items()}),
+            row["id"],
+            row["suite"],
+            row["source"],
+            float(row["measured_s"]),
+            float(row["simulated_s"]),
+            StepTraits(**{name: _parsed(row[name], kind) for name, kind in types.items()}),
         )
         for row in csv.DictReader(io.StringIO(text))
     )

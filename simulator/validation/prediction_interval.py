@@ -66,7 +66,7 @@ def prediction_interval(
     if sources.sum() < LEAST:
         return None
     share = likeness / np.where(total > 0, total, 1.0)[numbers]
-    means = np.bincount(numbers, share * ratios, count)
+    means: Array = np.bincount(numbers, share * ratios, count).astype(float)
     distances = np.bincount(numbers, share * np.abs(ratios - means[numbers]), count)
     weight = sources.sum() + PRIOR
     centre = _weighted_median(np.append(means, _middle(evidence, without)), np.append(sources, PRIOR))

@@ -27,7 +27,7 @@ JOBS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("kind", JOBS)
 def test_figures_are_those_of_run(kind: str) -> None:
-    """Under the same names, with four more: the share of exposed communication, what memory is left, and the ends of the
+    """Under the same names, with four more: the share of exposed communication, what memory is left, the ends of the
     interval in which the step would be measured."""
     figures = evaluate(Point(0, JOBS[kind], {})).figures
     report = simulator.run(JOBS[kind]).to_dict()
