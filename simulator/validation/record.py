@@ -117,9 +117,8 @@ def simulated_row(row: Row, suite: Suite) -> tuple[float, MeasuredStep]:
     workload = loaded({key: value for key, value in row.items() if key not in PROBED}, settings)
     figures = run(workload).key_figures()
     seconds = figures["step_time_s"]
-    step = MeasuredStep(
-        row["id"], suite.name, suite.measured_by or row["software"], measured, seconds, traits_of(workload, figures)
-    )
+    source = suite.measured_by or row.get("software", suite.name)
+    step = MeasuredStep(row["id"], suite.name, source, measured, seconds, traits_of(workload, figures))
     if any(row.get(key) for key in PROBED):
         seconds = step_time_s(row, loaded(row, settings))
     return round((seconds - measured) / measured, 6), step

@@ -20,11 +20,14 @@ class Bounds:
 
 @dataclass(frozen=True)
 class Suite:
-    """A table of measured steps. ``settings``: dotted workload keys for what its columns leave open; ``special``: more
-    of them for the rows whose columns say what is given, as (columns, settings). ``note``: a sentence on what its
-    rows were told that nobody knows of a machine before it is rented. ``measured_by``: who measured them, with which
-    software; empty: column ``software`` says it. ``evidence``: its steps say how far off those of other jobs are; not
-    where its software does what no workload can say."""
+    """A table of measured steps.
+
+    ``settings``: dotted workload keys for what its columns leave open. ``special``: more of them for the rows whose
+    columns say what is given, as (columns, settings). ``note``: a sentence on what its rows were told that nobody knows
+    of a machine before it is rented. ``measured_by``: who measured them, with which software; empty: column
+    ``software`` says it, or else the suite's name. ``evidence``: its steps say how far off those of other jobs are;
+    not where its software does what no workload can say.
+    """
 
     name: str
     about: str
