@@ -54,16 +54,18 @@ def nothing_comparable_lines(report: JsonReport) -> list[str]:
 def interval_lines(accuracy: Mapping[str, Any]) -> list[str]:
     """Return what an interval rests on: whose steps, how far off each was, and in what the job differs."""
     first, rest = accuracy["sources"][:_MOST_SOURCES], accuracy["sources"][_MOST_SOURCES:]
+    level, every = round(100 * accuracy["level"]), accuracy["all_sources"]
     lines = [
-        f"Measured steps like this job, on which the step time's interval of {accuracy['level']:.0%} rests:",
+        f"The step time's interval is one of {level} %. It rests on measured steps like this job's:",
         *(f"  {one['source']}: {counted(one['n_rows'], 'step')}, simulated {_off(one['error'])}" for one in first),
     ]
     if rest:
         steps = counted(sum(one["n_rows"] for one in rest), "step")
         lines.append(f"  {counted(len(rest), 'source')} less alike: {steps}")
-    lines.append(
-        f"So this job is likely to be simulated {_off(accuracy['bias'])}, which the step time does not correct."
-    )
+    lines += [
+        f"  all {every['n_sources']} sources, which count as one more: simulated {_off(every['error'])}",
+        f"So this job is likely to be simulated {_off(accuracy['bias'])}, which the step time does not correct.",
+    ]
     if accuracy["unlike"]:
         lines += ["Most of them differ from it:", *(f"  {one}" for one in accuracy["unlike"])]
     return lines

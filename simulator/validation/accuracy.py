@@ -79,6 +79,7 @@ def _basis(measured: Evidence, interval: PredictionInterval, traits: StepTraits,
 
     ``bias``: error of the simulated time against the middle of the interval, stated and not corrected. ``n_rows``:
     number of comparable steps, of which ``rows`` are the most alike. ``sources``: whose they are, each with its error.
+    ``all_sources``: the middle of all, which counts as one more.
     """
     alike, unlike = _compared(measured, interval, traits)
     return {
@@ -88,6 +89,7 @@ def _basis(measured: Evidence, interval: PredictionInterval, traits: StepTraits,
         "n_rows": int(np.count_nonzero(interval.rows)),
         "rows": _rows(measured, interval.likeness),
         "sources": _sources(measured, interval),
+        "all_sources": {"n_sources": len(measured.names), "error": math.exp(-interval.middle) - 1},
         "alike": alike,
         "unlike": unlike,
     }

@@ -34,7 +34,7 @@ class PredictionInterval:
     """Interval of the logarithm of measured over simulated time.
 
     ``likeness``: of each measured step. ``rows``: weight of each; their sum is that of ``sources``. ``sources``:
-    likeness of each source. ``means``: its mean of these logarithms.
+    likeness of each source. ``means``: its mean of these logarithms. ``middle``: that of all sources, alike or not.
     """
 
     low: float
@@ -43,6 +43,7 @@ class PredictionInterval:
     rows: Array
     sources: Array
     means: Array
+    middle: float
 
     def seconds(self, step_time_s: float) -> tuple[float, float]:
         """Return the ends for a step that takes ``step_time_s`` by simulation."""
@@ -69,12 +70,13 @@ def prediction_interval(
     means: Array = np.bincount(numbers, share * ratios, count).astype(float)
     distances = np.bincount(numbers, share * np.abs(ratios - means[numbers]), count)
     weight = sources.sum() + PRIOR
-    centre = _weighted_median(np.append(means, _middle(evidence, without)), np.append(sources, PRIOR))
+    middle = _middle(evidence, without)
+    centre = _weighted_median(np.append(means, middle), np.append(sources, PRIOR))
     between = (sources @ np.abs(means - centre) + PRIOR * BETWEEN) / weight
     within = (sources @ distances + PRIOR * WITHIN) / weight
     # The median of few sources is itself uncertain, by their spread over the root of their number.
     half = multiple * math.hypot(between * math.sqrt(1 + 1 / weight), within)
-    return PredictionInterval(centre - half, centre + half, likeness, share * sources[numbers], sources, means)
+    return PredictionInterval(centre - half, centre + half, likeness, share * sources[numbers], sources, means, middle)
 
 
 def _weighted_median(values: Array, weights: Array) -> float:

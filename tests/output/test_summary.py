@@ -79,6 +79,7 @@ def judged(*_: Any) -> dict[str, Any]:
     """An interval from 11.2 to 14 s of a step, which rests on six sources."""
     sources = [{"source": f"source {n}", "n_rows": 2, "likeness": 1.0, "error": -0.05} for n in range(6)]
     accuracy = {"interval_s": [11.2, 14.0], "level": 0.9, "bias": -0.04, "n_rows": 12, "rows": [], "sources": sources}
+    accuracy |= {"all_sources": {"n_sources": 9, "error": 0.02}}
     accuracy |= {"alike": ["framework pytorch"], "unlike": ["GPUs 64: measured with 1 to 4"]}
     return {"accuracy": accuracy, "nothing_comparable": []}
 
@@ -92,6 +93,7 @@ def test_the_interval_stands_beside_the_step_time_and_what_it_rests_on_at_the_en
     (line,) = (line for line in text.splitlines() if line.startswith("step time"))
     assert line.rstrip().endswith("s (11.20 to 14.00 s: as far off as 12 comparable steps of 6 sources were)")
     order = [line, "source 0: 2 steps, simulated 5.0 % too fast", "source 3", "2 sources less alike: 4 steps",
+             "all 9 sources, which count as one more: simulated 2.0 % too slow",
              "simulated 4.0 % too fast", "GPUs 64: measured with 1 to 4"]  # fmt: skip
     assert sorted(order, key=text.index) == order
     assert "source 4:" not in text
