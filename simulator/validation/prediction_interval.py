@@ -26,7 +26,7 @@ PRIOR = 1.0
 #: simulated time.
 BETWEEN, WITHIN = 0.1, 0.05
 #: Spreads to either side.
-MULTIPLE = 1.45
+MULTIPLE = 1.5
 
 
 @dataclass(frozen=True)
