@@ -111,14 +111,14 @@ INTERVAL = "90 % interval"
 
 
 def interval_cell(row: SweepRow, scale: FigureScale) -> str:
-    """Return a point's prediction interval on the ``scale`` of step times; empty where nothing is comparable.
+    """Return a point's prediction interval on the ``scale`` of step times; "-" where nothing is comparable.
 
     >>> interval_cell({"step_time_low_s": 18.9, "step_time_high_s": 21.8}, FigureScale(1.0, " s", 1))
     '18.9-21.8 s'
     """
     ends = [row.get(name) for name in ("step_time_low_s", "step_time_high_s")]
     if None in ends:
-        return ""
+        return "-"
     low, high = (scale.text(end) for end in ends if end is not None)
     return f"{low.removesuffix(scale.unit)}-{high}"
 

@@ -29,17 +29,19 @@ class Label:
 
 
 def _percent(share: float) -> str:
-    return f"{share:.0%}"
+    return f"{100 * share:.0f} %"
 
 
 #: Words for traits, in the order in which differences are told.
 LABELS: Mapping[str, Label] = {
-    "architecture": Label("architecture of the GPU"),
+    "family": Label("kind of GPU"),
+    "links": Label("links in a node"),
     "precision_bits": Label("precision", "{} bits".format),
     "trained": Label("trained"),
     "gradients": Label("data parallelism"),
     "offloaded": Label("offloading", lambda value: "to the host" if value else "none"),
     "framework": Label("framework"),
+    "architecture": Label("architecture"),
     "gpu": Label("GPU"),
     "experts": Label("model", lambda value: "with experts" if value else "dense"),
     "sharded": Label("parameters", lambda value: "gathered for each pass" if value else "kept whole"),
@@ -142,7 +144,8 @@ def _compared(measured: Evidence, interval: PredictionInterval, traits: StepTrai
         mine = getattr(traits, name)
         values = [getattr(step.traits, name) for step, weight in zip(measured.steps, weights, strict=True) if weight]
         if label.is_size:
-            differs = not min(values) <= mine <= max(values)
+            ends = min(values), max(values)
+            differs = not ends[0] <= mine <= ends[1] and label.written(mine) not in map(label.written, ends)
         else:
             same = sum(w for w, step in zip(weights, measured.steps, strict=True) if getattr(step.traits, name) == mine)
             differs = same < 0.5
@@ -160,10 +163,10 @@ def _differs(name: str, traits: StepTraits, other: StepTraits) -> bool:
 
 def _unlike(name: str, traits: StepTraits, values: Sequence[Any]) -> str:
     """Write a trait of the job beside that of measured steps."""
-    label = LABELS[name]
+    label, mine = LABELS[name], getattr(traits, name)
     if label.is_size:
         ends = [label.written(end) for end in dict.fromkeys((min(values), max(values)))]
         range_or_kinds = " to ".join(ends)
     else:
-        range_or_kinds = " or ".join(dict.fromkeys(map(label.written, values)))
-    return f"{label.name} {label.written(getattr(traits, name))}: measured with {range_or_kinds}"
+        range_or_kinds = " or ".join(dict.fromkeys(label.written(value) for value in values if value != mine))
+    return f"{label.name} {label.written(mine)}: measured with {range_or_kinds}"

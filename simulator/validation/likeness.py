@@ -17,9 +17,16 @@ from simulator.validation.traits import LONG_LAYER_s, StepTraits
 Array = npt.NDArray[np.float64]
 
 #: A step that differs in one of these says nothing of a job.
-DECISIVE = ("architecture", "precision_bits", "trained", "gradients", "offloaded")
+DECISIVE = ("family", "links", "precision_bits", "trained", "gradients", "offloaded")
 #: Trait -> likeness of a step that differs in it alone.
-KINDS: Mapping[str, float] = {"framework": 0.5, "compiled": 0.7, "gpu": 0.7, "experts": 0.1, "sharded": 0.5}
+KINDS: Mapping[str, float] = {
+    "framework": 0.5,
+    "compiled": 0.7,
+    "architecture": 0.5,
+    "gpu": 0.7,
+    "experts": 0.1,
+    "sharded": 0.5,
+}
 #: Trait -> the same for a difference of one: a layer or a number of GPUs ten times as large, a whole step, all FLOPs.
 SIZES: Mapping[str, float] = {
     "layer_s": 0.1,

@@ -25,6 +25,8 @@ PRIOR = 1.0
 #: Mean distance of sources from their median, and of rows from their source's mean: of logarithms of measured over
 #: simulated time.
 BETWEEN, WITHIN = 0.1, 0.05
+#: Distance from the median that a source has at most in their spread, so that none stretches the interval alone.
+FARTHEST = 0.3
 #: Spreads to either side.
 MULTIPLE = 1.5
 
@@ -72,7 +74,7 @@ def prediction_interval(
     weight = sources.sum() + PRIOR
     middle = _middle(evidence, without)
     centre = _weighted_median(np.append(means, middle), np.append(sources, PRIOR))
-    between = (sources @ np.abs(means - centre) + PRIOR * BETWEEN) / weight
+    between = (sources @ np.minimum(np.abs(means - centre), FARTHEST) + PRIOR * BETWEEN) / weight
     within = (sources @ distances + PRIOR * WITHIN) / weight
     # The median of few sources is itself uncertain, by their spread over the root of their number.
     half = multiple * math.hypot(between * math.sqrt(1 + 1 / weight), within)

@@ -24,6 +24,8 @@ _ARCHITECTURES = {
     "gb300": "Blackwell",
     "mi300": "CDNA 3",
 }
+#: NVIDIA's GPUs of data centres, whose kernels and libraries are one line.
+_ONE_FAMILY, _FAMILY = ("Ampere", "Hopper", "Blackwell"), "NVIDIA's A100 and successors"
 _BITS = {"fp16": 16, "bf16": 16, "fp32": 32, "fp8": 8}
 #: A layer that takes longer is not delayed by its host, s. The slowest hosts issue one of Megatron-LM's, forward and
 #: backward, in about 10 ms.
@@ -34,11 +36,14 @@ LONG_LAYER_s = 0.03
 class StepTraits:
     """Traits of one simulated step.
 
+    ``family``: GPUs whose kernels are of one line. ``links``: between GPUs of a node, where a job uses any.
     ``trained``: all weights, or adapters. ``gradients``: how replicas share them. ``sharded``: parameters are gathered
     for each pass (ZeRO-3). ``attention_share``: attention's part of the model's FLOPs. ``layer_s``: seconds of a layer
     for a micro-batch, forward and backward. Shares are of the step; GPUs wait during them.
     """
 
+    family: str
+    links: str
     architecture: str
     precision_bits: int
     trained: str
@@ -62,8 +67,11 @@ def traits_of(workload: Workload, figures: Mapping[str, Any]) -> StepTraits:
     model, training, parallelism = workload.model, workload.training, workload.parallelism
     layers = workload.microbatches * model.layers / parallelism.pp
     compressed = parallelism.grad_compression != "none"
+    architectures = [architecture_of(gpu) for gpu in workload.gpu_types]
     return StepTraits(
-        architecture=" and ".join(dict.fromkeys(map(architecture_of, workload.gpu_types))),
+        family=" and ".join(dict.fromkeys(_FAMILY if one in _ONE_FAMILY else one for one in architectures)),
+        links=_links_in_nodes(workload),
+        architecture=" and ".join(dict.fromkeys(architectures)),
         precision_bits=_BITS[training.precision],
         trained="all weights" if training.adapters is None else "adapters",
         gradients=f"{parallelism.data_parallel}{f', {parallelism.grad_compression}' if compressed else ''}",
@@ -86,3 +94,10 @@ def traits_of(workload: Workload, figures: Mapping[str, Any]) -> StepTraits:
 def architecture_of(gpu: str) -> str:
     """Return the architecture of a type of GPU; of one that is not listed its own name."""
     return next((name for start, name in _ARCHITECTURES.items() if gpu.startswith(start)), gpu)
+
+
+def _links_in_nodes(workload: Workload) -> str:
+    """Return how GPUs of a node are joined; a job of one GPU uses no links, as if they were the best."""
+    nodes = [node for node in workload.cluster.kinds if node.gpus.type in workload.gpu_types]
+    kinds = ["nvswitch" if workload.n_ranks == 1 else node.nvlink.kind for node in nodes]
+    return " and ".join(dict.fromkeys("PCIe" if kind == "none" else str(kind) for kind in kinds))

@@ -17,6 +17,8 @@ from simulator.validation.prediction_interval import BETWEEN, MULTIPLE, WITHIN, 
 from simulator.validation.traits import LONG_LAYER_s, StepTraits, architecture_of, traits_of
 
 TRAITS = StepTraits(
+    family="NVIDIA's A100 and successors",
+    links="nvswitch",
     architecture="Hopper",
     precision_bits=16,
     trained="all weights",
@@ -53,7 +55,9 @@ def step(source: str, log_ratio: float, name: str = "row", **traits: object) -> 
         ({"layer_s": 1.0}, 0.1 ** math.log10(LONG_LAYER_s / 0.01)),  # longer than `LONG_LAYER_s` counts as that
         ({"attention_share": 0.6}, math.sqrt(0.5)),
         ({"layer_s": 0.0005}, 0.0),  # less than a tenth
-        ({"architecture": "Ampere"}, 0.0),
+        ({"architecture": "Ampere"}, 0.5),
+        ({"family": "Ada"}, 0.0),
+        ({"links": "PCIe"}, 0.0),
         ({"trained": "adapters"}, 0.0),
     ],
 )
@@ -71,6 +75,15 @@ def test_the_interval_of_two_sources_by_hand() -> None:
     half = MULTIPLE * math.hypot(between * math.sqrt(4 / 3), within)
     assert (found.low, found.high) == pytest.approx((0.2 - half, 0.2 + half))
     assert found.seconds(2.0) == pytest.approx((2 * math.exp(found.low), 2 * math.exp(found.high)))
+
+
+def test_a_source_far_from_the_others_does_not_stretch_the_interval_alone() -> None:
+    """Whether it lies 0.5 or 5 from the median of three others makes no difference to their interval."""
+    near = [step(str(n), 0.0) for n in range(3)]
+    some, much = (prediction_interval(Evidence.from_steps([*near, step("far", far)]), TRAITS) for far in (0.5, 5.0))
+    assert some is not None
+    assert much is not None
+    assert (much.low, much.high) == pytest.approx((some.low, some.high))
 
 
 def test_sources_count_and_not_rows() -> None:
@@ -158,8 +171,9 @@ FIGURES = {
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ({"cluster": "pcie_l40s"}, "architecture of the GPU Ada: measured with Ampere"),
-        ({"cluster": "mi300x"}, "architecture of the GPU CDNA 3: measured with Ampere"),
+        ({"cluster": "pcie_l40s"}, "kind of GPU Ada: measured with NVIDIA's A100 and successors"),
+        ({"cluster": "pcie_a100_nvlink_pairs"}, "links in a node pairs: measured with nvswitch"),
+        ({"cluster": "mi300x"}, "kind of GPU CDNA 3: measured with NVIDIA's A100 and successors"),
         ({"training.precision": "fp32"}, "precision 32 bits: measured with 16 bits"),
         (
             {"parallelism.data_parallel": "async", "training.grad_clip": None},
@@ -176,9 +190,9 @@ def test_where_nothing_is_comparable_the_reason_is_said(changes: dict[str, objec
 
 
 def test_a_job_unlike_all_rows_is_told_how_it_differs_from_the_nearest() -> None:
-    """Adapters were measured on Ampere alone, so that no reason is a trait that nobody has."""
+    """Adapters were measured on one GPU alone, and not where hosts decide, so that no trait by itself is the reason."""
     tuned = {"framework": "pytorch", "training.adapters": {"rank": 8, "targets": ["q"]}, "parallelism": {"dp": 8}}
-    said = accuracy(load_workload("llama3_8b_dgx_h100", tuned), FIGURES)
+    said = accuracy(load_workload("llama3_8b_dgx_h100", tuned), FIGURES | {"step_time_s": 0.01})
     assert said["accuracy"] is None
     assert said["nothing_comparable"]
 
@@ -217,7 +231,14 @@ def test_a_job_with_nothing_comparable_has_no_ends() -> None:
 @pytest.mark.parametrize("name", catalog.names("workload"))
 def test_shipped_workloads_have_a_gpu_that_was_measured(name: str) -> None:
     architectures = {one.traits.architecture for one in measured_steps()}
-    assert {architecture_of(gpu) for gpu in load_workload(name).gpu_types} <= architectures
+    assert set(map(architecture_of, load_workload(name).gpu_types)) <= architectures
+
+
+@pytest.mark.parametrize(("gpus", "links"), [(1, "nvswitch"), (4, "PCIe")])
+def test_a_job_of_one_gpu_uses_no_links(gpus: int, links: str) -> None:
+    """On L40S, which PCIe joins."""
+    plain = {"cluster": "pcie_l40s", "parallelism": {"dp": gpus}, "framework": "pytorch"}
+    assert traits_of(load_workload("llama3_8b_dgx_h100", plain), FIGURES).links == links
 
 
 def test_ninety_of_a_hundred_steps_lie_inside_when_their_source_is_left_out() -> None:
@@ -229,8 +250,8 @@ def test_ninety_of_a_hundred_steps_lie_inside_when_their_source_is_left_out() ->
 
 
 def test_a_left_out_row_is_compared_with_the_others() -> None:
-    """Of two sources each has the other's interval; a third of another architecture has none."""
-    measured = Evidence.from_steps([step("one", 0.0), step("two", 9.0), step("three", 0.0, architecture="Ada")])
+    """Of two sources each has the other's interval; a third of another kind of GPU has none."""
+    measured = Evidence.from_steps([step("one", 0.0), step("two", 9.0), step("three", 0.0, family="Ada")])
     one, two, three = left_out_rows(measured)
     assert three is None
     assert one is not None
