@@ -87,8 +87,7 @@ def report(
     cut = activity(timeline)
     bubbles = bubble(cut, job.pipelines)
     breakdown = time_breakdown(cut, job.pipelines)
-    memory = _memory(job, played)
-    memory["advice"] = list(job.advice)
+    memory = _memory(job, played) | {"advice": list(job.advice)}
     result: dict[str, Any] = {
         "name": workload.name,
         "cluster": workload.cluster.name,
@@ -119,8 +118,8 @@ def report(
         "critical_path": critical_path(played, None if steady is None else steady.window),
     }
     if accuracy is not None:
-        exposed = sum(breakdown["exposed"].values()) / step
-        result |= accuracy(workload, result | {"exposed_communication_fraction": exposed})
+        exposed = {"exposed_communication_fraction": sum(breakdown["exposed"].values()) / step}
+        result |= accuracy(workload, result | exposed)
     result["simulation"] = {
         "events": timeline.events,
         "ops": played.n_rows,
