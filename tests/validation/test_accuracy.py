@@ -69,16 +69,16 @@ def test_each_difference_lowers_the_likeness_by_its_factor(change: dict[str, obj
 def test_the_interval_of_two_sources_by_hand() -> None:
     """Sources wholly like the job at 0.1 and 0.3, the middle of all at 0.2, each with a weight of one: the median is
     0.2. Sources lie 0.1 from it, and their rows 0 from their source. The usual spreads count as one more of three."""
-    found = prediction_interval(Evidence.from_steps([step("one", 0.1), step("two", 0.3)]), TRAITS)
-    assert found is not None
+    interval = prediction_interval(Evidence.from_steps([step("one", 0.1), step("two", 0.3)]), TRAITS)
+    assert interval is not None
     between, within = (0.1 + 0.1 + BETWEEN) / 3, WITHIN / 3
     half = MULTIPLE * math.hypot(between * math.sqrt(4 / 3), within)
-    assert (found.low, found.high) == pytest.approx((0.2 - half, 0.2 + half))
-    assert found.seconds(2.0) == pytest.approx((2 * math.exp(found.low), 2 * math.exp(found.high)))
+    assert (interval.low, interval.high) == pytest.approx((0.2 - half, 0.2 + half))
+    assert interval.seconds(2.0) == pytest.approx((2 * math.exp(interval.low), 2 * math.exp(interval.high)))
 
 
 def test_a_source_far_from_the_others_does_not_stretch_the_interval_alone() -> None:
-    """Whether it lies 0.5 or 5 from the median of three others makes no difference to their interval."""
+    """The interval of three others is the same, whether it lies 0.5 or 5 from their median."""
     near = [step(str(n), 0.0) for n in range(3)]
     some, much = (prediction_interval(Evidence.from_steps([*near, step("far", far)]), TRAITS) for far in (0.5, 5.0))
     assert some is not None
@@ -181,43 +181,43 @@ FIGURES = {
 )
 def test_where_nothing_is_comparable_the_reason_is_said(changes: dict[str, object], reason: str) -> None:
     plain = {"framework": "pytorch", "parallelism": {"dp": 8}, "training.recompute": "full"}
-    said = accuracy(load_workload("llama3_8b_dgx_h100", plain | changes), FIGURES)
-    assert said["accuracy"] is None
-    assert [text for text in said["nothing_comparable"] if text.startswith(reason)]
+    judged = accuracy(load_workload("llama3_8b_dgx_h100", plain | changes), FIGURES)
+    assert judged["accuracy"] is None
+    assert [text for text in judged["nothing_comparable"] if text.startswith(reason)]
 
 
 def test_a_job_unlike_all_rows_is_told_how_it_differs_from_the_nearest() -> None:
     """Adapters were measured on one GPU alone, and not where hosts decide, so that no trait by itself is the reason."""
     tuned = {"framework": "pytorch", "training.adapters": {"rank": 8, "targets": ["q"]}, "parallelism": {"dp": 8}}
-    said = accuracy(load_workload("llama3_8b_dgx_h100", tuned), FIGURES | {"step_time_s": 0.01})
-    assert said["accuracy"] is None
-    assert said["nothing_comparable"]
+    judged = accuracy(load_workload("llama3_8b_dgx_h100", tuned), FIGURES | {"step_time_s": 0.01})
+    assert judged["accuracy"] is None
+    assert judged["nothing_comparable"]
 
 
 def test_what_is_said_of_a_step() -> None:
     """The interval's middle is the bias with the other sign; rows and sources are those that have likeness."""
     result = simulator.run("gpt22b_tp8")
-    said = result.accuracy
-    assert said is not None
-    low, high = said["interval_s"]
+    judged = result.accuracy
+    assert judged is not None
+    low, high = judged["interval_s"]
     step_time_s = result.to_dict()["step_time_s"]
     assert low < high
-    assert step_time_s / math.sqrt(low * high) - 1 == pytest.approx(said["bias"])
-    assert said["level"] == 0.9
-    assert said["sources"][0]["source"] == "Korthikanti et al. 2022"
-    assert sum(one["n_rows"] for one in said["sources"]) == said["n_rows"]
-    assert said["rows"][0]["suite"] == "megatron-2022"
-    likeness = [row["likeness"] for row in said["rows"]]
+    assert step_time_s / math.sqrt(low * high) - 1 == pytest.approx(judged["bias"])
+    assert judged["level"] == 0.9
+    assert judged["sources"][0]["source"] == "Korthikanti et al. 2022"
+    assert sum(one["n_rows"] for one in judged["sources"]) == judged["n_rows"]
+    assert judged["rows"][0]["suite"] == "megatron-2022"
+    likeness = [row["likeness"] for row in judged["rows"]]
     assert likeness == sorted(likeness, reverse=True)
-    assert "framework megatron_core" in said["alike"]
+    assert "framework megatron_core" in judged["alike"]
     figures = result.key_figures()
     assert (figures["step_time_low_s"], figures["step_time_high_s"]) == pytest.approx((low, high))
 
 
 def test_more_gpus_than_were_measured_are_said_to_be_unlike() -> None:
     workload = load_workload("gpt22b_tp8", {"parallelism.dp": 1000, "training.global_batch": 4000})
-    said = accuracy(workload, FIGURES | {"step_time_s": 1.4})["accuracy"]
-    assert [text for text in said["unlike"] if text.startswith("GPUs 8,000: measured with ")]
+    judged = accuracy(workload, FIGURES | {"step_time_s": 1.4})["accuracy"]
+    assert [text for text in judged["unlike"] if text.startswith("GPUs 8,000: measured with ")]
 
 
 def test_a_job_with_nothing_comparable_has_no_ends() -> None:
@@ -233,7 +233,7 @@ def test_shipped_workloads_have_a_gpu_that_was_measured(name: str) -> None:
 
 @pytest.mark.parametrize(("gpus", "links"), [(1, "nvswitch"), (4, "PCIe")])
 def test_a_job_of_one_gpu_uses_no_links(gpus: int, links: str) -> None:
-    """On L40S, which PCIe joins."""
+    """L40S are joined by PCIe."""
     plain = {"cluster": "pcie_l40s", "parallelism": {"dp": gpus}, "framework": "pytorch"}
     assert traits_of(load_workload("llama3_8b_dgx_h100", plain), FIGURES).links == links
 
@@ -247,7 +247,7 @@ def test_ninety_of_a_hundred_steps_lie_inside_when_their_source_is_left_out() ->
 
 
 def test_a_left_out_row_is_compared_with_the_others() -> None:
-    """Of two sources each has the other's interval; a third of another kind of GPU has none."""
+    """Two sources have each other's interval, and a third of another kind of GPU has none."""
     measured = Evidence.from_steps([step("one", 0.0), step("two", 9.0), step("three", 0.0, family="Ada")])
     one, two, three = left_out_rows(measured)
     assert three is None
