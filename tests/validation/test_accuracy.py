@@ -10,7 +10,18 @@ import pytest
 import simulator
 from simulator.config import catalog, load_workload
 from simulator.validation.accuracy import accuracy, interval_figures
-from simulator.validation.coverage import BEGIN, END, PAGE, coverage, fitting_multiple, left_out_rows, page_with, table
+from simulator.validation.coverage import (
+    BEGIN,
+    END,
+    PAGE,
+    LeftOutRow,
+    content,
+    coverage,
+    fitting_multiple,
+    left_out_rows,
+    page_with,
+    unfitted_share,
+)
 from simulator.validation.likeness import Evidence, evidence
 from simulator.validation.measured_steps import MeasuredStep, measured_steps, read_steps, write_steps
 from simulator.validation.prediction_interval import BETWEEN, MULTIPLE, WITHIN, prediction_interval
@@ -243,7 +254,16 @@ def test_ninety_of_a_hundred_steps_lie_inside_when_their_source_is_left_out() ->
     every = coverage(evidence())[-1]
     assert every.inside == pytest.approx(0.9, abs=0.04)
     assert every.compared > 0.6 * every.n_rows
-    assert fitting_multiple(evidence()) == pytest.approx(MULTIPLE, rel=0.15)
+    compared = [row for row in left_out_rows(evidence()) if row is not None]
+    assert fitting_multiple(compared) == pytest.approx(MULTIPLE, rel=0.15)
+
+
+def test_the_multiple_of_the_others_is_not_that_of_all() -> None:
+    """Nine of ten rows lie within the ninth. Of two sources at 1 and 2, the first lies within the second's multiple, and
+    the second not within the first's: a half."""
+    rows = [LeftOutRow("one", 0.0, float(n), 0.1) for n in range(1, 11)]
+    assert fitting_multiple(rows) == 9.0
+    assert unfitted_share([LeftOutRow("one", 0.0, 1.0, 0.1), LeftOutRow("two", 0.0, 2.0, 0.1)]) == 0.5
 
 
 def test_a_left_out_row_is_compared_with_the_others() -> None:
@@ -261,5 +281,5 @@ def test_a_left_out_row_is_compared_with_the_others() -> None:
 def test_the_page_has_the_coverage() -> None:
     """Stale where it fails: `python -m simulator.validation.coverage --write`."""
     text = PAGE.read_text(encoding="utf-8")
-    assert page_with(text, table(coverage(evidence()))) == text
+    assert page_with(text, content(evidence())) == text
     assert page_with(f"a\n{BEGIN}old\n{END}b\n", "new\n") == f"a\n{BEGIN}\nnew\n\n{END}b\n"
