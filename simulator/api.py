@@ -44,7 +44,7 @@ from simulator.results import TimelineResult
 from simulator.schedules import Times
 from simulator.timeline import Timeline
 from simulator.units import format_time
-from simulator.validation.accuracy import accuracy
+from simulator.validation.accuracy import accuracy, interval_figures
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -122,13 +122,18 @@ class StepResult(TimelineResult):
         age = None
         if self.steady and self.workload.parallelism.data_parallel == "async":
             age = staleness(self.steady.played, self.program.groups)
-        return report(
-            _training_job(self), self.spans, steady=self.steady, staleness=age, accuracy=accuracy(self.workload)
-        )
+        return report(_training_job(self), self.spans, steady=self.steady, staleness=age, accuracy=accuracy)
 
     def key_figures(self) -> dict[str, Any]:
         """Return the figures by which jobs are compared; quicker than `to_dict`, which tries advice too."""
-        return key_figures(_compared_job(self), self.spans, steady=self.steady)
+        figures = key_figures(_compared_job(self), self.spans, steady=self.steady)
+        return figures | interval_figures(self.workload, figures)
+
+    @property
+    def accuracy(self) -> dict[str, Any] | None:
+        """Interval in which the measured step time would lie, and what it rests on; None: nothing comparable."""
+        judged: dict[str, Any] | None = self.report["accuracy"]
+        return judged
 
     def __repr__(self) -> str:
         """Return the first lines of the summary."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from simulator.output.fitted_table import Column, FittedTable
-from simulator.output.sweep_figures import FIGURES, FigureScale
+from simulator.output.sweep_figures import FIGURES, INTERVAL, FigureScale, interval_cell
 from simulator.output.sweep_table import setting_text, short_names
 from simulator.units import counted, format_gib, format_time
 
@@ -104,11 +104,13 @@ def _figures_table(rows: Sequence[SearchRow], keys: Sequence[str], title: str) -
     heads: list[Column] = [("", "right")]
     heads += [(names[key], "left" if isinstance(rows[0][key], str | Mapping) else "right") for key in keys]
     heads += [(FIGURES[name].label, "right") for name in _FIGURES]
+    heads.insert(1 + len(keys) + 1, (INTERVAL, "right"))
     table = FittedTable(title, *heads, ("least step time", "right"))
     scales = {name: FigureScale.fitting(FIGURES[name], [row[name] for row in rows]) for name in _FIGURES}
     for place, row in enumerate(rows, 1):
         cells = [str(place), *(setting_text(row[key]) for key in keys)]
         cells += [scales[name].text(row[name]) for name in _FIGURES]
+        cells.insert(1 + len(keys) + 1, interval_cell(row, scales["step_time_s"]))
         table.add_row(*cells, scales["step_time_s"].text(row["least_step_time_s"]))
     return table
 

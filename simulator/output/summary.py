@@ -11,6 +11,7 @@ from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
 
 from simulator.input_files import as_options
+from simulator.output.accuracy_text import beside_step_time, interval_lines, interval_of, nothing_comparable_lines
 from simulator.output.fitted_table import FittedTable
 from simulator.output.memory_summary import memory_of
 from simulator.output.tables import (
@@ -43,7 +44,7 @@ def summary(report: JsonReport) -> Group:
     from rich.console import Group
     from rich.text import Text
 
-    parts: list[Any] = [*_verdict(report["memory"]), _headline(report), _key_figures(report), "", breakdown(report)]
+    parts: list[Any] = [*_verdict(report), _headline(report), _key_figures(report), "", breakdown(report)]
     parts += [memory_of(report["memory"], report["parallelism"]["offload"]), ""]
     if any(kind["time_s"] for kind in report["communication"].values()):
         parts.append(communication(report))
@@ -58,7 +59,7 @@ def summary(report: JsonReport) -> Group:
 
 def opening(report: JsonReport) -> str:
     """Return the first lines of `summary` as text: whether memory lacks, the job and its key figures."""
-    return _text(*_verdict(report["memory"]), _headline(report), _key_figures(report))
+    return _text(*_verdict(report), _headline(report), _key_figures(report))
 
 
 def shared_opening(report: JsonReport) -> str:
@@ -85,6 +86,7 @@ def compare(first: JsonReport, second: JsonReport) -> FittedTable:
         a, b = value(first), value(second)
         nothing = shown(0.0) in (shown(a), shown(b))
         table.add_row(label, shown(a), shown(b), "" if nothing else f"{b / a:.3f}")
+    table.add_row("90 % interval of the step", interval_of(first), interval_of(second), "")
     table.add_row("layout", describe_layout(first["parallelism"]), describe_layout(second["parallelism"]), "")
     table.add_row("memory", _fits(first["memory"]), _fits(second["memory"]), "")
     return table
@@ -199,7 +201,15 @@ def _fits(memory: Mapping[str, Any]) -> str:
     return "fits" if memory["fits"] else "does not fit"
 
 
-def _verdict(memory: Mapping[str, Any]) -> list[Text]:
+def _verdict(report: JsonReport) -> list[Text]:
+    """Return what makes the times below worth little: too little memory, and that nothing comparable was measured."""
+    from rich.text import Text
+
+    nothing = nothing_comparable_lines(report)
+    return [*_lacking(report["memory"]), *(Text(line, style="bold red") for line in nothing)]
+
+
+def _lacking(memory: Mapping[str, Any]) -> list[Text]:
     """Return one line where the job does not fit into memory, else none."""
     from rich.text import Text
 
@@ -254,18 +264,7 @@ def _trust(report: JsonReport) -> list[str]:
         shares = ", ".join(f"{percent(share)} {kind}" for kind, share in priced.items())
         lines.append(f"Prices of kernels: {shares}; {percent(outside)} outside the sizes that were measured.")
     accuracy = report.get("accuracy")
-    if accuracy:
-        suite = f"{accuracy['nearest_suite']}, {accuracy['rows']} rows"
-        errors = f"mean error {percent(accuracy['mean_error'])}, largest {percent(accuracy['max_error'])}"
-        outside = [f"  {note}" for note in accuracy["extrapolation"]]
-        note = [accuracy["note"]] if accuracy["note"] else []
-        if accuracy["close"]:
-            lines += [f"Steps measured most like this one ({suite}): {errors}.", *note]
-            lines += ["This job lies outside what they cover, so expect larger errors:", *outside] if outside else []
-        else:
-            lines += [f"No measured steps are close to this job. The nearest ({suite}) differ from it:", *outside]
-            lines += [f"Their errors ({errors}) do not hold for it: expect larger ones.", *note]
-    return lines
+    return lines + (interval_lines(accuracy) if accuracy else [])
 
 
 def _key_figures(report: JsonReport) -> Table:
@@ -278,7 +277,7 @@ def _key_figures(report: JsonReport) -> Table:
     grid.add_column()
     grid.add_row("")
     name = "step time (steady)" if report["steady_period"] else "step time"
-    grid.add_row(name, Text(format_time(report["step_time_s"]), style="bold"))
+    grid.add_row(name, Text.assemble((format_time(report["step_time_s"]), "bold"), beside_step_time(report)))
     if "staleness" in report:
         grid.add_row("staleness", f"{report['staleness']:.2f} updates of other workers between a pull and its push")
     rate = f"{report['tokens_per_s']:,.0f} tokens/s, {report['tokens_per_s_per_gpu']:,.0f} per GPU"

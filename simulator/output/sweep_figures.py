@@ -19,13 +19,20 @@ class ComparedFigure:
     """A figure of `simulator.analysis.training.report.key_figures`.
 
     ``label``: in heads and on axes. ``unit``: kind of its unit. ``larger_is_better``: which of two is preferred.
-    ``needs``: keys of a workload without which it has no such figure.
+    ``needs``: keys of a workload without which it has no such figure. ``judged``: from measured steps, so that jobs to
+    which none is comparable have no such figure.
     """
 
     label: str
     unit: FigureUnit
     larger_is_better: bool = False
     needs: tuple[str, ...] = ()
+    judged: bool = False
+
+    @property
+    def is_optional(self) -> bool:
+        """True where some jobs have no such figure."""
+        return self.judged or bool(self.needs)
 
     @property
     def kind(self) -> type:
@@ -38,6 +45,8 @@ _TOKENS = "training.total_tokens"
 #: Name in the JSON output -> how it is shown, in the order of tables and files.
 FIGURES: Mapping[str, ComparedFigure] = {
     "step_time_s": ComparedFigure("step time", "time"),
+    "step_time_low_s": ComparedFigure("step time, low end", "time", judged=True),
+    "step_time_high_s": ComparedFigure("step time, high end", "time", judged=True),
     "tokens_per_s": ComparedFigure("tokens/s", "number", True),
     "tokens_per_s_per_gpu": ComparedFigure("tokens/s per GPU", "number", True),
     "mfu": ComparedFigure("MFU", "share", True),
@@ -97,6 +106,21 @@ def _decimals(smallest: float, digits: int) -> int:
 
 
 SweepRow = Mapping[str, Any]
+#: Head of a column of prediction intervals, which stands behind the step time.
+INTERVAL = "90 % interval"
+
+
+def interval_cell(row: SweepRow, scale: FigureScale) -> str:
+    """Return a point's prediction interval on the ``scale`` of step times; "-" where nothing is comparable.
+
+    >>> interval_cell({"step_time_low_s": 18.9, "step_time_high_s": 21.8}, FigureScale(1.0, " s", 1))
+    '18.9-21.8 s'
+    """
+    ends = [row.get(name) for name in ("step_time_low_s", "step_time_high_s")]
+    if None in ends:
+        return "-"
+    low, high = (scale.text(end) for end in ends if end is not None)
+    return f"{low.removesuffix(scale.unit)}-{high}"
 
 
 def check_figure(name: str, option: str) -> None:
@@ -112,10 +136,9 @@ def check_present(rows: Sequence[SweepRow], figure: str, option: str) -> None:
     simulated = [row for row in rows if row["status"] == "simulated"]
     if simulated and all(row.get(figure) is None for row in simulated):
         needs = FIGURES[figure].needs
-        fix = " and ".join(f"{key}=NUMBER" for key in needs)
-        raise InputError(
-            f"no point has this figure, which needs {' and '.join(needs)}", file=option, found=figure, fix=fix
-        )
+        needed = " and ".join(needs) or "measured steps like the job"
+        fix = " and ".join(f"{key}=NUMBER" for key in needs) or None
+        raise InputError(f"no point has this figure, which needs {needed}", file=option, found=figure, fix=fix)
 
 
 def best_first(rows: Sequence[SweepRow], figure: str) -> list[SweepRow]:

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from simulator.output.fitted_table import Column, FittedTable, Justify
-from simulator.output.sweep_figures import FIGURES, FigureScale, SweepRow, best_first
+from simulator.output.sweep_figures import FIGURES, INTERVAL, FigureScale, SweepRow, best_first, interval_cell
 from simulator.units import counted
 
 if TYPE_CHECKING:
@@ -94,7 +94,9 @@ def _figures_table(
     rows: Sequence[SweepRow], names: Mapping[str, str], figures: Sequence[str], title: str
 ) -> FittedTable:
     heads: list[Column] = [(name, _side([row.get(key) for row in rows])) for key, name in names.items()]
-    heads += [(FIGURES[name].label, "left" if FIGURES[name].unit == "flag" else "right") for name in figures]
+    for name in figures:
+        heads.append((FIGURES[name].label, "left" if FIGURES[name].unit == "flag" else "right"))
+        heads += [(INTERVAL, "right")] if name == "step_time_s" else []
     table = FittedTable(title, *heads)
     scales = {
         name: FigureScale.fitting(FIGURES[name], [row[name] for row in rows if row.get(name) is not None])
@@ -102,7 +104,9 @@ def _figures_table(
     }
     for row in rows:
         cells = [setting_text(row[key]) if key in row else "-" for key in names]
-        cells += [_figure_text(row.get(name), name, scales[name]) for name in figures]
+        for name in figures:
+            cells.append(_figure_text(row.get(name), name, scales[name]))
+            cells += [interval_cell(row, scales[name])] if name == "step_time_s" else []
         table.add_row(*cells, style="" if row["fits"] else "dim")
     return table
 

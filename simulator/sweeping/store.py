@@ -24,7 +24,7 @@ from simulator.sweeping.outcome import PointOutcome, Status
 from simulator.sweeping.point import Point, source_name
 
 #: ``PRAGMA application_id`` of our databases ("llms" in ASCII), and the version of their table.
-APPLICATION_ID, TABLE_VERSION = 0x6C6C6D73, 1
+APPLICATION_ID, TABLE_VERSION = 0x6C6C6D73, 2
 _ANOTHER_NAME = "another name"
 #: Seconds for which another sweep may hold up a commit.
 _PATIENCE_s = 60.0
@@ -114,7 +114,7 @@ def _outcome_of_row(key: str, values: Mapping[str, Any]) -> PointOutcome:
     """Return the outcome that a row holds. Raises `TypeError` or `ValueError` on values of another kind."""
     status = Status(values["status"])
     figures = {name: _figure(name, values[name]) for name in FIGURES if values[name] is not None}
-    missing = [name for name, figure in FIGURES.items() if name not in figures and not figure.needs]
+    missing = [name for name, figure in FIGURES.items() if name not in figures and not figure.is_optional]
     if status == Status.KEPT or (status == Status.SIMULATED and missing):
         raise ValueError(f"status is {status}" + (f", but there is no {missing[0]}" if missing else ""))
     warnings, error, wall_s = json.loads(values["warnings"]), values["error"], float(values["wall_s"])

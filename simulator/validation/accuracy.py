@@ -1,171 +1,172 @@
-"""How far predictions like this one have been from measurement: the errors of the nearest suite, and what that covers,
-as last recorded by `simulator.validation.record`."""
+"""Accuracy of a simulated step: the interval in which its measured time would lie, and the steps that this rests on."""
 
 from __future__ import annotations
 
-import json
 import math
-import statistics
 from collections.abc import Callable, Mapping, Sequence
-from functools import lru_cache
+from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from simulator.config import Workload
-from simulator.validation.suites import DATA, SUITES
+from simulator.units import format_time
+from simulator.validation.likeness import DECISIVE, Array, Evidence, evidence
+from simulator.validation.prediction_interval import LEVEL, PredictionInterval, prediction_interval
+from simulator.validation.traits import StepTraits, traits_of
 
-RECORD, COVERED = DATA / "errors.json", DATA / "covered.json"
+#: Rows that are listed, the most alike first.
+MOST_ROWS = 20
 
-_GPU, _LINKS, _SCALE = "cluster.node.gpus.type", "links in a node", "GPUs"
-_SIZES: dict[str, Callable[[Workload], float]] = {
-    "model.hidden": lambda workload: workload.model.hidden,
-    "model.layers": lambda workload: workload.model.layers,
-    "training.seq": lambda workload: workload.training.seq,
-    _SCALE: lambda workload: workload.n_ranks,
+
+@dataclass(frozen=True)
+class Label:
+    """Words for a trait: its ``name``, how a value of it is ``written``, and whether values are sizes with a range."""
+
+    name: str
+    written: Callable[[Any], str] = str
+    is_size: bool = False
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.0f} %"
+
+
+#: Words for traits, in the order in which differences are told.
+LABELS: Mapping[str, Label] = {
+    "family": Label("kind of GPU"),
+    "links": Label("links in a node"),
+    "precision_bits": Label("precision", "{} bits".format),
+    "trained": Label("trained"),
+    "gradients": Label("data parallelism"),
+    "offloaded": Label("offloading", lambda value: "to the host" if value else "none"),
+    "framework": Label("framework"),
+    "architecture": Label("architecture"),
+    "gpu": Label("GPU"),
+    "experts": Label("model", lambda value: "with experts" if value else "dense"),
+    "sharded": Label("parameters", lambda value: "gathered for each pass" if value else "kept whole"),
+    "compiled": Label("compiled", lambda value: "yes" if value else "no"),
+    "n_gpus": Label("GPUs", "{:,}".format, is_size=True),
+    "layer_s": Label("time of a layer and micro-batch", format_time, is_size=True),
+    "communication_share": Label("exposed communication", _percent, is_size=True),
+    "host_share": Label("waiting for the host", _percent, is_size=True),
+    "attention_share": Label("attention's part of the FLOPs", _percent, is_size=True),
 }
-_KINDS: dict[str, Callable[[Workload], str]] = {
-    _GPU: lambda workload: " and ".join(workload.gpu_types),
-    _LINKS: lambda workload: _links_in_nodes(workload),
-    "training.precision": lambda workload: workload.training.precision,
-    "framework": lambda workload: workload.framework.title,
-    "model.attention": lambda workload: workload.model.attention,
-    "model.activation": lambda workload: workload.model.activation,
-    "parallelism.schedule": lambda workload: workload.parallelism.schedule,
-    "training.recompute": lambda workload: workload.training.recompute.granularity,
-    "model.moe": lambda workload: "null" if workload.model.moe is None else "experts",
-    "model.mla": lambda workload: "null" if workload.model.mla is None else "latent attention",
-    "model.mtp_layers": lambda workload: "0" if not workload.model.mtp_layers else "some",
-    "parallelism.cp": lambda workload: "1" if workload.parallelism.cp == 1 else "more than 1",
-    "parallelism.zero": lambda workload: str(workload.parallelism.zero),
-    "parallelism.data_parallel": lambda workload: workload.parallelism.data_parallel,
-    "parallelism.grad_compression": lambda workload: workload.parallelism.grad_compression,
-    "parallelism.offload": lambda workload: (
-        "none" if set(workload.parallelism.offload.model_dump().values()) == {"none"} else "to the host"
-    ),
-}
-#: Keys that decide which kernels and collectives run, and how long each takes.
-_WEIGHTY = {
-    _GPU,
-    "framework",
-    _SCALE,
-    _LINKS,
-    "training.precision",
-    "model.attention",
-    "parallelism.zero",
-    "parallelism.data_parallel",
-}
-#: A size so many times what a suite saw at most, or at least, is unseen like another kind of thing.
-FAR = 10
-#: A suite that lacks more things, or more of `_WEIGHTY`, says little about a workload. So does one of another GPU, or
-#: of far more or fewer GPUs.
-MOST_UNSEEN, MOST_UNSEEN_WEIGHTY = 3, 1
 
 
-def accuracy(workload: Workload) -> dict[str, Any]:
-    """Return the figures of the suite that is nearest to ``workload``.
+def accuracy(workload: Workload, figures: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what the report says of a step's accuracy, under the names of the JSON output.
 
-    They are its rows, the mean and largest absolute error of the step time, its note, and how the workload differs.
-    A suite lacks a thing where it has no row of that kind, or none within a factor `FAR` of that size.
-    A suite is ``close`` where it has rows of the GPU and of such numbers of GPUs. It then lacks at most
-    `MOST_UNSEEN_WEIGHTY` of `_WEIGHTY`, and at most `MOST_UNSEEN` things in all.
-    Close suites come before others. Among them the nearest suite lacks the fewest of `_WEIGHTY`, then the fewest
-    things. Then it has the fewest notes of ``extrapolation``, which count sizes a little outside too, weightiest first.
-    Of equals that are close the one with a row closest in size is taken. Of other equals it is the one with the
-    largest mean error, as nothing says that a smaller error holds.
+    ``figures``: those by which jobs are compared. ``accuracy``: the interval of the measured time, and what it rests
+    on; None where nothing is comparable, for the reasons in ``nothing_comparable``.
     """
-    suite = min(SUITES, key=lambda name: _remoteness(workload, name))
-    unseen = _unseen(workload, suite)
-    errors = [abs(error) for error in recorded()[suite].values()]
+    measured, traits = evidence(), traits_of(workload, figures)
+    interval = prediction_interval(measured, traits)
+    if interval is None:
+        return {"accuracy": None, "nothing_comparable": _reasons(measured, traits)}
+    return {"accuracy": _basis(measured, interval, traits, figures["step_time_s"]), "nothing_comparable": []}
+
+
+def interval_figures(workload: Workload, figures: Mapping[str, Any]) -> dict[str, float]:
+    """Return the ends of the interval as figures by which jobs are compared; none where nothing is comparable."""
+    interval = prediction_interval(evidence(), traits_of(workload, figures))
+    if interval is None:
+        return {}
+    low, high = interval.seconds(figures["step_time_s"])
+    return {"step_time_low_s": low, "step_time_high_s": high}
+
+
+def _basis(measured: Evidence, interval: PredictionInterval, traits: StepTraits, step_time_s: float) -> dict[str, Any]:
+    """Return an interval and what it rests on.
+
+    ``bias``: error of the simulated time against the middle of the interval, stated and not corrected. ``n_rows``:
+    number of comparable steps, of which ``rows`` are the most alike. ``sources``: whose they are, each with its error.
+    ``all_sources``: the middle of all, which counts as one more.
+    """
+    alike, unlike = _compared(measured, interval, traits)
     return {
-        "nearest_suite": suite,
-        "rows": len(errors),
-        "mean_error": _mean_error(suite),
-        "max_error": max(errors),
-        "note": SUITES[suite].note,
-        "close": _is_close(unseen),
-        "extrapolation": list(_differences(workload, suite).values()),
+        "interval_s": list(interval.seconds(step_time_s)),
+        "level": LEVEL,
+        "bias": math.exp(-(interval.low + interval.high) / 2) - 1,
+        "n_rows": int(np.count_nonzero(interval.rows)),
+        "rows": _rows(measured, interval.likeness),
+        "sources": _sources(measured, interval),
+        "all_sources": {"n_sources": len(measured.names), "error": math.exp(-interval.middle) - 1},
+        "alike": alike,
+        "unlike": unlike,
     }
 
 
-def coverage(workloads: Sequence[Workload]) -> dict[str, Any]:
-    """Return the coverage of measured steps: each kind of thing that occurs in them, and their sizes."""
-    sizes = dict.fromkeys(tuple(size(workload) for size in _SIZES.values()) for workload in workloads)
-    return {
-        "kinds": {key: list(dict.fromkeys(map(kind, workloads))) for key, kind in _KINDS.items()},
-        "sizes": [dict(zip(_SIZES, each, strict=True)) for each in sizes],
-    }
+def _reasons(measured: Evidence, traits: StepTraits) -> list[str]:
+    """Return why no measured step is comparable."""
+    unseen = [name for name in DECISIVE if not np.any(measured.kinds[name] == getattr(traits, name))]
+    if unseen:
+        return [_unlike(name, traits, [getattr(step.traits, name) for step in measured.steps]) for name in unseen]
+    nearest = measured.steps[int(np.argmax(measured.likeness(traits, least=0.0)))].traits
+    return [_unlike(name, traits, [getattr(nearest, name)]) for name in LABELS if _differs(name, traits, nearest)]
 
 
-@lru_cache
-def recorded() -> dict[str, dict[str, float]]:
-    """suite -> row -> (predicted - measured) / measured, as last recorded."""
-    errors: dict[str, dict[str, float]] = json.loads(RECORD.read_text(encoding="utf-8"))
-    return errors
+def _rows(measured: Evidence, likeness: Array) -> list[dict[str, Any]]:
+    """Return the most alike rows."""
+    order = np.argsort(-likeness, kind="stable")[:MOST_ROWS]
+    return [
+        {
+            "id": measured.steps[row].id,
+            "suite": measured.steps[row].suite,
+            "source": measured.steps[row].source,
+            "likeness": float(likeness[row]),
+            "error": measured.steps[row].error,
+        }
+        for row in order
+        if likeness[row] > 0
+    ]
 
 
-@lru_cache
-def covered() -> dict[str, dict[str, Any]]:
-    """suite -> its `coverage`, as last recorded."""
-    coverage_of_suite: dict[str, dict[str, Any]] = json.loads(COVERED.read_text(encoding="utf-8"))
-    return coverage_of_suite
+def _sources(measured: Evidence, interval: PredictionInterval) -> list[dict[str, Any]]:
+    """Return the sources of comparable rows, the most alike first; errors are of their rows by likeness."""
+    order = [int(source) for source in np.argsort(-interval.sources, kind="stable") if interval.sources[source] > 0]
+    return [
+        {
+            "source": measured.names[source],
+            "n_rows": int(np.count_nonzero(interval.rows[measured.sources == source])),
+            "likeness": float(interval.sources[source]),
+            "error": math.exp(-float(interval.means[source])) - 1,
+        }
+        for source in order
+    ]
 
 
-def _remoteness(workload: Workload, suite: str) -> tuple[bool, int, int, int, float]:
-    """Return a key that sorts the nearest suite first, by the rule of `accuracy`."""
-    unseen = _unseen(workload, suite)
-    close = _is_close(unseen)
-    last = _distance(workload, suite) if close else -_mean_error(suite)
-    return not close, len(unseen.keys() & _WEIGHTY), len(unseen), len(_differences(workload, suite)), last
+def _compared(measured: Evidence, interval: PredictionInterval, traits: StepTraits) -> tuple[list[str], list[str]]:
+    """Return in what comparable steps are like the job, and in what most of them are not, by weight."""
+    weights = interval.rows / interval.rows.sum()
+    alike, unlike = [], []
+    for name, label in LABELS.items():
+        mine = getattr(traits, name)
+        values = [getattr(step.traits, name) for step, weight in zip(measured.steps, weights, strict=True) if weight]
+        if label.is_size:
+            ends = min(values), max(values)
+            differs = not ends[0] <= mine <= ends[1] and label.written(mine) not in map(label.written, ends)
+        else:
+            same = sum(w for w, step in zip(weights, measured.steps, strict=True) if getattr(step.traits, name) == mine)
+            differs = same < 0.5
+        if differs:
+            unlike.append(_unlike(name, traits, values))
+        elif not label.is_size:
+            alike.append(f"{label.name} {label.written(mine)}")
+    return alike, unlike
 
 
-def _is_close(unseen: Mapping[str, str]) -> bool:
-    few = len(unseen) <= MOST_UNSEEN and len(unseen.keys() & _WEIGHTY) <= MOST_UNSEEN_WEIGHTY
-    return few and not unseen.keys() & {_GPU, _SCALE}
+def _differs(name: str, traits: StepTraits, other: StepTraits) -> bool:
+    mine, theirs = getattr(traits, name), getattr(other, name)
+    return bool(LABELS[name].written(mine) != LABELS[name].written(theirs))
 
 
-def _mean_error(suite: str) -> float:
-    return statistics.fmean(map(abs, recorded()[suite].values()))
-
-
-def _links_in_nodes(workload: Workload) -> str:
-    """Return the links between GPUs of the job's nodes, such as ``nvlink nvswitch`` or ``PCIe``."""
-    links = [node.nvlink for node in workload.cluster.kinds if node.gpus.type in workload.gpu_types]
-    return " and ".join(dict.fromkeys("PCIe" if link.kind == "none" else f"{link.name} {link.kind}" for link in links))
-
-
-def _told(kind: str) -> str:
-    return {"null": "none"}.get(kind, kind.replace(", compiled", " compiled"))
-
-
-def _unseen(workload: Workload, suite: str) -> dict[str, str]:
-    """Key -> what the workload has of it and the suite never saw, those of `_WEIGHTY` first."""
-    seen: Mapping[str, list[str]] = covered()[suite]["kinds"]
-    notes = {
-        key: f"{key} {_told(kind(workload))}: measured with {' or '.join(map(_told, seen[key]))} only"
-        for key, kind in _KINDS.items()
-        if kind(workload) not in seen[key]
-    } | _outside(workload, suite, FAR)
-    return {key: notes[key] for key in sorted(notes, key=lambda key: key not in _WEIGHTY)}
-
-
-def _differences(workload: Workload, suite: str) -> dict[str, str]:
-    """`_unseen`, and sizes outside those of the suite by less than that."""
-    return _unseen(workload, suite) | _outside(workload, suite, 1)
-
-
-def _outside(workload: Workload, suite: str, times: float) -> dict[str, str]:
-    """Key of `_SIZES` -> that of the workload, where it is more than ``times`` the suite's largest, or less than its
-    smallest / ``times``."""
-    notes = {}
-    for key, size in _SIZES.items():
-        sizes = [step[key] for step in covered()[suite]["sizes"]]
-        if not min(sizes) / times <= size(workload) <= max(sizes) * times:
-            notes[key] = f"{key} {size(workload):,}: measured from {min(sizes):,} to {max(sizes):,}"
-    return notes
-
-
-def _distance(workload: Workload, suite: str) -> float:
-    """Return the distance of the closest row: the sum over sizes of the logarithm of their ratio."""
-    return min(
-        sum(abs(math.log(size(workload) / step[key])) for key, size in _SIZES.items())
-        for step in covered()[suite]["sizes"]
-    )
+def _unlike(name: str, traits: StepTraits, values: Sequence[Any]) -> str:
+    """Write a trait of the job beside that of measured steps."""
+    label, mine = LABELS[name], getattr(traits, name)
+    if label.is_size:
+        ends = [label.written(end) for end in dict.fromkeys((min(values), max(values)))]
+        range_or_kinds = " to ".join(ends)
+    else:
+        range_or_kinds = " or ".join(dict.fromkeys(label.written(value) for value in values if value != mine))
+    return f"{label.name} {label.written(mine)}: measured with {range_or_kinds}"

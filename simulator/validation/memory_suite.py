@@ -55,33 +55,7 @@ _DEEPSPEED: dict[str, Any] = {
     "parallelism.sequence_parallel": False,
 }
 
-#: huggingface.co/moonshotai/Moonlight-16B-A3B, config.json.
-_MOONLIGHT: dict[str, Any] = {
-    "training.optimizer": {"state_dtype": "bf16"},  # exp_avg_dtype in recipes/moonlight/moonlight_16b.py
-    "model.hidden": 2048,
-    "model.heads": 16,
-    "model.vocab": 163840,
-    "model.ffn_hidden": 11264,
-    "model.activation": "swiglu",
-    "model.norm": "rmsnorm",
-    "model.position": "rope",
-    "model.bias": False,
-    "model.tied_embeddings": False,
-    "model.moe": {"experts": 64, "top_k": 6, "ffn_hidden": 1408, "shared_experts": 2, "first_dense_layers": 1},
-    "model.mla": {"kv_lora_rank": 512, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128},
-}
-
-
-def _moe(experts: int, top_k: int, ffn_hidden: int, shared: int) -> dict[str, Any]:
-    return {
-        "experts": experts,
-        "top_k": top_k,
-        "ffn_hidden": ffn_hidden,
-        "shared_experts": shared,
-        "first_dense_layers": 1,
-        "capacity_factor": 1.0,
-    }
-
+_BRIDGE = SUITES["megatron-bridge"]
 
 SOURCES: tuple[MemorySource, ...] = (
     MemorySource(
@@ -123,19 +97,7 @@ SOURCES: tuple[MemorySource, ...] = (
         evidence="the paper says GB; its Megatron-LM reports torch.cuda.max_memory_allocated (megatron/utils.py)",
     ),
     MemorySource(
-        Suite(
-            name="memory-simumax-b200",
-            about="SimuMax, docs/b200: Llama 3 and DeepSeek layers on 8 B200s, Megatron-LM with TransformerEngine 2.11",
-            table=DATA / "memory-simumax-b200.csv",
-            settings={"parallelism.overlap": {"grad_reduce": False, "param_gather": False, "p2p": False}},
-            bounds=Bounds(),
-            special=(
-                *(({"cp": cp}, {"parallelism.cp_method": "ulysses"}) for cp in ("4", "8")),  # "CP comm type a2a"
-                # "first layer dense ... expert capacity factor 1 padded (balanced)"
-                ({"n_experts": "256"}, {"model.mtp_layers": 0, "model.moe": _moe(256, 8, 2048, 1)}),
-                ({"n_experts": "160"}, {"model.moe": _moe(160, 6, 1536, 2)}),
-            ),
-        ),
+        SUITES["simumax-b200"],
         figure="allocated",
         unit=GiB,
         evidence="'max over ranks of torch max_memory_allocated (GiB)'",
@@ -155,19 +117,18 @@ SOURCES: tuple[MemorySource, ...] = (
         unit=GiB,
         evidence="torchtitan logs max_reserved_gib (torchtitan/components/metrics.py)",
     ),
-    MemorySource(
-        Suite(
-            name="memory-megatron-bridge",
-            about="NVIDIA Megatron-Bridge, performance skills: Llama 3 70B, Moonlight, Qwen3 30B, Nemotron on H100s",
-            table=DATA / "memory-megatron-bridge.csv",
-            # grad_reduce_in_fp32=False in all of its performance recipes.
-            settings={"parallelism.zero": 1, "training.grad_dtype": "bf16"},
-            bounds=Bounds(),
-            special=(({"model": "Moonlight-16B"}, _MOONLIGHT),),
-        ),
-        figure="allocated",
-        unit=1e9,
-        evidence="'peak allocated GB': Megatron's mem-max-allocated-bytes / 1e9",
+    *(
+        MemorySource(
+            suite,
+            figure="allocated",
+            unit=1e9,
+            evidence="'peak allocated GB': Megatron's mem-max-allocated-bytes / 1e9",
+        )
+        # Rows with a step time are a suite of steps too.
+        for suite in (
+            _BRIDGE,
+            replace(_BRIDGE, name="memory-megatron-bridge", table=DATA / "memory-megatron-bridge.csv"),
+        )
     ),
 )
 

@@ -1,13 +1,12 @@
 """``python -m simulator.validation.record [SUITE..]``: simulate every row of every suite, or of some, and record the
-errors anew, and what the suites of steps cover."""
+errors anew, and of steps what prediction intervals rest on."""
 
 from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
-from pathlib import Path
 from typing import Any
 
 from simulator.analysis.training.advice import few_rounds
@@ -16,20 +15,26 @@ from simulator.cluster import Cluster, build_cluster
 from simulator.config import Workload
 from simulator.config.profile import load_profile
 from simulator.costs import Costs
+from simulator.errors import InputError
 from simulator.network import hosts
 from simulator.network.collectives import OPERATIONS, bus_factor, fastest, idle_seconds, patterns
 from simulator.network.pattern import Pattern
 from simulator.validation import collectives, memory_suite
-from simulator.validation.accuracy import COVERED, RECORD, coverage
 from simulator.validation.collective_scores import Compared, Prediction, compare
 from simulator.validation.collectives import Case
+from simulator.validation.errors import RECORD
 from simulator.validation.evaluate import Outcome, evaluate
+from simulator.validation.measured_steps import STEPS, MeasuredStep, measured_steps, write_steps
 from simulator.validation.memory_suite import MEMORY_SUITES
-from simulator.validation.rows import Row, loaded, read_rows
+from simulator.validation.rows import Row, UnsupportedError, loaded, measured_step_s, read_rows
 from simulator.validation.suites import SUITES, Suite
+from simulator.validation.traits import traits_of
 
 #: Suites in the order of the file.
 ALL = [*SUITES, *MEMORY_SUITES, collectives.NAME]
+#: Columns on hosts that were probed beside a run. Nobody knows them before a machine is rented, so that prediction
+#: intervals rest on steps that are simulated without them.
+PROBED = ("cluster.node.host_speed", "cluster.node.autograd_speed", "cluster.overrides")
 
 
 def step_time_s(row: Row, workload: Workload) -> float:
@@ -87,7 +92,36 @@ def outcomes_of_collectives(rows: Iterable[Row]) -> list[Compared]:
 
 def errors_of(suite: Suite) -> dict[str, float]:
     """row -> (predicted - measured) / measured, of the rows that can be simulated."""
-    return _errors(outcomes_of_steps(read_rows(suite.table), suite))
+    return {step.id: error for error, step in simulated_rows(suite)}
+
+
+def simulated_rows(suite: Suite, ids: Sequence[str] | None = None) -> Iterator[tuple[float, MeasuredStep]]:
+    """Yield the error of each row that can be simulated, and its step as one would have predicted it beforehand.
+
+    ``ids``: of these rows alone.
+    """
+    for row in read_rows(suite.table):
+        if ids is None or row["id"] in ids:
+            try:
+                yield simulated_row(row, suite)
+            except (UnsupportedError, InputError):
+                continue
+
+
+def simulated_row(row: Row, suite: Suite) -> tuple[float, MeasuredStep]:
+    """Return the error of a row, and its step as one would have predicted it: without what was probed beside it.
+
+    Raises `UnsupportedError` and `InputError`.
+    """
+    measured, settings = measured_step_s(row), suite.settings_of(row)
+    workload = loaded({key: value for key, value in row.items() if key not in PROBED}, settings)
+    figures = run(workload).key_figures()
+    seconds = figures["step_time_s"]
+    source = suite.measured_by or row.get("software", suite.name)
+    step = MeasuredStep(row["id"], suite.name, source, measured, seconds, traits_of(workload, figures))
+    if any(row.get(key) for key in PROBED):
+        seconds = step_time_s(row, loaded(row, settings))
+    return round((seconds - measured) / measured, 6), step
 
 
 def _errors(outcomes: Sequence[Outcome]) -> dict[str, float]:
@@ -103,26 +137,27 @@ def errors_in(name: str) -> dict[str, float]:
     return errors_of(SUITES[name])
 
 
-def coverage_in(name: str) -> dict[str, Any]:
-    """Return the coverage of the measured steps of a suite; rows without a measurement cover nothing."""
-    suite = SUITES[name]
-    rows = [row for row in read_rows(suite.table) if row.get("measured_step_s") or row.get("derived_step_s")]
-    return coverage([loaded(row, suite.settings_of(row)) for row in rows])
-
-
 def record(names: Sequence[str]) -> None:
-    """Write the errors of the suites ``names`` to `RECORD` and what they cover to `COVERED`, each as it is done, and
-    nothing of suites that are no more."""
+    """Write the errors of the suites ``names`` to `RECORD` and their steps to `STEPS`, each as it is done, and nothing
+    of suites that are no more."""
     for name in names:
-        _write(RECORD, name, errors_in(name))
-        if name in SUITES:
-            _write(COVERED, name, coverage_in(name))
+        if name not in SUITES:
+            _write(name, errors_in(name))
+            continue
+        rows = list(simulated_rows(SUITES[name]))
+        _write(name, {step.id: error for error, step in rows})
+        new = [step for _, step in rows]
+        recorded_steps = [step for step in measured_steps() if step.suite != name]
+        suites = [suite.name for suite in SUITES.values() if suite.evidence]
+        steps = [step for suite in suites for step in (*recorded_steps, *new) if step.suite == suite]
+        STEPS.write_text(write_steps(steps), encoding="utf-8")
+        measured_steps.cache_clear()
 
 
-def _write(path: Path, name: str, content: Mapping[str, Any]) -> None:
-    recorded_content = {**json.loads(path.read_text(encoding="utf-8")), name: content}
-    kept = {suite: recorded_content[suite] for suite in ALL if suite in recorded_content}
-    path.write_text(json.dumps(kept, indent=2) + "\n", encoding="utf-8")
+def _write(name: str, errors: Mapping[str, Any]) -> None:
+    recorded_errors = {**json.loads(RECORD.read_text(encoding="utf-8")), name: errors}
+    kept = {suite: recorded_errors[suite] for suite in ALL if suite in recorded_errors}
+    RECORD.write_text(json.dumps(kept, indent=2) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

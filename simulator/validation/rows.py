@@ -32,6 +32,7 @@ ALIASES: dict[str, dict[str, Any]] = {
         "a100-80g-sxm4": "dgx_a100",
         "a100-80g": "dgx_a100",
         "a100 (dgx-a100)": "dgx_a100",
+        "a100": "dgx_a100",
         "a100-40g": "oci_a100_40gb",
         "h100": "dgx_h100",
         "h100-80g": "dgx_h100",

@@ -20,9 +20,14 @@ class Bounds:
 
 @dataclass(frozen=True)
 class Suite:
-    """A table of measured steps. ``settings``: dotted workload keys for what its columns leave open; ``special``: more
-    of them for the rows whose columns say what is given, as (columns, settings). ``note``: a sentence on what its
-    rows were told that nobody knows of a machine before it is rented."""
+    """A table of measured steps.
+
+    ``settings``: dotted workload keys for what its columns leave open. ``special``: more of them for the rows whose
+    columns say what is given, as (columns, settings). ``note``: a sentence on what its rows were told that nobody knows
+    of a machine before it is rented. ``measured_by``: who measured them, with which software; empty: column
+    ``software`` says it, or else the suite's name. ``evidence``: its steps say how far off those of other jobs are;
+    not where its software does what no workload can say.
+    """
 
     name: str
     about: str
@@ -31,6 +36,8 @@ class Suite:
     bounds: Bounds
     special: tuple[tuple[Mapping[str, str], Mapping[str, Any]], ...] = ()
     note: str = ""
+    measured_by: str = ""
+    evidence: bool = True
 
     def settings_of(self, row: Mapping[str, str]) -> dict[str, Any]:
         """The settings that go with a row of the table."""
@@ -80,6 +87,44 @@ _COMPOSER = (
     ({"sharding": "SHARD_GRAD_OP"}, {"parallelism.reshard_after_forward": False}),
 )
 
+#: huggingface.co/moonshotai/Moonlight-16B-A3B, config.json.
+_MOONLIGHT: dict[str, Any] = {
+    "training.optimizer": {"state_dtype": "bf16"},  # exp_avg_dtype in recipes/moonlight/moonlight_16b.py
+    "model.hidden": 2048,
+    "model.heads": 16,
+    "model.vocab": 163840,
+    "model.ffn_hidden": 11264,
+    "model.activation": "swiglu",
+    "model.norm": "rmsnorm",
+    "model.position": "rope",
+    "model.bias": False,
+    "model.tied_embeddings": False,
+    "model.moe": {"experts": 64, "top_k": 6, "ffn_hidden": 1408, "shared_experts": 2, "first_dense_layers": 1},
+    "model.mla": {"kv_lora_rank": 512, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128},
+}
+
+#: Megatron-DeepSpeed of vTrain's runs, whose files state neither vocabulary nor precision: GPT-2's, padded, and fp16.
+_VTRAIN: dict[str, Any] = _MEGATRON | {
+    "model.vocab": 51200,
+    "model.attention": "unfused",
+    "training.precision": "fp16",
+    "training.grad_dtype": "fp16",
+    "training.gradient_accumulation_fusion": False,
+    "parallelism.sequence_parallel": False,
+}
+
+
+def _moe(experts: int, top_k: int, ffn_hidden: int, shared: int) -> dict[str, Any]:
+    return {
+        "experts": experts,
+        "top_k": top_k,
+        "ffn_hidden": ffn_hidden,
+        "shared_experts": shared,
+        "first_dense_layers": 1,
+        "capacity_factor": 1.0,
+    }
+
+
 SUITES: dict[str, Suite] = {
     suite.name: suite
     for suite in (
@@ -96,6 +141,15 @@ SUITES: dict[str, Suite] = {
                 "parallelism.scatter_gather_p2p": True,
             },
             bounds=Bounds(mean=0.10),
+            measured_by="Narayanan et al. 2021",
+        ),
+        Suite(
+            name="zero3-2021",
+            about="Narayanan et al. 2021, table 2, ZeRO-3 rows: 175B with DeepSpeed on 384 and 1,536 A100s",
+            table=DATA / "zero3-2021.csv",
+            settings={"framework.name": "deepspeed", "training.grad_dtype": "fp16"},
+            bounds=Bounds(mean=0.60),
+            measured_by="Narayanan et al. 2021, DeepSpeed",
         ),
         Suite(
             name="megatron-2022",
@@ -105,6 +159,7 @@ SUITES: dict[str, Suite] = {
             bounds=Bounds(mean=0.06),
             # With sequence parallelism a rank has 1/tp of the activation anyway.
             special=(({"seq_parallel": "n"}, {"parallelism.scatter_gather_p2p": True}),),
+            measured_by="Korthikanti et al. 2022",
         ),
         Suite(
             name="zero-bubble",
@@ -126,6 +181,7 @@ SUITES: dict[str, Suite] = {
                 # Table 7 has the optimizer that waits for all stages.
                 *(({"id": f"zerobubble-t7-00{n}"}, {"parallelism.optimizer_sync": True}) for n in range(1, 5)),
             ),
+            measured_by="Qi et al. 2023",
         ),
         Suite(
             name="torch-fsdp",
@@ -163,6 +219,7 @@ SUITES: dict[str, Suite] = {
             settings=_LLM_FOUNDRY,
             bounds=Bounds(mean=0.18),
             special=_COMPOSER,
+            measured_by="llm-foundry",
         ),
         Suite(
             name="llm-foundry-long",
@@ -171,6 +228,8 @@ SUITES: dict[str, Suite] = {
             settings=_LLM_FOUNDRY,
             bounds=Bounds(mean=0.33),
             special=_COMPOSER,
+            measured_by="llm-foundry",
+            evidence=False,
         ),
         Suite(
             name="llama-factory",
@@ -187,6 +246,56 @@ SUITES: dict[str, Suite] = {
                 "training.optimizer": {"master_weights": False},
             },
             bounds=Bounds(mean=0.13),
+            measured_by="LLaMA-Factory",
+        ),
+        Suite(
+            name="vtrain-multi",
+            about="Bang et al. 2024 (vTrain), arXiv 2312.12391: Megatron-DeepSpeed, 3.6B to 175B on 64 to 512 A100s",
+            table=DATA / "vtrain-multi.csv",
+            settings=_VTRAIN,
+            bounds=Bounds(mean=0.12),
+            measured_by="vTrain",
+        ),
+        Suite(
+            name="vtrain-single",
+            about="the same on 2 to 8 A100s of a node: every 24th of 1,440 small steps, half of which wait for hosts",
+            table=DATA / "vtrain-single.csv",
+            settings=_VTRAIN,
+            bounds=Bounds(mean=0.30),
+            measured_by="vTrain",
+        ),
+        Suite(
+            name="internevo",
+            about="InternEvo: InternLM 7B with ZeRO-1 on 8 to 1,024 A100s",
+            table=DATA / "internevo.csv",
+            # Its own modules with FlashAttention 2; plain PyTorch's stand for them.
+            settings=_LLAMA | {"framework.name": "pytorch", "training.attention_kernel": "flash2"},
+            bounds=Bounds(mean=0.20),
+            measured_by="InternEvo",
+        ),
+        Suite(
+            name="simumax-b200",
+            about="SimuMax, docs/b200: Llama 3 and DeepSeek layers on 8 B200s, Megatron-LM with TransformerEngine 2.11",
+            table=DATA / "simumax-b200.csv",
+            settings={"parallelism.overlap": {"grad_reduce": False, "param_gather": False, "p2p": False}},
+            bounds=Bounds(mean=0.12),
+            special=(
+                *(({"cp": cp}, {"parallelism.cp_method": "ulysses"}) for cp in ("4", "8")),  # "CP comm type a2a"
+                # "first layer dense ... expert capacity factor 1 padded (balanced)"
+                ({"n_experts": "256"}, {"model.mtp_layers": 0, "model.moe": _moe(256, 8, 2048, 1)}),
+                ({"n_experts": "160"}, {"model.moe": _moe(160, 6, 1536, 2)}),
+            ),
+            measured_by="SimuMax",
+        ),
+        Suite(
+            name="megatron-bridge",
+            about="NVIDIA Megatron-Bridge, performance skills: Moonlight and Qwen3 30B, experts on 8 and 2 H100s",
+            table=DATA / "megatron-bridge.csv",
+            # grad_reduce_in_fp32=False in all of its performance recipes.
+            settings={"parallelism.zero": 1, "training.grad_dtype": "bf16"},
+            bounds=Bounds(mean=0.70),
+            special=(({"model": "Moonlight-16B"}, _MOONLIGHT),),
+            measured_by="Megatron-Bridge",
         ),
         Suite(
             name="own-h200",
@@ -195,6 +304,7 @@ SUITES: dict[str, Suite] = {
             settings={},
             bounds=Bounds(mean=0.04),
             note="Each is simulated at the host speed that was probed beside it; hosts of one kind differ twofold.",
+            measured_by="own runs, plain PyTorch",
         ),
         Suite(
             name="own-frameworks",
@@ -203,6 +313,7 @@ SUITES: dict[str, Suite] = {
             settings={},
             bounds=Bounds(mean=0.06),
             note="Each is simulated at the host speed that was probed beside it; hosts of one kind differ twofold.",
+            measured_by="own runs, training code of others",
         ),
         Suite(
             name="hugging-face",
@@ -216,6 +327,7 @@ SUITES: dict[str, Suite] = {
                 ({"family": "moe"}, _LLAMA),
             ),
             note="Eager GPT-2 and experts are simulated at the host speed measured in them; others' is not known.",
+            measured_by="own runs, transformers",
         ),
     )
 }

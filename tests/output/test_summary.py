@@ -75,22 +75,44 @@ def test_report_figures_follow_from_step_time() -> None:
     assert report(job(price=None), play())["run"]["cost"] is None
 
 
-def test_where_no_suite_is_close_the_text_says_how_the_job_differs_before_the_error() -> None:
-    """A small error of steps that are not like the job must not read as the job's."""
-    told = {
-        "nearest_suite": "other",
-        "rows": 3,
-        "mean_error": 0.02,
-        "max_error": 0.05,
-        "note": "A note.",
-        "close": False,
-    }
-    told["extrapolation"] = ["cluster.node.gpus.type x: measured with y only", "GPUs 64: measured from 1 to 4"]
-    text = printed(summary(report(job(), play(), accuracy=told)))
-    order = ["No measured steps are close", *told["extrapolation"], "2.0 %", "do not hold for it", "A note."]
+def judged(*_: Any) -> dict[str, Any]:
+    """An interval from 11.2 to 14 s of a step, which rests on six sources."""
+    sources = [{"source": f"source {n}", "n_rows": 2, "likeness": 1.0, "error": -0.05} for n in range(6)]
+    accuracy = {"interval_s": [11.2, 14.0], "level": 0.9, "bias": -0.04, "n_rows": 12, "rows": [], "sources": sources}
+    accuracy |= {"all_sources": {"n_sources": 9, "error": 0.02}}
+    accuracy |= {"alike": ["framework pytorch"], "unlike": ["GPUs 64: measured with 1 to 4"]}
+    return {"accuracy": accuracy, "nothing_comparable": []}
+
+
+def incomparable(*_: Any) -> dict[str, Any]:
+    return {"accuracy": None, "nothing_comparable": ["kind of GPU Ada: measured with others"]}
+
+
+def test_the_interval_stands_beside_the_step_time_and_what_it_rests_on_at_the_end() -> None:
+    text = printed(summary(report(job(), play(), accuracy=judged)))
+    (line,) = (line for line in text.splitlines() if line.startswith("step time"))
+    assert line.rstrip().endswith("s (11.20 to 14.00 s: as far off as 12 comparable steps of 6 sources were)")
+    order = [line, "source 0: 2 steps, simulated 5.0 % too fast", "source 3", "2 sources less alike: 4 steps",
+             "all 9 sources, which count as one more: simulated 2.0 % too slow",
+             "simulated 4.0 % too fast", "GPUs 64: measured with 1 to 4"]  # fmt: skip
     assert sorted(order, key=text.index) == order
-    near = printed(summary(report(job(), play(), accuracy=told | {"close": True})))
-    assert near.index("Steps measured most like this one (other, 3 rows): mean error 2.0 %") < near.index("GPUs 64")
+    assert "source 4:" not in text
+
+
+def test_where_nothing_is_comparable_the_text_says_so_first() -> None:
+    text = printed(summary(report(job(), play(), accuracy=incomparable))).lstrip()
+    assert text.startswith("NO MEASURED STEP IS COMPARABLE")
+    assert text.splitlines()[1].strip() == "kind of GPU Ada: measured with others"
+    assert "(nothing comparable was measured)" in text
+    small = printed(summary(report(job(optimizer=32 * GiB), play(), accuracy=incomparable)))
+    assert small.index("DOES NOT FIT") < small.index("NO MEASURED STEP")
+
+
+def test_two_jobs_side_by_side_have_their_intervals() -> None:
+    one, two = (report(job(), play(), accuracy=said) for said in (judged, incomparable))
+    (line,) = (line for line in printed(compare(one, two)).splitlines() if "90 % interval" in line)
+    assert "11.20 to 14.00 s" in line
+    assert "nothing comparable" in line
 
 
 def test_report_is_plain_json_in_a_fixed_order() -> None:

@@ -88,7 +88,7 @@ def test_there_is_python() -> None:
 
 
 def test_the_table_of_errors_is_what_was_recorded() -> None:
-    recorded = pytest.importorskip("simulator.validation.accuracy").recorded()
+    recorded = pytest.importorskip("simulator.validation.errors").recorded()
     for suite, errors in recorded.items():
         sizes = [100 * abs(error) for error in errors.values()]
         row = f"| `{suite}` | {len(sizes)} | {sum(sizes) / len(sizes):.1f} % | {max(sizes):.1f} % |"
@@ -99,7 +99,9 @@ def test_the_table_of_commands_is_complete() -> None:
     assert set(re.findall(r"^\| `llmsim (\w+)", README, flags=re.MULTILINE)) == set(COMMANDS)
 
 
-@pytest.mark.parametrize("page", ["README.md", "CONTRIBUTING.md", "CHANGELOG.md", "docs/search.md", "docs/sweep.md"])
+@pytest.mark.parametrize(
+    "page", ["README.md", "CONTRIBUTING.md", "CHANGELOG.md", "docs/accuracy.md", "docs/search.md", "docs/sweep.md"]
+)
 def test_links_into_the_project_lead_somewhere(page: str) -> None:
     targets = re.findall(r"\]\(([^)#]+)\)", (ROOT / page).read_text(encoding="utf-8"))
     missing = [

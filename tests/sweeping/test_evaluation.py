@@ -27,16 +27,21 @@ JOBS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("kind", JOBS)
 def test_figures_are_those_of_run(kind: str) -> None:
-    """Under the same names, with two more: the share of exposed communication, and what memory is left."""
+    """Under the same names, with four more: the share of exposed communication, what memory is left, the ends of the
+    interval in which the step would be measured."""
     figures = evaluate(Point(0, JOBS[kind], {})).figures
     report = simulator.run(JOBS[kind]).to_dict()
     everything = report | report["memory"] | report.get("run", {})
     exposed = sum(report["time_breakdown_s"]["exposed"].values())
     everything["exposed_communication_fraction"] = exposed / report["step_time_s"]
     everything["headroom_bytes"] = report["memory"]["capacity_bytes"] - report["memory"]["peak_bytes"]
+    ends = ("step_time_low_s", "step_time_high_s")
+    judged = report["accuracy"] is not None
+    if judged:
+        everything |= dict(zip(ends, report["accuracy"]["interval_s"], strict=True))
     assert dict(figures) == {name: everything[name] for name in figures}
-    priced = {"days", "gpu_hours", "cost"}
-    assert set(FIGURES) - set(figures) == (set() if kind == "priced" else priced)
+    priced = set() if kind == "priced" else {"days", "gpu_hours", "cost"}
+    assert set(FIGURES) - set(figures) == priced | (set() if judged else set(ends))
     assert figures["fits"] is (kind != "too large")
     assert [type(figures[name]) for name in figures] == [FIGURES[name].kind for name in figures]
 
@@ -151,3 +156,9 @@ def test_another_version_of_the_simulator_has_other_keys(monkeypatch: pytest.Mon
 def test_outcomes_are_plain_data() -> None:
     outcome = evaluate(Point(0, SMALLEST, {}))
     json.dumps(dict(outcome.figures), allow_nan=False)
+
+
+@pytest.mark.parametrize(("cluster", "judged"), [("dgx_a100", True), ("mi300x", False)])
+def test_a_point_has_an_interval_where_steps_like_it_were_measured(cluster: str, judged: bool) -> None:
+    figures = evaluate(Point(0, "gpt22b_tp8", {"cluster": cluster, "model.layers": 4})).figures
+    assert ("step_time_low_s" in figures) is judged

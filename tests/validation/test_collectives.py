@@ -15,7 +15,6 @@ from simulator.config import load_cluster
 from simulator.config.stack import load_stack
 from simulator.errors import InputError
 from simulator.validation import Bounds, collectives
-from simulator.validation.accuracy import recorded
 from simulator.validation.collective_scores import (
     BOUND,
     BOUND_LARGE,
@@ -27,6 +26,7 @@ from simulator.validation.collective_scores import (
     score,
 )
 from simulator.validation.collectives import PARTS, Case, alias_of, case_of, measured_s, printed_busbw_Bps, size_bytes
+from simulator.validation.errors import recorded
 from simulator.validation.record import outcomes_of_collectives, predict_collective
 from simulator.validation.rows import UnsupportedError
 

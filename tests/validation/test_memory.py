@@ -9,7 +9,7 @@ import pytest
 from simulator.config import load_workload
 from simulator.units import GiB, MiB
 from simulator.validation import memory_suite
-from simulator.validation.accuracy import recorded
+from simulator.validation.errors import recorded
 from simulator.validation.evaluate import MAX_SKIPPED
 from simulator.validation.record import outcomes_of_memory
 from simulator.validation.rows import UnsupportedError, preset_of, split_layers, workload_of

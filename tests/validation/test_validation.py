@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -9,13 +10,13 @@ import pytest
 
 import simulator
 from calibration.compare.suite import shipped
-from simulator.config import Workload, catalog, load_workload
+from simulator.config import Workload, load_workload
 from simulator.errors import InputError
 from simulator.validation import SUITES, Bounds, Outcome, Suite, evaluate, read_rows, summarise
-from simulator.validation.accuracy import accuracy, covered, recorded
-from simulator.validation.record import coverage_in, errors_of, step_time_s
+from simulator.validation.errors import recorded
+from simulator.validation.measured_steps import MeasuredStep, measured_steps
+from simulator.validation.record import errors_of, simulated_rows
 from simulator.validation.rows import Row, UnsupportedError, loaded, measured_step_s, workload_of
-from tests.support.frameworks import COMPILED
 
 RUNS = Path(__file__).resolve().parents[2] / "calibration" / "runs"
 
@@ -163,11 +164,29 @@ def test_recorded_errors_cover_every_row_and_keep_the_bounds(name: str) -> None:
     assert sum(sizes) / len(sizes) <= suite.bounds.mean
 
 
-def predicted_errors(name: str, ids: list[str] | None = None) -> dict[str, float]:
-    suite = SUITES[name]
-    rows = [row for row in read_rows(suite.table) if ids is None or row["id"] in ids]
-    found = evaluate(rows, suite.settings_of, step_time_s)
-    return {outcome.id: outcome.error for outcome in found if outcome.error is not None}
+def check_recorded(name: str, ids: list[str] | None = None) -> None:
+    """Simulate rows of a suite anew: their errors are those recorded, and so are the steps that intervals rest on."""
+    rows = list(simulated_rows(SUITES[name], ids))
+    errors = {step.id: error for error, step in rows}
+    assert errors == pytest.approx({row: recorded()[name][row] for row in ids or recorded()[name]}, abs=2e-6)
+    kept = {step.id: step for step in measured_steps() if step.suite == name}
+    assert {step.id for _, step in rows} <= kept.keys() or not SUITES[name].evidence
+    for _, step in rows:
+        if SUITES[name].evidence:
+            assert kinds(step) == kinds(kept[step.id])
+            assert figures(step) == pytest.approx(figures(kept[step.id]), rel=1e-4, abs=1e-4)
+
+
+def figures(step: MeasuredStep) -> dict[str, float]:
+    """Times of a step, and those of its traits that are sizes."""
+    flat = asdict(step) | asdict(step.traits)
+    return {name: value for name, value in flat.items() if isinstance(value, float)}
+
+
+def kinds(step: MeasuredStep) -> dict[str, Any]:
+    """All else of a step."""
+    flat = asdict(step) | asdict(step.traits)
+    return {name: value for name, value in flat.items() if name != "traits" and not isinstance(value, float)}
 
 
 @pytest.mark.parametrize(
@@ -179,23 +198,29 @@ def predicted_errors(name: str, ids: list[str] | None = None) -> dict[str, float
         ("llm-foundry", ["mpt-033", "mpt-147"]),
         ("llm-foundry-long", ["mpt-130"]),
         ("llama-factory", ["llama-factory-2048"]),
+        ("vtrain-single", ["vtrain-single-003"]),
+        ("internevo", ["internevo-003"]),
+        ("simumax-b200", ["simumax-b200-001"]),
+        ("megatron-bridge", ["bridge-moonlight-001"]),
+        ("zero3-2021", ["megatron-sc21-t2-001"]),
         ("own-h200", ["dense_h2048_l24_s2k", "tp2_h3072_l12"]),
+        ("hugging-face", ["ddp2_gpt2_b8_s1024"]),
     ],
 )
 def test_what_is_recorded_is_what_comes_out(name: str, ids: list[str]) -> None:
-    errors = predicted_errors(name, ids)
-    assert errors == pytest.approx({row: recorded()[name][row] for row in ids}, abs=2e-6)
+    check_recorded(name, ids)
 
 
 @pytest.mark.parametrize("name", SUITES)
-def test_what_is_recorded_as_covered_is_what_the_rows_are(name: str) -> None:
-    assert covered()[name] == coverage_in(name)
+def test_every_row_of_a_suite_is_evidence_unless_the_suite_is_none(name: str) -> None:
+    rows = [row["id"] for row in read_rows(SUITES[name].table)] if SUITES[name].evidence else []
+    assert [step.id for step in measured_steps() if step.suite == name] == rows
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", SUITES)
 def test_all_that_is_recorded_is_what_comes_out(name: str) -> None:
-    assert predicted_errors(name) == pytest.approx(recorded()[name], abs=2e-6)
+    check_recorded(name)
 
 
 def test_the_main_job_and_why_more_replicas_are_less_efficient() -> None:
@@ -211,106 +236,6 @@ def test_the_main_job_and_why_more_replicas_are_less_efficient() -> None:
     extra = lost(lambda result: result["step_time_s"])
     assert extra > 0
     assert lost(lambda result: result["time_breakdown_s"]["bubble"]) >= 0.8 * extra
-
-
-def test_accuracy_names_the_nearest_suite_and_what_it_never_saw() -> None:
-    """A GPT on A100s as in 2022 lies inside its suite, a Llama with FSDP on H100s in that of torchtitan and others; one
-    with fused kernels and ZeRO-1 does not, and is told where."""
-    inside = accuracy(load_workload("gpt22b_tp8"))
-    assert inside["nearest_suite"] == "megatron-2022"
-    assert inside["rows"] == 6
-    assert inside["close"]
-    assert inside["note"] == ""
-    llama = accuracy(load_workload("llama3_8b_dgx_h100"))
-    assert llama["nearest_suite"] == "torch-fsdp"
-    assert not llama["close"]
-    outside = llama["extrapolation"]
-    assert any("framework megatron_core: measured with pytorch or pytorch compiled only" in note for note in outside)
-    assert any("parallelism.zero 1: measured with 3 only" in note for note in outside)
-    compiled = {"framework": COMPILED, "parallelism.zero": 3, "training.recompute": "full"}
-    sharded = accuracy(load_workload("llama3_8b_dgx_h100", compiled))
-    assert (sharded["nearest_suite"], sharded["close"], sharded["extrapolation"]) == ("torch-fsdp", True, [])
-
-
-@pytest.mark.parametrize(
-    ("cluster", "links"),
-    [("pcie_l40s", "PCIe"), ("mi300x", "xgmi mesh"), ("pcie_a100_nvlink_pairs", "nvlink pairs"), ("gb200_nvl72", None)],
-)
-def test_steps_of_another_gpu_are_not_close(cluster: str, links: str | None) -> None:
-    """All FSDP steps that are known are of A100s and H100s (and H200s) on NVSwitches."""
-    sharded = {"framework": COMPILED, "parallelism": {"dp": 8, "zero": 3}, "cluster": cluster}
-    told = accuracy(load_workload("llama3_8b_dgx_h100", sharded))
-    assert (told["nearest_suite"], told["close"]) == ("torch-fsdp", False)
-    assert told["extrapolation"][0].startswith("cluster.node.gpus.type ")
-    expected = [f"links in a node {links}: measured with nvlink nvswitch only"] if links else []
-    assert [note for note in told["extrapolation"] if note.startswith("links")] == expected
-
-
-def test_a_suite_of_the_same_gpu_comes_before_one_that_is_more_alike_but_for_that() -> None:
-    """DDP without ZeRO was measured on H200s only, on A100s only with ZeRO-3."""
-    plain = {"framework": "pytorch", "parallelism": {"dp": 8}, "cluster": "dgx_a100"}
-    told = accuracy(load_workload("llama3_8b_dgx_h100", plain))
-    assert (told["nearest_suite"], told["close"]) == ("torch-fsdp", True)
-    assert told["extrapolation"] == ["parallelism.zero 0: measured with 3 only"]
-
-
-#: A model of Llama's shape, trained as Megatron-LM does: tp and pp on A100s, fused kernels, bf16.
-MEGATRON = {
-    "model": {"layers": 40, "hidden": 5120, "heads": 40, "vocab": 32000, "activation": "swiglu", "norm": "rmsnorm"},
-    "training": {"seq": 4096, "global_batch": 1024, "recompute": "selective"},
-    "parallelism": {"tp": 4, "pp": 4, "dp": 4, "schedule": "interleaved", "vpp": 5},
-    "cluster": "dgx_a100",
-}
-
-
-def test_gpu_framework_and_scale_weigh_as_much_as_precision() -> None:
-    """Megatron-LM's published steps are fp16 with unfused attention, two weighty differences; those of our own runs in
-    bf16 are of another GPU, of plain PyTorch, and of 4 GPUs at most where the job has 64."""
-    told = accuracy(load_workload(MEGATRON))
-    assert (told["nearest_suite"], told["close"]) == ("megatron-2022", False)
-    assert [note.split(":")[0] for note in told["extrapolation"]][:2] == [
-        "training.precision bf16",
-        "model.attention flash",
-    ]
-
-
-@pytest.mark.parametrize("name", catalog.names("workload"))
-def test_shipped_workloads_are_told_the_errors_of_steps_on_their_gpu(name: str) -> None:
-    """All are of A100s and H100s, of which steps in bf16 and in fp16 were measured."""
-    assert not any(note.startswith("cluster.node.gpus") for note in accuracy(load_workload(name))["extrapolation"])
-
-
-@pytest.mark.parametrize(("gpus", "close"), [(40, True), (48, False)])
-def test_more_than_ten_times_as_many_gpus_are_not_close(gpus: int, close: bool) -> None:
-    """Our own runs, of 4 GPUs at most, say little about a job like them on many more."""
-    keys = {"cluster": "hgx_h200_8gpu", "parallelism.dp": gpus, "training.global_batch": 8 * gpus}
-    assert accuracy(load_workload(RUNS / "fit" / "fsdp2_h3072_l12.yaml", keys))["close"] == close
-
-
-def test_of_suites_equally_far_the_larger_error_is_told() -> None:
-    """A GPT of 3,000 tokens lies between the two tables of llm-foundry, and differs from both in ZeRO-1 and fused
-    kernels alone."""
-    told = accuracy(load_workload("llama3_8b_dgx_h100", {"training.seq": 3000, "model.activation": "gelu"}))
-    assert (told["nearest_suite"], told["close"]) == ("llm-foundry-long", False)
-    other = [abs(error) for error in recorded()["llm-foundry"].values()]
-    assert told["mean_error"] > sum(other) / len(other)
-
-
-def test_plain_pytorch_on_h200s_is_told_the_errors_of_our_own_runs() -> None:
-    """A job of a kind that we ran lies inside; eight GPUs and 40 layers are more than we had. What is said of it says
-    too that the hosts of those runs were known."""
-    eager = RUNS / "fit" / "fsdp2_h3072_l12.yaml"
-    inside = accuracy(load_workload(eager, {"cluster": "hgx_h200_8gpu", "model.layers": 10}))
-    errors = [abs(error) for error in recorded()["own-h200"].values()]
-    assert (inside["nearest_suite"], inside["rows"], inside["close"]) == ("own-h200", len(errors), True)
-    assert inside["mean_error"] == pytest.approx(sum(errors) / len(errors))
-    assert inside["max_error"] == max(errors)
-    assert inside["extrapolation"] == []
-    assert "host speed that was probed" in inside["note"]
-    larger = {"cluster": "hgx_h200_8gpu", "model.layers": 40, "parallelism.dp": 8, "training.global_batch": 64}
-    outside = accuracy(load_workload(eager, larger))
-    assert outside["nearest_suite"] == "own-h200"
-    assert [note.split(":")[0] for note in outside["extrapolation"]] == ["model.layers 40", "GPUs 8"]
 
 
 def test_our_own_suite_is_what_the_records_say() -> None:

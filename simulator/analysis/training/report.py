@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -74,20 +74,20 @@ def report(
     *,
     steady: SteadyState | None = None,
     staleness: float | None = None,
-    accuracy: Mapping[str, Any] | None = None,
+    accuracy: Callable[[Workload, Mapping[str, Any]], Mapping[str, Any]] | None = None,
 ) -> dict[str, Any]:
     """Return the content of the ``run`` result: plain numbers, strings, lists and dictionaries, SI units.
 
     ``steady``: the steady state that ``timeline`` is a period of; memory is the peak over all its steps.
-    ``staleness``: see `simulator.analysis.training.staleness`; for asynchronous data parallelism.
+    ``staleness``: see `simulator.analysis.training.staleness`; for asynchronous data parallelism. ``accuracy``: what
+    says of a job and its figures how far off these may be.
     """
     played = timeline if steady is None else steady.played
     workload, step = job.workload, timeline.step_time_s
     cut = activity(timeline)
     bubbles = bubble(cut, job.pipelines)
     breakdown = time_breakdown(cut, job.pipelines)
-    memory = _memory(job, played)
-    memory["advice"] = list(job.advice)
+    memory = _memory(job, played) | {"advice": list(job.advice)}
     result: dict[str, Any] = {
         "name": workload.name,
         "cluster": workload.cluster.name,
@@ -118,7 +118,8 @@ def report(
         "critical_path": critical_path(played, None if steady is None else steady.window),
     }
     if accuracy is not None:
-        result["accuracy"] = dict(accuracy)
+        exposed = {"exposed_communication_fraction": sum(breakdown["exposed"].values()) / step}
+        result |= accuracy(workload, result | exposed)
     result["simulation"] = {
         "events": timeline.events,
         "ops": played.n_rows,

@@ -1,0 +1,141 @@
+"""``python -m simulator.validation.coverage [--write]``: how many measured steps lie in the intervals that the other
+sources give, source by source; written into docs/accuracy.md.
+
+A row is left out together with all others of its source, so that what is tested is a source that nobody has seen.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean, median
+
+from simulator.validation.likeness import Evidence, evidence
+from simulator.validation.prediction_interval import LEVEL, MULTIPLE, prediction_interval
+
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "accuracy.md"
+#: What surrounds the table in `PAGE`.
+BEGIN, END = "<!-- coverage: python -m simulator.validation.coverage --write -->\n", "<!-- end of coverage -->\n"
+
+
+@dataclass(frozen=True)
+class LeftOutRow:
+    """A measured step beside the interval that the other sources give.
+
+    ``spreads``: distance from the middle of the interval, as a multiple of its spread. ``half_width``: half of the
+    interval, as a share of the simulated time.
+    """
+
+    source: str
+    error: float
+    spreads: float
+    half_width: float
+
+    @property
+    def is_inside(self) -> bool:
+        return self.spreads <= MULTIPLE
+
+
+@dataclass(frozen=True)
+class SourceCoverage:
+    """Coverage of one source's rows, or of all: ``n_rows``, of which ``compared`` have an interval.
+
+    ``error``: median error of the simulation. Without compared rows ``inside`` and ``half_width`` are NaN.
+    """
+
+    source: str
+    n_rows: int
+    error: float
+    compared: int
+    inside: float
+    half_width: float
+
+
+def left_out_rows(measured: Evidence) -> list[LeftOutRow | None]:
+    """Return each row beside the interval of the other sources; None where nothing of theirs is comparable."""
+    rows: list[LeftOutRow | None] = []
+    for step, number in zip(measured.steps, measured.sources, strict=True):
+        interval = prediction_interval(measured, step.traits, without=int(number))
+        if interval is None:
+            rows.append(None)
+            continue
+        middle, half = (interval.low + interval.high) / 2, (interval.high - interval.low) / 2
+        spreads = MULTIPLE * abs(step.log_ratio - middle) / half
+        width = (math.exp(interval.high) - math.exp(interval.low)) / 2
+        rows.append(LeftOutRow(step.source, step.error, spreads, width))
+    return rows
+
+
+def coverage(measured: Evidence) -> list[SourceCoverage]:
+    """Return the coverage by source, and last that of all rows."""
+    rows = left_out_rows(measured)
+    result = []
+    for name in (*measured.names, ""):
+        places = [place for place, step in enumerate(measured.steps) if name in ("", step.source)]
+        compared = [row for place in places if (row := rows[place]) is not None]
+        result.append(
+            SourceCoverage(
+                name or "all",
+                len(places),
+                median(measured.steps[place].error for place in places),
+                len(compared),
+                fmean(row.is_inside for row in compared) if compared else math.nan,
+                median(row.half_width for row in compared) if compared else math.nan,
+            )
+        )
+    return result
+
+
+def fitting_multiple(rows: Sequence[LeftOutRow]) -> float:
+    """Return the multiple of the spread at which `LEVEL` of the rows lie inside."""
+    spreads = sorted(row.spreads for row in rows)
+    return spreads[math.ceil(LEVEL * len(spreads)) - 1]
+
+
+def unfitted_share(rows: Sequence[LeftOutRow]) -> float:
+    """Return the share of rows inside where the multiple, too, is that of the other sources alone."""
+    sources = dict.fromkeys(row.source for row in rows)
+    multiples = {name: fitting_multiple([row for row in rows if row.source != name]) for name in sources}
+    return fmean(row.spreads <= multiples[row.source] for row in rows)
+
+
+def content(measured: Evidence) -> str:
+    """Return what the page shows in Markdown: the table, and the share without any fit."""
+    compared = [row for row in left_out_rows(measured) if row is not None]
+    fitted, unfitted = fitting_multiple(compared), unfitted_share(compared)
+    return (
+        f"{table(coverage(measured))}\n"
+        f"The multiple that fits is {fitted:.2f}. "
+        f"Fitted without the source that is left out, it holds {unfitted:.0%} of the steps.\n"
+    )
+
+
+def table(rows: Sequence[SourceCoverage]) -> str:
+    """Return a table of coverages in Markdown."""
+    lines = [
+        "| source | steps | simulated, middle | with an interval | inside it | half-width, middle |",
+        "| --- | --- | --- | --- | --- | --- |",
+    ]
+    for row in rows:
+        shares = f"{row.inside:.0%} | {row.half_width:.0%}" if row.compared else "- | -"
+        lines.append(f"| {row.source} | {row.n_rows} | {row.error:+.1%} | {row.compared} | {shares} |")
+    return "\n".join(lines) + "\n"
+
+
+def page_with(text: str, shown: str) -> str:
+    """Return the page ``text`` with ``shown`` in place of its table."""
+    before, rest = text.split(BEGIN)
+    _, after = rest.split(END)
+    return f"{before}{BEGIN}\n{shown}\n{END}{after}"
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(prog="python -m simulator.validation.coverage", description=__doc__)
+    parser.add_argument("--write", action="store_true", help="write the table into docs/accuracy.md")
+    shown = content(evidence())
+    print(shown)
+    if parser.parse_args().write:
+        PAGE.write_text(page_with(PAGE.read_text(encoding="utf-8"), shown), encoding="utf-8")

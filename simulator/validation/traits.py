@@ -1,0 +1,103 @@
+"""Traits of a simulated step: what decides how far off its time is likely to be."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from simulator.config import Workload
+
+#: Beginning of a GPU's name -> its architecture, as the makers' white papers name it.
+_ARCHITECTURES = {
+    "v100": "Volta",
+    "a100": "Ampere",
+    "l40": "Ada",
+    "rtx-4090": "Ada",
+    "h100": "Hopper",
+    "h200": "Hopper",
+    "h800": "Hopper",
+    "h20-": "Hopper",
+    "b200": "Blackwell",
+    "b300": "Blackwell",
+    "gb200": "Blackwell",
+    "gb300": "Blackwell",
+    "mi300": "CDNA 3",
+}
+#: NVIDIA's GPUs of data centres, whose kernels and libraries are one line.
+_ONE_FAMILY, _FAMILY = ("Ampere", "Hopper", "Blackwell"), "NVIDIA's A100 and successors"
+_BITS = {"fp16": 16, "bf16": 16, "fp32": 32, "fp8": 8}
+#: A layer that takes longer is not delayed by its host, s. The slowest hosts issue one of Megatron-LM's, forward and
+#: backward, in about 10 ms.
+LONG_LAYER_s = 0.03
+
+
+@dataclass(frozen=True)
+class StepTraits:
+    """Traits of one simulated step.
+
+    ``family``: GPUs whose kernels are of one line. ``links``: between GPUs of a node, where a job uses any.
+    ``trained``: all weights, or adapters. ``gradients``: how replicas share them. ``sharded``: parameters are gathered
+    for each pass (ZeRO-3). ``attention_share``: attention's part of the model's FLOPs. ``layer_s``: seconds of a layer
+    for a micro-batch, forward and backward. Shares are of the step; GPUs wait during them.
+    """
+
+    family: str
+    links: str
+    architecture: str
+    precision_bits: int
+    trained: str
+    gradients: str
+    offloaded: bool
+    framework: str
+    compiled: bool
+    gpu: str
+    experts: bool
+    sharded: bool
+    recompute: str
+    n_gpus: int
+    attention_share: float
+    layer_s: float
+    host_share: float
+    communication_share: float
+
+
+def traits_of(workload: Workload, figures: Mapping[str, Any]) -> StepTraits:
+    """Return the traits of a step of ``workload``, whose ``figures`` are those by which jobs are compared."""
+    model, training, parallelism = workload.model, workload.training, workload.parallelism
+    layers = workload.microbatches * model.layers / parallelism.pp
+    compressed = parallelism.grad_compression != "none"
+    architectures = [architecture_of(gpu) for gpu in workload.gpu_types]
+    return StepTraits(
+        family=" and ".join(dict.fromkeys(_FAMILY if one in _ONE_FAMILY else one for one in architectures)),
+        links=_links_in_nodes(workload),
+        architecture=" and ".join(dict.fromkeys(architectures)),
+        precision_bits=_BITS[training.precision],
+        trained="all weights" if training.adapters is None else "adapters",
+        gradients=f"{parallelism.data_parallel}{f', {parallelism.grad_compression}' if compressed else ''}",
+        offloaded=set(parallelism.offload.model_dump().values()) != {"none"},
+        framework=workload.framework.name,
+        compiled=workload.framework.compile,
+        gpu=" and ".join(workload.gpu_types),
+        experts=model.moe is not None,
+        sharded=parallelism.zero == 3,
+        recompute=training.recompute.granularity,
+        n_gpus=workload.n_ranks,
+        # A layer with an MLP four times as wide as it is computes 24 h^2 FLOPs of products and 4 s h of attention.
+        attention_share=training.seq / (training.seq + 6 * model.hidden),
+        layer_s=figures["step_time_s"] * (1 - figures["bubble_fraction"]) / layers,
+        host_share=figures["host_bound_fraction"],
+        communication_share=figures["exposed_communication_fraction"],
+    )
+
+
+def architecture_of(gpu: str) -> str:
+    """Return the architecture of a type of GPU; of one that is not listed its own name."""
+    return next((name for start, name in _ARCHITECTURES.items() if gpu.startswith(start)), gpu)
+
+
+def _links_in_nodes(workload: Workload) -> str:
+    """Return how GPUs of a node are joined; a job of one GPU uses no links, as if they were the best."""
+    nodes = [node for node in workload.cluster.kinds if node.gpus.type in workload.gpu_types]
+    kinds = ["nvswitch" if workload.n_ranks == 1 else node.nvlink.kind for node in nodes]
+    return " and ".join(dict.fromkeys("PCIe" if kind == "none" else str(kind) for kind in kinds))
