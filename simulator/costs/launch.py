@@ -37,6 +37,9 @@ WEIGHTS = ("backward_matmul", "backward_grouped", "backward_norm")
 #: Collectives of data parallelism: a bucket of DDP's, a unit of FSDP's with the hooks and copies around it.
 DATA_PARALLEL = {"all_reduce": "bucket", "all_gather": "gather", "reduce_scatter": "reduce"}
 
+#: What DeepSpeed's hooks before and after a module (parameter_offload.py, partitioned_param_coordinator.py) take, in
+#: elementwise operations of the same host.
+OPS_OF_HOOKS = 11.4
 
 #: Work of layers that becomes operations on DTensors where tensor parallelism splits them so, collectives included.
 ON_DTENSORS = ("forward_matmul", "backward_matmul", "forward_norm", "backward_norm", "collective")
@@ -49,6 +52,7 @@ def launch_seconds(costs: LaunchCosts, *, dtensors: bool = False) -> dict[str, f
     table |= {"optimizer": costs.optimizer_s, "collective": costs.collective_s, "p2p": costs.p2p_s}
     table |= dict.fromkeys(("exchange", "tp_all_reduce"), costs.collective_s)
     table["update"] = costs.forward_s["other"]
+    table["hook"] = OPS_OF_HOOKS * costs.forward_s["other"]
     if dtensors:
         for kind in ON_DTENSORS:
             table[kind] += costs.around_s.get("dtensor", 0.0)
@@ -66,6 +70,8 @@ def issued(op: Compute | Comm, phase: str = "") -> dict[str, int]:
     Kinds are ``forward_matmul``, ``backward_norm``, ``optimizer``, ``collective`` ... A checkpoint, around a layer or
     around its core, has one attention to run again, with which it is counted.
     """
+    if isinstance(op, Collective) and op.hooks:
+        return {_comm_kind(op): 1, "hook": op.hooks}
     if isinstance(op, Comm):
         return {_comm_kind(op): 1}
     if op.phase == "O":
