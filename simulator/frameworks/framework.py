@@ -118,6 +118,7 @@ class Replication:
     of sharded gradients is divided by the number of ranks and put together by rank. Of the sum, which is that of an
     all-reduce up to ZeRO-2, each rank copies its shard. ``bucket``: the bytes that always stay of a bucket that
     gradients are copied into: the ``filled`` ones, the ``whole``, or ``none``, where it lives in backward passes alone.
+    ``widens_for_host``: gradients are cast to fp32 before they go to the host.
     """
 
     fully_sharded: bool = False
@@ -129,6 +130,7 @@ class Replication:
     clears_buffers: bool = True
     shards_buckets: bool = False
     bucket: Literal["filled", "whole", "none"] = "filled"
+    widens_for_host: bool = False
 
 
 class ReducedGradients(NamedTuple):
@@ -149,8 +151,8 @@ class ReducedGradients(NamedTuple):
 class GradientKernels(NamedTuple):
     """Kernels between reduction and update.
 
-    After ``check`` ranks agree whether all numbers are finite, for which hosts wait. ``norm`` takes the norm, on which
-    they agree then. ``ready`` leaves gradients in fp32, and ``clip`` scales them.
+    After ``check`` ranks agree whether all numbers are finite, and after ``norm`` on the norm of all. Hosts wait for
+    both. ``ready`` leaves gradients in fp32, and ``clip`` scales them.
     """
 
     check: Ops

@@ -21,9 +21,13 @@ from simulator.units import DTYPE_BYTES
 MAX_LIVE_PARAMETERS = 1_000_000_000
 
 REPLACED = ("parallelism.zero", "training.optimizer.master_weights")
-LIMITS = tuple(limit for limit in hugging_face.LIMITS if limit.key not in REPLACED) + (
+LIMITS = (
+    *tuple(limit for limit in hugging_face.LIMITS if limit.key not in REPLACED),
     Limit("parallelism.zero", (1, 2, 3), "its engine without ZeRO is not simulated"),
     Limit("training.optimizer.master_weights", (True,), "DeepSpeed keeps fp32 weights beside 16-bit ones"),
+    Limit(
+        "training.grad_dtype", ("bf16", "fp16"), "gradients that add up in fp32 (grad_accum_dtype) are not simulated"
+    ),
     Limit("parallelism.hsdp", (None,), "groups of ranks that share a state (MiCS, hpZ) are not simulated"),
     Limit("parallelism.reshard_after_forward", (True,), "parameters are released after the forward pass"),
     Limit("parallelism.prefetch", (1,), "layers are gathered ahead until 1e9 parameters are whole, not so many layers"),
@@ -35,20 +39,18 @@ LIMITS = tuple(limit for limit in hugging_face.LIMITS if limit.key not in REPLAC
     ),
 )
 
+#: What stages have in common.
+COPIED = Replication(adds_first_gradients=False, clears_buffers=False, shards_buckets=True, widens_for_host=True)
+
 
 def defaults(job: JobTraits) -> Mapping[str, object]:
-    """Return defaults of both: buckets are DeepSpeed's, and all else is Hugging Face's.
-
-    Up to stage 2 nothing is sent beside computation: ``overlap_comm`` is off (``overlap_comm_valid``), and the step
-    ends with an all-gather (``all_gather_dp_groups``).
-    """
-    early = {"parallelism.overlap.grad_reduce": False, "parallelism.overlap.param_gather": False}
+    """Return defaults of both: buckets and what is sent when are DeepSpeed's, and all else is Hugging Face's."""
     return {
         **hugging_face.defaults(job),
+        **deepspeed.sent_between(job),
         "training.optimizer.state_dtype": "fp32",
         "parallelism.copy_to_buckets": True,
         "parallelism.bucket_bytes": deepspeed.REDUCE_BUCKET_SIZE * DTYPE_BYTES[job.precision],
-        **(early if job.zero < 3 else {}),
     }
 
 
@@ -57,17 +59,12 @@ def replication(job: JobTraits) -> Replication:
 
     Up to stage 2 they are autograd's until they are copied to a bucket, which lives as long as gradients are copied
     (``setup_buckets``). Stage 3 has a bucket and a buffer of its shards all the time (``_setup_for_real_optimizer``):
-    shards are copied there first, and added later.
+    shards are copied there first, and added later. Where the host updates, gradients are cast to fp32 and copied to its
+    memory (``async_inplace_copy_grad_to_fp32_buffer_from_gpu``, ``_offload_grad_partition_at_boundary``).
     """
     if job.zero == 3:
-        return Replication(adds_first_gradients=False, clears_buffers=False, shards_buckets=True, bucket="whole")
-    return Replication(
-        hands_over_gradients=job.updates_on_gpu,
-        adds_first_gradients=False,
-        clears_buffers=False,
-        shards_buckets=True,
-        bucket="none",
-    )
+        return replace(COPIED, bucket="whole")
+    return replace(COPIED, hands_over_gradients=job.updates_on_gpu, bucket="none")
 
 
 FRAMEWORK = replace(

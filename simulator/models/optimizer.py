@@ -235,10 +235,16 @@ def _gradients_by_hook(
         alone=all(layout.replicas(axis) == 1 for axis in by_axis(weights)),
     )
     work = kernels(facts)
-    found = [replace(op, host_waits=True) for op in _agreements(workload, "found_inf")]
-    check = work.check if found else (*work.check[:-1], replace(work.check[-1], host_waits=True))
-    norm = [*work.norm, *_agreements(workload, "grad norm")]
-    return [*check, *found, *norm, *work.ready, *(work.clip if training.grad_clip is not None else ())]
+    checked = _read_by_host([*work.check, *_agreements(workload, "found_inf")])
+    normed = _read_by_host([*work.norm, *_agreements(workload, "grad norm")])
+    return [*checked, *normed, *work.ready, *(work.clip if training.grad_clip is not None else ())]
+
+
+def _read_by_host(ops: Sequence[Op]) -> list[Op]:
+    """Return ``ops`` of which the host reads the result: it waits for the last one."""
+    *before, last = ops
+    assert isinstance(last, Compute | Collective)
+    return [*before, replace(last, host_waits=True)]
 
 
 def _most_tensors(workload: Workload, weights: Iterable[Weight]) -> int:
@@ -291,7 +297,7 @@ def host_update_bytes(workload: Workload) -> float:
     gradients, and writes the first two (csrc/adam/cpu_adam_impl.cpp); master weights are copied to the working copy.
     """
     training = workload.training
-    grad = DTYPE_BYTES[training.grad_dtype]
+    grad = workload.host_gradient_bytes
     copied = DTYPE_BYTES["fp32"] + DTYPE_BYTES[training.trained_dtype] if training.optimizer.master_weights else 0
     return 2.0 * grad + (2.0 * host_state_bytes(workload) + grad) + copied
 
