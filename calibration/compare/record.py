@@ -66,7 +66,7 @@ class Memory(Told):
 
     @model_validator(mode="after")
     def _leaves_some_to_the_run(self) -> Memory:
-        """What was there before the run is a part of all."""
+        """Bytes that were there before the run are a part of all."""
         if self.left_allocated_bytes >= self.steady_allocated_bytes:
             raise InputError(
                 "not less than steady_allocated_bytes",
@@ -77,7 +77,7 @@ class Memory(Told):
         return self
 
     @property
-    def of_run_bytes(self) -> float:
+    def run_bytes(self) -> float:
         """Bytes that the run itself had in its timed steps."""
         return self.steady_allocated_bytes - self.left_allocated_bytes
 

@@ -13,8 +13,8 @@ from simulator.operations.nodes import Op
 from simulator.operations.weights import Weight
 from simulator.program import Compute, Memory, StepPhase
 
-#: ``isfinite`` of a highest and of a lowest value (four kernels each: equal to itself, magnitude, unlike infinity, and
-#: both), both together, not that, and the sum with what was found before.
+#: Eight are ``isfinite`` of the highest and of the lowest value: equal to itself, magnitude, unlike infinity, and both
+#: of these. The rest join the two answers, negate that, and add it to those of earlier tensors.
 KERNELS_ON_NUMBERS = 11
 #: Norms are taken in fp64 (``get_norm_dtype``).
 WIDE, MASTER = 8.0, 4.0
@@ -25,8 +25,7 @@ MODULES_WITHOUT_WEIGHTS = 4
 def kernels(gradients: ReducedGradients) -> GradientKernels:
     """Return the search for infinities, the norm in fp64, the flat copy in fp32, and the clipping of that.
 
-    ZeRO-1 and 2 take the highest and the lowest value of every tensor. ZeRO-3 compares all that it has with infinity,
-    and with itself.
+    ZeRO-1 and 2 take the highest and the lowest value of every tensor. ZeRO-3 looks at all values at once.
     """
     count, nbytes = gradients.elements, gradients.element_bytes * gradients.elements
     check = _search_at_once(nbytes, count) if gradients.zero == 3 else _search(gradients.tensors, nbytes)

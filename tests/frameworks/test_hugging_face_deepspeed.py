@@ -90,8 +90,8 @@ def test_nothing_is_sent_beside_computation(zero: int) -> None:
     assert compute[-1].label in gather.after
     for reduction in lanes["dp"]:
         behind = [step for step in compute if reduction.label in step.after]
-        made = next(number for number, step in enumerate(compute) if step.label in reduction.after)
-        assert compute[made + 1] == behind[0]
+        maker = next(number for number, step in enumerate(compute) if step.label in reduction.after)
+        assert compute[maker + 1] == behind[0]
     overlap = load(zero).parallelism.overlap
     assert not (overlap.grad_reduce)
     assert not (overlap.param_gather)
@@ -120,8 +120,8 @@ def test_hooks_run_around_every_module() -> None:
 
 
 def test_copies_around_a_reduction() -> None:
-    """All gradients go into the bucket and are divided by 2. The one bucket has parts for both ranks, so that it is put
-    together anew. Of the sum each rank copies its half."""
+    """All gradients go into the bucket and are divided by 2. The one bucket has parts for both ranks and is put together
+    anew. Each rank copies its half of the sum."""
     lanes = role(load(1)).lanes
     copies = {step.label: step.op for step in lanes["compute"] if "reduce grads" in step.label}
     into, back = copies["copy reduce grads"], copies["copy back reduce grads"]
@@ -145,8 +145,8 @@ def test_few_buckets_have_parts_for_two_ranks() -> None:
 
 
 def test_checks_and_norm_of_stage_2() -> None:
-    """Of 100 elements of 4 tensors in bf16: highest and lowest are read (200 bytes each), 11 kernels on one number
-    follow for each tensor, the norm reads a copy in fp64, and flat copies are made in bf16 and fp32."""
+    """4 tensors have 100 elements in bf16. The search for the highest and the lowest value reads all 200 bytes. 11
+    kernels on one number follow for each tensor. The norm reads a copy in fp64. Flat copies are in bf16 and fp32."""
     work = kernels(ReducedGradients(elements=100, tensors=4, element_bytes=2, zero=2, passes=1, alone=False))
     assert memory_ops(work.check) == [
         ("optimizer.highest", "reduce", 200, 16, 4),
@@ -198,8 +198,8 @@ def test_the_host_reads_whether_gradients_are_finite_and_their_norm(dp: int) -> 
 
 
 def test_the_rank_with_most_tensors_counts() -> None:
-    """All weights in a row are cut in two. The table is less than half, so that a cut goes through a layer: the first
-    rank has the table and a part of the layers, the other the rest of the layers and the last norm."""
+    """All weights in a row are cut in two, within a layer, as the table is less than half. One rank has the table and a
+    part of the layers. The other has the rest of the layers and the last norm."""
     ops = optimizer_ops(load(2), weights_of(rank_parts(load(2), 0)))
     launches = next(op[-1] for op in memory_ops(ops) if op[0] == "optimizer.highest")
     assert TENSORS / 2 < launches <= TENSORS
@@ -212,11 +212,11 @@ def test_the_rank_with_most_tensors_counts() -> None:
 # --- memory ---
 
 
-@pytest.mark.parametrize(("zero", "made"), [(1, 2.0), (2, 1.0), (3, 0.0)])
-def test_gradients_that_live_within_a_step(zero: int, made: float) -> None:
-    """In bf16: all of stage 1, the half that stays of stage 2; stage 3 has a buffer all the time."""
+@pytest.mark.parametrize(("zero", "element_bytes"), [(1, 2.0), (2, 1.0), (3, 0.0)])
+def test_gradients_that_live_within_a_step(zero: int, element_bytes: float) -> None:
+    """Stage 1 has all of them in bf16, stage 2 the half that stays. Stage 3 has a buffer all the time."""
     workload = load(zero)
-    assert made_gradient_bytes(workload, weights_of(rank_parts(workload, 0))) == made * PARAMETERS
+    assert made_gradient_bytes(workload, weights_of(rank_parts(workload, 0))) == element_bytes * PARAMETERS
 
 
 def test_static_memory() -> None:

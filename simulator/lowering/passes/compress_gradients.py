@@ -10,9 +10,10 @@ With ``1bit`` it is so with signs, of momentum and what earlier rounding has los
 2102.02888, algorithm 1 and section 5).
 
 With ``copy_to_buckets`` and no compression gradients are copied into a bucket, and back from an all-reduce (DeepSpeed's
-``allreduce_bucket``). A sharded sum is read where it is, or each rank copies its shard (`Replication.shards_buckets`):
-stages 1 and 2 divide the bucket by the number of ranks and put it together anew where it has parts for several ranks
-(``average_tensor``, ``copy_grads_in_partition``), stage 3 always (``reduce_scatter_coalesced``, ``partition_grads``).
+``allreduce_bucket``). A sharded sum is read where it is, or each rank copies its shard (`Replication.shards_buckets`).
+DeepSpeed then divides the bucket by the number of ranks, and puts it together anew. Stages 1 and 2 do the latter where
+the bucket has parts for several ranks (``average_tensor``, ``copy_grads_in_partition``), stage 3 does it always
+(``reduce_scatter_coalesced``, ``partition_grads``).
 
 The volume falls by the ratio of the elements' sizes: an all-to-all and an all-gather move what a ring's all-reduce
 does. Buckets are packed where their gradients are complete, and unpacked where the compute lane first waits for them.
@@ -162,8 +163,9 @@ def _copied_by_shard(context: RankContext, step: Step) -> _Packed:
         moved = replace(step, label=f"{verb} {step.label}", op=Block(verb, ops), phase=StepPhase.OPTIMIZER)
         return replace(moved, after=tuple(after), alloc_bytes=0.0, free_bytes=0.0)
 
-    into = (kernel("copy", "copy", nbytes, tensors), kernel("scale", "activation", nbytes))
-    into += (kernel("join", "copy", joined),) if joined else ()
+    into = [kernel("copy", "copy", nbytes, tensors), kernel("scale", "activation", nbytes)]
+    if joined:
+        into.append(kernel("join", "copy", joined))
     pack = step_of("copy", *into, after=step.after)
     back = step_of("copy back", kernel("copy back", "copy", nbytes / shards, tensors), after=(step.label,))
     return _Packed(pack, (replace(step, after=(pack.label,)),), (back,))
