@@ -152,7 +152,7 @@ def measured_figures(
     return Figures(
         step_time_s=step_s,
         mfu=flops_per_step / (step_s * len(ranks) * peak_flops_per_s),
-        peak_allocated_bytes=tuple(rank.memory.steady_allocated_bytes for rank in ranks if rank.memory is not None),
+        peak_allocated_bytes=tuple(rank.memory.run_bytes for rank in ranks if rank.memory is not None),
         class_s={**class_s, **(parts if kernels is None else kernels.parts(len(ranks)))},
         exposed_s=statistics.fmean(exposed) if exposed else None,
         bubble=None if kernels is None else kernels.bubble(pipelines),

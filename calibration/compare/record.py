@@ -62,6 +62,24 @@ class Host(Told):
 
 class Memory(Told):
     steady_allocated_bytes: Positive
+    left_allocated_bytes: Annotated[int, Field(ge=0)] = 0
+
+    @model_validator(mode="after")
+    def _leaves_some_to_the_run(self) -> Memory:
+        """Bytes that were there before the run are a part of all."""
+        if self.left_allocated_bytes >= self.steady_allocated_bytes:
+            raise InputError(
+                "not less than steady_allocated_bytes",
+                key="ranks.memory.left_allocated_bytes",
+                found=self.left_allocated_bytes,
+                allowed=self.steady_allocated_bytes,
+            )
+        return self
+
+    @property
+    def run_bytes(self) -> float:
+        """Bytes that the run itself had in its timed steps."""
+        return self.steady_allocated_bytes - self.left_allocated_bytes
 
 
 class Profiled(Told):

@@ -66,7 +66,7 @@ def rows_of(workloads: Sequence[Path], records: Path, folder: Path) -> list[dict
             "notes": " ".join((record.reason or MEMORY_UNLIKE.get(name, "")).split()),
         }
         if isinstance(record, Run):
-            peaks = [rank.memory.steady_allocated_bytes for rank in record.ranks if rank.memory is not None]
+            peaks = [rank.memory.run_bytes for rank in record.ranks if rank.memory is not None]
             row["measured_step_s"] = f"{record.step_time_s.median:.6g}"
             row["mem_gb"] = f"{max(peaks) / 1e9:.6g}" if peaks and name not in MEMORY_UNLIKE else ""
         rows.append(row | {key: _cell(changes[key]) for key in KEYS if key in changes})

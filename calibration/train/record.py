@@ -23,9 +23,11 @@ NAME is the workload's. The JSON's keys; seconds, bytes, and FLOP/s throughout:
       rank, place     place: {tp, dp, pp, ep}, its coordinates
       step_time_s, wall_time_s   {median, p10, p90, min, max, spread, each}, of this rank
       memory          {steady_allocated_bytes, peak_allocated_bytes, peak_reserved_bytes,
-                      first_step_peak_allocated_bytes}: torch.cuda.max_memory_allocated over the timed steps
-                      and over all steps, reserved over all, and the peak of the first step (when the
-                      optimizer's state is made); empty without GPUs
+                      first_step_peak_allocated_bytes, left_allocated_bytes}:
+                      torch.cuda.max_memory_allocated over the timed steps and over all steps, reserved over all,
+                      and the peak of the first step (when the optimizer's state is made); left: what earlier
+                      runs of the process had not given back before the run, which all of these count too (0
+                      where it is not listed); empty without GPUs
       clocks          {sm_mhz: {median, min, max}, power_w: {..}, temp_c: {..}, throttle: [reasons seen]} of the timed
                       steps, read in each when the host has issued it; power is the driver's mean over a second; empty
                       without NVML

@@ -21,6 +21,7 @@ from simulator.config.section import AsSection, AsTuple, Integral, Section
 from simulator.config.training import Training
 from simulator.frameworks import Framework, JobTraits, Replication, StageRuntime, find_framework
 from simulator.hardware.cluster_spec import ClusterSpec
+from simulator.units import DTYPE_BYTES
 
 
 class Simulation(Section):
@@ -102,6 +103,11 @@ class Workload(Section):
     def replication(self) -> Replication:
         """How gradients are kept, and how replicas share them."""
         return self.software.replication(self.traits)
+
+    @property
+    def host_gradient_bytes(self) -> int:
+        """Bytes of a gradient that goes to the host."""
+        return DTYPE_BYTES["fp32" if self.replication.widens_for_host else self.training.grad_dtype]
 
     @property
     def stage_runtime(self) -> StageRuntime:

@@ -1,8 +1,11 @@
 """DeepSpeed's engine under the model of Megatron-DeepSpeed.
 
-Kernels are Megatron's, and gradients are copied into buckets.
+Kernels are Megatron's, and gradients are copied into buckets. Stages 1 and 2 all-reduce these, whatever their setting
+``reduce_scatter`` (``allreduce_and_copy_with_multiple_ranks``), and so does the engine for BF16_Optimizer
+(``buffered_allreduce_fallback``).
 
-github.com/deepspeedai/DeepSpeed, deepspeed/runtime: zero/stage_1_and_2.py, bf16_optimizer.py, pipe/engine.py.
+github.com/deepspeedai/DeepSpeed 0.19.8, deepspeed/runtime: engine.py, zero/config.py, zero/stage_1_and_2.py,
+bf16_optimizer.py, pipe/engine.py.
 """
 
 from __future__ import annotations
@@ -11,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from simulator.frameworks import megatron_core
-from simulator.frameworks.framework import JobTraits
+from simulator.frameworks.framework import JobTraits, Replication
 from simulator.units import DTYPE_BYTES
 
 #: ``reduce_bucket_size``: elements of a bucket of gradients.
@@ -25,6 +28,7 @@ def defaults(job: JobTraits) -> Mapping[str, object]:
     gradients up in fp32 and keeps those of a micro-batch until the next (``update_hp_grads(clear_lp_grads=False)``).
     """
     return {
+        **sent_between(job),
         "training.keep_gradients": job.precision == "bf16" and job.grad_dtype == "fp32" and job.zero <= 1,
         "parallelism.copy_to_buckets": True,
         "parallelism.bucket_bytes": REDUCE_BUCKET_SIZE * DTYPE_BYTES[job.grad_dtype],
@@ -33,10 +37,27 @@ def defaults(job: JobTraits) -> Mapping[str, object]:
     }
 
 
+def sent_between(job: JobTraits) -> Mapping[str, object]:
+    """Return the defaults of overlap: below stage 3 nothing is sent beside computation.
+
+    ``overlap_comm`` is off there (``overlap_comm_valid``), and a step ends with the all-gather of parameters
+    (``all_gather_dp_groups``).
+    """
+    if job.zero not in (1, 2):
+        return {}
+    return {"parallelism.overlap.grad_reduce": False, "parallelism.overlap.param_gather": False}
+
+
+def replication(job: JobTraits) -> Replication:
+    """Return Megatron-Core's, but for buckets of which each rank takes its shard."""
+    return replace(megatron_core.FRAMEWORK.replication(job), shards_buckets=job.zero > 0)
+
+
 FRAMEWORK = replace(
     megatron_core.FRAMEWORK,
     name="deepspeed",
     about="DeepSpeed's engine, with the model and kernels of Megatron-DeepSpeed",
     defaults=defaults,
     adds_in_products=False,
+    replication=replication,
 )

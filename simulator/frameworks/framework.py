@@ -5,7 +5,7 @@ Hooks are plain functions of the shapes that an operation works on. What they re
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
@@ -13,6 +13,7 @@ from simulator.operations.experts import Experts
 from simulator.operations.nodes import Node, Ops, Tensor, memory
 from simulator.operations.shapes import Shapes
 from simulator.operations.tuning import ThinProducts
+from simulator.operations.weights import Weight
 
 #: Sections of a profile, by the software that issues operations: PyTorch as it is, fused kernels, torch.compile.
 LaunchSection = Literal["eager", "fused", "compiled"]
@@ -133,7 +134,11 @@ class Replication:
     buckets of torch's ``DistributedDataParallel``. ``hands_over_gradients``: they are what autograd has made, from
     their first backward pass to the optimizer's step, and no parts of a buffer that is always there.
     ``adds_first_gradients`` and ``adds_later_gradients``: those of a step's first micro-batch, and of others, are added
-    to a buffer. ``clears_buffers``: the optimizer's step sets buffers to zero.
+    to a buffer. ``clears_buffers``: the optimizer's step sets buffers to zero. ``shards_buckets``: a bucket
+    of sharded gradients is divided by the number of ranks and put together by rank. Of the sum, which is that of an
+    all-reduce up to ZeRO-2, each rank copies its shard. ``bucket``: the bytes that always stay of a bucket that
+    gradients are copied into: the ``filled`` ones, the ``whole``, or ``none``, where it lives in backward passes alone.
+    ``widens_for_host``: gradients are cast to fp32 before they go to the host.
     """
 
     fully_sharded: bool = False
@@ -143,6 +148,37 @@ class Replication:
     adds_first_gradients: bool = True
     adds_later_gradients: bool = True
     clears_buffers: bool = True
+    shards_buckets: bool = False
+    bucket: Literal["filled", "whole", "none"] = "filled"
+    widens_for_host: bool = False
+
+
+class ReducedGradients(NamedTuple):
+    """Gradients that the optimizer of a rank works on.
+
+    ``elements`` of ``tensors`` are this rank's, each of so many bytes. ``zero`` is the stage. So many ``passes`` have
+    made them. ``alone``: no other rank has the same parameters.
+    """
+
+    elements: float
+    tensors: int
+    element_bytes: int
+    zero: int
+    passes: int
+    alone: bool
+
+
+class GradientKernels(NamedTuple):
+    """Kernels between reduction and update.
+
+    After ``check`` ranks agree whether all numbers are finite, and after ``norm`` on the norm of all. Hosts wait for
+    both. ``ready`` leaves gradients in fp32, and ``clip`` scales them.
+    """
+
+    check: Ops
+    norm: Ops
+    ready: Ops
+    clip: Ops
 
 
 @dataclass(frozen=True)
@@ -251,6 +287,13 @@ class Framework:
     """how gradients are kept, and how replicas share them"""
     by_row: str
     """class of kernels that take the same number for a whole row"""
+
+    gradient_kernels: Callable[[ReducedGradients], GradientKernels] | None = None
+    """kernels between reduction and update, where they are not Megatron-Core's"""
+    hooked_modules: Callable[[Sequence[Weight]], int] | None = None
+    """modules with these weights, around which hooks gather and release parameters of ZeRO-3"""
+    live_parameters: int = 0
+    """layers are gathered ahead until so many parameters are whole; 0: ``parallelism.prefetch`` layers"""
 
     limits: tuple[Limit, ...] = ()
     """what alone it is simulated with"""

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from simulator.config import Workload
 from simulator.lowering.lanes import REDUCTION, Lanes
 from simulator.program import HOST_LANES, Axis, HostKind, HostOperation, Purpose, Step
-from simulator.units import DTYPE_BYTES
 
 #: The stream of copies of gradients.
 _GRADIENTS = "grads"
@@ -40,7 +39,7 @@ def gradients_to_host(
 
     The CPU adds them to those of another micro-batch that are there once step ``earlier`` has ended, if any.
     """
-    nbytes = share * DTYPE_BYTES[workload.training.grad_dtype]
+    nbytes = share * workload.host_gradient_bytes
     comm = host_copy("grads to host", HostKind.TO_HOST, nbytes, _GRADIENTS)
     steps = [Step(f"{label} to host", comm, after, free_bytes=freed_bytes)]
     if earlier:

@@ -83,7 +83,8 @@ def reduce_steps(
     parallelism, shards = workload.parallelism, workload.parallelism.shards(axis)
     if parallelism.replicas(axis) == 1:
         return []
-    op = CollectiveKind.REDUCE_SCATTER if shards > 1 else CollectiveKind.ALL_REDUCE
+    whole = shards == 1 or (workload.replication.shards_buckets and parallelism.zero < 3)
+    op = CollectiveKind.ALL_REDUCE if whole else CollectiveKind.REDUCE_SCATTER
     nbytes = float(count * DTYPE_BYTES[workload.training.grad_dtype])
     comm = Collective(f"dp.{op} grads", op, nbytes, parallelism.shard_axis(axis), Purpose.DATA)
     cast = max(nbytes - freed_bytes, 0.0) if freed_bytes else 0.0

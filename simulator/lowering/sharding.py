@@ -13,7 +13,7 @@ all-reduced across, as often as they are reduced at all; parameters are gathered
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from simulator.config import Parallelism, Workload
@@ -51,10 +51,11 @@ def gradient_bytes(workload: Workload, weights: Iterable[Weight]) -> float:
 
     They are there from a backward pass to their reduction, or to their copy to the host. Only ZeRO-2 and 3, whose state
     holds shards, have such: gradients that are sharded, or go to the host. A product that adds to a buffer makes them
-    in the type in which they are reduced (Megatron-FSDP), plain autograd in working precision (torch).
+    in the type in which they are reduced (Megatron-FSDP), plain autograd in working precision (torch). What goes to
+    DeepSpeed's buckets, tensor by tensor, waits there.
     """
     training, parallelism = workload.training, workload.parallelism
-    if parallelism.zero < 2:
+    if parallelism.zero < 2 or workload.replication.shards_buckets:
         return 0.0
     away = parallelism.offload.optimizer != "none"
     dtype = training.grad_dtype if training.gradient_accumulation_fusion else training.trained_dtype
@@ -90,13 +91,25 @@ def gather(workload: Workload, label: str, weights: Iterable[Weight], like: Step
         if shards > 1:
             over = parallelism.shard_axis(axis)
             comm = Collective(
-                "dp.all_gather params", CollectiveKind.ALL_GATHER, nbytes, over, Purpose.DATA, stream="gather"
+                "dp.all_gather params",
+                CollectiveKind.ALL_GATHER,
+                nbytes,
+                over,
+                Purpose.DATA,
+                stream="gather",
+                hooks=_hooks(workload, group),
             )
             shard_bytes = fetched[-1].alloc_bytes if fetched else 0.0
             after = tuple(step.label for step in fetched[-1:])
             fetched.append(Step(named, comm, after, alloc_bytes=whole, free_bytes=shard_bytes))
         steps += [part_of_pass(step, like) for step in fetched]
     return steps
+
+
+def _hooks(workload: Workload, weights: Sequence[Weight]) -> int:
+    """Return the modules with these ``weights`` whose hooks gather them for a pass."""
+    modules = workload.software.hooked_modules
+    return modules(weights) if modules is not None and workload.parallelism.zero == 3 else 0
 
 
 def part_of_pass(step: Step, like: Step | None) -> Step:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+import math
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import accumulate, pairwise
 
 from simulator.config import Workload
 from simulator.config.optimizer_choices import choices
+from simulator.frameworks.framework import GradientKernels, ReducedGradients
 from simulator.models.parts import Part, weights_of
 from simulator.models.routing import routing
 from simulator.models.stage import stage_parts
@@ -108,7 +112,10 @@ def optimizer_workspace_bytes(workload: Workload, weights: Sequence[Weight]) -> 
     """
     training = workload.training
     copies = training.optimizer.master_weights and training.grad_dtype != "fp32"
-    gradients = DTYPE_BYTES["fp32"] * optimized_elements(workload, weights) if copies else 0.0
+    element_bytes = DTYPE_BYTES["fp32"]
+    if workload.software.gradient_kernels is not None:  # side by side in their own type before
+        element_bytes += DTYPE_BYTES[training.grad_dtype]
+    gradients = element_bytes * optimized_elements(workload, weights) if copies else 0.0
     return gradients + max((update.workspace_bytes for update in weight_updates(workload, weights)), default=0.0)
 
 
@@ -168,10 +175,13 @@ def optimizer_ops(workload: Workload, weights: Sequence[Weight]) -> tuple[Op, ..
     masters, wide = training.optimizer.master_weights, DTYPE_BYTES["fp32"]
     grad = DTYPE_BYTES[training.grad_dtype]
     ops: list[Op] = []
-    if here and masters and grad != wide:
-        ops.append(_kernel("gradients to fp32", "upcast", grad * count, wide * count))
-        grad = wide
-    ops += _gradient_checks(workload, weights, grad * count, here=here)
+    if here and workload.software.gradient_kernels is not None:
+        ops += _gradients_by_hook(workload, weights, workload.software.gradient_kernels)
+    else:
+        if here and masters and grad != wide:
+            ops.append(_kernel("gradients to fp32", "upcast", grad * count, wide * count))
+            grad = wide
+        ops += _gradient_checks(workload, weights, grad * count, here=here)
     if here:
         ops += [op for update in weight_updates(workload, weights) for op in update.ops()]
         if masters and not workload.replication.weights_are_masters:
@@ -211,6 +221,52 @@ def _gradient_checks(workload: Workload, weights: Sequence[Weight], gradient_byt
     return ops
 
 
+def _gradients_by_hook(
+    workload: Workload, weights: Sequence[Weight], kernels: Callable[[ReducedGradients], GradientKernels]
+) -> list[Op]:
+    """Return the kernels of the framework, with the agreements of ranks on infinities and on the norm."""
+    training, layout = workload.training, workload.parallelism
+    facts = ReducedGradients(
+        elements=float(optimized_elements(workload, weights)),
+        tensors=_most_tensors(workload, weights),
+        element_bytes=DTYPE_BYTES[training.grad_dtype],
+        zero=layout.zero,
+        passes=workload.microbatches if layout.zero >= 2 else 1,
+        alone=all(layout.replicas(axis) == 1 for axis in by_axis(weights)),
+    )
+    work = kernels(facts)
+    checked = _read_by_host([*work.check, *_agreements(workload, "found_inf")])
+    normed = _read_by_host([*work.norm, *_agreements(workload, "grad norm")])
+    return [*checked, *normed, *work.ready, *(work.clip if training.grad_clip is not None else ())]
+
+
+def _read_by_host(ops: Sequence[Op]) -> list[Op]:
+    """Return ``ops`` of which the host reads the result: it waits for the last one."""
+    *before, last = ops
+    assert isinstance(last, Compute | Collective)
+    return [*before, replace(last, host_waits=True)]
+
+
+def _most_tensors(workload: Workload, weights: Iterable[Weight]) -> int:
+    """Return the tensors of which a rank has gradients; of several ranks, the most of any.
+
+    ZeRO-3 cuts every tensor. ZeRO-1 and 2 put all of an axis in a row and cut that into equal parts.
+    """
+    layout = workload.parallelism
+    most = 0
+    for axis, group in by_axis(trained(weights)).items():
+        shards = 1 if layout.zero == 3 else layout.shards(axis)
+        ends = list(accumulate(weight.elements for weight in group))
+        part = ends[-1] / shards
+        ranks = Counter(
+            rank
+            for begin, end in pairwise((0, *ends))
+            for rank in range(int(begin // part), min(math.ceil(end / part), shards))
+        )
+        most += max(ranks.values())
+    return most
+
+
 def _agreements(workload: Workload, what: str) -> Iterator[Collective]:
     """Yield the all-reduces of one number over the model-parallel ranks of a replica.
 
@@ -241,7 +297,7 @@ def host_update_bytes(workload: Workload) -> float:
     gradients, and writes the first two (csrc/adam/cpu_adam_impl.cpp); master weights are copied to the working copy.
     """
     training = workload.training
-    grad = DTYPE_BYTES[training.grad_dtype]
+    grad = workload.host_gradient_bytes
     copied = DTYPE_BYTES["fp32"] + DTYPE_BYTES[training.trained_dtype] if training.optimizer.master_weights else 0
     return 2.0 * grad + (2.0 * host_state_bytes(workload) + grad) + copied
 

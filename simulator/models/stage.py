@@ -129,13 +129,15 @@ def made_gradient_bytes(workload: Workload, weights: Iterable[Weight]) -> float:
     """Return the bytes of gradients of ``weights`` that steps make and the optimizer's step gives back.
 
     Autograd hands them over: of weights that torch's FSDP shards the shards, and all gradients that DDP has no buckets
-    for.
+    for. Under ZeRO-2 they are the shards that stay.
     """
     layout, element = workload.parallelism, DTYPE_BYTES[workload.training.grad_dtype]
     counts = elements_by_axis(weights).items()
     replication = workload.replication
     if not replication.hands_over_gradients:
         return 0.0
+    if layout.zero == 2:
+        return sum(element * count / layout.shards(axis) for axis, count in counts)
     if replication.fully_sharded:
         return sum(element * count / layout.shards(axis) for axis, count in counts if layout.shards(axis) > 1)
     bucketed = replication.in_ddp

@@ -69,12 +69,14 @@ class Collective(Comm):
     A send_recv counts what each rank sends to the next of its group.
     ``stream`` tells lanes of one purpose apart.
     ``host_waits``: in a block the host launches nothing more before it has ended, for it has to read the result.
+    ``hooks``: modules whose hooks the host runs with it.
     """
 
     op: CollectiveKind
     algorithm: str = "auto"
     stream: str = ""
     host_waits: bool = False
+    hooks: int = 0
 
     @property
     def lane(self) -> str:

@@ -32,6 +32,7 @@ from calibration.compare.hosts import with_host
 from calibration.compare.kernels import CLASSES, PARTS, Kernels, binned, class_of, measured_kernels, simulated_kernels
 from calibration.compare.measured import read_measured
 from calibration.compare.meetings import Meetings, meetings
+from calibration.compare.record import Memory
 from calibration.compare.software import with_software
 from calibration.fit.hosts import Pace, probe_of
 from calibration.predict.predictions import read_predictions
@@ -503,6 +504,10 @@ def _probes(*of_ranks: tuple[list[float], list[float]]) -> Callable[[dict[str, A
 GOOD = ([0.08, 0.08], [0.03, 0.03])
 
 
+def test_bytes_that_earlier_runs_left_are_not_the_runs() -> None:
+    assert Memory(steady_allocated_bytes=10, left_allocated_bytes=4).run_bytes == 10 - 4
+
+
 @pytest.mark.parametrize(
     ("change", "words"),
     [
@@ -519,6 +524,7 @@ GOOD = ([0.08, 0.08], [0.03, 0.03])
         (lambda record: record["ranks"].append(record["ranks"][0]), "ranks: not one entry for each rank"),
         (_put("ranks", to={"a": 1}), "ranks"),
         (_put("ranks", 0, "memory", "steady_allocated_bytes", to=0), "ranks[0].memory.steady_allocated_bytes"),
+        (_put("ranks", 0, "memory", "left_allocated_bytes", to=10**15), "ranks.memory.left_allocated_bytes"),
         (_put("ranks", 0, "memory", to={}), "ranks.memory: not of all ranks alike"),
         (_put("ranks", 1, "kernels", 0, "seconds", to=math.nan), "ranks[1].kernels[0].seconds"),
         (_put("ranks", 1, "kernels", 0, "class", to="foo"), "ranks[1].kernels[0].class"),

@@ -75,7 +75,7 @@ def _state_bytes(workload: Workload, weights: Sequence[Weight]) -> Mapping[str, 
     nbytes[offload.optimizer] += host_state_bytes(workload) * share
     nbytes["cpu"] += paged_state_bytes(workload, weights)
     nbytes[offload.parameters] += sum(weight_bytes(group) / layout.shards(axis) for axis, group in shards)
-    nbytes["none" if offload.optimizer == "none" else "cpu"] += DTYPE_BYTES[workload.training.grad_dtype] * share
+    nbytes["none" if offload.optimizer == "none" else "cpu"] += workload.host_gradient_bytes * share
     return nbytes
 
 

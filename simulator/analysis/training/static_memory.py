@@ -197,7 +197,9 @@ def _without_saved_layers(part: Part) -> Part:
 
 def _bucket_bytes(workload: Workload, state: StateBytes) -> float:
     """Return the bytes of the buffer that gradients are copied into, where they are; it holds one bucket."""
-    parallelism = workload.parallelism
-    if not parallelism.copy_to_buckets or parallelism.replicas("dp") == 1:
+    parallelism, bucket = workload.parallelism, workload.replication.bucket
+    if bucket == "whole" and parallelism.copy_to_buckets:
+        return float(parallelism.bucket_bytes)
+    if not parallelism.copy_to_buckets or parallelism.replicas("dp") == 1 or bucket == "none":
         return 0.0
     return min(float(parallelism.bucket_bytes), state.gradients)

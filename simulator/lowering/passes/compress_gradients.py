@@ -10,7 +10,10 @@ With ``1bit`` it is so with signs, of momentum and what earlier rounding has los
 2102.02888, algorithm 1 and section 5).
 
 With ``copy_to_buckets`` and no compression gradients are copied into a bucket, and back from an all-reduce (DeepSpeed's
-``allreduce_bucket``). A sharded sum is read where it is.
+``allreduce_bucket``). A sharded sum is read where it is, or each rank copies its shard (`Replication.shards_buckets`).
+DeepSpeed then divides the bucket by the number of ranks, and puts it together anew. Stages 1 and 2 do the latter where
+the bucket has parts for several ranks (``average_tensor``, ``copy_grads_in_partition``), stage 3 does it always
+(``reduce_scatter_coalesced``, ``partition_grads``).
 
 The volume falls by the ratio of the elements' sizes: an all-to-all and an all-gather move what a ring's all-reduce
 does. Buckets are packed where their gradients are complete, and unpacked where the compute lane first waits for them.
@@ -21,9 +24,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from simulator.config import Workload
 from simulator.lowering.lanes import REDUCTION, Lanes, off_compute
 from simulator.lowering.rank_context import RankContext
+from simulator.operations.weights import by_axis, elements, trained
 from simulator.program import (
     COMPUTE_LANE,
     AllToAll,
@@ -59,7 +62,8 @@ def compress_gradients(lanes: Lanes, context: RankContext) -> Lanes:
     workload = context.workload
     if workload.parallelism.grad_compression == "none" and not workload.parallelism.copy_to_buckets:
         return lanes
-    packed = {step.label: _packed(workload, step) for step in off_compute(lanes) if _is_reduction(step)}
+    copied = _copied_by_shard if workload.replication.shards_buckets else _packed
+    packed = {step.label: copied(context, step) for step in off_compute(lanes) if _is_reduction(step)}
     beside_compute = {lane: steps for lane, steps in lanes.items() if lane != COMPUTE_LANE}
     unpacked = {label: one.unpack[-1].label for label, one in packed.items() if one.unpack}
     whole: Lanes = {lane: [] for lane in lanes}
@@ -135,9 +139,41 @@ def _unpack(needed: Sequence[_Packed]) -> list[Step]:
     return [one.unpack[number] for number in range(stages) for one in needed]
 
 
-def _packed(workload: Workload, step: Step) -> _Packed:
+def _copied_by_shard(context: RankContext, step: Step) -> _Packed:
+    """Return a reduction with DeepSpeed's copies into a bucket, and of this rank's shard from it.
+
+    Up to stage 2 all gradients lie in a row, which is cut by rank: as many buckets as there are cuts have parts for
+    several ranks.
+    """
+    workload, comm, layout = context.workload, step.op, context.parallelism
+    if layout.grad_compression != "none":
+        return _packed(context, step)
+    assert isinstance(comm, Collective)
+    axis = undivided(comm.axis)
+    shards, nbytes = layout.shards(axis), comm.nbytes
+    weights = by_axis(trained(context.weights))[axis]
+    whole = DTYPE_BYTES[workload.training.grad_dtype] * elements(weights)
+    tensors = max(round(len(weights) * nbytes / whole), 1)
+    joined = nbytes if layout.zero == 3 else nbytes * min((shards - 1) * layout.bucket_bytes / whole, 1.0)
+
+    def kernel(name: str, op: str, moved: float, launches: int = 1) -> Compute:
+        return Compute(f"dp.{name} grads", Memory(op, moved, moved, launches=launches), StepPhase.OPTIMIZER)
+
+    def step_of(verb: str, *ops: Compute, after: Sequence[str]) -> Step:
+        moved = replace(step, label=f"{verb} {step.label}", op=Block(verb, ops), phase=StepPhase.OPTIMIZER)
+        return replace(moved, after=tuple(after), alloc_bytes=0.0, free_bytes=0.0)
+
+    into = [kernel("copy", "copy", nbytes, tensors), kernel("scale", "activation", nbytes)]
+    if joined:
+        into.append(kernel("join", "copy", joined))
+    pack = step_of("copy", *into, after=step.after)
+    back = step_of("copy back", kernel("copy back", "copy", nbytes / shards, tensors), after=(step.label,))
+    return _Packed(pack, (replace(step, after=(pack.label,)),), (back,))
+
+
+def _packed(context: RankContext, step: Step) -> _Packed:
     """Return the steps in place of ``step``, a reduction; see the module."""
-    comm = step.op
+    workload, comm = context.workload, step.op
     assert isinstance(comm, Collective)
     layout = workload.parallelism
     kind, n = layout.grad_compression, layout.replicas(undivided(comm.axis))

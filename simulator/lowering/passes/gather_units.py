@@ -20,6 +20,7 @@ from simulator.lowering.lanes import Lanes, with_steps
 from simulator.lowering.rank_context import RankContext
 from simulator.lowering.sharded_units import Unit, UnitPass, UnitPiece, Units, sharded_units
 from simulator.lowering.sharding import gather, gathered_bytes
+from simulator.operations.weights import elements
 from simulator.program import COMPUTE_LANE, Step
 
 
@@ -37,6 +38,21 @@ def gather_units(lanes: Lanes, context: RankContext) -> Lanes:
     return with_steps(lanes, gathering.compute, gathering.gathers)
 
 
+def _layers_ahead(context: RankContext, units: Units) -> int:
+    """Return how many layers are gathered ahead: so many, or those that fit beside the root and the layer in use.
+
+    DeepSpeed gathers before each module what comes next, until ``stage3_max_live_parameters`` are whole
+    (partitioned_param_coordinator.py, ``fetch_sub_module``).
+    """
+    live = context.workload.software.live_parameters
+    if not live:
+        return context.parallelism.prefetch
+    roots = set(units.roots.values())
+    root = sum(elements(units.weights[unit]) for unit in roots)
+    layer = max((elements(weights) for unit, weights in units.weights.items() if unit not in roots), default=live)
+    return max((live - root) // layer - 1, 0)
+
+
 class _Use(NamedTuple):
     """A piece that needs parameters: its label, and that of the copies before it, if any."""
 
@@ -52,7 +68,7 @@ class _Gathering:
         self.gathers: list[Step] = []
         self._workload, self._units = context.workload, units
         parallelism = context.parallelism
-        self._ahead = parallelism.prefetch if parallelism.overlap.param_gather else 0
+        self._ahead = _layers_ahead(context, units) if parallelism.overlap.param_gather else 0
         self._drops = parallelism.reshard_after_forward
         self._whole: set[Unit] = set()
         self._last_use: dict[Unit, str] = {}

@@ -33,7 +33,7 @@ def update_on_host(lanes: Lanes, context: RankContext) -> Lanes:
     if workload.parallelism.offload.optimizer == "none":
         return lanes
     begin = weights_updated(lanes)
-    shares = host_gradients(lanes, DTYPE_BYTES[workload.training.grad_dtype])
+    shares = host_gradients(lanes, workload.host_gradient_bytes)
     steps = [step for number, share in enumerate(shares) for step in _updated(workload, number, share, begin)]
     return with_steps(lanes, lanes[COMPUTE_LANE], steps)
 
