@@ -159,6 +159,11 @@ def nothing(z: Shapes) -> Ops:
     return ()
 
 
+def in_order(z: Shapes) -> str:
+    """Return the class of a plain copy, whatever the sizes."""
+    return "copy"
+
+
 def always(position: str) -> bool:
     """Return True, whatever the kind of positions."""
     return True
@@ -243,6 +248,12 @@ class Framework:
     """a sum and the norm after it are one kernel, each way"""
     adds_bias_after_sums: bool = False
     """a bias that waits for a sum over ranks is added by a kernel of its own"""
+    adds_qkv_bias: bool = False
+    """so is the bias of the product that makes queries, keys and values"""
+    joined_qkv_kernel: Callable[[Shapes], str] = in_order
+    """class of the kernel that joins the gradients of queries, keys and values"""
+    updates_by_tensor: bool = False
+    """norms, clipping and copies around an optimizer's step are kernels on one tensor after another"""
     recompute_ends_before: tuple[frozenset[str], frozenset[str]] = (frozenset(), frozenset())
     """operations of a layer without dropout before which running it again ends: of a whole layer, of a split one"""
     stages: StageRuntime = StageRuntime()

@@ -258,6 +258,9 @@ class MemoryModel:
     fused: dict[MemoryClass, MemoryCurve]
     """what other software launches instead (Megatron-LM, TransformerEngine, Apex, Inductor),
     where that differs"""
+    local_modules: dict[MemoryClass, MemoryCurve] = field(default_factory=dict)
+    """PyTorch's kernels on fp32 and on heads out of order, as local modules of Megatron-Core launch them, where they
+    were measured"""
 
     def __post_init__(self) -> None:
         need_all("kernels.memory.eager", self.eager, get_args(MemoryClass))
