@@ -19,13 +19,15 @@ NAME is the workload's. The JSON's keys; seconds, bytes, and FLOP/s throughout:
     wall_time_s       the same by the host's clock
     tokens_per_s      tokens_per_step / step_time_s.median
     loss              mean loss of every step, from the first of warm-up on
+    memory_reason     added by hand: why the memory is not this run's alone; usually not there
     ranks             a list, one per rank in order:
       rank, place     place: {tp, dp, pp, ep}, its coordinates
       step_time_s, wall_time_s   {median, p10, p90, min, max, spread, each}, of this rank
       memory          {steady_allocated_bytes, peak_allocated_bytes, peak_reserved_bytes,
-                      first_step_peak_allocated_bytes}: torch.cuda.max_memory_allocated over the timed steps
-                      and over all steps, reserved over all, and the peak of the first step (when the
-                      optimizer's state is made); empty without GPUs
+                      first_step_peak_allocated_bytes, before_bytes}: torch.cuda.max_memory_allocated over the timed
+                      steps and over all steps, reserved over all, and the peak of the first step (when the
+                      optimizer's state is made); before_bytes: allocated before the run, by what earlier runs of the
+                      process have left; older records do not have it; empty without GPUs
       clocks          {sm_mhz: {median, min, max}, power_w: {..}, temp_c: {..}, throttle: [reasons seen]} of the timed
                       steps, read in each when the host has issued it; power is the driver's mean over a second; empty
                       without NVML

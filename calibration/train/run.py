@@ -64,6 +64,7 @@ def train(
 
 def _train(workload: Workload, groups: Groups, device: torch.device, length: Length) -> RankRun:
     cuda = device.type == "cuda"
+    before = torch.cuda.memory_allocated(device) if cuda else 0
     trainer, run = _trainer(workload, groups, device), RankRun(dict(groups.place))
     if groups.expert is not None:
         run.place["ep"] = dist.get_rank(groups.expert)
@@ -85,7 +86,7 @@ def _train(workload: Workload, groups: Groups, device: torch.device, length: Len
             break
         run.probe += probe(device, PROBES)
     if cuda:
-        run.memory |= _memory(highest)
+        run.memory |= _memory(highest) | {"before_bytes": before}
     walls: list[float] = []
 
     def step() -> None:
