@@ -108,11 +108,16 @@ def joined_qkv_kernel(z: Shapes) -> str:
 
 
 def defaults(job: JobTraits) -> Mapping[str, object]:
-    """Return defaults: attention by operations, gradients added by kernels of their own, AdamW of PyTorch."""
+    """Return defaults: attention by operations, gradients added by kernels of their own, AdamW of PyTorch.
+
+    Stages wait for what they send and receive (model_parallel_config.py, ``overlap_p2p_comm``).
+    """
+    waiting: dict[str, object] = {"parallelism.overlap.p2p": False} if job.stages > 1 else {}
     return {
         "model.attention": "unfused",
         "training.loss.name": "vocab_parallel",
         "training.optimizer.implementation": "foreach",
+        **waiting,
         **job.threads_of_torchrun,
     }
 
