@@ -111,7 +111,7 @@ class Run(Record):
     def strange_memory(self) -> str:
         """Why the allocated memory is not this run's alone; empty where it is."""
         if self.memory_reason:
-            return self.memory_reason
+            return " ".join(self.memory_reason.split())
         left = max((rank.memory.before_bytes for rank in self.ranks if rank.memory is not None), default=0.0)
         peaks = [rank.memory.steady_allocated_bytes for rank in self.ranks if rank.memory is not None]
         if left <= LEFT_OVER * max(peaks, default=0.0):

@@ -60,13 +60,13 @@ def kernels_on_scores(ops: Iterable[Op]) -> list[Memory]:
 def test_kernels_of_a_gpt_layer() -> None:
     """Six products: q k v together, scores, context, the projection, and two of the MLP.
 
-    Forward, of the others: two norms, the bias of q, k and v, four of the softmax (to fp32, mask, softmax, to bf16),
-    the copy of the context to rows of tokens, GELU, and two sums: 2 + 1 + 4 + 1 + 1 + 2 = 11.
+    Forward there are two norms, and the bias of q, k and v. The softmax has four: to fp32, mask, softmax, to bf16. One
+    copies the context to rows of tokens, one is GELU, and two are sums: 2 + 1 + 4 + 1 + 1 + 2 = 11.
 
-    Backward each product twice. Of the others: a norm has one for its input, one for its parameters, one that adds both
-    of their gradients to the buffer, and the sum with the gradient round the block (2 x 4). The softmax has four, the
-    join of q, k and v one, GELU one. Each of the four linear layers adds its weight's gradient, sums up its bias's and
-    adds that (4 x 3). 8 + 4 + 1 + 1 + 12 = 26.
+    Backward there is each product twice. A norm has one for its input, one for its parameters, and one that adds their
+    gradients to the buffer. With the sum round the block that is 2 x 4. The softmax has four, the join of q, k and v
+    one, GELU one. Each of four linear layers adds its weight's gradient, sums up its bias's, and adds that: 4 x 3.
+    8 + 4 + 1 + 1 + 12 = 26.
     """
     part = models.layer(load(GPT))
     assert kinds(part.forward) == {"product": 6, "memory": 11}
@@ -74,13 +74,13 @@ def test_kernels_of_a_gpt_layer() -> None:
 
 
 def test_kernels_of_a_llama_layer() -> None:
-    """As GPT, but for biases, and with keys and values repeated for each head (2 more each way).
+    """A layer of Llama has no biases, and repeats keys and values for each head (2 kernels more each way).
 
-    Forward 2 norms, 4 of the softmax, the copy of the context, SwiGLU, 2 sums, and for q and k each 6 that make cosines
-    and sines and 6 that turn (cos, negated half, join, sin, sum, join with nothing): 10 + 2 + 24.
+    Forward there are 2 norms, 4 of the softmax, the copy of the context, SwiGLU, and 2 sums. Of q and of k 6 make cosines
+    and sines, and 6 turn (cos, negated half, join, sin, sum, join with nothing): 10 + 2 + 24.
 
-    Backward 2 x 4 of the norms, 4 of the softmax, the join, SwiGLU, a gradient added for each of 4 weights, and for q
-    and k each 7 (sin, negated half, join, cos, sum, zeros, their sum): 8 + 4 + 1 + 1 + 4 + 2 + 14.
+    Backward there are 2 x 4 of the norms, 4 of the softmax, the join, SwiGLU, and a sum for each of 4 weights. Of q and
+    of k there are 7 (sin, negated half, join, cos, sum, zeros, their sum): 8 + 4 + 1 + 1 + 4 + 2 + 14.
     """
     part = models.layer(load(LLAMA))
     assert kinds(part.forward) == {"product": 6, "memory": 36}
@@ -118,7 +118,7 @@ def test_each_tensor_has_kernels_of_its_own_around_the_update() -> None:
     """A layer has 12 weights (2 norms and 4 linear layers, each with a bias), the model 3 more and the last norm's 2.
 
     There are 2 layers: 29 norms, as many copies to the host, products by the clipping factor, copies back, and copies
-    to bf16. The host waits for the norms.
+    to bf16. The host waits for the norms, and then for what it reads.
     """
     workload = load(GPT | {"tied_embeddings": False}, training={"grad_clip": 1.0})
     weights = [weight for stage in range(1) for part in models.stage_parts(workload, stage) for weight in part.weights]
@@ -129,10 +129,10 @@ def test_each_tensor_has_kernels_of_its_own_around_the_update() -> None:
     tensors = 2 * 12 + 3 + 2
     names = ("grad norm", "grad norms to host", "clip", "clip copy", "master to model weights")
     assert {name: count for name, count in launches.items() if count} == dict.fromkeys(names, tensors)
-    assert [name for name, op in kernels.items() if op.host_waits] == ["grad norms to host"]
+    assert [name for name, op in kernels.items() if op.host_waits] == ["grad norm", "grad norms to host"]
 
 
-# --- what it is not simulated with, and defaults ---
+# --- limits and defaults ---
 
 
 @pytest.mark.parametrize(
@@ -158,12 +158,12 @@ def test_defaults() -> None:
     assert not workload.training.gradient_accumulation_fusion
 
 
-@pytest.mark.parametrize(("given", "etp"), [({}, 2), ({"etp": 1}, 1)])
-def test_experts_are_split_as_other_layers_are(given: dict[str, int], etp: int) -> None:
+@pytest.mark.parametrize(("chosen", "etp"), [({}, 2), ({"etp": 1}, 1)])
+def test_experts_are_split_as_other_layers_are(chosen: dict[str, int], etp: int) -> None:
     """``expert_tensor_parallel_size`` of Megatron-Core is ``tensor_model_parallel_size`` where it is left open."""
     moe = {"experts": 4, "top_k": 2, "ffn_hidden": 512}
     job = {"name": "small", "model": {**LLAMA, "moe": moe}, "training": {"seq": SEQ, "global_batch": 8}}
-    layout = {"tp": 2, "dp": 4, "ep": 2, **given}
+    layout = {"tp": 2, "dp": 4, "ep": 2, **chosen}
     assert load_workload({**job, "cluster": "hgx_h200_8gpu", "parallelism": layout}).parallelism.etp == etp
 
 
@@ -184,7 +184,7 @@ LONG = 150e-6
 
 @pytest.mark.parametrize("name", ["mc1_gpt345m", "mc1_gpt1.7b", "mc1_gpt3.6b_full"])
 def test_kernels_on_scores_take_what_they_took(name: str) -> None:
-    """Those of a real step, by class. The profile has most of their figures from the run of another model."""
+    """Classes of kernels take what they took in a real step; the profile has most figures from another model's run."""
     workload = load_workload(RUNS / f"{name}.yaml")
     part, costs = models.layer(workload), Costs.from_profile(profile(), workload.software)
     kernels = kernels_on_scores((*part.forward, *part.backward))
