@@ -76,8 +76,8 @@ def test_kernels_of_a_gpt_layer() -> None:
 def test_kernels_of_a_llama_layer() -> None:
     """A layer of Llama has no biases, and repeats keys and values for each head (2 kernels more each way).
 
-    Forward there are 2 norms, 4 of the softmax, the copy of the context, SwiGLU, and 2 sums. Of q and of k 6 make cosines
-    and sines, and 6 turn (cos, negated half, join, sin, sum, join with nothing): 10 + 2 + 24.
+    Forward there are 2 norms, 4 of the softmax, the copy of the context, SwiGLU, and 2 sums. Of q and of k 6 make
+    cosines and sines, and 6 turn (cos, negated half, join, sin, sum, join with nothing): 10 + 2 + 24.
 
     Backward there are 2 x 4 of the norms, 4 of the softmax, the join, SwiGLU, and a sum for each of 4 weights. Of q and
     of k there are 7 (sin, negated half, join, cos, sum, zeros, their sum): 8 + 4 + 1 + 1 + 4 + 2 + 14.
