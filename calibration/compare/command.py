@@ -143,6 +143,7 @@ def compare(
             flops, peak = report["model_flops_per_step"], report["peak_flops_per_s_per_gpu"]
             theirs = measured_figures(real.record, real.kernels, flops, peak, pipelines(one.result))
             spread, longer = real.record.step_time_s.spread, profiled(real.record)
+            base = replace(base, memory_reason=real.record.strange_memory)
         late, committed = _predicted(one, real, predicted)
         base = replace(base, spread=spread, profiled=longer)
         rows.append(replace(base, simulated=ours, measured=theirs, committed=committed, not_before=late))

@@ -42,7 +42,8 @@ class Row:
     """One workload. ``reason``: why there is no comparison, else empty. ``committed``: the figures predicted before,
     where they were; ``not_before``: else why not. ``work``: equal for runs of the same model on the same sequences.
     ``host_speed``: of the machine, as a multiple of the profile's; ``spread``: of the measured steps, p90 - p10 over
-    the median; ``profiled``: seconds of the profiled step over that median."""
+    the median; ``profiled``: seconds of the profiled step over that median. ``memory_reason``: why measured memory is
+    not compared."""
 
     name: str
     n_gpus: int
@@ -55,6 +56,7 @@ class Row:
     host_speed: float = 1.0
     spread: float | None = None
     profiled: float | None = None
+    memory_reason: str = ""
 
     def to_dict(self) -> dict[str, Any]:
         sides = {"simulated": self.simulated, "measured": self.measured, "committed": self.committed}
@@ -69,6 +71,7 @@ class Row:
             "host_speed": self.host_speed,
             "spread": self.spread,
             "profiled": self.profiled,
+            "memory_reason": self.memory_reason,
         }
 
     @classmethod
@@ -219,6 +222,8 @@ def _worst_rank(row: Row, values: Callable[[Figures], Sequence[float] | None]) -
 
 def _memory(row: Row) -> Outcome:
     measured, simulated = peak_bytes(row)
+    if row.memory_reason and not row.reason:
+        return Outcome(row.name, MEMORY, "GiB", None, None, skipped=row.memory_reason)
     return _outcome(row, MEMORY, "GiB", measured and measured / GiB, simulated and simulated / GiB)
 
 

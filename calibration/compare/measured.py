@@ -140,7 +140,8 @@ def measured_figures(
     pipelines: Sequence[Sequence[int]],
 ) -> Figures:
     """``flops_per_step``: of the model, all ranks; ``peak_flops_per_s``: of one GPU. Memory is, as time, of the timed
-    steps: in the second one of all DDP makes its buckets anew, and may have both sets of them for once."""
+    steps: in the second one of all DDP makes its buckets anew, and may have both sets of them for once. It is left out
+    where it is not the run's alone."""
     ranks, step_s = run.ranks, run.step_time_s.median
     by_rank = [dict.fromkeys(CLASSES, 0.0) for _ in ranks]
     for class_seconds, rank in zip(by_rank, ranks, strict=True):
@@ -152,7 +153,9 @@ def measured_figures(
     return Figures(
         step_time_s=step_s,
         mfu=flops_per_step / (step_s * len(ranks) * peak_flops_per_s),
-        peak_allocated_bytes=tuple(rank.memory.run_bytes for rank in ranks if rank.memory is not None),
+        peak_allocated_bytes=()
+        if run.strange_memory
+        else tuple(rank.memory.run_bytes for rank in ranks if rank.memory is not None),
         class_s={**class_s, **(parts if kernels is None else kernels.parts(len(ranks)))},
         exposed_s=statistics.fmean(exposed) if exposed else None,
         bubble=None if kernels is None else kernels.bubble(pipelines),

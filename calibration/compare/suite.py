@@ -1,4 +1,4 @@
-"""``python -m calibration.compare.suite``: write the suites of our own runs anew from the records in calibration/results.
+"""``python -m calibration.compare.suite``: write suites of our own runs anew from the records in calibration/results.
 
 ``own-h200`` has those of plain PyTorch, ``own-frameworks`` those of the code of others. Their errors, and those of
 ``own-h200-memory`` and ``own-frameworks-memory``, are then recorded by `python -m simulator.validation.record`.
@@ -35,8 +35,6 @@ class OwnRuns(NamedTuple):
 
 
 TABLES = (OwnRuns("own-h200", ("fit", "predicted", "eight"), "runs"), OwnRuns("own-frameworks", ("stacks",), "stacks"))
-#: Runs whose memory was not that of training, and why: no row of a suite has it.
-MEMORY_UNLIKE: Mapping[str, str] = {}
 #: What the runs were made on: a node whose NVSwitches serve every GPU at full speed, of which they took the first.
 CLUSTER = {"cluster.name": "hgx_h200_8gpu"}
 GPU = "H200"
@@ -63,12 +61,15 @@ def rows_of(workloads: Sequence[Path], records: Path, folder: Path) -> list[dict
             "source": f"python -m calibration train, {record.date:%Y-%m-%d}, {Measured(record, '').hardware}",
             "gpu": GPU,
             "workload": Path(os.path.relpath(path, folder)).as_posix(),
-            "notes": " ".join((record.reason or MEMORY_UNLIKE.get(name, "")).split()),
+            "notes": " ".join(record.reason.split()),
         }
         if isinstance(record, Run):
             peaks = [rank.memory.run_bytes for rank in record.ranks if rank.memory is not None]
             row["measured_step_s"] = f"{record.step_time_s.median:.6g}"
-            row["mem_gb"] = f"{max(peaks) / 1e9:.6g}" if peaks and name not in MEMORY_UNLIKE else ""
+            if record.strange_memory:
+                row["notes"] = f"memory left out: {record.strange_memory}"
+            elif peaks:
+                row["mem_gb"] = f"{max(peaks) / 1e9:.6g}"
         rows.append(row | {key: _cell(changes[key]) for key in KEYS if key in changes})
     return rows
 

@@ -88,6 +88,7 @@ def as_tables(comparison: Mapping[str, Any]) -> list[RenderableType]:
         table([_line(row) for row in rows], title="Simulated against measured"),
         *_reasons("not compared", {row.name: row.reason for row in rows}),
         *_reasons("not predicted before", {row.name: row.not_before for row in classes}),
+        *_reasons("memory not compared", {row.name: row.memory_reason for row in classes}),
         *(
             [table([_classes(row) for row in classes], title="Kernels, ms of the worst rank: measured > simulated")]
             if classes

@@ -19,6 +19,7 @@ NAME is the workload's. The JSON's keys; seconds, bytes, and FLOP/s throughout:
     wall_time_s       the same by the host's clock
     tokens_per_s      tokens_per_step / step_time_s.median
     loss              mean loss of every step, from the first of warm-up on
+    memory_reason     added by hand: why the memory is not this run's alone; usually not there
     ranks             a list, one per rank in order:
       rank, place     place: {tp, dp, pp, ep}, its coordinates
       step_time_s, wall_time_s   {median, p10, p90, min, max, spread, each}, of this rank

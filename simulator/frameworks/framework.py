@@ -99,8 +99,8 @@ class JobTraits:
     """Facts of a job that decide how a framework runs it.
 
     ``reduces_beside``: replicas all-reduce gradients while the backward pass goes on. ``updates_on_gpu``: the optimizer
-    is neither on the host nor on parameter servers. ``stages``: of the model. ``experts``: some layers
-    have them. ``shares_cpus``: hosts update weights, and each has several ranks.
+    is neither on the host nor on parameter servers. ``stages``: of the model. ``shares_cpus``: hosts update
+    weights, and each has several ranks. ``tp``: ranks that split each layer. ``experts``: some layers have them.
     """
 
     norm: str
@@ -113,6 +113,7 @@ class JobTraits:
     reduces_beside: bool
     updates_on_gpu: bool
     shares_cpus: bool = False
+    tp: int = 1
     experts: bool = False
 
     @property
@@ -229,6 +230,11 @@ def gradient_of_lookup(z: Shapes, table: int, tied: bool) -> Ops:
     )
 
 
+def in_order(z: Shapes) -> str:
+    """Return the class of a plain copy, whatever the sizes."""
+    return "copy"
+
+
 def always(position: str) -> bool:
     """Return True, whatever the kind of positions."""
     return True
@@ -339,6 +345,12 @@ class Framework:
     """a sum and the norm after it are one kernel, each way"""
     adds_bias_after_sums: bool = False
     """a bias that waits for a sum over ranks is added by a kernel of its own"""
+    adds_qkv_bias: bool = False
+    """so is the bias of the product that makes queries, keys and values"""
+    joined_qkv_kernel: Callable[[Shapes], str] = in_order
+    """class of the kernel that joins the gradients of queries, keys and values"""
+    updates_by_tensor: bool = False
+    """norms, clipping and copies around an optimizer's step are kernels on one tensor after another"""
     recompute_ends_before: tuple[frozenset[str], frozenset[str]] = (frozenset(), frozenset())
     """operations of a layer without dropout before which running it again ends: of a whole layer, of a split one"""
     stages: StageRuntime = StageRuntime()

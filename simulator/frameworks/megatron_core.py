@@ -38,8 +38,13 @@ def softmax(z: Shapes, elements: int) -> tuple[Node, Node]:
 
 
 def defaults(job: JobTraits) -> Mapping[str, object]:
-    """Return defaults of Megatron-Core with Apex, which has had the fused accumulation since March 2022."""
+    """Return defaults of Megatron-Core with Apex, which has had the fused accumulation since March 2022.
+
+    Experts are split as other layers are (model_parallel_config.py, ``expert_tensor_parallel_size``).
+    """
+    etp: dict[str, object] = {"parallelism.etp": job.tp} if job.experts else {}
     return {
+        **etp,
         "training.gradient_accumulation_fusion": True,
         "training.loss.name": "vocab_parallel",
         **job.threads_of_torchrun,

@@ -1,7 +1,8 @@
 """Megatron-Core with its local modules: PyTorch's kernels, without Transformer Engine and Apex.
 
-github.com/NVIDIA/Megatron-LM, core_v0.19: models/gpt/gpt_layer_specs.py (``get_gpt_layer_local_spec``),
-transformer/dot_product_attention.py, fusions/fused_softmax.py, distributed/distributed_data_parallel.py.
+github.com/NVIDIA/Megatron-LM, core_v0.19, megatron/core: models/gpt/gpt_layer_specs.py (``get_gpt_layer_local_spec``),
+transformer/dot_product_attention.py, fusions/fused_softmax.py, fusions/fused_bias_gelu.py, fused_bias_swiglu.py,
+fused_bias_dropout.py, models/common/embeddings/rope_utils.py, tensor_parallel/layers.py, optimizer/clip_grads.py.
 """
 
 from __future__ import annotations
@@ -10,17 +11,113 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from simulator.frameworks import megatron_core
-from simulator.frameworks.framework import JobTraits, Limit
+from simulator.frameworks.framework import ActivationKernels, JobTraits, Limit, Traffic
+from simulator.operations.dropout import dropout
+from simulator.operations.nodes import Node, Tensor, memory
+from simulator.operations.shapes import Shapes
+from simulator.units import DTYPE_BYTES
 
-LIMITS = (Limit("model.attention", ("unfused",), "local modules have no fused attention"),)
+#: Kernels that make cosines and sines of angles and cast them, once for queries and once for keys. They are of the size
+#: of a row of the table: next to nothing.
+TABLES = tuple(
+    Traffic(f" {step}", "activation", 0, 0)
+    for step in ("cosine", "cosine scale", "cosine cast", "sine", "sine scale", "sine cast")
+)
+#: ``t * cos + rotate_half(t) * sin``, and the join with the part of a head that is not turned, which is empty
+#: (``_apply_rotary_pos_emb_bshd``).
+ROTATION = (
+    *TABLES,
+    Traffic(" cos", "rope", 1, 1),
+    Traffic(" negate", "rope", 0.5, 0.5),
+    Traffic(" join", "transposed", 1, 1),
+    Traffic(" sin", "rope", 1, 1),
+    Traffic(" add", "residual", 2, 1),
+    Traffic(" whole", "copy", 1, 1),
+)
+#: Autograd adds zeros for the part that is not turned.
+ROTATION_BACKWARD = (
+    Traffic(" sin", "rope", 1, 1),
+    Traffic(" negate", "rope", 0.5, 0.5),
+    Traffic(" join", "transposed", 1, 1),
+    Traffic(" cos", "rope", 1, 1),
+    Traffic(" add", "rope", 2, 1),
+    Traffic(" zero", "zero", 0, 1),
+    Traffic(" whole", "residual", 2, 1),
+)
+#: SiLU with a gate by Inductor. Backward joins both gradients in one kernel. Each half of it reads what it needs: the
+#: gradient, gate and up for one, the gradient and gate for the other.
+GATED = ActivationKernels((Traffic("", "activation", 2, 1),), (Traffic("", "activation_bwd", 5, 2),))
+#: GELU by a tangent, and the bias before it, by Inductor. The tangent is taken to cost what the error function does.
+GELU = ActivationKernels((Traffic("", "gelu", 1, 1),), (Traffic("", "gelu_bwd", 2, 1),))
+
+LIMITS = (
+    Limit("model.attention", ("unfused",), "local modules have no fused attention"),
+    Limit("model.activation", ("swiglu", "gelu"), "others have no fused kernel in local modules"),
+    Limit("model.moe", (None,), "experts as local modules run them are not simulated"),
+    Limit("model.mla", (None,), "latent attention as local modules run it is not simulated"),
+    Limit("parallelism.cp", (1,), "context parallelism of Megatron-Core needs Transformer Engine"),
+    Limit("parallelism.zero", (0, 1), "the distributed optimizer is ZeRO 1"),
+)
+
+
+def activation(z: Shapes) -> ActivationKernels:
+    """Return a kernel each way, made by torch.compile (``jit_fuser``)."""
+    return GATED if z.gated else GELU
+
+
+def softmax(z: Shapes, elements: int) -> tuple[Node, Node]:
+    """Return the softmax in fp32 (``forward_torch_softmax``), and dropout.
+
+    Scores are cast to fp32, filled under the mask in place, and the probabilities are cast back. The fill has no vector
+    loads. The gradient goes the same way back; its fill makes a copy. The softmax keeps the probabilities in fp32.
+    While the forward pass runs there are the scores in both types. At its fullest the backward pass has three tensors
+    in fp32 beside them. Scores are the sum of a product and a buffer that stays and counts for nothing (``baddbmm``
+    with ``beta`` 0).
+    """
+    square, wide = float(z.element * elements), float(DTYPE_BYTES["fp32"] * elements)
+    probs = Node(
+        forward=(
+            memory("F", "attn.upcast", "upcast", square, wide, z.dtype),
+            memory("F", "attn.mask", "strided", wide, wide, "fp32"),
+            memory("F", "attn.softmax", "softmax", wide, wide, "fp32", z.seq),
+            memory("F", "attn.cast", "cast", wide, square, z.dtype),
+        ),
+        input_grad=(
+            memory("B", "attn.cast bwd", "upcast", square, wide, z.dtype),
+            memory("B", "attn.softmax bwd", "softmax_bwd", 2 * wide, wide, "fp32", z.seq),
+            memory("B", "attn.mask bwd", "mask", wide, wide, "fp32"),
+            memory("B", "attn.upcast bwd", "cast", wide, square, z.dtype),
+        ),
+        saved=(Tensor("attn.probs fp32", wide), Tensor("attn.probs", square)),
+        forward_bytes=square + wide,
+        grad_bytes=3 * wide,
+        placeholders=(Tensor(f"attention scores {elements}", square),),
+    )
+    drop = dropout(z, "attn.probs dropout", elements, mask="attn.probs mask") if z.dropout else Node()
+    return probs, drop
+
+
+def joined_qkv_width(z: Shapes) -> int:
+    """Return the width of all three gradients: ``torch.split`` of heads has a join as its gradient."""
+    return z.q_width + 2 * z.kv_width
+
+
+def joined_qkv_kernel(z: Shapes) -> str:
+    """Return a plain copy where rotations have put heads in order, else one of transposed products."""
+    return "copy" if z.position == "rope" else "transposed"
 
 
 def defaults(job: JobTraits) -> Mapping[str, object]:
-    """Return defaults: attention by operations, gradients added by kernels of their own."""
+    """Return defaults: attention by operations, gradients added by kernels of their own, AdamW of PyTorch.
+
+    Stages wait for what they send and receive (model_parallel_config.py, ``overlap_p2p_comm``).
+    """
+    waiting: dict[str, object] = {"parallelism.overlap.p2p": False} if job.stages > 1 else {}
     return {
         "model.attention": "unfused",
         "training.loss.name": "vocab_parallel",
         "training.optimizer.implementation": "foreach",
+        **waiting,
         **job.threads_of_torchrun,
     }
 
@@ -29,7 +126,18 @@ FRAMEWORK = replace(
     megatron_core.FRAMEWORK,
     name="megatron_core_local",
     about="Megatron-Core with its local modules, without Transformer Engine and Apex",
+    launch_section="eager",
+    memory_sections=("eager", "local_modules"),
     defaults=defaults,
     limits=LIMITS,
     adds_in_products=False,
+    activation=activation,
+    rotation=ROTATION,
+    rotation_backward=ROTATION_BACKWARD,
+    joined_qkv_width=joined_qkv_width,
+    joined_qkv_kernel=joined_qkv_kernel,
+    softmax=softmax,
+    by_row="strided",
+    adds_qkv_bias=True,
+    updates_by_tensor=True,
 )

@@ -270,6 +270,9 @@ class MemoryModel:
     where that differs"""
     inductor: dict[MemoryClass, MemoryCurve] = field(default_factory=dict)
     """what Inductor makes, where it was measured and differs from both"""
+    local_modules: dict[MemoryClass, MemoryCurve] = field(default_factory=dict)
+    """PyTorch's kernels on fp32 and on heads out of order, as local modules of Megatron-Core launch them, where they
+    were measured"""
 
     def __post_init__(self) -> None:
         need_all("kernels.memory.eager", self.eager, get_args(MemoryClass))

@@ -18,8 +18,9 @@ def split_qkv(z: FrameworkShapes) -> Node:
     if not copied:
         return Node()
     width = z.q_width + 2 * z.kv_width
+    kernel = z.framework.joined_qkv_kernel(z)
     return Node(
-        input_grad=(memory("B", "attn.qkv join", "copy", copied, copied, z.dtype),),
+        input_grad=(memory("B", "attn.qkv join", kernel, copied, copied, z.dtype),),
         grad_bytes=2.0 * z.element * z.tokens * width,
     )
 

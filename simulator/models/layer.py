@@ -21,7 +21,7 @@ from simulator.models.pointwise import activation, rope
 from simulator.models.recompute_by_op import recomputed_by_op
 from simulator.models.shapes import FrameworkShapes, shapes
 from simulator.operations.experts import Experts
-from simulator.operations.nodes import Node, Tensor, fuse
+from simulator.operations.nodes import Node, Tensor, fuse, memory
 from simulator.operations.shapes import ANY_SEAT, ANY_TURN, Seat, Turn
 from simulator.program import Beside
 
@@ -116,6 +116,10 @@ def _qkv(z: FrameworkShapes) -> tuple[Node, ...]:
             shared=2 * shared,
             wide=True,
         )
+        if z.bias and z.framework.adds_qkv_bias:
+            nbytes = float(z.element * z.tokens * qkv)
+            add = memory("F", "attn.qkv bias", "bias", nbytes, nbytes, z.dtype)
+            joined = replace(joined, forward=(*joined.forward, add))
         return joined, split_qkv(z)
     widths = {"q": (z.q_width, 0), "k": (z.kv_width, shared), "v": (z.kv_width, shared)}
     return with_summed_gradients(

@@ -186,7 +186,8 @@ def optimizer_ops(workload: Workload, weights: Sequence[Weight]) -> tuple[Op, ..
         ops += [op for update in weight_updates(workload, weights) for op in update.ops()]
         if masters and not workload.replication.weights_are_masters:
             written = DTYPE_BYTES[training.trained_dtype] * count
-            ops.append(_kernel("master to model weights", "cast", wide * count, written))
+            launches = _launches(workload, weights)
+            ops.append(_kernel("master to model weights", "cast", wide * count, written, launches=launches))
     # Buffers that servers have fetched are cleared whatever the framework; where whole gradients are alive for a while
     # only, and their shards on the host, there is none.
     buffered = here or layout.zero < 2
@@ -196,6 +197,16 @@ def optimizer_ops(workload: Workload, weights: Sequence[Weight]) -> tuple[Op, ..
         ops.append(_kernel("zero gradients", "zero", 0.0, zeroed, training.grad_dtype))
     # A rank whose weights are frozen has numbers to agree on, and nothing to compute.
     return tuple(op for op in ops if count or not isinstance(op, Compute))
+
+
+def _launches(workload: Workload, weights: Iterable[Weight]) -> int:
+    """Return the kernels that each operation around the updates takes; 0: one for all tensors.
+
+    Shards cut one buffer of all gradients, so that a rank has a part of the tensors.
+    """
+    if not workload.software.updates_by_tensor:
+        return 0
+    return round(sum(1 / workload.parallelism.shards(weight.axis) for weight in trained(weights)))
 
 
 def _gradient_checks(workload: Workload, weights: Sequence[Weight], gradient_bytes: float, *, here: bool) -> list[Op]:
@@ -212,12 +223,8 @@ def _gradient_checks(workload: Workload, weights: Sequence[Weight], gradient_byt
             *_agreements(workload, "found_inf"),
         ]
     if training.grad_clip is not None:
-        listed = len(trained(weights)) if workload.software.dispatches_dtensors else 0
-        norm = Memory("optimizer", gradient_bytes, 0.0, dtype="fp32", parts=listed)
-        ops.append(Compute("optimizer.grad norm", norm, StepPhase.OPTIMIZER))
-        ops += _agreements(workload, "grad norm")
-        if here:
-            ops.append(_kernel("clip", "optimizer", gradient_bytes, gradient_bytes))
+        norm, clipping = _clipping(workload, weights, gradient_bytes)
+        ops += [*norm, *_agreements(workload, "grad norm"), *(clipping if here else ())]
     return ops
 
 
@@ -267,6 +274,26 @@ def _most_tensors(workload: Workload, weights: Iterable[Weight]) -> int:
     return most
 
 
+def _clipping(workload: Workload, weights: Sequence[Weight], nbytes: float) -> tuple[list[Compute], list[Compute]]:
+    """Return the kernels of the norm of gradients of so many bytes, and those of their clipping.
+
+    Where each tensor has its own kernels, its norm goes to the host by itself. The host waits for all norms, and then
+    for each. Scaled gradients are new tensors, which are copied back (megatron/core/utils.py,
+    ``local_multi_tensor_l2_norm``, ``local_multi_tensor_scale``).
+    """
+    if launches := _launches(workload, weights):
+        sizes = DTYPE_BYTES["fp32"] * float(launches)
+        norms = _kernel("grad norm", "reduce", nbytes, 0.0, launches=launches)
+        read = _kernel("grad norms to host", "copy", sizes, sizes, launches=launches)
+        steps = (("clip", "activation"), ("clip copy", "copy"))
+        clipping = [_kernel(name, op, nbytes, nbytes, launches=launches) for name, op in steps]
+        return [replace(op, host_waits=True) for op in (norms, read)], clipping
+    listed = len(trained(weights)) if workload.software.dispatches_dtensors else 0
+    norm = Memory("optimizer", nbytes, 0.0, dtype="fp32", parts=listed)
+    clip = _kernel("clip", "optimizer", nbytes, nbytes)
+    return [Compute("optimizer.grad norm", norm, StepPhase.OPTIMIZER)], [clip]
+
+
 def _agreements(workload: Workload, what: str) -> Iterator[Collective]:
     """Yield the all-reduces of one number over the model-parallel ranks of a replica.
 
@@ -285,8 +312,9 @@ def _agreements(workload: Workload, what: str) -> Iterator[Collective]:
             yield _all_reduce(f"{axis}.all_reduce {what}", 4.0, layout.shard_axis(axis), Purpose.DATA)
 
 
-def _kernel(name: str, op: str, read: float, written: float, dtype: str = "fp32") -> Compute:
-    return Compute(f"optimizer.{name}", Memory(op, read, written, dtype=dtype), StepPhase.OPTIMIZER)
+def _kernel(name: str, op: str, read: float, written: float, dtype: str = "fp32", *, launches: int = 0) -> Compute:
+    kernel = Memory(op, read, written, dtype=dtype, launches=launches)
+    return Compute(f"optimizer.{name}", kernel, StepPhase.OPTIMIZER)
 
 
 def host_update_bytes(workload: Workload) -> float:

@@ -90,6 +90,7 @@ _COMPOSER = (
 #: huggingface.co/moonshotai/Moonlight-16B-A3B, config.json.
 _MOONLIGHT: dict[str, Any] = {
     "training.optimizer": {"state_dtype": "bf16"},  # exp_avg_dtype in recipes/moonlight/moonlight_16b.py
+    "parallelism.etp": 1,  # its 8 ranks hold 8 parts of the experts, whole ones
     "model.hidden": 2048,
     "model.heads": 16,
     "model.vocab": 163840,

@@ -46,7 +46,7 @@ JOBS = {
     "not ahead": job({"dp": 4, "zero": 3, "overlap": {"param_gather": False}}),
     "long": job({"cp": 2, "dp": 2, "bucket_bytes": 1_000_000}),
     "ulysses": job({"cp": 2, "cp_method": "ulysses", "bucket_bytes": 1_000_000}),
-    "experts": job({"tp": 2, "pp": 2, "dp": 2, "ep": 4, "bucket_bytes": 1_000_000}, moe=True),
+    "experts": job({"tp": 2, "pp": 2, "dp": 2, "ep": 4, "etp": 1, "bucket_bytes": 1_000_000}, moe=True),
     "servers": job({"dp": 2, "data_parallel": "parameter_server", "bucket_bytes": 1_000_000}),
     "no drain": job({"pp": 2, "dp": 2, "zero": 1, "schedule": "async_1f1b", "bucket_bytes": 1_000_000}),
     "selective": job({"tp": 2}, precision="fp16", recompute={"granularity": "selective"}),

@@ -219,7 +219,8 @@ def test_experts_have_as_many_instances_as_the_rest(dp: int, ep: int, hsdp: int 
 
 
 @pytest.mark.parametrize(
-    "keys", [{"dp": 8, "ep": 2}, {"dp": 4, "tp": 2, "ep": 4}, {"dp": 8, "ep": 2, "hsdp": 4}, {"dp": 8, "ep": 8}]
+    "keys",
+    [{"dp": 8, "ep": 2}, {"dp": 4, "tp": 2, "ep": 4, "etp": 1}, {"dp": 8, "ep": 2, "hsdp": 4}, {"dp": 8, "ep": 8}],
 )
 @pytest.mark.parametrize("zero", [1, 2, 3])
 def test_experts_travel_on_an_axis_of_their_own(keys: dict[str, Any], zero: int) -> None:

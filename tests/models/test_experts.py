@@ -162,7 +162,7 @@ def test_gradients_of_copies_are_added_up_by_their_holders(
 def test_dispatch_and_combine_bytes(tp: int, dp: int, ep: int, k: int) -> None:
     """Balanced, a rank sends tokens x top_k x hidden x 2 bytes x (ep - 1) / ep per all-to-all; of these there are two
     forward and two backward per layer and micro-batch."""
-    result = play(moe={"experts": 16, "top_k": k}, parallelism={"tp": tp, "dp": dp, "ep": ep})
+    result = play(moe={"experts": 16, "top_k": k}, parallelism={"tp": tp, "dp": dp, "ep": ep, "etp": 1})
     each = 128 / tp * k * 256 * 2 * (ep - 1) / ep
     frame = result.timeline
     moved = frame[frame["kind"] == "all_to_all"]
@@ -214,9 +214,9 @@ def test_uneven_bytes_of_every_pair() -> None:
         ({"dp": 16, "ep": 16}, {"moe": SKEW}),
         ({"dp": 16, "ep": 16}, {"moe": {"node_limit": 1}}),
         ({"dp": 16, "ep": 16}, {"moe": {"node_limit": 2} | SKEW}),
-        ({"dp": 4, "tp": 2, "ep": 8, "overlap": {"ep": True}}, {"moe": {"shared_experts": 1} | SKEW}),
+        ({"dp": 4, "tp": 2, "ep": 8, "etp": 1, "overlap": {"ep": True}}, {"moe": {"shared_experts": 1} | SKEW}),
         ({"dp": 4, "tp": 2, "ep": 2, "etp": 2}, {"moe": SKEW}),
-        ({"dp": 4, "tp": 2, "ep": 4, "sequence_parallel": False}, {}),
+        ({"dp": 4, "tp": 2, "ep": 4, "etp": 1, "sequence_parallel": False}, {}),
         (
             {"dp": 4, "pp": 2, "ep": 4, "vpp": 2, "schedule": "interleaved"},
             {"model__layers": 4, "model__mtp_layers": 1},
@@ -354,7 +354,7 @@ def test_multi_token_prediction_stands_on_the_last_stage() -> None:
         ({"moe": {"ffn_hidden": 255}, "parallelism": {"dp": 2, "etp": 2}}, "model.moe.ffn_hidden", "multiple of 2"),
         ({"parallelism": {"overlap": {"ep": True}}}, "parallelism.overlap.ep", "no shared experts"),
         (
-            {"parallelism": {"dp": 2, "tp": 2, "pp": 2, "ep": 2, "rank_order": "tp-pp-ep-dp"}},
+            {"parallelism": {"dp": 2, "tp": 2, "pp": 2, "ep": 2, "etp": 1, "rank_order": "tp-pp-ep-dp"}},
             "parallelism.rank_order",
             "apart",
         ),

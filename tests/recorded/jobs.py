@@ -256,7 +256,7 @@ EXPERTS: dict[str, RecordedJob] = {
     ),
     "moe_nodes": experts({"dp": 16, "ep": 16}, {"experts": 32, "top_k": 8, "node_limit": 1}),
     "moe_tp_etp": experts({"tp": 2, "dp": 4, "ep": 2, "etp": 2, "zero": 2}),
-    "moe_folded": experts({"tp": 2, "dp": 2, "ep": 4}),
+    "moe_folded": experts({"tp": 2, "dp": 2, "ep": 4, "etp": 1}),
     "moe_cp": experts({"cp": 2, "dp": 2, "ep": 4}),
     "moe_fsdp": experts({"dp": 4, "ep": 2, "zero": 3}, **EAGER),
     "moe_mla_zb": experts({"dp": 2, "ep": 2, "pp": 2, "schedule": "zb_h1"}, model=LATENT),

@@ -132,7 +132,7 @@ EIGHT: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = {
     "deep zb_v x dp": (DEEP, {"pp": 4, "dp": 2, "schedule": "zb_v", "overlap": NO_OVERLAP}, SIXTEEN),
     "moe8 one": (WIDE_MOE, {}, {}),
     "moe8 ep": (WIDE_MOE, {"dp": 8, "ep": 8}, {}),
-    "moe8 ep over tp": (WIDE_MOE, {"tp": 2, "dp": 4, "ep": 8}, {}),
+    "moe8 ep over tp": (WIDE_MOE, {"tp": 2, "dp": 4, "ep": 8, "etp": 1}, {}),
     "moe16 one": (MOE16, {}, {}),
     "moe16 ep": (MOE16, {"dp": 8, "ep": 8}, {}),
     "clip8 one": (WIDE, {}, {"grad_clip": 0.1}),

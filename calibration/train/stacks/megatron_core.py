@@ -44,6 +44,8 @@ def limits(workload: Workload) -> Iterator[Limit]:
 def _config(workload: Workload) -> Any:
     model, training, layout = workload.model, workload.training, workload.parallelism
     gated = model.activation == "swiglu"
+    chunks = layout.n_stages // layout.pp
+    beside = bool(layout.overlap.p2p) and chunks > 1
     recompute: Mapping[str, object] = {}
     if training.recompute.granularity == "full":
         recompute = {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1}
@@ -71,7 +73,9 @@ def _config(workload: Workload) -> Any:
         pipeline_dtype=torch.bfloat16,
         tensor_model_parallel_size=layout.tp,
         pipeline_model_parallel_size=layout.pp,
-        virtual_pipeline_model_parallel_size=layout.n_stages // layout.pp if layout.n_stages > layout.pp else None,
+        virtual_pipeline_model_parallel_size=chunks if chunks > 1 else None,
+        overlap_p2p_comm=beside,
+        batch_p2p_comm=not beside,
         sequence_parallel=bool(layout.sequence_parallel) and layout.tp > 1,
         deallocate_pipeline_outputs=True,
         **recompute,
