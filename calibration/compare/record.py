@@ -14,7 +14,6 @@ from simulator.bounds import Positive, Text
 from simulator.config.section import AsTuple
 from simulator.config.validation import validated
 from simulator.errors import InputError
-from simulator.units import GiB
 
 
 def _date(value: object) -> datetime.datetime:
@@ -24,8 +23,6 @@ def _date(value: object) -> datetime.datetime:
     return date if date.tzinfo else date.replace(tzinfo=datetime.UTC)
 
 
-#: Share of the peak that earlier runs of a process may leave allocated.
-LEFT_OVER = 0.005
 #: Sections that are empty where nothing was measured.
 _Empty = BeforeValidator(lambda value: value or None)
 
@@ -126,14 +123,8 @@ class Run(Record):
 
     @property
     def strange_memory(self) -> str:
-        """Why the allocated memory is not this run's alone; empty where it is."""
-        if self.memory_reason:
-            return " ".join(self.memory_reason.split())
-        left = max((rank.memory.before_bytes for rank in self.ranks if rank.memory is not None), default=0.0)
-        peaks = [rank.memory.steady_allocated_bytes for rank in self.ranks if rank.memory is not None]
-        if left <= LEFT_OVER * max(peaks, default=0.0):
-            return ""
-        return f"earlier runs of the process had left {left / GiB:.1f} GiB"
+        """Why the allocated memory cannot be compared, as one line; empty where it can."""
+        return " ".join(self.memory_reason.split())
 
     @model_validator(mode="after")
     def _whole(self) -> Self:

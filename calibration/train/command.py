@@ -20,7 +20,7 @@ from calibration.measure.case import Case
 from calibration.train.length import Length
 from calibration.train.limits import refusal
 from calibration.train.record import Records
-from calibration.train.stacks import is_stack
+from calibration.train.frameworks import is_stack
 from calibration.workloads import by_name
 from simulator.config.workload import Workload
 from simulator.errors import InputError

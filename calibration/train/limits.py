@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from calibration.train.stacks import is_stack, stack_refusals
+from calibration.train.frameworks import is_stack, stack_refusals
 from simulator.config.framework import FrameworkChoice
 from simulator.config.workload import Workload
 from simulator.errors import InputError, in_one_line

@@ -17,7 +17,7 @@ from calibration.measure.gpu import Telemetry
 from calibration.train.host import probe
 from calibration.train.length import PROFILED, Length
 from calibration.train.profile import Span, exposure, profiled, table
-from calibration.train.stacks import StackTrainer, is_stack, stack_trainer
+from calibration.train.frameworks import StackTrainer, is_stack, stack_trainer
 from calibration.train.trainer import Groups, Trainer
 from simulator.config.workload import Workload
 

@@ -39,7 +39,7 @@ DATA_PARALLEL = {"all_reduce": "bucket", "all_gather": "gather", "reduce_scatter
 
 #: What DeepSpeed's hooks before and after a module (parameter_offload.py, partitioned_param_coordinator.py) take, in
 #: elementwise operations of the same host. A Llama layer takes 16.5 and 10.2 ms of a host as fast as the profile's
-#: (calibration/results/stacks, ds2_zero3_llama1b and _llama3b), 13.0 in the geometric mean. Of these 2.7 are its
+#: (calibration/results/frameworks, ds2_zero3_llama1b and _llama3b), 13.0 in the geometric mean. Of these 2.7 are its
 #: kernels and 3.6 its collectives; the rest are 26 calls of 0.257 ms, where an operation takes 22.5 us.
 OPS_OF_HOOKS = 11.4
 
@@ -73,7 +73,7 @@ def issued(op: Compute | Comm, phase: str = "") -> dict[str, int]:
     around its core, has one attention to run again, with which it is counted.
     """
     if isinstance(op, Collective) and op.hooks:
-        return {_comm_kind(op): 1, "hook": op.hooks}
+        return {comm_kind(op): 1, "hook": op.hooks}
     if isinstance(op, Comm):
         return {comm_kind(op): 1}
     if op.phase == "O":

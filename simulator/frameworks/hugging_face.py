@@ -23,6 +23,7 @@ from simulator.frameworks.framework import (
     gradient_of_lookup,
 )
 from simulator.frameworks.hugging_face_compiled import compiled
+from simulator.frameworks.rotation import rotated
 from simulator.operations.nodes import Node, Ops, Tensor, memory
 from simulator.operations.shapes import Shapes
 
@@ -215,20 +216,7 @@ def positions(z: Shapes) -> Node:
     if z.autocast:
         forward = ROTATION_IN_FP32 if z.qk_norm else BY_FP32
         backward = ROTATION_IN_FP32_BACKWARD if z.qk_norm else BY_FP32_BACKWARD
-    sizes = {name: float(z.element * z.tokens * width) for name, width in (("q", z.q_width), ("k", z.kv_width))}
-
-    def turned(phase: str, table: tuple[Traffic, ...], suffix: str) -> Ops:
-        return tuple(
-            memory(phase, f"attn.rope {name}{step}{suffix}", op, read * nbytes, written * nbytes, z.dtype)
-            for name, nbytes in sizes.items()
-            for step, op, read, written in table
-        )
-
-    return Node(
-        forward=turned("F", forward, ""),
-        input_grad=turned("B", backward, " bwd"),
-        grad_bytes=2.0 * sum(sizes.values()),
-    )
+    return rotated(z, forward, backward)
 
 
 def residual(z: Shapes, block: str) -> Node:

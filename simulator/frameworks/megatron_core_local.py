@@ -12,6 +12,7 @@ from dataclasses import replace
 
 from simulator.frameworks import megatron_core
 from simulator.frameworks.framework import ActivationKernels, JobTraits, Limit, Traffic
+from simulator.frameworks.rotation import rotated
 from simulator.operations.dropout import dropout
 from simulator.operations.nodes import Node, Tensor, memory
 from simulator.operations.shapes import Shapes
@@ -97,6 +98,11 @@ def softmax(z: Shapes, elements: int) -> tuple[Node, Node]:
     return probs, drop
 
 
+def positions(z: Shapes) -> Node:
+    """Return queries and keys turned by their positions."""
+    return rotated(z, ROTATION, ROTATION_BACKWARD)
+
+
 def joined_qkv_width(z: Shapes) -> int:
     """Return the width of all three gradients: ``torch.split`` of heads has a join as its gradient."""
     return z.q_width + 2 * z.kv_width
@@ -133,7 +139,7 @@ FRAMEWORK = replace(
     adds_in_products=False,
     activation=activation,
     rotation=ROTATION,
-    rotation_backward=ROTATION_BACKWARD,
+    positions=positions,
     joined_qkv_width=joined_qkv_width,
     joined_qkv_kernel=joined_qkv_kernel,
     softmax=softmax,

@@ -23,8 +23,8 @@ from megatron.core.transformer import TransformerConfig
 from megatron.core.transformer.module import Float16Module
 from torch import Tensor
 
-from calibration.train.stacks.hugging_face import Limit
-from calibration.train.stacks.tokens import LEARNING_RATE, replica_tokens
+from calibration.train.frameworks.hugging_face import Limit
+from calibration.train.frameworks.tokens import LEARNING_RATE, replica_tokens
 from calibration.train.trainer import Groups
 from simulator.config.workload import Workload
 

@@ -16,8 +16,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from calibration.train.stacks.hugging_face import Limit
-from calibration.train.stacks.tokens import LEARNING_RATE, replica_tokens
+from calibration.train.frameworks.hugging_face import Limit
+from calibration.train.frameworks.tokens import LEARNING_RATE, replica_tokens
 from calibration.train.trainer import Groups
 from simulator.config.model import Model
 from simulator.config.workload import Workload

@@ -15,8 +15,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from calibration.train.stacks.hugging_face import Limit, model_of
-from calibration.train.stacks.tokens import DTYPES, LEARNING_RATE, replica_tokens
+from calibration.train.frameworks.hugging_face import Limit, model_of
+from calibration.train.frameworks.tokens import DTYPES, LEARNING_RATE, replica_tokens
 from calibration.train.trainer import Groups
 from simulator.config.workload import Workload
 

@@ -17,7 +17,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
-from calibration.train.stacks.tokens import DTYPES, LEARNING_RATE, replica_tokens
+from calibration.train.frameworks.tokens import DTYPES, LEARNING_RATE, replica_tokens
 from calibration.train.trainer import Groups
 from simulator.config.model import Model
 from simulator.config.workload import Workload
@@ -147,9 +147,11 @@ class Trainer:
         """Let replicas reduce gradients behind the last micro-batch alone (``no_sync``, as accelerate does)."""
         if last or not isinstance(self._run, DistributedDataParallel):
             return contextlib.nullcontext()
-        return self._run.no_sync()
+        unsynced: contextlib.AbstractContextManager[object] = self._run.no_sync()
+        return unsynced
 
     def _precision(self) -> contextlib.AbstractContextManager[object]:
         if not self._autocast:
             return contextlib.nullcontext()
-        return torch.autocast(self._device.type, self._working)
+        working: contextlib.AbstractContextManager[object] = torch.autocast(self._device.type, self._working)
+        return working
