@@ -44,14 +44,14 @@ $(BIN)/python:
 	$(PYTHON) -m venv .venv
 
 # A marker per set of packages, out of date when what is to be installed changes.
-# An editable installation compiles the engine's kernel.
-KERNEL := hatch_build.py simulator/engine/compiled/build.py $(wildcard simulator/engine/compiled/kernel/*)
+# An editable installation compiles the engine's event loop.
+LOOP := hatch_build.py simulator/engine/compiled/build.py $(wildcard simulator/engine/compiled/loop/*)
 
-.venv/.run: pyproject.toml constraints.txt $(KERNEL) | $(BIN)/python
+.venv/.run: pyproject.toml constraints.txt $(LOOP) | $(BIN)/python
 	$(INSTALL) --editable .
 	touch $@
 
-.venv/.test: pyproject.toml constraints.txt $(KERNEL) | $(BIN)/python
+.venv/.test: pyproject.toml constraints.txt $(LOOP) | $(BIN)/python
 	$(INSTALL) --editable '.[dev]'
 	@# Orders of schedules are compared with PyTorch's own where a build without CUDA is at hand.
 	-$(INSTALL) --only-binary :all: "$$(grep '^torch==' constraints.txt)+cpu"

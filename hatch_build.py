@@ -1,4 +1,4 @@
-"""Compiles the engine's kernel when the package is built. Without a C compiler the package is as good, and slower."""
+"""Compiles the engine's event loop when the package is built. Without a C compiler it is as good, and slower."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 from packaging.tags import platform_tags
 
 
-class KernelBuildHook(BuildHookInterface):  # type: ignore[type-arg]
+class LoopBuildHook(BuildHookInterface):  # type: ignore[type-arg]
     """Puts the library into wheels, which are then of this platform; an editable installation has it in place."""
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
-        """Compile the kernel before a wheel is put together."""
+        """Compile the event loop before a wheel is put together."""
         try:
-            library = _build_module(Path(self.root)).compile_kernel()
+            library = _build_module(Path(self.root)).compile_loop()
         except (OSError, subprocess.CalledProcessError) as problem:
             self.app.display_warning(f"the compiled engine is left out, and the one in Python plays: {problem}")
             return
@@ -35,7 +35,7 @@ def _platform() -> str:
 
 def _build_module(root: Path) -> ModuleType:
     """Load the module that compiles, without the packages that it is in: they need more than a build has."""
-    spec = spec_from_file_location("kernel_build", root / "simulator" / "engine" / "compiled" / "build.py")
+    spec = spec_from_file_location("loop_build", root / "simulator" / "engine" / "compiled" / "build.py")
     assert spec is not None
     assert spec.loader is not None
     module = module_from_spec(spec)

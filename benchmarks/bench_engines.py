@@ -1,6 +1,6 @@
 """How long jobs take with the compiled engine and with the one in Python, over a bare loop of SimPy in the same run.
 
-    python -m benchmarks.bench_engines [--jobs gpt175b_3d llama3_405b] [--repeat 3] [--python]
+    python -m benchmarks.bench_engines [--jobs DeepSeek-V3 Qwen3-235B] [--repeat 3] [--python]
 
 Seconds are of the processor, and the best of the repeats; machines and other load on them differ. So each is also
 divided by the seconds of a bare SimPy loop (10^6 timeouts of 1,000 processes) and multiplied by `REFERENCE_s`, the
@@ -30,30 +30,37 @@ REFERENCE_s = 1.1
 PROCESSES, TIMEOUTS = 1_000, 1_000
 
 LARGE = {
+    "name": "gpt530b",
     "model": {"preset": "gpt-530b"},
     "training": {"seq": 2048, "micro_batch": 1, "global_batch": 280, "precision": "fp16"},
     "parallelism": {"tp": 8, "pp": 35, "dp": 1, "vpp": 3, "schedule": "interleaved"},
-    "cluster": {"name": "dgx_a100"},
+    "cluster": "dgx_a100",
 }
+ODD = [{"gpu": "node3.gpu1", "speed_scale": 0.9}, {"link": "node5.nic2", "bandwidth_scale": 0.5}]
 #: Name -> a shipped workload or a mapping, and changes of its keys.
 JOBS: dict[str, tuple[str | dict[str, Any], dict[str, Any]]] = {
-    "gpt175b_3d": ("gpt175b_3d", {}),
-    "530b, 35 stages x 3, 280 micro-batches": ({"name": "gpt530b", **LARGE}, {}),
-    "llama3_405b": ("llama3_405b", {}),
-    "deepseek_v3": ("deepseek_v3", {}),
-    "deepseek_v3_dualpipe": ("deepseek_v3_dualpipe", {}),
-    "qwen3_235b": ("qwen3_235b", {}),
-    "mixtral_8x7b": ("mixtral_8x7b", {}),
-    "gpt175b_3d, one slow GPU and one slow card": (
+    "175B, 1,536 GPUs": ("gpt175b_3d", {}),
+    "530B, 35 stages x 3, 280 micro-batches": (LARGE, {}),
+    "Llama 3 405B": ("llama3_405b", {}),
+    "DeepSeek-V3": ("deepseek_v3", {}),
+    "DeepSeek-V3, DualPipe": ("deepseek_v3_dualpipe", {}),
+    "Qwen3-235B": ("qwen3_235b", {}),
+    "Mixtral, skew 0.5": ("mixtral_8x7b", {"model.moe.token_distribution": {"skew": 0.5}}),
+    "175B, 8,064 GPUs, a slow GPU and a slow card": (
+        "gpt175b_3d",
+        {"parallelism.dp": 84, "training.global_batch": 4032, "cluster.overrides": ODD},
+    ),
+    "175B, dp 2, zb_h2 without recompute": (
         "gpt175b_3d",
         {
-            "cluster.overrides": [
-                {"gpu": "node3.gpu1", "speed_scale": 0.9},
-                {"link": "node5.nic2", "bandwidth_scale": 0.5},
-            ]
+            **{"parallelism.dp": 2, "parallelism.schedule": "zb_h2", "training.recompute": "none"},
+            **{"parallelism.overlap.p2p": True},
         },
     ),
-    "gpt175b_3d, zb_h2": ("gpt175b_3d", {"parallelism.schedule": "zb_h2", "parallelism.vpp": 1}),
+    "530B, 2,520 GPUs, dp 9": (
+        LARGE,
+        {"parallelism.dp": 9, "training.global_batch": 2520, "parallelism.vpp": 1, "parallelism.schedule": "1f1b"},
+    ),
 }
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Generator, Hashable
+from functools import reduce
+from operator import add
 from typing import NamedTuple
 
 import simpy
@@ -158,7 +160,8 @@ class SharedGpu(SimulatedGpu):
     def _present_load(self) -> tuple[Hashable, float]:
         """Return the load of the communication on kernels, and its demand of the memory's time."""
         spinning, moving = [other.comm for other in self._spinning], [other.comm for other in self._moving]
-        return self._interference.load(spinning, moving), sum(self._moving.values())
+        # One after another: `sum` of newer Pythons rounds in another way, and the compiled engine is to be equal.
+        return self._interference.load(spinning, moving), reduce(add, self._moving.values(), 0.0)
 
     def _share_memory(self) -> None:
         """Give to what moves bytes the memory's time that the running kernel leaves, in max-min fair shares.

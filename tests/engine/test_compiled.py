@@ -86,7 +86,7 @@ def program_of(seconds: str = "1.0") -> Any:
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, ValueError("of the source"), StopIteration(1)])
 def test_what_a_question_raises_is_raised(error: Any) -> None:
-    """A source of extensions is called by the kernel; its error ends the simulation, as itself."""
+    """A source of extensions is called by the loop; its error ends the simulation, as itself."""
 
     def more() -> Any:
         def source(now_s: float) -> Extension:
@@ -119,7 +119,7 @@ def test_an_interrupt_stops_a_simulation_between_stretches_of_events(monkeypatch
 
 @pytest.mark.parametrize("delay_s", [0.001 * 3**n for n in range(6)])
 def test_a_signal_is_heard_whenever_it_comes(delay_s: float) -> None:
-    """Its error comes out, be it in the kernel, in an answer, or before the first line of one."""
+    """Its error comes out, be it in the loop, in an answer, or before the first line of one."""
 
     class StoppedError(Exception):
         pass
@@ -153,14 +153,14 @@ def test_the_compiled_engine_plays_where_it_was_built() -> None:
 
 
 @pytest.fixture
-def no_kernel(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def no_loop(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(library, "LIBRARY", "nowhere.so")
-    library.kernel.cache_clear()
+    library.event_loop.cache_clear()
     yield
-    library.kernel.cache_clear()
+    library.event_loop.cache_clear()
 
 
-@pytest.mark.usefixtures("no_kernel")
+@pytest.mark.usefixtures("no_loop")
 def test_without_a_compiler_the_engine_in_python_plays() -> None:
     assert engine_in_use("auto") == "python"
     timeline = simulate(program_of(), nic_cluster(2), IDEAL)
@@ -172,17 +172,17 @@ def test_without_a_compiler_the_engine_in_python_plays() -> None:
 
 def test_a_library_of_other_sources_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(library, "digest", lambda: "another")
-    library.kernel.cache_clear()
+    library.event_loop.cache_clear()
     assert "built from other sources" in library.why_missing()
-    library.kernel.cache_clear()
+    library.event_loop.cache_clear()
 
 
 def test_a_file_that_is_no_library_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / library.LIBRARY).write_text("no library")
     monkeypatch.setattr(library, "FOLDER", tmp_path)
-    library.kernel.cache_clear()
+    library.event_loop.cache_clear()
     assert "cannot be loaded" in library.why_missing()
-    library.kernel.cache_clear()
+    library.event_loop.cache_clear()
 
 
 def test_jobs_that_share_a_cluster_are_played_by_the_engine_that_any_asks_for() -> None:
@@ -194,23 +194,23 @@ def test_jobs_that_share_a_cluster_are_played_by_the_engine_that_any_asks_for() 
 # The library
 
 
-def test_python_and_the_kernel_mean_the_same_structures() -> None:
+def test_python_and_the_loop_mean_the_same_structures() -> None:
     sizes = (ctypes.c_int32 * len(library.RECORDS))()
-    assert library.kernel().sizes_of_records(sizes) == len(library.RECORDS)
+    assert library.event_loop().sizes_of_records(sizes) == len(library.RECORDS)
     for record, size in zip(library.RECORDS, sizes, strict=True):
         expected = ctypes.sizeof(record) if isinstance(record, type) else record.itemsize
         assert expected == size, record
 
 
-def test_the_kernel_is_compiled_without_warnings(tmp_path: Path) -> None:
+def test_the_event_loop_is_compiled_without_warnings(tmp_path: Path) -> None:
     """gcc says of arguments behind setjmp that they might be lost by longjmp, after which none is read."""
     options = "-Wall", "-Wextra", "-Wno-clobbered", "-Werror"
-    built = build.compile_kernel(*options, library=tmp_path / build.LIBRARY)
+    built = build.compile_loop(*options, library=tmp_path / build.LIBRARY)
     assert ctypes.CDLL(str(built)).digest_of_sources
     assert len(build.digest()) == 16
 
 
-def test_files_of_the_kernel_are_no_longer_than_a_reader_can_hold() -> None:
+def test_files_of_the_event_loop_are_no_longer_than_a_reader_can_hold() -> None:
     lengths = {path.name: len(path.read_text().splitlines()) for path in build.sources()}
     assert {"lane.c", "network.c", "gpu.c"} <= lengths.keys()
     assert {name: n for name, n in lengths.items() if n > 400} == {}

@@ -1,4 +1,4 @@
-"""Compiles the kernel, with the C compiler of the platform. Imports nothing of the simulator: builds of packages do.
+"""Compiles the event loop with the platform's C compiler. Imports nothing of the simulator, as builds have no more.
 
     python simulator/engine/compiled/build.py
 
@@ -16,14 +16,14 @@ from pathlib import Path
 
 FOLDER = Path(__file__).resolve().parent
 #: The library, beside this file.
-LIBRARY = "kernel.dll" if sys.platform == "win32" else "kernel.so"
+LIBRARY = "loop.dll" if sys.platform == "win32" else "loop.so"
 #: No product is fused with a sum: times are those of Python, bit for bit.
 _OPTIONS = ("-std=c11", "-O2", "-shared", "-fPIC", "-ffp-contract=off", "-fvisibility=hidden")
 
 
 def sources() -> list[Path]:
-    """Return the C files of the kernel."""
-    return sorted([*FOLDER.glob("kernel/*.c"), *FOLDER.glob("kernel/*.h")])
+    """Return the C files of the event loop."""
+    return sorted([*FOLDER.glob("loop/*.c"), *FOLDER.glob("loop/*.h")])
 
 
 def digest() -> str:
@@ -39,8 +39,8 @@ def compiler() -> list[str] | None:
     return next(([name] for name in ("cc", "gcc", "clang") if shutil.which(name)), None)
 
 
-def compile_kernel(*options: str, library: Path = FOLDER / LIBRARY) -> Path:
-    """Compile the kernel with further ``options``; return the library.
+def compile_loop(*options: str, library: Path = FOLDER / LIBRARY) -> Path:
+    """Compile the event loop with further ``options``; return the library.
 
     Raises OSError where there is no compiler, and subprocess.CalledProcessError where it fails.
     """
@@ -56,4 +56,4 @@ def compile_kernel(*options: str, library: Path = FOLDER / LIBRARY) -> Path:
 
 
 if __name__ == "__main__":
-    print(compile_kernel())
+    print(compile_loop())

@@ -1,4 +1,4 @@
-"""Programs as arrays of numbers, as the compiled kernel reads them."""
+"""Programs as arrays of numbers, as the compiled event loop reads them."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class CommNumbers:
         return self.lane_names.number(name, name)
 
     def records(self, first: int) -> list[CommKindRecord]:
-        """Return what the kernel knows of kinds, from number ``first`` on."""
+        """Return what the loop knows of kinds, from number ``first`` on."""
         return [self._record(comm) for comm in self.kinds.things[first:]]
 
     def _record(self, comm: Comm) -> CommKindRecord:

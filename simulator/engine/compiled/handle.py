@@ -1,4 +1,4 @@
-"""A simulation of the compiled kernel: its memory, what Python keeps for it, and the errors of what it asks."""
+"""A simulation of the compiled event loop: its memory, what Python keeps for it, and the errors of what it asks."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from simulator.engine.compiled.library import OUT_OF_MEMORY, RUNNING, QuestionsRecord, kernel
+from simulator.engine.compiled.library import OUT_OF_MEMORY, RUNNING, QuestionsRecord, event_loop
 
 #: Events between looks at what Python has to do, such as an interrupt by the user: a fraction of a second.
 EVENTS_AT_ONCE = 50_000
 
 
 class SimulationHandle:
-    """A simulation of the compiled kernel, whose memory is given back by `close`.
+    """A simulation of the compiled event loop, whose memory is given back by `close`.
 
     Answers to its questions are functions of Python. What one of them raises, `run` raises.
     """
 
     def __init__(self, answers: dict[str, Callable[..., int]], sizes: tuple[int, int, int, int, int]) -> None:
-        self._kernel = kernel()
+        self._loop = event_loop()
         self._kept: list[Any] = []
         self._error: BaseException | None = None
         self._answer = ctypes.c_int32()
@@ -33,7 +33,7 @@ class SimulationHandle:
             answer=ctypes.pointer(self._answer),
             **{name: types[name](self._guarded(answer)) for name, answer in answers.items()},
         )
-        self._address = self._kernel.new_simulation(ctypes.byref(self._questions), *sizes)
+        self._address = self._loop.new_simulation(ctypes.byref(self._questions), *sizes)
         if not self._address:
             raise MemoryError
 
@@ -44,7 +44,7 @@ class SimulationHandle:
 
     def add(self, function: str, *arguments: Any) -> int:
         """Call a function that adds something; return its number."""
-        number: int = getattr(self._kernel, function)(self._address, *arguments)
+        number: int = getattr(self._loop, function)(self._address, *arguments)
         if number < 0:
             raise MemoryError
         return number
@@ -55,7 +55,7 @@ class SimulationHandle:
 
     def call(self, function: str, *arguments: Any) -> Any:
         """Call a function; return its result."""
-        return getattr(self._kernel, function)(self._address, *arguments)
+        return getattr(self._loop, function)(self._address, *arguments)
 
     def run(self) -> int:
         """Let everything happen; return how it ended. Between stretches of events Python handles signals."""
@@ -72,13 +72,13 @@ class SimulationHandle:
 
     def close(self) -> None:
         """Give the memory back."""
-        self._kernel.free_simulation(self._address)
+        self._loop.free_simulation(self._address)
         self._address = None
         self._questions = None
         self._kept.clear()
 
     def _guarded(self, answer: Callable[..., int]) -> Callable[..., None]:
-        """Return what writes an ``answer`` where the kernel reads it, and keeps what is raised."""
+        """Return what writes an ``answer`` where the loop reads it, and keeps what is raised."""
 
         def guarded(*arguments: Any) -> None:
             try:

@@ -1,4 +1,4 @@
-"""A program on the compiled kernel: its roles and ranks, and what the kernel asks of them."""
+"""A program on the compiled event loop: its roles and ranks, and what the loop asks of them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from simulator.program import COMPUTE_LANE, Block, Comm, Extension, Program, Ste
 
 
 class FirstNumbers(NamedTuple):
-    """The numbers of a job, and of its first role, rank and lane, on the kernel."""
+    """The numbers of a job, and of its first role, rank and lane, on the loop."""
 
     job: int
     role: int
@@ -60,7 +60,7 @@ class CompiledJob:
             None if placed.more is None else Growth(placed.program, placed.more(), placed.costs, ranks, self._blocks)
         )
         self._extension: Extension | None = None
-        self._n_told: Counter[int] = Counter()  # of each role how often steps were added that the kernel knows of
+        self._n_told: Counter[int] = Counter()  # of each role how often steps were added that the loop knows of
         self._cuts: list[tuple[int, PreparedBlock]] = []
         #: Pieces by their id, with the number of the first of them; kept, so that no others have that id.
         self._pieces: dict[int, tuple[int, tuple[Piece, ...]]] = {}
@@ -92,7 +92,7 @@ class CompiledJob:
         comm: Comm = self._tables.comms.kinds.things[kind]
         return planned_call(self._representatives, rank, "", comm).planned.members
 
-    # What the kernel asks
+    # What the loop asks
 
     def meeting(self, lane: int, block: int) -> Sequence[int]:
         """Return the other lanes of a lane's rank, by their place in its role, that may meet it in a block."""
@@ -154,7 +154,7 @@ class CompiledJob:
     # What was played
 
     def counts(self, counted: Mapping[int, int]) -> CommCounts:
-        """Return how often each communication was made, from the numbers of counts and what the kernel counted."""
+        """Return how often each communication was made, from the numbers of counts and what the loop counted."""
         for number, times in counted.items():
             job, planned, purpose = self._tables.counts.things[number]
             if job == self.first.job:
@@ -220,7 +220,7 @@ class CompiledJob:
         return numbers[0]
 
     def _describe_labels(self, role: int) -> None:
-        """Tell the kernel of the labels of a role that are new."""
+        """Tell the loop of the labels of a role that are new."""
         numbers = self._description.roles[role]
         if self._n_told[role] == numbers.n_added:
             return

@@ -1,4 +1,4 @@
-"""The library of the compiled kernel, and its structures as `kernel.h` has them."""
+"""The library of the compiled event loop, and its structures as `loop.h` has them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _int, _long, _real, _pointer = c_int32, c_int64, c_double, c_void_p
 
 
 class CommKindRecord(Structure):
-    """`CommKind` of the kernel."""
+    """`CommKind` of the loop."""
 
     _fields_ = (
         ("nbytes", _real),
@@ -38,7 +38,7 @@ class CommKindRecord(Structure):
 
 
 class CallRecord(Structure):
-    """`Call` of the kernel."""
+    """`Call` of the loop."""
 
     _fields_ = (
         ("memory_demand", _real),
@@ -51,7 +51,7 @@ class CallRecord(Structure):
 
 
 class TemplateRecord(Structure):
-    """`Template` of the kernel."""
+    """`Template` of the loop."""
 
     _fields_ = (
         ("work_s", _pointer),
@@ -67,7 +67,7 @@ class TemplateRecord(Structure):
 
 
 class PacedRecord(Structure):
-    """`PacedTemplate` of the kernel."""
+    """`PacedTemplate` of the loop."""
 
     _fields_ = (
         ("speed", _pointer),
@@ -79,7 +79,7 @@ class PacedRecord(Structure):
 
 
 class WorkRecord(Structure):
-    """`HostWork` of the kernel."""
+    """`HostWork` of the loop."""
 
     _fields_ = (
         ("first_issue", _pointer),
@@ -91,7 +91,7 @@ class WorkRecord(Structure):
 
 
 class ShareRecord(Structure):
-    """`Share` of the kernel."""
+    """`Share` of the loop."""
 
     _fields_ = (
         ("steps", _pointer),
@@ -117,7 +117,7 @@ _Grow = CFUNCTYPE(None, _int, _int, _real, POINTER(_real))
 
 
 class QuestionsRecord(Structure):
-    """`Questions` of the kernel: where answers are written, and what it asks of Python."""
+    """`Questions` of the loop: where answers are written, and what it asks of Python."""
 
     _fields_ = (
         ("answer", POINTER(_int)),
@@ -132,7 +132,7 @@ class QuestionsRecord(Structure):
     )
 
 
-#: `Step`, `TaggedComm`, `Piece`, `Span` and `Stretched` of the kernel.
+#: `Step`, `TaggedComm`, `Piece`, `Span` and `Stretched` of the loop.
 STEP = np.dtype(
     [(name, np.int32) for name in ("kind", "op", "n_ops", "tag", "label", "first_after", "n_after", "phase")]
 )
@@ -146,13 +146,13 @@ SPAN = np.dtype(
     + [(name, np.int32) for name in ("rank", "lane_name", "position", "step", "template", "flags")]
 )
 STRETCHED = np.dtype([("span", np.int64), ("at", np.int64), ("n_ops", np.int32), ("unused", np.int32)])
-#: In the order in which the kernel says their sizes.
+#: In the order in which the loop says their sizes.
 RECORDS = (
     *(CommKindRecord, CallRecord, TemplateRecord, PacedRecord, WorkRecord, ShareRecord, QuestionsRecord),
     *(STEP, TAGGED_COMM, PIECE, SPAN, STRETCHED),
 )
 
-#: Function of the kernel -> type of its result, types of its arguments.
+#: Function of the loop -> type of its result, types of its arguments.
 _FUNCTIONS: dict[str, tuple[type | None, list[type]]] = {
     "new_simulation": (_pointer, [POINTER(QuestionsRecord), _int, _int, _int, _int, _int]),
     "free_simulation": (None, [_pointer]),
@@ -188,24 +188,24 @@ _FUNCTIONS: dict[str, tuple[type | None, list[type]]] = {
 }
 
 
-class MissingKernelError(Exception):
-    """The compiled kernel cannot be used; the message says why."""
+class MissingLoopError(Exception):
+    """The compiled event loop cannot be used; the message says why."""
 
 
 @cache
-def kernel() -> ctypes.CDLL:
-    """Load the kernel. Raises `MissingKernelError`."""
+def event_loop() -> ctypes.CDLL:
+    """Load the event loop. Raises `MissingLoopError`."""
     path = FOLDER / LIBRARY
     if not path.exists():
-        raise MissingKernelError("it was not built: the package was installed where there was no C compiler")
+        raise MissingLoopError("it was not built: the package was installed where there was no C compiler")
     try:
         library = ctypes.CDLL(str(path))
         library.digest_of_sources.restype = ctypes.c_char_p
         built_from = library.digest_of_sources().decode()
     except (OSError, AttributeError) as problem:
-        raise MissingKernelError(f"it cannot be loaded: {problem}") from None
+        raise MissingLoopError(f"it cannot be loaded: {problem}") from None
     if built_from != digest():
-        raise MissingKernelError("it was built from other sources: `pip install -e .` builds it anew")
+        raise MissingLoopError("it was built from other sources: `pip install -e .` builds it anew")
     for name, (result, arguments) in _FUNCTIONS.items():
         function = getattr(library, name)
         function.restype, function.argtypes = result, arguments
@@ -213,16 +213,16 @@ def kernel() -> ctypes.CDLL:
 
 
 def why_missing() -> str:
-    """Return why the kernel cannot be used; nothing where it can."""
+    """Return why the loop cannot be used; nothing where it can."""
     try:
-        kernel()
-    except MissingKernelError as problem:
+        event_loop()
+    except MissingLoopError as problem:
         return str(problem)
     return ""
 
 
 def array_at(address: int | None, dtype: np.dtype[Any], n: int) -> NDArray[Any]:
-    """Return an array of the kernel, which may be read until the kernel goes on."""
+    """Return an array of the loop, which may be read until the loop goes on."""
     if not n or not address:
         return np.zeros(0, dtype=dtype)
     memory = (ctypes.c_uint8 * (n * dtype.itemsize)).from_address(address)

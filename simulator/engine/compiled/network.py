@@ -1,4 +1,4 @@
-"""Phases of the network by their numbers, and the rates that they reach, for the compiled kernel."""
+"""Phases of the network by their numbers, and the rates that they reach, for the compiled event loop."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ class NumberedPhases:
                     self._alone_s[state] = self._alone_s.get(state, 0.0) + times * phase.nbytes / rate_Bps
 
     def saturated_s(self, order: Sequence[int], seconds: Sequence[float]) -> Mapping[Saturation, float]:
-        """Return the seconds of each state of a full link, from those of the kernel and those alone."""
+        """Return the seconds of each state of a full link, from those of the loop and those alone."""
         by_state = {state: seconds[state] for state in order}
         for state, seconds_alone in self._alone_s.items():
             by_state[state] = by_state.get(state, 0.0) + seconds_alone

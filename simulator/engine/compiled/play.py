@@ -1,4 +1,4 @@
-"""Programs played by the compiled kernel, to the same times as `simulator.engine.play` plays them on SimPy."""
+"""Programs played by the compiled event loop, to the same times as `simulator.engine.play` plays them on SimPy."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from simulator.network.max_min import Saturation
 
 
 class CompiledEngine:
-    """Plays jobs on the compiled kernel, as often as it takes, to the times of `simulator.engine.play.SimpyEngine`."""
+    """Plays jobs on the compiled event loop, as often as it takes, as does `simulator.engine.play.SimpyEngine`."""
 
     def __init__(self, jobs: Sequence[Placed], simulated: SimulatedCluster, cluster: Cluster, coalesce: bool) -> None:
         self._jobs, self._simulated, self._cluster, self._coalesce = jobs, simulated, cluster, coalesce
@@ -64,7 +64,7 @@ class CompiledEngine:
 
 
 class _CompiledPlay:
-    """Jobs on the kernel, and the answers to what it asks. Roles, ranks and lanes of all jobs are numbered on."""
+    """Jobs on the loop, and the answers to what it asks. Roles, ranks and lanes of all jobs are numbered on."""
 
     def __init__(
         self,
@@ -90,7 +90,7 @@ class _CompiledPlay:
         descriptions: Sequence[JobDescription],
         coalesce: bool,
     ) -> None:
-        """Tell the kernel of background traffic and of all jobs, and let them begin."""
+        """Tell the loop of background traffic and of all jobs, and let them begin."""
         for phase in simulated.background:
             self._handle.add("begin_background", self._phases.number(phase))
         role = rank = lane = 0
@@ -117,11 +117,11 @@ class _CompiledPlay:
         return PlayedJobs(jobs, self._saturated(), self._handle.call("n_events"))
 
     def close(self) -> None:
-        """Give the kernel's memory back."""
+        """Give the loop's memory back."""
         self._handle.close()
 
     def _answers(self) -> dict[str, Callable[..., int]]:
-        """Return what answers each question of the kernel."""
+        """Return what answers each question of the loop."""
         return {
             "solve": lambda n, phases: self._phases.add_solution(phases[:n]),
             "slowed": lambda phase, speed: self._phases.add_slowed(phase, speed),
@@ -167,7 +167,7 @@ class _CompiledPlay:
         address = ctypes.c_void_p()
         n = self._handle.call("read_spans", job.first.job, ctypes.byref(address))
         spans = library.array_at(address.value, library.SPAN, n)
-        # All columns are copies, as the kernel's memory is given back.
+        # All columns are copies, as the loop's memory is given back.
         columns = {name: spans[name].astype(np.int64) for name in ("rank", "lane_name", "position", "step", "template")}
         times = {name: spans[name].copy() for name in ("posted_s", "launched_s", "start_s", "end_s")}
         flags, templates = spans["flags"].copy(), np.array(self._tables.index_of_template, dtype=np.int64)

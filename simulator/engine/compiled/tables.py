@@ -18,7 +18,7 @@ from simulator.engine.templates import TemplateStore
 
 
 class Tables:
-    """Numbers that the kernel and Python have in common, whatever the job."""
+    """Numbers that the loop and Python have in common, whatever the job."""
 
     def __init__(self, handle: SimulationHandle, phases: NumberedPhases, comms: CommNumbers) -> None:
         self.handle = handle
@@ -27,7 +27,7 @@ class Tables:
         self._n_kinds = 0
         #: Group and meeting of calls that belong together; job, planned communication and purpose that are counted.
         self.channels, self.counts = Numbers(), Numbers()
-        #: Of each template of the kernel its index in the store of its job.
+        #: Of each template of the loop its index in the store of its job.
         self.index_of_template: list[int] = []
         self._stores: list[TemplateStore] = []
         self._template_numbers: dict[tuple[int, int], int] = {}
@@ -37,7 +37,7 @@ class Tables:
         self._loads.number(None, None)
 
     def tell_kinds(self) -> None:
-        """Tell the kernel of the kinds of communication that are new."""
+        """Tell the loop of the kinds of communication that are new."""
         for record in self.comms.records(self._n_kinds):
             self._n_kinds = self.handle.add_record("add_kind", record) + 1
 

@@ -1,5 +1,5 @@
 /* Which calls of ranks belong together, and when their bytes depart and arrive (engine.communicator, .rendezvous). */
-#include "kernel.h"
+#include "loop.h"
 
 static Rendezvous *new_rendezvous(Simulation *s, const Call *call, int32_t tag) {
     int32_t members = s->planned[call->planned].n_members, number;

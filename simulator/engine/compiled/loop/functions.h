@@ -1,4 +1,4 @@
-/* What the files of the kernel have of each other. */
+/* What the files of the event loop have of each other. */
 #ifndef FUNCTIONS_H
 #define FUNCTIONS_H
 

@@ -1,5 +1,5 @@
 /* SimPy's event queue, with an end to each instant (simulator.network.simulated_time), and memos. */
-#include "kernel.h"
+#include "loop.h"
 
 /* Leave run() with this outcome. */
 _Noreturn void fail(Simulation *s, int outcome) { longjmp(s->escape, outcome); }

@@ -2,7 +2,7 @@
  *
  * Rates themselves are worked out by simulator.network.max_min, once for each set of phases that meet.
  */
-#include "kernel.h"
+#include "loop.h"
 
 /* Sets of concurrent phases whose rates are remembered. */
 #define REMEMBERED 100000

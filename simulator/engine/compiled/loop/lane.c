@@ -2,7 +2,7 @@
  *
  * A lane is a generator in Python. Here it is a state: where it goes on when it wakes.
  */
-#include "kernel.h"
+#include "loop.h"
 
 /* ---- The host (engine.host) ---- */
 

@@ -1,5 +1,5 @@
 /* Blocks as ranks run them: which pieces, given what other lanes do meanwhile (engine.coalescing). */
-#include "kernel.h"
+#include "loop.h"
 
 /* Tell whether another lane does nothing until a step of this one has ended, which has not. */
 static bool is_idle(Simulation *s, const Lane *lane, const Lane *other) {

@@ -1,5 +1,5 @@
 /* GPUs of simulated ranks: engine.gpu, engine.running_segment, engine.kernel_times, engine.memory_bandwidth. */
-#include "kernel.h"
+#include "loop.h"
 
 /* ---- Times of kernels (engine.kernel_times, and `play` of simulator.timeline.template) ---- */
 

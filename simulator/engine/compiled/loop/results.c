@@ -1,5 +1,5 @@
 /* What Python reads of a simulation: spans, counts, full links, and lanes that cannot go on. */
-#include "kernel.h"
+#include "loop.h"
 
 EXPORTED int64_t n_events(const Simulation *s) { return s->n_events; }
 

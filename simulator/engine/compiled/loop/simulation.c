@@ -3,7 +3,7 @@
  * Arrays that are passed as `const` are Python's, and outlive the simulation. Functions that add something return its
  * number, or -1 where memory is short.
  */
-#include "kernel.h"
+#include "loop.h"
 
 EXPORTED void free_simulation(Simulation *s);
 

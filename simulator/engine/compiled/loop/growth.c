@@ -1,5 +1,5 @@
 /* Programs that grow: lanes ask for extensions, and wait for their shares of them (engine.growing_lanes). */
-#include "kernel.h"
+#include "loop.h"
 
 /* Go on with the next share of the program; AT_END where the lane waits for one, or has had all. */
 int begin_share(Simulation *s, Lane *lane) {

@@ -14,12 +14,12 @@
  *   simulation.c what Python calls to describe a simulation, and to run it
  *   results.c    what Python calls to read it
  *
- * kernel.h has the structures, functions.h what the files have of each other.
+ * loop.h has the structures, functions.h what the files have of each other.
  *
  * All times are in s, all rates in bytes/s. A number of -1 is none.
  */
-#ifndef KERNEL_H
-#define KERNEL_H
+#ifndef LOOP_H
+#define LOOP_H
 
 #include <math.h>
 #include <setjmp.h>
