@@ -259,8 +259,8 @@ def test_ninety_of_a_hundred_steps_lie_inside_when_their_source_is_left_out() ->
 
 
 def test_the_multiple_of_the_others_is_not_that_of_all() -> None:
-    """Nine of ten rows lie within the ninth. Of two sources at 1 and 2, the first lies within the second's multiple, and
-    the second not within the first's: a half."""
+    """Nine of ten rows lie within the ninth. Of sources at 1 and 2, the first lies within the multiple of the second.
+    The second does not lie within that of the first."""
     rows = [LeftOutRow("one", 0.0, float(n), 0.1) for n in range(1, 11)]
     assert fitting_multiple(rows) == 9.0
     assert unfitted_share([LeftOutRow("one", 0.0, 1.0, 0.1), LeftOutRow("two", 0.0, 2.0, 0.1)]) == 0.5
