@@ -34,7 +34,10 @@ class OwnRuns(NamedTuple):
     records: str
 
 
-TABLES = (OwnRuns("own-h200", ("fit", "predicted", "eight"), "runs"), OwnRuns("own-frameworks", ("frameworks",), "frameworks"))
+TABLES = (
+    OwnRuns("own-h200", ("fit", "predicted", "eight"), "runs"),
+    OwnRuns("own-frameworks", ("frameworks",), "frameworks"),
+)
 #: What the runs were made on: a node whose NVSwitches serve every GPU at full speed, of which they took the first.
 CLUSTER = {"cluster.name": "hgx_h200_8gpu"}
 GPU = "H200"

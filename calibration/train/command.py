@@ -17,10 +17,10 @@ from pathlib import Path
 from calibration.folders import folder
 from calibration.measure import ranks
 from calibration.measure.case import Case
+from calibration.train.frameworks import is_stack
 from calibration.train.length import Length
 from calibration.train.limits import refusal
 from calibration.train.record import Records
-from calibration.train.frameworks import is_stack
 from calibration.workloads import by_name
 from simulator.config.workload import Workload
 from simulator.errors import InputError

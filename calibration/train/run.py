@@ -14,10 +14,10 @@ import torch
 import torch.distributed as dist
 
 from calibration.measure.gpu import Telemetry
+from calibration.train.frameworks import StackTrainer, is_stack, stack_trainer
 from calibration.train.host import probe
 from calibration.train.length import PROFILED, Length
 from calibration.train.profile import Span, exposure, profiled, table
-from calibration.train.frameworks import StackTrainer, is_stack, stack_trainer
 from calibration.train.trainer import Groups, Trainer
 from simulator.config.workload import Workload
 

@@ -67,13 +67,14 @@ def host_work(
     """
     compute, positions = role.lanes.get(COMPUTE_LANE, ()), _compute_positions(role)
     starts = [speeds.seconds(costs, step.phase, kinds) for step, kinds in _starts(role, earlier.last)]
-    seconds: dict[tuple[str, str], float] = {}
+    seconds: dict[tuple[tuple[tuple[str, int], ...], str], float] = {}
 
     def issue(step: Step, behind: int | None, before: int) -> tuple[str, float]:
         phase = _phase_of_pass(compute, before, behind, earlier)
-        key = launch.comm_kind(cast(Comm, step.op)), phase
+        comm = cast(Comm, step.op)
+        key = tuple(launch.issued(comm).items()), phase
         if key not in seconds:
-            seconds[key] = speeds.issue_s(costs, cast(Comm, step.op), phase)
+            seconds[key] = speeds.issue_s(costs, comm, phase)
         return step.label if behind is not None else "", seconds[key]
 
     return tuple(

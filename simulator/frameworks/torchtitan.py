@@ -77,6 +77,8 @@ FRAMEWORK = replace(
     joins_projections=never,
     activation=hugging_face.activation,
     rotation=ROTATION,
+    autocasts=hugging_face.autocasts,
+    replication=hugging_face.replication,
     repeats_keys=True,
     keeps_gathered_inputs=True,
 )
@@ -88,6 +90,8 @@ COMPILED = replace(
     limits=LIMITS,
     joins_projections=never,
     rotation=COMPILED_ROTATION,
+    autocasts=hugging_face.autocasts,
+    replication=hugging_face.replication,
     repeats_keys=True,
     keeps_gathered_inputs=True,
 )

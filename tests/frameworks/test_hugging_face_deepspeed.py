@@ -120,7 +120,8 @@ def test_hooks_run_around_every_module() -> None:
 
 
 def test_copies_around_a_reduction() -> None:
-    """All gradients go into the bucket and are divided by 2. The one bucket has parts for both ranks, and is joined anew.
+    """All gradients go into the bucket and are divided by 2. The one bucket has parts for both ranks, and is joined.
+
     Each rank copies its half of the sum."""
     lanes = role(load(1)).lanes
     copies = {step.label: step.op for step in lanes["compute"] if "reduce grads" in step.label}

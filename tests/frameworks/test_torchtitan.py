@@ -177,6 +177,16 @@ def test_what_is_not_simulated_is_refused(section: dict[str, Any], key: str) -> 
         load(section, global_batch=2 * BATCH)
 
 
+@pytest.mark.parametrize("compile", [False, True])
+def test_weights_in_fp32_that_nobody_shards_are_cast_where_products_read_them(compile: bool) -> None:
+    """`training.dtype: float32` on one GPU is torch.autocast: gradients are in fp32, and weights have no copy."""
+    workload = load(compile=compile, optimizer={"master_weights": True})
+    assert workload.software.autocasts(workload.traits)
+    assert workload.replication.weights_are_masters
+    sharded = load({"dp": 2, "zero": 3}, compile=compile, global_batch=2 * BATCH, optimizer={"master_weights": True})
+    assert not sharded.software.autocasts(sharded.traits)
+
+
 def test_products_of_a_layer() -> None:
     """Seven products forward (q, k, v, o, gate, up, down), and two of each going back."""
     part = models.layer(load(), turn=FIRST)
