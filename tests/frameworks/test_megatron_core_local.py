@@ -22,8 +22,8 @@ from simulator.operations.nodes import Op
 from simulator.program import Compute, Matmul, Memory
 from tests.support.measured import profile
 
-RECORDS = Path(__file__).resolve().parents[2] / "calibration" / "results" / "stacks"
-RUNS = RECORDS.parents[1] / "runs" / "stacks"
+RECORDS = Path(__file__).resolve().parents[2] / "calibration" / "results" / "frameworks"
+RUNS = RECORDS.parents[1] / "runs" / "frameworks"
 LAYERS, HIDDEN, HEADS, VOCAB, BATCH, SEQ = 2, 256, 4, 1024, 2, 128
 SCORES = BATCH * HEADS * SEQ * SEQ
 GPT: dict[str, Any] = {"layers": LAYERS, "hidden": HIDDEN, "heads": HEADS, "vocab": VOCAB}
