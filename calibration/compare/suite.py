@@ -87,10 +87,10 @@ def as_csv(rows: Sequence[Mapping[str, str]]) -> str:
     return text.getvalue()
 
 
-def shipped(own: OwnRuns) -> str:
+def shipped(table: OwnRuns) -> str:
     """Return the text of the suite's table."""
-    files = sorted(path for folder in own.workloads for path in (RUNS / folder).glob("*.yaml"))
-    return as_csv(rows_of(files, RESULTS / own.records, SUITES[own.suite].table.parent))
+    files = sorted(path for folder in table.workloads for path in (RUNS / folder).glob("*.yaml"))
+    return as_csv(rows_of(files, RESULTS / table.records, SUITES[table.suite].table.parent))
 
 
 def _cell(value: object) -> str:
@@ -98,5 +98,5 @@ def _cell(value: object) -> str:
 
 
 if __name__ == "__main__":
-    for own in TABLES:
-        SUITES[own.suite].table.write_text(shipped(own), encoding="utf-8")
+    for table in TABLES:
+        SUITES[table.suite].table.write_text(shipped(table), encoding="utf-8")

@@ -75,11 +75,7 @@ def linear(
     x_bytes, y_bytes, w_bytes = (float(z.element * size) for size in (z.tokens * k, z.tokens * n, n * k))
     name = f"{block}.{name}"
     forward, input_grad, gather = _passes(z, block, name, n, k, split)
-    if z.framework.copies_gathered:
-        forward, input_grad = _with_copies(z, "F", forward), _with_copies(z, "B", input_grad)
-    kept = (Tensor(saved, x_bytes * z.rows / z.tokens if split == "column" else x_bytes),)
-    if gather and z.framework.keeps_gathered_inputs:
-        kept, gather = (Tensor(f"{saved} gathered", x_bytes),), ()
+    kept, gather = _kept_input(z, saved, x_bytes, split, gather)
     wgrad = product(z, name, "wgrad", n, k, z.tokens)
     weight_grad: Ops = (wgrad, *(() if z.accumulates_in_product else add_gradient(z, name, n * k)))
     if bias:
@@ -109,6 +105,15 @@ def linear(
     if z.framework.pads_products and n * z.element % ALIGNED:
         node = _padded(z, node, name, y_bytes, w_bytes)
     return cast_operands(z, node, name, n, k, wide=wide, bias=bias) if z.autocast else node
+
+
+def _kept_input(
+    z: FrameworkShapes, saved: str, x_bytes: float, split: str, gather: tuple[Collective, ...]
+) -> tuple[tuple[Tensor, ...], tuple[Collective, ...]]:
+    """Return what is kept of x for the weight gradient, and what is to be gathered for it once more."""
+    if gather and z.framework.keeps_gathered_inputs:
+        return (Tensor(f"{saved} gathered", x_bytes),), ()
+    return (Tensor(saved, x_bytes * z.rows / z.tokens if split == "column" else x_bytes),), gather
 
 
 def _bias(z: FrameworkShapes, name: str, n: int, y_bytes: float, split: str) -> tuple[Ops, Ops]:
@@ -160,9 +165,9 @@ def with_summed_gradients(z: FrameworkShapes, nodes: Sequence[Node]) -> tuple[No
     def after_the_first(node: Node) -> Node:
         return replace(node, forward=_kernels(node.forward), input_grad=_kernels(node.input_grad))
 
-    first, *others = nodes
+    first = nodes[0]
     sums = tuple(op for op in first.input_grad if _exchanges(op))
-    *inner, last = map(after_the_first, others)
+    *inner, last = map(after_the_first, nodes[1:])
     return (summed(first, sums), *(summed(node, ()) for node in inner), last)
 
 
@@ -205,6 +210,16 @@ def product(z: FrameworkShapes, name: str, role: str, m: int, n: int, k: int) ->
 
 
 def _passes(
+    z: FrameworkShapes, block: str, name: str, n: int, k: int, split: str
+) -> tuple[Ops, Ops, tuple[Collective, ...]]:
+    """Return `_split_passes`, with the copies around their collectives where a framework has such."""
+    forward, input_grad, gather = _split_passes(z, block, name, n, k, split)
+    if z.framework.copies_gathered:
+        forward, input_grad = _with_copies(z, "F", forward), _with_copies(z, "B", input_grad)
+    return forward, input_grad, gather
+
+
+def _split_passes(
     z: FrameworkShapes, block: str, name: str, n: int, k: int, split: str
 ) -> tuple[Ops, Ops, tuple[Collective, ...]]:
     """Return the forward pass, the input gradient, and the gathering of x for the weight gradient.

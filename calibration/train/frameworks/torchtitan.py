@@ -77,7 +77,7 @@ def _model_args(model: Model) -> Any:
 
 
 def _config(workload: Workload) -> Any:
-    """Return torchtitan's configuration of a workload: what it does not say stays as torchtitan has it."""
+    """Return torchtitan's configuration of a workload. Keys without a counterpart there keep torchtitan's defaults."""
     from torchtitan.config import JobConfig
 
     training, layout, config = workload.training, workload.parallelism, JobConfig()
