@@ -1,5 +1,6 @@
 # make run    simulate the main job into out/ (summary, JSON, trace, Gantt chart)
 # make test   format, lint, type and test checks;  make test-all adds the slow tests
+# make docs   build the documentation's pages into out/site, and check their links
 # make mutate PACKAGE=engine   change one thing at a time in a package, and see whether its tests notice
 # All need Python >= 3.11 and make, and set up an environment of their own in .venv.
 
@@ -12,7 +13,7 @@ INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c c
 # Tests start Python a hundred times, which then finds what it has compiled before.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: run test test-all mutate format clean
+.PHONY: run test test-all docs mutate format clean
 
 run: .venv/.run
 	mkdir -p out
@@ -28,6 +29,10 @@ test: .venv/.test
 
 test-all: test
 	$(PYTEST) -m slow
+
+docs: .venv/.docs
+	$(BIN)/python -m documentation
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
 mutate: .venv/.test
 	$(BIN)/python -m tests.mutate $(PACKAGE)
@@ -56,3 +61,7 @@ LOOP := hatch_build.py simulator/engine/compiled/build.py $(wildcard simulator/e
 	@# Orders of schedules are compared with PyTorch's own where a build without CUDA is at hand.
 	-$(INSTALL) --only-binary :all: "$$(grep '^torch==' constraints.txt)+cpu"
 	touch $@ .venv/.run
+
+.venv/.docs: pyproject.toml constraints.txt $(LOOP) | $(BIN)/python
+	$(INSTALL) --editable '.[docs]'
+	touch $@

@@ -51,7 +51,7 @@ def command(
         check_outputs({"--json": json})
         if workload or set_:
             raise InputError("checks no workload", file="--schema", fix="leave WORKLOAD and --set out")
-        write_json(STDOUT, _schema(schema))
+        write_json(STDOUT, schema_of(schema))
         return
     if not workload:
         raise InputError("is missing", file="WORKLOAD", allowed="a file, a name in workloads/, or --schema")
@@ -151,7 +151,8 @@ def _traits(model: Model) -> Iterator[str]:
         yield "tied embeddings"
 
 
-def _schema(kind: str) -> dict[str, Any]:
+def schema_of(kind: str) -> dict[str, Any]:
+    """Return the JSON Schema of a workload or a cluster file; raise `InputError` for any other kind."""
     from simulator.config import Workload
     from simulator.config.section import section_of
     from simulator.hardware.cluster_spec import ClusterSpec

@@ -1,0 +1,98 @@
+"""The pages of a file's keys, from the JSON Schema that `llmsim check --schema` prints."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from documentation.tables import table
+from simulator.cli.check import schema_of
+
+Schema = Mapping[str, Any]
+
+ABOUT = {
+    "workload": "A workload file has the sections below. `llmsim check` names what is wrong in one of your own.",
+    "cluster": "A cluster file stands alone or as the section `cluster` of a workload.",
+}
+HEAD = """\
+# Keys of a {kind} file
+
+<!-- Written by `python -m documentation`. -->
+
+{about} An editor that knows JSON Schema checks a file while you type: `llmsim check --schema {kind}` prints it.
+
+Defaults stand in brackets. A default that depends on the framework or on other keys says so; `llmsim check FILE --json -`
+prints what it comes to.
+"""
+
+
+def keys_page(kind: str) -> str:
+    """Return a table of keys for the file itself, and one for each section that occurs in it, in order of occurrence."""
+    schema = schema_of(kind)
+    sections = [HEAD.format(kind=kind, about=ABOUT[kind]), _keys(schema)]
+    for name in _sections(schema, schema):
+        section = schema["$defs"][name]
+        section = section.get("anyOf", [section])[-1]
+        about = " ".join(section.get("description", "").split())
+        sections.append(f"## {name}\n\n{about}\n\n{_keys(section)}" if about else f"## {name}\n\n{_keys(section)}")
+    return "\n".join(sections)
+
+
+def _sections(part: Schema, schema: Schema) -> list[str]:
+    """Return the names of sections below ``part``, each once, the outer ones first."""
+    names: dict[str, None] = {}
+    parts = [part]
+    for current in parts:
+        for name in _references(current):
+            if name not in names:
+                names[name] = None
+                parts.append(schema["$defs"][name])
+    return list(names)
+
+
+def _references(part: Any) -> Iterator[str]:
+    """Yield the names of sections that ``part`` refers to."""
+    if isinstance(part, dict):
+        if "$ref" in part:
+            yield part["$ref"].rsplit("/", 1)[-1]
+        for key, value in part.items():
+            if key != "$defs":
+                yield from _references(value)
+    elif isinstance(part, list):
+        for value in part:
+            yield from _references(value)
+
+
+def _keys(section: Schema) -> str:
+    """Return the table of a section's keys."""
+    required = section.get("required", ())
+    rows = (
+        (f"`{key}`" + (" (required)" if key in required else ""), _values(value), value.get("description", ""))
+        for key, value in section.get("properties", {}).items()
+    )
+    return table(("key", "values", "meaning [default]"), rows)
+
+
+def _values(value: Schema) -> str:
+    """Return what a key may be, in words: the type, its bounds, the names that are allowed."""
+    if "$ref" in value:
+        name = value["$ref"].rsplit("/", 1)[-1]
+        return f"[{name}](#{name.lower()})"
+    for several in ("anyOf", "oneOf"):
+        if several in value:
+            return " or ".join(dict.fromkeys(_values(part) for part in value[several] if part.get("type") != "null"))
+    if "enum" in value:
+        return ", ".join(f"`{json.dumps(name)}`" if not isinstance(name, str) else f"`{name}`" for name in value["enum"])
+    if "const" in value:
+        return f"`{value['const']}`"
+    kind = value.get("type", "")
+    if kind == "array":
+        return f"list of {_values(value['items'])}" if "items" in value else "list"
+    return {"object": "mapping", "string": "text", "boolean": "true or false"}.get(kind, kind + _bounds(value))
+
+
+def _bounds(value: Schema) -> str:
+    """Return the bounds of a number."""
+    words = {"minimum": "from", "exclusiveMinimum": "above", "maximum": "to", "exclusiveMaximum": "below"}
+    return "".join(f" {word} {value[key]:,}" for key, word in words.items() if key in value)
