@@ -13,6 +13,7 @@ from mkdocs.structure.files import File
 ROOT = Path(__file__).resolve().parents[1]
 #: Documents beside docs/, and the page that each is on the site.
 DOCUMENTS = {
+    "README.md": "index.md",
     "DESIGN.md": "developers/design.md",
     "CONTRIBUTING.md": "developers/contributing.md",
     "CHANGELOG.md": "changelog.md",
@@ -27,14 +28,18 @@ def on_files(files: Any, config: Any) -> Any:
     """Add the documents, and every file that a page links to."""
     for source, page in DOCUMENTS.items():
         files.append(File.generated(config, page, content=(ROOT / source).read_text(encoding="utf-8")))
-    for file in list(files.documentation_pages()):
-        text = file.content_string
-        for match in LINK.finditer(text):
-            target = _target(file.src_uri, match[1])
+    pages = list(files.documentation_pages())
+    for page in pages:  # which grows, as pages that are linked to have links as well
+        for match in LINK.finditer(page.content_string):
+            target = _target(page.src_uri, match[1])
+            if target is None or target in DOCUMENTS or target.startswith("docs/"):
+                continue
             name = f"project/{target}"
-            is_extra = target and target not in DOCUMENTS and not target.startswith("docs/")
-            if is_extra and (ROOT / target).is_file() and files.get_file_from_path(name) is None:
-                files.append(File.generated(config, name, abs_src_path=str(ROOT / target)))
+            if (ROOT / target).is_file() and files.get_file_from_path(name) is None:
+                file = File.generated(config, name, abs_src_path=str(ROOT / target))
+                files.append(file)
+                if file.is_documentation_page():
+                    pages.append(file)
     return files
 
 
@@ -64,15 +69,13 @@ def _target(page: str, link: str) -> str | None:
     if "://" in link or link.startswith("mailto:"):
         return None
     sources = {name: source for source, name in DOCUMENTS.items()}
-    source = sources.get(page, f"docs/{page}")
+    source = page.removeprefix("project/") if page.startswith("project/") else sources.get(page, f"docs/{page}")
     return posixpath.normpath(posixpath.join(posixpath.dirname(source), link))
 
 
 def _link(page: str, target: str) -> str:
     """Return the link from ``page`` to the file ``target`` of the project, as the site has it."""
-    if target == "README.md":
-        place = "index.md"
-    elif target in DOCUMENTS:
+    if target in DOCUMENTS:
         place = DOCUMENTS[target]
     else:
         place = target.removeprefix("docs/") if target.startswith("docs/") else f"project/{target}"

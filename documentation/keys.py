@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from documentation.tables import table
@@ -15,6 +15,8 @@ ABOUT = {
     "workload": "A workload file has the sections below. `llmsim check` names what is wrong in one of your own.",
     "cluster": "A cluster file stands alone or as the section `cluster` of a workload.",
 }
+#: Names that are shown of those which a key may have.
+SHOWN = 16
 HEAD = """\
 # Keys of a {kind} file
 
@@ -83,13 +85,23 @@ def _values(value: Schema) -> str:
         if several in value:
             return " or ".join(dict.fromkeys(_values(part) for part in value[several] if part.get("type") != "null"))
     if "enum" in value:
-        return ", ".join(f"`{json.dumps(name)}`" if not isinstance(name, str) else f"`{name}`" for name in value["enum"])
+        return _names(value["enum"])
     if "const" in value:
         return f"`{value['const']}`"
     kind = value.get("type", "")
     if kind == "array":
         return f"list of {_values(value['items'])}" if "items" in value else "list"
     return {"object": "mapping", "string": "text", "boolean": "true or false"}.get(kind, kind + _bounds(value))
+
+
+def _names(names: Sequence[object]) -> str:
+    """Return the allowed names; of many the first ones.
+
+    >>> _names(["gelu", 1])
+    '`gelu`, `1`'
+    """
+    shown = ", ".join(f"`{name if isinstance(name, str) else json.dumps(name)}`" for name in names[:SHOWN])
+    return shown if len(names) <= SHOWN else f"{shown} ... ({len(names)} in all)"
 
 
 def _bounds(value: Schema) -> str:

@@ -11,7 +11,7 @@ from documentation.keys import keys_page
 ROOT = Path(__file__).resolve().parents[1]
 REFERENCE = ROOT / "docs" / "reference"
 #: Files with a table of the suites' errors.
-WITH_FIGURES = (ROOT / "README.md", ROOT / "docs" / "accuracy.md")
+WITH_FIGURES = (ROOT / "README.md", ROOT / "docs" / "accuracy.md", ROOT / "docs" / "frameworks.md")
 
 
 def generated() -> dict[Path, str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import runpy
 import shlex
+from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -14,47 +15,83 @@ from simulator.cli.app import COMMANDS, main
 
 ROOT = Path(__file__).resolve().parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
-#: Pages with commands to run.
-PAGES = "\n".join([README, *(page.read_text(encoding="utf-8") for page in sorted((ROOT / "docs").glob("*.md")))])
+#: Pages with commands to run, by their path in the project.
+PAGES = {
+    str(path.relative_to(ROOT)): path.read_text(encoding="utf-8")
+    for path in (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")))
+}
 #: What sets up an environment; the wheel's test covers the packaging.
 INSTALLS = {"pip install ."}
+#: Commands that take more than a few seconds. Pages of sweeps and searches are slow as a whole.
+SLOW_PAGES = {"docs/sweep.md", "docs/search.md"}
+SLOW = {
+    "llmsim run mixtral_8x7b --set model.moe.token_distribution.skew=0.5 --set training.global_batch=64",
+    "llmsim search gpt22b_tp8 --gpus 8 --fix tp=4,8 --fix cp=1 --fix micro_batch=1 --top 2 --why tp=8",
+}
 
 
 class Shown(NamedTuple):
+    page: str
     command: str
     output: list[str]
 
 
-def blocks(*languages: str) -> list[str]:
+class Code(NamedTuple):
+    page: str
+    text: str
+
+
+def blocks(*languages: str) -> list[Code]:
     pattern = rf"^```(?:{'|'.join(languages)})\n(.*?)^```$"
-    return re.findall(pattern, PAGES, flags=re.MULTILINE | re.DOTALL)
+    flags = re.MULTILINE | re.DOTALL
+    return [Code(page, block) for page, text in PAGES.items() for block in re.findall(pattern, text, flags=flags)]
 
 
 def commands() -> list[Shown]:
     """Every command, with the output that stands below it."""
-    plain = [Shown(line, []) for block in blocks("bash", "sh", "shell") for line in block.splitlines() if line.strip()]
+    plain = [
+        Shown(page, line, [])
+        for page, block in blocks("bash", "sh", "shell")
+        for line in block.splitlines()
+        if line.strip()
+    ]
     shown: list[Shown] = []
-    for block in blocks("console"):
+    for page, block in blocks("console"):
         for line in block.splitlines():
             if line.startswith("$ "):
-                shown.append(Shown(line[2:], []))
+                shown.append(Shown(page, line[2:], []))
             elif line.strip():
                 shown[-1].output.append(line)
     return plain + shown
 
 
+def cases() -> Iterator[object]:
+    """Every command once, where it prints something that is shown rather than elsewhere."""
+    seen = INSTALLS.copy()
+    for shown in sorted(commands(), key=lambda shown: not shown.output):
+        if shown.output or shown.command not in seen:
+            slow = shown.page in SLOW_PAGES or shown.command in SLOW
+            yield pytest.param(shown, id=f"{shown.page}: {shown.command}", marks=[pytest.mark.slow] if slow else [])
+        seen.add(shown.command)
+
+
+def python_cases() -> Iterator[object]:
+    for number, code in enumerate(blocks("python")):
+        slow = code.page in SLOW_PAGES
+        yield pytest.param(code.text, id=f"{code.page}: {number}", marks=[pytest.mark.slow] if slow else [])
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An empty folder with the workload file that the README shows, under the name it gives."""
+    """An empty folder with the workload files that pages show, under the names they give."""
     path = tmp_path_factory.mktemp("readme")
-    (block,) = blocks("yaml")
-    name = re.match(r"# (\S+\.yaml):", block)
-    assert name
-    (path / name[1]).write_text(block, encoding="utf-8")
+    for _, block in blocks("yaml"):
+        if name := re.match(r"# (\S+\.yaml):", block):
+            (path / name[1]).write_text(block, encoding="utf-8")
     return path
 
 
-@pytest.mark.parametrize("shown", [c for c in commands() if c.command not in INSTALLS], ids=lambda shown: shown.command)
+@pytest.mark.parametrize("shown", list(cases()))
 def test_every_command_runs_and_prints_what_is_shown(
     shown: Shown, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -73,12 +110,12 @@ def test_every_command_runs_and_prints_what_is_shown(
     assert not stale, "a page shows what is no longer printed"
 
 
-@pytest.mark.parametrize("number", range(len(blocks("python"))))
+@pytest.mark.parametrize("code", list(python_cases()))
 def test_the_python_runs(
-    number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    code: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "snippet.py").write_text(blocks("python")[number], encoding="utf-8")
+    (tmp_path / "snippet.py").write_text(code, encoding="utf-8")
     runpy.run_path("snippet.py", run_name="__main__")
     assert capsys.readouterr().out
 
@@ -87,23 +124,40 @@ def test_there_is_python() -> None:
     assert blocks("python")
 
 
-def test_the_table_of_errors_is_what_was_recorded() -> None:
+def test_the_readme_fits_on_a_page() -> None:
+    assert len(README.splitlines()) <= 150
+
+
+def test_all_suites_have_a_row_on_the_page_of_accuracy() -> None:
     recorded = pytest.importorskip("simulator.validation.errors").recorded()
-    for suite, errors in recorded.items():
-        sizes = [100 * abs(error) for error in errors.values()]
-        row = f"| `{suite}` | {len(sizes)} | {sum(sizes) / len(sizes):.1f} % | {max(sizes):.1f} % |"
-        assert row in README
+    assert set(re.findall(r"^\| `([\w-]+)` \| \d", PAGES["docs/accuracy.md"], flags=re.MULTILINE)) == set(recorded)
 
 
-def test_the_table_of_commands_is_complete() -> None:
-    assert set(re.findall(r"^\| `llmsim (\w+)", README, flags=re.MULTILINE)) == set(COMMANDS)
+def test_all_commands_have_a_section() -> None:
+    sections = re.findall(r"^## llmsim (\w+)$", PAGES["docs/reference/commands.md"], flags=re.MULTILINE)
+    assert sections == list(COMMANDS)
 
 
-@pytest.mark.parametrize(
-    "page", ["README.md", "CONTRIBUTING.md", "CHANGELOG.md", "docs/accuracy.md", "docs/search.md", "docs/sweep.md"]
-)
+def test_the_frameworks_that_a_workload_may_name_have_a_row() -> None:
+    from simulator.frameworks import FRAMEWORKS
+
+    rows = set(re.findall(r"^\| `(\w+)` \|", PAGES["docs/frameworks.md"], flags=re.MULTILINE))
+    assert rows == set(FRAMEWORKS)
+
+
+def test_every_key_of_a_result_has_a_row() -> None:
+    """The keys of a small job's JSON are those that the first column of the page names."""
+    import simulator
+
+    result = simulator.run("llama2_7b_zero2", set={"training.global_batch": 8})
+    columns = re.findall(r"^\| (`[^|]+) \|", PAGES["docs/reference/result.md"], flags=re.MULTILINE)
+    named = [key for column in columns for key in re.findall(r"`(\w+)`", column)]
+    assert set(named) == {"command", *result.to_dict()}
+
+
+@pytest.mark.parametrize("page", ["DESIGN.md", "CONTRIBUTING.md", "CHANGELOG.md", *PAGES])
 def test_links_into_the_project_lead_somewhere(page: str) -> None:
-    targets = re.findall(r"\]\(([^)#]+)\)", (ROOT / page).read_text(encoding="utf-8"))
+    targets = re.findall(r"\]\(([^)#]+)[)#]", (ROOT / page).read_text(encoding="utf-8"))
     missing = [
         target for target in targets if "://" not in target and not (ROOT / page).parent.joinpath(target).exists()
     ]
@@ -120,7 +174,9 @@ def test_files_that_the_recipes_name_exist() -> None:
     assert not [name for name in named if not (ROOT / name).exists()]
 
 
-def test_pages_and_pictures_are_named_and_small() -> None:
-    for picture in (ROOT / "docs").iterdir():
-        assert picture.name in (PAGES if picture.suffix == ".png" else README)
-        assert picture.stat().st_size < 200_000
+def test_pages_are_in_the_navigation_and_pictures_shown_and_small() -> None:
+    navigation = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
+    for path in (ROOT / "docs").rglob("*.*"):
+        shown_in = "".join(PAGES.values()) if path.suffix in (".png", ".svg") else navigation
+        assert str(path.relative_to(ROOT / "docs")) in shown_in
+        assert path.stat().st_size < 200_000
