@@ -29,7 +29,7 @@ COMMANDS = {
 RANKED = ("measure", "train")
 
 #: The extra of pyproject.toml that brings torch.
-INSTALL = "pip install '.[calibration]' in a checkout; README.md, Calibration profiles, has the line for CPUs"
+INSTALL = "pip install '.[calibration]' in a checkout; docs/how-to/measure.md has the line for CPUs"
 
 
 class Help(argparse.HelpFormatter):

@@ -91,6 +91,8 @@ def _values(value: Schema) -> str:
     kind = value.get("type", "")
     if kind == "array":
         return f"list of {_values(value['items'])}" if "items" in value else "list"
+    if isinstance(value.get("additionalProperties"), dict):
+        return f"mapping to {_values(value['additionalProperties'])}"
     return {"object": "mapping", "string": "text", "boolean": "true or false"}.get(kind, kind + _bounds(value))
 
 

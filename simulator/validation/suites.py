@@ -175,7 +175,7 @@ SUITES: dict[str, Suite] = {
                 "parallelism.account_for_loss": True,
             },
             # Their forward passes take 15 to 26 % longer than our kernels, 5 to 8 % of a step; I + W agrees within 2 %.
-            # The cause is not known; DESIGN.md, Known limits, lists causes that were ruled out.
+            # The cause is not known; docs/limits.md lists causes that were ruled out.
             bounds=Bounds(mean=0.13),
             special=(
                 *(({"schedule": schedule}, {"parallelism.overlap": _BESIDE}) for schedule in ("ZB-1p", "ZB-2p")),

@@ -69,7 +69,7 @@ def test_every_shipped_profile_runs_a_job_and_says_what_it_rests_on(gpu: str) ->
 
 @pytest.mark.parametrize(("row", "measured_s"), [("simumax-b200-028", 0.2588), ("simumax-b200-011", 0.7656)])
 def test_steps_of_a_b200_are_near_published_ones_with_nothing_tuned(row: str, measured_s: float) -> None:
-    """SimuMax's Llama layers with tp 8 and with tp 4 x dp 2 on 8 B200s; DESIGN.md, Known limits, has all of them."""
+    """SimuMax's Llama layers with tp 8 and with tp 4 x dp 2 on 8 B200s; docs/limits.md has all of them."""
     (source,) = (source for source in memory_suite.SOURCES if source.suite.name == "memory-simumax-b200")
     (given,) = (one for one in read_rows(source.suite.table) if one["id"] == row)
     step_s = simulator.run(workload_of(given, source.suite.settings_of(given))).to_dict()["step_time_s"]

@@ -92,7 +92,7 @@ def test_projection_and_loss_take_what_they_took(case: str) -> None:
 def test_kernels_of_the_loss_take_what_they_took(case: str) -> None:
     """Within 10 %, without products, in the profiler, which does not count the gaps between kernels.
 
-    Inductor's are priced as other fused kernels, and are too fast (see DESIGN.md).
+    Inductor's are priced as other fused kernels, and are too fast (see docs/limits.md).
     """
     work, nodes = case_nodes(case)
     costs, gap = Costs.from_profile(profile(), work.software), profile().kernels.gap_s

@@ -162,7 +162,7 @@ def test_machines_that_nothing_was_fitted_on(name: str, nodes: int, measured: fl
 )
 def test_racks_of_gb200_are_near_published_ones(hardware: str, gpus: int, within: float) -> None:
     """CoreWeave's and OCI's all-reduces by the profile, not by the stacks that were fitted to them: only one constant,
-    of one rack of CoreWeave's, is. Between racks all come out too fast (DESIGN.md, Known limits)."""
+    of one rack of CoreWeave's, is. Between racks all come out too fast (docs/limits.md)."""
     rows = [row for row in collectives.measurements() if row["hardware"].startswith(hardware)]
     rows = [row for row in rows if row["op"] == "all_reduce" and int(row["n_gpus"]) == gpus]
     assert rows
