@@ -24,7 +24,7 @@ input or output that cannot be written, 128 + n where signal n ended the command
 
 
 def commands_page() -> str:
-    """Return a section for each command: what it does, examples, arguments and options."""
+    """Return a section for each command with its purpose, examples, arguments and options."""
     group = typer.main.get_command(app)
     context = typer.Context(group, info_name="llmsim")
     sections = []
@@ -54,6 +54,6 @@ def _parameters(parameters: Iterable[object]) -> str:
         if isinstance(parameter, TyperArgument):
             rows.append((f"`{parameter.metavar or (parameter.name or '').upper()}`", parameter.help or ""))
         elif isinstance(parameter, TyperOption) and not parameter.hidden:
-            value = "" if parameter.is_flag else f" {parameter.metavar or parameter.type.name.upper()}"
+            value = "" if parameter.is_flag else f" {parameter.metavar or str(parameter.name).upper()}"
             rows.append((f"`{', '.join(parameter.opts)}{value}`", parameter.help or ""))
     return table(("argument or option", "what it does"), rows)

@@ -11,7 +11,7 @@ from mkdocs.exceptions import PluginError
 from mkdocs.structure.files import File
 
 ROOT = Path(__file__).resolve().parents[1]
-#: Documents beside docs/, and the page that each is on the site.
+#: Documents beside docs/ -> their pages on the site.
 DOCUMENTS = {
     "README.md": "index.md",
     "DESIGN.md": "developers/design.md",

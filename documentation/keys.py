@@ -24,13 +24,13 @@ HEAD = """\
 
 {about} An editor that knows JSON Schema checks a file while you type: `llmsim check --schema {kind}` prints it.
 
-Defaults stand in brackets. A default that depends on the framework or on other keys says so; `llmsim check FILE --json -`
-prints what it comes to.
+Defaults stand in brackets. A default that depends on the framework or on other keys says so.
+`llmsim check FILE --json -` prints what it comes to.
 """
 
 
 def keys_page(kind: str) -> str:
-    """Return a table of keys for the file itself, and one for each section that occurs in it, in order of occurrence."""
+    """Return a table of keys for the file itself, and one for each section, in the order in which keys lead there."""
     schema = schema_of(kind)
     sections = [HEAD.format(kind=kind, about=ABOUT[kind]), _keys(schema)]
     for name in _sections(schema, schema):
@@ -88,12 +88,13 @@ def _values(value: Schema) -> str:
         return _names(value["enum"])
     if "const" in value:
         return f"`{value['const']}`"
-    kind = value.get("type", "")
+    kind = str(value.get("type", ""))
     if kind == "array":
         return f"list of {_values(value['items'])}" if "items" in value else "list"
     if isinstance(value.get("additionalProperties"), dict):
         return f"mapping to {_values(value['additionalProperties'])}"
-    return {"object": "mapping", "string": "text", "boolean": "true or false"}.get(kind, kind + _bounds(value))
+    words = {"object": "mapping", "string": "text", "boolean": "true or false"}
+    return words.get(kind, f"{kind}{_bounds(value)}")
 
 
 def _names(names: Sequence[object]) -> str:
