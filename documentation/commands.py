@@ -54,6 +54,7 @@ def _parameters(parameters: Iterable[object]) -> str:
         if isinstance(parameter, TyperArgument):
             rows.append((f"`{parameter.metavar or (parameter.name or '').upper()}`", parameter.help or ""))
         elif isinstance(parameter, TyperOption) and not parameter.hidden:
-            value = "" if parameter.is_flag else f" {parameter.metavar or str(parameter.name).upper()}"
+            word = (parameter.metavar or str(parameter.name).upper()).replace("|", " or ")
+            value = "" if parameter.is_flag else f" {word}"
             rows.append((f"`{', '.join(parameter.opts)}{value}`", parameter.help or ""))
     return table(("argument or option", "what it does"), rows)
