@@ -149,6 +149,31 @@ class Cluster:
                 shares[link] = shares.get(link, 0.0) + share / len(ways)
         return tuple(shares.items())
 
+    def spread_columns(self, a: int, b: int) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+        """Return `spread` as two arrays, of links and of shares.
+
+        It is worked out once for all pairs on nodes of the same two `node_kinds`: only the links inside nodes differ.
+        """
+        (node_a, slot_a), (node_b, slot_b) = self.locate(a), self.locate(b)
+        first_a, first_b = self.first_link[node_a], self.first_link[node_b]
+        key = ("spread", self.node_kinds[node_a], slot_a, self.node_kinds[node_b], slot_b, node_a == node_b)
+        relative = self.memo.get(key)
+        if relative is None:
+            spread = self.spread(a, b)
+            places = [self._place_of(link, node_a, node_b) for link, _ in spread]
+            ends, positions = np.array(places, dtype=np.int64).reshape(-1, 2).T
+            relative = self.memo[key] = ends, positions, np.array([share for _, share in spread], dtype=float)
+        ends, positions, shares = relative
+        return np.array((first_a, first_b, 0))[ends] + positions, shares
+
+    def _place_of(self, link: int, node_a: int, node_b: int) -> tuple[int, int]:
+        """Return 0 or 1 and the position in the layout for a link of either node; 2 and the link for a trunk."""
+        for end, node in enumerate((node_a, node_b)):
+            position = link - self.first_link[node]
+            if 0 <= position < len(self.layouts[node].edges):
+                return end, position
+        return 2, link
+
     def _ways(self, a: int, b: int, nic: int | None) -> tuple[tuple[Route, Spread, Route], ...]:
         """Return links in the sender's node, between switches, and in the receiver's node if that is another one.
 
@@ -239,9 +264,12 @@ class Cluster:
 
         `TrunkWays` says which ways these are. Raises `InputError` where dead links leave none."""
         start, goal = self.switches.leaves[node_a][nic_a], self.switches.leaves[node_b][nic_b]
-        if start != goal and start not in self._trunk_ways.hops_to(goal):
+        if start == goal:
+            return ()
+        spread = self._trunk_ways.between(start, goal)
+        if spread is None:
             raise InputError(f"dead links leave no way from {start} to {goal}", key="cluster.overrides")
-        return () if start == goal else self._trunk_ways.between(start, goal)
+        return spread
 
     @cached_property
     def bandwidths_Bps(self) -> NDArray[np.float64]:
@@ -253,6 +281,28 @@ class Cluster:
         """Number of every link's kind in `TransportKind`."""
         number = {kind: place for place, kind in enumerate(get_args(TransportKind))}
         return np.array([number[link.kind] for link in self.links], dtype=np.int64)
+
+    @cached_property
+    def node_kinds(self) -> tuple[int, ...]:
+        """Number of every node's kind: nodes of a kind share a layout, hang on the same switches, and are as fast.
+
+        What moves between nodes then crosses the same trunks, and links of the same positions inside the nodes.
+        """
+        numbers: dict[object, int] = {}
+        ends = [*self.first_link[1:], len(self.links) - len(self.trunks)]
+        nodes = zip(self.layouts, self.switches.leaves, self.first_link, ends, strict=True)
+        keys = [(layout, leaves, self.bandwidths_Bps[low:high].tobytes()) for layout, leaves, low, high in nodes]
+        return tuple([numbers.setdefault(key, len(numbers)) for key in keys])
+
+    @cached_property
+    def alike_links(self) -> NDArray[np.int64]:
+        """For every link, the first that is alike: of the same position in a node of its kind. Trunks are alone."""
+        first_of_kind: dict[int, int] = {}
+        parts = [np.zeros(0, dtype=np.int64)]
+        for kind, layout, first in zip(self.node_kinds, self.layouts, self.first_link, strict=True):
+            parts.append(np.arange(len(layout.edges)) + first_of_kind.setdefault(kind, first))
+        trunks = np.arange(len(self.links) - len(self.trunks), len(self.links))
+        return np.concatenate((*parts, trunks))
 
     @cached_property
     def _types(self) -> tuple[str, ...]:

@@ -169,10 +169,13 @@ def link_labels(cluster: Cluster, capacity: NDArray[np.float64]) -> Colours:
     how many there are of a name. Numbers follow the order of the links.
     """
     gpu_names = {gpu.name for gpu in cluster.gpus}
-    return _label(
-        (item.kind, float(rate), item.latency_s, item.src in gpu_names, item.name.partition(":")[0].translate(_DIGITS))
-        for item, rate in zip(cluster.links, capacity, strict=True)
+    firsts, alike = np.unique(cluster.alike_links, return_inverse=True)
+    items = zip([cluster.links[first] for first in firsts.tolist()], capacity[firsts].tolist(), strict=True)
+    labels = _label(
+        (item.kind, rate, item.latency_s, item.src in gpu_names, item.name.partition(":")[0].translate(_DIGITS))
+        for item, rate in items
     )
+    return labels[alike]
 
 
 def _mix(*parts: Colours) -> Colours:
