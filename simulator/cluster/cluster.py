@@ -149,31 +149,6 @@ class Cluster:
                 shares[link] = shares.get(link, 0.0) + share / len(ways)
         return tuple(shares.items())
 
-    def spread_columns(self, a: int, b: int) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-        """Return `spread` as two arrays, of links and of shares.
-
-        It is worked out once for all pairs on nodes of the same two `node_kinds`: only the links inside nodes differ.
-        """
-        (node_a, slot_a), (node_b, slot_b) = self.locate(a), self.locate(b)
-        first_a, first_b = self.first_link[node_a], self.first_link[node_b]
-        key = ("spread", self.node_kinds[node_a], slot_a, self.node_kinds[node_b], slot_b, node_a == node_b)
-        relative = self.memo.get(key)
-        if relative is None:
-            spread = self.spread(a, b)
-            places = [self._place_of(link, node_a, node_b) for link, _ in spread]
-            ends, positions = np.array(places, dtype=np.int64).reshape(-1, 2).T
-            relative = self.memo[key] = ends, positions, np.array([share for _, share in spread], dtype=float)
-        ends, positions, shares = relative
-        return np.array((first_a, first_b, 0))[ends] + positions, shares
-
-    def _place_of(self, link: int, node_a: int, node_b: int) -> tuple[int, int]:
-        """Return 0 or 1 and the position in the layout for a link of either node; 2 and the link for a trunk."""
-        for end, node in enumerate((node_a, node_b)):
-            position = link - self.first_link[node]
-            if 0 <= position < len(self.layouts[node].edges):
-                return end, position
-        return 2, link
-
     def _ways(self, a: int, b: int, nic: int | None) -> tuple[tuple[Route, Spread, Route], ...]:
         """Return links in the sender's node, between switches, and in the receiver's node if that is another one.
 
@@ -211,7 +186,16 @@ class Cluster:
         reaches that NIC over NVLink (NCCL's PXN), or the fabric does not join the rails. Else each uses its own NIC. A
         host uses the NIC of the same rail as the GPU at the other end. Where the fabric does not join the rails and a
         node lacks that NIC, the rail is one that both have, the sender's own if possible.
+
+        Nodes of the same `node_kinds` have one answer.
         """
+        key = ("nics", self.node_kinds[node_a], slot_a, self.node_kinds[node_b], slot_b, nic)
+        pairs: tuple[NicPair, ...] | None = self.memo.get(key)
+        if pairs is None:
+            pairs = self.memo[key] = self._joined_nics(node_a, slot_a, node_b, slot_b, nic)
+        return pairs
+
+    def _joined_nics(self, node_a: int, slot_a: int, node_b: int, slot_b: int, nic: int | None) -> tuple[NicPair, ...]:
         a, b = self.layouts[node_a], self.layouts[node_b]
         all_a, all_b = a.own_nics.get(slot_a), b.own_nics.get(slot_b)
         if nic is not None:
@@ -293,16 +277,6 @@ class Cluster:
         nodes = zip(self.layouts, self.switches.leaves, self.first_link, ends, strict=True)
         keys = [(layout, leaves, self.bandwidths_Bps[low:high].tobytes()) for layout, leaves, low, high in nodes]
         return tuple([numbers.setdefault(key, len(numbers)) for key in keys])
-
-    @cached_property
-    def alike_links(self) -> NDArray[np.int64]:
-        """For every link, the first that is alike: of the same position in a node of its kind. Trunks are alone."""
-        first_of_kind: dict[int, int] = {}
-        parts = [np.zeros(0, dtype=np.int64)]
-        for kind, layout, first in zip(self.node_kinds, self.layouts, self.first_link, strict=True):
-            parts.append(np.arange(len(layout.edges)) + first_of_kind.setdefault(kind, first))
-        trunks = np.arange(len(self.links) - len(self.trunks), len(self.links))
-        return np.concatenate((*parts, trunks))
 
     @cached_property
     def _types(self) -> tuple[str, ...]:

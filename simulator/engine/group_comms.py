@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simulator.cluster import Cluster
+from simulator.cluster.alike import spread_columns
 from simulator.cluster.link import Spread
 from simulator.costs import Costs
 from simulator.engine.placement import Placed
@@ -204,7 +205,7 @@ def link_loads(cluster: Cluster, comms: Sequence[GroupComm], chosen: Sequence[Pa
 
     for item, pattern in zip(comms, chosen, strict=True):
         if item.op == "send":
-            add((item.job, item.axis, item.spec), cluster.spread_columns(*item.ends))
+            add((item.job, item.axis, item.spec), spread_columns(cluster, *item.ends))
             continue
         label = (item.job, item.axis, item.spec, pattern.timing if pattern else ())
         stages = pattern.stages if pattern and not item.is_signal else ()

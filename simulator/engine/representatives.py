@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simulator.cluster import Cluster
+from simulator.cluster.alike import alike_links
 from simulator.costs.hosts import THREAD_Bps
 from simulator.engine.binding_links import binding_classes
 from simulator.engine.folding import Folding, fold
@@ -128,14 +129,14 @@ def _capacities(jobs: Sequence[Placed], cluster: Cluster) -> NDArray[np.float64]
     """
     all_costs, used = jobs[0].costs, {cluster.gpus[gpu].type for placed in jobs for gpu in placed.gpus}
     costs_of_type = {gpu: all_costs.for_gpu(gpu) for gpu in used}
-    firsts, alike = np.unique(cluster.alike_links, return_inverse=True)
+    stand_ins, places = alike_links(cluster)
     n_inside, capacity = len(cluster.links) - len(cluster.trunks), []
-    for link in [cluster.links[first] for first in firsts.tolist()]:
+    for link in [cluster.links[number] for number in stand_ins.tolist()]:
         costs = all_costs
         if link.index < n_inside:
             costs = costs_of_type.get(cluster.layouts[bisect_right(cluster.first_link, link.index) - 1].gpu, all_costs)
         capacity.append(costs.reachable_Bps(link.kind, link.bandwidth_Bps))
-    return np.array(capacity)[alike]
+    return np.array(capacity)[places]
 
 
 @dataclass(frozen=True)

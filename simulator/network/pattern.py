@@ -267,7 +267,10 @@ def _stage(shape: Shape, cluster: Cluster, nodes: Sequence[int], inside: Ints) -
     links = cluster.links
     trunks: dict[int, float] = {}
     link_latency_s = shape.link_latency_s
+    leaves = [cluster.switches.leaves[node] for node in nodes]
     for a, nic_a, b, nic_b, load, weight in shape.across:
+        if leaves[a][nic_a] == leaves[b][nic_b]:
+            continue
         for index, share in cluster.trunks_between(nodes[a], nic_a, nodes[b], nic_b):
             trunks[index] = trunks.get(index, 0.0) + share * load
             link_latency_s += share * weight * links[index].latency_s
