@@ -49,9 +49,9 @@ def _ends(cluster: Cluster, links: NDArray[np.int64]) -> tuple[NDArray[np.int64]
     """Return the vertices that every link leads from and to, as numbers; 0 for all but ``links``."""
     numbers: dict[str, int] = {}
     src, dst = np.zeros((2, len(cluster.links)), dtype=np.int64)
-    of_links = [cluster.links[link] for link in links.tolist()]
-    src[links] = [numbers.setdefault(link.src, len(numbers)) for link in of_links]
-    dst[links] = [numbers.setdefault(link.dst, len(numbers)) for link in of_links]
+    loaded = [cluster.links[link] for link in links.tolist()]
+    src[links] = [numbers.setdefault(link.src, len(numbers)) for link in loaded]
+    dst[links] = [numbers.setdefault(link.dst, len(numbers)) for link in loaded]
     return src, dst
 
 

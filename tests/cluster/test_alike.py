@@ -1,4 +1,4 @@
-"""What nodes of a kind share is what each of them would have alone."""
+"""Nodes of a kind share what each of them would have alone."""
 
 from __future__ import annotations
 
