@@ -118,11 +118,11 @@ def _comms_of_job(job: int, placed: Placed, cluster: Cluster) -> list[GroupComm]
     distinct: dict[tuple[str, int, int], GroupComm] = {}
     complete: set[tuple[int, str, int]] = set()  # role, axis and group of which all collectives are in ``distinct``
     spec_at: dict[tuple[int, int], tuple[tuple[object, ...], int]] = {}  # of a transfer, by number and position
-    for rank, role in enumerate(program.role_of):
-        groups = {axis: program.group_index(axis, rank) for axis in axes_of_role[role]}
-        missing = {axis for axis, group in groups.items() if (role, axis, group) not in complete}
-        complete.update([(role, axis, groups[axis]) for axis in missing])
-        for comm, spec, number in comms_of_role[role] if missing else transfers_of_role[role]:
+    for rank, role_index in enumerate(program.role_of):
+        groups = {axis: program.group_index(axis, rank) for axis in axes_of_role[role_index]}
+        missing = {axis for axis, group in groups.items() if (role_index, axis, group) not in complete}
+        complete.update([(role_index, axis, groups[axis]) for axis in missing])
+        for comm, spec, number in comms_of_role[role_index] if missing else transfers_of_role[role_index]:
             group = groups[comm.axis]
             ranks = members = program.groups[comm.axis][group]
             if isinstance(comm, PointToPoint):
