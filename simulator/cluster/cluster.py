@@ -186,7 +186,16 @@ class Cluster:
         reaches that NIC over NVLink (NCCL's PXN), or the fabric does not join the rails. Else each uses its own NIC. A
         host uses the NIC of the same rail as the GPU at the other end. Where the fabric does not join the rails and a
         node lacks that NIC, the rail is one that both have, the sender's own if possible.
+
+        Nodes of the same `node_kinds` have one answer.
         """
+        key = ("nics", self.node_kinds[node_a], slot_a, self.node_kinds[node_b], slot_b, nic)
+        pairs: tuple[NicPair, ...] | None = self.memo.get(key)
+        if pairs is None:
+            pairs = self.memo[key] = self._joined_nics(node_a, slot_a, node_b, slot_b, nic)
+        return pairs
+
+    def _joined_nics(self, node_a: int, slot_a: int, node_b: int, slot_b: int, nic: int | None) -> tuple[NicPair, ...]:
         a, b = self.layouts[node_a], self.layouts[node_b]
         all_a, all_b = a.own_nics.get(slot_a), b.own_nics.get(slot_b)
         if nic is not None:
@@ -239,9 +248,12 @@ class Cluster:
 
         `TrunkWays` says which ways these are. Raises `InputError` where dead links leave none."""
         start, goal = self.switches.leaves[node_a][nic_a], self.switches.leaves[node_b][nic_b]
-        if start != goal and start not in self._trunk_ways.hops_to(goal):
+        if start == goal:
+            return ()
+        spread = self._trunk_ways.between(start, goal)
+        if spread is None:
             raise InputError(f"dead links leave no way from {start} to {goal}", key="cluster.overrides")
-        return () if start == goal else self._trunk_ways.between(start, goal)
+        return spread
 
     @cached_property
     def bandwidths_Bps(self) -> NDArray[np.float64]:
@@ -253,6 +265,18 @@ class Cluster:
         """Number of every link's kind in `TransportKind`."""
         number = {kind: place for place, kind in enumerate(get_args(TransportKind))}
         return np.array([number[link.kind] for link in self.links], dtype=np.int64)
+
+    @cached_property
+    def node_kinds(self) -> tuple[int, ...]:
+        """Number of every node's kind: nodes of a kind share a layout, hang on the same switches, and are as fast.
+
+        What moves between nodes then crosses the same trunks, and links of the same positions inside the nodes.
+        """
+        numbers: dict[object, int] = {}
+        ends = [*self.first_link[1:], len(self.links) - len(self.trunks)]
+        nodes = zip(self.layouts, self.switches.leaves, self.first_link, ends, strict=True)
+        keys = [(layout, leaves, self.bandwidths_Bps[low:high].tobytes()) for layout, leaves, low, high in nodes]
+        return tuple([numbers.setdefault(key, len(numbers)) for key in keys])
 
     @cached_property
     def _types(self) -> tuple[str, ...]:

@@ -31,7 +31,7 @@ class TrunkWays:
         for src, dst in dead:
             self._towards_whole.setdefault(dst, []).append(src)
         self._hops: dict[str, dict[str, int]] = {}
-        self._hops_whole: dict[str, dict[str, int]] = {}
+        self._hops_whole = {} if self._towards_whole != self._towards else self._hops
         self._spreads: dict[TrunkEnds, Spread] = {}
 
     def hops_to(self, goal: str) -> dict[str, int]:
@@ -46,12 +46,13 @@ class TrunkWays:
             self._hops_whole[goal] = _fewest_hops(self._towards_whole, goal)
         return self._hops_whole[goal]
 
-    def between(self, start: str, goal: str) -> Spread:
-        """Return the links from one switch to another that is still joined, with the share of the traffic on each."""
-        if (start, goal) not in self._spreads:
+    def between(self, start: str, goal: str) -> Spread | None:
+        """Return the links from one switch to another, with the share of the traffic on each; None if cut off."""
+        spread = self._spreads.get((start, goal))
+        if spread is None and start in self.hops_to(goal):
             detour = self.hops_to(goal)[start] > self.whole_hops_to(goal)[start]
-            self._spreads[start, goal] = self._spread(start, goal, most_ways=1 if detour else None)
-        return self._spreads[start, goal]
+            spread = self._spreads[start, goal] = self._spread(start, goal, most_ways=1 if detour else None)
+        return spread
 
     def _spread(self, start: str, goal: str, most_ways: int | None) -> Spread:
         """Return the links with their shares; at every switch the first ``most_ways`` that are shortest, or all."""

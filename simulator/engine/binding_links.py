@@ -25,11 +25,7 @@ def binding_classes(
     so that its first one decides.
     """
     loads, label = _loads_on_first_links(all_loads, classes), link_labels(cluster, capacity)
-    vertex: dict[str, int] = {}
-    src, dst = (
-        np.array([vertex.setdefault(name, len(vertex)) for name in names], dtype=np.int64)
-        for names in ((link.src for link in cluster.links), (link.dst for link in cluster.links))
-    )
+    src, dst = _ends(cluster, np.unique(loads.link))
     limiters: dict[int, list[NDArray[np.int64]]] = {}  # of each link the sets of links that limit before it
     is_first = np.zeros(len(capacity), dtype=bool)
     is_first[classes.first] = True
@@ -47,6 +43,16 @@ def binding_classes(
             if binds[classes.class_of[neighbours]].all() and not (label[neighbours] == label[first]).any():
                 binds[classes.class_of[first]] = False
     return cast(list[bool], binds.tolist())
+
+
+def _ends(cluster: Cluster, links: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return the vertices that every link leads from and to, as numbers; 0 for all but ``links``."""
+    numbers: dict[str, int] = {}
+    src, dst = np.zeros((2, len(cluster.links)), dtype=np.int64)
+    loaded = [cluster.links[link] for link in links.tolist()]
+    src[links] = [numbers.setdefault(link.src, len(numbers)) for link in loaded]
+    dst[links] = [numbers.setdefault(link.dst, len(numbers)) for link in loaded]
+    return src, dst
 
 
 def _loads_on_first_links(loads: LinkLoads, classes: Classes) -> LinkLoads:

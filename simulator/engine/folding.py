@@ -10,6 +10,7 @@ all.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -18,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simulator.cluster import Cluster
+from simulator.cluster.alike import alike_links
 from simulator.engine.group_comms import GroupComm, LinkLoads
 from simulator.engine.placement import Placed
 
@@ -144,22 +146,20 @@ def _members(
 
     Positions differ where somebody names a peer by its position; elsewhere they are 0, as members are alike.
     """
-    members = np.array(
-        [
-            (numbering.first_rank[job] + rank, numbering.first_group[job][axis] + index, position)
-            for job, placed in enumerate(jobs)
-            for axis, groups in placed.program.groups.items()
-            for index, group in enumerate(groups)
-            for position, rank in enumerate(group)
-        ],
-        dtype=np.int64,
-    ).reshape(-1, 3)
-    rank, group, position = members[:, 0], members[:, 1], members[:, 2].astype(np.uint64)
+    parts = [np.zeros((3, 0), dtype=np.int64)]
+    for job, placed in enumerate(jobs):
+        for axis, groups in placed.program.groups.items():
+            sizes = np.array([len(members) for members in groups], dtype=np.int64)
+            ranks = np.fromiter(itertools.chain.from_iterable(groups), dtype=np.int64, count=int(sizes.sum()))
+            before = np.repeat(np.cumsum(sizes) - sizes, sizes)  # members of earlier groups of the axis
+            numbers = np.repeat(np.arange(len(groups)), sizes) + numbering.first_group[job][axis]
+            parts.append(np.stack((ranks + numbering.first_rank[job], numbers, np.arange(len(ranks)) - before)))
+    rank, group, position = np.concatenate(parts, axis=1)
     names_peers = np.zeros(numbering.n_groups, dtype=bool)
     for job, axis in {(comm.job, comm.axis): None for comm in comms if comm.op == "send"}:
         start = numbering.first_group[job][axis]
         names_peers[start : start + len(jobs[job].program.groups[axis])] = True
-    return rank, group, np.where(names_peers[group], position, np.uint64(0))
+    return rank, group, np.where(names_peers[group], position, 0).astype(np.uint64)
 
 
 def link_labels(cluster: Cluster, capacity: NDArray[np.float64]) -> Colours:
@@ -169,10 +169,13 @@ def link_labels(cluster: Cluster, capacity: NDArray[np.float64]) -> Colours:
     how many there are of a name. Numbers follow the order of the links.
     """
     gpu_names = {gpu.name for gpu in cluster.gpus}
-    return _label(
-        (item.kind, float(rate), item.latency_s, item.src in gpu_names, item.name.partition(":")[0].translate(_DIGITS))
-        for item, rate in zip(cluster.links, capacity, strict=True)
+    stand_ins, places = alike_links(cluster)
+    items = zip([cluster.links[link] for link in stand_ins.tolist()], capacity[stand_ins].tolist(), strict=True)
+    labels = _label(
+        (item.kind, rate, item.latency_s, item.src in gpu_names, item.name.partition(":")[0].translate(_DIGITS))
+        for item, rate in items
     )
+    return labels[places]
 
 
 def _mix(*parts: Colours) -> Colours:

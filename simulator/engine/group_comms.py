@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simulator.cluster import Cluster
+from simulator.cluster.alike import spread_columns
 from simulator.cluster.link import Spread
 from simulator.costs import Costs
 from simulator.engine.placement import Placed
@@ -112,19 +113,26 @@ def _comms_of_job(job: int, placed: Placed, cluster: Cluster) -> list[GroupComm]
         )
         specs = {comm: spec_of(comm, -1) for comm in comms}
         comms_of_role.append([(comm, spec, numbers.setdefault(spec, len(numbers))) for comm, spec in specs.items()])
+    axes_of_role = [list(dict.fromkeys(comm.axis for comm, _, _ in comms)) for comms in comms_of_role]
+    transfers_of_role = [[entry for entry in comms if isinstance(entry[0], PointToPoint)] for comms in comms_of_role]
     distinct: dict[tuple[str, int, int], GroupComm] = {}
+    complete: set[tuple[int, str, int]] = set()  # role, axis and group of which all collectives are in ``distinct``
+    spec_at: dict[tuple[int, int], tuple[tuple[object, ...], int]] = {}  # of a transfer, by number and position
     for rank, role_index in enumerate(program.role_of):
-        for comm, spec, number in comms_of_role[role_index]:
-            group = program.group_index(comm.axis, rank)
-            members = program.groups[comm.axis][group]
+        groups = {axis: program.group_index(axis, rank) for axis in axes_of_role[role_index]}
+        missing = {axis for axis, group in groups.items() if (role_index, axis, group) not in complete}
+        complete.update([(role_index, axis, groups[axis]) for axis in missing])
+        for comm, spec, number in comms_of_role[role_index] if missing else transfers_of_role[role_index]:
+            group = groups[comm.axis]
+            ranks = members = program.groups[comm.axis][group]
             if isinstance(comm, PointToPoint):
-                position = members.index(rank)
-                spec = spec_of(comm, position)
-                number = numbers.setdefault(spec, len(numbers))
+                at = number, members.index(rank)
+                if at not in spec_at:
+                    spec_here = spec_of(comm, at[1])
+                    spec_at[at] = spec_here, numbers.setdefault(spec_here, len(numbers))
+                spec, number = spec_at[at]
+                ranks = tuple([members[end] for end in ends_of(comm, at[1])])
             if (comm.axis, group, number) not in distinct:
-                ranks: tuple[int, ...] = members
-                if isinstance(comm, PointToPoint):
-                    ranks = tuple(members[end] for end in ends_of(comm, position))
                 if isinstance(comm, HostOperation):
                     ends = hosts.ends(comm.op, cluster, gpus[ranks[0]], placed.servers)
                 else:
@@ -197,7 +205,7 @@ def link_loads(cluster: Cluster, comms: Sequence[GroupComm], chosen: Sequence[Pa
 
     for item, pattern in zip(comms, chosen, strict=True):
         if item.op == "send":
-            add((item.job, item.axis, item.spec), _columns(cluster.spread(*item.ends)))
+            add((item.job, item.axis, item.spec), spread_columns(cluster, *item.ends))
             continue
         label = (item.job, item.axis, item.spec, pattern.timing if pattern else ())
         stages = pattern.stages if pattern and not item.is_signal else ()

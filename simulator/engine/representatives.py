@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import itertools
 import math
+from bisect import bisect_right
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from simulator.cluster import Cluster
+from simulator.cluster.alike import alike_links
 from simulator.costs.hosts import THREAD_Bps
 from simulator.engine.binding_links import binding_classes
 from simulator.engine.folding import Folding, fold
@@ -113,25 +114,29 @@ def fold_cluster(jobs: Sequence[Placed], cluster: Cluster, *, folded: bool = Tru
     and every link that carries something is simulated.
     """
     comms = group_comms(jobs, cluster)
-    capacity = np.array(list(_capacities(jobs, cluster)))
+    capacity = _capacities(jobs, cluster)
     chosen = chosen_patterns(jobs, cluster, comms)
     loads = link_loads(cluster, comms, chosen)
     folding = fold(jobs, cluster, capacity, comms, loads, refine=folded)
     return _Planner(jobs, cluster, capacity, comms, chosen, loads, folding).simulated_cluster()
 
 
-def _capacities(jobs: Sequence[Placed], cluster: Cluster) -> Iterator[float]:
-    """Yield the bytes/s that each link can carry.
+def _capacities(jobs: Sequence[Placed], cluster: Cluster) -> NDArray[np.float64]:
+    """Return the bytes/s that each link can carry.
 
     In a node they are by its type of GPU; between switches, and in nodes of types that have no rank, by the costs of
     all.
     """
     all_costs, used = jobs[0].costs, {cluster.gpus[gpu].type for placed in jobs for gpu in placed.gpus}
     costs_of_type = {gpu: all_costs.for_gpu(gpu) for gpu in used}
-    in_nodes = [costs_of_type.get(layout.gpu, all_costs) for layout in cluster.layouts for _ in layout.edges]
-    costs_of_links = itertools.chain(in_nodes, itertools.repeat(all_costs, len(cluster.trunks)))
-    for link, costs in zip(cluster.links, costs_of_links, strict=True):
-        yield costs.reachable_Bps(link.kind, link.bandwidth_Bps)
+    stand_ins, places = alike_links(cluster)
+    n_inside, capacity = len(cluster.links) - len(cluster.trunks), []
+    for link in [cluster.links[number] for number in stand_ins.tolist()]:
+        costs = all_costs
+        if link.index < n_inside:
+            costs = costs_of_type.get(cluster.layouts[bisect_right(cluster.first_link, link.index) - 1].gpu, all_costs)
+        capacity.append(costs.reachable_Bps(link.kind, link.bandwidth_Bps))
+    return np.array(capacity)[places]
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ a `Shape`, the same for all groups whose members sit alike in their nodes. On th
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple, get_args
 
@@ -237,17 +237,40 @@ def placed(algorithm: str, shapes: Sequence[Shape], cluster: Cluster, nodes: Seq
     """Return the pattern of an algorithm from its shapes, with their node i on ``nodes[i]``."""
     return Pattern(
         algorithm=algorithm,
-        stages=tuple([_stage(shape, cluster, nodes) for shape in shapes]),
+        stages=tuple([_placed_stage(shape, cluster, nodes) for shape in shapes]),
         sent=sum([shape.sent for shape in shapes]),
         channels=max([shape.moves.channels for shape in shapes]),
     )
 
 
-def _stage(shape: Shape, cluster: Cluster, nodes: Sequence[int]) -> Stage:
+def _placed_stage(shape: Shape, cluster: Cluster, nodes: Sequence[int]) -> Stage:
+    """Return the stage of a shape. It is worked out once for all nodes that are of the same kinds, one by one.
+
+    They are alike in all that it depends on, and the trunks between them are the same. Only the links inside differ.
+    """
+    key = (shape, tuple([cluster.node_kinds[node] for node in nodes]))
+    inside = _links_inside(shape, cluster, nodes)
+    stage: Stage | None = cluster.memo.get(key)
+    if stage is None:
+        stage = cluster.memo[key] = _stage(shape, cluster, nodes, inside)
+        return stage
+    return replace(stage, links=np.concatenate((inside, stage.links[len(inside) :])))
+
+
+def _links_inside(shape: Shape, cluster: Cluster, nodes: Sequence[int]) -> Ints:
+    """Return the links of ``shape.inside`` on these nodes."""
+    node_of, positions, _ = shape.columns
+    return np.array([cluster.first_link[node] for node in nodes], dtype=np.int64)[node_of] + positions
+
+
+def _stage(shape: Shape, cluster: Cluster, nodes: Sequence[int], inside: Ints) -> Stage:
     links = cluster.links
     trunks: dict[int, float] = {}
     link_latency_s = shape.link_latency_s
+    leaves = [cluster.switches.leaves[node] for node in nodes]
     for a, nic_a, b, nic_b, load, weight in shape.across:
+        if leaves[a][nic_a] == leaves[b][nic_b]:
+            continue
         for index, share in cluster.trunks_between(nodes[a], nic_a, nodes[b], nic_b):
             trunks[index] = trunks.get(index, 0.0) + share * load
             link_latency_s += share * weight * links[index].latency_s
@@ -264,10 +287,8 @@ def _stage(shape: Shape, cluster: Cluster, nodes: Sequence[int]) -> Stage:
             trunks[index] = trunks.get(index, 0.0) + share * load
         farthest_s = max([sum([share * links[index].latency_s for index, share in way]) for way in up])
         link_latency_s += 2 * weight * farthest_s
-    node_of, positions, inside = shape.columns
-    at = np.array([cluster.first_link[node] for node in nodes], dtype=np.int64)[node_of] + positions
-    crossed = np.concatenate((at, np.array(list(trunks), dtype=np.int64)))
-    loads = np.concatenate((inside, np.array(list(trunks.values()))))
+    crossed = np.concatenate((inside, np.array(list(trunks), dtype=np.int64)))
+    loads = np.concatenate((shape.columns[2], np.array(list(trunks.values()))))
     busy_s, longest_s = loads / cluster.bandwidths_Bps[crossed], np.zeros(len(KINDS))
     np.maximum.at(longest_s, cluster.kinds[crossed], busy_s)
     kinds = np.flatnonzero(longest_s).tolist()

@@ -17,7 +17,8 @@ from simulator.config import Workload, load_workload
 
 RUNS = Path(__file__).resolve().parents[2] / "calibration" / "runs"
 RESULTS = RUNS.parent / "results"
-FILES = sorted(RUNS.glob("*/*.yaml"))
+#: Those of plain PyTorch; `frameworks` has those of the code of others.
+FILES = sorted(path for path in RUNS.glob("*/*.yaml") if path.parent.name != "frameworks")
 PREDICTED = [path for path in FILES if path.parent.name != "fit"]
 WORKLOADS = {path: load_workload(path) for path in FILES}
 

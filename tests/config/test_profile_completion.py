@@ -15,8 +15,9 @@ from simulator.costs import Costs
 from simulator.errors import InputError
 from simulator.hardware.profile import Profile
 from simulator.program import Attention, Matmul, Memory
-from simulator.validation import memory_suite, read_rows
+from simulator.validation import read_rows
 from simulator.validation.rows import workload_of
+from simulator.validation.suites import SUITES
 
 PROFILES = catalog.names("profile")
 SHORT = [name for name in PROFILES if load_profile(name).like]
@@ -70,9 +71,9 @@ def test_every_shipped_profile_runs_a_job_and_says_what_it_rests_on(gpu: str) ->
 @pytest.mark.parametrize(("row", "measured_s"), [("simumax-b200-028", 0.2588), ("simumax-b200-011", 0.7656)])
 def test_steps_of_a_b200_are_near_published_ones_with_nothing_tuned(row: str, measured_s: float) -> None:
     """SimuMax's Llama layers with tp 8 and with tp 4 x dp 2 on 8 B200s; docs/limits.md has all of them."""
-    (source,) = (source for source in memory_suite.SOURCES if source.suite.name == "memory-simumax-b200")
-    (given,) = (one for one in read_rows(source.suite.table) if one["id"] == row)
-    step_s = simulator.run(workload_of(given, source.suite.settings_of(given))).to_dict()["step_time_s"]
+    suite = SUITES["simumax-b200"]
+    (given,) = (one for one in read_rows(suite.table) if one["id"] == row)
+    step_s = simulator.run(workload_of(given, suite.settings_of(given))).to_dict()["step_time_s"]
     assert step_s == pytest.approx(measured_s, rel=0.1)
 
 

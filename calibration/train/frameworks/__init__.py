@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from importlib import import_module
 from typing import TYPE_CHECKING, Protocol
 
+from calibration.train.frameworks.limits import LIMITS
 from simulator.config.workload import Workload
 from simulator.errors import InputError
 
@@ -46,7 +47,6 @@ def stack_trainer(workload: Workload, groups: Groups, device: torch.device) -> S
 
 def stack_refusals(workload: Workload) -> Iterator[InputError]:
     """Yield what the workload's framework cannot run here."""
-    module = import_module(f"{__name__}.{STACKS[workload.framework.name]}")
-    for key, value, allowed, reason in module.limits(workload):
+    for key, value, allowed, reason in LIMITS[STACKS[workload.framework.name]](workload):
         if value not in allowed:
             yield InputError(reason, key=key, found=value, allowed=", ".join(map(str, allowed)))

@@ -8,27 +8,16 @@ from __future__ import annotations
 
 import gc
 import os
-from collections.abc import Iterator
 
 import deepspeed
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from calibration.train.frameworks.hugging_face import Limit, model_of
+from calibration.train.frameworks.hugging_face import model_of
 from calibration.train.frameworks.tokens import DTYPES, LEARNING_RATE, replica_tokens
 from calibration.train.trainer import Groups
 from simulator.config.workload import Workload
-
-
-def limits(workload: Workload) -> Iterator[Limit]:
-    """Yield a key of the workload, its value, the values that can be trained, and the reason."""
-    training, layout = workload.training, workload.parallelism
-    yield "parallelism.tp", layout.tp, (1,), "is not written"
-    yield "parallelism.pp", layout.pp, (1,), "is not written"
-    yield "training.precision", training.precision, ("bf16",), "is not written"
-    yield "training.optimizer.name", training.optimizer.name, ("adamw",), "is not written"
-    yield "parallelism.offload.optimizer", layout.offload.optimizer, ("none", "cpu"), "is not written"
 
 
 class Trainer:

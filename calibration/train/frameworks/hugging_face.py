@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import gc
-from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -21,19 +20,6 @@ from calibration.train.frameworks.tokens import DTYPES, LEARNING_RATE, replica_t
 from calibration.train.trainer import Groups
 from simulator.config.model import Model
 from simulator.config.workload import Workload
-
-Limit = tuple[str, object, tuple[object, ...], str]
-
-
-def limits(workload: Workload) -> Iterator[Limit]:
-    """Yield a key of the workload, its value, the values that can be trained, and the reason."""
-    training, layout = workload.training, workload.parallelism
-    yield "parallelism.tp", layout.tp, (1,), "is not written"
-    yield "parallelism.pp", layout.pp, (1,), "is not written"
-    yield "parallelism.zero", layout.zero, (0, 3), "replicas are DDP or fully_shard"
-    yield "training.optimizer.name", training.optimizer.name, ("adamw",), "is not written"
-    implementation = training.optimizer.implementation
-    yield "training.optimizer.implementation", implementation, ("fused", "foreach"), "is not written"
 
 
 def config_of(model: Model, seq: int) -> Any:

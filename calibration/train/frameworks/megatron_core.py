@@ -23,22 +23,9 @@ from megatron.core.transformer import TransformerConfig
 from megatron.core.transformer.module import Float16Module
 from torch import Tensor
 
-from calibration.train.frameworks.hugging_face import Limit
 from calibration.train.frameworks.tokens import LEARNING_RATE, replica_tokens
 from calibration.train.trainer import Groups
 from simulator.config.workload import Workload
-
-
-def limits(workload: Workload) -> Iterator[Limit]:
-    """Yield a key of the workload, its value, the values that can be trained, and the reason."""
-    model, training, layout = workload.model, workload.training, workload.parallelism
-    yield "model.attention", model.attention, ("unfused",), "local modules have no fused attention"
-    yield "model.moe", model.moe is not None, (False,), "experts are not written"
-    yield "training.precision", training.precision, ("bf16",), "is not written"
-    yield "training.grad_dtype", training.grad_dtype, ("fp32",), "main gradients are in fp32"
-    yield "parallelism.zero", layout.zero, (0, 1), "is the distributed optimizer (1) or none (0)"
-    yield "parallelism.cp", layout.cp, (1,), "needs Transformer Engine"
-    yield "parallelism.schedule", layout.schedule, ("1f1b", "interleaved"), "is not Megatron-Core's"
 
 
 def _config(workload: Workload) -> Any:

@@ -16,36 +16,13 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from calibration.train.frameworks.hugging_face import Limit
+from calibration.train.frameworks.limits import TITAN_SCHEDULES
 from calibration.train.frameworks.tokens import LEARNING_RATE, replica_tokens
 from calibration.train.trainer import Groups
 from simulator.config.model import Model
 from simulator.config.workload import Workload
 
 NAME = "of_the_workload"
-#: Schedules of a workload -> torchtitan's ``pipeline_parallel_schedule``.
-SCHEDULES = {
-    "gpipe": "GPipe",
-    "1f1b": "1F1B",
-    "interleaved": "Interleaved1F1B",
-    "looped_bfs": "LoopedBFS",
-    "interleaved_zb": "InterleavedZeroBubble",
-    "zb_v": "ZBVZeroBubble",
-}
-
-
-def limits(workload: Workload) -> Iterator[Limit]:
-    """Yield a key of the workload, its value, the values that can be trained, and the reason."""
-    model, training, layout = workload.model, workload.training, workload.parallelism
-    yield "model.moe", model.moe is not None, (False,), "experts are not written"
-    yield "model.position", model.position, ("rope",), "its Llama 3 turns queries and keys"
-    yield "model.norm", model.norm, ("rmsnorm",), "its Llama 3 has RMSNorm"
-    yield "model.activation", model.activation, ("swiglu",), "its Llama 3 has SwiGLU"
-    yield "model.tied_embeddings", model.tied_embeddings, (False,), "its Llama 3 has two tables"
-    yield "training.optimizer.name", training.optimizer.name, ("adamw", "adam"), "is not written"
-    yield "parallelism.zero", layout.zero, (3,) if layout.dp > 1 else (0, 3), "replicas are fully_shard"
-    if layout.pp > 1:
-        yield "parallelism.schedule", layout.schedule, tuple(SCHEDULES), "is not one of torch's"
 
 
 def _without_data_sets() -> None:
@@ -93,7 +70,7 @@ def _config(workload: Workload) -> Any:
     config.parallelism.context_parallel_degree = layout.cp
     config.parallelism.pipeline_parallel_degree = layout.pp
     if layout.pp > 1:
-        config.parallelism.pipeline_parallel_schedule = SCHEDULES[layout.schedule]
+        config.parallelism.pipeline_parallel_schedule = TITAN_SCHEDULES[layout.schedule]
         config.parallelism.pipeline_parallel_microbatch_size = training.micro_batch
     config.activation_checkpoint.mode = "full" if training.recompute.granularity == "full" else "none"
     config.compile.enable = workload.framework.compile

@@ -1,0 +1,76 @@
+"""Limits of the trainers of others' code. What refuses a workload needs none of their libraries."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from simulator.config.workload import Workload
+
+#: A key of the workload, its value, the values that can be trained, and the reason.
+Limit = tuple[str, object, tuple[object, ...], str]
+
+#: Schedules of a workload -> torchtitan's ``pipeline_parallel_schedule``.
+TITAN_SCHEDULES = {
+    "gpipe": "GPipe",
+    "1f1b": "1F1B",
+    "interleaved": "Interleaved1F1B",
+    "looped_bfs": "LoopedBFS",
+    "interleaved_zb": "InterleavedZeroBubble",
+    "zb_v": "ZBVZeroBubble",
+}
+
+
+def _hugging_face(workload: Workload) -> Iterator[Limit]:
+    """Yield limits of this trainer."""
+    training, layout = workload.training, workload.parallelism
+    yield "parallelism.tp", layout.tp, (1,), "is not written"
+    yield "parallelism.pp", layout.pp, (1,), "is not written"
+    yield "parallelism.zero", layout.zero, (0, 3), "replicas are DDP or fully_shard"
+    yield "training.optimizer.name", training.optimizer.name, ("adamw",), "is not written"
+    implementation = training.optimizer.implementation
+    yield "training.optimizer.implementation", implementation, ("fused", "foreach"), "is not written"
+
+
+def _deepspeed(workload: Workload) -> Iterator[Limit]:
+    """Yield limits of this trainer."""
+    training, layout = workload.training, workload.parallelism
+    yield "parallelism.tp", layout.tp, (1,), "is not written"
+    yield "parallelism.pp", layout.pp, (1,), "is not written"
+    yield "training.precision", training.precision, ("bf16",), "is not written"
+    yield "training.optimizer.name", training.optimizer.name, ("adamw",), "is not written"
+    yield "parallelism.offload.optimizer", layout.offload.optimizer, ("none", "cpu"), "is not written"
+
+
+def _torchtitan(workload: Workload) -> Iterator[Limit]:
+    """Yield limits of this trainer."""
+    model, training, layout = workload.model, workload.training, workload.parallelism
+    yield "model.moe", model.moe is not None, (False,), "experts are not written"
+    yield "model.position", model.position, ("rope",), "its Llama 3 turns queries and keys"
+    yield "model.norm", model.norm, ("rmsnorm",), "its Llama 3 has RMSNorm"
+    yield "model.activation", model.activation, ("swiglu",), "its Llama 3 has SwiGLU"
+    yield "model.tied_embeddings", model.tied_embeddings, (False,), "its Llama 3 has two tables"
+    yield "training.optimizer.name", training.optimizer.name, ("adamw", "adam"), "is not written"
+    yield "parallelism.zero", layout.zero, (3,) if layout.dp > 1 else (0, 3), "replicas are fully_shard"
+    if layout.pp > 1:
+        yield "parallelism.schedule", layout.schedule, tuple(TITAN_SCHEDULES), "is not one of torch's"
+
+
+def _megatron_core(workload: Workload) -> Iterator[Limit]:
+    """Yield limits of this trainer."""
+    model, training, layout = workload.model, workload.training, workload.parallelism
+    yield "model.attention", model.attention, ("unfused",), "local modules have no fused attention"
+    yield "model.moe", model.moe is not None, (False,), "experts are not written"
+    yield "training.precision", training.precision, ("bf16",), "is not written"
+    yield "training.grad_dtype", training.grad_dtype, ("fp32",), "main gradients are in fp32"
+    yield "parallelism.zero", layout.zero, (0, 1), "is the distributed optimizer (1) or none (0)"
+    yield "parallelism.cp", layout.cp, (1,), "needs Transformer Engine"
+    yield "parallelism.schedule", layout.schedule, ("1f1b", "interleaved"), "is not Megatron-Core's"
+
+
+#: Module of a trainer -> what it cannot run.
+LIMITS: dict[str, Callable[[Workload], Iterator[Limit]]] = {
+    "hugging_face": _hugging_face,
+    "deepspeed": _deepspeed,
+    "torchtitan": _torchtitan,
+    "megatron_core": _megatron_core,
+}
