@@ -89,8 +89,8 @@ class Parallelism(Section):
     ep: Count = 1
     """expert parallelism: the experts of a layer split over ranks, folded over tp * cp * dp [1]"""
     etp: Count = 1
-    """tensor parallelism inside experts; ep * etp divides tp * cp * dp [the framework's: tp for megatron_core, else
-    1]"""
+    """tensor parallelism inside experts; ep * etp divides tp * cp * dp [the framework's: tp for megatron_core
+    where that fits, else 1]"""
     sequence_parallel: bool = Field(default_factory=lambda section: section["tp"] > 1)
     """norms, dropout and residuals split over tp along the sequence [true when tp > 1]"""
     vocab_parallel: bool = True

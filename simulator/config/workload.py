@@ -91,7 +91,7 @@ class Workload(Section):
             keeps_gradients=training.keep_gradients,
             zero=layout.zero,
             stages=layout.n_stages,
-            tp=layout.tp,
+            etp=layout.tp if layout.tp * layout.cp * layout.dp % (layout.ep * layout.tp) == 0 else 1,
             experts=self.model.moe is not None,
             reduces_beside=together and layout.overlap.grad_reduce,
             updates_on_gpu=together and layout.offload.optimizer == "none",

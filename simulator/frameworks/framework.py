@@ -100,7 +100,8 @@ class JobTraits:
 
     ``reduces_beside``: replicas all-reduce gradients while the backward pass goes on. ``updates_on_gpu``: the optimizer
     is neither on the host nor on parameter servers. ``stages``: of the model. ``shares_cpus``: hosts update
-    weights, and each has several ranks. ``tp``: ranks that split each layer. ``experts``: some layers have them.
+    weights, and each has several ranks. ``etp``: ranks that split each expert if those
+    that split other layers do, 1 where such groups do not cover all ranks. ``experts``: some layers have them.
     """
 
     norm: str
@@ -113,7 +114,7 @@ class JobTraits:
     reduces_beside: bool
     updates_on_gpu: bool
     shares_cpus: bool = False
-    tp: int = 1
+    etp: int = 1
     experts: bool = False
 
     @property

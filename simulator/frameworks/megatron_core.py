@@ -40,9 +40,10 @@ def softmax(z: Shapes, elements: int) -> tuple[Node, Node]:
 def defaults(job: JobTraits) -> Mapping[str, object]:
     """Return defaults of Megatron-Core with Apex, which has had the fused accumulation since March 2022.
 
-    Experts are split as other layers are (model_parallel_config.py, ``expert_tensor_parallel_size``).
+    Experts are split as other layers are (model_parallel_config.py, ``expert_tensor_parallel_size``). Where that does
+    not fit the ranks, Megatron-Core asks for another size, and here each expert is whole.
     """
-    etp: dict[str, object] = {"parallelism.etp": job.tp} if job.experts else {}
+    etp: dict[str, object] = {"parallelism.etp": job.etp} if job.experts else {}
     return {
         **etp,
         "training.gradient_accumulation_fusion": True,

@@ -158,10 +158,12 @@ def test_defaults() -> None:
     assert not workload.training.gradient_accumulation_fusion
 
 
-@pytest.mark.parametrize(("chosen", "etp"), [({}, 2), ({"etp": 1}, 1)])
+@pytest.mark.parametrize(("chosen", "etp"), [({}, 2), ({"etp": 1}, 1), ({"ep": 8}, 1)])
 def test_experts_are_split_as_other_layers_are(chosen: dict[str, int], etp: int) -> None:
-    """``expert_tensor_parallel_size`` of Megatron-Core is ``tensor_model_parallel_size`` where it is left open."""
-    moe = {"experts": 4, "top_k": 2, "ffn_hidden": 512}
+    """``expert_tensor_parallel_size`` of Megatron-Core is ``tensor_model_parallel_size`` where it is left open.
+
+    With 8 ranks of each expert's part there are none left to split it."""
+    moe = {"experts": 8, "top_k": 2, "ffn_hidden": 512}
     job = {"name": "small", "model": {**LLAMA, "moe": moe}, "training": {"seq": SEQ, "global_batch": 8}}
     layout = {"tp": 2, "dp": 4, "ep": 2, **chosen}
     assert load_workload({**job, "cluster": "hgx_h200_8gpu", "parallelism": layout}).parallelism.etp == etp
