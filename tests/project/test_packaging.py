@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import zipfile
@@ -10,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from simulator.config import catalog
+from simulator.engine.compiled.build import LIBRARY
 from simulator.validation import read_rows
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -39,6 +41,25 @@ def test_the_wheel_holds_topologies_workloads_presets_and_profiles(wheel: Path) 
     assert {path.relative_to(ROOT).as_posix() for path in suites.iterdir()} <= held
     for row in read_rows(suites / "own-h200.csv"):
         assert Path(row["workload"]).resolve().relative_to(ROOT).as_posix() in held
+
+
+def test_the_wheel_holds_the_event_loop_and_is_of_this_platform(wheel: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        assert f"simulator/engine/compiled/{LIBRARY}" in archive.namelist()
+    python, abi, platform = wheel.stem.split("-")[-3:]
+    assert (python, abi) == ("py3", "none")
+    assert platform != "any"
+
+
+def test_without_a_compiler_the_wheel_is_of_any_platform(tmp_path: Path) -> None:
+    build = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(tmp_path)]
+    environment = {**os.environ, "CC": str(tmp_path / "nothing")}
+    done = subprocess.run(build, cwd=ROOT, check=True, capture_output=True, text=True, env=environment)
+    assert "the compiled engine is left out" in done.stdout + done.stderr
+    (built,) = tmp_path.glob("*.whl")
+    assert built.stem.endswith("py3-none-any")
+    with zipfile.ZipFile(built) as archive:
+        assert f"simulator/engine/compiled/{LIBRARY}" not in archive.namelist()
 
 
 def test_a_command_of_the_wheel_finds_its_files(wheel: Path, tmp_path: Path) -> None:
