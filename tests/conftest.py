@@ -2,6 +2,11 @@
 
 import gc
 import os
+import signal
+
+# A shell that starts tests in the background has them ignore Ctrl-C, and they would hand that on to what they start.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # pytest-xdist tells its workers how wide the terminal is; output is read here as a pipe that nobody has told.
 os.environ.pop("COLUMNS", None)
