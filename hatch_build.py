@@ -34,7 +34,7 @@ def _platform() -> str:
 
 
 def _build_module(root: Path) -> ModuleType:
-    """Load the module that compiles, without the packages that it is in: they need more than a build has."""
+    """Load the module that compiles. Its packages stay out, as a build does not have what they import."""
     spec = spec_from_file_location("loop_build", root / "simulator" / "engine" / "compiled" / "build.py")
     assert spec is not None
     assert spec.loader is not None

@@ -14,7 +14,8 @@ from simulator.hardware.profile import Profile
 HEADER = """\
 # What a GPU, its host and its links do. Written by `python -m calibration fit`. Units are SI; every figure names its
 # source (a key of `sources`) and what it rests on: measured (by us), published (a measurement of others), datasheet, or
-# assumed (no measurement found; the note says why). Nothing is fitted to a step's time, but for the host's dtensor figures (see the note).
+# assumed (no measurement found; the note says why).
+# Nothing is fitted to a step's time, but for the host's dtensor figures (see the note).
 """
 WIDTH = 140
 

@@ -9,9 +9,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
+from calibration.train.frameworks.tokens import LEARNING_RATE
 from simulator.config.workload import Workload
-
-LEARNING_RATE = 3e-5  # so slow that gradients stay as in training: zeros draw less power
 
 
 def accumulate_in_fp32(parameter: nn.Parameter) -> None:

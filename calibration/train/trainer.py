@@ -15,6 +15,7 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.pipelining import PipelineStage, schedules
 from torch.nn.parallel import DistributedDataParallel
 
+from calibration.train.frameworks.tokens import replica_tokens
 from calibration.train.layers import DTYPES, Builder, Place, Stage, loss_of
 from calibration.train.limits import SCHEDULES
 from calibration.train.optimizer import Adam, accumulate_in_fp32, gradient, local
@@ -247,10 +248,7 @@ class Trainer:
     def _data(self) -> tuple[Tensor, Tensor]:
         """This replica's sequences of the one global batch that every step is trained on, and what follows each
         token."""
-        training, model = self.workload.training, self.workload.model
-        generator = torch.Generator().manual_seed(self.workload.seed)
-        whole = torch.randint(model.vocab, (training.global_batch, training.seq + 1), generator=generator)
-        mine = whole.chunk(self.workload.parallelism.dp)[self.groups.place["dp"]].to(self.device)
+        mine = replica_tokens(self.workload, self.groups.place["dp"]).to(self.device)
         return mine[:, :-1].contiguous(), mine[:, 1:].contiguous()
 
 

@@ -22,7 +22,7 @@ MAX_LIVE_PARAMETERS = 1_000_000_000
 
 REPLACED = ("parallelism.zero", "training.optimizer.master_weights")
 LIMITS = (
-    *tuple(limit for limit in hugging_face.LIMITS if limit.key not in REPLACED),
+    *(limit for limit in hugging_face.LIMITS if limit.key not in REPLACED),
     Limit("parallelism.zero", (1, 2, 3), "its engine without ZeRO is not simulated"),
     Limit("training.optimizer.master_weights", (True,), "DeepSpeed keeps fp32 weights beside 16-bit ones"),
     Limit(

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from simulator.frameworks import hugging_face, pytorch
-from simulator.frameworks.framework import JobTraits, Limit, Traffic
+from simulator.frameworks.framework import JobTraits, Limit, Traffic, never
 
 #: Queries, or keys, become fp32, are multiplied as complex numbers, and are cast back (``apply_rotary_emb``).
 ROTATION = (
@@ -61,11 +61,6 @@ def split_defaults(job: JobTraits) -> Mapping[str, object]:
 def compiled_defaults(job: JobTraits) -> Mapping[str, object]:
     """Return defaults of torchtitan with ``compile.enable``, which compiles layers and the loss."""
     return {**pytorch.compiled_defaults(job), **titan_defaults(job)}
-
-
-def never(position: str) -> bool:
-    """Return False: queries, keys and values have a product each, and so have gate and up."""
-    return False
 
 
 FRAMEWORK = replace(

@@ -190,7 +190,9 @@ def test_the_two_bubbles_have_two_names() -> None:
 
 
 def test_weights_that_are_the_optimizers_are_said_to_be() -> None:
-    """As of torch's FSDP with master weights, or torch.autocast. Parameters on the host or its drives are not here."""
+    """Torch's FSDP with master weights has such weights, and so has torch.autocast.
+
+    Parameters on the host or its drives are not here."""
     result = json.loads(json.dumps(report(job(), play())))
     assert "Weights are" not in printed(summary(result))
     for stage in result["memory"]["per_stage"]:

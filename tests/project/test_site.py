@@ -13,7 +13,7 @@ from documentation.tables import table
 
 
 def test_generated_pages_are_current() -> None:
-    """What differs is written anew by ``python -m documentation``."""
+    """``python -m documentation`` writes stale pages anew."""
     stale = [path.name for path, text in generated().items() if path.read_text(encoding="utf-8") != text]
     assert not stale
 

@@ -7,15 +7,13 @@ configuration names none.
 from __future__ import annotations
 
 import gc
-import os
 
 import deepspeed
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from calibration.train.frameworks.hugging_face import model_of
-from calibration.train.frameworks.tokens import DTYPES, LEARNING_RATE, replica_tokens
+from calibration.train.frameworks.tokens import DTYPES, LEARNING_RATE, replica_tokens, set_torchrun_variables
 from calibration.train.trainer import Groups
 from simulator.config.workload import Workload
 
@@ -25,8 +23,7 @@ class Trainer:
 
     def __init__(self, workload: Workload, groups: Groups, device: torch.device) -> None:
         training, layout = workload.training, workload.parallelism
-        os.environ |= {"LOCAL_RANK": str(device.index or 0), "RANK": str(dist.get_rank())}
-        os.environ |= {"WORLD_SIZE": str(dist.get_world_size())}
+        set_torchrun_variables(device)
         model = model_of(workload, device, DTYPES[training.precision])
         offload = {"offload_optimizer": {"device": "cpu", "pin_memory": True}}
         host = layout.offload.optimizer == "cpu"

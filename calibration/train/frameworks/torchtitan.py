@@ -6,7 +6,6 @@ What is replaced is the start of the default process group, which is there alrea
 from __future__ import annotations
 
 import gc
-import os
 import sys
 import types
 from collections.abc import Iterable, Iterator, Sequence
@@ -17,7 +16,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from calibration.train.frameworks.limits import TITAN_SCHEDULES
-from calibration.train.frameworks.tokens import LEARNING_RATE, replica_tokens
+from calibration.train.frameworks.tokens import LEARNING_RATE, replica_tokens, set_torchrun_variables
 from calibration.train.trainer import Groups
 from simulator.config.model import Model
 from simulator.config.workload import Workload
@@ -105,8 +104,7 @@ class Trainer:
 
     def __init__(self, workload: Workload, groups: Groups, device: torch.device) -> None:
         _without_data_sets()
-        os.environ |= {"LOCAL_RANK": str(device.index or 0), "RANK": str(dist.get_rank())}
-        os.environ |= {"WORLD_SIZE": str(dist.get_world_size())}
+        set_torchrun_variables(device)
         from torchtitan import train
         from torchtitan.models import llama3
         from torchtitan.protocols import train_spec
