@@ -50,9 +50,7 @@ def command(
     if json != STDOUT:
         show(table([{key.replace("_", " "): value for key, value in row.items()} for row in _grouped(rows)]))
         if kind == "gpus":
-            show(
-                "-: the GPU has no such matrix units, or its profile nothing to price them by (FP8 of L40S, RTX 4090)."
-            )
+            show("-: the GPU has no such matrix units, or its profile nothing to price them by (FP8 of Ada and GB202).")
 
 
 def _grouped(rows: Rows) -> Rows:

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from simulator.validation.measured_steps import MeasuredStep, by_source, measured_steps
-from simulator.validation.traits import LONG_LAYER_s, StepTraits
+from simulator.validation.traits import KERNELS_LIKE, LONG_LAYER_s, StepTraits
 
 Array = npt.NDArray[np.float64]
 
@@ -35,6 +35,9 @@ SIZES: Mapping[str, float] = {
     "host_share": 0.2,
     "attention_share": 0.5,
 }
+#: Likeness of a step on a GPU of the family that stands in for the job's, of which none was measured. It takes the
+#: place of the factors of architecture and GPU.
+STAND_IN = 0.5
 #: A step less alike is not comparable.
 LEAST_ALIKE = 0.1
 
@@ -73,12 +76,25 @@ class Evidence:
             {name: np.array([one[name] for one in figures]) for name in SIZES},
         )
 
+    def compared_family(self, traits: StepTraits) -> str:
+        """Return the family of GPUs that a job is compared with.
+
+        It is the job's own where any of it was measured, else the one whose kernels stand in for its own.
+        """
+        if np.any(self.kinds["family"] == traits.family):
+            return traits.family
+        return KERNELS_LIKE.get(traits.family, traits.family)
+
     def likeness(self, traits: StepTraits, least: float = LEAST_ALIKE) -> Array:
         """Return the likeness of each row to a job with ``traits``, 0 where it is below ``least``."""
-        alike = np.ones(len(self.steps))
+        family = self.compared_family(traits)
+        stands_in = family != traits.family
+        alike = np.full(len(self.steps), STAND_IN if stands_in else 1.0)
         for name in DECISIVE:
-            alike[self.kinds[name] != getattr(traits, name)] = 0.0
+            alike[self.kinds[name] != (family if name == "family" else getattr(traits, name))] = 0.0
         for name, factor in KINDS.items():
+            if stands_in and name in ("architecture", "gpu"):
+                continue
             alike[self.kinds[name] != getattr(traits, name)] *= factor
         figures = _figures(traits)
         for name, factor in SIZES.items():

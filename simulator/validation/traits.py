@@ -10,22 +10,37 @@ from simulator.config import Workload
 
 #: Beginning of a GPU's name -> its architecture, as the makers' white papers name it.
 _ARCHITECTURES = {
+    "t4-": "Turing",
     "v100": "Volta",
     "a100": "Ampere",
+    "a10-": "Ampere GA102",
+    "a10g": "Ampere GA102",
+    "a40-": "Ampere GA102",
+    "rtx-30": "Ampere GA102",
+    "rtx-a6000": "Ampere GA102",
+    "l4-": "Ada",
     "l40": "Ada",
-    "rtx-4090": "Ada",
+    "rtx-40": "Ada",
+    "rtx-6000-ada": "Ada",
     "h100": "Hopper",
     "h200": "Hopper",
     "h800": "Hopper",
     "h20-": "Hopper",
+    "gh200": "Hopper",
     "b200": "Blackwell",
     "b300": "Blackwell",
     "gb200": "Blackwell",
     "gb300": "Blackwell",
+    "rtx-50": "Blackwell GB202",
+    "rtx-pro-6000": "Blackwell GB202",
     "mi300": "CDNA 3",
+    "mi325": "CDNA 3",
+    "mi355": "CDNA 4",
 }
 #: NVIDIA's GPUs of data centres, whose kernels and libraries are one line.
 _ONE_FAMILY, _FAMILY = ("Ampere", "Hopper", "Blackwell"), "NVIDIA's A100 and successors"
+#: Family of GPUs -> the one whose profile stands in for what nobody has published of its kernels (`like` of profiles).
+KERNELS_LIKE = dict.fromkeys(("Volta", "Turing", "Ampere GA102", "Ada", "Blackwell GB202"), _FAMILY)
 _BITS = {"fp16": 16, "bf16": 16, "fp32": 32, "fp8": 8}
 #: A layer that takes longer is not delayed by its host, s. The slowest hosts issue one of Megatron-LM's, forward and
 #: backward, in about 10 ms.

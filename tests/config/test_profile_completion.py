@@ -23,19 +23,38 @@ PROFILES = catalog.names("profile")
 SHORT = [name for name in PROFILES if load_profile(name).like]
 #: NVLink of a GPU in bytes/s per direction (data sheets), and what it joins.
 LINKS = {
+    "a10-24gb": (0.0, "none"),
     "a100-pcie-80gb": (300e9, "pairs"),
     "a100-sxm-40gb": (300e9, "nvswitch"),
     "a100-sxm-80gb": (300e9, "nvswitch"),
+    "a10g-24gb": (0.0, "none"),
+    "a40-48gb": (0.0, "none"),
     "b200-sxm-180gb": (900e9, "nvswitch"),
+    "b300-sxm-288gb": (900e9, "nvswitch"),
     "gb200-186gb": (900e9, "nvswitch"),
+    "gb300-288gb": (900e9, "nvswitch"),
+    "gh200-480gb": (0.0, "none"),
+    "h100-nvl-94gb": (300e9, "pairs"),
+    "h100-pcie-80gb": (300e9, "pairs"),
     "h100-sxm-80gb": (450e9, "nvswitch"),
     "h100-sxm-96gb-500w": (450e9, "nvswitch"),
     "h20-sxm-96gb": (450e9, "nvswitch"),
     "h200-sxm-141gb": (450e9, "nvswitch"),
     "h800-sxm-80gb": (200e9, "nvswitch"),
+    "l4-24gb": (0.0, "none"),
     "l40s-48gb": (0.0, "none"),
     "mi300x-192gb": (448e9, "mesh"),
+    "mi325x-256gb": (448e9, "mesh"),
+    "mi355x-288gb": (537.6e9, "mesh"),
+    "rtx-3080-10gb": (0.0, "none"),
+    "rtx-3090-24gb": (0.0, "none"),
     "rtx-4090-24gb": (0.0, "none"),
+    "rtx-5090-32gb": (0.0, "none"),
+    "rtx-6000-ada-48gb": (0.0, "none"),
+    "rtx-a6000-48gb": (0.0, "none"),
+    "rtx-pro-6000-96gb": (0.0, "none"),
+    "t4-16gb": (0.0, "none"),
+    "v100-sxm-16gb": (150e9, "mesh"),
     "v100-sxm-32gb": (150e9, "mesh"),
 }
 
@@ -54,7 +73,7 @@ def job(gpu: str, precision: str) -> dict[str, object]:
 @pytest.mark.parametrize("gpu", PROFILES)
 def test_every_shipped_profile_runs_a_job_and_says_what_it_rests_on(gpu: str) -> None:
     """The kinds of the prices add up to all kernel time; what was measured on no such GPU is outside all that was."""
-    result = simulator.run(job(gpu, "fp16" if gpu.startswith("v100") else "bf16"))
+    result = simulator.run(job(gpu, "fp16" if gpu.startswith(("v100", "t4")) else "bf16"))
     report, profile = result.to_dict(), load_profile(gpu)
     assert report["calibration"]["kind"] == profile.kind
     assert report["memory"]["capacity_bytes"] == profile.gpu_spec.memory_bytes.value

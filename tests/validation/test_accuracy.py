@@ -24,7 +24,7 @@ from simulator.validation.coverage import (
 )
 from simulator.validation.likeness import Evidence, evidence
 from simulator.validation.measured_steps import MeasuredStep, measured_steps, read_steps, write_steps
-from simulator.validation.prediction_interval import BETWEEN, MULTIPLE, WITHIN, prediction_interval
+from simulator.validation.prediction_interval import BETWEEN, MULTIPLE, UNSEEN, WITHIN, prediction_interval
 from simulator.validation.traits import LONG_LAYER_s, StepTraits, architecture_of, traits_of
 
 TRAITS = StepTraits(
@@ -86,6 +86,19 @@ def test_the_interval_of_two_sources_by_hand() -> None:
     half = MULTIPLE * math.hypot(between * math.sqrt(4 / 3), within)
     assert (interval.low, interval.high) == pytest.approx((0.2 - half, 0.2 + half))
     assert interval.seconds(2.0) == pytest.approx((2 * math.exp(interval.low), 2 * math.exp(interval.high)))
+
+
+def test_the_interval_of_a_family_of_gpus_that_nobody_measured_is_wider() -> None:
+    """An RTX 4090 (Ada) is compared with A100s, each half as alike. `UNSEEN` is a spread beside the others: of two
+    sources, each at 0.5, between = (2 * 0.5 * 0 + BETWEEN) / 2. No family stands in for AMD's GPUs."""
+    measured = Evidence.from_steps([step("one", 0.1), step("two", 0.1)])
+    ada = replace(TRAITS, family="Ada", architecture="Ada", gpu="rtx-4090-24gb")
+    assert measured.likeness(ada) == pytest.approx([0.5, 0.5])
+    interval = prediction_interval(measured, ada)
+    assert interval is not None
+    half = MULTIPLE * math.hypot(BETWEEN / 2 * math.sqrt(1.5), WITHIN / 2, UNSEEN)
+    assert (interval.low, interval.high) == pytest.approx((0.1 - half, 0.1 + half))
+    assert prediction_interval(measured, replace(TRAITS, family="CDNA 3", architecture="CDNA 3")) is None
 
 
 def test_a_source_far_from_the_others_does_not_stretch_the_interval_alone() -> None:
