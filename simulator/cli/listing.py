@@ -104,7 +104,7 @@ def _topologies() -> Rows:
         fabric = cluster.fabric
         rows += [
             {
-                "gpu": node.gpus.type,
+                "gpu": " + ".join(node.gpus.types),
                 "name": name,
                 "gpus_per_node": node.gpus.count,
                 "nvlink": _nvlink(node),

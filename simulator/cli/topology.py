@@ -42,6 +42,7 @@ def command(
     from simulator.cluster import build_cluster
     from simulator.config.cluster import describe_fabric, describe_nodes, load_cluster
     from simulator.errors import located
+    from simulator.hardware.node import count_types
 
     spec = load_cluster(cluster, nodes=nodes)
     check_outputs({"--json": json, "--plot": plot}, {"--plot": PICTURES})
@@ -80,7 +81,7 @@ def command(
     show(table(_link_rows(built), "Links, each with both directions"))
     show(table([_route_row(route) for route in routes], "Routes"))
     for node in spec.kinds:
-        show_joined(node, f"Inside a node of {node.gpus.count} {node.gpus.type}, joined by")
+        show_joined(node, f"Inside a node of {count_types(node.gpus.by_number)}, joined by")
 
 
 def _gpu(gpu: Gpu) -> dict[str, Any]:

@@ -41,7 +41,14 @@ def build_cluster(spec: ClusterSpec, nodes: int | None = None) -> Cluster:
         dead = dead_links(spec, _links(spec, whole, fabric)[0])
         layouts, fabric = _layouts(spec, dead), without_trunks(fabric, dead)
     gpus = [
-        Gpu(f"node{n}.gpu{g}", n, g, node.gpus.type, host_speed=node.host_speed, autograd_speed=node.autograd_speed)
+        Gpu(
+            f"node{n}.gpu{g}",
+            n,
+            g,
+            node.gpus.by_number[g],
+            host_speed=node.host_speed,
+            autograd_speed=node.autograd_speed,
+        )
         for n, g in spec.places()
         for node in (spec.node_at(n),)
     ]

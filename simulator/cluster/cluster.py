@@ -92,10 +92,13 @@ class Cluster:
         return range(self.first_gpu[node], self.first_gpu[node] + len(self.layouts[node].gpus))
 
     def gpu_types(self, ends: Iterable[int]) -> tuple[str, ...]:
-        """Return the types of GPU of the nodes of these end points, each once, in the order of the nodes."""
+        """Return the types of these GPUs, each once, in the order of the nodes; of a host those of its node's GPUs."""
         if len(self._types) == 1:
             return self._types
-        present = {self.layouts[self.locate(end)[0]].gpu for end in ends}
+        present = set[str]()
+        for end in ends:
+            is_gpu = end < len(self.gpus)
+            present.update((self.gpus[end].type,) if is_gpu else self.layouts[self.locate(end)[0]].types)
         return tuple(gpu for gpu in self._types if gpu in present)
 
     def locate(self, end: int) -> tuple[int, int]:
@@ -280,7 +283,7 @@ class Cluster:
 
     @cached_property
     def _types(self) -> tuple[str, ...]:
-        return tuple(dict.fromkeys(layout.gpu for layout in self.layouts))
+        return tuple(dict.fromkeys(gpu for layout in dict.fromkeys(self.layouts) for gpu in layout.types))
 
     @cached_property
     def ports(self) -> frozenset[int]:

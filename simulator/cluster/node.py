@@ -41,14 +41,15 @@ HOST_ENDS = MEMORY, NVME, CPU = range(3)
 class NodeLayout:
     """Links and routes of one type of node; routes are positions in ``edges``.
 
-    ``gpus`` and ``nics`` are the numbers of those that are there, ``host`` that of the first of the `HOST_ENDS`.
+    ``gpus`` and ``nics`` are the numbers of those that are there, ``types`` the type of each of ``gpus``, ``host`` the
+    number of the first of the `HOST_ENDS`.
     ``edges`` holds also the NIC ports: ``port_out[k]`` and ``port_in[k]`` are the two directions of NIC k.
     ``between[a, b]`` leads from GPU a to GPU b, over NVLink for the pairs in ``nvlink``; ``to_nic[g, k]`` and
     ``from_nic[g, k]`` join GPU g and NIC k; ``own_nics[g]`` are the NICs that serve GPU g. Where the bandwidth of the
     host's memory is known, ``between``, ``to_nic`` and ``from_nic`` hold the `HOST_ENDS` too, as further GPUs would be.
     """
 
-    gpu: str
+    types: tuple[str, ...]
     gpus: tuple[int, ...]
     nics: tuple[int, ...]
     host: int
@@ -121,7 +122,7 @@ def lay_out(
     if node.host_memory_bandwidth_Bps is not None:
         _add_host(node, gpus, nics, edges, over_pcie, between, to_nic, from_nic)
     return NodeLayout(
-        gpu=node.gpus.type,
+        types=tuple([node.gpus.by_number[g] for g in gpus]),
         gpus=gpus,
         nics=nics,
         host=node.gpus.count,

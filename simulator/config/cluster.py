@@ -14,6 +14,7 @@ from simulator.config.validation import validated
 from simulator.errors import InputError, located
 from simulator.fabrics import FABRICS, Fabric, keys_of_kinds, ports_down
 from simulator.hardware.cluster_spec import ClusterSpec
+from simulator.hardware.node import count_types, in_brackets
 from simulator.importers import SUFFIXES, is_foreign, read_topology, unanswered
 from simulator.input_files import brief, read_yaml
 from simulator.units import counted
@@ -24,7 +25,9 @@ def describe_nodes(spec: ClusterSpec) -> str:
     counts = [(group.count, group.node) for group in spec.groups]
     if spec.node is not None:
         counts = [(spec.n_nodes, spec.node)]
-    return " + ".join(f"{counted(count, 'node')} x {node.gpus.count} {node.gpus.type}" for count, node in counts)
+    return " + ".join(
+        f"{counted(count, 'node')} x {in_brackets(count_types(node.gpus.by_number))}" for count, node in counts
+    )
 
 
 def describe_fabric(fabric: Fabric) -> str:
@@ -106,11 +109,12 @@ def cluster_data(
             if path in behind:
                 raise InputError("starts from itself", file=path, key="name", found=named)
             data, _, _ = cluster_data(data, base=path.parent, file=path, behind=(*behind, path))
-    kept = _with_fewer_parts(_without_replaced({"name": path.stem, **data}, over), over)
+    laid = _with_gpus_of(data, over)
+    kept = _with_fewer_parts(_without_replaced({"name": path.stem, **data}, laid), laid)
     assumed = data.get("assumed")
     if isinstance(assumed, list) and all(isinstance(text, str) for text in assumed):
         kept["assumed"] = unanswered(assumed, [*_figures(over), *(data.keys() - kept.keys())])
-    data = merged(kept, over)
+    data = merged(kept, laid)
     if is_foreign(path) and not {"node", "groups"} & set(data):
         fix = f"llmsim import {path} --node dgx_h100 --out mine.yaml, or another cluster that its nodes are of"
         raise InputError("says nothing of the nodes themselves", file=path, key="node", fix=fix)
@@ -148,6 +152,37 @@ def _without_replaced(data: dict[str, Any], over: Mapping[str, Any]) -> dict[str
     return {name: value for name, value in data.items() if name not in replaced}
 
 
+def _count(parts: object) -> object:
+    """Return how many GPUs or NICs a section holds, or a list of such sections; None where it does not say."""
+    if isinstance(parts, list):
+        counts = [part.get("count") if isinstance(part, Mapping) else None for part in parts]
+        return sum(count for count in counts if is_whole(count)) if all(map(is_whole, counts)) else None
+    return parts.get("count") if isinstance(parts, Mapping) else None
+
+
+def _with_gpus_of(data: Mapping[str, Any], over: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return ``over`` with GPUs of one type or number laid over a list of several types in ``data``.
+
+    A number alone keeps the first so many GPUs. A type makes all of them of that type.
+    """
+    node, other = data.get("node"), over.get("node")
+    if not (isinstance(node, Mapping) and isinstance(other, Mapping)):
+        return over
+    listed, wanted = node.get("gpus"), other.get("gpus")
+    total = _count(listed)
+    if not (isinstance(listed, list) and isinstance(wanted, Mapping) and is_whole(total)):
+        return over
+    gpus: object = {"count": total, **wanted}
+    count = wanted.get("count")
+    if set(wanted) == {"count"} and is_whole(count) and 1 <= count <= total:
+        first, left = [], count
+        for part in listed:
+            first.append({**part, "count": min(part["count"], left)})
+            left -= first[-1]["count"]
+        gpus = [part for part in first if part["count"]]
+    return {**over, "node": {**other, "gpus": gpus}}
+
+
 def _with_fewer_parts(data: dict[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
     """Return a file's mapping without places and links of GPUs and NICs beyond the counts in ``over``."""
     node, other = data.get("node"), over.get("node")
@@ -155,8 +190,7 @@ def _with_fewer_parts(data: dict[str, Any], over: Mapping[str, Any]) -> dict[str
         return data
     counts = {}
     for family, section in (("gpu", "gpus"), ("nic", "nics")):
-        parts = other.get(section)
-        count = parts.get("count") if isinstance(parts, Mapping) else None
+        count = _count(other.get(section))
         if is_whole(count):
             counts[family] = count
     pcie, nvlink = node.get("pcie"), node.get("nvlink")

@@ -2,7 +2,7 @@
 
 A dataclass says what a section holds: fields, bounds, defaults, and a docstring per field. `section_of` makes the
 pydantic model that checks the data of a file; what comes out of the check is the dataclass itself. A dataclass may name
-the field that a plain text in its place means, by a class variable ``text_means``.
+the field that a plain text in its place means, by a class variable ``text_means``, or a list by ``list_means``.
 """
 
 from __future__ import annotations
@@ -107,6 +107,26 @@ class ShortSection(Section):
         return schema
 
 
+class ListedSection(Section):
+    """A section that stands in a file as a list, which is the value of the key that ``list_means``."""
+
+    list_means: ClassVar[str]
+
+    @model_validator(mode="before")
+    @classmethod
+    def _written_out(cls, data: object) -> object:
+        return {cls.list_means: data} if isinstance(data, list | tuple) else data
+
+    @classmethod
+    def __get_pydantic_json_schema__(cls, core: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
+        """Return the schema of the list that stands in a file."""
+        schema = handler.resolve_ref_schema(handler(core))
+        listed = {**schema["properties"][cls.list_means], "description": schema.get("description", "")}
+        schema.clear()
+        schema.update(listed)
+        return schema
+
+
 class AsSection:
     """Put into `Annotated` beside a dataclass: data is checked by its `section_of`; an instance is taken as it is."""
 
@@ -136,12 +156,15 @@ def section_of(plain: type) -> type[Section]:
 
 
 def _base_of(plain: type) -> type[Section]:
-    """Return the base of a dataclass's model, which says whether a plain text may stand for it.
+    """Return the base of a dataclass's model, which says whether a plain text or a list stands for it.
 
     Docstrings of fields are read here: pydantic would look through the frames of all callers for the class's source.
     """
-    key = getattr(plain, "text_means", None)
-    base, members = (ShortSection, {"text_means": key}) if key else (Section, {})
+    base: type[Section] = Section
+    members = {}
+    for name, kind in (("text_means", ShortSection), ("list_means", ListedSection)):
+        if key := getattr(plain, name, None):
+            base, members = kind, {name: key}
     return type("Base", (base,), {"model_config": ConfigDict(use_attribute_docstrings=False), **members})
 
 
@@ -222,6 +245,8 @@ def as_data(value: Any, *, nulls: bool = True, defaults: bool = True) -> Any:
 
     Fields that are None are left out without ``nulls``, those that have their default without ``defaults``.
     """
+    if (listed := getattr(value, "list_means", None)) is not None:
+        return as_data(getattr(value, listed), nulls=nulls, defaults=defaults)
     if dataclasses.is_dataclass(value):
         return {
             field.name.rstrip("_"): as_data(member, nulls=nulls, defaults=defaults)
@@ -266,11 +291,13 @@ def paths(section: type[BaseModel]) -> Iterator[str]:
 
 
 def likeliest(value: object, *kinds: type) -> str:
-    """Return the name of the dataclass of ``kinds`` that ``value`` is of or, if it is a mapping, is meant as.
+    """Return the name of the dataclass of ``kinds`` that ``value`` is of or, if it is a mapping or list, is meant as.
 
-    It is the one whose first key the mapping has, or else most keys, nearly right ones after right ones; the first of
-    equals.
+    A list is the one that stands as a list. A mapping is the one whose first key it has, or else most keys, nearly
+    right ones after right ones; the first of equals.
     """
+    if isinstance(value, list | tuple):
+        return next((kind.__name__ for kind in kinds if hasattr(kind, "list_means")), kinds[0].__name__)
     if not isinstance(value, Mapping):
         return next((kind.__name__ for kind in kinds if isinstance(value, kind)), kinds[0].__name__)
 

@@ -123,9 +123,6 @@ def _explained(model: type[BaseModel], detail: ErrorDetails, place: PlaceOfKey |
         if kind == "string_type" and isinstance(value, int | float) and not isinstance(value, bool):
             fix = f'{name}: "{value}", in quotes'
         allowed = ", ".join([_WANTED[kind], *(_bounds(field) if "number" in _WANTED[kind] else [])])
-        if key.endswith("node.gpus") and isinstance(value, list):
-            what = "must be GPUs of one type: several types in one node are not supported"
-            return InputError(what, key=key, found=brief(value), fix="groups: a node for each type of GPU")
         if kind == "model_type":
             allowed = f"{allowed}: {_keys(field)}"
             fix = _key_of_word(written_key, field, value)
@@ -202,7 +199,8 @@ def _locate(model: type[BaseModel], loc: tuple[int | str, ...]) -> tuple[str, ty
         else:
             if len(inside) == 1:
                 owner = next(iter(inside.values()))
-            key += f".{part}" if key else part
+            if part != getattr(owner, "list_means", None):
+                key += f".{part}" if key else part
             inside = sections_in(fields_by_key(owner)[part].annotation) if part in fields_by_key(owner) else {}
     return key, owner
 

@@ -140,7 +140,7 @@ class Workload(Section):
         if len(self.cluster.gpu_types) == 1:  # with no look at every node
             return self.cluster.gpu_types
         workers = self.own_nodes[: len(self.own_nodes) - self.parallelism.server_count]
-        return tuple(dict.fromkeys(self.cluster.node_at(node).gpus.type for node in workers))
+        return self.cluster.types_on(workers, self.n_ranks)
 
     @property
     def server_nodes(self) -> tuple[int, ...]:

@@ -124,17 +124,21 @@ def fold_cluster(jobs: Sequence[Placed], cluster: Cluster, *, folded: bool = Tru
 def _capacities(jobs: Sequence[Placed], cluster: Cluster) -> NDArray[np.float64]:
     """Return the bytes/s that each link can carry.
 
-    In a node they are by its type of GPU; between switches, and in nodes of types that have no rank, by the costs of
+    In a node they are by its types of GPU; between switches, and in nodes of types that have no rank, by the costs of
     all.
     """
     all_costs, used = jobs[0].costs, {cluster.gpus[gpu].type for placed in jobs for gpu in placed.gpus}
-    costs_of_type = {gpu: all_costs.for_gpu(gpu) for gpu in used}
+    costs_of_types: dict[tuple[str, ...], Costs] = {(): all_costs}
     stand_ins, places = alike_links(cluster)
     n_inside, capacity = len(cluster.links) - len(cluster.trunks), []
     for link in [cluster.links[number] for number in stand_ins.tolist()]:
         costs = all_costs
         if link.index < n_inside:
-            costs = costs_of_type.get(cluster.layouts[bisect_right(cluster.first_link, link.index) - 1].gpu, all_costs)
+            layout = cluster.layouts[bisect_right(cluster.first_link, link.index) - 1]
+            types = tuple([gpu for gpu in dict.fromkeys(layout.types) if gpu in used])
+            if types not in costs_of_types:
+                costs_of_types[types] = all_costs.for_gpu(types[0]) if len(types) == 1 else all_costs.among(types)
+            costs = costs_of_types[types]
         capacity.append(costs.reachable_Bps(link.kind, link.bandwidth_Bps))
     return np.array(capacity)[places]
 

@@ -6,7 +6,7 @@ import bisect
 import itertools
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Annotated
 
@@ -86,7 +86,7 @@ class ClusterSpec:
     @property
     def gpu_types(self) -> tuple[str, ...]:
         """The types of GPU, in order."""
-        return tuple(dict.fromkeys(node.gpus.type for node in self.kinds))
+        return tuple(dict.fromkeys(gpu for node in self.kinds for gpu in node.gpus.types))
 
     @property
     def gpus_per_node(self) -> int:
@@ -138,6 +138,18 @@ class ClusterSpec:
     def gpus_at(self, index: int) -> int:
         """Return how many GPUs node number ``index`` has, missing ones not counted."""
         return self.gpus_on(index + 1) - self.gpus_on(index)
+
+    def types_on(self, nodes: Iterable[int], gpus: int) -> tuple[str, ...]:
+        """Return the types of the first so many GPUs of these nodes, missing ones not counted, each type once."""
+        missing = missing_parts(self.overrides, "gpu")
+        everywhere, types = missing.get(None, frozenset()), dict[str, None]()
+        for index in nodes:
+            by_number = self.node_at(index).gpus.by_number
+            absent = missing.get(index, frozenset()) | everywhere
+            present = [gpu for number, gpu in enumerate(by_number) if None not in absent and number not in absent]
+            types |= dict.fromkeys(present[:gpus])
+            gpus -= min(gpus, len(present))
+        return tuple(types)
 
     def nodes_for(self, gpus: int) -> int:
         """Return how many nodes, from the first on, hold so many GPUs; past the last one more of its kind would

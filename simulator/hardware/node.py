@@ -6,6 +6,8 @@ where (``pcie.tree``) and which GPUs are bridged (``nvlink.links``).
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Annotated, ClassVar, Literal
 
@@ -17,14 +19,63 @@ PcieGeneration = Annotated[int, Ge(3), Le(6)]
 PcieLanes = Literal[1, 2, 4, 8, 16]
 
 
+def count_types(types: Iterable[str]) -> str:
+    """Return text such as ``8 h100-sxm-80gb``.
+
+    >>> count_types(["rtx-3090-24gb", "rtx-4090-24gb", "rtx-3090-24gb"])
+    '2 rtx-3090-24gb + 1 rtx-4090-24gb'
+    """
+    return " + ".join(f"{count} {gpu}" for gpu, count in Counter(types).items())
+
+
+def in_brackets(types: str) -> str:
+    """Return GPUs of a node as a factor: in brackets where they are of several types."""
+    return f"({types})" if " + " in types else types
+
+
 @dataclass(frozen=True, kw_only=True)
 class Gpus:
-    """GPUs of a node."""
+    """GPUs of one type in a node."""
 
     type: Text
     """name of a GPU, such as a100-sxm-80gb; the calibration profile of that name describes it"""
     count: InNode
     """GPUs per node"""
+
+    @property
+    def by_number(self) -> tuple[str, ...]:
+        """The type of every GPU, in the order of their numbers."""
+        return (self.type,) * self.count
+
+    @property
+    def types(self) -> tuple[str, ...]:
+        """The types, each once."""
+        return (self.type,)
+
+
+@dataclass(frozen=True, kw_only=True)
+class MixedGpus:
+    """GPUs of several types in a node, written as a list; they are numbered entry by entry."""
+
+    list_means: ClassVar[str] = "kinds"
+
+    kinds: Annotated[tuple[Gpus, ...], Len(1, 64)]
+    """GPUs of one type each"""
+
+    @property
+    def count(self) -> int:
+        """GPUs per node."""
+        return sum(kind.count for kind in self.kinds)
+
+    @property
+    def by_number(self) -> tuple[str, ...]:
+        """The type of every GPU, in the order of their numbers."""
+        return tuple(gpu for kind in self.kinds for gpu in kind.by_number)
+
+    @property
+    def types(self) -> tuple[str, ...]:
+        """The types, each once."""
+        return tuple(dict.fromkeys(kind.type for kind in self.kinds))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -136,7 +187,8 @@ class Nvme:
 class NodeSpec:
     """One machine."""
 
-    gpus: Gpus
+    gpus: Gpus | MixedGpus
+    """one type, or a list of several such as [{type: rtx-3090-24gb, count: 2}, {type: rtx-4090-24gb, count: 2}]"""
     sockets: Sockets = Sockets()
     nvlink: NvLink = NvLink()
     pcie: Pcie

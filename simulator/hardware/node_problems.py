@@ -6,7 +6,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Iterator
 
-from simulator.bounds import MIN_BANDWIDTH
+from simulator.bounds import MAX_IN_NODE, MIN_BANDWIDTH
 from simulator.errors import InputError
 from simulator.hardware.node import NodeSpec, PcieSlot
 from simulator.input_files import closest
@@ -18,6 +18,9 @@ _LISTED = 12
 
 def node_problems(node: NodeSpec) -> Iterator[InputError]:
     """Yield the contradictions between the sections of a node; keys are those of a cluster file."""
+    if node.gpus.count > MAX_IN_NODE:
+        allowed = f"at most {MAX_IN_NODE} together"
+        yield InputError("are more GPUs than a node holds", key="node.gpus", found=node.gpus.count, allowed=allowed)
     yield from _bandwidth_problems(node)
     yield from _socket_problems(node)
     yield from _drive_problems(node)

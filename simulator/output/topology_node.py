@@ -10,7 +10,9 @@ import networkx as nx
 
 from simulator.cluster import Cluster
 from simulator.cluster.node import NodeLayout
+from simulator.hardware.node import count_types
 from simulator.output.topology_style import (
+    GPUS,
     MEMORY,
     NVLINK,
     PCIE,
@@ -213,7 +215,11 @@ def _box(axes: Axes, layout: NodeLayout, name: str, x: float, y: float, crowded:
     edge, text = "#333333", name
     face = "white"
     if name.startswith("gpu"):
-        face, text = "#E3E3E3", f"GPU\n{number}"
+        kinds = list(dict.fromkeys(layout.types))
+        kind = layout.types[layout.gpus.index(int(number))]
+        face, text = GPUS[kinds.index(kind) % len(GPUS)], f"GPU\n{number}"
+        if len(kinds) > 1:
+            text += f"\n{kind.rpartition('-')[0]}"
     elif name.startswith("nic"):
         face, text = rail_colour(int(number)), f"NIC\n{number}"
         edge = face
@@ -258,9 +264,9 @@ def _narrowest(layout: NodeLayout) -> tuple[float, set[str]]:
 def _caption(axes: Axes, cluster: Cluster, node: int, cut_Bps: float) -> None:
     layout = cluster.layouts[node]
     alike = sum(other is layout for other in cluster.layouts)
-    title = f"Inside a node: {len(layout.gpus)} {layout.gpu}"
+    title = f"Inside a node: {count_types(layout.types)}"
     if alike < cluster.n_nodes:
-        title = f"{alike} of {cluster.n_nodes} nodes, such as node {node}: {len(layout.gpus)} {layout.gpu}"
+        title = f"{alike} of {cluster.n_nodes} nodes, such as node {node}: {count_types(layout.types)}"
     facts = []
     rates = sorted(
         {round(e.bandwidth_Bps, -8) for e in layout.edges if e.kind == "pcie" and not e.src.startswith("cpu")}

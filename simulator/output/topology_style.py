@@ -12,6 +12,8 @@ if TYPE_CHECKING:
 
 #: Okabe and Ito's colours (jfly.uni-koeln.de/color), told apart with any kind of colour vision, then shades of them.
 _RAILS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#8B5A2B", "#956AFF")
+#: Boxes of GPUs: of one type, and of further types in a node.
+GPUS = ("#E3E3E3", "#CFE3F5", "#F5DDCF", "#DDF0DD")
 NVLINK, PCIE, SOCKETS, MEMORY, NETWORK, RED = "#3A9E3A", "#8A8A8A", "#4D4D4D", "#B8860B", "#3C6E9F", "#E0261B"
 #: Kinds of links, their colour, and their name in the legend.
 KINDS = (

@@ -113,6 +113,6 @@ def architecture_of(gpu: str) -> str:
 
 def _links_in_nodes(workload: Workload) -> str:
     """Return how GPUs of a node are joined; a job of one GPU uses no links, as if they were the best."""
-    nodes = [node for node in workload.cluster.kinds if node.gpus.type in workload.gpu_types]
+    nodes = [node for node in workload.cluster.kinds if set(node.gpus.types) & set(workload.gpu_types)]
     kinds = ["nvswitch" if workload.n_ranks == 1 else node.nvlink.kind for node in nodes]
     return " and ".join(dict.fromkeys("PCIe" if kind == "none" else str(kind) for kind in kinds))

@@ -128,8 +128,8 @@ def test_here_knows_options_as_they_are_typed() -> None:
 @pytest.mark.parametrize(
     ("changes", "other"),
     [
-        ({"calibration": "a10-24gb"}, "a100"),  # an A10 is no A100
-        ({"cluster.node.gpus.type": "a10-24gb"}, "a100"),
+        ({"calibration": "a16-16gb"}, "a100"),  # an A16 is no A100
+        ({"cluster.node.gpus.type": "a16-16gb"}, "a100"),
         ({"model.quantisation": "nf4"}, "activation"),
         ({"nodes": [1]}, "note instead"),
     ],
@@ -143,8 +143,11 @@ def test_a_key_inside_a_section_is_named_before_one_that_looks_like_it() -> None
     assert "fix:     cluster.nodes" in refused({"nodes": 2})
 
 
-def test_gpus_of_several_types_in_a_node_are_refused_in_a_sentence() -> None:
-    several = [{"type": "rtx-4090-24gb", "count": 2}, {"type": "l40s-48gb", "count": 2}]
+def test_errors_in_a_list_of_gpus_name_the_entry() -> None:
+    several = [{"type": "rtx-4090-24gb", "count": 2}, {"type": "l40s-48gb", "cuont": 2}]
     message = refused({"cluster.node.gpus": several})
-    assert "several types in one node are not supported" in message
-    assert "fix:     groups: a node for each type of GPU" in message
+    assert "cluster.node.gpus[1].cuont: unknown key" in message
+    assert "cluster.node.gpus[1].count: a required key is missing" in message
+    assert "cluster.node.gpus: has not as many items" in refused({"cluster.node.gpus": []})
+    crowd = refused({"cluster.node.gpus": [{"type": "l40s-48gb", "count": 500}] * 2})
+    assert "are more GPUs than a node holds" in crowd

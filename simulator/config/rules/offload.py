@@ -24,7 +24,7 @@ def problems(workload: Workload) -> Iterator[InputError]:
     where = [f"cluster.groups[{i}].node" for i in range(len(cluster.groups))] or ["cluster.node"]
     for key, node in zip(where, [group.node for group in cluster.groups] or kinds, strict=True):
         if (used or layout.server_count) and node.host_memory_bandwidth_Bps is None:
-            name, known_Bps = _known_host(node.gpus.type)
+            name, known_Bps = _known_host(node.gpus.types)
             yield InputError(
                 f"{what_for} moves through the host's memory, whose bandwidth must be known",
                 key=f"{key}.host_memory_bandwidth_Bps",
@@ -60,9 +60,9 @@ def problems(workload: Workload) -> Iterator[InputError]:
         )
 
 
-def _known_host(gpu: str) -> tuple[str, float]:
+def _known_host(gpus: tuple[str, ...]) -> tuple[str, float]:
     """The first shipped cluster, with such GPUs if there is one, that says how fast its hosts' memory is, bytes/s."""
     shipped = [(node, name) for name in catalog.names("cluster") for node in load_cluster(name).kinds]
-    hosts = [(node.gpus.type != gpu, name, node.host_memory_bandwidth_Bps) for node, name in shipped]
+    hosts = [(node.gpus.types != gpus, name, node.host_memory_bandwidth_Bps) for node, name in shipped]
     _, name, known_Bps = min((other, name, rate) for other, name, rate in hosts if rate is not None)
     return name, known_Bps
