@@ -32,7 +32,7 @@ Defaults stand in brackets. A default that depends on the framework or on other 
 def keys_page(kind: str) -> str:
     """Return a table of keys for the file itself, and one for each section, in the order in which keys lead there."""
     schema = schema_of(kind)
-    sections = [HEAD.format(kind=kind, about=ABOUT[kind]), _keys(schema)]
+    sections = [HEAD.format(kind=kind, about=ABOUT[kind]), _keys(schema.get("anyOf", [schema])[-1])]
     for name in _sections(schema, schema):
         section = schema["$defs"][name]
         section = section.get("anyOf", [section])[-1]

@@ -86,10 +86,16 @@ def cluster_data(
     """Return the unchecked data of a reference: the mapping, the file it starts from, and the keys laid over it.
 
     ``file`` and ``key``: where the reference itself stands. A file without nodes starts from the cluster that it
-    names, as a mapping does; ``behind``: files that have led here so. Raises `InputError` where it names nothing.
+    names, as a mapping does, and so does one that is ``like`` another. ``behind``: files that have led here so. Raises
+    `InputError` where it names nothing.
     """
     over: Mapping[str, Any] = reference if isinstance(reference, Mapping) else {}
     if isinstance(reference, Mapping):
+        if reference.get("like") is not None:
+            data, path, _ = cluster_data(
+                _named(reference, base, file, key), base=base, file=file, key=key, behind=behind
+            )
+            return {**data, "name": reference.get("name", data["name"])}, path, over
         name = reference.get("name")
         shipped = isinstance(name, str) and _names_cluster(name)
         if not shipped and ("node" in reference or "groups" in reference or not isinstance(name, str)):
@@ -103,12 +109,7 @@ def cluster_data(
         imported = read_topology(path)
         data = {**imported.cluster, "assumed": list(imported.assumed)}
     else:
-        data = read_yaml(path)
-        named = data.get("name")
-        if not {"node", "groups"} & set(data) and isinstance(named, str) and _names_cluster(named):
-            if path in behind:
-                raise InputError("starts from itself", file=path, key="name", found=named)
-            data, _, _ = cluster_data(data, base=path.parent, file=path, behind=(*behind, path))
+        data = _started(read_yaml(path), path, behind)
     laid = _with_gpus_of(data, over)
     kept = _with_fewer_parts(_without_replaced({"name": path.stem, **data}, laid), laid)
     assumed = data.get("assumed")
@@ -119,6 +120,31 @@ def cluster_data(
         fix = f"llmsim import {path} --node dgx_h100 --out mine.yaml, or another cluster that its nodes are of"
         raise InputError("says nothing of the nodes themselves", file=path, key="node", fix=fix)
     return _with_nodes(data, path.parent, path, None), path, over
+
+
+def _started(data: dict[str, Any], path: Path, behind: tuple[Path, ...]) -> dict[str, Any]:
+    """Return the data of a file laid over the cluster that it starts from, if it does.
+
+    ``behind``: files that have led here. Raises `InputError` where it starts from itself.
+    """
+    key = "like" if data.get("like") is not None else "name"
+    named = data.get(key)
+    if key == "name" and ({"node", "groups"} & set(data) or not (isinstance(named, str) and _names_cluster(named))):
+        return data
+    if path in behind:
+        raise InputError("starts from itself", file=path, key=key, found=named)
+    data = {"name": path.stem, **data} if key == "like" else data
+    return cluster_data(data, base=path.parent, file=path, behind=(*behind, path))[0]
+
+
+def _named(data: Mapping[str, Any], base: Path | None, file: object, key: str | None) -> dict[str, Any]:
+    """Return a mapping that is ``like`` a cluster as one that names that cluster. Raises `InputError`."""
+    like, here = data["like"], f"{key}.like" if key else "like"
+    if not isinstance(like, str):
+        message, shipped = "must be the name or path of a cluster", ", ".join(catalog.names("cluster"))
+        raise InputError(message, file=file, key=here, found=brief(like), allowed=f"a path, or one of {shipped}")
+    whole = like if _names_cluster(like) else str(catalog.find("cluster", like, base=base, file=file, key=here))
+    return {**{name: value for name, value in data.items() if name != "like"}, "name": whole}
 
 
 def _names_cluster(name: str) -> bool:
@@ -197,8 +223,8 @@ def _with_fewer_parts(data: dict[str, Any], over: Mapping[str, Any]) -> dict[str
     fewer = dict(node)
     if isinstance(pcie, Mapping) and isinstance(pcie.get("tree"), Mapping):
         fewer["pcie"] = {**pcie, "tree": {name: slot for name, slot in pcie["tree"].items() if _stays(name, counts)}}
-    if isinstance(nvlink, Mapping) and isinstance(nvlink.get("links"), list):
-        fewer["nvlink"] = _with_fewer_links(nvlink, counts)
+    if isinstance(nvlink, Mapping) and "gpu" in counts:
+        fewer["nvlink"] = _with_fewer_links(nvlink, _count(node.get("gpus")), counts)
     return {**data, "node": fewer}
 
 
@@ -208,8 +234,18 @@ def _stays(name: object, counts: Mapping[str, int]) -> bool:
     return match is None or match[1] not in counts or int(match[2]) < counts[match[1]]
 
 
-def _with_fewer_links(nvlink: Mapping[str, Any], counts: Mapping[str, int]) -> dict[str, Any]:
-    """Return the section of NVLinks without those of GPUs that are not there; none is left of a GPU alone."""
+def _with_fewer_links(nvlink: Mapping[str, Any], before: object, counts: Mapping[str, int]) -> Mapping[str, Any]:
+    """Return the section of NVLinks without those of GPUs that are not there.
+
+    None is left of a GPU alone. A link of a mesh is as fast as ``before``, when there were so many GPUs.
+    """
+    count, kind, bandwidth_Bps = counts["gpu"], nvlink.get("kind"), nvlink.get("bandwidth_Bps")
+    if count == 1 and kind in ("pairs", "mesh"):
+        return {"kind": "none"}
+    if kind == "mesh" and is_whole(before) and count < before and isinstance(bandwidth_Bps, int | float):
+        return {**nvlink, "bandwidth_Bps": bandwidth_Bps * (count - 1) / (before - 1)}
+    if not isinstance(nvlink.get("links"), list):
+        return nvlink
     links = [
         link
         for link in nvlink["links"]

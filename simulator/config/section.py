@@ -1,8 +1,9 @@
 """Sections of input files as pydantic models: those of a workload, and those made from plain dataclasses.
 
 A dataclass says what a section holds: fields, bounds, defaults, and a docstring per field. `section_of` makes the
-pydantic model that checks the data of a file; what comes out of the check is the dataclass itself. A dataclass may name
-the field that a plain text in its place means, by a class variable ``text_means``, or a list by ``list_means``.
+pydantic model that checks the data of a file; what comes out of the check is the dataclass itself. By a class variable
+a dataclass may name the field that a plain text in its place means (``text_means``) or a list (``list_means``), and the
+key of another file over which its own keys are laid (``laid_over``).
 """
 
 from __future__ import annotations
@@ -127,6 +128,21 @@ class ListedSection(Section):
         return schema
 
 
+class LaidOverSection(Section):
+    """A section whose file may lay some keys over those of another file, which the key ``laid_over`` names."""
+
+    laid_over: ClassVar[str]
+
+    @classmethod
+    def __get_pydantic_json_schema__(cls, core: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
+        """Return the schema of a whole section, or of any keys beside the name of the other file."""
+        schema = handler.resolve_ref_schema(handler(core))
+        whole = dict(schema)
+        schema.clear()
+        schema["anyOf"] = [{"type": "object", "required": [cls.laid_over]}, whole]
+        return schema
+
+
 class AsSection:
     """Put into `Annotated` beside a dataclass: data is checked by its `section_of`; an instance is taken as it is."""
 
@@ -156,13 +172,14 @@ def section_of(plain: type) -> type[Section]:
 
 
 def _base_of(plain: type) -> type[Section]:
-    """Return the base of a dataclass's model, which says whether a plain text or a list stands for it.
+    """Return the base of a dataclass's model, which says whether a text, a list or another file stands for it.
 
     Docstrings of fields are read here: pydantic would look through the frames of all callers for the class's source.
     """
     base: type[Section] = Section
     members = {}
-    for name, kind in (("text_means", ShortSection), ("list_means", ListedSection)):
+    kinds = {"text_means": ShortSection, "list_means": ListedSection, "laid_over": LaidOverSection}
+    for name, kind in kinds.items():
         if key := getattr(plain, name, None):
             base, members = kind, {name: key}
     return type("Base", (base,), {"model_config": ConfigDict(use_attribute_docstrings=False), **members})

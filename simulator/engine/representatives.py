@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from simulator.cluster import Cluster
 from simulator.cluster.alike import alike_links
+from simulator.costs.costs import Costs
 from simulator.costs.hosts import THREAD_Bps
 from simulator.engine.binding_links import binding_classes
 from simulator.engine.folding import Folding, fold

@@ -8,7 +8,7 @@ import math
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 from annotated_types import Ge, Le
 
@@ -43,7 +43,11 @@ class NodeGroup:
 class ClusterSpec:
     """A cluster file. Raises `InputError` where it contradicts itself."""
 
+    laid_over: ClassVar[str] = "like"
+
     name: Text
+    like: Text | None = None
+    """a cluster, by name or path, that this one starts from; the other keys are laid over it [null: none]"""
     nodes: Count | None = None
     """number of nodes [1, or as many as a job needs; with groups: what they add up to]"""
     node: NodeSpec | None = None
@@ -61,6 +65,8 @@ class ClusterSpec:
     """figures that nobody has told, each as "key: figure and why", of which runs warn"""
 
     def __post_init__(self) -> None:
+        if self.like is not None:
+            raise InputError("stands for keys of another file, which is read first", key="like", found=self.like)
         if bool(self.groups) is (self.node is not None):
             both = "both" if self.groups else "neither"
             raise InputError("what nodes are is said by either node or groups", key="node", found=both)

@@ -224,7 +224,8 @@ def _box(axes: Axes, layout: NodeLayout, name: str, x: float, y: float, crowded:
         face, text = rail_colour(int(number)), f"NIC\n{number}"
         edge = face
     elif name.startswith("pcie"):
-        face, text = "#F4F4F4", "switch"
+        below = sum(e.dst == name and e.name.endswith(":tx") for e in layout.edges)
+        face, text = "#F4F4F4", "switch" if below > 1 else "slot"
     elif name.startswith("cpu"):
         face, text = "#FFF6D6", f"CPU {number}"
     elif name == "host" and not any(e.src.startswith("cpu") for e in layout.edges):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -99,7 +99,8 @@ def _basis(measured: Evidence, interval: PredictionInterval, traits: StepTraits,
 
 def _reasons(measured: Evidence, traits: StepTraits) -> list[str]:
     """Return why no measured step is comparable."""
-    unseen = [name for name in DECISIVE if not np.any(measured.kinds[name] == getattr(traits, name))]
+    wanted = replace(traits, family=measured.compared_family(traits))
+    unseen = [name for name in DECISIVE if not np.any(measured.kinds[name] == getattr(wanted, name))]
     if unseen:
         return [_unlike(name, traits, [getattr(step.traits, name) for step in measured.steps]) for name in unseen]
     nearest = measured.steps[int(np.argmax(measured.likeness(traits, least=0.0)))].traits

@@ -20,7 +20,8 @@ from simulator.errors import InputError
 from simulator.fabrics import FABRICS, Fabric, FabricKind, Ports, Switches
 from tests.support.clusters import CLUSTERS, check_route
 
-SHIPPED = catalog.names("cluster")
+#: Those that do not stand alone.
+SHIPPED = [name for name in catalog.names("cluster") if load_cluster(name).kinds[0].nics.count]
 
 
 def cluster(name: str = "dgx_a100", nodes: int = 1, **changes: Any) -> Cluster:

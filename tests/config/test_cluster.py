@@ -32,7 +32,13 @@ def cluster(**changes: Any) -> dict[str, Any]:
 
 @pytest.mark.parametrize("name", catalog.names("cluster"))
 def test_shipped_clusters_load_and_scale(name: str) -> None:
-    assert load_cluster(name).nodes == 1
+    """A machine without a network card stands alone."""
+    spec = load_cluster(name)
+    assert spec.nodes == (2 if name == "dgx_h100_tcp" else 1)
+    if not spec.kinds[0].nics.count:
+        with pytest.raises(InputError, match="several nodes need network cards"):
+            load_cluster(name, nodes=2)
+        return
     assert load_cluster(name, nodes=16).n_gpus == 16 * load_cluster(name).gpus_per_node
     assert load_cluster({"name": name, "nodes": 3}).nodes == 3
 
