@@ -71,3 +71,12 @@ def format_count(number: float) -> str:
     unit, size = ("T", 1e12) if number >= 999.5e9 else ("B", 1e9) if number >= 999.5e6 else ("M", 1e6)
     scaled = number / size
     return f"{scaled:.{2 if scaled < 9.995 else 1 if scaled < 99.95 else 0}f} {unit}"
+
+
+def in_brackets(terms: str) -> str:
+    """Return a sum as a factor: in brackets where it has several terms.
+
+    >>> in_brackets("2 GPUs"), in_brackets("2 GPUs + 1 GPU")
+    ('2 GPUs', '(2 GPUs + 1 GPU)')
+    """
+    return f"({terms})" if " + " in terms else terms

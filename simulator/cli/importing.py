@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 import yaml
 
+from simulator.cli.import_script import import_script
 from simulator.cli.options import Json, Quiet
 from simulator.cli.outputs import STDOUT, check_outputs, write_json
 from simulator.errors import InputError
@@ -23,56 +24,81 @@ if TYPE_CHECKING:
     from simulator.importers import Imported
 
 
-TopologyFile = Annotated[Path, typer.Argument(metavar="FILE", help="NCCL's XML, nvidia-smi topo -m, topology.conf.")]
-ClusterFile = Annotated[Path | None, typer.Option("--out", metavar="FILE", help="Write a cluster file (.yaml, .yml).")]
-SetOfCluster = Annotated[
+ForeignFile = Annotated[
+    Path, typer.Argument(metavar="FILE", help="NCCL's XML, nvidia-smi topo -m, topology.conf; or a launch script.")
+]
+WrittenFile = Annotated[
+    Path | None, typer.Option("--out", metavar="FILE", help="Write a cluster or workload file (.yaml, .yml).")
+]
+SetOfFile = Annotated[
     list[str] | None,
-    typer.Option("--set", metavar="KEY=VALUE", help="Change a key of the cluster, such as node.gpus.type; repeatable."),
+    typer.Option(
+        "--set", metavar="KEY=VALUE", help="Change a key, such as node.gpus.type or training.seq; repeatable."
+    ),
 ]
 NodesOfCluster = Annotated[
     str | None, typer.Option("--node", metavar="CLUSTER", help="Whose nodes they are, where the file has none.")
 ]
+ClusterOfScript = Annotated[
+    str | None, typer.Option("--cluster", metavar="CLUSTER", help="The machines that a launch script runs on.")
+]
+GpusOfScript = Annotated[
+    int | None, typer.Option("--gpus", metavar="N", help="How many GPUs a launch script uses [as it says].")
+]
 
 
 def command(
-    file: TopologyFile,
-    out: ClusterFile = None,
-    set_: SetOfCluster = None,
+    file: ForeignFile,
+    out: WrittenFile = None,
+    set_: SetOfFile = None,
     node: NodesOfCluster = None,
+    cluster: ClusterOfScript = None,
+    gpus: GpusOfScript = None,
     json: Json = None,
     quiet: Quiet = False,
 ) -> None:
-    """Read a topology of another tool as a cluster file.
+    """Read a topology of another tool as a cluster file, or a launch script as a workload file.
 
-    Prints its GPUs, NICs, links and affinity.
+    Of a topology it prints GPUs, NICs, links and affinity. Of a launch script it prints what is understood and what is
+    ignored. Scripts: Megatron-LM, torchtitan, DeepSpeed, accelerate, Hugging Face's Trainer, axolotl, LLaMA-Factory.
 
-    Figures that the file lacks are assumed, and named. --set changes them, as does an edit of the written file.
+    What the file lacks is assumed and named, or asked for. --set changes it, as does an edit of the written file.
 
     \b
     Example:
       llmsim import topo.xml --set node.gpus.type=a100-sxm-80gb --out mine.yaml
+      llmsim import train.sh --cluster dgx_h100 --gpus 64 --out job.yaml
     """
     from simulator.config.cluster import load_cluster
     from simulator.importers import read_topology, unanswered
     from simulator.input_files import as_path, parse_changes, with_changes
+    from simulator.launch_scripts import SUFFIXES, is_launch_script
 
     changes = parse_changes(set_ or ())
+    if is_launch_script(file):
+        if node is not None:
+            raise InputError("is of topologies", file="--node", found=node, fix=f"--cluster {node}")
+        import_script(as_path(file), out=out, changes=changes, cluster=cluster, gpus=gpus, json=json, quiet=quiet)
+        return
+    if cluster is not None or gpus is not None:
+        option = "--gpus" if cluster is None else "--cluster"
+        raise InputError("is of launch scripts", file=option, found=str(file), allowed=", ".join(SUFFIXES))
     imported = read_topology(as_path(file))
-    cluster = with_changes(_with_node(imported, node, file), changes, {})
+    topology = with_changes(_with_node(imported, node, file), changes, {})
     if assumed := unanswered(imported.assumed, changes):
-        cluster["assumed"] = assumed
-    spec = load_cluster({**cluster, "name": str(cluster["name"])})
+        topology["assumed"] = assumed
+    spec = load_cluster({**topology, "name": str(topology["name"])})
     check_outputs({"--out": out, "--json": json}, {"--out": (".yaml", ".yml")})
     if out is not None:
         with writing(out) as target:
-            target.write(cluster_file(cluster, file, imported.format).encode())
+            target.write(cluster_file(topology, file, imported.format).encode())
     write_json(
         json,
         envelope(
             "import",
             file=str(file),
             format=imported.format,
-            cluster=cluster,
+            cluster=topology,
             devices=[asdict(device) for device in imported.devices],
             assumed=assumed,
             left_out=list(imported.left_out),

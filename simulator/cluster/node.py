@@ -13,7 +13,7 @@ import networkx as nx
 
 from simulator.cluster.wires import Edge, duplex, inner_edges, socket_name, tree_of
 from simulator.errors import InputError
-from simulator.hardware.node import NodeSpec
+from simulator.hardware.node import NodeSpec, count_types
 from simulator.hardware.transport import TransportKind
 
 Route = tuple[int, ...]
@@ -61,6 +61,11 @@ class NodeLayout:
     to_nic: dict[DevicePair, Route]
     from_nic: dict[DevicePair, Route]
     own_nics: Mapping[int, Route]
+
+    @property
+    def gpu_text(self) -> str:
+        """Text such as ``8 h100-sxm-80gb``."""
+        return count_types(self.types)
 
     def out(self, gpu: int, nic: int) -> Route:
         """Return the route from a GPU through a NIC's port into the fabric."""

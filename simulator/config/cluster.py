@@ -14,10 +14,10 @@ from simulator.config.validation import validated
 from simulator.errors import InputError, located
 from simulator.fabrics import FABRICS, Fabric, keys_of_kinds, ports_down
 from simulator.hardware.cluster_spec import ClusterSpec
-from simulator.hardware.node import count_types, in_brackets
+from simulator.hardware.node import count_types
 from simulator.importers import SUFFIXES, is_foreign, read_topology, unanswered
 from simulator.input_files import brief, read_yaml
-from simulator.units import counted
+from simulator.units import counted, in_brackets
 
 
 def describe_nodes(spec: ClusterSpec) -> str:

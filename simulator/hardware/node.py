@@ -28,11 +28,6 @@ def count_types(types: Iterable[str]) -> str:
     return " + ".join(f"{count} {gpu}" for gpu, count in Counter(types).items())
 
 
-def in_brackets(types: str) -> str:
-    """Return GPUs of a node as a factor: in brackets where they are of several types."""
-    return f"({types})" if " + " in types else types
-
-
 @dataclass(frozen=True, kw_only=True)
 class Gpus:
     """GPUs of one type in a node."""

@@ -10,11 +10,10 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from simulator.cluster import Cluster
-from simulator.hardware.node import count_types, in_brackets
 from simulator.output.topology_fabric import draw_fabric
 from simulator.output.topology_node import draw_node
 from simulator.output.topology_style import KINDS, MOST_KINDS, RED, bandwidth, line_width
-from simulator.units import GB, counted
+from simulator.units import GB, counted, in_brackets
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -53,8 +52,8 @@ def draw_topology(cluster: Cluster) -> Figure:
 
 def _title(cluster: Cluster) -> str:
     if cluster.n_nodes == 1:
-        return f"{cluster.name}: {count_types(cluster.layouts[0].types)}"
-    nodes = Counter(in_brackets(count_types(layout.types)) for layout in cluster.layouts)
+        return f"{cluster.name}: {cluster.layouts[0].gpu_text}"
+    nodes = Counter(in_brackets(layout.gpu_text) for layout in cluster.layouts)
     kinds = " + ".join(f"{counted(count, 'node')} x {gpus}" for gpus, count in nodes.items())
     return f"{cluster.name}: {kinds} = {counted(len(cluster.gpus), 'GPU')}"
 

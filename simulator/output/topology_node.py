@@ -10,7 +10,6 @@ import networkx as nx
 
 from simulator.cluster import Cluster
 from simulator.cluster.node import NodeLayout
-from simulator.hardware.node import count_types
 from simulator.output.topology_style import (
     GPUS,
     MEMORY,
@@ -265,9 +264,9 @@ def _narrowest(layout: NodeLayout) -> tuple[float, set[str]]:
 def _caption(axes: Axes, cluster: Cluster, node: int, cut_Bps: float) -> None:
     layout = cluster.layouts[node]
     alike = sum(other is layout for other in cluster.layouts)
-    title = f"Inside a node: {count_types(layout.types)}"
+    title = f"Inside a node: {layout.gpu_text}"
     if alike < cluster.n_nodes:
-        title = f"{alike} of {cluster.n_nodes} nodes, such as node {node}: {count_types(layout.types)}"
+        title = f"{alike} of {cluster.n_nodes} nodes, such as node {node}: {layout.gpu_text}"
     facts = []
     rates = sorted(
         {round(e.bandwidth_Bps, -8) for e in layout.edges if e.kind == "pcie" and not e.src.startswith("cpu")}

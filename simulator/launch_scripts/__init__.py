@@ -1,0 +1,124 @@
+"""Launch scripts of other tools, read as workload files: what they say, what is assumed, what is ignored.
+
+A script is told by the keys in it. Nothing of it is run. What no script says, such as the machines, is asked for.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from simulator.errors import InputError
+from simulator.input_files import parse_yaml, read_json, read_text
+from simulator.launch_scripts import (
+    accelerate,
+    axolotl,
+    deepspeed,
+    hugging_face,
+    llama_factory,
+    megatron,
+    shell,
+    torchtitan,
+)
+from simulator.launch_scripts.script import LaunchScript, TakenOption
+
+__all__ = ["SUFFIXES", "LaunchScript", "TakenOption", "is_launch_script", "read_script"]
+
+#: Endings of names of launch scripts.
+SUFFIXES = (".sh", ".bash", ".slurm", ".sbatch", ".toml", ".json", ".yaml", ".yml")
+#: Kinds of YAML and JSON: keys of which a file has all, or any of several, and their reader.
+_KEYED: tuple[tuple[Callable[[frozenset[str]], bool], Callable[[Mapping[str, Any], Path], LaunchScript]], ...] = (
+    (lambda keys: keys >= axolotl.MARKS, axolotl.read),
+    (lambda keys: keys >= llama_factory.MARKS, llama_factory.read),
+    (lambda keys: "distributed_type" in keys, accelerate.read),
+    (lambda keys: bool(keys & deepspeed.MARKS), deepspeed.read),
+)
+_COMMANDS: tuple[tuple[frozenset[str], Callable[[Mapping[str, Any], Path, int | None], LaunchScript]], ...] = (
+    (megatron.MARKS, megatron.read),
+    (hugging_face.MARKS, hugging_face.read),
+)
+KINDS = ", ".join(
+    one.FORMAT for one in (megatron, torchtitan, deepspeed, accelerate, hugging_face, axolotl, llama_factory)
+)
+
+
+def is_launch_script(path: Path) -> bool:
+    """Return whether a file is a launch script, by its name."""
+    return path.suffix.lower() in SUFFIXES
+
+
+def read_script(path: Path) -> LaunchScript:
+    """Return the job of a launch script.
+
+    Raises `InputError` where it is of none of the kinds that are known here, or says what is not simulated.
+    """
+    suffix = path.suffix.lower()
+    if suffix == ".toml":
+        return torchtitan.read(read_text(path), path)
+    if suffix in (".json", ".yaml", ".yml"):
+        return _keyed(path)
+    text = read_text(path)
+    command = shell.launch_command(text, path)
+    options = shell.options_of(command.words)
+    said = {key: None if _is_unsaid(value) else value for key, value in options.items()}
+    unsaid = {key: str(value) for key, value in options.items() if _is_unsaid(value)}
+    for marks, reader in _COMMANDS:
+        if marks & options.keys():
+            script = reader(said, path, _gpus(said, command, text))
+            return _with_unsaid(script, unsaid, command.skipped)
+    raise InputError("starts a training that is not known here", file=path, allowed=KINDS)
+
+
+def _keyed(path: Path) -> LaunchScript:
+    data = read_json(path) if path.suffix.lower() == ".json" else parse_yaml(read_text(path), path)
+    if not isinstance(data, Mapping):
+        raise InputError("must hold keys and values at its top level", file=path)
+    keys = frozenset(map(str, data))
+    if "architectures" in keys or {"model_type", "hidden_size"} <= keys:
+        fix = f"model: {{hf_config: {path}}} in a workload file"
+        raise InputError("is a model of Hugging Face, which a workload names", file=path, fix=fix)
+    for matches, reader in _KEYED:
+        if matches(keys):
+            return reader({str(key): value for key, value in data.items()}, path)
+    options = megatron.yaml_options(data)
+    if options.keys() >= megatron.MARKS:
+        return megatron.read(options, path, None)
+    raise InputError("is no launch script that is known here", file=path, allowed=KINDS)
+
+
+def _is_unsaid(value: object) -> bool:
+    return isinstance(value, str) and shell.UNSAID in value
+
+
+def _with_unsaid(script: LaunchScript, unsaid: Mapping[str, str], skipped: list[str]) -> LaunchScript:
+    """Return a script with options whose value the file does not say, and parts that were not followed, as ignored."""
+    texts = [
+        f"{key} ({value.replace(shell.UNSAID, '$').replace('>', '')} is not in the file)"
+        for key, value in unsaid.items()
+        if key not in script.neutral
+    ]
+    ignored = (*script.ignored, *texts, *(f"not followed: {text}" for text in skipped))
+    return LaunchScript(**{**vars(script), "ignored": ignored})
+
+
+def _gpus(options: Mapping[str, Any], command: shell.LaunchCommand, text: str) -> int | None:
+    """Return how many GPUs a command runs on, by its launcher's options or Slurm's; None where nothing says it."""
+
+    def number(*names: str) -> int | None:
+        for name in names:
+            if str(options.get(name, "")).isdigit():
+                return int(str(options[name]))
+        return None
+
+    def of_slurm(name: str) -> int | None:
+        match = re.search(rf"^#SBATCH\s+--{name}[= ](?:\w+:)*(\d+)", text, flags=re.MULTILINE)
+        return int(match[1]) if match else None
+
+    if (processes := number("num_processes")) is not None:
+        return processes
+    nodes = number("nnodes", "num_nodes", "num_machines") or of_slurm("nodes") or number("nodes")
+    each = number("nproc_per_node", "num_gpus", "ntasks_per_node", "gpus_per_node")
+    each = each or of_slurm("ntasks-per-node") or of_slurm("gpus-per-node") or of_slurm("gres")
+    return None if each is None else (nodes or 1) * each

@@ -1,0 +1,73 @@
+"""axolotl's YAML (`src/axolotl/utils/schemas` names its keys)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from simulator.errors import InputError
+from simulator.launch_scripts import trainer
+from simulator.launch_scripts.models import put_model
+from simulator.launch_scripts.script import LaunchScript, ScriptReading, flattened
+
+FORMAT = "axolotl configuration"
+MARKS = frozenset(("base_model", "sequence_len"))
+_NEUTRAL = frozenset(
+    [
+        "model_type",
+        "pad_to_sequence_len",
+        "sample_packing",
+        "tf32",
+        "local_rank",
+        "group_by_length",
+        "strict",
+        "attention",
+        "flash_attention",
+        "sdp_attention",
+        "xformers_attention",
+        "plugins",
+        "adapter",
+        "load_in_8bit",
+        "load_in_4bit",
+    ]
+)
+
+
+def read(data: Mapping[str, Any], path: Path) -> LaunchScript:
+    """Return the job of a file. Raises `InputError` where it trains in a way that is not simulated."""
+    options = {key: value for key, value in data.items() if key != "fsdp_config"}
+    options |= {f"fsdp_config.{key}": value for key, value in flattened(data.get("fsdp_config") or {}).items()}
+    reading = ScriptReading(FORMAT, path, options)
+    reading.workload["framework"] = "hugging_face"
+    if method := reading.get("rl"):
+        message = "is no training with one model and one loss per token, which alone is simulated"
+        raise InputError(message, file=path, key="rl", found=method)
+    put_model(reading, "base_model", str(reading.get("base_model", "")))
+    reading.take("sequence_len", "training.seq")
+    trainer.put_precision(reading, unsaid="bf16")
+    trainer.put_batch(reading, "micro_batch_size", "gradient_accumulation_steps")
+    trainer.put_optimizer(reading, "optimizer")
+    trainer.put_clipping(reading)
+    if str(reading.get("gradient_checkpointing")).lower() in ("true", "unsloth", "offload"):
+        reading.put("training.recompute", "full", "gradient_checkpointing")
+    if adapter := reading.get("adapter"):
+        every = reading.flag("lora_target_linear")
+        trainer.put_adapters(reading, "lora_r", "lora_target_modules", every=every, usual_rank=8)
+        if reading.flag("load_in_4bit") or adapter == "qlora":
+            reading.put("training.base", "nf4", "load_in_4bit")
+        elif reading.flag("load_in_8bit"):
+            reading.ignored.append("load_in_8bit")
+    if reading.flag("liger_fused_linear_cross_entropy"):
+        reading.put("training.loss", "fused_linear", "liger_fused_linear_cross_entropy")
+    for option, key in (("tensor_parallel_size", "tp"), ("context_parallel_size", "cp")):
+        if (reading.number(option) or 1) > 1:
+            reading.put(f"parallelism.{key}", reading.number(option), option)
+    trainer.put_deepspeed(reading, "deepspeed")
+    if reading.get("fsdp") or any(key.startswith("fsdp_config.") for key in options):
+        trainer.put_fsdp(reading, "fsdp_config.")
+        reading.used |= {"fsdp", "fsdp_version"}
+    reading.sort_rest(
+        trainer.NEUTRAL | _NEUTRAL, (*trainer.NEUTRAL_PREFIXES, "liger_", "lora_mlp", "lora_qkv", "lora_o_")
+    )
+    return reading.script

@@ -1,0 +1,87 @@
+"""A workload file from a launch script and from what people add: the machines, the number of GPUs, other keys."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from simulator.errors import InputError, raise_all
+from simulator.input_files import with_changes
+from simulator.launch_scripts.script import LaunchScript
+
+#: Dotted key -> the part of a workload that no simulation can do without, and how it is added.
+_NEEDED = {
+    "model": (
+        "the model",
+        "--set model.preset=llama3-8b (see llmsim list models), or --set model.hf_config=config.json",
+    ),
+    "model.vocab": ("the size of the vocabulary", "--set model.vocab=50257"),
+    "training.seq": ("tokens per sequence", "--set training.seq=4096"),
+    "training.micro_batch": ("the micro-batch", "--set training.micro_batch=1"),
+    "training.global_batch": ("the global batch", "--set training.global_batch=64"),
+    "cluster": ("the machines", "--cluster dgx_h100, or another of llmsim list topologies, or a file"),
+}
+
+
+def workload_data(
+    script: LaunchScript, name: str, file: object, cluster: str | None, gpus: int | None, changes: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Return the keys of a workload file.
+
+    ``cluster``: a cluster by name or path. ``gpus``: how many are used, in place of what the script says. ``changes``:
+    dotted keys that replace those of the script. Raises `InputError` that lists what neither the script nor these say.
+    """
+    data = {"name": name, **{key: value for key, value in script.workload.items() if value != {}}}
+    if cluster is not None:
+        data["cluster"] = cluster
+    data = with_changes(data, changes, {"model": "preset", "framework": "name"})
+    missing = [key for key in _NEEDED if _is_missing(data, script, key)]
+    if missing:
+        raise_all(
+            InputError("the script does not say it", file=file, key=_NEEDED[key][0], fix=_NEEDED[key][1])
+            for key in missing
+        )
+    layout = data.setdefault("parallelism", {})
+    sizes = [int(layout.get(axis, 1)) for axis in ("tp", "pp", "cp")]
+    if "dp" not in layout:
+        layout["dp"] = _replicas(script, sizes, gpus, file)
+    training = data["training"]
+    if "global_batch" not in training:
+        training["global_batch"] = int(training["micro_batch"]) * (script.accumulation or 1) * int(layout["dp"])
+    order = ("name", "model", "framework", "training", "parallelism", "cluster")
+    return {key: data[key] for key in (*order, *(data.keys() - set(order))) if key in data}
+
+
+def _is_missing(data: Mapping[str, Any], script: LaunchScript, key: str) -> bool:
+    section, _, inner = key.partition(".")
+    values = data.get(section)
+    if key == "model":
+        return not values or not {"preset", "hf_config", "layers"} & set(values)
+    if not inner:
+        return values is None
+    if key == "model.vocab":
+        return bool(values) and "layers" in values and not {"preset", "hf_config", "vocab"} & set(values)
+    if key == "training.micro_batch":
+        return inner not in (values or {}) and "global_batch" not in (values or {})
+    if key == "training.global_batch" and script.accumulation is not None:
+        return False
+    return inner not in (values or {})
+
+
+def _replicas(script: LaunchScript, sizes: list[int], gpus: int | None, file: object) -> int:
+    """Return the data parallelism: GPUs over those of a replica. Raises `InputError` where they do not divide."""
+    tp, pp, cp = sizes
+    replica = tp * pp * cp
+    count = script.gpus if gpus is None else gpus
+    if count is None:
+        raise InputError(
+            "the script does not say how many GPUs it runs on", file=file, key="GPUs", fix=f"--gpus {8 * replica}"
+        )
+    if count % replica or not count:
+        raise InputError(
+            f"{count:,} GPUs are no multiple of tp {tp} x pp {pp} x cp {cp}, which are those of one replica",
+            file="--gpus" if gpus is not None else file,
+            key=None if gpus is not None else "GPUs",
+            fix=f"--gpus {max(count // replica, 1) * replica}",
+        )
+    return count // replica

@@ -1,0 +1,269 @@
+"""The command that a shell script launches, with its variables expanded. Nothing of the script is run.
+
+Read are assignments, arrays, ``+=``, defaults such as ``${A:-8}``, arithmetic, and conditions on variables. Loops,
+functions and what other commands print are not; a variable that gets its value from them has none here.
+"""
+
+from __future__ import annotations
+
+import ast
+import operator
+import re
+import shlex
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from simulator.errors import InputError
+
+#: Stands for a value that the file does not say, before the variable's name.
+UNSAID = "<unsaid:"
+_NAME = r"[A-Za-z_]\w*"
+_ASSIGNMENT = re.compile(rf"(?:export\s+|local\s+|declare\s+(?:-\w+\s+)*|readonly\s+)?({_NAME})(\+?)=(.*)", re.DOTALL)
+_VARIABLE = re.compile(
+    rf"\$\(\((?P<sum>.*?)\)\)|\$\{{(?P<name>{_NAME}|\d+)(?:\[[@*]\])?(?P<alt>:?[-=+?][^{{}}]*)?\}}"
+    rf"|\$(?P<plain>{_NAME}|\d)"
+    r"|\$\((?P<command>[^()]*)\)|`(?P<ticks>[^`]*)`"
+)
+_SUBSTITUTION = re.compile(r"\$\(\(.*?\)\)|\$\([^()]*\)")
+_LAUNCHERS = (
+    "torchrun",
+    "deepspeed",
+    "accelerate",
+    "python",
+    "python3",
+    "srun",
+    "mpirun",
+    "bash",
+    "sh",
+    "eval",
+    "exec",
+)
+_OPERATORS: dict[type, Callable[[int, int], int]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: operator.floordiv,
+    ast.FloorDiv: operator.floordiv,
+    ast.Mod: operator.mod,
+}
+
+
+@dataclass
+class LaunchCommand:
+    """The words of the command that starts training, and what was not followed on the way to it."""
+
+    words: list[str]
+    variables: dict[str, str]
+    comments: list[str]
+    skipped: list[str] = field(default_factory=list)
+
+
+def launch_command(text: str, path: Path) -> LaunchCommand:
+    """Return the last command of a script that starts a Python program. Raises `InputError` where there is none."""
+    comments = re.findall(r"^\s*#+\s*(.*)$", text, flags=re.MULTILINE)
+    reader = _Reader()
+    words: list[str] = []
+    for statement in _statements(text):
+        if reader.follows(statement) and not reader.assigns(statement):
+            command = reader.words(statement)
+            if _starts_training(command):
+                words = command
+    if not words:
+        raise InputError(
+            "starts no training: no command runs a Python program",
+            file=path,
+            allowed="torchrun, deepspeed, accelerate launch, python or srun, with a .py file or -m",
+        )
+    return LaunchCommand(words, reader.variables, comments, reader.skipped)
+
+
+def _starts_training(words: list[str]) -> bool:
+    if not words or Path(words[0]).name not in _LAUNCHERS:
+        return False
+    return any(word.endswith(".py") or word in ("-m", "--module") for word in words[1:]) and len(words) > 3
+
+
+def options_of(words: list[str]) -> dict[str, str | bool]:
+    """Return the options among words: name without dashes and with underscores -> value, or True of a switch.
+
+    >>> options_of(["x.py", "--num-layers", "4", "--bf16", "--lr=1e-4", "--split", "9,1"])
+    {'num_layers': '4', 'bf16': True, 'lr': '1e-4', 'split': '9,1'}
+    """
+    options: dict[str, str | bool] = {}
+    name = ""
+    for word in words:
+        if match := re.fullmatch(r"--?([A-Za-z][\w.-]*)(?:=(.*))?", word, re.DOTALL):
+            name = match[1].replace("-", "_")
+            options[name] = True if match[2] is None else match[2]
+        elif name and not word.endswith(".py"):
+            old = options[name]
+            options[name] = word if old is True else f"{old} {word}"
+        else:
+            name = ""
+    return options
+
+
+class _Reader:
+    """Variables, and whether the branch of a condition is the one that is taken."""
+
+    def __init__(self) -> None:
+        self.variables: dict[str, str] = {}
+        self.skipped: list[str] = []
+        self._branches: list[tuple[bool, bool]] = []  # this branch is taken; one of this condition was
+        self._loops = 0
+
+    def follows(self, statement: str) -> bool:
+        """Return whether a statement is reached; conditions and ends of them are not statements themselves."""
+        first = statement.split(maxsplit=1)[0] if statement.split() else ""
+        rest = statement[len(first) :].strip()
+        if first in ("for", "while", "until", "case") or re.match(rf"(function\s+)?{_NAME}\s*\(\)", statement):
+            self._loops += first != "" and not statement.endswith(("done", "esac", "}"))
+            self.skipped.append(statement.splitlines()[0])
+            return False
+        if self._loops:
+            self._loops -= first in ("done", "esac", "}")
+            return False
+        if first in ("if", "elif"):
+            reached = all(taken for taken, _ in self._branches[: None if first == "if" else -1])
+            before = False if first == "if" else self._branches.pop()[1]
+            holds = reached and not before and self._holds(rest)
+            self._branches.append((holds, holds or before))
+        elif first == "else" and self._branches:
+            self._branches[-1] = (not self._branches[-1][1], True)
+        elif first == "fi" and self._branches:
+            self._branches.pop()
+        elif first not in ("then", "do", "done", "esac", "}", "{", ""):
+            return all(taken for taken, _ in self._branches)
+        return False
+
+    def assigns(self, statement: str) -> bool:
+        """Take an assignment, or several on a line; return whether the statement is nothing else."""
+        match = _ASSIGNMENT.fullmatch(statement.strip())
+        if match is None:
+            return False
+        name, add, value = match[1], match[2], match[3].strip()
+        if value.startswith("("):
+            value = " ".join(self.words(value[1:].rsplit(")", 1)[0]))
+        else:
+            parts = _split(_SUBSTITUTION.sub(lambda part: shlex.quote(self.expand(part[0])), value))
+            if len(parts) > 1 and not all(_ASSIGNMENT.fullmatch(part) for part in parts[1:]):
+                return False  # A=1 command
+            for part in parts[1:]:
+                self.assigns(part)
+            value = self.expand(parts[0] if parts else "")
+        self.variables[name] = f"{self.variables.get(name, '')} {value}".strip() if add else value
+        return True
+
+    def words(self, statement: str) -> list[str]:
+        """Return the words of a statement with variables expanded and split, without quotes and redirections."""
+        statement = re.split(r"\s(?:2?>{1,2}|\||&&?|\|\|)\s?", re.sub(r"2>&1", "", statement))[0]
+        words = [word for part in _split(statement) for word in _split(self.expand(part))]
+        while words and (_ASSIGNMENT.fullmatch(words[0]) or words[0] in ("eval", "exec", "time", "nohup", "sudo")):
+            words = words[1:]
+        return words
+
+    def expand(self, text: str) -> str:
+        """Return a text with its variables expanded; `UNSAID` and the name in place of those without a value."""
+        for _ in range(20):  # a variable may hold another's name
+            expanded = _VARIABLE.sub(self._value, text)
+            if expanded == text:
+                break
+            text = expanded
+        return text
+
+    def _value(self, match: re.Match[str]) -> str:
+        if match["sum"] is not None:
+            return self._sum(match["sum"])
+        if match["command"] is not None or match["ticks"] is not None:
+            return f"{UNSAID}{(match['command'] or match['ticks']).strip().split(' ')[0]}>"
+        name, alternative = match["name"] or match["plain"], match["alt"] or ""
+        value = self.variables.get(name)
+        default = re.sub(r"^:?[-=+?]", "", alternative).strip("\"'")
+        if "+" in alternative[:2]:
+            return default if value else ""
+        if value is None or (value == "" and alternative.startswith(":")):
+            return default if alternative and "?" not in alternative[:2] else f"{UNSAID}{name}>"
+        return value
+
+    def _sum(self, text: str) -> str:
+        bare = re.sub(rf"\$?\b({_NAME})\b", lambda match: self.variables.get(match[1], f"{UNSAID}{match[1]}>"), text)
+        try:
+            return str(_calculated(ast.parse(self.expand(bare).strip(), mode="eval").body))
+        except (SyntaxError, ValueError, ZeroDivisionError):
+            return f"{UNSAID}{text.strip()}>"
+
+    def _holds(self, condition: str) -> bool:
+        text = re.sub(r";?\s*then$", "", condition).strip()
+        for split, combine in ((r"\]\]?\s*\|\|\s*\[\[?", any), (r"\]\]?\s*&&\s*\[\[?", all)):
+            parts = re.split(split, text)
+            if len(parts) > 1:
+                return combine(self._holds(f"[ {part.strip().strip('[]').strip()} ]") for part in parts)
+        words = [self.expand(word) for word in _split(text.strip().strip("[]").strip())]
+        words = ["" if word.startswith(UNSAID) else word for word in words]
+        negated = bool(words) and words[0] == "!"
+        match words[1:] if negated else words:
+            case ["-n", value]:
+                result = value != ""
+            case ["-z", value]:
+                result = value == ""
+            case [a, ("==" | "=" | "-eq"), b]:
+                result = a == b
+            case [a, ("!=" | "-ne"), b]:
+                result = a != b
+            case [a, ("-gt" | "-lt" | "-ge" | "-le" | ">" | "<") as sign, b] if a.isdigit() and b.isdigit():
+                result = {"-gt": int(a) > int(b), ">": int(a) > int(b), "-lt": int(a) < int(b)}.get(sign) or (
+                    int(a) >= int(b) if sign == "-ge" else sign in ("-le", "<") and int(a) <= int(b) - (sign == "<")
+                )
+            case _:
+                self.skipped.append(f"if {text}")
+                return False
+        return result != negated
+
+
+def _calculated(node: ast.expr) -> int:
+    match node:
+        case ast.Constant(value=int(value)):
+            return value
+        case ast.UnaryOp(op=ast.USub(), operand=operand):
+            return -_calculated(operand)
+        case ast.BinOp(left=left, op=op, right=right) if type(op) in _OPERATORS:
+            return _OPERATORS[type(op)](_calculated(left), _calculated(right))
+    raise ValueError("no arithmetic")
+
+
+def _split(text: str) -> list[str]:
+    """Return the words of a text without quotes, comments left out; a text with an odd quote split at blanks."""
+    try:
+        return shlex.split(text, comments=True)
+    except ValueError:
+        return text.split()
+
+
+def _statements(text: str) -> Iterator[str]:
+    """Yield statements: lines, with those that a backslash, an open bracket or an open quote continues.
+
+    Comments are left out."""
+    lines = iter(re.sub(r"\\\n", " ", text.replace("\r\n", "\n")).splitlines())
+    for line in lines:
+        statement = _without_comment(line)
+        while _is_open(statement):
+            following = next(lines, None)
+            if following is None:
+                break
+            statement += "\n" + _without_comment(following)
+        for part in re.split(r";\s*(?=then\b|do\b|fi\b|done\b|else\b)|;;|\n(?=\x00)", statement.strip()):
+            if part.strip():
+                yield part.strip().rstrip(";")
+
+
+def _without_comment(line: str) -> str:
+    return re.sub(r"(^|\s)#.*$", "", line) if line.count('"') % 2 == 0 or line.lstrip().startswith("#") else line
+
+
+def _is_open(statement: str) -> bool:
+    bare = re.sub(r"\\.", "", statement)
+    quotes = re.sub(r"'[^']*'", "", re.sub(r'"[^"]*"', "", bare, flags=re.DOTALL), flags=re.DOTALL)
+    if '"' in quotes or quotes.count("'") % 2:
+        return True
+    return bool(re.match(rf"\s*(?:export\s+)?{_NAME}\+?=\(", statement)) and quotes.count("(") > quotes.count(")")

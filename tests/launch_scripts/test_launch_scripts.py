@@ -1,0 +1,308 @@
+"""Launch scripts: parallelism, batch and precision of each kind, what is assumed and ignored, and what is asked for.
+
+Scripts here are made up; their constructs are those that people use.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from simulator.cli.app import main
+from simulator.config import load_workload
+from simulator.errors import InputError
+from simulator.launch_scripts import LaunchScript, read_script
+from simulator.launch_scripts.completion import workload_data
+from simulator.launch_scripts.shell import UNSAID, launch_command, options_of
+
+MEGATRON = r"""#!/bin/bash
+#SBATCH --nodes=4
+export NCCL_DEBUG=WARN
+GPUS_PER_NODE=8          # of a node
+NNODES=${SLURM_NNODES:-"4"}
+TP=${TP:-2}
+PP=4
+LAYERS_EACH=$((32 / PP / 2))
+CKPT=$1
+MODEL_ARGS=(
+    --num-layers 32
+    --hidden-size 4096      # as Mistral's
+    --ffn-hidden-size 14336
+    --num-attention-heads 32
+    --group-query-attention --num-query-groups 8
+    --seq-length 4096
+    --swiglu --normalization RMSNorm --position-embedding-type rope
+    --disable-bias-linear --untie-embeddings-and-output-weights
+    --hidden-dropout 0.0 --attention-dropout 0.0
+#   --fp16
+)
+MOE_ARGS=(--num-experts 8 --moe-router-topk 2 --expert-model-parallel-size 4 --moe-grouped-gemm)
+DTYPE="bf16"
+if [[ "$DTYPE" == "bf16" ]]; then
+    MODEL_ARGS+=("--bf16" "--grad-reduce-in-bf16")
+elif [ "$DTYPE" == "fp16" ]; then
+    MODEL_ARGS+=(--fp16)
+else
+    exit 1
+fi
+if [ -n "${WANDB_KEY}" ]; then
+    MODEL_ARGS+=(--clip-grad 5.0)
+fi
+for NODE in a b; do
+    TP=8
+done
+LAYOUT=" --tensor-model-parallel-size $TP --pipeline-model-parallel-size ${PP} "
+LAYOUT+="--num-layers-per-virtual-pipeline-stage ${LAYERS_EACH} --sequence-parallel --use-distributed-optimizer"
+RUN="torchrun --nproc_per_node $GPUS_PER_NODE --nnodes $NNODES pretrain_gpt.py \
+    ${MODEL_ARGS[@]} ${MOE_ARGS[*]} $LAYOUT --overlap-grad-reduce \
+    --micro-batch-size 1 --global-batch-size 256 --train-iters 1000 --lr 1e-4 --tokenizer-type Llama2Tokenizer \
+    --recompute-granularity full --recompute-method block --recompute-num-layers 1 --save $CKPT --overlap-moe-magic"
+eval $RUN 2>&1 | tee log.txt
+"""
+TORCHTITAN = """
+# a preset for 64 H100 GPUs
+[model]
+name = "llama3"
+flavor = "70B"
+[training]
+local_batch_size = 2
+seq_len = 8192
+[compile]
+enable = true
+[parallelism]
+tensor_parallel_degree = 4
+data_parallel_shard_degree = -1
+enable_async_tensor_parallel = true
+[activation_checkpoint]
+mode = "selective"
+selective_ac_option = "op"
+"""
+DEEPSPEED = {
+    "train_batch_size": "auto",
+    "train_micro_batch_size_per_gpu": 2,
+    "gradient_accumulation_steps": 4,
+    "gradient_clipping": 1.0,
+    "bf16": {"enabled": True},
+    "zero_optimization": {"stage": 3, "offload_optimizer": {"device": "cpu"}, "reduce_bucket_size": 5e8},
+}
+ACCELERATE = """
+compute_environment: LOCAL_MACHINE
+distributed_type: FSDP
+mixed_precision: bf16
+num_processes: 4
+fsdp_config: {fsdp_sharding_strategy: SHARD_GRAD_OP, fsdp_offload_params: false, fsdp_activation_checkpointing: true}
+"""
+AXOLOTL = """
+base_model: meta-llama/Llama-2-7b-hf
+sequence_len: 2048
+adapter: qlora
+load_in_4bit: true
+lora_r: 16
+lora_target_modules: [q_proj, v_proj]
+micro_batch_size: 2
+gradient_accumulation_steps: 4
+gradient_checkpointing: true
+optimizer: adamw_torch_fused
+bf16: auto
+learning_rate: 0.0002
+wandb_project:
+"""
+LLAMA_FACTORY = """
+model_name_or_path: Qwen/Qwen3-8B
+stage: sft
+finetuning_type: full
+deepspeed: configs/ds_z3.json
+cutoff_len: 4096
+per_device_train_batch_size: 1
+gradient_accumulation_steps: 8
+bf16: true
+max_samples: 100
+"""
+TRAINER = """
+STAGE=$2
+if [ "$STAGE" == "" ]; then
+  STAGE=2
+fi
+deepspeed --num_gpus=8 main.py --model_name_or_path meta-llama/Llama-2-13b-hf --per_device_train_batch_size 4 \\
+  --max_seq_len 512 --gradient_accumulation_steps 2 --gradient_checkpointing --zero_stage $STAGE --deepspeed \\
+  --output_dir $1 &> $1/log
+"""
+#: Name of a file -> its text, what people add, and what the workload says.
+SCRIPTS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
+    "megatron.sh": (
+        MEGATRON,
+        {},
+        {
+            "model.layers": 32, "model.kv_heads": 8, "model.vocab": 32000, "model.moe.experts": 8, "model.bias": False,
+            "model.moe.ffn_hidden": 14336, "training.precision": "bf16", "training.grad_dtype": "bf16",
+            "training.grad_clip": 1.0, "training.recompute": {"granularity": "full", "layers": 1},
+            "training.global_batch": 256, "training.total_tokens": 1000 * 256 * 4096, "parallelism.tp": 2,
+            "parallelism.pp": 4, "parallelism.vpp": 2, "parallelism.schedule": "interleaved", "parallelism.ep": 4,
+            "parallelism.dp": 4, "parallelism.zero": 1, "parallelism.overlap.grad_reduce": True,
+            "parallelism.overlap.param_gather": False,
+        },
+    ),
+    "titan.toml": (
+        TORCHTITAN,
+        {},
+        {
+            "model.preset": "llama3-70b", "framework.compile": True, "training.micro_batch": 2,
+            "training.global_batch": 32, "training.precision": "bf16", "training.recompute": "ops",
+            "training.grad_clip": 1.0, "parallelism.tp": 4, "parallelism.dp": 16, "parallelism.zero": 3,
+        },
+    ),
+    "ds_config.json": (
+        json.dumps(DEEPSPEED),
+        {"model.preset": "llama2-7b", "training.seq": 1024, "gpus": 8},
+        {
+            "framework": "deepspeed", "training.micro_batch": 2, "training.global_batch": 2 * 4 * 8,
+            "training.precision": "bf16", "parallelism.zero": 3, "parallelism.offload.optimizer": "cpu",
+        },
+    ),
+    "accelerate.yaml": (
+        ACCELERATE,
+        {"model.preset": "qwen3-0.6b", "training.seq": 1024, "training.global_batch": 8},
+        {
+            "parallelism.dp": 4, "parallelism.zero": 3, "parallelism.reshard_after_forward": False,
+            "training.precision": "bf16", "training.recompute": "full", "training.optimizer.master_weights": True,
+        },
+    ),
+    "axolotl.yml": (
+        AXOLOTL,
+        {"gpus": 2},
+        {
+            "model.preset": "llama2-7b", "training.base": "nf4", "training.adapters.rank": 16,
+            "training.adapters.targets": ["q", "v"], "training.micro_batch": 2, "training.global_batch": 2 * 4 * 2, "training.recompute": "full",
+            "training.optimizer.implementation": "fused", "training.precision": "bf16", "parallelism.dp": 2,
+        },
+    ),
+    "factory.yaml": (
+        LLAMA_FACTORY,
+        {"gpus": 8},
+        {
+            "model.preset": "qwen3-8b", "framework": "hugging_face_deepspeed", "training.seq": 4096,
+            "training.global_batch": 64, "training.recompute": "full", "parallelism.zero": 3,
+        },
+    ),
+    "trainer.sh": (
+        TRAINER,
+        {},
+        {
+            "model.preset": "llama2-13b", "framework": "deepspeed", "training.seq": 512, "training.global_batch": 64,
+            "training.precision": "fp16", "parallelism.zero": 2, "parallelism.dp": 8, "training.recompute": "full",
+        },
+    ),
+}  # fmt: skip
+
+
+def script(tmp_path: Path, name: str, text: str | None = None) -> LaunchScript:
+    path = tmp_path / name
+    path.write_text(SCRIPTS[name][0] if text is None else text)
+    return read_script(path)
+
+
+def value_at(data: Any, key: str) -> Any:
+    for name in key.split("."):
+        data = data[name]
+    return data
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_a_script_becomes_the_workload_that_it_runs(name: str, tmp_path: Path) -> None:
+    """Replicas are GPUs over tp x pp x cp; the global batch is micro-batch x accumulation x replicas."""
+    added = dict(SCRIPTS[name][1])
+    gpus = added.pop("gpus", None)
+    data = workload_data(script(tmp_path, name), "job", name, "dgx_h100", gpus, added)
+    assert {key: value_at(data, key) for key in SCRIPTS[name][2]} == SCRIPTS[name][2]
+    load_workload(data)
+
+
+def test_what_is_not_simulated_is_named_and_what_changes_nothing_too(tmp_path: Path) -> None:
+    megatron = script(tmp_path, "megatron.sh")
+    assert megatron.gpus == 32
+    assert megatron.ignored == ("overlap_moe_magic", "not followed: for NODE in a b")
+    assert {"lr", "save", "moe_grouped_gemm"} <= set(megatron.neutral)
+    assert "enable_async_tensor_parallel" in script(tmp_path, "titan.toml").ignored
+    assert script(tmp_path, "ds_config.json").ignored == ("zero_optimization.reduce_bucket_size",)
+    factory = script(tmp_path, "factory.yaml")
+    assert [text for text in factory.assumed if "configs/ds_z3.json, which is not there" in text]
+    (tmp_path / "configs").mkdir()
+    (tmp_path / "configs" / "ds_z3.json").write_text(json.dumps({"zero_optimization": {"stage": 2}}))
+    assert script(tmp_path, "factory.yaml").workload["parallelism"] == {"zero": 2}
+
+
+def test_precision_in_8_bits_is_read_as_such(tmp_path: Path) -> None:
+    eight = script(tmp_path, "megatron.sh", MEGATRON.replace("--overlap-moe-magic", "--fp8-format hybrid"))
+    assert eight.workload["training"]["precision"] == "fp8"
+    titan = TORCHTITAN.replace('flavor = "70B"', 'flavor = "70B"\nconverters = "float8"')
+    assert script(tmp_path, "titan.toml", titan).workload["training"]["precision"] == "fp8"
+
+
+@pytest.mark.parametrize(
+    ("name", "added", "told"),
+    [
+        ("megatron.sh", [], "the machines: the script does not say it"),
+        ("ds_config.json", ["--cluster", "dgx_h100"], "the model: the script does not say it"),
+        ("axolotl.yml", ["--cluster", "dgx_h100"], "does not say how many GPUs it runs on"),
+        ("megatron.sh", ["--cluster", "dgx_h100", "--gpus", "12"], "12 GPUs are no multiple of tp 2 x pp 4 x cp 1"),
+        ("megatron.sh", ["--cluster", "dgx_h100", "--gpus", "0"], "out of range"),
+        ("megatron.sh", ["--node", "dgx_h100"], "--cluster dgx_h100"),
+        ("megatron.sh", ["--cluster", "dgx_h10"], "no cluster file of this name"),
+    ],
+)
+def test_what_a_script_does_not_say_is_asked_for(
+    name: str, added: list[str], told: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    script(tmp_path, name)
+    with pytest.raises(SystemExit) as caught:
+        main(["import", str(tmp_path / name), *added])
+    assert caught.value.code == 2
+    assert told in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "told"),
+    [
+        ("none.sh", "echo hello\nA=1\n", "starts no training"),
+        ("other.sh", "python train.py --alpha 1 --beta 2\n", "a training that is not known here"),
+        ("bad.toml", "[model\n", "is not TOML"),
+        ("list.json", "[1, 2]", "must hold"),
+        ("empty.sh", "", "is empty"),
+        ("model.json", '{"architectures": ["LlamaForCausalLM"]}', "hf_config"),
+        ("other.yaml", "a: 1\n", "is no launch script that is known here"),
+        ("word.sh", MEGATRON.replace("--num-layers 32", "--num-layers many"), "is no whole number"),
+        ("rl.yaml", AXOLOTL + "rl: dpo\n", "one loss per token"),
+        ("stage.json", '{"zero_optimization": {"stage": 7}}', "is no stage of ZeRO"),
+        ("frozen.yaml", LLAMA_FACTORY.replace(": full", ": freeze"), "is no way of finetuning"),
+    ],
+)
+def test_a_bad_file_gets_one_sentence(name: str, text: str, told: str, tmp_path: Path) -> None:
+    with pytest.raises(InputError) as caught:
+        script(tmp_path, name, text)
+    assert told in str(caught.value)
+
+
+def test_the_written_file_reads_back(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A workload file with what is assumed above it, the same workload in the JSON, and a run of it."""
+    script(tmp_path, "trainer.sh")
+    out, result = tmp_path / "job.yaml", tmp_path / "job.json"
+    options = ["--cluster", "dgx_h100", "--out", str(out), "--json", str(result)]
+    with pytest.raises(SystemExit) as caught:
+        main(["import", str(tmp_path / "trainer.sh"), *options])
+    assert caught.value.code == 0
+    assert "8 GPUs" in capsys.readouterr().out
+    assert out.read_text().startswith("# Read by llmsim import from trainer.sh (Hugging Face Trainer arguments).")
+    told = json.loads(result.read_text())
+    assert load_workload(out) == load_workload({**told["workload"], "name": load_workload(out).name})
+    assert {"option": "zero_stage", "key": "parallelism.zero", "value": 2} in told["understood"]
+
+
+def test_variables_of_a_shell() -> None:
+    text = 'A=2\nB=$((A * 3 + 1))\nC="x ${B}"\npython t.py --a $A --b ${B:-9} --c $C --d $D --e ${E:-"5"} --f $(date)\n'
+    options = options_of(launch_command(text, Path("s.sh")).words)
+    assert options == {
+        "a": "2", "b": "7", "c": "x 7", "d": f"{UNSAID}D>", "e": "5", "f": f"{UNSAID}date>",
+    }  # fmt: skip
