@@ -51,7 +51,7 @@ def import_script(
             file=str(file),
             format=script.format,
             workload=data,
-            understood=[asdict(option) for option in script.taken],
+            understood=[asdict(option) for option in script.understood],
             assumed=list(script.assumed),
             neutral=list(script.neutral),
             ignored=list(script.ignored),
@@ -79,7 +79,7 @@ def _dumped(data: Mapping[str, Any]) -> str:
 def _show(script: LaunchScript) -> None:
     from simulator.cli.terminal import show, table
 
-    rows = [{"in the script": one.option, "key": one.key, "value": str(one.value)} for one in script.taken]
+    rows = [{"in the script": one.option, "key": one.key, "value": str(one.value)} for one in script.understood]
     machines = f", {counted(script.gpus, 'GPU')}" if script.gpus else ""
     show(f"{script.format}: {counted(len(rows), 'option')} understood{machines}", table(rows, "Understood"))
     for title, texts in (

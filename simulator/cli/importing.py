@@ -62,16 +62,14 @@ def command(
     Of a topology it prints GPUs, NICs, links and affinity. Of a launch script it prints what is understood and what is
     ignored. Scripts: Megatron-LM, torchtitan, DeepSpeed, accelerate, Hugging Face's Trainer, axolotl, LLaMA-Factory.
 
-    What the file lacks is assumed and named, or asked for. --set changes it, as does an edit of the written file.
+    What the file lacks is assumed and named, or asked for. --set changes it.
 
     \b
     Example:
       llmsim import topo.xml --set node.gpus.type=a100-sxm-80gb --out mine.yaml
       llmsim import train.sh --cluster dgx_h100 --gpus 64 --out job.yaml
     """
-    from simulator.config.cluster import load_cluster
-    from simulator.importers import read_topology, unanswered
-    from simulator.input_files import as_path, parse_changes, with_changes
+    from simulator.input_files import as_path, parse_changes
     from simulator.launch_scripts import SUFFIXES, is_launch_script
 
     changes = parse_changes(set_ or ())
@@ -83,6 +81,17 @@ def command(
     if cluster is not None or gpus is not None:
         option = "--gpus" if cluster is None else "--cluster"
         raise InputError("is of launch scripts", file=option, found=str(file), allowed=", ".join(SUFFIXES))
+    _import_topology(file, out, changes, node, json, quiet)
+
+
+def _import_topology(
+    file: Path, out: Path | None, changes: Mapping[str, Any], node: str | None, json: Path | None, quiet: bool
+) -> None:
+    """Read a topology, and write a cluster file."""
+    from simulator.config.cluster import load_cluster
+    from simulator.importers import read_topology, unanswered
+    from simulator.input_files import as_path, with_changes
+
     imported = read_topology(as_path(file))
     topology = with_changes(_with_node(imported, node, file), changes, {})
     if assumed := unanswered(imported.assumed, changes):

@@ -19,6 +19,7 @@ from simulator.units import GB, Gbit, us
 if TYPE_CHECKING:
     from simulator.cluster import Cluster, Gpu, Link
     from simulator.cluster.link import Spread
+    from simulator.hardware.cluster_spec import ClusterSpec
 
 
 def command(
@@ -38,11 +39,9 @@ def command(
     Example:
       llmsim topology dgx_h100 --nodes 64
     """
-    from simulator.cli.device_table import show_joined
     from simulator.cluster import build_cluster
     from simulator.config.cluster import describe_fabric, describe_nodes, load_cluster
     from simulator.errors import located
-    from simulator.hardware.node import count_types
 
     spec = load_cluster(cluster, nodes=nodes)
     check_outputs({"--json": json, "--plot": plot}, {"--plot": PICTURES})
@@ -80,6 +79,13 @@ def command(
     show(f"bisection: {bisection / GB:,.0f} GB/s in each direction")
     show(table(_link_rows(built), "Links, each with both directions"))
     show(table([_route_row(route) for route in routes], "Routes"))
+    _show_nodes(spec)
+
+
+def _show_nodes(spec: ClusterSpec) -> None:
+    from simulator.cli.device_table import show_joined
+    from simulator.hardware.node import count_types
+
     for node in spec.kinds:
         show_joined(node, f"Inside a node of {count_types(node.gpus.by_number)}, joined by")
 

@@ -1,9 +1,9 @@
 """Sections of input files as pydantic models: those of a workload, and those made from plain dataclasses.
 
 A dataclass says what a section holds: fields, bounds, defaults, and a docstring per field. `section_of` makes the
-pydantic model that checks the data of a file; what comes out of the check is the dataclass itself. By a class variable
-a dataclass may name the field that a plain text in its place means (``text_means``) or a list (``list_means``), and the
-key of another file over which its own keys are laid (``laid_over``).
+pydantic model that checks the data of a file; what comes out of the check is the dataclass itself. A class
+variable ``text_means`` names the field that a plain text in its place means, ``list_means`` that of a list.
+``laid_over`` names the key of another file, over which keys are laid.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Launch scripts of other tools, read as workload files: what they say, what is assumed, what is ignored.
+"""Launch scripts of other tools as workload files, with what is understood, assumed and ignored.
 
 A script is told by the keys in it. Nothing of it is run. What no script says, such as the machines, is asked for.
 """
@@ -19,12 +19,13 @@ from simulator.launch_scripts import (
     hugging_face,
     llama_factory,
     megatron,
+    nemo,
     shell,
     torchtitan,
 )
-from simulator.launch_scripts.script import LaunchScript, TakenOption
+from simulator.launch_scripts.script import LaunchScript, UnderstoodOption
 
-__all__ = ["SUFFIXES", "LaunchScript", "TakenOption", "is_launch_script", "read_script"]
+__all__ = ["SUFFIXES", "LaunchScript", "UnderstoodOption", "is_launch_script", "read_script"]
 
 #: Endings of names of launch scripts.
 SUFFIXES = (".sh", ".bash", ".slurm", ".sbatch", ".toml", ".json", ".yaml", ".yml")
@@ -40,7 +41,7 @@ _COMMANDS: tuple[tuple[frozenset[str], Callable[[Mapping[str, Any], Path, int | 
     (hugging_face.MARKS, hugging_face.read),
 )
 KINDS = ", ".join(
-    one.FORMAT for one in (megatron, torchtitan, deepspeed, accelerate, hugging_face, axolotl, llama_factory)
+    one.FORMAT for one in (megatron, nemo, torchtitan, deepspeed, accelerate, hugging_face, axolotl, llama_factory)
 )
 
 
@@ -62,11 +63,11 @@ def read_script(path: Path) -> LaunchScript:
     text = read_text(path)
     command = shell.launch_command(text, path)
     options = shell.options_of(command.words)
-    said = {key: None if _is_unsaid(value) else value for key, value in options.items()}
+    values = {key: None if _is_unsaid(value) else value for key, value in options.items()}
     unsaid = {key: str(value) for key, value in options.items() if _is_unsaid(value)}
     for marks, reader in _COMMANDS:
         if marks & options.keys():
-            script = reader(said, path, _gpus(said, command, text))
+            script = reader(values, path, _gpus(values, text))
             return _with_unsaid(script, unsaid, command.skipped)
     raise InputError("starts a training that is not known here", file=path, allowed=KINDS)
 
@@ -82,6 +83,8 @@ def _keyed(path: Path) -> LaunchScript:
     for matches, reader in _KEYED:
         if matches(keys):
             return reader({str(key): value for key, value in data.items()}, path)
+    if nemo.is_nemo(data):
+        return nemo.read(data, path)
     options = megatron.yaml_options(data)
     if options.keys() >= megatron.MARKS:
         return megatron.read(options, path, None)
@@ -103,7 +106,7 @@ def _with_unsaid(script: LaunchScript, unsaid: Mapping[str, str], skipped: list[
     return LaunchScript(**{**vars(script), "ignored": ignored})
 
 
-def _gpus(options: Mapping[str, Any], command: shell.LaunchCommand, text: str) -> int | None:
+def _gpus(options: Mapping[str, Any], text: str) -> int | None:
     """Return how many GPUs a command runs on, by its launcher's options or Slurm's; None where nothing says it."""
 
     def number(*names: str) -> int | None:
@@ -112,13 +115,13 @@ def _gpus(options: Mapping[str, Any], command: shell.LaunchCommand, text: str) -
                 return int(str(options[name]))
         return None
 
-    def of_slurm(name: str) -> int | None:
-        match = re.search(rf"^#SBATCH\s+--{name}[= ](?:\w+:)*(\d+)", text, flags=re.MULTILINE)
+    def slurm_number(name: str) -> int | None:
+        match = re.search(rf"^#SBATCH\s.*--{name}[= ](?:\w+:)*(\d+)", text, flags=re.MULTILINE)
         return int(match[1]) if match else None
 
     if (processes := number("num_processes")) is not None:
         return processes
-    nodes = number("nnodes", "num_nodes", "num_machines") or of_slurm("nodes") or number("nodes")
+    nodes = number("nnodes", "num_nodes", "num_machines") or slurm_number("nodes") or number("nodes")
     each = number("nproc_per_node", "num_gpus", "ntasks_per_node", "gpus_per_node")
-    each = each or of_slurm("ntasks-per-node") or of_slurm("gpus-per-node") or of_slurm("gres")
+    each = each or slurm_number("ntasks-per-node") or slurm_number("gpus-per-node") or slurm_number("gres")
     return None if each is None else (nodes or 1) * each

@@ -54,18 +54,18 @@ def workload_data(
 
 def _is_missing(data: Mapping[str, Any], script: LaunchScript, key: str) -> bool:
     section, _, inner = key.partition(".")
-    values = data.get(section)
+    if key == "cluster":
+        return data.get(section) is None
+    values = set(data.get(section) or ())
     if key == "model":
-        return not values or not {"preset", "hf_config", "layers"} & set(values)
-    if not inner:
-        return values is None
+        return not {"preset", "hf_config", "layers"} & values
     if key == "model.vocab":
-        return bool(values) and "layers" in values and not {"preset", "hf_config", "vocab"} & set(values)
+        return "layers" in values and not {"preset", "hf_config", "vocab"} & values
     if key == "training.micro_batch":
-        return inner not in (values or {}) and "global_batch" not in (values or {})
+        return not {"micro_batch", "global_batch"} & values
     if key == "training.global_batch" and script.accumulation is not None:
         return False
-    return inner not in (values or {})
+    return inner not in values
 
 
 def _replicas(script: LaunchScript, sizes: list[int], gpus: int | None, file: object) -> int:

@@ -39,6 +39,7 @@ def read(options: Mapping[str, Any], path: Path, gpus: int | None) -> LaunchScri
         reading.put("parallelism.zero", stage, "zero_stage")
         if reading.flag("offload"):
             reading.put("parallelism.offload.optimizer", "cpu", "offload")
+        reading.used.add("deepspeed")
     elif str(reading.options.get("deepspeed", True)) != "True":
         trainer.put_deepspeed(reading, "deepspeed")
     elif reading.get("torch_dtype") in (None, "float32"):

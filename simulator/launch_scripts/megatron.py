@@ -77,9 +77,12 @@ _NEUTRAL = frozenset(
 )
 
 
-def read(options: Mapping[str, Any], path: Path, gpus: int | None) -> LaunchScript:
-    """Return the job of Megatron-LM's arguments on so many GPUs; None: the script leaves it open."""
-    reading = ScriptReading(FORMAT, path, options, gpus=gpus)
+def read(options: Mapping[str, Any], path: Path, gpus: int | None, form: str = FORMAT) -> LaunchScript:
+    """Return the job of Megatron-LM's arguments on so many GPUs; None: the script leaves it open.
+
+    ``form``: whose file holds them.
+    """
+    reading = ScriptReading(form, path, options, gpus=gpus)
     reading.workload["framework"] = "megatron_core"
     for option, key in _NUMBERS.items():
         reading.take(option, key)
@@ -133,11 +136,11 @@ def _switches(reading: ScriptReading) -> None:
 
 def _vocabulary(reading: ScriptReading) -> None:
     if not reading.options.get("vocab_size"):
-        known = _VOCABULARIES.get(str(reading.options.get("tokenizer_type")))
-        if known is None and ("merge_file" in reading.options or "vocab_file" in reading.options):
-            known = _VOCABULARIES["GPT2BPETokenizer"]
-        if known is not None:
-            reading.assume("model.vocab", known, "the vocabulary of the tokenizer that the script names")
+        size = _VOCABULARIES.get(str(reading.options.get("tokenizer_type")))
+        if size is None and ("merge_file" in reading.options or "vocab_file" in reading.options):
+            size = _VOCABULARIES["GPT2BPETokenizer"]
+        if size is not None:
+            reading.assume("model.vocab", size, "the vocabulary of the tokenizer that the script names")
 
 
 def _dropout(reading: ScriptReading) -> None:
@@ -188,9 +191,24 @@ def _training(reading: ScriptReading) -> None:
         reading.put("training.grad_clip", float(clip), "clip_grad")
     if reading.flag("grad_reduce_in_bf16") or reading.flag("accumulate_allreduce_grads_in_bf16"):
         reading.put("training.grad_dtype", "bf16", "grad_reduce_in_bf16")
+    _recompute(reading)
+    samples, steps = reading.number("train_samples"), reading.number("train_iters")
+    training = reading.workload.get("training", {})
+    batch, seq = training.get("global_batch"), training.get("seq")
+    if seq and (samples or (steps and batch)):
+        option = "train_samples" if samples else "train_iters"
+        reading.put("training.total_tokens", float((samples or steps * batch) * seq), option)
+    if "global_batch" not in training:
+        reading.accumulation = 1
+        reading.assumed.append("training.global_batch: one micro-batch per replica, Megatron-LM's default")
+
+
+def _recompute(reading: ScriptReading) -> None:
     granularity = reading.get("recompute_granularity")
     if granularity is None and reading.flag("recompute_activations"):
         granularity = "selective"
+    if granularity is None and reading.flag("checkpoint_activations"):  # before version 3
+        granularity = "full"
     if granularity in ("full", "selective"):
         recompute: dict[str, Any] = {"granularity": granularity}
         layers = reading.number("recompute_num_layers")
@@ -201,15 +219,6 @@ def _training(reading: ScriptReading) -> None:
         whole = recompute if len(recompute) > 1 else granularity
         reading.put("training.recompute", whole, "recompute_granularity")
     reading.used |= {"recompute_method", "recompute_num_layers", "recompute_activations"}
-    samples, steps = reading.number("train_samples"), reading.number("train_iters")
-    training = reading.workload.get("training", {})
-    batch, seq = training.get("global_batch"), training.get("seq")
-    if seq and (samples or (steps and batch)):
-        option = "train_samples" if samples else "train_iters"
-        reading.put("training.total_tokens", float((samples or steps * batch) * seq), option)
-    if "global_batch" not in training:
-        reading.accumulation = 1
-        reading.assumed.append("training.global_batch: one micro-batch per replica, Megatron-LM's default")
 
 
 def _parallelism(reading: ScriptReading) -> None:

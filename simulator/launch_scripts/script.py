@@ -1,4 +1,4 @@
-"""What a launch script says of a job: keys of a workload file, and what became of each of its options."""
+"""A launch script as keys of a workload file, with what became of each of its options."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from simulator.input_files import brief
 
 
 @dataclass(frozen=True)
-class TakenOption:
+class UnderstoodOption:
     """An option of a script and the key of the workload that holds it."""
 
     option: str
@@ -26,15 +26,15 @@ class LaunchScript:
 
     ``workload``: keys of a workload file, without what depends on the number of GPUs. ``gpus``: how many the script
     runs on; None where it leaves that open. ``accumulation``: micro-batches of a step; None where it says the global
-    batch. ``assumed``: what stands in for what it does not say. ``neutral``: options that change neither time nor
-    memory. ``ignored``: options that are not simulated, or not known here.
+    batch. ``assumed``: keys that the script leaves open, and their values. ``neutral``: options that change neither
+    time nor memory. ``ignored``: options that are not simulated, or not known here.
     """
 
     format: str
     workload: dict[str, Any]
     gpus: int | None
     accumulation: int | None
-    taken: tuple[TakenOption, ...]
+    understood: tuple[UnderstoodOption, ...]
     assumed: tuple[str, ...]
     neutral: tuple[str, ...]
     ignored: tuple[str, ...]
@@ -50,7 +50,7 @@ class ScriptReading:
     gpus: int | None = None
     accumulation: int | None = None
     workload: dict[str, Any] = field(default_factory=dict)
-    taken: list[TakenOption] = field(default_factory=list)
+    understood: list[UnderstoodOption] = field(default_factory=list)
     assumed: list[str] = field(default_factory=list)
     neutral: list[str] = field(default_factory=list)
     ignored: list[str] = field(default_factory=list)
@@ -83,7 +83,7 @@ class ScriptReading:
     def put(self, key: str, value: Any, option: str) -> None:
         """Put a value that ``option`` says under the dotted ``key`` of the workload."""
         self._store(key, value)
-        self.taken.append(TakenOption(option, key, value))
+        self.understood.append(UnderstoodOption(option, key, value))
 
     def take(self, option: str, key: str, default: int | None = None) -> int | None:
         """Put a whole number under ``key`` if the script says it; return it, or ``default``."""
@@ -110,7 +110,7 @@ class ScriptReading:
     @property
     def script(self) -> LaunchScript:
         """The script as far as it was read."""
-        lists = (tuple(self.taken), tuple(self.assumed), tuple(self.neutral), tuple(self.ignored))
+        lists = (tuple(self.understood), tuple(self.assumed), tuple(self.neutral), tuple(self.ignored))
         return LaunchScript(self.format, self.workload, self.gpus, self.accumulation, *lists)
 
     def _store(self, key: str, value: Any) -> None:

@@ -62,7 +62,7 @@ class LaunchCommand:
 def launch_command(text: str, path: Path) -> LaunchCommand:
     """Return the last command of a script that starts a Python program. Raises `InputError` where there is none."""
     comments = re.findall(r"^\s*#+\s*(.*)$", text, flags=re.MULTILINE)
-    reader = _Reader()
+    reader = _ShellReader()
     words: list[str] = []
     for statement in _statements(text):
         if reader.follows(statement) and not reader.assigns(statement):
@@ -85,7 +85,7 @@ def _starts_training(words: list[str]) -> bool:
 
 
 def options_of(words: list[str]) -> dict[str, str | bool]:
-    """Return the options among words: name without dashes and with underscores -> value, or True of a switch.
+    """Return the options among words: name with underscores -> value, or True of a switch.
 
     >>> options_of(["x.py", "--num-layers", "4", "--bf16", "--lr=1e-4", "--split", "9,1"])
     {'num_layers': '4', 'bf16': True, 'lr': '1e-4', 'split': '9,1'}
@@ -104,13 +104,13 @@ def options_of(words: list[str]) -> dict[str, str | bool]:
     return options
 
 
-class _Reader:
+class _ShellReader:
     """Variables, and whether the branch of a condition is the one that is taken."""
 
     def __init__(self) -> None:
         self.variables: dict[str, str] = {}
         self.skipped: list[str] = []
-        self._branches: list[tuple[bool, bool]] = []  # this branch is taken; one of this condition was
+        self._branches: list[tuple[bool, bool]] = []  # this branch holds; one of this condition did
         self._loops = 0
 
     def follows(self, statement: str) -> bool:
@@ -125,7 +125,7 @@ class _Reader:
             self._loops -= first in ("done", "esac", "}")
             return False
         if first in ("if", "elif"):
-            reached = all(taken for taken, _ in self._branches[: None if first == "if" else -1])
+            reached = all(holds for holds, _ in self._branches[: None if first == "if" else -1])
             before = False if first == "if" else self._branches.pop()[1]
             holds = reached and not before and self._holds(rest)
             self._branches.append((holds, holds or before))
@@ -134,7 +134,7 @@ class _Reader:
         elif first == "fi" and self._branches:
             self._branches.pop()
         elif first not in ("then", "do", "done", "esac", "}", "{", ""):
-            return all(taken for taken, _ in self._branches)
+            return all(holds for holds, _ in self._branches)
         return False
 
     def assigns(self, statement: str) -> bool:

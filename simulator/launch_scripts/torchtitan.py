@@ -135,8 +135,8 @@ def _parallelism(reading: ScriptReading) -> None:
     )
     if schedule and reading.workload["parallelism"].get("pp", 1) > 1:
         names = {"1f1b": "1f1b", "gpipe": "gpipe", "interleaved1f1b": "interleaved", "zbvzerobubble": "zb_v"}
-        known = names.get(str(schedule).lower())
-        if known:
-            reading.put("parallelism.schedule", known, "pipeline_parallel_schedule")
+        ours = names.get(str(schedule).lower())
+        if ours:
+            reading.put("parallelism.schedule", ours, "pipeline_parallel_schedule")
         else:
             reading.ignored.append(f"pipeline_parallel_schedule {schedule}")

@@ -1,4 +1,4 @@
-"""What launchers around Hugging Face's `Trainer` have in common: its arguments, and files that they name."""
+"""Arguments of Hugging Face's `Trainer` that several launchers share, and files that they name."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 from simulator.errors import InputError
 from simulator.input_files import read_json, read_yaml
 from simulator.launch_scripts import deepspeed
-from simulator.launch_scripts.script import ScriptReading, TakenOption, flattened
+from simulator.launch_scripts.script import ScriptReading, UnderstoodOption, flattened
 
 #: Options that change neither time nor memory of a step, or by less than is simulated.
 NEUTRAL = frozenset(
@@ -97,7 +97,7 @@ def put_batch(reading: ScriptReading, micro: str, accumulation: str) -> None:
     steps = reading.number(accumulation)
     if steps is not None:
         reading.accumulation = steps
-        reading.taken.append(TakenOption(accumulation, "micro-batches of a step", steps))
+        reading.understood.append(UnderstoodOption(accumulation, "micro-batches of a step", steps))
     elif reading.accumulation is None:
         reading.accumulation = 1
         reading.assumed.append(f"{accumulation}: 1, its default")
@@ -186,9 +186,9 @@ def put_deepspeed(reading: ScriptReading, option: str) -> None:
     if not isinstance(named, str) or not named:
         return
     folders = (reading.path.parent, *reading.path.resolve().parents)
-    found = next((folder / named for folder in folders if (folder / named).is_file()), None)
+    file = next((folder / named for folder in folders if (folder / named).is_file()), None)
     reading.workload["framework"] = "hugging_face_deepspeed"
-    if found is None:
+    if file is None:
         stage = next((number for number in "123" if f"z{number}" in named or f"zero{number}" in named), None)
         if stage is None:
             raise InputError(
@@ -200,7 +200,7 @@ def put_deepspeed(reading: ScriptReading, option: str) -> None:
             )
         reading.assume("parallelism.zero", int(stage), f"by the name of {named}, which is not there")
         return
-    data = read_json(found) if found.suffix == ".json" else read_yaml(found)
+    data = read_json(file) if file.suffix == ".json" else read_yaml(file)
     prefix = f"{option}: "
     reading.options = {**reading.options, **{prefix + key: value for key, value in flattened(data).items()}}
     deepspeed.apply(reading, prefix)

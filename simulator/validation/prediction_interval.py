@@ -27,9 +27,9 @@ PRIOR = 1.0
 BETWEEN, WITHIN = 0.1, 0.05
 #: Distance from the median that a source has at most in their spread, so that none stretches the interval alone.
 FARTHEST = 0.3
-#: What a family of GPUs of which no step was measured adds to these spreads. Of two steps on an RTX 4090, priced as an
-#: A100, one takes 10 % less than simulated and one 20 % more (torchtune's README: LoRA and all weights of Llama 3.1 8B,
-#: 3,083 and 1,650 tokens/s; an optimizer inside the backward pass, which is not simulated, is part of the second).
+#: What a family of GPUs of which no step was measured adds to these spreads. An RTX 4090 is priced as an A100. Of two
+#: steps on it one takes 10 % less than simulated and one 20 % more. These are of Llama 3.1 8B (torchtune's README):
+#: LoRA at 3,083 tokens/s; all weights at 1,650, with an optimizer in the backward pass, which is not simulated.
 UNSEEN = 0.15
 #: Spreads to either side.
 MULTIPLE = 1.5

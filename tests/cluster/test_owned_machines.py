@@ -78,14 +78,14 @@ def test_every_shipped_node_says_how_fast_its_hosts_memory_is() -> None:
 
 
 def test_a_part_of_a_mesh_keeps_its_links() -> None:
-    """Two of eight MI300X have one of the seven links of 64 GB/s that each has in the whole node."""
+    """In the whole node each MI300X has seven links of 64 GB/s; in a part of two it has one."""
     built = build_cluster(load_cluster({"name": "mi300x", "node": {"gpus": {"count": 2}}}))
     assert [built.links[link].bandwidth_Bps for link in built.route(0, 1)] == [pytest.approx(64e9)]
 
 
 def test_stages_on_two_kinds_of_gpu_in_a_node_take_what_each_kind_takes() -> None:
-    """Of a pipeline on a 3090 and a 4090, products of stage 0 take as long as on two 3090s, those of stage 1 as long as
-    on two 4090s; each has its own memory."""
+    """A pipeline on a 3090 and a 4090: products of stage 0 take as long as on two 3090s, those of stage 1 as long as on
+    two 4090s. Each has its own memory."""
     kinds = ("rtx-3090-24gb", "rtx-4090-24gb")
     seconds, capacities = {}, {}
     for first, second in ((kinds[0], kinds[1]), (kinds[0],) * 2, (kinds[1],) * 2):
@@ -105,17 +105,17 @@ def test_stages_on_two_kinds_of_gpu_in_a_node_take_what_each_kind_takes() -> Non
 
 
 def test_gpus_of_several_types_are_changed_by_number_or_type() -> None:
-    """Of two 3090s and two 4090s, the first three; or as many of another type. A dump reads back to the same node."""
+    """A number keeps the first three of two 3090s and two 4090s; a type makes all of them of it. A dump reads back."""
     three = load_cluster({"name": "workstation_mixed", "node": {"gpus": {"count": 3}}}).kinds[0]
     assert three.gpus.by_number == ("rtx-3090-24gb", "rtx-3090-24gb", "rtx-4090-24gb")
-    others = load_cluster({"name": "workstation_mixed", "node": {"gpus": {"type": "l4-24gb"}}}).kinds[0]
-    assert others.gpus.by_number == ("l4-24gb",) * 4
+    retyped = load_cluster({"name": "workstation_mixed", "node": {"gpus": {"type": "l4-24gb"}}}).kinds[0]
+    assert retyped.gpus.by_number == ("l4-24gb",) * 4
     spec = load_cluster("workstation_mixed")
     assert load_cluster(as_data(spec, nulls=False)).kinds == spec.kinds
 
 
 def test_a_cluster_file_starts_from_the_one_it_is_like(tmp_path: Path) -> None:
-    """What it says is laid over the other; the name is its own. Circles and names of no cluster are refused."""
+    """Its keys are laid over the other's; the name is its own. Circles and names of no cluster are refused."""
     mine = tmp_path / "mine.yaml"
     mine.write_text("like: dgx_h100\nnode: {nics: {count: 4}}\n")
     spec = load_cluster(mine)

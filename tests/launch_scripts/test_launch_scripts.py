@@ -130,6 +130,28 @@ deepspeed --num_gpus=8 main.py --model_name_or_path meta-llama/Llama-2-13b-hf --
   --max_seq_len 512 --gradient_accumulation_steps 2 --gradient_checkpointing --zero_stage $STAGE --deepspeed \\
   --output_dir $1 &> $1/log
 """
+NEMO = """
+trainer: {devices: 8, num_nodes: 2, precision: bf16, gradient_clip_val: 1.0, max_steps: 10}
+model:
+  micro_batch_size: 1
+  global_batch_size: 64
+  tensor_model_parallel_size: 4
+  pipeline_model_parallel_size: 2
+  encoder_seq_length: 2048
+  max_position_embeddings: ${.encoder_seq_length}
+  num_layers: 24
+  hidden_size: 2048
+  num_attention_heads: 16
+  hidden_dropout: 0.0
+  activation: fast-swiglu
+  ffn_hidden_size: 5632
+  normalization: rmsnorm
+  bias: false
+  sequence_parallel: true
+  activations_checkpoint_granularity: selective
+  tokenizer: {type: GPT2BPETokenizer}
+  optim: {name: distributed_fused_adam}
+"""
 #: Name of a file -> its text, what people add, and what the workload says.
 SCRIPTS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "megatron.sh": (
@@ -143,6 +165,16 @@ SCRIPTS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
             "parallelism.pp": 4, "parallelism.vpp": 2, "parallelism.schedule": "interleaved", "parallelism.ep": 4,
             "parallelism.dp": 4, "parallelism.zero": 1, "parallelism.overlap.grad_reduce": True,
             "parallelism.overlap.param_gather": False,
+        },
+    ),
+    "nemo.yaml": (
+        NEMO,
+        {},
+        {
+            "model.layers": 24, "model.vocab": 50257, "model.activation": "swiglu", "model.norm": "rmsnorm",
+            "model.bias": False, "training.seq": 2048, "training.global_batch": 64, "training.precision": "bf16",
+            "training.recompute": "selective", "parallelism.tp": 4, "parallelism.pp": 2, "parallelism.dp": 2,
+            "parallelism.zero": 1, "parallelism.sequence_parallel": True,
         },
     ),
     "titan.toml": (
@@ -175,8 +207,9 @@ SCRIPTS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
         {"gpus": 2},
         {
             "model.preset": "llama2-7b", "training.base": "nf4", "training.adapters.rank": 16,
-            "training.adapters.targets": ["q", "v"], "training.micro_batch": 2, "training.global_batch": 2 * 4 * 2, "training.recompute": "full",
-            "training.optimizer.implementation": "fused", "training.precision": "bf16", "parallelism.dp": 2,
+            "training.adapters.targets": ["q", "v"], "training.micro_batch": 2,
+            "training.global_batch": 2 * 4 * 2, "training.recompute": "full", "training.precision": "bf16",
+            "training.optimizer.implementation": "fused", "parallelism.dp": 2,
         },
     ),
     "factory.yaml": (
@@ -298,6 +331,25 @@ def test_the_written_file_reads_back(tmp_path: Path, capsys: pytest.CaptureFixtu
     told = json.loads(result.read_text())
     assert load_workload(out) == load_workload({**told["workload"], "name": load_workload(out).name})
     assert {"option": "zero_stage", "key": "parallelism.zero", "value": 2} in told["understood"]
+
+
+def test_a_job_of_slurm_whose_command_is_in_a_variable(tmp_path: Path) -> None:
+    """Nodes and tasks are Slurm's; options are one quoted text, as in scripts of Megatron-LM's first versions."""
+    text = """
+#SBATCH -p big --nodes=16 --exclusive --ntasks-per-node=8
+opts=" \\
+  --num-layers 8 --hidden-size 1024 --num-attention-heads 16 --seq-length 512 \\
+  --tensor-model-parallel-size 8 --micro-batch-size 2 --global-batch-size 64 --vocab-file <a file> \\
+  --fp16 --checkpoint-activations "
+cmd="python -u ${DIR}/pretrain.py $@ ${opts}"
+srun -l --output=$DIR/%x.log sh -c "${cmd}"
+"""
+    data = workload_data(
+        script(tmp_path, "slurm.sh", text), "job", "slurm.sh", "dgx_a100", None, {"model.vocab": 51200}
+    )
+    assert data["parallelism"]["dp"] == 16
+    assert data["training"]["recompute"] == "full"
+    assert data["training"]["precision"] == "fp16"
 
 
 def test_variables_of_a_shell() -> None:
