@@ -62,12 +62,13 @@ def read_script(path: Path) -> LaunchScript:
         return _keyed(path)
     text = read_text(path)
     command = shell.launch_command(text, path)
-    options = shell.options_of(command.words)
+    start = shell.program_at(command.words)
+    options = shell.options_of(command.words[start:])
     values = {key: None if _is_unsaid(value) else value for key, value in options.items()}
     unsaid = {key: str(value) for key, value in options.items() if _is_unsaid(value)}
     for marks, reader in _COMMANDS:
         if marks & options.keys():
-            script = reader(values, path, _gpus(values, text))
+            script = reader(values, path, _gpus({**values, **shell.options_of(command.words[:start])}, text))
             return _with_unsaid(script, unsaid, command.skipped)
     raise InputError("starts a training that is not known here", file=path, allowed=KINDS)
 

@@ -226,7 +226,7 @@ def _parallelism(reading: ScriptReading) -> None:
     tp, pp = parallelism.get("tp", 1), parallelism.get("pp", 1)
     sequence = reading.flag("sequence_parallel")
     if tp > 1:
-        reading.put("parallelism.sequence_parallel", sequence, "sequence_parallel")
+        reading.put("parallelism.sequence_parallel", sequence, reading.named("sequence_parallel"))
     layers = reading.workload.get("model", {}).get("layers")
     chunks = reading.number("num_virtual_stages_per_pipeline_rank")
     per_chunk = reading.number("num_layers_per_virtual_pipeline_stage")
@@ -246,7 +246,7 @@ def _parallelism(reading: ScriptReading) -> None:
         ("overlap_param_gather", "param_gather"),
         ("tp_comm_overlap", "tp"),
     ):
-        reading.put(f"parallelism.overlap.{key}", reading.flag(option), option)
+        reading.put(f"parallelism.overlap.{key}", reading.flag(option), reading.named(option))
     if reading.flag("optimizer_cpu_offload"):
         reading.put("parallelism.offload.optimizer", "cpu", "optimizer_cpu_offload")
     for option, key in (

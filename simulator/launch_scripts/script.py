@@ -67,6 +67,10 @@ class ScriptReading:
         value = self.get(option, False)
         return value is True or str(value).lower() in ("true", "1", "yes", "enabled")
 
+    def named(self, option: str) -> str:
+        """Return the name of a switch, and that it is not there where it is not."""
+        return option if option in self.options else f"no {option}"
+
     def number(self, option: str, default: int | None = None) -> int | None:
         """Return a whole number, or ``default``. Raises `InputError` where the option holds something else."""
         value = self.get(option, default)

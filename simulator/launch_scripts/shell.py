@@ -84,6 +84,16 @@ def _starts_training(words: list[str]) -> bool:
     return any(word.endswith(".py") or word in ("-m", "--module") for word in words[1:]) and len(words) > 3
 
 
+def program_at(words: list[str]) -> int:
+    """Return where the options of the program begin, behind those of what launches it.
+
+    >>> program_at(["torchrun", "--nnodes", "2", "train.py", "--lr", "1"])
+    4
+    """
+    programs = [number for number, word in enumerate(words) if word.endswith(".py")]
+    return programs[-1] + 1 if programs else words.index("-m") + 2 if "-m" in words else 1
+
+
 def options_of(words: list[str]) -> dict[str, str | bool]:
     """Return the options among words: name with underscores -> value, or True of a switch.
 

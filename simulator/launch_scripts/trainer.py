@@ -56,7 +56,7 @@ NEUTRAL = frozenset(
 )
 NEUTRAL_PREFIXES = (
     "chat_template", "comet", "data", "ddp_", "early_stopping", "eval", "gradient_checkpointing_kwargs", "hub_",
-    "load_best", "logging", "lora_alpha", "lora_dropout", "lora_fan", "lora_model_dir", "loraplus", "lr_", "metric_for",
+    "load_best", "logging", "lora_alpha", "lora_fan", "lora_model_dir", "loraplus", "lr_", "metric_for",
     "mlflow", "per_device_eval", "preprocessing", "save", "special_tokens", "tokenizer", "train_on", "wandb", "warmup",
 )  # fmt: skip
 #: PEFT's names of products -> ours.
@@ -140,7 +140,10 @@ def put_adapters(reading: ScriptReading, rank: str, targets: str, *, every: bool
     else:
         chosen = [_TARGETS[name] for name in names if name in _TARGETS]
     reading.ignored += [f"{targets} {name}" for name in unknown]
-    reading.put("training.adapters", {"rank": size, "targets": chosen or _EVERY}, rank)
+    adapters: dict[str, Any] = {"rank": size, "targets": chosen or _EVERY}
+    if rate := float(reading.get("lora_dropout") or 0.0):
+        adapters["dropout"] = rate
+    reading.put("training.adapters", adapters, rank)
 
 
 def assume_wide_weights(reading: ScriptReading, why: str) -> None:

@@ -101,6 +101,7 @@ sequence_len: 2048
 adapter: qlora
 load_in_4bit: true
 lora_r: 16
+lora_dropout: 0.05
 lora_target_modules: [q_proj, v_proj]
 micro_batch_size: 2
 gradient_accumulation_steps: 4
@@ -207,7 +208,7 @@ SCRIPTS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
         {"gpus": 2},
         {
             "model.preset": "llama2-7b", "training.base": "nf4", "training.adapters.rank": 16,
-            "training.adapters.targets": ["q", "v"], "training.micro_batch": 2,
+            "training.adapters.targets": ["q", "v"], "training.adapters.dropout": 0.05, "training.micro_batch": 2,
             "training.global_batch": 2 * 4 * 2, "training.recompute": "full", "training.precision": "bf16",
             "training.optimizer.implementation": "fused", "parallelism.dp": 2,
         },
@@ -350,6 +351,7 @@ srun -l --output=$DIR/%x.log sh -c "${cmd}"
     assert data["parallelism"]["dp"] == 16
     assert data["training"]["recompute"] == "full"
     assert data["training"]["precision"] == "fp16"
+    assert script(tmp_path, "slurm.sh", text).ignored == ()
 
 
 def test_variables_of_a_shell() -> None:
