@@ -18,6 +18,8 @@ from simulator.errors import InputError
 
 #: Stands for a value that the file does not say, before the variable's name.
 UNSAID = "<unsaid:"
+#: Longest script that is read; a quote that is never closed is looked for line by line.
+MOST_CHARACTERS = 200_000
 _NAME = r"[A-Za-z_]\w*"
 _ASSIGNMENT = re.compile(rf"(?:export\s+|local\s+|declare\s+(?:-\w+\s+)*|readonly\s+)?({_NAME})(\+?)=(.*)", re.DOTALL)
 _VARIABLE = re.compile(
@@ -54,14 +56,17 @@ class LaunchCommand:
     """The words of the command that starts training, and what was not followed on the way to it."""
 
     words: list[str]
-    variables: dict[str, str]
-    comments: list[str]
     skipped: list[str] = field(default_factory=list)
 
 
 def launch_command(text: str, path: Path) -> LaunchCommand:
-    """Return the last command of a script that starts a Python program. Raises `InputError` where there is none."""
-    comments = re.findall(r"^\s*#+\s*(.*)$", text, flags=re.MULTILINE)
+    """Return the last command of a script that starts a Python program.
+
+    Raises `InputError` where there is none, or where the script is too long to be one.
+    """
+    if len(text) > MOST_CHARACTERS:
+        message = "is too long for a launch script"
+        raise InputError(message, file=path, found=len(text), allowed=f"at most {MOST_CHARACTERS:,} characters")
     reader = _ShellReader()
     words: list[str] = []
     for statement in _statements(text):
@@ -75,7 +80,7 @@ def launch_command(text: str, path: Path) -> LaunchCommand:
             file=path,
             allowed="torchrun, deepspeed, accelerate launch, python or srun, with a .py file or -m",
         )
-    return LaunchCommand(words, reader.variables, comments, reader.skipped)
+    return LaunchCommand(words, reader.skipped)
 
 
 def _starts_training(words: list[str]) -> bool:

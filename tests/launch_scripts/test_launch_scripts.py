@@ -168,6 +168,15 @@ SCRIPTS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
             "parallelism.overlap.param_gather": False,
         },
     ),
+    "arguments.yaml": (
+        "language_model: {num_layers: 4, hidden_size: 256, num_attention_heads: 4}\nseq_length: 128\nbf16: true\n"
+        "vocab_size: 1000\nmicro_batch_size: 1\nmodel_parallel: {tensor_model_parallel_size: 2}\nhidden_dropout: 0.0\n",
+        {"gpus": 4},
+        {
+            "model.layers": 4, "training.precision": "bf16", "training.global_batch": 2, "parallelism.tp": 2,
+            "parallelism.dp": 2, "parallelism.sequence_parallel": False,
+        },
+    ),
     "nemo.yaml": (
         NEMO,
         {},
@@ -305,6 +314,8 @@ def test_what_a_script_does_not_say_is_asked_for(
         ("bad.toml", "[model\n", "is not TOML"),
         ("list.json", "[1, 2]", "must hold"),
         ("empty.sh", "", "is empty"),
+        ("long.sh", 'A="' + "x\n" * 100_001, "is too long for a launch script"),
+        ("open.sh", 'A="' + "x\n" * 1000, "starts no training"),
         ("model.json", '{"architectures": ["LlamaForCausalLM"]}', "hf_config"),
         ("other.yaml", "a: 1\n", "is no launch script that is known here"),
         ("word.sh", MEGATRON.replace("--num-layers 32", "--num-layers many"), "is no whole number"),
