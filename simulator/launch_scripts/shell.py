@@ -23,11 +23,11 @@ MOST_CHARACTERS = 200_000
 _NAME = r"[A-Za-z_]\w*"
 _ASSIGNMENT = re.compile(rf"(?:export\s+|local\s+|declare\s+(?:-\w+\s+)*|readonly\s+)?({_NAME})(\+?)=(.*)", re.DOTALL)
 _VARIABLE = re.compile(
-    rf"\$\(\((?P<sum>.*?)\)\)|\$\{{(?P<name>{_NAME}|\d+)(?:\[[@*]\])?(?P<alt>:?[-=+?][^{{}}]*)?\}}"
+    rf"\$\(\((?P<sum>[^\n]{{0,200}}?)\)\)|\$\{{(?P<name>{_NAME}|\d+)(?:\[[@*]\])?(?P<alt>:?[-=+?][^{{}}]{{0,500}})?\}}"
     rf"|\$(?P<plain>{_NAME}|\d)"
-    r"|\$\((?P<command>[^()]*)\)|`(?P<ticks>[^`]*)`"
+    r"|\$\((?P<command>[^()]{0,500})\)|`(?P<ticks>[^`]{0,500})`"
 )
-_SUBSTITUTION = re.compile(r"\$\(\(.*?\)\)|\$\([^()]*\)")
+_SUBSTITUTION = re.compile(r"\$\(\([^\n]{0,200}?\)\)|\$\([^()]{0,500}\)")
 _LAUNCHERS = (
     "torchrun",
     "deepspeed",
@@ -259,26 +259,48 @@ def _statements(text: str) -> Iterator[str]:
     """Yield statements: lines, with those that a backslash, an open bracket or an open quote continues.
 
     Comments are left out."""
-    lines = iter(re.sub(r"\\\n", " ", text.replace("\r\n", "\n")).splitlines())
-    for line in lines:
-        statement = _without_comment(line)
-        while _is_open(statement):
-            following = next(lines, None)
-            if following is None:
-                break
-            statement += "\n" + _without_comment(following)
-        for part in re.split(r";\s*(?=then\b|do\b|fi\b|done\b|else\b)|;;|\n(?=\x00)", statement.strip()):
-            if part.strip():
-                yield part.strip().rstrip(";")
+    lines: list[str] = []
+    state = _OpenText()
+    for line in re.sub(r"\\\n", " ", text.replace("\r\n", "\n")).splitlines():
+        lines.append(state.read(line))
+        if not state.is_open:
+            yield from _parts("\n".join(lines))
+            lines = []
+    yield from _parts("\n".join(lines))
 
 
-def _without_comment(line: str) -> str:
-    return re.sub(r"(^|\s)#.*$", "", line) if line.count('"') % 2 == 0 or line.lstrip().startswith("#") else line
+def _parts(statement: str) -> Iterator[str]:
+    """Yield the statements of a line, whose keywords may stand behind a semicolon."""
+    for part in re.split(r";\s*(?=then\b|do\b|fi\b|done\b|else\b)|;;", statement.strip()):
+        if part.strip():
+            yield part.strip().rstrip(";")
 
 
-def _is_open(statement: str) -> bool:
-    bare = re.sub(r"\\.", "", statement)
-    quotes = re.sub(r"'[^']*'", "", re.sub(r'"[^"]*"', "", bare, flags=re.DOTALL), flags=re.DOTALL)
-    if '"' in quotes or quotes.count("'") % 2:
-        return True
-    return bool(re.match(rf"\s*(?:export\s+)?{_NAME}\+?=\(", statement)) and quotes.count("(") > quotes.count(")")
+class _OpenText:
+    """Whether a quote or the bracket of an array is open at the end of a line."""
+
+    def __init__(self) -> None:
+        self._quote = ""
+        self._depth = 0
+
+    @property
+    def is_open(self) -> bool:
+        return bool(self._quote) or self._depth > 0
+
+    def read(self, line: str) -> str:
+        """Take the next line, and return it without its comment."""
+        array = not self.is_open and re.match(rf"\s*(?:export\s+)?{_NAME}\+?=\(", line) is not None
+        before = " "
+        for at, char in enumerate(line):
+            if before == "\\":
+                char = " "
+            elif self._quote:
+                self._quote = "" if char == self._quote else self._quote
+            elif char in "\"'":
+                self._quote = char
+            elif char == "#" and before.isspace():
+                return line[:at].rstrip()
+            elif array or self._depth:
+                self._depth = max(self._depth + (char == "(") - (char == ")"), 0)
+            before = char
+        return line
