@@ -57,10 +57,11 @@ def command(
     json: Json = None,
     quiet: Quiet = False,
 ) -> None:
-    """Read a topology of another tool as a cluster file, or a launch script as a workload file.
+    """Read another tool's topology or launch script.
 
-    Of a topology it prints GPUs, NICs, links and affinity. Of a launch script it prints what is understood and what is
-    ignored. Scripts: Megatron-LM, torchtitan, DeepSpeed, accelerate, Hugging Face's Trainer, axolotl, LLaMA-Factory.
+    A topology becomes a cluster file; its GPUs, NICs, links and affinity are printed. A launch script becomes a
+    workload file; what is understood and what is ignored is printed. Scripts are Megatron-LM's, NeMo's, torchtitan's,
+    DeepSpeed's, accelerate's, axolotl's, LLaMA-Factory's, and such as start Hugging Face's Trainer.
 
     What the file lacks is assumed and named, or asked for. --set changes it.
 
