@@ -68,7 +68,7 @@ class ScriptReading:
         return value is True or str(value).lower() in ("true", "1", "yes", "enabled")
 
     def named(self, option: str) -> str:
-        """Return the name of a switch, and that it is not there where it is not."""
+        """Return the name of a switch, with a "no" before it where the script lacks it."""
         return option if option in self.options else f"no {option}"
 
     def number(self, option: str, default: int | None = None) -> int | None:

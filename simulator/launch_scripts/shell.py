@@ -277,7 +277,7 @@ def _parts(statement: str) -> Iterator[str]:
 
 
 class _OpenText:
-    """Whether a quote or the bracket of an array is open at the end of a line."""
+    """Quote and bracket that are open at the end of a line."""
 
     def __init__(self) -> None:
         self._quote = ""

@@ -78,14 +78,14 @@ def test_every_shipped_node_says_how_fast_its_hosts_memory_is() -> None:
 
 
 def test_a_part_of_a_mesh_keeps_its_links() -> None:
-    """In the whole node each MI300X has seven links of 64 GB/s; in a part of two it has one."""
+    """An MI300X has seven links of 64 GB/s in the whole node, and one in a part of two GPUs."""
     built = build_cluster(load_cluster({"name": "mi300x", "node": {"gpus": {"count": 2}}}))
     assert [built.links[link].bandwidth_Bps for link in built.route(0, 1)] == [pytest.approx(64e9)]
 
 
 def test_stages_on_two_kinds_of_gpu_in_a_node_take_what_each_kind_takes() -> None:
-    """A pipeline on a 3090 and a 4090: products of stage 0 take as long as on two 3090s, those of stage 1 as long as on
-    two 4090s. Each has its own memory."""
+    """Stage 0 is on a 3090, and its products take as long as on two 3090s. Those of stage 1, on a 4090, take as long as
+    on two 4090s. Each has its own memory."""
     kinds = ("rtx-3090-24gb", "rtx-4090-24gb")
     seconds, capacities = {}, {}
     for first, second in ((kinds[0], kinds[1]), (kinds[0],) * 2, (kinds[1],) * 2):
