@@ -103,13 +103,17 @@ class MatmulCost:
         return other
 
     @cached_property
-    def _rates(self) -> dict[tuple[str, str, bool], float]:
-        """FLOP/s at the boost clock inside an ideal tile, by type, role, and whether grouped."""
-        rates: dict[tuple[str, str, bool], float] = {}
+    def _rates(self) -> dict[tuple[str, str, str, bool], float]:
+        """FLOP/s at the boost clock inside an ideal tile, by type, role, scaling, and whether grouped."""
+        rates: dict[tuple[str, str, str, bool], float] = {}
+        scaled = {str(scaling): one.speed for scaling, one in self.model.scaled.items()}
         for dtype, speeds in self.model.layout_speed.items():
             for role, speed in speeds.items():
-                rates[dtype, role, False] = self.spec.peak_flops_per_s[dtype].value * speed.value
-                rates[dtype, role, True] = rates[dtype, role, False] * self.model.grouped.speed[role]
+                single = self.spec.peak_flops_per_s[dtype].value * speed.value
+                of_scales = {scaling: speeds[role] for scaling, speeds in scaled.items()} if dtype == "fp8" else {}
+                for scaling, relative in {"": 1.0, "tensor": 1.0, **of_scales}.items():
+                    rates[dtype, role, scaling, False] = single * relative
+                    rates[dtype, role, scaling, True] = single * relative * self.model.grouped.speed[role]
         return rates
 
     @cached_property
@@ -149,7 +153,7 @@ class MatmulCost:
         k = (counts * products.k[:, :, None]).sum(axis=1) / np.maximum(tiles, 1.0)
         rate = np.array(
             [
-                self._rates[x.dtype, x.role, grouped]
+                self._rates[x.dtype, x.role, x.scaling, grouped]
                 for x, grouped in zip(products.kernels, products.grouped, strict=True)
             ]
         )
