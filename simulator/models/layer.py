@@ -148,7 +148,9 @@ def _mlp(z: FrameworkShapes) -> tuple[Node, ...]:
     apart = z.gated and not z.framework.joins_projections(z.position)
     widths = {"gate": z.ffn, "up": z.ffn} if apart else {"fc1": z.ffn * (2 if z.gated else 1)}
     first = [
-        linear(z, "mlp", name, n, z.hidden, split="column", saved="mlp.normed", bias=z.bias, wide=True, first=name != "up")
+        linear(
+            z, "mlp", name, n, z.hidden, split="column", saved="mlp.normed", bias=z.bias, wide=True, first=name != "up"
+        )
         for name, n in widths.items()
     ]
     return (

@@ -15,6 +15,8 @@ from simulator.program import Beside, Compute, GroupedMatmul, Matmul
 
 #: Blocks whose products stay in working precision.
 LEFT_OUT = ("head", "mtp")
+#: Of a weight that was gathered in 8 bits.
+TURNED_AS_GATHERED = CastKernel("turned", "fp8_turned", 0.5, 0.5)
 #: Last words of the names of inputs that an activation, or a norm, makes.
 MADE_BY_ACTIVATION, MADE_BY_NORM = ".act", "normed"
 
@@ -36,6 +38,8 @@ def in_8_bits(
     inputs = cast("F", "input", "x", recipe.input_forward) if first else ()
     weights = cast("F", "weight", "w", recipe.weight_forward) if z.casts_weights else ()
     turned_weight = cast("B", "weight", "w", recipe.weight_backward)
+    if z.gathers_in_8_bits:
+        weights, turned_weight = (), cast("B", "weight", "w", (TURNED_AS_GATHERED,))
     gradient, gradient_again = _gradients(recipe, cast, name)
     turned_input = _inputs_again(z, recipe, cast, saved, first=first)
     exact = _product_in(recipe, z.dtype, cast)
@@ -52,7 +56,10 @@ def in_8_bits(
         # Copies of x and W, and two of dy.
         grad_bytes=node.grad_bytes + (sizes["x"] + sizes["w"] + 2 * sizes["y"]) / z.element,
         weights=tuple(
-            replace(one, in_8_bits=True) if one.gradient_product and len(one.shape) > 1 else one for one in node.weights
+            replace(one, in_8_bits=True, gathered_in_8_bits=z.gathers_in_8_bits)
+            if one.gradient_product and len(one.shape) > 1
+            else one
+            for one in node.weights
         ),
     )
 
