@@ -100,7 +100,7 @@ def check_one_vendor(profiles: Mapping[str, Profile], *, file: object = None, ke
 
 def check_fp8(profile: Profile, recipe: Fp8Recipe, *, file: object = None) -> None:
     """Raise `InputError` where the profile prices no products, or no casts, of ``recipe``; ``file`` chose it."""
-    scaled = {"tensor", *profile.kernels.matmul.scaled}
+    scaled = {"tensor", "none", *profile.kernels.matmul.scaled}
     if (
         "fp8" in profile.gpu_spec.peak_flops_per_s
         and profile.kernels.memory.fp8

@@ -111,7 +111,7 @@ class MatmulCost:
             for role, speed in speeds.items():
                 single = self.spec.peak_flops_per_s[dtype].value * speed.value
                 of_scales = {scaling: speeds[role] for scaling, speeds in scaled.items()} if dtype == "fp8" else {}
-                for scaling, relative in {"": 1.0, "tensor": 1.0, **of_scales}.items():
+                for scaling, relative in {**dict.fromkeys(("", *UNSCALED), 1.0), **of_scales}.items():
                     rates[dtype, role, scaling, False] = single * relative
                     rates[dtype, role, scaling, True] = single * relative * self.model.grouped.speed[role]
         return rates
@@ -235,6 +235,8 @@ def _sizes(kernel: Product) -> dict[MatmulSize, int]:
 #: Of m, n and k those that rows of an operand or of the output are long, by role. Rows of all three lie in memory as
 #: in y = x W^T, dx = dy W and dW = dy^T x.
 ROW_LENGTHS = {"fwd": ("n", "k"), "dgrad": ("n", "k"), "wgrad": ("m", "n")}
+#: Scales of operands in 8 bits that a product costs no more with: one for each tensor, or none.
+UNSCALED = ("tensor", "none")
 #: Elements of 16 bits in the 16 bytes that Hopper's and Ampere's copies into shared memory take at once.
 ALIGNMENT = 8
 

@@ -91,8 +91,8 @@ Fp8Class = Literal[
     "fp8_cast_transpose",
     "fp8_blocks_transpose",
 ]
-#: Scales of operands in 8 bits: one for each row, or for each block.
-Scaling = Literal["rows", "blocks"]
+#: Scales of operands in 8 bits: one for each row, for each block of 128 elements, or for 32 (MXFP8).
+Scaling = Literal["rows", "blocks", "mx"]
 FittedRange = tuple[int, int]
 
 

@@ -65,7 +65,7 @@ def in_8_bits(
 
 
 def is_in_8_bits(recipe: Fp8Recipe, name: str, *sizes: int) -> bool:
-    """Return True for the products of layers whose sizes the matrix units can work on; experts' where they are meant."""
+    """Return True for products of layers with sizes that the matrix units take; experts' where the recipe has them."""
     block = name.partition(".")[0]
     if block in LEFT_OUT or (block == "moe" and not recipe.experts):
         return False

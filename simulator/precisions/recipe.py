@@ -41,8 +41,8 @@ class Fp8Recipe:
     """its kernels are those that torch.compile makes, and it is simulated with these alone"""
 
     products: Mapping[str, str]
-    """role of a product in 8 bits (fwd, dgrad, wgrad) -> how its operands are scaled: tensor, rows, blocks; others stay
-    in working precision"""
+    """role of a product in 8 bits (fwd, dgrad, wgrad) -> how its operands are scaled: by tensor, rows, blocks, mx, or
+    none, where another kernel applies the scales; others stay in working precision"""
     experts: bool
     """the grouped products of experts are in 8 bits too"""
     multiple: int = 16

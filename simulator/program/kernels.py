@@ -65,8 +65,8 @@ def causal_pairs(q_len: int, kv_len: int, offset: int = 0, window: int = 0) -> f
 class GroupedMatmul:
     """One kernel of a product per expert: group i has ``tokens[i]`` tokens and a weight of n x k.
 
-    ``role`` fwd and dgrad: (tokens x k) @ (k x n); wgrad: (n x tokens) @ (tokens x k). ``out_dtype``, ``accumulate`` and
-    ``scaling`` are as in `Matmul`. Groups without tokens are skipped.
+    ``role`` fwd and dgrad: (tokens x k) @ (k x n); wgrad: (n x tokens) @ (tokens x k). ``out_dtype``, ``accumulate``
+    and ``scaling`` are as in `Matmul`. Groups without tokens are skipped.
     """
 
     tokens: tuple[int, ...]

@@ -100,6 +100,7 @@ def report(
         "params_active": job.active_parameters,
         "params_trained": job.trained_parameters,
         "tuning": _tuning(workload),
+        "fp8": workload.training.fp8 and workload.training.fp8.model_dump(),
         "step_time_s": step,
         "steady_period": steady is not None,
         **({} if staleness is None else {"staleness": staleness}),
