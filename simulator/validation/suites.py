@@ -317,6 +317,15 @@ SUITES: dict[str, Suite] = {
             measured_by="own runs, training code of others",
         ),
         Suite(
+            name="own-fp8",
+            about="our own runs of torchtitan with torchao 0.18 on an H200: bf16, and float8 by tensors and by rows",
+            table=DATA / "own-fp8.csv",  # made by `python -m calibration.compare.suite`
+            settings={},
+            bounds=Bounds(mean=0.15),
+            note="Each is simulated at the host speed that was probed beside it; hosts of one kind differ twofold.",
+            measured_by="own runs, torchtitan with torchao",
+        ),
+        Suite(
             name="hugging-face",
             about="our own runs of transformers 5.17 on 1 and 2 H200s, eager, compiled and under autocast",
             table=DATA / "hugging-face.csv",
