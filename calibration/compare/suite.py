@@ -1,7 +1,8 @@
 """``python -m calibration.compare.suite``: write suites of our own runs anew from the records in calibration/results.
 
 ``own-h200`` has those of plain PyTorch, ``own-frameworks`` those of the code of others, ``own-fp8`` those of torchtitan
-with torchao's recipes. Their errors, and those of ``own-h200-memory`` and the like, are then recorded by `python -m simulator.validation.record`.
+with torchao's recipes. Their errors, and those of ``own-h200-memory`` and the like, are then recorded by `python -m
+simulator.validation.record`.
 """
 
 from __future__ import annotations

@@ -17,8 +17,10 @@ def with_copies(workload: Workload, part: Part, kind: str) -> list[Op]:
     Before parameters are gathered a rank casts its fp32 shard and copies it to where it is gathered
     (``all_gather_copy_in``). What is gathered in 8 bits needs the largest magnitude of the tensor first, which is found
     for the forward pass (torchao/float8/fsdp_utils.py). From there the whole goes to the parameters
-    (``foreach_all_gather_copy_out``). Before gradients are reduced they are put side by side, cut by rank, in the type
-    in which they are reduced (``foreach_reduce_scatter_copy_in``). The reduced shard is the gradient of the first micro-batch; those of others
+    (``foreach_all_gather_copy_out``).
+
+    Before gradients are reduced they are put side by side, cut by rank, in the type in which they are reduced
+    (``foreach_reduce_scatter_copy_in``). The reduced shard is the gradient of the first micro-batch; those of others
     are added to it (``foreach_reduce``). See torch/distributed/fsdp/_fully_shard/_fsdp_collectives.py.
 
     The first two and the last run on streams of their own in torch. Here they stand in the pass, where they take the

@@ -96,8 +96,8 @@ class _Casts:
     def __init__(self, z: FrameworkShapes, name: str, sizes: Mapping[str, float], widths: Mapping[str, int]) -> None:
         self._z, self._name, self._sizes, self._widths = z, name, sizes, widths
 
-    def __call__(self, phase: str, what: str, of: str, kernels: Iterable[CastKernel]) -> Ops:
-        nbytes = self._sizes[of]
+    def __call__(self, phase: str, what: str, tensor: str, kernels: Iterable[CastKernel]) -> Ops:
+        nbytes = self._sizes[tensor]
         return tuple(
             memory(
                 phase,
@@ -106,7 +106,7 @@ class _Casts:
                 one.read * nbytes,
                 one.written * nbytes,
                 self._z.dtype,
-                self._widths[of],
+                self._widths[tensor],
             )
             for one in kernels
         )
@@ -132,12 +132,12 @@ def _inputs_again(z: FrameworkShapes, recipe: Fp8Recipe, cast: _Casts, saved: st
 
 def _kept(z: FrameworkShapes, recipe: Fp8Recipe, tensors: tuple[Tensor, ...], x_bytes: float) -> tuple[Tensor, ...]:
     """Return what is kept of the product's input, the first of ``tensors``."""
-    x, *others = tensors
+    x, *rest = tensors
     if recipe.makes_inputs_again and x.name.endswith((MADE_BY_ACTIVATION, MADE_BY_NORM)):
-        return tuple(others)
+        return tuple(rest)
     if recipe.kept_input_bytes is None:
         return tensors
-    return (Tensor(f"{x.name} in 8 bits", recipe.kept_input_bytes * x.nbytes / z.element), *others)
+    return (Tensor(f"{x.name} in 8 bits", recipe.kept_input_bytes * x.nbytes / z.element), *rest)
 
 
 def _product_in(recipe: Fp8Recipe, dtype: str, cast: _Casts) -> Callable[[Ops], Ops]:
@@ -153,10 +153,9 @@ def _product_in(recipe: Fp8Recipe, dtype: str, cast: _Casts) -> Callable[[Ops], 
 
     def one(op: Op) -> Ops:
         match op:
-            case Compute(kernel=Matmul() | GroupedMatmul()):
-                role = op.kernel.role
-                phase, of = outputs[role]
-                return (product(op), *cast(phase, f"{role} output", of, recipe.behind.get(role, ())))
+            case Compute(kernel=Matmul(role=role) | GroupedMatmul(role=role)):
+                phase, tensor = outputs[role]
+                return (product(op), *cast(phase, f"{role} output", tensor, recipe.behind.get(role, ())))
             case Beside():
                 return (replace(op, kernels=tuple(map(product, op.kernels))),)
             case _:

@@ -8,9 +8,9 @@ from typing import NamedTuple
 
 
 class CastKernel(NamedTuple):
-    """A kernel of a cast: what it does, its cost class, and what it reads and writes.
+    """A kernel of a cast: its name, cost class ``op``, and traffic.
 
-    Both are in tensors of the operand's size in working precision: a copy in 8 bits of 16 is half a tensor.
+    ``read`` and ``written`` are in tensors of the operand's size in working precision: 8 bits of 16 are half a tensor.
     """
 
     name: str

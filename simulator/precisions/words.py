@@ -1,4 +1,4 @@
-"""A recipe in words, for people who ask what it does."""
+"""Recipes described for users, kernel by kernel."""
 
 from __future__ import annotations
 
@@ -17,7 +17,9 @@ _SCALES = {
 
 
 def in_words(recipe: Fp8Recipe, gather: str = "") -> Iterator[str]:
-    """Yield lines on products, casts, what is kept, and weights; ``gather``: the type that ZeRO-3 gathers these in.
+    """Yield lines on products, casts, what is kept, and weights. ZeRO-3 gathers in type ``gather``.
+
+    The first line is of products.
 
     >>> from simulator.precisions import FP8_RECIPES
     >>> next(in_words(FP8_RECIPES["torchao_tensorwise"]))

@@ -324,7 +324,7 @@ SUITES: dict[str, Suite] = {
         ),
         Suite(
             name="megatron-fp8",
-            about="NeMo with Transformer Engine's delayed scaling: GPT, Llama and Nemotron, 5B to 405B on H100s and B200s",
+            about="NeMo with Transformer Engine's delayed scaling: GPT, Llama, Nemotron of 5B to 405B, H100s and B200s",
             table=DATA / "megatron-fp8.csv",
             settings=_LLAMA
             | {

@@ -54,16 +54,18 @@ def kernels(ops: Ops, ending: str) -> dict[str, Memory]:
 
 
 @pytest.mark.parametrize("name", FP8_RECIPES)
-def test_all_products_of_layers_are_in_8_bits_and_no_others(name: str) -> None:
+def test_all_products_elementss_are_in_8_bits_and_no_others(name: str) -> None:
     """q, k, v or one of all, the output, gate and up or both, down: each has three. The head has its own three."""
     work = workload(name)
     (_, *layers, head) = stage_parts(work, 0)
     each = 7 if name in TORCHAO else 4
     for part in layers:
-        found = products((*part.forward, *part.backward))
-        assert Counter((one.dtype, one.role) for one in found) == {("fp8", role): each for role in ("fwd", "dgrad", "wgrad")}
-        assert {(one.role, one.scaling) for one in found} == set(FP8_RECIPES[name].products.items())
-        assert {one.out_dtype for one in found} <= {"bf16", "fp32"}  # and not 8 bits
+        launched = products((*part.forward, *part.backward))
+        assert Counter((one.dtype, one.role) for one in launched) == {
+            ("fp8", role): each for role in ("fwd", "dgrad", "wgrad")
+        }
+        assert {(one.role, one.scaling) for one in launched} == set(FP8_RECIPES[name].products.items())
+        assert {one.out_dtype for one in launched} <= {"bf16", "fp32"}  # and not 8 bits
     assert {one.dtype for one in products((*head.forward, *head.backward))} == {"bf16"}
 
 
@@ -104,26 +106,26 @@ def test_transformer_engine_keeps_inputs_in_8_bits() -> None:
 
 
 def test_transformer_engine_casts_weights_once_a_step_and_keeps_the_copies() -> None:
-    """Of four micro-batches the first casts the 4 weights of each of 2 layers, and 2 bytes of each element stay."""
+    """The first of four micro-batches casts the 4 weights of each of 2 layers, and 2 bytes of each element stay."""
     one, four = (run(workload("te_delayed", training__global_batch=n)) for n in (1, 4))
     casts = [sum("weight cast" in str(name) for name in result.timeline["name"]) for result in (one, four)]
     assert casts == [4 * LAYERS, 4 * LAYERS]
     plain = run(workload("te_delayed", training__global_batch=4, training__fp8=None))
     weights = [result.to_dict()["memory"]["per_stage"][0]["weights"] for result in (plain, four)]
-    of_layer = HIDDEN * (QUERIES + 2 * KEYS) + QUERIES * HIDDEN + 3 * HIDDEN * FFN
-    assert weights[1] - weights[0] == 2 * LAYERS * of_layer
+    elements = HIDDEN * (QUERIES + 2 * KEYS) + QUERIES * HIDDEN + 3 * HIDDEN * FFN
+    assert weights[1] - weights[0] == 2 * LAYERS * elements
 
 
 def test_experts_are_in_8_bits_where_the_recipe_has_grouped_products() -> None:
-    found = products(layer(workload("te_current", model__moe=MOE)).forward)
-    grouped = [one for one in found if isinstance(one, GroupedMatmul)]
-    router = [one for one in found if isinstance(one, Matmul) and one.n == MOE["experts"]]
+    launched = products(layer(workload("te_current", model__moe=MOE)).forward)
+    grouped = [one for one in launched if isinstance(one, GroupedMatmul)]
+    router = [one for one in launched if isinstance(one, Matmul) and one.n == MOE["experts"]]
     assert [one.dtype for one in grouped] == ["fp8", "fp8"]
     assert [one.dtype for one in router] == ["fp32"]
 
 
 def test_weights_gathered_in_8_bits_are_half_as_many_bytes() -> None:
-    """Of a layer all matrices are; norms stay in bf16. They are turned for the backward pass, and not cast again."""
+    """All matrices of a layer are; norms stay in bf16. The backward pass turns matrices, and casts none again."""
     settings = {"parallelism.dp": 8, "parallelism.zero": 3, "training.global_batch": 8, "training.optimizer": {}}
     plain = workload("torchao_tensorwise", **settings)
     eight = workload({"recipe": "torchao_tensorwise", "gather": "fp8"}, **settings)

@@ -1,4 +1,4 @@
-"""Products in 8 bits: recipes that a framework lacks, sizes that they do not take, weights gathered in 8 bits."""
+"""Products in 8 bits: recipes that a framework lacks, sizes that a recipe does not take, weights gathered so."""
 
 from __future__ import annotations
 
