@@ -110,10 +110,12 @@ class MatmulCost:
         for dtype, speeds in self.model.layout_speed.items():
             for role, speed in speeds.items():
                 single = self.spec.peak_flops_per_s[dtype].value * speed.value
-                of_scales = {scaling: speeds[role] for scaling, speeds in scaled.items()} if dtype == "fp8" else {}
-                for scaling, relative in {**dict.fromkeys(("", *UNSCALED), 1.0), **of_scales}.items():
-                    rates[dtype, role, scaling, False] = single * relative
-                    rates[dtype, role, scaling, True] = single * relative * self.model.grouped.speed[role]
+                factors = dict.fromkeys(("", *UNSCALED), 1.0)
+                if dtype == "fp8":
+                    factors |= {scaling: by_role[role] for scaling, by_role in scaled.items()}
+                for scaling, factor in factors.items():
+                    rates[dtype, role, scaling, False] = single * factor
+                    rates[dtype, role, scaling, True] = single * factor * self.model.grouped.speed[role]
         return rates
 
     @cached_property
