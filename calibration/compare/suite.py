@@ -1,7 +1,8 @@
 """``python -m calibration.compare.suite``: write suites of our own runs anew from the records in calibration/results.
 
-``own-h200`` has those of plain PyTorch, ``own-frameworks`` those of the code of others. Their errors, and those of
-``own-h200-memory`` and ``own-frameworks-memory``, are then recorded by `python -m simulator.validation.record`.
+``own-h200`` has those of plain PyTorch, ``own-frameworks`` those of the code of others, ``own-fp8`` those of torchtitan
+with torchao's recipes. Their errors, and those of ``own-h200-memory`` and the like, are then recorded by `python -m
+simulator.validation.record`.
 """
 
 from __future__ import annotations
@@ -37,6 +38,7 @@ class OwnRuns(NamedTuple):
 TABLES = (
     OwnRuns("own-h200", ("fit", "predicted", "eight"), "runs"),
     OwnRuns("own-frameworks", ("frameworks",), "frameworks"),
+    OwnRuns("own-fp8", ("fp8",), "fp8"),
 )
 #: What the runs were made on: a node whose NVSwitches serve every GPU at full speed, of which they took the first.
 CLUSTER = {"cluster.name": "hgx_h200_8gpu"}

@@ -27,15 +27,15 @@ def command(
         str,
         typer.Argument(
             metavar="KIND",
-            help="models, topologies, gpus, schedules, profiles, stacks, collectives, workloads or suites.",
+            help="models, topologies, gpus, schedules, profiles, stacks, collectives, recipes, workloads or suites.",
         ),
     ],
     json: Json = None,
 ) -> None:
     """List what is shipped.
 
-    KIND is models, topologies, gpus, schedules, profiles, stacks, collectives, workloads or suites (what validate
-    compares with).
+    KIND is models, topologies, gpus, schedules, profiles, stacks, collectives, recipes (of products in 8 bits),
+    workloads or suites (what validate compares with).
 
     \b
     Example:
@@ -217,6 +217,19 @@ def _collectives() -> Rows:
     ]
 
 
+def _recipes() -> Rows:
+    from simulator.precisions import FP8_RECIPES
+
+    return [
+        {
+            "name": name,
+            "frameworks": ", ".join(f"{one}, compiled" if recipe.compiled else one for one in recipe.frameworks),
+            "what": recipe.about,
+        }
+        for name, recipe in FP8_RECIPES.items()
+    ]
+
+
 def _workloads() -> Rows:
     from simulator.config import catalog, load_workload
     from simulator.output.summary import describe_layout
@@ -261,6 +274,7 @@ _ROWS: dict[str, Callable[[], Rows]] = {
     "profiles": _profiles,
     "stacks": _stacks,
     "collectives": _collectives,
+    "recipes": _recipes,
     "workloads": _workloads,
     "suites": _suites,
 }

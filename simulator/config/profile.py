@@ -17,6 +17,7 @@ from simulator.errors import InputError
 from simulator.hardware.gpu import GpuSpec
 from simulator.hardware.profile import Profile
 from simulator.input_files import as_mapping, parse_yaml, read_text
+from simulator.precisions import Fp8Recipe
 
 
 def load_profile(
@@ -95,6 +96,24 @@ def check_one_vendor(profiles: Mapping[str, Profile], *, file: object = None, ke
             found="; ".join(f"{vendor}: {', '.join(gpus)}" for vendor, gpus in types.items()),
             fix="nodes of one of them, such as by placement",
         )
+
+
+def check_fp8(profile: Profile, recipe: Fp8Recipe, *, file: object = None) -> None:
+    """Raise `InputError` where the profile prices no products, or no casts, of ``recipe``; ``file`` chose it."""
+    scaled = {"tensor", "none", *profile.kernels.matmul.scaled}
+    if (
+        "fp8" in profile.gpu_spec.peak_flops_per_s
+        and profile.kernels.memory.fp8
+        and {*recipe.products.values()} <= scaled
+    ):
+        return
+    raise InputError(
+        f"{profile.gpu} has no matrix units for 8 bits, or its profile nothing to price {recipe.name} by",
+        file=file,
+        key="training.fp8.recipe",
+        found=recipe.name,
+        allowed="null, or a GPU such as h100-sxm-80gb or h200-sxm-141gb",
+    )
 
 
 def check_precision(profile: Profile, precision: str, *, file: object = None) -> None:

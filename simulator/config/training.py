@@ -14,19 +14,20 @@ from simulator.config.model import Size
 from simulator.config.section import AsTuple, Section, ShortSection
 from simulator.config.updaters import Dtype, Optimizer
 from simulator.losses import LOSSES
+from simulator.precisions import FP8_RECIPES
 
 
 def _without_fp8(value: object) -> object:
     if value == "fp8":
         raise PydanticCustomError(
             "fp8",
-            "steps with products in 8 bits are not modelled (their casts, scales and saved tensors): take bf16, whose "
-            "products take about twice as long, or fp16, fp32",
+            "says nothing of casts and scales: write precision: bf16, which all but products is in, and "
+            f"fp8: {' or '.join(FP8_RECIPES)}",
         )
     return value
 
 
-#: Of weights and activations: fp8 is a precision too, of which it is said that steps in it are not modelled.
+#: Of weights and activations: products in 8 bits are said by a recipe.
 Precision = Annotated[Dtype, BeforeValidator(_without_fp8)]
 
 
@@ -93,9 +94,11 @@ def _freezable(value: str) -> str:
 
 if TYPE_CHECKING:
     LossName = str
+    RecipeName = str
 else:
-    # What is listed, so that a new loss needs no line here.
+    # What is listed, so that a new loss, or a new recipe, needs no line here.
     LossName = Literal[tuple(LOSSES)]
+    RecipeName = Literal[tuple(FP8_RECIPES)]
 
 
 class LossChoice(ShortSection):
@@ -116,6 +119,17 @@ class LossChoice(ShortSection):
     """chunked: the loss of a chunk is compiled [the framework's: true where pytorch is]"""
 
 
+class Fp8(ShortSection):
+    """Products of layers in 8 bits. A plain text means `recipe`."""
+
+    text_means: ClassVar[str] = "recipe"
+
+    recipe: RecipeName
+    """whose casts and scales, and what they are of: `llmsim list recipes`"""
+    gather: Literal["bf16", "fp8"] = "bf16"
+    """zero 3: what weights of these products are gathered in [bf16]"""
+
+
 class Training(Section):
     """How the model is trained."""
 
@@ -127,6 +141,9 @@ class Training(Section):
     """sequences per step; micro-batches = global_batch / (micro_batch * dp)"""
     precision: Precision = "bf16"
     """of weights and activations [bf16]"""
+    fp8: Fp8 | None = None
+    """a recipe, or {recipe, gather}: which products of layers are in 8 bits, and how operands are cast; the projection
+    to the vocabulary, routers and attention stay in the precision [null: none]"""
     optimizer: Optimizer = Optimizer()
     grad_dtype: Dtype = "fp32"
     """what gradients are accumulated and reduced in [fp32; of hugging_face the precision, but for

@@ -148,6 +148,12 @@ class Workload(Section):
         return self.own_nodes[len(self.own_nodes) - self.parallelism.server_count :]
 
     @property
+    def gathers_in_8_bits(self) -> bool:
+        """True where ZeRO-3 gathers the weights of products in 8 bits in such."""
+        fp8 = self.training.fp8
+        return fp8 is not None and fp8.gather == "fp8" and self.replication.fully_sharded
+
+    @property
     def rank_tokens(self) -> int:
         """Tokens of one micro-batch that a rank works on: a context-parallel rank has its share of each sequence."""
         return self.training.micro_batch * self.training.seq // self.parallelism.cp

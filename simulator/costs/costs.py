@@ -62,7 +62,8 @@ class Costs:
         if software.pads_products:
             matmul = replace(profile.kernels.matmul, unaligned=None)
             profile = replace(profile, kernels=replace(profile.kernels, matmul=matmul))
-        memory = MemoryCost.from_sections(profile.gpu_spec, profile.kernels.memory, software.memory_sections)
+        sections = (*software.memory_sections, "fp8")
+        memory = MemoryCost.from_sections(profile.gpu_spec, profile.kernels.memory, sections)
         kernels: dict[type, KernelCost] = {**_on_sms(profile), Memory: memory, Fixed: FixedCost()}
         return cls(
             gpu=profile.gpu,

@@ -103,13 +103,19 @@ class MatmulCost:
         return other
 
     @cached_property
-    def _rates(self) -> dict[tuple[str, str, bool], float]:
-        """FLOP/s at the boost clock inside an ideal tile, by type, role, and whether grouped."""
-        rates: dict[tuple[str, str, bool], float] = {}
+    def _rates(self) -> dict[tuple[str, str, str, bool], float]:
+        """FLOP/s at the boost clock inside an ideal tile, by type, role, scaling, and whether grouped."""
+        rates: dict[tuple[str, str, str, bool], float] = {}
+        scaled = {str(scaling): one.speed for scaling, one in self.model.scaled.items()}
         for dtype, speeds in self.model.layout_speed.items():
             for role, speed in speeds.items():
-                rates[dtype, role, False] = self.spec.peak_flops_per_s[dtype].value * speed.value
-                rates[dtype, role, True] = rates[dtype, role, False] * self.model.grouped.speed[role]
+                single = self.spec.peak_flops_per_s[dtype].value * speed.value
+                factors = dict.fromkeys(("", *UNSCALED), 1.0)
+                if dtype == "fp8":
+                    factors |= {scaling: by_role[role] for scaling, by_role in scaled.items()}
+                for scaling, factor in factors.items():
+                    rates[dtype, role, scaling, False] = single * factor
+                    rates[dtype, role, scaling, True] = single * factor * self.model.grouped.speed[role]
         return rates
 
     @cached_property
@@ -149,7 +155,7 @@ class MatmulCost:
         k = (counts * products.k[:, :, None]).sum(axis=1) / np.maximum(tiles, 1.0)
         rate = np.array(
             [
-                self._rates[x.dtype, x.role, grouped]
+                self._rates[x.dtype, x.role, x.scaling, grouped]
                 for x, grouped in zip(products.kernels, products.grouped, strict=True)
             ]
         )
@@ -231,6 +237,8 @@ def _sizes(kernel: Product) -> dict[MatmulSize, int]:
 #: Of m, n and k those that rows of an operand or of the output are long, by role. Rows of all three lie in memory as
 #: in y = x W^T, dx = dy W and dW = dy^T x.
 ROW_LENGTHS = {"fwd": ("n", "k"), "dgrad": ("n", "k"), "wgrad": ("m", "n")}
+#: Scales of operands in 8 bits that a product costs no more with: one for each tensor, or none.
+UNSCALED = ("tensor", "none")
 #: Elements of 16 bits in the 16 bytes that Hopper's and Ampere's copies into shared memory take at once.
 ALIGNMENT = 8
 

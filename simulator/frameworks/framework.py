@@ -326,6 +326,8 @@ class Framework:
     """logits of models with such positions are an output, whose gradient of zeros the compiled loss adds its own to"""
     online_softmax: bool = False
     """a compiled loss finds the maximum and the sum of a row in one kernel"""
+    compiles_loss_apart: bool = False
+    """a compiled loss is a graph of its own, without the projection to the vocabulary"""
     repeats_keys: bool = False
     """keys and values are copied to all query heads that share them before a fused attention kernel"""
     keeps_gathered_inputs: bool = False

@@ -88,6 +88,7 @@ COMPILED = replace(
     autocasts=hugging_face.autocasts,
     replication=hugging_face.replication,
     repeats_keys=True,
+    compiles_loss_apart=True,
     keeps_gathered_inputs=True,
 )
 SPLIT = replace(

@@ -77,6 +77,22 @@ MemoryClass = Literal[
     "copy",
     "zero",
 ]
+#: Kernels around products in 8 bits.
+Fp8Class = Literal[
+    "fp8_amax",
+    "fp8_scale",
+    "fp8_cast",
+    "fp8_turned",
+    "fp8_both",
+    "fp8_amax_made",
+    "fp8_rows",
+    "fp8_both_rows",
+    "fp8_rescale",
+    "fp8_cast_transpose",
+    "fp8_blocks_transpose",
+]
+#: Scales of operands in 8 bits: one for each row, for each block of 128 elements, or for 32 (MXFP8).
+Scaling = Literal["rows", "blocks", "mx"]
 FittedRange = tuple[int, int]
 
 
@@ -116,6 +132,17 @@ class UnalignedModel(Cited):
 
 
 @dataclass(frozen=True, kw_only=True)
+class ScaledModel(Cited):
+    """Speed of products in 8 bits whose operands have a scale for each row, or for each block."""
+
+    speed: dict[MatmulRole, Fraction]
+    """relative to products of the layout with one scale for each operand"""
+
+    def __post_init__(self) -> None:
+        need_all("kernels.matmul.scaled.speed", self.speed, get_args(MatmulRole))
+
+
+@dataclass(frozen=True, kw_only=True)
 class MatmulModel(Cited):
     """Constants of `simulator.costs.matmul`, fitted together."""
 
@@ -150,6 +177,8 @@ class MatmulModel(Cited):
     grouped: GroupedModel
     unaligned: UnalignedModel | None = None
     """without it products of such sizes cost what others do"""
+    scaled: dict[Scaling, ScaledModel] = field(default_factory=dict)
+    """products in 8 bits by the scales of their operands, where that is not one for a whole tensor"""
     fitted_range: dict[MatrixDtype, dict[MatmulSize, FittedRange]] = field(default_factory=dict)
     """smallest and largest sizes that were measured, by type; types that were not are missing"""
 
@@ -273,6 +302,8 @@ class MemoryModel:
     local_modules: dict[MemoryClass, MemoryCurve] = field(default_factory=dict)
     """PyTorch's kernels on fp32 and on heads out of order, as local modules of Megatron-Core launch them, where they
     were measured"""
+    fp8: dict[Fp8Class, MemoryCurve] = field(default_factory=dict)
+    """casts of operands of products in 8 bits"""
 
     def __post_init__(self) -> None:
         need_all("kernels.memory.eager", self.eager, get_args(MemoryClass))

@@ -30,6 +30,8 @@ def backward(z: Shapes) -> Ops:
 def nodes(z: Shapes, projection: Node, options: LossOptions) -> tuple[Node, ...]:
     """Return the ``projection`` and the loss; the projection's backward pass finds the gradient in place of logits.
 
+    A loss that is compiled apart writes the gradient beside the logits, which end before the projection goes back.
+
     Logits that are an output stay beside their gradient. Autograd makes one of zeros for them first
     (torch/_functorch/_aot_autograd/runtime_wrappers.py, ``materialize_grads``), to which the loss adds its own.
     """
@@ -43,6 +45,8 @@ def nodes(z: Shapes, projection: Node, options: LossOptions) -> tuple[Node, ...]
         zeros = loss_kernel(z, StepPhase.BACKWARD, "zero logits grad", "zero", 0, z.element)
         gradient = _by_element(z, loss_kernel(z, StepPhase.BACKWARD, "bwd", "loss_bwd", 2 * z.element, z.element))
         loss = replace(loss, input_grad=(zeros, gradient))
+    if options.apart:
+        loss = replace(loss, grad_bytes=logits)
     return replace(projection, grad_bytes=max(projection.grad_bytes - logits, 0.0)), loss
 
 

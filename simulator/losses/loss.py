@@ -25,6 +25,7 @@ class LossOptions:
     ``recompute``: each is computed again in the backward pass. ``compile``: the loss of each is compiled.
     ``trained``: the projection has a weight gradient. ``returns_logits``: they are an output of what is compiled, whose
     gradient autograd fills with zeros. ``online_softmax``: one kernel finds the maximum and the sum of a row.
+    ``apart``: a compiled loss is compiled without the projection.
     """
 
     by_row: str
@@ -35,6 +36,7 @@ class LossOptions:
     trained: bool
     returns_logits: bool
     online_softmax: bool
+    apart: bool
 
 
 @dataclass(frozen=True)

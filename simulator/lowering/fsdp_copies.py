@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from simulator.config import Workload
 from simulator.models import Op, Part
-from simulator.operations.weights import by_axis, elements_by_axis, weight_bytes
+from simulator.operations.weights import by_axis, elements_by_axis, gathered_weight_bytes
 from simulator.program import Compute, Memory, StepPhase
 from simulator.units import DTYPE_BYTES
 
@@ -15,8 +15,11 @@ def with_copies(workload: Workload, part: Part, kind: str) -> list[Op]:
     """Return the pass ``kind`` of a part with the copies before and, of a unit of its own, after it.
 
     Before parameters are gathered a rank casts its fp32 shard and copies it to where it is gathered
-    (``all_gather_copy_in``). From there the whole goes to the parameters (``foreach_all_gather_copy_out``). Before
-    gradients are reduced they are put side by side, cut by rank, in the type in which they are reduced
+    (``all_gather_copy_in``). What is gathered in 8 bits needs the largest magnitude of the tensor first, which is found
+    for the forward pass (torchao/float8/fsdp_utils.py). From there the whole goes to the parameters
+    (``foreach_all_gather_copy_out``).
+
+    Before gradients are reduced they are put side by side, cut by rank, in the type in which they are reduced
     (``foreach_reduce_scatter_copy_in``). The reduced shard is the gradient of the first micro-batch; those of others
     are added to it (``foreach_reduce``). See torch/distributed/fsdp/_fully_shard/_fsdp_collectives.py.
 
@@ -44,8 +47,11 @@ def copies_before(workload: Workload, part: Part, kind: str) -> list[Op]:
     ]
     training, (_, masters) = workload.training, _trained(workload, part)
     if workload.replication.weights_are_masters and training.trained_dtype != "fp32" and masters:
-        cast = DTYPE_BYTES["fp32"] * masters, DTYPE_BYTES[training.trained_dtype] * masters
-        copies.insert(0, _copy("fsdp.cast", "optimizer", *cast, phase))
+        read, narrow = DTYPE_BYTES["fp32"] * masters, _shard_elements_in_8_bits(workload, part)
+        written = DTYPE_BYTES[training.trained_dtype] * (masters - narrow) + narrow
+        copies.insert(0, _copy("fsdp.cast", "optimizer", read, written, phase))
+        if narrow and kind == "F":
+            copies.insert(0, _copy("fsdp.amax", "fp8_amax", DTYPE_BYTES["fp32"] * narrow, 0, phase))
     return copies
 
 
@@ -67,8 +73,14 @@ def copies_after(workload: Workload, parts: Iterable[Part], kind: str) -> list[O
 def _gathered_bytes(workload: Workload, part: Part) -> tuple[float, float]:
     """Return the bytes of a part's weights that are sharded, and of the shards of one rank."""
     shards = workload.parallelism.shards
-    split = {axis: weight_bytes(group) for axis, group in by_axis(part.weights).items() if shards(axis) > 1}
+    split = {axis: gathered_weight_bytes(group) for axis, group in by_axis(part.weights).items() if shards(axis) > 1}
     return sum(split.values()), sum(nbytes / shards(axis) for axis, nbytes in split.items())
+
+
+def _shard_elements_in_8_bits(workload: Workload, part: Part) -> float:
+    """Return the elements of one rank's shards that are gathered in 8 bits."""
+    shards = workload.parallelism.shards
+    return sum(weight.elements / shards(weight.axis) for weight in part.weights if weight.gathered_in_8_bits)
 
 
 def _trained(workload: Workload, part: Part) -> tuple[int, float]:

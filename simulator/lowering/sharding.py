@@ -18,7 +18,7 @@ from dataclasses import replace
 
 from simulator.config import Parallelism, Workload
 from simulator.lowering.host_copies import fetch_parameters
-from simulator.operations.weights import Weight, by_axis, elements_by_axis, trained, weight_bytes
+from simulator.operations.weights import Weight, by_axis, elements_by_axis, gathered_weight_bytes, trained, weight_bytes
 from simulator.program import Collective, CollectiveKind, Purpose, Step
 from simulator.units import DTYPE_BYTES
 
@@ -73,7 +73,7 @@ def gathered_bytes(workload: Workload, weights: Iterable[Weight]) -> float:
         return 0.0
     streamed = parallelism.offload.parameters != "none"
     groups = by_axis(weights).items()
-    return sum(weight_bytes(group) for axis, group in groups if streamed or parallelism.shards(axis) > 1)
+    return sum(gathered_weight_bytes(group) for axis, group in groups if streamed or parallelism.shards(axis) > 1)
 
 
 def gather(workload: Workload, label: str, weights: Iterable[Weight], like: Step | None = None) -> list[Step]:
@@ -93,7 +93,7 @@ def gather(workload: Workload, label: str, weights: Iterable[Weight], like: Step
             comm = Collective(
                 "dp.all_gather params",
                 CollectiveKind.ALL_GATHER,
-                nbytes,
+                gathered_weight_bytes(group),
                 over,
                 Purpose.DATA,
                 stream="gather",

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from simulator.config import Workload
 from simulator.models import Part, Seat, Turn, stage_parts, weights_of
+from simulator.models.low_precision import casts_weights_once
 from simulator.operations.weights import Weight
 from simulator.program import Step
 from simulator.schedules import Order
@@ -35,6 +36,7 @@ class StageVariants:
 
     def __init__(self, workload: Workload, seat: Seat, turns: Mapping[tuple[int, int], Turn]) -> None:
         self._workload, self._seat, self._turns = workload, seat, turns
+        self._casts_once = casts_weights_once(workload)
         n_stages, copies = workload.parallelism.n_stages, workload.parallelism.pipeline_schedule.copies
         #: By stage, the parts that do nothing special in any turn.
         self.parts: Sequence[tuple[Part, ...]] = [
@@ -47,9 +49,9 @@ class StageVariants:
         return weights_of(part for stage in stages for part in self.parts[stage])
 
     def variant(self, stage: int, kind: str, microbatch: int) -> Variant:
-        """Return the variant of a pass; only those that make gradients of weights depend on their turn."""
-        makes = kind in ("B", "W")
-        return stage, kind, self._turns.get((stage, microbatch), Turn()) if makes else Turn()
+        """Return the variant of a pass; only those that make gradients of weights, or cast these, have a turn."""
+        turn = self._turns.get((stage, microbatch), Turn()) if kind in ("B", "W") or self._casts_once else Turn()
+        return stage, kind, turn
 
     def variant_of_step(self, step: Step) -> Variant:
         """Return the variant of a pass, or of the pass that ``step`` is a piece of."""

@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 from simulator.config import Workload
 from simulator.models.linear import add_gradient, linear, new_gradient_bytes
+from simulator.models.low_precision import in_8_bits
 from simulator.models.pointwise import activation
 from simulator.models.routing import routing
 from simulator.models.shapes import FrameworkShapes
@@ -276,7 +277,7 @@ def _grouped(z: FrameworkShapes, x: Experts, name: str, n: int, k: int, *, split
         weight_grad += (memory("W", f"{name} bias grad", "reduce", y_bytes, z.element * local * n, z.dtype, n),)
         weight_grad += add_gradient(z, f"{name} bias", local * n)
     weight_grad_bytes = 0.0 if z.accumulates_in_product else new_gradient_bytes(z, params)
-    return Node(
+    node = Node(
         forward=(product("F", "fwd", n, k),),
         input_grad=(product("B", "dgrad", k, n),),
         weight_grad=weight_grad,
@@ -287,6 +288,7 @@ def _grouped(z: FrameworkShapes, x: Experts, name: str, n: int, k: int, *, split
         weight_grad_bytes=weight_grad_bytes,
         weights=_expert_weights(z, x, name, n, k, split=split),
     )
+    return in_8_bits(z, node, name, x.worked_on, n, k, experts=local)
 
 
 def _expert_weights(z: FrameworkShapes, x: Experts, name: str, n: int, k: int, *, split: str) -> tuple[Weight, ...]:

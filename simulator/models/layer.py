@@ -126,7 +126,17 @@ def _qkv(z: FrameworkShapes) -> tuple[Node, ...]:
         z,
         [
             linear(
-                z, "attn", name, n, z.hidden, split="column", saved="attn.normed", bias=z.bias, shared=copies, wide=True
+                z,
+                "attn",
+                name,
+                n,
+                z.hidden,
+                split="column",
+                saved="attn.normed",
+                bias=z.bias,
+                shared=copies,
+                wide=True,
+                first=name == "q",
             )
             for name, (n, copies) in widths.items()
         ],
@@ -138,7 +148,9 @@ def _mlp(z: FrameworkShapes) -> tuple[Node, ...]:
     apart = z.gated and not z.framework.joins_projections(z.position)
     widths = {"gate": z.ffn, "up": z.ffn} if apart else {"fc1": z.ffn * (2 if z.gated else 1)}
     first = [
-        linear(z, "mlp", name, n, z.hidden, split="column", saved="mlp.normed", bias=z.bias, wide=True)
+        linear(
+            z, "mlp", name, n, z.hidden, split="column", saved="mlp.normed", bias=z.bias, wide=True, first=name != "up"
+        )
         for name, n in widths.items()
     ]
     return (

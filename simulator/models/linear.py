@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from simulator.models.autocast import cast_operands
+from simulator.models.low_precision import in_8_bits
 from simulator.models.shapes import FrameworkShapes
 from simulator.models.weight_names import weight_name
 from simulator.operations.nodes import Node, Op, Ops, Tensor, comm, memory
@@ -59,14 +60,15 @@ def linear(
     rows: int = 0,
     cached: bool = True,
     wide: bool = False,
+    first: bool = True,
 ) -> Node:
     """Return y (tokens x n) = x (tokens x k) W, n and k as this rank has them.
 
-    ``split`` says how W is split over the tensor-parallel ranks (see `_passes`).
-    The bias is added in the product's epilogue or in the kernel after it, at no cost of its own. Where a
-    framework adds it after a sum over ranks it is a kernel. Its gradient is a sum over rows. ``shared`` of the n
-    columns are held by more than one rank. ``rows`` are those of the model's own W, where they do not follow from n.
-    ``wide``: under autocast x is in fp32.
+    ``split`` says how W is split over the tensor-parallel ranks (see `_passes`). The bias is added in the product's
+    epilogue or in the kernel after it, at no cost of its own. Where a framework adds it after a sum over ranks it is a
+    kernel. Its gradient is a sum over rows. ``shared`` of the n columns are held by more than one rank. ``rows`` are
+    those of the model's own W, where they do not follow from n. ``wide``: under autocast x is in fp32. ``first``: no
+    other product before it reads the same x.
 
     Autograd must be handed a gradient of the weight's size even where the product has added it to the buffer already.
     TransformerEngine keeps an empty tensor per shape for that (``get_dummy_wgrad`` in pytorch/module/base.py, 2.0 and
@@ -81,10 +83,8 @@ def linear(
     if bias:
         added, bias_grad = _bias(z, name, n, y_bytes, split)
         forward, weight_grad = (*forward, *added), (*weight_grad, *bias_grad)
-    together: Ops = ()
-    if z.overlaps_tp and split == "column":
-        dgrad = product(z, name, "dgrad", z.tokens, k, n)
-        together = (*_hidden(gather, dgrad), *_hidden(_summed(z, block, x_bytes), wgrad), *weight_grad[1:])
+    dgrad, summed = product(z, name, "dgrad", z.tokens, k, n), _summed(z, block, x_bytes)
+    hidden = (*_hidden(gather, dgrad), *_hidden(summed, wgrad), *weight_grad[1:])
     placeholder = z.accumulates_in_product and cached
     weight_grad_bytes = (x_bytes if gather else 0) + (0 if placeholder else new_gradient_bytes(z, n * k))
     node = Node(
@@ -92,7 +92,7 @@ def linear(
         input_grad=input_grad,
         weight_grad=weight_grad,
         gather=gather,
-        together=together,
+        together=hidden if z.overlaps_tp and split == "column" else (),
         saved=kept,
         saved_for_weights=kept,
         # Gradients of y and x whole; x or y once more as this rank's rows beside the gathered copy.
@@ -104,6 +104,7 @@ def linear(
     )
     if z.framework.pads_products and n * z.element % ALIGNED:
         node = _padded(z, node, name, y_bytes, w_bytes)
+    node = in_8_bits(z, node, name, z.tokens, n, k, first=first)
     return cast_operands(z, node, name, n, k, wide=wide, bias=bias) if z.autocast else node
 
 

@@ -11,6 +11,7 @@ from itertools import accumulate, pairwise
 from simulator.config import Workload
 from simulator.config.optimizer_choices import choices
 from simulator.frameworks.framework import GradientKernels, ReducedGradients
+from simulator.models.low_precision import weight_copy_bytes
 from simulator.models.parts import Part, weights_of
 from simulator.models.routing import routing
 from simulator.models.stage import stage_parts
@@ -76,7 +77,8 @@ def state_bytes_of(workload: Workload, pipeline_rank: int, weights: Sequence[Wei
     if workload.replication.in_ddp and workload.microbatches > 1:
         kept += DTYPE_BYTES[training.grad_dtype] * sum(counts[axis] for axis in counts if layout.replicas(axis) > 1)
     return StateBytes(
-        weights=0.0 if streamed else _weight_bytes(workload, weights) * versions,
+        weights=(0.0 if streamed else _weight_bytes(workload, weights) * versions)
+        + weight_copy_bytes(workload, weights),
         gradients=0.0
         if shards and away
         else DTYPE_BYTES[training.grad_dtype] * (share if shards else float(whole)) + kept,

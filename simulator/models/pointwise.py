@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from simulator.models.low_precision import activation_in_8_bits
 from simulator.models.shapes import FrameworkShapes
 from simulator.operations.nodes import Node, Ops, Tensor, memory
 from simulator.units import DTYPE_BYTES
@@ -25,7 +26,7 @@ def activation(z: FrameworkShapes, block: str, elements: int) -> Node:
     saved += tuple(
         Tensor(f"{block}.{result}", DTYPE_BYTES["fp32"] * float(elements)) for result in kernels.kept_in_fp32
     )
-    return Node(
+    node = Node(
         forward=tuple(memory("F", name + x, op, r * nbytes, w * nbytes, z.dtype) for x, op, r, w in kernels.forward),
         input_grad=tuple(
             memory("B", f"{name}{x} bwd", op, r * nbytes, w * nbytes, z.dtype) for x, op, r, w in kernels.backward
@@ -33,6 +34,7 @@ def activation(z: FrameworkShapes, block: str, elements: int) -> Node:
         saved=saved,
         grad_bytes=(3 if z.gated else 2) * nbytes,
     )
+    return activation_in_8_bits(z, node, name, nbytes)
 
 
 def rope(z: FrameworkShapes) -> Node:

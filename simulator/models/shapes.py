@@ -9,14 +9,22 @@ from simulator.frameworks import Framework
 from simulator.models.routing import routing
 from simulator.models.tuning import tuning_at
 from simulator.operations.shapes import ANY_SEAT, ANY_TURN, Seat, Shapes, Turn
+from simulator.precisions import FP8_RECIPES, Fp8Recipe
 from simulator.units import DTYPE_BYTES
 
 
 @dataclass(frozen=True, kw_only=True)
 class FrameworkShapes(Shapes):
-    """Sizes of a rank's share of the tensors, and the framework whose kernels work on them."""
+    """Sizes of a rank's share of the tensors, and the framework whose kernels work on them.
+
+    ``fp8``: the recipe of products in 8 bits, if there is one. ``casts_weights``: weights are cast in this micro-batch.
+    ``gathers_in_8_bits``: ZeRO-3 gathers them so.
+    """
 
     framework: Framework
+    fp8: Fp8Recipe | None = None
+    casts_weights: bool = True
+    gathers_in_8_bits: bool = False
 
 
 def representative_seat(workload: Workload, seat: Seat) -> Seat:
@@ -38,6 +46,7 @@ def shapes(workload: Workload, seat: Seat = ANY_SEAT, turn: Turn = ANY_TURN, num
     sequence_parallel = bool(layout.sequence_parallel) and tp > 1
     tokens = workload.rank_tokens
     vocab = model.padded_vocab(tp)
+    recipe = FP8_RECIPES[training.fp8.recipe] if training.fp8 else None
     kv_heads = model.heads if model.mla else model.kv_heads
     return FrameworkShapes(
         tp=tp,
@@ -68,6 +77,9 @@ def shapes(workload: Workload, seat: Seat = ANY_SEAT, turn: Turn = ANY_TURN, num
         attention=model.attention,
         dropout=model.dropout,
         framework=workload.software,
+        fp8=recipe,
+        casts_weights=turn.first or workload.microbatches == 1 or not (recipe and recipe.weights_once),
+        gathers_in_8_bits=workload.gathers_in_8_bits,
         dtype=training.precision,
         grad_dtype=training.grad_dtype,
         adds_gradients=replication.adds_first_gradients if turn.first else replication.adds_later_gradients,

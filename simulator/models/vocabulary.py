@@ -122,4 +122,5 @@ def loss_options(workload: Workload, z: FrameworkShapes, *, trained: bool = True
         trained=trained,
         returns_logits=framework.returns_logits(z.position),
         online_softmax=framework.online_softmax,
+        apart=framework.compiles_loss_apart,
     )

@@ -31,6 +31,7 @@ class Weight:
     ``gradient_product`` is the product that computes the gradient; norms, biases and embeddings have none.
     ``trainable`` is False of frozen weights, which have no gradients and no states. ``storage`` is the type that the
     values are stored in, such as ``nf4``, where it is not ``dtype``.
+    ``in_8_bits``: its products read copies in 8 bits. ``gathered_in_8_bits``: ZeRO-3 gathers these.
     ``tied_to`` is the weight whose values these are. Both are one tensor, unless ``copied``: then the rank holds these
     values a second time, as the other tensor is on another rank.
     """
@@ -46,6 +47,8 @@ class Weight:
     copied: bool = False
     trainable: bool = True
     storage: str = ""
+    in_8_bits: bool = False
+    gathered_in_8_bits: bool = False
 
     @property
     def elements(self) -> int:
@@ -89,6 +92,11 @@ class Weight:
             return float(self.elements + SCALE_BYTES * self.elements // self.shape[-1])
         return float(DTYPE_BYTES[self.dtype] * self.elements)
 
+    @property
+    def gathered_nbytes(self) -> float:
+        """Bytes of the whole tensor as ZeRO-3 gathers it."""
+        return float(self.elements) if self.gathered_in_8_bits else self.nbytes
+
 
 def tie(weight: Weight, other: str, *, copied: bool = False) -> Weight:
     """Return ``weight`` tied to the one named ``other``."""
@@ -126,6 +134,11 @@ def elements(weights: Iterable[Weight]) -> int:
 def elements_by_axis(weights: Iterable[Weight]) -> dict[str, int]:
     """Return `elements` of ``weights`` by their axis, in order of first mention."""
     return {axis: elements(group) for axis, group in by_axis(trained(weights)).items()}
+
+
+def gathered_weight_bytes(weights: Iterable[Weight]) -> float:
+    """Return the bytes of ``weights`` as ZeRO-3 gathers them."""
+    return float(sum(weight.gathered_nbytes for weight in weights if weight.is_stored))
 
 
 def weight_bytes(weights: Iterable[Weight]) -> float:

@@ -234,6 +234,11 @@ def _trained(report: JsonReport) -> str:
     return f", {format_count(report['params_trained'])} trained" + (f" ({how})" if how else "")
 
 
+def _in_8_bits(report: JsonReport) -> str:
+    """Return whose recipe products in 8 bits have, where there are such."""
+    return f", products in 8 bits ({report['fp8']['recipe']})" if report["fp8"] else ""
+
+
 def _headline(report: JsonReport) -> Text:
     from rich.text import Text
 
@@ -243,7 +248,7 @@ def _headline(report: JsonReport) -> Text:
     return Text.assemble(
         (str(report["name"]), "bold"),
         f" on {counted(report['n_gpus'], 'GPU')} of {report['cluster']} with {_framework(report['framework'])}\n"
-        f"{format_parameters(report['params_total'], report['params_active'])}{_trained(report)}, "
+        f"{format_parameters(report['params_total'], report['params_active'])}{_trained(report)}{_in_8_bits(report)}, "
         f"{describe_layout(report['parallelism'])}, {counted(report['n_microbatches'], 'micro-batch', 'es')}\n"
         f"calibration {calibration['name']}: {calibration['kind']} figures{dated}{stack}",
     )

@@ -13,6 +13,7 @@ class Matmul:
 
     ``role`` is ``fwd``, ``dgrad`` or ``wgrad``: the operand layouts (NN, NT, TN) differ, and with them the speed.
     ``out_dtype`` is the output's type where it differs from ``dtype`` (gradients accumulated in fp32 are read too).
+    ``scaling``: of operands in 8 bits; each has a scale for the whole tensor, for rows, or for blocks.
     """
 
     m: int
@@ -23,6 +24,7 @@ class Matmul:
     role: str = "fwd"
     out_dtype: str = ""
     accumulate: bool = False
+    scaling: str = ""
 
     kind = "matmul"
 
@@ -63,8 +65,8 @@ def causal_pairs(q_len: int, kv_len: int, offset: int = 0, window: int = 0) -> f
 class GroupedMatmul:
     """One kernel of a product per expert: group i has ``tokens[i]`` tokens and a weight of n x k.
 
-    ``role`` fwd and dgrad: (tokens x k) @ (k x n); wgrad: (n x tokens) @ (tokens x k). ``out_dtype`` and ``accumulate``
-    are as in `Matmul`. Groups without tokens are skipped.
+    ``role`` fwd and dgrad: (tokens x k) @ (k x n); wgrad: (n x tokens) @ (tokens x k). ``out_dtype``, ``accumulate``
+    and ``scaling`` are as in `Matmul`. Groups without tokens are skipped.
     """
 
     tokens: tuple[int, ...]
@@ -74,6 +76,7 @@ class GroupedMatmul:
     role: str = "fwd"
     out_dtype: str = ""
     accumulate: bool = False
+    scaling: str = ""
 
     kind = "grouped_matmul"
 
@@ -81,9 +84,9 @@ class GroupedMatmul:
     def products(self) -> tuple[Matmul, ...]:
         """The products of all groups."""
         return tuple(
-            Matmul(self.n, self.k, tokens, 1, self.dtype, self.role, self.out_dtype, self.accumulate)
+            Matmul(self.n, self.k, tokens, 1, self.dtype, self.role, self.out_dtype, self.accumulate, self.scaling)
             if self.role == "wgrad"
-            else Matmul(tokens, self.n, self.k, 1, self.dtype, self.role, self.out_dtype, self.accumulate)
+            else Matmul(tokens, self.n, self.k, 1, self.dtype, self.role, self.out_dtype, self.accumulate, self.scaling)
             for tokens in self.tokens
             if tokens
         )

@@ -11,7 +11,7 @@ from simulator import models
 from simulator.config import Workload
 from simulator.lowering.layout import groups_of_first_rank
 from simulator.models import Part, Turn
-from simulator.operations.weights import by_axis, elements, trained, weight_bytes
+from simulator.operations.weights import by_axis, elements, gathered_weight_bytes, trained
 from simulator.searching.prices import AxisGroups, LeastPrices, RepeatedCollective, is_uniform
 from simulator.searching.stage_parts import StageKey, StageParts
 from simulator.units import DTYPE_BYTES
@@ -80,7 +80,7 @@ def shared_traffic(stages: StageParts) -> list[RepeatedCollective]:
     parts = [part for stage in stages.stages_of[0] for part in stages.parts(stage) if part.is_unit]
     layers = by_axis(models.weights_of(parts)).get("dp", ())
     passes *= 2 if layout.reshard_after_forward else 1
-    return [gradients, RepeatedCollective("all_gather", group, passes * weight_bytes(layers))]
+    return [gradients, RepeatedCollective("all_gather", group, passes * gathered_weight_bytes(layers))]
 
 
 class StageSeconds(NamedTuple):

@@ -144,6 +144,9 @@ _OWN = MemorySource(
 _OWN_FRAMEWORKS = replace(_OWN, suite=SUITES["own-frameworks"])
 
 
+_OWN_FP8 = replace(_OWN, suite=SUITES["own-fp8"])
+
+
 _HUGGING_FACE = MemorySource(
     SUITES["hugging-face"],
     figure="allocated",
@@ -170,6 +173,7 @@ MEMORY_SUITES: Mapping[str, MemorySuite] = {
     "memory": MemorySuite(SOURCES, Bounds(mean=0.10)),
     "own-h200-memory": MemorySuite((_OWN,), Bounds(mean=0.02)),
     "own-frameworks-memory": MemorySuite((_OWN_FRAMEWORKS,), Bounds(mean=0.03)),
+    "own-fp8-memory": MemorySuite((_OWN_FP8,), Bounds(mean=0.01)),
     "hugging-face-memory": MemorySuite((_HUGGING_FACE,), Bounds(mean=0.01)),
 }
 

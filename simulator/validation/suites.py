@@ -70,6 +70,9 @@ _LLAMA: dict[str, Any] = {
     "model.tied_embeddings": False,
 }
 
+#: Nemotron's squared ReLU, as a ReLU, and LayerNorm with rope (arXiv 2406.11704, table 1).
+_NEMOTRON: dict[str, Any] = _LLAMA | {"model.activation": "relu", "model.norm": "layernorm"}
+
 _TIED_LLAMA = _LLAMA | {"model.tied_embeddings": True}
 
 #: PyTorch 1.13 to 2.1 without torch.compile; Composer clips gradients. MPT's vocabulary is padded already.
@@ -299,6 +302,47 @@ SUITES: dict[str, Suite] = {
             measured_by="Megatron-Bridge",
         ),
         Suite(
+            name="torch-fp8",
+            about="torchtitan with torchao's float8 and 8-bit gathers: Llama 3 8B on 8 to 128 H100s and H200s",
+            table=DATA / "torch-fp8.csv",
+            settings=_LLAMA
+            | {
+                "framework.name": "torchtitan",
+                "framework.compile": True,
+                "training.grad_clip": 1.0,
+                "training.grad_dtype": "fp32",
+            },
+            bounds=Bounds(mean=0.12),
+            # As in torch-fsdp; the H200s' runs are later, and compile the loss.
+            special=(
+                (
+                    {"gpu": "H100-96G-HBM2e-500W"},
+                    {"training.loss": "eager", "training.attention_kernel": "flash2"},
+                ),
+            ),
+            measured_by="torchtitan, float8",
+        ),
+        Suite(
+            name="megatron-fp8",
+            about="NeMo with Transformer Engine's delayed scaling: GPT, Llama, Nemotron of 5B to 405B, H100s and B200s",
+            table=DATA / "megatron-fp8.csv",
+            settings=_LLAMA
+            | {
+                "framework.name": "megatron_core",
+                "parallelism.zero": 1,
+                "training.grad_dtype": "bf16",
+                "training.grad_clip": 1.0,
+            },
+            bounds=Bounds(mean=0.15),
+            special=(
+                ({"family": "gpt"}, dict.fromkeys(_LLAMA)),
+                ({"family": "nemotron"}, _NEMOTRON),
+                # NeMo's tp_comm_overlap, on where there is tensor parallelism in its performance recipes.
+                *(({"tp": tp}, {"parallelism.overlap": {"tp": True}}) for tp in ("2", "4", "8")),
+            ),
+            measured_by="NeMo, fp8",
+        ),
+        Suite(
             name="own-h200",
             about="our own runs of calibration/runs with plain PyTorch on 1, 2 and 4 H200s, of every layout",
             table=DATA / "own-h200.csv",  # made by `python -m calibration.compare.suite`
@@ -315,6 +359,15 @@ SUITES: dict[str, Suite] = {
             bounds=Bounds(mean=0.06),
             note="Each is simulated at the host speed that was probed beside it; hosts of one kind differ twofold.",
             measured_by="own runs, training code of others",
+        ),
+        Suite(
+            name="own-fp8",
+            about="our own runs of torchtitan with torchao 0.18 on an H200: bf16, and float8 by tensors and by rows",
+            table=DATA / "own-fp8.csv",  # made by `python -m calibration.compare.suite`
+            settings={},
+            bounds=Bounds(mean=0.16),
+            note="Rows of 300m wait for their hosts, whose work under torch.compile was not measured; others: 3.6 %.",
+            measured_by="own runs, torchtitan with torchao",
         ),
         Suite(
             name="hugging-face",

@@ -41,7 +41,7 @@ _ARCHITECTURES = {
 _ONE_FAMILY, _FAMILY = ("Ampere", "Hopper", "Blackwell"), "NVIDIA's A100 and successors"
 #: Family of GPUs -> the one whose profile stands in for what nobody has published of its kernels (`like` of profiles).
 KERNELS_LIKE = dict.fromkeys(("Volta", "Turing", "Ampere GA102", "Ada", "Blackwell GB202"), _FAMILY)
-_BITS = {"fp16": 16, "bf16": 16, "fp32": 32, "fp8": 8}
+_BITS = {"fp16": 16, "bf16": 16, "fp32": 32}
 #: A layer that takes longer is not delayed by its host, s. The slowest hosts issue one of Megatron-LM's, forward and
 #: backward, in about 10 ms.
 LONG_LAYER_s = 0.03
@@ -87,7 +87,7 @@ def traits_of(workload: Workload, figures: Mapping[str, Any]) -> StepTraits:
         family=" and ".join(dict.fromkeys(_FAMILY if one in _ONE_FAMILY else one for one in architectures)),
         links=_links_in_nodes(workload),
         architecture=" and ".join(dict.fromkeys(architectures)),
-        precision_bits=_BITS[training.precision],
+        precision_bits=8 if training.fp8 else _BITS[training.precision],
         trained="all weights" if training.adapters is None else "adapters",
         gradients=f"{parallelism.data_parallel}{f', {parallelism.grad_compression}' if compressed else ''}",
         offloaded=set(parallelism.offload.model_dump().values()) != {"none"},

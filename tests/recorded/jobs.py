@@ -350,8 +350,22 @@ CLUSTERS: dict[str, RecordedJob] = {
     ),
 }
 
+#: Products in 8 bits.
+EIGHT_BITS: dict[str, RecordedJob] = {
+    "fp8_gathered": gpt(
+        {"dp": 8, "zero": 3},
+        {"fp8": {"recipe": "torchao_tensorwise", "gather": "fp8"}},
+        sizes=LLAMA,
+        cluster="dgx_h100",
+        framework={"name": "torchtitan", "compile": True},
+    ),
+    "fp8_delayed_pp": gpt({"tp": 2, "pp": 2, "dp": 2}, {"fp8": "te_delayed"}, cluster="dgx_h100"),
+    "fp8_blockwise_moe": gpt({"dp": 8, "ep": 4}, {"fp8": "te_blockwise"}, {"moe": MOE}, cluster="dgx_h100"),
+    "fp8_mx": gpt({"dp": 8}, {"fp8": "te_mxfp8"}, cluster="dgx_b200"),
+}
+
 JOBS: dict[str, RecordedJob] = {}
-for part in (SCHEDULES, DATA_PARALLEL, TRAINING, EXPERTS, SPLIT, CLUSTERS, shipped(), measured()):
+for part in (SCHEDULES, DATA_PARALLEL, TRAINING, EXPERTS, SPLIT, CLUSTERS, EIGHT_BITS, shipped(), measured()):
     repeated = JOBS.keys() & part.keys()
     if repeated:
         raise ValueError(f"several jobs are called {', '.join(sorted(repeated))}")

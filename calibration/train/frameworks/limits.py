@@ -20,6 +20,10 @@ TITAN_SCHEDULES = {
 }
 
 
+#: Recipes of a workload -> torchtitan's ``recipe_name``; without a name torchao's is that of whole tensors.
+TITAN_RECIPES = {"torchao_tensorwise": None, "torchao_rowwise": "rowwise"}
+
+
 def _hugging_face(workload: Workload) -> Iterator[Limit]:
     """Yield limits of this trainer."""
     training, layout = workload.training, workload.parallelism
@@ -51,6 +55,7 @@ def _torchtitan(workload: Workload) -> Iterator[Limit]:
     yield "model.tied_embeddings", model.tied_embeddings, (False,), "its Llama 3 has two tables"
     yield "training.optimizer.name", training.optimizer.name, ("adamw", "adam"), "is not written"
     yield "parallelism.zero", layout.zero, (3,) if layout.dp > 1 else (0, 3), "replicas are fully_shard"
+    yield "training.fp8", training.fp8 and training.fp8.recipe, (None, *TITAN_RECIPES), "is not torchao's"
     if layout.pp > 1:
         yield "parallelism.schedule", layout.schedule, tuple(TITAN_SCHEDULES), "is not one of torch's"
 

@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from calibration.train.frameworks.limits import TITAN_SCHEDULES
+from calibration.train.frameworks.limits import TITAN_RECIPES, TITAN_SCHEDULES
 from calibration.train.frameworks.tokens import LEARNING_RATE, replica_tokens, set_torchrun_variables
 from calibration.train.trainer import Groups
 from simulator.config.model import Model
@@ -75,10 +75,23 @@ def _config(workload: Workload) -> Any:
     config.compile.enable = workload.framework.compile
     config.optimizer.lr = LEARNING_RATE
     config.optimizer.implementation = training.optimizer.implementation
+    _set_fp8(config, workload)
     config.metrics.log_freq = 10**9
     config.job.dump_folder = "/tmp"
     config.comm.trace_buf_size = 0
     return config
+
+
+def _set_fp8(config: Any, workload: Workload) -> None:
+    """Set torchao's recipe for the products of layers, where the workload has one; the head stays as it is."""
+    fp8 = workload.training.fp8
+    if fp8 is None:
+        return
+    config.model.converters = ["quantize.linear.float8"]
+    chosen = config.quantize.linear.float8
+    chosen.recipe_name = TITAN_RECIPES[fp8.recipe]
+    chosen.enable_fsdp_float8_all_gather = fp8.gather == "fp8"
+    chosen.filter_fqns = ["output"]
 
 
 class _Batches:

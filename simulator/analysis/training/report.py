@@ -99,7 +99,7 @@ def report(
         "params_total": job.parameters,
         "params_active": job.active_parameters,
         "params_trained": job.trained_parameters,
-        "tuning": _tuning(workload),
+        **_training(workload),
         "step_time_s": step,
         "steady_period": steady is not None,
         **({} if staleness is None else {"staleness": staleness}),
@@ -128,6 +128,12 @@ def report(
         "ranks_total": timeline.n_ranks,
     }
     return result
+
+
+def _training(workload: Workload) -> dict[str, Any]:
+    """Return what is trained, and the recipe of products in 8 bits."""
+    fp8 = workload.training.fp8
+    return {"tuning": _tuning(workload), "fp8": fp8 and fp8.model_dump()}
 
 
 def _tuning(workload: Workload) -> dict[str, Any] | None:

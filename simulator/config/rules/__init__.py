@@ -20,6 +20,7 @@ from simulator.config.rules import (
     optimizer,
     pipeline,
     placement,
+    precision,
     scale,
     servers,
     tensor,
@@ -35,11 +36,12 @@ if TYPE_CHECKING:
 
 _PROBLEMS = (
     *(tensor.problems, training.problems, framework.problems, context.problems, experts.problems, pipeline.problems),
-    *(tuning.problems, servers.problems, offload.problems, optimizer.problems),
+    *(tuning.problems, servers.problems, offload.problems, optimizer.problems, precision.problems),
 )
 _LAYOUT_PROBLEMS = (
     *(scale.layout_problems, placement.layout_problems, data.layout_problems),
     *(pipeline.layout_problems, experts.layout_problems, framework.layout_problems),
+    precision.layout_problems,
 )
 _WARNINGS = (
     *(scale.warnings, data.warnings, servers.warnings, experts.warnings, pipeline.warnings),

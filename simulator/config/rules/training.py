@@ -11,6 +11,9 @@ from simulator.input_files import brief
 if TYPE_CHECKING:
     from simulator.config.workload import Workload
 
+#: GPUs before Ampere, whose products in fp32 are on CUDA cores (NVIDIA A100 Tensor Core GPU Architecture, 2020).
+WITHOUT_TF32 = ("v100", "t4")
+
 
 def problems(workload: Workload) -> Iterator[InputError]:
     """Keys of the training section that contradict each other."""
@@ -58,7 +61,7 @@ def _module_problems(workload: Workload) -> Iterator[InputError]:
 
 def warnings(workload: Workload) -> Iterator[str]:
     """Yield the meaning of fp32, recomputation that saves nothing, and names that say nothing."""
-    if workload.training.precision == "fp32":
+    if workload.training.precision == "fp32" and not all(gpu.startswith(WITHOUT_TF32) for gpu in workload.gpu_types):
         yield "training.precision fp32: matrix products are TF32's, which PyTorch has to be asked for (allow_tf32)"
     recompute = workload.training.recompute
     alone = recompute.granularity == "selective" and recompute.modules == ("core_attn",)

@@ -1,0 +1,181 @@
+"""Products of linear layers in 8 bits, with the kernels around them that the recipe of a workload says."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+
+from simulator.config import Workload
+from simulator.models.shapes import FrameworkShapes
+from simulator.operations.nodes import Node, Op, Ops, Tensor, memory
+from simulator.operations.weights import Weight
+from simulator.precisions import FP8_RECIPES
+from simulator.precisions.recipe import CastKernel, CastKernels, Fp8Recipe
+from simulator.program import Beside, Compute, GroupedMatmul, Matmul
+
+#: Blocks whose products stay in working precision.
+LEFT_OUT = ("head", "mtp")
+#: Of a weight that was gathered in 8 bits.
+TURNED_AS_GATHERED = CastKernel("turned", "fp8_turned", 0.5, 0.5)
+#: Last words of the names of inputs that an activation, or a norm, makes.
+MADE_BY_ACTIVATION, MADE_BY_NORM = ".act", "normed"
+
+
+def in_8_bits(
+    z: FrameworkShapes, node: Node, name: str, rows: int, n: int, k: int, *, experts: int = 1, first: bool = True
+) -> Node:
+    """Return the product ``node`` (``rows`` x k times k x n) in 8 bits, where the recipe has it so.
+
+    W is one for each of so many ``experts``. ``first``: no other product before it has read, and cast, the same input.
+    """
+    recipe = z.fp8
+    if recipe is None or not is_in_8_bits(recipe, name, n, k):
+        return node
+    elements = {"x": rows * k, "w": experts * n * k, "y": rows * n}
+    sizes = {tensor: float(z.element * count) for tensor, count in elements.items()}
+    saved = node.saved_for_weights[0].name
+    cast = _Casts(z, name, sizes, {"x": k, "w": k, "y": n})
+    inputs = cast("F", "input", "x", recipe.input_forward) if first else ()
+    weights = cast("F", "weight", "w", recipe.weight_forward) if z.casts_weights else ()
+    turned_weight = cast("B", "weight", "w", recipe.weight_backward)
+    if z.gathers_in_8_bits:
+        weights, turned_weight = (), cast("B", "weight", "w", (TURNED_AS_GATHERED,))
+    gradient, gradient_again = _gradients(recipe, cast, name)
+    turned_input = _inputs_again(z, recipe, cast, saved, first=first)
+    exact = _product_in(recipe, z.dtype, cast)
+    before_wgrad: Ops = (*gradient_again, *turned_input)
+    together = exact(node.together)
+    return replace(
+        node,
+        forward=(*inputs, *weights, *exact(node.forward)),
+        input_grad=(*gradient, *turned_weight, *exact(node.input_grad)),
+        weight_grad=(*before_wgrad, *exact(node.weight_grad)),
+        together=(*gradient, *turned_weight, *before_wgrad, *together) if together else (),
+        saved=_kept(z, recipe, node.saved, sizes["x"]),
+        saved_for_weights=_kept(z, recipe, node.saved_for_weights, sizes["x"]),
+        # Copies of x and W, and two of dy.
+        grad_bytes=node.grad_bytes + (sizes["x"] + sizes["w"] + 2 * sizes["y"]) / z.element,
+        weights=tuple(
+            replace(one, in_8_bits=True, gathered_in_8_bits=z.gathers_in_8_bits)
+            if one.gradient_product and len(one.shape) > 1
+            else one
+            for one in node.weights
+        ),
+    )
+
+
+def is_in_8_bits(recipe: Fp8Recipe, name: str, *sizes: int) -> bool:
+    """Return True for products of layers with sizes that the matrix units take; experts' where the recipe has them."""
+    block = name.partition(".")[0]
+    if block in LEFT_OUT or (block == "moe" and not recipe.experts):
+        return False
+    return all(size % recipe.multiple == 0 for size in sizes)
+
+
+def casts_weights_once(workload: Workload) -> bool:
+    """Return True where the first micro-batch of a step casts weights for all."""
+    fp8 = workload.training.fp8
+    return fp8 is not None and FP8_RECIPES[fp8.recipe].weights_once
+
+
+def weight_copy_bytes(workload: Workload, weights: Iterable[Weight]) -> float:
+    """Return the bytes of the 8-bit copies that stay beside ``weights``; of gathered ones none stays."""
+    fp8 = workload.training.fp8
+    if fp8 is None or workload.parallelism.zero == 3:
+        return 0.0
+    elements = sum(weight.elements for weight in weights if weight.in_8_bits and weight.is_stored)
+    return FP8_RECIPES[fp8.recipe].weight_copy_bytes * elements
+
+
+class _Casts:
+    """Makes the kernels around the product ``name``.
+
+    ``sizes``: bytes of its x, W and y in working precision. ``widths``: elements of a row of each.
+    """
+
+    def __init__(self, z: FrameworkShapes, name: str, sizes: Mapping[str, float], widths: Mapping[str, int]) -> None:
+        self._z, self._name, self._sizes, self._widths = z, name, sizes, widths
+
+    def __call__(self, phase: str, what: str, tensor: str, kernels: Iterable[CastKernel]) -> Ops:
+        nbytes = self._sizes[tensor]
+        return tuple(
+            memory(
+                phase,
+                " ".join(filter(None, (self._name, what, one.name))),
+                one.op,
+                one.read * nbytes,
+                one.written * nbytes,
+                self._z.dtype,
+                self._widths[tensor],
+            )
+            for one in kernels
+        )
+
+
+def _gradients(recipe: Fp8Recipe, cast: _Casts, name: str) -> tuple[Ops, Ops]:
+    """Return the casts of dy before the products for dx and for dW; those of an activation's are part of its own."""
+    if recipe.activation_backward and name.rpartition(".")[2] in ("fc1", "gate", "up"):
+        return (), ()
+    return cast("B", "grad", "y", recipe.gradient), cast("W", "grad", "y", recipe.gradient_again)
+
+
+def _inputs_again(z: FrameworkShapes, recipe: Fp8Recipe, cast: _Casts, saved: str, *, first: bool) -> Ops:
+    """Return the casts of x before the product for dW, with the norm that makes x again."""
+    if not first or (recipe.activation_backward and saved.endswith(MADE_BY_ACTIVATION)):
+        return ()
+    casts = cast("W", "input", "x", recipe.input_backward)
+    if recipe.makes_inputs_again and saved.endswith(MADE_BY_NORM):
+        again = CastKernel("normed again", "norm" if z.norm == "layernorm" else "rms_norm", 1, 1)
+        casts = (*cast("W", "input", "x", (again,)), *casts)
+    return casts
+
+
+def _kept(z: FrameworkShapes, recipe: Fp8Recipe, tensors: tuple[Tensor, ...], x_bytes: float) -> tuple[Tensor, ...]:
+    """Return what is kept of the product's input, the first of ``tensors``."""
+    x, *rest = tensors
+    if recipe.makes_inputs_again and x.name.endswith((MADE_BY_ACTIVATION, MADE_BY_NORM)):
+        return tuple(rest)
+    if recipe.kept_input_bytes is None:
+        return tensors
+    return (Tensor(f"{x.name} in 8 bits", recipe.kept_input_bytes * x.nbytes / z.element), *rest)
+
+
+def _product_in(recipe: Fp8Recipe, dtype: str, cast: _Casts) -> Callable[[Ops], Ops]:
+    """Return a function that puts the products among operations into 8 bits, with what follows on their output."""
+    outputs = {"fwd": ("F", "y"), "dgrad": ("B", "x"), "wgrad": ("W", "w")}
+
+    def product(op: Compute) -> Compute:
+        kernel = op.kernel
+        if not isinstance(kernel, Matmul | GroupedMatmul) or kernel.role not in recipe.products:
+            return op
+        scaling = recipe.products[kernel.role]
+        return replace(op, kernel=replace(kernel, dtype="fp8", out_dtype=kernel.out_dtype or dtype, scaling=scaling))
+
+    def one(op: Op) -> Ops:
+        match op:
+            case Compute(kernel=Matmul(role=role) | GroupedMatmul(role=role)):
+                phase, tensor = outputs[role]
+                return (product(op), *cast(phase, f"{role} output", tensor, recipe.behind.get(role, ())))
+            case Beside():
+                return (replace(op, kernels=tuple(map(product, op.kernels))),)
+            case _:
+                return (op,)
+
+    return lambda ops: tuple(new for op in ops for new in one(op))
+
+
+def activation_in_8_bits(z: FrameworkShapes, node: Node, name: str, nbytes: float) -> Node:
+    """Return an activation whose output of ``nbytes`` and gradients are read in 8 bits, as the recipe has it.
+
+    One kernel reads its inputs for magnitudes, one reads them again and writes all in 8 bits.
+    """
+    recipe = z.fp8
+    if recipe is None or recipe.activation_backward is None or not is_in_8_bits(recipe, name, z.ffn):
+        return node
+    amax, written = recipe.activation_backward
+    read, gradients = (3, 2) if z.gated else (2, 1)
+    kernels: CastKernels = (
+        CastKernel("bwd amax", amax, read, 0),
+        CastKernel("bwd in 8 bits", written, read, gradients + 0.5),
+    )
+    return replace(node, input_grad=_Casts(z, name, {"x": nbytes}, {"x": z.ffn})("B", "", "x", kernels))

@@ -1,0 +1,77 @@
+"""Everything that a recipe of training in 8 bits decides, as one object."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+
+class CastKernel(NamedTuple):
+    """A kernel of a cast: its name, cost class ``op``, and traffic.
+
+    ``read`` and ``written`` are in tensors of the operand's size in working precision: 8 bits of 16 are half a tensor.
+    """
+
+    name: str
+    op: str
+    read: float
+    written: float
+
+
+#: Kernels one after another.
+CastKernels = tuple[CastKernel, ...]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Fp8Recipe:
+    """A recipe for the products of linear layers: y = x W^T forward, dx = dy W and dW = dy^T x backward.
+
+    Hopper's matrix units take 8-bit operands in one layout. Backward products therefore need x, W and dy with rows and
+    columns changed over.
+    """
+
+    name: str
+    """the name in workload files"""
+    about: str
+    """one line that describes it"""
+    frameworks: tuple[str, ...]
+    """those that have it"""
+    compiled: bool = False
+    """its kernels are those that torch.compile makes, and it is simulated with these alone"""
+
+    products: Mapping[str, str]
+    """role of a product in 8 bits (fwd, dgrad, wgrad) -> how its operands are scaled: by tensor, rows, blocks, mx, or
+    none, where another kernel applies the scales; others stay in working precision"""
+    experts: bool
+    """the grouped products of experts are in 8 bits too"""
+    multiple: int = 16
+    """products whose sizes are no multiples of it stay in working precision"""
+
+    input_forward: CastKernels
+    """of x, before the forward product"""
+    input_backward: CastKernels = ()
+    """of x, before the product for dW"""
+    weight_forward: CastKernels
+    """of W, before the forward product"""
+    weight_backward: CastKernels = ()
+    """of W, before the product for dx"""
+    gradient: CastKernels
+    """of dy, before the product for dx"""
+    gradient_again: CastKernels = ()
+    """of dy, before the product for dW"""
+    behind: Mapping[str, CastKernels] = field(default_factory=dict)
+    """role of a product -> kernels on its output"""
+    weights_once: bool = False
+    """weights are cast for the first micro-batch of a step, and their copies kept for the others"""
+    weight_copy_bytes: float = 0.0
+    """of copies that stay beside each element of W"""
+    kept_input_bytes: float | None = None
+    """of what is kept of each element of x until the backward pass; None: x itself, in working precision"""
+    makes_inputs_again: bool = False
+    """x that a norm or an activation makes is not kept: the backward pass makes it again"""
+    activation_backward: tuple[str, str] | None = None
+    """cost classes of the two kernels that stand for the backward pass of an activation: one finds scales for its
+    gradients and for its output, one writes all of these in 8 bits"""
+    gathers: tuple[str, ...] = ("bf16",)
+    """types that ZeRO-3 can gather its weights in, the usual one first"""

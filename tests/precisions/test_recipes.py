@@ -1,0 +1,172 @@
+"""Products in 8 bits: what each recipe launches and keeps, counted by hand, and what its workloads may say."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import pytest
+
+from simulator.api import run
+from simulator.config import Workload, load_workload
+from simulator.errors import InputError
+from simulator.models import layer, model_weights, stage_parts
+from simulator.operations.nodes import Ops
+from simulator.precisions import FP8_RECIPES, in_words
+from simulator.program import Compute, GroupedMatmul, Matmul, Memory
+
+HIDDEN, FFN, TOKENS, LAYERS = 512, 2048, 1024, 2
+#: 4 heads of 128 of queries, 2 of keys and values.
+QUERIES, KEYS = 512, 256
+TORCHAO, ENGINE = ("torchao_tensorwise", "torchao_rowwise"), ("te_delayed", "te_current", "te_blockwise", "te_mxfp8")
+MOE = {"experts": 4, "top_k": 2, "ffn_hidden": 256}
+
+
+def workload(fp8: Any = None, **changes: Any) -> Workload:
+    """A small Llama on H200s, on B200s where MXFP8 needs them, with the framework that has the recipe."""
+    name = fp8["recipe"] if isinstance(fp8, dict) else fp8
+    torch = name is None or name in TORCHAO
+    data: dict[str, Any] = {
+        "name": "small",
+        "model": {
+            **{"layers": LAYERS, "hidden": HIDDEN, "heads": 4, "kv_heads": 2, "ffn_hidden": FFN, "vocab": 1024},
+            **{"activation": "swiglu", "norm": "rmsnorm", "position": "rope", "bias": False, "tied_embeddings": False},
+        },
+        "training": {"seq": TOKENS, "global_batch": 1, "fp8": fp8, "optimizer": {"master_weights": False}},
+        "framework": {"name": "torchtitan", "compile": True} if torch else {"name": "megatron_core"},
+        "parallelism": {"dp": 1},
+        "cluster": {"name": "dgx_b200" if name == "te_mxfp8" else "dgx_h200", "nodes": 1},
+    }
+    return load_workload(data, set={key.replace("__", "."): value for key, value in changes.items()})
+
+
+def products(ops: Ops) -> list[Matmul | GroupedMatmul]:
+    return [op.kernel for op in ops if isinstance(op, Compute) and isinstance(op.kernel, Matmul | GroupedMatmul)]
+
+
+def kernels(ops: Ops, ending: str) -> dict[str, Memory]:
+    """Kernels whose names have this ending, by the rest of the name."""
+    return {
+        op.name.removesuffix(ending): op.kernel
+        for op in ops
+        if isinstance(op, Compute) and isinstance(op.kernel, Memory) and op.name.endswith(ending)
+    }
+
+
+@pytest.mark.parametrize("name", FP8_RECIPES)
+def test_all_products_elementss_are_in_8_bits_and_no_others(name: str) -> None:
+    """q, k, v or one of all, the output, gate and up or both, down: each has three. The head has its own three."""
+    work = workload(name)
+    (_, *layers, head) = stage_parts(work, 0)
+    each = 7 if name in TORCHAO else 4
+    for part in layers:
+        launched = products((*part.forward, *part.backward))
+        assert Counter((one.dtype, one.role) for one in launched) == {
+            ("fp8", role): each for role in ("fwd", "dgrad", "wgrad")
+        }
+        assert {(one.role, one.scaling) for one in launched} == set(FP8_RECIPES[name].products.items())
+        assert {one.out_dtype for one in launched} <= {"bf16", "fp32"}  # and not 8 bits
+    assert {one.dtype for one in products((*head.forward, *head.backward))} == {"bf16"}
+
+
+def test_tensors_are_cast_once_where_the_graph_knows_them_again() -> None:
+    """Queries, keys and values read one input, gate and up another: 4 inputs and 7 weights of a layer are cast."""
+    part = layer(workload("torchao_tensorwise"))
+    inputs, weights = kernels(part.forward, " input cast"), kernels(part.forward, " weight cast")
+    assert set(inputs) == {"attn.q", "attn.proj", "mlp.gate", "mlp.fc2"}
+    assert set(weights) == {"attn.q", "attn.k", "attn.v", "attn.proj", "mlp.gate", "mlp.up", "mlp.fc2"}
+    # 2 bytes of each element are read, and 1 is written.
+    assert (inputs["mlp.fc2"].read_bytes, inputs["mlp.fc2"].write_bytes) == (2 * TOKENS * FFN, TOKENS * FFN)
+    assert (weights["attn.k"].read_bytes, weights["attn.k"].write_bytes) == (2 * HIDDEN * KEYS, HIDDEN * KEYS)
+
+
+def test_gradients_of_an_activation_are_cast_where_it_makes_them() -> None:
+    """The activation reads its two inputs and the gradient, and writes 5 tensors: both gradients as they are and
+    turned, and its own output turned."""
+    part = layer(workload("torchao_tensorwise"))
+    assert set(kernels(part.backward, " grad cast both ways")) == {"mlp.fc2", "attn.proj", "attn.q", "attn.k", "attn.v"}
+    written = kernels(part.backward, " bwd in 8 bits")["mlp.swiglu"]
+    assert (written.read_bytes, written.write_bytes) == (3 * 2 * TOKENS * FFN, 5 * TOKENS * FFN)
+
+
+def test_torchao_keeps_no_inputs_that_norms_and_activations_make() -> None:
+    """Both norms' outputs, and the activation's, are made again: 2 bytes of 2 h + ffn for each token of a layer."""
+    saved = layer(workload()).saved_bytes - layer(workload("torchao_tensorwise")).saved_bytes
+    assert saved == 2 * TOKENS * (2 * HIDDEN + FFN)
+
+
+def test_transformer_engine_keeps_inputs_in_8_bits() -> None:
+    """Inputs of h, h and ffn elements a token have one byte each instead of two.
+
+    Attention keeps its output in bf16, beside which the output projection's copy has one byte more.
+    """
+    plain = layer(workload("te_delayed", training__fp8=None))
+    kept = plain.saved_bytes - layer(workload("te_delayed")).saved_bytes
+    assert kept == TOKENS * (HIDDEN + HIDDEN + FFN - QUERIES)
+
+
+def test_transformer_engine_casts_weights_once_a_step_and_keeps_the_copies() -> None:
+    """The first of four micro-batches casts the 4 weights of each of 2 layers, and 2 bytes of each element stay."""
+    one, four = (run(workload("te_delayed", training__global_batch=n)) for n in (1, 4))
+    casts = [sum("weight cast" in str(name) for name in result.timeline["name"]) for result in (one, four)]
+    assert casts == [4 * LAYERS, 4 * LAYERS]
+    plain = run(workload("te_delayed", training__global_batch=4, training__fp8=None))
+    weights = [result.to_dict()["memory"]["per_stage"][0]["weights"] for result in (plain, four)]
+    elements = HIDDEN * (QUERIES + 2 * KEYS) + QUERIES * HIDDEN + 3 * HIDDEN * FFN
+    assert weights[1] - weights[0] == 2 * LAYERS * elements
+
+
+def test_experts_are_in_8_bits_where_the_recipe_has_grouped_products() -> None:
+    launched = products(layer(workload("te_current", model__moe=MOE)).forward)
+    grouped = [one for one in launched if isinstance(one, GroupedMatmul)]
+    router = [one for one in launched if isinstance(one, Matmul) and one.n == MOE["experts"]]
+    assert [one.dtype for one in grouped] == ["fp8", "fp8"]
+    assert [one.dtype for one in router] == ["fp32"]
+
+
+def test_weights_gathered_in_8_bits_are_half_as_many_bytes() -> None:
+    """All matrices of a layer are; norms stay in bf16. The backward pass turns matrices, and casts none again."""
+    settings = {"parallelism.dp": 8, "parallelism.zero": 3, "training.global_batch": 8, "training.optimizer": {}}
+    plain = workload("torchao_tensorwise", **settings)
+    eight = workload({"recipe": "torchao_tensorwise", "gather": "fp8"}, **settings)
+    sent = [run(one).to_dict()["communication"]["dp"]["bytes_per_gpu"] for one in (plain, eight)]
+    matrices = sum(w.elements for w in model_weights(plain) if w.in_8_bits)
+    # Gathered for the forward and for the backward pass, 7/8 of it from others.
+    assert sent[0] - sent[1] == pytest.approx(2 * 7 / 8 * matrices)
+    assert not kernels(layer(eight).forward, " weight cast")
+
+
+def test_small_shapes_may_become_slower() -> None:
+    """Casts of 11 tensors a layer take longer than products of 512 columns save."""
+    plain, eight = (run(workload(fp8)).to_dict()["step_time_s"] for fp8 in (None, "torchao_rowwise"))
+    assert eight > plain
+
+
+@pytest.mark.parametrize(
+    ("fp8", "changes", "words"),
+    [
+        ("torchao_tensorwise", {"framework.compile": False}, "its eager casts are not simulated"),
+        ("torchao_tensorwise", {"framework": "megatron_core"}, "not simulated with megatron_core"),
+        ("torchao_tensorwise", {"cluster": "dgx_a100"}, "a100-sxm-80gb has no matrix units for 8 bits"),
+        ("torchao_tensorwise", {"training.precision": "fp16"}, "cast from bf16"),
+        ("torchao_tensorwise", {"training.seq": 1023}, "multiple of 16"),
+        ("te_blockwise", {"model.hidden": 576, "model.head_dim": 128}, "multiple of 128"),
+        ("torchao_tensorwise", {"training.optimizer.master_weights": True}, "autocast first"),
+        ({"recipe": "torchao_rowwise", "gather": "fp8"}, {}, "are gathered in bf16"),
+        ({"recipe": "torchao_tensorwise", "gather": "fp8"}, {}, "only weights that fully_shard splits"),
+        ("te_mxfp8", {"cluster": "dgx_h200"}, "nothing to price te_mxfp8 by"),
+        (None, {"training.precision": "fp8"}, "write precision: bf16"),
+        ("te_current", {"training.freeze": ["norms"]}, "frozen weights in 8 bits are not simulated"),
+    ],
+)
+def test_what_a_recipe_cannot_do_is_refused(fp8: Any, changes: dict[str, Any], words: str) -> None:
+    with pytest.raises(InputError, match=words):
+        workload(fp8, **changes)
+
+
+@pytest.mark.parametrize("name", FP8_RECIPES)
+def test_a_recipe_says_what_it_does(name: str) -> None:
+    """Products, what stays as it is, inputs, weights, gradients, what is kept, and copies of weights."""
+    lines = list(in_words(FP8_RECIPES[name], "bf16"))
+    assert len(lines) == 7 + bool(FP8_RECIPES[name].behind)
+    assert not [line for line in lines if "nothing;" in line and "inputs" in line]
