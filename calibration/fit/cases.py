@@ -131,10 +131,10 @@ def read(measured: Path) -> Cases:
         raise InputError("holds no measurements", key="DIR", found=str(measured), allowed=allowed)
     if len(gpus := sorted({str(environment["gpu"]) for environment in environments})) > 1:
         raise InputError("measurements of several GPUs", key="DIR", found=", ".join(gpus), fix="a folder for each")
-    return Cases(tuple(rows), tuple(environments), steps=tuple(_steps(measured / STEPS)))
+    return Cases(tuple(rows), tuple(environments), steps=tuple(steps_in(measured / STEPS)))
 
 
-def _steps(folder: Path) -> Iterator[Run]:
+def steps_in(folder: Path) -> Iterator[Run]:
     """Yield the records of runs that went well; raises `InputError` on one that cannot be used."""
     for path in sorted(folder.glob("*.json")):
         record = read_record(folder, path.stem)

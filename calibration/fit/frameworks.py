@@ -15,7 +15,7 @@ from typing import Any
 
 from calibration.compare.record import Run
 from calibration.fit.cases import MEASURED, Cases
-from calibration.fit.hosts import Counts, Equation, Pace, least_squares, usual_pace
+from calibration.fit.hosts import Counts, Equation, Pace, least_squares
 from calibration.fit.part import Part, Point, rounded
 from simulator.config import load_workload
 from simulator.config.section import as_data
@@ -25,18 +25,22 @@ from simulator.hardware.host import LaunchCosts
 from simulator.hardware.profile import Profile
 from simulator.lowering import build_program
 
-#: Kinds of work that the steps tell apart from all other: with and without recomputation, tensor parallelism, with
-#: one micro-batch and several, of models whose layers have seven weights or twelve.
+#: Kinds of work that the steps tell apart from all other. Some have recomputation, tensor parallelism or several
+#: micro-batches, others not, and layers have seven or twelve weights.
 ALONE = ("checkpoint", "gradient", "optimizer", "tp_all_reduce", "update")
 #: Kinds that are sped up and slowed down together.
 MODULES = tuple(f"{way}_{name}" for way in ("forward", "backward") for name in ("matmul", "attention", "norm", "other"))
 
 
 def fit(cases: Cases, profile: Profile) -> Part:
-    """Fit ``host.launch_s`` of the frameworks that steps were made with; nothing where there are none."""
-    usual = usual_pace(cases)
-    if usual is None or not cases.steps:
+    """Fit ``host.launch_s`` of the frameworks that steps were made with.
+
+    Nothing where there are none, or where the profile does not say how fast its own host was.
+    """
+    told = profile.provenance
+    if not cases.steps or told is None or told.host_forward_s is None or told.host_backward_s is None:
         return Part({})
+    usual = Pace(told.host_forward_s, told.host_backward_s)
     figures: dict[str, Any] = {}
     points: list[Point] = []
     plain = profile.host.launch_s["eager"]
@@ -54,9 +58,7 @@ def _section(run: Run) -> str:
     return load_workload(run.workload.resolved).software.launch_section
 
 
-def _fitted(
-    section: str, runs: Sequence[Run], plain: LaunchCosts, usual: Pace
-) -> tuple[dict[str, Any], list[Point]]:
+def _fitted(section: str, runs: Sequence[Run], plain: LaunchCosts, usual: Pace) -> tuple[dict[str, Any], list[Point]]:
     """Return the costs of a section and the steps behind them; ``plain``: plain PyTorch's on the same host."""
     seconds = launch.launch_seconds(plain)
     issued = [_at_pace(_issued(run), _pace(run, usual)) for run in runs]
