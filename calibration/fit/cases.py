@@ -15,6 +15,7 @@ from typing import Annotated, Any, Self
 
 from pydantic import BeforeValidator, ConfigDict, Field, model_validator
 
+from calibration.compare.record import Run, read_record
 from calibration.narrow import LAYOUTS, MODELS
 from calibration.text import read_packed
 from simulator.bounds import Positive
@@ -66,11 +67,13 @@ class Measured:
 @dataclass(frozen=True)
 class Cases:
     """All that succeeded, in the order of the files, and the machines: one environment per run of `measure`.
-    ``hold_out``: numbers of GPUs whose rows are only predicted."""
+
+    ``hold_out``: numbers of GPUs whose rows are only predicted. ``steps``: real steps that only the host bounds."""
 
     rows: tuple[Measured, ...]
     environments: tuple[Mapping[str, Any], ...]
     hold_out: frozenset[int] = frozenset()
+    steps: tuple[Run, ...] = ()
 
     @property
     def cited(self) -> dict[str, Any]:
@@ -92,6 +95,8 @@ class Cases:
         return [case for case in self.rows if case.kind == kind and (not ops or case.op in ops)]
 
 
+#: Folder of a directory of measurements: records of `calibration.train`.
+STEPS = "steps"
 SUFFIXES = (".jsonl", ".jsonl.gz", ".csv", ".csv.gz")
 
 
@@ -126,7 +131,15 @@ def read(measured: Path) -> Cases:
         raise InputError("holds no measurements", key="DIR", found=str(measured), allowed=allowed)
     if len(gpus := sorted({str(environment["gpu"]) for environment in environments})) > 1:
         raise InputError("measurements of several GPUs", key="DIR", found=", ".join(gpus), fix="a folder for each")
-    return Cases(tuple(rows), tuple(environments))
+    return Cases(tuple(rows), tuple(environments), steps=tuple(steps_in(measured / STEPS)))
+
+
+def steps_in(folder: Path) -> Iterator[Run]:
+    """Yield the records of runs that went well; raises `InputError` on one that cannot be used."""
+    for path in sorted(folder.glob("*.json")):
+        record = read_record(folder, path.stem)
+        if isinstance(record, Run):
+            yield record
 
 
 def _lists(value: object) -> object:

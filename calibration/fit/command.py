@@ -1,7 +1,8 @@
 """Fit a calibration profile to measurements.
 
 DIR holds what `python -m calibration measure` wrote (.jsonl, .jsonl.gz), or tables of aiconfigurator
-(.csv: products with m, n, k, latency; collectives). Every second size is fitted and the others are held out; the
+(.csv: products with m, n, k, latency; collectives). Its folder `steps` holds records of narrow models that `train` made
+with other frameworks. Every second size is fitted and the others are held out; the
 profile says how far both are off. What was not measured stays as the base profile has it.
 """
 
@@ -15,7 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from calibration.fit import collectives, hosts, interference, kernels, launch, picture, power
+from calibration.fit import collectives, frameworks, hosts, interference, kernels, launch, picture, power
 from calibration.fit.cases import MEASURED, Cases, files_of, read
 from calibration.fit.part import Point, residuals
 from calibration.fit.writer import written
@@ -37,7 +38,7 @@ EXAMPLE = """examples:
       --out from_2_and_4.yaml
   python -m calibration fit aiconfigurator/a100 --base a100-sxm-80gb \\
       --out a100-sxm-80gb.yaml"""
-PARTS = (kernels.fit, launch.fit, collectives.fit, interference.fit, power.fit)
+PARTS = (kernels.fit, launch.fit, frameworks.fit, collectives.fit, interference.fit, power.fit)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -76,7 +76,6 @@ def fit(cases: Cases, profile: Profile) -> Part:
     note = f"an optimizer step of {OPTIMIZER_TENSORS} tensors, fused"
     figures = {
         "host.launch_s.eager": {**eager, "note": note, **around},
-        "host.launch_s.fused": {**eager, "note": "fewer ops, each launched as in eager"},
         "host.launch_s.compiled": {
             "forward_s": bare,
             "backward_s": bare,

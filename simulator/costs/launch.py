@@ -37,6 +37,9 @@ WEIGHTS = ("backward_matmul", "backward_grouped", "backward_norm")
 #: Collectives of data parallelism: a bucket of DDP's, a unit of FSDP's with the hooks and copies around it.
 DATA_PARALLEL = {"all_reduce": "bucket", "all_gather": "gather", "reduce_scatter": "reduce"}
 
+#: The kernel that attention without a fused kernel has once.
+SCORES = "attn.softmax"
+
 #: What DeepSpeed's hooks before and after a module (parameter_offload.py, partitioned_param_coordinator.py) take, in
 #: elementwise operations of the same host. A Llama layer takes 16.5 and 10.2 ms of a host as fast as the profile's
 #: (calibration/results/frameworks, ds2_zero3_llama1b and _llama3b), 13.0 in the geometric mean. Of these 2.7 are its
@@ -53,7 +56,7 @@ def launch_seconds(costs: LaunchCosts, *, dtensors: bool = False) -> dict[str, f
     table |= {f"backward_{name}": seconds for name, seconds in costs.backward_s.items()}
     table |= {"optimizer": costs.optimizer_s, "collective": costs.collective_s, "p2p": costs.p2p_s}
     table |= dict.fromkeys(("exchange", "tp_all_reduce"), costs.collective_s)
-    table["update"] = costs.forward_s["other"]
+    table |= {"update": costs.forward_s["other"], "gradient": costs.backward_s["other"]}
     table["hook"] = OPS_OF_HOOKS * costs.forward_s["other"]
     if dtensors:
         for kind in ON_DTENSORS:
@@ -70,7 +73,7 @@ def issued(op: Compute | Comm, phase: str = "") -> dict[str, int]:
     """Return the host's work for an op of a step of this phase: kind -> how often.
 
     Kinds are ``forward_matmul``, ``backward_norm``, ``optimizer``, ``collective`` ... A checkpoint, around a layer or
-    around its core, has one attention to run again, with which it is counted.
+    around its core, has one attention to run again, with which it is counted: its kernel or its softmax.
     """
     if isinstance(op, Collective) and op.hooks:
         return {_comm_kind(op): 1, "hook": op.hooks}
@@ -79,15 +82,20 @@ def issued(op: Compute | Comm, phase: str = "") -> dict[str, int]:
     if op.phase == "O":
         return _optimizer_launches(op.kernel)
     way = "forward" if op.phase in ("F", "R") else "backward"
-    kind = f"{way}_{_class(op.kernel)}"
+    kind = "gradient" if adds_gradient(op) else f"{way}_{_class(op.kernel)}"
     work = {kind: 1}
     if isinstance(op.kernel, Memory) and op.kernel.parts:
         work[f"{way}_part"] = op.kernel.parts
-    if op.phase == "R" and kind == "forward_attention":
+    if op.phase == "R" and (kind == "forward_attention" or op.name == SCORES):
         work["checkpoint"] = 1
     if phase == "W" and kind in WEIGHTS:
         work["weights"] = 1
     return work
+
+
+def adds_gradient(op: Compute) -> bool:
+    """Return whether the kernel adds a weight's gradient to a buffer, which hooks of that weight call for."""
+    return op.phase == "W" and isinstance(op.kernel, Memory) and op.kernel.op == "accumulate"
 
 
 def _optimizer_launches(kernel: Kernel) -> dict[str, int]:

@@ -57,6 +57,7 @@ FRAMEWORK = replace(
     megatron_core.FRAMEWORK,
     name="deepspeed",
     about="DeepSpeed's engine, with the model and kernels of Megatron-DeepSpeed",
+    launch_section="eager",
     defaults=defaults,
     adds_in_products=False,
     replication=replication,

@@ -16,7 +16,7 @@ from simulator.operations.tuning import ThinProducts
 from simulator.operations.weights import Weight
 
 #: Sections of a profile, by the software that issues operations: PyTorch as it is, fused kernels, torch.compile.
-LaunchSection = Literal["eager", "fused", "compiled"]
+LaunchSection = Literal["eager", "megatron", "compiled"]
 
 
 class Traffic(NamedTuple):

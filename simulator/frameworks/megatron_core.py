@@ -60,7 +60,7 @@ def replication(job: JobTraits) -> Replication:
 FRAMEWORK = Framework(
     name="megatron_core",
     about="Megatron-Core, with kernels of Transformer Engine and Apex",
-    launch_section="fused",
+    launch_section="megatron",
     memory_sections=("eager", "fused"),
     defaults=defaults,
     losses=("vocab_parallel", "eager"),

@@ -132,7 +132,6 @@ FRAMEWORK = replace(
     megatron_core.FRAMEWORK,
     name="megatron_core_local",
     about="Megatron-Core with its local modules, without Transformer Engine and Apex",
-    launch_section="eager",
     memory_sections=("eager", "local_modules"),
     defaults=defaults,
     limits=LIMITS,

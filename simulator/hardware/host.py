@@ -26,6 +26,7 @@ AroundOps = Literal[
     "bucket",
     "gather",
     "reduce",
+    "gradient",
     "update",
     "dtensor",
     "dtensor_update",
@@ -45,13 +46,14 @@ class LaunchCosts(Cited):
     p2p_s: Positive
     """a send or a receive, with what a pipeline's runtime does for it"""
     around_s: dict[AroundOps, NotNegative] = field(default_factory=dict)
-    """the start of a backward pass; per product of one that is split in two, to find where to cut it; per module whose
-    weights' gradients are computed apart; per recomputed layer; a grouped product of experts, with the sorting of
-    tokens around it; an all-reduce of tensor parallelism, with the two linear layers written by hand that it stands
-    for; a collective of experts; a part of the tokens that experts get or give, which the host cuts from the rest for a
-    kernel to join; a bucket of DDP; a unit of FSDP that is gathered, one whose gradients are reduced; a kernel of an
-    optimizer on one tensor; a product, norm or collective of a layer that is split as DTensors, and clipping and update
-    of one such weight. Not listed: nothing, or what other products, kernels and collectives take"""
+    """the start of a backward pass; per product of one that is split in two, to find where to cut it; per module
+    whose weights' gradients are computed apart; per recomputed layer; a grouped product of experts, with the
+    sorting of tokens around it; an all-reduce of tensor parallelism, with the two linear layers written by hand
+    that it stands for; a collective of experts; a part of the tokens that experts get or give, which the host cuts
+    from the rest for a kernel to join; a bucket of DDP; a unit of FSDP that is gathered, one whose gradients are
+    reduced; a kernel that adds a gradient to a buffer, with the hooks that call for it; a kernel of an optimizer on
+    one tensor; a product, norm or collective of a layer that is split as DTensors, and clipping and update of one
+    such weight. Not listed: nothing, or what other products, kernels and collectives take"""
 
     def __post_init__(self) -> None:
         for key, seconds in (("forward_s", self.forward_s), ("backward_s", self.backward_s)):

@@ -109,6 +109,7 @@ _MOONLIGHT: dict[str, Any] = {
 
 #: Megatron-DeepSpeed of vTrain's runs, whose files state neither vocabulary nor precision: GPT-2's, padded, and fp16.
 _VTRAIN: dict[str, Any] = _MEGATRON | {
+    "framework.name": "deepspeed",
     "model.vocab": 51200,
     "model.attention": "unfused",
     "training.precision": "fp16",

@@ -14,8 +14,9 @@ import numpy as np
 import pytest
 
 from calibration.__main__ import main
-from calibration.fit import attention, kernels, matmul, memory
-from calibration.fit.cases import Cases, Measured, Row, read
+from calibration.compare.record import Run
+from calibration.fit import attention, frameworks, kernels, matmul, memory
+from calibration.fit.cases import STEPS, Cases, Measured, Row, read, steps_in
 from calibration.fit.command import fit
 from calibration.fit.part import Point, every_second, residuals, search
 from calibration.fit.writer import written
@@ -544,3 +545,40 @@ def test_too_few_cases_of_attention_are_said() -> None:
     case = _measured("attention", "fwd", 1e-4, backend="cudnn", head_dim=128, length=1024)
     with pytest.raises(InputError, match="too few cases of cudnn attention"):
         attention.fit(Cases((case,), (ENVIRONMENT,)), load_profile("h100-sxm-80gb"))
+
+
+def test_what_hosts_take_with_megatron_core_follows_from_its_steps() -> None:
+    """The shipped figures are those of the fit. Each step is met within a fifth, all within a tenth in the mean."""
+    profile = load_profile("h200-sxm-141gb")
+    steps = tuple(steps_in(CHOICES.parent / STEPS))
+    part = frameworks.fit(Cases((), (), steps=steps), profile)
+    shipped, fitted = profile.host.launch_s["megatron"], part.figures["host.launch_s.megatron"]
+    assert [*part.figures] == ["host.launch_s.megatron"]
+    assert shipped.forward_s == pytest.approx(fitted["forward_s"], rel=1e-3)
+    assert shipped.backward_s == pytest.approx(fitted["backward_s"], rel=1e-3)
+    assert shipped.optimizer_s == pytest.approx(fitted["optimizer_s"], rel=1e-3)
+    for kind in frameworks.ALONE[:2]:
+        assert shipped.around_s[kind] == pytest.approx(fitted["around_s"][kind], rel=1e-3)
+    errors = [abs(point.error) for point in part.points]
+    assert len(errors) == len(steps) == 13
+    assert max(errors) < 0.2
+    assert sum(errors) / len(errors) < 0.1
+
+
+def test_steps_of_a_host_half_as_fast_give_the_same_figures() -> None:
+    """Steps and the probes beside them take twice as long: what the usual host takes stays."""
+    profile = load_profile("h200-sxm-141gb")
+    steps = tuple(steps_in(CHOICES.parent / STEPS))
+    slow = tuple(_twice(run) for run in steps)
+    once, twice = (frameworks.fit(Cases((), (), steps=runs), profile).figures for runs in (steps, slow))
+    for section, figures in once.items():
+        assert twice[section]["forward_s"] == pytest.approx(figures["forward_s"], rel=0.1)
+
+
+def _twice(run: Run) -> Run:
+    """Return the run on a host half as fast."""
+    data = json.loads(json.dumps(run.model_dump(mode="json", by_alias=True)))
+    data["step_time_s"]["median"] *= 2
+    for rank in data["ranks"]:
+        rank["host"] = {name: [2 * seconds for seconds in values] for name, values in rank["host"].items()}
+    return Run.model_validate(data)

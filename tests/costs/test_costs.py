@@ -455,7 +455,7 @@ def changed(data: dict, key: str, value: object) -> dict:
         ("transports.nvlink.source", "hearsay", "not one of the file's sources"),
         ("kernels.memory.eager.copy.kind", "guessed", "known values"),
         ("host.launch_s.eager.optimizer_s", True, "must be a number"),
-        ("host.launch_s", {}, "lacks eager, fused, compiled"),
+        ("host.launch_s", {}, "lacks eager, megatron, compiled"),
         ("interference.memory_speed", {}, "required key"),
         ("schema_version", 2, "known values"),
         ("date", "today", "is no date"),

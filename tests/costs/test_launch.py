@@ -89,6 +89,24 @@ def test_what_goes_with_an_op_is_issued_with_it() -> None:
     assert issued(Compute("bias", Memory("bias_grad", 1.0, 1.0), "W"), "W") == {"backward_other": 1}
 
 
+def test_a_gradient_that_is_added_to_a_buffer_has_its_hooks() -> None:
+    """Only behind a product for weights: a like sum elsewhere has none. Where unlisted, it is as other kernels."""
+    added = Memory("accumulate", 2.0, 1.0)
+    assert issued(Compute("fc1 grad add", added, "W"), "B") == {"gradient": 1}
+    assert issued(Compute("sum", added, "B"), "B") == {"backward_other": 1}
+    costs = load_profile("h200-sxm-141gb").host.launch_s
+    assert launch_seconds(costs["eager"])["gradient"] == costs["eager"].backward_s["other"]
+    assert launch_seconds(costs["megatron"])["gradient"] > 5 * costs["megatron"].backward_s["other"]
+
+
+@pytest.mark.parametrize("core", [Attention(1, 1, 1, 8, 8, 8), Memory("softmax", 1.0, 1.0)])
+def test_a_checkpoint_is_counted_with_the_attention_that_runs_again(core: Attention | Memory) -> None:
+    """Whichever kernel attention is; the softmax of a router or a loss is none."""
+    assert issued(Compute("attn.softmax", core, "R"), "B")["checkpoint"] == 1
+    assert "checkpoint" not in issued(Compute("attn.softmax", core, "F"), "F")
+    assert "checkpoint" not in issued(Compute("moe.router softmax", Memory("softmax", 1.0, 1.0), "R"), "B")
+
+
 @pytest.mark.parametrize(
     ("op", "kind"), [("all_reduce", "bucket"), ("all_gather", "gather"), ("reduce_scatter", "reduce")]
 )
@@ -96,7 +114,7 @@ def test_data_parallel_hooks_are_free_unless_measured(op: str, kind: str) -> Non
     """A profile without ``around_s`` charges nothing for them, one with it what it says."""
     comm, costs = comm_called("x", op, 8.0, "dp", "dp"), load_profile("h200-sxm-141gb").host.launch_s
     assert issued(comm) == {kind: 1}
-    assert launch_seconds(costs["fused"]).get(kind, 0) == 0
+    assert launch_seconds(costs["compiled"]).get(kind, 0) == 0
     assert launch_seconds(costs["eager"])[kind] > 100e-6
 
 
@@ -127,7 +145,8 @@ def test_whole_layers_are_the_sum_of_their_ops() -> None:
 
 def test_the_shipped_profile_has_what_the_fit_gives() -> None:
     fitted = launch_fit.fit(read(MEASURED), load_profile("h100-sxm-80gb")).figures
-    for section, shipped in load_profile("h100-sxm-80gb").host.launch_s.items():
+    for section in ("eager", "compiled"):
+        shipped = load_profile("h100-sxm-80gb").host.launch_s[section]
         found = fitted[f"host.launch_s.{section}"]
         assert shipped.forward_s == pytest.approx(found["forward_s"], rel=1e-3)
         assert shipped.backward_s == pytest.approx(found["backward_s"], rel=1e-3)

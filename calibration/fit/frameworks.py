@@ -1,0 +1,115 @@
+"""Seconds of the host under another framework than plain PyTorch, from steps that nothing but the host bounds.
+
+`python -m calibration train calibration/runs/hosts/*.yaml` makes such steps: their models are so narrow that the GPU
+always waits. A step is then as long as the host takes for all that it issues. Steps tell less than layers do, which
+`calibration.fit.hosts` measures one by one. So ops of modules are taken to keep plain PyTorch's proportions, all
+``slower`` by one factor, and only the kinds of `ALONE` have seconds of their own.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from statistics import fmean
+from typing import Any
+
+from calibration.compare.record import Run
+from calibration.fit.cases import MEASURED, Cases
+from calibration.fit.hosts import Counts, Equation, Pace, least_squares
+from calibration.fit.part import Part, Point, rounded
+from simulator.config import load_workload
+from simulator.config.section import as_data
+from simulator.costs import launch
+from simulator.engine.issue_order import issued_by
+from simulator.hardware.host import LaunchCosts
+from simulator.hardware.profile import Profile
+from simulator.lowering import build_program
+
+#: Kinds of work that the steps tell apart from all other. Some have recomputation, tensor parallelism or several
+#: micro-batches, others not, and layers have seven or twelve weights.
+ALONE = ("checkpoint", "gradient", "optimizer", "tp_all_reduce", "update")
+#: Kinds that are sped up and slowed down together.
+MODULES = tuple(f"{way}_{name}" for way in ("forward", "backward") for name in ("matmul", "attention", "norm", "other"))
+
+
+def fit(cases: Cases, profile: Profile) -> Part:
+    """Fit ``host.launch_s`` of the frameworks that steps were made with.
+
+    Nothing where there are none, or where the profile does not say how fast its own host was.
+    """
+    told = profile.provenance
+    if not cases.steps or told is None or told.host_forward_s is None or told.host_backward_s is None:
+        return Part({})
+    usual = Pace(told.host_forward_s, told.host_backward_s)
+    figures: dict[str, Any] = {}
+    points: list[Point] = []
+    plain = profile.host.launch_s["eager"]
+    by_section: dict[str, list[Run]] = {}
+    for run in cases.steps:
+        by_section.setdefault(_section(run), []).append(run)
+    for section, runs in by_section.items():
+        costs, of_section = _fitted(section, runs, plain, usual)
+        figures[f"host.launch_s.{section}"] = costs
+        points += of_section
+    return Part(figures, points)
+
+
+def _section(run: Run) -> str:
+    return load_workload(run.workload.resolved).software.launch_section
+
+
+def _fitted(section: str, runs: Sequence[Run], plain: LaunchCosts, usual: Pace) -> tuple[dict[str, Any], list[Point]]:
+    """Return the costs of a section and the steps behind them; ``plain``: plain PyTorch's on the same host."""
+    seconds = launch.launch_seconds(plain)
+    issued = [_at_pace(_issued(run), _pace(run, usual)) for run in runs]
+    equations = []
+    for run, counts in zip(runs, issued, strict=True):
+        modules = sum(n * seconds[kind] for kind, n in counts.items() if kind in MODULES or kind == "autograd")
+        rest = sum(n * seconds[kind] for kind, n in counts.items() if kind not in (*MODULES, "autograd", *ALONE))
+        shares = {kind: n for kind, n in counts.items() if kind in ALONE} | {"slower": modules}
+        equations.append(Equation(section, run.step_time_s.median - rest, shares))
+    kinds = ("slower", *sorted({kind for one in equations for kind in one.counts} - {"slower"}))
+    slower, *alone = least_squares(equations, kinds)
+    around = {**plain.around_s, "autograd": slower * plain.around_s.get("autograd", 0.0)}
+    around |= {kind: value for kind, value in zip(kinds[1:], alone, strict=True) if kind != "optimizer"}
+    fitted = dict(zip(kinds, (slower, *alone), strict=True))
+    costs = {
+        **as_data(plain, nulls=False),
+        "forward_s": {name: rounded(slower * value) for name, value in plain.forward_s.items()},
+        "backward_s": {name: rounded(slower * value) for name, value in plain.backward_s.items()},
+        "optimizer_s": rounded(fitted["optimizer"]),
+        "around_s": {name: rounded(value) for name, value in around.items()},
+        "kind": "measured",
+        "source": MEASURED,
+        "note": f"ops of modules {slower:.2f} times as long as plain PyTorch's; what is not told apart as there",
+    }
+    points = [
+        Point(f"launch.{section}", one.seconds, one.seconds, sum(n * fitted[k] for k, n in one.counts.items()), False)
+        for one in equations
+    ]
+    return costs, points
+
+
+def _issued(run: Run) -> Counter[tuple[str, bool]]:
+    """Return what the first rank issues in a step: kind and whether autograd's thread does it -> how often."""
+    program = build_program(load_workload(run.workload.resolved))
+    counts: Counter[tuple[str, bool]] = Counter()
+    for phase, kind, n in issued_by(program.roles[program.role_of[0]]):
+        counts[kind, launch.by_autograd(phase, kind)] += n
+    return counts
+
+
+def _pace(run: Run, usual: Pace) -> Pace:
+    """Return how many times as long as the usual host the slowest rank's took in the probes around the steps."""
+    paces = []
+    for rank in run.ranks:
+        forward = fmean(rank.host.probe_forward_s or ())
+        paces.append(Pace(forward / usual.forward, (fmean(rank.host.probe_s) - forward) / usual.backward))
+    return max(paces, key=sum)
+
+
+def _at_pace(issued: Mapping[tuple[str, bool], int], pace: Pace) -> Counts:
+    counts: dict[str, float] = {}
+    for (kind, by_autograd), n in issued.items():
+        counts[kind] = counts.get(kind, 0.0) + n * (pace.backward if by_autograd else pace.forward)
+    return counts
