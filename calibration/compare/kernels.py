@@ -27,16 +27,14 @@ from simulator.errors import InputError
 from simulator.input_files import brief
 from simulator.program import PointToPoint, comms_of
 from simulator.timeline import CATEGORIES, covered_s
+from simulator.traces.classes import CLASSES, simulated_class, with_hand_over
 
-#: In the order of tables and legends. Sends and receives of pipelines are a class of their own.
-CLASSES = ("matmul", "attention", "memory", "optimizer", "communication", "hand-over", "copy")
 #: What the seconds of communication consist of: class -> its transfers, what it waits for them.
 PARTS = {"communication": ("transfer", "waiting"), "hand-over": ("hand-over transfer", "hand-over waiting")}
 _COMMUNICATION = [CLASSES.index("communication"), CLASSES.index("hand-over")]
 #: Share of a run's communication that may stay untold: a kernel or two whose group is not the one of their kind.
 UNTOLD = 0.01
 _OPTIMIZER = CLASSES.index("optimizer")
-_PRODUCTS = ("matmul", "grouped_matmul")
 
 
 @dataclass(frozen=True)
@@ -104,20 +102,13 @@ class Kernels:
         return idle / total if total else None
 
 
-def class_of(kind: str, category: str) -> str:
-    """The class of a row of a simulated Timeline, from its ``kind`` and ``category`` (see `Timeline.frame`)."""
-    if category in ("compute", "recompute"):
-        return "matmul" if kind in _PRODUCTS else "attention" if kind == "attention" else "memory"
-    return {"optimizer": "optimizer", "pp": "hand-over", "offload": "copy"}.get(category, "communication")
-
-
 def simulated_kernels(result: StepResult) -> Kernels:
     """Return the kernels of every rank of the job, also of ranks that another one is simulated for."""
     spans = result.spans.select_ranks(range(result.spans.n_ranks))
     rows = spans.rows()
     category = np.array(CATEGORIES, dtype=object)[rows["category"].astype(np.int64)]
     pairs = list(zip(rows["kind"].tolist(), category.tolist(), strict=True))
-    codes = {pair: CLASSES.index(class_of(*pair)) for pair in set(pairs)}
+    codes = {pair: CLASSES.index(simulated_class(*pair)) for pair in set(pairs)}
     code = np.array([codes[pair] for pair in pairs], dtype=np.int64)
     moves = np.isin(code, _COMMUNICATION)
     start, rank = rows["start_s"].astype(np.float64), rows["rank"].astype(np.int64)
@@ -182,20 +173,13 @@ def measured_kernels(path: Path, meeting: Meetings) -> Kernels:
     moves, done = moving_s(frame, meeting)
     return Kernels(
         rank=frame["rank"].to_numpy(np.int64),
-        code=np.array([CLASSES.index(measured_class(*pair)) for pair in zip(name, kind, strict=True)], dtype=np.int64),
+        code=np.array([CLASSES.index(with_hand_over(*pair)) for pair in zip(name, kind, strict=True)], dtype=np.int64),
         kind=kind,
         start_s=frame["start_s"].to_numpy(np.float64),
         end_s=frame["end_s"].to_numpy(np.float64),
         moves_s=moves,
         done_s=done,
     )
-
-
-def measured_class(name: str, kind: str) -> str:
-    """The class of what a run's record calls ``name``; communication of a pipeline is ``hand-over``."""
-    if name == "communication" and kind == "pp":
-        return "hand-over"
-    return name
 
 
 def binned(kernels: Kernels, rank: int, codes: Any, edges: Floats) -> Floats:

@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from calibration.compare.kernels import CLASSES, Kernels, binned
+from calibration.compare.kernels import Kernels, binned
 from calibration.compare.pictures import new_figure
 from simulator.arrays import Floats
+from simulator.traces.classes import CLASSES
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
