@@ -16,11 +16,12 @@ from calibration.compare.figures import Figures
 from calibration.compare.kernels import PARTS, Kernels, measured_kernels
 from calibration.compare.meetings import Meetings
 from calibration.compare.record import Record, Run, read_record
-from calibration.gpus import driver_of, is_of_type
+from calibration.gpus import driver_of
 from calibration.train.record import timeline_of
 from calibration.workloads import is_of
 from simulator.config import Workload, load_workload
 from simulator.errors import InputError
+from simulator.hardware.device_names import is_of_type
 from simulator.traces.classes import CLASSES, with_hand_over
 
 #: Times of a timeline have so many seconds of rounding at each end, seconds of a record so large a share.

@@ -50,6 +50,8 @@ _OPERATIONS = {
     "send": "send_recv",
     "recv": "send_recv",
 }
+#: Operations of two ranks, whose traces do not name the other end.
+TRANSFERS = ("send", "recv")
 #: Description of a process group -> the parallelism that it serves.
 _KINDS = {"tensor": "tp", "data": "dp", "pipeline": "pp", "expert": "ep", "model": "tp", "context": "cp"}
 _PRODUCTS = ("matmul", "grouped_matmul")
@@ -78,6 +80,8 @@ def kernel_class(name: str, *, collective: str = "", group: str = "", updates: b
     flat = lower.replace("_", "")
     if collective or any(part in lower for part in _COMMUNICATION):
         words = collective.lower().replace("_", "") + " " + flat
+        if collective.lower() in TRANSFERS:
+            return KernelClass("communication", _KINDS.get(group, ""), collective.lower())
         operation = next((told for part, told in _OPERATIONS.items() if part in words), "")
         return KernelClass("communication", _KINDS.get(group, ""), operation)
     if lower.startswith("memcpy") and "dtod" not in flat.replace(" ", ""):
