@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+
 def card_of(environment: Mapping[str, Any]) -> str:
     """Return nvidia-smi's figures of the first GPU, separated by commas; empty where it said nothing."""
     lines = environment.get("nvidia_smi")

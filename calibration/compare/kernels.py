@@ -26,8 +26,9 @@ from simulator.arrays import Floats, Ints
 from simulator.errors import InputError
 from simulator.input_files import brief
 from simulator.program import PointToPoint, comms_of
-from simulator.timeline import CATEGORIES, covered_s
-from simulator.traces.classes import CLASSES, simulated_class, with_hand_over
+from simulator.timeline import covered_s
+from simulator.traces.classes import CLASSES, with_hand_over
+from simulator.traces.simulated import class_codes, resident_s
 
 #: What the seconds of communication consist of: class -> its transfers, what it waits for them.
 PARTS = {"communication": ("transfer", "waiting"), "hand-over": ("hand-over transfer", "hand-over waiting")}
@@ -106,17 +107,10 @@ def simulated_kernels(result: StepResult) -> Kernels:
     """Return the kernels of every rank of the job, also of ranks that another one is simulated for."""
     spans = result.spans.select_ranks(range(result.spans.n_ranks))
     rows = spans.rows()
-    category = np.array(CATEGORIES, dtype=object)[rows["category"].astype(np.int64)]
-    pairs = list(zip(rows["kind"].tolist(), category.tolist(), strict=True))
-    codes = {pair: CLASSES.index(simulated_class(*pair)) for pair in set(pairs)}
-    code = np.array([codes[pair] for pair in pairs], dtype=np.int64)
+    code, category = class_codes(rows)
     moves = np.isin(code, _COMMUNICATION)
     start, rank = rows["start_s"].astype(np.float64), rows["rank"].astype(np.int64)
-    # A communication is on the GPU since its stream came to it and its host had launched it. Communication in line with
-    # kernels is there from its start, as sends are, whose kernels do not wait for the other rank (`Comm.spins`).
-    launched = spans.launched_s[rows["span"].astype(np.int64)]
-    resident = np.maximum(rows["posted_s"].astype(np.float64), np.minimum(launched, start))
-    resident = np.where(rows["kind"] == "send", start, resident)
+    resident = resident_s(spans, rows)
     end, gap = rows["end_s"].astype(np.float64), np.array([_gap_s(gpu, result) for gpu in result.gpus])[rank]
     return Kernels(
         rank=rank,

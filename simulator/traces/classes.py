@@ -27,6 +27,8 @@ _MATMUL = (
     "aten::bmm",
     "aten::_grouped_mm",
 )
+#: A library of embeddings, whose kernels are no products although its name says so.
+_LIBRARY = "fbgemm"
 #: A part of names of an optimizer's fused kernels, wherever they run.
 _OPTIMIZER = "adam"
 #: Parts of names of communication: NCCL and RCCL (whose kernels have NCCL's names), PyTorch's calls on the host, MSCCL,
@@ -90,7 +92,8 @@ def kernel_class(name: str, *, collective: str = "", group: str = "", updates: b
         return KernelClass("optimizer")
     if any(part in lower for part in _ATTENTION):
         return KernelClass("attention")
-    return KernelClass("matmul" if any(part in lower for part in _MATMUL) else "memory")
+    products = lower.replace(_LIBRARY, "")
+    return KernelClass("matmul" if any(part in products for part in _MATMUL) else "memory")
 
 
 def with_hand_over(name: str, kind: str) -> str:

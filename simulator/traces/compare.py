@@ -8,10 +8,11 @@ from itertools import zip_longest
 
 import numpy as np
 
-from simulator.timeline import CATEGORIES, Timeline, covered_s
-from simulator.traces.classes import CLASSES, EXCHANGES, simulated_class
+from simulator.timeline import Timeline, covered_s
+from simulator.traces.classes import CLASSES
 from simulator.traces.figures import figures
-from simulator.traces.trace import Trace
+from simulator.traces.simulated import class_codes, resident_s
+from simulator.traces.trace import EXCHANGE_CODES, Trace
 
 #: Kernels that are listed of those that one side alone has.
 LISTED = 10
@@ -129,15 +130,10 @@ def simulated_side(timeline: Timeline, name: str) -> Side:
     Communication counts from when the rank's stream has come to it, as a profiler sees its kernel wait for others.
     """
     rows = timeline.rows()
-    category = np.array(CATEGORIES, dtype=object)[rows["category"].astype(np.int64)]
-    pairs = list(zip(rows["kind"].tolist(), category.tolist(), strict=True))
-    codes = {pair: CLASSES.index(simulated_class(*pair)) for pair in set(pairs)}
-    code = np.array([codes[pair] for pair in pairs], dtype=np.int64)
-    end, start = rows["end_s"].astype(np.float64), rows["start_s"].astype(np.float64)
-    exchanges = np.isin(code, [CLASSES.index(name) for name in EXCHANGES])
-    launched = timeline.launched_s[rows["span"].astype(np.int64)]
-    resident = np.maximum(rows["posted_s"].astype(np.float64), np.minimum(launched, start))
-    start = np.where(exchanges & (rows["kind"] != "send"), resident, start)
+    code, _ = class_codes(rows)
+    exchanges = np.isin(code, EXCHANGE_CODES)
+    end, begin = rows["end_s"].astype(np.float64), rows["start_s"].astype(np.float64)
+    start = np.where(exchanges, resident_s(timeline, rows), begin)
     rank = rows["rank"].astype(np.int64)
     weight = np.array([timeline.ranks_like[number] for number in rank.tolist()], dtype=np.float64)
     n = sum(timeline.ranks_like.values())

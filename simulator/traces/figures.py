@@ -6,7 +6,6 @@ other busy and idle time of a rank, overlap of communication, causes of idle tim
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,16 +16,20 @@ from simulator.traces.classes import CLASSES
 from simulator.traces.meetings import meetings
 from simulator.traces.trace import GpuOps, RankTrace, Trace
 from simulator.traces.windows import length_s, steps_of
+from simulator.units import us
 
-#: Gaps up to this length lie between kernels that follow one another (HolisticTraceAnalysis' default, 30 ns).
-BACK_TO_BACK_S = 30e-9
+#: Shorter gaps lie between kernels that follow one another. HolisticTraceAnalysis compares 30 with microseconds, although
+#: its documentation says nanoseconds (``_analyze_idle_time_for_stream``).
+BACK_TO_BACK_S = 30 * us
+#: Half of the finest tick of a profiler's clock: times closer than this are one.
+_SAME_S = 0.5e-9
 
 
 @dataclass(frozen=True, slots=True)
 class StreamFigures:
     """A stream: its busy time, and the time between its ops by cause.
 
-    ``host_s``: the next op was launched after the last one had ended. ``back_to_back_s``: gaps of at most
+    ``host_s``: the next op was launched after the last one had ended. ``back_to_back_s``: gaps shorter than
     `BACK_TO_BACK_S`. ``other_s``: all else, such as waits for another stream.
     """
 
@@ -153,8 +156,8 @@ def _stream(rank: RankTrace, code: int) -> StreamFigures:
     start, end, launch = rank.ops.start_s[mine], rank.ops.end_s[mine], rank.launch_s[mine]
     before = np.maximum.accumulate(end)[:-1]
     gap = np.maximum(start[1:] - before, 0.0)
-    for_host = launch[1:] > before  # nan, where there is no launch, is not
-    short = ~for_host & (gap < BACK_TO_BACK_S)
+    for_host = launch[1:] > before + _SAME_S  # nan, where there is no launch, is not
+    short = ~for_host & (gap < BACK_TO_BACK_S - _SAME_S)
     return StreamFigures(
         stream=rank.streams[code],
         ops=int(mine.sum()),
@@ -172,7 +175,7 @@ def _launch_bound_s(rank: RankTrace) -> float | None:
     start, launch = rank.ops.start_s, rank.launch_s
     before: Floats = np.maximum.accumulate(rank.ops.end_s)[:-1]
     gap = np.maximum(start[1:] - before, 0.0)
-    return float(gap[launch[1:] > before].sum())
+    return float(gap[launch[1:] > before + _SAME_S].sum())
 
 
 def stragglers(trace: Trace) -> tuple[Straggling, ...]:
@@ -209,10 +212,3 @@ def kernel_figures(trace: Trace) -> tuple[KernelFigures, ...]:
     n = len(trace.ranks)
     rows = [KernelFigures(*key, total / n, launches[key] / n) for key, total in seconds.items()]
     return tuple(sorted(rows, key=lambda row: (-row.seconds, row.name)))
-
-
-def per_rank(values: Sequence[float]) -> str:
-    """Return figures of ranks in one text: the mean, and the range where they differ by more than a thousandth."""
-    mean = sum(values) / len(values)
-    low, high = min(values), max(values)
-    return f"{mean:.6g}" if high - low <= 1e-3 * abs(mean) else f"{mean:.6g} ({low:.6g} to {high:.6g})"

@@ -112,7 +112,7 @@ def _ranks_needed(trace: Trace) -> int:
 
 
 def unknown_exchanges(trace: Trace) -> int:
-    """Return how many communications have no known operation, bytes or group, and so keep their times on any cluster."""
+    """Return how many communications do not tell operation, bytes or group, and so keep their times anywhere."""
     count = 0
     for rank in trace.ranks:
         known = [

@@ -55,6 +55,11 @@ class StepOrder:
     host: tuple[HostMoment, ...]
     tail_s: float
 
+    @property
+    def unexplained_s(self) -> float:
+        """Seconds of all delays beyond `USUAL_DELAY_S`."""
+        return sum(op.delay_s for op in self.ops if op.delay_s > USUAL_DELAY_S)
+
 
 def order_of(rank: RankTrace) -> StepOrder:
     """Return the order of the one step that ``rank`` holds."""

@@ -34,12 +34,17 @@ class PlayedStep:
 
 @dataclass(frozen=True)
 class Replay:
-    """A step as recorded, as played, and as played under a change (None: there is none)."""
+    """A step as recorded, as played, and as played under a change (None: there is none).
+
+    ``unexplained_s``: delays of kernels, mean over ranks, that neither launches nor streams explain. Changes leave
+    them as they are.
+    """
 
     step: str
     recorded: PlayedStep
     played: PlayedStep
     changed: PlayedStep | None
+    unexplained_s: float
 
     @property
     def error(self) -> float:
@@ -59,6 +64,7 @@ def replay(trace: Trace, change: WhatIf | None = None) -> Replay:
         recorded=_recorded(step),
         played=_played(step, AS_RECORDED),
         changed=None if change is None else _played(step, change),
+        unexplained_s=sum(order.unexplained_s for order in step.orders) / len(step.orders),
     )
 
 

@@ -15,9 +15,8 @@ from numpy.typing import NDArray
 from simulator.arrays import Bools, Floats, Ints
 from simulator.traces.classes import CLASSES, EXCHANGES
 
-#: Codes of `CLASSES` whose kernels wait for other ranks.
+#: Indices in `CLASSES` of the classes whose kernels wait for other ranks.
 EXCHANGE_CODES = tuple(CLASSES.index(name) for name in EXCHANGES)
-COPY_CODE = CLASSES.index("copy")
 
 
 @dataclass(frozen=True, slots=True)
