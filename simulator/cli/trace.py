@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from simulator.traces.what_if import WhatIf
 
 app = typer.Typer(
-    help="Look at traces of PyTorch's profiler: what is in them, what differs, and what would help.",
+    help="Look at traces of PyTorch's profiler.",
     epilog="Example: llmsim trace show rank0.json.gz rank1.json.gz",
     no_args_is_help=True,
     rich_markup_mode=None,
@@ -80,7 +80,7 @@ def show_command(
     ] = None,
     quiet: Quiet = False,
 ) -> None:
-    """Say what is in a trace: where time goes, what waits for what.
+    """Say where the time of a trace goes.
 
     Times are of the whole trace, or of one step with --step.
 
@@ -115,9 +115,10 @@ def compare_command(
     json: Json = None,
     quiet: Quiet = False,
 ) -> None:
-    """Compare two traces, or a simulated step with a trace, class by class.
+    """Compare two traces, or a workload with a trace.
 
-    A workload is simulated, and stands beside the trace as a profiler would have seen it. What one side lacks is named.
+    Classes of kernels stand side by side. A workload is simulated, and shown as a profiler would have seen it. What one
+    side lacks is named.
 
     \b
     Examples:
@@ -161,9 +162,9 @@ def replay_command(
     json: Json = None,
     quiet: Quiet = False,
 ) -> None:
-    """Play a step of a trace as it was recorded, and then with a change.
+    """Play a step of a trace, as recorded and with a change.
 
-    Without a step's name the first that all ranks have is played. FACTOR is of times: 2 is twice as long.
+    Without a step's name the first that all ranks have is played. A FACTOR of 2 takes twice as long.
 
     \b
     Examples:

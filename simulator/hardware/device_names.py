@@ -1,4 +1,4 @@
-"""Names of GPUs as their drivers write them, and the types of GPU that they are of."""
+"""Names of GPUs as drivers write them, and the type of GPU that each means."""
 
 from __future__ import annotations
 

@@ -126,7 +126,7 @@ def compared(report: Report) -> Iterator[FittedTable]:
 
 
 def _ratio(first: float | None, second: float | None) -> str:
-    return f"{second / first:.2f}" if first and second is not None else ""
+    return f"{second / first:.3g}" if first and second is not None else ""
 
 
 def replayed(report: Report) -> Iterator[FittedTable]:

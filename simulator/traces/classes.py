@@ -34,7 +34,7 @@ _OPTIMIZER = "adam"
 #: Parts of names of communication: NCCL and RCCL (whose kernels have NCCL's names), PyTorch's calls on the host, MSCCL,
 #: DeepEP (namespace ``deep_ep``; ``dpsk::ep`` in DeepSeek's published trace), NVSHMEM, and PyTorch's symmetric memory.
 _COMMUNICATION = ("nccl", "rccl", "mscclkernel", "c10d::", "deep_ep::", "dpsk::ep::", "nvshmem", "symm_mem")
-#: Part of a name without underscores -> the operation, the longer names before those that they hold.
+#: Part of a name without underscores -> the operation; ``reducescatter`` stands before ``reduce``.
 _OPERATIONS = {
     "allreduce": "all_reduce",
     "allgather": "all_gather",

@@ -1,4 +1,4 @@
-"""What a trace says of communication: arguments of kernels, and of the calls on the host that they belong to.
+"""Facts of communication in a trace: arguments of kernels, and of calls of the host around their launches.
 
 PyTorch's ``record_param_comms`` (torch/csrc/distributed/c10d/ParamCommsUtils.cpp) names its fields as Kineto repeats
 them at the kernels of NCCL.

@@ -11,8 +11,9 @@ import json
 import re
 import zlib
 from collections.abc import Iterator
+from io import BufferedReader
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from simulator.errors import InputError
 from simulator.input_files import brief, files_read
@@ -41,15 +42,14 @@ class EventFile:
             with self.path.open("rb") as raw:
                 files_read.add(self.path.resolve())
                 packed = raw.peek(2)[:2] == _GZIP
-                with gzip.GzipFile(fileobj=raw) if packed else raw as stream:
-                    yield from self._events(stream)
+                yield from self._events(gzip.GzipFile(fileobj=raw) if packed else raw)
         except (EOFError, zlib.error, gzip.BadGzipFile):
             raise InputError("is cut off or damaged: it cannot be unpacked to its end", file=self.path) from None
         except (OSError, ValueError) as error:
             reason = getattr(error, "strerror", None) or error
             raise InputError(f"cannot be read: {reason}", file=self.path) from None
 
-    def _events(self, stream: IO[bytes]) -> Iterator[Event]:
+    def _events(self, stream: BufferedReader | gzip.GzipFile) -> Iterator[Event]:
         decode = codecs.getincrementaldecoder("utf-8-sig")(errors="replace")
         self._stream, self._decode = stream, decode
         first = self._next()

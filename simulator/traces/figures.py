@@ -1,7 +1,7 @@
-"""What is in a trace: times by class, idle time and its causes, overlap, and how ranks differ.
+"""Figures of a trace: times by class, idle time and its causes, overlap, and how ranks differ.
 
-Where HolisticTraceAnalysis (facebookresearch, ``hta/analyzers``) has the same figure, it is defined as there: compute,
-other busy and idle time of a rank, overlap of communication, causes of idle time on a stream.
+Figures that HolisticTraceAnalysis (facebookresearch, ``hta/analyzers``) has too are defined as there. These are
+compute, other busy and idle time of a rank, overlap of communication, and causes of idle time on a stream.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from simulator.traces.trace import GpuOps, RankTrace, Trace
 from simulator.traces.windows import length_s, steps_of
 from simulator.units import us
 
-#: Shorter gaps lie between kernels that follow one another. HolisticTraceAnalysis compares 30 with microseconds, although
-#: its documentation says nanoseconds (``_analyze_idle_time_for_stream``).
+#: Shorter gaps lie between kernels that follow one another. HolisticTraceAnalysis compares 30 with microseconds,
+#: although its documentation says nanoseconds (``_analyze_idle_time_for_stream``).
 BACK_TO_BACK_S = 30 * us
 #: Half of the finest tick of a profiler's clock: times closer than this are one.
 _SAME_S = 0.5e-9
@@ -67,7 +67,7 @@ class RankFigures:
 
 @dataclass(frozen=True, slots=True)
 class Straggling:
-    """A rank in the communication that it has with the other ranks of the trace.
+    """A rank in its communication with the other ranks of the trace.
 
     ``waits_s``: how much longer its kernels of communication run than those of the rank that comes last.
     ``last``: how often it comes last, of ``meetings``.

@@ -13,11 +13,12 @@ from simulator.costs import Costs
 from simulator.errors import InputError, located
 from simulator.hardware.device_names import is_of_type
 from simulator.hardware.gpu import GpuSpec
+from simulator.hardware.kernels import MatrixDtype
 from simulator.network.collectives import OPERATIONS, idle_seconds, plan
 from simulator.traces.trace import Trace, TracedCollective
 
 #: Type of matrix FLOP/s by which GPUs are compared: what training computes in.
-DTYPE = "bf16"
+DTYPE: MatrixDtype = "bf16"
 #: Names that Kineto and the network have for one operation of two ranks.
 _NETWORK_NAME = {"send": "send", "recv": "send"}
 
@@ -115,10 +116,10 @@ def unknown_exchanges(trace: Trace) -> int:
     """Return how many communications do not tell operation, bytes or group, and so keep their times anywhere."""
     count = 0
     for rank in trace.ranks:
-        known = [
+        is_told = [
             _NETWORK_NAME.get(one.operation, one.operation) in OPERATIONS and one.nbytes > 0 and one.size > 1
             for one in rank.collectives
         ]
         numbers = rank.ops.collective[rank.ops.collective >= 0].tolist()
-        count += sum(not known[number] for number in numbers)
+        count += sum(not is_told[number] for number in numbers)
     return count

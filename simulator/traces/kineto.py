@@ -56,7 +56,7 @@ class Numbering(Generic[T]):
 
 @dataclass
 class KinetoReader:
-    """What a file of one rank holds, gathered event by event. Times are its own microseconds."""
+    """The events of one rank's file, gathered one by one. Times are microseconds of its clock."""
 
     path: Path
     names: Numbering[str] = field(default_factory=Numbering)
@@ -93,10 +93,11 @@ class KinetoReader:
             usable = abs(start_us) < _LATEST_US and length_us < _LATEST_US
         except (TypeError, ValueError, OverflowError):
             usable, start_us, length_us = False, math.nan, math.nan
-        name = brief(str(event.get("name")))
         if not usable:
+            name = brief(str(event.get("name")))
             raise InputError(f"has no usable time at event {name}", file=self.path, found=brief([start, length]))
         if length_us < 0:
+            name = brief(str(event.get("name")))
             raise InputError(f"has an event that ends before it starts: {name}", file=self.path, found=brief(length))
         return start_us, start_us + length_us
 

@@ -1,4 +1,4 @@
-"""Which kernels of communication on different ranks are one operation."""
+"""Kernels of communication on different ranks that are one operation."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def meetings(trace: Trace) -> list[Meeting]:
     group is matched. Transfers between two ranks are not matched, as traces do not name the other end.
     """
     by_rank = {rank.rank: _calls_by_group(rank, len(trace.ranks)) for rank in trace.ranks}
-    found: list[tuple[float, Meeting]] = []
+    matched: list[tuple[float, Meeting]] = []
     for group in dict.fromkeys(key for calls in by_rank.values() for key in calls):
         members = [rank for rank in trace.ranks if group in by_rank[rank.rank]]
         lists = [by_rank[rank.rank][group] for rank in members]
@@ -44,8 +44,8 @@ def meetings(trace: Trace) -> list[Meeting]:
             size = collective.size or trace.ranks[0].world_size
             pairs = {rank.rank: op for rank, op in zip(members, ops, strict=True)}
             meeting = Meeting(collective, pairs, complete=len(members) == size)
-            found.append((float(first.ops.start_s[ops[0]]), meeting))
-    return [meeting for _, meeting in sorted(found, key=lambda entry: entry[0])]
+            matched.append((float(first.ops.start_s[ops[0]]), meeting))
+    return [meeting for _, meeting in sorted(matched, key=lambda entry: entry[0])]
 
 
 def _calls_by_group(rank: RankTrace, n_ranks: int) -> dict[tuple[object, ...], list[int]]:

@@ -2,8 +2,8 @@
 
 A rank's host is a lane, and each of its streams another one; what they run is `RecordedWork`. A step of a stream waits
 for the host's call that launches it and for the ops of other streams that the trace shows or suggests. A
-communication of ranks that are all in the trace begins when the last of them has come; its transfer then takes the
-time that it took for the rank that came last.
+communication of several ranks of the trace begins when the last of them has come. Its transfer then takes as long as it
+took the rank that came last.
 """
 
 from __future__ import annotations
@@ -105,13 +105,13 @@ class _RankLanes:
         self._exchanges = np.isin(self._rank.ops.code, EXCHANGE_CODES)
         self._lanes: dict[str, list[Step]] = {HOST: []}
 
-    def lanes(self) -> dict[str, list[Step]]:
+    def lanes(self) -> dict[str, tuple[Step, ...]]:
         """Return lane -> steps."""
         for step in self._host():
             self._lanes[HOST].append(step)
         for op in self._sequence().tolist():
             self._add_op(op, self._order.ops[op])
-        return self._lanes
+        return {lane: tuple(steps) for lane, steps in self._lanes.items()}
 
     def _sequence(self) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
         """Return the ops in the order in which lanes run them."""

@@ -1,4 +1,4 @@
-"""What a replay changes: factors on the times of classes, ranks, hosts and exchanges, and how streams overlap."""
+"""Changes of a replay: factors on the times of classes, ranks, hosts and exchanges, and how streams overlap."""
 
 from __future__ import annotations
 

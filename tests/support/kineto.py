@@ -61,8 +61,8 @@ class KinetoWriter:
 def data_parallel_step(rank: int, slowness: tuple[float, ...] = (1.0, 1.2), **header: Any) -> KinetoWriter:
     """A step of data parallelism.
 
-    It has three kernels (2, 1 and 3 ms on a GPU of slowness 1), and an all-reduce of 8 MB that takes 1 ms once all have
-    come. Beside that runs a kernel of 0.4 ms, and behind it an optimizer of 0.5 ms.
+    It has three kernels: 2, 1 and 3 ms on a GPU of slowness 1. An all-reduce of 8 MB follows, which takes 1 ms once all
+    ranks have come. Beside that runs a kernel of 0.4 ms, and behind it an optimizer of 0.5 ms.
 
     The first kernel starts 110 us after the step. The all-reduce starts 5 us after what it waits for, as does the
     optimizer. The host waits for that, and ends the step 100 us later.

@@ -1,4 +1,4 @@
-"""What is in a trace: the hand-made step worked out by hand, and HolisticTraceAnalysis as a second opinion."""
+"""Figures of a trace: the hand-made step, worked out by hand; HolisticTraceAnalysis as a second opinion."""
 
 from __future__ import annotations
 
@@ -112,6 +112,7 @@ def test_holistic_trace_analysis_agrees(name: str, tmp_path: Path) -> None:
     ):  # fmt: skip
         assert seconds == pytest.approx(row[key] * us, abs=2 * us), key
     overlap = other.get_comm_comp_overlap(visualize=False)["comp_comm_overlap_pctg"].iloc[0]
+    assert told.overlap is not None
     assert 100 * told.overlap == pytest.approx(overlap, abs=0.006)
     idle = other.get_idle_time_breakdown(ranks=[0], visualize=False)[0]
     for stream in told.streams:

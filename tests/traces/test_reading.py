@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,7 +20,7 @@ from tests.support.kineto import COMMUNICATION, KinetoWriter, data_parallel_step
 
 
 def test_a_step_is_read_whole(tmp_path: Path) -> None:
-    """Of the hand-made step: six kernels with their classes, launches and streams, 8 MB among two ranks, two waits."""
+    """The hand-made step has six kernels with their classes, launches and streams, 8 MB among two ranks, two waits."""
     trace = open_trace([str(path) for path in save_step(tmp_path)])
     first = trace.ranks[0]
     assert [rank.rank for rank in trace.ranks] == [0, 1]
@@ -85,8 +86,14 @@ def test_bytes_may_stand_at_the_call_of_the_host(tmp_path: Path) -> None:
     trace = KinetoWriter()
     call = trace.call("cudaLaunchKernel", 50)
     trace.kernel("ncclKernel_AllGather_RING_LL_Sum_int8_t(ncclWorkElem)", COMMUNICATION, 60, 100, call)
-    details = {"Collective name": "_allgather_base", "In msg nelems": 250, "Out msg nelems": 1000, "dtype": "Half"}
-    trace.event("cpu_op", "record_param_comms", 40, 30, **details, **{"Group size": 4})
+    details: dict[str, Any] = {
+        "Collective name": "_allgather_base",
+        "In msg nelems": 250,
+        "Out msg nelems": 1000,
+        "dtype": "Half",
+    }
+    details["Group size"] = 4
+    trace.event("cpu_op", "record_param_comms", 40, 30, **details)
     rank = read_trace([trace.save(tmp_path / "trace.json")]).ranks[0]
     collective = rank.collectives[rank.ops.collective[0]]
     assert (collective.operation, collective.nbytes, collective.size) == ("all_gather", 2000.0, 4)

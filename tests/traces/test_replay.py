@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -105,8 +106,10 @@ def test_a_rank_alone_keeps_its_communication(tmp_path: Path) -> None:
 
 
 def test_a_copy_that_blocks_holds_the_host_up(tmp_path: Path) -> None:
-    """A kernel of 100 us, a copy that the host waits for, and 20 us later the next launch: a kernel twice as long
-    delays that launch by 100 us."""
+    """A kernel of 100 us, a copy that the host waits for, and 20 us later the next launch.
+
+    Kernels twice as long delay that launch by 100 us, and the last kernel ends 10 us later after it.
+    """
     trace = KinetoWriter()
     trace.kernel("k", COMPUTE, 10, 100, trace.call("cudaLaunchKernel", 0))
     call = trace.call("cudaMemcpyAsync", 20, 95)
@@ -134,13 +137,7 @@ def test_another_gpu_scales_by_data_sheets(step: Trace) -> None:
     assert factors["matmul"] == factors["attention"] == pytest.approx(1.0)
     assert factors["memory"] == factors["optimizer"] == pytest.approx(3.35 / 4.8, rel=0.01)
     with pytest.raises(InputError, match="does not say which profile"):
-        gpu_factors(Trace((_of_gpu(step, "Some GPU"),)), "h200-sxm-141gb", None)
-
-
-def _of_gpu(step: Trace, name: str):  # type: ignore[no-untyped-def]
-    from dataclasses import replace
-
-    return replace(step.ranks[0], gpu=name)
+        gpu_factors(Trace((replace(step.ranks[0], gpu="Some GPU"),)), "h200-sxm-141gb", None)
 
 
 def test_another_cluster_scales_transfers(step: Trace) -> None:
