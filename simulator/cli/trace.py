@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from simulator.traces.trace import Trace
     from simulator.traces.what_if import WhatIf
 
+#: A step that is so much longer or shorter when it is played as recorded is not understood.
+UNLIKE = 0.02
 app = typer.Typer(
     help="Look at traces of PyTorch's profiler.",
     epilog="Example: llmsim trace show rank0.json.gz rank1.json.gz",
@@ -191,11 +193,49 @@ def replay_command(
     change = _change(trace, factors, host, (gpu, recorded_gpu), (cluster, recorded_cluster), overlap, warnings)
     with progress("playing the step"):
         played = replay(trace, change)
+    if abs(played.error) > UNLIKE:
+        warnings.append(f"played as recorded, the step is {100 * played.error:+.1f} % off: its order is not understood")
     result = report.replayed(trace, played, warnings)
     write_json(json, result)
     warn(warnings)
     if not quiet and json != STDOUT:
         show(*trace_tables.replayed(result))
+
+
+@app.command("stragglers")
+def stragglers_command(
+    file: Annotated[str, typer.Argument(metavar="FILE", help="Passes and collectives of all ranks (Parquet).")],
+    by: Annotated[
+        str | None, typer.Option(metavar="PART", help="Tell them to kind, stage or replica.", show_default=False)
+    ] = None,
+    json: Json = None,
+    quiet: Quiet = False,
+) -> None:
+    """Say what a job's steps would be without stragglers.
+
+    FILE has the passes and collectives of a pipeline's ranks in many steps, in the form of ByteDance's released jobs.
+    Each step is played as recorded, without delays, and with all operations of a kind equally long.
+
+    \b
+    Example:
+      llmsim trace stragglers trace-ST.parquet --by stage
+    """
+    from simulator.output import trace_tables
+    from simulator.traces import report
+    from simulator.traces.job_stragglers import PARTS, straggler_figures
+    from simulator.traces.job_trace import read_job_trace
+
+    check_outputs({"--json": json})
+    if by is not None and by not in PARTS:
+        raise InputError("is no part of a job", file="--by", found=by, allowed=", ".join(PARTS))
+    job = read_job_trace(file)
+    check_outputs({"--json": json})
+    with progress("playing steps") as far:
+        told = straggler_figures(job, cast(Any, by), far)
+    result = report.job_stragglers(job, told)
+    write_json(json, result)
+    if not quiet and json != STDOUT:
+        show(*trace_tables.job_stragglers(result))
 
 
 def _opened(files: list[str]) -> Trace:

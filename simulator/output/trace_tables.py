@@ -150,3 +150,25 @@ def replayed(report: Report) -> Iterator[FittedTable]:
     blanks = [""] * (len(columns) - 1)
     table.add_row("delays without a known cause", time_beside(report["unexplained_s"], step_s), *blanks)
     yield table
+
+
+def job_stragglers(report: Report) -> Iterator[FittedTable]:
+    """Yield the tables of ``trace stragglers``."""
+    steps = len(report["steps"])
+    title = f"Mean of {counted(steps, 'step')}: {report['stages']} stages, {counted(report['replicas'], 'replica')}"
+    table = FittedTable(title, ("", "left"), ("step", "right"), ("against recorded", "right"))
+    recorded_s = sum(report["recorded_s"]) / steps
+    rows = [
+        ("recorded", recorded_s),
+        ("played", sum(report["played_s"]) / steps),
+        ("without delays", sum(report["without_delays_s"]) / steps),
+        ("without delays and stragglers", report["ideal_s"]),
+    ]
+    for name, seconds in rows:
+        table.add_row(name, time_beside(seconds, recorded_s), f"{100 * (seconds / recorded_s - 1):+.2f} %")
+    yield table
+    if report["by_part"]:
+        parts = FittedTable("With one part's own times, the step is so many times as long", ("", "left"), ("", "right"))
+        for name, ratio in report["by_part"].items():
+            parts.add_row(name, f"{ratio:.3f}")
+        yield parts

@@ -16,7 +16,7 @@ from typing import Any, Generic, TypeVar
 
 from simulator.errors import InputError
 from simulator.input_files import brief
-from simulator.traces.classes import CLASSES, kernel_class, with_hand_over
+from simulator.traces.classes import CLASSES, kernel_class, simulated_class, with_hand_over
 from simulator.traces.columns import RankColumns, rank_trace
 from simulator.traces.comm_facts import collective_of
 from simulator.traces.event_file import Event, EventFile
@@ -34,6 +34,8 @@ _RANK_IN_NAME = re.compile(r"rank[-_]?(\d{1,6})", re.IGNORECASE)
 #: Ranges of the optimizer: those that PyTorch marks, and those that trainers mark by hand.
 OPTIMIZER_MARKS = ("Optimizer.step", "optimizer")
 STEP_MARK = "ProfilerStep"
+#: Phases that kernels have in traces of simulated steps (`simulator.output.trace`), beside their kind.
+SIMULATED_PHASES = ("F", "R", "B", "I", "W", "O")
 _COMM_CALL = "record_param_comms"
 #: Times in microseconds beyond which no clock of a profiler is: 3,000 years.
 _LATEST_US = 1e17
@@ -106,6 +108,9 @@ class KinetoReader:
         name, collective = self.names(str(event.get("name", ""))), -1
         told = str(details.get("Collective name", ""))
         code, operation = self._class(name, told, str(details.get("Process Group Description", "")))
+        if details.get("phase") in SIMULATED_PHASES:
+            category = "optimizer" if details["phase"] == "O" else "compute"
+            code = CLASSES.index(simulated_class(str(details.get("kind", "")), category))
         if CLASSES[code] in ("communication", "hand-over"):
             collective = self.collectives(collective_of(details, operation))
         device = _whole(details.get("device", event.get("pid")))

@@ -2,25 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
 
 from simulator.traces.classes import TRANSFERS
-from simulator.traces.trace import RankTrace, Trace, TracedCollective
+from simulator.traces.trace import RankTrace, Trace
 
 
 @dataclass(frozen=True, slots=True)
 class Meeting:
-    """One operation: rank -> index of its kernel among the rank's ops.
+    """One operation of process group ``group``: rank -> index of its kernel among the rank's ops."""
 
-    ``complete``: all ranks of its group are in the trace.
-    """
-
-    collective: TracedCollective
+    group: Hashable
     ops: Mapping[int, int]
-    complete: bool
 
 
 def meetings(trace: Trace) -> list[Meeting]:
@@ -39,12 +35,8 @@ def meetings(trace: Trace) -> list[Meeting]:
         if len({len(indices) for indices in lists}) != 1 or len(members) < 2:
             continue
         for ops in zip(*lists, strict=True):
-            first = members[0]
-            collective = first.collectives[first.ops.collective[ops[0]]]
-            size = collective.size or trace.ranks[0].world_size
             pairs = {rank.rank: op for rank, op in zip(members, ops, strict=True)}
-            meeting = Meeting(collective, pairs, complete=len(members) == size)
-            matched.append((float(first.ops.start_s[ops[0]]), meeting))
+            matched.append((float(members[0].ops.start_s[ops[0]]), Meeting(group, pairs)))
     return [meeting for _, meeting in sorted(matched, key=lambda entry: entry[0])]
 
 

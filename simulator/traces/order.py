@@ -69,18 +69,22 @@ def order_of(rank: RankTrace) -> StepOrder:
     after, earlier = _awaited_by_streams(rank), _EarlierOps(rank)
     guessed = _follow_waits(rank) if not len(rank.waits.call) else np.zeros(len(ops), dtype=bool)
     ends: dict[int, float] = {}
-    ordered = []
+    ordered: list[OrderedOp] = []
+    # The last launch among all that an op follows, itself included: the host has made it when the op ends.
+    behind: list[int] = ops.call.tolist()
+    last_of: dict[int, int] = {}
     for op in range(len(ops)):
         start, end, stream = float(ops.start_s[op]), float(ops.end_s[op]), int(ops.stream[op])
         ready = max(float(launched[op]), ends.get(stream, step.start_s))
-        awaited = [other for other in after.get(op, ()) if ops.end_s[other] <= start + ROUNDING_S]
+        awaited = [other for other in after.get(op, ()) if other < op and ops.end_s[other] <= start + ROUNDING_S]
         if guessed[op] or (not awaited and start - ready > USUAL_DELAY_S):
             awaited += earlier.last_to_end(op, ready)
         ready = max([ready, *[float(ops.end_s[other]) for other in awaited]])
         work_s = max(end - max(start, ready), 0.0)
         ordered.append(OrderedOp(int(ops.call[op]), tuple(awaited), max(start - ready, 0.0), work_s))
         ends[stream] = max(ends.get(stream, 0.0), end)
-    host, tail_s = _host(rank)
+        behind[op] = last_of[stream] = max(behind[op], last_of.get(stream, -1), *[behind[other] for other in awaited])
+    host, tail_s = _host(rank, behind)
     return StepOrder(tuple(ordered), host, tail_s)
 
 
@@ -133,11 +137,15 @@ class _EarlierOps:
         return []
 
 
-def _host(rank: RankTrace) -> tuple[tuple[HostMoment, ...], float]:
-    """Return the calls of the host in order, and its seconds from the last one to the end of the step."""
+def _host(rank: RankTrace, behind: list[int]) -> tuple[tuple[HostMoment, ...], float]:
+    """Return the calls of the host in order, and its seconds from the last one to the end of the step.
+
+    ``behind``: the last call that each op follows. No earlier call can have waited for the op.
+    """
     (step,) = rank.steps
     reached, moments = step.start_s, []
-    for call, awaited in _moments(rank):
+    for call, ended in _moments(rank):
+        awaited = ended if ended >= 0 and behind[ended] <= call else -1
         start = max(float(rank.calls.start_s[call]), reached)
         moments.append(HostMoment(call, start - reached, awaited))
         reached = start if awaited < 0 else max(start, float(rank.ops.end_s[awaited]))

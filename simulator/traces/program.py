@@ -8,7 +8,7 @@ took the rank that came last.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Hashable, Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -26,7 +26,7 @@ from simulator.program import (
     numbered_axis,
 )
 from simulator.traces.classes import CLASSES
-from simulator.traces.meetings import Meeting, meetings
+from simulator.traces.meetings import meetings
 from simulator.traces.order import OrderedOp, StepOrder, order_of
 from simulator.traces.trace import EXCHANGE_CODES, RankTrace, Trace
 from simulator.traces.what_if import WhatIf
@@ -37,11 +37,10 @@ _ALL_STREAMS = "all streams"
 
 @dataclass(frozen=True)
 class _Place:
-    """The axis of a meeting, its number there, and the seconds of its transfer."""
+    """The axis of a meeting, and the seconds of its transfer."""
 
     axis: str
     transfer_s: float
-    meeting: Meeting
 
 
 @dataclass(frozen=True)
@@ -61,14 +60,14 @@ class OrderedTrace:
 def ordered(trace: Trace) -> OrderedTrace:
     """Return the order of a trace of one step."""
     position = {rank.rank: at for at, rank in enumerate(trace.ranks)}
-    axes: dict[tuple[int, ...], str] = {}
+    axes: dict[tuple[Hashable, tuple[int, ...]], str] = {}
     places: dict[tuple[int, int], _Place] = {}
     late: list[list[float]] = [[] for _ in trace.ranks]
     for meeting in meetings(trace):
         members = tuple(position[rank] for rank in meeting.ops)
-        axis = axes.setdefault(members, numbered_axis(Axis.PROCESS_GROUP, len(axes)))
+        axis = axes.setdefault((meeting.group, members), numbered_axis(Axis.PROCESS_GROUP, len(axes)))
         ops = [(at, op) for at, op in zip(members, meeting.ops.values(), strict=True)]
-        place = _Place(axis, min(float(trace.ranks[at].ops.seconds[op]) for at, op in ops), meeting)
+        place = _Place(axis, min(float(trace.ranks[at].ops.seconds[op]) for at, op in ops))
         first, first_op = ops[0]
         for at, op in ops:
             places[at, op] = place
@@ -83,7 +82,7 @@ def ordered(trace: Trace) -> OrderedTrace:
         orders=tuple(order_of(rank) for rank in trace.ranks),
         begins_s=tuple(start - min(starts) for start in starts),
         places=places,
-        groups={axis: (members,) for members, axis in axes.items()},
+        groups={axis: (members,) for (_, members), axis in axes.items()},
     )
 
 

@@ -10,7 +10,7 @@ from simulator.arrays import Bools, Floats
 from simulator.cluster.ideal import ideal_cluster
 from simulator.costs import Costs
 from simulator.engine import simulate
-from simulator.errors import InputError
+from simulator.errors import DeadlockError, InputError
 from simulator.timeline import covered_s
 from simulator.traces.classes import CLASSES
 from simulator.traces.program import OrderedTrace, ordered, replay_program
@@ -81,7 +81,14 @@ def _recorded(step: OrderedTrace) -> PlayedStep:
 def _played(step: OrderedTrace, change: WhatIf) -> PlayedStep:
     """Return the step as the engine plays it."""
     program = replay_program(step, change)
-    timeline = simulate(program, ideal_cluster(program.n_ranks), Costs.ideal())
+    try:
+        timeline = simulate(program, ideal_cluster(program.n_ranks), Costs.ideal())
+    except DeadlockError:
+        raise InputError(
+            "traces of ranks do not fit together: they call communication in orders that would wait for ever",
+            file=step.trace.files[0],
+            fix="the trace of one rank alone, or another step",
+        ) from None
     times = []
     end_of = {
         (rank, label): end

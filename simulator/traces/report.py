@@ -12,6 +12,8 @@ from simulator.output.stream_gantt import StreamRow
 from simulator.traces.classes import CLASSES
 from simulator.traces.compare import Comparison, missing_classes
 from simulator.traces.figures import figures
+from simulator.traces.job_stragglers import StragglerFigures
+from simulator.traces.job_trace import JobTrace
 from simulator.traces.replay import Replay
 from simulator.traces.trace import Trace
 
@@ -52,6 +54,21 @@ def replayed(trace: Trace, played: Replay, warnings: list[str]) -> dict[str, Any
         ranks=[rank.rank for rank in trace.ranks],
         error=played.error,
         **asdict(played),
+    )
+
+
+def job_stragglers(job: JobTrace, told: StragglerFigures) -> dict[str, Any]:
+    """Return the steps of a job with and without stragglers."""
+    content = asdict(told)
+    return envelope(
+        "trace stragglers",
+        file=job.file,
+        stages=job.stages,
+        replicas=job.replicas,
+        error=told.error,
+        delays=told.delays,
+        slowdown=told.slowdown,
+        **content,
     )
 
 

@@ -81,3 +81,17 @@ def test_a_simulated_step_stands_beside_a_trace() -> None:
 )
 def test_names_are_shortened(name: str, short: str) -> None:
     assert short_name(name) == short
+
+
+def test_our_own_trace_has_the_classes_of_the_step(tmp_path: Path) -> None:
+    """A simulated step, written as a trace and read back, is the step: kernels of the trace say their kind."""
+    result = simulator.run(WORKLOAD)
+    result.save_trace(tmp_path / "own.json.gz")
+    side, back = (
+        simulated_side(result.spans, "simulated"),
+        traced_side(open_trace([str(tmp_path / "own.json.gz")]), "own"),
+    )
+    assert back.step_s == pytest.approx(side.step_s, rel=5e-3)  # but for the first launch
+    for name in ("matmul", "attention", "memory", "optimizer"):
+        assert back.class_s[name] == pytest.approx(side.class_s[name], rel=1e-2), name
+        assert back.launches[name] == side.launches[name]

@@ -168,6 +168,7 @@ def test_two_files_of_one_rank_are_refused(tmp_path: Path) -> None:
         open_trace([str(tmp_path / "empty")])
 
 
+@pytest.mark.slow
 def test_a_run_without_a_gpu_is_told_so(tmp_path: Path) -> None:
     torch = pytest.importorskip("torch")
     path = tmp_path / "cpu.json"

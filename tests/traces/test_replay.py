@@ -21,7 +21,7 @@ from simulator.traces.replay import replay
 from simulator.traces.trace import Trace
 from simulator.traces.what_if import AS_RECORDED, WhatIf
 from simulator.traces.windows import one_step, steps_of
-from tests.support.kineto import COMPUTE, KinetoWriter, data_parallel_step, save_step
+from tests.support.kineto import COMMUNICATION, COMPUTE, KinetoWriter, data_parallel_step, save_step
 
 SHARED = Path(__file__).resolve().parents[3] / "shared/reference/files"
 us = 1e-6
@@ -172,3 +172,32 @@ def test_real_steps_are_played_as_they_were_recorded(names: list[str]) -> None:
         played = replay(one_step(trace, step.name))
         assert abs(played.error) < 0.02
         assert played.played.overlap == pytest.approx(played.recorded.overlap, abs=0.02)
+
+
+def test_an_op_that_was_launched_later_holds_no_call_up(tmp_path: Path) -> None:
+    """A kernel ends while the host synchronizes, on the stream of one that starts before it and is launched later.
+
+    No stream does so. The host cannot have waited for that kernel, and the step is played all the same.
+    """
+    trace = KinetoWriter()
+    early = trace.call("cudaLaunchKernel", 0)
+    trace.call("cudaStreamSynchronize", 10, 50)
+    trace.kernel("late", COMPUTE, 5, 10, trace.call("cudaLaunchKernel", 70))
+    trace.kernel("early", COMPUTE, 20, 35, early)
+    step = one_step(read_trace([trace.save(tmp_path / "trace.json")]), None)
+    assert [moment.awaited for moment in order_of(step.ranks[0]).host] == [-1, -1, -1]
+    assert replay(step).played.step_s > 70 * us
+
+
+def test_ranks_that_contradict_each_other_are_refused(tmp_path: Path) -> None:
+    """Rank 0 reduces in group a and then in group b, on one stream; rank 1 the other way round. NCCL would hang."""
+    paths = []
+    for rank, groups in enumerate(("ab", "ba")):
+        trace = KinetoWriter(rank, 2)
+        for number, group in enumerate(groups):
+            details = {"Collective name": "allreduce", "Process Group Name": group, "Group size": 2}
+            call = trace.call("cudaLaunchKernel", 10 * number)
+            trace.kernel("ncclKernel_AllReduce", COMMUNICATION, 20 + 50 * number, 40, call, **details)
+        paths.append(trace.save(tmp_path / f"{rank}.json"))
+    with pytest.raises(InputError, match="do not fit together"):
+        replay(one_step(read_trace(paths), None))
