@@ -17,7 +17,7 @@ from simulator.output.files import PICTURES
 
 if TYPE_CHECKING:
     from simulator.traces.compare import Side
-    from simulator.traces.trace import Trace
+    from simulator.traces.trace import RunTrace
     from simulator.traces.what_if import WhatIf
 
 #: A step that is so much longer or shorter when it is played as recorded is not understood.
@@ -56,7 +56,7 @@ RecordedGpu = Annotated[
     str | None,
     typer.Option(metavar="PROFILE", help="The trace's GPU [the one its name says].", show_default=False),
 ]
-ClusterName = Annotated[
+TargetCluster = Annotated[
     str | None,
     typer.Option("--cluster", metavar="C", help="Another cluster, for communication.", show_default=False),
 ]
@@ -158,7 +158,7 @@ def replay_command(
     host: HostFactor = None,
     gpu: GpuName = None,
     recorded_gpu: RecordedGpu = None,
-    cluster: ClusterName = None,
+    cluster: TargetCluster = None,
     recorded_cluster: RecordedCluster = None,
     overlap: OverlapChoice = "recorded",
     json: Json = None,
@@ -238,7 +238,7 @@ def stragglers_command(
         show(*trace_tables.job_stragglers(result))
 
 
-def _opened(files: list[str]) -> Trace:
+def _opened(files: list[str]) -> RunTrace:
     from simulator.traces.files import open_trace
 
     with progress("reading the trace"):
@@ -291,7 +291,7 @@ def _factor(value: object, place: str) -> float:
 
 
 def _change(
-    trace: Trace,
+    trace: RunTrace,
     factors: tuple[dict[str, float], dict[str, float]],
     host: float | None,
     gpus: tuple[str | None, str | None],

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -94,20 +94,8 @@ def rank_trace(
         seconds(columns.call_start)[order], seconds(columns.call_end)[order], *call_facts[order, :2].T.copy()
     )
     call_of = _first_of(call_facts[order, 2])
-    op_start, op_end = seconds(columns.op_start), seconds(columns.op_end)
-    facts = np.array(columns.op_facts, dtype=np.int64).reshape(-1, 6)
-    order = np.lexsort((op_end, op_start))
-    name, code, stream, correlation, collective, transfer = facts[order].T
-    ops = GpuOps(
-        start_s=op_start[order],
-        end_s=op_end[order],
-        name=name.copy(),
-        code=code.copy(),
-        stream=stream.copy(),
-        call=np.array([call_of.get(number, -1) for number in correlation.tolist()], dtype=np.int64),
-        collective=collective.copy(),
-        is_transfer=transfer.astype(bool),
-    )
+    op_facts = np.array(columns.op_facts, dtype=np.int64).reshape(-1, 6)
+    ops = _ops(seconds(columns.op_start), seconds(columns.op_end), op_facts, call_of)
     comm_calls = [(*seconds(times).tolist(), number) for *times, number in columns.comm_calls]
     ops.collective[:] = _told_by_calls(ops, calls, collectives, comm_calls)
     marks = [(number, *seconds(times).tolist()) for number, *times in columns.optimizer_marks]
@@ -131,6 +119,22 @@ def rank_trace(
         waits=StreamWaits(*np.array(waits, dtype=np.int64).reshape(-1, 4).T.copy()),
         steps=tuple(TracedStep(text, *seconds((start, end)).tolist()) for start, end, text in steps),
         missing=tuple(_missing(columns, ops, calls, names, collectives)),
+    )
+
+
+def _ops(start_s: Floats, end_s: Floats, facts: Ints, call_of: Mapping[int, int]) -> GpuOps:
+    """Return ops by start; ``facts`` as in `RankColumns`, ``call_of``: correlation -> call."""
+    order = np.lexsort((end_s, start_s))
+    name, code, stream, correlation, collective, transfer = facts[order].T
+    return GpuOps(
+        start_s=start_s[order],
+        end_s=end_s[order],
+        name=name.copy(),
+        code=code.copy(),
+        stream=stream.copy(),
+        call=np.array([call_of.get(number, -1) for number in correlation.tolist()], dtype=np.int64),
+        collective=collective.copy(),
+        is_transfer=transfer.astype(bool),
     )
 
 

@@ -12,7 +12,7 @@ from simulator.timeline import Timeline, covered_s
 from simulator.traces.classes import CLASSES
 from simulator.traces.figures import figures
 from simulator.traces.simulated import class_codes, resident_s
-from simulator.traces.trace import EXCHANGE_CODES, Trace
+from simulator.traces.trace import EXCHANGE_CODES, RunTrace
 
 #: Kernels that are listed of those that one side alone has.
 LISTED = 10
@@ -100,7 +100,7 @@ def short_name(name: str) -> str:
     return "".join(text)[:_NAME_LENGTH] or name[:_NAME_LENGTH]
 
 
-def traced_side(trace: Trace, name: str) -> Side:
+def traced_side(trace: RunTrace, name: str) -> Side:
     """Return what a mean rank of ``trace`` does in a mean step."""
     told = figures(trace)
     per_step, n = 1 / told.steps, len(told.ranks)

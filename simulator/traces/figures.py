@@ -14,7 +14,7 @@ from simulator.arrays import Floats
 from simulator.timeline import covered_s
 from simulator.traces.classes import CLASSES
 from simulator.traces.meetings import meetings
-from simulator.traces.trace import GpuOps, RankTrace, Trace
+from simulator.traces.trace import GpuOps, RankTrace, RunTrace
 from simulator.traces.windows import length_s, steps_of
 from simulator.units import us
 
@@ -99,7 +99,7 @@ class TraceFigures:
     kernels: tuple[KernelFigures, ...]
 
 
-def figures(trace: Trace) -> TraceFigures:
+def figures(trace: RunTrace) -> TraceFigures:
     """Return the figures of a trace."""
     return TraceFigures(
         steps=len(steps_of(trace.ranks[0])),
@@ -178,7 +178,7 @@ def _launch_bound_s(rank: RankTrace) -> float | None:
     return float(gap[launch[1:] > before + _SAME_S].sum())
 
 
-def stragglers(trace: Trace) -> tuple[Straggling, ...]:
+def stragglers(trace: RunTrace) -> tuple[Straggling, ...]:
     """Return how long each rank waits in communication for the others, and how often it is the last; none of one rank.
 
     The kernel of the rank that comes last is the shortest, whatever the clocks of ranks say.
@@ -197,7 +197,7 @@ def stragglers(trace: Trace) -> tuple[Straggling, ...]:
     )
 
 
-def kernel_figures(trace: Trace) -> tuple[KernelFigures, ...]:
+def kernel_figures(trace: RunTrace) -> tuple[KernelFigures, ...]:
     """Return the kernels by name, those that take most time first."""
     seconds: dict[tuple[str, str], float] = {}
     launches: dict[tuple[str, str], int] = {}

@@ -8,13 +8,13 @@ from pathlib import Path
 from simulator.errors import InputError
 from simulator.input_files import as_path
 from simulator.traces.kineto import read_trace
-from simulator.traces.trace import Trace
+from simulator.traces.trace import RunTrace
 
 #: Endings of the names of traces in a folder.
 SUFFIXES = (".json", ".json.gz")
 
 
-def open_trace(texts: Sequence[str]) -> Trace:
+def open_trace(texts: Sequence[str]) -> RunTrace:
     """Return the trace in files, each of one rank; a folder stands for all traces in it. Raises `InputError`."""
     paths: list[Path] = []
     for text in texts:

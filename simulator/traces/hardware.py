@@ -15,7 +15,7 @@ from simulator.hardware.device_names import is_of_type
 from simulator.hardware.gpu import GpuSpec
 from simulator.hardware.kernels import MatrixDtype
 from simulator.network.collectives import OPERATIONS, idle_seconds, plan
-from simulator.traces.trace import Trace, TracedCollective
+from simulator.traces.trace import RunTrace, TracedCollective
 
 #: Type of matrix FLOP/s by which GPUs are compared: what training computes in.
 DTYPE: MatrixDtype = "bf16"
@@ -23,7 +23,7 @@ DTYPE: MatrixDtype = "bf16"
 _NETWORK_NAME = {"send": "send", "recv": "send"}
 
 
-def gpu_factors(trace: Trace, target: str, recorded: str | None) -> dict[str, float]:
+def gpu_factors(trace: RunTrace, target: str, recorded: str | None) -> dict[str, float]:
     """Return by class the factor on kernels when GPUs are of the profile ``target``.
 
     Products and attention go with matrix FLOP/s, all else with the memory's bandwidth, by the profiles' data sheets.
@@ -42,7 +42,7 @@ def _spec(name: str, option: str) -> GpuSpec:
     return load_profile(name, file=option).gpu_spec
 
 
-def recorded_gpu(trace: Trace) -> str:
+def recorded_gpu(trace: RunTrace) -> str:
     """Return the shipped profile of the trace's GPU. Raises `InputError` where its name does not say one."""
     name = trace.ranks[0].gpu
     fitting = [profile for profile in catalog.names("profile") if name and is_of_type(name, profile)]
@@ -84,7 +84,7 @@ class ExchangeTimes:
         return idle_seconds(chosen, self.cluster, self.costs)
 
 
-def exchange_factor(trace: Trace, recorded: str, target: str) -> Callable[[TracedCollective], float]:
+def exchange_factor(trace: RunTrace, recorded: str, target: str) -> Callable[[TracedCollective], float]:
     """Return the factor on the transfer of a collective, which was recorded on one cluster and is to run on another.
 
     It is 1 where the trace does not tell operation, bytes and group. Raises `InputError`.
@@ -103,7 +103,7 @@ def exchange_factor(trace: Trace, recorded: str, target: str) -> Callable[[Trace
     return factor
 
 
-def _ranks_needed(trace: Trace) -> int:
+def _ranks_needed(trace: RunTrace) -> int:
     """Return how many ranks the job has, as far as the trace says."""
     told = [rank.world_size for rank in trace.ranks] + [rank.rank + 1 for rank in trace.ranks]
     for rank in trace.ranks:
@@ -112,7 +112,7 @@ def _ranks_needed(trace: Trace) -> int:
     return max(told)
 
 
-def unknown_exchanges(trace: Trace) -> int:
+def unknown_exchanges(trace: RunTrace) -> int:
     """Return how many communications do not tell operation, bytes or group, and so keep their times anywhere."""
     count = 0
     for rank in trace.ranks:

@@ -32,8 +32,8 @@ from simulator.program import (
 from simulator.traces.job_trace import COMMUNICATION, JobOp, JobTrace
 
 #: Parts of a job to which a slowdown can be told.
-Part = Literal["kind", "stage", "replica"]
-PARTS: tuple[Part, ...] = ("kind", "stage", "replica")
+JobPart = Literal["kind", "stage", "replica"]
+PARTS: tuple[JobPart, ...] = ("kind", "stage", "replica")
 #: Direction of a transfer between stages -> the name of both its ends.
 _HAND_OVER = {"forward": "forward hand-over", "backward": "backward hand-over"}
 
@@ -82,7 +82,7 @@ class StragglerFigures:
 
 
 def straggler_figures(
-    job: JobTrace, part: Part | None = None, done: Callable[[str], None] = lambda far: None
+    job: JobTrace, part: JobPart | None = None, done: Callable[[str], None] = lambda far: None
 ) -> StragglerFigures:
     """Return the figures of a job; ``part``: to which parts its slowdown is told. ``done`` is told how far it is."""
     times, played, bare = job_times(job), [], []
@@ -155,7 +155,7 @@ def ideal_work(job: JobTrace, work_s: Floats) -> Floats:
     return ideal
 
 
-def _parts(job: JobTrace, part: Part | None) -> Iterator[tuple[str, Bools]]:
+def _parts(job: JobTrace, part: JobPart | None) -> Iterator[tuple[str, Bools]]:
     """Yield the parts of a job, with the ops of each by replica and op."""
     shape = job.replicas, len(job.ops)
     if part == "replica":

@@ -20,7 +20,7 @@ from simulator.traces.classes import CLASSES, kernel_class, simulated_class, wit
 from simulator.traces.columns import RankColumns, rank_trace
 from simulator.traces.comm_facts import collective_of
 from simulator.traces.event_file import Event, EventFile
-from simulator.traces.trace import RankTrace, Trace, TracedCollective
+from simulator.traces.trace import RankTrace, RunTrace, TracedCollective
 
 T = TypeVar("T", bound=Hashable)
 
@@ -169,7 +169,7 @@ def _whole(value: object) -> int:
     return number if abs(number) < 2**62 else -1
 
 
-def read_trace(paths: Sequence[Path]) -> Trace:
+def read_trace(paths: Sequence[Path]) -> RunTrace:
     """Return the trace of a run, of which ``paths`` hold a rank each. Raises `InputError`."""
     readers, headers = [], []
     for path in paths:
@@ -194,7 +194,7 @@ def read_trace(paths: Sequence[Path]) -> Trace:
         _trace(reader, header, rank, (begin - min(begins)) * 1e-6)
         for reader, header, rank, begin in zip(readers, headers, ranks, begins, strict=True)
     ]
-    return Trace(tuple(sorted(traces, key=lambda trace: trace.rank)))
+    return RunTrace(tuple(sorted(traces, key=lambda trace: trace.rank)))
 
 
 def _trace(reader: KinetoReader, header: Mapping[str, Any], rank: int, begin_s: float) -> RankTrace:

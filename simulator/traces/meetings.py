@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from simulator.traces.classes import TRANSFERS
-from simulator.traces.trace import RankTrace, Trace
+from simulator.traces.trace import RankTrace, RunTrace
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,7 +19,7 @@ class Meeting:
     ops: Mapping[int, int]
 
 
-def meetings(trace: Trace) -> list[Meeting]:
+def meetings(trace: RunTrace) -> list[Meeting]:
     """Return the operations that ranks of a trace have in common, in the order of the first rank that calls each.
 
     Ranks call the operations of a group in one order (NCCL asks for that), so that the n-th of a rank is the n-th of

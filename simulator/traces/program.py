@@ -28,7 +28,7 @@ from simulator.program import (
 from simulator.traces.classes import CLASSES
 from simulator.traces.meetings import meetings
 from simulator.traces.order import OrderedOp, StepOrder, order_of
-from simulator.traces.trace import EXCHANGE_CODES, RankTrace, Trace
+from simulator.traces.trace import EXCHANGE_CODES, RankTrace, RunTrace
 from simulator.traces.what_if import WhatIf
 
 HOST = "host"
@@ -50,14 +50,14 @@ class OrderedTrace:
     ``begins_s``: when each rank begins the step, from the first one, by clocks that agree where ranks meet.
     """
 
-    trace: Trace
+    trace: RunTrace
     orders: tuple[StepOrder, ...]
     begins_s: tuple[float, ...]
     places: Mapping[tuple[int, int], _Place]
     groups: Mapping[str, tuple[tuple[int, ...], ...]]
 
 
-def ordered(trace: Trace) -> OrderedTrace:
+def ordered(trace: RunTrace) -> OrderedTrace:
     """Return the order of a trace of one step."""
     position = {rank.rank: at for at, rank in enumerate(trace.ranks)}
     axes: dict[tuple[Hashable, tuple[int, ...]], str] = {}

@@ -14,7 +14,7 @@ from simulator.errors import DeadlockError, InputError
 from simulator.timeline import covered_s
 from simulator.traces.classes import CLASSES
 from simulator.traces.program import OrderedTrace, ordered, replay_program
-from simulator.traces.trace import RankTrace, Trace
+from simulator.traces.trace import RankTrace, RunTrace
 from simulator.traces.what_if import AS_RECORDED, WhatIf
 
 
@@ -52,7 +52,7 @@ class Replay:
         return self.played.step_s / self.recorded.step_s - 1
 
 
-def replay(trace: Trace, change: WhatIf | None = None) -> Replay:
+def replay(trace: RunTrace, change: WhatIf | None = None) -> Replay:
     """Play the one step that ``trace`` holds. Raises `InputError` where a change names a rank that it lacks."""
     step = ordered(trace)
     ranks = {rank.rank for rank in trace.ranks}

@@ -15,13 +15,13 @@ from simulator.traces.figures import figures
 from simulator.traces.job_stragglers import StragglerFigures
 from simulator.traces.job_trace import JobTrace
 from simulator.traces.replay import Replay
-from simulator.traces.trace import Trace
+from simulator.traces.trace import RunTrace
 
 #: Kernels that are listed where nothing else is asked for.
 TOP = 10
 
 
-def shown(trace: Trace, top: int = TOP) -> dict[str, Any]:
+def shown(trace: RunTrace, top: int = TOP) -> dict[str, Any]:
     """Return the figures of a trace, with the ``top`` kernels that take most time."""
     told = asdict(figures(trace))
     told["kernels"] = told["kernels"][:top]
@@ -45,7 +45,7 @@ def compared(comparison: Comparison, warnings: list[str]) -> dict[str, Any]:
     )
 
 
-def replayed(trace: Trace, played: Replay, warnings: list[str]) -> dict[str, Any]:
+def replayed(trace: RunTrace, played: Replay, warnings: list[str]) -> dict[str, Any]:
     """Return the step as recorded, as played and as changed."""
     return envelope(
         "trace replay",
@@ -72,7 +72,7 @@ def job_stragglers(job: JobTrace, told: StragglerFigures) -> dict[str, Any]:
     )
 
 
-def stream_rows(trace: Trace) -> list[StreamRow]:
+def stream_rows(trace: RunTrace) -> list[StreamRow]:
     """Return a row per stream of each rank for `simulator.output.stream_gantt`."""
     rows = []
     for rank in trace.ranks:

@@ -147,7 +147,7 @@ class RankTrace:
 
 
 @dataclass(frozen=True, eq=False)
-class Trace:
+class RunTrace:
     """The traces of the ranks of one run, by rank."""
 
     ranks: tuple[RankTrace, ...]

@@ -11,8 +11,8 @@ from simulator.traces.trace import TracedCollective
 
 #: ``recorded``: streams run beside each other as they did. ``none``: all streams of a rank are one, in the order of
 #: launches. ``full``: no other op waits for communication, a bound on what hiding it can bring.
-Overlap = Literal["recorded", "none", "full"]
-OVERLAPS: tuple[Overlap, ...] = ("recorded", "none", "full")
+StreamOverlap = Literal["recorded", "none", "full"]
+OVERLAPS: tuple[StreamOverlap, ...] = ("recorded", "none", "full")
 
 
 def _unchanged(collective: TracedCollective) -> float:
@@ -31,7 +31,7 @@ class WhatIf:
     ranks: Mapping[int, float] = field(default_factory=dict)
     host: float = 1.0
     exchange: Callable[[TracedCollective], float] = _unchanged
-    overlap: Overlap = "recorded"
+    overlap: StreamOverlap = "recorded"
 
     def factor(self, rank: int, kernel_class: str, collective: TracedCollective | None) -> float:
         """Return the factor on the time of an op."""

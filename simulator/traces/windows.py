@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 
 from simulator.errors import InputError
-from simulator.traces.trace import RankTrace, Trace, TracedStep
+from simulator.traces.trace import RankTrace, RunTrace, TracedStep
 
 
 def whole(rank: RankTrace) -> TracedStep:
@@ -47,7 +47,7 @@ def length_s(rank: RankTrace, step: TracedStep) -> float:
     return max(step.end_s, float(ops.end_s.max(initial=step.end_s))) - step.start_s
 
 
-def one_step(trace: Trace, name: str | None) -> Trace:
+def one_step(trace: RunTrace, name: str | None) -> RunTrace:
     """Return the step ``name`` of all ranks; without a name the first that all ranks have marked.
 
     ``name`` may be the number alone, as 552 for ProfilerStep#552. Raises `InputError`.
@@ -63,4 +63,4 @@ def one_step(trace: Trace, name: str | None) -> Trace:
     for rank in trace.ranks:
         step = next(step for step in steps_of(rank) if step.name == wanted)
         ranks.append(step_ops(rank, step))
-    return Trace(tuple(ranks))
+    return RunTrace(tuple(ranks))

@@ -18,7 +18,7 @@ from simulator.traces.kineto import read_trace
 from simulator.traces.order import order_of
 from simulator.traces.program import ordered, replay_program
 from simulator.traces.replay import replay
-from simulator.traces.trace import Trace
+from simulator.traces.trace import RunTrace
 from simulator.traces.what_if import AS_RECORDED, WhatIf
 from simulator.traces.windows import one_step, steps_of
 from tests.support.kineto import COMMUNICATION, COMPUTE, KinetoWriter, data_parallel_step, save_step
@@ -28,12 +28,12 @@ us = 1e-6
 
 
 @pytest.fixture
-def step(tmp_path: Path) -> Trace:
+def step(tmp_path: Path) -> RunTrace:
     """The hand-made step of two ranks, of which rank 1 is 1.2 times as slow. It takes 8920 us."""
     return one_step(open_trace([str(path) for path in save_step(tmp_path)]), None)
 
 
-def test_a_step_is_played_as_it_was_recorded(step: Trace) -> None:
+def test_a_step_is_played_as_it_was_recorded(step: RunTrace) -> None:
     played = replay(step)
     assert played.changed is None
     assert played.recorded.step_s == pytest.approx(8920 * us)
@@ -65,7 +65,7 @@ def test_a_step_is_played_as_it_was_recorded(step: Trace) -> None:
         (WhatIf(host=2.0), 9120),
     ],
 )
-def test_changes_have_the_effect_worked_out_by_hand(step: Trace, change: WhatIf, expected: float) -> None:
+def test_changes_have_the_effect_worked_out_by_hand(step: RunTrace, change: WhatIf, expected: float) -> None:
     played = replay(step, change)
     assert played.changed is not None
     assert played.changed.step_s == pytest.approx(expected * us)
@@ -122,7 +122,7 @@ def test_a_copy_that_blocks_holds_the_host_up(tmp_path: Path) -> None:
     assert played.changed.step_s == pytest.approx(260 * us)
 
 
-def test_the_program_has_a_text_form_and_both_engines_play_it_alike(step: Trace) -> None:
+def test_the_program_has_a_text_form_and_both_engines_play_it_alike(step: RunTrace) -> None:
     program = replay_program(ordered(step), AS_RECORDED)
     assert from_text(to_text(program)) == program
     lengths = [
@@ -131,16 +131,16 @@ def test_the_program_has_a_text_form_and_both_engines_play_it_alike(step: Trace)
     assert lengths[0] == lengths[1] == pytest.approx(8920 * us)
 
 
-def test_another_gpu_scales_by_data_sheets(step: Trace) -> None:
+def test_another_gpu_scales_by_data_sheets(step: RunTrace) -> None:
     """An H100's profile against an H200's: the same matrix units, 3.35 and 4.8 TB/s of memory."""
     factors = gpu_factors(step, "h200-sxm-141gb", None)
     assert factors["matmul"] == factors["attention"] == pytest.approx(1.0)
     assert factors["memory"] == factors["optimizer"] == pytest.approx(3.35 / 4.8, rel=0.01)
     with pytest.raises(InputError, match="does not say which profile"):
-        gpu_factors(Trace((replace(step.ranks[0], gpu="Some GPU"),)), "h200-sxm-141gb", None)
+        gpu_factors(RunTrace((replace(step.ranks[0], gpu="Some GPU"),)), "h200-sxm-141gb", None)
 
 
-def test_another_cluster_scales_transfers(step: Trace) -> None:
+def test_another_cluster_scales_transfers(step: RunTrace) -> None:
     """8 MB between two GPUs: over PCIe much slower than over an H100's NVLink, and on the same cluster as before."""
     (collective,) = {one for one in step.ranks[0].collectives if one.nbytes}
     assert unknown_exchanges(step) == 0
