@@ -58,10 +58,16 @@ RecordedGpu = Annotated[
 ]
 TargetCluster = Annotated[
     str | None,
-    typer.Option("--cluster", metavar="C", help="Another cluster, for communication.", show_default=False),
+    typer.Option("--cluster", metavar="C", help="Another cluster [the recorded one].", show_default=False),
+]
+SetOfTarget = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set", metavar="KEY=VALUE", help="Change a key of that cluster, such as node.nics.count; repeatable."
+    ),
 ]
 RecordedCluster = Annotated[
-    str | None, typer.Option(metavar="C", help="The cluster of the trace, with --cluster.", show_default=False)
+    str | None, typer.Option(metavar="C", help="The trace's cluster, where another is asked for.", show_default=False)
 ]
 OverlapChoice = Annotated[
     str,
@@ -159,6 +165,7 @@ def replay_command(
     gpu: GpuName = None,
     recorded_gpu: RecordedGpu = None,
     cluster: TargetCluster = None,
+    set_: SetOfTarget = None,
     recorded_cluster: RecordedCluster = None,
     overlap: OverlapChoice = "recorded",
     json: Json = None,
@@ -173,6 +180,7 @@ def replay_command(
       llmsim trace replay rank0.json.gz --scale attention=0.5
       llmsim trace replay rank0.json.gz --gpu h200-sxm-141gb
       llmsim trace replay traces/ --recorded-cluster dgx_h100 --cluster gb200_nvl72
+      llmsim trace replay traces/ --recorded-cluster dgx_h100 --set node.nics.bandwidth_bps=800e9
     """
     from simulator.output import trace_tables
     from simulator.traces import report
@@ -182,15 +190,12 @@ def replay_command(
     check_outputs({"--json": json})
     if recorded_gpu is not None and gpu is None:
         raise InputError("has no meaning without --gpu", file="--recorded-gpu", found=recorded_gpu)
-    if (cluster is None) != (recorded_cluster is None):
-        missing, there = ("--cluster", recorded_cluster) if cluster is None else ("--recorded-cluster", cluster)
-        other = "--recorded-cluster" if cluster is None else "--cluster"
-        raise InputError(f"needs {missing} beside it", file=other, found=there)
+    target = _target(cluster, set_, recorded_cluster)
     factors = _factors(scale, "--scale"), _factors(rank, "--rank")
     trace = one_step(_opened(files), step)
     check_outputs({"--json": json})
     warnings = list(trace.missing)
-    change = _change(trace, factors, host, (gpu, recorded_gpu), (cluster, recorded_cluster), overlap, warnings)
+    change = _change(trace, factors, host, (gpu, recorded_gpu), (target, recorded_cluster), overlap, warnings)
     with progress("playing the step"):
         played = replay(trace, change)
     if abs(played.error) > UNLIKE:
@@ -290,12 +295,26 @@ def _factor(value: object, place: str) -> float:
     return factor
 
 
+def _target(cluster: str | None, changes: list[str] | None, recorded: str | None) -> dict[str, Any] | None:
+    """Return the cluster that communication is to run on; None where it stays. Raises `InputError`."""
+    from simulator.input_files import parse_changes, with_changes
+
+    option, value = ("--cluster", cluster) if cluster is not None else ("--set", changes[0] if changes else None)
+    if value is None and recorded is not None:
+        raise InputError("needs --cluster or --set beside it", file="--recorded-cluster", found=recorded)
+    if value is None:
+        return None
+    if recorded is None:
+        raise InputError("needs --recorded-cluster beside it", file=option, found=value)
+    return with_changes({"name": cluster or recorded}, parse_changes(changes or ()), {})
+
+
 def _change(
     trace: RunTrace,
     factors: tuple[dict[str, float], dict[str, float]],
     host: float | None,
     gpus: tuple[str | None, str | None],
-    clusters: tuple[str | None, str | None],
+    clusters: tuple[dict[str, Any] | None, str | None],
     overlap: str,
     warnings: list[str],
 ) -> WhatIf | None:

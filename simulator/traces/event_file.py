@@ -22,6 +22,8 @@ from simulator.input_files import brief, files_read
 _CHUNK, _LONGEST = 1 << 20, 1 << 26
 _BLANK = re.compile(r"[\s,]*")
 _GZIP = b"\x1f\x8b"
+#: The mark of a tar archive, and its place in the first header (POSIX.1-1988).
+_TAR, _TAR_AT = "ustar", 257
 Event = dict[str, Any]
 
 
@@ -60,7 +62,7 @@ class EventFile:
         elif first == "{":
             yield from self._members()
         else:
-            raise self._no_trace(f"begins with {brief(self._text[self._at : self._at + 20])}")
+            raise self._other_kind()
 
     def _members(self) -> Iterator[Event]:
         """Yield the events of an object with the key ``traceEvents``; other keys go into the header."""
@@ -74,11 +76,7 @@ class EventFile:
                 raise self._cut_off()
             self._at += 1
             if key == "nodes" and "schema" in self.header:
-                raise InputError(
-                    "is an execution trace of PyTorch, which has no times of kernels",
-                    file=self.path,
-                    fix="the trace of torch.profiler of the same run",
-                )
+                raise self._execution_trace("PyTorch")
             sign = self._next()
             if key == "traceEvents" and sign == "[":
                 seen = True
@@ -86,6 +84,8 @@ class EventFile:
             else:
                 self.header[key] = self._value()
         if not seen:
+            if "workload_graph" in self.header:
+                raise self._execution_trace("Chakra")
             raise self._no_trace("has no list traceEvents")
 
     def _elements(self) -> Iterator[Event]:
@@ -140,6 +140,21 @@ class EventFile:
         self._text = self._text[self._at :] + self._decode.decode(raw, final=self._ended)
         self._at = 0
         return not self._ended
+
+    def _other_kind(self) -> InputError:
+        """Return the error of a file that is no JSON, which its name or its first bytes tell."""
+        if self._text[_TAR_AT:].startswith(_TAR):
+            return InputError("is an archive", file=self.path, fix="the traces in it, unpacked")
+        if ".et" in self.path.suffixes:
+            return self._execution_trace("Chakra")
+        return self._no_trace(f"begins with {brief(self._text[self._at : self._at + 20])}")
+
+    def _execution_trace(self, origin: str) -> InputError:
+        return InputError(
+            f"is an execution trace of {origin}, which has no times at which kernels ran",
+            file=self.path,
+            fix="the trace of torch.profiler of the same run",
+        )
 
     def _cut_off(self) -> InputError:
         return InputError("is cut off: its JSON does not end", file=self.path)

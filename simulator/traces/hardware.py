@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from simulator.cluster import Cluster, build_cluster
 from simulator.config import catalog
@@ -64,11 +65,11 @@ class ExchangeTimes:
     costs: Costs
 
     @classmethod
-    def on(cls, name: str, n_ranks: int, option: str) -> ExchangeTimes:
-        """Return the times on the cluster ``name``, of as many nodes as hold ``n_ranks``."""
-        spec = load_cluster(name)
-        spec = load_cluster(name, nodes=max(spec.n_nodes, spec.nodes_for(n_ranks)))
-        with located(lambda key: (f"{option} {name}", key)):
+    def on(cls, reference: str | Mapping[str, Any], n_ranks: int, option: str) -> ExchangeTimes:
+        """Return the times on a cluster of as many nodes as hold ``n_ranks``."""
+        with located(lambda key: (option, key)):
+            spec = load_cluster(reference)
+            spec = load_cluster(reference, nodes=max(spec.n_nodes, spec.nodes_for(n_ranks)))
             cluster = build_cluster(spec)
         profiles = {gpu: load_profile(gpu, file=option) for gpu in cluster.gpu_types(range(n_ranks))}
         return cls(cluster, Costs.from_profiles(profiles))
@@ -84,7 +85,9 @@ class ExchangeTimes:
         return idle_seconds(chosen, self.cluster, self.costs)
 
 
-def exchange_factor(trace: RunTrace, recorded: str, target: str) -> Callable[[TracedCollective], float]:
+def exchange_factor(
+    trace: RunTrace, recorded: str, target: str | Mapping[str, Any]
+) -> Callable[[TracedCollective], float]:
     """Return the factor on the transfer of a collective, which was recorded on one cluster and is to run on another.
 
     It is 1 where the trace does not tell operation, bytes and group. Raises `InputError`.

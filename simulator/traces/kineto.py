@@ -20,7 +20,7 @@ from simulator.traces.classes import CLASSES, kernel_class, simulated_class, wit
 from simulator.traces.columns import RankColumns, rank_trace
 from simulator.traces.comm_facts import collective_of
 from simulator.traces.event_file import Event, EventFile
-from simulator.traces.trace import RankTrace, RunTrace, TracedCollective
+from simulator.traces.trace import STEP_MARK, RankTrace, RunTrace, TracedCollective
 
 T = TypeVar("T", bound=Hashable)
 
@@ -33,7 +33,6 @@ _WANTED = re.compile(r"launch|memcpy|memset|synchronize|eventrecord|waitevent", 
 _RANK_IN_NAME = re.compile(r"rank[-_]?(\d{1,6})", re.IGNORECASE)
 #: Ranges of the optimizer: those that PyTorch marks, and those that trainers mark by hand.
 OPTIMIZER_MARKS = ("Optimizer.step", "optimizer")
-STEP_MARK = "ProfilerStep"
 #: Phases that kernels have in traces of simulated steps (`simulator.output.trace`), beside their kind.
 SIMULATED_PHASES = ("F", "R", "B", "I", "W", "O")
 _COMM_CALL = "record_param_comms"

@@ -15,6 +15,8 @@ from numpy.typing import NDArray
 from simulator.arrays import Bools, Floats, Ints
 from simulator.traces.classes import CLASSES, EXCHANGES
 
+#: Beginning of the names of marks that PyTorch's profiler sets around steps.
+STEP_MARK = "ProfilerStep"
 #: Indices in `CLASSES` of the classes whose kernels wait for other ranks.
 EXCHANGE_CODES = tuple(CLASSES.index(name) for name in EXCHANGES)
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 
 from simulator.errors import InputError
-from simulator.traces.trace import RankTrace, RunTrace, TracedStep
+from simulator.traces.trace import STEP_MARK, RankTrace, RunTrace, TracedStep
 
 
 def whole(rank: RankTrace) -> TracedStep:
@@ -52,15 +52,12 @@ def one_step(trace: RunTrace, name: str | None) -> RunTrace:
 
     ``name`` may be the number alone, as 552 for ProfilerStep#552. Raises `InputError`.
     """
-    names = [step.name for step in steps_of(trace.ranks[0])]
-    shared = [text for text in names if all(text in [step.name for step in steps_of(rank)] for rank in trace.ranks)]
+    by_rank = [{step.name: step for step in reversed(steps_of(rank))} for rank in trace.ranks]
+    names = list(reversed(by_rank[0]))
+    shared = [text for text in names if all(text in steps for steps in by_rank)]
     if not shared:
         raise InputError("ranks share no step", file=trace.files[0], found=", ".join(names))
-    wanted = shared[0] if name is None else name if name in shared else f"ProfilerStep#{name}"
+    wanted = shared[0] if name is None else name if name in shared else f"{STEP_MARK}#{name}"
     if wanted not in shared:
-        raise InputError("there is no such step", key="--step", found=name, allowed=", ".join(shared))
-    ranks = []
-    for rank in trace.ranks:
-        step = next(step for step in steps_of(rank) if step.name == wanted)
-        ranks.append(step_ops(rank, step))
-    return RunTrace(tuple(ranks))
+        raise InputError("there is no such step", file="--step", found=name, allowed=", ".join(shared))
+    return RunTrace(tuple(step_ops(rank, steps[wanted]) for rank, steps in zip(trace.ranks, by_rank, strict=True)))

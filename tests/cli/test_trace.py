@@ -55,6 +55,10 @@ def test_replay_prints_what_a_change_brings(files: list[Path], capsys: pytest.Ca
     result = json.loads(capsys.readouterr().out)
     assert result["error"] == pytest.approx(0, abs=1e-9)
     assert result["changed"]["step_s"] == pytest.approx(8.92e-3 + 2e-3)
+    faster = ("--recorded-cluster", "dgx_h100", "--set", "node.nvlink.bandwidth_Bps=900e9")
+    assert command("trace", "replay", *files, "--json", "-", *faster) == 0
+    twice_s = json.loads(capsys.readouterr().out)["changed"]["step_s"]
+    assert 8.92e-3 - 0.5e-3 < twice_s < 8.92e-3  # at most half of the all-reduce's 1 ms
     assert command("trace", "replay", *files) == 0
     assert "changed" not in capsys.readouterr().out
 
@@ -70,6 +74,10 @@ def test_replay_prints_what_a_change_brings(files: list[Path], capsys: pytest.Ca
         (["--host", "nan"], "--host: is no factor"),
         (["--overlap", "some"], "--overlap: is no way to overlap"),
         (["--cluster", "dgx_h100"], "--cluster: needs --recorded-cluster"),
+        (["--set", "nodes=4"], "--set: needs --recorded-cluster"),
+        (["--recorded-cluster", "dgx_h100"], "--recorded-cluster: needs --cluster or --set"),
+        (["--recorded-cluster", "dgx_h100", "--set", "node.nic.count=4"], "node.nic"),
+        (["--recorded-cluster", "dgx_h9", "--cluster", "dgx_h100"], "dgx_h9"),
         (["--recorded-gpu", "h100-sxm-80gb"], "--recorded-gpu: has no meaning without --gpu"),
         (["--gpu", "h9000"], "h9000"),
         (["--step", "9"], "--step: there is no such step"),

@@ -143,6 +143,8 @@ def _with(kernel: object) -> str:
         (gzip.compress(b'{"traceEvents": [' + bytes(range(32, 90)) * 50)[:60], "cannot be unpacked to its end"),
         (b'{"traceEvents": []}', "has no kernels of a GPU"),
         (b'{"schema": "1.1.0", "nodes": [{}]}', "is an execution trace of PyTorch"),
+        (b'{"workload_graph": [{}], "ngpus": 8}', "is an execution trace of Chakra"),
+        (b"name".ljust(257, b"\0") + b"ustar", "is an archive"),
         (b"[" * 100_000, "nested too deeply"),
         (_with({"ph": "X", "cat": "kernel", "name": "k", "ts": 5, "dur": -3}).encode(), "ends before it starts: 'k'"),
         (_with({"ph": "X", "cat": "kernel", "name": "k", "ts": 1e300}).encode(), "no usable time at event 'k'"),
@@ -204,3 +206,28 @@ def test_real_files_are_read(name: str) -> None:
     used = np.unique(rank.ops.stream)
     assert (len(rank.ops), len(rank.steps), len(used)) == KINETO[name]
     assert (rank.ops.call >= 0).all()
+
+
+#: File of another kind -> what is said of it.
+OTHERS = {
+    "chakra/chakra.0.et.gz": "is an execution trace of Chakra",
+    "chakra/small_chakra.0.json": "is an execution trace of Chakra",
+    "traces/astra_custom_ring_allreduce.0.et": "is an execution trace of Chakra",
+    "traces/chakra_feeder_tests_trace.tar.gz": "is an archive",
+    "traces/chakra_1.0.2-chakra.0.0.4.tgz": "is an archive",
+    "traces/hta_pytorch_et_simple_add.json.gz": "is an execution trace of PyTorch",
+    "traces/param_linear_et.json.gz": "is an execution trace of PyTorch",
+    "traces/param_resnet_2gpu_et_1.1.0.json.gz": "is an execution trace of PyTorch",
+    "traces/azure_2023_conv.csv": "is no trace of a profiler",
+    "traces/mooncake_synthetic_trace.jsonl": "is no trace of a profiler",
+    "traces/bytedance_trace-ST.parquet": "is no trace of a profiler",
+    "hf/Qwen--Qwen3-8B_config.json": "is no trace of a profiler",
+}
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_other_files_are_told_by_their_kind(name: str) -> None:
+    if not (SHARED / name).exists():
+        pytest.skip("the file of another project is not here")
+    with pytest.raises(InputError, match=OTHERS[name]):
+        read_trace([SHARED / name])
