@@ -201,3 +201,14 @@ def test_ranks_that_contradict_each_other_are_refused(tmp_path: Path) -> None:
         paths.append(trace.save(tmp_path / f"{rank}.json"))
     with pytest.raises(InputError, match="do not fit together"):
         replay(one_step(read_trace(paths), None))
+
+
+def test_three_streams_joined_by_an_event_are_told_apart() -> None:
+    """In a real trace stream 24 waits for the product of stream 20, and stream 28 for nobody."""
+    path = SHARED / "kineto/hta_cuda_event_sync_multi_stream.json.gz"
+    if not path.exists():
+        pytest.skip("the file of another project is not here")
+    rank = one_step(read_trace([path]), None).ranks[0]
+    streams = [rank.streams[code] for code in rank.ops.stream]
+    assert streams == [f"stream {number}" for number in (20, 20, 28, 28, 24, 24)]
+    assert [op.after for op in order_of(rank).ops] == [(), (), (), (), (1,), ()]
