@@ -65,7 +65,7 @@ def test_a_pipeline_without_stragglers(file: Path) -> None:
     """The slow replica decides: 1 + 0.1 + 4.5 + 0.1 + 2, and 0.5 + 0.1 + 0.2 at the end make 8.5 s.
 
     There are no delays but that of the receive that stage 0 posts at 0.5. A forward pass takes 4.5 s / 4 in the mean, a
-    backward pass twice that: 1.125 + 0.1 + 1.125 + 2.25 + 0.1 + 2.25 + 0.8 = 7.75 s.
+    backward pass twice that. Without stragglers: 1.125 + 0.1 + 1.125 + 2.25 + 0.1 + 2.25 + 0.8 = 7.75 s.
     """
     job = read_job_trace(str(file))
     assert (job.stages, job.replicas, job.steps) == (2, 2, (7,))

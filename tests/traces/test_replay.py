@@ -204,7 +204,7 @@ def test_ranks_that_contradict_each_other_are_refused(tmp_path: Path) -> None:
 
 
 def test_three_streams_joined_by_an_event_are_told_apart() -> None:
-    """In a real trace stream 24 waits for the product of stream 20, and stream 28 for nobody."""
+    """Stream 24 of a real trace waits for the product of stream 20, and stream 28 for nobody."""
     path = SHARED / "kineto/hta_cuda_event_sync_multi_stream.json.gz"
     if not path.exists():
         pytest.skip("the file of another project is not here")
