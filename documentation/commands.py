@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterable
+from typing import Any
 
 import typer
 from typer.core import TyperArgument, TyperOption
@@ -30,8 +31,16 @@ def commands_page() -> str:
     sections = []
     for name in COMMANDS:
         command = group.get_command(context, name)  # type: ignore[attr-defined]
-        sections.append(f"## llmsim {name}\n\n{_about(command.help or '')}\n{_parameters(command.params)}")
+        if inner := getattr(command, "commands", None):
+            sections.append(f"## llmsim {name}\n\n{_about(command.help or '')}")
+            sections += [_section(f"### llmsim {name} {word}", one) for word, one in inner.items()]
+        else:
+            sections.append(_section(f"## llmsim {name}", command))
     return "\n".join([HEAD, *sections])
+
+
+def _section(title: str, command: Any) -> str:
+    return f"{title}\n\n{_about(command.help or '')}\n{_parameters(command.params)}"
 
 
 def _about(text: str) -> str:

@@ -26,17 +26,16 @@ from simulator.arrays import Floats, Ints
 from simulator.errors import InputError
 from simulator.input_files import brief
 from simulator.program import PointToPoint, comms_of
-from simulator.timeline import CATEGORIES, covered_s
+from simulator.timeline import covered_s
+from simulator.traces.classes import CLASSES, with_hand_over
+from simulator.traces.simulated import class_codes, resident_s
 
-#: In the order of tables and legends. Sends and receives of pipelines are a class of their own.
-CLASSES = ("matmul", "attention", "memory", "optimizer", "communication", "hand-over", "copy")
 #: What the seconds of communication consist of: class -> its transfers, what it waits for them.
 PARTS = {"communication": ("transfer", "waiting"), "hand-over": ("hand-over transfer", "hand-over waiting")}
 _COMMUNICATION = [CLASSES.index("communication"), CLASSES.index("hand-over")]
 #: Share of a run's communication that may stay untold: a kernel or two whose group is not the one of their kind.
 UNTOLD = 0.01
 _OPTIMIZER = CLASSES.index("optimizer")
-_PRODUCTS = ("matmul", "grouped_matmul")
 
 
 @dataclass(frozen=True)
@@ -104,28 +103,14 @@ class Kernels:
         return idle / total if total else None
 
 
-def class_of(kind: str, category: str) -> str:
-    """The class of a row of a simulated Timeline, from its ``kind`` and ``category`` (see `Timeline.frame`)."""
-    if category in ("compute", "recompute"):
-        return "matmul" if kind in _PRODUCTS else "attention" if kind == "attention" else "memory"
-    return {"optimizer": "optimizer", "pp": "hand-over", "offload": "copy"}.get(category, "communication")
-
-
 def simulated_kernels(result: StepResult) -> Kernels:
     """Return the kernels of every rank of the job, also of ranks that another one is simulated for."""
     spans = result.spans.select_ranks(range(result.spans.n_ranks))
     rows = spans.rows()
-    category = np.array(CATEGORIES, dtype=object)[rows["category"].astype(np.int64)]
-    pairs = list(zip(rows["kind"].tolist(), category.tolist(), strict=True))
-    codes = {pair: CLASSES.index(class_of(*pair)) for pair in set(pairs)}
-    code = np.array([codes[pair] for pair in pairs], dtype=np.int64)
+    code, category = class_codes(rows)
     moves = np.isin(code, _COMMUNICATION)
     start, rank = rows["start_s"].astype(np.float64), rows["rank"].astype(np.int64)
-    # A communication is on the GPU since its stream came to it and its host had launched it. Communication in line with
-    # kernels is there from its start, as sends are, whose kernels do not wait for the other rank (`Comm.spins`).
-    launched = spans.launched_s[rows["span"].astype(np.int64)]
-    resident = np.maximum(rows["posted_s"].astype(np.float64), np.minimum(launched, start))
-    resident = np.where(rows["kind"] == "send", start, resident)
+    resident = resident_s(spans, rows)
     end, gap = rows["end_s"].astype(np.float64), np.array([_gap_s(gpu, result) for gpu in result.gpus])[rank]
     return Kernels(
         rank=rank,
@@ -182,20 +167,13 @@ def measured_kernels(path: Path, meeting: Meetings) -> Kernels:
     moves, done = moving_s(frame, meeting)
     return Kernels(
         rank=frame["rank"].to_numpy(np.int64),
-        code=np.array([CLASSES.index(measured_class(*pair)) for pair in zip(name, kind, strict=True)], dtype=np.int64),
+        code=np.array([CLASSES.index(with_hand_over(*pair)) for pair in zip(name, kind, strict=True)], dtype=np.int64),
         kind=kind,
         start_s=frame["start_s"].to_numpy(np.float64),
         end_s=frame["end_s"].to_numpy(np.float64),
         moves_s=moves,
         done_s=done,
     )
-
-
-def measured_class(name: str, kind: str) -> str:
-    """The class of what a run's record calls ``name``; communication of a pipeline is ``hand-over``."""
-    if name == "communication" and kind == "pp":
-        return "hand-over"
-    return name
 
 
 def binned(kernels: Kernels, rank: int, codes: Any, edges: Floats) -> Floats:

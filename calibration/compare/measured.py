@@ -13,14 +13,16 @@ from pathlib import Path
 import numpy as np
 
 from calibration.compare.figures import Figures
-from calibration.compare.kernels import CLASSES, PARTS, Kernels, measured_class, measured_kernels
+from calibration.compare.kernels import PARTS, Kernels, measured_kernels
 from calibration.compare.meetings import Meetings
 from calibration.compare.record import Record, Run, read_record
-from calibration.gpus import driver_of, is_of_type
+from calibration.gpus import driver_of
 from calibration.train.record import timeline_of
 from calibration.workloads import is_of
 from simulator.config import Workload, load_workload
 from simulator.errors import InputError
+from simulator.hardware.device_names import is_of_type
+from simulator.traces.classes import CLASSES, with_hand_over
 
 #: Times of a timeline have so many seconds of rounding at each end, seconds of a record so large a share.
 _ROUNDED_S, _ROUNDED = 1e-7, 1e-4
@@ -101,7 +103,7 @@ def _kernels(path: Path, run: Run, meeting: Meetings) -> Kernels:
     seconds: defaultdict[tuple[int, int, str], float] = defaultdict(float)
     for rank in run.ranks:
         for kernel in rank.kernels:
-            key = rank.rank, CLASSES.index(measured_class(kernel.name, kernel.kind)), kernel.kind
+            key = rank.rank, CLASSES.index(with_hand_over(kernel.name, kernel.kind)), kernel.kind
             launches[key] += kernel.launches
             seconds[key] += kernel.seconds
     keys = list(zip(kernels.rank.tolist(), kernels.code.tolist(), kernels.kind.tolist(), strict=True))
@@ -146,7 +148,7 @@ def measured_figures(
     by_rank = [dict.fromkeys(CLASSES, 0.0) for _ in ranks]
     for class_seconds, rank in zip(by_rank, ranks, strict=True):
         for kernel in rank.kernels:
-            class_seconds[measured_class(kernel.name, kernel.kind)] += kernel.seconds
+            class_seconds[with_hand_over(kernel.name, kernel.kind)] += kernel.seconds
     class_s = {name: tuple(class_seconds[name] for class_seconds in by_rank) for name in CLASSES}
     parts: dict[str, tuple[float, ...] | None] = dict.fromkeys(chain(*PARTS.values()))
     exposed = [rank.profile.exposed_s for rank in ranks if rank.profile is not None]

@@ -13,9 +13,10 @@ from rich.text import Text
 
 from calibration.compare.comparison import AS_TIMED, JUDGED, SHOWN, STEADY_SPREAD, Row, class_s, error, peak_bytes
 from calibration.compare.figures import Figures
-from calibration.compare.kernels import CLASSES, PARTS
+from calibration.compare.kernels import PARTS
 from simulator.cli.terminal import PIPE_WIDTH, table
 from simulator.cli.validate import verdict
+from simulator.traces.classes import CLASSES
 from simulator.units import GiB
 
 #: Of a run as a whole; column of the CSV -> the figure.

@@ -10,27 +10,18 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from calibration.compare.kernels import CLASSES, Kernels, binned
+from calibration.compare.kernels import Kernels, binned
 from calibration.compare.pictures import new_figure
 from simulator.arrays import Floats
+from simulator.output.stream_gantt import CLASS_COLOUR, IDLE_COLOUR
+from simulator.traces.classes import CLASSES
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-#: Okabe and Ito's, as the Gantt chart's.
-COLOURS = {
-    "matmul": "#0072B2",
-    "attention": "#56B4E9",
-    "memory": "#009E73",
-    "optimizer": "#4D4D4D",
-    "copy": "#8B5A2B",
-    "communication": "#CC79A7",
-    "hand-over": "#D55E00",
-}
 _COMPUTE = ("matmul", "attention", "memory", "optimizer", "copy")
 _MOVES = ("communication", "hand-over")
-_IDLE = "#EDEDED"
 _BINS = 800
 #: Of a rank's row: where computation and communication are drawn.
 _SPLIT, _TOP = 0.3, 0.92
@@ -51,8 +42,8 @@ def draw(name: str, measured: Kernels, simulated: Kernels) -> Figure:
         _panel(axes, kernels, ranks, edges, end)
         axes.set_title(f"{name}: {side}, {end * 1e3:.1f} ms on the GPU", loc="left", fontsize=10)
     panels[1].set_xlabel("time, ms", fontsize=9)
-    drawn = [c for c in COLOURS if CLASSES.index(c) in np.concatenate((measured.code, simulated.code))]
-    handles = [Patch(facecolor=COLOURS[c], label=c) for c in drawn] + [Patch(facecolor=_IDLE, label="idle")]
+    drawn = [c for c in CLASS_COLOUR if CLASSES.index(c) in np.concatenate((measured.code, simulated.code))]
+    handles = [Patch(facecolor=CLASS_COLOUR[c], label=c) for c in drawn] + [Patch(facecolor=IDLE_COLOUR, label="idle")]
     figure.legend(handles=handles, loc="outside lower center", ncols=len(handles), frameon=False, fontsize=9)
     return figure
 
@@ -66,7 +57,7 @@ def _panel(axes: Axes, kernels: Kernels, ranks: list[int], edges: Floats, end: f
     colours: list[str] = []
     for place, rank in enumerate(ranks):
         bottom = len(ranks) - 1 - place
-        axes.add_patch(Rectangle((0, bottom + _SPLIT), end * 1e3, _TOP - _SPLIT, color=_IDLE, lw=0))
+        axes.add_patch(Rectangle((0, bottom + _SPLIT), end * 1e3, _TOP - _SPLIT, color=IDLE_COLOUR, lw=0))
         for group, low, high in ((_COMPUTE, _SPLIT, _TOP), (_MOVES, 0.0, _SPLIT - 0.04)):
             shares = binned(kernels, rank, [CLASSES.index(c) for c in group], edges)
             shares /= np.maximum(shares.sum(axis=0), 1.0)
@@ -78,7 +69,7 @@ def _panel(axes: Axes, kernels: Kernels, ranks: list[int], edges: Floats, end: f
                 x0, x1 = milliseconds[:-1][some], milliseconds[1:][some]
                 corners = ((x0, y0), (x1, y0), (x1, y1), (x0, y1))
                 boxes.append(np.stack([np.stack(corner, -1) for corner in corners], 1))
-                colours += [COLOURS[c]] * len(y1)
+                colours += [CLASS_COLOUR[c]] * len(y1)
     drawn = PolyCollection(list(np.concatenate(boxes)), facecolors=colours, edgecolors="none", antialiaseds=False)
     axes.add_collection(drawn, autolim=False)
     axes.set(xlim=(0, milliseconds[-1]), ylim=(-0.05, len(ranks)))

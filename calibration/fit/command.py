@@ -21,13 +21,14 @@ from calibration.fit.cases import MEASURED, Cases, files_of, read
 from calibration.fit.part import Point, residuals
 from calibration.fit.writer import written
 from calibration.folders import folder
-from calibration.gpus import card_of, driver_of, is_of_type
+from calibration.gpus import card_of, driver_of
 from simulator.cli.outputs import check_outputs
 from simulator.config import catalog
 from simulator.config.profile import load_profile
 from simulator.config.section import as_data
 from simulator.config.validation import validated
 from simulator.errors import InputError
+from simulator.hardware.device_names import is_of_type
 from simulator.hardware.profile import Profile
 from simulator.input_files import with_changes
 

@@ -14,30 +14,8 @@ import torch
 
 from calibration.exposed import exposed_s
 from simulator.timeline import covered_s
+from simulator.traces.classes import KernelClass, kernel_class
 
-#: Parts of kernels' names, in the order in which they decide.
-ATTENTION = ("sdpa", "flash", "fmha", "compute_dot_do_o", "convert_dq")
-MATMUL = (
-    "gemm",
-    "nvjet",
-    "cutlass",
-    "xmma",
-    "cublas",
-    "splitk",
-    "aten::mm",
-    "aten::addmm",
-    "aten::bmm",
-    "aten::_grouped_mm",
-)
-OPS = {
-    "allreduce": "all_reduce",
-    "allgather": "all_gather",
-    "reducescatter": "reduce_scatter",
-    "alltoall": "all_to_all",
-    "sendrecv": "send_recv",
-    "broadcast": "broadcast",
-}
-KINDS = {"tensor": "tp", "data": "dp", "pipeline": "pp", "expert": "ep", "model": "tp"}
 KEPT = "kept step"
 #: Ranges of the optimizer: what `Trainer.step` marks, and inside it what PyTorch's optimizers mark themselves; kernels
 #: are told to the innermost.
@@ -130,28 +108,21 @@ def _innermost(events: Iterable[dict[str, Any]]) -> Iterable[dict[str, Any]]:
             end = op["ts"] + op["dur"]
             if op["ts"] < called_until:
                 continue
-            if _class(op, updates=False)[0] != "memory":
+            if _class(op, updates=False).name != "memory":
                 called_until = end
             elif after is not None and after["ts"] < end:
                 continue
             yield op
 
 
-def _class(event: dict[str, Any], *, updates: bool) -> tuple[str, str, str]:
-    """(class, kind, op) of a kernel, see `calibration.train.record`."""
-    name, details = event["name"].lower(), event.get("args", {})
-    flat = name.replace("_", "")
-    if "nccl" in name or "c10d::" in name:
-        what = str(details.get("Collective name", "")).lower().replace("_", "") + flat
-        op = next((op for part, op in OPS.items() if part in what), "")
-        return "communication", KINDS.get(str(details.get("Process Group Description", "")), ""), op
-    if name.startswith("memcpy") and "dtod" not in flat.replace(" ", ""):
-        return "copy", "", ""
-    if updates:
-        return "optimizer", "", ""
-    if any(part in name for part in ATTENTION):
-        return "attention", "", ""
-    return ("matmul" if any(part in name for part in MATMUL) else "memory"), "", ""
+def _class(event: dict[str, Any], *, updates: bool) -> KernelClass:
+    details = event.get("args", {})
+    return kernel_class(
+        event["name"],
+        collective=str(details.get("Collective name", "")),
+        group=str(details.get("Process Group Description", "")),
+        updates=updates,
+    )
 
 
 def table(spans: Iterable[Span]) -> list[dict[str, object]]:

@@ -14,11 +14,12 @@ import typer
 from typer.core import TyperCommand
 
 from simulator import __version__
-from simulator.cli import check, collective, importing, listing, run, schedule, search, sweep, topology, validate
+from simulator.cli import check, collective, importing, listing, run, schedule, search, sweep, topology, trace, validate
 from simulator.cli.streams import complain, flushed, open_streams, signals_raise
 from simulator.errors import DeadlockError, InputError
 
-COMMANDS: dict[str, Callable[..., Any]] = {
+#: Name -> the function of a command, or the application of a group of commands.
+COMMANDS: dict[str, Callable[..., Any] | typer.Typer] = {
     "run": run.command,
     "search": search.command,
     "sweep": sweep.command,
@@ -29,6 +30,7 @@ COMMANDS: dict[str, Callable[..., Any]] = {
     "topology": topology.command,
     "import": importing.command,
     "validate": validate.command,
+    "trace": trace.app,
 }
 
 app = typer.Typer(
@@ -64,6 +66,9 @@ _SEVERAL = {"schedule"}
 #: Commands whose help says more than their docstring.
 _CLASSES = {"collective": collective.Command}
 for _name, _command in COMMANDS.items():
+    if isinstance(_command, typer.Typer):
+        app.add_typer(_command, name=_name)
+        continue
     settings = {"allow_extra_args": _name in _SEVERAL}
     app.command(_name, cls=_CLASSES.get(_name, TyperCommand), context_settings=settings)(_command)
 

@@ -20,6 +20,7 @@ from simulator.program import (
     Matmul,
     Memory,
     PointToPoint,
+    RecordedWork,
     Step,
     comm_of,
     kernels_of,
@@ -77,6 +78,8 @@ def issued(op: Compute | Comm, phase: str = "") -> dict[str, int]:
     """
     if isinstance(op, Collective) and op.hooks:
         return {_comm_kind(op): 1, "hook": op.hooks}
+    if isinstance(op, RecordedWork):
+        return {}
     if isinstance(op, Comm):
         return {_comm_kind(op): 1}
     if op.phase == "O":

@@ -17,7 +17,7 @@ from simulator.network import hosts
 from simulator.network.collectives import choose, patterns
 from simulator.network.direct import ByteShares
 from simulator.network.pattern import Pattern
-from simulator.program import AXES, AllToAll, Collective, Comm, HostOperation, PointToPoint, axis_of
+from simulator.program import AXES, AllToAll, Collective, Comm, HostOperation, PointToPoint, RecordedWork, axis_of
 
 #: A gradient norm, or whether one was infinite: one number of fp32.
 SIGNAL_BYTES = 4.0
@@ -30,6 +30,8 @@ def spec_of(comm: Comm, position: int) -> tuple[object, ...]:
     """
     if isinstance(comm, PointToPoint):
         return ("send", *ends_of(comm, position), comm.nbytes)
+    if isinstance(comm, RecordedWork):
+        return (comm.op, comm.seconds)
     return (comm.op, algorithm_of(comm), comm.nbytes, shares_of(comm), threads_of(comm))
 
 
@@ -93,7 +95,9 @@ class GroupComm:
         return jobs[self.job].costs.among(cluster.gpu_types(self.ends))
 
     def patterns(self, cluster: Cluster) -> tuple[Pattern, ...]:
-        """Return the algorithms that could do it."""
+        """Return the algorithms that could do it; none where nothing moves."""
+        if isinstance(self.comm, RecordedWork):
+            return ()
         return patterns(self.op, self.ends, cluster, algorithm_of(self.comm), shares_of(self.comm))
 
 
@@ -150,6 +154,8 @@ def _network_key(comm: Comm) -> Hashable:
 
 def _anonymous(comm: Comm) -> Comm:
     """Return ``comm`` without name, purpose and tag, which do not matter to the network."""
+    if isinstance(comm, RecordedWork):
+        return RecordedWork("", seconds=comm.seconds)
     anonymous = replace(comm, name="", purpose=AXES[axis_of(comm.axis)].purposes[0])
     return replace(anonymous, tag="") if isinstance(anonymous, PointToPoint) else anonymous
 

@@ -30,7 +30,7 @@ from simulator.engine.placement import Placed
 from simulator.network.collectives import plan_of
 from simulator.network.pattern import Pattern
 from simulator.network.plan import Phase, Plan
-from simulator.program import Comm
+from simulator.program import Comm, RecordedWork
 
 
 @dataclass(frozen=True)
@@ -217,7 +217,10 @@ class _Planner:
         item = self._comms[index]
         costs = item.costs(self._jobs, self._cluster)
         pattern = item.patterns(self._cluster)[0] if item.op == "send" else self._chosen[index]
-        plan = plan_of(item.op, pattern, item.comm.nbytes, costs)
+        if isinstance(item.comm, RecordedWork):
+            plan = Plan("recorded", (Phase(0.0, (), item.comm.seconds),))
+        else:
+            plan = plan_of(item.op, pattern, item.comm.nbytes, costs)
         if threads := threads_of(item.comm):
             plan = plan.at_most(threads * THREAD_Bps)
         real_phases = [replace(phase, loads=()) for phase in plan.phases] if item.is_signal else plan.phases

@@ -54,8 +54,7 @@ class OpRow:
     def from_comm(cls, comm: Comm, seconds: float, wire_bytes: float, issue_s: float = 0.0, beside: int = 0) -> OpRow:
         """Make the row of a communication; ``wire_bytes`` are those that a GPU sends."""
         sent = 0.0 if comm.op == "recv" else wire_bytes
-        # To the rank that waits, the servers' work between a push and a pull is a part of that exchange.
-        category = _CATEGORY["dp" if comm.op == "server_update" else comm.purpose]
+        category = _CATEGORY[comm.category]
         return cls(comm.name, comm.op, "C", comm.lane, category, seconds, sent, 0.0, issue_s, beside)
 
 
@@ -77,7 +76,7 @@ class TemplateStore:
         self.is_kernel: list[NDArray[np.bool_]] = []
         self._rows: list[tuple[OpRow, ...]] = []
         self._interference: list[InterferenceCost | None] = []
-        self._comm_templates: dict[tuple[str, str, str, float], int] = {}
+        self._comm_templates: dict[tuple[str, str, str, str, float], int] = {}
         self._paced: dict[tuple[int, Hashable], PacedTemplate] = {}
         self._memory_left: dict[int, MemoryLeft] = {}
 
@@ -104,7 +103,7 @@ class TemplateStore:
 
     def comm_template(self, comm: Comm, wire_bytes: float) -> int:
         """Return the one-row template of a communication that the network times."""
-        key = (comm.name, comm.op, comm.purpose, wire_bytes)
+        key = (comm.name, comm.op, comm.purpose, comm.lane, wire_bytes)
         if key not in self._comm_templates:
             self._comm_templates[key] = self.add([OpRow.from_comm(comm, 0.0, wire_bytes)], None)
         return self._comm_templates[key]

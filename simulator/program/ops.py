@@ -9,11 +9,13 @@ from typing import ClassVar
 from simulator.program.kernels import Kernel
 from simulator.program.vocabulary import (
     HOST_LANES,
+    Axis,
     CollectiveKind,
     CommKind,
     HostKind,
     PointToPointKind,
     Purpose,
+    RecordedKind,
     StepPhase,
 )
 
@@ -57,6 +59,11 @@ class Comm:
     def lane(self) -> str:
         """The track of its spans in pictures and traces, which each type names."""
         raise NotImplementedError
+
+    @property
+    def category(self) -> str:
+        """The use of the rank's time that it counts to (`simulator.timeline.CATEGORIES`)."""
+        return str(self.purpose)
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,9 +158,42 @@ class HostOperation(Comm):
         return self.op in (HostKind.HOST_UPDATE, HostKind.SERVER_UPDATE)
 
     @property
+    def category(self) -> str:
+        """To the rank that waits, the servers' work between a push and a pull is a part of that exchange."""
+        return str(Purpose.DATA if self.op == HostKind.SERVER_UPDATE else self.purpose)
+
+    @property
     def lane(self) -> str:
         """The track of its direction, or of its stream in that direction (``d2h_grads``)."""
         return f"{HOST_LANES[self.op]}_{self.stream}" if self.stream else HOST_LANES[self.op]
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedWork(Comm):
+    """Work of ``seconds`` that a profiler recorded: a kernel or a copy of a CUDA stream, or work of the host.
+
+    It takes nothing from other lanes, so that streams run beside each other as they did when they were recorded.
+    ``stream`` names its track.
+    """
+
+    op: RecordedKind = field(default=RecordedKind.RECORDED, init=False)
+    nbytes: float = field(default=0.0, init=False)
+    axis: str = field(default=Axis.RANK, init=False)
+    purpose: Purpose = field(default=Purpose.OFFLOAD, init=False)
+    seconds: float = 0.0
+    stream: str = ""
+
+    holds_sms: ClassVar[bool] = False
+
+    @property
+    def lane(self) -> str:
+        """The track of its stream."""
+        return self.stream
+
+    @property
+    def category(self) -> str:
+        """The rank's own work."""
+        return "compute"
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,6 +16,7 @@ from simulator.program.ops import (
     Compute,
     HostOperation,
     PointToPoint,
+    RecordedWork,
     comms_of,
     kernels_of,
 )
@@ -28,15 +29,17 @@ from simulator.program.vocabulary import (
     CommKind,
     HostKind,
     PointToPointKind,
+    RecordedKind,
     axis_of,
 )
 
 #: Kind of operation -> the type that has its fields.
-COMM_TYPES: dict[CommKind, type[Collective] | type[PointToPoint] | type[HostOperation]] = {
+COMM_TYPES: dict[CommKind, type[Collective] | type[PointToPoint] | type[HostOperation] | type[RecordedWork]] = {
     **dict.fromkeys(CollectiveKind, Collective),
     CollectiveKind.ALL_TO_ALL: AllToAll,
     **dict.fromkeys(PointToPointKind, PointToPoint),
     **dict.fromkeys(HostKind, HostOperation),
+    RecordedKind.RECORDED: RecordedWork,
 }
 #: Type of a kernel -> its fields that count time, bytes, FLOPs or a size of its shape.
 _AMOUNTS: dict[type, tuple[str, ...]] = {
@@ -175,7 +178,11 @@ def _validate_comm(where: str, comm: Comm) -> None:
         raise ProgramError(f"{where}: unknown operation '{comm.op}'")
     if type(comm) is not kind:
         raise ProgramError(f"{where}: {comm.op} is of type {kind.__name__}, not {type(comm).__name__}")
-    names = ("nbytes", "send_shares", "receive_shares", "per_node") if isinstance(comm, AllToAll) else ("nbytes",)
+    names: tuple[str, ...] = ("nbytes",)
+    if isinstance(comm, AllToAll):
+        names = ("nbytes", "send_shares", "receive_shares", "per_node")
+    elif isinstance(comm, RecordedWork):
+        names = ("seconds",)
     for name in names:
         validate_amount(f"{where}: {comm.op} {comm.name!r}", name, getattr(comm, name))
     if isinstance(comm, PointToPoint) and comm.as_it_comes and comm.sends:

@@ -81,7 +81,13 @@ class HostKind(StrEnum):
     SERVER_UPDATE = "server_update"
 
 
-CommKind = CollectiveKind | PointToPointKind | HostKind
+class RecordedKind(StrEnum):
+    """Work of a length that a profiler recorded."""
+
+    RECORDED = "recorded"
+
+
+CommKind = CollectiveKind | PointToPointKind | HostKind | RecordedKind
 
 #: Operation with hosts -> its lane in pictures and traces.
 HOST_LANES: Mapping[HostKind, str] = {
@@ -116,6 +122,7 @@ class Axis(StrEnum):
     EMBEDDING = "embd"
     TWIN = "twin"
     RANK = "rank"
+    PROCESS_GROUP = "process_group"
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,6 +188,7 @@ AXES: Mapping[Axis, AxisFacts] = {
     Axis.RANK: AxisFacts(
         "each rank alone, where it deals with hosts", (Purpose.OFFLOAD, Purpose.OPTIMIZER, Purpose.DATA)
     ),
+    Axis.PROCESS_GROUP: AxisFacts("ranks of a process group in a recorded trace", tuple(Purpose), numbered=True),
 }
 
 #: Axis of the ranks that hold the same parameters -> the axes that go with it.

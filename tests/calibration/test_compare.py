@@ -29,7 +29,7 @@ from calibration.commits import commit_of, first_with, sha256
 from calibration.compare.comparison import Row, class_s, order, shares, suites
 from calibration.compare.figures import Figures, pipelines, simulated_figures
 from calibration.compare.hosts import with_host
-from calibration.compare.kernels import CLASSES, PARTS, Kernels, binned, class_of, measured_kernels, simulated_kernels
+from calibration.compare.kernels import PARTS, Kernels, binned, measured_kernels, simulated_kernels
 from calibration.compare.measured import read_measured
 from calibration.compare.meetings import Meetings, meetings
 from calibration.compare.record import Memory
@@ -41,6 +41,7 @@ from simulator.cluster import build_cluster
 from simulator.config import load_workload
 from simulator.config.profile import load_profile
 from simulator.costs import Costs
+from simulator.traces.classes import CLASSES, simulated_class
 from simulator.validation.suites import Bounds
 from tests.support import runs
 
@@ -961,9 +962,9 @@ def test_a_kernel_is_not_on_the_gpu_before_its_host_has_launched_it(tmp_path: Pa
 def test_every_kind_of_kernel_has_a_class() -> None:
     kinds = ("matmul", "grouped_matmul", "attention", "norm", "loss", "all_reduce", "send")
     categories = ("compute", "recompute", "optimizer", "tp", "cp", "ep", "pp", "dp", "offload")
-    assert {class_of(kind, category) for kind, category in product(kinds, categories)} == set(CLASSES)
-    assert class_of("grouped_matmul", "recompute") == "matmul"
-    assert class_of("norm", "optimizer") == "optimizer"
+    assert {simulated_class(kind, category) for kind, category in product(kinds, categories)} == set(CLASSES)
+    assert simulated_class("grouped_matmul", "recompute") == "matmul"
+    assert simulated_class("norm", "optimizer") == "optimizer"
 
 
 def test_a_timeline_comes_back_as_it_was_written(made: Path) -> None:

@@ -6,13 +6,13 @@ import pytest
 
 from simulator.program import AXES, HOST_LANES, REPLICAS, Axis, HostKind, axis_of, undivided
 from simulator.program.validation import COMM_TYPES
-from simulator.program.vocabulary import CollectiveKind, PointToPointKind
+from simulator.program.vocabulary import CollectiveKind, PointToPointKind, RecordedKind
 
 
 def test_every_word_has_its_entry() -> None:
     assert list(AXES) == list(Axis)
     assert list(HOST_LANES) == list(HostKind)
-    assert list(COMM_TYPES) == [*CollectiveKind, *PointToPointKind, *HostKind]
+    assert list(COMM_TYPES) == [*CollectiveKind, *PointToPointKind, *HostKind, *RecordedKind]
 
 
 def test_parts_of_an_axis_serve_what_the_whole_serves() -> None:

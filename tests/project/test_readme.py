@@ -12,6 +12,7 @@ from typing import NamedTuple
 import pytest
 
 from simulator.cli.app import COMMANDS, main
+from tests.support.kineto import save_step
 
 ROOT = Path(__file__).resolve().parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -83,8 +84,9 @@ def python_cases() -> Iterator[object]:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An empty folder with the workload files that pages show, under the names they give."""
+    """An empty folder with the workload files that pages show, under the names they give, and two ranks' traces."""
     path = tmp_path_factory.mktemp("readme")
+    save_step(path)
     for _, block in blocks("yaml"):
         if name := re.match(r"# (\S+\.yaml):", block):
             (path / name[1]).write_text(block, encoding="utf-8")

@@ -1,0 +1,351 @@
+"""``trace``: what is in a profiler's traces, what differs between two of them, what a step would be otherwise."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, cast
+
+import typer
+
+from simulator.cli.options import Json, Quiet, Set
+from simulator.cli.outputs import STDOUT, check_outputs, write_json
+from simulator.cli.terminal import progress, show, warn
+from simulator.errors import InputError
+from simulator.input_files import parse_assignment
+from simulator.output.files import PICTURES
+
+if TYPE_CHECKING:
+    from simulator.traces.compare import Side
+    from simulator.traces.trace import RunTrace
+    from simulator.traces.what_if import WhatIf
+
+#: A step that is so much longer or shorter when it is played as recorded is not understood.
+UNLIKE = 0.02
+app = typer.Typer(
+    help="Look at traces of PyTorch's profiler.",
+    epilog="Example: llmsim trace show rank0.json.gz rank1.json.gz",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
+)
+
+TraceFiles = Annotated[
+    list[str], typer.Argument(metavar="FILES", help="Traces of one rank each, or a folder of them; gzipped or not.")
+]
+StepName = Annotated[
+    str | None,
+    typer.Option("--step", metavar="NAME", help="A marked step: ProfilerStep#5, or 5.", show_default=False),
+]
+Factors = Annotated[
+    list[str] | None,
+    typer.Option("--scale", metavar="CLASS=FACTOR", help="Times of a class, such as matmul=0.8; repeatable."),
+]
+RankFactors = Annotated[
+    list[str] | None,
+    typer.Option("--rank", metavar="RANK=FACTOR", help="Times of a rank's own kernels, such as 1=1.2; repeatable."),
+]
+HostFactor = Annotated[
+    float | None, typer.Option("--host", metavar="FACTOR", help="Times of all hosts, such as 0.5.", show_default=False)
+]
+GpuName = Annotated[
+    str | None, typer.Option("--gpu", metavar="PROFILE", help="Another GPU; see `list profiles`.", show_default=False)
+]
+RecordedGpu = Annotated[
+    str | None,
+    typer.Option(metavar="PROFILE", help="The trace's GPU [the one its name says].", show_default=False),
+]
+TargetCluster = Annotated[
+    str | None,
+    typer.Option("--cluster", metavar="C", help="Another cluster [the recorded one].", show_default=False),
+]
+SetOfTarget = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set", metavar="KEY=VALUE", help="Change a key of that cluster, such as node.nics.count; repeatable."
+    ),
+]
+RecordedCluster = Annotated[
+    str | None, typer.Option(metavar="C", help="The trace's cluster, where another is asked for.", show_default=False)
+]
+OverlapChoice = Annotated[
+    str,
+    typer.Option(
+        metavar="HOW", help="recorded; none: one stream; full: nothing waits for communication, which is a bound."
+    ),
+]
+
+
+@app.command("show")
+def show_command(
+    files: TraceFiles,
+    step: StepName = None,
+    top: Annotated[int, typer.Option(metavar="N", min=1, help="Kernels that are listed.")] = 10,
+    json: Json = None,
+    gantt: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Draw the streams (.png, .svg or .pdf).", show_default=False)
+    ] = None,
+    quiet: Quiet = False,
+) -> None:
+    """Say where the time of a trace goes.
+
+    Times are of the whole trace, or of one step with --step.
+
+    \b
+    Example:
+      llmsim trace show rank0.json.gz rank1.json.gz --gantt streams.png
+    """
+    from simulator.output import trace_tables
+    from simulator.output.stream_gantt import save_stream_gantt
+    from simulator.traces import report
+    from simulator.traces.windows import one_step
+
+    check_outputs({"--json": json, "--gantt": gantt}, {"--gantt": PICTURES})
+    trace = _opened(files)
+    if step is not None:
+        trace = one_step(trace, step)
+    check_outputs({"--json": json, "--gantt": gantt})
+    result = report.shown(trace, top)
+    write_json(json, result)
+    warn(result["warnings"])
+    if gantt is not None:
+        save_stream_gantt(report.stream_rows(trace), ", ".join(Path(name).name for name in trace.files), gantt)
+    if not quiet and json != STDOUT:
+        show(*trace_tables.shown(result))
+
+
+@app.command("compare")
+def compare_command(
+    first: Annotated[str, typer.Argument(metavar="A", help="A trace, a folder of traces, or a workload.")],
+    second: Annotated[str, typer.Argument(metavar="B", help="What to compare with it.")],
+    set_: Set = None,
+    json: Json = None,
+    quiet: Quiet = False,
+) -> None:
+    """Compare two traces, or a workload with a trace.
+
+    Classes of kernels stand side by side. A workload is simulated, and shown as a profiler would have seen it. What one
+    side lacks is named.
+
+    \b
+    Examples:
+      llmsim trace compare before.json.gz after.json.gz
+      llmsim trace compare llama2_7b_zero2 traces/
+    """
+    from simulator.input_files import parse_changes
+    from simulator.output import trace_tables
+    from simulator.traces import report
+    from simulator.traces.compare import compare, missing_classes
+
+    check_outputs({"--json": json})
+    changes = parse_changes(set_ or ())
+    if changes and not any(_is_workload(name) for name in (first, second)):
+        raise InputError("changes a workload, and neither side is one", file="--set", found=next(iter(changes)))
+    warnings: list[str] = []
+    short = [Path(name).name or name for name in (first, second)]
+    titles = short if short[0] != short[1] else [first, second]
+    sides = [_side(name, title, changes, warnings) for name, title in zip((first, second), titles, strict=True)]
+    check_outputs({"--json": json})
+    comparison = compare(*sides)
+    result = report.compared(comparison, warnings)
+    write_json(json, result)
+    warn([*warnings, *missing_classes(comparison)])
+    if not quiet and json != STDOUT:
+        show(*trace_tables.compared(result))
+
+
+@app.command("replay")
+def replay_command(
+    files: TraceFiles,
+    step: StepName = None,
+    scale: Factors = None,
+    rank: RankFactors = None,
+    host: HostFactor = None,
+    gpu: GpuName = None,
+    recorded_gpu: RecordedGpu = None,
+    cluster: TargetCluster = None,
+    set_: SetOfTarget = None,
+    recorded_cluster: RecordedCluster = None,
+    overlap: OverlapChoice = "recorded",
+    json: Json = None,
+    quiet: Quiet = False,
+) -> None:
+    """Play a step of a trace, as recorded and with a change.
+
+    Without a step's name the first that all ranks have is played. A FACTOR of 2 takes twice as long.
+
+    \b
+    Examples:
+      llmsim trace replay rank0.json.gz --scale attention=0.5
+      llmsim trace replay rank0.json.gz --gpu h200-sxm-141gb
+      llmsim trace replay traces/ --recorded-cluster dgx_h100 --cluster gb200_nvl72
+      llmsim trace replay traces/ --recorded-cluster dgx_h100 --set node.nics.bandwidth_bps=800e9
+    """
+    from simulator.output import trace_tables
+    from simulator.traces import report
+    from simulator.traces.replay import replay
+    from simulator.traces.windows import one_step
+
+    check_outputs({"--json": json})
+    if recorded_gpu is not None and gpu is None:
+        raise InputError("has no meaning without --gpu", file="--recorded-gpu", found=recorded_gpu)
+    target = _target(cluster, set_, recorded_cluster)
+    factors = _factors(scale, "--scale"), _factors(rank, "--rank")
+    trace = one_step(_opened(files), step)
+    check_outputs({"--json": json})
+    warnings = list(trace.missing)
+    change = _change(trace, factors, host, (gpu, recorded_gpu), (target, recorded_cluster), overlap, warnings)
+    with progress("playing the step"):
+        played = replay(trace, change)
+    if abs(played.error) > UNLIKE:
+        warnings.append(f"played as recorded, the step is {100 * played.error:+.1f} % off: its order is not understood")
+    result = report.replayed(trace, played, warnings)
+    write_json(json, result)
+    warn(warnings)
+    if not quiet and json != STDOUT:
+        show(*trace_tables.replayed(result))
+
+
+@app.command("stragglers")
+def stragglers_command(
+    file: Annotated[str, typer.Argument(metavar="FILE", help="Passes and collectives of all ranks (Parquet).")],
+    by: Annotated[
+        str | None, typer.Option(metavar="PART", help="Tell them to kind, stage or replica.", show_default=False)
+    ] = None,
+    json: Json = None,
+    quiet: Quiet = False,
+) -> None:
+    """Say what a job's steps would be without stragglers.
+
+    FILE has the passes and collectives of a pipeline's ranks in many steps, in the form of ByteDance's released jobs.
+    Each step is played as recorded, without delays, and with all operations of a kind equally long.
+
+    \b
+    Example:
+      llmsim trace stragglers trace-ST.parquet --by stage
+    """
+    from simulator.output import trace_tables
+    from simulator.traces import report
+    from simulator.traces.job_stragglers import PARTS, straggler_figures
+    from simulator.traces.job_trace import read_job_trace
+
+    check_outputs({"--json": json})
+    if by is not None and by not in PARTS:
+        raise InputError("is no part of a job", file="--by", found=by, allowed=", ".join(PARTS))
+    job = read_job_trace(file)
+    check_outputs({"--json": json})
+    with progress("playing steps") as far:
+        told = straggler_figures(job, cast(Any, by), far)
+    result = report.job_stragglers(job, told)
+    write_json(json, result)
+    if not quiet and json != STDOUT:
+        show(*trace_tables.job_stragglers(result))
+
+
+def _opened(files: list[str]) -> RunTrace:
+    from simulator.traces.files import open_trace
+
+    with progress("reading the trace"):
+        return open_trace(files)
+
+
+def _is_workload(name: str) -> bool:
+    """Tell whether a name is a workload's: a YAML file, or one that is shipped."""
+    from simulator.config import catalog
+    from simulator.input_files import as_path
+
+    return name.lower().endswith((".yaml", ".yml")) or (
+        name in catalog.names("workload") and not as_path(name).exists()
+    )
+
+
+def _side(name: str, title: str, changes: dict[str, Any], warnings: list[str]) -> Side:
+    """Return one side of a comparison, called ``title``; what its files lack is added to ``warnings``."""
+    from simulator.traces.compare import simulated_side, traced_side
+
+    if not _is_workload(name):
+        trace = _opened([name])
+        warnings += [f"{title}: {text}" for text in trace.missing]
+        return traced_side(trace, title)
+
+    import simulator
+
+    with progress("simulating the workload"):
+        result = simulator.run(name, set=changes)
+    return simulated_side(result.spans, f"{title} (simulated)")
+
+
+def _factors(texts: list[str] | None, option: str) -> dict[str, float]:
+    """Return ``KEY=FACTOR`` texts as key -> factor. Raises `InputError`."""
+    factors: dict[str, float] = {}
+    for text in texts or ():
+        key, value = parse_assignment(text, option, "matmul=0.8" if option == "--scale" else "1=1.2")
+        factors[key] = _factor(value, f"{option} {key}")
+    return factors
+
+
+def _factor(value: object, place: str) -> float:
+    try:
+        factor = float(cast(str, value))
+    except ValueError:
+        factor = math.nan
+    if not 0 <= factor <= 1e6:
+        raise InputError("is no factor", file=place, found=value, allowed="0 to 1e6")
+    return factor
+
+
+def _target(cluster: str | None, changes: list[str] | None, recorded: str | None) -> dict[str, Any] | None:
+    """Return the cluster that communication is to run on; None where it stays. Raises `InputError`."""
+    from simulator.input_files import parse_changes, with_changes
+
+    option, value = ("--cluster", cluster) if cluster is not None else ("--set", changes[0] if changes else None)
+    if value is None and recorded is not None:
+        raise InputError("needs --cluster or --set beside it", file="--recorded-cluster", found=recorded)
+    if value is None:
+        return None
+    if recorded is None:
+        raise InputError("needs --recorded-cluster beside it", file=option, found=value)
+    return with_changes({"name": cluster or recorded}, parse_changes(changes or ()), {})
+
+
+def _change(
+    trace: RunTrace,
+    factors: tuple[dict[str, float], dict[str, float]],
+    host: float | None,
+    gpus: tuple[str | None, str | None],
+    clusters: tuple[dict[str, Any] | None, str | None],
+    overlap: str,
+    warnings: list[str],
+) -> WhatIf | None:
+    """Return what the options change; None where they change nothing. Raises `InputError`."""
+    from simulator.traces.classes import CLASSES
+    from simulator.traces.hardware import exchange_factor, gpu_factors, unknown_exchanges
+    from simulator.traces.what_if import OVERLAPS, WhatIf
+
+    classes, ranks = factors
+    if unknown := [name for name in classes if name not in CLASSES]:
+        raise InputError("is no class of kernels", file="--scale", found=unknown[0], allowed=", ".join(CLASSES))
+    if numbers := [number for number in ranks if not number.isdecimal()]:
+        raise InputError("is no rank", file="--rank", found=numbers[0], allowed="0, 1, ..")
+    if overlap not in OVERLAPS:
+        raise InputError("is no way to overlap", file="--overlap", found=overlap, allowed=", ".join(OVERLAPS))
+    scaled = dict(classes)
+    if gpus[0] is not None:
+        for name, factor in gpu_factors(trace, gpus[0], gpus[1]).items():
+            scaled[name] = scaled.get(name, 1.0) * factor
+    change = WhatIf(
+        classes=scaled,
+        ranks={int(number): factor for number, factor in ranks.items()},
+        host=1.0 if host is None else _factor(host, "--host"),
+        overlap=cast(Any, overlap),
+    )
+    target, recorded = clusters
+    if target is not None and recorded is not None:
+        change = WhatIf(
+            change.classes, change.ranks, change.host, exchange_factor(trace, recorded, target), change.overlap
+        )
+        if count := unknown_exchanges(trace):
+            warnings.append(f"{count:,} communications do not tell their bytes or group, and keep their times")
+    nothing = not (scaled or ranks or target) and host is None and overlap == "recorded"
+    return None if nothing else change

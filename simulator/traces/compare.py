@@ -1,0 +1,178 @@
+"""Two sides of a comparison, class by class: traces of real runs, or a trace and a simulated step."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import zip_longest
+
+import numpy as np
+
+from simulator.timeline import Timeline, covered_s
+from simulator.traces.classes import CLASSES
+from simulator.traces.figures import figures
+from simulator.traces.simulated import class_codes, resident_s
+from simulator.traces.trace import EXCHANGE_CODES, RunTrace
+
+#: Kernels that are listed of those that one side alone has.
+LISTED = 10
+#: Names are compared by so many characters, without template arguments.
+_NAME_LENGTH = 80
+
+
+@dataclass(frozen=True)
+class Side:
+    """One side: what a mean rank does in a step.
+
+    ``class_s`` and ``launches`` are by class. ``exposed_s``: communication that nothing else covers; ``overlap``: the
+    share of communication beside computing kernels. ``kernels``: name -> seconds; None where the names are not those
+    that drivers write.
+    """
+
+    name: str
+    step_s: float
+    class_s: Mapping[str, float]
+    launches: Mapping[str, float]
+    exposed_s: float
+    overlap: float | None
+    kernels: Mapping[str, float] | None = field(default=None)
+
+
+@dataclass(frozen=True, slots=True)
+class ClassRow:
+    """A class on both sides: seconds and launches, None on the side that lacks the class."""
+
+    name: str
+    seconds: tuple[float | None, float | None]
+    launches: tuple[float | None, float | None]
+
+    @property
+    def ratio(self) -> float | None:
+        """The second side's seconds over the first's, where both have the class."""
+        first, second = self.seconds
+        return second / first if first and second is not None else None
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Rows by class, and the kernels that one side alone has, with their seconds, longest first."""
+
+    sides: tuple[Side, Side]
+    rows: tuple[ClassRow, ...]
+    alone: tuple[tuple[tuple[str, float], ...], tuple[tuple[str, float], ...]]
+
+
+def compare(first: Side, second: Side) -> Comparison:
+    """Return what the sides have, class by class."""
+    sides = first, second
+    rows = tuple(
+        ClassRow(
+            name,
+            (first.class_s.get(name), second.class_s.get(name)),
+            (first.launches.get(name), second.launches.get(name)),
+        )
+        for name in CLASSES
+        if any(name in side.class_s for side in sides)
+    )
+    return Comparison(sides, rows, (_alone(first, second), _alone(second, first)))
+
+
+def _alone(side: Side, other: Side) -> tuple[tuple[str, float], ...]:
+    if side.kernels is None or other.kernels is None:
+        return ()
+    missing = [(name, seconds) for name, seconds in side.kernels.items() if name not in other.kernels]
+    return tuple(sorted(missing, key=lambda entry: -entry[1])[:LISTED])
+
+
+def short_name(name: str) -> str:
+    """Return the name of a kernel without arguments, template arguments and return type.
+
+    >>> short_name("void at::native::elementwise_kernel<128, 2, at::f<float>>(int, float)")
+    'at::native::elementwise_kernel'
+    """
+    text, depth = [], 0
+    for sign in name.removeprefix("void ").replace("(anonymous namespace)", "{anonymous}"):
+        if sign == "(" and not depth:
+            break
+        depth += {"<": 1, ">": -1}.get(sign, 0)
+        if not depth and sign != ">":
+            text.append(sign)
+    return "".join(text)[:_NAME_LENGTH] or name[:_NAME_LENGTH]
+
+
+def traced_side(trace: RunTrace, name: str) -> Side:
+    """Return what a mean rank of ``trace`` does in a mean step."""
+    told = figures(trace)
+    per_step, n = 1 / told.steps, len(told.ranks)
+    class_s: dict[str, float] = {}
+    launches: dict[str, float] = {}
+    kernels: dict[str, float] = {}
+    for kernel in told.kernels:
+        class_s[kernel.kernel_class] = class_s.get(kernel.kernel_class, 0.0) + kernel.seconds * per_step
+        launches[kernel.kernel_class] = launches.get(kernel.kernel_class, 0.0) + kernel.launches * per_step
+        short = short_name(kernel.name)
+        kernels[short] = kernels.get(short, 0.0) + kernel.seconds * per_step
+    overlaps = [rank.overlap for rank in told.ranks if rank.overlap is not None]
+    return Side(
+        name=name,
+        step_s=sum(rank.step_s for rank in told.ranks) / n,
+        class_s=class_s,
+        launches=launches,
+        exposed_s=sum(rank.exposed_s for rank in told.ranks) / n * per_step,
+        overlap=sum(overlaps) / len(overlaps) if overlaps else None,
+        kernels=kernels,
+    )
+
+
+def simulated_side(timeline: Timeline, name: str) -> Side:
+    """Return what a mean rank of a simulated step does.
+
+    Communication counts from when the rank's stream has come to it, as a profiler sees its kernel wait for others.
+    """
+    rows = timeline.rows()
+    code, _ = class_codes(rows)
+    exchanges = np.isin(code, EXCHANGE_CODES)
+    end, begin = rows["end_s"].astype(np.float64), rows["start_s"].astype(np.float64)
+    start = np.where(exchanges, resident_s(timeline, rows), begin)
+    rank = rows["rank"].astype(np.int64)
+    weight = np.array([timeline.ranks_like[number] for number in rank.tolist()], dtype=np.float64)
+    n = sum(timeline.ranks_like.values())
+    seconds = np.bincount(code, weights=(end - start) * weight, minlength=len(CLASSES)) / n
+    counts = np.bincount(code, weights=weight, minlength=len(CLASSES)) / n
+    exposed_s, overlaps = 0.0, []
+    for number, like in timeline.ranks_like.items():
+        mine = rank == number
+        moving, copying = mine & exchanges, mine & (code == CLASSES.index("copy"))
+        computing = mine & ~exchanges & ~copying
+        rest_s = covered_s(start[mine & ~exchanges], end[mine & ~exchanges])
+        exposed_s += like * (covered_s(start[mine], end[mine]) - rest_s) / n
+        length_s = covered_s(start[moving], end[moving])
+        if length_s:
+            both_s = covered_s(start[moving | computing], end[moving | computing])
+            overlaps.append((like, (length_s + covered_s(start[computing], end[computing]) - both_s) / length_s))
+    there = np.flatnonzero(counts).tolist()
+    total = sum(like for like, _ in overlaps)
+    return Side(
+        name=name,
+        step_s=timeline.step_time_s,
+        class_s={CLASSES[at]: float(seconds[at]) for at in there},
+        launches={CLASSES[at]: float(counts[at]) for at in there},
+        exposed_s=exposed_s,
+        overlap=sum(like * share for like, share in overlaps) / total if total else None,
+    )
+
+
+def missing_classes(comparison: Comparison) -> list[str]:
+    """Return a sentence per class that one side lacks."""
+    first, second = (side.name for side in comparison.sides)
+    sentences = []
+    for row in comparison.rows:
+        for name, seconds in zip((first, second), row.seconds, strict=True):
+            if seconds is None:
+                sentences.append(f"{name} has no kernels of class {row.name}")
+    return sentences
+
+
+def side_by_side(comparison: Comparison) -> Sequence[tuple[tuple[str, float] | None, tuple[str, float] | None]]:
+    """Return the kernels that one side alone has, in rows of two."""
+    return list(zip_longest(*comparison.alone))

@@ -1,0 +1,97 @@
+"""Two traces, or a trace and a simulated step, class by class."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import simulator
+from simulator.traces.compare import compare, missing_classes, short_name, simulated_side, traced_side
+from simulator.traces.files import open_trace
+from tests.support.kineto import save_step
+
+us = 1e-6
+WORKLOAD = {
+    "model": {"layers": 2, "hidden": 1024, "heads": 8, "vocab": 32000, "norm": "rmsnorm"},
+    "training": {"seq": 1024, "micro_batch": 1, "global_batch": 2},
+    "parallelism": {"dp": 2},
+    "framework": "pytorch",
+    "cluster": {"name": "dgx_h100", "nodes": 1},
+}
+
+
+def test_two_traces_differ_by_what_was_changed(tmp_path: Path) -> None:
+    """Rank 1's slowness of 1.2 became 1.0: its matmuls take 5000 in place of 6000 us, its attention 1000 for 1200. Rank
+    0's all-reduce waits 1200 us less. Communication is 2200 and 1000 us before, 1000 and 1000 after."""
+    folders = [tmp_path / name for name in ("before", "after")]
+    for folder, slowness in zip(folders, ((1.0, 1.2), (1.0, 1.0)), strict=True):
+        folder.mkdir()
+        save_step(folder, slowness)
+    first, second = (traced_side(open_trace([str(folder)]), folder.name) for folder in folders)
+    result = compare(first, second)
+    rows = {row.name: row for row in result.rows}
+    assert rows["matmul"].seconds == pytest.approx((5500 * us, 5000 * us))
+    assert rows["attention"].ratio == pytest.approx(1 / 1.1)
+    assert rows["communication"].seconds == pytest.approx((1600 * us, 1000 * us))
+    assert rows["matmul"].launches == (2, 2)
+    assert (first.step_s, second.step_s) == pytest.approx((8920 * us, 7720 * us))
+    assert missing_classes(result) == []
+    assert result.alone == ((), ())
+
+
+def test_what_one_side_lacks_is_named(tmp_path: Path) -> None:
+    """A kernel that is not known as communication counts as memory-bound; what only one side calls so is listed."""
+    pair = traced_side(open_trace([str(path) for path in save_step(tmp_path)]), "pair")
+    alone = tmp_path / "alone.json"
+    text = (save_step(tmp_path, (1.0,), ".json")[0]).read_text()
+    alone.write_text(text.replace("ncclDev", "someDev").replace("Collective name", "Some name"))
+    result = compare(pair, traced_side(open_trace([str(alone)]), "alone"))
+    assert missing_classes(result) == ["alone has no kernels of class communication"]
+    assert [[name for name, _ in kernels] for kernels in result.alone] == [
+        ["ncclDevKernel_AllReduce_Sum_f32_RING_LL"],
+        ["someDevKernel_AllReduce_Sum_f32_RING_LL"],
+    ]
+
+
+def test_a_simulated_step_stands_beside_a_trace() -> None:
+    """The seconds by class of a mean rank are those of the step's timeline, all of which the classes hold."""
+    result = simulator.run(WORKLOAD)
+    side = simulated_side(result.spans, "simulated")
+    rows = result.spans.frame()
+    kernels = rows[rows["category"].isin(["compute", "recompute", "optimizer"])]
+    weight = kernels["rank"].map(result.spans.ranks_like).astype(float)
+    expected = float(((kernels["end_s"] - kernels["start_s"]) * weight).sum()) / result.spans.n_ranks
+    mine = sum(side.class_s[name] for name in ("matmul", "attention", "memory", "optimizer"))
+    assert mine == pytest.approx(expected)
+    assert side.step_s == result.to_dict()["step_time_s"]
+    assert side.launches["communication"] > 0
+    assert side.overlap is not None
+    assert 0 < side.overlap < 1
+
+
+@pytest.mark.parametrize(
+    ("name", "short"),
+    [
+        ("nvjet_hsh_128x256_64x4_TNT", "nvjet_hsh_128x256_64x4_TNT"),
+        ("void (anonymous namespace)::softmax<float, 4>(float*)", "{anonymous}::softmax"),
+        ("Memcpy DtoH (Device -> Pageable)", "Memcpy DtoH "),
+        ("(odd)", "(odd)"),
+    ],
+)
+def test_names_are_shortened(name: str, short: str) -> None:
+    assert short_name(name) == short
+
+
+def test_our_own_trace_has_the_classes_of_the_step(tmp_path: Path) -> None:
+    """A simulated step, written as a trace and read back, is the step: kernels of the trace say their kind."""
+    result = simulator.run(WORKLOAD)
+    result.save_trace(tmp_path / "own.json.gz")
+    side, back = (
+        simulated_side(result.spans, "simulated"),
+        traced_side(open_trace([str(tmp_path / "own.json.gz")]), "own"),
+    )
+    assert back.step_s == pytest.approx(side.step_s, rel=5e-3)  # but for the first launch
+    for name in ("matmul", "attention", "memory", "optimizer"):
+        assert back.class_s[name] == pytest.approx(side.class_s[name], rel=1e-2), name
+        assert back.launches[name] == side.launches[name]

@@ -1,0 +1,123 @@
+"""Figures of a trace: the hand-made step, worked out by hand; HolisticTraceAnalysis as a second opinion."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import math
+from pathlib import Path
+
+import pytest
+
+from simulator.traces.figures import figures, rank_figures
+from simulator.traces.files import open_trace
+from simulator.traces.kineto import read_trace
+from simulator.traces.windows import one_step, steps_of
+from tests.support.kineto import COMPUTE, KinetoWriter, save_step
+
+SHARED = Path(__file__).resolve().parents[3] / "shared/reference/files"
+us = 1e-6
+
+
+def test_the_figures_of_a_step(tmp_path: Path) -> None:
+    """Rank 0 computes from 110 to 6510 us without a gap, and 500 us more from 8320 on. Its all-reduce runs from 6115 to
+    8315: 395 of these 2200 us beside the kernel that ends at 6510. It is idle for 5 us, before the optimizer, which was
+    launched long before. Rank 1 is 1200 us later in the all-reduce, so that rank 0 waits for it."""
+    told = figures(open_trace([str(path) for path in save_step(tmp_path)]))
+    rank = told.ranks[0]
+    assert rank.step_s == pytest.approx(8920 * us)
+    assert rank.gpu_s == pytest.approx((8820 - 110) * us)
+    assert rank.compute_s == pytest.approx(6900 * us)
+    assert rank.other_busy_s == pytest.approx((8315 - 6510) * us) == rank.exposed_s
+    assert rank.idle_s == pytest.approx(5 * us)
+    assert rank.launch_bound_s == 0
+    assert rank.communication_s == pytest.approx(2200 * us)
+    assert rank.overlap == pytest.approx(395 / 2200)
+    assert rank.class_s == pytest.approx(
+        {
+            "matmul": 5000 * us,
+            "attention": 1000 * us,
+            "memory": 400 * us,
+            "optimizer": 500 * us,
+            "communication": 2200 * us,
+        }
+    )
+    assert [(row.rank, row.last, row.meetings) for row in told.stragglers] == [(0, 0, 1), (1, 1, 1)]
+    assert [row.waits_s for row in told.stragglers] == pytest.approx([1200 * us, 0])
+    assert told.kernels[0].name == "nvjet_hsh_128x256"
+    assert told.kernels[0].seconds == pytest.approx((3000 + 3600) / 2 * us)
+
+
+def test_time_between_kernels_has_its_cause(tmp_path: Path) -> None:
+    """Three gaps on a stream: launched in time and 2 us long, launched 5 us after the last kernel's end, launched
+    in time and 30 us long."""
+    trace = KinetoWriter()
+    for start, length, launched in ((10, 10, 0), (22, 8, 1), (45, 5, 35), (80, 1, 40)):
+        trace.kernel("k", COMPUTE, start, length, trace.call("cudaLaunchKernel", launched))
+    rank = read_trace([trace.save(tmp_path / "trace.json")]).ranks[0]
+    (stream,) = rank_figures(rank).streams
+    assert stream.back_to_back_s == pytest.approx(2 * us)
+    assert stream.host_s == pytest.approx(15 * us)
+    assert stream.other_s == pytest.approx(30 * us)
+    assert rank_figures(rank).launch_bound_s == pytest.approx(15 * us)
+
+
+def test_a_step_is_what_was_launched_in_it(tmp_path: Path) -> None:
+    """The GPU runs behind: the first step's kernel ends after the second one's mark has begun, and is the first's."""
+    trace = KinetoWriter()
+    for number, begin in enumerate((0, 100)):
+        trace.event("user_annotation", f"ProfilerStep#{number}", begin, 100)
+        trace.kernel("k", COMPUTE, begin + 20, 100, trace.call("cudaLaunchKernel", begin + 10))
+    trace.event("user_annotation", "ProfilerStep#2", 200, 100)  # nothing was launched in it
+    whole = read_trace([trace.save(tmp_path / "trace.json")])
+    assert [step.name for step in steps_of(whole.ranks[0])] == ["ProfilerStep#0", "ProfilerStep#1"]
+    assert rank_figures(whole.ranks[0]).step_s == pytest.approx(120 * us)
+    second = one_step(whole, "1").ranks[0]
+    assert len(second.ops) == 1
+    assert second.ops.start_s[0] == pytest.approx(whole.ranks[0].ops.start_s[1])
+
+
+def _in_microseconds(path: Path, folder: Path) -> Path:
+    """Write a copy with times in whole microseconds, to which HolisticTraceAnalysis rounds all."""
+    content = path.read_bytes()
+    trace = json.loads(gzip.decompress(content) if path.suffix == ".gz" else content)
+    for event in trace["traceEvents"]:
+        if "dur" in event:
+            end = math.floor(event["ts"] + event["dur"])
+            event["ts"] = math.floor(event["ts"])
+            event["dur"] = end - event["ts"]
+    copy = folder / "trace.json"
+    copy.write_text(json.dumps(trace))
+    return copy
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning", "ignore::UserWarning")
+@pytest.mark.parametrize(
+    "name", ["", "kineto/hta_resnet_ddp_2gpu_rank0_onestep.json.gz", "traces/hta_sampled_rank-1.json.gz"]
+)
+def test_holistic_trace_analysis_agrees(name: str, tmp_path: Path) -> None:
+    """Compute, idle and span of a rank, overlap (to 0.01 points), and causes of idle time of each stream."""
+    path = SHARED / name if name else save_step(tmp_path)[0]
+    if not path.exists():
+        pytest.skip("the file of another project is not here")
+    analysis = pytest.importorskip("hta.trace_analysis")
+    copy = _in_microseconds(path, tmp_path)
+    other = analysis.TraceAnalysis(trace_files={0: str(copy)}, trace_dir="", include_last_profiler_step=True)
+    rank = read_trace([copy]).ranks[0]
+    told = rank_figures(rank)
+    row = other.get_temporal_breakdown(visualize=False).iloc[0]
+    for key, seconds in (
+        ("idle_time(us)", told.idle_s), ("compute_time(us)", told.compute_s),
+        ("non_compute_time(us)", told.other_busy_s), ("kernel_time(us)", told.gpu_s),
+    ):  # fmt: skip
+        assert seconds == pytest.approx(row[key] * us, abs=2 * us), key
+    overlap = other.get_comm_comp_overlap(visualize=False)["comp_comm_overlap_pctg"].iloc[0]
+    assert told.overlap is not None
+    assert 100 * told.overlap == pytest.approx(overlap, abs=0.006)
+    idle = other.get_idle_time_breakdown(ranks=[0], visualize=False)[0]
+    for stream in told.streams:
+        mine = idle[idle["stream"] == int(stream.stream.split()[-1])].set_index("idle_category")["idle_time"]
+        for category, seconds in (
+            ("host_wait", stream.host_s), ("kernel_wait", stream.back_to_back_s), ("other", stream.other_s),
+        ):  # fmt: skip
+            assert seconds == pytest.approx(mine.get(category, 0.0) * us, abs=2 * us, rel=1e-3), (stream, category)
