@@ -140,8 +140,7 @@ def _heads_do_not_split(workload: Workload) -> InputError:
 def warnings(workload: Workload) -> Iterator[str]:
     """A gated MLP as wide as one without a gate, which has a matrix less."""
     model = workload.model
-    dense = model.moe is None or not all(map(model.moe.here, range(model.layers)))
-    if dense and model.activation in ("swiglu", "geglu") and "ffn_hidden" not in model.model_fields_set:
+    if model.has_dense_mlps and model.activation in ("swiglu", "geglu") and "ffn_hidden" not in model.model_fields_set:
         # Llama's `multiple_of` is 256 (github.com/meta-llama/llama, model.py); Megatron-LM cuts down to 64s instead.
         narrow = 256 * math.ceil(8 * model.hidden / 3 / 256)
         yield (
