@@ -44,11 +44,11 @@ class Shapes:
     ``heads``, ``kv_heads``, ``ffn`` and ``vocab`` are the rank's own; KV heads fewer than tp ranks are replicated, one
     to a rank. Heads of values may have a width of their own.
     ``dtype`` is the working precision, of which an element takes ``element`` bytes.
-    ``chunk``: tokens of a piece of a sequence whose queries see no other piece, 0 for all. ``biases``: the linear layers
+    ``chunk``: tokens of a piece of a sequence whose queries see no other piece, 0 for all. ``biases``: linear layers
     that have some. ``qk_norm``: over what queries and keys are normed, empty for not. ``norm_place``: where norms of
     blocks stand. ``sinks``, ``softcap`` and ``gate`` are of attention; ``softcaps_logits``: so are the logits capped.
-    ``compressed_queries`` is the width that latent attention compresses queries to. ``autocast``: weights, sums of blocks and norms are in fp32,
-    and products cast what they read to the working precision.
+    ``compressed_queries`` is the width that latent attention compresses queries to. ``autocast``: weights, sums of
+    blocks and norms are in fp32, and products cast what they read to the working precision.
     ``adds_gradients`` to those of micro-batches before; ``fills_buckets``: gradients are complete and go into buckets,
     those of experts if ``fills_expert_buckets``. ``tuning`` says which weights are trained.
     """

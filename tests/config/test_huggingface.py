@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from simulator.config import load_workload, presets
-from simulator.config.presets import from_hugging_face
+from simulator.config.hugging_face import from_hugging_face
 from simulator.errors import InputError
 from simulator.input_files import read_json
 

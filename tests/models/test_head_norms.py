@@ -8,7 +8,8 @@ import pytest
 
 from simulator import models
 from simulator.config import load_workload
-from simulator.config.presets import from_hugging_face, presets
+from simulator.config.hugging_face import from_hugging_face
+from simulator.config.presets import presets
 from simulator.errors import InputError
 from simulator.program import Compute, Memory
 from tests.support.frameworks import STACKS

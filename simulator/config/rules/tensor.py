@@ -24,7 +24,7 @@ MAX_TENSOR = 10**15
 def problems(workload: Workload) -> Iterator[InputError]:
     """Sizes of the model against each other and against tp."""
     model, training, layout = workload.model, workload.training, workload.parallelism
-    if "head_dim" not in model.model_fields_set and model.hidden % model.heads:
+    if model.mla is None and "head_dim" not in model.model_fields_set and model.hidden % model.heads:
         yield InputError(
             f"hidden {model.hidden} does not divide by it, and head_dim is not given",
             key="model.heads",

@@ -49,7 +49,8 @@ def _module_problems(workload: Workload) -> Iterator[InputError]:
     there += ["mlp"] if model.has_dense_mlps else []
     there += ["moe", "moe_act"] if model.moe else []
     there += ["shared_experts"] if model.moe and model.moe.shared_experts else []
-    if missing := [module for module in recompute.modules if module not in there]:
+    missing = [module for module in recompute.modules if module not in there]
+    if missing and recompute.granularity == "selective":
         yield InputError(
             "the model has no such modules",
             key="training.recompute.modules",
