@@ -10,8 +10,8 @@ from simulator.config.hugging_face.keys import Fields, Keys
 from simulator.errors import InputError
 from simulator.input_files import brief
 
-_UNTIED: dict[str, Any] = {"tie_word_embeddings": False}
-_TIED: dict[str, Any] = {"tie_word_embeddings": True}
+_UNTIED: dict[str, Any] = {"tie_word_embeddings": False, "hidden_act": "silu"}
+_TIED: dict[str, Any] = {"tie_word_embeddings": True, "hidden_act": "silu"}
 _QWEN = _UNTIED | {"use_sliding_window": False, "max_window_layers": 28}
 _GEMMA = _TIED | {"head_dim": 256, "hidden_act": "gelu_pytorch_tanh"}
 _LATENT = _UNTIED | {"moe_layer_freq": 1}
@@ -36,9 +36,9 @@ ARCHITECTURES: dict[str, tuple[Callable[[Keys], Fields], dict[str, Any]]] = {
     "smollm3": (dense.smollm3, _TIED),
     "seed_oss": (dense.seed_oss, _UNTIED | {"attention_bias": True}),
     "granite": (dense.llama, _UNTIED),
-    "starcoder2": (dense.starcoder2, _TIED | {"use_bias": True}),
-    "arcee": (dense.arcee, _UNTIED),
-    "nemotron": (dense.nemotron, _UNTIED),
+    "starcoder2": (dense.starcoder2, _TIED | {"use_bias": True, "hidden_act": "gelu_pytorch_tanh"}),
+    "arcee": (dense.arcee, _UNTIED | {"hidden_act": "relu2"}),
+    "nemotron": (dense.nemotron, _UNTIED | {"hidden_act": "relu2"}),
     "mixtral": (mixtures.mixtral, _UNTIED),
     "phimoe": (mixtures.phimoe, _UNTIED),
     "minimax_m2": (mixtures.minimax_m2, _UNTIED),
@@ -58,7 +58,7 @@ ARCHITECTURES: dict[str, tuple[Callable[[Keys], Fields], dict[str, Any]]] = {
     "glm4_moe_lite": (mixtures.deepseek, _LATENT | {"first_k_dense_replace": 1}),
     "qwen3_next": (hybrids.qwen3_next, _UNTIED),
     "qwen3_5_text": (hybrids.qwen3_5, _UNTIED),
-    "qwen3_5_moe_text": (hybrids.qwen3_5_moe, _UNTIED | {"intermediate_size": 1}),
+    "qwen3_5_moe_text": (hybrids.qwen3_5_moe, _UNTIED),
     "nemotron_h": (hybrids.nemotron_h, _UNTIED),
     "granitemoehybrid": (hybrids.granitemoehybrid, _UNTIED),
     "bamba": (hybrids.bamba, _UNTIED),

@@ -16,15 +16,18 @@ LAYER_TYPES = {
 }
 
 
-def decoder(keys: Keys, activations: Mapping[str, str] = GATED) -> Fields:
-    """Return the sizes that a decoder with RMSNorm and rotary positions has, with one of the ``activations``."""
+def decoder(keys: Keys, activations: Mapping[str, str] = GATED, width: str = "intermediate_size") -> Fields:
+    """Return the sizes that a decoder with RMSNorm and rotary positions has, with one of the ``activations``.
+
+    ``width``: the key of the width inside an MLP.
+    """
     if keys.get("attention_dropout") and not keys.get("residual_dropout"):
         raise keys.refuse("attention_dropout", "dropout of attention alone is not supported")
     fields = {
         "layers": keys.need("num_hidden_layers"),
         "hidden": keys.need("hidden_size"),
         "heads": keys.need("num_attention_heads"),
-        "ffn_hidden": keys.need("intermediate_size"),
+        "ffn_hidden": keys.need(width),
         "vocab": keys.need("vocab_size"),
         "activation": keys.activation(activations, "hidden_act", "hidden_activation"),
         "norm": "rmsnorm",

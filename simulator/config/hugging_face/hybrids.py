@@ -26,10 +26,10 @@ def _kinds(keys: Keys, linear: str, default: list[str]) -> list[str]:
     return [names[kind] for kind in kinds]
 
 
-def _gated_delta(keys: Keys) -> Fields:
-    """Return the fields of Qwen3-Next without its MLPs."""
+def _gated_delta(keys: Keys, width: str = "intermediate_size") -> Fields:
+    """Return the fields of Qwen3-Next without its MLPs; ``width``: the key of the width inside one."""
     named = ("qkv", "o") if keys.get("attention_bias") else ()
-    fields = with_biases(decoder(keys), *named) | {"qk_norm": True, "attention_gate": True}
+    fields = with_biases(decoder(keys, width=width), *named) | {"qk_norm": True, "attention_gate": True}
     period = keys.get("full_attention_interval", default=4)
     default = ["gated_delta" if (layer + 1) % period else "attention" for layer in range(fields["layers"])]
     kinds = _kinds(keys, "gated_delta", default)
@@ -62,7 +62,7 @@ def qwen3_5(keys: Keys) -> Fields:
 
 def qwen3_5_moe(keys: Keys) -> Fields:
     """Return the fields of Qwen3.5's mixtures, all of whose layers have experts."""
-    fields = _gated_delta(keys)
+    fields = _gated_delta(keys, width="moe_intermediate_size")
     return with_experts(fields, gated_shared(keys), [True] * fields["layers"])
 
 

@@ -76,7 +76,7 @@ def _tp_problems(workload: Workload) -> Iterator[InputError]:
             allowed=listed(_head_splits(workload)),
             fix=f"tp: {other_tp(workload)}",
         )
-    if model.ffn_hidden % tp:
+    if model.ffn_hidden % tp and model.has_dense_mlps:
         yield InputError(
             f"tp {tp} does not divide it",
             key="model.ffn_hidden",
@@ -102,7 +102,7 @@ def other_tp(workload: Workload) -> int:
         tp
         for tp in _head_splits(workload)
         if tp <= workload.cluster.gpus_per_node
-        and workload.model.ffn_hidden % tp == 0
+        and (workload.model.ffn_hidden % tp == 0 or not workload.model.has_dense_mlps)
         and workload.training.seq % sequence_unit(layout.model_copy(update={"tp": tp})) == 0
         and fills_cluster(workload, tp=tp)
     ]
