@@ -106,12 +106,12 @@ def test_an_architecture_plays_or_is_refused_with_a_reason(kind: str, layout: st
     number = CASES.index((kind, layout))
     recompute = RECOMPUTE[(number + number // len(LAYOUTS)) % len(RECOMPUTE)]
     fields = {key: value for key, value in _shortened(ONE_EACH[kind]).items() if key != "vocab"}
+    training = {"recompute": recompute, "seq": 2048}
     try:
-        workload = job(
-            fields | {"vocab": 32000}, parallelism=LAYOUTS[layout], training={"recompute": recompute, "seq": 2048}
-        )
+        workload = job(fields | {"vocab": 32000}, parallelism=LAYOUTS[layout], training=training)
     except InputError as error:
-        assert any(re.match(says, str(error)) for says in REFUSED), str(error)
+        refused = str(error)
+        assert any(re.match(says, refused) for says in REFUSED), refused
         return
     result = run(workload)
     check(result.program, result.played)

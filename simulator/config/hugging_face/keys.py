@@ -74,7 +74,7 @@ def shortest(kinds: Sequence[str]) -> list[str]:
     >>> shortest(["window", "attention", "window", "attention", "window"]), shortest(["a", "b", "b"])
     (['window', 'attention'], ['a', 'b', 'b'])
     """
-    for length in range(1, len(kinds)):
+    for length in range(1, len(kinds) // 2 + 1):
         if all(kind == kinds[number % length] for number, kind in enumerate(kinds)):
             return list(kinds[:length])
     return list(kinds)
