@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from simulator.api import run
-from simulator.config import Workload, load_workload
+from simulator.config import Workload, load_workload, presets
 from simulator.config.hugging_face import ARCHITECTURES, from_hugging_face
 from simulator.engine.invariants import check
 from simulator.errors import InputError
@@ -51,6 +51,12 @@ def test_every_parameter_is_counted(name: str) -> None:
     """GPT-2's table of positions has 1,024 rows, which is the sequence here."""
     fields = from_hugging_face(MODELS[name]["config"], name)
     assert parameters(job(fields)) == MODELS[name]["parameters"]
+
+
+@pytest.mark.parametrize("name", [name for name, keys in presets().items() if "config.json of" in keys["source"]])
+def test_presets_have_the_parameters_of_their_file(name: str) -> None:
+    source = presets()[name]["source"].removeprefix("config.json of ")
+    assert parameters(job({"preset": name})) == MODELS[source]["parameters"]
 
 
 def test_the_table_is_of_many_architectures() -> None:
