@@ -64,7 +64,7 @@ def layer(
 
 
 @dataclass(frozen=True)
-class _Block:
+class _Sublayer:
     """Operations of one block in order, up to the sum with its input, and what of it may run again.
 
     ``norm`` is the norm before it, if there is one.
@@ -82,7 +82,7 @@ def _layer(
     """Return a layer. It is cached, so that equal layers are one object and their blocks can be shared."""
     first = _mixer_block(z, kind, a)
     after_mixer = "attn.output" if first.nodes else "input"
-    second = _mlp_block(z, x, after_mixer) if kind.has_mlp else _Block()
+    second = _mlp_block(z, x, after_mixer) if kind.has_mlp else _Sublayer()
     if first.nodes and second.norm and z.framework.fuses_residual_and_norm:
         first, second = _fused(z, first, second)
     nodes = (*first.nodes, *second.nodes)
@@ -113,17 +113,17 @@ def _layer(
     return part
 
 
-def _mixer_block(z: FrameworkShapes, kind: LayerKind, a: Latent | None) -> _Block:
+def _mixer_block(z: FrameworkShapes, kind: LayerKind, a: Latent | None) -> _Sublayer:
     """Return the block of a layer's mixer, without operations where it has none."""
     mixed = mixing(z, kind.mixer, kind.sizes, a)
     if mixed is None:
-        return _Block()
+        return _Sublayer()
     before = _before(z, "attn", "input", readers=mixed.readers)
     nodes = (before, *mixed.nodes, *_behind(z, "attn"), z.framework.residual(z, "attn"))
-    return _Block(nodes, before if z.norm_place != "after" else None, mixed.checkpoints)
+    return _Sublayer(nodes, before if z.norm_place != "after" else None, mixed.checkpoints)
 
 
-def _mlp_block(z: FrameworkShapes, x: Experts | None, entering: str) -> _Block:
+def _mlp_block(z: FrameworkShapes, x: Experts | None, entering: str) -> _Sublayer:
     """Return the block of a layer's MLP or experts; ``entering`` is the tensor that enters it."""
     readers = 2 if z.gated and not z.framework.joins_projections(z.position) else 1
     before = _before(z, "mlp", entering, readers=readers)
@@ -139,7 +139,7 @@ def _mlp_block(z: FrameworkShapes, x: Experts | None, entering: str) -> _Block:
     else:
         checkpoints["mlp"] = Checkpoint(nodes, (normed,))
     whole = (before, *nodes, *_behind(z, "mlp"), z.framework.residual(z, "mlp"))
-    return _Block(whole, before if z.norm_place != "after" else None, checkpoints)
+    return _Sublayer(whole, before if z.norm_place != "after" else None, checkpoints)
 
 
 def _before(z: FrameworkShapes, block: str, entering: str, *, readers: int) -> Node:
@@ -173,7 +173,7 @@ def _mlp(z: FrameworkShapes) -> tuple[Node, ...]:
     )
 
 
-def _fused(z: FrameworkShapes, first: _Block, second: _Block) -> tuple[_Block, _Block]:
+def _fused(z: FrameworkShapes, first: _Sublayer, second: _Sublayer) -> tuple[_Sublayer, _Sublayer]:
     """Return two blocks with the first one's sum and the norm before the second in one kernel."""
     assert second.norm is not None
     add, *rest = first.nodes[-1], *second.nodes[1:]
