@@ -23,14 +23,14 @@ else:
     MixerName = Literal[tuple(MIXERS)]
 MlpKind = Literal["dense", "moe", "none"]
 _Kind = TypeVar("_Kind", bound=str)
-#: Linear layers that can have biases: queries, keys and values; the output of attention; both of an MLP, of shared
-#: experts too; of experts; the router; the projection to the vocabulary.
+#: Linear layers that can have biases. ``o`` is the output of attention, ``mlp`` both layers of an MLP or of shared
+#: experts, ``head`` the projection to the vocabulary.
 BiasPlace = Literal["qkv", "o", "mlp", "experts", "router", "head"]
 #: Those that `bias` means.
 BIASES: tuple[BiasPlace, ...] = ("qkv", "o", "mlp", "experts")
 
 
-def _of_pattern(pattern: tuple[_Kind, ...], layer: int, layers: int) -> _Kind:
+def _entry(pattern: tuple[_Kind, ...], layer: int, layers: int) -> _Kind:
     """Return the entry of a ``pattern`` for a layer; after the last of ``layers`` that one's."""
     return pattern[min(layer, layers - 1) % len(pattern)]
 
@@ -139,7 +139,7 @@ class Heads(NamedTuple):
 
 
 class KeysSeen(NamedTuple):
-    """What of a sequence a query sees: the last ``window`` tokens, or those of its ``chunk``; 0: no such bound."""
+    """Bounds of what a query sees of a sequence: the last ``window`` tokens, or those of its ``chunk``; 0: none."""
 
     window: int
     chunk: int
@@ -231,7 +231,7 @@ class Model(Section):
         >>> [model.mixer(layer).name for layer in range(4)]
         ['window', 'attention', 'window', 'window']
         """
-        return MIXERS[_of_pattern(self._mixers, layer, self.layers)]
+        return MIXERS[_entry(self._mixers, layer, self.layers)]
 
     @property
     def _mixers(self) -> tuple[str, ...]:
@@ -252,7 +252,7 @@ class Model(Section):
         ['moe', 'none']
         """
         if self.mlps is not None:
-            return _of_pattern(self.mlps, layer, self.layers)
+            return _entry(self.mlps, layer, self.layers)
         return "moe" if self.moe is not None and self.moe.here(layer) else "dense"
 
     @property

@@ -48,7 +48,7 @@ def expand_model(section: Mapping[str, Any], *, base: Path | None, origin: Place
             file, key = origin("model.hf_config")
             raise InputError("must be a path", file=file, key=key, found=brief(name))
         file, key = origin("model.hf_config")
-        return _over(_of_file(name, base, file, key), fields)
+        return _over(_config_fields(name, base, file, key), fields)
     return fields
 
 
@@ -61,7 +61,7 @@ def _over(shipped: Mapping[str, Any], fields: Mapping[str, Any]) -> dict[str, An
     return merged
 
 
-def _of_file(name: str, base: Path | None, file: object, key: str | None) -> dict[str, Any]:
+def _config_fields(name: str, base: Path | None, file: object, key: str | None) -> dict[str, Any]:
     """Return the keys that a config.json means; behind a ``#`` stands the key of a section that is meant alone."""
     name, _, section = name.partition("#")
     path = as_path(name, base=base, file=file, key=key)

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from simulator.bounds import Size
-from simulator.mixers.mixer import Mixer, Product, Refusal, Split, Steps
+from simulator.bounds import ModelSize
+from simulator.mixers.mixer import Mixer, MixerProduct, Refusal, Split, Steps
 from simulator.mixers.state import WIDE, convolution, gated_norm, split_refusals, split_weight
 from simulator.operations.nodes import Node, Tensor, memory
 from simulator.operations.shapes import Shapes
@@ -19,8 +19,8 @@ from simulator.program import Compute, StepPhase, Tiled
 
 #: Tokens of a piece.
 PIECE = 64
-#: Kernels of the rule: forward the sum of decays, products of keys, the inverse of a triangle, two vectors of each
-#: token, the states, the output; backward the two vectors and the states again, then four that make gradients.
+#: Kernels of the rule, forward and backward. Forward they make sums of decays, products of keys, inverted triangles,
+#: two vectors of each token, states and outputs. Backward the vectors and states come again, then six make gradients.
 KERNELS, BACKWARD_KERNELS = 6, 8
 
 
@@ -28,15 +28,15 @@ KERNELS, BACKWARD_KERNELS = 6, 8
 class GatedDelta:
     """Sizes of layers with the gated delta rule (arXiv 2412.06464), as in Qwen3-Next."""
 
-    key_heads: Size
+    key_heads: ModelSize
     """heads of queries and keys"""
-    value_heads: Size
+    value_heads: ModelSize
     """heads of values, each with a state; a multiple of key_heads"""
-    key_dim: Size
+    key_dim: ModelSize
     """width of a head of queries and keys"""
-    value_dim: Size
+    value_dim: ModelSize
     """width of a head of values"""
-    conv_width: Size = 4
+    conv_width: ModelSize = 4
     """tokens that the convolution before the rule sees [4]"""
 
 
@@ -50,8 +50,8 @@ def steps(z: Shapes, sizes: GatedDelta) -> Steps:
     if z.tp > 1:  # each rank has a part of the gradient, from its heads
         norm = Weight(norm.name, norm.shape, norm.whole, z.dtype, partial_rows=sizes.value_dim)
     return (
-        Product("qkvz", 2 * (keys + values), z.hidden, "column", "attn.normed", 2 * (keys + values) * z.tp),
-        Product("ba", 2 * heads, z.hidden, "column", "attn.normed", 2 * heads * z.tp),
+        MixerProduct("qkvz", 2 * (keys + values), z.hidden, "column", "attn.normed", 2 * (keys + values) * z.tp),
+        MixerProduct("ba", 2 * heads, z.hidden, "column", "attn.normed", 2 * heads * z.tp),
         Node(  # queries, keys and values beside each other, without the gate
             forward=(memory("F", "mixer.qkv join", "copy", joined, joined, z.dtype),),
             input_grad=(memory("B", "mixer.qkv join bwd", "copy", joined, joined, z.dtype),),
@@ -62,7 +62,7 @@ def steps(z: Shapes, sizes: GatedDelta) -> Steps:
         _decays(z, heads),
         _rule(z, heads, sizes.key_dim, sizes.value_dim),
         gated_norm(z, values, sizes.value_dim, norm),
-        Product("out", z.hidden, values, "row", "mixer.normed", z.hidden),
+        MixerProduct("out", z.hidden, values, "row", "mixer.normed", z.hidden),
     )
 
 
@@ -105,10 +105,11 @@ def _decays(z: Shapes, heads: int) -> Node:
 def _rule(z: Shapes, heads: int, k: int, v: int) -> Node:
     """Return the rule, which keeps its inputs and the inverted triangles, and makes states again for its backward pass.
 
-    With pieces of c tokens a token and head takes, in multiply-adds: products of keys c k, the inverse c^2 / 3, the
-    two vectors c (k + v), the states 2 k v, the output k v + c (k + v). Backward the two vectors and the states come
-    again, then c (k + v) for values inside a piece, 3 k v for gradients of states, 3 k v + c (3 k + v) for those of
-    queries and keys, and 2 c (k + v) + 2 c^2 + 2 c k for those of the two vectors.
+    A token and head takes so many multiply-adds, with pieces of c tokens. Products of keys take c k, the inverse
+    c^2 / 3, the two vectors c (k + v). The states take 2 k v, the output k v + c (k + v).
+
+    Backward the two vectors and the states come again. Values inside a piece take c (k + v), and gradients of states
+    3 k v. Those of queries and keys take 3 k v + c (3 k + v). Those of the vectors take 2 c (k + v) + 2 c^2 + 2 c k.
     """
     c = PIECE
     forward = c * k + c * c / 3 + c * (k + v) + 2 * k * v + k * v + c * (k + v)
@@ -118,7 +119,7 @@ def _rule(z: Shapes, heads: int, k: int, v: int) -> Node:
     qkv, states, triangles = rows * (2 * k + v), rows * k * v / c, rows * c
     narrow = float(rows * (WIDE + z.element))
     read, written = z.element * (qkv + rows * (k + v) + states + triangles), z.element * (rows * v + states + triangles)
-    made = z.element * (rows * (k + 2 * v) + 2 * states)
+    outputs = z.element * (rows * (k + 2 * v) + 2 * states)
     return Node(
         forward=(
             Compute(
@@ -133,7 +134,7 @@ def _rule(z: Shapes, heads: int, k: int, v: int) -> Node:
                 Tiled(
                     2.0 * rows * backward,
                     2 * (read + narrow) + z.element * rows * v,
-                    made + z.element * qkv + narrow,
+                    outputs + z.element * qkv + narrow,
                     c,
                     k,
                     BACKWARD_KERNELS,
@@ -151,7 +152,7 @@ def _rule(z: Shapes, heads: int, k: int, v: int) -> Node:
             Tensor("mixer.triangles", float(z.element * triangles)),
         ),
         forward_bytes=z.element * (states + rows * (k + v)),
-        grad_bytes=made + z.element * (qkv + rows * v) + narrow,
+        grad_bytes=outputs + z.element * (qkv + rows * v) + narrow,
     )
 
 

@@ -10,15 +10,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from simulator.bounds import Size
-from simulator.mixers.mixer import Mixer, Product, Refusal, Split, Steps
+from simulator.bounds import ModelSize
+from simulator.mixers.mixer import Mixer, MixerProduct, Refusal, Split, Steps
 from simulator.mixers.state import WIDE, convolution, gated_norm, split_refusals, split_weight
 from simulator.operations.nodes import Node, Tensor, memory
 from simulator.operations.shapes import Shapes
 from simulator.program import Compute, StepPhase, Tiled
 
-#: Kernels of the scan: forward sums of decays, states of pieces, their passing, products of B and C, the output;
-#: backward the first four again, then gradients of the output, states, their passing, x, B, C and decays.
+#: Kernels of the scan, forward and backward. Forward they make sums of decays, states of pieces, states that are
+#: passed on, products of B and C, and outputs. Backward the first four come again, then seven make gradients.
 KERNELS, BACKWARD_KERNELS = 5, 11
 
 
@@ -26,17 +26,17 @@ KERNELS, BACKWARD_KERNELS = 5, 11
 class Mamba2:
     """Sizes of Mamba 2's layers (arXiv 2405.21060)."""
 
-    heads: Size
+    heads: ModelSize
     """heads, each with a state of head_dim x state"""
-    head_dim: Size
+    head_dim: ModelSize
     """width of a head"""
-    state: Size
+    state: ModelSize
     """width of a state"""
-    groups: Size = 1
+    groups: ModelSize = 1
     """groups of heads that share what enters and leaves their states (B and C) [1]"""
-    conv_width: Size = 4
+    conv_width: ModelSize = 4
     """tokens that the convolution before the scan sees [4]"""
-    chunk: Size = 256
+    chunk: ModelSize = 256
     """tokens of a piece that kernels work on at once [256]"""
     norm: bool = True
     """the output is normed as it is gated; false: gated alone [true]"""
@@ -58,20 +58,20 @@ def steps(z: Shapes, sizes: Mamba2) -> Steps:
     gate = gated_norm(z, inner, inner // groups, norm)
     gate = replace(gate, saved=gate.saved[:1])
     return (
-        Product("in", columns, z.hidden, "column", "attn.normed", columns * z.tp, sizes.bias),
+        MixerProduct("in", columns, z.hidden, "column", "attn.normed", columns * z.tp, sizes.bias),
         replace(conv, saved=(Tensor("mixer.projected", projected),), input_grad=(*conv.forward, *conv.input_grad)),
         _scan(z, sizes, heads, groups),
         gate,
-        Product("out", z.hidden, inner, "row", "mixer.normed", z.hidden, sizes.bias),
+        MixerProduct("out", z.hidden, inner, "row", "mixer.normed", z.hidden, sizes.bias),
     )
 
 
 def _scan(z: Shapes, sizes: Mamba2, heads: int, groups: int) -> Node:
     """Return the scan, whose output the norm behind it keeps.
 
-    With pieces of c tokens, heads p and states n wide, a token takes in multiply-adds: for the state of its piece p n a
-    head, products of B and C c n a group, its output c p / 2 + p n a head, as half of a piece comes before it. The
-    backward pass does the first two again, and twice as much as all of them for two gradients of each.
+    A token takes so many multiply-adds, with pieces of c tokens, heads p and states n wide. The state of its piece
+    takes p n a head, and products of B and C take c n a group. Its output takes c p / 2 + p n a head, as half of a
+    piece comes before it. The backward pass does the first two again. Two gradients of each take twice as much as all.
     """
     c, p, n = min(sizes.chunk, z.seq), sizes.head_dim, sizes.state
     rows = float(z.tokens * heads)

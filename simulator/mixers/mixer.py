@@ -9,8 +9,8 @@ from typing import Any, Literal, NamedTuple
 from simulator.operations.nodes import Node
 from simulator.operations.shapes import Shapes
 
-#: What hides keys from a query, beside the causal mask: all but the last ``sliding_window`` tokens, those of other
-#: pieces of ``attention_chunk`` tokens, or all but the ``top_k`` that an indexer has chosen.
+#: Masks beside the causal one. ``window`` leaves the last ``sliding_window`` tokens, ``chunk`` those of the query's own
+#: piece of ``attention_chunk``, ``top_k`` those that an indexer has chosen.
 Mask = Literal["", "window", "chunk", "top_k"]
 
 
@@ -23,7 +23,7 @@ class Attends:
 
 
 @dataclass(frozen=True)
-class Product:
+class MixerProduct:
     """A linear layer of a mixer, from ``k`` to ``n`` columns as this rank has them.
 
     ``split``: over tensor-parallel ranks by ``column`` or by ``row``, or held whole by each (``none``), which works on
@@ -39,20 +39,20 @@ class Product:
     bias: bool = False
 
 
-Steps = tuple[Product | Node, ...]
+Steps = tuple[MixerProduct | Node, ...]
 
 
 class Refusal(NamedTuple):
     """A key of a workload with which a mixer cannot run, why, and what it may be."""
 
     key: str
-    found: object
+    value: object
     message: str
     allowed: str
 
 
 class Split(NamedTuple):
-    """What a workload splits a mixer over, and the length of its sequences."""
+    """Ranks that a workload splits a mixer over, and the length of its sequences."""
 
     tp: int
     cp: int

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from simulator.bounds import Size
-from simulator.mixers.mixer import Attends, Mixer, Product, Refusal, Split, Steps
+from simulator.bounds import ModelSize
+from simulator.mixers.mixer import Attends, Mixer, MixerProduct, Refusal, Split, Steps
 from simulator.operations.nodes import Node, Tensor, memory
 from simulator.operations.shapes import Shapes
 from simulator.operations.weights import Weight
@@ -28,11 +28,11 @@ TILE = 128
 class Indexer:
     """Sizes of the indexer of sparse attention (DeepSeek-V3.2)."""
 
-    heads: Size
+    heads: ModelSize
     """heads of its queries; its one key serves all"""
-    head_dim: Size
+    head_dim: ModelSize
     """width of a head"""
-    top_k: Size
+    top_k: ModelSize
     """tokens that a query attends to"""
 
 
@@ -40,10 +40,10 @@ def steps(z: Shapes, sizes: Indexer) -> Steps:
     """Return the operations of an indexer, which every tensor-parallel rank does whole."""
     width = sizes.heads * sizes.head_dim
     return (
-        Product("index_q", width, z.compressed_queries, "none", "attn.q_normed", width),
-        Product("index_k", sizes.head_dim, z.hidden, "none", "attn.normed", sizes.head_dim),
+        MixerProduct("index_q", width, z.compressed_queries, "none", "attn.q_normed", width),
+        MixerProduct("index_k", sizes.head_dim, z.hidden, "none", "attn.normed", sizes.head_dim),
         _key_norm(z, sizes.head_dim),
-        Product("index_weights", sizes.heads, z.hidden, "none", "attn.normed", sizes.heads),
+        MixerProduct("index_weights", sizes.heads, z.hidden, "none", "attn.normed", sizes.heads),
         _scores(z, sizes),
     )
 
@@ -77,7 +77,7 @@ def _scores(z: Shapes, sizes: Indexer) -> Node:
     inputs = float(z.element * z.tokens * (width + sizes.head_dim + sizes.heads))
     numbers = float(NUMBER * z.tokens * min(sizes.top_k, z.seq))
     attended = 2.0 * chosen * z.heads * z.head_dim
-    q, k = (float(z.element * z.tokens * own) for own in (z.q_width, z.kv_width))
+    q, k = (float(z.element * z.tokens * width) for width in (z.q_width, z.kv_width))
     return Node(
         forward=(
             Compute(

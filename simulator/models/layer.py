@@ -30,7 +30,7 @@ from simulator.program import Beside
 
 
 class LayerKind(NamedTuple):
-    """What a layer has: a mixer with its sizes, and whether it has an MLP."""
+    """Parts of a layer: a mixer with its sizes, and whether there is an MLP."""
 
     mixer: Mixer
     sizes: Any

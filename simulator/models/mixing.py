@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from simulator.mixers import Mixer, Product, Steps
+from simulator.mixers import Mixer, MixerProduct, Steps
 from simulator.models.attention import attention_inputs, split_qkv
 from simulator.models.context_parallelism import core_attention
 from simulator.models.latent_attention import Latent, latent_projections, up_inputs
@@ -49,7 +49,7 @@ def _attention(z: FrameworkShapes, a: Latent | None, beside: Steps) -> Mixing:
     down, up = latent_projections(z, a) if a else (_projections(z), ())
     core = core_attention(z)
     chosen = tuple(
-        replace(node, input_grad=()) if isinstance(step, Product) else node
+        replace(node, input_grad=()) if isinstance(step, MixerProduct) else node
         for step, node in zip(beside, _nodes(z, beside), strict=True)
     )
     context = "attn.gated" if z.gate else "attn.context"
@@ -124,7 +124,7 @@ def _nodes(z: FrameworkShapes, steps: Steps) -> tuple[Node, ...]:
     nodes: list[Node] = []
     read: set[str] = set()
     for step in steps:
-        if isinstance(step, Product):
+        if isinstance(step, MixerProduct):
             node = linear(
                 z,
                 "mixer",

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
-from simulator.config import Workload
+from simulator.config import Model, Workload
 from simulator.frameworks import Framework
 from simulator.models.routing import routing
 from simulator.models.tuning import tuning_at
@@ -78,17 +79,24 @@ def shapes(workload: Workload, seat: Seat = ANY_SEAT, turn: Turn = ANY_TURN, num
         fills_expert_buckets=turn.last and replication.in_ddp and layout.replicas("edp") > 1,
         accumulates_in_product=training.gradient_accumulation_fusion,
         keeps_gradients=training.keep_gradients,
-        qk_norm=model.qk_norm_kind if model.qk_norm else "",
         norm_place=model.norm_place,
-        sinks=model.attention_sinks,
-        softcap=model.attention_softcap is not None,
-        softcaps_logits=model.logit_softcap is not None,
-        gate=model.attention_gate,
-        compressed_queries=(model.mla.q_lora_rank or 0) if model.mla else 0,
+        **_forms(model),
         autocast=workload.software.autocasts(workload.traits),
         norm_by_operations=not training.fused_rms_norm and model.norm == "rmsnorm",
         tuning=tuning_at(workload, number),
     )
+
+
+def _forms(model: Model) -> dict[str, Any]:
+    """Return what surrounds attention in a model."""
+    return {
+        "qk_norm": model.qk_norm_kind if model.qk_norm else "",
+        "sinks": model.attention_sinks,
+        "softcap": model.attention_softcap is not None,
+        "softcaps_logits": model.logit_softcap is not None,
+        "gate": model.attention_gate,
+        "compressed_queries": (model.mla.q_lora_rank or 0) if model.mla else 0,
+    }
 
 
 def activation_bytes(workload: Workload) -> float:

@@ -12,21 +12,7 @@ from simulator.errors import InputError
 from simulator.models import Part
 from simulator.program import Attention, Compute, kernels_of
 from tests.support.jobs import job
-
-LLAMA: dict[str, Any] = {
-    "layers": 4,
-    "hidden": 256,
-    "heads": 8,
-    "kv_heads": 4,
-    "ffn_hidden": 512,
-    "vocab": 1024,
-    "activation": "swiglu",
-    "norm": "rmsnorm",
-    "position": "rope",
-    "bias": False,
-}
-#: Tokens of a sequence, and of the micro-batch of one.
-SEQ = 128
+from tests.support.pattern_models import LLAMA, SEQ
 
 
 def layer(number: int = 0, *, parallelism: dict[str, Any] | None = None, **model: Any) -> Part:
@@ -47,7 +33,7 @@ PATTERN = {"mixers": ["window", "chunked", "no_rope", "attention"], "sliding_win
 
 
 def test_each_layer_sees_the_keys_of_its_kind() -> None:
-    """Of 128 tokens. A window of 32: the first 32 queries see 32^2 / 2 pairs, the other 96 see 32 keys each. Pieces of
+    """128 tokens. In a window of 32 the first 32 queries see 32^2 / 2 pairs, the other 96 see 32 keys each. Pieces of
     48, 48 and 32: half of their squares. All: half of 128^2."""
     pairs = [attention(layer(number, **PATTERN)).pairs for number in range(4)]
     assert pairs == [32 * 32 / 2 + 96 * 32, (48 * 48 + 48 * 48 + 32 * 32) / 2, 128 * 128 / 2, 128 * 128 / 2]
@@ -59,8 +45,8 @@ def test_layers_without_positions_turn_nothing() -> None:
 
 
 def test_flops_of_a_model_count_every_layer_as_it_is() -> None:
-    """Of a step of 16 sequences, beside weights: forward 4 per pair and element of 8 heads of 32, backward twice that.
-    Not causal, a window counts in full, and a piece its square."""
+    """A step of 16 sequences takes, beside weights, 4 per pair and element of 8 heads of 32, backward twice that. Not
+    causal, a window counts in full, and a piece its square."""
     plain, mixed = (load_workload(job(model=LLAMA | model)) for model in ({}, PATTERN))
     per_pair = 3 * 16 * 4 * 8 * 32
     causal = models.model_flops_per_step_causal(mixed) - models.model_flops_per_step_causal(plain)
@@ -71,8 +57,8 @@ def test_flops_of_a_model_count_every_layer_as_it_is() -> None:
 
 
 def test_norms_stand_before_behind_or_on_both_sides_of_blocks() -> None:
-    """Each has the width of the stream. The one behind keeps its input, a row of 256 in bf16 for each token; without the
-    one before, the block keeps the stream itself in place of what that one gave."""
+    """Each has the width of the stream. The one behind keeps its input, a row of 256 in bf16 for each token. Without
+    the one before, the block keeps the stream itself."""
     before, after, both = (layer(norm_place=place) for place in ("before", "after", "both"))
 
     def norms(part: Part) -> list[str]:
@@ -90,7 +76,8 @@ def test_a_gate_doubles_the_product_of_queries_and_is_kept() -> None:
     """8 heads of 32 more columns. Kept beside the gate are the context before it and after it."""
     plain, gated = layer(), layer(attention_gate=True)
     shapes = [
-        next(weight.shape for weight in part.weights if weight.name == "attention.qkv.weight") for part in (plain, gated)
+        next(weight.shape for weight in part.weights if weight.name == "attention.qkv.weight")
+        for part in (plain, gated)
     ]
     assert shapes == [(512, 256), (768, 256)]
     assert gated.saved_bytes - plain.saved_bytes == 2 * (2 * SEQ * 256)
@@ -117,8 +104,8 @@ def test_biases_are_of_the_layers_that_are_named() -> None:
     moe = {"experts": 8, "top_k": 2, "ffn_hidden": 64}
     model = {key: value for key, value in LLAMA.items() if key != "bias"}
     workload = load_workload(job(model=model | {"biases": ["qkv", "experts", "router"], "moe": moe}))
-    found = {weight.name: weight.shape for weight in models.layer(workload).weights if weight.name.endswith("bias")}
-    assert found == {
+    biases = {weight.name: weight.shape for weight in models.layer(workload).weights if weight.name.endswith("bias")}
+    assert biases == {
         "attention.qkv.bias": (512,),
         "mlp.experts.fc1.bias": (8, 128),
         "mlp.experts.fc2.bias": (8, 256),
@@ -144,7 +131,7 @@ def test_a_layer_may_be_a_mixer_or_an_mlp_alone() -> None:
     assert {weight.name.partition(".")[0] for weight in first.weights} == {"attention"}
     assert {weight.name.partition(".")[0] for weight in second.weights} == {"mlp"}
     assert names(second)[0] == "mlp.norm"
-    assert [tensor.name for tensor in second.saved][0] == "input"
+    assert second.saved[0].name == "input"
 
 
 @pytest.mark.parametrize(

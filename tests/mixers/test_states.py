@@ -12,8 +12,8 @@ from simulator.costs.costs import Costs
 from simulator.errors import InputError
 from simulator.models import Part
 from simulator.program import Tiled, kernels_of
-from tests.mixers.test_attention import LLAMA, SEQ
 from tests.support.jobs import job
+from tests.support.pattern_models import LLAMA, SEQ
 
 #: 4 heads of queries and keys 16 wide, 8 of values 32 wide.
 DELTA = {"mixers": ["gated_delta"], "gated_delta": {"key_heads": 4, "value_heads": 8, "key_dim": 16, "value_dim": 32}}
@@ -72,22 +72,22 @@ def test_a_mamba_2_layer_has_the_weights_of_its_class(tp: int) -> None:
 
 
 def test_the_rule_takes_products_inside_pieces_and_with_states() -> None:
-    """Of a token and head, in multiply-adds, with pieces of 64, keys of 16 and values of 32: 64 x 16 between keys,
-    64 x 64 / 3 for the inverse, 64 x 48 for two vectors, 2 x 512 for states, 512 + 64 x 48 for the output."""
+    """Multiply-adds of a token and head, pieces of 64, keys of 16 and values of 32. There are 64 x 16 between keys,
+    64 x 64 / 3 for the inverse, 64 x 48 for two vectors. States take 2 x 512, the output 512 + 64 x 48."""
     kernel = tiled(layer(DELTA))["mixer.rule"]
     one = 64 * 16 + 64 * 64 / 3 + 64 * 48 + 2 * 512 + 512 + 64 * 48
     assert kernel.flops == pytest.approx(2 * SEQ * 8 * one)
 
 
 def test_a_scan_takes_states_products_of_groups_and_outputs() -> None:
-    """Of a token: a state of 32 x 16 a head, 64 x 16 a group, and a head's output from half of a piece, 64 x 32 / 2,
+    """A token has a state of 32 x 16 a head, 64 x 16 a group, and a head's output from half of a piece, 64 x 32 / 2,
     and from the state."""
     kernel = tiled(layer(MAMBA))["mixer.scan"]
     assert kernel.flops == 2 * SEQ * (8 * 512 + 2 * 64 * 16 + 8 * (64 * 32 / 2 + 512))
 
 
 def test_linear_layers_grow_with_the_sequence_and_attention_with_its_square() -> None:
-    """Of a whole step, beside weights: 8 k v a head of the rule, 7 a number of a state, 3 times for both passes."""
+    """A step takes, beside weights, 8 k v a head of the rule, 7 a number of a state, 3 times for both passes."""
     for model, one in ((DELTA, 8 * 8 * 16 * 32), (MAMBA, 7 * 8 * 32 * 16)):
         jobs = [
             load_workload(job(model=LLAMA | model, training={"seq": seq, "global_batch": 16})) for seq in (SEQ, 2 * SEQ)
@@ -102,8 +102,8 @@ def test_linear_layers_grow_with_the_sequence_and_attention_with_its_square() ->
 
 
 def test_mamba_2_keeps_its_first_product_and_makes_the_rest_again() -> None:
-    """Two bytes each: the normed row of 256 and the row itself, 584 columns of the product, the scan's output and what
-    the second product reads, both of 256."""
+    """Two bytes each. Kept are the normed row of 256 and the row itself, 584 columns of the product, the scan's output
+    and what the second product reads."""
     part = models.layer(load_workload(job(model=LLAMA | MAMBA | {"mlps": ["none"]})))
     assert part.saved_bytes == 2 * SEQ * (256 + 256 + 584 + 256 + 256)
 

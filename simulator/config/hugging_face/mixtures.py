@@ -10,8 +10,8 @@ def with_experts(fields: Fields, moe: Fields, has: list[bool]) -> Fields:
     """Return ``fields`` with experts in the layers that have some; without any where no layer has."""
     if not any(has):
         return fields
-    of_model, of_moe = places(has)
-    return fields | of_model | {"moe": moe | of_moe}
+    in_model, in_moe = places(has)
+    return fields | in_model | {"moe": moe | in_moe}
 
 
 def _routed(keys: Keys, count: str, width: str) -> Fields:

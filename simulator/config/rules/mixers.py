@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from simulator.config.workload import Workload
 
 
-#: Key of the model -> the mixers that it is of.
+#: Key of the model -> the mixers that read it.
 _KEYS = {
     "sliding_window": ("window",),
     "window_heads": ("window",),
@@ -40,7 +40,7 @@ def problems(workload: Workload) -> Iterator[InputError]:
     for kind in model.kinds:
         if kind.refusals is not None:
             for refusal in kind.refusals(getattr(model, kind.section), split):
-                yield InputError(refusal.message, key=refusal.key, found=refusal.found, allowed=refusal.allowed)
+                yield InputError(refusal.message, key=refusal.key, found=refusal.value, allowed=refusal.allowed)
     if workload.training.recompute.granularity == "ops" and (unlike := _unlike_llama(model)):
         yield InputError(
             "recomputation by operation is that of Llama's layers",
@@ -123,8 +123,9 @@ def _mlp_problems(model: Model) -> Iterator[InputError]:
 
 def _bias_problems(model: Model) -> Iterator[InputError]:
     """Yield a list of biases that says otherwise than ``bias`` does."""
-    given = model.model_fields_set
-    if {"bias", "biases"} <= given and (set(model.biases) != set(BIASES) if model.bias else model.biases):
+    if {"bias", "biases"} <= model.model_fields_set and (
+        set(model.biases) != set(BIASES) if model.bias else model.biases
+    ):
         yield InputError(
             "model.biases says which linear layers have biases",
             key="model.bias",
