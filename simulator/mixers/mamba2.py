@@ -53,13 +53,15 @@ def steps(z: Shapes, sizes: Mamba2) -> Steps:
     columns = 2 * inner + shared + heads
     projected = float(z.element * z.tokens * columns)
     conv = convolution(z, inner + shared, sizes.conv_width, bias=sizes.conv_bias, saved=False)
+    convolved = float(z.element * z.tokens * (inner + shared))
+    again = memory("B", "mixer.conv again", "activation", convolved, convolved, z.dtype)
     norm = split_weight(z, "norm.weight", inner) if sizes.norm else None
     # The gate is a part of the first product's output, which is kept whole.
     gate = gated_norm(z, inner, inner // groups, norm)
     gate = replace(gate, saved=gate.saved[:1])
     return (
         MixerProduct("in", columns, z.hidden, "column", "attn.normed", columns * z.tp, sizes.bias),
-        replace(conv, saved=(Tensor("mixer.projected", projected),), input_grad=(*conv.forward, *conv.input_grad)),
+        replace(conv, saved=(Tensor("mixer.projected", projected),), input_grad=(again, *conv.input_grad)),
         _scan(z, sizes, heads, groups),
         gate,
         MixerProduct("out", z.hidden, inner, "row", "mixer.normed", z.hidden, sizes.bias),

@@ -80,8 +80,8 @@ def test_the_rule_takes_products_inside_pieces_and_with_states() -> None:
 
 
 def test_a_scan_takes_states_products_of_groups_and_outputs() -> None:
-    """A token has a state of 32 x 16 a head, 64 x 16 a group, and a head's output from half of a piece, 64 x 32 / 2,
-    and from the state."""
+    """A token has a state of 32 x 16 a head, and 64 x 16 products a group. A head's output comes from half of a piece,
+    64 x 32 / 2, and from the state."""
     kernel = tiled(layer(MAMBA))["mixer.scan"]
     assert kernel.flops == 2 * SEQ * (8 * 512 + 2 * 64 * 16 + 8 * (64 * 32 / 2 + 512))
 
