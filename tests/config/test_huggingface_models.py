@@ -127,7 +127,7 @@ def test_an_architecture_plays_or_is_refused_with_a_reason(kind: str, layout: st
 
 
 def test_a_file_of_a_model_with_an_encoder_names_its_text_model(tmp_path: Path) -> None:
-    """Of Llama 4's config.json the section of the text model is meant by its key."""
+    """Llama 4's config.json has the text model in a section, which its key names."""
     text = MODELS["meta-llama/Llama-4-Scout-17B-16E"]
     path = tmp_path / "config.json"
     path.write_text(json.dumps({"model_type": "llama4", "text_config": text["config"], "vision_config": {}}))

@@ -53,7 +53,7 @@ def test_they_keep_queries_and_keys_as_they_came(framework: Any) -> None:
 
 
 def test_presets_and_configurations_of_qwen3_have_them() -> None:
-    """So have those of Gemma 3; of Llama 3 and Qwen2.5 none."""
+    """Gemma 3 has them too; Llama 3 and Qwen2.5 have none."""
     with_norms = {name for name, keys in presets().items() if keys.get("qk_norm")}
     for family, has in (("qwen3", True), ("gemma3", True), ("llama3", False), ("qwen2.5", False)):
         assert {name in with_norms for name in presets() if name.startswith(family)} == {has}
