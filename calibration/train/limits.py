@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from calibration.train.frameworks import is_stack, stack_refusals
+from calibration.train.frameworks.limits import UNWRITTEN
 from simulator.config.framework import FrameworkChoice
+from simulator.config.model import BIASES
 from simulator.config.workload import Workload
 from simulator.errors import InputError, in_one_line
 
@@ -92,9 +94,15 @@ def _optimizer(workload: Workload) -> Iterator[InputError]:
 def _model(workload: Workload) -> Iterator[InputError]:
     """Yield what of the model, and of how its kernels are chosen, cannot be trained."""
     model, training, tp = workload.model, workload.training, workload.parallelism.tp
-    for name, allowed in (("mla", None), ("sliding_window", None), ("mtp_layers", 0)):
+    for name, allowed in UNWRITTEN.items():
         if getattr(model, name) != allowed:
             yield _no("is not written", f"model.{name}", getattr(model, name), str(allowed))
+    if set(model.biases) != (set(BIASES) if model.bias else set()):
+        yield _no("is not written", "model.biases", list(model.biases), "left out")
+    if model.activation == "relu2":
+        yield _no("is not written", "model.activation", "relu2", "gelu, swiglu, geglu, relu")
+    if model.v_head_dim != model.head_dim:
+        yield _no("is not written", "model.v_head_dim", model.v_head_dim, str(model.head_dim))
     if model.attention != "flash":
         yield _no("is not what torch's attention does", "model.attention", model.attention, "flash")
     if not training.fused_rms_norm and "fused_rms_norm" in training.model_fields_set:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -149,6 +150,9 @@ def _traits(model: Model) -> Iterator[str]:
         yield f"{model.moe.experts:,} experts (top {model.moe.top_k:,})"
     if model.mla is not None:
         yield "latent attention"
+    counts = Counter(model.mixer(layer).name for layer in range(model.layers))
+    if set(counts) != {"attention"}:
+        yield "mixers " + ", ".join(f"{name} {count:,}" for name, count in counts.items())
     yield from (model.activation, model.norm)
     if model.position != "none":
         yield {"learned": "learned positions"}.get(model.position, model.position)

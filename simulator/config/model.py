@@ -4,18 +4,35 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, TypeVar
 
 from pydantic import Discriminator, Field, GetJsonSchemaHandler, Tag
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema
 
 from simulator.config.presets import presets
-from simulator.config.section import AsTuple, Integral, Section
+from simulator.config.section import AsSection, AsTuple, Integral, Section
+from simulator.mixers import MIXERS, GatedDelta, Indexer, Mamba2, Mixer
 
 Size = Annotated[int, Field(ge=1, le=1_000_000_000), Integral]
 Share = Annotated[float, Field(ge=0, le=1e30)]
 Number = Annotated[int, Field(ge=0, le=1_000_000_000), Integral]
+if TYPE_CHECKING:
+    MixerName = str
+else:
+    MixerName = Literal[tuple(MIXERS)]
+MlpKind = Literal["dense", "moe", "none"]
+_Kind = TypeVar("_Kind", bound=str)
+#: Linear layers that can have biases. ``o`` is the output of attention, ``mlp`` both layers of an MLP or of shared
+#: experts, ``head`` the projection to the vocabulary.
+BiasPlace = Literal["qkv", "o", "mlp", "experts", "router", "head"]
+#: Those that `bias` means.
+BIASES: tuple[BiasPlace, ...] = ("qkv", "o", "mlp", "experts")
+
+
+def _entry(pattern: tuple[_Kind, ...], layer: int, layers: int) -> _Kind:
+    """Return the entry of a ``pattern`` for a layer; after the last of ``layers`` that one's."""
+    return pattern[min(layer, layers - 1) % len(pattern)]
 
 
 class Skew(Section):
@@ -67,6 +84,8 @@ class Moe(Section):
     node_limit: Size | None = None
     """tokens go to experts on at most so many nodes, once over the network to each, and on to its GPUs over NVLink
     [null: every copy of a token travels by itself]"""
+    shared_gate: bool = False
+    """the output of shared experts is weighed by a gate, which is a number for each token (Qwen2-MoE) [false]"""
     redundant_experts: Number = 0
     """copies of the busiest experts, so that experts + redundant_experts divide by ep [0]"""
     router_dtype: Literal["fp32", "bf16", "fp16"] = "fp32"
@@ -97,6 +116,35 @@ class Mla(Section):
     """width of a value's head"""
 
 
+class WindowHeads(Section):
+    """Heads of layers with a sliding window, where they differ from those of other layers."""
+
+    heads: Size | None = None
+    """query heads [model.heads]"""
+    kv_heads: Size | None = None
+    """key and value heads [model.kv_heads]"""
+    head_dim: Size | None = None
+    """width of a head of queries and keys [model.head_dim]"""
+    v_head_dim: Size | None = None
+    """width of a head of values [model.v_head_dim]"""
+
+
+class Heads(NamedTuple):
+    """Heads of a layer's attention, and their widths."""
+
+    heads: int
+    kv_heads: int
+    head_dim: int
+    v_head_dim: int
+
+
+class KeysSeen(NamedTuple):
+    """Bounds of what a query sees of a sequence: the last ``window`` tokens, or those of its ``chunk``; 0: none."""
+
+    window: int
+    chunk: int
+
+
 class Model(Section):
     """A transformer. `preset` or `hf_config` may stand in a file for these keys; keys beside them win."""
 
@@ -110,46 +158,126 @@ class Model(Section):
     """key and value heads [heads]"""
     head_dim: Size = Field(default_factory=lambda section: max(1, section["hidden"] // section["heads"]))
     """width of a head [hidden / heads]"""
+    v_head_dim: Size = Field(default_factory=lambda section: section["head_dim"])
+    """width of a head of values [head_dim]"""
     ffn_hidden: Size = Field(default_factory=lambda section: 4 * section["hidden"])
     """width inside the MLP [4 * hidden]"""
     vocab: Size
     """tokens of the vocabulary"""
     vocab_multiple: Size = 128
     """the vocabulary is padded to a multiple of this times tp [128; 1 of hugging_face]"""
-    activation: Literal["gelu", "swiglu", "geglu", "relu"] = "gelu"
-    """of the MLP; swiglu and geglu have a third matrix [gelu]"""
+    activation: Literal["gelu", "swiglu", "geglu", "relu", "relu2"] = "gelu"
+    """of the MLP; swiglu and geglu have a third matrix, relu2 squares [gelu]"""
     norm: Literal["layernorm", "rmsnorm"] = "layernorm"
     """[layernorm]"""
+    norm_place: Literal["before", "after", "both"] = "before"
+    """where norms of attention and MLP stand: before it, on its output (OLMo 2), or both (Gemma 2) [before]"""
     position: Literal["learned", "rope", "none"] = "learned"
     """position embedding [learned]"""
     bias: bool = True
     """whether linear layers have biases [true]"""
+    biases: Annotated[tuple[BiasPlace, ...], AsTuple] = Field(
+        default_factory=lambda section: BIASES if section["bias"] else ()
+    )
+    """which linear layers have some, in place of `bias`: a list of qkv, o, mlp, experts, router, head
+    [all but router and head, or none]"""
     tied_embeddings: bool = True
     """whether the vocabulary projection shares the embedding's weight [true]"""
     attention: Literal["flash", "unfused"] = "flash"
     """one fused kernel, or batched products with the s x s scores in memory [flash]"""
     qk_norm: bool = False
     """each head of queries and keys passes through a norm of its own before its position, as in Qwen3 [false]"""
+    qk_norm_kind: Literal["head", "width", "unweighted"] = "head"
+    """with qk_norm: over each head, over the width of all heads (OLMo 2), or over each without weights (Llama 4)
+    [head]"""
+    mixers: Annotated[tuple[MixerName, ...], AsTuple, Field(min_length=1)] | None = None
+    """how tokens act on each other, layer by layer; a shorter list begins anew
+    [attention; window with sliding_window; sparse with indexer]"""
+    mlps: Annotated[tuple[MlpKind, ...], AsTuple, Field(min_length=1)] | None = None
+    """which layers have a dense MLP, experts or neither, as a list like mixers [dense, or as moe says]"""
     sliding_window: Size | None = None
-    """tokens that a token attends to, itself among them; null: all before it [null]"""
+    """tokens that a token attends to in layers with a window, itself among them; null: all before it [null]"""
+    window_heads: WindowHeads | None = None
+    """heads of layers with a window, where they differ [null]"""
+    attention_chunk: Size | None = None
+    """tokens of a piece of the sequence in `chunked` layers [null]"""
+    attention_sinks: bool = False
+    """the softmax of each head has one more score, which is learned (gpt-oss) [false]"""
+    attention_gate: bool = False
+    """the output of attention is weighed by a gate as wide as itself, from the layer's input (Qwen3-Next) [false]"""
+    attention_softcap: float | None = Field(default=None, gt=0)
+    """scores pass through this times tanh of them over it (Gemma 2) [null]"""
+    logit_softcap: float | None = Field(default=None, gt=0)
+    """so do the logits [null]"""
     dropout: float = Field(default=0.0, ge=0, lt=1)
     """probability, of attention and of both residual branches [0]"""
     moe: Moe | None = None
     """experts in place of the MLP [null: none]"""
     mla: Mla | None = None
     """latent attention in place of heads of head_dim [null: none]"""
+    indexer: Annotated[Indexer, AsSection()] | None = None
+    """of `sparse` layers: sparse attention beside mla [null]"""
+    gated_delta: Annotated[GatedDelta, AsSection()] | None = None
+    """of `gated_delta` layers: the gated delta rule [null]"""
+    mamba2: Annotated[Mamba2, AsSection()] | None = None
+    """of `mamba2` layers [null]"""
     mtp_layers: Annotated[int, Field(ge=0, le=100), Integral] = 0
     """multi-token prediction: so many more layers, each with the loss of one more token ahead, on the last stage [0]"""
 
-    @property
-    def qk_head_dim(self) -> int:
-        """Width of a head of queries and keys."""
-        return self.mla.qk_nope_head_dim + self.mla.qk_rope_head_dim if self.mla else self.head_dim
+    def mixer(self, layer: int) -> Mixer:
+        """Return the mixer of a layer. Modules of multi-token prediction, after the last layer, have that one's.
+
+        >>> model = Model(layers=3, hidden=8, heads=1, vocab=8, mixers=["window", "attention"], sliding_window=4)
+        >>> [model.mixer(layer).name for layer in range(4)]
+        ['window', 'attention', 'window', 'window']
+        """
+        return MIXERS[_entry(self._mixers, layer, self.layers)]
 
     @property
-    def v_head_dim(self) -> int:
-        """Width of a head of values."""
-        return self.mla.v_head_dim if self.mla else self.head_dim
+    def _mixers(self) -> tuple[str, ...]:
+        if self.mixers is not None:
+            return self.mixers
+        return ("sparse",) if self.indexer else ("window",) if self.sliding_window else ("attention",)
+
+    @property
+    def kinds(self) -> tuple[Mixer, ...]:
+        """The mixers that some layer has, each once."""
+        return tuple(dict.fromkeys(map(self.mixer, range(self.layers))))
+
+    def mlp(self, layer: int) -> MlpKind:
+        """Return what MLP a layer has: a dense one, experts, or none.
+
+        >>> sizes = dict(layers=3, hidden=8, heads=1, vocab=8, moe=Moe(experts=8, top_k=2, ffn_hidden=8))
+        >>> [Model(mlps=pattern, **sizes).mlp(1) for pattern in (None, ["moe", "none"])]
+        ['moe', 'none']
+        """
+        if self.mlps is not None:
+            return _entry(self.mlps, layer, self.layers)
+        return "moe" if self.moe is not None and self.moe.here(layer) else "dense"
+
+    @property
+    def has_dense_mlps(self) -> bool:
+        """Some layer has a dense MLP."""
+        return any(self.mlp(layer) == "dense" for layer in range(self.layers))
+
+    def alike(self, layer: int) -> tuple[str, MlpKind]:
+        """Return what tells layers of the model apart: mixer and MLP."""
+        return self.mixer(layer).name, self.mlp(layer)
+
+    def mixer_sizes(self, layer: int) -> Any:
+        """Return the section with the sizes of a layer's mixer, where it has one."""
+        section = self.mixer(layer).section
+        return getattr(self, section) if section else None
+
+    def heads_of(self, layer: int) -> Heads:
+        """Return the heads of a layer's attention."""
+        if self.mla is not None:
+            mla = self.mla
+            return Heads(self.heads, self.heads, mla.qk_nope_head_dim + mla.qk_rope_head_dim, mla.v_head_dim)
+        heads = Heads(self.heads, self.kv_heads, self.head_dim, self.v_head_dim)
+        if self.window_heads is None or self.mixer(layer).name != "window":
+            return heads
+        return heads._replace(**self.window_heads.model_dump(exclude_none=True))
 
     def targets(self, layer: int) -> tuple[str, ...]:
         """Return the names of the products of ``layer`` that may have adapters; the first layer is 0.
@@ -158,10 +286,11 @@ class Model(Section):
         >>> Model(activation="swiglu", **sizes).targets(0)
         ('q', 'k', 'v', 'qkv', 'o', 'gate', 'up', 'gate_up', 'down')
         """
-        names: tuple[str, ...] = ("q", "k", "v", "qkv", "o")
-        if self.mla is not None:
+        names: tuple[str, ...] = ("q", "k", "v", "qkv", "o") if self.mixer(layer).attends else ()
+        if self.mla is not None and names:
             names = (*(("q_down", "q_up") if self.mla.q_lora_rank else ("q",)), "kv_down", "kv_up", "o")
-        if self.moe is not None and self.moe.here(layer) and not self.moe.shared_experts:
+        kind = self.mlp(layer)
+        if kind == "none" or (kind == "moe" and self.moe is not None and not self.moe.shared_experts):
             return names
         gated = self.activation in ("swiglu", "geglu")
         return (*names, *(("gate", "up", "gate_up", "down") if gated else ("up", "down")))
@@ -171,10 +300,19 @@ class Model(Section):
         """The last stage works with the embedding table too."""
         return self.tied_embeddings or self.mtp_layers > 0
 
-    def window(self, seq: int) -> int:
-        """Tokens of a sequence that a token attends to at most; 0 where no window bounds them."""
-        window = self.sliding_window
-        return window if window is not None and window < seq else 0
+    def keys_seen(self, layer: int, seq: int) -> KeysSeen:
+        """Return what of a sequence a token of ``layer`` attends to; bounds that are no shorter do not count.
+
+        >>> sizes = dict(layers=2, hidden=8, heads=1, vocab=8, mixers=["window", "chunked"])
+        >>> model = Model(sliding_window=16, attention_chunk=32, **sizes)
+        >>> model.keys_seen(0, 64), model.keys_seen(1, 64), model.keys_seen(1, 32)
+        (KeysSeen(window=16, chunk=0), KeysSeen(window=0, chunk=32), KeysSeen(window=0, chunk=0))
+        """
+        attends = self.mixer(layer).attends
+        mask = attends.mask if attends else ""
+        window = {"window": self.sliding_window, "top_k": self.indexer and self.indexer.top_k}.get(mask) or seq
+        chunk = (self.attention_chunk if mask == "chunk" else None) or seq
+        return KeysSeen(window if window < seq else 0, chunk if chunk < seq else 0)
 
     def padded_vocab(self, tp: int) -> int:
         """Rows of the embedding table: `vocab`, padded once to a multiple of `vocab_multiple` * tp.

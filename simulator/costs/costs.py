@@ -17,12 +17,13 @@ from simulator.costs.memory import MemoryCost
 from simulator.costs.origin import KernelCost, Origin
 from simulator.costs.power import PowerBudget
 from simulator.costs.slowest import slowest
+from simulator.costs.tiled import TiledCost
 from simulator.errors import InputError
 from simulator.frameworks import DEFAULT, Framework
 from simulator.hardware.profile import Profile
 from simulator.hardware.stack import Stack
 from simulator.hardware.transport import Transport, TransportKind
-from simulator.program import Attention, Fixed, GroupedMatmul, Kernel, Matmul, Memory
+from simulator.program import Attention, Fixed, GroupedMatmul, Kernel, Matmul, Memory, Tiled
 
 #: Sizes of a product that fills a GPU.
 LARGE = 8192
@@ -213,7 +214,7 @@ class Costs:
         dtype = getattr(kernel, "dtype", None)
         if (
             dtype is not None
-            and isinstance(price, MatmulCost | AttentionCost)
+            and isinstance(price, MatmulCost | AttentionCost | TiledCost)
             and dtype not in price.spec.peak_flops_per_s
         ):
             types = ", ".join(price.spec.peak_flops_per_s)
@@ -258,4 +259,4 @@ def _on_sms(profile: Profile, sms: int = 0, matmul_sms: int = 0) -> dict[type, K
     spec = profile.gpu_spec
     matmul = MatmulCost(spec, profile.kernels.matmul, matmul_sms)
     attention = AttentionCost(without(spec, sms) if sms else spec, profile.kernels.attention)
-    return {Matmul: matmul, GroupedMatmul: matmul, Attention: attention}
+    return {Matmul: matmul, GroupedMatmul: matmul, Attention: attention, Tiled: TiledCost(attention)}

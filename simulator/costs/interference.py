@@ -11,7 +11,7 @@ from simulator.costs.memory import MemoryCost
 from simulator.costs.origin import KernelCost
 from simulator.hardware.gpu import GpuSpec
 from simulator.hardware.interference import Interference
-from simulator.program import Attention, Comm, GroupedMatmul, Kernel, Matmul, Memory, PointToPoint
+from simulator.program import Attention, Comm, GroupedMatmul, Kernel, Matmul, Memory, PointToPoint, Tiled
 
 #: Streams that reach less than this share of the memory's bandwidth on the whole GPU are bound by the loads that SMs
 #: issue. Measured beside receives that wait, on 16 of an H200's 132 SMs (calibration/results/runs). Halves of rows and
@@ -102,7 +102,7 @@ class SharedSms:
             return math.inf if self._sms_bound(kernel) else leaves.norm if kernel.normalizes else leaves.other
         if isinstance(kernel, Matmul | GroupedMatmul):
             return leaves.matmul
-        return leaves.attention if isinstance(kernel, Attention) else math.inf
+        return leaves.attention if isinstance(kernel, Attention | Tiled) else math.inf
 
     def _sms_bound(self, kernel: Memory) -> bool:
         return not kernel.normalizes and self.memory.share(kernel) < SM_BOUND

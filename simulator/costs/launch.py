@@ -22,6 +22,7 @@ from simulator.program import (
     PointToPoint,
     RecordedWork,
     Step,
+    Tiled,
     comm_of,
     kernels_of,
 )
@@ -86,7 +87,7 @@ def issued(op: Compute | Comm, phase: str = "") -> dict[str, int]:
         return _optimizer_launches(op.kernel)
     way = "forward" if op.phase in ("F", "R") else "backward"
     kind = "gradient" if adds_gradient(op) else f"{way}_{_class(op.kernel)}"
-    work = {kind: 1}
+    work = {kind: op.kernel.launches if isinstance(op.kernel, Tiled) else 1}
     if isinstance(op.kernel, Memory) and op.kernel.parts:
         work[f"{way}_part"] = op.kernel.parts
     if op.phase == "R" and (kind == "forward_attention" or op.name == SCORES):

@@ -19,14 +19,19 @@ from numpy.typing import NDArray
 
 from simulator.arrays import Floats
 from simulator.hardware.power import Load, LoadClass, Power
-from simulator.program import Attention, GroupedMatmul, Kernel, Matmul, Memory
+from simulator.program import Attention, GroupedMatmul, Kernel, Matmul, Memory, Tiled
 
 #: Streams that arithmetic or the issue of instructions bounds too, so that their speed follows the clock.
 STREAMS: Mapping[str, LoadClass] = {
     **dict.fromkeys(("norm", "norm_bwd", "rms_norm", "rms_norm_bwd"), "norm"),
     **dict.fromkeys(("gelu", "gelu_bwd", "bias", "strided", "rope", "weigh", "combine", "upcast"), "arithmetic"),
 }
-_CLASSES: dict[type, LoadClass] = {Matmul: "matmul", GroupedMatmul: "matmul", Attention: "attention"}
+_CLASSES: dict[type, LoadClass] = {
+    Matmul: "matmul",
+    GroupedMatmul: "matmul",
+    Attention: "attention",
+    Tiled: "attention",
+}
 #: A GPU is not throttled below this share of its highest clock.
 LEAST = 0.3
 #: Clocks between which what a piece draws and how long it takes is interpolated.

@@ -212,6 +212,24 @@ class Limit(NamedTuple):
     where: Mapping[str, object] = {}
 
 
+def plain_layers(whose: str) -> tuple[Limit, ...]:
+    """Return the limits of a framework of which only layers of one kind were looked at; ``whose`` names them."""
+    message = f"{whose} are simulated as Llama's and GPT's are, all of one kind"
+    usual: dict[str, tuple[object, ...]] = {
+        "model.mixers": (None,),
+        "model.mlps": (None,),
+        "model.norm_place": ("before",),
+        "model.qk_norm_kind": ("head",),
+        "model.attention_sinks": (False,),
+        "model.attention_gate": (False,),
+        "model.attention_softcap": (None,),
+        "model.logit_softcap": (None,),
+        "model.indexer": (None,),
+        "model.moe.shared_gate": (None, False),
+    }
+    return tuple(Limit(key, allowed, message) for key, allowed in usual.items())
+
+
 def uniform(job: JobTraits) -> bool:
     """Return False: products compute in the type of the weights."""
     return False

@@ -21,6 +21,7 @@ from simulator.frameworks.framework import (
     Replication,
     Traffic,
     gradient_of_lookup,
+    plain_layers,
 )
 from simulator.frameworks.hugging_face_compiled import compiled
 from simulator.frameworks.rotation import rotated
@@ -158,6 +159,7 @@ _ROTARY: Mapping[str, object] = {"model.position": "rope"}
 #: Weights in fp32 that no ``fully_shard`` casts.
 _AUTOCAST: Mapping[str, object] = {"training.optimizer.master_weights": True, "parallelism.zero": 0}
 LIMITS = (
+    *plain_layers("layers of Hugging Face's models"),
     Limit("parallelism.tp", (1,), "tensor parallelism of Hugging Face's models (by DTensor) is not simulated"),
     Limit("parallelism.pp", (1,), "pipelines of Hugging Face's models are not simulated"),
     Limit("parallelism.cp", (1,), "context parallelism of Hugging Face's models is not simulated"),

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from simulator.frameworks import megatron_core
-from simulator.frameworks.framework import ActivationKernels, JobTraits, Limit, Traffic
+from simulator.frameworks.framework import ActivationKernels, JobTraits, Limit, Traffic, plain_layers
 from simulator.frameworks.rotation import rotated
 from simulator.operations.dropout import dropout
 from simulator.operations.nodes import Node, Tensor, memory
@@ -52,6 +52,7 @@ GATED = ActivationKernels((Traffic("", "activation", 2, 1),), (Traffic("", "acti
 GELU = ActivationKernels((Traffic("", "gelu", 1, 1),), (Traffic("", "gelu_bwd", 2, 1),))
 
 LIMITS = (
+    *plain_layers("local modules"),
     Limit("model.attention", ("unfused",), "local modules have no fused attention"),
     Limit("model.activation", ("swiglu", "gelu"), "others have no fused kernel in local modules"),
     Limit("model.moe", (None,), "experts as local modules run them are not simulated"),

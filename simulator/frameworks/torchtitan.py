@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from simulator.frameworks import hugging_face, pytorch
-from simulator.frameworks.framework import JobTraits, Limit, Traffic, never
+from simulator.frameworks.framework import JobTraits, Limit, Traffic, never, plain_layers
 
 #: Queries, or keys, become fp32, are multiplied as complex numbers, and are cast back (``apply_rotary_emb``).
 ROTATION = (
@@ -24,6 +24,7 @@ COMPILED_ROTATION = (
     Traffic(" cast", "cast", 2, 1),
 )
 LIMITS = (
+    *plain_layers("layers of torchtitan's models"),
     Limit("model.moe", (None,), "experts as torchtitan runs them are not simulated"),
     Limit("model.mla", (None,), "latent attention as torchtitan runs it is not simulated"),
     Limit("model.position", ("rope",), "its Llama 3 has rope"),

@@ -4,9 +4,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from simulator.models.linear import add_gradient
 from simulator.models.shapes import FrameworkShapes
 from simulator.operations.nodes import Node, Tensor, memory
+from simulator.operations.weights import Weight
 from simulator.program import Attention, Compute, Matmul, StepPhase
+
+#: Bytes of an element of statistics.
+FP32 = 4
 
 
 def split_qkv(z: FrameworkShapes) -> Node:
@@ -17,7 +22,7 @@ def split_qkv(z: FrameworkShapes) -> Node:
     copied = z.element * z.tokens * z.framework.joined_qkv_width(z)
     if not copied:
         return Node()
-    width = z.q_width + 2 * z.kv_width
+    width = z.q_width + z.kv_width + z.v_width
     kernel = z.framework.joined_qkv_kernel(z)
     return Node(
         input_grad=(memory("B", "attn.qkv join", kernel, copied, copied, z.dtype),),
@@ -65,17 +70,38 @@ def flash_kernel(z: FrameworkShapes, length: int, *, window: int = 0) -> Attenti
     biased = z.framework.masks_by_bias
     kv_heads = z.heads if biased or z.framework.repeats_keys else z.kv_heads
     sizes = (z.batch, z.heads, kv_heads, length, length, z.head_dim)
-    kernel = Attention(*sizes, dtype=z.dtype, window=window, v_head_dim=value_width, dropout=z.dropout > 0)
+    kernel = Attention(
+        *sizes,
+        dtype=z.dtype,
+        window=window,
+        v_head_dim=value_width,
+        dropout=z.dropout > 0,
+        sinks=z.sinks,
+        softcap=z.softcap,
+    )
     return replace(kernel, causal=False, window=0, bias=True) if biased else kernel
 
 
 def _flash(z: FrameworkShapes, context: str) -> Node:
-    """Return flash attention: one kernel each way."""
-    forward = flash_kernel(z, z.seq, window=z.window)
+    """Return flash attention: one kernel each way.
+
+    Gradients of sinks follow from the log-sum-exp and the products of outputs with their gradients, a number each for
+    every head and query (TransformerEngine 2.8, ``softmax_offset``).
+    """
+    forward = replace(flash_kernel(z, z.seq, window=z.window), chunk=z.chunk)
     saved = flash_saved(z, context)
+    statistics = 2 * FP32 * z.tokens * z.heads
+    sinks = Weight("attention.sinks", (z.heads,), (z.heads * z.tp,), z.dtype, sharded_over=("tp",))
     return Node(
         forward=(Compute("attn.flash", forward, StepPhase.FORWARD),),
         input_grad=(Compute("attn.flash bwd", replace(forward, backward=True), StepPhase.BACKWARD),),
+        weight_grad=(
+            memory("W", "attn.sinks wgrad", "reduce", statistics, FP32 * z.heads, "fp32", z.heads),
+            *add_gradient(z, "attn.sinks", z.heads),
+        )
+        if z.sinks
+        else (),
+        weights=(sinks,) if z.sinks else (),
         saved=saved,
         # Gradients of the context, and of queries, keys and values.
         grad_bytes=float(z.element * z.tokens * (z.context_width + z.q_width + z.kv_width + z.v_width)),

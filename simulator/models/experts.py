@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from simulator.config import Workload
-from simulator.models.linear import add_gradient, linear, new_gradient_bytes
+from simulator.models.linear import add_gradient, linear, new_gradient_bytes, product
 from simulator.models.low_precision import in_8_bits
 from simulator.models.pointwise import activation
 from simulator.models.routing import routing
@@ -63,6 +63,7 @@ def experts(workload: Workload, seat: Seat = ANY_SEAT) -> Experts:
         etp=layout.etp,
         ffn=moe.ffn_hidden // layout.etp,
         shared_ffn=moe.shared_ffn_hidden // layout.tp,
+        shared_gate=moe.shared_gate,
         counted=moe.capacity_factor is None or not moe.pad_to_capacity,
         router_dtype=moe.router_dtype,
         overlaps=layout.overlap.ep and layout.ep > 1,
@@ -100,7 +101,7 @@ def mixture(z: FrameworkShapes, x: Experts) -> Mixture:
         activation=act,
         after=(_grouped(z, x, "fc2", z.hidden, x.ffn, split="row", saved="moe.act"), _combine(z, x)),
         shared=_shared_experts(z, x) if x.shared_ffn else (),
-        add=(Node(forward=(add,), grad_bytes=z.row_bytes),) if x.shared_ffn else (),
+        add=(*_shared_gate(z, x), Node(forward=(add,), grad_bytes=z.row_bytes)) if x.shared_ffn else (),
     )
     return _overlapped(whole) if x.overlaps and x.shared_ffn else whole
 
@@ -146,7 +147,15 @@ def _router(z: FrameworkShapes, x: Experts) -> Node:
     """Return the framework's router; every tensor-parallel rank holds its weight, and routes its own tokens."""
     node = z.framework.experts.router(z, x)
     gradient = add_gradient(z, "moe.router", x.experts * z.hidden)
-    return replace(node, weight_grad=(*node.weight_grad, *gradient), weights=(_router_weight(z, x),))
+    weights: tuple[Weight, ...] = (_router_weight(z, x),)
+    if "router" in z.biases:
+        shape = (x.experts,)
+        scores = float(PROBABILITY * x.tokens * x.experts)
+        name = weight_name("moe.router", "bias")
+        weights += (Weight(name, shape, shape, z.dtype, partial_rows=x.experts if z.tp > 1 else 0),)
+        gradient += (memory("W", "moe.router bias grad", "reduce", scores, z.element * x.experts, "fp32", x.experts),)
+        gradient += add_gradient(z, "moe.router bias", x.experts)
+    return replace(node, weight_grad=(*node.weight_grad, *gradient), weights=weights)
 
 
 def _router_weight(z: FrameworkShapes, x: Experts) -> Weight:
@@ -264,22 +273,22 @@ def _grouped(z: FrameworkShapes, x: Experts, name: str, n: int, k: int, *, split
     x_bytes, y_bytes = (float(z.element * x.worked_on * size) for size in (k, n))
     params = local * n * k
 
-    def product(phase: str, role: str, n: int, k: int) -> Compute:
+    def grouped(phase: str, role: str, n: int, k: int) -> Compute:
         accumulate = role == "wgrad" and z.accumulates_in_product
         out_dtype = z.grad_dtype if accumulate else ""
         kernel = GroupedMatmul(x.loads, n, k, dtype=z.dtype, role=role, out_dtype=out_dtype, accumulate=accumulate)
         return Compute(name if role == "fwd" else f"{name} {role}", kernel, StepPhase(phase))
 
-    weight_grad: Ops = (product("W", "wgrad", n, k),)
+    weight_grad: Ops = (grouped("W", "wgrad", n, k),)
     if not z.accumulates_in_product:
         weight_grad += add_gradient(z, name, params)
-    if z.bias:
+    if "experts" in z.biases:
         weight_grad += (memory("W", f"{name} bias grad", "reduce", y_bytes, z.element * local * n, z.dtype, n),)
         weight_grad += add_gradient(z, f"{name} bias", local * n)
     weight_grad_bytes = 0.0 if z.accumulates_in_product else new_gradient_bytes(z, params)
     node = Node(
-        forward=(product("F", "fwd", n, k),),
-        input_grad=(product("B", "dgrad", k, n),),
+        forward=(grouped("F", "fwd", n, k),),
+        input_grad=(grouped("B", "dgrad", k, n),),
         weight_grad=weight_grad,
         saved=(Tensor(saved, x_bytes),),
         saved_for_weights=(Tensor(saved, x_bytes),),
@@ -297,18 +306,58 @@ def _expert_weights(z: FrameworkShapes, x: Experts, name: str, n: int, k: int, *
     wide, deep = (n, k * x.etp) if split == "row" else (n * x.etp, k)
     shape, whole = (local, n, k), (x.experts, wide, deep)
     weight = Weight(weight_name(name), shape, whole, z.dtype, sharded_over=over, gradient_product=f"{name} wgrad")
-    if not z.bias:
+    if "experts" not in z.biases:
         return (weight,)
     bias = Weight(weight_name(name, "bias"), (local, n), (x.experts, wide), z.dtype, sharded_over=over)
     return (weight, bias)
+
+
+def _shared_gate(z: FrameworkShapes, x: Experts) -> tuple[Node, ...]:
+    """Return the gate of the shared experts' output: a product with one column, its sigmoid, and a weighing of rows.
+
+    Every tensor-parallel rank holds its weight, and works on its rows (Megatron-Core, moe/shared_experts.py).
+    """
+    if not x.shared_gate:
+        return ()
+    name, numbers = "shared.gate", float(z.element * z.rows)
+    weight = Weight(
+        weight_name(name),
+        (1, z.hidden),
+        (1, z.hidden),
+        z.dtype,
+        partial_rows=1 if z.sequence_parallel else 0,
+        gradient_product=f"{name} wgrad",
+    )
+    rows = z.row_bytes
+    return (
+        Node(
+            forward=(
+                product(z, name, "fwd", z.rows, 1, z.hidden),
+                memory("F", f"{name} sigmoid", "activation", numbers, numbers, z.dtype),
+                memory("F", f"{name} weigh", "weigh", rows + numbers, rows, z.dtype),
+            ),
+            input_grad=(
+                memory("B", f"{name} weigh bwd", "weigh", 2 * rows + numbers, rows + numbers, z.dtype),
+                memory("B", f"{name} sigmoid bwd", "activation_bwd", 2 * numbers, numbers, z.dtype),
+                product(z, name, "dgrad", z.rows, z.hidden, 1),
+                memory("B", f"{name} input grad", "residual", 2 * rows, rows, z.dtype),
+            ),
+            weight_grad=(product(z, name, "wgrad", 1, z.hidden, z.rows), *add_gradient(z, name, z.hidden)),
+            saved=(Tensor("mlp.normed", rows), Tensor("shared.output", rows)),
+            grad_bytes=3 * rows,
+            output_grad_bytes=rows,
+            weights=(weight,),
+        ),
+    )
 
 
 def _shared_experts(z: FrameworkShapes, x: Experts) -> tuple[Node, ...]:
     """Return the experts that every token passes: one MLP, split over tp. Its output is added to that of the others."""
     z = replace(z, overlaps_tp=z.overlaps_tp and not x.overlaps)
     fc1 = x.shared_ffn * (2 if z.gated else 1)
+    bias = "mlp" in z.biases
     return (
-        linear(z, "shared", "fc1", fc1, z.hidden, split="column", saved="mlp.normed", bias=z.bias),
+        linear(z, "shared", "fc1", fc1, z.hidden, split="column", saved="mlp.normed", bias=bias),
         activation(z, "shared", z.tokens * x.shared_ffn),
-        linear(z, "shared", "fc2", z.hidden, x.shared_ffn, split="row", saved="shared.act", bias=z.bias),
+        linear(z, "shared", "fc2", z.hidden, x.shared_ffn, split="row", saved="shared.act", bias=bias),
     )

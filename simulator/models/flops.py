@@ -14,7 +14,7 @@ from simulator.models.vocabulary import embedding, head
 from simulator.operations.shapes import Seat
 from simulator.operations.weights import EXPERT_AXIS, Weight, prefixed
 from simulator.program import kernels_of
-from simulator.program.kernels import causal_pairs
+from simulator.program.kernels import causal_pairs, chunked_pairs
 
 
 def model_weights(workload: Workload) -> Iterator[Weight]:
@@ -70,19 +70,35 @@ def _multiplied(workload: Workload) -> tuple[int, int]:
     return _met_by_a_token(workload, products) + outside, frozen + (0 if trained else outside)
 
 
-def _flops_per_step(workload: Workload, pairs: float) -> float:
+def _flops_per_step(workload: Workload, *, causal: bool) -> float:
     """Return the FLOPs of a global batch forward and backward, which takes twice as many.
 
-    Forward they are two per weight that a token is multiplied by. To these come two products of heads * head_dim for
-    each of the query-key ``pairs`` of a sequence and layer. Of frozen weights no gradients are computed, which takes
-    another two per weight.
+    Forward they are two per weight that a token is multiplied by. To these come those of mixers (`_mixer_flops`). Of
+    frozen weights no gradients are computed, which takes another two per weight.
     """
     model, seq = workload.model, workload.training.seq
     layers = model.layers + model.mtp_layers
-    attention = layers * 2.0 * pairs * model.heads * (model.qk_head_dim + model.v_head_dim)
+    mixers = sum(_mixer_flops(workload, number, causal=causal) for number in range(layers))
     multiplied, frozen = _multiplied(workload)
-    forward = float(workload.training.global_batch * (2.0 * seq * multiplied + attention))
+    forward = float(workload.training.global_batch * (2.0 * seq * multiplied + mixers))
     return 3 * forward - workload.training.global_batch * 2.0 * seq * frozen
+
+
+def _mixer_flops(workload: Workload, number: int, *, causal: bool) -> float:
+    """Return the forward FLOPs of a layer's mixer on a sequence, beside those of weights.
+
+    Attention takes two products of heads * head_dim for each pair of a query and a key, others what they declare.
+    """
+    model, seq = workload.model, workload.training.seq
+    mixer, seen, heads = model.mixer(number), model.keys_seen(number, seq), model.heads_of(number)
+    flops = 0.0
+    if mixer.attends:
+        whole = 2 * chunked_pairs(seq, seen.chunk) if seen.chunk else float(seq * (seen.window or seq))
+        bounded = chunked_pairs(seq, seen.chunk) if seen.chunk else causal_pairs(seq, seq, window=seen.window)
+        flops += 2.0 * (bounded if causal else whole) * heads.heads * (heads.head_dim + heads.v_head_dim)
+    if mixer.flops is not None:
+        flops += seq * mixer.flops(model.mixer_sizes(number), seq / 2 if causal else seq)
+    return flops
 
 
 def model_flops_per_step(workload: Workload) -> float:
@@ -90,14 +106,12 @@ def model_flops_per_step(workload: Workload) -> float:
 
     Attention has its window where it has one. Recomputation does not count.
     """
-    seq = workload.training.seq
-    return _flops_per_step(workload, float(seq * (workload.model.window(seq) or seq)))
+    return _flops_per_step(workload, causal=False)
 
 
 def model_flops_per_step_causal(workload: Workload) -> float:
     """Return `model_flops_per_step` with the attention that a causal mask leaves: half of it without a window."""
-    seq = workload.training.seq
-    return _flops_per_step(workload, causal_pairs(seq, seq, window=workload.model.window(seq)))
+    return _flops_per_step(workload, causal=True)
 
 
 def hardware_flops_per_step(workload: Workload) -> float:

@@ -1,29 +1,40 @@
 """Transformer layers (Megatron-LM, arXiv 1909.08053, 2104.04473, 2205.05198), and their recomputation.
 
-Norms come first in a block, and products are split by column and by row.
+A layer has two blocks, a mixer and an MLP, or one of them. Norms come before a block, behind it, or both, and products
+are split by column and by row.
 """
 
 from __future__ import annotations
 
 import itertools
-from dataclasses import replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
+from typing import Any, NamedTuple
 
 from simulator.config import Workload
-from simulator.models.attention import attention_inputs, split_qkv
-from simulator.models.context_parallelism import core_attention
+from simulator.mixers import Mixer
 from simulator.models.experts import experts, mixture
-from simulator.models.latent_attention import Latent, latent, latent_projections, up_inputs
+from simulator.models.latent_attention import Latent, latent
 from simulator.models.linear import linear, with_summed_gradients
-from simulator.models.norms import head_norms, norm
+from simulator.models.mixing import mixing
+from simulator.models.norms import norm
 from simulator.models.parts import Checkpoint, Part, part_of
-from simulator.models.pointwise import activation, rope
+from simulator.models.pointwise import activation
 from simulator.models.recompute_by_op import recomputed_by_op
 from simulator.models.shapes import FrameworkShapes, shapes
 from simulator.operations.experts import Experts
 from simulator.operations.nodes import Node, Tensor, fuse, memory
 from simulator.operations.shapes import ANY_SEAT, ANY_TURN, Seat, Turn
 from simulator.program import Beside
+
+
+class LayerKind(NamedTuple):
+    """Parts of a layer: a mixer with its sizes, and whether there is an MLP."""
+
+    mixer: Mixer
+    sizes: Any
+    has_mlp: bool
 
 
 def layer(
@@ -42,44 +53,53 @@ def layer(
     bytes. With sequence parallelism it saves s b h / t (34 + 5 a s / h) (arXiv 2205.05198, equations 2 and 4).
     Selective recomputation of the core attention drops 5 a s / h, full recomputation keeps the input alone.
     """
-    moe, chosen = workload.model.moe, workload.training.recompute
-    mixed = experts(workload, seat) if moe is not None and moe.here(number) else None
+    model, chosen = workload.model, workload.training.recompute
+    mlp = model.mlp(number)
+    mixed = experts(workload, seat) if mlp == "moe" else None
     modules = {"none": (), "selective": tuple(dict.fromkeys(chosen.modules)), "ops": ("ops",), "full": ("layer",)}[
         recompute or chosen.granularity
     ]
-    return _layer(shapes(workload, seat, turn, number), modules, latent(workload), mixed)
+    kind = LayerKind(model.mixer(number), model.mixer_sizes(number), mlp != "none")
+    return _layer(shapes(workload, seat, turn, number), modules, kind, latent(workload), mixed)
+
+
+@dataclass(frozen=True)
+class _Sublayer:
+    """Operations of one block in order, up to the sum with its input, and what of it may run again.
+
+    ``norm`` is the norm before it, if there is one.
+    """
+
+    nodes: tuple[Node, ...] = ()
+    norm: Node | None = None
+    checkpoints: Mapping[str, Checkpoint] = field(default_factory=dict)
 
 
 @lru_cache(maxsize=1024)
-def _layer(z: FrameworkShapes, recompute: tuple[str, ...], a: Latent | None, x: Experts | None) -> Part:
+def _layer(
+    z: FrameworkShapes, recompute: tuple[str, ...], kind: LayerKind, a: Latent | None, x: Experts | None
+) -> Part:
     """Return a layer. It is cached, so that equal layers are one object and their blocks can be shared."""
-    joined = a is not None or z.framework.joins_projections(z.position)
-    attn_norm = norm(z, "attn.norm", saved="input", residual=True, readers=1 if joined else 3)
-    down, up = latent_projections(z, a) if a else (_projections(z), ())
-    core = core_attention(z)
-    projection = linear(z, "attn", "proj", z.hidden, z.context_width, split="row", saved="attn.context", bias=z.bias)
-    add, mlp_norm = _residual_norm(z)
-    mixed = mixture(z, x) if x else None
-    mlp = mixed.nodes if mixed else _mlp(z)
-    nodes = (attn_norm, *down, *up, *core, projection, add, mlp_norm, *mlp, z.framework.residual(z, "mlp"))
-    start, normed = Tensor("input", z.row_bytes), Tensor("mlp.normed", z.row_bytes)
+    first = _mixer_block(z, kind, a)
+    after_mixer = "attn.output" if first.nodes else "input"
+    second = _mlp_block(z, x, after_mixer) if kind.has_mlp else _Sublayer()
+    if first.nodes and second.norm and z.framework.fuses_residual_and_norm:
+        first, second = _fused(z, first, second)
+    nodes = (*first.nodes, *second.nodes)
+    start = Tensor("input", z.row_bytes)
+    norms = [
+        (node, Tensor(name, z.row_bytes)) for name, node in (("input", first.norm), (after_mixer, second.norm)) if node
+    ]
     # Megatron-LM's --recompute-modules; those that drop their output are its CheckpointWithoutOutput.
     checkpoints = {
         "layer": Checkpoint(nodes, (start,)),
         "ops": Checkpoint(nodes, ()),
-        "core_attn": Checkpoint(core, attention_inputs(z)),
         "layernorm": Checkpoint(
-            (attn_norm, mlp_norm), (start, Tensor("attn.output", z.row_bytes)), ("attn.normed", "mlp.normed")
+            tuple(node for node, _ in norms), tuple(tensor for _, tensor in norms), ("attn.normed", "mlp.normed")
         ),
-        "mla_up_proj": Checkpoint(up, up_inputs(up), ("attn.q", "attn.k", "attn.v")),
+        **first.checkpoints,
+        **second.checkpoints,
     }
-    if mixed:
-        act = mixed.activation
-        checkpoints["moe"] = Checkpoint(mlp, (normed,))
-        checkpoints["moe_act"] = Checkpoint((act,), act.saved, ("moe.act",))
-        checkpoints["shared_experts"] = Checkpoint(mixed.shared, (normed,) if mixed.shared else ())
-    else:
-        checkpoints["mlp"] = Checkpoint(mlp, (normed,))
     chosen = [checkpoints[module] for module in recompute if module in checkpoints]
     part = part_of(z, "moe layer" if x else "layer", nodes, chosen, held_gradient_bytes=z.row_bytes, is_unit=True)
     if "ops" in recompute:
@@ -93,79 +113,75 @@ def _layer(z: FrameworkShapes, recompute: tuple[str, ...], a: Latent | None, x: 
     return part
 
 
-def _projections(z: FrameworkShapes) -> tuple[Node, ...]:
-    """Return the operations from the normed rows to queries, keys and values with positions."""
-    turn = z.framework.positions or rope
-    return (*_qkv(z), *head_norms(z), *((turn(z),) if z.position == "rope" else ()))
+def _mixer_block(z: FrameworkShapes, kind: LayerKind, a: Latent | None) -> _Sublayer:
+    """Return the block of a layer's mixer, without operations where it has none."""
+    mixed = mixing(z, kind.mixer, kind.sizes, a)
+    if mixed is None:
+        return _Sublayer()
+    before = _before(z, "attn", "input", readers=mixed.readers)
+    nodes = (before, *mixed.nodes, *_behind(z, "attn"), z.framework.residual(z, "attn"))
+    return _Sublayer(nodes, before if z.norm_place != "after" else None, mixed.checkpoints)
 
 
-def _qkv(z: FrameworkShapes) -> tuple[Node, ...]:
-    """Return queries, keys and values as one product that is split, or as three."""
-    shared = z.kv_width if z.kv_replicas > 1 else 0
-    if z.framework.joins_projections(z.position):
-        qkv = z.q_width + 2 * z.kv_width
-        joined = linear(
-            z,
-            "attn",
-            "qkv",
-            qkv,
-            z.hidden,
-            split="column",
-            saved="attn.normed",
-            bias=z.bias,
-            shared=2 * shared,
-            wide=True,
-        )
-        if z.bias and z.framework.adds_qkv_bias:
-            nbytes = float(z.element * z.tokens * qkv)
-            add = memory("F", "attn.qkv bias", "bias", nbytes, nbytes, z.dtype)
-            joined = replace(joined, forward=(*joined.forward, add))
-        return joined, split_qkv(z)
-    widths = {"q": (z.q_width, 0), "k": (z.kv_width, shared), "v": (z.kv_width, shared)}
-    return with_summed_gradients(
-        z,
-        [
-            linear(
-                z,
-                "attn",
-                name,
-                n,
-                z.hidden,
-                split="column",
-                saved="attn.normed",
-                bias=z.bias,
-                shared=copies,
-                wide=True,
-                first=name == "q",
-            )
-            for name, (n, copies) in widths.items()
-        ],
-    )
+def _mlp_block(z: FrameworkShapes, x: Experts | None, entering: str) -> _Sublayer:
+    """Return the block of a layer's MLP or experts; ``entering`` is the tensor that enters it."""
+    readers = 2 if z.gated and not z.framework.joins_projections(z.position) else 1
+    before = _before(z, "mlp", entering, readers=readers)
+    mixed = mixture(z, x) if x else None
+    nodes = mixed.nodes if mixed else _mlp(z)
+    normed = Tensor("mlp.normed", z.row_bytes)
+    checkpoints: dict[str, Checkpoint] = {}
+    if mixed:
+        act = mixed.activation
+        checkpoints["moe"] = Checkpoint(nodes, (normed,))
+        checkpoints["moe_act"] = Checkpoint((act,), act.saved, ("moe.act",))
+        checkpoints["shared_experts"] = Checkpoint(mixed.shared, (normed,) if mixed.shared else ())
+    else:
+        checkpoints["mlp"] = Checkpoint(nodes, (normed,))
+    whole = (before, *nodes, *_behind(z, "mlp"), z.framework.residual(z, "mlp"))
+    return _Sublayer(whole, before if z.norm_place != "after" else None, checkpoints)
+
+
+def _before(z: FrameworkShapes, block: str, entering: str, *, readers: int) -> Node:
+    """Return the norm before a block; without one, the sum of the gradients through the block and round it."""
+    if z.norm_place != "after":
+        return norm(z, f"{block}.norm", saved=entering, residual=True, readers=readers)
+    add = memory("B", f"{block} residual grad", "residual", 2 * z.row_bytes, z.row_bytes, z.dtype)
+    return Node(input_grad=(add,), grad_bytes=2 * z.row_bytes)
+
+
+def _behind(z: FrameworkShapes, block: str) -> tuple[Node, ...]:
+    """Return the norm on a block's output, where there is one."""
+    if z.norm_place == "before":
+        return ()
+    return (norm(z, f"{block}.post_norm", saved=f"{block}.unnormed", residual=False),)
 
 
 def _mlp(z: FrameworkShapes) -> tuple[Node, ...]:
     """Return the MLP: two products, with the activation between them. The first may be two, of gate and up."""
     apart = z.gated and not z.framework.joins_projections(z.position)
     widths = {"gate": z.ffn, "up": z.ffn} if apart else {"fc1": z.ffn * (2 if z.gated else 1)}
+    bias = "mlp" in z.biases
     first = [
         linear(
-            z, "mlp", name, n, z.hidden, split="column", saved="mlp.normed", bias=z.bias, wide=True, first=name != "up"
+            z, "mlp", name, n, z.hidden, split="column", saved="mlp.normed", bias=bias, wide=True, first=name != "up"
         )
         for name, n in widths.items()
     ]
     return (
         *with_summed_gradients(z, first),
         activation(z, "mlp", z.tokens * z.ffn),
-        linear(z, "mlp", "fc2", z.hidden, z.ffn, split="row", saved="mlp.act", bias=z.bias, wide=not z.gated),
+        linear(z, "mlp", "fc2", z.hidden, z.ffn, split="row", saved="mlp.act", bias=bias, wide=not z.gated),
     )
 
 
-def _residual_norm(z: FrameworkShapes) -> tuple[Node, Node]:
-    """Return the attention block's residual and the norm after it, in one kernel where the framework has it."""
-    readers = 2 if z.gated and not z.framework.joins_projections(z.position) else 1
-    add = z.framework.residual(z, "attn")
-    mlp_norm = norm(z, "mlp.norm", saved="attn.output", residual=True, readers=readers)
-    if not z.framework.fuses_residual_and_norm:
-        return add, mlp_norm
-    first, second = add.forward[-1], mlp_norm.forward[0]
-    return replace(add, forward=()), replace(mlp_norm, forward=(fuse("F", first, second, z.row_bytes, keep=True),))
+def _fused(z: FrameworkShapes, first: _Sublayer, second: _Sublayer) -> tuple[_Sublayer, _Sublayer]:
+    """Return two blocks with the first one's sum and the norm before the second in one kernel."""
+    assert second.norm is not None
+    add, *rest = first.nodes[-1], *second.nodes[1:]
+    fused = fuse("F", add.forward[-1], second.norm.forward[0], z.row_bytes, keep=True)
+    normed = replace(second.norm, forward=(fused,))
+    return (
+        replace(first, nodes=(*first.nodes[:-1], replace(add, forward=()))),
+        replace(second, nodes=(normed, *rest), norm=normed),
+    )

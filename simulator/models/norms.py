@@ -56,16 +56,19 @@ def norm(
 
 
 def head_norms(z: FrameworkShapes) -> tuple[Node, ...]:
-    """Return the norms of queries and keys over the width of a head, whose weights all heads share.
+    """Return the norms of queries and keys over the width of a head, whose weights all heads share, or over all heads.
 
-    Each tensor-parallel rank has heads of its own, and so a part of the gradients of these weights.
+    Each tensor-parallel rank has heads of its own, and so a part of the gradients of these weights. Norms without
+    weights only bring heads to a length.
     """
     if not z.qk_norm:
         return ()
 
     def normed(name: str, heads: int) -> Node:
-        rows = replace(z, rows=z.tokens * heads, hidden=z.head_dim, sequence_parallel=z.tp > 1)
-        return norm(rows, f"attn.{name}_norm", saved=f"attn.{name} raw", residual=False, per_head=True)
+        width = z.head_dim * (heads if z.qk_norm == "width" else 1)
+        rows = replace(z, rows=z.tokens * heads * z.head_dim // width, hidden=width, sequence_parallel=z.tp > 1)
+        node = norm(rows, f"attn.{name}_norm", saved=f"attn.{name} raw", residual=False, per_head=True)
+        return replace(node, weight_grad=(), weights=()) if z.qk_norm == "unweighted" else node
 
     return normed("q", z.heads), normed("k", z.kv_heads)
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
-from simulator.config import Workload
+from simulator.config import Model, Workload
 from simulator.frameworks import Framework
 from simulator.models.routing import routing
 from simulator.models.tuning import tuning_at
@@ -47,7 +48,9 @@ def shapes(workload: Workload, seat: Seat = ANY_SEAT, turn: Turn = ANY_TURN, num
     tokens = workload.rank_tokens
     vocab = model.padded_vocab(tp)
     recipe = FP8_RECIPES[training.fp8.recipe] if training.fp8 else None
-    kv_heads = model.heads if model.mla else model.kv_heads
+    heads = model.heads_of(number)
+    seen = model.keys_seen(number, training.seq)
+    attends = model.mixer(number).attends
     return FrameworkShapes(
         tp=tp,
         sequence_parallel=sequence_parallel,
@@ -59,21 +62,22 @@ def shapes(workload: Workload, seat: Seat = ANY_SEAT, turn: Turn = ANY_TURN, num
         cp_rank=representative_seat(workload, seat).cp,
         batch=training.micro_batch,
         seq=training.seq,
-        window=model.window(training.seq),
+        window=seen.window,
+        chunk=seen.chunk,
         tokens=tokens,
         rows=tokens // tp if sequence_parallel else tokens,
         hidden=model.hidden,
-        heads=model.heads // tp,
-        kv_heads=max(1, kv_heads // tp),
-        kv_replicas=max(1, tp // kv_heads),
-        head_dim=model.qk_head_dim,
-        v_head_dim=model.v_head_dim,
+        heads=heads.heads // tp,
+        kv_heads=max(1, heads.kv_heads // tp),
+        kv_replicas=max(1, tp // heads.kv_heads),
+        head_dim=heads.head_dim,
+        v_head_dim=heads.v_head_dim,
         ffn=model.ffn_hidden // tp,
         vocab=vocab // tp if layout.vocab_parallel else vocab,
         activation=model.activation,
         norm=model.norm,
-        position=model.position,
-        bias=model.bias,
+        position="none" if model.position == "rope" and attends and not attends.rotates else model.position,
+        biases=frozenset(model.biases),
         attention=model.attention,
         dropout=model.dropout,
         framework=workload.software,
@@ -87,11 +91,24 @@ def shapes(workload: Workload, seat: Seat = ANY_SEAT, turn: Turn = ANY_TURN, num
         fills_expert_buckets=turn.last and replication.in_ddp and layout.replicas("edp") > 1,
         accumulates_in_product=training.gradient_accumulation_fusion,
         keeps_gradients=training.keep_gradients,
-        qk_norm=model.qk_norm,
+        norm_place=model.norm_place,
+        **_forms(model),
         autocast=workload.software.autocasts(workload.traits),
         norm_by_operations=not training.fused_rms_norm and model.norm == "rmsnorm",
         tuning=tuning_at(workload, number),
     )
+
+
+def _forms(model: Model) -> dict[str, Any]:
+    """Return what surrounds attention in a model."""
+    return {
+        "qk_norm": model.qk_norm_kind if model.qk_norm else "",
+        "sinks": model.attention_sinks,
+        "softcap": model.attention_softcap is not None,
+        "softcaps_logits": model.logit_softcap is not None,
+        "gate": model.attention_gate,
+        "compressed_queries": (model.mla.q_lora_rank or 0) if model.mla else 0,
+    }
 
 
 def activation_bytes(workload: Workload) -> float:

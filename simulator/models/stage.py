@@ -33,8 +33,7 @@ def stage_parts(workload: Workload, stage: int, seat: Seat = ANY_SEAT, turn: Tur
 
     def part_at(place: int) -> Part:
         number, granularity = first + place, None if place < n_recomputed else "none"
-        moe = workload.model.moe
-        key = number if workload.training.frozen else (granularity, moe is not None and moe.here(number))
+        key = number if workload.training.frozen else (granularity, workload.model.alike(number))
         if key not in alike:
             alike[key] = layer(workload, recompute=granularity, seat=seat, turn=turn, number=number)
         return alike[key]

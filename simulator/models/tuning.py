@@ -15,8 +15,8 @@ KINDS: Mapping[str, re.Pattern[str]] = {
     "embedding": re.compile(r"embedding\."),
     "head": re.compile(r"output_layer\."),
     "norms": re.compile(r".*norm\.(weight|bias)$"),
-    "layers": re.compile(r"(attention|mlp|mtp)\."),
-    "attention": re.compile(r"attention\."),
+    "layers": re.compile(r"(attention|mixer|mlp|mtp)\."),
+    "attention": re.compile(r"(attention|mixer)\."),
     "mlp": re.compile(r"mlp\."),
     "experts": re.compile(r"mlp\.experts\."),
     "router": re.compile(r"mlp\.router\."),
@@ -65,14 +65,14 @@ def is_of_kinds(weight: Weight, kinds: Iterable[str]) -> bool:
 def kinds_of_weight(weight: Weight) -> frozenset[str]:
     """Return the kinds that ``weight`` belongs to, for each of which an optimizer can be chosen.
 
-    ``matrices`` are those of layers, experts' among them; ``vectors`` are norms and biases.
+    ``matrices`` are those of layers, experts' among them; ``vectors`` are norms, biases and what else is no matrix.
     """
     kinds = {kind for kind in ("embedding", "head", "norms", "experts", "router") if is_of_kinds(weight, (kind,))}
     if "embedding" in kinds or "head" in kinds:
         return frozenset(kinds)
     if weight.name.endswith(".bias"):
         kinds.add("biases")
-    return frozenset(kinds | {"vectors" if kinds & {"norms", "biases"} else "matrices"})
+    return frozenset(kinds | {"matrices" if weight.gradient_product else "vectors"})
 
 
 def _frozen_kinds(frozen: Sequence[str], number: int) -> tuple[str, ...]:

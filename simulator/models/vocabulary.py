@@ -15,9 +15,9 @@ from simulator.models.norms import norm
 from simulator.models.parts import Part, part_of
 from simulator.models.shapes import FrameworkShapes, shapes
 from simulator.models.tuning import EMBEDDING, HEAD, is_of_kinds
-from simulator.models.weight_names import OUTPUT, POSITIONS, WORDS
+from simulator.models.weight_names import OUTPUT, OUTPUT_BIAS, POSITIONS, WORDS
 from simulator.operations.dropout import dropout
-from simulator.operations.nodes import Node, Op, Ops, comm, memory
+from simulator.operations.nodes import Node, Op, Ops, Tensor, comm, memory
 from simulator.operations.shapes import ANY_TURN, Turn
 from simulator.operations.weights import Weight, tie
 
@@ -98,13 +98,28 @@ def head(workload: Workload, turn: Turn = ANY_TURN, *, projection: bool = True) 
         rows=workload.model.vocab,
         cached=False,
         wide=True,
+        bias="head" in z.biases,
     )
+    matrix, *bias = product.weights
     if not projection:
-        product = replace(product, weights=tuple(tie(weight, OUTPUT) for weight in product.weights))
+        names = (OUTPUT, OUTPUT_BIAS)
+        tied = tuple(tie(weight, name) for weight, name in zip(product.weights, names, strict=False))
+        product = replace(product, weights=tied)
     elif workload.model.tied_embeddings:
         copied = not workload.parallelism.table_in_place
-        product = replace(product, weights=tuple(tie(weight, WORDS, copied=copied) for weight in product.weights))
-    trained = not all(is_of_kinds(weight, z.tuning.frozen) for weight in product.weights)
+        product = replace(product, weights=(tie(matrix, WORDS, copied=copied), *bias))
+    if z.softcaps_logits:
+        logits = float(z.element * z.tokens * z.vocab)
+        product = replace(
+            product,
+            forward=(*product.forward, memory("F", "head.softcap", "activation", logits, logits, z.dtype)),
+            input_grad=(
+                memory("B", "head.softcap bwd", "activation_bwd", 2 * logits, logits, z.dtype),
+                *product.input_grad,
+            ),
+            saved=(*product.saved, Tensor("head.capped", logits)),
+        )
+    trained = not is_of_kinds(matrix, z.tuning.frozen)
     loss = LOSSES[workload.training.loss.name]
     behind = loss.nodes(z, product, loss_options(workload, z, trained=trained))
     return part_of(z, "head", (norm(z, "head.norm", saved="head.input", residual=False), *behind))

@@ -13,8 +13,8 @@ MODULES = {
 }
 #: The embedding tables of words and of learned positions.
 WORDS, POSITIONS = "embedding.word_embeddings.weight", "embedding.position_embeddings.weight"
-#: The projection to the vocabulary.
-OUTPUT = "output_layer.weight"
+#: The projection to the vocabulary, and its bias.
+OUTPUT, OUTPUT_BIAS = "output_layer.weight", "output_layer.bias"
 
 
 def weight_name(kernel: str, tensor: str = "weight") -> str:

@@ -12,7 +12,8 @@ class Experts:
     ``tokens`` are routed by the rank to ``top_k`` of ``experts``: its rows, or without sequence parallelism its part of
     the rows that tp ranks share. ``sent`` and ``received`` are the copies that leave and reach it, ``loads`` the copies
     for each expert of the rank. ``ffn`` and ``shared_ffn`` are the rank's own widths. ``received_shares`` and
-    ``per_node`` are the dispatch's (see `Comm`). ``overlaps``: the shared experts compute beside it and the combine.
+    ``per_node`` are the dispatch's (see `Comm`). ``shared_gate``: a gate weighs what the shared experts give.
+    ``overlaps``: the shared experts compute beside it and the combine.
     """
 
     tokens: int
@@ -27,6 +28,7 @@ class Experts:
     etp: int
     ffn: int
     shared_ffn: int
+    shared_gate: bool
     counted: bool
     router_dtype: str
     overlaps: bool

@@ -44,8 +44,11 @@ class Shapes:
     ``heads``, ``kv_heads``, ``ffn`` and ``vocab`` are the rank's own; KV heads fewer than tp ranks are replicated, one
     to a rank. Heads of values may have a width of their own.
     ``dtype`` is the working precision, of which an element takes ``element`` bytes.
-    ``qk_norm``: each head of queries and keys is normed. ``autocast``: weights, sums of blocks and norms are in fp32,
-    and products cast what they read to the working precision.
+    ``chunk``: tokens of a piece of a sequence whose queries see no other piece, 0 for all. ``biases``: linear layers
+    that have some. ``qk_norm``: over what queries and keys are normed, empty for not. ``norm_place``: where norms of
+    blocks stand. ``sinks``, ``softcap`` and ``gate`` are of attention; ``softcaps_logits``: so are the logits capped.
+    ``compressed_queries`` is the width that latent attention compresses queries to. ``autocast``: weights, sums of
+    blocks and norms are in fp32, and products cast what they read to the working precision.
     ``adds_gradients`` to those of micro-batches before; ``fills_buckets``: gradients are complete and go into buckets,
     those of experts if ``fills_expert_buckets``. ``tuning`` says which weights are trained.
     """
@@ -61,6 +64,7 @@ class Shapes:
     batch: int
     seq: int
     window: int
+    chunk: int
     tokens: int
     rows: int
     hidden: int
@@ -74,7 +78,7 @@ class Shapes:
     activation: str
     norm: str
     position: str
-    bias: bool
+    biases: frozenset[str]
     attention: str
     dropout: float
     dtype: str
@@ -85,7 +89,13 @@ class Shapes:
     accumulates_in_product: bool
     keeps_gradients: bool
     norm_by_operations: bool
-    qk_norm: bool
+    qk_norm: str
+    norm_place: str
+    sinks: bool
+    softcap: bool
+    softcaps_logits: bool
+    gate: bool
+    compressed_queries: int
     autocast: bool
     tuning: Tuning = ALL_TRAINED
 

@@ -1,7 +1,7 @@
 """Programs, the input of the engine: all work of all ranks in its order, free of models, files and plots."""
 
 from simulator.program.extension import Extension, expecting, extended, validate_extension
-from simulator.program.kernels import Attention, Fixed, GroupedMatmul, Kernel, Matmul, Memory
+from simulator.program.kernels import Attention, Fixed, GroupedMatmul, Kernel, Matmul, Memory, Tiled
 from simulator.program.ops import (
     AllToAll,
     Batch,
@@ -71,6 +71,7 @@ __all__ = [
     "Role",
     "Step",
     "StepPhase",
+    "Tiled",
     "axis_of",
     "comm_of",
     "comms_of",

@@ -61,6 +61,16 @@ def causal_pairs(q_len: int, kv_len: int, offset: int = 0, window: int = 0) -> f
     return seen
 
 
+def chunked_pairs(length: int, chunk: int) -> float:
+    """Query-key pairs under causal masks inside each ``chunk`` of a sequence, the last of which may be shorter.
+
+    >>> chunked_pairs(8, 4), chunked_pairs(10, 4), chunked_pairs(4, 16)
+    (16.0, 18.0, 8.0)
+    """
+    whole, rest = divmod(length, chunk)
+    return (whole * chunk * chunk + rest * rest) / 2
+
+
 @dataclass(frozen=True, slots=True)
 class GroupedMatmul:
     """One kernel of a product per expert: group i has ``tokens[i]`` tokens and a weight of n x k.
@@ -109,7 +119,9 @@ class Attention:
     The forward kernel does two products, the backward kernel five, as it recomputes the scores (arXiv 2205.14135,
     section 3.2). Of the five, three are as wide as a head of queries and keys, two as wide as a head of values.
     A head of values is ``v_head_dim`` wide (0: like ``head_dim``). ``dropout``: probabilities are dropped on the way.
-    ``bias``: a tensor of the scores' size is added to them, as the mask that it may be.
+    ``bias``: a tensor of the scores' size is added to them, as the mask that it may be. ``chunk``: the sequence is cut
+    into pieces of so many tokens that do not see each other (0: one piece). ``sinks``: the softmax of each head has one
+    more score, which is learned. ``softcap``: scores pass through a tanh.
     """
 
     batch: int
@@ -126,6 +138,9 @@ class Attention:
     v_head_dim: int = 0
     dropout: bool = False
     bias: bool = False
+    chunk: int = 0
+    sinks: bool = False
+    softcap: bool = False
 
     kind = "attention"
 
@@ -134,6 +149,8 @@ class Attention:
         """Query-key pairs that are computed, per head and sequence."""
         if not self.causal:
             return float(self.q_len) * self.kv_len
+        if self.chunk:
+            return chunked_pairs(self.q_len, self.chunk)
         return causal_pairs(self.q_len, self.kv_len, self.offset, self.window)
 
     @property
@@ -149,6 +166,30 @@ class Attention:
         kv = self.kv_len * self.kv_heads * (self.head_dim + value_dim)
         tensors = 2 * (q + context + kv) if self.backward else q + context + kv
         return float(self.batch * tensors * DTYPE_BYTES[self.dtype])
+
+
+@dataclass(frozen=True, slots=True)
+class Tiled:
+    """Kernels that multiply tiles and work on them between, other than attention.
+
+    Linear attention takes a state along a sequence so, in pieces of ``chunk`` tokens, with products of matrices
+    ``width`` wide inside a piece. ``launches``: kernels that all of it takes, one behind another.
+    """
+
+    flops: float
+    read_bytes: float
+    write_bytes: float
+    chunk: int
+    width: int
+    launches: int = 1
+    backward: bool = False
+    dtype: str = "bf16"
+
+    kind = "tiled"
+
+    @property
+    def bytes(self) -> float:
+        return self.read_bytes + self.write_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,11 +234,12 @@ class Fixed:
     kind = "fixed"
 
 
-Kernel = Matmul | GroupedMatmul | Attention | Memory | Fixed
-KERNELS: dict[str, type[Matmul] | type[GroupedMatmul] | type[Attention] | type[Memory] | type[Fixed]] = {
+Kernel = Matmul | GroupedMatmul | Attention | Tiled | Memory | Fixed
+KERNELS: dict[str, type[Matmul] | type[GroupedMatmul] | type[Attention] | type[Tiled] | type[Memory] | type[Fixed]] = {
     "matmul": Matmul,
     "grouped_matmul": GroupedMatmul,
     "attention": Attention,
+    "tiled": Tiled,
     "memory": Memory,
     "fixed": Fixed,
 }

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from simulator.errors import SimulatorError
-from simulator.program.kernels import Attention, Fixed, GroupedMatmul, Matmul, Memory
+from simulator.program.kernels import Attention, Fixed, GroupedMatmul, Matmul, Memory, Tiled
 from simulator.program.ops import (
     AllToAll,
     Batch,
@@ -45,7 +45,8 @@ COMM_TYPES: dict[CommKind, type[Collective] | type[PointToPoint] | type[HostOper
 _AMOUNTS: dict[type, tuple[str, ...]] = {
     Matmul: ("m", "n", "k", "batch"),
     GroupedMatmul: ("n", "k", "tokens"),
-    Attention: ("batch", "heads", "kv_heads", "q_len", "kv_len", "head_dim", "v_head_dim", "window"),
+    Attention: ("batch", "heads", "kv_heads", "q_len", "kv_len", "head_dim", "v_head_dim", "window", "chunk"),
+    Tiled: ("flops", "read_bytes", "write_bytes", "chunk", "width", "launches"),
     Memory: ("read_bytes", "write_bytes", "flops", "width", "parts", "launches", "elements"),
     Fixed: ("seconds", "flops", "bytes"),
 }

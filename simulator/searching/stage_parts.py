@@ -61,9 +61,9 @@ class StageParts:
         keys: list[StageKey] = []
         first = 0
         for stage, count in enumerate(counts):
-            mixed = () if model.moe is None else tuple(map(model.moe.here, range(first, first + count)))
+            kinds = tuple(map(model.alike, range(first, first + count)))
             apart = stage > 0 and rank_of(stage, layout.pp) != rank_of(stage - 1, layout.pp)
-            keys.append((count, mixed, stage == 0, stage == layout.n_stages - 1, apart))
+            keys.append((kinds, stage == 0, stage == layout.n_stages - 1, apart))
             first += count
         return tuple(keys)
 
@@ -80,8 +80,8 @@ class StageParts:
         if self.workload.training.frozen:
             return self.rank_key(rank)
         keys = self.rank_key(rank)
-        layers = Counter(itertools.chain.from_iterable(key[1] or (False,) * key[0] for key in keys))
-        return tuple(sorted(layers.items())), sum(key[2] for key in keys), sum(key[3] for key in keys)
+        layers = Counter(itertools.chain.from_iterable(key[0] for key in keys))
+        return tuple(sorted(layers.items())), sum(key[1] for key in keys), sum(key[2] for key in keys)
 
     def parts(self, stage: int, turn: Turn = ANY_TURN) -> tuple[Part, ...]:
         """Return the parts of a stage in a turn."""

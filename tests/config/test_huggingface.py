@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from simulator.config import load_workload, presets
-from simulator.config.presets import from_hugging_face
+from simulator.config.hugging_face import from_hugging_face
 from simulator.errors import InputError
 from simulator.input_files import read_json
 
@@ -85,6 +85,57 @@ def test_models_with_experts_are_the_presets_of_their_names(name: str, config: d
     assert from_hugging_face(LLAMA | config, "config.json") == preset
 
 
+#: Gemma 2's and Nemotron-H's, as far as it matters here.
+GEMMA: dict[str, Any] = {"model_type": "gemma2", "sliding_window": 4096, "head_dim": 256}
+NEMOTRON: dict[str, Any] = {
+    "model_type": "nemotron_h",
+    "head_dim": 128,
+    "hybrid_override_pattern": "M-M*",
+    "mamba_num_heads": 128,
+    "mamba_head_dim": 64,
+    "ssm_state_size": 128,
+    "n_groups": 8,
+    "conv_kernel": 4,
+    "chunk_size": 128,
+    "mlp_hidden_act": "relu2",
+}
+
+
+@pytest.mark.parametrize(
+    ("changes", "key", "pattern"),
+    [
+        # Counted from 0, every second layer is global, beginning with the second.
+        (GEMMA, "mixers", ["window", "attention"]),
+        # A list of the file wins over the class's own rule.
+        (GEMMA | {"layer_types": ["full_attention"] * 16 + ["sliding_attention"] * 16}, "mixers", None),
+        # From layer 28 of 32 on.
+        (
+            {"model_type": "qwen2", "sliding_window": 4096, "use_sliding_window": True},
+            "mixers",
+            ["attention"] * 28 + ["window"] * 4,
+        ),
+        # Llama 4: every fourth layer has no positions, and sees all tokens.
+        (
+            {
+                "model_type": "llama4_text",
+                "intermediate_size_mlp": 8192,
+                "num_local_experts": 16,
+                "num_experts_per_tok": 1,
+            },
+            "mixers",
+            ["chunked", "chunked", "chunked", "no_rope"],
+        ),
+        # Layer 3 alone is dense: no rule of first layers and steps says so.
+        (QWEN | {"mlp_only_layers": [3]}, "mlps", ["moe"] * 3 + ["dense"] + ["moe"] * 90),
+        (NEMOTRON, "mixers", ["mamba2", "none", "mamba2", "attention"]),
+        (NEMOTRON, "mlps", ["none", "dense", "none", "none"]),
+    ],
+)
+def test_layers_by_pattern(changes: dict[str, Any], key: str, pattern: list[str] | None) -> None:
+    expected = ["attention"] * 16 + ["window"] * 16 if pattern is None else pattern
+    assert from_hugging_face(LLAMA | changes, "config.json")[key] == expected
+
+
 @pytest.mark.parametrize(
     ("config", "first", "every"),
     [
@@ -127,6 +178,21 @@ def test_biases_are_of_all_linear_layers_or_of_none() -> None:
     assert from_hugging_face(LLAMA | {"attention_bias": True, "mlp_bias": True}, "config.json")["bias"]
 
 
+@pytest.mark.parametrize(
+    ("changes", "biases"),
+    [
+        ({"attention_bias": True}, ["qkv", "o"]),
+        ({"mlp_bias": True}, ["mlp"]),
+        ({"model_type": "qwen2"}, ["qkv"]),  # its class has no key for them
+        ({"model_type": "qwen3", "attention_bias": True}, ["qkv", "o"]),
+    ],
+)
+def test_biases_of_some_layers_are_named(changes: dict[str, Any], biases: list[str]) -> None:
+    fields = from_hugging_face(LLAMA | changes, "config.json")
+    assert fields["biases"] == biases
+    assert "bias" not in fields
+
+
 def test_a_window_that_llama_does_not_use_is_let_be() -> None:
     """Null, and one that the file itself turns off."""
     for window in ({"sliding_window": None}, {"sliding_window": 4096, "use_sliding_window": False}):
@@ -138,22 +204,21 @@ def test_a_window_that_llama_does_not_use_is_let_be() -> None:
     [
         ({"model_type": "mixtral"}, "num_local_experts", "missing"),
         ({"model_type": "deepseek_v3", "n_routed_experts": 256}, "num_experts_per_tok", "missing"),
-        (QWEN | {"mlp_only_layers": [3]}, "mlp_only_layers", "beginning"),
-        ({"model_type": "bert"}, "model_type", "llama, mistral, qwen2, qwen3, gpt2"),
+        ({"model_type": "bert"}, "model_type", "gpt2, llama, mistral"),
         ({"model_type": None}, "model_type", "not supported"),
-        (  # its class leaves the first 28 layers without one
-            {"model_type": "qwen2", "sliding_window": 4096, "use_sliding_window": True},
-            "sliding_window",
-            "some of the layers",
-        ),
         ({"hidden_act": "relu2"}, "hidden_act", "silu"),
         ({"attention_dropout": 0.1}, "attention_dropout", "alone"),
         ({"sliding_window": 4096}, "sliding_window", "not known of the architecture llama"),
         (DEEPSEEK | {"sliding_window": 4096}, "sliding_window", "not known of the architecture deepseek_v3"),
         (GPT2 | {"sliding_window": 512}, "sliding_window", "not known of the architecture gpt2"),
-        ({"attention_bias": True}, "attention_bias", "biases of attention alone"),
-        ({"mlp_bias": True}, "mlp_bias", "biases of the MLP alone"),
-        ({"model_type": "qwen3", "attention_bias": True}, "attention_bias", "biases of attention alone"),
+        (DEEPSEEK | {"attention_bias": True}, "attention_bias", "biases of latent attention alone"),
+        (GEMMA | {"attn_logit_softcapping": None, "layer_types": ["hyena"]}, "layer_types", "hyena"),
+        ({"model_type": "gemma4_text"}, "model_type", "not supported"),
+        (DEEPSEEK | {"model_type": "glm_moe_dsa", "indexer_types": ["full", "shared"]}, "indexer_types", "share"),
+        (NEMOTRON | {"moe_latent_size": 1024}, "moe_latent_size", "narrower"),
+        (NEMOTRON | {"hybrid_override_pattern": "M-Q"}, "hybrid_override_pattern", "Q"),
+        (LLAMA | {"model_type": "phi3", "resid_pdrop": 0.1}, "resid_pdrop", "alone"),
+        (LLAMA | {"hidden_size_per_layer_input": 256}, "hidden_size_per_layer_input", "architecture llama"),
         ({"model_type": "qwen3", "mlp_bias": True}, "mlp_bias", "not known of the architecture qwen3"),
         ({"model_type": "mistral", "attention_bias": True}, "attention_bias", "not known of the architecture mistral"),
         ({"quantization_config": {"bits": 4}}, "quantization_config", "quantised"),

@@ -8,7 +8,8 @@ import pytest
 
 from simulator import models
 from simulator.config import load_workload
-from simulator.config.presets import from_hugging_face, presets
+from simulator.config.hugging_face import from_hugging_face
+from simulator.config.presets import presets
 from simulator.errors import InputError
 from simulator.program import Compute, Memory
 from tests.support.frameworks import STACKS
@@ -52,9 +53,10 @@ def test_they_keep_queries_and_keys_as_they_came(framework: Any) -> None:
 
 
 def test_presets_and_configurations_of_qwen3_have_them() -> None:
-    assert [name for name, keys in presets().items() if keys.get("qk_norm")] == [
-        name for name in presets() if name.startswith("qwen3")
-    ]
+    """Gemma 3 has them too; Llama 3 and Qwen2.5 have none."""
+    with_norms = {name for name, keys in presets().items() if keys.get("qk_norm")}
+    for family, has in (("qwen3", True), ("gemma3", True), ("llama3", False), ("qwen2.5", False)):
+        assert {name in with_norms for name in presets() if name.startswith(family)} == {has}
     sizes = {"num_hidden_layers": 2, "hidden_size": 64, "num_attention_heads": 4, "intermediate_size": 128}
     words = {"vocab_size": 256, "hidden_act": "silu"}
     kinds = {

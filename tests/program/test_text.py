@@ -178,7 +178,12 @@ def test_names_come_back_whatever_is_in_them(name: str) -> None:
         ("m=4 n=8", "m 4 n=8", 3, "'m' is not KEY=VALUE"),
         ("m=4 n=8", "n=8", 3, "'m'"),
         ("m=4 n=8", "m=4 width=8", 3, "no field 'width'; there are m, n, k, batch"),
-        ("F matmul", "F matmull", 3, "no kernel 'matmull'; there are matmul, grouped_matmul, attention, memory, fixed"),
+        (
+            "F matmul",
+            "F matmull",
+            3,
+            "no kernel 'matmull'; there are matmul, grouped_matmul, attention, tiled, memory, fixed",
+        ),
         ("'tp.all_reduce mlp'", "'tp.all_reduce mlp", 4, "No closing quotation"),
         ("accumulate=True", "accumulate=yes", 6, "yes"),
         ("nbytes=32.0 axis=tp", "nbytes=many axis=tp", 4, "many"),

@@ -122,7 +122,33 @@ def _model(random: Random, stages: int, experts: bool) -> Section:
     if one((True, False, False, False)):
         del model["kv_heads"]
         model |= {"mla": _latent(random), "position": "rope"}
+    elif one((True, False)):
+        model |= _pattern(random, stages)
     return model
+
+
+def _pattern(random: Random, stages: int) -> Section:
+    """Return kinds of layers in turn, with what each needs, and forms of attention."""
+    one = random.choice
+    kinds = [
+        one(("attention", "window", "chunked", "no_rope", "gated_delta", "mamba2"))
+        for _ in range(min(stages, one((1, 2, 3))))
+    ]
+    needs: Section = {
+        "window": {"sliding_window": 64},
+        "chunked": {"attention_chunk": 48},
+        "gated_delta": {"gated_delta": {"key_heads": 4, "value_heads": 8, "key_dim": 16, "value_dim": 32}},
+        "mamba2": {"mamba2": {"heads": 8, "head_dim": 32, "state": 16, "groups": 4, "chunk": 64}},
+    }
+    section: Section = {"mixers": kinds, "sliding_window": None}
+    for kind in kinds:
+        section |= needs.get(kind, {})
+    return section | {
+        "norm_place": one(("before", "after", "both")),
+        "qk_norm": one((True, False)),
+        "attention_gate": one((True, False)),
+        "attention_sinks": one((True, False, False)),
+    }
 
 
 def _experts(random: Random) -> Section:

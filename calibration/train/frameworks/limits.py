@@ -35,8 +35,26 @@ def _hugging_face(workload: Workload) -> Iterator[Limit]:
     yield "training.optimizer.implementation", implementation, ("fused", "foreach"), "is not written"
 
 
+#: Key of the model -> the only value that layers are written for.
+UNWRITTEN: dict[str, object] = {
+    "mla": None,
+    "sliding_window": None,
+    "mtp_layers": 0,
+    "mixers": None,
+    "mlps": None,
+    "norm_place": "before",
+    "qk_norm_kind": "head",
+    "attention_sinks": False,
+    "attention_gate": False,
+    "attention_softcap": None,
+    "logit_softcap": None,
+}
+
+
 def _deepspeed(workload: Workload) -> Iterator[Limit]:
     """Yield limits of this trainer."""
+    for key, value in UNWRITTEN.items():
+        yield f"model.{key}", getattr(workload.model, key), (value,), "is not written"
     training, layout = workload.training, workload.parallelism
     yield "parallelism.tp", layout.tp, (1,), "is not written"
     yield "parallelism.pp", layout.pp, (1,), "is not written"

@@ -16,6 +16,7 @@ from simulator.config.rules import (
     effect,
     experts,
     framework,
+    mixers,
     offload,
     optimizer,
     pipeline,
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
 
 _PROBLEMS = (
     *(tensor.problems, training.problems, framework.problems, context.problems, experts.problems, pipeline.problems),
-    *(tuning.problems, servers.problems, offload.problems, optimizer.problems, precision.problems),
+    *(mixers.problems, tuning.problems, servers.problems, offload.problems, optimizer.problems, precision.problems),
 )
 _LAYOUT_PROBLEMS = (
     *(scale.layout_problems, placement.layout_problems, data.layout_problems),

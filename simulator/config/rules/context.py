@@ -59,7 +59,8 @@ def _sequence_does_not_split(workload: Workload) -> Iterator[InputError]:
 def _ring_problems(workload: Workload) -> Iterator[InputError]:
     """The partial results of a ring are merged by their log-sum-exp, which flash attention gives; TransformerEngine's
     ring and PyTorch's know no window."""
-    model, window = workload.model, workload.model.window(workload.training.seq)
+    model, seq = workload.model, workload.training.seq
+    seen = [model.keys_seen(layer, seq) for layer in range(model.layers)]
     if model.attention != "flash":
         yield InputError(
             "ring attention merges the results of flash attention",
@@ -68,14 +69,19 @@ def _ring_problems(workload: Workload) -> Iterator[InputError]:
             allowed="flash, or cp_method: ulysses",
             fix="attention: flash",
         )
-    if window:
-        yield InputError(
-            f"a ring does not know windows: {window} is shorter than the sequence of {workload.training.seq}",
-            key="model.sliding_window",
-            found=window,
-            allowed=f">= {workload.training.seq}, or cp_method: ulysses",
-            fix="cp_method: ulysses",
-        )
+    bounds = (
+        ("sliding_window", "windows", max(one.window for one in seen)),
+        ("attention_chunk", "pieces", max(one.chunk for one in seen)),
+    )
+    for key, what, length in bounds:
+        if length and (key != "sliding_window" or model.sliding_window):
+            yield InputError(
+                f"a ring does not know {what}: {length} is shorter than the sequence of {seq}",
+                key=f"model.{key}",
+                found=length,
+                allowed=f">= {seq}, or cp_method: ulysses",
+                fix="cp_method: ulysses",
+            )
 
 
 def _ulysses_problems(workload: Workload) -> Iterator[InputError]:

@@ -49,6 +49,12 @@ def _skewed(workload: Workload) -> bool:
     return moe is not None and not isinstance(moe.token_distribution, str | tuple)
 
 
+def _windows(workload: Workload) -> bool:
+    """Return whether some layer has a window shorter than its sequences."""
+    model, seq = workload.model, workload.training.seq
+    return any(model.keys_seen(layer, seq).window for layer in range(model.layers))
+
+
 def _every(workload: Workload, holds: Callable[[NodeSpec], bool]) -> bool:
     return all(holds(node) for node in workload.cluster.kinds)
 
@@ -62,7 +68,7 @@ def _one_attention(workload: Workload) -> bool:
 #: Dotted key, when it changes nothing, and why. Of several rows of a key the first that holds is told.
 TABLE: tuple[tuple[str, Condition, str], ...] = (
     ("seed", lambda w: not _skewed(w), "nothing is random without model.moe.token_distribution: {skew: ...}"),
-    ("model.sliding_window", lambda w: not w.model.window(w.training.seq), "no sequence is longer than the window"),
+    ("model.sliding_window", lambda w: not _windows(w), "no sequence is longer than the window"),
     ("training.attention_kernel", lambda w: w.model.attention == "unfused", "model.attention is unfused"),
     ("training.attention_kernel", _one_attention, "the profile has no FlashAttention 2 beside a newer kernel"),
     (

@@ -36,7 +36,7 @@ def problems(workload: Workload) -> Iterator[InputError]:
                 allowed="false, or model.moe",
             )
     else:
-        yield from _moe_problems(moe, model.layers)
+        yield from _moe_problems(moe, model.layers, model.mlps)
         yield from _split_problems(workload, moe)
         copies = training.micro_batch * training.seq * moe.top_k
         if (numbers := copies * max(model.hidden, 2 * moe.ffn_hidden)) > MAX_TENSOR:
@@ -73,7 +73,7 @@ def problems(workload: Workload) -> Iterator[InputError]:
         )
 
 
-def _moe_problems(moe: Moe, layers: int) -> Iterator[InputError]:
+def _moe_problems(moe: Moe, layers: int, mlps: tuple[str, ...] | None) -> Iterator[InputError]:
     if moe.top_k > moe.experts:
         yield InputError(
             f"a token cannot go to more than the {moe.experts} experts",
@@ -82,7 +82,7 @@ def _moe_problems(moe: Moe, layers: int) -> Iterator[InputError]:
             allowed=f"at most {moe.experts}",
         )
         return
-    if not any(moe.here(layer) for layer in range(layers)):
+    if mlps is None and not any(moe.here(layer) for layer in range(layers)):
         yield InputError(
             f"leaves none of the {layers} layers for experts",
             key="model.moe.first_dense_layers",

@@ -24,7 +24,7 @@ MAX_TENSOR = 10**15
 def problems(workload: Workload) -> Iterator[InputError]:
     """Sizes of the model against each other and against tp."""
     model, training, layout = workload.model, workload.training, workload.parallelism
-    if "head_dim" not in model.model_fields_set and model.hidden % model.heads:
+    if model.mla is None and "head_dim" not in model.model_fields_set and model.hidden % model.heads:
         yield InputError(
             f"hidden {model.hidden} does not divide by it, and head_dim is not given",
             key="model.heads",
@@ -76,7 +76,7 @@ def _tp_problems(workload: Workload) -> Iterator[InputError]:
             allowed=listed(_head_splits(workload)),
             fix=f"tp: {other_tp(workload)}",
         )
-    if model.ffn_hidden % tp:
+    if model.ffn_hidden % tp and model.has_dense_mlps:
         yield InputError(
             f"tp {tp} does not divide it",
             key="model.ffn_hidden",
@@ -102,7 +102,7 @@ def other_tp(workload: Workload) -> int:
         tp
         for tp in _head_splits(workload)
         if tp <= workload.cluster.gpus_per_node
-        and workload.model.ffn_hidden % tp == 0
+        and (workload.model.ffn_hidden % tp == 0 or not workload.model.has_dense_mlps)
         and workload.training.seq % sequence_unit(layout.model_copy(update={"tp": tp})) == 0
         and fills_cluster(workload, tp=tp)
     ]
@@ -140,8 +140,7 @@ def _heads_do_not_split(workload: Workload) -> InputError:
 def warnings(workload: Workload) -> Iterator[str]:
     """A gated MLP as wide as one without a gate, which has a matrix less."""
     model = workload.model
-    dense = model.moe is None or not all(map(model.moe.here, range(model.layers)))
-    if dense and model.activation in ("swiglu", "geglu") and "ffn_hidden" not in model.model_fields_set:
+    if model.has_dense_mlps and model.activation in ("swiglu", "geglu") and "ffn_hidden" not in model.model_fields_set:
         # Llama's `multiple_of` is 256 (github.com/meta-llama/llama, model.py); Megatron-LM cuts down to 64s instead.
         narrow = 256 * math.ceil(8 * model.hidden / 3 / 256)
         yield (

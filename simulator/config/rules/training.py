@@ -46,11 +46,14 @@ def _module_problems(workload: Workload) -> Iterator[InputError]:
             found=list(recompute.modules),
             fix="granularity: selective",
         )
-    dense = model.moe is None or not all(model.moe.here(layer) for layer in range(model.layers))
-    there = ["core_attn", "layernorm", *(["mla_up_proj"] if model.mla else []), *(["mlp"] if dense else [])]
+    there = ["core_attn"] if any(kind.attends for kind in model.kinds) else []
+    there += ["layernorm"] if model.norm_place != "after" else []
+    there += ["mla_up_proj"] if model.mla else []
+    there += ["mlp"] if model.has_dense_mlps else []
     there += ["moe", "moe_act"] if model.moe else []
     there += ["shared_experts"] if model.moe and model.moe.shared_experts else []
-    if missing := [module for module in recompute.modules if module not in there]:
+    missing = [module for module in recompute.modules if module not in there]
+    if missing and recompute.granularity == "selective":
         yield InputError(
             "the model has no such modules",
             key="training.recompute.modules",

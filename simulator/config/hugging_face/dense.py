@@ -1,0 +1,235 @@
+"""Architectures of Hugging Face without experts: Llama's kind with its variations, and GPT-2."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from simulator.config.hugging_face.keys import GATED, PLAIN, Fields, Keys, biases, mixers
+
+#: What `layer_types` says -> our name of the mixer.
+LAYER_TYPES = {
+    "full_attention": "attention",
+    "attention": "attention",
+    "sliding_attention": "window",
+    "chunked_attention": "chunked",
+    "deepseek_sparse_attention": "sparse",
+}
+
+
+def decoder(keys: Keys, activations: Mapping[str, str] = GATED, width: str = "intermediate_size") -> Fields:
+    """Return the sizes that a decoder with RMSNorm and rotary positions has, with one of the ``activations``.
+
+    ``width``: the key of the width inside an MLP.
+    """
+    if keys.get("attention_dropout") and not keys.get("residual_dropout"):
+        raise keys.refuse("attention_dropout", "dropout of attention alone is not supported")
+    fields = {
+        "layers": keys.need("num_hidden_layers"),
+        "hidden": keys.need("hidden_size"),
+        "heads": keys.need("num_attention_heads"),
+        "ffn_hidden": keys.need(width),
+        "vocab": keys.need("vocab_size"),
+        "activation": keys.activation(activations, "hidden_act", "hidden_activation"),
+        "norm": "rmsnorm",
+        "position": "rope",
+        "bias": False,
+        "tied_embeddings": keys.need("tie_word_embeddings"),
+    }
+    same = {"kv_heads": keys.get("num_key_value_heads"), "head_dim": keys.get("head_dim")}
+    return fields | {key: value for key, value in same.items() if value is not None}
+
+
+def with_biases(fields: Fields, *named: str) -> Fields:
+    """Return ``fields`` with biases of the linear layers that are ``named``."""
+    return {key: value for key, value in fields.items() if key != "bias"} | biases(*named)
+
+
+def layer_types(keys: Keys, default: list[str]) -> list[str]:
+    """Return the mixers that ``layer_types`` names, or the ``default``, layer by layer."""
+    kinds = keys.get("layer_types", default=None)
+    if kinds is None:
+        return default
+    unknown = [kind for kind in kinds if kind not in LAYER_TYPES]
+    if unknown:
+        raise keys.refuse("layer_types", f"layers of kind {unknown[0]} are not supported here")
+    return [LAYER_TYPES[kind] for kind in kinds]
+
+
+def windows(keys: Keys, fields: Fields, kinds: list[str]) -> Fields:
+    """Return ``fields`` with a pattern of windows, where the file has a window and some layer uses it."""
+    window = keys.get("sliding_window")
+    if not window or "window" not in kinds:
+        return fields | mixers(["attention" if kind == "window" else kind for kind in kinds])
+    return fields | mixers(kinds) | {"sliding_window": window}
+
+
+def llama(keys: Keys, activations: Mapping[str, str] = GATED) -> Fields:
+    """Return the fields of Llama, which can have biases of attention and of the MLP."""
+    named = (("qkv", "o") if keys.get("attention_bias") else ()) + (("mlp",) if keys.get("mlp_bias") else ())
+    fields = decoder(keys, activations)
+    return fields | {"bias": True} if len(named) == 3 else with_biases(fields, *named)
+
+
+def mistral(keys: Keys) -> Fields:
+    """Return the fields of Mistral: all layers have the window, or none."""
+    fields = decoder(keys)
+    return windows(keys, fields, layer_types(keys, ["window"] * fields["layers"]))
+
+
+def qwen2(keys: Keys) -> Fields:
+    """Return the fields of Qwen2: biases of queries, keys and values, and windows from ``max_window_layers`` on."""
+    return with_biases(_qwen(keys), "qkv")
+
+
+def qwen3(keys: Keys) -> Fields:
+    """Return the fields of Qwen3: norms of heads."""
+    fields = _qwen(keys) | {"qk_norm": True}
+    return with_biases(fields, *(("qkv", "o") if keys.get("attention_bias") else ()))
+
+
+def _qwen(keys: Keys) -> Fields:
+    fields = decoder(keys)
+    keys.get("sliding_window")
+    if not keys.get("use_sliding_window"):
+        return fields
+    first = keys.get("max_window_layers", default=0)
+    kinds = ["window" if layer >= first else "attention" for layer in range(fields["layers"])]
+    return windows(keys, fields, layer_types(keys, kinds))
+
+
+def gemma(keys: Keys) -> Fields:
+    """Return the fields of Gemma: GeGLU, heads wider than the residual stream, one table at both ends."""
+    return with_biases(decoder(keys), *(("qkv", "o") if keys.get("attention_bias") else ()))
+
+
+def gemma2(keys: Keys) -> Fields:
+    """Return the fields of Gemma 2: every second layer global, norms before and behind, capped scores and logits."""
+    fields = gemma(keys) | {"norm_place": "both"} | _caps(keys)
+    kinds = ["attention" if layer % 2 else "window" for layer in range(fields["layers"])]
+    return windows(keys, fields, layer_types(keys, kinds))
+
+
+def gemma3(keys: Keys) -> Fields:
+    """Return the fields of Gemma 3's text model: every sixth layer global, norms of heads, no caps."""
+    if keys.get("use_bidirectional_attention"):
+        raise keys.refuse("use_bidirectional_attention", "attention to later tokens is not supported")
+    fields = gemma(keys) | {"norm_place": "both", "qk_norm": True} | _caps(keys)
+    period = keys.get("sliding_window_pattern", "_sliding_window_pattern", default=6)
+    kinds = ["window" if (layer + 1) % period else "attention" for layer in range(fields["layers"])]
+    return windows(keys, fields, layer_types(keys, kinds))
+
+
+def _caps(keys: Keys) -> Fields:
+    caps = {
+        "attention_softcap": keys.get("attn_logit_softcapping"),
+        "logit_softcap": keys.get("final_logit_softcapping"),
+    }
+    return {key: float(value) for key, value in caps.items() if value}
+
+
+def phi3(keys: Keys) -> Fields:
+    """Return the fields of Phi-3 and Phi-4."""
+    for key in ("embd_pdrop", "resid_pdrop"):
+        if keys.get(key):
+            raise keys.refuse(key, "dropout of some places alone is not supported")
+    fields = decoder(keys)
+    return windows(keys, fields, ["window"] * fields["layers"])
+
+
+def glm4(keys: Keys) -> Fields:
+    """Return the fields of GLM-4-0414: norms before and behind, biases of queries, keys and values."""
+    return with_biases(decoder(keys), *(("qkv",) if keys.get("attention_bias") else ())) | {"norm_place": "both"}
+
+
+def olmo2(keys: Keys) -> Fields:
+    """Return the fields of OLMo 2: norms behind, and over the whole width of queries and of keys."""
+    fields = with_biases(decoder(keys), *(("qkv", "o") if keys.get("attention_bias") else ()))
+    return fields | {"norm_place": "after", "qk_norm": True, "qk_norm_kind": "width"}
+
+
+def olmo3(keys: Keys) -> Fields:
+    """Return the fields of OLMo 3: OLMo 2's, with every fourth layer global."""
+    fields = olmo2(keys)
+    kinds = ["window" if (layer + 1) % 4 else "attention" for layer in range(fields["layers"])]
+    return windows(keys, fields, layer_types(keys, kinds))
+
+
+def exaone4(keys: Keys) -> Fields:
+    """Return the fields of EXAONE 4: norms behind and of heads; beside windows, global layers have no positions."""
+    fields = decoder(keys) | {"norm_place": "after", "qk_norm": True}
+    period = keys.get("sliding_window_pattern", default=4)
+    if isinstance(period, str):
+        signs = period * fields["layers"]
+        local = [sign == "L" for sign in signs[: fields["layers"]]]
+        local[-1] = False
+    else:
+        local = [bool(period) and (layer + 1) % period != 0 for layer in range(fields["layers"])]
+    kinds = layer_types(keys, ["window" if one else "attention" for one in local])
+    if keys.get("sliding_window") and "window" in kinds:
+        kinds = ["no_rope" if kind == "attention" else kind for kind in kinds]
+    return windows(keys, fields, kinds)
+
+
+def smollm3(keys: Keys) -> Fields:
+    """Return the fields of SmolLM3: some layers have no positions."""
+    fields = llama(keys)
+    period = keys.get("no_rope_layer_interval", default=4)
+    rotated = keys.get("no_rope_layers") or [(layer + 1) % period for layer in range(fields["layers"])]
+    if keys.get("use_sliding_window"):
+        raise keys.refuse("use_sliding_window", "windows beside layers without positions are not supported")
+    keys.get("sliding_window", "layer_types")
+    return fields | mixers(["attention" if one else "no_rope" for one in rotated])
+
+
+def seed_oss(keys: Keys) -> Fields:
+    """Return the fields of Seed-OSS: biases of some products, and one dropout."""
+    attention, residual = keys.get("attention_dropout", default=0.0), keys.get("residual_dropout", default=0.0)
+    if attention != residual:
+        raise keys.refuse("attention_dropout", f"a dropout other than residual_dropout ({residual}) is not supported")
+    named = tuple(
+        place
+        for key, place in (("attention_bias", "qkv"), ("attention_out_bias", "o"), ("mlp_bias", "mlp"))
+        if keys.get(key)
+    )
+    return with_biases(decoder(keys), *named) | ({"dropout": attention} if attention else {})
+
+
+def arcee(keys: Keys) -> Fields:
+    """Return the fields of AFM: a squared ReLU without a gate."""
+    return llama(keys, PLAIN)
+
+
+def starcoder2(keys: Keys) -> Fields:
+    """Return the fields of StarCoder 2: LayerNorm, GELU without a gate, biases of all or none."""
+    dropouts = [keys.get(key, default=0.0) for key in ("attention_dropout", "residual_dropout", "embedding_dropout")]
+    if dropouts[1:] != dropouts[:-1]:
+        raise keys.refuse("residual_dropout", f"different dropouts are not supported: {dropouts}")
+    fields = decoder(keys, PLAIN) | {"norm": "layernorm", "bias": bool(keys.get("use_bias"))}
+    fields |= {"dropout": dropouts[0]} if dropouts[0] else {}
+    return windows(keys, fields, layer_types(keys, ["window"] * fields["layers"]))
+
+
+def nemotron(keys: Keys) -> Fields:
+    """Return the fields of Nemotron-4 and Minitron: LayerNorm, a squared ReLU without a gate."""
+    return llama(keys, PLAIN) | {"norm": "layernorm"}
+
+
+def gpt2(keys: Keys) -> Fields:
+    """Return the fields of GPT-2."""
+    dropouts = [keys.get(key, default=0.1) for key in ("embd_pdrop", "attn_pdrop", "resid_pdrop")]
+    if dropouts[1:] != dropouts[:-1]:
+        raise keys.refuse("embd_pdrop, attn_pdrop, resid_pdrop", f"different dropouts are not supported: {dropouts}")
+    fields = {
+        "layers": keys.need("n_layer"),
+        "hidden": keys.need("n_embd"),
+        "heads": keys.need("n_head"),
+        "vocab": keys.need("vocab_size"),
+        "activation": keys.activation(PLAIN, "activation_function"),
+        "norm": "layernorm",
+        "position": "learned",
+        "bias": True,
+        "tied_embeddings": keys.need("tie_word_embeddings"),
+        "dropout": dropouts[0],
+    }
+    inner = keys.get("n_inner")
+    return fields | ({"ffn_hidden": inner} if inner else {})

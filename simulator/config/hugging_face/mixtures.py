@@ -1,0 +1,207 @@
+"""Architectures of Hugging Face with experts."""
+
+from __future__ import annotations
+
+from simulator.config.hugging_face.dense import decoder, layer_types, qwen3, windows, with_biases
+from simulator.config.hugging_face.keys import Fields, Keys, mixers, places
+
+
+def with_experts(fields: Fields, moe: Fields, has: list[bool]) -> Fields:
+    """Return ``fields`` with experts in the layers that have some; without any where no layer has."""
+    if not any(has):
+        return fields
+    in_model, in_moe = places(has)
+    return fields | in_model | {"moe": moe | in_moe}
+
+
+def _routed(keys: Keys, count: str, width: str) -> Fields:
+    """Return the section of experts whose number and width stand under these keys.
+
+    Transformers 5 writes the number of Qwen's and DeepSeek's experts as Mixtral's.
+    """
+    return {
+        "experts": keys.need(count, "num_local_experts"),
+        "top_k": keys.need("num_experts_per_tok"),
+        "ffn_hidden": keys.need(width),
+    }
+
+
+def mixtral(keys: Keys) -> Fields:
+    """Return the fields of Mixtral: experts in every layer."""
+    fields = decoder(keys)
+    fields = windows(keys, fields, ["window"] * fields["layers"])
+    return with_experts(fields, _routed(keys, "num_local_experts", "intermediate_size"), [True] * fields["layers"])
+
+
+def phimoe(keys: Keys) -> Fields:
+    """Return the fields of Phi-3.5-MoE: LayerNorm, and biases of attention and of the head."""
+    named = (("qkv", "o") if keys.get("attention_bias") else ()) + (("head",) if keys.get("lm_head_bias") else ())
+    return with_biases(mixtral(keys), *named) | {"norm": "layernorm"}
+
+
+def minimax_m2(keys: Keys) -> Fields:
+    """Return the fields of MiniMax-M2: norms over the whole width of queries and of keys."""
+    for key in ("use_mtp", "num_mtp_modules", "mtp_transformer_layers"):
+        keys.get(key)
+    if (
+        keys.get("use_qk_norm", default=True) is not True
+        or keys.get("qk_norm_type", default="per_layer") != "per_layer"
+    ):
+        raise keys.refuse("qk_norm_type", "norms of another kind than over all heads are not supported")
+    return mixtral(keys) | {"qk_norm": True, "qk_norm_kind": "width"}
+
+
+def olmoe(keys: Keys) -> Fields:
+    """Return the fields of OLMoE: norms over the whole width of queries and of keys."""
+    fields = with_biases(decoder(keys), *(("qkv", "o") if keys.get("attention_bias") else ()))
+    moe = _routed(keys, "num_experts", "intermediate_size")
+    return with_experts(fields, moe, [True] * fields["layers"]) | {"qk_norm": True, "qk_norm_kind": "width"}
+
+
+def granitemoe(keys: Keys) -> Fields:
+    """Return the fields of Granite 3's mixtures, some with an MLP that all tokens pass."""
+    fields = with_biases(decoder(keys), *(("qkv", "o") if keys.get("attention_bias") else ()))
+    return with_experts(fields, granite_experts(keys), [bool(keys.get("num_local_experts"))] * fields["layers"])
+
+
+def granite_experts(keys: Keys) -> Fields:
+    """Return the section of Granite's experts; shared ones stand as one MLP."""
+    if not keys.get("num_local_experts"):
+        return {}
+    moe = _routed(keys, "num_local_experts", "intermediate_size")
+    width = keys.get("shared_intermediate_size")
+    return moe | ({"shared_experts": 1, "shared_ffn_hidden": width} if width else {})
+
+
+def qwen_layers(keys: Keys, layers: int) -> list[bool]:
+    """Return which layers of Qwen have experts.
+
+    Those whose number, counted from 1, divides by ``decoder_sparse_step``, but for ``mlp_only_layers``.
+    """
+    dense, step = keys.get("mlp_only_layers", default=[]), keys.get("decoder_sparse_step", default=1)
+    return [layer not in dense and (layer + 1) % step == 0 for layer in range(layers)]
+
+
+def qwen3_moe(keys: Keys) -> Fields:
+    """Return the fields of Qwen3's mixtures."""
+    fields = qwen3(keys)
+    return with_experts(
+        fields, _routed(keys, "num_experts", "moe_intermediate_size"), qwen_layers(keys, fields["layers"])
+    )
+
+
+def gated_shared(keys: Keys) -> Fields:
+    """Return the section of experts beside a shared one whose output a gate weighs."""
+    return _routed(keys, "num_experts", "moe_intermediate_size") | {
+        "shared_experts": 1,
+        "shared_ffn_hidden": keys.need("shared_expert_intermediate_size"),
+        "shared_gate": True,
+    }
+
+
+def qwen2_moe(keys: Keys) -> Fields:
+    """Return the fields of Qwen2's mixtures: a shared expert with a gate, biases of queries, keys and values."""
+    if keys.get("use_sliding_window"):
+        raise keys.refuse("use_sliding_window", "windows of Qwen2-MoE are not supported")
+    keys.get("sliding_window", "layer_types")
+    fields = with_biases(decoder(keys), *(("qkv",) if keys.get("qkv_bias", default=True) else ()))
+    return with_experts(fields, gated_shared(keys), qwen_layers(keys, fields["layers"]))
+
+
+def gpt_oss(keys: Keys) -> Fields:
+    """Return the fields of gpt-oss: every second layer global, sinks, biases of attention, experts and router."""
+    fields = with_biases(decoder(keys), *(("qkv", "o") if keys.get("attention_bias") else ()), "experts", "router")
+    kinds = ["attention" if layer % 2 else "window" for layer in range(fields["layers"])]
+    fields = windows(keys, fields, layer_types(keys, kinds)) | {"attention_sinks": True}
+    return with_experts(fields, _routed(keys, "num_local_experts", "intermediate_size"), [True] * fields["layers"])
+
+
+def llama4(keys: Keys) -> Fields:
+    """Return the fields of Llama 4's text model.
+
+    Layers with positions attend inside pieces, the others to all tokens. One shared expert is as wide as a routed one,
+    and dense layers have a width of their own.
+    """
+    fields = decoder(keys) | {"ffn_hidden": keys.need("intermediate_size_mlp")}
+    fields = with_biases(fields, *(("qkv", "o") if keys.get("attention_bias") else ()))
+    layers = range(fields["layers"])
+    period = keys.get("no_rope_layer_interval", default=4)
+    rotated = keys.get("no_rope_layers") or [(layer + 1) % period for layer in layers]
+    chunk, kinds = keys.get("attention_chunk_size"), keys.get("layer_types")
+    if kinds is not None and [kind == "chunked_attention" for kind in kinds] != [bool(one) for one in rotated]:
+        raise keys.refuse("layer_types", "pieces in other layers than those with positions are not supported")
+    local = "chunked" if chunk else "attention"
+    fields |= mixers([local if one else "no_rope" for one in rotated]) | ({"attention_chunk": chunk} if chunk else {})
+    if keys.get("use_qk_norm"):
+        fields |= {"qk_norm": True, "qk_norm_kind": "unweighted"}
+    step = keys.get("interleave_moe_layer_step", default=1)
+    chosen = keys.get("moe_layers")
+    chosen = range(step - 1, fields["layers"], step) if chosen is None else chosen
+    moe = _routed(keys, "num_local_experts", "intermediate_size") | {"shared_experts": 1}
+    return with_experts(fields, moe, [layer in chosen for layer in layers])
+
+
+def _sparse_layers(keys: Keys, layers: int) -> list[bool]:
+    """Return which layers of DeepSeek's kind have experts.
+
+    From layer ``first_k_dense_replace`` on, those whose number divides by ``moe_layer_freq``, or as
+    ``mlp_layer_types`` says.
+    """
+    kinds = keys.get("mlp_layer_types")
+    if kinds is not None:
+        if unknown := [kind for kind in kinds if kind not in ("dense", "sparse")]:
+            raise keys.refuse("mlp_layer_types", f"MLPs of kind {unknown[0]} are not supported")
+        return [kind == "sparse" for kind in kinds]
+    frequency = keys.get("moe_layer_freq", default=1)
+    if isinstance(frequency, list):
+        return [bool(one) for one in frequency]
+    first = keys.get("first_k_dense_replace", default=0)
+    return [layer >= first and layer % frequency == 0 for layer in range(layers)]
+
+
+def fine_grained(keys: Keys, fields: Fields) -> Fields:
+    """Return ``fields`` with DeepSeek's experts; none where ``n_routed_experts`` is null."""
+    if keys.get("n_routed_experts") is None:
+        return fields
+    moe = _routed(keys, "n_routed_experts", "moe_intermediate_size")
+    shared = keys.get("n_shared_experts")
+    moe |= {"shared_experts": shared} if shared else {}
+    return with_experts(fields, moe, _sparse_layers(keys, fields["layers"]))
+
+
+def _with_predictions(keys: Keys, fields: Fields) -> Fields:
+    modules = keys.get("num_nextn_predict_layers", "num_mtp_layers")
+    return fields | ({"mtp_layers": modules} if modules else {})
+
+
+def deepseek(keys: Keys) -> Fields:
+    """Return the fields of DeepSeek-V2 and V3, and of Kimi K2: latent attention."""
+    if bool(keys.get("attention_bias")) != bool(keys.get("mlp_bias")):
+        raise keys.refuse("attention_bias", "biases of latent attention alone are not supported")
+    fields = decoder(keys) | {"bias": bool(keys.get("attention_bias"))}
+    if keys.get("kv_lora_rank"):
+        same = ("q_lora_rank", "kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
+        fields["mla"] = {key: keys.get(key) for key in same if keys.get(key) is not None}
+        fields = {key: value for key, value in fields.items() if key not in ("kv_heads", "head_dim")}
+    return _with_predictions(keys, fine_grained(keys, fields))
+
+
+def deepseek_sparse(keys: Keys) -> Fields:
+    """Return the fields of DeepSeek-V3.2 and GLM-5: an indexer chooses what a query attends to."""
+    kinds = keys.get("indexer_types", default=[])
+    if set(kinds) - {"full"}:
+        raise keys.refuse("indexer_types", "indexers that layers share are not supported")
+    keys.get("layer_types")
+    indexer = {
+        "heads": keys.need("index_n_heads"),
+        "head_dim": keys.need("index_head_dim"),
+        "top_k": keys.need("index_topk"),
+    }
+    return deepseek(keys) | {"indexer": indexer}
+
+
+def glm4_moe(keys: Keys) -> Fields:
+    """Return the fields of GLM-4.5: biases of queries, keys and values, and norms of heads in some sizes."""
+    fields = with_biases(decoder(keys), *(("qkv",) if keys.get("attention_bias") else ()))
+    fields |= {"qk_norm": True} if keys.get("use_qk_norm") else {}
+    return _with_predictions(keys, fine_grained(keys, fields))

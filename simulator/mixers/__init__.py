@@ -1,0 +1,28 @@
+"""Ways in which tokens act on each other. A new one is a file with a `Mixer`, and a line here."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from simulator.mixers import attention, chunked, gated_delta, mamba2, no_rope, nothing, sparse, window
+from simulator.mixers.gated_delta import GatedDelta
+from simulator.mixers.mamba2 import Mamba2
+from simulator.mixers.mixer import Mixer, MixerProduct, Refusal, Split, Steps
+from simulator.mixers.sparse import Indexer
+
+#: By name.
+MIXERS: Mapping[str, Mixer] = {
+    mixer.name: mixer
+    for mixer in (
+        attention.MIXER,
+        window.MIXER,
+        chunked.MIXER,
+        no_rope.MIXER,
+        sparse.MIXER,
+        gated_delta.MIXER,
+        mamba2.MIXER,
+        nothing.MIXER,
+    )
+}
+
+__all__ = ["MIXERS", "GatedDelta", "Indexer", "Mamba2", "Mixer", "MixerProduct", "Refusal", "Split", "Steps"]

@@ -1,0 +1,184 @@
+"""Gated delta rule: linear attention with a state that forgets and is corrected (arXiv 2412.06464).
+
+As in Qwen3-Next (transformers 5.17, modeling_qwen3_next.py, ``Qwen3NextGatedDeltaNet``) with the kernels of
+flash-linear-attention (fla/ops/gated_delta_rule/chunk.py), which work on pieces of 64 tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from simulator.bounds import ModelSize
+from simulator.mixers.mixer import Mixer, MixerProduct, Refusal, Split, Steps
+from simulator.mixers.state import WIDE, convolution, gated_norm, split_refusals, split_weight
+from simulator.operations.nodes import Node, Tensor, memory
+from simulator.operations.shapes import Shapes
+from simulator.operations.weights import Weight
+from simulator.program import Compute, StepPhase, Tiled
+
+#: Tokens of a piece.
+PIECE = 64
+#: Kernels of the rule, forward and backward. Forward they make sums of decays, products of keys, inverted triangles,
+#: two vectors of each token, states and outputs. Backward the vectors and states come again, then six make gradients.
+KERNELS, BACKWARD_KERNELS = 6, 8
+
+
+@dataclass(frozen=True)
+class GatedDelta:
+    """Sizes of layers with the gated delta rule (arXiv 2412.06464), as in Qwen3-Next."""
+
+    key_heads: ModelSize
+    """heads of queries and keys"""
+    value_heads: ModelSize
+    """heads of values, each with a state; a multiple of key_heads"""
+    key_dim: ModelSize
+    """width of a head of queries and keys"""
+    value_dim: ModelSize
+    """width of a head of values"""
+    conv_width: ModelSize = 4
+    """tokens that the convolution before the rule sees [4]"""
+
+
+def steps(z: Shapes, sizes: GatedDelta) -> Steps:
+    """Return the operations of a rank, which has a part of the heads."""
+    key_heads, heads = sizes.key_heads // z.tp, sizes.value_heads // z.tp
+    keys, values = key_heads * sizes.key_dim, heads * sizes.value_dim
+    width = 2 * keys + values
+    joined = float(z.element * z.tokens * width)
+    norm = Weight("mixer.norm.weight", (sizes.value_dim,), (sizes.value_dim,), z.dtype)
+    if z.tp > 1:  # each rank has a part of the gradient, from its heads
+        norm = Weight(norm.name, norm.shape, norm.whole, z.dtype, partial_rows=sizes.value_dim)
+    return (
+        MixerProduct("qkvz", 2 * (keys + values), z.hidden, "column", "attn.normed", 2 * (keys + values) * z.tp),
+        MixerProduct("ba", 2 * heads, z.hidden, "column", "attn.normed", 2 * heads * z.tp),
+        Node(  # queries, keys and values beside each other, without the gate
+            forward=(memory("F", "mixer.qkv join", "copy", joined, joined, z.dtype),),
+            input_grad=(memory("B", "mixer.qkv join bwd", "copy", joined, joined, z.dtype),),
+            grad_bytes=2 * joined,
+        ),
+        convolution(z, width, sizes.conv_width, bias=False, saved=True),
+        *_repeated(z, key_heads, heads, sizes.key_dim),
+        _decays(z, heads),
+        _rule(z, heads, sizes.key_dim, sizes.value_dim),
+        gated_norm(z, values, sizes.value_dim, norm),
+        MixerProduct("out", z.hidden, values, "row", "mixer.normed", z.hidden),
+    )
+
+
+def _repeated(z: Shapes, key_heads: int, heads: int, key_dim: int) -> tuple[Node, ...]:
+    """Return the copies of queries and keys to all heads of values that share them, and their norms to length 1."""
+    narrow, wide = (float(z.element * z.tokens * count * key_dim) for count in (key_heads, heads))
+    nodes = []
+    for name in "qk":
+        if heads > key_heads:
+            copied = memory("F", f"mixer.{name} repeat", "copy", narrow, wide, z.dtype)
+            summed = memory("B", f"mixer.{name} repeat bwd", "reduce", wide, narrow, z.dtype)
+            nodes.append(Node(forward=(copied,), input_grad=(summed,), grad_bytes=narrow + wide))
+        normed = memory("F", f"mixer.{name} length", "rms_norm", wide, wide, z.dtype, key_dim)
+        back = memory("B", f"mixer.{name} length bwd", "rms_norm_bwd", 2 * wide, wide, z.dtype, key_dim)
+        nodes.append(Node(forward=(normed,), input_grad=(back,), grad_bytes=2 * wide))
+    return tuple(nodes)
+
+
+def _decays(z: Shapes, heads: int) -> Node:
+    """Return the decays and the strengths of corrections: a number each for every token and head."""
+    narrow, wide = float(z.element * z.tokens * heads), float(WIDE * z.tokens * heads)
+    return Node(
+        forward=(
+            memory("F", "mixer.beta", "activation", narrow, narrow, z.dtype),
+            memory("F", "mixer.decay", "activation", narrow, wide, z.dtype),
+        ),
+        input_grad=(
+            memory("B", "mixer.decay bwd", "activation_bwd", narrow + wide, narrow, z.dtype),
+            memory("B", "mixer.beta bwd", "activation_bwd", 2 * narrow, narrow, z.dtype),
+        ),
+        weight_grad=(memory("W", "mixer.decay wgrad", "reduce", wide, WIDE * heads, z.dtype, heads),),
+        saved=(Tensor("mixer.ba", 2 * narrow),),
+        saved_for_weights=(Tensor("mixer.ba", 2 * narrow),),
+        grad_bytes=narrow + wide,
+        output_grad_bytes=wide,
+        weights=(split_weight(z, "A_log", heads), split_weight(z, "dt_bias", heads)),
+    )
+
+
+def _rule(z: Shapes, heads: int, k: int, v: int) -> Node:
+    """Return the rule, which keeps its inputs and the inverted triangles, and makes states again for its backward pass.
+
+    A token and head takes so many multiply-adds, with pieces of c tokens. Products of keys take c k, the inverse
+    c^2 / 3, the two vectors c (k + v). The states take 2 k v, the output k v + c (k + v).
+
+    Backward the two vectors and the states come again. Values inside a piece take c (k + v), and gradients of states
+    3 k v. Those of queries and keys take 3 k v + c (3 k + v). Those of the vectors take 2 c (k + v) + 2 c^2 + 2 c k.
+    """
+    c = PIECE
+    forward = c * k + c * c / 3 + c * (k + v) + 2 * k * v + k * v + c * (k + v)
+    again = c * (k + v) + 2 * k * v
+    backward = again + c * (k + v) + 3 * k * v + 3 * k * v + c * (3 * k + v) + 2 * c * (k + v) + 2 * c * c + 2 * c * k
+    rows = z.tokens * heads
+    qkv, states, triangles = rows * (2 * k + v), rows * k * v / c, rows * c
+    narrow = float(rows * (WIDE + z.element))
+    read, written = z.element * (qkv + rows * (k + v) + states + triangles), z.element * (rows * v + states + triangles)
+    outputs = z.element * (rows * (k + 2 * v) + 2 * states)
+    return Node(
+        forward=(
+            Compute(
+                "mixer.rule",
+                Tiled(2.0 * rows * forward, read + narrow, written, c, k, KERNELS, dtype=z.dtype),
+                StepPhase.FORWARD,
+            ),
+        ),
+        input_grad=(
+            Compute(
+                "mixer.rule bwd",
+                Tiled(
+                    2.0 * rows * backward,
+                    2 * (read + narrow) + z.element * rows * v,
+                    outputs + z.element * qkv + narrow,
+                    c,
+                    k,
+                    BACKWARD_KERNELS,
+                    backward=True,
+                    dtype=z.dtype,
+                ),
+                StepPhase.BACKWARD,
+            ),
+        ),
+        saved=(
+            Tensor("mixer.q", float(z.element * rows * k)),
+            Tensor("mixer.k", float(z.element * rows * k)),
+            Tensor("mixer.v", float(z.element * rows * v)),
+            Tensor("mixer.decays", narrow),
+            Tensor("mixer.triangles", float(z.element * triangles)),
+        ),
+        forward_bytes=z.element * (states + rows * (k + v)),
+        grad_bytes=outputs + z.element * (qkv + rows * v) + narrow,
+    )
+
+
+def flops(sizes: GatedDelta, seen: float) -> float:
+    """Return four products of a key and a value a head, however many tokens are ``seen``.
+
+    So Megatron-LM counts them (training/training.py, ``gated_delta_net``).
+    """
+    return 8.0 * sizes.value_heads * sizes.key_dim * sizes.value_dim
+
+
+def refusals(sizes: GatedDelta, split: Split) -> Iterator[Refusal]:
+    """Yield heads that do not divide, and what the layer cannot be split over."""
+    if sizes.value_heads % sizes.key_heads:
+        allowed = f"a divisor of value_heads {sizes.value_heads}"
+        yield Refusal("model.gated_delta.key_heads", sizes.key_heads, "heads of values share those of keys", allowed)
+        return
+    yield from split_refusals("gated_delta", split, key_heads=sizes.key_heads)
+
+
+MIXER = Mixer(
+    "gated_delta",
+    "linear attention by the gated delta rule",
+    section="gated_delta",
+    sizes=GatedDelta,
+    steps=steps,
+    flops=flops,
+    refusals=refusals,
+)

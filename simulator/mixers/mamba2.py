@@ -1,0 +1,142 @@
+"""Mamba 2: a state-space layer whose heads forget at a rate of each token (arXiv 2405.21060).
+
+With the kernels of mamba_ssm (ops/triton/ssd_combined.py, ``MambaSplitConv1dScanCombinedFn``), which keep the output of
+the first product and of the scan, and make all between them again. Tensor parallelism splits heads and groups, as in
+Megatron-Core (ssm/mamba_mixer.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from simulator.bounds import ModelSize
+from simulator.mixers.mixer import Mixer, MixerProduct, Refusal, Split, Steps
+from simulator.mixers.state import WIDE, convolution, gated_norm, split_refusals, split_weight
+from simulator.operations.nodes import Node, Tensor, memory
+from simulator.operations.shapes import Shapes
+from simulator.program import Compute, StepPhase, Tiled
+
+#: Kernels of the scan, forward and backward. Forward they make sums of decays, states of pieces, states that are
+#: passed on, products of B and C, and outputs. Backward the first four come again, then seven make gradients.
+KERNELS, BACKWARD_KERNELS = 5, 11
+
+
+@dataclass(frozen=True)
+class Mamba2:
+    """Sizes of Mamba 2's layers (arXiv 2405.21060)."""
+
+    heads: ModelSize
+    """heads, each with a state of head_dim x state"""
+    head_dim: ModelSize
+    """width of a head"""
+    state: ModelSize
+    """width of a state"""
+    groups: ModelSize = 1
+    """groups of heads that share what enters and leaves their states (B and C) [1]"""
+    conv_width: ModelSize = 4
+    """tokens that the convolution before the scan sees [4]"""
+    chunk: ModelSize = 256
+    """tokens of a piece that kernels work on at once [256]"""
+    norm: bool = True
+    """the output is normed as it is gated; false: gated alone [true]"""
+    conv_bias: bool = True
+    """whether the convolution has a bias [true]"""
+    bias: bool = False
+    """whether both products have biases [false]"""
+
+
+def steps(z: Shapes, sizes: Mamba2) -> Steps:
+    """Return the operations of a rank, which has a part of the heads and of the groups."""
+    heads, groups = sizes.heads // z.tp, sizes.groups // z.tp
+    inner, shared = heads * sizes.head_dim, 2 * groups * sizes.state
+    columns = 2 * inner + shared + heads
+    projected = float(z.element * z.tokens * columns)
+    conv = convolution(z, inner + shared, sizes.conv_width, bias=sizes.conv_bias, saved=False)
+    convolved = float(z.element * z.tokens * (inner + shared))
+    again = memory("B", "mixer.conv again", "activation", convolved, convolved, z.dtype)
+    norm = split_weight(z, "norm.weight", inner) if sizes.norm else None
+    # The gate is a part of the first product's output, which is kept whole.
+    gate = gated_norm(z, inner, inner // groups, norm)
+    gate = replace(gate, saved=gate.saved[:1])
+    return (
+        MixerProduct("in", columns, z.hidden, "column", "attn.normed", columns * z.tp, sizes.bias),
+        replace(conv, saved=(Tensor("mixer.projected", projected),), input_grad=(again, *conv.input_grad)),
+        _scan(z, sizes, heads, groups),
+        gate,
+        MixerProduct("out", z.hidden, inner, "row", "mixer.normed", z.hidden, sizes.bias),
+    )
+
+
+def _scan(z: Shapes, sizes: Mamba2, heads: int, groups: int) -> Node:
+    """Return the scan, whose output the norm behind it keeps.
+
+    A token takes so many multiply-adds, with pieces of c tokens, heads p and states n wide. The state of its piece
+    takes p n a head, and products of B and C take c n a group. Its output takes c p / 2 + p n a head, as half of a
+    piece comes before it. The backward pass does the first two again. Two gradients of each take twice as much as all.
+    """
+    c, p, n = min(sizes.chunk, z.seq), sizes.head_dim, sizes.state
+    rows = float(z.tokens * heads)
+    again = rows * p * n + z.tokens * groups * c * n
+    whole = again + rows * (c * p / 2 + p * n)
+    x, bc = rows * p, 2.0 * z.tokens * groups * n
+    states, products = rows * p * n / c, z.tokens * groups * c
+    decays = WIDE * rows
+    read = z.element * (2 * x + bc + products) + WIDE * 2 * states + 2 * decays
+    written = z.element * (x + products) + WIDE * 2 * states + decays
+    weights = (split_weight(z, "A_log", heads), split_weight(z, "D", heads), split_weight(z, "dt_bias", heads))
+    return Node(
+        forward=(
+            Compute("mixer.scan", Tiled(2 * whole, read, written, c, n, KERNELS, dtype=z.dtype), StepPhase.FORWARD),
+        ),
+        input_grad=(
+            Compute(
+                "mixer.scan bwd",
+                Tiled(
+                    2 * (again + 2 * whole),
+                    3 * read,
+                    2 * written + z.element * bc,
+                    c,
+                    n,
+                    BACKWARD_KERNELS,
+                    backward=True,
+                    dtype=z.dtype,
+                ),
+                StepPhase.BACKWARD,
+            ),
+        ),
+        weight_grad=(memory("W", "mixer.scan wgrad", "reduce", 2 * decays, 3 * WIDE * heads, z.dtype, heads),),
+        forward_bytes=z.element * (x + bc + products) + WIDE * states,
+        grad_bytes=z.element * (3 * x + 2 * bc + products) + WIDE * 2 * states,
+        output_grad_bytes=z.element * x,
+        weights=weights,
+    )
+
+
+def flops(sizes: Mamba2, seen: float) -> float:
+    """Return seven operations for each number of a state, however many tokens are ``seen``.
+
+    So Megatron-LM counts them (training/training.py, ``mamba_layer_flops``).
+    """
+    return 7.0 * sizes.heads * sizes.head_dim * sizes.state
+
+
+def refusals(sizes: Mamba2, split: Split) -> Iterator[Refusal]:
+    """Yield groups that do not divide, and what the layer cannot be split over."""
+    if sizes.heads % sizes.groups:
+        yield Refusal(
+            "model.mamba2.groups", sizes.groups, "heads are shared out to groups", f"a divisor of heads {sizes.heads}"
+        )
+        return
+    yield from split_refusals("mamba2", split, groups=sizes.groups, heads=sizes.heads)
+
+
+MIXER = Mixer(
+    "mamba2",
+    "state-space layer of Mamba 2",
+    section="mamba2",
+    sizes=Mamba2,
+    steps=steps,
+    flops=flops,
+    refusals=refusals,
+)

@@ -1,0 +1,136 @@
+"""Sparse attention of DeepSeek-V3.2: a small indexer chooses the tokens that each query attends to (arXiv 2512.02556).
+
+The indexer is that of transformers 5.17 (modeling_deepseek_v32.py, ``DeepseekV32Indexer``), in the working precision.
+It learns what attention looks at by a loss of its own, over the chosen tokens alone (section 2.1.1 there); nothing of
+it reaches the layers below.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from simulator.bounds import ModelSize
+from simulator.mixers.mixer import Attends, Mixer, MixerProduct, Refusal, Split, Steps
+from simulator.operations.nodes import Node, Tensor, memory
+from simulator.operations.shapes import Shapes
+from simulator.operations.weights import Weight
+from simulator.program import Compute, StepPhase, Tiled
+from simulator.program.kernels import causal_pairs
+
+#: Bytes of a score and of a chosen token's number.
+SCORE, NUMBER = 4, 4
+#: Keys of a tile of scores.
+TILE = 128
+
+
+@dataclass(frozen=True)
+class Indexer:
+    """Sizes of the indexer of sparse attention (DeepSeek-V3.2)."""
+
+    heads: ModelSize
+    """heads of its queries; its one key serves all"""
+    head_dim: ModelSize
+    """width of a head"""
+    top_k: ModelSize
+    """tokens that a query attends to"""
+
+
+def steps(z: Shapes, sizes: Indexer) -> Steps:
+    """Return the operations of an indexer, which every tensor-parallel rank does whole."""
+    width = sizes.heads * sizes.head_dim
+    return (
+        MixerProduct("index_q", width, z.compressed_queries, "none", "attn.q_normed", width),
+        MixerProduct("index_k", sizes.head_dim, z.hidden, "none", "attn.normed", sizes.head_dim),
+        _key_norm(z, sizes.head_dim),
+        MixerProduct("index_weights", sizes.heads, z.hidden, "none", "attn.normed", sizes.heads),
+        _scores(z, sizes),
+    )
+
+
+def _key_norm(z: Shapes, width: int) -> Node:
+    """Return the LayerNorm of the keys."""
+    nbytes = float(z.element * z.tokens * width)
+    weights = tuple(Weight(f"mixer.key_norm.{name}", (width,), (width,), z.dtype) for name in ("weight", "bias"))
+    return Node(
+        forward=(memory("F", "mixer.key norm", "norm", nbytes, nbytes, z.dtype, width),),
+        input_grad=(memory("B", "mixer.key norm bwd", "norm_bwd", 2 * nbytes, nbytes, z.dtype, width),),
+        weight_grad=(
+            memory("W", "mixer.key norm wgrad", "norm_bwd", 2 * nbytes, 2 * z.element * width, z.dtype, width),
+        ),
+        saved=(Tensor("mixer.key raw", nbytes),),
+        grad_bytes=2 * nbytes,
+        output_grad_bytes=nbytes,
+        weights=weights,
+    )
+
+
+def _scores(z: Shapes, sizes: Indexer) -> Node:
+    """Return the scores of all tokens before a query, the choice among them, and the gradient of its own loss.
+
+    A score is a sum over heads. The gradient takes two products over the chosen tokens; what attention gave to these is
+    computed again for it, over this rank's heads.
+    """
+    pairs = z.batch * causal_pairs(z.seq, z.seq)
+    chosen = z.batch * causal_pairs(z.seq, z.seq, window=min(sizes.top_k, z.seq))
+    width = sizes.heads * sizes.head_dim
+    inputs = float(z.element * z.tokens * (width + sizes.head_dim + sizes.heads))
+    numbers = float(NUMBER * z.tokens * min(sizes.top_k, z.seq))
+    attended = 2.0 * chosen * z.heads * z.head_dim
+    q, k = (float(z.element * z.tokens * width) for width in (z.q_width, z.kv_width))
+    return Node(
+        forward=(
+            Compute(
+                "mixer.scores",
+                Tiled(2.0 * pairs * width, inputs, SCORE * pairs, TILE, sizes.head_dim, dtype=z.dtype),
+                StepPhase.FORWARD,
+            ),
+            memory("F", "mixer.choice", "reduce", SCORE * pairs, numbers, "fp32"),
+        ),
+        input_grad=(
+            Compute(
+                "mixer.attended",
+                Tiled(attended, q + k + numbers, SCORE * chosen, TILE, z.head_dim, dtype=z.dtype),
+                StepPhase.BACKWARD,
+            ),
+            Compute(
+                "mixer.scores bwd",
+                Tiled(
+                    6.0 * chosen * width,
+                    inputs + numbers + SCORE * chosen,
+                    inputs,
+                    TILE,
+                    sizes.head_dim,
+                    backward=True,
+                    dtype=z.dtype,
+                ),
+                StepPhase.BACKWARD,
+            ),
+        ),
+        saved=(Tensor("mixer.index", inputs), Tensor("mixer.chosen", numbers)),
+        forward_bytes=SCORE * pairs,
+        grad_bytes=inputs + SCORE * chosen,
+    )
+
+
+def flops(sizes: Indexer, seen: float) -> float:
+    """Return the products of a query with the keys of the tokens before it."""
+    return 2.0 * sizes.heads * sizes.head_dim * seen
+
+
+def refusals(sizes: Indexer, split: Split) -> Iterator[Refusal]:
+    """Yield context parallelism: an indexer looks at whole sequences."""
+    if split.cp > 1:
+        yield Refusal("parallelism.cp", split.cp, "an indexer chooses among the tokens of whole sequences", "1")
+
+
+MIXER = Mixer(
+    "sparse",
+    "attention to the tokens that an indexer chooses",
+    Attends(mask="top_k"),
+    section="indexer",
+    sizes=Indexer,
+    steps=steps,
+    flops=flops,
+    refusals=refusals,
+)

@@ -1,0 +1,72 @@
+"""Operations that mixers with a state have in common: a short convolution before it, and a gated norm behind it.
+
+Their products are of heads, which tensor-parallel ranks split. Each rank's part of other weights is that of its heads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from simulator.mixers.mixer import Refusal, Split
+from simulator.operations.nodes import Node, Tensor, memory
+from simulator.operations.shapes import Shapes
+from simulator.operations.weights import Weight
+
+#: Bytes of an element of decays and of statistics, which kernels keep in fp32.
+WIDE = 4
+
+
+def split_weight(z: Shapes, name: str, *shape: int) -> Weight:
+    """Return a weight of which tensor-parallel ranks have a part of the first dimension; ``shape`` is this rank's."""
+    return Weight(f"mixer.{name}", shape, (shape[0] * z.tp, *shape[1:]), z.dtype, sharded_over=("tp",))
+
+
+def convolution(z: Shapes, channels: int, taps: int, *, bias: bool, saved: bool) -> Node:
+    """Return a causal convolution of each of this rank's ``channels`` over ``taps`` tokens, with SiLU behind it.
+
+    It is one kernel each way, the second of which makes the gradients of the weights too (causal_conv1d,
+    causal_conv1d_interface.py). ``saved``: it keeps its input.
+    """
+    nbytes = float(z.element * z.tokens * channels)
+    weights = [split_weight(z, "conv.weight", channels, 1, taps)]
+    if bias:
+        weights.append(split_weight(z, "conv.bias", channels))
+    return Node(
+        forward=(memory("F", "mixer.conv", "activation", nbytes, nbytes, z.dtype),),
+        input_grad=(memory("B", "mixer.conv bwd", "activation_bwd", 2 * nbytes, nbytes, z.dtype),),
+        saved=(Tensor("mixer.conv input", nbytes),) if saved else (),
+        grad_bytes=2 * nbytes,
+        weights=tuple(weights),
+    )
+
+
+def gated_norm(z: Shapes, channels: int, width: int, weight: Weight | None) -> Node:
+    """Return the norm of the mixer's output in rows ``width`` wide, times a gate, of so many ``channels`` of this rank.
+
+    It is one kernel each way, the second of which makes the weight's gradient too (mamba_ssm and
+    flash-linear-attention). Without a ``weight`` there is the gate alone. It keeps both inputs.
+    """
+    nbytes = float(z.element * z.tokens * channels)
+    op = ("rms_norm", "rms_norm_bwd") if weight else ("residual", "residual")
+    return Node(
+        forward=(memory("F", "mixer.norm", op[0], 2 * nbytes, nbytes, z.dtype, width if weight else 0),),
+        input_grad=(memory("B", "mixer.norm bwd", op[1], 3 * nbytes, 2 * nbytes, z.dtype, width if weight else 0),),
+        saved=(Tensor("mixer.raw", nbytes), Tensor("mixer.gate", nbytes)),
+        grad_bytes=3 * nbytes,
+        weights=(weight,) if weight else (),
+    )
+
+
+def split_refusals(name: str, split: Split, **parts: int) -> Iterator[Refusal]:
+    """Yield what a mixer called ``name`` cannot be split over: tp that does not divide its ``parts``, and cp.
+
+    A state goes through a sequence from its first token to its last, and ranks that have parts of sequences would wait
+    for each other.
+    """
+    for key, count in parts.items():
+        if count % split.tp:
+            allowed = f"a divisor of {count}"
+            yield Refusal("parallelism.tp", split.tp, f"does not divide model.{name}.{key} {count}", allowed)
+            return
+    if split.cp > 1:
+        yield Refusal("parallelism.cp", split.cp, f"the state of {name} passes through whole sequences", "1")

@@ -1,0 +1,159 @@
+"""The operations of a layer's mixer: those of attention, or the steps of another kind."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from simulator.mixers import Mixer, MixerProduct, Steps
+from simulator.models.attention import attention_inputs, split_qkv
+from simulator.models.context_parallelism import core_attention
+from simulator.models.latent_attention import Latent, latent_projections, up_inputs
+from simulator.models.linear import add_gradient, linear, with_summed_gradients
+from simulator.models.norms import head_norms
+from simulator.models.parts import Checkpoint
+from simulator.models.pointwise import rope
+from simulator.models.shapes import FrameworkShapes
+from simulator.operations.nodes import Node, Tensor, memory
+from simulator.operations.weights import elements
+
+
+@dataclass(frozen=True)
+class Mixing:
+    """Operations from the normed rows to a mixer's output, and what of them may run again.
+
+    ``readers``: products that read the normed rows.
+    """
+
+    nodes: tuple[Node, ...]
+    readers: int = 1
+    checkpoints: Mapping[str, Checkpoint] = field(default_factory=dict)
+
+
+def mixing(z: FrameworkShapes, mixer: Mixer, sizes: Any, a: Latent | None) -> Mixing | None:
+    """Return the operations of ``mixer`` with its own ``sizes``; None of one that does nothing."""
+    if mixer.attends:
+        return _attention(z, a, mixer.steps(z, sizes) if mixer.steps else ())
+    if mixer.steps is None:
+        return None
+    return Mixing(_nodes(z, mixer.steps(z, sizes)))
+
+
+def _attention(z: FrameworkShapes, a: Latent | None, beside: Steps) -> Mixing:
+    """Return attention, with the operations ``beside`` it that choose what a query sees.
+
+    Those pass no gradient on to their input.
+    """
+    joined = a is not None or z.framework.joins_projections(z.position)
+    down, up = latent_projections(z, a) if a else (_projections(z), ())
+    core = core_attention(z)
+    chosen = tuple(
+        replace(node, input_grad=()) if isinstance(step, MixerProduct) else node
+        for step, node in zip(beside, _nodes(z, beside), strict=True)
+    )
+    context = "attn.gated" if z.gate else "attn.context"
+    bias = "o" in z.biases
+    projection = linear(z, "attn", "proj", z.hidden, z.context_width, split="row", saved=context, bias=bias)
+    checkpoints = {
+        "core_attn": Checkpoint(core, attention_inputs(z)),
+        "mla_up_proj": Checkpoint(up, up_inputs(up), ("attn.q", "attn.k", "attn.v")),
+    }
+    gate = (_gate(z),) if z.gate else ()
+    return Mixing((*down, *up, *chosen, *core, *gate, projection), 1 if joined else 3, checkpoints)
+
+
+def _gate(z: FrameworkShapes) -> Node:
+    """Return the sigmoid of the gate, which comes with the queries, and its product with the context."""
+    nbytes = float(z.element * z.tokens * z.context_width)
+    return Node(
+        forward=(memory("F", "attn.gate", "residual", 2 * nbytes, nbytes, z.dtype),),
+        input_grad=(memory("B", "attn.gate bwd", "residual", 3 * nbytes, 2 * nbytes, z.dtype),),
+        saved=(Tensor("attn.context", nbytes), Tensor("attn.gate", nbytes)),
+        grad_bytes=3 * nbytes,
+    )
+
+
+def _projections(z: FrameworkShapes) -> tuple[Node, ...]:
+    """Return the operations from the normed rows to queries, keys and values with positions."""
+    turn = z.framework.positions or rope
+    return (*_qkv(z), *head_norms(z), *((turn(z),) if z.position == "rope" else ()))
+
+
+def _qkv(z: FrameworkShapes) -> tuple[Node, ...]:
+    """Return queries, keys and values as one product that is split, or as three; a gate comes with the queries."""
+    k_shared, v_shared = (z.kv_width, z.v_width) if z.kv_replicas > 1 else (0, 0)
+    gate = z.context_width if z.gate else 0
+    bias = "qkv" in z.biases
+    if z.framework.joins_projections(z.position):
+        qkv = z.q_width + gate + z.kv_width + z.v_width
+        joined = linear(
+            z,
+            "attn",
+            "qkv",
+            qkv,
+            z.hidden,
+            split="column",
+            saved="attn.normed",
+            bias=bias,
+            shared=k_shared + v_shared,
+            wide=True,
+        )
+        if bias and z.framework.adds_qkv_bias:
+            nbytes = float(z.element * z.tokens * qkv)
+            add = memory("F", "attn.qkv bias", "bias", nbytes, nbytes, z.dtype)
+            joined = replace(joined, forward=(*joined.forward, add))
+        return joined, split_qkv(z)
+    widths = {"q": (z.q_width + gate, 0), "k": (z.kv_width, k_shared), "v": (z.v_width, v_shared)}
+    return with_summed_gradients(
+        z,
+        [
+            linear(
+                z,
+                "attn",
+                name,
+                n,
+                z.hidden,
+                split="column",
+                saved="attn.normed",
+                bias=bias,
+                shared=copies,
+                wide=True,
+                first=name == "q",
+            )
+            for name, (n, copies) in widths.items()
+        ],
+    )
+
+
+def _nodes(z: FrameworkShapes, steps: Steps) -> tuple[Node, ...]:
+    """Return the ``steps`` of a mixer as operations of the framework, gradients of small weights added up too.
+
+    Gradients of products of one input are summed where the second hands its own on.
+    """
+    nodes: list[Node] = []
+    read: set[str] = set()
+    for step in steps:
+        if isinstance(step, MixerProduct):
+            node = linear(
+                z,
+                "mixer",
+                step.name,
+                step.n,
+                step.k,
+                split=step.split,
+                saved=step.saved,
+                bias=step.bias,
+                rows=step.rows,
+                first=step.saved not in read,
+            )
+            if step.saved in read:
+                nbytes = z.row_bytes
+                add = memory("B", f"mixer.{step.name} input grad", "residual", 2 * nbytes, nbytes, z.dtype)
+                node = replace(node, input_grad=(*node.input_grad, add), together=())
+            read.add(step.saved)
+        else:
+            gradient = add_gradient(z, step.weights[0].name, elements(step.weights)) if step.weights else ()
+            node = replace(step, weight_grad=(*step.weight_grad, *gradient))
+        nodes.append(node)
+    return tuple(nodes)
