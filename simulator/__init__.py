@@ -14,6 +14,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from simulator.advising.advise import SpeedAdvice, advise
     from simulator.api import StepResult, run
     from simulator.engine import simulate
     from simulator.results import Result
@@ -30,8 +31,10 @@ __all__ = [
     "ScheduleResult",
     "SearchResult",
     "SharedResult",
+    "SpeedAdvice",
     "StepResult",
     "SweepResult",
+    "advise",
     "run",
     "schedule",
     "search",
@@ -43,6 +46,8 @@ __all__ = [
 #: Modules of names that are loaded at first use: reading a workload file on a bare GPU machine must import neither
 #: SimPy nor matplotlib.
 _HOME = {
+    "advise": "simulator.advising.advise",
+    "SpeedAdvice": "simulator.advising.advise",
     "simulate": "simulator.engine",
     "schedule": "simulator.schedule_alone",
     "ScheduleResult": "simulator.schedule_alone",

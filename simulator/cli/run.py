@@ -48,6 +48,19 @@ StepGantt = Annotated[
 MemoryPlot = Annotated[
     Path | None, typer.Option(metavar="FILE", help="Draw the fullest GPU's memory over time (.png, .svg or .pdf).")
 ]
+Advise = Annotated[
+    bool, typer.Option("--advise", help="End with what to change: the changes that help most, each simulated.")
+]
+ReportFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--report", metavar="FILE", help="Write one page with all results and pictures to look into (.html); advises."
+    ),
+]
+Budget = Annotated[
+    float | None,
+    typer.Option(metavar="SECONDS", help="With --advise or --report: no change is simulated later. [30]", min=0.0),
+]
 
 
 def command(
@@ -60,6 +73,9 @@ def command(
     trace_ranks: TraceRanks = None,
     gantt: StepGantt = None,
     memory: MemoryPlot = None,
+    advise: Advise = False,
+    report_file: ReportFile = None,
+    budget_s: Budget = None,
     quiet: Quiet = False,
     strict: Strict = False,
 ) -> None:
@@ -73,6 +89,8 @@ def command(
     Examples:
       llmsim run gpt175b_3d --gantt step.png --trace step.json.gz
       llmsim run gpt175b_3d --set parallelism.dp=8 --json -
+      llmsim run gpt175b_3d --advise
+      llmsim run llama3_8b_dgx_h100 --report page.html
       llmsim run llama3_8b_dgx_h100 llama3_70b
       llmsim run gpt22b_tp8 gpt22b_tp8 --share-fabric --set placement=interleaved
     """
@@ -84,12 +102,14 @@ def command(
     names = [workload, *(further_workloads or ())]
     jobs = [load_workload(name, changes) for name in names]
     _check_number(len(jobs), share_fabric)
-    outputs = {"--json": json, "--trace": trace, "--gantt": gantt, "--memory": memory}
-    check_outputs(outputs, {"--gantt": PICTURES, "--memory": PICTURES})
+    outputs = {"--json": json, "--trace": trace, "--gantt": gantt, "--memory": memory, "--report": report_file}
+    check_outputs(outputs, {"--gantt": PICTURES, "--memory": PICTURES, "--report": (".html", ".htm")})
+    advises = _advises(advise, report_file, budget_s, share_fabric)
     ranks = _trace_ranks(trace, trace_ranks, jobs)
 
     import simulator
-    from simulator.output.summary import compare
+    from simulator.output.summary import compared
+    from simulator.output.summary import summary as one_summary
 
     if share_fabric:
         # The first job describes the cluster of all.
@@ -100,13 +120,20 @@ def command(
     else:
         results = _simulated(names, jobs, changes)
         reports, warnings = [result.to_dict() for result in results], _warnings(results)
+        if advises:
+            reports = [
+                {**one, "what_to_change": _advice(result, budget_s)}
+                for one, result in zip(reports, results, strict=True)
+            ]
         report = reports[0] if len(jobs) == 1 else envelope("run", warnings, runs=reports)
-        summary = results[0].summary if len(jobs) == 1 else partial(compare, *reports)
+        summary = partial(one_summary if len(jobs) == 1 else compared, *reports)
     write_json(json, report)
     if trace is not None:
         with progress("writing the trace"):
             results[0].save_trace(trace, ranks)
     _draw(results, gantt, memory, set_ or ())
+    if report_file is not None:
+        _write_page(report_file, results, reports, set_ or ())
     if not quiet and json != STDOUT:
         show(summary())
     _judge(reports, warnings, strict)
@@ -123,6 +150,30 @@ def _simulated(names: Sequence[str], jobs: Sequence[Workload], changes: Mapping[
         with progress(f"simulating {job.name}"), located(written_in(name, changes)):
             results.append(simulator.run(job))
     return results
+
+
+def _advises(advise: bool, report_file: Path | None, budget_s: float | None, share_fabric: bool) -> bool:
+    """Return whether changes are simulated. Raises `InputError` where options do not go together."""
+    for option, asked in (("--advise", advise), ("--report", report_file is not None)):
+        if asked and share_fabric:
+            raise InputError("is of jobs that have a cluster alone", file=option, fix="a run without --share-fabric")
+    advises = advise or report_file is not None
+    if report_file is not None:
+        from simulator.output.page.document import check_page
+
+        check_page()
+    if budget_s is not None and not advises:
+        raise InputError("limits the time of advice, and none is asked for", file="--budget-s", fix="--advise")
+    return advises
+
+
+def _advice(result: StepResult, budget_s: float | None) -> dict[str, Any]:
+    """Return the changes that help a job most, as in the JSON output."""
+    from simulator.advising.advise import BUDGET_S, advise
+
+    with progress(f"simulating changes of {result.job_name}") as far:
+        watch = lambda done, of: far(f"{done} of {of}")  # noqa: E731
+        return advise(result, budget_s=BUDGET_S if budget_s is None else budget_s, watch=watch).to_dict()
 
 
 def _check_number(jobs: int, share_fabric: bool) -> None:
@@ -172,6 +223,20 @@ def _draw(results: Sequence[StepResult], gantt: Path | None, memory: Path | None
         elif memory is not None:
             jobs = {f"{n}. {one.workload.name}": (one.played, one.memories) for n, one in enumerate(results, 1)}
             save(compare_memory(jobs), memory)
+
+
+def _write_page(
+    path: Path, results: Sequence[StepResult], reports: Sequence[Mapping[str, Any]], changes: Sequence[str]
+) -> None:
+    """Write the page on one job or two, whose ``reports`` say what to change."""
+    from simulator.output.page.document import PageJob, save_page
+
+    with progress("writing the page"):
+        jobs = [
+            PageJob(report, result.spans, result.played, result.memories)
+            for result, report in zip(results, reports, strict=True)
+        ]
+        save_page(jobs, path, changed=", ".join(changes))
 
 
 def _judge(reports: Sequence[Mapping[str, Any]], warnings: Sequence[str], strict: bool) -> None:
