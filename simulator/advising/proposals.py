@@ -165,7 +165,7 @@ _KINDS: tuple[tuple[Callable[[Workload], Iterator[Change]], tuple[str, ...]], ..
 
 
 def proposals(workload: Workload, breakdown: Mapping[str, Any], split: Sequence[int] | None) -> list[Proposal]:
-    """Return what is worth a simulation, the largest part of the step first.
+    """Return what is worth a simulation: first what keeps the layout, and of these the largest part of the step.
 
     ``breakdown``: `time_breakdown_s` of the job. ``split``: layers per stage that are known to be better, if any.
     """
@@ -173,4 +173,4 @@ def proposals(workload: Workload, breakdown: Mapping[str, Any], split: Sequence[
     listed = [Proposal(change, ("bubble",)) for change in _another_split(workload, split)]
     listed += [Proposal(change, shortens) for kind, shortens in _KINDS for change in kind(workload)]
     worth = [one for one in listed if one.seconds(breakdown) >= WORTH * step]
-    return sorted(worth, key=lambda one: -float(f"{one.seconds(breakdown):.6g}"))
+    return sorted(worth, key=lambda one: (one.shortens == _ALL, -float(f"{one.seconds(breakdown):.6g}")))

@@ -3,7 +3,7 @@ const chosen = boxes.selected.indices
 if (chosen.length === 0) return
 const box = chosen[0]
 const begin = boxes.data.left[box]
-const ops = {left: [], right: [], lane: [], colour: [], name: [], kind: [], seconds: [], moved: [], flops: []}
+const ops = {line: [], left: [], right: [], lane: [], colour: [], name: [], kind: [], seconds: [], moved: [], flops: []}
 const lanes = new Set()
 let full_speed = true
 for (let piece = inside.first_piece[box]; piece < inside.first_piece[box + 1]; piece++) {
@@ -14,6 +14,7 @@ for (let piece = inside.first_piece[box]; piece < inside.first_piece[box + 1]; p
     const to = own < 0 ? start + inside.op_end[op] : inside.own_end[own + op - first]
     const lane = inside.texts[inside.op_lane[op]]
     lanes.add(lane)
+    ops.line.push((to - from) > narrow * (boxes.data.right[box] - begin) ? 0.6 : 0)
     ops.left.push((from - begin) * scale)
     ops.right.push((to - begin) * scale)
     ops.lane.push(lane)
@@ -30,7 +31,7 @@ figure.y_range.factors = Array.from(lanes).sort((a, b) => (a === "compute") - (b
 source.data = ops
 figure.x_range.setv({start: 0, end: length, reset_start: 0, reset_end: length})
 const seconds = (boxes.data.right[box] - boxes.data.left[box]) * unit_s
-figure.title.text = `Inside ${boxes.data.name[box]} on ${boxes.data.where[box]}: ` +
+figure.title.text = `Inside ${boxes.data.name[box]} on ${boxes.data.where[box]}\n` +
   `${ops.name.length.toLocaleString("en")} kernels and transfers, ${format_seconds(seconds)}`
 
 function format_seconds(seconds) {

@@ -1,5 +1,5 @@
 // Marks the passes and transfers that a search asks for: a micro-batch's number, a name, or a kernel inside of passes.
-const wanted = cb_obj.value.trim().toLowerCase()
+const wanted = cb_obj.value_input.trim().toLowerCase()
 const marked = {left: [], right: [], top: [], bottom: []}
 if (wanted !== "") {
   const number = /^\d+$/.test(wanted) ? Number(wanted) : null

@@ -64,8 +64,8 @@ def cards(report: JsonReport) -> list[Card]:
             alarming=not memory["fits"],
         ),
         Card(
-            "throughput",
-            f"{report['tokens_per_s']:,.0f} tokens/s",
+            "tokens/s",
+            f"{report['tokens_per_s']:,.0f}",
             f"{report['tokens_per_s_per_gpu']:,.0f} per GPU",
         ),
         Card("MFU", percent(report["mfu"]), f"HFU {percent(report['hfu'])}"),

@@ -9,7 +9,7 @@ import numpy as np
 
 from simulator.output.gantt_panel import IDLE_COLOUR
 from simulator.output.page.style import plain_figure, tooltip_units
-from simulator.output.page.timeline_data import OP_COLOUR, TimelineData
+from simulator.output.page.timeline_data import NARROW, OP_COLOUR, TimelineData
 from simulator.timeline import CATEGORIES, Timeline
 
 if TYPE_CHECKING:
@@ -18,6 +18,12 @@ if TYPE_CHECKING:
 
 #: Points of a row's height, and of all rows together at most.
 _ROW, _MOST = 46, 620
+
+#: Shares of a pass, as they stand in its tooltip.
+_SHARES = """
+const share = (kind) => 100 * boxes.data[`share_${kind}`][special_vars.index]
+return kinds.filter((kind) => share(kind) >= 0.05).map((kind) => `${kind} ${share(kind).toFixed(1)} %`).join(", ")
+"""
 
 
 def timeline_chart(timeline: Timeline, name: str) -> tuple[LayoutDOM, str]:
@@ -34,7 +40,8 @@ def timeline_chart(timeline: Timeline, name: str) -> tuple[LayoutDOM, str]:
         CustomJS(
             args={
                 "boxes": boxes, "inside": shown, "source": source, "figure": inside, "unit_s": data.unit_s,
-                "scale": data.unit_s * 1e3, "op_colours": list(OP_COLOUR),
+                "scale": data.unit_s * 1e3, "narrow": NARROW,
+                "op_colours": list(OP_COLOUR),
             },
             code=_script("inside.js"),
         ),
@@ -66,7 +73,7 @@ def _first_shown(data: TimelineData) -> list[int]:
 
 def _whole(data: TimelineData, name: str) -> tuple[figure, Any, Any, Any]:
     """Return the picture of all rows, and the sources of its boxes, bars and marks."""
-    from bokeh.models import ColumnDataSource, HoverTool, Range1d, TapTool, WheelZoomTool
+    from bokeh.models import ColumnDataSource, Range1d, TapTool
 
     rows = len(data.rows)
     whole = plain_figure(
@@ -75,12 +82,9 @@ def _whole(data: TimelineData, name: str) -> tuple[figure, Any, Any, Any]:
         x_range=Range1d(0, data.length, bounds=(-0.02 * data.length, 1.02 * data.length)),
         y_range=Range1d(rows, 0),
         x_axis_label=f"time ({data.unit})",
-        tools="xpan,xbox_zoom,reset,save",
+        tools="xpan,reset,save",
     )
-    wheel = WheelZoomTool(dimensions="width", modifiers={"ctrl": True})
-    whole.add_tools(wheel)
-    whole.toolbar.active_scroll = wheel
-    whole.toolbar.active_drag = whole.select_one({"type": _tool("BoxZoomTool")})
+    _zooms(whole)
     whole.yaxis.ticker = [row + 0.5 for row in range(rows)]
     whole.yaxis.major_label_overrides = {row + 0.5: label for row, label in enumerate(data.rows)}
     whole.ygrid.visible = False
@@ -88,77 +92,81 @@ def _whole(data: TimelineData, name: str) -> tuple[figure, Any, Any, Any]:
     whole.quad(**quads, source=ColumnDataSource(data.idle), fill_color=IDLE_COLOUR)
     boxes, bars = ColumnDataSource(data.boxes), ColumnDataSource(data.bars)
     passes = whole.quad(
-        **{**quads, "line_color": "white"}, line_width=0.4, source=boxes, fill_color="colour", name=f"{name}-boxes"
+        **{**quads, "line_color": "white"}, line_width="line", source=boxes, fill_color="colour", name=f"{name}-boxes"
     )
     passes.nonselection_glyph = None
     passes.selection_glyph = type(passes.glyph)(
         left="left", right="right", top="top", bottom="bottom", fill_color="colour", line_color="black", line_width=2
     )
     whole.quad(**quads, source=ColumnDataSource(data.shares), fill_color="colour")
-    transfers = whole.quad(**quads, source=bars, fill_color="colour")
+    # However short, a transfer is a pixel wide: shorter ones would show by chance.
+    transfers = whole.quad(**{**quads, "line_color": "colour"}, line_width=0.8, source=bars, fill_color="colour")
     transfers.nonselection_glyph = None
     marked = ColumnDataSource({side: np.zeros(0) for side in ("left", "right", "top", "bottom")})
     whole.quad(
         **{**quads, "line_color": "black"}, line_width=1.5, source=marked, fill_color="#FFE600", fill_alpha=0.45,
     )  # fmt: skip
+    whole.add_tools(*_hovers(data, passes, transfers), TapTool(renderers=[passes]))
+    return whole, boxes, bars, marked
+
+
+def _zooms(picture: figure) -> None:
+    """Zoom in time: a drag looks closer at what it covers, Ctrl and the wheel do so around the pointer."""
+    from bokeh.models import BoxZoomTool, WheelZoomTool
+
+    wheel, box = WheelZoomTool(dimensions="width", modifiers={"ctrl": True}), BoxZoomTool(dimensions="width")
+    picture.add_tools(box, wheel)
+    picture.toolbar.active_scroll, picture.toolbar.active_drag = wheel, box
+
+
+def _hovers(data: TimelineData, passes: Any, transfers: Any) -> list[Any]:
+    """Return what appears under the pointer on a pass, and on a transfer."""
+    from bokeh.models import CustomJSHover, HoverTool
+
     texts, units = tooltip_units("@seconds", "@moved")
     kinds = [kind for kind in CATEGORIES if data.boxes[f"share_{kind}"].max(initial=0) > 0]
-    whole.add_tools(
+    shares = CustomJSHover(args={"boxes": passes.data_source, "kinds": kinds}, code=_SHARES)
+    times = [
+        ("begins", f"@left{{0,0.0000}} {data.unit}"), ("ends", f"@right{{0,0.0000}} {data.unit}"), ("takes", texts[0]),
+    ]  # fmt: skip
+    moved = [("sent inside", texts[1])] if data.boxes["moved"].max(initial=0) > 0 else []
+    return [
         HoverTool(
             renderers=[passes],
-            tooltips=[
-                ("", "@name"), ("where", "@where"), ("begins", f"@left{{0,0.0000}} {data.unit}"),
-                ("ends", f"@right{{0,0.0000}} {data.unit}"), ("takes", texts[0]),
-                *((f"of it {kind}", f"@share_{kind}{{0.0 %}}") for kind in kinds),
-                *([("sent inside", texts[1])] if data.boxes["moved"].max(initial=0) > 0 else []),
-            ],
-            formatters=units,
-            name=f"{name}-hover",
+            tooltips=[("", "@name"), ("where", "@where"), *times, ("of it", "@row{custom}"), *moved],
+            formatters={**units, "@row": shares},
         ),
         HoverTool(
             renderers=[transfers],
             tooltips=[
-                ("", "@name"), ("micro-batch", "@microbatch"), ("where", "@where"),
-                ("begins", f"@left{{0,0.0000}} {data.unit}"), ("ends", f"@right{{0,0.0000}} {data.unit}"),
-                ("takes", texts[0]), ("bytes", texts[1]),
+                ("", "@name"), ("micro-batch", "@microbatch"), ("where", "@where"), *times, ("bytes", texts[1]),
             ],
             formatters=units,
         ),
-        TapTool(renderers=[passes]),
-    )  # fmt: skip
-    return whole, boxes, bars, marked
-
-
-def _tool(name: str) -> Any:
-    import bokeh.models
-
-    return getattr(bokeh.models, name)
+    ]  # fmt: skip
 
 
 def _inside_figure(data: TimelineData, name: str) -> tuple[figure, Any]:
     """Return the picture of one pass, which a browser fills, and its source."""
-    from bokeh.models import ColumnDataSource, FactorRange, HoverTool, Range1d, WheelZoomTool
+    from bokeh.models import ColumnDataSource, FactorRange, HoverTool, Range1d
     from bokeh.transform import dodge
 
-    columns = ("left", "right", "lane", "colour", "name", "kind", "seconds", "moved", "flops")
+    columns = ("line", "left", "right", "lane", "colour", "name", "kind", "seconds", "moved", "flops")
     source = ColumnDataSource({column: [] for column in columns})
     inside = plain_figure(
         name=f"{name}-inside",
-        height=190,
-        title="Choose a pass above to see its kernels",
+        height=205,
+        title="Inside a pass\n",
         x_range=Range1d(0, 1),
         y_range=FactorRange(factors=["compute"]),
         x_axis_label="time since the pass began (ms)",
-        tools="xpan,xbox_zoom,reset,save",
+        tools="xpan,reset,save",
     )
-    wheel = WheelZoomTool(dimensions="width", modifiers={"ctrl": True})
-    inside.add_tools(wheel)
-    inside.toolbar.active_scroll = wheel
-    inside.toolbar.active_drag = inside.select_one({"type": _tool("BoxZoomTool")})
+    _zooms(inside)
     inside.ygrid.visible = False
     kernels = inside.hbar(
         y=dodge("lane", 0.0, range=inside.y_range), height=0.8, left="left", right="right", source=source,
-        fill_color="colour", line_color="white", line_width=0.3,
+        fill_color="colour", line_color="white", line_width="line",
     )  # fmt: skip
     texts, units = tooltip_units("@seconds", "@moved")
     inside.add_tools(

@@ -19,6 +19,8 @@ from simulator.timeline import CATEGORIES, COMMUNICATION, FIRST_COMMUNICATION, T
 MOST_BARS = 30_000
 #: Most kernels whose exact times are kept, of passes that did not run at full speed throughout.
 _MOST_STRETCHED = 100_000
+#: White lines part boxes that are wider than this share of a picture; narrower ones would vanish under them.
+NARROW = 0.001
 #: Space above each box, as a share of its row.
 _MARGIN = 0.05
 
@@ -122,6 +124,7 @@ def _boxes(timeline: Timeline, picture: Picture, box: Ints, unit_s: float) -> Co
         "left": _small(start / unit_s),
         "right": _small(end / unit_s),
         "seconds": _small(end - start),
+        "line": np.where(end - start > NARROW * picture.length_s, np.float32(0.5), np.float32(0)),
         "top": _small(row + _MARGIN),
         "bottom": _small(row + _MARGIN + picture.bar_height),
         "colour": [colours[key] for key in zip(phases, chunks, strict=True)],
