@@ -31,7 +31,7 @@ figure.y_range.factors = Array.from(lanes).sort((a, b) => (a === "compute") - (b
 source.data = ops
 figure.x_range.setv({start: 0, end: length, reset_start: 0, reset_end: length})
 const seconds = (boxes.data.right[box] - boxes.data.left[box]) * unit_s
-figure.title.text = `Inside ${boxes.data.name[box]} on ${boxes.data.where[box]}\n` +
+figure.title.text = `Inside ${boxes.data.name[box]} on ${rows[boxes.data.row[box]]}\n` +
   `${ops.name.length.toLocaleString("en")} kernels and transfers, ${format_seconds(seconds)}`
 
 function format_seconds(seconds) {

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 _CAPACITY = "#C00000"
 #: Most stages whose memory is drawn, and most moments of each.
-_MOST_STAGES, _MOST_MOMENTS = 16, 4000
+_MOST_STAGES, _MOST_MOMENTS = 16, 2000
 
 
 def memory_chart(timeline: Timeline, memories: Sequence[RankMemory], name: str) -> LayoutDOM:
@@ -120,9 +120,7 @@ def _stages(timeline: Timeline, shown: Sequence[RankMemory], beside: figure, top
         times, layers = _thinned(*memory_layers(timeline, memory))
         total = np.sum(list(layers.values()), axis=0) / GiB
         label = f"stage {memory.stage} (rank {memory.rank})"
-        source = ColumnDataSource(
-            {"time": times.astype(np.float32), "total": total.astype(np.float32), "who": [label] * len(times)}
-        )
+        source = ColumnDataSource({"time": times.astype(np.float32), "total": total.astype(np.float32)})
         lines.append(
             picture.step(
                 x="time", y="total", mode="after", source=source, line_color=colour, line_width=1.4, name=label,

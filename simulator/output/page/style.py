@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from bokeh.models import CustomJSHover
     from bokeh.plotting import figure
 
 INK, FAINT = "#1F2933", "#D5DAE0"
@@ -19,7 +20,6 @@ if (!(value > 0)) return "none"
 const [size, unit] = value >= 1e9 ? [1e9, "GB"] : value >= 1e6 ? [1e6, "MB"] : value >= 1e3 ? [1e3, "kB"] : [1, "B"]
 return `${(value / size).toFixed(2)} ${unit}`
 """
-_GIB = "return `${(value).toFixed(2)} GiB`"
 
 
 def plain_figure(**options: Any) -> figure:
@@ -45,9 +45,15 @@ def plain_figure(**options: Any) -> figure:
     return picture
 
 
-def tooltip_units(seconds: str, nbytes: str) -> tuple[tuple[str, str], dict[str, Any]]:
-    """Return the texts of two columns in a tooltip, one of seconds and one of bytes, and what writes their units."""
+def seconds_text() -> CustomJSHover:
+    """Return what writes seconds in a tooltip in a fitting unit."""
     from bokeh.models import CustomJSHover
 
-    formatters = {seconds: CustomJSHover(code=_SECONDS), nbytes: CustomJSHover(code=_BYTES)}
-    return (f"{seconds}{{custom}}", f"{nbytes}{{custom}}"), formatters
+    return CustomJSHover(code=_SECONDS)
+
+
+def bytes_text() -> CustomJSHover:
+    """Return what writes bytes in a tooltip in a fitting unit."""
+    from bokeh.models import CustomJSHover
+
+    return CustomJSHover(code=_BYTES)

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from simulator.output.gantt_panel import IDLE_COLOUR
-from simulator.output.page.style import plain_figure, tooltip_units
+from simulator.output.gantt_panel import IDLE_COLOUR, SHARE_COLOUR
+from simulator.output.page.style import bytes_text, plain_figure, seconds_text
 from simulator.output.page.timeline_data import NARROW, OP_COLOUR, TimelineData
-from simulator.timeline import CATEGORIES, Timeline
+from simulator.timeline import Timeline
 
 if TYPE_CHECKING:
     from bokeh.models import LayoutDOM
@@ -19,10 +19,17 @@ if TYPE_CHECKING:
 #: Points of a row's height, and of all rows together at most.
 _ROW, _MOST = 46, 620
 
-#: Shares of a pass, as they stand in its tooltip.
-_SHARES = """
-const share = (kind) => 100 * boxes.data[`share_${kind}`][special_vars.index]
-return kinds.filter((kind) => share(kind) >= 0.05).map((kind) => `${kind} ${share(kind).toFixed(1)} %`).join(", ")
+#: What stands in a tooltip on the length of a box or bar, and on what a pass consists of.
+_LENGTH = """
+const seconds = (columns.data.right[special_vars.index] - columns.data.left[special_vars.index]) * unit_s
+const [size, unit] = seconds >= 1 ? [1, "s"] : seconds >= 1e-3 ? [1e-3, "ms"] : [1e-6, "µs"]
+return `${(seconds / size).toFixed(2)} ${unit}`
+"""
+_INSIDE = """
+const at = (column) => columns.data[column][special_vars.index]
+const share = ([, top, bottom]) => 100 * (at(bottom) - at(top)) / (at("bottom") - value)
+const parts = levels.filter((level) => share(level) >= 0.05)
+return parts.map((level) => `${level[0]} ${share(level).toFixed(1)} %`).join(", ") || "computation"
 """
 
 
@@ -40,7 +47,7 @@ def timeline_chart(timeline: Timeline, name: str) -> tuple[LayoutDOM, str]:
         CustomJS(
             args={
                 "boxes": boxes, "inside": shown, "source": source, "figure": inside, "unit_s": data.unit_s,
-                "scale": data.unit_s * 1e3, "narrow": NARROW,
+                "scale": data.unit_s * 1e3, "narrow": NARROW, "rows": list(data.rows),
                 "op_colours": list(OP_COLOUR),
             },
             code=_script("inside.js"),
@@ -98,7 +105,9 @@ def _whole(data: TimelineData, name: str) -> tuple[figure, Any, Any, Any]:
     passes.selection_glyph = type(passes.glyph)(
         left="left", right="right", top="top", bottom="bottom", fill_color="colour", line_color="black", line_width=2
     )
-    whole.quad(**quads, source=ColumnDataSource(data.shares), fill_color="colour")
+    for kind, (top, bottom) in data.levels.items():
+        part = whole.quad(**{**quads, "top": top, "bottom": bottom}, source=boxes, fill_color=SHARE_COLOUR[kind])
+        part.nonselection_glyph = part.selection_glyph = None
     # However short, a transfer is a pixel wide: shorter ones would show by chance.
     transfers = whole.quad(**{**quads, "line_color": "colour"}, line_width=0.8, source=bars, fill_color="colour")
     transfers.nonselection_glyph = None
@@ -123,27 +132,33 @@ def _hovers(data: TimelineData, passes: Any, transfers: Any) -> list[Any]:
     """Return what appears under the pointer on a pass, and on a transfer."""
     from bokeh.models import CustomJSHover, HoverTool
 
-    texts, units = tooltip_units("@seconds", "@moved")
-    kinds = [kind for kind in CATEGORIES if data.boxes[f"share_{kind}"].max(initial=0) > 0]
-    shares = CustomJSHover(args={"boxes": passes.data_source, "kinds": kinds}, code=_SHARES)
-    times = [
-        ("begins", f"@left{{0,0.0000}} {data.unit}"), ("ends", f"@right{{0,0.0000}} {data.unit}"), ("takes", texts[0]),
-    ]  # fmt: skip
-    moved = [("sent inside", texts[1])] if data.boxes["moved"].max(initial=0) > 0 else []
+    def times(source: Any) -> tuple[list[tuple[str, str]], dict[str, Any]]:
+        """Return the rows on where and when, and what writes them."""
+        length = CustomJSHover(args={"columns": source, "unit_s": data.unit_s}, code=_LENGTH)
+        where = CustomJSHover(args={"rows": list(data.rows)}, code="return rows[value]")
+        rows = [
+            ("where", "@row{custom}"), ("begins", f"@{{left}}{{0,0.0000}} {data.unit}"),
+            ("ends", f"@right{{0,0.0000}} {data.unit}"), ("takes", "@bottom{custom}"),
+        ]  # fmt: skip
+        return rows, {"@bottom": length, "@row": where, "@moved": bytes_text()}
+
+    boxes, bars = passes.data_source, transfers.data_source
+    levels = [[kind, *edges] for kind, edges in data.levels.items()]
+    of_it = CustomJSHover(args={"columns": boxes, "levels": levels}, code=_INSIDE)
+    (in_box, box_texts), (in_bar, bar_texts) = times(boxes), times(bars)
+    moved = [("sent inside", "@moved{custom}")] if data.boxes["moved"].max(initial=0) > 0 else []
     return [
         HoverTool(
             renderers=[passes],
-            tooltips=[("", "@name"), ("where", "@where"), *times, ("of it", "@row{custom}"), *moved],
-            formatters={**units, "@row": shares},
+            tooltips=[("", "@name"), *in_box, ("of it", "@top{custom}"), *moved],
+            formatters={**box_texts, "@top": of_it},
         ),
         HoverTool(
             renderers=[transfers],
-            tooltips=[
-                ("", "@name"), ("micro-batch", "@microbatch"), ("where", "@where"), *times, ("bytes", texts[1]),
-            ],
-            formatters=units,
+            tooltips=[("", "@name"), ("micro-batch", "@microbatch"), *in_bar, ("bytes", "@moved{custom}")],
+            formatters=bar_texts,
         ),
-    ]  # fmt: skip
+    ]
 
 
 def _inside_figure(data: TimelineData, name: str) -> tuple[figure, Any]:
@@ -168,15 +183,14 @@ def _inside_figure(data: TimelineData, name: str) -> tuple[figure, Any]:
         y=dodge("lane", 0.0, range=inside.y_range), height=0.8, left="left", right="right", source=source,
         fill_color="colour", line_color="white", line_width="line",
     )  # fmt: skip
-    texts, units = tooltip_units("@seconds", "@moved")
     inside.add_tools(
         HoverTool(
             renderers=[kernels],
             tooltips=[
-                ("", "@name"), ("kind", "@kind"), ("begins", "@left{0,0.0000} ms"), ("takes", texts[0]),
-                ("bytes", texts[1]), ("FLOPs", "@flops{0.000 a}"),
+                ("", "@name"), ("kind", "@kind"), ("begins", "@left{0,0.0000} ms"), ("takes", "@seconds{custom}"),
+                ("bytes", "@moved{custom}"), ("FLOPs", "@flops{0.000 a}"),
             ],
-            formatters=units,
+            formatters={"@seconds": seconds_text(), "@moved": bytes_text()},
         )
     )  # fmt: skip
     return inside, source

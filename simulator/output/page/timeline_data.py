@@ -10,13 +10,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simulator.analysis.time.activity import compute_lane_spans
-from simulator.arrays import Bools, Floats, Ints
+from simulator.arrays import Bools, Ints
 from simulator.output.gantt_boxes import GAP, STRIP, Picture
 from simulator.output.gantt_panel import PHASE_COLOUR, SHARE_COLOUR, row_name, shades
 from simulator.timeline import CATEGORIES, COMMUNICATION, FIRST_COMMUNICATION, Timeline
 
 #: Most boxes and bars on a page: with them it stays below 5 MB, and a browser draws it at once.
-MOST_BARS = 30_000
+MOST_BARS = 20_000
 #: Most kernels whose exact times are kept, of passes that did not run at full speed throughout.
 _MOST_STRETCHED = 100_000
 #: White lines part boxes that are wider than this share of a picture; narrower ones would vanish under them.
@@ -35,9 +35,9 @@ Columns = dict[str, Any]
 class TimelineData:
     """Columns of one timeline, times in the unit of its axis.
 
-    ``rows``: name of each row, from the top. ``boxes``: passes. ``shares``: parts of boxes by colour. ``bars``:
-    communication beside them. ``idle``: backgrounds. ``inside``: what boxes consist of (see `_inside`). ``left_out``:
-    sentence on what is not drawn, empty where all is.
+    ``rows``: name of each row, from the top. ``boxes``: passes. ``levels``: kind of time inside passes -> columns of
+    ``boxes`` with the top and the bottom of its part. ``bars``: communication beside them. ``idle``: backgrounds.
+    ``inside``: what boxes consist of (see `_inside`). ``left_out``: sentence on what is not drawn, empty where all is.
     """
 
     unit: str
@@ -45,7 +45,7 @@ class TimelineData:
     length: float
     rows: tuple[str, ...]
     boxes: Columns
-    shares: Columns
+    levels: dict[str, tuple[str, str]]
     bars: Columns
     idle: Columns
     inside: Columns
@@ -59,13 +59,14 @@ class TimelineData:
         drawn, left_out = _drawn(picture, timeline, bars)
         unit_s = picture.axis.seconds
         box = np.flatnonzero(drawn.boxes)
+        columns, levels = _levels(picture, box)
         return cls(
             unit=picture.axis.unit,
             unit_s=unit_s,
             length=picture.length_s / unit_s,
             rows=tuple(row_name(picture, row) for row in range(len(picture.ranks))),
-            boxes=_boxes(timeline, picture, box, unit_s),
-            shares=_shares(picture, box, unit_s),
+            boxes=_boxes(timeline, picture, box, unit_s) | columns,
+            levels=levels,
             bars=_bars(timeline, picture, bars[drawn.bars], unit_s),
             idle=_idle(picture, unit_s),
             inside=_inside(timeline, picture, box, unit_s),
@@ -123,17 +124,14 @@ def _boxes(timeline: Timeline, picture: Picture, box: Ints, unit_s: float) -> Co
     return {
         "left": _small(start / unit_s),
         "right": _small(end / unit_s),
-        "seconds": _small(end - start),
-        "line": np.where(end - start > NARROW * picture.length_s, np.float32(0.5), np.float32(0)),
+        "line": np.where(end - start > NARROW * picture.length_s, 1, 0).astype(np.uint8),
         "top": _small(row + _MARGIN),
         "bottom": _small(row + _MARGIN + picture.bar_height),
         "colour": [colours[key] for key in zip(phases, chunks, strict=True)],
         "name": names,
         "microbatch": boxes.microbatch[box].astype(np.int32),
-        "row": row.astype(np.int32),
-        "where": [row_name(picture, one) for one in row.tolist()],
+        "row": row.astype(np.uint16),
         "moved": _small(moved_by_box[box]),
-        **{f"share_{kind}": _small(boxes.share[box, code]) for code, kind in enumerate(CATEGORIES)},
     }
 
 
@@ -148,29 +146,25 @@ def _pass_name(phase: str, microbatch: int, chunk: int | None) -> str:
     return f"{phase}{microbatch}{'' if chunk is None else f'.{chunk}'} {name}"
 
 
-def _shares(picture: Picture, box: Ints, unit_s: float) -> Columns:
-    """Return the parts of boxes that are recompute or communication, stacked from the bottom as in a Gantt chart."""
-    boxes, height = picture.boxes, picture.bar_height
-    share, row = boxes.share[box], boxes.row[box]
-    level = np.full(len(box), height)
-    parts: list[tuple[Floats, Floats, Floats, Floats, list[str]]] = []
+def _levels(picture: Picture, box: Ints) -> tuple[Columns, dict[str, tuple[str, str]]]:
+    """Return columns of the edges between parts of boxes, and which edges each kind of time inside them lies between.
+
+    Recompute and communication are stacked from the bottom as in a Gantt chart.
+    """
+    share, height = picture.boxes.share[box], picture.bar_height
+    level = picture.boxes.row[box] + _MARGIN + height
+    columns: Columns = {}
+    levels: dict[str, tuple[str, str]] = {}
+    below = "bottom"
     for kind in reversed(("recompute", *COMMUNICATION)):
         part = share[:, CATEGORIES.index(kind)] * height
-        seen = part > 1e-4
-        top = level - part
-        parts.append(
-            (
-                boxes.start_s[box][seen] / unit_s,
-                boxes.end_s[box][seen] / unit_s,
-                (row + _MARGIN + top)[seen],
-                (row + _MARGIN + level)[seen],
-                [SHARE_COLOUR[kind]] * int(seen.sum()),
-            )
-        )
-        level = top
-    columns = [np.concatenate(column) for column in list(zip(*parts, strict=True))[:4]]
-    colours = [colour for *_, listed in parts for colour in listed]
-    return dict(zip(("left", "right", "top", "bottom"), map(_small, columns), strict=True)) | {"colour": colours}
+        if part.max(initial=0.0) <= 1e-4:
+            continue
+        level = level - part
+        columns[f"top_{kind}"] = _small(level)
+        levels[kind] = (f"top_{kind}", below)
+        below = f"top_{kind}"
+    return columns, levels
 
 
 def _bars(timeline: Timeline, picture: Picture, spans: Ints, unit_s: float) -> Columns:
@@ -185,7 +179,6 @@ def _bars(timeline: Timeline, picture: Picture, spans: Ints, unit_s: float) -> C
     return {
         "left": _small(timeline.start_s[spans] / unit_s),
         "right": _small(timeline.end_s[spans] / unit_s),
-        "seconds": _small((timeline.end_s - timeline.start_s)[spans]),
         "top": _small(top),
         "bottom": _small(top + STRIP),
         "colour": [SHARE_COLOUR[kind] for kind in kinds],
@@ -194,7 +187,7 @@ def _bars(timeline: Timeline, picture: Picture, spans: Ints, unit_s: float) -> C
             for kind, one in zip(kinds, template, strict=True)
         ],
         "microbatch": timeline.microbatch[spans].astype(np.int32),
-        "where": [row_name(picture, int(one)) for one in row.tolist()],
+        "row": row.astype(np.uint16),
         "moved": _small([one.nbytes[0] for one in template]),
     }
 
@@ -221,7 +214,7 @@ def _inside(timeline: Timeline, picture: Picture, box: Ints, unit_s: float) -> C
     pieces = [boxes.pieces[boxes.first_piece[one] : ends[one]] for one in box.tolist()]
     spans = np.concatenate(pieces) if pieces else np.zeros(0, dtype=np.int64)
     texts = _Texts()
-    own, own_start, own_end = np.full(len(spans), -1), [np.zeros(0)], [np.zeros(0)]
+    own, own_start, own_end = np.full(len(spans), -1), [], []
     kept = 0
     for place, span in enumerate(spans.tolist()):
         times = timeline.stretched.get(span)
@@ -234,25 +227,30 @@ def _inside(timeline: Timeline, picture: Picture, box: Ints, unit_s: float) -> C
     ops = [template if code in used else None for code, template in enumerate(templates)]
     shown = [template for template in ops if template is not None]
 
-    def joined(columns: Iterable[Any]) -> Any:
-        return np.concatenate([np.zeros(0), *columns])
+    def column(values: Iterable[Any], dtype: type = np.float64) -> Any:
+        return np.concatenate([np.zeros(0), *values]).astype(dtype)
+
+    def codes(field: str) -> Ints:
+        return column(
+            ([texts.code(text.replace("_", " ")) for text in getattr(template, field)] for template in shown), np.int32
+        )
 
     return {
-        "first_piece": np.cumsum([0, *map(len, pieces)]).tolist(),
-        "template": timeline.template[spans].tolist(),
-        "start": _small(timeline.start_s[spans] / unit_s).tolist(),
-        "own": own.tolist(),
-        "own_start": _rounded(np.concatenate(own_start) / unit_s),
-        "own_end": _rounded(np.concatenate(own_end) / unit_s),
-        "first_op": np.cumsum([0, *(0 if template is None else len(template) for template in ops)]).tolist(),
-        "op_start": _rounded(joined(template.start_s for template in shown) / unit_s),
-        "op_end": _rounded(joined(template.end_s for template in shown) / unit_s),
-        "op_name": [texts.code(name) for template in shown for name in template.names],
-        "op_kind": [texts.code(kind) for template in shown for kind in template.kinds],
-        "op_lane": [texts.code(lane.replace("_", " ")) for template in shown for lane in template.lanes],
-        "op_category": [int(code) for template in shown for code in template.category],
-        "op_bytes": [float(f"{nbytes:.6g}") for template in shown for nbytes in template.nbytes],
-        "op_flops": [float(f"{flops:.6g}") for template in shown for flops in template.flops],
+        "first_piece": np.cumsum([0, *map(len, pieces)]).astype(np.int32),
+        "template": timeline.template[spans].astype(np.int32),
+        "start": timeline.start_s[spans] / unit_s,
+        "own": own.astype(np.int32),
+        "own_start": column(own_start) / unit_s,
+        "own_end": column(own_end) / unit_s,
+        "first_op": np.cumsum([0, *(0 if template is None else len(template) for template in ops)]).astype(np.int32),
+        "op_start": column(template.start_s for template in shown) / unit_s,
+        "op_end": column(template.end_s for template in shown) / unit_s,
+        "op_name": codes("names"),
+        "op_kind": codes("kinds"),
+        "op_lane": codes("lanes"),
+        "op_category": column((template.category for template in shown), np.uint8),
+        "op_bytes": column((template.nbytes for template in shown), np.float32),
+        "op_flops": column((template.flops for template in shown), np.float32),
         "texts": texts.values,
     }
 
@@ -269,10 +267,6 @@ class _Texts:
             self._codes[text] = len(self.values)
             self.values.append(text)
         return self._codes[text]
-
-
-def _rounded(times: Floats) -> list[float]:
-    return [float(f"{one:.9g}") for one in times.tolist()]
 
 
 #: Colour of kernels and communication inside a pass, by `CATEGORIES`; computation has the colour of its pass.
