@@ -1,1 +1,1 @@
-"""What to change: single changes of a job, each simulated, and the ones that help most."""
+"""Advice on speed: single changes of a job, each simulated, and the ones that help most."""

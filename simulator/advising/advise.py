@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from simulator.advising.proposals import Change, Proposal, proposals
+from simulator.advising.proposals import KeyChange, Proposal, proposals
 from simulator.api import StepResult, run, run_step
 from simulator.config import Workload, altered
 from simulator.errors import SimulatorError
@@ -30,7 +30,7 @@ class SimulatedChange:
     it does not fit.
     """
 
-    change: Change
+    change: KeyChange
     step_time_s: float
     saved_s: float
     fits: bool
@@ -53,7 +53,7 @@ class SimulatedChange:
 
 @dataclass(frozen=True, repr=False)
 class SpeedAdvice:
-    """What to change in a job of ``step_time_s`` for a faster step.
+    """Advice on what makes a step faster that takes ``step_time_s`` now.
 
     ``best``: the changes that help most. They fit in memory; for a job that does not fit itself they need no more than
     it. ``too_large``: the fastest change that does not fit, where it beats all of ``best``. ``simulated``, ``refused``,
@@ -89,7 +89,7 @@ def advise(
     *,
     set: Mapping[str, Any] | None = None,
     budget_s: float = BUDGET_S,
-    watch: Callable[[int, int], object] = lambda done, of: None,
+    watch: Callable[[int, int], object] = lambda done, total: None,
 ) -> SpeedAdvice:
     """Simulate single changes of ``job``, a result or what `run` takes, and return those that help most.
 

@@ -16,7 +16,7 @@ from simulator.config import Workload
 from simulator.config.rules.numbers import divisors
 
 #: Dotted keys and their values, as a user would set them.
-Change = Mapping[str, Any]
+KeyChange = Mapping[str, Any]
 
 #: A proposal is tried where it can shorten this share of the step.
 WORTH = 0.01
@@ -30,7 +30,7 @@ _MORE_CHUNKS = 2
 class Proposal:
     """A change of dotted keys, and the parts of `time_breakdown_s` that it can shorten."""
 
-    change: Change
+    change: KeyChange
     shortens: tuple[str, ...]
 
     def seconds(self, breakdown: Mapping[str, Any]) -> float:
@@ -40,12 +40,12 @@ class Proposal:
         )
 
 
-def _another_split(workload: Workload, split: Sequence[int] | None) -> Iterator[Change]:
+def _another_split(workload: Workload, split: Sequence[int] | None) -> Iterator[KeyChange]:
     if split:
         yield split_setting(workload, split)
 
 
-def _more_chunks(workload: Workload) -> Iterator[Change]:
+def _more_chunks(workload: Workload) -> Iterator[KeyChange]:
     """Interleave, or interleave finer: the bubble shrinks with the number of chunks (arXiv 2104.04473, 2.2)."""
     layout = workload.parallelism
     if layout.pp == 1 or layout.schedule not in ("1f1b", "interleaved"):
@@ -55,23 +55,23 @@ def _more_chunks(workload: Workload) -> Iterator[Change]:
         yield {"parallelism.schedule": "interleaved", "parallelism.vpp": chunks}
 
 
-def _split_backward(workload: Workload) -> Iterator[Change]:
+def _split_backward(workload: Workload) -> Iterator[KeyChange]:
     if workload.parallelism.pp > 1 and workload.parallelism.schedule == "1f1b":
         yield {"parallelism.schedule": "zb_h1"}
 
 
-def _less_recompute(workload: Workload) -> Iterator[Change]:
+def _less_recompute(workload: Workload) -> Iterator[KeyChange]:
     order = ("full", "selective", "none")
     now = workload.training.recompute.granularity
     yield from ({"training.recompute": less} for less in order[order.index(now) + 1 if now in order else 2 :])
 
 
-def _micro_batch(workload: Workload) -> Iterator[Change]:
+def _micro_batch(workload: Workload) -> Iterator[KeyChange]:
     size = workload.training.micro_batch
     yield from ({"training.micro_batch": other} for other in (2 * size, size // 2) if other)
 
 
-def _other_layouts(workload: Workload) -> Iterator[Change]:
+def _other_layouts(workload: Workload) -> Iterator[KeyChange]:
     """Double one of the tensor, pipeline and data-parallel sizes, and halve another; tensors are split inside nodes."""
     sizes = {axis: int(getattr(workload.parallelism, axis)) for axis in ("tp", "pp", "dp")}
     for halved in sizes:
@@ -81,25 +81,25 @@ def _other_layouts(workload: Workload) -> Iterator[Change]:
                 yield {f"parallelism.{halved}": sizes[halved] // 2, f"parallelism.{doubled}": 2 * sizes[doubled]}
 
 
-def _sequence_parallel(workload: Workload) -> Iterator[Change]:
+def _sequence_parallel(workload: Workload) -> Iterator[KeyChange]:
     if workload.parallelism.tp > 1 and not workload.parallelism.sequence_parallel:
         yield {"parallelism.sequence_parallel": True}
 
 
-def _overlap(flag: str) -> Callable[[Workload], Iterator[Change]]:
-    def change(workload: Workload) -> Iterator[Change]:
+def _overlap(flag: str) -> Callable[[Workload], Iterator[KeyChange]]:
+    def change(workload: Workload) -> Iterator[KeyChange]:
         if not getattr(workload.parallelism.overlap, flag):
             yield {f"parallelism.overlap.{flag}": True}
 
     return change
 
 
-def _buckets(workload: Workload) -> Iterator[Change]:
+def _buckets(workload: Workload) -> Iterator[KeyChange]:
     nbytes = workload.parallelism.bucket_bytes
     yield from ({"parallelism.bucket_bytes": other} for other in (4 * nbytes, nbytes // 4) if other)
 
 
-def _sharding(workload: Workload) -> Iterator[Change]:
+def _sharding(workload: Workload) -> Iterator[KeyChange]:
     """Shard the optimizer, or shard less, and gather further ahead."""
     layout = workload.parallelism
     if layout.replicas("dp") == 1:
@@ -115,34 +115,34 @@ def _sharding(workload: Workload) -> Iterator[Change]:
             yield {"parallelism.hsdp": workload.cluster.gpus_per_node}
 
 
-def _experts(workload: Workload) -> Iterator[Change]:
+def _experts(workload: Workload) -> Iterator[KeyChange]:
     if workload.model.moe is not None:
         ep = workload.parallelism.ep
         yield from ({"parallelism.ep": other} for other in (2 * ep, ep // 2) if other)
 
 
-def _context(workload: Workload) -> Iterator[Change]:
+def _context(workload: Workload) -> Iterator[KeyChange]:
     if workload.parallelism.cp > 1:
         yield {"parallelism.cp_method": "ulysses" if workload.parallelism.cp_method == "ring" else "ring"}
 
 
-def _flash(workload: Workload) -> Iterator[Change]:
+def _flash(workload: Workload) -> Iterator[KeyChange]:
     if workload.model.attention != "flash":
         yield {"model.attention": "flash"}
 
 
-def _fused_optimizer(workload: Workload) -> Iterator[Change]:
+def _fused_optimizer(workload: Workload) -> Iterator[KeyChange]:
     if workload.training.optimizer.implementation in ("foreach", "for_loop"):
         yield {"training.optimizer.implementation": "fused"}
 
 
-def _compiled(workload: Workload) -> Iterator[Change]:
+def _compiled(workload: Workload) -> Iterator[KeyChange]:
     if not workload.framework.compile:
         yield {"framework.compile": True}
 
 
 #: Kinds of changes, and the parts of a step that each can shorten.
-_KINDS: tuple[tuple[Callable[[Workload], Iterator[Change]], tuple[str, ...]], ...] = (
+_KINDS: tuple[tuple[Callable[[Workload], Iterator[KeyChange]], tuple[str, ...]], ...] = (
     (_more_chunks, ("bubble",)),
     (_split_backward, ("bubble",)),
     (_less_recompute, ("recompute", "tp", "ep", "cp", "bubble")),

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -107,36 +108,58 @@ def command(
     advises = _advises(advise, report_file, budget_s, share_fabric)
     ranks = _trace_ranks(trace, trace_ranks, jobs)
 
-    import simulator
-    from simulator.output.summary import compared
-    from simulator.output.summary import summary as one_summary
-
-    if share_fabric:
-        # The first job describes the cluster of all.
-        with progress(f"simulating {len(jobs)} jobs at once"), located(written_in(workload, changes)):
-            shared = simulator.share(jobs)
-        results, warnings, report, summary = list(shared.results), shared.warnings, shared.to_dict(), shared.summary
-        reports = report["runs"]
-    else:
-        results = _simulated(names, jobs, changes)
-        reports, warnings = [result.to_dict() for result in results], _warnings(results)
-        if advises:
-            reports = [
-                {**one, "what_to_change": _advice(result, budget_s)}
-                for one, result in zip(reports, results, strict=True)
-            ]
-        report = reports[0] if len(jobs) == 1 else envelope("run", warnings, runs=reports)
-        summary = partial(one_summary if len(jobs) == 1 else compared, *reports)
-    write_json(json, report)
+    run = _shared(workload, jobs, changes) if share_fabric else _alone(names, jobs, changes, advises, budget_s)
+    write_json(json, run.report)
     if trace is not None:
         with progress("writing the trace"):
-            results[0].save_trace(trace, ranks)
-    _draw(results, gantt, memory, set_ or ())
+            run.results[0].save_trace(trace, ranks)
+    _draw(run.results, gantt, memory, set_ or ())
     if report_file is not None:
-        _write_page(report_file, results, reports, set_ or ())
+        _write_page(report_file, run, set_ or ())
     if not quiet and json != STDOUT:
-        show(summary())
-    _judge(reports, warnings, strict)
+        show(run.summary())
+    _judge(run, strict)
+
+
+@dataclass(frozen=True)
+class _FinishedRun:
+    """Results of one job or more, the ``reports`` of each, the ``report`` of all, and what is printed."""
+
+    results: Sequence[StepResult]
+    reports: Sequence[Mapping[str, Any]]
+    report: Mapping[str, Any]
+    warnings: Sequence[str]
+    summary: Callable[[], Any]
+
+
+def _shared(first: str, jobs: Sequence[Workload], changes: Mapping[str, Any]) -> _FinishedRun:
+    """Run jobs at once on one cluster, which the job in the file ``first`` describes."""
+    import simulator
+    from simulator.config.loading import written_in
+    from simulator.errors import located
+
+    with progress(f"simulating {len(jobs)} jobs at once"), located(written_in(first, changes)):
+        shared = simulator.share(jobs)
+    report = shared.to_dict()
+    return _FinishedRun(shared.results, report["runs"], report, shared.warnings, shared.summary)
+
+
+def _alone(
+    names: Sequence[str], jobs: Sequence[Workload], changes: Mapping[str, Any], advises: bool, budget_s: float | None
+) -> _FinishedRun:
+    """Run one job, or two of which each has its cluster alone; ``advises``: with what to change in each."""
+    from simulator.output.summary import compared, summary
+
+    results = _simulated(names, jobs, changes)
+    reports = [result.to_dict() for result in results]
+    if advises:
+        for report, result in zip(reports, results, strict=True):
+            report["what_to_change"] = _advice(result, budget_s)
+    warnings = _warnings(results)
+    if len(jobs) == 1:
+        return _FinishedRun(results, reports, reports[0], warnings, partial(summary, reports[0]))
+    both = envelope("run", warnings, runs=reports)
+    return _FinishedRun(results, reports, both, warnings, partial(compared, *reports))
 
 
 def _simulated(names: Sequence[str], jobs: Sequence[Workload], changes: Mapping[str, Any]) -> list[StepResult]:
@@ -172,8 +195,11 @@ def _advice(result: StepResult, budget_s: float | None) -> dict[str, Any]:
     from simulator.advising.advise import BUDGET_S, advise
 
     with progress(f"simulating changes of {result.job_name}") as far:
-        watch = lambda done, of: far(f"{done} of {of}")  # noqa: E731
-        return advise(result, budget_s=BUDGET_S if budget_s is None else budget_s, watch=watch).to_dict()
+        return advise(
+            result,
+            budget_s=BUDGET_S if budget_s is None else budget_s,
+            watch=lambda done, total: far(f"{done} of {total}"),
+        ).to_dict()
 
 
 def _check_number(jobs: int, share_fabric: bool) -> None:
@@ -225,27 +251,25 @@ def _draw(results: Sequence[StepResult], gantt: Path | None, memory: Path | None
             save(compare_memory(jobs), memory)
 
 
-def _write_page(
-    path: Path, results: Sequence[StepResult], reports: Sequence[Mapping[str, Any]], changes: Sequence[str]
-) -> None:
-    """Write the page on one job or two, whose ``reports`` say what to change."""
+def _write_page(path: Path, run: _FinishedRun, changes: Sequence[str]) -> None:
+    """Write the page on one job or two, whose reports say what to change."""
     from simulator.output.page.document import PageJob, save_page
 
     with progress("writing the page"):
         jobs = [
             PageJob(report, result.spans, result.played, result.memories)
-            for result, report in zip(results, reports, strict=True)
+            for result, report in zip(run.results, run.reports, strict=True)
         ]
         save_page(jobs, path, changed=", ".join(changes))
 
 
-def _judge(reports: Sequence[Mapping[str, Any]], warnings: Sequence[str], strict: bool) -> None:
+def _judge(run: _FinishedRun, strict: bool) -> None:
     """Print the warnings; exit with 1 where ``strict`` allows none of them, or memory does not fit."""
-    warn(warnings)
-    too_large = [report["name"] for report in reports if not report["memory"]["fits"]]
+    warn(run.warnings)
+    too_large = [report["name"] for report in run.reports if not report["memory"]["fits"]]
     if strict:
         warn(f"{name}: memory does not fit" for name in too_large)
-    if strict and (warnings or too_large):
+    if strict and (run.warnings or too_large):
         raise typer.Exit(1)
 
 

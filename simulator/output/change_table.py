@@ -1,4 +1,4 @@
-"""What to change: the table of single changes that help most."""
+"""Table of the single changes that help most."""
 
 from __future__ import annotations
 

@@ -67,7 +67,7 @@ def test_when_the_time_is_over_nothing_more_is_tried() -> None:
 
 def test_progress_is_told() -> None:
     heard: list[tuple[int, int]] = []
-    advise(SLOW, watch=lambda done, of: heard.append((done, of)))
+    advise(SLOW, watch=lambda done, total: heard.append((done, total)))
     assert [done for done, _ in heard] == list(range(heard[0][1]))
 
 

@@ -21,6 +21,8 @@ ONLY = {
     "pydantic": {"config"},
     "matplotlib": {"output"},
     "networkx": {"cluster", "network", "engine", "output"},
+    "bokeh": {"output"},
+    "jinja2": {"output"},
     "typer": {"cli"},
 }
 

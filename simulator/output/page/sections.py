@@ -19,7 +19,7 @@ _GREY = "#9AA5B1"
 
 @dataclass(frozen=True)
 class Card:
-    """One key figure: what it is, the figure, and what to know beside it; ``alarming`` ones are red."""
+    """Key figure under its ``label``, with a note ``beside`` it; ``alarming`` ones are red."""
 
     label: str
     figure: str
@@ -80,8 +80,8 @@ def cards(report: JsonReport) -> list[Card]:
 
 def alarms(report: JsonReport) -> list[str]:
     """Return what a reader has to know before the figures: that memory lacks, that nothing was measured, warnings."""
-    lacking = lacking_line(report["memory"])
-    return [*([lacking] if lacking else []), *nothing_comparable_lines(report), *report["warnings"]]
+    first = [lacking_line(report["memory"]), "\n".join(nothing_comparable_lines(report))]
+    return [*filter(None, first), *report["warnings"]]
 
 
 def time_bars(report: JsonReport) -> list[Bar]:

@@ -53,17 +53,17 @@ def timeline_chart(timeline: Timeline, name: str) -> tuple[LayoutDOM, str]:
             code=_script("inside.js"),
         ),
     )  # fmt: skip
-    found = Div(text="", styles={"line-height": "32px"}, name=f"{name}-found")
+    result = Div(text="", styles={"line-height": "32px"}, name=f"{name}-found")
     search = TextInput(placeholder="Search: 17, backward, all reduce, attn ...", width=300, name=f"{name}-search")
     search.js_on_change(
         "value_input",
         CustomJS(
-            args={"boxes": boxes, "bars": bars, "inside": shown, "source": marked, "result": found},
+            args={"boxes": boxes, "bars": bars, "inside": shown, "source": marked, "result": result},
             code=_script("search.js"),
         ),
     )
     boxes.selected.indices = _first_shown(data)
-    return column(row(search, found), whole, inside, sizing_mode="stretch_width"), data.left_out
+    return column(row(search, result), whole, inside, sizing_mode="stretch_width"), data.left_out
 
 
 def _script(file: str) -> str:
@@ -144,14 +144,14 @@ def _hovers(data: TimelineData, passes: Any, transfers: Any) -> list[Any]:
 
     boxes, bars = passes.data_source, transfers.data_source
     levels = [[kind, *edges] for kind, edges in data.levels.items()]
-    of_it = CustomJSHover(args={"columns": boxes, "levels": levels}, code=_INSIDE)
+    consists = CustomJSHover(args={"columns": boxes, "levels": levels}, code=_INSIDE)
     (in_box, box_texts), (in_bar, bar_texts) = times(boxes), times(bars)
     moved = [("sent inside", "@moved{custom}")] if data.boxes["moved"].max(initial=0) > 0 else []
     return [
         HoverTool(
             renderers=[passes],
             tooltips=[("", "@name"), *in_box, ("of it", "@top{custom}"), *moved],
-            formatters={**box_texts, "@top": of_it},
+            formatters={**box_texts, "@top": consists},
         ),
         HoverTool(
             renderers=[transfers],

@@ -10,15 +10,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simulator.analysis.time.activity import compute_lane_spans
-from simulator.arrays import Bools, Ints
+from simulator.arrays import Bools, Floats, Ints
 from simulator.output.gantt_boxes import GAP, STRIP, Picture
 from simulator.output.gantt_panel import PHASE_COLOUR, SHARE_COLOUR, row_name, shades
 from simulator.timeline import CATEGORIES, COMMUNICATION, FIRST_COMMUNICATION, Timeline
 
 #: Most boxes and bars on a page: with them it stays below 5 MB, and a browser draws it at once.
-MOST_BARS = 20_000
+MOST_BARS = 30_000
 #: Most kernels whose exact times are kept, of passes that did not run at full speed throughout.
-_MOST_STRETCHED = 100_000
+_MOST_STRETCHED = 150_000
 #: White lines part boxes that are wider than this share of a picture; narrower ones would vanish under them.
 NARROW = 0.001
 #: Space above each box, as a share of its row.
@@ -63,12 +63,12 @@ class TimelineData:
         return cls(
             unit=picture.axis.unit,
             unit_s=unit_s,
-            length=picture.length_s / unit_s,
+            length=drawn.until_s / unit_s,
             rows=tuple(row_name(picture, row) for row in range(len(picture.ranks))),
             boxes=_boxes(timeline, picture, box, unit_s) | columns,
             levels=levels,
             bars=_bars(timeline, picture, bars[drawn.bars], unit_s),
-            idle=_idle(picture, unit_s),
+            idle=_idle(picture, drawn.until_s, unit_s),
             inside=_inside(timeline, picture, box, unit_s),
             left_out=left_out,
         )
@@ -76,24 +76,25 @@ class TimelineData:
 
 @dataclass(frozen=True)
 class _Drawn:
-    """Which boxes and which bars are drawn."""
+    """Choice of the boxes and bars that are drawn, all that begin before ``until_s``."""
 
     boxes: Bools
     bars: Bools
+    until_s: float
 
 
 def _drawn(picture: Picture, timeline: Timeline, bars: Ints) -> tuple[_Drawn, str]:
     """Choose what is drawn, and say what is not: of too much, all that begins before some moment."""
     starts = np.concatenate((picture.boxes.start_s, timeline.start_s[bars]))
     if len(starts) <= MOST_BARS:
-        return _Drawn(np.ones(len(picture.boxes.row), bool), np.ones(len(bars), bool)), ""
+        return _Drawn(np.ones(len(picture.boxes.row), bool), np.ones(len(bars), bool), picture.length_s), ""
     until = float(np.partition(starts, MOST_BARS)[MOST_BARS])
     shown = f"{until / picture.axis.seconds:,.3g} {picture.axis.unit}"
     sentence = (
         f"Drawn are the first {shown}, with {MOST_BARS:,} of {len(starts):,} passes and transfers; "
         "--trace FILE has them all."
     )
-    return _Drawn(picture.boxes.start_s < until, timeline.start_s[bars] < until), sentence
+    return _Drawn(picture.boxes.start_s < until, timeline.start_s[bars] < until, until), sentence
 
 
 def _communication_spans(timeline: Timeline, ranks: Sequence[int]) -> Ints:
@@ -192,11 +193,11 @@ def _bars(timeline: Timeline, picture: Picture, spans: Ints, unit_s: float) -> C
     }
 
 
-def _idle(picture: Picture, unit_s: float) -> Columns:
+def _idle(picture: Picture, until_s: float, unit_s: float) -> Columns:
     rows = np.arange(len(picture.ranks))
     return {
         "left": _small(picture.opens_s / unit_s),
-        "right": _small(picture.closes_s / unit_s),
+        "right": _small(np.minimum(picture.closes_s, until_s) / unit_s),
         "top": _small(rows + _MARGIN),
         "bottom": _small(rows + _MARGIN + picture.bar_height),
     }
@@ -205,23 +206,28 @@ def _idle(picture: Picture, unit_s: float) -> Columns:
 def _inside(timeline: Timeline, picture: Picture, box: Ints, unit_s: float) -> Columns:
     """Return what boxes consist of, for a browser to put together: kernels of a template are written once.
 
-    Box i has the pieces from ``first_piece[i]`` to ``first_piece[i + 1]``. A piece has a template, a start, and the
-    place of its kernels' own times in ``own_start`` and ``own_end``, or -1 where it ran at full speed. Template t has
-    the kernels from ``first_op[t]`` to ``first_op[t + 1]``.
+    Box i has the pieces from ``first_piece[i]`` to ``first_piece[i + 1]``. A piece has a template, a start and an end,
+    counted from the start of its box. ``own`` is the place of its kernels' own times in ``own_start`` and ``own_end``,
+    counted from its start. It is -1 where the piece ran at full speed, and -2 where its own times would be too many.
+    Template t has the kernels from ``first_op[t]`` to ``first_op[t + 1]``.
     """
     boxes, templates = picture.boxes, timeline.templates
     ends = np.append(boxes.first_piece[1:], len(boxes.pieces))
     pieces = [boxes.pieces[boxes.first_piece[one] : ends[one]] for one in box.tolist()]
     spans = np.concatenate(pieces) if pieces else np.zeros(0, dtype=np.int64)
-    texts = _Texts()
-    own, own_start, own_end = np.full(len(spans), -1), [], []
+    texts = _NumberedTexts()
+    stretch: Ints = np.full(len(spans), -1)
+    own_start: list[Floats] = []
+    own_end: list[Floats] = []
     kept = 0
     for place, span in enumerate(spans.tolist()):
         times = timeline.stretched.get(span)
-        if times is not None and kept + len(times[0]) <= _MOST_STRETCHED:
-            own[place] = kept
-            own_start.append(times[0])
-            own_end.append(times[1])
+        if times is not None and kept + len(times[0]) > _MOST_STRETCHED:
+            stretch[place] = -2
+        elif times is not None:
+            stretch[place] = kept
+            own_start.append(times[0] - timeline.start_s[span])
+            own_end.append(times[1] - timeline.start_s[span])
             kept += len(times[0])
     used = set(timeline.template[spans].tolist())
     ops = [template if code in used else None for code, template in enumerate(templates)]
@@ -230,18 +236,20 @@ def _inside(timeline: Timeline, picture: Picture, box: Ints, unit_s: float) -> C
     def column(values: Iterable[Any], dtype: type = np.float64) -> Any:
         return np.concatenate([np.zeros(0), *values]).astype(dtype)
 
-    def codes(field: str) -> Ints:
+    def codes(field: str) -> Any:
         return column(
             ([texts.code(text.replace("_", " ")) for text in getattr(template, field)] for template in shown), np.int32
         )
 
+    begun = np.repeat(boxes.start_s[box], [*map(len, pieces)])
     return {
         "first_piece": np.cumsum([0, *map(len, pieces)]).astype(np.int32),
-        "template": timeline.template[spans].astype(np.int32),
-        "start": timeline.start_s[spans] / unit_s,
-        "own": own.astype(np.int32),
-        "own_start": column(own_start) / unit_s,
-        "own_end": column(own_end) / unit_s,
+        "template": timeline.template[spans].astype(np.uint32 if len(templates) > 2**16 else np.uint16),
+        "start": _small((timeline.start_s[spans] - begun) / unit_s),
+        "end": _small((timeline.end_s[spans] - begun) / unit_s),
+        "own": stretch.astype(np.int32),
+        "own_start": _small(column(own_start) / unit_s),
+        "own_end": _small(column(own_end) / unit_s),
         "first_op": np.cumsum([0, *(0 if template is None else len(template) for template in ops)]).astype(np.int32),
         "op_start": column(template.start_s for template in shown) / unit_s,
         "op_end": column(template.end_s for template in shown) / unit_s,
@@ -255,7 +263,7 @@ def _inside(timeline: Timeline, picture: Picture, box: Ints, unit_s: float) -> C
     }
 
 
-class _Texts:
+class _NumberedTexts:
     """Distinct texts in ``values``, each with a number."""
 
     def __init__(self) -> None:
