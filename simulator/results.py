@@ -121,6 +121,69 @@ class TimelineResult(PlayedResult):
         write_trace(spans, path, ranks=ranks, name=self.job_name)
 
 
+class StepFigures(ABC):
+    """Key figures of a training step as attributes, SI units."""
+
+    @abstractmethod
+    def key_figures(self) -> dict[str, Any]:
+        """Return the figures by which jobs are compared."""
+
+    @cached_property
+    def figures(self) -> dict[str, Any]:
+        """Figures by which jobs are compared, under the names of the JSON output; not to be changed."""
+        return self.key_figures()
+
+    @property
+    def step_time_s(self) -> float:
+        """Seconds of a step, or between steps in a steady state."""
+        return float(self.figures["step_time_s"])
+
+    @property
+    def tokens_per_s(self) -> float:
+        """Tokens per second of all GPUs."""
+        return float(self.figures["tokens_per_s"])
+
+    @property
+    def tokens_per_s_per_gpu(self) -> float:
+        """Tokens per second of a GPU."""
+        return float(self.figures["tokens_per_s_per_gpu"])
+
+    @property
+    def mfu(self) -> float:
+        """Model FLOPs over what the peak would do in the step."""
+        return float(self.figures["mfu"])
+
+    @property
+    def hfu(self) -> float:
+        """Hardware FLOPs over what the peak would do in the step."""
+        return float(self.figures["hfu"])
+
+    @property
+    def bubble_fraction(self) -> float:
+        """Idle time of pipelines over their window."""
+        return float(self.figures["bubble_fraction"])
+
+    @property
+    def exposed_communication_fraction(self) -> float:
+        """Share of the step in which GPUs wait for communication."""
+        return float(self.figures["exposed_communication_fraction"])
+
+    @property
+    def fits(self) -> bool:
+        """Whether the job fits into the memory of its GPUs and hosts."""
+        return bool(self.figures["fits"])
+
+    @property
+    def peak_bytes(self) -> float:
+        """Memory of the fullest GPU at its peak."""
+        return float(self.figures["peak_bytes"])
+
+    @property
+    def headroom_bytes(self) -> float:
+        """Least memory left on any GPU; negative where it does not fit."""
+        return float(self.figures["headroom_bytes"])
+
+
 def numbered_timelines(results: Iterable[TimelineResult]) -> dict[str, Timeline]:
     """Return Timelines by title, numbered so that equal titles differ."""
     return {f"{number}. {result.title}": result.spans for number, result in enumerate(results, 1)}

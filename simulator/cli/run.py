@@ -90,14 +90,12 @@ def command(
     Examples:
       llmsim run gpt175b_3d --gantt step.png --trace step.json.gz
       llmsim run gpt175b_3d --set parallelism.dp=8 --json -
-      llmsim run gpt175b_3d --advise
+      llmsim run gpt22b_tp8 --advise
       llmsim run llama3_8b_dgx_h100 --report page.html
       llmsim run llama3_8b_dgx_h100 llama3_70b
       llmsim run gpt22b_tp8 gpt22b_tp8 --share-fabric --set placement=interleaved
     """
     from simulator.config import load_workload, parse_changes
-    from simulator.config.loading import written_in
-    from simulator.errors import located
 
     changes = parse_changes(set_ or ())
     names = [workload, *(further_workloads or ())]

@@ -34,7 +34,7 @@ def write_trace(timeline: Timeline, path: str | Path, *, ranks: Sequence[int] | 
     """Write the rows of ``ranks`` (simulated ones; default: one per pipeline stage) as trace events.
 
     Times are microseconds with three decimals. Every kernel and collective is a complete event (``X``) on the track of
-    its lane, named with its phase and micro-batch. Sends point to their receives by flow events (``s``, ``f``). Memory
+    its lane, named with its phase; its micro-batch is an argument, so that tables by name sum over micro-batches. Sends point to their receives by flow events (``s``, ``f``). Memory
     that the step takes and frees (activations, workspace and more) is a counter (``C``). Equal Timelines give equal
     bytes. ``.gz`` compresses.
     Raises ValueError for a rank that is not simulated, `InputError` where the file cannot be written.
@@ -165,7 +165,6 @@ class _SpanWriter:
     def __init__(self, timeline: Timeline, tracks: _Tracks) -> None:
         self.timeline = timeline
         self.tracks = tracks
-        self.several_chunks = bool((timeline.chunk > 0).any())
         self.formats: dict[tuple[int, ...], str] = {}
         self.ends_ns: dict[int, tuple[Ints, Ints]] = {}
 
@@ -214,7 +213,7 @@ class _SpanWriter:
         lines = []
         for op in range(len(template)):
             thread = span_thread or self.tracks.inline(rank, template.lanes[op])
-            title = _title(template, op, phase, has_microbatch, chunk if self.several_chunks else None)
+            title = _title(template, op, phase if has_microbatch else "")
             args: dict[str, Any] = {
                 "stream": thread,
                 "phase": _phase(template, op, phase),
@@ -232,9 +231,7 @@ class _SpanWriter:
             head, tail = (_dump(part).replace("%", "%%") for part in (event, args))
             lines.append(f'{head[:-1]},"ts":%d.%03d,"dur":%d.%03d,"args":{tail}}}')
         # json escapes the placeholder; as a number it loses its quotes.
-        text = ",\n".join(lines)
-        escaped = _dump({"": _MICROBATCH})[4:-1]
-        return text.replace(escaped, _MICROBATCH).replace(escaped[1:-1], _MICROBATCH)
+        return ",\n".join(lines).replace(_dump({"": _MICROBATCH})[4:-1], _MICROBATCH)
 
 
 def _ns(seconds: Any) -> Any:
@@ -246,16 +243,16 @@ def _phase(template: Template, op: int, span_phase: str) -> str:
     return template.phases[op] if template.phases[op] != "C" else span_phase
 
 
-def _title(template: Template, op: int, phase: str, has_microbatch: bool, chunk: int | None) -> str:
-    """Write phase and micro-batch before an op's name, as ``F3 attn.qkv``; ``F3.1`` names one of several chunks."""
-    name, kind = template.names[op], template.kinds[op]
-    row_phase = _phase(template, op, phase)
-    unit = "" if chunk is None else f".{chunk}"
+def _title(template: Template, op: int, phase: str) -> str:
+    """Write the phase of a pass before an op's name, as ``F attn.qkv``: recompute is told from the forward pass.
+
+    ``phase``: that of the span; empty outside of passes.
+    """
+    words = [] if phase in ("", "C") else [_phase(template, op, phase)]
     if template.category[op] >= FIRST_COMMUNICATION:
-        operation = "".join(word.capitalize() for word in kind.split("_"))
-        which = f" {'' if phase == 'C' else row_phase}{_MICROBATCH}{unit}" if has_microbatch else ""
-        return f"ncclKernel_{operation}{which} {name}"
-    return f"{row_phase}{_MICROBATCH}{unit} {name}" if has_microbatch else name
+        operation = "".join(word.capitalize() for word in template.kinds[op].split("_"))
+        words.insert(0, f"ncclKernel_{operation}")
+    return " ".join([*words, template.names[op]])
 
 
 def _memory_counter(timeline: Timeline, rank: int) -> Iterator[str]:
