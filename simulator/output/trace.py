@@ -34,9 +34,9 @@ def write_trace(timeline: Timeline, path: str | Path, *, ranks: Sequence[int] | 
     """Write the rows of ``ranks`` (simulated ones; default: one per pipeline stage) as trace events.
 
     Times are microseconds with three decimals. Every kernel and collective is a complete event (``X``) on the track of
-    its lane, named with its phase; its micro-batch is an argument, so that tables by name sum over micro-batches. Sends point to their receives by flow events (``s``, ``f``). Memory
-    that the step takes and frees (activations, workspace and more) is a counter (``C``). Equal Timelines give equal
-    bytes. ``.gz`` compresses.
+    its lane. It is named with its phase. Its micro-batch is an argument, so that tables by name sum over micro-batches.
+    Sends point to their receives by flow events (``s``, ``f``). Memory that the step takes and frees (activations,
+    workspace and more) is a counter (``C``). Equal Timelines give equal bytes. ``.gz`` compresses.
     Raises ValueError for a rank that is not simulated, `InputError` where the file cannot be written.
     """
     chosen = one_rank_per_stage(timeline) if ranks is None else list(ranks)

@@ -54,8 +54,8 @@ def test_events_say_what_runs_for_whom(tmp_path: Path) -> None:
     write_trace(play(), path, name="tiny")
     names = {e["name"] for e in events(path, "X")}
     assert names == {
-        *("F norm", "F attn.qkv", "R again", "B attn.qkv.grad"),
-        *("ncclKernel_AllReduce F attn", "ncclKernel_Send send", "ncclKernel_Recv send"),
+        *("F norm", "F attn.qkv", "B again", "B attn.qkv.grad"),
+        *("ncclKernel_AllReduce F attn", "ncclKernel_Send send", "ncclKernel_Recv recv"),
     }
     qkv = next(
         e for e in events(path, "X")
