@@ -170,7 +170,7 @@ class StepFigures(ABC):
 
     @property
     def fits(self) -> bool:
-        """Whether the job fits into the memory of its GPUs and hosts."""
+        """True where the job fits into the memory of its GPUs and hosts."""
         return bool(self.figures["fits"])
 
     @property

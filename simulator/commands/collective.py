@@ -57,7 +57,7 @@ class CollectiveResult(Result):
 
     @property
     def title(self) -> str:
-        """What takes part where, and whose figures the times rest on."""
+        """Line on what takes part where, and whose figures the times rest on."""
         by = ", ".join(f"{kind} {name}" for kind, name in self.priced_by.items() if name)
         place = f"{self.cluster.n_nodes} x {self.cluster.name}"
         return f"{self.op} of {len(self.members)} GPUs on {place}, {by}"
@@ -115,8 +115,8 @@ def _members(ranks: Sequence[int] | None, n_ranks: int) -> list[int]:
         allowed = f"0 to {n_ranks - 1}"
         raise InputError("names a rank that does not exist", file="--ranks", found=str(members), allowed=allowed)
     if len(members) < 2:
-        found = ", ".join(map(str, members))
-        raise InputError("needs at least two ranks", file="--ranks", found=found, allowed=f"of 0 to {n_ranks - 1}")
+        listed = ", ".join(map(str, members))
+        raise InputError("needs at least two ranks", file="--ranks", found=listed, allowed=f"of 0 to {n_ranks - 1}")
     return members
 
 

@@ -39,7 +39,7 @@ class ValidationResult(Result):
 
     @property
     def passed(self) -> bool:
-        """Whether no suite is past its bounds."""
+        """True where no suite is past its bounds."""
         return all(suite["passed"] is not False for suite in self.suites)
 
     def content(self) -> dict[str, Any]:
