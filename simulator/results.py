@@ -13,6 +13,7 @@ from simulator.config.section import is_whole
 from simulator.errors import InputError
 from simulator.input_files import brief
 from simulator.output.envelope import envelope
+from simulator.output.files import PERFETTO_SUFFIXES
 from simulator.timeline import Timeline
 
 if TYPE_CHECKING:
@@ -102,11 +103,16 @@ class TimelineResult(PlayedResult):
     def save_trace(self, path: str | Path, ranks: Sequence[int] | None = None) -> None:
         """Write a Chrome/Perfetto trace, gzipped if ``path`` ends in .gz.
 
+        It is Chrome's JSON, or Perfetto's own format where ``path`` ends in .pftrace or .pftrace.gz.
         ``ranks``: any ranks, simulated or not, each written once [one per pipeline stage]. Raises `InputError` where
         ranks do not exist or there are none, and for a trace too large to open.
         """
+        from simulator.output.perfetto_trace import check_perfetto, write_perfetto_trace
         from simulator.output.trace import write_trace
 
+        in_packets = str(path).endswith(PERFETTO_SUFFIXES)
+        if in_packets:
+            check_perfetto()
         if ranks is not None:
             ranks = _existing_ranks(ranks, self.spans.n_ranks)
         spans = self.spans if ranks is None else self.spans.select_ranks(ranks)
@@ -118,7 +124,10 @@ class TimelineResult(PlayedResult):
                 allowed=f"at most {MAX_TRACE_ROWS:,}, about a gigabyte",
                 fix="fewer ranks",
             )
-        write_trace(spans, path, ranks=ranks, name=self.job_name)
+        if in_packets:
+            write_perfetto_trace(spans, path, ranks=ranks)
+        else:
+            write_trace(spans, path, ranks=ranks, name=self.job_name)
 
 
 class StepFigures(ABC):

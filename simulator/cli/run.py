@@ -15,7 +15,7 @@ from simulator.cli.outputs import STDOUT, check_outputs, write_json
 from simulator.cli.terminal import progress, show, warn
 from simulator.errors import InputError
 from simulator.output.envelope import envelope
-from simulator.output.files import PICTURES
+from simulator.output.files import PERFETTO_SUFFIXES, PICTURES
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -215,6 +215,10 @@ def _check_number(jobs: int, share_fabric: bool) -> None:
 
 def _trace_ranks(trace: Path | None, ranks: str | None, jobs: Sequence[Workload]) -> list[int] | None:
     """Return the ranks in the trace, None for one per pipeline stage. Raises `InputError` where there is no trace."""
+    if trace is not None and str(trace).endswith(PERFETTO_SUFFIXES):
+        from simulator.output.perfetto_trace import check_perfetto
+
+        check_perfetto()
     if trace is not None and len(jobs) > 1:
         raise InputError("shows one workload", file="--trace", found=f"{len(jobs)} workloads", fix="a run for each")
     if ranks is not None and trace is None:

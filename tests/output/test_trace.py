@@ -223,6 +223,68 @@ def test_the_validator_finds_loose_flows(tmp_path: Path) -> None:
     assert any("ends before it starts" in problem for problem in problems)
 
 
+@pytest.mark.skipif(not importlib.util.find_spec("perfetto"), reason="perfetto is not installed")
+def test_packets_hold_what_the_json_holds(tmp_path: Path) -> None:
+    """Rows by process, track and name, with times and arguments; as many arrows with the same ends; the counter."""
+    from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import Trace, TrackEvent
+
+    result = simulator.run(job(parallelism={"pp": 2, "tp": 2, "vpp": 2, "schedule": "interleaved"}))
+    for name in ("trace.json", "trace.pftrace", "again.pftrace", "trace.pftrace.gz"):
+        result.save_trace(tmp_path / name)
+    content = (tmp_path / "trace.pftrace").read_bytes()
+    assert content == (tmp_path / "again.pftrace").read_bytes()
+    assert content == gzip.decompress((tmp_path / "trace.pftrace.gz").read_bytes())
+    tracks: dict[int, tuple[int, str]] = {}
+    texts: dict[str, dict[int, Any]] = {"names": {}, "keys": {}, "values": {}}
+    rows, began = [], {}
+    ends: dict[str, dict[int, int]] = {"s": {}, "f": {}}
+    counted = []
+    for packet in Trace.FromString(content).packet:
+        if packet.HasField("track_descriptor"):
+            told = packet.track_descriptor
+            process = told.process.pid - 1 if told.HasField("process") else tracks[told.parent_uuid][0]
+            tracks[told.uuid] = (process, told.name)
+            continue
+        interned = packet.interned_data
+        texts["names"] |= {one.iid: one.name for one in interned.event_names}
+        texts["keys"] |= {one.iid: one.name for one in interned.debug_annotation_names}
+        texts["values"] |= {one.iid: one.str.decode() for one in interned.debug_annotation_string_values}
+        event = packet.track_event
+        if event.type == TrackEvent.TYPE_SLICE_BEGIN:
+            began[event.track_uuid] = (packet.timestamp, event)
+            ends["s"] |= dict.fromkeys(event.flow_ids, packet.timestamp)
+            ends["f"] |= dict.fromkeys(event.terminating_flow_ids, packet.timestamp)
+        elif event.type == TrackEvent.TYPE_SLICE_END:
+            start, begin = began.pop(event.track_uuid)
+            arguments = {}
+            for one in begin.debug_annotations:
+                value = getattr(one, one.WhichOneof("value"))
+                interned_text = one.WhichOneof("value") == "string_value_iid"
+                arguments[texts["keys"][one.name_iid]] = texts["values"][value] if interned_text else value
+            rows.append((*tracks[event.track_uuid], texts["names"][begin.name_iid], start, packet.timestamp, arguments))
+        else:
+            counted.append((tracks[event.track_uuid][0], packet.timestamp, event.double_counter_value))
+    path = tmp_path / "trace.json"
+    lanes = {(e["pid"], e["tid"]): e["args"]["name"] for e in events(path, "M") if e["name"] == "thread_name"}
+
+    def ns(us: float) -> int:
+        return round(us * 1000)
+
+    assert sorted(rows, key=repr) == sorted(
+        (
+            (
+                e["pid"], lanes[e["pid"], e["tid"]], e["name"], ns(e["ts"]), ns(e["ts"]) + ns(e["dur"]),
+                {key: value for key, value in e["args"].items() if key != "stream"},
+            )
+            for e in events(path, "X")
+        ),
+        key=repr,
+    )  # fmt: skip
+    assert ends == {end: {e["id"]: ns(e["ts"]) for e in events(path, end)} for end in "sf"}
+    assert ends["s"]
+    assert counted == [(e["pid"], ns(e["ts"]), e["args"]["GiB"]) for e in events(path, "C")]
+
+
 @pytest.mark.filterwarnings("ignore")  # of that package
 @pytest.mark.skipif(not importlib.util.find_spec("hta"), reason="HolisticTraceAnalysis is not installed")
 def test_holistic_trace_analysis_reads_the_same_step(tmp_path: Path) -> None:

@@ -23,6 +23,7 @@ ONLY = {
     "networkx": {"cluster", "network", "engine", "output"},
     "bokeh": {"output"},
     "jinja2": {"output"},
+    "perfetto": {"output"},
     "typer": {"cli"},
 }
 
