@@ -113,10 +113,34 @@ class TimelineResult(PlayedResult):
         in_packets = str(path).endswith(PERFETTO_SUFFIXES)
         if in_packets:
             check_perfetto()
-        if ranks is not None:
-            ranks = _existing_ranks(ranks, self.spans.n_ranks)
-        spans = self.spans if ranks is None else self.spans.select_ranks(ranks)
-        if spans.n_rows > MAX_TRACE_ROWS and ranks is not None:
+        spans, ranks = self._traced(ranks, path)
+        if in_packets:
+            write_perfetto_trace(spans, path, ranks=ranks)
+        else:
+            write_trace(spans, path, ranks=ranks, name=self.job_name)
+
+    def save_traces(self, folder: str | Path, ranks: Sequence[int] | None = None) -> list[Path]:
+        """Write a trace per rank into ``folder``, as PyTorch's profiler does, and return the files.
+
+        HolisticTraceAnalysis reads such a folder. They hold what a GPU runs, without the host's launches. ``ranks`` and
+        errors: as of `save_trace`.
+        """
+        from simulator.output.trace import drawn_ranks, write_trace
+
+        spans, some = self._traced(ranks, folder)
+        files = []
+        for rank in drawn_ranks(spans, some):
+            files.append(Path(folder) / f"rank{rank}.pt.trace.json.gz")
+            write_trace(spans, files[-1], ranks=[rank], name=self.job_name)
+        return files
+
+    def _traced(self, ranks: Sequence[int] | None, path: str | Path) -> tuple[Timeline, Sequence[int] | None]:
+        """Return the spans of ``ranks`` and these, each once [all that were simulated]. Raises `InputError`."""
+        if ranks is None:
+            return self.spans, None
+        ranks = _existing_ranks(ranks, self.spans.n_ranks)
+        spans = self.spans.select_ranks(ranks)
+        if spans.n_rows > MAX_TRACE_ROWS:
             raise InputError(
                 f"{len(ranks)} ranks have {spans.n_rows:,} kernels and transfers",
                 file=path,
@@ -124,10 +148,7 @@ class TimelineResult(PlayedResult):
                 allowed=f"at most {MAX_TRACE_ROWS:,}, about a gigabyte",
                 fix="fewer ranks",
             )
-        if in_packets:
-            write_perfetto_trace(spans, path, ranks=ranks)
-        else:
-            write_trace(spans, path, ranks=ranks, name=self.job_name)
+        return spans, ranks
 
 
 class StepFigures(ABC):

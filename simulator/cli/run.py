@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -40,6 +41,10 @@ TraceFile = Annotated[
     Path | None,
     typer.Option(metavar="FILE", help="Write a trace for ui.perfetto.dev (Chrome trace JSON; gzipped if named .gz)."),
 ]
+TraceFolder = Annotated[
+    Path | None,
+    typer.Option(metavar="DIR", help="Write a trace per rank into this folder, for HolisticTraceAnalysis."),
+]
 TraceRanks = Annotated[
     str | None, typer.Option(metavar="all|LIST", help="Ranks in the trace, such as 0-7,16. [one per pipeline stage]")
 ]
@@ -71,6 +76,7 @@ def command(
     set_: Set = None,
     json: Json = None,
     trace: TraceFile = None,
+    trace_dir: TraceFolder = None,
     trace_ranks: TraceRanks = None,
     gantt: StepGantt = None,
     memory: MemoryPlot = None,
@@ -104,13 +110,16 @@ def command(
     outputs = {"--json": json, "--trace": trace, "--gantt": gantt, "--memory": memory, "--report": report_file}
     check_outputs(outputs, {"--gantt": PICTURES, "--memory": PICTURES, "--report": (".html", ".htm")})
     advises = _advises(advise, report_file, budget_s, share_fabric)
-    ranks = _trace_ranks(trace, trace_ranks, jobs)
+    ranks = _trace_ranks(trace, trace_dir, trace_ranks, jobs)
 
     run = _shared(workload, jobs, changes) if share_fabric else _alone(names, jobs, changes, advises, budget_s)
     write_json(json, run.report)
     if trace is not None:
         with progress("writing the trace"):
             run.results[0].save_trace(trace, ranks)
+    if trace_dir is not None:
+        with progress("writing the traces"):
+            run.results[0].save_traces(trace_dir, ranks)
     _draw(run.results, gantt, memory, set_ or ())
     if report_file is not None:
         _write_page(report_file, run, set_ or ())
@@ -213,15 +222,21 @@ def _check_number(jobs: int, share_fabric: bool) -> None:
         raise InputError("needs jobs that share", file="--share-fabric", found="1 workload", fix="another WORKLOAD2")
 
 
-def _trace_ranks(trace: Path | None, ranks: str | None, jobs: Sequence[Workload]) -> list[int] | None:
+def _trace_ranks(
+    trace: Path | None, trace_dir: Path | None, ranks: str | None, jobs: Sequence[Workload]
+) -> list[int] | None:
     """Return the ranks in the trace, None for one per pipeline stage. Raises `InputError` where there is no trace."""
     if trace is not None and str(trace).endswith(PERFETTO_SUFFIXES):
         from simulator.output.perfetto_trace import check_perfetto
 
         check_perfetto()
-    if trace is not None and len(jobs) > 1:
-        raise InputError("shows one workload", file="--trace", found=f"{len(jobs)} workloads", fix="a run for each")
-    if ranks is not None and trace is None:
+    for option, path in (("--trace", trace), ("--trace-dir", trace_dir)):
+        if path is not None and len(jobs) > 1:
+            raise InputError("shows one workload", file=option, found=f"{len(jobs)} workloads", fix="a run for each")
+    if trace_dir is not None and not (trace_dir.is_dir() and os.access(trace_dir, os.W_OK)):
+        what = "no folder that can be written to"
+        raise InputError(what, file="--trace-dir", found=str(trace_dir), fix=f"mkdir -p {trace_dir}")
+    if ranks is not None and trace is None and trace_dir is None:
         raise InputError("chooses the ranks of a trace, and none is written", file="--trace-ranks", fix="--trace FILE")
     return None if ranks is None else parse_ranks(ranks, jobs[0].n_ranks, "--trace-ranks")
 

@@ -43,7 +43,7 @@ def write_trace(timeline: Timeline, path: str | Path, *, ranks: Sequence[int] | 
     head = {
         "schemaVersion": TRACE_VERSION,
         "displayTimeUnit": "ms",
-        "distributedInfo": {"rank": chosen[0] if chosen else 0, "world_size": timeline.n_ranks},
+        "distributedInfo": {"backend": "nccl", "rank": chosen[0] if chosen else 0, "world_size": timeline.n_ranks},
         "otherData": {
             "name": name,
             "version": TRACE_VERSION,

@@ -226,6 +226,8 @@ def test_a_list_that_is_too_wide_leaves_out_columns_and_cuts_no_name_or_number(
         (["run", "gpt175b_3d", "--trace", "same.json", "--json", "same.json"], "is the file of"),
         (["run", "gpt175b_3d", "gpt22b_tp8", "--trace", "t.json"], "shows one workload"),
         (["run", "gpt175b_3d", "--kineto", "x.json"], "--kineto"),
+        (["run", "gpt175b_3d", "--trace-dir", "missing"], "mkdir -p missing"),
+        (["run", "gpt175b_3d", "gpt22b_tp8", "--trace-dir", "."], "shows one workload"),
         (["runn"], "run"),
         (["list", "modelz"], "fix:     models"),
         (["check", "gpt175b_3d", "--set", "parallelism.schedule=1b1f"], "fix:     schedule: 1f1b"),

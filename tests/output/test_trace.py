@@ -14,7 +14,7 @@ import simulator
 from simulator.errors import InputError
 from simulator.output.files import writing
 from simulator.output.trace import write_trace
-from simulator.timeline import Timeline
+from simulator.timeline import COMMUNICATION, Timeline, covered_s
 from tests.support.jobs import job
 from tests.support.timelines import Span, pipeline, template, timeline
 from tests.support.traces import trace_problems
@@ -283,6 +283,35 @@ def test_packets_hold_what_the_json_holds(tmp_path: Path) -> None:
     assert ends == {end: {e["id"]: ns(e["ts"]) for e in events(path, end)} for end in "sf"}
     assert ends["s"]
     assert counted == [(e["pid"], ns(e["ts"]), e["args"]["GiB"]) for e in events(path, "C")]
+
+
+@pytest.mark.filterwarnings("ignore")  # of that package
+@pytest.mark.skipif(not importlib.util.find_spec("hta"), reason="HolisticTraceAnalysis is not installed")
+def test_holistic_trace_analysis_reads_a_folder_to_our_overlap_and_idle_times(tmp_path: Path) -> None:
+    """It counts whole microseconds, rounded down, so that each of a thousand rows may lose one.
+
+    Idle is what no kernel covers between a rank's first and last; overlap is the share of communication beside
+    computation.
+    """
+    from hta.trace_analysis import TraceAnalysis
+
+    model = {"layers": 8, "hidden": 2048, "heads": 16, "vocab": 1024}
+    result = simulator.run(job(model=model, training__seq=1024, parallelism={"pp": 2, "tp": 2, "dp": 2}))
+    files = result.save_traces(tmp_path)
+    assert [file.name for file in files] == ["rank0.pt.trace.json.gz", "rank4.pt.trace.json.gz"]
+    analysis = TraceAnalysis(trace_dir=str(tmp_path))
+    assert sorted(analysis.t.traces) == [0, 4]
+    idle = analysis.get_temporal_breakdown(visualize=False).set_index("rank")["idle_time(us)"]
+    overlap = analysis.get_comm_comp_overlap(visualize=False).set_index("rank")["comp_comm_overlap_pctg"]
+    for rank in (0, 4):
+        rows = result.timeline[
+            (result.timeline["rank"] == rank) & (result.timeline["end_s"] > result.timeline["start_s"])
+        ]
+        start, end = rows["start_s"].to_numpy(), rows["end_s"].to_numpy()
+        sends = rows["category"].isin(COMMUNICATION).to_numpy()
+        all_s, comm_s, comp_s = (covered_s(start[of], end[of]) for of in (sends | ~sends, sends, ~sends))
+        assert idle[rank] * 1e-6 == pytest.approx(end.max() - start.min() - all_s, abs=1e-6 * len(rows))
+        assert overlap[rank] / 100 == pytest.approx((comm_s + comp_s - all_s) / comm_s, abs=0.01)
 
 
 @pytest.mark.filterwarnings("ignore")  # of that package
