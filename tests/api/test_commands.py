@@ -1,4 +1,4 @@
-"""Commands as functions of Python: what each returns, and that it is what the command writes."""
+"""Commands as functions of Python return what the commands write."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ def test_a_sweep_tells_of_every_outcome() -> None:
     assert heard == ["simulated", "simulated"]
 
 
-#: Jobs whose results differ in the keys that they have.
+#: Jobs with different keys in their results.
 KINDS: dict[str, dict[str, Any]] = {
     "plain": job(),
     "pipeline": job(parallelism={"pp": 2, "tp": 2, "dp": 2}, training__total_tokens=1e9),

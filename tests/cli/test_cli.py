@@ -374,7 +374,7 @@ def test_every_suite_is_printed_as_it_ends(monkeypatch: pytest.MonkeyPatch, caps
     def fails(rows: object) -> None:
         raise InputError("no second suite")
 
-    monkeypatch.setattr(simulator.validation.record, "outcomes_of_memory", fails)
+    monkeypatch.setattr("simulator.commands.validate.outcomes_of_memory", fails)
     rows = ["--row", "korthikanti-t5-001", "--row", MEMORY_SUITES["memory"].rows[0]["id"]]
     assert command("validate", "megatron-2022", "memory", *rows) == 2
     out, err = capsys.readouterr()

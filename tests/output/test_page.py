@@ -28,7 +28,7 @@ def page_job(work: Any, budget_s: float = 0.0) -> PageJob:
 
 
 def words(text: str) -> str:
-    """What a reader sees of a page, without pictures."""
+    """Return the text of a page without pictures."""
     body = re.sub(r"<(script|style)\b.*?</\1>", " ", text[text.index("<body>") :], flags=re.DOTALL)
     return re.sub(r"\s+", " ", re.sub(r"<[^>]*>", " ", body))
 

@@ -288,7 +288,7 @@ def test_packets_hold_what_the_json_holds(tmp_path: Path) -> None:
 @pytest.mark.filterwarnings("ignore")  # of that package
 @pytest.mark.skipif(not importlib.util.find_spec("hta"), reason="HolisticTraceAnalysis is not installed")
 def test_holistic_trace_analysis_reads_a_folder_to_our_overlap_and_idle_times(tmp_path: Path) -> None:
-    """It counts whole microseconds, rounded down, so that each of a thousand rows may lose one.
+    """HTA counts whole microseconds, rounded down, so that each row may lose one.
 
     Idle is what no kernel covers between a rank's first and last; overlap is the share of communication beside
     computation.
