@@ -102,6 +102,7 @@ def _whole(data: TimelineData, name: str) -> tuple[figure, Any, Any, Any]:
         **{**quads, "line_color": "white"}, line_width="line", source=boxes, fill_color="colour", name=f"{name}-boxes"
     )
     passes.nonselection_glyph = None
+    _part_wide_boxes(whole, passes, data)
     passes.selection_glyph = type(passes.glyph)(
         left="left", right="right", top="top", bottom="bottom", fill_color="colour", line_color="black", line_width=2
     )
@@ -117,6 +118,20 @@ def _whole(data: TimelineData, name: str) -> tuple[figure, Any, Any, Any]:
     )  # fmt: skip
     whole.add_tools(*_hovers(data, passes, transfers), TapTool(renderers=[passes]))
     return whole, boxes, bars, marked
+
+
+def _part_wide_boxes(whole: figure, passes: Any, data: TimelineData) -> None:
+    """Draw the white lines between boxes as long as a usual box is wider than four of them, however it is zoomed."""
+    from bokeh.models import CustomJS
+
+    width = float(np.median(data.boxes["right"] - data.boxes["left"])) if len(data.boxes["left"]) else 0.0
+    change = CustomJS(
+        args={"glyph": passes.glyph, "whole": whole, "width": width},
+        code="glyph.line_alpha = width / (whole.x_range.end - whole.x_range.start) * whole.inner_width > 4 ? 1 : 0",
+    )
+    whole.js_on_change("inner_width", change)
+    whole.x_range.js_on_change("start", change)
+    whole.x_range.js_on_change("end", change)
 
 
 def _zooms(picture: figure) -> None:
