@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from documentation.tables import table
-from simulator.cli.check import schema_of
+from simulator.commands.schema import schema_of
 
 Schema = Mapping[str, Any]
 

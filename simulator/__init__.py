@@ -1,8 +1,9 @@
 """A discrete-event simulator of LLM training on GPU clusters: how fast, how full, and why, before anything is rented.
 
-`run` simulates a training step of a workload, `sweep` many that differ in a few keys. `share` simulates several jobs on
-one cluster, `schedule` a pipeline schedule without a model. `simulate` is the engine beneath: a program on a cluster.
-Unusable input raises `errors.InputError`.
+`run` simulates a training step of a workload, `sweep` many that differ in a few keys, `search` finds the best layout,
+and `advise` single changes that help. `share` simulates several jobs on one cluster, `schedule` a pipeline schedule
+without a model. `check`, `collective`, `topology` and `validate` are the commands of those names. `plot` draws results.
+`simulate` is the engine beneath: a program on a cluster. Unusable input raises `errors.InputError`.
 
 >>> import simulator
 >>> simulator.schedule("1f1b", stages=4, microbatches=8).to_dict()["bubble_ratio"]
@@ -14,7 +15,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from simulator import plot
+    from simulator.advising.advise import SpeedAdvice, advise
     from simulator.api import StepResult, run
+    from simulator.commands.check import CheckResult, check
+    from simulator.commands.collective import CollectiveResult, collective
+    from simulator.commands.topology import TopologyResult, topology
+    from simulator.commands.validate import ValidationResult, validate
     from simulator.engine import simulate
     from simulator.results import Result
     from simulator.schedule_alone import ScheduleResult, schedule
@@ -26,23 +33,40 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 __all__ = [
+    "CheckResult",
+    "CollectiveResult",
     "Result",
     "ScheduleResult",
     "SearchResult",
     "SharedResult",
+    "SpeedAdvice",
     "StepResult",
     "SweepResult",
+    "TopologyResult",
+    "ValidationResult",
+    "advise",
+    "check",
+    "collective",
+    "plot",
     "run",
     "schedule",
     "search",
     "share",
     "simulate",
     "sweep",
+    "topology",
+    "validate",
 ]
 
 #: Modules of names that are loaded at first use: reading a workload file on a bare GPU machine must import neither
 #: SimPy nor matplotlib.
 _HOME = {
+    "advise": "simulator.advising.advise",
+    "SpeedAdvice": "simulator.advising.advise",
+    "check": "simulator.commands.check",
+    "CheckResult": "simulator.commands.check",
+    "collective": "simulator.commands.collective",
+    "CollectiveResult": "simulator.commands.collective",
     "simulate": "simulator.engine",
     "schedule": "simulator.schedule_alone",
     "ScheduleResult": "simulator.schedule_alone",
@@ -53,6 +77,10 @@ _HOME = {
     "Result": "simulator.results",
     "sweep": "simulator.sweeping.entry",
     "SweepResult": "simulator.sweeping.result",
+    "topology": "simulator.commands.topology",
+    "TopologyResult": "simulator.commands.topology",
+    "validate": "simulator.commands.validate",
+    "ValidationResult": "simulator.commands.validate",
 }
 
 
@@ -66,4 +94,6 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from importlib import import_module
 
+    if name == "plot":
+        return import_module("simulator.plot")
     return getattr(import_module(_HOME.get(name, "simulator.api")), name)

@@ -40,7 +40,7 @@ from simulator.errors import InputError, located
 from simulator.hardware.profile import Profile
 from simulator.lowering import build_program, layout
 from simulator.program import Program
-from simulator.results import TimelineResult
+from simulator.results import StepFigures, TimelineResult
 from simulator.schedules import Times
 from simulator.timeline import Timeline
 from simulator.units import format_time
@@ -56,7 +56,7 @@ NEAR = 0.01
 
 
 @dataclass(frozen=True, repr=False)
-class StepResult(TimelineResult):
+class StepResult(TimelineResult, StepFigures):
     """Result of one simulated training step.
 
     ``profiles``: type of GPU -> its profile. ``program``: all that was played, on ``workload.nodes`` of the cluster.
@@ -140,6 +140,12 @@ class StepResult(TimelineResult):
         from simulator.output.summary import opening
 
         return opening(self.report)
+
+    def _repr_html_(self) -> str:
+        """Return what a notebook shows: the key figures, and where time goes."""
+        from simulator.output.notebook_view import step_view
+
+        return step_view(self.report)
 
     def summary(self) -> RenderableType:
         """Return the results as tables for a terminal."""

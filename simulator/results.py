@@ -13,6 +13,7 @@ from simulator.config.section import is_whole
 from simulator.errors import InputError
 from simulator.input_files import brief
 from simulator.output.envelope import envelope
+from simulator.output.files import PERFETTO_SUFFIXES
 from simulator.timeline import Timeline
 
 if TYPE_CHECKING:
@@ -102,15 +103,44 @@ class TimelineResult(PlayedResult):
     def save_trace(self, path: str | Path, ranks: Sequence[int] | None = None) -> None:
         """Write a Chrome/Perfetto trace, gzipped if ``path`` ends in .gz.
 
+        It is Chrome's JSON, or Perfetto's own format where ``path`` ends in .pftrace or .pftrace.gz.
         ``ranks``: any ranks, simulated or not, each written once [one per pipeline stage]. Raises `InputError` where
         ranks do not exist or there are none, and for a trace too large to open.
         """
+        from simulator.output.perfetto_trace import check_perfetto, write_perfetto_trace
         from simulator.output.trace import write_trace
 
-        if ranks is not None:
-            ranks = _existing_ranks(ranks, self.spans.n_ranks)
-        spans = self.spans if ranks is None else self.spans.select_ranks(ranks)
-        if spans.n_rows > MAX_TRACE_ROWS and ranks is not None:
+        in_packets = str(path).endswith(PERFETTO_SUFFIXES)
+        if in_packets:
+            check_perfetto()
+        spans, ranks = self._traced(ranks, path)
+        if in_packets:
+            write_perfetto_trace(spans, path, ranks=ranks)
+        else:
+            write_trace(spans, path, ranks=ranks, name=self.job_name)
+
+    def save_traces(self, folder: str | Path, ranks: Sequence[int] | None = None) -> list[Path]:
+        """Write a trace per rank into ``folder``, as PyTorch's profiler does, and return the files.
+
+        HolisticTraceAnalysis reads such a folder. They hold what a GPU runs, without the host's launches. ``ranks`` and
+        errors: as of `save_trace`.
+        """
+        from simulator.output.trace import drawn_ranks, write_trace
+
+        spans, some = self._traced(ranks, folder)
+        files = []
+        for rank in drawn_ranks(spans, some):
+            files.append(Path(folder) / f"rank{rank}.pt.trace.json.gz")
+            write_trace(spans, files[-1], ranks=[rank], name=self.job_name)
+        return files
+
+    def _traced(self, ranks: Sequence[int] | None, path: str | Path) -> tuple[Timeline, Sequence[int] | None]:
+        """Return the spans of ``ranks`` and these, each once [all that were simulated]. Raises `InputError`."""
+        if ranks is None:
+            return self.spans, None
+        ranks = _existing_ranks(ranks, self.spans.n_ranks)
+        spans = self.spans.select_ranks(ranks)
+        if spans.n_rows > MAX_TRACE_ROWS:
             raise InputError(
                 f"{len(ranks)} ranks have {spans.n_rows:,} kernels and transfers",
                 file=path,
@@ -118,7 +148,70 @@ class TimelineResult(PlayedResult):
                 allowed=f"at most {MAX_TRACE_ROWS:,}, about a gigabyte",
                 fix="fewer ranks",
             )
-        write_trace(spans, path, ranks=ranks, name=self.job_name)
+        return spans, ranks
+
+
+class StepFigures(ABC):
+    """Key figures of a training step as attributes, SI units."""
+
+    @abstractmethod
+    def key_figures(self) -> dict[str, Any]:
+        """Return the figures by which jobs are compared."""
+
+    @cached_property
+    def figures(self) -> dict[str, Any]:
+        """Figures by which jobs are compared, under the names of the JSON output; not to be changed."""
+        return self.key_figures()
+
+    @property
+    def step_time_s(self) -> float:
+        """Seconds of a step, or between steps in a steady state."""
+        return float(self.figures["step_time_s"])
+
+    @property
+    def tokens_per_s(self) -> float:
+        """Tokens per second of all GPUs."""
+        return float(self.figures["tokens_per_s"])
+
+    @property
+    def tokens_per_s_per_gpu(self) -> float:
+        """Tokens per second of a GPU."""
+        return float(self.figures["tokens_per_s_per_gpu"])
+
+    @property
+    def mfu(self) -> float:
+        """Model FLOPs over what the peak would do in the step."""
+        return float(self.figures["mfu"])
+
+    @property
+    def hfu(self) -> float:
+        """Hardware FLOPs over what the peak would do in the step."""
+        return float(self.figures["hfu"])
+
+    @property
+    def bubble_fraction(self) -> float:
+        """Idle time of pipelines over their window."""
+        return float(self.figures["bubble_fraction"])
+
+    @property
+    def exposed_communication_fraction(self) -> float:
+        """Share of the step in which GPUs wait for communication."""
+        return float(self.figures["exposed_communication_fraction"])
+
+    @property
+    def fits(self) -> bool:
+        """True where the job fits into the memory of its GPUs and hosts."""
+        return bool(self.figures["fits"])
+
+    @property
+    def peak_bytes(self) -> float:
+        """Memory of the fullest GPU at its peak."""
+        return float(self.figures["peak_bytes"])
+
+    @property
+    def headroom_bytes(self) -> float:
+        """Least memory left on any GPU; negative where it does not fit."""
+        return float(self.figures["headroom_bytes"])
 
 
 def numbered_timelines(results: Iterable[TimelineResult]) -> dict[str, Timeline]:

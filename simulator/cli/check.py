@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -12,7 +12,6 @@ from simulator.cli.options import Json, Quiet, Set
 from simulator.cli.outputs import STDOUT, check_outputs, write_json
 from simulator.cli.terminal import say, warn
 from simulator.errors import InputError
-from simulator.output.envelope import envelope
 from simulator.units import counted, format_parameters
 
 #: Groups of an axis, and ranks of a group, on the terminal; the JSON has all.
@@ -29,7 +28,7 @@ def command(
     json: Json = None,
     schema: Annotated[
         str | None,
-        typer.Option(metavar="KIND", help="Print the JSON Schema of a workload or a cluster instead, for an editor."),
+        typer.Option(metavar="KIND", help="Print the JSON Schema of a workload, a cluster or a run's result instead."),
     ] = None,
     groups: Annotated[
         bool, typer.Option("--groups", help="Print the groups of ranks that communicate, and their members.")
@@ -52,36 +51,31 @@ def command(
         check_outputs({"--json": json})
         if workload or set_:
             raise InputError("checks no workload", file="--schema", fix="leave WORKLOAD and --set out")
+        from simulator.commands.schema import schema_of
+
         write_json(STDOUT, schema_of(schema))
         return
     if not workload:
         raise InputError("is missing", file="WORKLOAD", allowed="a file, a name in workloads/, or --schema")
 
-    from simulator import models
-    from simulator.api import cluster_of
+    from simulator.commands.check import check
     from simulator.config import load_workload, parse_changes
     from simulator.config.loading import written_in
-    from simulator.config.profile import load_profile
     from simulator.errors import located
 
     changes = parse_changes(set_ or ())
     job = load_workload(workload, changes)
-    for profile in job.calibrations.values():
-        load_profile(profile)
     check_outputs({"--json": json})
     with located(written_in(workload, changes)):
-        cluster_of(job)
-    notes = models.warnings(job)
-    total, active = models.parameters(job), models.active_parameters(job)
-    content = {"workload": job.model_dump(mode="json"), "params_total": total, "params_active": active}
-    members = _groups(job) if groups else {}
-    write_json(json, envelope("check", notes, **content, **({"groups": members} if groups else {})))
+        result = check(job)
+    members = result.groups if groups else {}
+    write_json(json, {**result.report, **({"groups": members} if groups else {})})
     if not quiet and json != STDOUT:
-        _say_sizes(job, total, active)
+        _say_sizes(job, result.params_total, result.params_active)
         for axis, axis_groups in members.items():
             say(f"  {axis:<13} {_described(axis, axis_groups)}")
-    warn(notes)
-    if strict and notes:
+    warn(result.warnings)
+    if strict and result.warnings:
         raise typer.Exit(1)
 
 
@@ -107,14 +101,6 @@ def _say_sizes(job: Workload, total: int, active: int) -> None:
             say(f"                {line}")
     say(f"  micro-batches {job.microbatches} of {job.training.micro_batch} x {job.training.seq} tokens")
     say(f"  stages        {_runs(layout.layers_per_stage)} layers")
-
-
-def _groups(job: Workload) -> dict[str, list[list[int]]]:
-    """Return the groups of several ranks by axis, each a list of ranks in the order of the group."""
-    from simulator.lowering import layout
-
-    placed = layout(job).groups
-    return {str(axis): [list(members) for members in placed[axis]] for axis in placed if len(placed[axis][0]) > 1}
 
 
 def _described(axis: str, groups: list[list[int]]) -> str:
@@ -160,18 +146,6 @@ def _traits(model: Model) -> Iterator[str]:
         yield "biases"
     if model.tied_embeddings:
         yield "tied embeddings"
-
-
-def schema_of(kind: str) -> dict[str, Any]:
-    """Return the JSON Schema of a workload or a cluster file; raise `InputError` for any other kind."""
-    from simulator.config import Workload
-    from simulator.config.section import section_of
-    from simulator.hardware.cluster_spec import ClusterSpec
-
-    if kind not in ("workload", "cluster"):
-        raise InputError("has no schema", file="--schema", found=kind, allowed="workload, cluster")
-    model = Workload if kind == "workload" else section_of(ClusterSpec)
-    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **model.model_json_schema()}
 
 
 def _runs(numbers: tuple[int, ...]) -> str:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -14,7 +16,7 @@ from simulator.cli.outputs import STDOUT, check_outputs, write_json
 from simulator.cli.terminal import progress, show, warn
 from simulator.errors import InputError
 from simulator.output.envelope import envelope
-from simulator.output.files import PICTURES
+from simulator.output.files import PERFETTO_SUFFIXES, PICTURES
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -39,6 +41,10 @@ TraceFile = Annotated[
     Path | None,
     typer.Option(metavar="FILE", help="Write a trace for ui.perfetto.dev (Chrome trace JSON; gzipped if named .gz)."),
 ]
+TraceFolder = Annotated[
+    Path | None,
+    typer.Option(metavar="DIR", help="Write a trace per rank into this folder, for HolisticTraceAnalysis."),
+]
 TraceRanks = Annotated[
     str | None, typer.Option(metavar="all|LIST", help="Ranks in the trace, such as 0-7,16. [one per pipeline stage]")
 ]
@@ -47,6 +53,19 @@ StepGantt = Annotated[
 ]
 MemoryPlot = Annotated[
     Path | None, typer.Option(metavar="FILE", help="Draw the fullest GPU's memory over time (.png, .svg or .pdf).")
+]
+Advise = Annotated[
+    bool, typer.Option("--advise", help="End with what to change: the changes that help most, each simulated.")
+]
+ReportFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--report", metavar="FILE", help="Write one page with all results and pictures to look into (.html); advises."
+    ),
+]
+Budget = Annotated[
+    float | None,
+    typer.Option(metavar="SECONDS", help="With --advise or --report: no change is simulated later. [30]", min=0.0),
 ]
 
 
@@ -57,9 +76,13 @@ def command(
     set_: Set = None,
     json: Json = None,
     trace: TraceFile = None,
+    trace_dir: TraceFolder = None,
     trace_ranks: TraceRanks = None,
     gantt: StepGantt = None,
     memory: MemoryPlot = None,
+    advise: Advise = False,
+    report_file: ReportFile = None,
+    budget_s: Budget = None,
     quiet: Quiet = False,
     strict: Strict = False,
 ) -> None:
@@ -73,43 +96,77 @@ def command(
     Examples:
       llmsim run gpt175b_3d --gantt step.png --trace step.json.gz
       llmsim run gpt175b_3d --set parallelism.dp=8 --json -
+      llmsim run gpt22b_tp8 --advise
+      llmsim run llama3_8b_dgx_h100 --report page.html
       llmsim run llama3_8b_dgx_h100 llama3_70b
       llmsim run gpt22b_tp8 gpt22b_tp8 --share-fabric --set placement=interleaved
     """
     from simulator.config import load_workload, parse_changes
-    from simulator.config.loading import written_in
-    from simulator.errors import located
 
     changes = parse_changes(set_ or ())
     names = [workload, *(further_workloads or ())]
     jobs = [load_workload(name, changes) for name in names]
     _check_number(len(jobs), share_fabric)
-    outputs = {"--json": json, "--trace": trace, "--gantt": gantt, "--memory": memory}
-    check_outputs(outputs, {"--gantt": PICTURES, "--memory": PICTURES})
-    ranks = _trace_ranks(trace, trace_ranks, jobs)
+    outputs = {"--json": json, "--trace": trace, "--gantt": gantt, "--memory": memory, "--report": report_file}
+    check_outputs(outputs, {"--gantt": PICTURES, "--memory": PICTURES, "--report": (".html", ".htm")})
+    advises = _advises(advise, report_file, budget_s, share_fabric)
+    ranks = _trace_ranks(trace, trace_dir, trace_ranks, jobs)
 
-    import simulator
-    from simulator.output.summary import compare
-
-    if share_fabric:
-        # The first job describes the cluster of all.
-        with progress(f"simulating {len(jobs)} jobs at once"), located(written_in(workload, changes)):
-            shared = simulator.share(jobs)
-        results, warnings, report, summary = list(shared.results), shared.warnings, shared.to_dict(), shared.summary
-        reports = report["runs"]
-    else:
-        results = _simulated(names, jobs, changes)
-        reports, warnings = [result.to_dict() for result in results], _warnings(results)
-        report = reports[0] if len(jobs) == 1 else envelope("run", warnings, runs=reports)
-        summary = results[0].summary if len(jobs) == 1 else partial(compare, *reports)
-    write_json(json, report)
+    run = _shared(workload, jobs, changes) if share_fabric else _alone(names, jobs, changes, advises, budget_s)
+    write_json(json, run.report)
     if trace is not None:
         with progress("writing the trace"):
-            results[0].save_trace(trace, ranks)
-    _draw(results, gantt, memory, set_ or ())
+            run.results[0].save_trace(trace, ranks)
+    if trace_dir is not None:
+        with progress("writing the traces"):
+            run.results[0].save_traces(trace_dir, ranks)
+    _draw(run.results, gantt, memory, set_ or ())
+    if report_file is not None:
+        _write_page(report_file, run, set_ or ())
     if not quiet and json != STDOUT:
-        show(summary())
-    _judge(reports, warnings, strict)
+        show(run.summary())
+    _judge(run, strict)
+
+
+@dataclass(frozen=True)
+class _FinishedRun:
+    """Results of one job or more, the ``reports`` of each, the ``report`` of all, and what is printed."""
+
+    results: Sequence[StepResult]
+    reports: Sequence[Mapping[str, Any]]
+    report: Mapping[str, Any]
+    warnings: Sequence[str]
+    summary: Callable[[], Any]
+
+
+def _shared(first: str, jobs: Sequence[Workload], changes: Mapping[str, Any]) -> _FinishedRun:
+    """Run jobs at once on one cluster, which the job in the file ``first`` describes."""
+    import simulator
+    from simulator.config.loading import written_in
+    from simulator.errors import located
+
+    with progress(f"simulating {len(jobs)} jobs at once"), located(written_in(first, changes)):
+        shared = simulator.share(jobs)
+    report = shared.to_dict()
+    return _FinishedRun(shared.results, report["runs"], report, shared.warnings, shared.summary)
+
+
+def _alone(
+    names: Sequence[str], jobs: Sequence[Workload], changes: Mapping[str, Any], advises: bool, budget_s: float | None
+) -> _FinishedRun:
+    """Run one job, or two of which each has its cluster alone; ``advises``: with what to change in each."""
+    from simulator.output.summary import compared, summary
+
+    results = _simulated(names, jobs, changes)
+    reports = [result.to_dict() for result in results]
+    if advises:
+        for report, result in zip(reports, results, strict=True):
+            report["what_to_change"] = _advice(result, budget_s)
+    warnings = _warnings(results)
+    if len(jobs) == 1:
+        return _FinishedRun(results, reports, reports[0], warnings, partial(summary, reports[0]))
+    both = envelope("run", warnings, runs=reports)
+    return _FinishedRun(results, reports, both, warnings, partial(compared, *reports))
 
 
 def _simulated(names: Sequence[str], jobs: Sequence[Workload], changes: Mapping[str, Any]) -> list[StepResult]:
@@ -125,6 +182,33 @@ def _simulated(names: Sequence[str], jobs: Sequence[Workload], changes: Mapping[
     return results
 
 
+def _advises(advise: bool, report_file: Path | None, budget_s: float | None, share_fabric: bool) -> bool:
+    """Return whether changes are simulated. Raises `InputError` where options do not go together."""
+    for option, asked in (("--advise", advise), ("--report", report_file is not None)):
+        if asked and share_fabric:
+            raise InputError("is of jobs that have a cluster alone", file=option, fix="a run without --share-fabric")
+    advises = advise or report_file is not None
+    if report_file is not None:
+        from simulator.output.page.document import check_page
+
+        check_page()
+    if budget_s is not None and not advises:
+        raise InputError("limits the time of advice, and none is asked for", file="--budget-s", fix="--advise")
+    return advises
+
+
+def _advice(result: StepResult, budget_s: float | None) -> dict[str, Any]:
+    """Return the changes that help a job most, as in the JSON output."""
+    from simulator.advising.advise import BUDGET_S, advise
+
+    with progress(f"simulating changes of {result.job_name}") as far:
+        return advise(
+            result,
+            budget_s=BUDGET_S if budget_s is None else budget_s,
+            watch=lambda done, total: far(f"{done} of {total}"),
+        ).to_dict()
+
+
 def _check_number(jobs: int, share_fabric: bool) -> None:
     """Raise `InputError` where so many jobs do not run together."""
     if jobs > 2 and not share_fabric:
@@ -138,11 +222,21 @@ def _check_number(jobs: int, share_fabric: bool) -> None:
         raise InputError("needs jobs that share", file="--share-fabric", found="1 workload", fix="another WORKLOAD2")
 
 
-def _trace_ranks(trace: Path | None, ranks: str | None, jobs: Sequence[Workload]) -> list[int] | None:
+def _trace_ranks(
+    trace: Path | None, trace_dir: Path | None, ranks: str | None, jobs: Sequence[Workload]
+) -> list[int] | None:
     """Return the ranks in the trace, None for one per pipeline stage. Raises `InputError` where there is no trace."""
-    if trace is not None and len(jobs) > 1:
-        raise InputError("shows one workload", file="--trace", found=f"{len(jobs)} workloads", fix="a run for each")
-    if ranks is not None and trace is None:
+    if trace is not None and str(trace).endswith(PERFETTO_SUFFIXES):
+        from simulator.output.perfetto_trace import check_perfetto
+
+        check_perfetto()
+    for option, path in (("--trace", trace), ("--trace-dir", trace_dir)):
+        if path is not None and len(jobs) > 1:
+            raise InputError("shows one workload", file=option, found=f"{len(jobs)} workloads", fix="a run for each")
+    if trace_dir is not None and not (trace_dir.is_dir() and os.access(trace_dir, os.W_OK)):
+        what = "no folder that can be written to"
+        raise InputError(what, file="--trace-dir", found=str(trace_dir), fix=f"mkdir -p {trace_dir}")
+    if ranks is not None and trace is None and trace_dir is None:
         raise InputError("chooses the ranks of a trace, and none is written", file="--trace-ranks", fix="--trace FILE")
     return None if ranks is None else parse_ranks(ranks, jobs[0].n_ranks, "--trace-ranks")
 
@@ -174,13 +268,25 @@ def _draw(results: Sequence[StepResult], gantt: Path | None, memory: Path | None
             save(compare_memory(jobs), memory)
 
 
-def _judge(reports: Sequence[Mapping[str, Any]], warnings: Sequence[str], strict: bool) -> None:
+def _write_page(path: Path, run: _FinishedRun, changes: Sequence[str]) -> None:
+    """Write the page on one job or two, whose reports say what to change."""
+    from simulator.output.page.document import PageJob, save_page
+
+    with progress("writing the page"):
+        jobs = [
+            PageJob(report, result.spans, result.played, result.memories)
+            for result, report in zip(run.results, run.reports, strict=True)
+        ]
+        save_page(jobs, path, changed=", ".join(changes))
+
+
+def _judge(run: _FinishedRun, strict: bool) -> None:
     """Print the warnings; exit with 1 where ``strict`` allows none of them, or memory does not fit."""
-    warn(warnings)
-    too_large = [report["name"] for report in reports if not report["memory"]["fits"]]
+    warn(run.warnings)
+    too_large = [report["name"] for report in run.reports if not report["memory"]["fits"]]
     if strict:
         warn(f"{name}: memory does not fit" for name in too_large)
-    if strict and (warnings or too_large):
+    if strict and (run.warnings or too_large):
         raise typer.Exit(1)
 
 

@@ -159,10 +159,3 @@ def progress_bar(what: str, total: int) -> Iterator[Callable[[bool], None]]:
             bar.update(task, advance=1 if new else 0, total=left)
 
         yield done
-
-
-def one_by_one(rows: Sequence[T], far: Callable[[str], None]) -> Iterator[T]:
-    """``rows`` one by one; ``far``, of `progress`, is told which of them is under way."""
-    for number, row in enumerate(rows, 1):
-        far(f"row {number:,} of {len(rows):,}")
-        yield row

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -11,13 +10,11 @@ import typer
 
 from simulator.cli.options import Json, Quiet
 from simulator.cli.outputs import STDOUT, check_outputs, write_json
-from simulator.cli.terminal import one_by_one, progress, show, table, warn
-from simulator.errors import InputError
-from simulator.output.envelope import envelope
+from simulator.cli.terminal import progress, show, table, warn
 from simulator.units import format_time
 
 if TYPE_CHECKING:
-    from simulator.validation import Bounds
+    pass
 
 
 def command(
@@ -53,123 +50,29 @@ def command(
       llmsim validate collectives --rows my_nccl_tests.csv
     """
     check_outputs({"--json": json}, inputs=[rows])
-    jobs = _jobs(suites or [], rows)
-    _check_ids(row, [entry["id"] for job in jobs for entry in job.rows])
 
-    from simulator.validation import Bounds
+    from simulator.commands.validate import ValidationResult, check_ids, measured_tables, notes_on, suite_results
 
+    tables = measured_tables(suites or [], rows)
+    check_ids(row or [], [entry["id"] for table in tables for entry in table.rows])
+    mean, most = (None if bound is None else bound / 100 for bound in (max_mean, max_row))
     results = []
-    for job in jobs:
-        wanted = [entry for entry in job.rows if not row or entry["id"] in row]
-        if not wanted:
-            continue
-        mean = job.bounds.mean if max_mean is None else max_mean / 100
-        bounds = Bounds(mean, job.bounds.row if max_row is None else max_row / 100)
-        with progress(f"simulating {job.name}") as far:
-            results.append(job.result(one_by_one(wanted, far), bounds))
+    for measured in tables:
+        with progress(f"simulating {measured.name}") as far:
+
+            def tell(_: str, number: int, total: int, far: Callable[[str], None] = far) -> None:
+                far(f"row {number:,} of {total:,}")
+
+            suite = list(suite_results([measured], row or [], mean, most, tell))
+        results += suite
         if not quiet and json != STDOUT:
-            _print(results[-1])
-    notes = [note for job in jobs for note in job.notes]
-    if rows is not None and all(result["mean_abs"] is None for result in results):
-        notes.append(f"no row of {rows} could be simulated: nothing has been compared")
-    write_json(json, envelope("validate", notes, suites=results))
-    warn(notes)
-    if any(result["passed"] is False for result in results):
+            for one in suite:
+                _print(one)
+    validation = ValidationResult(results, notes_on(tables, rows, results))
+    write_json(json, validation.report)
+    warn(validation.warnings)
+    if not validation.passed:
         raise typer.Exit(1)
-
-
-@dataclass(frozen=True)
-class _Job:
-    """A table of measurements, and what makes its JSON of rows and bounds; ``notes``: what to tell of its columns."""
-
-    name: str
-    rows: list[dict[str, str]]
-    bounds: Bounds
-    result: Callable[[Iterable[dict[str, str]], Bounds], dict[str, Any]]
-    notes: tuple[str, ...] = ()
-
-
-def _jobs(suites: list[str], rows: Path | None) -> list[_Job]:
-    """Return the suites to validate, or the user's rows as one: steps, or collectives where that suite is named.
-
-    Raises `InputError` on an unknown suite, and on suites beside a user's rows.
-    """
-    from simulator.input_files import closest
-    from simulator.validation import collectives
-    from simulator.validation.record import ALL
-
-    for name in suites:
-        if name not in ALL:
-            raise InputError("unknown suite", key="SUITE", found=name, allowed=", ".join(ALL), fix=closest(name, ALL))
-    if rows is not None and suites not in ([], [collectives.NAME]):
-        allowed = f"no suite, or {collectives.NAME} where the rows are of collectives"
-        raise InputError("is not combined with shipped suites", file="--rows", found=" ".join(suites), allowed=allowed)
-    names = list(dict.fromkeys(suites or ALL)) if rows is None else []
-    jobs = [_suite(name) for name in names]
-    if rows is not None:
-        jobs.append(_own_collectives(rows) if suites else _own_steps(rows))
-    return jobs
-
-
-def _suite(name: str) -> _Job:
-    from simulator.validation import SUITES, Bounds, collectives, memory_suite, read_rows, summarise
-    from simulator.validation.collective_scores import score
-    from simulator.validation.record import outcomes_of_collectives, outcomes_of_memory, outcomes_of_steps
-
-    if name == collectives.NAME:
-        return _Job(
-            name, collectives.measurements(), Bounds(), lambda rows, to: score(outcomes_of_collectives(rows), to)
-        )
-    if name in memory_suite.MEMORY_SUITES:
-        chosen = memory_suite.MEMORY_SUITES[name]
-        return _Job(name, chosen.rows, chosen.bounds, lambda rows, to: summarise(name, outcomes_of_memory(rows), to))
-    suite = SUITES[name]
-    return _Job(
-        name,
-        read_rows(suite.table),
-        suite.bounds,
-        lambda rows, to: summarise(name, outcomes_of_steps(rows, suite), to) | {"note": suite.note},
-    )
-
-
-def _own_steps(rows: Path) -> _Job:
-    from simulator.validation import Bounds, evaluate, read_rows, summarise
-    from simulator.validation.record import step_time_s
-    from simulator.validation.rows import labels
-    from simulator.validation.tables import label_warnings
-
-    user_rows = read_rows(rows)
-    return _Job(
-        rows.stem,
-        user_rows,
-        Bounds(),
-        lambda some, to: summarise(rows.stem, evaluate(some, lambda _: {}, step_time_s), to),
-        label_warnings(labels(user_rows)),
-    )
-
-
-def _own_collectives(rows: Path) -> _Job:
-    from simulator.validation import Bounds, collectives
-    from simulator.validation.collective_scores import score
-    from simulator.validation.record import outcomes_of_collectives
-    from simulator.validation.tables import label_warnings
-
-    user_rows = collectives.measurements(rows)
-    return _Job(
-        rows.stem,
-        user_rows,
-        Bounds(),
-        lambda some, to: score(outcomes_of_collectives(some), to, name=rows.stem),
-        label_warnings(collectives.labels(user_rows)),
-    )
-
-
-def _check_ids(asked_ids: list[str] | None, row_ids: list[str]) -> None:
-    from simulator.input_files import closest
-
-    for name in asked_ids or ():
-        if name not in row_ids:
-            raise InputError("no such row", file="--row", found=name, fix=closest(name, row_ids))
 
 
 def _print(result: Mapping[str, Any]) -> None:

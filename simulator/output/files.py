@@ -15,6 +15,8 @@ from simulator.input_files import real_path
 
 #: Suffixes of pictures; they stand here, so that another is refused before matplotlib is imported.
 PICTURES = (".png", ".svg", ".pdf")
+#: Suffixes of traces in Perfetto's own format.
+PERFETTO_SUFFIXES = (".pftrace", ".pftrace.gz")
 #: Traces are long and repetitive: level 1 is four times as fast as the default and a fifth larger.
 _GZIP_LEVEL = 1
 

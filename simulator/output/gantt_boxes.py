@@ -23,6 +23,7 @@ class Boxes:
     """Columns of boxes: one per step on the compute lane, in however many spans it ran.
 
     ``share``: share of a box's time in each of `CATEGORIES`; the rest is waiting between its pieces.
+    ``pieces``: the spans of all boxes, box by box in order of time; those of box i begin at ``first_piece[i]``.
     """
 
     row: Ints
@@ -31,7 +32,10 @@ class Boxes:
     phase: np.ndarray[Any, np.dtype[np.str_]]
     microbatch: Ints
     chunk: Ints
+    stage: Ints
     share: Floats
+    pieces: Ints
+    first_piece: Ints
 
 
 @dataclass(frozen=True)
@@ -139,9 +143,18 @@ def _boxes(timeline: Timeline, ranks: Sequence[int]) -> Boxes:
     compute, beside = share[:, :comm].sum(axis=1), share[:, comm:].sum(axis=1)
     full = (beside > 0) & (compute + beside > 1)
     share[:, comm:] *= np.divide(np.maximum(1 - compute, 0), beside, out=np.ones_like(beside), where=full)[:, None]
-    origin = spans[first]
+    origin, in_boxes = spans[first], np.argsort(group, kind="stable")
     return Boxes(
-        row[origin], start, end, timeline.phase[origin], timeline.microbatch[origin], timeline.chunk[origin], share
+        row=row[origin],
+        start_s=start,
+        end_s=end,
+        phase=timeline.phase[origin],
+        microbatch=timeline.microbatch[origin],
+        chunk=timeline.chunk[origin],
+        stage=timeline.stage[origin],
+        share=share,
+        pieces=spans[in_boxes],
+        first_piece=np.searchsorted(group[in_boxes], np.arange(n)),
     )
 
 

@@ -79,9 +79,9 @@ def panel(axes: Axes, picture: Picture, window: tuple[float, float], title: str,
     width_points = PANEL_POINTS / 2 if small else PANEL_POINTS
     seconds_per_point = (high - low) / width_points
     visible = (picture.boxes.end_s >= low) & (picture.boxes.start_s <= high)
-    shades = _shades(picture)
+    colour_of = shades(picture)
     phases, chunks = picture.boxes.phase[visible].tolist(), picture.boxes.chunk[visible].tolist()
-    colours = [shades[key] for key in zip(phases, chunks, strict=True)]
+    colours = [colour_of[key] for key in zip(phases, chunks, strict=True)]
     rectangles = _Rectangles(picture.axis.seconds)
     rectangles.add(
         np.arange(len(picture.ranks)), picture.opens_s, picture.closes_s, 0.0, picture.bar_height, IDLE_COLOUR
@@ -128,7 +128,8 @@ def _set_axes(axes: Axes, picture: Picture, window: tuple[float, float], title: 
     rows = len(picture.ranks)
     axes.set_xlim(window[0] / picture.axis.seconds, window[1] / picture.axis.seconds)
     axes.set_ylim(rows, 0)
-    names = [_row_name(picture, row, small) for row in range(rows)]
+    short = picture.ranks if picture.chunks > 1 else picture.stages
+    names = [str(short[row]) if small else row_name(picture, row) for row in range(rows)]
     axes.set_yticks(np.arange(rows) + 0.5, names, fontsize=8 if rows <= 24 else 6)
     axes.tick_params(axis="y", length=0)
     axes.set_xlabel(f"time ({picture.axis.unit})", fontsize=9)
@@ -138,8 +139,11 @@ def _set_axes(axes: Axes, picture: Picture, window: tuple[float, float], title: 
         axes.spines[side].set_visible(False)
 
 
-def _row_name(picture: Picture, index: int, small: bool) -> str:
-    return f"{picture.stages[index]}" if small else f"stage {picture.stages[index]} (rank {picture.ranks[index]})"
+def row_name(picture: Picture, row: int) -> str:
+    """Return the name of a row: its rank, and its stage where the rank has one alone."""
+    if picture.chunks > 1:
+        return f"rank {picture.ranks[row]}"
+    return f"stage {picture.stages[row]} (rank {picture.ranks[row]})"
 
 
 def _outlines(axes: Axes, picture: Picture, visible: Bools, seconds_per_point: float) -> None:
@@ -183,7 +187,7 @@ def _numbers(
         )  # fmt: skip
 
 
-def _shades(picture: Picture) -> dict[tuple[str, int], str]:
+def shades(picture: Picture) -> dict[tuple[str, int], str]:
     """Return the colour of every phase and chunk: later chunks are lighter."""
     return {
         (phase, chunk): lighter(colour, 0.6 * chunk / max(picture.chunks - 1, 1))

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 #: Layers from bottom to top: one hue for static memory, another for memory that comes and goes.
-_COLOURS = {
+LAYER_COLOURS = {
     "weights": "#1f4e79",
     "gradients": "#2e75b6",
     "optimizer": "#9dc3e6",
@@ -57,7 +57,7 @@ def memory_plot(timeline: Timeline, memories: tuple[RankMemory, ...], ax: Axes |
     ``gathered`` are parameters and gradients that are whole for a while under ZeRO-2 and 3, or come from the host.
     """
     shown, step = fullest(memories), timeline.step_time_s
-    times, layers = _layers(timeline, shown)
+    times, layers = memory_layers(timeline, shown)
     zooms: list[Axes] = []
     window = 0.0
     if ax is None:
@@ -77,7 +77,7 @@ def memory_plot(timeline: Timeline, memories: tuple[RankMemory, ...], ax: Axes |
     return whole
 
 
-def _layers(timeline: Timeline, shown: RankMemory) -> tuple[Floats, dict[str, Floats]]:
+def memory_layers(timeline: Timeline, shown: RankMemory) -> tuple[Floats, dict[str, Floats]]:
     """Return times (s), and the bytes of each layer from each of them on."""
     curve = memory_curve(timeline, shown.rank)
     times = np.concatenate(([0.0], curve.times, [timeline.step_time_s]))
@@ -110,7 +110,7 @@ def _draw(
     """Draw one rank's memory in a ``window`` of time, s."""
     capacity_bytes, (begin, end) = shown.capacity, window
     below = np.zeros(len(times))
-    for name, colour in _COLOURS.items():
+    for name, colour in LAYER_COLOURS.items():
         if layers[name].max() < _VISIBLE * shown.total:
             continue
         above = below + layers[name] / GiB

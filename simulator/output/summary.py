@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from simulator.input_files import as_options
 from simulator.output.accuracy_text import beside_step_time, interval_lines, interval_of, nothing_comparable_lines
+from simulator.output.change_table import change_parts
 from simulator.output.fitted_table import FittedTable
 from simulator.output.memory_summary import memory_of
 from simulator.output.tables import (
@@ -28,7 +29,7 @@ from simulator.output.tables import (
 from simulator.units import TFLOP, counted, format_count, format_gib, format_parameters, format_time
 
 if TYPE_CHECKING:
-    from rich.console import Group
+    from rich.console import Group, RenderableType
     from rich.table import Table
     from rich.text import Text
 
@@ -53,7 +54,26 @@ def summary(report: JsonReport) -> Group:
     if report["contention"]:
         parts.append(contention(report, "Where transfers met"))
     parts.append(critical_path(report["critical_path"]))
+    parts += what_to_change(report)
     parts += [Text(line) for line in (_COUNTED, *_trust(report))]
+    return Group(*parts)
+
+
+def what_to_change(report: JsonReport) -> list[RenderableType]:
+    """Return the changes that help most, where they were asked for."""
+    advice = report.get("what_to_change")
+    return change_parts(advice, report["step_time_s"]) if advice else []
+
+
+def compared(first: JsonReport, second: JsonReport) -> Group:
+    """Return two ``run`` results side by side, and what to change in each where that was asked for."""
+    from rich.console import Group
+    from rich.text import Text
+
+    parts: list[Any] = [compare(first, second)]
+    for report, name in ((first, first["name"]), (second, _other_name(first, second))):
+        if changes := what_to_change(report):
+            parts += [Text(str(name), style="bold"), *changes]
     return Group(*parts)
 
 
@@ -82,14 +102,24 @@ def compare(first: JsonReport, second: JsonReport) -> FittedTable:
         "",
         ("", "left"), (first["name"], "right"), (_other_name(first, second), "right"), ("ratio", "right"),
     )  # fmt: skip
+    for row in compared_rows(first, second):
+        table.add_row(*row)
+    return table
+
+
+def compared_rows(first: JsonReport, second: JsonReport) -> list[tuple[str, str, str, str]]:
+    """Return rows of a figure's name, its value in both results, and the second as a multiple of the first."""
+    rows = []
     for label, value, shown in _COMPARED:
         a, b = value(first), value(second)
         nothing = shown(0.0) in (shown(a), shown(b))
-        table.add_row(label, shown(a), shown(b), "" if nothing else f"{b / a:.3f}")
-    table.add_row("90 % interval of the step", interval_of(first), interval_of(second), "")
-    table.add_row("layout", describe_layout(first["parallelism"]), describe_layout(second["parallelism"]), "")
-    table.add_row("memory", _fits(first["memory"]), _fits(second["memory"]), "")
-    return table
+        rows.append((label, shown(a), shown(b), "" if nothing else f"{b / a:.3f}"))
+    return [
+        *rows,
+        ("90 % interval of the step", interval_of(first), interval_of(second), ""),
+        ("layout", describe_layout(first["parallelism"]), describe_layout(second["parallelism"]), ""),
+        ("memory", _fits(first["memory"]), _fits(second["memory"]), ""),
+    ]
 
 
 def shared(report: JsonReport) -> Group:
@@ -205,22 +235,20 @@ def _verdict(report: JsonReport) -> list[Text]:
     """Return what makes the times below worth little: too little memory, and that nothing comparable was measured."""
     from rich.text import Text
 
-    nothing = nothing_comparable_lines(report)
-    return [*_lacking(report["memory"]), *(Text(line, style="bold red") for line in nothing)]
+    lines = [lacking_line(report["memory"]), *nothing_comparable_lines(report)]
+    return [Text(line, style="bold red") for line in lines if line]
 
 
-def _lacking(memory: Mapping[str, Any]) -> list[Text]:
-    """Return one line where the job does not fit into memory, else none."""
-    from rich.text import Text
-
+def lacking_line(memory: Mapping[str, Any]) -> str:
+    """Return a line where the job does not fit into memory, else nothing."""
     if memory["fits"]:
-        return []
+        return ""
     stage = max(memory["per_stage"], key=lambda row: float(row["peak"]) / row["capacity"])
     if stage["peak"] > stage["capacity"]:
         lack = f"a GPU needs {format_gib(stage['peak'])} and has {format_gib(stage['capacity'])}"
     else:
         lack = f"a host needs {format_gib(memory['host']['peak_bytes'])}"
-    return [Text(f"DOES NOT FIT into memory: {lack}. Times are those of a job that would fit.", style="bold red")]
+    return f"DOES NOT FIT into memory: {lack}. Times are those of a job that would fit."
 
 
 def _trained(report: JsonReport) -> str:
@@ -247,14 +275,14 @@ def _headline(report: JsonReport) -> Text:
     stack = f"; collectives by stack {calibration['stack']}" if calibration.get("stack") else ""
     return Text.assemble(
         (str(report["name"]), "bold"),
-        f" on {counted(report['n_gpus'], 'GPU')} of {report['cluster']} with {_framework(report['framework'])}\n"
+        f" on {counted(report['n_gpus'], 'GPU')} of {report['cluster']} with {framework_text(report['framework'])}\n"
         f"{format_parameters(report['params_total'], report['params_active'])}{_trained(report)}{_in_8_bits(report)}, "
         f"{describe_layout(report['parallelism'])}, {counted(report['n_microbatches'], 'micro-batch', 'es')}\n"
         f"calibration {calibration['name']}: {calibration['kind']} figures{dated}{stack}",
     )
 
 
-def _framework(framework: Mapping[str, Any]) -> str:
+def framework_text(framework: Mapping[str, Any]) -> str:
     """Return a framework as in ``pytorch 2.8, compiled``."""
     version = f" {framework['version']}" if framework["version"] else ""
     return f"{framework['name']}{version}{', compiled' if framework['compile'] else ''}"

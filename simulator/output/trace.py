@@ -34,19 +34,16 @@ def write_trace(timeline: Timeline, path: str | Path, *, ranks: Sequence[int] | 
     """Write the rows of ``ranks`` (simulated ones; default: one per pipeline stage) as trace events.
 
     Times are microseconds with three decimals. Every kernel and collective is a complete event (``X``) on the track of
-    its lane, named with its phase and micro-batch. Sends point to their receives by flow events (``s``, ``f``). Memory
-    that the step takes and frees (activations, workspace and more) is a counter (``C``). Equal Timelines give equal
-    bytes. ``.gz`` compresses.
+    its lane. It is named with its phase. Its micro-batch is an argument, so that tables by name sum over micro-batches.
+    Sends point to their receives by flow events (``s``, ``f``). Memory that the step takes and frees (activations,
+    workspace and more) is a counter (``C``). Equal Timelines give equal bytes. ``.gz`` compresses.
     Raises ValueError for a rank that is not simulated, `InputError` where the file cannot be written.
     """
-    chosen = one_rank_per_stage(timeline) if ranks is None else list(ranks)
-    unknown = [rank for rank in chosen if rank not in timeline.ranks_like]
-    if unknown:
-        raise ValueError(f"ranks {unknown} are not simulated")
+    chosen = drawn_ranks(timeline, ranks)
     head = {
         "schemaVersion": TRACE_VERSION,
         "displayTimeUnit": "ms",
-        "distributedInfo": {"rank": chosen[0] if chosen else 0, "world_size": timeline.n_ranks},
+        "distributedInfo": {"backend": "nccl", "rank": chosen[0] if chosen else 0, "world_size": timeline.n_ranks},
         "otherData": {
             "name": name,
             "version": TRACE_VERSION,
@@ -66,10 +63,19 @@ def write_trace(timeline: Timeline, path: str | Path, *, ranks: Sequence[int] | 
         file.write(b"\n]}\n")
 
 
+def drawn_ranks(timeline: Timeline, ranks: Sequence[int] | None) -> list[int]:
+    """Return ``ranks``, or one per pipeline stage. Raises ValueError for a rank that is not simulated."""
+    chosen = one_rank_per_stage(timeline) if ranks is None else list(ranks)
+    unknown = [rank for rank in chosen if rank not in timeline.ranks_like]
+    if unknown:
+        raise ValueError(f"ranks {unknown} are not simulated")
+    return chosen
+
+
 def _events(timeline: Timeline, ranks: Sequence[int]) -> Iterator[str]:
     """Yield pieces of one or more events, comma-separated."""
     stages = pipeline_ranks(timeline)
-    tracks = _Tracks(timeline, ranks)
+    tracks = TraceTracks(timeline, ranks)
     for rank in ranks:
         yield from _names(rank, stages[rank], timeline, tracks)
     writer = _SpanWriter(timeline, tracks)
@@ -84,7 +90,7 @@ def _dump(event: dict[str, Any]) -> str:
     return json.dumps(event, ensure_ascii=False, separators=(",", ":"))
 
 
-class _Tracks:
+class TraceTracks:
     """Threads of rows: one per lane of a rank, and more where operations of a lane overlap.
 
     ``threads[rank]``: names in order, thread ids from 1. ``span_thread``: thread of each span of another lane than the
@@ -141,7 +147,7 @@ def _overlap(timeline: Timeline, spans: list[int], inline: list[int]) -> bool:
     return bool((begun > over).any())
 
 
-def _names(rank: int, stage: int, timeline: Timeline, tracks: _Tracks) -> Iterator[str]:
+def _names(rank: int, stage: int, timeline: Timeline, tracks: TraceTracks) -> Iterator[str]:
     def metadata(what: str, tid: int, **args: Any) -> str:
         return _dump({"ph": "M", "name": what, "pid": rank, "tid": tid, "ts": 0, "args": args})
 
@@ -155,6 +161,31 @@ def _names(rank: int, stage: int, timeline: Timeline, tracks: _Tracks) -> Iterat
         yield metadata("thread_sort_index", index, sort_index=index)
 
 
+class RowTimes:
+    """Row starts and ends of a Timeline's spans, nanoseconds."""
+
+    def __init__(self, timeline: Timeline) -> None:
+        self._timeline = timeline
+        self._ends_ns: dict[int, tuple[Ints, Ints]] = {}
+
+    def rows(self, span: int) -> tuple[Ints, Ints]:
+        """Return row starts and ends in nanoseconds, clipped to the rounded span, so that rows do not overlap."""
+        timeline = self._timeline
+        first, last = nanoseconds(timeline.start_s[span]), nanoseconds(timeline.end_s[span])
+        if span in timeline.stretched:
+            start, end = (nanoseconds(column) for column in timeline.stretched[span])
+            end = np.clip(np.maximum(start, end), first, last)
+            return np.minimum(np.clip(start, first, last), end), end
+        code = int(timeline.template[span])
+        if code not in self._ends_ns:
+            template = timeline.templates[code]
+            self._ends_ns[code] = nanoseconds(template.start_s), nanoseconds(template.end_s)
+        start, end = (np.minimum(first + column, last) for column in self._ends_ns[code])
+        if len(end) == 1:
+            end[0] = last  # a communication's length is its span's
+        return start, end
+
+
 class _SpanWriter:
     """Writer of spans as text.
 
@@ -162,37 +193,19 @@ class _SpanWriter:
     for these.
     """
 
-    def __init__(self, timeline: Timeline, tracks: _Tracks) -> None:
+    def __init__(self, timeline: Timeline, tracks: TraceTracks) -> None:
         self.timeline = timeline
         self.tracks = tracks
-        self.several_chunks = bool((timeline.chunk > 0).any())
         self.formats: dict[tuple[int, ...], str] = {}
-        self.ends_ns: dict[int, tuple[Ints, Ints]] = {}
+        self.times = RowTimes(timeline)
 
     def text(self, span: int) -> str:
         timeline = self.timeline
-        start, end = self._times(span)
+        start, end = self.times.rows(span)
         start_us, start_ns = np.divmod(start, 1000)
         length_us, length_ns = np.divmod(end - start, 1000)
         values = np.stack((start_us, start_ns, length_us, length_ns), axis=1).ravel().tolist()
         return (self._format(span) % tuple(values)).replace(_MICROBATCH, str(int(timeline.microbatch[span])))
-
-    def _times(self, span: int) -> tuple[Ints, Ints]:
-        """Return row starts and ends in nanoseconds, clipped to the rounded span, so that rows do not overlap."""
-        timeline = self.timeline
-        first, last = _ns(timeline.start_s[span]), _ns(timeline.end_s[span])
-        if span in timeline.stretched:
-            start, end = (_ns(column) for column in timeline.stretched[span])
-            end = np.clip(np.maximum(start, end), first, last)
-            return np.minimum(np.clip(start, first, last), end), end
-        code = int(timeline.template[span])
-        if code not in self.ends_ns:
-            template = timeline.templates[code]
-            self.ends_ns[code] = _ns(template.start_s), _ns(template.end_s)
-        start, end = (np.minimum(first + column, last) for column in self.ends_ns[code])
-        if len(end) == 1:
-            end[0] = last  # a communication's length is its span's
-        return start, end
 
     def _format(self, span: int) -> str:
         timeline = self.timeline
@@ -214,10 +227,10 @@ class _SpanWriter:
         lines = []
         for op in range(len(template)):
             thread = span_thread or self.tracks.inline(rank, template.lanes[op])
-            title = _title(template, op, phase, has_microbatch, chunk if self.several_chunks else None)
+            title = row_title(template, op, phase if has_microbatch else "")
             args: dict[str, Any] = {
                 "stream": thread,
-                "phase": _phase(template, op, phase),
+                "phase": row_phase(template, op, phase),
                 "kind": template.kinds[op],
             }
             if stage >= 0:
@@ -232,43 +245,49 @@ class _SpanWriter:
             head, tail = (_dump(part).replace("%", "%%") for part in (event, args))
             lines.append(f'{head[:-1]},"ts":%d.%03d,"dur":%d.%03d,"args":{tail}}}')
         # json escapes the placeholder; as a number it loses its quotes.
-        text = ",\n".join(lines)
-        escaped = _dump({"": _MICROBATCH})[4:-1]
-        return text.replace(escaped, _MICROBATCH).replace(escaped[1:-1], _MICROBATCH)
+        return ",\n".join(lines).replace(_dump({"": _MICROBATCH})[4:-1], _MICROBATCH)
 
 
-def _ns(seconds: Any) -> Any:
+def nanoseconds(seconds: Any) -> Any:
+    """Return seconds as whole nanoseconds."""
     return np.rint(np.asarray(seconds) * _NS).astype(np.int64)
 
 
-def _phase(template: Template, op: int, span_phase: str) -> str:
+def row_phase(template: Template, op: int, span_phase: str) -> str:
     """Return the phase of an op (R inside a backward pass); an in-line collective has the phase of its span."""
     return template.phases[op] if template.phases[op] != "C" else span_phase
 
 
-def _title(template: Template, op: int, phase: str, has_microbatch: bool, chunk: int | None) -> str:
-    """Write phase and micro-batch before an op's name, as ``F3 attn.qkv``; ``F3.1`` names one of several chunks."""
-    name, kind = template.names[op], template.kinds[op]
-    row_phase = _phase(template, op, phase)
-    unit = "" if chunk is None else f".{chunk}"
+def row_title(template: Template, op: int, phase: str) -> str:
+    """Write the phase of a pass before an op's name, as ``F attn.qkv``: recompute is told from the forward pass.
+
+    ``phase``: that of the span; empty outside of passes.
+    """
+    words = [] if phase in ("", "C") else [row_phase(template, op, phase)]
     if template.category[op] >= FIRST_COMMUNICATION:
-        operation = "".join(word.capitalize() for word in kind.split("_"))
-        which = f" {'' if phase == 'C' else row_phase}{_MICROBATCH}{unit}" if has_microbatch else ""
-        return f"ncclKernel_{operation}{which} {name}"
-    return f"{row_phase}{_MICROBATCH}{unit} {name}" if has_microbatch else name
+        operation = "".join(word.capitalize() for word in template.kinds[op].split("_"))
+        words.insert(0, f"ncclKernel_{operation}")
+    return " ".join([*words, template.names[op]])
 
 
-def _memory_counter(timeline: Timeline, rank: int) -> Iterator[str]:
-    """Yield the memory that a rank's step takes and frees, in GiB, whenever it changes; static memory is left out."""
+def memory_changes(timeline: Timeline, rank: int) -> Iterator[tuple[int, float]]:
+    """Yield the memory that a rank's step takes and frees whenever it changes: nanoseconds, and GiB from then on.
+
+    Static memory is left out.
+    """
     curve = memory_curve(timeline, rank)
     total = curve.held_bytes + curve.workspace_bytes
     if not np.any(total):
         return
-    at = _ns(curve.times)
+    at = nanoseconds(curve.times)
     settled = np.append(at[1:] != at[:-1], True)
     at, total = at[settled], total[settled]
     changed = np.concatenate(([True], total[1:] != total[:-1]))
-    for moment, value in zip(at[changed].tolist(), _gib(total[changed]).tolist(), strict=True):
+    yield from zip(at[changed].tolist(), _gib(total[changed]).tolist(), strict=True)
+
+
+def _memory_counter(timeline: Timeline, rank: int) -> Iterator[str]:
+    for moment, value in memory_changes(timeline, rank):
         yield (
             f'{{"ph":"C","name":"memory of the step (GiB)","pid":{rank},"tid":0,'
             f'"ts":{moment // 1000}.{moment % 1000:03d},"args":{{"GiB":{value}}}}}'
@@ -279,8 +298,8 @@ def _gib(nbytes: Floats) -> Floats:
     return np.round(np.maximum(nbytes, 0.0) / GiB, 6)
 
 
-def _flows(timeline: Timeline, ranks: Sequence[int], tracks: _Tracks) -> Iterator[str]:
-    """Yield an arrow from each send to its receive where both ranks are drawn.
+def arrows(timeline: Timeline, ranks: Sequence[int]) -> Iterator[tuple[int, int]]:
+    """Yield each send with its receive, by span, where both ranks are drawn.
 
     Both ends of a transfer have the same micro-batch, start and end, and the same direction through the pipeline.
     """
@@ -294,13 +313,17 @@ def _flows(timeline: Timeline, ranks: Sequence[int], tracks: _Tracks) -> Iterato
             key = (int(timeline.microbatch[span]), *moments, backward)
             ends.setdefault(key, {"send": [], "recv": []})[kind].append(span)
     pipeline_rank = pipeline_ranks(timeline)
-    pairs = (
-        pair
-        for key, both in ends.items()
-        for pair in _transfers(timeline, pipeline_rank, both["send"], both["recv"], backward=key[-1])
-    )
-    for number, (send, recv) in enumerate(pairs, start=1):
-        for ph, span, at in (("s", send, _ns(timeline.start_s[send])), ("f", recv, _ns(timeline.start_s[recv]))):
+    for key, both in ends.items():
+        yield from _transfers(timeline, pipeline_rank, both["send"], both["recv"], backward=key[-1])
+
+
+def _flows(timeline: Timeline, ranks: Sequence[int], tracks: TraceTracks) -> Iterator[str]:
+    """Yield an arrow from each send to its receive."""
+    for number, (send, recv) in enumerate(arrows(timeline, ranks), start=1):
+        for ph, span, at in (
+            ("s", send, nanoseconds(timeline.start_s[send])),
+            ("f", recv, nanoseconds(timeline.start_s[recv])),
+        ):
             moment = int(at)
             extra = ',"bp":"e"' if ph == "f" else ""
             yield (

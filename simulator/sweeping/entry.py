@@ -28,6 +28,7 @@ def sweep(
     set: Mapping[str, Any] | None = None,
     jobs: int | None = None,
     out: str | Path | None = None,
+    watch: Callable[[PointOutcome], object] | None = None,
 ) -> SweepResult:
     """Simulate every combination of changes of ``workloads``: files, shipped names or mappings.
 
@@ -35,7 +36,7 @@ def sweep(
     dotted keys, one after another. ``set``: what all points change. ``jobs``: processes [one per core].
 
     ``out``: a database that keeps every point as soon as it is finished [none]. Its points are not simulated
-    again. A point that is not legal has an error in place of figures.
+    again. A point that is not legal has an error in place of figures. ``watch`` is told of every outcome as it comes.
 
     Raises `InputError` on a key that does not exist, and on files that cannot be used.
     """
@@ -49,7 +50,7 @@ def sweep(
     space = Space(tuple(sources), dimensions, {} if set is None else set)
     runner, database = runner_on(jobs, "jobs"), None if out is None else _database_path(out)
     space.check()
-    return sweep_space(space, runner, database)
+    return sweep_space(space, runner, database, watch=watch)
 
 
 def _database_path(out: object) -> Path:

@@ -25,7 +25,7 @@ from simulator.cli.app import COMMANDS, main
 from simulator.cli.options import parse_ranks
 from simulator.cli.outputs import check_outputs, write_json
 from simulator.cli.streams import signals_raise
-from simulator.cli.terminal import console, one_by_one, table
+from simulator.cli.terminal import console, table
 from simulator.config import load_workload, parse_changes
 from simulator.errors import InputError
 from simulator.network.collectives import OPERATIONS
@@ -226,7 +226,9 @@ def test_a_list_that_is_too_wide_leaves_out_columns_and_cuts_no_name_or_number(
         (["run", "gpt175b_3d", "--trace", "t.json", "--trace-ranks", "3-1"], "0-7,16"),
         (["run", "gpt175b_3d", "--trace", "same.json", "--json", "same.json"], "is the file of"),
         (["run", "gpt175b_3d", "gpt22b_tp8", "--trace", "t.json"], "shows one workload"),
-        (["run", "gpt175b_3d", "--report", "x.html"], "--report"),
+        (["run", "gpt175b_3d", "--kineto", "x.json"], "--kineto"),
+        (["run", "gpt175b_3d", "--trace-dir", "missing"], "mkdir -p missing"),
+        (["run", "gpt175b_3d", "gpt22b_tp8", "--trace-dir", "."], "shows one workload"),
         (["runn"], "run"),
         (["list", "modelz"], "fix:     models"),
         (["check", "gpt175b_3d", "--set", "parallelism.schedule=1b1f"], "fix:     schedule: 1f1b"),
@@ -356,9 +358,6 @@ def test_links_between_gpus_have_their_own_name_in_table_and_json(capsys: pytest
 def test_validate_tells_which_row_it_is_at_on_a_terminal_only(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    told: list[str] = []
-    for number, row in enumerate(one_by_one("abc", told.append), 1):
-        assert (row, told[-1], len(told)) == ("abc"[number - 1], f"row {number} of 3", number)
     rows = ["--row", "korthikanti-t5-001", "--row", "korthikanti-t5-002"]
     for path in ("-", os.devnull):
         assert command("validate", "megatron-2022", *rows, "--json", path) == 0
@@ -376,7 +375,7 @@ def test_every_suite_is_printed_as_it_ends(monkeypatch: pytest.MonkeyPatch, caps
     def fails(rows: object) -> None:
         raise InputError("no second suite")
 
-    monkeypatch.setattr(simulator.validation.record, "outcomes_of_memory", fails)
+    monkeypatch.setattr("simulator.commands.validate.outcomes_of_memory", fails)
     rows = ["--row", "korthikanti-t5-001", "--row", MEMORY_SUITES["memory"].rows[0]["id"]]
     assert command("validate", "megatron-2022", "memory", *rows) == 2
     out, err = capsys.readouterr()

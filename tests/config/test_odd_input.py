@@ -12,9 +12,9 @@ import pytest
 import simulator
 from simulator.cli.app import main
 from simulator.cli.collective import command as collective
-from simulator.cli.collective import parse_sizes
 from simulator.cli.validate import verdict
 from simulator.cluster import build_cluster
+from simulator.commands.collective import parse_sizes
 from simulator.config import Workload, load_workload
 from simulator.config.catalog import FileKind, find
 from simulator.config.cluster import load_cluster

@@ -50,6 +50,19 @@ def test_every_box_has_its_micro_batch_where_numbers_fit() -> None:
     ]
 
 
+def test_rows_of_ranks_with_several_chunks_have_the_name_of_the_rank() -> None:
+    """Rank 0 of two runs the stages 0 and 2: neither is its name."""
+    figure = gantt(pipeline("interleaved", 2, 4, 2))
+    assert [label.get_text() for label in figure.axes[0].get_yticklabels()] == ["rank 0", "rank 1"]
+
+
+def test_a_chunk_of_a_bare_schedule_does_its_part_of_a_micro_batchs_work() -> None:
+    """Two chunks a rank do half of F = 1 and B = 2 each: whole ones would flatter 1F1B."""
+    for name, chunks in (("1f1b", 1), ("interleaved", 2)):
+        boxes = Picture.arrange(schedule(name, 4, 8, chunks).spans, "").boxes
+        assert boxes.end_s - boxes.start_s == pytest.approx(np.where(boxes.phase == "F", 1.0, 2.0) / chunks)
+
+
 def test_one_micro_batch_alone_is_not_numbered() -> None:
     assert texts(gantt(pipeline("1f1b", 4, 1))) == []
 

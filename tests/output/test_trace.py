@@ -14,7 +14,7 @@ import simulator
 from simulator.errors import InputError
 from simulator.output.files import writing
 from simulator.output.trace import write_trace
-from simulator.timeline import Timeline
+from simulator.timeline import COMMUNICATION, Timeline, covered_s
 from tests.support.jobs import job
 from tests.support.timelines import Span, pipeline, template, timeline
 from tests.support.traces import trace_problems
@@ -53,8 +53,14 @@ def test_events_say_what_runs_for_whom(tmp_path: Path) -> None:
     path = tmp_path / "trace.json"
     write_trace(play(), path, name="tiny")
     names = {e["name"] for e in events(path, "X")}
-    assert {"F3 attn.qkv", "B0 attn.qkv.grad", "ncclKernel_AllReduce F2 attn", "ncclKernel_Send 1 send"} <= names
-    qkv = next(e for e in events(path, "X") if e["name"] == "F3 attn.qkv" and e["pid"] == 1)
+    assert names == {
+        *("F norm", "F attn.qkv", "B again", "B attn.qkv.grad"),
+        *("ncclKernel_AllReduce F attn", "ncclKernel_Send send", "ncclKernel_Recv recv"),
+    }
+    qkv = next(
+        e for e in events(path, "X")
+        if (e["name"], e["pid"], e["args"]["microbatch"]) == ("F attn.qkv", 1, 3)
+    )  # fmt: skip
     assert qkv["args"] == {"stream": 1, "phase": "F", "kind": "matmul", "stage": 1, "chunk": 0, "microbatch": 3}
     threads = {e["args"]["name"] for e in events(path, "M") if e["name"] == "thread_name"}
     assert threads == {"compute", "tp", "pp send fwd", "pp recv fwd", "pp send bwd", "pp recv bwd"}
@@ -66,10 +72,21 @@ def test_events_say_what_runs_for_whom(tmp_path: Path) -> None:
     assert {event["name"] for event in events(path, "C")} == {"memory of the step (GiB)"}
 
 
-def test_chunks_are_named_where_there_are_several(tmp_path: Path) -> None:
+def test_a_table_by_name_sums_over_micro_batches_and_chunks(tmp_path: Path) -> None:
+    """Two ranks run two chunks of two micro-batches: a kernel of the forward pass has one name and eight rows."""
     path = tmp_path / "trace.json"
     write_trace(play("interleaved", 2, 2, 2), path)
-    assert "F1.1 attn.qkv" in {e["name"] for e in events(path, "X")}
+    rows = [e["args"] for e in events(path, "X") if e["name"] == "F attn.qkv"]
+    assert len(rows) == 2 * 2 * 2
+    assert {(row["microbatch"], row["chunk"]) for row in rows} == {(0, 0), (0, 1), (1, 0), (1, 1)}
+
+
+def test_the_flagship_has_an_arrow_for_every_hand_over(tmp_path: Path) -> None:
+    """96 micro-batches cross the 11 edges of 12 stages forward and back; the checker refuses arrows to oneself."""
+    path = tmp_path / "trace.json"
+    simulator.run("gpt175b_3d").save_trace(path)
+    assert trace_problems(path) == []
+    assert len(events(path, "s")) == len(events(path, "f")) == 2 * 96 * 11
 
 
 def test_the_same_timeline_gives_the_same_bytes(tmp_path: Path) -> None:
@@ -95,7 +112,7 @@ def test_stretched_rows_are_drawn_where_they_ran(tmp_path: Path) -> None:
     path = tmp_path / "trace.json"
     rows = ((1e-6, 4e-6), (2e-6, 5e-6))
     write_trace(timeline([Span(0, "compute", block, 0.0, end=5e-6, rows=rows, microbatch=7)]), path)
-    assert [(e["name"], e["ts"], e["dur"]) for e in events(path, "X")] == [("F7 a", 1.0, 1.0), ("F7 b", 4.0, 1.0)]
+    assert [(e["name"], e["ts"], e["dur"]) for e in events(path, "X")] == [("F a", 1.0, 1.0), ("F b", 4.0, 1.0)]
 
 
 def test_one_rank_per_stage_unless_told(tmp_path: Path) -> None:
@@ -204,6 +221,97 @@ def test_the_validator_finds_loose_flows(tmp_path: Path) -> None:
     problems = trace_problems(path)
     assert any("lacks an end" in problem for problem in problems)
     assert any("ends before it starts" in problem for problem in problems)
+
+
+@pytest.mark.skipif(not importlib.util.find_spec("perfetto"), reason="perfetto is not installed")
+def test_packets_hold_what_the_json_holds(tmp_path: Path) -> None:
+    """Rows by process, track and name, with times and arguments; as many arrows with the same ends; the counter."""
+    from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import Trace, TrackEvent
+
+    result = simulator.run(job(parallelism={"pp": 2, "tp": 2, "vpp": 2, "schedule": "interleaved"}))
+    for name in ("trace.json", "trace.pftrace", "again.pftrace", "trace.pftrace.gz"):
+        result.save_trace(tmp_path / name)
+    content = (tmp_path / "trace.pftrace").read_bytes()
+    assert content == (tmp_path / "again.pftrace").read_bytes()
+    assert content == gzip.decompress((tmp_path / "trace.pftrace.gz").read_bytes())
+    tracks: dict[int, tuple[int, str]] = {}
+    texts: dict[str, dict[int, Any]] = {"names": {}, "keys": {}, "values": {}}
+    rows, began = [], {}
+    ends: dict[str, dict[int, int]] = {"s": {}, "f": {}}
+    counted = []
+    for packet in Trace.FromString(content).packet:
+        if packet.HasField("track_descriptor"):
+            told = packet.track_descriptor
+            process = told.process.pid - 1 if told.HasField("process") else tracks[told.parent_uuid][0]
+            tracks[told.uuid] = (process, told.name)
+            continue
+        interned = packet.interned_data
+        texts["names"] |= {one.iid: one.name for one in interned.event_names}
+        texts["keys"] |= {one.iid: one.name for one in interned.debug_annotation_names}
+        texts["values"] |= {one.iid: one.str.decode() for one in interned.debug_annotation_string_values}
+        event = packet.track_event
+        if event.type == TrackEvent.TYPE_SLICE_BEGIN:
+            began[event.track_uuid] = (packet.timestamp, event)
+            ends["s"] |= dict.fromkeys(event.flow_ids, packet.timestamp)
+            ends["f"] |= dict.fromkeys(event.terminating_flow_ids, packet.timestamp)
+        elif event.type == TrackEvent.TYPE_SLICE_END:
+            start, begin = began.pop(event.track_uuid)
+            arguments = {}
+            for one in begin.debug_annotations:
+                value = getattr(one, one.WhichOneof("value"))
+                interned_text = one.WhichOneof("value") == "string_value_iid"
+                arguments[texts["keys"][one.name_iid]] = texts["values"][value] if interned_text else value
+            rows.append((*tracks[event.track_uuid], texts["names"][begin.name_iid], start, packet.timestamp, arguments))
+        else:
+            counted.append((tracks[event.track_uuid][0], packet.timestamp, event.double_counter_value))
+    path = tmp_path / "trace.json"
+    lanes = {(e["pid"], e["tid"]): e["args"]["name"] for e in events(path, "M") if e["name"] == "thread_name"}
+
+    def ns(us: float) -> int:
+        return round(us * 1000)
+
+    assert sorted(rows, key=repr) == sorted(
+        (
+            (
+                e["pid"], lanes[e["pid"], e["tid"]], e["name"], ns(e["ts"]), ns(e["ts"]) + ns(e["dur"]),
+                {key: value for key, value in e["args"].items() if key != "stream"},
+            )
+            for e in events(path, "X")
+        ),
+        key=repr,
+    )  # fmt: skip
+    assert ends == {end: {e["id"]: ns(e["ts"]) for e in events(path, end)} for end in "sf"}
+    assert ends["s"]
+    assert counted == [(e["pid"], ns(e["ts"]), e["args"]["GiB"]) for e in events(path, "C")]
+
+
+@pytest.mark.filterwarnings("ignore")  # of that package
+@pytest.mark.skipif(not importlib.util.find_spec("hta"), reason="HolisticTraceAnalysis is not installed")
+def test_holistic_trace_analysis_reads_a_folder_to_our_overlap_and_idle_times(tmp_path: Path) -> None:
+    """HTA counts whole microseconds, rounded down, so that each row may lose one.
+
+    Idle is what no kernel covers between a rank's first and last; overlap is the share of communication beside
+    computation.
+    """
+    from hta.trace_analysis import TraceAnalysis
+
+    model = {"layers": 8, "hidden": 2048, "heads": 16, "vocab": 1024}
+    result = simulator.run(job(model=model, training__seq=1024, parallelism={"pp": 2, "tp": 2, "dp": 2}))
+    files = result.save_traces(tmp_path)
+    assert [file.name for file in files] == ["rank0.pt.trace.json.gz", "rank4.pt.trace.json.gz"]
+    analysis = TraceAnalysis(trace_dir=str(tmp_path))
+    assert sorted(analysis.t.traces) == [0, 4]
+    idle = analysis.get_temporal_breakdown(visualize=False).set_index("rank")["idle_time(us)"]
+    overlap = analysis.get_comm_comp_overlap(visualize=False).set_index("rank")["comp_comm_overlap_pctg"]
+    for rank in (0, 4):
+        rows = result.timeline[
+            (result.timeline["rank"] == rank) & (result.timeline["end_s"] > result.timeline["start_s"])
+        ]
+        start, end = rows["start_s"].to_numpy(), rows["end_s"].to_numpy()
+        sends = rows["category"].isin(COMMUNICATION).to_numpy()
+        all_s, comm_s, comp_s = (covered_s(start[of], end[of]) for of in (sends | ~sends, sends, ~sends))
+        assert idle[rank] * 1e-6 == pytest.approx(end.max() - start.min() - all_s, abs=1e-6 * len(rows))
+        assert overlap[rank] / 100 == pytest.approx((comm_s + comp_s - all_s) / comm_s, abs=0.01)
 
 
 @pytest.mark.filterwarnings("ignore")  # of that package

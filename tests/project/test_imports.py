@@ -21,6 +21,9 @@ ONLY = {
     "pydantic": {"config"},
     "matplotlib": {"output"},
     "networkx": {"cluster", "network", "engine", "output"},
+    "bokeh": {"output"},
+    "jinja2": {"output"},
+    "perfetto": {"output"},
     "typer": {"cli"},
 }
 

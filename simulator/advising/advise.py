@@ -1,0 +1,147 @@
+"""Python entry point of advice on speed: `advise` simulates single changes of a job and ranks those that help."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from simulator.advising.proposals import KeyChange, Proposal, proposals
+from simulator.api import StepResult, run, run_step
+from simulator.config import Workload, altered
+from simulator.errors import SimulatorError
+from simulator.input_files import as_options
+
+#: Seconds after which no simulation begins, unless a user says otherwise.
+BUDGET_S = 30.0
+#: How many changes are named.
+MOST = 3
+#: A change helps where it saves this share of the step.
+HELPS = 0.005
+
+
+@dataclass(frozen=True)
+class SimulatedChange:
+    """A legal change with the figures of the changed job.
+
+    ``saved_s``: seconds by which its step is shorter. ``headroom_bytes``: least memory left on any GPU, negative where
+    it does not fit.
+    """
+
+    change: KeyChange
+    step_time_s: float
+    saved_s: float
+    fits: bool
+    peak_bytes: float
+    capacity_bytes: float
+    headroom_bytes: float
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the change, how to type it, and its figures, SI units."""
+        return {
+            "change": dict(self.change),
+            "options": as_options(self.change),
+            "step_time_s": self.step_time_s,
+            "saved_s": self.saved_s,
+            "fits": self.fits,
+            "peak_bytes": self.peak_bytes,
+            "capacity_bytes": self.capacity_bytes,
+        }
+
+
+@dataclass(frozen=True, repr=False)
+class SpeedAdvice:
+    """Advice on what makes a step faster that takes ``step_time_s`` now.
+
+    ``best``: the changes that help most. They fit in memory; for a job that does not fit itself they need no more than
+    it. ``too_large``: the fastest change that does not fit, where it beats all of ``best``. ``simulated``, ``refused``,
+    ``left``: how many changes were simulated, are illegal for the job, and were left when the time was over.
+    """
+
+    step_time_s: float
+    best: tuple[SimulatedChange, ...]
+    too_large: SimulatedChange | None
+    simulated: int
+    refused: int
+    left: int
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the advice under the names of the JSON output, SI units."""
+        return {
+            "changes": [one.to_dict() for one in self.best],
+            "too_large": None if self.too_large is None else self.too_large.to_dict(),
+            "simulated": self.simulated,
+            "refused": self.refused,
+            "left": self.left,
+        }
+
+    def __repr__(self) -> str:
+        """Return the advice as the lines of the summary."""
+        from simulator.output.change_table import change_text
+
+        return change_text(self.to_dict(), self.step_time_s)
+
+
+def advise(
+    job: StepResult | str | Path | Mapping[str, Any] | Workload,
+    *,
+    set: Mapping[str, Any] | None = None,
+    budget_s: float = BUDGET_S,
+    watch: Callable[[int, int], object] = lambda done, total: None,
+) -> SpeedAdvice:
+    """Simulate single changes of ``job``, a result or what `run` takes, and return those that help most.
+
+    Changes of what takes most of the step come first. ``budget_s``: seconds after which no simulation begins. ``watch``
+    is told how many of how many changes are done. Raises `InputError` on what cannot be used.
+    """
+    result = job if isinstance(job, StepResult) else run(job, set=set)
+    began = time.monotonic()
+    now = result.report
+    listed = proposals(result.workload, now["time_breakdown_s"], now["stages"]["layers_per_stage"])
+    outcomes: list[SimulatedChange] = []
+    refused = left = 0
+    for number, proposal in enumerate(listed):
+        watch(number, len(listed))
+        if time.monotonic() - began >= budget_s:
+            left = len(listed) - number
+            break
+        outcome = _simulated(result, proposal)
+        if outcome is None:
+            refused += 1
+        else:
+            outcomes.append(outcome)
+    return _ranked(result, outcomes, refused, left)
+
+
+def _simulated(result: StepResult, proposal: Proposal) -> SimulatedChange | None:
+    """Return the figures of a changed job; None where it is illegal."""
+    try:
+        workload = altered(result.workload, proposal.change)
+        if workload.n_ranks != result.workload.n_ranks or workload == result.workload:
+            return None
+        figures = run_step(workload, built=result.cluster).key_figures()
+    except SimulatorError:
+        return None
+    return SimulatedChange(
+        change=proposal.change,
+        step_time_s=figures["step_time_s"],
+        saved_s=result.spans.step_time_s - figures["step_time_s"],
+        fits=figures["fits"],
+        peak_bytes=figures["peak_bytes"],
+        capacity_bytes=figures["capacity_bytes"],
+        headroom_bytes=figures["headroom_bytes"],
+    )
+
+
+def _ranked(result: StepResult, outcomes: list[SimulatedChange], refused: int, left: int) -> SpeedAdvice:
+    """Return the advice that follows from the simulated changes."""
+    step = result.spans.step_time_s
+    now = result.key_figures()
+    faster = sorted((one for one in outcomes if one.saved_s >= HELPS * step), key=lambda one: one.step_time_s)
+    roomy = [one for one in faster if one.fits or (not now["fits"] and one.headroom_bytes >= now["headroom_bytes"])]
+    best = tuple(sorted(roomy, key=lambda one: not one.fits)[:MOST])
+    larger = [one for one in faster if one not in roomy]
+    too_large = larger[0] if larger and (not best or larger[0].saved_s > best[0].saved_s) else None
+    return SpeedAdvice(step, best, too_large, len(outcomes), refused, left)

@@ -1,0 +1,43 @@
+"""Functions that draw a result into axes of matplotlib: ``ax`` where given, else those of a new figure."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from simulator.output.bar_plots import bar_plot, new_axes
+from simulator.output.page.sections import link_bars, path_bars, time_bars
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+    from simulator.api import StepResult
+    from simulator.results import TimelineResult
+
+
+def gantt(result: TimelineResult, ax: Axes | None = None) -> Axes:
+    """Draw the Timeline, a row per pipeline stage."""
+    axes = new_axes(14.0, 5.0) if ax is None else ax
+    result.gantt(axes)
+    return axes
+
+
+def memory(result: StepResult, ax: Axes | None = None) -> Axes:
+    """Draw the fullest GPU's memory over the step."""
+    axes = new_axes(11.0, 4.5) if ax is None else ax
+    result.memory(axes)
+    return axes
+
+
+def time_breakdown(result: StepResult, ax: Axes | None = None) -> Axes:
+    """Draw where a GPU's time goes, mean over GPUs."""
+    return bar_plot(time_bars(result.report), "Where a GPU's time goes (mean over GPUs)", ax)
+
+
+def critical_path(result: StepResult, ax: Axes | None = None) -> Axes:
+    """Draw what the step's length is made of."""
+    return bar_plot(path_bars(result.report), "What bounds the step (critical path)", ax)
+
+
+def links(result: StepResult, ax: Axes | None = None) -> Axes:
+    """Draw the busiest links, by the share of the step in which they would be full."""
+    return bar_plot(link_bars(result.report), "Busiest links, by the share of the step that they would be full", ax)

@@ -1,0 +1,88 @@
+"""Advice on speed: what is tried, what is said of it, and that a user who follows it gets just that."""
+
+from __future__ import annotations
+
+import shlex
+from typing import Any
+
+import pytest
+
+import simulator
+from simulator.advising.advise import HELPS, SpeedAdvice, advise
+from simulator.advising.proposals import WORTH, proposals
+from simulator.config import load_workload, parse_changes
+from simulator.input_files import as_options
+from tests.support.jobs import job
+
+#: Two stages of whole micro-batches, with the activations of every layer computed again: much to gain.
+SLOW: dict[str, Any] = job(
+    parallelism={"tp": 2, "pp": 2, "dp": 2, "sequence_parallel": False, "overlap": {"grad_reduce": False}},
+    training={"seq": 1024, "global_batch": 16, "recompute": "full"},
+    model={"layers": 8, "hidden": 2048, "heads": 16, "vocab": 1024},
+)
+
+
+@pytest.fixture(scope="module")
+def advice() -> SpeedAdvice:
+    return advise(SLOW)
+
+
+def test_who_follows_advice_gets_the_step_and_the_memory_that_it_names(advice: SpeedAdvice) -> None:
+    assert len(advice.best) == 3
+    for one in advice.best:
+        typed = [text for text in shlex.split(as_options(one.change)) if text != "--set"]
+        result = simulator.run(SLOW, set=parse_changes(typed))
+        assert result.spans.step_time_s == pytest.approx(one.step_time_s, rel=1e-9)
+        assert result.report["memory"]["peak_bytes"] == pytest.approx(one.peak_bytes, rel=1e-9)
+        assert one.saved_s == pytest.approx(advice.step_time_s - one.step_time_s, rel=1e-9)
+        assert one.saved_s >= HELPS * advice.step_time_s
+
+
+def test_the_change_that_saves_most_comes_first(advice: SpeedAdvice) -> None:
+    saved = [one.saved_s for one in advice.best]
+    assert saved == sorted(saved, reverse=True)
+    # Recompute runs every forward pass twice: of F + F + 2F a quarter goes, more than any other change frees.
+    assert advice.best[0].change == {"training.recompute": "none"}
+    assert all(one.fits for one in advice.best)
+    assert advice.too_large is None
+
+
+def test_a_faster_change_that_does_not_fit_is_named_apart() -> None:
+    """Llama 3 8B without recompute keeps 32 layers of 8,192 tokens: faster by a sixth, and more than 80 GB."""
+    told = advise("llama3_8b_dgx_h100")
+    assert {"training.recompute": "none"} not in [one.change for one in told.best]
+    assert told.too_large is not None
+    assert told.too_large.change == {"training.recompute": "none"}
+    assert not told.too_large.fits
+    assert "Faster, if it fitted: --set training.recompute=none" in " ".join(repr(told).split())
+
+
+def test_when_the_time_is_over_nothing_more_is_tried() -> None:
+    told = advise(SLOW, budget_s=0)
+    assert (told.best, told.simulated, told.refused) == ((), 0, 0)
+    listed = proposals(load_workload(SLOW), simulator.run(SLOW).report["time_breakdown_s"], None)
+    assert told.left == len(listed) > 10
+    assert f"{told.left} not tried for want of time" in " ".join(repr(told).split())
+
+
+def test_progress_is_told() -> None:
+    heard: list[tuple[int, int]] = []
+    advise(SLOW, watch=lambda done, total: heard.append((done, total)))
+    assert [done for done, _ in heard] == list(range(heard[0][1]))
+
+
+def test_only_what_takes_time_is_worth_a_change() -> None:
+    """One GPU: no bubble, no communication. What shortens these alone is not tried."""
+    alone = simulator.run(job())
+    breakdown = alone.report["time_breakdown_s"]
+    listed = proposals(alone.workload, breakdown, None)
+    assert listed
+    assert all(one.seconds(breakdown) >= WORTH * alone.spans.step_time_s for one in listed)
+    keys = {key for one in listed for key in one.change}
+    assert not keys & {"parallelism.schedule", "parallelism.overlap.grad_reduce", "parallelism.bucket_bytes"}
+
+
+def test_a_better_split_of_the_layers_is_among_the_proposals() -> None:
+    workload = load_workload(SLOW)
+    breakdown = simulator.run(SLOW).report["time_breakdown_s"]
+    assert {"parallelism.layers_per_stage": [5, 3]} in [one.change for one in proposals(workload, breakdown, (5, 3))]

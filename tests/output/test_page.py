@@ -1,0 +1,168 @@
+"""The page of results: what is in it, what it weighs, and what a browser makes of it."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import simulator
+from simulator.advising.advise import advise
+from simulator.cli.app import main
+from simulator.output.page import timeline_data
+from simulator.output.page.document import PageJob, page, save_page
+from simulator.output.page.timeline_data import TimelineData
+from tests.support.browser import CHROMIUM, drive, tab
+from tests.support.jobs import job
+from tests.support.timelines import pipeline
+
+PIPELINE = job(parallelism={"tp": 2, "pp": 2, "dp": 2}, training={"seq": 512, "global_batch": 16, "recompute": "full"})
+
+
+def page_job(work: Any, budget_s: float = 0.0) -> PageJob:
+    result = simulator.run(work)
+    report = {**result.report, "what_to_change": advise(result, budget_s=budget_s).to_dict()}
+    return PageJob(report, result.spans, result.played, result.memories)
+
+
+def words(text: str) -> str:
+    """Return the text of a page without pictures."""
+    body = re.sub(r"<(script|style)\b.*?</\1>", " ", text[text.index("<body>") :], flags=re.DOTALL)
+    return re.sub(r"\s+", " ", re.sub(r"<[^>]*>", " ", body))
+
+
+def test_a_page_has_the_verdict_the_changes_and_the_reasons() -> None:
+    one = page_job(PIPELINE, budget_s=60.0)
+    seen = words(page([one], changed="training.seq=512"))
+    best = one.report["what_to_change"]["changes"]
+    assert best
+    for expected in (
+        "changed by training.seq=512", "step time", "90 % interval", "fits", "single change", best[0]["options"],
+        "Where a GPU's time goes".replace("'", "'"), "exposed tp communication", "What bounds the step", "matmul",
+        "Memory over time", "busiest links", "node0.gpu0.nvlink:tx", "How far to trust it",
+    ):  # fmt: skip
+        assert expected in seen.replace("&#39;", "'"), expected
+
+
+def test_two_jobs_stand_side_by_side() -> None:
+    seen = words(page([page_job(PIPELINE), page_job({**PIPELINE, "name": "other"})]))
+    assert "1. tiny" in seen
+    assert "2. other" in seen
+    assert "Side by side" in seen
+    assert "step time" in seen
+
+
+def test_the_largest_shipped_page_is_below_5_mb(tmp_path: Path) -> None:
+    save_page([page_job("gpt175b_3d")], tmp_path / "page.html")
+    assert (tmp_path / "page.html").stat().st_size < 5e6
+
+
+def test_of_a_very_long_step_the_beginning_is_drawn_and_the_page_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two stages run 20 micro-batches forward and backward: of 80 passes of a unit of time the first ones stay."""
+    monkeypatch.setattr(timeline_data, "MOST_BARS", 30)
+    data = TimelineData.arrange(pipeline("gpipe", 2, 20))
+    assert len(data.boxes["left"]) <= 30
+    assert "30 of 80 passes" in data.left_out
+    until = max(data.boxes["left"].tolist())
+    assert len(data.inside["first_piece"]) == len(data.boxes["left"]) + 1
+    monkeypatch.undo()
+    whole = TimelineData.arrange(pipeline("gpipe", 2, 20))
+    assert not whole.left_out
+    assert sum(left <= until for left in whole.boxes["left"].tolist()) == len(data.boxes["left"])
+
+
+def test_equal_results_give_equal_pages_and_names_are_no_markup(tmp_path: Path) -> None:
+    one = page_job({**PIPELINE, "name": "<script>alert(1)</script>"})
+    first, second = page([one]), page([one])
+    assert first == second
+    assert "<script>alert" not in first
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--report", "page.pdf"], "no file of this kind"),
+        (["--report", "missing/page.html"], "its directory does not exist"),
+        (["--budget-s", "3"], "none is asked for"),
+        (["--budget-s", "-1", "--advise"], "greater than or equal to 0"),
+        (["gpt22b_tp8", "--share-fabric", "--advise"], "jobs that have a cluster alone"),
+        (["gpt22b_tp8", "--share-fabric", "--report", "page.html"], "jobs that have a cluster alone"),
+    ],
+)
+def test_options_that_do_not_fit_are_refused(
+    options: list[str], said: str, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit) as caught:
+        main(["run", "gpt22b_tp8", *options])
+    assert caught.value.code == 2
+    assert said in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_run_writes_the_page_the_changes_and_the_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main(["run", "gpt22b_tp8", "--report", str(tmp_path / "page.html"), "--json", "-"])
+    assert caught.value.code == 0
+    assert '"what_to_change": {' in capsys.readouterr().out
+    assert "gpt22b_tp8" in (tmp_path / "page.html").read_text(encoding="utf-8")
+
+
+_FRAME = """(() => {
+  const view = Bokeh.index.find_one(Bokeh.documents[0].get_model_by_name("job0-timeline"))
+  view.el.scrollIntoView({block: "center"})
+  const place = view.el.getBoundingClientRect(), frame = view.frame.bbox
+  return [place.left + frame.left, place.top + frame.top, frame.width, frame.height]
+})()"""
+_TOOLTIPS = """(() => {
+  const texts = []
+  const walk = (node) => {
+    if (String(node.className ?? "").includes("tooltip-content")) texts.push(node.textContent)
+    for (const inner of [...(node.shadowRoot?.childNodes ?? []), ...node.childNodes]) walk(inner)
+  }
+  walk(document.body)
+  return texts.join(" ")
+})()"""
+_RANGE = """(() => {
+  const range = Bokeh.documents[0].get_model_by_name("job0-timeline").x_range
+  return [range.start, range.end]
+})()"""
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium")
+def test_a_browser_zooms_shows_what_is_under_the_pointer_and_finds(tmp_path: Path) -> None:
+    one = page_job(PIPELINE)
+    save_page([one], tmp_path / "page.html")
+    data = TimelineData.arrange(one.timeline)
+    box = next(at for at, name in enumerate(data.boxes["name"]) if name == "B3 backward" and data.boxes["row"][at] == 1)
+    middle = float(data.boxes["left"][box] + data.boxes["right"][box]) / 2 / data.length
+
+    async def visit() -> None:
+        async with tab(tmp_path / "page.html", tmp_path / "browser", 1400, 900) as seen:
+            # The pass chosen first is drawn: pictures are there, and scripts have run.
+            title = 'Bokeh.documents[0].get_model_by_name("job0-inside").title.text'
+            await seen.until(f"window.Bokeh && Bokeh.documents.length > 0 && {title}.includes('B0')")
+            left, top, width, height = await seen.value(_FRAME)
+            x, y = left + middle * width, top + 0.7 * height  # in the second of two rows
+            for step in range(3):
+                await seen.mouse("mouseMoved", x + step % 2, y)
+            tooltip = await seen.until(_TOOLTIPS)
+            assert "B3 backward" in tooltip
+            assert data.rows[1] in tooltip
+            assert f"{float(data.boxes['left'][box]):,.4f} {data.unit}" in tooltip
+            begin, end = await seen.value(_RANGE)
+            await seen.mouse("mouseWheel", x, y, deltaX=0, deltaY=-240, modifiers=2)
+            await seen.until(f"({_RANGE})[1] - ({_RANGE})[0] < {0.9 * (end - begin)}")
+            now, until = await seen.value(_RANGE)
+            assert now < middle * data.length < until  # around the pointer
+            # Micro-batch 3 goes forward and backward through two stages, with a hand-over at each end of two transfers.
+            await seen.value('Bokeh.documents[0].get_model_by_name("job0-search").value_input = "3"')
+            found = await seen.until('Bokeh.documents[0].get_model_by_name("job0-found").text')
+            bars = sum(one == 3 for one in data.bars["microbatch"].tolist())
+            assert found == f"{2 * 2 + bars} marked"
+            assert all(url.startswith(("file:", "data:")) for url in seen.requests)
+            assert seen.problems == []
+
+    drive(visit)
