@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from simulator.hardware.transport import TransportKind
 
@@ -10,8 +10,7 @@ from simulator.hardware.transport import TransportKind
 Spread = tuple[tuple[int, float], ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Link:
+class Link(NamedTuple):
     """One direction of a full-duplex link.
 
     ``kind`` is the transport whose efficiency and latency apply: nvlink, pcie, infiniband, roce or tcp. Drives of a
