@@ -49,11 +49,13 @@ class HandOver(NamedTuple):
     sent_after: Action
     awaited_by: Action
 
-    def comm(self, op: PointToPointKind, nbytes: float, *, name_peer: bool = False) -> PointToPoint:
+    def comm(
+        self, op: PointToPointKind, nbytes: float, *, name_peer: bool = False, as_it_comes: bool = False
+    ) -> PointToPoint:
         """Return one end of the transfer; both ends carry the source action as their tag."""
         peer = self.peer(op)
         name = f"{op}_{_DIRECTION[self.source.kind]}" + (f"_{peer}" if name_peer else "")
-        return PointToPoint(name, op, nbytes, Axis.PP, Purpose.PIPELINE, peer=peer, tag=str(self.source))
+        return PointToPoint(name, op, nbytes, Axis.PP, Purpose.PIPELINE, peer, str(self.source), as_it_comes)
 
     def rank(self, op: PointToPointKind) -> int:
         """Return the pipeline rank that calls this end."""
@@ -205,9 +207,8 @@ def _as_it_comes(order: Order, hops: list[HandOver], nbytes: float, step_of: Cal
     several = _several_peers(hops)
     for hop in hops:
         for op, after in ((SEND, (str(hop.sent_after),)), (RECV, ())):
-            step = _alone(hop, op, nbytes, after, several)
-            comm = replace(cast(PointToPoint, step.op), as_it_comes=op == RECV)
-            lanes[hop.rank(op)].setdefault(comm.lane, []).append(replace(step, op=comm))
+            step = _alone(hop, op, nbytes, after, several, as_it_comes=op == RECV)
+            lanes[hop.rank(op)].setdefault(cast(PointToPoint, step.op).lane, []).append(step)
     return lanes
 
 
@@ -279,9 +280,12 @@ def _alone(
     nbytes: float,
     after: tuple[str, ...],
     several: set[End],
+    *,
+    as_it_comes: bool = False,
 ) -> Step:
     """Return one end of ``hop`` as a step, named by its neighbour where the rank has several."""
-    comm = hop.comm(op, nbytes, name_peer=(hop.rank(op), op, _DIRECTION[hop.source.kind]) in several)
+    name_peer = (hop.rank(op), op, _DIRECTION[hop.source.kind]) in several
+    comm = hop.comm(op, nbytes, name_peer=name_peer, as_it_comes=as_it_comes)
     return Step(hop.label(op), comm, after, microbatch=hop.source.microbatch, stage=hop.source.stage)
 
 

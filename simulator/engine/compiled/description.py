@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import replace
+from itertools import chain
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -49,6 +50,8 @@ class CommNumbers:
         self.tags = Numbers()
         self.lane_names = Numbers()
         self._ops = Numbers()
+        #: Of each communication, kept so that no other has its id: the numbers of its kind and its tag.
+        self._numbers: dict[int, tuple[Comm, tuple[int, int]]] = {}
 
     def kind(self, comm: Comm) -> int:
         """Return the number of the kind of ``comm``."""
@@ -56,8 +59,12 @@ class CommNumbers:
 
     def kind_and_tag(self, comm: Comm) -> tuple[int, int]:
         """Return the numbers of the kind and of the tag of ``comm``."""
-        tag = comm.tag if isinstance(comm, PointToPoint) else ""
-        return self.kinds.number(but_tag(comm), comm), self.tags.number(tag, tag)
+        numbers = self._numbers.get(id(comm))
+        if numbers is None:
+            tag = comm.tag if isinstance(comm, PointToPoint) else ""
+            both = self.kinds.number(but_tag(comm), comm), self.tags.number(tag, tag)
+            numbers = self._numbers[id(comm)] = comm, both
+        return numbers[1]
 
     def tagged(self, kind: int, tag: int) -> Comm:
         """Return the communication of a kind that has a tag."""
@@ -169,9 +176,8 @@ class ProgramNumbers:
                 kind, tag = kind_and_tag(op)
                 ops.append((RUN_COMM, kind, 1, tag))
         columns = np.zeros(len(steps), dtype=STEP)
-        for name, values in zip(
-            ("kind", "op", "n_ops", "tag"), np.array(ops, dtype=np.int32).reshape(-1, 4).T, strict=True
-        ):
+        numbers = np.fromiter(chain.from_iterable(ops), np.int32, 4 * len(ops)).reshape(-1, 4)
+        for name, values in zip(("kind", "op", "n_ops", "tag"), numbers.T, strict=True):
             columns[name] = values
         labels = role.labels
         columns["label"] = role.add_steps(lane, steps)
