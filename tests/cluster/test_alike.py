@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,7 @@ import pytest
 from simulator.cluster import Cluster, build_cluster
 from simulator.cluster.alike import alike_links, spread_columns
 from simulator.config import load_cluster
+from simulator.hardware.cluster_spec import NodeGroup
 from simulator.network.collectives import patterns
 
 #: Ten nodes in leaves of four NICs: two whole pods and half of a third, each broken in its own way.
@@ -69,3 +71,12 @@ def test_nodes_of_a_kind_hang_on_the_same_switches_and_are_as_fast() -> None:
     """Leaves of 4 nodes: nodes 0 to 3, 4 to 7 and 8 and 9 are a kind each. A slow card in node 1 makes it a fourth."""
     assert ten_nodes([]).node_kinds == (0, 0, 0, 0, 1, 1, 1, 1, 2, 2)
     assert ten_nodes(CLUSTERS["slow card"]).node_kinds == (0, 1, 0, 0, 2, 2, 2, 2, 3, 3)
+
+
+def test_nodes_whose_switches_sum_up_are_no_kind_with_those_whose_do_not() -> None:
+    """Two nodes under one leaf, alike in all their links."""
+    spec = load_cluster("dgx_h100")
+    assert spec.node is not None
+    plain = replace(spec.node, nvlink=replace(spec.node.nvlink, sharp=False))
+    groups = NodeGroup(count=2, node=spec.node), NodeGroup(count=1, node=plain)
+    assert build_cluster(replace(spec, nodes=None, node=None, groups=groups)).node_kinds == (0, 0, 1)

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, NamedTuple
 
 import pytest
 
+from simulator.analysis.time.memory_curve import memory_curve
 from simulator.analysis.training import reserved_memory
+from simulator.analysis.training.activation_lifetimes import activation_events
 from simulator.analysis.training.caching_allocator import CachingAllocator
+from simulator.analysis.training.memory import memory_of_ranks
 from simulator.analysis.training.rehearsal import rehearsed_times
+from simulator.analysis.training.reserved_memory import CachedMemory
+from simulator.analysis.training.static_memory import static_memory
 from simulator.api import run
 from tests.support.frameworks import COMPILED, MEGATRON
 from tests.support.jobs import job
@@ -100,6 +106,26 @@ def test_the_replay_hands_out_what_is_counted(schedule: str, zero: int, replays:
     workload["parallelism"] = {"pp": 2, "dp": 2, "schedule": schedule, "vpp": vpp, "zero": zero}
     counted = max(memory.allocated for memory in run(workload).memories)
     assert max(step.allocator.most_allocated for step in replays) == pytest.approx(counted, rel=0.05)
+
+
+def test_ranks_that_do_the_same_are_replayed_once(replays: list[Replay]) -> None:
+    """Without folding 8 ranks are played, of which each two replicas of four stages do the same in the same order.
+
+    Each has the memory that it has where it is the only one to be asked about.
+    """
+    workload = job(model__layers=4) | {"simulation": {"fold": False}}
+    workload["parallelism"] = {"pp": 4, "dp": 2, "zero": 1}
+    result = run(workload)
+    memories = result.memories
+    assert (len(memories), len(replays)) == (8, 4)
+    blas = dict.fromkeys(result.played.ranks, 0.0)
+    static = static_memory(result.workload, blas)
+    for memory in memory_of_ranks(result.played, static):
+        alone = CachedMemory()
+        curve = memory_curve(result.played, memory.rank)
+        events = activation_events(result.played, curve.span, static[memory.rank])
+        given = curve.span, curve.begins, events, static[memory.rank]
+        assert memory.cached == alone.cached_bytes(result.played, *given, memory.in_flight, math.inf)
 
 
 @pytest.mark.parametrize("recompute", ["none", "full"])
