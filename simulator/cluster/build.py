@@ -139,7 +139,7 @@ def _override(spec: ClusterSpec, gpus: list[Gpu], links: list[Link]) -> None:
             if override.bandwidth_scale is None:
                 continue
             for at in names.matching(name, named_links, f"overrides[{index}].{key}", "link"):
-                links[at] = links[at]._replace(bandwidth_Bps=links[at].bandwidth_Bps * override.bandwidth_scale)
+                links[at] = replace(links[at], bandwidth_Bps=links[at].bandwidth_Bps * override.bandwidth_scale)
         elif isinstance(override, GpuOverride) and override.is_scaled:
             speed, host, autograd = override.scales
             for at in names.matching(name, named_gpus, f"overrides[{index}].{key}", "GPU"):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from dataclasses import dataclass
 
 from simulator.hardware.transport import TransportKind
 
@@ -10,7 +10,8 @@ from simulator.hardware.transport import TransportKind
 Spread = tuple[tuple[int, float], ...]
 
 
-class Link(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Link:
     """One direction of a full-duplex link.
 
     ``kind`` is the transport whose efficiency and latency apply: nvlink, pcie, infiniband, roce or tcp. Drives of a

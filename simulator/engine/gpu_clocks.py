@@ -8,14 +8,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import numpy as np
 
 from simulator.arrays import Floats, Ints
 from simulator.cluster import Cluster
 from simulator.costs import Costs
-from simulator.costs.power import Drawn, LoadClass, Loads, load_class
+from simulator.costs.power import Drawn, Loads, load_class
 from simulator.engine.placement import Placed
 from simulator.engine.recorder import GpuClocks, RecordedSpans, SpanTimes
 from simulator.engine.representatives import Representatives
@@ -30,7 +29,7 @@ MOST_PLAYS = 8
 def first_clocks(placed: Placed, cluster: Cluster) -> GpuClocks:
     """Return the clocks of a step without communication and waiting, where costs know of a power limit."""
     loads_of_block: dict[tuple[int, str], Loads] = {}
-    loads_of_kernel: dict[tuple[int, str], KernelLoad] = {}
+    loads_of_kernel: dict[tuple[int, str], Loads] = {}
 
     def clock_hz(role: int, gpu: str) -> float | None:
         costs = placed.costs.for_gpu(gpu)
@@ -111,31 +110,21 @@ def settled_clocks(before: GpuClocks, after: GpuClocks) -> GpuClocks:
     return before if all(a is None or b is None or abs(a - b) <= SETTLED * a for a, b in pairs) else after
 
 
-class KernelLoad(NamedTuple):
-    """What a kernel draws at a clock; its ``kind`` is None where that is nothing."""
-
-    kind: LoadClass | None
-    seconds: float
-    drawing_s: float
-
-    @classmethod
-    def from_kernel(cls, kernel: Kernel, costs: Costs, clock_hz: float) -> KernelLoad:
-        """Price a kernel."""
-        kind = load_class(kernel)
-        if kind is None:
-            return cls(None, 0.0, 0.0)
-        seconds = costs.kernel_s(kernel, costs.gpu, clock_hz)
-        return cls(kind, seconds, seconds * costs.intensity(kernel))
-
-
-def _loads(block: Block, costs: Costs, clock_hz: float, by_kernel: dict[tuple[int, str], KernelLoad]) -> Loads:
+def _loads(block: Block, costs: Costs, clock_hz: float, by_kernel: dict[tuple[int, str], Loads]) -> Loads:
     """Add up what the kernels of ``block`` draw at a clock; kernels, by id and GPU, are shared by layers and blocks."""
     loads = Loads()
     for compute in (compute for op in block.ops for compute in kernels_of(op)):
         key = id(compute.kernel), costs.gpu
         if key not in by_kernel:
-            by_kernel[key] = KernelLoad.from_kernel(compute.kernel, costs, clock_hz)
-        load = by_kernel[key]
-        if load.kind is not None:
-            loads.add(load.kind, load.seconds, load.drawing_s)
+            by_kernel[key] = _loads_of_kernel(compute.kernel, costs, clock_hz)
+        loads.add_all(by_kernel[key])
+    return loads
+
+
+def _loads_of_kernel(kernel: Kernel, costs: Costs, clock_hz: float) -> Loads:
+    """Return what a kernel draws at a clock, if anything."""
+    loads = Loads()
+    if (kind := load_class(kernel)) is not None:
+        seconds = costs.kernel_s(kernel, costs.gpu, clock_hz)
+        loads.add(kind, seconds, seconds * costs.intensity(kernel))
     return loads

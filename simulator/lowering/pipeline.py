@@ -1,6 +1,6 @@
 """A schedule's actions become lanes: pure passes add sends and receives.
 
-A schedule says only what each rank computes. `transfers` derives the results that have to travel from the one rule of
+A schedule says only what each rank computes. `hand_overs` derives the results that have to travel from the one rule of
 dependence. `lower` posts their sends and receives in one of four ways.
 
 `_as_written`: a schedule's file says when each is posted.
@@ -13,71 +13,19 @@ of single transfers without overlap.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import NamedTuple, cast
+from typing import cast
 
+from simulator.lowering.hand_overs import DIRECTION, RECV, SEND, HandOver, Sources, flat, joined, sources_in, transfers
 from simulator.lowering.lanes import PIPELINE_LANE, Lanes
-from simulator.program import COMPUTE_LANE, Axis, Batch, PointToPoint, PointToPointKind, Purpose, Step, reordered
-from simulator.schedules import Action, Cell, Order, Post, Schedule, Slot, requires
+from simulator.program import COMPUTE_LANE, Batch, PointToPoint, PointToPointKind, Step, reordered
+from simulator.schedules import Action, Cell, Order, Post, Schedule, Slot
 
-SEND, RECV = PointToPointKind.SEND, PointToPointKind.RECV
-
-_VERB = {SEND: "SEND", RECV: "RECV"}
-
-#: Action -> those whose results it needs.
-Sources = Mapping[Action, Sequence[Action]]
 #: A rank, an end of its transfers, and their direction.
 End = tuple[int, PointToPointKind, str]
-
-_DIRECTION = {"F": "fwd", "B": "bwd", "I": "bwd"}
-#: Kind of the action -> name of its result in torch's text form.
-_RESULT = {"F": "F", "B": "B", "I": "B"}
-
-
-class HandOver(NamedTuple):
-    """The result of ``source``, made on pipeline rank ``sender``, travels to ``target`` on rank ``receiver``.
-
-    It is sent once ``sent_after`` has ended, and ``awaited_by`` does not start before it has come. These are ``source``
-    and ``target``, or the passes that have them as parts.
-    """
-
-    source: Action
-    target: Action
-    sender: int
-    receiver: int
-    sent_after: Action
-    awaited_by: Action
-
-    def comm(
-        self, op: PointToPointKind, nbytes: float, *, name_peer: bool = False, as_it_comes: bool = False
-    ) -> PointToPoint:
-        """Return one end of the transfer; both ends carry the source action as their tag."""
-        peer = self.peer(op)
-        name = f"{op}_{_DIRECTION[self.source.kind]}" + (f"_{peer}" if name_peer else "")
-        return PointToPoint(name, op, nbytes, Axis.PP, Purpose.PIPELINE, peer, str(self.source), as_it_comes)
-
-    def rank(self, op: PointToPointKind) -> int:
-        """Return the pipeline rank that calls this end."""
-        return self.sender if op == SEND else self.receiver
-
-    def peer(self, op: PointToPointKind) -> int:
-        """Return the pipeline rank that calls the other end."""
-        return self.receiver if op == SEND else self.sender
-
-    def label(self, op: PointToPointKind) -> str:
-        """Return the name in ``torch.distributed.pipelining``: 0SEND_F3, 1RECV_F3."""
-        stage = self.source.stage if op == SEND else self.target.stage
-        return f"{stage}{_VERB[op]}_{_RESULT[self.source.kind]}{self.source.microbatch}"
-
-
 #: A hand-over, and the end of it that a rank posts.
 PostedEnd = tuple[HandOver, PointToPointKind]
-
-
-def flat(slots: list[Slot]) -> list[Action]:
-    """Return the actions of a rank without its slots."""
-    return [action for slot in slots for action in slot]
 
 
 def whole_at_first(order: Order, schedule: Schedule, n_stages: int) -> tuple[Order, Schedule]:
@@ -102,33 +50,6 @@ def whole_at_first(order: Order, schedule: Schedule, n_stages: int) -> tuple[Ord
     return [[slot for slot in map(run, slots) if slot] for slots in order], schedule
 
 
-def transfers(order: Order, schedule: Schedule, sources_of: Sources) -> list[HandOver]:
-    """Return the results that have to travel between ranks, in the order in which each sender makes them."""
-    p = len(order)
-    targets: dict[Action, list[Action]] = {}
-    for target, sources in sources_of.items():
-        for source in sources:
-            targets.setdefault(source, []).append(target)
-    return [
-        HandOver(source, target, rank, receiver, source, target)
-        for rank, slots in enumerate(order)
-        for slot in slots
-        for source in slot
-        for target in targets.get(source, ())
-        if (receiver := schedule.rank_of(target.stage, p)) != rank
-    ]
-
-
-def _sources(order: Order, n_stages: int) -> Sources:
-    """Return, for each action, the actions of ``order`` whose results it needs."""
-    present = {action for slots in order for action in flat(slots)}
-    return {
-        action: [source for need in requires(action, n_stages) for source in need if source in present]
-        for slots in order
-        for action in flat(slots)
-    }
-
-
 def lower(
     order: Order,
     schedule: Schedule,
@@ -149,9 +70,9 @@ def lower(
     forward and a backward in one slot each wait for their own input, as torch runs them one after the other
     (``_step_microbatches``, OVERLAP_F_B). Both are sent after the last either way.
     """
-    sources_of = _sources(order, n_stages)
+    sources_of = sources_in(order, n_stages)
     hops = transfers(order, schedule, sources_of)
-    hops = _joined(order, hops, apart) if schedule.joined else hops
+    hops = joined(order, hops, apart) if schedule.joined else hops
     step_of = _after_late(order, sources_of, step_of)
     if schedule.rows is not None:
         return _as_written(schedule.rows, hops, nbytes, step_of, overlap=overlap, batched=batched)
@@ -162,17 +83,6 @@ def lower(
         passes: Order = order if schedule.joined else [[(action,) for action in flat(slots)] for slots in order]
         return _one_by_one(passes, hops, sources_of, nbytes, step_of, overlap=overlap, batched=batched)
     return _blocking(order, hops, batching, nbytes, step_of)
-
-
-def _joined(order: Order, hops: list[HandOver], apart: bool) -> list[HandOver]:
-    """Return the hand-overs where a slot is one pass.
-
-    Its first action awaits all that it needs, unless ``apart``; results are sent after the last.
-    """
-    first, last = ({action: slot[end] for slots in order for slot in slots for action in slot} for end in (0, -1))
-    return [
-        hop._replace(awaited_by=hop.target if apart else first[hop.target], sent_after=last[hop.source]) for hop in hops
-    ]
 
 
 def _after_late(order: Order, sources_of: Sources, step_of: Callable[[Action], Step]) -> Callable[[Action], Step]:
@@ -284,7 +194,7 @@ def _alone(
     as_it_comes: bool = False,
 ) -> Step:
     """Return one end of ``hop`` as a step, named by its neighbour where the rank has several."""
-    name_peer = (hop.rank(op), op, _DIRECTION[hop.source.kind]) in several
+    name_peer = (hop.rank(op), op, DIRECTION[hop.source.kind]) in several
     comm = hop.comm(op, nbytes, name_peer=name_peer, as_it_comes=as_it_comes)
     return Step(hop.label(op), comm, after, microbatch=hop.source.microbatch, stage=hop.source.stage)
 
@@ -294,7 +204,7 @@ def _several_peers(hops: list[HandOver]) -> set[End]:
     peers: dict[End, set[int]] = {}
     for hop in hops:
         for op in (SEND, RECV):
-            peers.setdefault((hop.rank(op), op, _DIRECTION[hop.source.kind]), set()).add(hop.peer(op))
+            peers.setdefault((hop.rank(op), op, DIRECTION[hop.source.kind]), set()).add(hop.peer(op))
     return {end for end, neighbours in peers.items() if len(neighbours) > 1}
 
 

@@ -16,10 +16,10 @@ from simulator.units import DTYPE_BYTES
 
 
 class LeavingGradients(NamedTuple):
-    """Gradients that leave the GPU over an axis: so many numbers, and the bytes of `gradient_bytes`."""
+    """Gradients that leave the GPU over an axis: their number, and the bytes of `gradient_bytes`."""
 
     axis: str
-    count: int
+    n_elements: int
     nbytes: float
 
 

@@ -111,7 +111,7 @@ def test_the_replay_hands_out_what_is_counted(schedule: str, zero: int, replays:
 def test_ranks_that_do_the_same_are_replayed_once(replays: list[Replay]) -> None:
     """Without folding 8 ranks are played, of which each two replicas of four stages do the same in the same order.
 
-    Each has the memory that it has where it is the only one to be asked about.
+    A replay of one rank alone gives the same memory.
     """
     workload = job(model__layers=4) | {"simulation": {"fold": False}}
     workload["parallelism"] = {"pp": 4, "dp": 2, "zero": 1}
