@@ -17,8 +17,10 @@ from simulator.analysis.training.reserved_memory import CachedMemory
 from simulator.analysis.training.static_memory import static_memory
 from simulator.api import run
 from tests.support.frameworks import COMPILED, MEGATRON
+from tests.support.grids import every_pair
 from tests.support.jobs import job
 
+SOFTWARE = {"megatron": MEGATRON, "compiled": COMPILED}
 LAYOUTS: dict[str, dict[str, Any]] = {
     "zero2": {"dp": 4, "zero": 2},
     "zero2 in a pipeline": {"pp": 2, "dp": 2, "zero": 2},
@@ -29,16 +31,14 @@ LAYOUTS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("compression", ["none", "int8", "fp8"])
-@pytest.mark.parametrize("framework", [MEGATRON, COMPILED], ids=["megatron", "compiled"])
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_a_step_gives_back_what_it_takes(layout: str, framework: Any, compression: str) -> None:
+@every_pair({"layout": LAYOUTS, "software": SOFTWARE, "compression": ["none", "int8", "fp8"]})
+def test_a_step_gives_back_what_it_takes(layout: str, software: str, compression: str) -> None:
     """Per rank, bytes taken over a step less bytes given back are none; 16-bit gradients reduce through an fp32 copy
     where products do not accumulate in place."""
     if layout == "hsdp" and compression != "none":
         pytest.skip("refused")
     section = {**LAYOUTS[layout], "grad_compression": compression, "bucket_bytes": 400_000}
-    workload = job(framework=framework) | {"parallelism": section}
+    workload = job(framework=SOFTWARE[software]) | {"parallelism": section}
     timeline = run(workload).spans
     for rank in timeline.ranks:
         own = timeline.rank == rank
@@ -78,9 +78,7 @@ def replays(monkeypatch: pytest.MonkeyPatch) -> list[Replay]:
     return steps
 
 
-@pytest.mark.parametrize("cut", CUTS)
-@pytest.mark.parametrize("recompute", ["none", "full"])
-@pytest.mark.parametrize("schedule", ["1f1b", "zb_h1", "zb_v", "interleaved_zb"])
+@every_pair({"schedule": ["1f1b", "zb_h1", "zb_v", "interleaved_zb"], "recompute": ["none", "full"], "cut": list(CUTS)})
 def test_the_allocators_replay_ends_empty(schedule: str, recompute: str, cut: str, replays: list[Replay]) -> None:
     """Passes and gathers take blocks and free them all, however passes are cut: as much is allocated when the replay
     ends as before the first pass."""
