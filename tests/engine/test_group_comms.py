@@ -11,14 +11,14 @@ from simulator.costs import Costs
 from simulator.engine import Placed
 from simulator.engine.group_comms import chosen_patterns, group_comms
 from simulator.network.collectives import choose
-from tests.cluster.test_alike import CLUSTERS, ten_nodes
 from tests.support.programs import comm_called
+from tests.support.ten_nodes import BREAKS, ten_nodes
 from tests.support.transfers import at_once
 
 COSTS = Costs.from_profile(load_profile("a100-sxm-80gb"))
 
 
-@pytest.mark.parametrize("overrides", CLUSTERS.values(), ids=CLUSTERS)
+@pytest.mark.parametrize("overrides", BREAKS.values(), ids=BREAKS)
 def test_the_chosen_pattern_is_the_fastest_of_each_group_alone(overrides: list[dict[str, Any]]) -> None:
     """Four GPUs of each of ten nodes are a tp group, and those of two nodes in a row a dp group: 15 groups.
 
