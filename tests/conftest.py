@@ -8,6 +8,10 @@ import signal
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
+# As many tests run at once as there are cores. PyTorch's threads for each core would spin and wait for one another, in
+# the processes that tests start too.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 # pytest-xdist tells its workers how wide the terminal is; output is read here as a pipe that nobody has told.
 os.environ.pop("COLUMNS", None)
 

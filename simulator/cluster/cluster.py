@@ -273,12 +273,14 @@ class Cluster:
     def node_kinds(self) -> tuple[int, ...]:
         """Number of every node's kind: nodes of a kind share a layout, hang on the same switches, and are as fast.
 
-        What moves between nodes then crosses the same trunks, and links of the same positions inside the nodes.
+        What moves between nodes then crosses the same trunks, and links of the same positions inside the nodes. Their
+        NVSwitches sum up, or none of them do.
         """
         numbers: dict[object, int] = {}
         ends = [*self.first_link[1:], len(self.links) - len(self.trunks)]
-        nodes = zip(self.layouts, self.switches.leaves, self.first_link, ends, strict=True)
-        keys = [(layout, leaves, self.bandwidths_Bps[low:high].tobytes()) for layout, leaves, low, high in nodes]
+        sums = [self.spec.node_at(node).nvlink.sharp for node in range(self.n_nodes)]
+        nodes = zip(self.layouts, self.switches.leaves, sums, self.first_link, ends, strict=True)
+        keys = [(*alike, self.bandwidths_Bps[low:high].tobytes()) for *alike, low, high in nodes]
         return tuple([numbers.setdefault(key, len(numbers)) for key in keys])
 
     @cached_property

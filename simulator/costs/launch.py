@@ -78,11 +78,11 @@ def issued(op: Compute | Comm, phase: str = "") -> dict[str, int]:
     around its core, has one attention to run again, with which it is counted: its kernel or its softmax.
     """
     if isinstance(op, Collective) and op.hooks:
-        return {_comm_kind(op): 1, "hook": op.hooks}
+        return {comm_kind(op): 1, "hook": op.hooks}
     if isinstance(op, RecordedWork):
         return {}
     if isinstance(op, Comm):
-        return {_comm_kind(op): 1}
+        return {comm_kind(op): 1}
     if op.phase == "O":
         return _optimizer_launches(op.kernel)
     way = "forward" if op.phase in ("F", "R") else "backward"
@@ -126,7 +126,7 @@ def _class(kernel: Kernel) -> str:
     return "other"
 
 
-def _comm_kind(op: Comm) -> str:
+def comm_kind(op: Comm) -> str:
     """Return the kind of work that the host has with a communication."""
     if isinstance(op, PointToPoint):
         return "p2p"

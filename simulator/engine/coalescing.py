@@ -53,7 +53,8 @@ class CoalescedBlocks:
         self._counts = counts
         self._coalesce = coalesce
         self._lanes_of_axis = [_lanes_of_axis(role) for role in roles]
-        self._labels = [{lane: {step.label for step in steps} for lane, steps in role.lanes.items()} for role in roles]
+        self._roles = roles
+        self._labels: dict[tuple[int, str], set[str]] = {}
         self._other_lanes: dict[tuple[int, int], tuple[str, ...]] = {}
         self._prepared: dict[tuple[int, int, str, frozenset[str]], PreparedBlock] = {}
 
@@ -62,7 +63,7 @@ class CoalescedBlocks:
         key = rank.number, id(block)
         if key not in self._other_lanes:
             self._other_lanes[key] = self.lanes_that_meet(rank.placed, lane, block)
-        labels = self._labels[rank.role][lane]
+        labels = self._labels_of(rank.role, lane)
         idle = frozenset([other for other in self._other_lanes[key] if rank.is_idle_until(other, labels)])
         prepared = self._prepared.get((*key, phase, idle))
         if prepared is None:
@@ -72,7 +73,13 @@ class CoalescedBlocks:
 
     def add_steps(self, role: int, lane: str, steps: Sequence[Step]) -> None:
         """Let a lane of a role have further steps."""
-        self._labels[role][lane].update(step.label for step in steps)
+        self._labels_of(role, lane).update(step.label for step in steps)
+
+    def _labels_of(self, role: int, lane: str) -> set[str]:
+        """Return the labels of all steps of a lane."""
+        if (role, lane) not in self._labels:
+            self._labels[role, lane] = {step.label for step in self._roles[role].lanes[lane]}
+        return self._labels[role, lane]
 
     def finish(self) -> None:
         """Add to the records of traffic what the collectives of known length have moved."""
@@ -124,6 +131,6 @@ class CoalescedBlocks:
 def _lanes_of_axis(role: Role) -> dict[str, set[str]]:
     """Return for each axis the lanes of a role that communicate on it, now or in extensions."""
     lanes: dict[str, set[str]] = {}
-    for lane, comm in role.comms():
+    for lane, comm in role.comms:
         lanes.setdefault(comm.axis, set()).add(lane)
     return lanes

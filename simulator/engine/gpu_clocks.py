@@ -19,7 +19,7 @@ from simulator.engine.placement import Placed
 from simulator.engine.recorder import GpuClocks, RecordedSpans, SpanTimes
 from simulator.engine.representatives import Representatives
 from simulator.engine.templates import TemplateStore
-from simulator.program import Block, kernels_of
+from simulator.program import Block, Kernel, kernels_of
 
 #: Clocks that change by less have settled: a product then takes a quarter of a percent more or less.
 SETTLED = 0.005
@@ -29,6 +29,7 @@ MOST_PLAYS = 8
 def first_clocks(placed: Placed, cluster: Cluster) -> GpuClocks:
     """Return the clocks of a step without communication and waiting, where costs know of a power limit."""
     loads_of_block: dict[tuple[int, str], Loads] = {}
+    loads_of_kernel: dict[tuple[int, str], Loads] = {}
 
     def clock_hz(role: int, gpu: str) -> float | None:
         costs = placed.costs.for_gpu(gpu)
@@ -40,7 +41,7 @@ def first_clocks(placed: Placed, cluster: Cluster) -> GpuClocks:
             if isinstance(step.op, Block):
                 key = id(step.op), gpu
                 if key not in loads_of_block:
-                    loads_of_block[key] = _loads(step.op, costs, power.highest_hz)
+                    loads_of_block[key] = _loads(step.op, costs, power.highest_hz, loads_of_kernel)
                 loads.add_all(loads_of_block[key])
         length_s = sum(loads.seconds.values())
         drawn = Drawn(0.0, length_s, loads.seconds, loads.drawing_s)
@@ -109,11 +110,21 @@ def settled_clocks(before: GpuClocks, after: GpuClocks) -> GpuClocks:
     return before if all(a is None or b is None or abs(a - b) <= SETTLED * a for a, b in pairs) else after
 
 
-def _loads(block: Block, costs: Costs, clock_hz: float) -> Loads:
-    """Add up what the kernels of ``block`` draw at a clock."""
+def _loads(block: Block, costs: Costs, clock_hz: float, by_kernel: dict[tuple[int, str], Loads]) -> Loads:
+    """Add up what the kernels of ``block`` draw at a clock; kernels, by id and GPU, are shared by layers and blocks."""
     loads = Loads()
     for compute in (compute for op in block.ops for compute in kernels_of(op)):
-        if (kind := load_class(compute.kernel)) is not None:
-            seconds = costs.kernel_s(compute.kernel, costs.gpu, clock_hz)
-            loads.add(kind, seconds, seconds * costs.intensity(compute.kernel))
+        key = id(compute.kernel), costs.gpu
+        if key not in by_kernel:
+            by_kernel[key] = _loads_of_kernel(compute.kernel, costs, clock_hz)
+        loads.add_all(by_kernel[key])
+    return loads
+
+
+def _loads_of_kernel(kernel: Kernel, costs: Costs, clock_hz: float) -> Loads:
+    """Return what a kernel draws at a clock, if anything."""
+    loads = Loads()
+    if (kind := load_class(kernel)) is not None:
+        seconds = costs.kernel_s(kernel, costs.gpu, clock_hz)
+        loads.add(kind, seconds, seconds * costs.intensity(kernel))
     return loads

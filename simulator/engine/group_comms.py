@@ -14,7 +14,7 @@ from simulator.cluster.link import Spread
 from simulator.costs import Costs
 from simulator.engine.placement import Placed
 from simulator.network import hosts
-from simulator.network.collectives import choose, patterns
+from simulator.network.collectives import choose, patterns, seats_alike
 from simulator.network.direct import ByteShares
 from simulator.network.pattern import Pattern
 from simulator.program import AXES, AllToAll, Collective, Comm, HostOperation, PointToPoint, RecordedWork, axis_of
@@ -94,11 +94,11 @@ class GroupComm:
         """Return the costs that hold between the GPUs that take part."""
         return jobs[self.job].costs.among(cluster.gpu_types(self.ends))
 
-    def patterns(self, cluster: Cluster) -> tuple[Pattern, ...]:
-        """Return the algorithms that could do it; none where nothing moves."""
+    def patterns(self, cluster: Cluster, algorithm: str = "") -> tuple[Pattern, ...]:
+        """Return the algorithms that could do it, or the one that is named; none where nothing moves."""
         if isinstance(self.comm, RecordedWork):
             return ()
-        return patterns(self.op, self.ends, cluster, algorithm_of(self.comm), shares_of(self.comm))
+        return patterns(self.op, self.ends, cluster, algorithm or algorithm_of(self.comm), shares_of(self.comm))
 
 
 def group_comms(jobs: Sequence[Placed], cluster: Cluster) -> list[GroupComm]:
@@ -113,7 +113,7 @@ def _comms_of_job(job: int, placed: Placed, cluster: Cluster) -> list[GroupComm]
     comms_of_role: list[list[tuple[Comm, tuple[object, ...], int]]] = []
     for role in program.roles:
         comms = dict.fromkeys(
-            _anonymous(comm) for comm in {_network_key(comm): comm for _, comm in role.comms()}.values()
+            _anonymous(comm) for comm in {_network_key(comm): comm for _, comm in role.comms}.values()
         )
         specs = {comm: spec_of(comm, -1) for comm in comms}
         comms_of_role.append([(comm, spec, numbers.setdefault(spec, len(numbers))) for comm, spec in specs.items()])
@@ -178,18 +178,29 @@ class LinkLoads:
 def chosen_patterns(jobs: Sequence[Placed], cluster: Cluster, comms: Sequence[GroupComm]) -> list[Pattern | None]:
     """Return the pattern of every collective; None for sends, and in groups of one.
 
-    Alike collectives of alike groups follow patterns of one number among those that are possible.
+    Alike collectives of alike groups follow patterns of one number among those that are possible. Of groups that sit
+    alike in nodes of one kind, only the first has all of its patterns worked out, and each other the chosen one.
     """
     numbers: dict[object, int] = {}
+    algorithm_of_alike: dict[object, str] = {}
     chosen: list[Pattern | None] = []
     for item in comms:
-        candidates = () if item.op == "send" else item.patterns(cluster)
-        costs = item.costs(jobs, cluster)
+        if item.op == "send" or len(item.ends) == 1:
+            chosen.append(None)
+            continue
+        alike = (item.job, item.op, item.spec, seats_alike(cluster, item.ends))
+        if alike in algorithm_of_alike:
+            chosen += item.patterns(cluster, algorithm_of_alike[alike])
+            continue
+        candidates, costs = item.patterns(cluster), item.costs(jobs, cluster)
         key = (item.op, item.comm.nbytes, tuple([pattern.timing for pattern in candidates]), costs.gpu)
-        if candidates and key not in numbers:
+        if key not in numbers:
             fastest = choose(item.op, candidates, item.comm.nbytes, costs)
             numbers[key] = next(i for i, pattern in enumerate(candidates) if pattern is fastest)
-        chosen.append(candidates[numbers[key]] if candidates else None)
+        pattern = candidates[numbers[key]]
+        chosen.append(pattern)
+        # Uneven bytes have one algorithm, which has no name to ask for.
+        algorithm_of_alike[alike] = pattern.algorithm if shares_of(item.comm) == ByteShares() else ""
     return chosen
 
 

@@ -146,7 +146,7 @@ class _GrowingRole:
         self.shares = {lane: [LaneShare(0, 0, steps, 0.0, {})] for lane, steps in role.lanes.items()}
         self._name = role.name
         self._kinds = kinds
-        self._declared = {_declaration(lane, comm) for lane, comm in role.comms()}
+        self._declared = {_declaration(lane, comm) for lane, comm in role.comms}
         self._checked: set[tuple[str, int]] = set()
         compute = role.lanes.get(COMPUTE_LANE, ())
         self._computed = {step.label for step in compute}

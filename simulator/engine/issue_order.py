@@ -11,7 +11,7 @@ from typing import NamedTuple, cast
 
 from simulator.cluster import Gpu
 from simulator.costs import Costs, launch
-from simulator.program import COMPUTE_LANE, Comm, Compute, Role, Step
+from simulator.program import COMPUTE_LANE, Collective, Comm, Compute, Role, Step
 
 
 class HostSpeeds(NamedTuple):
@@ -27,6 +27,8 @@ class HostSpeeds(NamedTuple):
 
     def seconds(self, costs: Costs, phase: str, kinds: Mapping[str, int]) -> float:
         """Return the host's seconds for a number of each kind (`simulator.costs.launch`) in a step of this phase."""
+        if not kinds:
+            return 0.0
         return sum(
             costs.launched_s({kind: n}) / (self.autograd if launch.by_autograd(phase, kind) else self.main)
             for kind, n in kinds.items()
@@ -67,12 +69,12 @@ def host_work(
     """
     compute, positions = role.lanes.get(COMPUTE_LANE, ()), _compute_positions(role)
     starts = [speeds.seconds(costs, step.phase, kinds) for step, kinds in _starts(role, earlier.last)]
-    seconds: dict[tuple[tuple[tuple[str, int], ...], str], float] = {}
+    seconds: dict[tuple[str, int, str], float] = {}
 
     def issue(step: Step, behind: int | None, before: int) -> tuple[str, float]:
         phase = _phase_of_pass(compute, before, behind, earlier)
         comm = cast(Comm, step.op)
-        key = tuple(launch.issued(comm).items()), phase
+        key = launch.comm_kind(comm), comm.hooks if isinstance(comm, Collective) else 0, phase
         if key not in seconds:
             seconds[key] = speeds.issue_s(costs, comm, phase)
         return step.label if behind is not None else "", seconds[key]

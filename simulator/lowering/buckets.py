@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import groupby
 from typing import NamedTuple
 
 from simulator.models import Op, Part
 from simulator.operations.weights import Weight, elements, trained
-from simulator.program import Block, Step, kernels_of
+from simulator.program import Block, Step, kernels_of, reordered
 
 
 class Mark(NamedTuple):
@@ -110,19 +110,19 @@ def pieces(step: Step, blocks: Sequence[Block]) -> list[Step]:
     for.
     """
     cut = [
-        replace(
+        reordered(
             step,
+            (),
             label=f"{step.label}.{number}",
             op=block,
-            after=(),
             part=f"{step.part}.{number}",
             alloc_bytes=0.0,
             free_bytes=0.0,
         )
         for number, block in enumerate(blocks)
     ]
-    cut[0] = replace(cut[0], after=step.after, alloc_bytes=step.alloc_bytes)
-    cut[-1] = replace(cut[-1], label=step.label, free_bytes=step.free_bytes)
+    cut[0] = reordered(cut[0], step.after, alloc_bytes=step.alloc_bytes)
+    cut[-1] = reordered(cut[-1], cut[-1].after, label=step.label, free_bytes=step.free_bytes)
     return cut
 
 

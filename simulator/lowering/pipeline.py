@@ -1,6 +1,6 @@
 """A schedule's actions become lanes: pure passes add sends and receives.
 
-A schedule says only what each rank computes. `transfers` derives the results that have to travel from the one rule of
+A schedule says only what each rank computes. `hand_overs` derives the results that have to travel from the one rule of
 dependence. `lower` posts their sends and receives in one of four ways.
 
 `_as_written`: a schedule's file says when each is posted.
@@ -12,66 +12,20 @@ of single transfers without overlap.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import cast
 
+from simulator.lowering.hand_overs import DIRECTION, RECV, SEND, HandOver, Sources, flat, joined, sources_in, transfers
 from simulator.lowering.lanes import PIPELINE_LANE, Lanes
-from simulator.program import COMPUTE_LANE, Axis, Batch, PointToPoint, PointToPointKind, Purpose, Step, reordered
-from simulator.schedules import Action, Cell, Order, Post, Schedule, Slot, requires
-
-SEND, RECV = PointToPointKind.SEND, PointToPointKind.RECV
+from simulator.program import COMPUTE_LANE, Batch, PointToPoint, PointToPointKind, Step, reordered
+from simulator.schedules import Action, Cell, Order, Post, Schedule, Slot
 
 #: A rank, an end of its transfers, and their direction.
 End = tuple[int, PointToPointKind, str]
-
-_DIRECTION = {"F": "fwd", "B": "bwd", "I": "bwd"}
-#: Kind of the action -> name of its result in torch's text form.
-_RESULT = {"F": "F", "B": "B", "I": "B"}
-
-
-@dataclass(frozen=True)
-class HandOver:
-    """The result of ``source``, made on pipeline rank ``sender``, travels to ``target`` on rank ``receiver``.
-
-    It is sent once ``sent_after`` has ended, and ``awaited_by`` does not start before it has come. These are ``source``
-    and ``target``, or the passes that have them as parts.
-    """
-
-    source: Action
-    target: Action
-    sender: int
-    receiver: int
-    sent_after: Action
-    awaited_by: Action
-
-    def comm(self, op: PointToPointKind, nbytes: float, *, name_peer: bool = False) -> PointToPoint:
-        """Return one end of the transfer; both ends carry the source action as their tag."""
-        peer = self.peer(op)
-        name = f"{op}_{_DIRECTION[self.source.kind]}" + (f"_{peer}" if name_peer else "")
-        return PointToPoint(name, op, nbytes, Axis.PP, Purpose.PIPELINE, peer=peer, tag=str(self.source))
-
-    def rank(self, op: PointToPointKind) -> int:
-        """Return the pipeline rank that calls this end."""
-        return self.sender if op == SEND else self.receiver
-
-    def peer(self, op: PointToPointKind) -> int:
-        """Return the pipeline rank that calls the other end."""
-        return self.receiver if op == SEND else self.sender
-
-    def label(self, op: PointToPointKind) -> str:
-        """Return the name in ``torch.distributed.pipelining``: 0SEND_F3, 1RECV_F3."""
-        stage = self.source.stage if op == SEND else self.target.stage
-        return f"{stage}{op.upper()}_{_RESULT[self.source.kind]}{self.source.microbatch}"
-
-
 #: A hand-over, and the end of it that a rank posts.
 PostedEnd = tuple[HandOver, PointToPointKind]
-
-
-def flat(slots: list[Slot]) -> list[Action]:
-    """Return the actions of a rank without its slots."""
-    return [action for slot in slots for action in slot]
 
 
 def whole_at_first(order: Order, schedule: Schedule, n_stages: int) -> tuple[Order, Schedule]:
@@ -96,33 +50,6 @@ def whole_at_first(order: Order, schedule: Schedule, n_stages: int) -> tuple[Ord
     return [[slot for slot in map(run, slots) if slot] for slots in order], schedule
 
 
-def transfers(order: Order, schedule: Schedule, n_stages: int) -> list[HandOver]:
-    """Return the results that have to travel between ranks, in the order in which each sender makes them."""
-    p = len(order)
-    targets: dict[Action, list[Action]] = {}
-    for target, sources in _sources(order, n_stages).items():
-        for source in sources:
-            targets.setdefault(source, []).append(target)
-    return [
-        HandOver(source, target, rank, receiver, source, target)
-        for rank, slots in enumerate(order)
-        for slot in slots
-        for source in slot
-        for target in targets.get(source, ())
-        if (receiver := schedule.rank_of(target.stage, p)) != rank
-    ]
-
-
-def _sources(order: Order, n_stages: int) -> dict[Action, list[Action]]:
-    """Return, for each action, the actions of ``order`` whose results it needs."""
-    present = {action for slots in order for action in flat(slots)}
-    return {
-        action: [source for need in requires(action, n_stages) for source in need if source in present]
-        for slots in order
-        for action in flat(slots)
-    }
-
-
 def lower(
     order: Order,
     schedule: Schedule,
@@ -143,9 +70,10 @@ def lower(
     forward and a backward in one slot each wait for their own input, as torch runs them one after the other
     (``_step_microbatches``, OVERLAP_F_B). Both are sent after the last either way.
     """
-    hops = transfers(order, schedule, n_stages)
-    hops = _joined(order, hops, apart) if schedule.joined else hops
-    step_of = _after_late(order, n_stages, step_of)
+    sources_of = sources_in(order, n_stages)
+    hops = transfers(order, schedule, sources_of)
+    hops = joined(order, hops, apart) if schedule.joined else hops
+    step_of = _after_late(order, sources_of, step_of)
     if schedule.rows is not None:
         return _as_written(schedule.rows, hops, nbytes, step_of, overlap=overlap, batched=batched)
     if overlap and not schedule.posts_ahead:
@@ -153,34 +81,23 @@ def lower(
     batching = schedule.batching(len(order), len({action.microbatch for action in flat(order[0])}))
     if overlap or batching == "single":
         passes: Order = order if schedule.joined else [[(action,) for action in flat(slots)] for slots in order]
-        return _one_by_one(passes, hops, n_stages, nbytes, step_of, overlap=overlap, batched=batched)
+        return _one_by_one(passes, hops, sources_of, nbytes, step_of, overlap=overlap, batched=batched)
     return _blocking(order, hops, batching, nbytes, step_of)
 
 
-def _joined(order: Order, hops: list[HandOver], apart: bool) -> list[HandOver]:
-    """Return the hand-overs where a slot is one pass.
-
-    Its first action awaits all that it needs, unless ``apart``; results are sent after the last.
-    """
-    first, last = ({action: slot[end] for slots in order for slot in slots for action in slot} for end in (0, -1))
-    return [
-        replace(hop, awaited_by=hop.target if apart else first[hop.target], sent_after=last[hop.source]) for hop in hops
-    ]
-
-
-def _after_late(order: Order, n_stages: int, step_of: Callable[[Action], Step]) -> Callable[[Action], Step]:
+def _after_late(order: Order, sources_of: Sources, step_of: Callable[[Action], Step]) -> Callable[[Action], Step]:
     """Return ``step_of`` where an action also waits for results that its own rank computes only later.
 
     Such an order cannot be run, and the engine will say so. What ran before on the same lane needs no wait.
     """
     place = {action: (rank, at) for rank, slots in enumerate(order) for at, action in enumerate(flat(slots))}
     late: dict[Action, list[str]] = {}
-    for action, sources in _sources(order, n_stages).items():
+    for action, sources in sources_of.items():
         rank, at = place[action]
         for source in sources:
             if place[source][0] == rank and place[source][1] > at:
                 late.setdefault(action, []).append(str(source))
-    return lambda action: _wait(step_of(action), late.get(action, []))
+    return (lambda action: _wait(step_of(action), late.get(action, []))) if late else step_of
 
 
 def _as_it_comes(order: Order, hops: list[HandOver], nbytes: float, step_of: Callable[[Action], Step]) -> list[Lanes]:
@@ -200,9 +117,8 @@ def _as_it_comes(order: Order, hops: list[HandOver], nbytes: float, step_of: Cal
     several = _several_peers(hops)
     for hop in hops:
         for op, after in ((SEND, (str(hop.sent_after),)), (RECV, ())):
-            step = _alone(hop, op, nbytes, after, several)
-            comm = replace(cast(PointToPoint, step.op), as_it_comes=op == RECV)
-            lanes[hop.rank(op)].setdefault(comm.lane, []).append(replace(step, op=comm))
+            step = _alone(hop, op, nbytes, after, several, as_it_comes=op == RECV)
+            lanes[hop.rank(op)].setdefault(cast(PointToPoint, step.op).lane, []).append(step)
     return lanes
 
 
@@ -233,9 +149,7 @@ def _as_written(
                 _post_one(lanes, hop, op, nbytes, several, overlap=overlap, batched=batched)
                 continue
             for action in cell:
-                waits = dict.fromkeys(
-                    [step.label for step in lanes.get(PIPELINE_LANE, ())[-1:]] + needs.get(action, [])
-                )
+                waits = dict.fromkeys([*_last(lanes, PIPELINE_LANE), *needs.get(action, [])])
                 lanes[COMPUTE_LANE].append(_wait(step_of(action), list(waits)))
         written.append(lanes)
     return written
@@ -258,13 +172,13 @@ def _post_one(
     for the receives before it and holds none up: NCCL's buffers take it. On four H200s sends last 0.07 to 0.2 ms, while
     their receives begin up to 22 ms later (calibration/results/runs).
     """
-    after = tuple(step.label for step in lanes[COMPUTE_LANE][-1:])
+    after = _last(lanes, COMPUTE_LANE)
     if not overlap:
         lanes.setdefault(PIPELINE_LANE, []).append(_post([(hop, op)], nbytes, after))
         return
     lane = f"pp_{hop.peer(op)}"
     if batched and op == SEND:
-        after += tuple(step.label for step in lanes.get("pp_recv", ())[-1:])
+        after += _last(lanes, "pp_recv")
     elif batched:
         lane = "pp_recv"
     lanes.setdefault(lane, []).append(_alone(hop, op, nbytes, after, several))
@@ -276,9 +190,12 @@ def _alone(
     nbytes: float,
     after: tuple[str, ...],
     several: set[End],
+    *,
+    as_it_comes: bool = False,
 ) -> Step:
     """Return one end of ``hop`` as a step, named by its neighbour where the rank has several."""
-    comm = hop.comm(op, nbytes, name_peer=(hop.rank(op), op, _DIRECTION[hop.source.kind]) in several)
+    name_peer = (hop.rank(op), op, DIRECTION[hop.source.kind]) in several
+    comm = hop.comm(op, nbytes, name_peer=name_peer, as_it_comes=as_it_comes)
     return Step(hop.label(op), comm, after, microbatch=hop.source.microbatch, stage=hop.source.stage)
 
 
@@ -286,15 +203,15 @@ def _several_peers(hops: list[HandOver]) -> set[End]:
     """Return the (rank, op, direction) with more than one neighbour, as in a V. Their lanes name the neighbour."""
     peers: dict[End, set[int]] = {}
     for hop in hops:
-        for op in PointToPointKind:
-            peers.setdefault((hop.rank(op), op, _DIRECTION[hop.source.kind]), set()).add(hop.peer(op))
+        for op in (SEND, RECV):
+            peers.setdefault((hop.rank(op), op, DIRECTION[hop.source.kind]), set()).add(hop.peer(op))
     return {end for end, neighbours in peers.items() if len(neighbours) > 1}
 
 
 def _one_by_one(
     order: Order,
     hops: list[HandOver],
-    n_stages: int,
+    sources_of: Sources,
     nbytes: float,
     step_of: Callable[[Action], Step],
     *,
@@ -314,31 +231,30 @@ def _one_by_one(
     for hop in hops:
         sends.setdefault(hop.sent_after, []).append(hop)
         receives.setdefault(hop.awaited_by, []).append(hop)
-    sources = _sources(order, n_stages)
-    queues = [list(slots) for slots in order]
+    queues = [deque(slots) for slots in order]
     lanes: list[Lanes] = [{COMPUTE_LANE: []} for _ in order]
     several = _several_peers(hops)
     done: set[Action] = set()
 
     def run(rank: int, action: Action) -> None:
-        waits = [step.label for step in lanes[rank].get(PIPELINE_LANE, ())[-1:]]
+        waits = list(_last(lanes[rank], PIPELINE_LANE))
         waits += [hop.label(RECV) for hop in receives.get(action, ()) if overlap or hop.source not in done]
         lanes[rank][COMPUTE_LANE].append(_wait(step_of(action), waits))
         done.add(action)
         for hop in sends.get(action, ()):
-            for op in PointToPointKind:
+            for op in (SEND, RECV):
                 _post_one(lanes[hop.rank(op)], hop, op, nbytes, several, overlap=overlap, batched=batched)
 
     moving = True
     while moving:
         moving = False
         for rank, queue in enumerate(queues):
-            if queue and all(need in done or need in queue[0] for action in queue[0] for need in sources[action]):
-                for action in queue.pop(0):
+            if queue and all(need in done or need in queue[0] for action in queue[0] for need in sources_of[action]):
+                for action in queue.popleft():
                     run(rank, action)
                 moving = True
     for rank, queue in enumerate(queues):
-        for action in flat(queue):
+        for action in flat(list(queue)):
             run(rank, action)
     return lanes
 
@@ -389,6 +305,12 @@ def _post(ends: list[PostedEnd], nbytes: float, after: tuple[str, ...]) -> Step:
     """Return the step that posts ``ends`` together, after some steps."""
     label = "+".join(hop.label(op) for hop, op in ends)
     return Step(label, Batch(tuple(hop.comm(op, nbytes) for hop, op in ends)), after)
+
+
+def _last(lanes: Lanes, lane: str) -> tuple[str, ...]:
+    """Return the label of the last step of a lane so far, if any."""
+    steps = lanes.get(lane)
+    return (steps[-1].label,) if steps else ()
 
 
 def _wait(step: Step, labels: list[str]) -> Step:

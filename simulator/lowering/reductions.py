@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
+from typing import NamedTuple
 
 from simulator.config import Workload
 from simulator.lowering.host_copies import gradients_to_host
@@ -12,6 +13,14 @@ from simulator.lowering.sharding import gradient_bytes, leaving, named_by_axis, 
 from simulator.operations.weights import Weight, elements
 from simulator.program import Collective, CollectiveKind, Purpose, Step
 from simulator.units import DTYPE_BYTES
+
+
+class LeavingGradients(NamedTuple):
+    """Gradients that leave the GPU over an axis: their number, and the bytes of `gradient_bytes`."""
+
+    axis: str
+    n_elements: int
+    nbytes: float
 
 
 class Reductions:
@@ -31,17 +40,18 @@ class Reductions:
         #: Per set of gradients that every micro-batch makes: the step after which the host has those made so far.
         self._on_host: dict[tuple[int, int, str], str] = {}
         self._sets_of_pass: Counter[tuple[str, str]] = Counter()
+        #: Of weights, kept so that no others have their id: what leaves of them.
+        self._leaving: dict[int, tuple[Sequence[Weight], list[LeavingGradients]]] = {}
 
-    def add(self, label: str, weights: Iterable[Weight], after: Sequence[str], like: Step | None = None) -> None:
+    def add(self, label: str, weights: Sequence[Weight], after: Sequence[str], like: Step | None = None) -> None:
         """Reduce the gradients of ``weights`` once the steps ``after`` have ended, for the pass ``like`` if any."""
         workload, parallelism = self._workload, self._workload.parallelism
         first_steps: list[str] = []
-        for axis, group in leaving(parallelism, weights).items():
-            named, count = named_by_axis(label, axis), elements(group)
+        for axis, count, whole_bytes in self._leaving_of(weights):
+            named, freed_bytes = named_by_axis(label, axis), whole_bytes
             if parallelism.server_count:
                 self.steps += exchange(workload, named, axis, count, tuple(after))
                 continue
-            freed_bytes = gradient_bytes(workload, group)
             steps = reduce_steps(workload, named, axis, count, after, freed_bytes)
             first_steps += [step.label for step in steps[:1]]
             if parallelism.offload.optimizer != "none":
@@ -52,6 +62,16 @@ class Reductions:
             self.steps += [part_of_pass(step, like) for step in steps]
         if first_steps:
             self._first_steps.append(tuple(first_steps))
+
+    def _leaving_of(self, weights: Sequence[Weight]) -> list[LeavingGradients]:
+        """Return what leaves of ``weights``, axis by axis; those of a bucket are reduced in many micro-batches."""
+        if id(weights) not in self._leaving:
+            groups = leaving(self._workload.parallelism, weights).items()
+            left = [
+                LeavingGradients(axis, elements(group), gradient_bytes(self._workload, group)) for axis, group in groups
+            ]
+            self._leaving[id(weights)] = weights, left
+        return self._leaving[id(weights)][1]
 
     def waits(self, *, all_done: bool = False) -> tuple[str, ...]:
         """Return the labels that the next pass has to wait for; ``all_done``: of the youngest reduction too."""

@@ -14,12 +14,11 @@ all-reduced across, as often as they are reduced at all; parameters are gathered
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 
 from simulator.config import Parallelism, Workload
 from simulator.lowering.host_copies import fetch_parameters
 from simulator.operations.weights import Weight, by_axis, elements_by_axis, gathered_weight_bytes, trained, weight_bytes
-from simulator.program import Collective, CollectiveKind, Purpose, Step
+from simulator.program import Collective, CollectiveKind, Purpose, Step, reordered
 from simulator.units import DTYPE_BYTES
 
 
@@ -114,7 +113,7 @@ def _hooks(workload: Workload, weights: Sequence[Weight]) -> int:
 
 def part_of_pass(step: Step, like: Step | None) -> Step:
     """Return ``step`` with the micro-batch and the stage of the pass ``like``, if there is one."""
-    return replace(step, microbatch=like.microbatch, stage=like.stage) if like else step
+    return reordered(step, step.after, microbatch=like.microbatch, stage=like.stage) if like else step
 
 
 def named_by_axis(label: str, axis: str) -> str:

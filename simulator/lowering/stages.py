@@ -8,8 +8,19 @@ from simulator.config import Workload
 from simulator.lowering.buckets import Mark, gradients_complete, weights_used
 from simulator.lowering.fsdp_copies import copies_after, with_copies
 from simulator.lowering.stage_variants import StageVariants, Variant
-from simulator.models import Op, Part, PassBytes, Seat, Turn, activation_bytes, pass_bytes
-from simulator.program import Axis, Block, Collective, CollectiveKind, Compute, Fixed, Purpose, Step, StepPhase
+from simulator.models import Op, Part, Seat, Turn, activation_bytes, pass_bytes
+from simulator.program import (
+    Axis,
+    Block,
+    Collective,
+    CollectiveKind,
+    Compute,
+    Fixed,
+    Purpose,
+    Step,
+    StepPhase,
+    reordered,
+)
 from simulator.schedules import Action
 
 #: The kernel of a pass whose stage has none for it: an embedding alone has no input gradient, nor have frozen layers.
@@ -27,19 +38,23 @@ class Stages:
             stage: chunk for rank in range(parallelism.pp) for chunk, stage in enumerate(parallelism.stages_of(rank))
         }
         self._blocks: dict[tuple[object, ...], Block] = {}
-        self._pass_of: dict[Variant, tuple[Block, PassBytes]] = {}
+        self._pass_of: dict[Variant, Step] = {}
         self._pieces_of: dict[Variant, list[tuple[int, Block]]] = {}
 
     def step(self, action: Action) -> Step:
         """Return the compute step of an action, with the bytes held and given back."""
         variant = self.variants.variant(action.stage, action.kind, action.microbatch)
         if variant not in self._pass_of:
-            parts = self.variants.parts_in(variant)
-            self._pass_of[variant] = self._block(action.stage, action.kind, parts), pass_bytes(parts, action.kind)
-        block, moved = self._pass_of[variant]
+            self._pass_of[variant] = self._pass(action, variant)
+        return reordered(self._pass_of[variant], (), label=str(action), microbatch=action.microbatch)
+
+    def _pass(self, action: Action, variant: Variant) -> Step:
+        """Return the compute step of an action, which those of its variant are but for label and micro-batch."""
+        parts = self.variants.parts_in(variant)
+        moved = pass_bytes(parts, action.kind)
         return Step(
             str(action),
-            block,
+            self._block(action.stage, action.kind, parts),
             phase=StepPhase(action.kind),
             microbatch=action.microbatch,
             stage=action.stage,
@@ -80,12 +95,18 @@ class Stages:
         """Return the pass of one part after the first ops of ``step``; equal ones are one block."""
         key = ("part", step.phase, n_before, tuple(ops), id(part))
         if key not in self._blocks:
-            block, _ = self._pass_of[self.variants.variant_of_step(step)]
+            block = self._block_of(step)
             self._blocks[key] = Block(f"{step.phase} {part.name}", (*block.ops[:n_before], *ops))
         return self._blocks[key]
 
     def _n_ops(self, step: Step) -> int:
-        return len(self._pass_of[self.variants.variant_of_step(step)][0].ops)
+        return len(self._block_of(step).ops)
+
+    def _block_of(self, step: Step) -> Block:
+        """Return the whole pass that ``step`` is, or is a piece of."""
+        block = self._pass_of[self.variants.variant_of_step(step)].op
+        assert isinstance(block, Block)
+        return block
 
     def _block(self, stage: int, kind: str, parts: tuple[Part, ...]) -> Block:
         """Return the block of a pass of ``parts``; equal ones are one block.

@@ -15,6 +15,8 @@ def repeated(lanes: Lanes, steps: int, microbatches: int) -> Lanes:
     Some work of a step is left to be done beside the next one, such as gathering parameters. It begins when the
     computation of the step before has ended. The computation of the next step waits for all other work of the step.
     """
+    if steps == 1:
+        return lanes
     row: Lanes = {lane: [] for lane in lanes}
     ends = lanes[COMPUTE_LANE][-1].label
     closing = _closing(lanes, ends)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple
 
 from simulator.models.adapters import tuned
@@ -70,22 +71,22 @@ class Part:
             case _:
                 return self.weight_grad
 
-    @property
+    @cached_property
     def saved_bytes(self) -> float:
         """Bytes held from forward to backward, per micro-batch."""
         return sum(tensor.nbytes for tensor in self.saved)
 
-    @property
+    @cached_property
     def workspace_bytes(self) -> float:
         """Extra bytes held only while this part's backward pass, with its recomputation, runs."""
         return sum(tensor.nbytes for tensor in self.recomputed) + self.grad_bytes
 
-    @property
+    @cached_property
     def held_bytes(self) -> float:
         """Bytes held from the input gradient to the weight gradient, per micro-batch."""
         return sum(tensor.nbytes for tensor in self.held_for_weights)
 
-    @property
+    @cached_property
     def input_workspace_bytes(self) -> float:
         """Extra bytes held only while this part's input gradient, with its recomputation, runs."""
         kept = {tensor.name for tensor in self.held_for_weights}

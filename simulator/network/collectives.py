@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 
 from simulator.cluster.cluster import Cluster
@@ -160,6 +160,15 @@ def patterns(
             raise refused[0]
         possible = cluster.memo[key] = tuple(strung)
     return possible
+
+
+def seats_alike(cluster: Cluster, ranks: tuple[int, ...]) -> Hashable:
+    """Return what groups share that sit alike in nodes of the same kinds, one by one.
+
+    They have the same patterns but for the links inside their nodes.
+    """
+    seats, nodes = _seated(cluster, ranks)
+    return seats, tuple([cluster.node_kinds[node] for node in nodes])
 
 
 def fastest(op: str, candidates: Sequence[Pattern], nbytes: float, costs: TransportCosts) -> Plan:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import ClassVar
@@ -232,6 +233,13 @@ class Batch:
     comms: tuple[PointToPoint, ...]
 
 
+def but_tag(comm: Comm) -> Hashable:
+    """Return a key that communication shares where it differs in the tag alone: programs have many transfers."""
+    if type(comm) is not PointToPoint:
+        return comm
+    return comm.name, comm.op, comm.nbytes, comm.axis, comm.purpose, comm.peer, comm.as_it_comes
+
+
 def comm_of(op: Collective | Beside) -> Collective:
     """Return the collective of a block's op that has one."""
     return op.comm if isinstance(op, Beside) else op
@@ -250,8 +258,4 @@ def kernels_of(op: Compute | Collective | Beside) -> tuple[Compute, ...]:
 
 def comms_of(op: Block | Comm | Batch) -> tuple[Comm, ...]:
     """Return the communication inside one step's operation, in order."""
-    match op:
-        case Comm():
-            return (op,)
-        case Batch() | Block():
-            return op.comms
+    return (op,) if isinstance(op, Comm) else op.comms

@@ -8,10 +8,12 @@ communication. Groups are named by axis (``tp``, ``dp``, ``pp`` ...), so that a 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
 
-from simulator.program.ops import Batch, Block, Comm, comms_of
+from simulator.program.ops import Batch, Block, Comm, but_tag, comms_of
 from simulator.program.vocabulary import StepPhase
 
 
@@ -40,19 +42,13 @@ class Step:
     workspace_bytes: float = 0.0
 
 
-def reordered(step: Step, after: tuple[str, ...], label: str | None = None, microbatch: int | None = None) -> Step:
-    """Return ``step`` after other steps, and under another label or for another micro-batch where these are not None.
+def reordered(step: Step, after: tuple[str, ...], **changes: Any) -> Step:
+    """Return ``step`` after other steps, and with further ``changes`` of its fields.
 
     It is as `dataclasses.replace`, in a fifth of the time: programs have hundreds of thousands of steps.
     """
     other = object.__new__(Step)
-    values = vars(other)
-    values.update(vars(step))
-    values["after"] = after
-    if label is not None:
-        values["label"] = label
-    if microbatch is not None:
-        values["microbatch"] = microbatch
+    vars(other).update(vars(step), after=after, **changes)
     return other
 
 
@@ -82,15 +78,19 @@ class Role:
             for index, step in enumerate(steps):
                 yield lane, index, step
 
-    def comms(self) -> Iterator[tuple[str, Comm]]:
-        """Yield all communication as (lane, communication), that of extensions too; what steps share comes once."""
+    @cached_property
+    def comms(self) -> tuple[tuple[str, Comm], ...]:
+        """All communication as (lane, communication), that of extensions too.
+
+        What steps share comes once, as do transfers that differ in their tags alone.
+        """
+        distinct: dict[Hashable, tuple[str, Comm]] = {}
         for lane, steps in self.lanes.items():
             for op in {id(step.op): step.op for step in steps}.values():
                 for comm in comms_of(op):
-                    yield lane, comm
-        for lane, comms in self.later.items():
-            for comm in comms:
-                yield lane, comm
+                    distinct.setdefault((lane, but_tag(comm)), (lane, comm))
+        declared = [(lane, comm) for lane, comms in self.later.items() for comm in comms]
+        return (*distinct.values(), *declared)
 
 
 @dataclass(frozen=True)

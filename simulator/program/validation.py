@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Hashable
+from typing import TypeVar
 
 from simulator.errors import SimulatorError
 from simulator.program.kernels import Attention, Fixed, GroupedMatmul, Matmul, Memory, Tiled
@@ -17,6 +19,7 @@ from simulator.program.ops import (
     HostOperation,
     PointToPoint,
     RecordedWork,
+    but_tag,
     comms_of,
     kernels_of,
 )
@@ -32,6 +35,8 @@ from simulator.program.vocabulary import (
     RecordedKind,
     axis_of,
 )
+
+T = TypeVar("T", bound=Hashable)
 
 #: Kind of operation -> the type that has its fields.
 COMM_TYPES: dict[CommKind, type[Collective] | type[PointToPoint] | type[HostOperation] | type[RecordedWork]] = {
@@ -68,8 +73,9 @@ def validate(program: Program, *, grows: bool = False) -> None:
     ranks_of: dict[int, list[int]] = {}
     for rank, role in enumerate(program.role_of):
         ranks_of.setdefault(role, []).append(rank)
+    checked: set[tuple[str, Hashable]] = set()
     for role, ranks in sorted(ranks_of.items()):
-        _validate_role(program, program.roles[role], ranks, grows)
+        _validate_role(program, program.roles[role], ranks, grows, checked)
 
 
 def _validate_groups(program: Program) -> None:
@@ -82,36 +88,56 @@ def _validate_groups(program: Program) -> None:
             raise ProgramError(f"{program.name}: axis '{axis}' names a rank outside 0..{program.n_ranks - 1}")
 
 
-def _validate_role(program: Program, role: Role, ranks: list[int], grows: bool) -> None:
+def _validate_role(
+    program: Program, role: Role, ranks: list[int], grows: bool, checked: set[tuple[str, Hashable]]
+) -> None:
+    """Raise unless the steps of a role are sound; operations that were ``checked`` on a lane are so for all roles."""
     where = f"{program.name}: role {role.name!r}"
     labels = _labels(where, role)
-    checked: set[tuple[str, int]] = set()
-    met: set[tuple[str, int | None]] = set()
-
-    def meet(at: str, comm: Comm) -> None:
-        ends = (comm.axis, comm.peer if isinstance(comm, PointToPoint) else None)
-        if ends not in met:
-            met.add(ends)
-            _validate_ends(at, program, comm, ranks)
-
+    memory: set[tuple[float, float, float]] = set()
+    ends: set[tuple[str, int | None]] = set()
+    ops: set[tuple[str, Hashable]] = set()
     for lane, _, step in role.steps():
-        for label in step.after:
-            if label not in labels and not grows:
-                raise ProgramError(f"{where}: step {step.label!r} waits for {label!r}, which does not exist")
-        validate_memory(where, step)
-        if (lane, id(step.op)) in checked:
+        if not grows and not labels.issuperset(step.after):
+            label = next(label for label in step.after if label not in labels)
+            raise ProgramError(f"{where}: step {step.label!r} waits for {label!r}, which does not exist")
+        if _is_new((step.alloc_bytes, step.free_bytes, step.workspace_bytes), memory):
+            validate_memory(where, step)
+        op = lane, _same_rules(step.op)
+        if not _is_new(op, ops):
             continue
-        checked.add((lane, id(step.op)))
-        validate_op(where, lane, step)
+        if _is_new(op, checked):
+            validate_op(where, lane, step)
         for comm in comms_of(step.op):
-            meet(f"{where}: step {step.label!r}", comm)
+            if _is_new(_ends(comm), ends):
+                _validate_ends(f"{where}: step {step.label!r}", program, comm, ranks)
     for lane, comms in role.later.items():
         at = f"{where}: later steps of lane {lane!r}"
         if lane not in role.lanes:
             raise ProgramError(f"{at}: there is no such lane")
         for comm in comms:
             _validate_comm(at, comm)
-            meet(at, comm)
+            if _is_new(_ends(comm), ends):
+                _validate_ends(at, program, comm, ranks)
+
+
+def _is_new(key: T, seen: set[T]) -> bool:
+    """Return whether ``key`` is not among those ``seen``, and add it to them."""
+    is_new = key not in seen
+    seen.add(key)
+    return is_new
+
+
+def _ends(comm: Comm) -> tuple[str, int | None]:
+    """Return with whom a communication is: all of a group, or one peer."""
+    return comm.axis, comm.peer if isinstance(comm, PointToPoint) else None
+
+
+def _same_rules(op: Block | Comm | Batch) -> Hashable:
+    """Return a key that operations share to which all rules apply alike."""
+    if isinstance(op, Block):
+        return id(op)  # one serves all micro-batches
+    return tuple(map(but_tag, op.comms)) if isinstance(op, Batch) else but_tag(op)
 
 
 def _labels(where: str, role: Role) -> set[str]:
@@ -133,7 +159,7 @@ def validate_op(where: str, lane: str, step: Step) -> None:
     where = f"{where}: step {step.label!r}"
     match step.op:
         case Block():
-            for op in step.op.ops:
+            for op in {id(op): op for op in step.op.ops}.values():  # layers share their ops
                 comm: Compute | Comm = op.comm if isinstance(op, Beside) else op
                 if isinstance(comm, Comm) and not isinstance(comm, Collective):
                     raise ProgramError(f"{where}: {comm.op} {comm.name!r} cannot be in a block; a collective can")
@@ -147,7 +173,7 @@ def validate_op(where: str, lane: str, step: Step) -> None:
                     raise ProgramError(f"{where}: {one.op} {one.name!r} cannot be in a batch; a send or recv can")
         case Comm():
             pass
-    for comm in comms_of(step.op):
+    for comm in {id(comm): comm for comm in comms_of(step.op)}.values():
         _validate_comm(where, comm)
 
 

@@ -336,14 +336,22 @@ def test_a_reason_makes_no_table_wider(compared: dict[str, Any], made: Path) -> 
     assert "\nnot compared:\n  dp4: not run\n" in text
 
 
+@pytest.fixture(scope="module")
+def predictions(made: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Predictions of three of the runs."""
+    path = tmp_path_factory.mktemp("predicted") / "predictions.json"
+    workloads = [str(made / f"{name}.yaml") for name in ("alone", "ddp2", "pp2")]
+    assert main(["predict", *workloads, "--out", str(path)]) == 0
+    return path
+
+
 class TestPredictedBefore:
     """Predictions count as made before a run where they are in a commit that is older than the run, and unchanged."""
 
     @pytest.fixture
-    def repository(self, made: Path, tmp_path: Path) -> Path:
+    def repository(self, predictions: Path, tmp_path: Path) -> Path:
         self.git(tmp_path, "init", "-q")
-        workloads = [str(made / f"{name}.yaml") for name in ("alone", "ddp2", "pp2")]
-        assert main(["predict", *workloads, "--out", str(tmp_path / "predictions.json")]) == 0
+        shutil.copy(predictions, tmp_path)
         return tmp_path
 
     def git(self, folder: Path, *arguments: str, date: str | None = None) -> None:

@@ -2,33 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 
-from simulator.cluster import Cluster, build_cluster
+from simulator.cluster import build_cluster
 from simulator.cluster.alike import alike_links, spread_columns
 from simulator.config import load_cluster
+from simulator.hardware.cluster_spec import NodeGroup
 from simulator.network.collectives import patterns
-
-#: Ten nodes in leaves of four NICs: two whole pods and half of a third, each broken in its own way.
-CLUSTERS: dict[str, list[dict[str, Any]]] = {
-    "all alike": [],
-    "slow card": [{"link": "node1.nic2", "bandwidth_scale": 0.5}],
-    "slow NVLink": [{"link": "node6.gpu3.nvlink", "bandwidth_scale": 0.5}],
-    "missing card": [{"nic": "node3.nic1", "missing": True}],
-    "missing GPU": [{"gpu": "node5.gpu0", "missing": True}],
-    "dead uplink": [{"link": "node2.nic4", "missing": True}],
-}
+from tests.support.ten_nodes import BREAKS, ten_nodes
 
 
-def ten_nodes(overrides: list[dict[str, Any]]) -> Cluster:
-    fabric = {"kind": "rail_fat_tree", "tiers": 3, "radix": 8}
-    return build_cluster(load_cluster({"name": "dgx_a100", "nodes": 10, "fabric": fabric, "overrides": overrides}))
-
-
-@pytest.mark.parametrize("overrides", CLUSTERS.values(), ids=CLUSTERS)
+@pytest.mark.parametrize("overrides", BREAKS.values(), ids=BREAKS)
 def test_routes_on_nodes_of_a_kind_are_those_of_each_pair_alone(overrides: list[dict[str, Any]]) -> None:
     """`Cluster.spread` works every pair out by itself. Of 80 GPUs each third sends to each fifth."""
     cluster, plain = ten_nodes(overrides), ten_nodes(overrides)
@@ -39,7 +27,7 @@ def test_routes_on_nodes_of_a_kind_are_those_of_each_pair_alone(overrides: list[
             assert tuple(zip(links.tolist(), shares.tolist(), strict=True)) == plain.spread(a, b)
 
 
-@pytest.mark.parametrize("overrides", CLUSTERS.values(), ids=CLUSTERS)
+@pytest.mark.parametrize("overrides", BREAKS.values(), ids=BREAKS)
 def test_stages_on_nodes_of_a_kind_are_those_of_each_group_alone(overrides: list[dict[str, Any]]) -> None:
     """A cluster that has placed all groups before gives each the links, loads and times of a cluster that has not."""
     cluster, plain = ten_nodes(overrides), ten_nodes(overrides)
@@ -54,7 +42,7 @@ def test_stages_on_nodes_of_a_kind_are_those_of_each_group_alone(overrides: list
             assert [stage.loads for stage in shared.stages] == [stage.loads for stage in alone.stages]
 
 
-@pytest.mark.parametrize("overrides", CLUSTERS.values(), ids=CLUSTERS)
+@pytest.mark.parametrize("overrides", BREAKS.values(), ids=BREAKS)
 def test_a_link_is_as_fast_as_its_stand_in(overrides: list[dict[str, Any]]) -> None:
     """Links share a stand-in only where kind, bandwidth and latency are the same; stand-ins are fewer than links."""
     cluster = ten_nodes(overrides)
@@ -68,4 +56,13 @@ def test_a_link_is_as_fast_as_its_stand_in(overrides: list[dict[str, Any]]) -> N
 def test_nodes_of_a_kind_hang_on_the_same_switches_and_are_as_fast() -> None:
     """Leaves of 4 nodes: nodes 0 to 3, 4 to 7 and 8 and 9 are a kind each. A slow card in node 1 makes it a fourth."""
     assert ten_nodes([]).node_kinds == (0, 0, 0, 0, 1, 1, 1, 1, 2, 2)
-    assert ten_nodes(CLUSTERS["slow card"]).node_kinds == (0, 1, 0, 0, 2, 2, 2, 2, 3, 3)
+    assert ten_nodes(BREAKS["slow card"]).node_kinds == (0, 1, 0, 0, 2, 2, 2, 2, 3, 3)
+
+
+def test_nodes_whose_switches_sum_up_are_no_kind_with_those_whose_do_not() -> None:
+    """Two nodes under one leaf, alike in all their links."""
+    spec = load_cluster("dgx_h100")
+    assert spec.node is not None
+    plain = replace(spec.node, nvlink=replace(spec.node.nvlink, sharp=False))
+    groups = NodeGroup(count=2, node=spec.node), NodeGroup(count=1, node=plain)
+    assert build_cluster(replace(spec, nodes=None, node=None, groups=groups)).node_kinds == (0, 0, 1)

@@ -40,6 +40,17 @@ def test_who_waits_for_whom() -> None:
     }
 
 
+def test_lanes_of_different_communicators_are_left_as_they_are() -> None:
+    """One lane has two reductions of an axis, another lane one of another axis: nobody waits for anybody."""
+    work = Block("work", (Compute("work", Fixed(1.0), "B"),))
+    lanes = {
+        "compute": [Step("p", work, phase="B")],
+        "dp": [called("r0", "reduce_scatter", "p"), called("r1", "reduce_scatter", "p")],
+        "other": [called("x", "all_reduce", "p", axis="edp")],
+    }
+    assert take_turns(lanes, rank()) is lanes
+
+
 def test_what_waits_by_way_of_another_lane_is_issued_behind_it() -> None:
     """The optimizer on the host: the gather waits for what is copied there after the reduction, and comes after it."""
     work = Block("work", (Compute("work", Fixed(1.0), "B"),))

@@ -354,3 +354,27 @@ def test_a_changed_copy_has_groups_of_its_own() -> None:
     assert [swapped.group_index("tp", rank) for rank in range(4)] == [1, 1, 0, 0]
     assert [GOOD.group_index("tp", rank) for rank in range(4)] == [0, 0, 1, 1]
     assert GOOD.group_index("pp", 3) == 1
+
+
+MICRO_BATCHES = [(8.0, "0F0"), (8.0, "0F1"), (9.0, "0F2")]
+
+
+def test_transfers_that_differ_in_their_tags_alone_come_once_of_a_role() -> None:
+    """Two sends of micro-batches are one, a send of more bytes is another, and so is one on another lane."""
+    steps = [Step(tag, PointToPoint("send", "send", nbytes, "pp", "pp", 1, tag)) for nbytes, tag in MICRO_BATCHES]
+    lanes = {lane: [replace(step, label=f"{lane} {step.label}") for step in steps] for lane in ("one", "two")}
+    assert [(lane, comm.nbytes) for lane, comm in Role("sends", lanes).comms] == [
+        ("one", 8.0),
+        ("one", 9.0),
+        ("two", 8.0),
+        ("two", 9.0),
+    ]
+
+
+def test_a_transfer_is_checked_however_many_like_it_were_sound() -> None:
+    """The third one alone names a peer that is not there."""
+    peers = (1, 1, 2)
+    steps = [Step(f"s{n}", PointToPoint("send", "send", 8.0, "pp", "pp", peer, f"{n}")) for n, peer in enumerate(peers)]
+    program = Program((Role("a", {"pp": steps}), Role("b", {})), (0, 1), {"pp": ((0, 1),)})
+    with pytest.raises(ProgramError, match="step 's2': peer 2"):
+        validate(program)

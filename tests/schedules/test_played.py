@@ -54,7 +54,7 @@ def ratio(timeline: Timeline) -> float:
     return bubble(activity(timeline), [timeline.ranks]).ratio
 
 
-@pytest.mark.parametrize(("name", "p", "m", "v"), thinned(SWEEP, 6))
+@pytest.mark.parametrize(("name", "p", "m", "v"), thinned(SWEEP, 12))
 def test_bubble_and_peak_are_the_claims(name: str, p: int, m: int, v: int) -> None:
     """Idle over busy: naive p - 1, GPipe and 1F1B (p - 1) / m, interleaved (p - 1) / (v m), whatever F and B are;
     zb_h1 (p - 1) / 3m, zb_h2, zb_v and async_1f1b none between steps, dualpipe

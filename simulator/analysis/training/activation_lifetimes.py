@@ -31,7 +31,11 @@ class ActivationEvent(NamedTuple):
     parts: tuple[int, ...]
 
 
-def activation_events(timeline: Timeline, spans: Ints, static: StaticMemory) -> dict[tuple[int, int], ActivationEvent]:
+#: (Span, 1 for its start or 0 for its end) -> event.
+ActivationEvents = dict[tuple[int, int], ActivationEvent]
+
+
+def activation_events(timeline: Timeline, spans: Ints, static: StaticMemory) -> ActivationEvents:
     """Return the events of one rank's ``spans``: (span, 1 for its start or 0 for its end) -> event.
 
     Where passes are cut by part, each piece has an event of its own for its parts.
@@ -44,7 +48,7 @@ def activation_events(timeline: Timeline, spans: Ints, static: StaticMemory) -> 
     columns = (timeline.phase[passes].tolist(), timeline.stage[passes].tolist(), timeline.microbatch[passes].tolist())
     for span, phase, stage, microbatch in zip(passes.tolist(), *columns, strict=True):
         pieces_of.setdefault((phase, stage, microbatch), []).append(span)
-    events: dict[tuple[int, int], ActivationEvent] = {}
+    events: ActivationEvents = {}
     for (phase, stage, _), ordered in pieces_of.items():
         parts = static.parts[stage]
         pieces = {"": ordered}

@@ -13,9 +13,9 @@ import numpy as np
 
 from simulator.analysis.time.memory_curve import MemoryHistory, memory_curve
 from simulator.analysis.time.pipeline_ranks import pipeline_ranks
-from simulator.analysis.training.activation_lifetimes import activation_events, have_events
+from simulator.analysis.training.activation_lifetimes import ActivationEvents, activation_events, have_events
 from simulator.analysis.training.in_flight import peak_activations
-from simulator.analysis.training.reserved_memory import cached_bytes
+from simulator.analysis.training.reserved_memory import CachedMemory
 from simulator.analysis.training.static_memory import CUDA_CONTEXT_BYTES, NCCL_COMMUNICATOR_BYTES, StaticMemory
 from simulator.arrays import Floats
 from simulator.models import Tensor
@@ -117,7 +117,7 @@ def memory_of_ranks(
     ``static``: simulated rank -> its static memory. ``capacities``: simulated rank -> bytes of its GPU [infinite]; near
     them the allocator releases cached blocks.
     """
-    in_flight, places = peak_activations(timeline), pipeline_ranks(timeline)
+    in_flight, places, cached_memory = peak_activations(timeline), pipeline_ranks(timeline), CachedMemory()
     return tuple(
         _rank_memory(
             timeline,
@@ -127,6 +127,7 @@ def memory_of_ranks(
             stage=places[rank],
             capacity=capacities.get(rank, math.inf),
             in_flight=in_flight[rank],
+            cached_memory=cached_memory,
         )
         for rank in timeline.ranks
     )
@@ -141,11 +142,13 @@ def _rank_memory(
     stage: int,
     capacity: float,
     in_flight: int,
+    cached_memory: CachedMemory,
 ) -> RankMemory:
     total = curve.held_bytes + curve.workspace_bytes
     at = int(np.argmax(total >= (1 - _ROUNDING) * total.max())) if len(total) and total.max() > 0 else -1
     held_bytes = float(curve.held_bytes[at]) if at >= 0 else 0.0
-    activations = _activations(timeline, curve, at, static)
+    events, limit = activation_events(timeline, curve.span, static), capacity - static.overhead
+    activations = _activations(timeline, curve, events, at, static)
     gathered = max(held_bytes - sum(activations.values()), 0.0)
     step_gradients = min(gathered, static.step_gradients)
     gathered -= step_gradients
@@ -162,7 +165,7 @@ def _rank_memory(
         gathered=gathered if gathered > 1e-9 * held_bytes else 0.0,
         workspace=float(curve.workspace_bytes[at]) if at >= 0 else 0.0,
         capacity=capacity,
-        cached=cached_bytes(timeline, curve.span, curve.begins, static, in_flight, capacity - static.overhead),
+        cached=cached_memory.cached_bytes(timeline, curve.span, curve.begins, events, static, in_flight, limit),
         peak_at_s=float(curve.times[at]) if at >= 0 else 0.0,
         during=_op_in_words(timeline, curve, at),
         in_flight=in_flight,
@@ -193,11 +196,13 @@ def _negative(nbytes: Mapping[str, float]) -> dict[str, float]:
 
 
 def activation_changes(
-    timeline: Timeline, curve: MemoryHistory, static: StaticMemory
+    timeline: Timeline, curve: MemoryHistory, events: ActivationEvents, static: StaticMemory
 ) -> Iterator[tuple[int, dict[str, float]]]:
-    """Yield the changes of the activations held, in order: index of the curve's entry, and bytes by kind of tensor."""
+    """Yield the changes of the activations held, in order: index of the curve's entry, and bytes by kind of tensor.
+
+    ``events``: the `activation_events` of the curve's spans.
+    """
     output_gradients: dict[tuple[int, int], float] = {}  # taken by input gradients that still run
-    events = activation_events(timeline, curve.span, static)
 
     @cache
     def saved(stage: int, parts: tuple[int, ...]) -> dict[str, float]:
@@ -228,10 +233,12 @@ def activation_changes(
             yield entry, _negative((held_for_weights if phase == "W" else saved)(stage, parts))
 
 
-def _activations(timeline: Timeline, curve: MemoryHistory, at: int, static: StaticMemory) -> dict[str, float]:
+def _activations(
+    timeline: Timeline, curve: MemoryHistory, events: ActivationEvents, at: int, static: StaticMemory
+) -> dict[str, float]:
     """Return the bytes of activations after entry ``at`` of a curve, by kind of tensor."""
     activations: dict[str, float] = {"output gradients": 0.0}
-    for entry, change in activation_changes(timeline, curve, static):
+    for entry, change in activation_changes(timeline, curve, events, static):
         if entry > at:
             break
         for kind, nbytes in change.items():
@@ -247,7 +254,8 @@ def activation_bytes(timeline: Timeline, curve: MemoryHistory, static: StaticMem
     if static.layers_offloaded or not static.parts:
         return curve.held_bytes
     changes = np.zeros(len(curve.times))
-    for entry, change in activation_changes(timeline, curve, static):
+    events = activation_events(timeline, curve.span, static)
+    for entry, change in activation_changes(timeline, curve, events, static):
         changes[entry] += sum(change.values())
     return np.minimum(np.cumsum(changes), curve.held_bytes)
 

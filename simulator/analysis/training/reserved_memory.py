@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Container, Iterable
+from collections.abc import Container, Hashable, Iterable
+from typing import NamedTuple
 
 import numpy as np
 
-from simulator.analysis.training.activation_lifetimes import ActivationEvent, activation_events, have_events
+from simulator.analysis.training.activation_lifetimes import ActivationEvent, ActivationEvents, have_events
 from simulator.analysis.training.caching_allocator import CachedBlock, CachingAllocator
 from simulator.analysis.training.static_memory import BLAS_THREADS, StaticMemory
 from simulator.arrays import Ints
@@ -38,35 +39,68 @@ def replay_microbatches(in_flight: int, chunks: int) -> int:
     return first_replayed(in_flight, chunks) + math.ceil(in_flight / chunks) + LAST
 
 
-def cached_bytes(
-    timeline: Timeline, spans: Ints, begins: Ints, static: StaticMemory, in_flight: int, limit: float
-) -> float:
-    """Return the most bytes reserved less the most allocated by one rank.
+class Move(NamedTuple):
+    """Start or end of a span in a replay: its pass, bytes that it moves, and its effect on activations, if any."""
 
-    ``spans``: spans of the rank in the order of their starts (``begins`` is 1) and ends (0). ``in_flight``: most
-    (micro-batch, stage) activations held at once. ``limit``: bytes that CUDA has for the allocator.
-    """
-    microbatch = timeline.microbatch[spans]
-    numbers, first = np.unique(microbatch[microbatch >= 0]), first_replayed(in_flight, max(len(static.parts), 1))
-    chosen = {*numbers[:first].tolist(), *numbers[first:][-LAST:].tolist()}
-    replay, events = (
-        _AllocatorReplay(CachingAllocator(limit), static, chosen),
-        activation_events(timeline, spans, static),
-    )
-    moves = np.where(begins, timeline.alloc_bytes[spans], timeline.free_bytes[spans])
-    stage, workspace = timeline.stage[spans], timeline.workspace_bytes[spans]
-    workspaces = np.where(begins & ~np.isin(stage, list(static.parts)), workspace, 0.0)
-    counts = (moves != 0) | (workspaces != 0) | have_events(events, spans, begins)
-    columns = [column[counts].tolist() for column in (spans, begins, stage, microbatch, moves, workspaces)]
-    for span, starts, span_stage, span_microbatch, moved, workspace_bytes in zip(*columns, strict=True):
-        event = events.get((span, starts))
-        if event is not None:
-            replay.activations(event, span_stage, span_microbatch, moved)
-        elif starts:
-            replay.allocate(moved)
-            replay.touch((workspace_bytes,))
+    starts: int
+    stage: int
+    microbatch: int
+    nbytes: float
+    workspace_bytes: float
+    event: ActivationEvent | None
+
+
+class CachedMemory:
+    """Memory that the allocator keeps of ranks; those that do the same in the same order are replayed once."""
+
+    def __init__(self) -> None:
+        self._replayed: dict[Hashable, float] = {}
+        self._static: list[StaticMemory] = []  # kept, so that no others have their ids
+
+    def cached_bytes(
+        self,
+        timeline: Timeline,
+        spans: Ints,
+        begins: Ints,
+        events: ActivationEvents,
+        static: StaticMemory,
+        in_flight: int,
+        limit: float,
+    ) -> float:
+        """Return the most bytes reserved less the most allocated by one rank.
+
+        ``spans``: spans of the rank in the order of their starts (``begins`` is 1) and ends (0). ``events``: its
+        `activation_events`. ``in_flight``: most (micro-batch, stage) activations held at once. ``limit``: bytes that
+        CUDA has for the allocator.
+        """
+        microbatch = timeline.microbatch[spans]
+        numbers, first = np.unique(microbatch[microbatch >= 0]), first_replayed(in_flight, max(len(static.parts), 1))
+        chosen = frozenset((*numbers[:first].tolist(), *numbers[first:][-LAST:].tolist()))
+        nbytes = np.where(begins, timeline.alloc_bytes[spans], timeline.free_bytes[spans])
+        stage, workspace = timeline.stage[spans], timeline.workspace_bytes[spans]
+        workspaces = np.where(begins & ~np.isin(stage, list(static.parts)), workspace, 0.0)
+        counts = (nbytes != 0) | (workspaces != 0) | have_events(events, spans, begins)
+        columns = [column[counts].tolist() for column in (begins, stage, microbatch, nbytes, workspaces)]
+        effects = map(events.get, zip(spans[counts].tolist(), columns[0], strict=True))
+        moves = tuple(map(Move, *columns, effects))
+        key = id(static), limit, chosen, moves
+        if key not in self._replayed:
+            self._static.append(static)
+            self._replayed[key] = _replayed_bytes(moves, static, chosen, limit)
+        return self._replayed[key]
+
+
+def _replayed_bytes(moves: Iterable[Move], static: StaticMemory, replayed: Container[int], limit: float) -> float:
+    """Return the most bytes reserved less the most allocated, of the micro-batches that are ``replayed``."""
+    replay = _AllocatorReplay(CachingAllocator(limit), static, replayed)
+    for move in moves:
+        if move.event is not None:
+            replay.activations(move.event, move.stage, move.microbatch, move.nbytes)
+        elif move.starts:
+            replay.allocate(move.nbytes)
+            replay.touch((move.workspace_bytes,))
         else:
-            replay.free(moved)
+            replay.free(move.nbytes)
     return float(replay.allocator.most_reserved - replay.allocator.most_allocated)
 
 
@@ -93,13 +127,13 @@ class _AllocatorReplay:
     def activations(self, event: ActivationEvent, stage: int, microbatch: int, moved: float) -> None:
         """Replay an event of a pass that moves ``moved`` bytes; bytes beyond its activations are other blocks."""
         parts = {(stage, microbatch, index): self._parts[stage][index] for index in sorted(event.parts)}
-        allocated, freed = swapped_bytes(tuple(parts.values()))
         replayed = parts if microbatch in self._replayed else {}
         if event.effect == "save":
             self.allocate(moved - sum(part.saved_bytes for part in parts.values()))
             for key, part in replayed.items():
                 self._saved[key] = self._forward(part)
             return
+        allocated, freed = swapped_bytes(tuple(parts.values())) if "swap" in event.effect else (0.0, 0.0)
         if event.effect == "begin swap":  # its tensors are allocated with the swap
             self.allocate(moved - allocated)
             return

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import replace
+from itertools import chain
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,7 +18,7 @@ from simulator.engine.issue_order import HostSpeeds, HostWork
 from simulator.engine.placed_ranks import work_of_hosts
 from simulator.engine.placement import Placed
 from simulator.engine.rank import PlacedRank
-from simulator.program import COMPUTE_LANE, Batch, Block, Collective, Comm, PointToPoint, Role, Step
+from simulator.program import COMPUTE_LANE, Batch, Block, Collective, Comm, PointToPoint, Role, Step, but_tag
 
 Int32s = NDArray[np.int32]
 
@@ -49,18 +50,21 @@ class CommNumbers:
         self.tags = Numbers()
         self.lane_names = Numbers()
         self._ops = Numbers()
+        #: Of each communication, kept so that no other has its id: the numbers of its kind and its tag.
+        self._numbers: dict[int, tuple[Comm, tuple[int, int]]] = {}
 
     def kind(self, comm: Comm) -> int:
         """Return the number of the kind of ``comm``."""
-        if not isinstance(comm, PointToPoint):
-            return self.kinds.number(comm, comm)
-        key = comm.name, comm.op, comm.nbytes, comm.axis, comm.purpose, comm.peer, comm.as_it_comes
-        return self.kinds.number(key, comm)
+        return self.kinds.number(but_tag(comm), comm)
 
-    def tag(self, comm: Comm) -> int:
-        """Return the number of the tag of ``comm``."""
-        tag = comm.tag if isinstance(comm, PointToPoint) else ""
-        return self.tags.number(tag, tag)
+    def kind_and_tag(self, comm: Comm) -> tuple[int, int]:
+        """Return the numbers of the kind and of the tag of ``comm``."""
+        numbers = self._numbers.get(id(comm))
+        if numbers is None:
+            tag = comm.tag if isinstance(comm, PointToPoint) else ""
+            both = self.kinds.number(but_tag(comm), comm), self.tags.number(tag, tag)
+            numbers = self._numbers[id(comm)] = comm, both
+        return numbers[1]
 
     def tagged(self, kind: int, tag: int) -> Comm:
         """Return the communication of a kind that has a tag."""
@@ -160,26 +164,27 @@ class ProgramNumbers:
         """Return the ``steps`` that a lane of a role has as arrays."""
         ops: list[tuple[int, int, int, int]] = []
         batches: list[tuple[int, int]] = []
-        comms, block_number, first_step = self._comms, self.blocks.number, len(self.steps)
+        kind_and_tag, block_number, first_step = self._comms.kind_and_tag, self.blocks.number, len(self.steps)
         for step in steps:
             op = step.op
             if isinstance(op, Block):
                 ops.append((RUN_BLOCK, block_number(id(op), op), 1, 0))
             elif isinstance(op, Batch):
                 ops.append((RUN_BATCH, len(batches), len(op.comms), 0))
-                batches += [(comms.kind(comm), comms.tag(comm)) for comm in op.comms]
+                batches += [kind_and_tag(comm) for comm in op.comms]
             else:
-                ops.append((RUN_COMM, comms.kind(op), 1, comms.tag(op)))
+                kind, tag = kind_and_tag(op)
+                ops.append((RUN_COMM, kind, 1, tag))
         columns = np.zeros(len(steps), dtype=STEP)
-        for name, values in zip(
-            ("kind", "op", "n_ops", "tag"), np.array(ops, dtype=np.int32).reshape(-1, 4).T, strict=True
-        ):
+        numbers = np.fromiter(chain.from_iterable(ops), np.int32, 4 * len(ops)).reshape(-1, 4)
+        for name, values in zip(("kind", "op", "n_ops", "tag"), numbers.T, strict=True):
             columns[name] = values
         labels = role.labels
         columns["label"] = role.add_steps(lane, steps)
         columns["n_after"] = [len(step.after) for step in steps]
         columns["first_after"] = np.cumsum(columns["n_after"]) - columns["n_after"]
-        columns["phase"] = [self.phases.number(step.phase, step.phase) for step in steps]
+        phase = {one: self.phases.number(one, one) for one in dict.fromkeys([step.phase for step in steps])}
+        columns["phase"] = [phase[step.phase] for step in steps]
         after = [labels.setdefault(label, len(labels)) for step in steps for label in step.after]
         self.steps += steps
         transfers = np.array(batches, dtype=np.int32).reshape(-1, 2).view(TAGGED_COMM)

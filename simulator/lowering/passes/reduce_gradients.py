@@ -7,8 +7,6 @@ ZeRO-3 does so unit by unit (arXiv 1910.02054, sections 5 and 7).
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from simulator.lowering.buckets import Bucket, buckets, pieces
 from simulator.lowering.lanes import Lanes, drained, off_compute, with_steps
 from simulator.lowering.rank_context import RankContext
@@ -77,7 +75,7 @@ def _in_buckets(lanes: Lanes, context: RankContext) -> Lanes:
     reductions = Reductions(workload)
     each = workload.parallelism.zero == 2
     last = {step.stage: step.label for step in lanes[COMPUTE_LANE] if step.phase in _MAKES_GRADIENTS}
-    buckets_of: dict[Variant, list[Bucket]] = {}
+    buckets_of: dict[Variant, list[tuple[Bucket, float]]] = {}  # with the bytes of its gradients
     compute: list[Step] = []
     for step in lanes[COMPUTE_LANE]:
         makes = step.phase in _MAKES_GRADIENTS and (each or last[step.stage] == step.label)
@@ -86,11 +84,13 @@ def _in_buckets(lanes: Lanes, context: RankContext) -> Lanes:
             continue
         key = stages.variants.variant_of_step(step)
         if key not in buckets_of:
-            buckets_of[key] = _buckets(context, stages, step, step.op)
+            cut = _buckets(context, stages, step, step.op)
+            buckets_of[key] = [(bucket, gradient_bytes(workload, bucket.weights)) for bucket in cut]
         parts = buckets_of[key]
-        for number, (part, piece) in enumerate(zip(parts, pieces(step, [part.block for part in parts]), strict=True)):
-            nbytes = piece.alloc_bytes + gradient_bytes(workload, part.weights)
-            compute.append(replace(_waiting(piece, reductions.waits() if each else ()), alloc_bytes=nbytes))
+        cut_pass = pieces(step, [part.block for part, _ in parts])
+        for number, ((part, made_bytes), piece) in enumerate(zip(parts, cut_pass, strict=True)):
+            waits = (*piece.after, *reductions.waits()) if each else piece.after
+            compute.append(reordered(piece, waits, alloc_bytes=piece.alloc_bytes + made_bytes))
             label = f"reduce {step.label}.{number}" if each else f"reduce {step.stage}.{number}"
             reductions.add(label, part.weights, (piece.label,), step if each else None)
     return with_steps(lanes, compute, reductions.steps)

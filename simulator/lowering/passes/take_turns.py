@@ -21,6 +21,8 @@ def take_turns(lanes: Lanes, context: RankContext) -> Lanes:
     A host issues a collective behind the computation that it waits for, as its hooks run there. A reduction comes
     before a gather that waits for the same computation. Steps of one lane need no such wait.
     """
+    if not _shares_communicator(lanes):
+        return lanes
     whole = {lane: list(steps) for lane, steps in lanes.items()}
     latest: dict[str, tuple[str, str]] = {}
     for _, lane, index in sorted(_issued(whole), key=lambda issued: issued[0]):
@@ -31,6 +33,16 @@ def take_turns(lanes: Lanes, context: RankContext) -> Lanes:
             whole[lane][index] = reordered(step, (*step.after, before[1]))
         latest[step.op.axis] = lane, step.label
     return whole
+
+
+def _shares_communicator(lanes: Lanes) -> bool:
+    """Return whether several lanes beside computation have collectives of one axis."""
+    axes = [
+        {step.op.axis for step in steps if isinstance(step.op, Collective)}
+        for lane, steps in lanes.items()
+        if lane != COMPUTE_LANE
+    ]
+    return sum(map(len, axes)) > len(set().union(*axes))
 
 
 def _issued(lanes: Lanes) -> Iterator[tuple[tuple[int, bool], str, int]]:

@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, NamedTuple
 
 import pytest
 
+from simulator.analysis.time.memory_curve import memory_curve
 from simulator.analysis.training import reserved_memory
+from simulator.analysis.training.activation_lifetimes import activation_events
 from simulator.analysis.training.caching_allocator import CachingAllocator
+from simulator.analysis.training.memory import memory_of_ranks
 from simulator.analysis.training.rehearsal import rehearsed_times
+from simulator.analysis.training.reserved_memory import CachedMemory
+from simulator.analysis.training.static_memory import static_memory
 from simulator.api import run
 from tests.support.frameworks import COMPILED, MEGATRON
+from tests.support.grids import every_pair
 from tests.support.jobs import job
 
+SOFTWARE = {"megatron": MEGATRON, "compiled": COMPILED}
 LAYOUTS: dict[str, dict[str, Any]] = {
     "zero2": {"dp": 4, "zero": 2},
     "zero2 in a pipeline": {"pp": 2, "dp": 2, "zero": 2},
@@ -23,16 +31,14 @@ LAYOUTS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("compression", ["none", "int8", "fp8"])
-@pytest.mark.parametrize("framework", [MEGATRON, COMPILED], ids=["megatron", "compiled"])
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_a_step_gives_back_what_it_takes(layout: str, framework: Any, compression: str) -> None:
+@every_pair({"layout": LAYOUTS, "software": SOFTWARE, "compression": ["none", "int8", "fp8"]})
+def test_a_step_gives_back_what_it_takes(layout: str, software: str, compression: str) -> None:
     """Per rank, bytes taken over a step less bytes given back are none; 16-bit gradients reduce through an fp32 copy
     where products do not accumulate in place."""
     if layout == "hsdp" and compression != "none":
         pytest.skip("refused")
     section = {**LAYOUTS[layout], "grad_compression": compression, "bucket_bytes": 400_000}
-    workload = job(framework=framework) | {"parallelism": section}
+    workload = job(framework=SOFTWARE[software]) | {"parallelism": section}
     timeline = run(workload).spans
     for rank in timeline.ranks:
         own = timeline.rank == rank
@@ -72,9 +78,7 @@ def replays(monkeypatch: pytest.MonkeyPatch) -> list[Replay]:
     return steps
 
 
-@pytest.mark.parametrize("cut", CUTS)
-@pytest.mark.parametrize("recompute", ["none", "full"])
-@pytest.mark.parametrize("schedule", ["1f1b", "zb_h1", "zb_v", "interleaved_zb"])
+@every_pair({"schedule": ["1f1b", "zb_h1", "zb_v", "interleaved_zb"], "recompute": ["none", "full"], "cut": list(CUTS)})
 def test_the_allocators_replay_ends_empty(schedule: str, recompute: str, cut: str, replays: list[Replay]) -> None:
     """Passes and gathers take blocks and free them all, however passes are cut: as much is allocated when the replay
     ends as before the first pass."""
@@ -100,6 +104,26 @@ def test_the_replay_hands_out_what_is_counted(schedule: str, zero: int, replays:
     workload["parallelism"] = {"pp": 2, "dp": 2, "schedule": schedule, "vpp": vpp, "zero": zero}
     counted = max(memory.allocated for memory in run(workload).memories)
     assert max(step.allocator.most_allocated for step in replays) == pytest.approx(counted, rel=0.05)
+
+
+def test_ranks_that_do_the_same_are_replayed_once(replays: list[Replay]) -> None:
+    """Without folding 8 ranks are played, of which each two replicas of four stages do the same in the same order.
+
+    A replay of one rank alone gives the same memory.
+    """
+    workload = job(model__layers=4) | {"simulation": {"fold": False}}
+    workload["parallelism"] = {"pp": 4, "dp": 2, "zero": 1}
+    result = run(workload)
+    memories = result.memories
+    assert (len(memories), len(replays)) == (8, 4)
+    blas = dict.fromkeys(result.played.ranks, 0.0)
+    static = static_memory(result.workload, blas)
+    for memory in memory_of_ranks(result.played, static):
+        alone = CachedMemory()
+        curve = memory_curve(result.played, memory.rank)
+        events = activation_events(result.played, curve.span, static[memory.rank])
+        given = curve.span, curve.begins, events, static[memory.rank]
+        assert memory.cached == alone.cached_bytes(result.played, *given, memory.in_flight, math.inf)
 
 
 @pytest.mark.parametrize("recompute", ["none", "full"])

@@ -1,0 +1,98 @@
+"""Results that travel between pipeline ranks, and which action needs which."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from simulator.program import Axis, PointToPoint, PointToPointKind, Purpose
+from simulator.schedules import Action, Order, Schedule, Slot, requires
+
+SEND, RECV = PointToPointKind.SEND, PointToPointKind.RECV
+_VERB = {SEND: "SEND", RECV: "RECV"}
+
+DIRECTION = {"F": "fwd", "B": "bwd", "I": "bwd"}
+#: Kind of the action -> name of its result in torch's text form.
+_RESULT = {"F": "F", "B": "B", "I": "B"}
+
+#: Action -> those whose results it needs.
+Sources = Mapping[Action, Sequence[Action]]
+
+
+class HandOver(NamedTuple):
+    """The result of ``source``, made on pipeline rank ``sender``, travels to ``target`` on rank ``receiver``.
+
+    It is sent once ``sent_after`` has ended, and ``awaited_by`` does not start before it has come. These are ``source``
+    and ``target``, or the passes that have them as parts.
+    """
+
+    source: Action
+    target: Action
+    sender: int
+    receiver: int
+    sent_after: Action
+    awaited_by: Action
+
+    def comm(
+        self, op: PointToPointKind, nbytes: float, *, name_peer: bool = False, as_it_comes: bool = False
+    ) -> PointToPoint:
+        """Return one end of the transfer; both ends carry the source action as their tag."""
+        peer = self.peer(op)
+        name = f"{op}_{DIRECTION[self.source.kind]}" + (f"_{peer}" if name_peer else "")
+        return PointToPoint(name, op, nbytes, Axis.PP, Purpose.PIPELINE, peer, str(self.source), as_it_comes)
+
+    def rank(self, op: PointToPointKind) -> int:
+        """Return the pipeline rank that calls this end."""
+        return self.sender if op == SEND else self.receiver
+
+    def peer(self, op: PointToPointKind) -> int:
+        """Return the pipeline rank that calls the other end."""
+        return self.receiver if op == SEND else self.sender
+
+    def label(self, op: PointToPointKind) -> str:
+        """Return the name in ``torch.distributed.pipelining``: 0SEND_F3, 1RECV_F3."""
+        stage = self.source.stage if op == SEND else self.target.stage
+        return f"{stage}{_VERB[op]}_{_RESULT[self.source.kind]}{self.source.microbatch}"
+
+
+def flat(slots: list[Slot]) -> list[Action]:
+    """Return the actions of a rank without its slots."""
+    return [action for slot in slots for action in slot]
+
+
+def sources_in(order: Order, n_stages: int) -> Sources:
+    """Return, for each action, the actions of ``order`` whose results it needs."""
+    present = {action for slots in order for action in flat(slots)}
+    return {
+        action: [source for need in requires(action, n_stages) for source in need if source in present]
+        for slots in order
+        for action in flat(slots)
+    }
+
+
+def transfers(order: Order, schedule: Schedule, sources_of: Sources) -> list[HandOver]:
+    """Return the results that have to travel between ranks, in the order in which each sender makes them."""
+    p = len(order)
+    targets: dict[Action, list[Action]] = {}
+    for target, sources in sources_of.items():
+        for source in sources:
+            targets.setdefault(source, []).append(target)
+    return [
+        HandOver(source, target, rank, receiver, source, target)
+        for rank, slots in enumerate(order)
+        for slot in slots
+        for source in slot
+        for target in targets.get(source, ())
+        if (receiver := schedule.rank_of(target.stage, p)) != rank
+    ]
+
+
+def joined(order: Order, hops: list[HandOver], apart: bool) -> list[HandOver]:
+    """Return the hand-overs where a slot is one pass.
+
+    Its first action awaits all that it needs, unless ``apart``; results are sent after the last.
+    """
+    first, last = ({action: slot[end] for slots in order for slot in slots for action in slot} for end in (0, -1))
+    return [
+        hop._replace(awaited_by=hop.target if apart else first[hop.target], sent_after=last[hop.source]) for hop in hops
+    ]
