@@ -17,8 +17,8 @@ from simulator.config import Workload, load_workload
 
 RUNS = Path(__file__).resolve().parents[2] / "calibration" / "runs"
 RESULTS = RUNS.parent / "results"
-#: Those of plain PyTorch; `frameworks` and `fp8` have those of the code of others.
-FILES = sorted(path for path in RUNS.glob("*/*.yaml") if path.parent.name not in ("frameworks", "fp8"))
+#: Those of plain PyTorch; `frameworks`, `fp8` and `hosts` have those of the code of others.
+FILES = sorted(path for path in RUNS.glob("*/*.yaml") if path.parent.name not in ("frameworks", "fp8", "hosts"))
 PREDICTED = [path for path in FILES if path.parent.name != "fit"]
 WORKLOADS = {path: load_workload(path) for path in FILES}
 
