@@ -14,7 +14,7 @@ from statistics import fmean
 from typing import Any
 
 from calibration.compare.record import Run
-from calibration.fit.cases import MEASURED, Cases
+from calibration.fit.cases import Cases
 from calibration.fit.hosts import Counts, Equation, Pace, least_squares
 from calibration.fit.part import Part, Point, rounded
 from simulator.config import load_workload
@@ -25,8 +25,10 @@ from simulator.hardware.host import LaunchCosts
 from simulator.hardware.profile import Profile
 from simulator.lowering import build_program
 
-#: Kinds of work that the steps tell apart from all other. Some have recomputation, tensor parallelism or several
-#: micro-batches, others not, and layers have seven or twelve weights.
+#: What the figures cite.
+SOURCE = "host_steps"
+#: Kinds of work that the steps tell apart from all other. Steps with and without recomputation, with and without tensor
+#: parallelism, of one micro-batch and of several, and of layers with seven and with twelve weights are among them.
 ALONE = ("checkpoint", "gradient", "optimizer", "tp_all_reduce", "update")
 #: Kinds that are sped up and slowed down together.
 MODULES = tuple(f"{way}_{name}" for way in ("forward", "backward") for name in ("matmul", "attention", "norm", "other"))
@@ -50,8 +52,16 @@ def fit(cases: Cases, profile: Profile) -> Part:
     for section, runs in by_section.items():
         costs, of_section = _fitted(section, runs, plain, usual)
         figures[f"host.launch_s.{section}"] = costs
+        figures[f"sources.{SOURCE}"] = _cited(runs)
         points += of_section
     return Part(figures, points)
+
+
+def _cited(runs: Sequence[Run]) -> str:
+    """Return what the steps are, and on what they were made."""
+    dates = sorted({str(run.date.date()) for run in runs})
+    gpus = sorted({str(run.environment.get("gpu")) for run in runs})
+    return f"own steps of models so narrow that the GPU waits for its host, {', '.join(dates)}: {', '.join(gpus)}"
 
 
 def _section(run: Run) -> str:
@@ -80,7 +90,7 @@ def _fitted(section: str, runs: Sequence[Run], plain: LaunchCosts, usual: Pace) 
         "optimizer_s": rounded(fitted["optimizer"]),
         "around_s": {name: rounded(value) for name, value in around.items()},
         "kind": "measured",
-        "source": MEASURED,
+        "source": SOURCE,
         "note": f"ops of modules {slower:.2f} times as long as plain PyTorch's; what is not told apart as there",
     }
     points = [

@@ -74,8 +74,8 @@ def by_autograd(phase: str, kind: str) -> bool:
 def issued(op: Compute | Comm, phase: str = "") -> dict[str, int]:
     """Return the host's work for an op of a step of this phase: kind -> how often.
 
-    Kinds are ``forward_matmul``, ``backward_norm``, ``optimizer``, ``collective`` ... A checkpoint, around a layer or
-    around its core, has one attention to run again, with which it is counted: its kernel or its softmax.
+    Kinds are ``forward_matmul``, ``backward_norm``, ``optimizer``, ``collective`` ... A checkpoint is around a layer or
+    around its core. Both run one attention again: it is counted with that, a fused kernel or the softmax of scores.
     """
     if isinstance(op, Collective) and op.hooks:
         return {comm_kind(op): 1, "hook": op.hooks}
