@@ -39,6 +39,7 @@ LABELS: Mapping[str, Label] = {
     "precision_bits": Label("precision", "{} bits".format),
     "trained": Label("trained"),
     "gradients": Label("data parallelism"),
+    "mixers": Label("layers of"),
     "offloaded": Label("offloading", lambda value: "to the host" if value else "none"),
     "framework": Label("framework"),
     "architecture": Label("architecture"),

@@ -263,10 +263,10 @@ SUITES: dict[str, Suite] = {
         ),
         Suite(
             name="vtrain-single",
-            about="the same on 2 to 8 A100s of a node: every 24th of 1,440 small steps, half of which wait for hosts",
+            about="the same on 2 to 8 A100s of a node: every 24th of 1,440 small steps, half of which wait for their hosts",
             table=DATA / "vtrain-single.csv",
             settings=_VTRAIN,
-            bounds=Bounds(mean=0.30),
+            bounds=Bounds(mean=0.12),
             measured_by="vTrain",
         ),
         Suite(
@@ -298,7 +298,7 @@ SUITES: dict[str, Suite] = {
             table=DATA / "megatron-bridge.csv",
             # grad_reduce_in_fp32=False in all of its performance recipes.
             settings={"parallelism.zero": 1, "training.grad_dtype": "bf16"},
-            bounds=Bounds(mean=0.70),
+            bounds=Bounds(mean=0.55),
             special=(({"model": "Moonlight-16B"}, _MOONLIGHT),),
             measured_by="Megatron-Bridge",
         ),

@@ -52,7 +52,8 @@ class StepTraits:
     """Traits of one simulated step.
 
     ``family``: GPUs whose kernels are of one line. ``links``: between GPUs of a node, where a job uses any.
-    ``trained``: all weights, or adapters. ``gradients``: how replicas share them. ``sharded``: parameters are gathered
+    ``trained``: all weights, or adapters. ``mixers``: kinds of layers with operations beyond attention's, or attention.
+    ``gradients``: how replicas share them. ``sharded``: parameters are gathered
     for each pass (ZeRO-3). ``attention_share``: attention's part of the model's FLOPs. ``layer_s``: seconds of a layer
     for a micro-batch, forward and backward. Shares are of the step; GPUs wait during them.
     """
@@ -68,6 +69,7 @@ class StepTraits:
     compiled: bool
     gpu: str
     experts: bool
+    mixers: str
     sharded: bool
     recompute: str
     n_gpus: int
@@ -95,6 +97,7 @@ def traits_of(workload: Workload, figures: Mapping[str, Any]) -> StepTraits:
         compiled=workload.framework.compile,
         gpu=" and ".join(workload.gpu_types),
         experts=model.moe is not None,
+        mixers=_mixers(workload),
         sharded=parallelism.zero == 3,
         recompute=training.recompute.granularity,
         n_gpus=workload.n_ranks,
@@ -104,6 +107,13 @@ def traits_of(workload: Workload, figures: Mapping[str, Any]) -> StepTraits:
         host_share=figures["host_bound_fraction"],
         communication_share=figures["exposed_communication_fraction"],
     )
+
+
+def _mixers(workload: Workload) -> str:
+    """Return the mixers that do something else than attention; windows and the like only hide keys from queries."""
+    model = workload.model
+    kinds = {model.mixer(number) for number in range(model.layers)}
+    return " and ".join(sorted(kind.name for kind in kinds if kind.steps is not None)) or "attention"
 
 
 def architecture_of(gpu: str) -> str:
