@@ -88,14 +88,17 @@ class Section(BaseModel):
 
 
 class ShortSection(Section):
-    """A section that a plain text may stand for, which is the value of the key that ``text_means``."""
+    """A section that a plain text may stand for, which is the value of the key that ``text_means``.
+
+    A plain number is taken so too, to be refused with the values that the key has.
+    """
 
     text_means: ClassVar[str]
 
     @model_validator(mode="before")
     @classmethod
     def _written_out(cls, data: object) -> object:
-        return {cls.text_means: data} if isinstance(data, str) else data
+        return {cls.text_means: data} if isinstance(data, str | bool | int | float) else data
 
     @classmethod
     def __get_pydantic_json_schema__(cls, core: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
