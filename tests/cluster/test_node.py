@@ -300,7 +300,7 @@ def joined(*links: Any, kind: str = "links") -> dict[str, Any]:
         (tree(gpu1={"lanes": 8}), "node.pcie.tree.gpu1.at", "required"),
         (tree(gpu1={"at": "cpu0", "bandwidth_Bps": -1}), "node.pcie.tree.gpu1.bandwidth_Bps", ">= 1,000"),
         (tree(gpu1={"at": "cpu0", "bandwidth_Bps": 1e9, "lanes": 8}), "node.pcie.tree.gpu1.bandwidth_Bps", "twice"),
-        (tree(gpu1=7), "node.pcie.tree.gpu1", "a mapping of keys"),
+        (tree(gpu1=7), "node.pcie.tree.gpu1.at", "allowed: text"),
         (node(2, pcie={"generation": 4, "tree": {"gpu0": "cpu0"}}), "node.pcie.tree", "lacks gpu1"),
         (node(2, pcie=PER_SWITCH), "node.pcie.gpus_per_switch", "leave pcie.gpus_per_switch out"),
         (node(2, sockets={"count": 2}), "node.sockets.bandwidth_Bps", "must be given"),
