@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -64,12 +65,11 @@ def read_script(path: Path) -> LaunchScript:
     command = shell.launch_command(text, path)
     start = shell.program_at(command.words)
     options = shell.options_of(command.words[start:])
-    values = {key: None if _is_unsaid(value) else value for key, value in options.items()}
-    unsaid = {key: str(value) for key, value in options.items() if _is_unsaid(value)}
     for marks, reader in _COMMANDS:
         if marks & options.keys():
-            script = reader(values, path, _gpus({**values, **shell.options_of(command.words[:start])}, text))
-            return _with_unsaid(script, unsaid, command.skipped)
+            script = reader(options, path, _gpus({**options, **shell.options_of(command.words[:start])}, text))
+            skipped = tuple(f"not followed: {part}" for part in command.skipped)
+            return replace(script, ignored=(*script.ignored, *skipped))
     raise InputError("starts a training that is not known here", file=path, allowed=KINDS)
 
 
@@ -90,21 +90,6 @@ def _keyed(path: Path) -> LaunchScript:
     if options.keys() >= megatron.MARKS:
         return megatron.read(options, path, None)
     raise InputError("is no launch script that is known here", file=path, allowed=KINDS)
-
-
-def _is_unsaid(value: object) -> bool:
-    return isinstance(value, str) and shell.UNSAID in value
-
-
-def _with_unsaid(script: LaunchScript, unsaid: Mapping[str, str], skipped: list[str]) -> LaunchScript:
-    """Return a script with options whose value the file does not say, and parts that were not followed, as ignored."""
-    texts = [
-        f"{key} ({value.replace(shell.UNSAID, '$').replace('>', '')} is not in the file)"
-        for key, value in unsaid.items()
-        if key not in script.neutral
-    ]
-    ignored = (*script.ignored, *texts, *(f"not followed: {text}" for text in skipped))
-    return LaunchScript(**{**vars(script), "ignored": ignored})
 
 
 def _gpus(options: Mapping[str, Any], text: str) -> int | None:

@@ -6,17 +6,21 @@ Scripts here are made up; their constructs are those that people use.
 from __future__ import annotations
 
 import json
+import re
+import tomllib
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from simulator.cli.app import main
 from simulator.config import load_workload
 from simulator.errors import InputError
 from simulator.launch_scripts import LaunchScript, read_script
 from simulator.launch_scripts.completion import workload_data
-from simulator.launch_scripts.shell import UNSAID, launch_command, options_of
+from simulator.launch_scripts.script import Unsaid, flattened
+from simulator.launch_scripts.shell import launch_command, options_of
 
 MEGATRON = r"""#!/bin/bash
 #SBATCH --nodes=4
@@ -241,6 +245,50 @@ SCRIPTS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
 }  # fmt: skip
 
 
+#: Name of a file -> a text of the same kind with values that are not simulated, switches that are off, and more names.
+ODD = {
+    "megatron.sh": MEGATRON.replace("--overlap-moe-magic", "--recompute-modules mlp --optimizer lamb --no-load-optim "
+     "--attention-backend auto --fp8-recipe custom --fp8-format e4m3 --data-parallel-sharding-strategy optim "
+     "--use-torch-fsdp2 --accumulate-allreduce-grads-in-bf16 --mtp-num-layers $2 --rotary-percent 0.5 --kv-channels 128 "
+     "--moe-layer-freq [0,1] --moe-token-dispatcher-type allgather --train-samples 100 --q-lora-rank 8"),
+    "arguments.yaml": SCRIPTS["arguments.yaml"][0] + "again: {seq_length: 128}\nnum_query_groups: 2\nswiglu: false\n"
+     "recompute: {recompute_granularity: full, recompute_method: uniform, recompute_num_layers: 3}\n",
+    "nemo.yaml": NEMO + "  fp8: false\n  num_query_groups: ${.x}\n  data: {prefix: a}\n  new_key: 1\n  rampup: null\n"
+     "exp_manager: {dir: a}\nother: {key: 1}\n",
+    "titan.toml": TORCHTITAN.replace('"op"', '"3"').replace("[training]", "[training]\nglobal_batch_size = -1\n"
+     "max_norm = 0.0\nmixed_precision_param = 'float8'\ndata_parallel_degree = 2") + "[optimizer]\nname = 'Muon'\n"
+     "implementation = 'odd'\nfused = true\n[float8]\nrecipe_name = 'rowwise_with_gw_hp'\nenable_float8_linear = true\n"
+     "filter_fqns = ['output']\n",
+    "ds_config.json": json.dumps({**DEEPSPEED, "optimizer": {"type": "Lion", "params": {"lr": 1, "torch_adam": True}},
+     "fp16": {"enabled": False, "loss_scale": 0}, "sequence_parallel_size": 1, "gradient_clipping": 0,
+     "zero_optimization": {"offload_param": {"device": "none", "pin_memory": False}, "cpu_offload": True}}),
+    "accelerate.yaml": "distributed_type: FSDP\nmixed_precision: fp8\nfp8_config: {backend: TE}\nuse_cpu: true\n"
+     "fsdp_config: {fsdp_version: 2, fsdp_reshard_after_forward: false, sharding_strategy: 9, offload_params: true, "
+     "fsdp_backward_prefetch: NO_PREFETCH, fsdp_auto_wrap_policy: TRANSFORMER_BASED_WRAP, odd: 1}\n",
+    "axolotl.yml": AXOLOTL + "fsdp: [hybrid_shard, auto_wrap, offload]\nfsdp_config: {fsdp_state_dict_type: FULL}\n"
+     "plugins: [axolotl.integrations.liger.LigerPlugin]\nliger_rope: true\ntensor_parallel_size: 1\nload_in_8bit: true\n"
+     "lora_target_linear: false\nflash_attention: true\nfp16: true\n",
+    "factory.yaml": LLAMA_FACTORY.replace("finetuning_type: full", "finetuning_type: lora\nuse_dora: true\n"
+     "quantization_bit: 8\nquantization_method: hqq\nlora_target: odd,q_proj\npure_bf16: false\nflash_attn: fa2"),
+    "trainer.sh": TRAINER.replace("--zero_stage $STAGE", "--zero_stage auto --offload --fsdp 'odd words' --use_peft "
+     "--lora_target_modules all-linear --torch_dtype int8 --optim galore --max_length 3 --fsdp_config x.json "
+     "--ddp_bucket_cap_mb 3"),
+}  # fmt: skip
+
+
+def names_in(name: str, text: str) -> set[str]:
+    """Return the options of a script: of a shell command its words with two hyphens, else the keys of its file."""
+    if name.endswith(".sh"):
+        program = launch_command(text, Path(name)).words
+        return {word.text[2:].split("=")[0].replace("-", "_") for word in program if word.text.startswith("--")} - {
+            "nproc_per_node", "nnodes", "num_gpus"}  # fmt: skip
+    data = tomllib.loads(text) if name.endswith(".toml") else yaml.safe_load(text)
+    keys = {f"{key}" for key in flattened(data)}
+    if name == "arguments.yaml":  # the last part of a name is Megatron-LM's, but of a second one
+        keys = {key if text.count("seq_length") == 2 and key == "seq_length" else key.split(".")[-1] for key in keys}
+    return keys
+
+
 def script(tmp_path: Path, name: str, text: str | None = None) -> LaunchScript:
     path = tmp_path / name
     path.write_text(SCRIPTS[name][0] if text is None else text)
@@ -268,8 +316,9 @@ def test_what_is_not_simulated_is_named_and_what_changes_nothing_too(tmp_path: P
     assert megatron.gpus == 32
     assert megatron.ignored == ("overlap_moe_magic", "not followed: for NODE in a b")
     assert {"lr", "save", "moe_grouped_gemm"} <= set(megatron.neutral)
-    assert "enable_async_tensor_parallel" in script(tmp_path, "titan.toml").ignored
-    assert script(tmp_path, "ds_config.json").ignored == ("zero_optimization.reduce_bucket_size",)
+    assert "save" in megatron.neutral  # $1, which no one simulates anyway
+    assert "parallelism.enable_async_tensor_parallel" in script(tmp_path, "titan.toml").ignored
+    assert script(tmp_path, "ds_config.json").ignored == ("zero_optimization.reduce_bucket_size 500000000.0",)
     factory = script(tmp_path, "factory.yaml")
     assert [text for text in factory.assumed if "configs/ds_z3.json, which is not there" in text]
     (tmp_path / "configs").mkdir()
@@ -277,11 +326,180 @@ def test_what_is_not_simulated_is_named_and_what_changes_nothing_too(tmp_path: P
     assert script(tmp_path, "factory.yaml").workload["parallelism"] == {"zero": 2}
 
 
-def test_precision_in_8_bits_is_read_as_such(tmp_path: Path) -> None:
-    eight = script(tmp_path, "megatron.sh", MEGATRON.replace("--overlap-moe-magic", "--fp8-format hybrid"))
-    assert eight.workload["training"]["precision"] == "fp8"
-    titan = TORCHTITAN.replace('flavor = "70B"', 'flavor = "70B"\nconverters = "float8"')
-    assert script(tmp_path, "titan.toml", titan).workload["training"]["precision"] == "fp8"
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_every_option_is_in_exactly_one_list(name: str, tmp_path: Path) -> None:
+    """Of every kind of script: as it is, with values that are not simulated, with bad names, and with no values."""
+    for text in (SCRIPTS[name][0], ODD[name]):
+        read = script(tmp_path, name, text)
+        understood = {entry.option for entry in read.understood}
+        ignored = {re.split(r"[ :]", line)[0] for line in read.ignored if not line.startswith(("not followed", "adap"))}
+        assert understood | set(read.neutral) | ignored == names_in(name, text)
+        assert not (understood & set(read.neutral) or understood & ignored or ignored & set(read.neutral))
+        assert len(set(read.neutral)) == len(read.neutral)
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "told"),
+    [
+        ("megatron.sh", ("--recompute-method block --recompute-num-layers 1", "--recompute-method uniform "
+         "--recompute-num-layers 4"), ("recompute_method uniform", "recompute_num_layers 4")),
+        ("megatron.sh", ("--attention-dropout 0.0", "--attention-dropout 0.1"), ("attention_dropout 0.1",)),
+        ("megatron.sh", ("--bf16\"", "--bf16\" --optimizer lamb --attention-backend local"),
+         ("optimizer lamb", "attention_backend local")),
+        ("megatron.sh", ("--bf16\"", "--bf16\" --attention-backend unfused --no-masked-softmax-fusion"),
+         ("no_masked_softmax_fusion",)),
+        ("ds_config.json", ('"bf16"', '"optimizer": {"type": "Lion"}, "bf16"'), ("optimizer.type Lion",)),
+        ("trainer.sh", ("--gradient_checkpointing", "--optim adamw_bnb_8bit --label_smoothing_factor 0.1"),
+         ("optim adamw_bnb_8bit", "label_smoothing_factor 0.1")),
+        ("axolotl.yml", ("load_in_4bit: true", "load_in_8bit: true\nliger_rope: true"),
+         ("load_in_8bit", "liger_rope")),
+        ("accelerate.yaml", ("fsdp_offload_params: false", "fsdp_forward_prefetch: true"),
+         ("fsdp_config.fsdp_forward_prefetch",)),
+        ("nemo.yaml", ("activation: fast-swiglu", "activation: squared-relu"), ("model.activation squared-relu",)),
+    ],
+)  # fmt: skip
+def test_a_value_that_is_not_simulated_is_named(
+    name: str, change: tuple[str, str], told: tuple[str, ...], tmp_path: Path
+) -> None:
+    text = SCRIPTS[name][0].replace(*change)
+    assert text != SCRIPTS[name][0]
+    ignored = script(tmp_path, name, text).ignored
+    assert [start for start in told if not any(line.startswith(start) for line in ignored)] == []
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "expected"),
+    [
+        ("megatron.sh", "--transformer-impl local --moe-router-topk 2", {
+            "framework": "megatron_core_local", "model.attention": "unfused"}),
+        ("megatron.sh", "--optimizer sgd", {"training.optimizer.name": "sgd_momentum", "framework": "megatron_core"}),
+        ("megatron.sh", "--use-flash-attn --clip-grad 0", {"model.attention": "flash", "training.grad_clip": None}),
+        ("megatron.sh", "--attention-backend unfused", {"model.attention": "unfused"}),
+    ],
+)  # fmt: skip
+def test_options_that_decide_time_reach_the_workload(
+    name: str, options: str, expected: dict[str, Any], tmp_path: Path
+) -> None:
+    read = script(tmp_path, name, MEGATRON.replace("--overlap-moe-magic", options))
+    assert {key: value_at(read.workload, key) for key in expected} == expected
+    assert not {"transformer_impl", "optimizer", "use_flash_attn", "attention_backend"} & set(read.neutral)
+
+
+#: Name of a file -> a change of it, and the keys of training that it means. Sizes of products are as they were.
+EIGHT_BITS: list[tuple[str, tuple[str, str], dict[str, Any]]] = [
+    ("megatron.sh", ("--overlap-moe-magic", f"--fp8-format hybrid{recipe}"), {"precision": "bf16", "fp8": ours})
+    for recipe, ours in {
+        "": "te_delayed", " --fp8-recipe delayed": "te_delayed", " --fp8-recipe tensorwise": "te_current",
+        " --fp8-recipe blockwise": "te_blockwise", " --fp8-recipe mxfp8": "te_mxfp8",
+    }.items()
+] + [
+    ("titan.toml", ("[compile]", f"[float8]\n{keys}\n[compile]"), {"precision": "bf16", "fp8": ours})
+    for keys, ours in {
+        "enable_float8_linear = true": "torchao_tensorwise",
+        "enable_float8_linear = true\nrecipe_name = 'rowwise'": "torchao_rowwise",
+        "enable_float8_linear = true\nenable_fsdp_float8_all_gather = true": {
+            "recipe": "torchao_tensorwise", "gather": "fp8"},
+    }.items()
+] + [
+    ("titan.toml", ("flavor", "converters = ['quantize.linear.float8']\nflavor"), {"fp8": "torchao_tensorwise"}),
+    ("accelerate.yaml", ("mixed_precision: bf16", "mixed_precision: fp8"), {"precision": "bf16"}),
+    ("nemo.yaml", ("num_layers: 24", "num_layers: 24\n  fp8: true"), {"precision": "bf16", "fp8": "te_delayed"}),
+    ("nemo.yaml", ("num_layers: 24", "num_layers: 24\n  fp8: false"), {"precision": "bf16"}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "change", "expected"), EIGHT_BITS)
+def test_training_in_8_bits_is_a_recipe_beside_bf16(
+    name: str, change: tuple[str, str], expected: dict[str, Any], tmp_path: Path
+) -> None:
+    """The workload loads: precision fp8 says nothing of casts and is refused."""
+    text = SCRIPTS[name][0]
+    assert change[0] in text
+    added = {key: value for key, value in SCRIPTS[name][1].items() if key != "gpus"}
+    data = workload_data(
+        script(tmp_path, name, text.replace(*change)), "job", name, "dgx_h100", SCRIPTS[name][1].get("gpus"), added
+    )
+    training = {key: data["training"].get(key) for key in ("precision", "fp8")}
+    assert training == {"precision": "bf16", "fp8": None, **expected}
+    load_workload(data)
+
+
+@pytest.mark.parametrize(
+    ("words", "zero", "reshard"),
+    [
+        ("full_shard auto_wrap", 3, None),
+        ("shard_grad_op auto_wrap", 3, False),
+        ("hybrid_shard auto_wrap", 3, None),
+        ("hybrid_shard_zero2 offload", 3, False),
+        ("no_shard", 0, None),
+    ],
+)
+def test_strategies_of_fsdp_are_one_in_all_kinds(words: str, zero: int, reshard: bool | None, tmp_path: Path) -> None:
+    """The words of transformers' Trainer and the keys of accelerate come to the same; hybrid ones are told."""
+    strategy = words.split()[0]
+    offload = str("offload" in words).lower()
+    trainer = f"torchrun --nproc_per_node 8 a.py --model_name_or_path m --bf16 --fsdp '{words}' --optim adamw_torch\n"
+    section = f"{{fsdp_sharding_strategy: {strategy.upper()}, fsdp_offload_params: {offload}}}"
+    accelerate = f"distributed_type: FSDP\nmixed_precision: bf16\nfsdp_config: {section}\n"
+    axolotl = AXOLOTL + f"fsdp: [{', '.join(words.split())}]\n"
+    for name, text in (("a.sh", trainer), ("a.yaml", accelerate), ("a.yml", axolotl)):
+        read = script(tmp_path, name, text)
+        parallelism = read.workload["parallelism"]
+        assert (parallelism["zero"], parallelism.get("reshard_after_forward")) == (zero, reshard)
+        assert ("offload" in parallelism) is ("offload" in words)
+        assert any("parallelism.hsdp" in line for line in read.ignored) is strategy.startswith("hybrid")
+
+
+def test_a_false_value_is_a_value(tmp_path: Path) -> None:
+    """With FSDP 2, ``fsdp_reshard_after_forward: false`` is SHARD_GRAD_OP, and that option alone is named."""
+    text = ACCELERATE.replace("fsdp_sharding_strategy: SHARD_GRAD_OP", "fsdp_reshard_after_forward: false")
+    read = script(tmp_path, "accelerate.yaml", text)
+    assert read.workload["parallelism"]["reshard_after_forward"] is False
+    named = {entry.option for entry in read.understood if entry.key.startswith("parallelism")}
+    assert named == {"fsdp_config.fsdp_reshard_after_forward"}
+
+
+def test_accelerate_reads_deepspeed_as_deepspeed_does(tmp_path: Path) -> None:
+    text = """
+distributed_type: DEEPSPEED
+mixed_precision: bf16
+deepspeed_config: {zero_stage: 3, offload_optimizer_device: cpu, offload_param_device: none, gradient_clipping: 1.0,
+  gradient_accumulation_steps: 4, zero3_init_flag: true}
+"""
+    read = script(tmp_path, "a.yaml", text)
+    alone = script(tmp_path, "ds_config.json")
+    assert read.workload["parallelism"] == alone.workload["parallelism"]
+    assert (read.accumulation, read.workload["training"]["grad_clip"]) == (4, 1.0)
+    assert "deepspeed_config.zero_stage" in {entry.option for entry in read.understood}
+    with pytest.raises(InputError, match="is no stage of ZeRO"):
+        script(tmp_path, "a.yaml", text.replace("zero_stage: 3", "zero_stage: 7"))
+
+
+def test_a_path_of_deepspeed_is_told_from_a_switch(tmp_path: Path) -> None:
+    """``--deepspeed`` is a switch of DeepSpeedExamples and a path of transformers' Trainer."""
+    (tmp_path / "z.json").write_text(json.dumps({"zero_optimization": {"stage": 2}, "odd_key": 1}))
+    command = "torchrun --nproc_per_node 8 a.py --model_name_or_path m --bf16 --deepspeed"
+    assert "deepspeed" in script(tmp_path, "a.sh", f"{command}\n").ignored
+    assert script(tmp_path, "a.sh", f"{command} True\n").workload["framework"] == "hugging_face"
+    read = script(tmp_path, "a.sh", f"{command} z.json\n")
+    assert (read.workload["framework"], read.workload["parallelism"]["zero"]) == ("hugging_face_deepspeed", 2)
+    assert read.ignored == ("model_name_or_path m: m is no shipped model", "deepspeed.odd_key 1")
+
+
+def test_gpus_are_read_from_comments_alone(tmp_path: Path) -> None:
+    text = TORCHTITAN.replace("# a preset for 64 H100 GPUs", '[job]\ndescription = "for 32 GPUs"')
+    assert script(tmp_path, "titan.toml", text).gpus is None
+    assert script(tmp_path, "titan.toml").gpus == 64
+
+
+@pytest.mark.parametrize(("kind", "recompute"), [("1", "full"), ("2", "ops"), ("3", "ops"), ("op", "ops")])
+def test_whole_layers_that_are_recomputed(kind: str, recompute: str, tmp_path: Path) -> None:
+    """Every layer whole is full recomputation; one of every three has nothing that is like it, and is told so."""
+    read = script(tmp_path, "titan.toml", TORCHTITAN.replace('"op"', f'"{kind}"'))
+    assert read.workload["training"]["recompute"] == recompute
+    nearest = [line for line in read.assumed if "nearest" in line]
+    told = [f"training.recompute: ops, the nearest to one whole layer of every {kind}"]
+    assert nearest == (told if kind in "23" else [])
 
 
 @pytest.mark.parametrize(
@@ -318,6 +536,16 @@ def test_what_a_script_does_not_say_is_asked_for(
         ("open.sh", 'A="' + "x\n" * 1000, "starts no training"),
         ("model.json", '{"architectures": ["LlamaForCausalLM"]}', "hf_config"),
         ("other.yaml", "a: 1\n", "is no launch script that is known here"),
+        ("clip.sh", MEGATRON.replace("--overlap-moe-magic", "--clip-grad abc"), "clip_grad: is no number"),
+        ("drop.sh", MEGATRON.replace("--hidden-dropout 0.0", "--hidden-dropout much"), "is no number"),
+        ("experts.sh", MEGATRON.replace("--overlap-moe-magic", "--moe-expert-capacity-factor x"), "is no number"),
+        ("norm.toml", TORCHTITAN.replace("seq_len", "max_norm = 'x'\nseq_len"), "training.max_norm: is no number"),
+        ("norm.yml", AXOLOTL + "max_grad_norm: x\n", "max_grad_norm: is no number"),
+        ("rate.yml", AXOLOTL.replace("0.05", "x"), "lora_dropout: is no number"),
+        ("clip.json", json.dumps({**DEEPSPEED, "gradient_clipping": "x"}), "gradient_clipping: is no number"),
+        ("clip.yaml", "distributed_type: DEEPSPEED\ndeepspeed_config: {gradient_clipping: x}\n", "is no number"),
+        ("endless.sh", MEGATRON.replace("--num-layers 32", "--num-layers inf"), "is no whole number"),
+        ("nemo.yaml", NEMO.replace("gradient_clip_val: 1.0", "gradient_clip_val: x"), "trainer.gradient_clip_val"),
         ("word.sh", MEGATRON.replace("--num-layers 32", "--num-layers many"), "is no whole number"),
         ("rl.yaml", AXOLOTL + "rl: dpo\n", "one loss per token"),
         ("stage.json", '{"zero_optimization": {"stage": 7}}', "is no stage of ZeRO"),
@@ -366,8 +594,10 @@ srun -l --output=$DIR/%x.log sh -c "${cmd}"
 
 
 def test_variables_of_a_shell() -> None:
-    text = 'A=2\nB=$((A * 3 + 1))\nC="x ${B}"\npython t.py --a $A --b ${B:-9} --c $C --d $D --e ${E:-"5"} --f $(date)\n'
+    text = 'A=2\nB=$((A * 3 + 1))\nC="x ${B}"\npython t.py --a $A --b ${B:-9} --c $C --d $D --e ${E:-"5"} --f $(date)'
+    text += ' --g "a>$D/b" --h $((D + 1))\n'
     options = options_of(launch_command(text, Path("s.sh")).words)
     assert options == {
-        "a": "2", "b": "7", "c": "x 7", "d": f"{UNSAID}D>", "e": "5", "f": f"{UNSAID}date>",
+        "a": "2", "b": "7", "c": "x 7", "d": Unsaid("$D"), "e": "5", "f": Unsaid("$(date)"), "g": Unsaid("a>$D/b"),
+        "h": Unsaid("$((D + 1))"),
     }  # fmt: skip
