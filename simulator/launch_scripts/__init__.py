@@ -41,6 +41,24 @@ _COMMANDS: tuple[tuple[frozenset[str], Callable[[Mapping[str, Any], Path, int | 
     (megatron.MARKS, megatron.read),
     (hugging_face.MARKS, hugging_face.read),
 )
+#: Options of accelerate's launcher that say where processes run, and how many; others say how a model is trained.
+_OF_PROCESSES = frozenset(
+    [
+        "debug",
+        "gpu_ids",
+        "machine_rank",
+        "main_process_ip",
+        "main_process_port",
+        "main_training_function",
+        "multi_gpu",
+        "num_machines",
+        "num_processes",
+        "quiet",
+        "rdzv_backend",
+        "rdzv_conf",
+        "same_network",
+    ]
+)
 KINDS = ", ".join(
     one.FORMAT for one in (megatron, nemo, torchtitan, deepspeed, accelerate, hugging_face, axolotl, llama_factory)
 )
@@ -64,11 +82,14 @@ def read_script(path: Path) -> LaunchScript:
     text = read_text(path)
     command = shell.launch_command(text, path)
     start = shell.program_at(command.words)
-    options = shell.options_of(command.words[start:])
+    options, launcher = shell.options_of(command.words[start:]), shell.options_of(command.words[:start])
+    by_accelerate = any(Path(word.text).name.startswith("accelerate") for word in command.words[:start])
     for marks, reader in _COMMANDS:
         if marks & options.keys():
-            script = reader(options, path, _gpus({**options, **shell.options_of(command.words[:start])}, text))
+            script = reader(options, path, _gpus({**options, **launcher}, text))
             skipped = tuple(f"not followed: {part}" for part in command.skipped)
+            if by_accelerate:
+                skipped += tuple(f"accelerate launch's {name}" for name in launcher if name not in _OF_PROCESSES)
             return replace(script, ignored=(*script.ignored, *skipped))
     raise InputError("starts a training that is not known here", file=path, allowed=KINDS)
 

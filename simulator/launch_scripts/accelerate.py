@@ -48,7 +48,7 @@ def read(data: Mapping[str, Any], path: Path) -> LaunchScript:
         reading.gpus = processes
         reading.understand("num_processes", "GPUs", processes)
     _precision(reading)
-    kind = str(reading.look("distributed_type", "NO")).upper()
+    kind = str(reading.look("distributed_type") or "NO").upper()  # NO without quotes is false in YAML
     if kind == "FSDP":
         trainer.put_fsdp(reading)
     elif kind == "DEEPSPEED":

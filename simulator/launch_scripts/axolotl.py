@@ -9,7 +9,7 @@ from typing import Any
 from simulator.errors import InputError
 from simulator.launch_scripts import trainer
 from simulator.launch_scripts.models import put_model
-from simulator.launch_scripts.script import LaunchScript, ScriptReading, flattened
+from simulator.launch_scripts.script import LaunchScript, ScriptReading, flattened, words_of
 
 FORMAT = "axolotl configuration"
 MARKS = frozenset(("base_model", "sequence_len"))
@@ -31,8 +31,10 @@ _NEUTRAL = frozenset(
 
 def read(data: Mapping[str, Any], path: Path) -> LaunchScript:
     """Return the job of a file. Raises `InputError` where it trains in a way that is not simulated."""
-    options = {key: value for key, value in data.items() if key != "fsdp_config"}
-    options |= {f"fsdp_config.{key}": value for key, value in flattened(data.get("fsdp_config") or {}).items()}
+    options = dict(data)
+    if isinstance(section := data.get("fsdp_config"), Mapping):
+        del options["fsdp_config"]
+        options |= flattened(section, "fsdp_config.")
     reading = ScriptReading(FORMAT, path, options)
     reading.workload["framework"] = "hugging_face"
     if method := reading.look("rl"):
@@ -57,7 +59,7 @@ def read(data: Mapping[str, Any], path: Path) -> LaunchScript:
     trainer.put_deepspeed(reading, "deepspeed")
     if reading.look("fsdp") or any(key.startswith("fsdp_config.") for key in options):
         trainer.put_fsdp(reading, "fsdp")
-    if all("liger" in str(plugin).lower() for plugin in reading.look("plugins", ())):
+    if all("liger" in plugin.lower() for plugin in words_of(reading.look("plugins"))):
         reading.leave("plugins")  # its switches say what it changes
     reading.sort_rest(trainer.NEUTRAL | _NEUTRAL, trainer.NEUTRAL_PREFIXES)
     return reading.script

@@ -43,6 +43,7 @@ def read(options: Mapping[str, Any], path: Path, gpus: int | None) -> LaunchScri
         _weights(reading)
     if reading.look("fsdp"):
         trainer.put_fsdp(reading, "fsdp")
+    reading.leave_where("ddp_backend", "nccl")
     reading.sort_rest(trainer.NEUTRAL, trainer.NEUTRAL_PREFIXES)
     return reading.script
 

@@ -27,7 +27,7 @@ _ARGUMENTS = {
     "trainer.max_steps": "train_iters",
     "trainer.num_nodes": "nnodes",
 }
-#: Key of the file -> its value -> an argument of Megatron-LM and what it is set to.
+#: Key of the file -> value of it -> an argument of Megatron-LM, and what that is set to.
 _MEANINGS: Mapping[str, Mapping[str, tuple[str, object]]] = {
     "trainer.precision": {
         "16": ("fp16", True),

@@ -224,3 +224,12 @@ def flattened(data: Mapping[str, Any], section: str = "") -> dict[str, Any]:
         key = f"{section}{name}"
         flat |= flattened(value, f"{key}.") if isinstance(value, Mapping) else {key: value}
     return flat
+
+
+def words_of(value: object) -> list[str]:
+    """Return the words of a list, or of a text with blanks or commas between them.
+
+    >>> words_of("q_proj,v_proj"), words_of(["q_proj"]), words_of(None)
+    (['q_proj', 'v_proj'], ['q_proj'], [])
+    """
+    return [str(word) for word in value] if isinstance(value, list) else str(value or "").replace(",", " ").split()

@@ -55,10 +55,10 @@ _OPERATORS: dict[type, Callable[[int, int], int]] = {
 
 
 class Word(NamedTuple):
-    """A word of a command. ``said``: the file says all of it; if not, ``text`` has variables as the script does."""
+    """A word of a command. ``complete``: the file says all of it; if not, ``text`` has variables as the script does."""
 
     text: str
-    said: bool = True
+    complete: bool = True
 
 
 @dataclass
@@ -114,7 +114,7 @@ def options_of(words: Iterable[Word]) -> dict[str, str | bool | Unsaid]:
 
     >>> options_of([Word("x.py"), Word("--num-layers"), Word("4"), Word("--bf16"), Word("--lr=1e-4")])
     {'num_layers': '4', 'bf16': True, 'lr': '1e-4'}
-    >>> options_of([Word("--save"), Word("$1/last", said=False)])
+    >>> options_of([Word("--save"), Word("$1/last", complete=False)])
     {'save': Unsaid(text='$1/last')}
     """
     values: dict[str, list[Word]] = {}
@@ -122,7 +122,7 @@ def options_of(words: Iterable[Word]) -> dict[str, str | bool | Unsaid]:
     for word in words:
         if match := re.fullmatch(r"--?([A-Za-z][\w.-]*)(?:=(.*))?", word.text, re.DOTALL):
             name = match[1].replace("-", "_")
-            values[name] = [] if match[2] is None else [Word(match[2], word.said)]
+            values[name] = [] if match[2] is None else [Word(match[2], word.complete)]
         elif name and not word.text.endswith(".py"):
             values[name].append(word)
         else:
@@ -132,7 +132,7 @@ def options_of(words: Iterable[Word]) -> dict[str, str | bool | Unsaid]:
 
 def _value_of(words: list[Word]) -> str | bool | Unsaid:
     text = " ".join(word.text for word in words)
-    if not all(word.said for word in words):
+    if not all(word.complete for word in words):
         return Unsaid(text)
     return text if words else True
 
@@ -180,7 +180,7 @@ class _ShellReader:
         if value.startswith("("):
             value = " ".join(self.words(value[1:].rsplit(")", 1)[0]))
         else:
-            parts = _split(_SUBSTITUTION.sub(lambda part: shlex.quote(self.expand(part[0])), value))
+            parts = _split(self._substituted(value))
             if len(parts) > 1 and not all(_ASSIGNMENT.fullmatch(part) for part in parts[1:]):
                 return False  # A=1 command
             for part in parts[1:]:
@@ -191,6 +191,7 @@ class _ShellReader:
 
     def words(self, statement: str) -> list[str]:
         """Return the words of a statement with variables expanded and split, without quotes and redirections."""
+        statement = self._substituted(statement)
         statement = re.split(r"\s(?:2?>{1,2}|\||&&?|\|\|)\s?", re.sub(r"2>&1", "", statement))[0]
         words = [word for part in _split(statement) for word in _split(self.expand(part))]
         while words and (_ASSIGNMENT.fullmatch(words[0]) or words[0] in ("eval", "exec", "time", "nohup", "sudo")):
@@ -200,7 +201,7 @@ class _ShellReader:
     def word(self, text: str) -> Word:
         """Return a word of an expanded text, with what the file does not say as the script writes it."""
         written = _MARKED.sub(lambda match: self._unsaid[int(match[1])], text)
-        return Word(written, said=written == text)
+        return Word(written, complete=written == text)
 
     def expand(self, text: str) -> str:
         """Return a text with its variables expanded, and those without a value marked."""
@@ -224,6 +225,10 @@ class _ShellReader:
         if value is None or (value == "" and alternative.startswith(":")):
             return default if alternative and "?" not in alternative[:2] else self._marked(match[0])
         return value
+
+    def _substituted(self, text: str) -> str:
+        """Return a text with sums and outputs of commands put in, which may hold blanks and are one word."""
+        return _SUBSTITUTION.sub(lambda part: self.expand(part[0]), text)
 
     def _marked(self, written: str) -> str:
         if written not in self._unsaid:

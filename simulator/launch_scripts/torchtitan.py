@@ -8,7 +8,7 @@ from pathlib import Path
 
 from simulator.errors import InputError
 from simulator.launch_scripts.models import put_model
-from simulator.launch_scripts.script import LaunchScript, ScriptReading, flattened
+from simulator.launch_scripts.script import LaunchScript, ScriptReading, flattened, words_of
 
 FORMAT = "torchtitan job"
 _NEUTRAL_PREFIXES = (
@@ -101,9 +101,8 @@ def _precision(reading: ScriptReading) -> None:
         reading.put("training.precision", dtype, parameter)
     else:
         reading.assume("training.precision", "bf16", "torchtitan's default of mixed_precision_param")
-    converters = reading.look("model.converters", ())
-    words = converters.replace(",", " ").split() if isinstance(converters, str) else list(converters)
-    switch = "model.converters" if any(str(word).endswith("float8") for word in words) else None
+    converters = words_of(reading.look("model.converters"))
+    switch = "model.converters" if any(word.endswith("float8") for word in converters) else None
     switch = switch or reading.first_on("float8.enable_float8_linear", "training.enable_float8_linear")
     if switch is not None:
         _eight_bits(reading, switch)

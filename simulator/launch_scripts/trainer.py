@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 from simulator.errors import InputError
 from simulator.input_files import read_json, read_yaml
 from simulator.launch_scripts import deepspeed
-from simulator.launch_scripts.script import ScriptReading, flattened
+from simulator.launch_scripts.script import ScriptReading, flattened, words_of
 
 #: Options that change neither time nor memory of a step, or by less than is simulated.
 NEUTRAL = frozenset(
@@ -53,10 +53,10 @@ NEUTRAL = frozenset(
     ]
 )
 NEUTRAL_PREFIXES = (
-    "chat_template", "comet", "data_seed", "dataloader", "dataset", "early_stopping", "eval",
-    "gradient_checkpointing_kwargs", "hub_", "load_best", "logging", "lora_alpha", "lora_fan", "lora_model_dir",
-    "loraplus", "lr_", "metric_for", "mlflow", "per_device_eval", "preprocessing", "save", "special_tokens",
-    "tokenizer", "train_on", "wandb", "warmup",
+    "chat_template", "comet", "data_output", "data_path", "data_seed", "data_split", "dataloader", "dataset",
+    "early_stopping", "eval", "gradient_checkpointing_kwargs", "hub_", "load_best", "logging", "lora_alpha",
+    "lora_fan", "lora_model_dir", "loraplus", "lr_", "metric_for", "mlflow", "per_device_eval", "preprocessing", "save",
+    "special_tokens", "tokenizer", "train_on", "wandb", "warmup",
 )  # fmt: skip
 #: Neutral keys of the section ``fsdp_config``, which may have fsdp_ before them.
 _FSDP_NEUTRAL = (
@@ -75,7 +75,7 @@ _FSDP_USUAL = {
 
 
 class _Sharding(NamedTuple):
-    """What a strategy of FSDP shards: as stage of ZeRO, until when weights stay whole, inside a node alone or not."""
+    """A strategy of FSDP: its stage of ZeRO, whether layers are dropped after use, whether nodes hold copies."""
 
     zero: int
     reshard: bool = True
@@ -170,7 +170,7 @@ def put_adapters(
     if size is None:
         reading.assumed.append(f"training.adapters.rank: {usual_rank}, the default of {rank}")
     named = reading.look(targets)
-    names = named.replace(",", " ").split() if isinstance(named, str) else list(named or ())
+    names = words_of(named)
     switch = reading.first_on(every) if every is not None else None
     if switch or not names or {"all", "all-linear"} & set(names):
         chosen = _EVERY
@@ -204,7 +204,7 @@ def put_fsdp(reading: ScriptReading, words: str | None = None) -> None:
     def spelled(*names: str) -> tuple[str, ...]:
         return tuple(f"fsdp_config.{start}{name}" for name in names for start in ("fsdp_", ""))
 
-    in_words = _words(reading.look(words)) if words is not None else []
+    in_words = [word.upper() for word in words_of(reading.look(words))] if words is not None else []
     option, value = reading.first_of(*spelled("sharding_strategy", "reshard_after_forward"))
     strategy = _STRATEGIES.get(str(value).upper())
     if strategy is None and words is not None:
@@ -241,12 +241,6 @@ def _offload(reading: ScriptReading, option: str) -> None:
     if reading.workload.get("training", {}).get("optimizer", {}).pop("implementation", None):
         reading.understood = [entry for entry in reading.understood if entry.key != key]
         reading.assumed.append(f"{key}: the host's, as the host updates offloaded states")
-
-
-def _words(value: object) -> list[str]:
-    """Return the words of a text or of a list, in capitals."""
-    words = value if isinstance(value, list) else str(value or "").replace(",", " ").split()
-    return [str(word).upper() for word in words]
 
 
 def put_deepspeed(reading: ScriptReading, option: str) -> bool:
