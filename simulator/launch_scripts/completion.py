@@ -42,7 +42,7 @@ def workload_data(
             for key in missing
         )
     layout = data.setdefault("parallelism", {})
-    if not isinstance(layout, Mapping):
+    if not isinstance(layout, dict):
         return data  # which the check of the workload refuses
     sizes = [_size(layout, axis) for axis in ("tp", "pp", "cp")]
     if "dp" not in layout:

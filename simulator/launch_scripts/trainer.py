@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from simulator.errors import InputError
@@ -169,8 +170,7 @@ def put_adapters(
     size = reading.number(rank)
     if size is None:
         reading.assumed.append(f"training.adapters.rank: {usual_rank}, the default of {rank}")
-    named = reading.look(targets)
-    names = words_of(named)
+    names = words_of(reading.look(targets))
     switch = reading.first_on(every) if every is not None else None
     if switch or not names or {"all", "all-linear"} & set(names):
         chosen = _EVERY
@@ -267,6 +267,8 @@ def put_deepspeed(reading: ScriptReading, option: str) -> bool:
         reading.assume("parallelism.zero", int(stage), f"by the name of {named}, which is not there")
         return True
     data = read_json(file) if file.suffix == ".json" else read_yaml(file)
+    if not isinstance(data, Mapping):
+        raise InputError("must hold keys and values at its top level", file=file)
     prefix = f"{option}."
     reading.options = {**reading.options, **{prefix + key: value for key, value in flattened(data).items()}}
     deepspeed.apply(reading, lambda key: prefix + key)
