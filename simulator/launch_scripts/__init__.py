@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +41,24 @@ _COMMANDS: tuple[tuple[frozenset[str], Callable[[Mapping[str, Any], Path, int | 
     (megatron.MARKS, megatron.read),
     (hugging_face.MARKS, hugging_face.read),
 )
+#: Options of accelerate's launcher that say where processes run, and how many; others say how a model is trained.
+_OF_PROCESSES = frozenset(
+    [
+        "debug",
+        "gpu_ids",
+        "machine_rank",
+        "main_process_ip",
+        "main_process_port",
+        "main_training_function",
+        "multi_gpu",
+        "num_machines",
+        "num_processes",
+        "quiet",
+        "rdzv_backend",
+        "rdzv_conf",
+        "same_network",
+    ]
+)
 KINDS = ", ".join(
     one.FORMAT for one in (megatron, nemo, torchtitan, deepspeed, accelerate, hugging_face, axolotl, llama_factory)
 )
@@ -63,13 +82,15 @@ def read_script(path: Path) -> LaunchScript:
     text = read_text(path)
     command = shell.launch_command(text, path)
     start = shell.program_at(command.words)
-    options = shell.options_of(command.words[start:])
-    values = {key: None if _is_unsaid(value) else value for key, value in options.items()}
-    unsaid = {key: str(value) for key, value in options.items() if _is_unsaid(value)}
+    options, launcher = shell.options_of(command.words[start:]), shell.options_of(command.words[:start])
+    by_accelerate = any(Path(word.text).name.startswith("accelerate") for word in command.words[:start])
     for marks, reader in _COMMANDS:
         if marks & options.keys():
-            script = reader(values, path, _gpus({**values, **shell.options_of(command.words[:start])}, text))
-            return _with_unsaid(script, unsaid, command.skipped)
+            script = reader(options, path, _gpus({**options, **launcher}, text))
+            skipped = tuple(f"not followed: {part}" for part in command.skipped)
+            if by_accelerate:
+                skipped += tuple(f"accelerate launch's {name}" for name in launcher if name not in _OF_PROCESSES)
+            return replace(script, ignored=(*script.ignored, *skipped))
     raise InputError("starts a training that is not known here", file=path, allowed=KINDS)
 
 
@@ -90,21 +111,6 @@ def _keyed(path: Path) -> LaunchScript:
     if options.keys() >= megatron.MARKS:
         return megatron.read(options, path, None)
     raise InputError("is no launch script that is known here", file=path, allowed=KINDS)
-
-
-def _is_unsaid(value: object) -> bool:
-    return isinstance(value, str) and shell.UNSAID in value
-
-
-def _with_unsaid(script: LaunchScript, unsaid: Mapping[str, str], skipped: list[str]) -> LaunchScript:
-    """Return a script with options whose value the file does not say, and parts that were not followed, as ignored."""
-    texts = [
-        f"{key} ({value.replace(shell.UNSAID, '$').replace('>', '')} is not in the file)"
-        for key, value in unsaid.items()
-        if key not in script.neutral
-    ]
-    ignored = (*script.ignored, *texts, *(f"not followed: {text}" for text in skipped))
-    return LaunchScript(**{**vars(script), "ignored": ignored})
 
 
 def _gpus(options: Mapping[str, Any], text: str) -> int | None:

@@ -7,11 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from simulator.errors import InputError
-from simulator.launch_scripts import trainer
+from simulator.launch_scripts import deepspeed, trainer
 from simulator.launch_scripts.script import LaunchScript, ScriptReading, flattened
 
 FORMAT = "accelerate configuration"
-MARKS = frozenset(("distributed_type", "compute_environment"))
 _NEUTRAL = frozenset(
     [
         "compute_environment",
@@ -25,27 +24,33 @@ _NEUTRAL = frozenset(
         "num_machines",
         "rdzv_backend",
         "same_network",
-        "use_cpu",
         "tpu_env",
         "tpu_use_cluster",
         "tpu_use_sudo",
+        "deepspeed_config.deepspeed_multinode_launcher",
+        "deepspeed_config.zero3_init_flag",
+        "deepspeed_config.zero3_save_16bit_model",
     ]
 )
+#: DeepSpeed's own names of keys -> those of the section ``deepspeed_config``, where they differ.
+_DEEPSPEED = {
+    "zero_optimization.stage": "zero_stage",
+    "zero_optimization.offload_optimizer.device": "offload_optimizer_device",
+    "zero_optimization.offload_param.device": "offload_param_device",
+}
 
 
 def read(data: Mapping[str, Any], path: Path) -> LaunchScript:
     """Return the job of a configuration, which says neither the model nor batches. Raises `InputError`."""
     reading = ScriptReading(FORMAT, path, flattened(data))
     reading.workload["framework"] = "hugging_face"
-    reading.gpus = reading.number("num_processes")
-    precision = str(reading.get("mixed_precision", "no")).lower()
-    if precision in ("bf16", "fp16", "fp8"):
-        reading.put("training.precision", precision, "mixed_precision")
-    else:
-        reading.assume("training.precision", "fp32", "mixed_precision is no")
-    kind = str(reading.get("distributed_type", "NO")).upper()
+    if (processes := reading.number("num_processes")) is not None:
+        reading.gpus = processes
+        reading.understand("num_processes", "GPUs", processes)
+    _precision(reading)
+    kind = str(reading.look("distributed_type") or "NO").upper()  # NO without quotes is false in YAML
     if kind == "FSDP":
-        trainer.put_fsdp(reading, "fsdp_config.")
+        trainer.put_fsdp(reading)
     elif kind == "DEEPSPEED":
         _deepspeed(reading)
     elif kind not in ("NO", "MULTI_GPU"):
@@ -53,22 +58,25 @@ def read(data: Mapping[str, Any], path: Path) -> LaunchScript:
         raise InputError(
             message, file=path, key="distributed_type", found=kind, allowed="NO, MULTI_GPU, FSDP, DEEPSPEED"
         )
+    if reading.look("distributed_type") is not None:
+        reading.understand("distributed_type", "data parallelism", kind)
     reading.sort_rest(_NEUTRAL)
     return reading.script
 
 
+def _precision(reading: ScriptReading) -> None:
+    precision = str(reading.look("mixed_precision", "no")).lower()
+    if precision in ("bf16", "fp16"):
+        reading.put("training.precision", precision, "mixed_precision")
+    elif precision == "fp8":
+        reading.ignore("mixed_precision", "no recipe in 8 bits is simulated with Hugging Face's Trainer")
+        reading.assume("training.precision", "bf16", "what is not in 8 bits is in it")
+    else:
+        reading.assume("training.precision", "fp32", "mixed_precision is no")
+
+
 def _deepspeed(reading: ScriptReading) -> None:
     prefix = "deepspeed_config."
-    trainer.put_deepspeed(reading, f"{prefix}deepspeed_config_file")
-    reading.workload["framework"] = "hugging_face_deepspeed"
-    if (stage := reading.number(f"{prefix}zero_stage")) is not None:
-        reading.put("parallelism.zero", stage, f"{prefix}zero_stage")
-    for what, key in (("offload_optimizer_device", "optimizer"), ("offload_param_device", "parameters")):
-        device = reading.get(f"{prefix}{what}")
-        if device in ("cpu", "nvme"):
-            reading.put(f"parallelism.offload.{key}", device, f"{prefix}{what}")
-    reading.accumulation = reading.number(f"{prefix}gradient_accumulation_steps", reading.accumulation)
-    if (clip := reading.get(f"{prefix}gradient_clipping")) not in (None, "auto"):
-        reading.put("training.grad_clip", float(clip), f"{prefix}gradient_clipping")
-    for name in ("deepspeed_multinode_launcher", "zero3_init_flag", "zero3_save_16bit_model"):
-        reading.used.add(prefix + name)
+    if not trainer.put_deepspeed(reading, f"{prefix}deepspeed_config_file"):
+        reading.workload["framework"] = "hugging_face_deepspeed"
+        deepspeed.apply(reading, lambda key: f"{prefix}{_DEEPSPEED.get(key, key)}")

@@ -9,7 +9,7 @@ from typing import Any
 from simulator.errors import InputError
 from simulator.launch_scripts import trainer
 from simulator.launch_scripts.models import put_model
-from simulator.launch_scripts.script import LaunchScript, ScriptReading, flattened
+from simulator.launch_scripts.script import LaunchScript, ScriptReading, flattened, words_of
 
 FORMAT = "axolotl configuration"
 MARKS = frozenset(("base_model", "sequence_len"))
@@ -20,54 +20,55 @@ _NEUTRAL = frozenset(
         "sample_packing",
         "tf32",
         "local_rank",
-        "group_by_length",
         "strict",
-        "attention",
         "flash_attention",
         "sdp_attention",
+        "val_set_size",
         "xformers_attention",
-        "plugins",
-        "adapter",
-        "load_in_8bit",
-        "load_in_4bit",
     ]
 )
 
 
 def read(data: Mapping[str, Any], path: Path) -> LaunchScript:
     """Return the job of a file. Raises `InputError` where it trains in a way that is not simulated."""
-    options = {key: value for key, value in data.items() if key != "fsdp_config"}
-    options |= {f"fsdp_config.{key}": value for key, value in flattened(data.get("fsdp_config") or {}).items()}
+    options = dict(data)
+    if isinstance(section := data.get("fsdp_config"), Mapping):
+        del options["fsdp_config"]
+        options |= flattened(section, "fsdp_config.")
     reading = ScriptReading(FORMAT, path, options)
     reading.workload["framework"] = "hugging_face"
-    if method := reading.get("rl"):
+    if method := reading.look("rl"):
         message = "is no training with one model and one loss per token, which alone is simulated"
         raise InputError(message, file=path, key="rl", found=method)
-    put_model(reading, "base_model", str(reading.get("base_model", "")))
+    put_model(reading, str(reading.look("base_model", "")), "base_model")
     reading.take("sequence_len", "training.seq")
     trainer.put_precision(reading, unsaid="bf16")
     trainer.put_batch(reading, "micro_batch_size", "gradient_accumulation_steps")
     trainer.put_optimizer(reading, "optimizer")
     trainer.put_clipping(reading)
-    if str(reading.get("gradient_checkpointing")).lower() in ("true", "unsloth", "offload"):
+    if str(reading.look("gradient_checkpointing")).lower() in ("true", "unsloth", "offload"):
         reading.put("training.recompute", "full", "gradient_checkpointing")
-    if adapter := reading.get("adapter"):
-        every = reading.flag("lora_target_linear")
-        trainer.put_adapters(reading, "lora_r", "lora_target_modules", every=every, usual_rank=8)
-        if reading.flag("load_in_4bit") or adapter == "qlora":
-            reading.put("training.base", "nf4", "load_in_4bit")
-        elif reading.flag("load_in_8bit"):
-            reading.ignored.append("load_in_8bit")
+    if reading.look("adapter"):
+        _adapters(reading)
     if reading.flag("liger_fused_linear_cross_entropy"):
         reading.put("training.loss", "fused_linear", "liger_fused_linear_cross_entropy")
     for option, key in (("tensor_parallel_size", "tp"), ("context_parallel_size", "cp")):
         if (reading.number(option) or 1) > 1:
             reading.put(f"parallelism.{key}", reading.number(option), option)
+        reading.leave_where(option, "1")
     trainer.put_deepspeed(reading, "deepspeed")
-    if reading.get("fsdp") or any(key.startswith("fsdp_config.") for key in options):
-        trainer.put_fsdp(reading, "fsdp_config.")
-        reading.used |= {"fsdp", "fsdp_version"}
-    reading.sort_rest(
-        trainer.NEUTRAL | _NEUTRAL, (*trainer.NEUTRAL_PREFIXES, "liger_", "lora_mlp", "lora_qkv", "lora_o_")
-    )
+    if reading.look("fsdp") or any(key.startswith("fsdp_config.") for key in options):
+        trainer.put_fsdp(reading, "fsdp")
+    if all("liger" in plugin.lower() for plugin in words_of(reading.look("plugins"))):
+        reading.leave("plugins")  # its switches say what it changes
+    reading.sort_rest(trainer.NEUTRAL | _NEUTRAL, trainer.NEUTRAL_PREFIXES)
     return reading.script
+
+
+def _adapters(reading: ScriptReading) -> None:
+    trainer.put_adapters(
+        reading, "lora_r", "lora_target_modules", chosen_by="adapter", every="lora_target_linear", usual_rank=8
+    )
+    four = reading.first_on("load_in_4bit")
+    if four is not None or reading.look("adapter") == "qlora":
+        reading.put("training.base", "nf4", four or "adapter")

@@ -42,21 +42,29 @@ def workload_data(
             for key in missing
         )
     layout = data.setdefault("parallelism", {})
-    sizes = [int(layout.get(axis, 1)) for axis in ("tp", "pp", "cp")]
+    if not isinstance(layout, dict):
+        return data  # which the check of the workload refuses
+    sizes = [_size(layout, axis) for axis in ("tp", "pp", "cp")]
     if "dp" not in layout:
         layout["dp"] = _replicas(script, sizes, gpus, file)
     training = data["training"]
     if "global_batch" not in training:
-        training["global_batch"] = int(training["micro_batch"]) * (script.accumulation or 1) * int(layout["dp"])
+        training["global_batch"] = _size(training, "micro_batch") * (script.accumulation or 1) * _size(layout, "dp")
     order = ("name", "model", "framework", "training", "parallelism", "cluster")
     return {key: data[key] for key in (*order, *(data.keys() - set(order))) if key in data}
+
+
+def _size(section: Mapping[str, Any], key: str) -> int:
+    """Return a number of a section; 1 for what is none, which the check of the workload refuses."""
+    value = section.get(key)
+    return int(value) if isinstance(value, int | float) and value > 0 and value % 1 == 0 else 1
 
 
 def _is_missing(data: Mapping[str, Any], script: LaunchScript, key: str) -> bool:
     section, _, inner = key.partition(".")
     if key == "cluster":
         return data.get(section) is None
-    values = set(data.get(section) or ())
+    values = set(data[section]) if isinstance(data.get(section), Mapping) else set()
     if key == "model":
         return not {"preset", "hf_config", "layers"} & values
     if key == "model.vocab":

@@ -12,7 +12,8 @@ from simulator.launch_scripts.script import LaunchScript, ScriptReading, flatten
 FORMAT = "DeepSpeed configuration"
 MARKS = frozenset(("zero_optimization", "train_micro_batch_size_per_gpu", "train_batch_size"))
 _NEUTRAL_PREFIXES = (
-    "comms_", "csv_", "fp16.", "monitor", "optimizer.params", "scheduler", "tensorboard", "wandb", "flops_profiler",
+    "comms_", "csv_", "flops_profiler", "fp16.hysteresis", "fp16.initial_scale", "fp16.loss_scale", "fp16.min_loss",
+    "monitor", "scheduler", "tensorboard", "wandb",
 )  # fmt: skip
 _NEUTRAL = frozenset(
     [
@@ -22,14 +23,17 @@ _NEUTRAL = frozenset(
         "zero_force_ds_cpu_optimizer",
         "dump_state",
         "prescale_gradients",
+        "optimizer.params.betas",
+        "optimizer.params.eps",
+        "optimizer.params.lr",
+        "optimizer.params.weight_decay",
         "zero_optimization.contiguous_gradients",
         "zero_optimization.round_robin_gradients",
-        "zero_optimization.offload_optimizer.pin_memory",
-        "zero_optimization.offload_param.pin_memory",
         "zero_optimization.stage3_gather_16bit_weights_on_model_save",
-        "zero_optimization.sub_group_size",
     ]
 )
+#: Key of a configuration -> the option of a script that holds it.
+OptionOf = Callable[[str], str]
 
 
 def read(data: Mapping[str, Any], path: Path) -> LaunchScript:
@@ -37,60 +41,77 @@ def read(data: Mapping[str, Any], path: Path) -> LaunchScript:
     reading = ScriptReading(FORMAT, path, flattened(data))
     reading.workload["framework"] = "deepspeed"
     apply(reading)
-    reading.sort_rest(_NEUTRAL, _NEUTRAL_PREFIXES)
+    sort_rest(reading)
     return reading.script
 
 
-def apply(reading: ScriptReading, prefix: str = "") -> None:
-    """Put what a configuration says, whose keys stand under ``prefix`` of a reading's options."""
+def sort_rest(reading: ScriptReading, under: str = "") -> None:
+    """Sort the keys of a configuration that nothing has taken, whose options begin with ``under``."""
+    reading.sort_rest(_NEUTRAL, _NEUTRAL_PREFIXES, under=under)
 
-    def name(key: str) -> str:
-        return prefix + key
 
-    stage = reading.number(name("zero_optimization.stage"), 0)
-    if stage not in (0, 1, 2, 3):
-        raise InputError("is no stage of ZeRO", file=reading.path, key=name("zero_optimization.stage"), found=stage)
-    reading.put("parallelism.zero", stage, name("zero_optimization.stage"))
-    for what, key in (("offload_optimizer", "optimizer"), ("offload_param", "parameters")):
-        device = reading.get(name(f"zero_optimization.{what}.device"))
-        if device in ("cpu", "nvme"):
-            reading.put(f"parallelism.offload.{key}", device, name(f"zero_optimization.{what}.device"))
-    if reading.flag(name("zero_optimization.cpu_offload")):
-        reading.put("parallelism.offload.optimizer", "cpu", name("zero_optimization.cpu_offload"))
-    if (overlap := reading.get(name("zero_optimization.overlap_comm"))) is not None and overlap != "auto":
-        reading.put("parallelism.overlap.grad_reduce", overlap is True, name("zero_optimization.overlap_comm"))
-    _batch(
-        reading, name("train_batch_size"), name("train_micro_batch_size_per_gpu"), name("gradient_accumulation_steps")
-    )
+def apply(reading: ScriptReading, name: OptionOf = str) -> None:
+    """Put what a configuration says; ``name``: the option that holds one of DeepSpeed's keys."""
+    _sharding(reading, name)
+    _offload(reading, name)
+    _batch(reading, name)
     _numerics(reading, name)
-    sequence = reading.number(name("sequence_parallel_size"))
-    if sequence and sequence > 1:
-        reading.put("parallelism.cp", sequence, name("sequence_parallel_size"))
-        reading.put("parallelism.cp_method", "ulysses", name("sequence_parallel_size"))
-    tensor = reading.number(name("tensor_parallel.autotp_size"))
-    if tensor and tensor > 1:
-        reading.put("parallelism.tp", tensor, name("tensor_parallel.autotp_size"))
+    sequence = name("sequence_parallel_size")
+    if (reading.number(sequence) or 1) > 1:
+        reading.put("parallelism.cp", reading.number(sequence), sequence)
+        reading.put("parallelism.cp_method", "ulysses", sequence)
+    tensor = name("tensor_parallel.autotp_size")
+    if (reading.number(tensor) or 1) > 1:
+        reading.put("parallelism.tp", reading.number(tensor), tensor)
+    reading.leave_where(sequence, "1")
+    reading.leave_where(tensor, "0", "1")
 
 
-def _numerics(reading: ScriptReading, name: Callable[[str], str]) -> None:
+def _sharding(reading: ScriptReading, name: OptionOf) -> None:
+    option = name("zero_optimization.stage")
+    stage = reading.number(option)
+    if stage is None:
+        reading.assume("parallelism.zero", 0, "DeepSpeed's default of zero_optimization.stage")
+    elif stage in (0, 1, 2, 3):
+        reading.put("parallelism.zero", stage, option)
+    else:
+        raise InputError("is no stage of ZeRO", file=reading.path, key=option, found=stage, allowed="0, 1, 2, 3")
+    overlap = name("zero_optimization.overlap_comm")
+    if reading.look(overlap) not in (None, "auto"):
+        reading.put("parallelism.overlap.grad_reduce", reading.flag(overlap), overlap)
+
+
+def _offload(reading: ScriptReading, name: OptionOf) -> None:
+    for section, key in (("offload_optimizer", "optimizer"), ("offload_param", "parameters")):
+        option = name(f"zero_optimization.{section}.device")
+        if (device := reading.look(option)) in ("cpu", "nvme"):
+            reading.put(f"parallelism.offload.{key}", device, option)
+        pinned = name(f"zero_optimization.{section}.pin_memory")
+        if reading.look(pinned) is not None and not reading.flag(pinned) and device in ("cpu", "nvme"):
+            reading.ignore(pinned, "the host's memory is pinned")
+        reading.leave(pinned)
+    if reading.flag(option := name("zero_optimization.cpu_offload")):
+        reading.put("parallelism.offload.optimizer", "cpu", option)
+
+
+def _numerics(reading: ScriptReading, name: OptionOf) -> None:
     for dtype in ("bf16", "fp16"):
-        if reading.flag(name(f"{dtype}.enabled")) or reading.flag(name(f"{dtype}_enabled")):
-            reading.put("training.precision", dtype, name(f"{dtype}.enabled"))
-    clip = reading.get(name("gradient_clipping"))
-    if isinstance(clip, int | float) and clip:
-        reading.put("training.grad_clip", float(clip), name("gradient_clipping"))
-    kind = reading.get(name("optimizer.type"))
-    if kind and str(kind).lower() in ("adam", "adamw"):
-        reading.put("training.optimizer.name", "adamw", name("optimizer.type"))
+        if option := reading.first_on(name(f"{dtype}.enabled"), name(f"{dtype}_enabled")):
+            reading.put("training.precision", dtype, option)
+    clip = name("gradient_clipping")
+    if (norm := reading.fraction(clip)) is not None:
+        reading.put("training.grad_clip", norm or None, clip)
+    kind = name("optimizer.type")
+    if str(reading.look(kind)).lower() in ("adam", "adamw"):
+        reading.put("training.optimizer.name", "adamw", kind)
 
 
-def _batch(reading: ScriptReading, total: str, micro: str, steps: str) -> None:
-    batch, size, accumulation = reading.number(total), reading.number(micro), reading.number(steps)
-    if batch is not None:
-        reading.put("training.global_batch", batch, total)
-    if size is not None:
-        reading.put("training.micro_batch", size, micro)
-    if accumulation is not None:
-        reading.accumulation = accumulation
+def _batch(reading: ScriptReading, name: OptionOf) -> None:
+    batch = reading.take(name("train_batch_size"), "training.global_batch")
+    size = reading.take(name("train_micro_batch_size_per_gpu"), "training.micro_batch")
+    option = name("gradient_accumulation_steps")
+    if (steps := reading.number(option)) is not None:
+        reading.accumulation = steps
+        reading.understand(option, "micro-batches of a step", steps)
     elif size is not None and batch is None and reading.accumulation is None:
         reading.accumulation = 1

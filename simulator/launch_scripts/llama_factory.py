@@ -19,14 +19,18 @@ def read(data: Mapping[str, Any], path: Path) -> LaunchScript:
     """Return the job of a file. Raises `InputError` where its stage is not simulated."""
     reading = ScriptReading(FORMAT, path, data)
     reading.workload["framework"] = "hugging_face"
-    stage = str(reading.get("stage", "sft"))
+    stage = str(reading.look("stage", "sft"))
     if stage not in ("pt", "sft"):
         message = "is no training with one model and one loss per token, which alone is simulated"
         raise InputError(message, file=path, key="stage", found=stage, allowed="pt, sft")
-    put_model(reading, "model_name_or_path", str(reading.get("model_name_or_path", "")))
+    reading.leave("stage")
+    put_model(reading, str(reading.look("model_name_or_path", "")), "model_name_or_path")
     if reading.take("cutoff_len", "training.seq") is None:
         reading.assume("training.seq", 2048, "LLaMA-Factory's default of cutoff_len")
-    trainer.put_precision(reading, unsaid="fp32")
+    if reading.flag("pure_bf16"):
+        reading.put("training.precision", "bf16", "pure_bf16")
+    else:
+        trainer.put_precision(reading, unsaid="fp32")
     trainer.put_batch(reading, "per_device_train_batch_size", "gradient_accumulation_steps")
     trainer.put_optimizer(reading, "optim")
     trainer.put_clipping(reading)
@@ -34,22 +38,25 @@ def read(data: Mapping[str, Any], path: Path) -> LaunchScript:
         reading.put("training.recompute", "none", "disable_gradient_checkpointing")
     else:
         reading.assume("training.recompute", "full", "LLaMA-Factory checkpoints unless told otherwise")
-    kind = str(reading.get("finetuning_type", "lora"))
+    kind = str(reading.look("finetuning_type", "lora"))
     if kind == "lora":
-        trainer.put_adapters(reading, "lora_rank", "lora_target", every=False, usual_rank=8)
-        if reading.flag("use_dora"):
-            reading.workload["training"]["adapters"]["method"] = "dora"
-    elif kind != "full":
+        _adapters(reading)
+    elif kind == "full":
+        reading.leave("finetuning_type")
+    else:
         message = "is no way of finetuning that is simulated"
         raise InputError(message, file=path, key="finetuning_type", found=kind, allowed="full, lora")
-    bits = reading.number("quantization_bit")
-    if bits == 4:
+    if reading.number("quantization_bit") == 4:
         reading.put("training.base", "nf4", "quantization_bit")
-    elif bits:
-        reading.ignored.append(f"quantization_bit {bits}")
-    reading.used.add("quantization_method")
-    trainer.put_deepspeed(reading, "deepspeed")
-    if kind == "full" and not reading.flag("pure_bf16") and reading.workload["framework"] == "hugging_face":
+        reading.leave_where("quantization_method", "bitsandbytes", "bnb")
+    by_deepspeed = trainer.put_deepspeed(reading, "deepspeed")
+    if kind == "full" and not reading.flag("pure_bf16") and not by_deepspeed:
         trainer.assume_wide_weights(reading, "LLaMA-Factory's unless pure_bf16")
     reading.sort_rest(trainer.NEUTRAL | {"dataset", "report_to"}, trainer.NEUTRAL_PREFIXES)
     return reading.script
+
+
+def _adapters(reading: ScriptReading) -> None:
+    trainer.put_adapters(reading, "lora_rank", "lora_target", chosen_by="finetuning_type", every=None, usual_rank=8)
+    if reading.flag("use_dora"):
+        reading.put("training.adapters.method", "dora", "use_dora")

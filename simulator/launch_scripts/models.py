@@ -25,13 +25,14 @@ def preset_of(name: str) -> str | None:
     return max(matches, key=len, default=None)
 
 
-def put_model(reading: ScriptReading, option: str, name: str) -> None:
-    """Put the shipped model that a checkpoint's ``name`` means; none where it is not known."""
+def put_model(reading: ScriptReading, name: str, *options: str) -> None:
+    """Put the shipped model that a checkpoint's ``name`` means, which ``options`` say; none where it is not known."""
     preset = preset_of(name)
     if preset is not None:
-        reading.put("model.preset", preset, f"{option} {name}")
-    else:
-        reading.ignored.append(f"{option} ({name} is no shipped model)")
+        reading.put("model.preset", preset, *options)
+        return
+    for option in options:
+        reading.ignore(option, f"{name} is no shipped model")
 
 
 def _holds(words: list[str], wanted: list[str]) -> bool:

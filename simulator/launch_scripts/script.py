@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import textwrap
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -40,76 +42,152 @@ class LaunchScript:
     ignored: tuple[str, ...]
 
 
+@dataclass(frozen=True)
+class Unsaid:
+    """A value that comes from outside the script. ``text``: as the script writes it, such as ``$1``."""
+
+    text: str
+
+
 @dataclass
 class ScriptReading:
-    """A script while it is read, option by option; `script` is what came of it. ``path``: its file, for errors."""
+    """A script while it is read, option by option; `script` is what came of it.
+
+    ``path``: its file, for errors. ``names``: what the script calls an option, where its reader has another name. Every
+    option ends in one list. What is only looked at ends among those that are not simulated, unless it is off.
+    """
 
     format: str
     path: Path
     options: Mapping[str, Any]
     gpus: int | None = None
     accumulation: int | None = None
+    names: Mapping[str, str] = field(default_factory=dict)
     workload: dict[str, Any] = field(default_factory=dict)
     understood: list[UnderstoodOption] = field(default_factory=list)
     assumed: list[str] = field(default_factory=list)
     neutral: list[str] = field(default_factory=list)
     ignored: list[str] = field(default_factory=list)
-    used: set[str] = field(default_factory=set)
+    _looked_at: set[str] = field(default_factory=set)
+    _sorted: set[str] = field(default_factory=set)
 
-    def get(self, option: str, default: Any = None) -> Any:
-        """Return the value of an option, which is then used; ``default`` where it is not there or null."""
-        self.used.add(option)
+    def look(self, option: str, default: Any = None) -> Any:
+        """Return the value of an option; ``default`` where it is not there, null, or not said."""
+        self._looked_at.add(option)
         value = self.options.get(option)
-        return default if value is None else value
+        return default if value is None or isinstance(value, Unsaid) else value
+
+    def first_of(self, *options: str) -> tuple[str, Any]:
+        """Return the first option that has a value, and that value; the first name and None where none has."""
+        values = ((option, self.look(option)) for option in options)
+        return next((pair for pair in values if pair[1] is not None), (options[0], None))
 
     def flag(self, option: str) -> bool:
         """Return whether an option is on."""
-        value = self.get(option, False)
+        value = self.look(option, False)
         return value is True or str(value).lower() in ("true", "1", "yes", "enabled")
 
-    def named(self, option: str) -> str:
-        """Return the name of a switch, with a "no" before it where the script lacks it."""
-        return option if option in self.options else f"no {option}"
+    def first_on(self, *switches: str) -> str | None:
+        """Return the first of several switches that is on; None where none is."""
+        return next((switch for switch in switches if self.flag(switch)), None)
 
-    def number(self, option: str, default: int | None = None) -> int | None:
-        """Return a whole number, or ``default``. Raises `InputError` where the option holds something else."""
-        value = self.get(option, default)
+    def number(self, option: str) -> int | None:
+        """Return a whole number; None where it is not said, or auto. Raises `InputError` on something else."""
+        value = self.fraction(option, "is no whole number")
+        if value is None:
+            return None
+        if value != int(value):
+            raise self._error(option, "is no whole number")
+        return int(value)
+
+    def first_number(self, *options: str) -> tuple[str, int | None]:
+        """Return the first option that has a value, and its whole number. Raises `InputError` as `number`."""
+        option, _ = self.first_of(*options)
+        return option, self.number(option)
+
+    def fraction(self, option: str, otherwise: str = "is no number") -> float | None:
+        """Return a number; None where it is not said, or auto. Raises `InputError` on something else."""
+        value = self.look(option)
         if value is None or (isinstance(value, str) and value.lower() == "auto"):
-            return default
+            return None
         try:
             number = float(str(value).replace("_", ""))
         except ValueError:
-            number = 0.5
-        if number != int(number):
-            raise InputError("is no whole number", file=self.path, key=option, found=brief(value))
-        return int(number)
+            raise self._error(option, otherwise) from None
+        if isinstance(value, bool) or not math.isfinite(number):
+            raise self._error(option, otherwise)
+        return number
 
-    def put(self, key: str, value: Any, option: str) -> None:
-        """Put a value that ``option`` says under the dotted ``key`` of the workload."""
+    def put(self, key: str, value: Any, *options: str) -> None:
+        """Put a value that ``options`` say under the dotted ``key`` of the workload."""
         self._store(key, value)
-        self.understood.append(UnderstoodOption(option, key, value))
+        for option in options:
+            self.understand(option, key, value)
 
-    def take(self, option: str, key: str, default: int | None = None) -> int | None:
-        """Put a whole number under ``key`` if the script says it; return it, or ``default``."""
+    def understand(self, option: str, key: str, value: Any) -> None:
+        """Enter an option among those that are understood; ``key``: what it says, where that is no key."""
+        if option not in self.options:
+            raise KeyError(f"{option} is not in {self.path}")
+        entry = UnderstoodOption(self._name(option), key, value)
+        self._sorted.add(option)
+        if entry not in self.understood:
+            self.understood.append(entry)
+
+    def take(self, option: str, key: str) -> int | None:
+        """Put a whole number under ``key`` if the script says it; return it."""
         value = self.number(option)
-        if value is None:
-            return default
-        self.put(key, value, option)
+        if value is not None:
+            self.put(key, value, option)
         return value
+
+    def switch(self, key: str, option: str) -> None:
+        """Put whether a switch is on under ``key``; off where the script lacks it."""
+        if self.look(option) is None:
+            self.assume(key, False, f"without {self._name(option)}")
+        else:
+            self.put(key, self.flag(option), option)
 
     def assume(self, key: str, value: Any, why: str) -> None:
         """Put a value that the script does not say under ``key``."""
         self._store(key, value)
         self.assumed.append(f"{key}: {value}, {why}")
 
-    def sort_rest(self, neutral: frozenset[str], prefixes: tuple[str, ...] = ()) -> None:
-        """Sort options that nothing has used into those that change nothing and those that are not simulated."""
+    def leave(self, *options: str) -> None:
+        """Enter options among those that change nothing; names that the script lacks are passed over."""
+        for option in options:
+            if option in self.options and option not in self._sorted:
+                self._sorted.add(option)
+                self.neutral.append(self._name(option))
+
+    def leave_where(self, option: str, *values: str) -> None:
+        """Leave an option that has one of ``values``, in small letters, which are simulated anyhow."""
+        if str(self.look(option)).lower() in values:
+            self.leave(option)
+
+    def ignore(self, option: str, why: str = "") -> None:
+        """Enter an option among those that are not simulated."""
+        value = self.options[option]
+        self._sorted.add(option)
+        if isinstance(value, Unsaid):
+            text = f"{self._name(option)} ({value.text} is not in the file)"
+        else:
+            text = self._name(option) if value is True else textwrap.shorten(f"{self._name(option)} {value}", 100)
+        self.ignored.append(f"{text}: {why}" if why else text)
+
+    def sort_rest(self, neutral: frozenset[str], prefixes: tuple[str, ...] = (), *, under: str = "") -> None:
+        """Sort what is left into options that change nothing and those that are not simulated.
+
+        ``under``: only options whose names begin so. ``neutral`` and ``prefixes`` are of what follows it.
+        """
         for option, value in self.options.items():
-            if option in self.used:
+            if option in self._sorted or not option.startswith(under):
                 continue
-            plain = option in neutral or option.startswith(prefixes)
-            off = value is None or value is False or value in ("", "auto")
-            (self.neutral if plain or off else self.ignored).append(option)
+            rest = option.removeprefix(under)
+            named = rest in neutral or rest.startswith(prefixes)
+            if (named and option not in self._looked_at) or _is_off(value):
+                self.leave(option)
+            else:
+                self.ignore(option)
 
     @property
     def script(self) -> LaunchScript:
@@ -117,12 +195,22 @@ class ScriptReading:
         lists = (tuple(self.understood), tuple(self.assumed), tuple(self.neutral), tuple(self.ignored))
         return LaunchScript(self.format, self.workload, self.gpus, self.accumulation, *lists)
 
+    def _name(self, option: str) -> str:
+        return self.names.get(option, option)
+
+    def _error(self, option: str, message: str) -> InputError:
+        return InputError(message, file=self.path, key=self._name(option), found=brief(self.options[option]))
+
     def _store(self, key: str, value: Any) -> None:
         *sections, last = key.split(".")
         section = self.workload
         for name in sections:
             section = section.setdefault(name, {})
         section[last] = value
+
+
+def _is_off(value: object) -> bool:
+    return value is None or str(value).lower() in ("", "auto", "false", "no", "none")
 
 
 def flattened(data: Mapping[str, Any], section: str = "") -> dict[str, Any]:
@@ -136,3 +224,12 @@ def flattened(data: Mapping[str, Any], section: str = "") -> dict[str, Any]:
         key = f"{section}{name}"
         flat |= flattened(value, f"{key}.") if isinstance(value, Mapping) else {key: value}
     return flat
+
+
+def words_of(value: object) -> list[str]:
+    """Return the words of a list, or of a text with blanks or commas between them.
+
+    >>> words_of("q_proj,v_proj"), words_of(["q_proj"]), words_of(None)
+    (['q_proj', 'v_proj'], ['q_proj'], [])
+    """
+    return [str(word) for word in value] if isinstance(value, list) else str(value or "").replace(",", " ").split()

@@ -10,16 +10,19 @@ import ast
 import operator
 import re
 import shlex
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
 from simulator.errors import InputError
+from simulator.launch_scripts.script import Unsaid
 
-#: Stands for a value that the file does not say, before the variable's name.
-UNSAID = "<unsaid:"
+#: Stands in texts that are read for what the file does not say, around its number in a list. No shell has it in a text.
+_MARK = "\0"
 #: Longest script that is read; a quote that is never closed is looked for line by line.
 MOST_CHARACTERS = 200_000
+_MARKED = re.compile(rf"{_MARK}(\d+){_MARK}")
 _NAME = r"[A-Za-z_]\w*"
 _ASSIGNMENT = re.compile(rf"(?:export\s+|local\s+|declare\s+(?:-\w+\s+)*|readonly\s+)?({_NAME})(\+?)=(.*)", re.DOTALL)
 _VARIABLE = re.compile(
@@ -51,11 +54,18 @@ _OPERATORS: dict[type, Callable[[int, int], int]] = {
 }
 
 
+class Word(NamedTuple):
+    """A word of a command. ``complete``: the file says all of it; if not, ``text`` has variables as the script does."""
+
+    text: str
+    complete: bool = True
+
+
 @dataclass
 class LaunchCommand:
     """The words of the command that starts training, and what was not followed on the way to it."""
 
-    words: list[str]
+    words: list[Word]
     skipped: list[str] = field(default_factory=list)
 
 
@@ -68,10 +78,10 @@ def launch_command(text: str, path: Path) -> LaunchCommand:
         message = "is too long for a launch script"
         raise InputError(message, file=path, found=len(text), allowed=f"at most {MOST_CHARACTERS:,} characters")
     reader = _ShellReader()
-    words: list[str] = []
-    for statement in _statements(text):
+    words: list[Word] = []
+    for statement in _statements(text.replace(_MARK, "")):
         if reader.follows(statement) and not reader.assigns(statement):
-            command = reader.words(statement)
+            command = [reader.word(part) for part in reader.words(statement)]
             if _starts_training(command):
                 words = command
     if not words:
@@ -83,40 +93,48 @@ def launch_command(text: str, path: Path) -> LaunchCommand:
     return LaunchCommand(words, reader.skipped)
 
 
-def _starts_training(words: list[str]) -> bool:
-    if not words or Path(words[0]).name not in _LAUNCHERS:
+def _starts_training(words: list[Word]) -> bool:
+    if not words or Path(words[0].text).name not in _LAUNCHERS:
         return False
-    return any(word.endswith(".py") or word in ("-m", "--module") for word in words[1:]) and len(words) > 3
+    return len(words) > 3 and any(text.endswith(".py") or text in ("-m", "--module") for text, _ in words[1:])
 
 
-def program_at(words: list[str]) -> int:
+def program_at(words: list[Word]) -> int:
     """Return where the options of the program begin, behind those of what launches it.
 
-    >>> program_at(["torchrun", "--nnodes", "2", "train.py", "--lr", "1"])
+    >>> program_at([Word(text) for text in ("torchrun", "--nnodes", "2", "train.py", "--lr", "1")])
     4
     """
-    programs = [number for number, word in enumerate(words) if word.endswith(".py")]
-    return programs[-1] + 1 if programs else words.index("-m") + 2 if "-m" in words else 1
+    programs = [number for number, word in enumerate(words) if word.text.endswith(".py")]
+    return programs[-1] + 1 if programs else words.index(Word("-m")) + 2 if Word("-m") in words else 1
 
 
-def options_of(words: list[str]) -> dict[str, str | bool]:
+def options_of(words: Iterable[Word]) -> dict[str, str | bool | Unsaid]:
     """Return the options among words: name with underscores -> value, or True of a switch.
 
-    >>> options_of(["x.py", "--num-layers", "4", "--bf16", "--lr=1e-4", "--split", "9,1"])
-    {'num_layers': '4', 'bf16': True, 'lr': '1e-4', 'split': '9,1'}
+    >>> options_of([Word("x.py"), Word("--num-layers"), Word("4"), Word("--bf16"), Word("--lr=1e-4")])
+    {'num_layers': '4', 'bf16': True, 'lr': '1e-4'}
+    >>> options_of([Word("--save"), Word("$1/last", complete=False)])
+    {'save': Unsaid(text='$1/last')}
     """
-    options: dict[str, str | bool] = {}
+    values: dict[str, list[Word]] = {}
     name = ""
     for word in words:
-        if match := re.fullmatch(r"--?([A-Za-z][\w.-]*)(?:=(.*))?", word, re.DOTALL):
+        if match := re.fullmatch(r"--?([A-Za-z][\w.-]*)(?:=(.*))?", word.text, re.DOTALL):
             name = match[1].replace("-", "_")
-            options[name] = True if match[2] is None else match[2]
-        elif name and not word.endswith(".py"):
-            old = options[name]
-            options[name] = word if old is True else f"{old} {word}"
+            values[name] = [] if match[2] is None else [Word(match[2], word.complete)]
+        elif name and not word.text.endswith(".py"):
+            values[name].append(word)
         else:
             name = ""
-    return options
+    return {name: _value_of(value) for name, value in values.items()}
+
+
+def _value_of(words: list[Word]) -> str | bool | Unsaid:
+    text = " ".join(word.text for word in words)
+    if not all(word.complete for word in words):
+        return Unsaid(text)
+    return text if words else True
 
 
 class _ShellReader:
@@ -125,6 +143,7 @@ class _ShellReader:
     def __init__(self) -> None:
         self.variables: dict[str, str] = {}
         self.skipped: list[str] = []
+        self._unsaid: list[str] = []  # as the script writes them
         self._branches: list[tuple[bool, bool]] = []  # this branch holds; one of this condition did
         self._loops = 0
 
@@ -161,7 +180,7 @@ class _ShellReader:
         if value.startswith("("):
             value = " ".join(self.words(value[1:].rsplit(")", 1)[0]))
         else:
-            parts = _split(_SUBSTITUTION.sub(lambda part: shlex.quote(self.expand(part[0])), value))
+            parts = _split(self._substituted(value))
             if len(parts) > 1 and not all(_ASSIGNMENT.fullmatch(part) for part in parts[1:]):
                 return False  # A=1 command
             for part in parts[1:]:
@@ -172,14 +191,20 @@ class _ShellReader:
 
     def words(self, statement: str) -> list[str]:
         """Return the words of a statement with variables expanded and split, without quotes and redirections."""
+        statement = self._substituted(statement)
         statement = re.split(r"\s(?:2?>{1,2}|\||&&?|\|\|)\s?", re.sub(r"2>&1", "", statement))[0]
         words = [word for part in _split(statement) for word in _split(self.expand(part))]
         while words and (_ASSIGNMENT.fullmatch(words[0]) or words[0] in ("eval", "exec", "time", "nohup", "sudo")):
             words = words[1:]
         return words
 
+    def word(self, text: str) -> Word:
+        """Return a word of an expanded text, with what the file does not say as the script writes it."""
+        written = _MARKED.sub(lambda match: self._unsaid[int(match[1])], text)
+        return Word(written, complete=written == text)
+
     def expand(self, text: str) -> str:
-        """Return a text with its variables expanded; `UNSAID` and the name in place of those without a value."""
+        """Return a text with its variables expanded, and those without a value marked."""
         for _ in range(20):  # a variable may hold another's name
             expanded = _VARIABLE.sub(self._value, text)
             if expanded == text:
@@ -191,22 +216,31 @@ class _ShellReader:
         if match["sum"] is not None:
             return self._sum(match["sum"])
         if match["command"] is not None or match["ticks"] is not None:
-            return f"{UNSAID}{(match['command'] or match['ticks']).strip().split(' ')[0]}>"
+            return self._marked(match[0])
         name, alternative = match["name"] or match["plain"], match["alt"] or ""
         value = self.variables.get(name)
         default = re.sub(r"^:?[-=+?]", "", alternative).strip("\"'")
         if "+" in alternative[:2]:
             return default if value else ""
         if value is None or (value == "" and alternative.startswith(":")):
-            return default if alternative and "?" not in alternative[:2] else f"{UNSAID}{name}>"
+            return default if alternative and "?" not in alternative[:2] else self._marked(match[0])
         return value
 
+    def _substituted(self, text: str) -> str:
+        """Return a text with sums and outputs of commands put in, which may hold blanks and are one word."""
+        return _SUBSTITUTION.sub(lambda part: self.expand(part[0]), text)
+
+    def _marked(self, written: str) -> str:
+        if written not in self._unsaid:
+            self._unsaid.append(written)
+        return f"{_MARK}{self._unsaid.index(written)}{_MARK}"
+
     def _sum(self, text: str) -> str:
-        bare = re.sub(rf"\$?\b({_NAME})\b", lambda match: self.variables.get(match[1], f"{UNSAID}{match[1]}>"), text)
+        bare = re.sub(rf"\$?\b({_NAME})\b", lambda match: self.variables.get(match[1], match[1]), text)
         try:
             return str(_calculated(ast.parse(self.expand(bare).strip(), mode="eval").body))
         except (SyntaxError, ValueError, ZeroDivisionError):
-            return f"{UNSAID}{text.strip()}>"
+            return self._marked(f"$(({text}))")
 
     def _holds(self, condition: str) -> bool:
         text = re.sub(r";?\s*then$", "", condition).strip()
@@ -215,7 +249,7 @@ class _ShellReader:
             if len(parts) > 1:
                 return combine(self._holds(f"[ {part.strip().strip('[]').strip()} ]") for part in parts)
         words = [self.expand(word) for word in _split(text.strip().strip("[]").strip())]
-        words = ["" if word.startswith(UNSAID) else word for word in words]
+        words = ["" if word.startswith(_MARK) else word for word in words]
         negated = bool(words) and words[0] == "!"
         match words[1:] if negated else words:
             case ["-n", value]:

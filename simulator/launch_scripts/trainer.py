@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 from simulator.errors import InputError
 from simulator.input_files import read_json, read_yaml
 from simulator.launch_scripts import deepspeed
-from simulator.launch_scripts.script import ScriptReading, UnderstoodOption, flattened
+from simulator.launch_scripts.script import ScriptReading, flattened, words_of
 
 #: Options that change neither time nor memory of a step, or by less than is simulated.
 NEUTRAL = frozenset(
@@ -24,7 +25,6 @@ NEUTRAL = frozenset(
         "group_by_length",
         "greater_is_better",
         "hub_model_id",
-        "label_smoothing",
         "learning_rate",
         "logging_strategy",
         "lr_scheduler",
@@ -45,7 +45,6 @@ NEUTRAL = frozenset(
         "save_steps",
         "seed",
         "special_tokens",
-        "strict",
         "template",
         "tokenizer_name",
         "trust_remote_code",
@@ -55,10 +54,49 @@ NEUTRAL = frozenset(
     ]
 )
 NEUTRAL_PREFIXES = (
-    "chat_template", "comet", "data", "ddp_", "early_stopping", "eval", "gradient_checkpointing_kwargs", "hub_",
-    "load_best", "logging", "lora_alpha", "lora_fan", "lora_model_dir", "loraplus", "lr_", "metric_for",
-    "mlflow", "per_device_eval", "preprocessing", "save", "special_tokens", "tokenizer", "train_on", "wandb", "warmup",
+    "chat_template", "comet", "data_output", "data_path", "data_seed", "data_split", "dataloader", "dataset",
+    "early_stopping", "eval", "gradient_checkpointing_kwargs", "hub_", "load_best", "logging", "lora_alpha",
+    "lora_fan", "lora_model_dir", "loraplus", "lr_", "metric_for", "mlflow", "per_device_eval", "preprocessing", "save",
+    "special_tokens", "tokenizer", "train_on", "wandb", "warmup",
 )  # fmt: skip
+#: Neutral keys of the section ``fsdp_config``, which may have fsdp_ before them.
+_FSDP_NEUTRAL = (
+    "cpu_ram_efficient_loading",
+    "state_dict_type",
+    "sync_module_states",
+    "transformer_layer_cls_to_wrap",
+    "use_orig_params",
+    "version",
+)
+#: Keys of that section -> values, in small letters, that are what is simulated.
+_FSDP_USUAL = {
+    "auto_wrap_policy": "transformer_based_wrap",
+    "backward_prefetch": "backward_pre",
+}
+
+
+class _Sharding(NamedTuple):
+    """A strategy of FSDP: its stage of ZeRO, whether layers are dropped after use, whether nodes hold copies."""
+
+    zero: int
+    reshard: bool = True
+    hybrid: bool = False
+
+
+#: Strategies of FSDP by name, by number of ``ShardingStrategy``, or by whether layers are dropped after use.
+_STRATEGIES = {
+    "FULL_SHARD": _Sharding(3),
+    "SHARD_GRAD_OP": _Sharding(3, reshard=False),
+    "NO_SHARD": _Sharding(0),
+    "HYBRID_SHARD": _Sharding(3, hybrid=True),
+    "HYBRID_SHARD_ZERO2": _Sharding(3, reshard=False, hybrid=True),
+}
+_STRATEGIES |= {str(number): strategy for number, strategy in enumerate(_STRATEGIES.values(), start=1)}
+_STRATEGIES |= {
+    "TRUE": _STRATEGIES["FULL_SHARD"],
+    "FALSE": _STRATEGIES["SHARD_GRAD_OP"],
+    "_HYBRID_SHARD_ZERO2": _STRATEGIES["HYBRID_SHARD_ZERO2"],
+}
 #: PEFT's names of products -> ours.
 _TARGETS = {
     "q_proj": "q",
@@ -83,10 +121,8 @@ _OPTIMIZERS = {
 def put_precision(reading: ScriptReading, *, unsaid: str) -> None:
     """Put bf16, fp16 or what stands for it where the script says neither."""
     for dtype in ("bf16", "fp16"):
-        value = reading.get(dtype)
-        if str(value).lower() in ("true", "auto", "full", "1", "yes"):
+        if str(reading.look(dtype)).lower() in ("true", "auto", "full", "1", "yes"):
             reading.put("training.precision", dtype, dtype)
-            reading.used |= {"bf16", "fp16"}
             return
     reading.assume("training.precision", unsaid, "neither bf16 nor fp16 is said")
 
@@ -97,7 +133,7 @@ def put_batch(reading: ScriptReading, micro: str, accumulation: str) -> None:
     steps = reading.number(accumulation)
     if steps is not None:
         reading.accumulation = steps
-        reading.understood.append(UnderstoodOption(accumulation, "micro-batches of a step", steps))
+        reading.understand(accumulation, "micro-batches of a step", steps)
     elif reading.accumulation is None:
         reading.accumulation = 1
         reading.assumed.append(f"{accumulation}: 1, its default")
@@ -105,13 +141,9 @@ def put_batch(reading: ScriptReading, micro: str, accumulation: str) -> None:
 
 def put_optimizer(reading: ScriptReading, option: str) -> None:
     """Put the optimizer by transformers' name of it, such as adamw_torch_fused."""
-    value = reading.get(option)
-    if value is None:
-        return
-    name = str(value).lower()
+    name = str(reading.look(option, "")).lower()
     family = next((ours for theirs, ours in _OPTIMIZERS.items() if name.startswith(theirs)), None)
     if family is None or any(word in name for word in ("8bit", "4bit", "paged", "anyprecision")):
-        reading.ignored.append(f"{option} {value}")
         return
     reading.put("training.optimizer.name", family, option)
     if family == "adamw" and "fused" in name:
@@ -120,30 +152,40 @@ def put_optimizer(reading: ScriptReading, option: str) -> None:
 
 def put_clipping(reading: ScriptReading, option: str = "max_grad_norm") -> None:
     """Put the norm to which gradients are clipped; transformers' default is 1."""
-    norm = reading.get(option)
+    norm = reading.fraction(option)
     if norm is None:
         reading.assume("training.grad_clip", 1.0, f"transformers' default of {option}")
-    elif float(norm) > 0:
-        reading.put("training.grad_clip", float(norm), option)
+    else:
+        reading.put("training.grad_clip", norm if norm > 0 else None, option)
 
 
-def put_adapters(reading: ScriptReading, rank: str, targets: str, *, every: bool, usual_rank: int) -> None:
-    """Put adapters of PEFT. ``every``: all products have one, whatever ``targets`` says."""
-    size = reading.number(rank, usual_rank)
-    if rank not in reading.options:
+def put_adapters(
+    reading: ScriptReading, rank: str, targets: str, *, chosen_by: str, every: str | None, usual_rank: int
+) -> None:
+    """Put adapters of PEFT.
+
+    ``chosen_by``: the option that asks for them. ``every``: a switch that gives all products one, whatever ``targets``
+    says.
+    """
+    size = reading.number(rank)
+    if size is None:
         reading.assumed.append(f"training.adapters.rank: {usual_rank}, the default of {rank}")
-    named = reading.get(targets)
-    names = named.replace(",", " ").split() if isinstance(named, str) else list(named or ())
-    unknown = [name for name in names if name not in (*_TARGETS, "all", "all-linear")]
-    if every or not names or {"all", "all-linear"} & set(names):
+    names = words_of(reading.look(targets))
+    switch = reading.first_on(every) if every is not None else None
+    if switch or not names or {"all", "all-linear"} & set(names):
         chosen = _EVERY
     else:
         chosen = [_TARGETS[name] for name in names if name in _TARGETS]
-    reading.ignored += [f"{targets} {name}" for name in unknown]
-    adapters: dict[str, Any] = {"rank": size, "targets": chosen or _EVERY}
-    if rate := float(reading.get("lora_dropout") or 0.0):
+    unknown = [name for name in names if name not in (*_TARGETS, "all", "all-linear")]
+    reading.ignored += [f"adapters of {name}, which {targets} names" for name in unknown]
+    adapters: dict[str, Any] = {"rank": usual_rank if size is None else size, "targets": chosen or _EVERY}
+    rate = reading.fraction("lora_dropout")
+    if rate:
         adapters["dropout"] = rate
-    reading.put("training.adapters", adapters, rank)
+    options = (chosen_by, rank, targets, switch, "lora_dropout")
+    reading.put(
+        "training.adapters", adapters, *(name for name in options if name and reading.look(name) not in (None, "auto"))
+    )
 
 
 def assume_wide_weights(reading: ScriptReading, why: str) -> None:
@@ -153,44 +195,65 @@ def assume_wide_weights(reading: ScriptReading, why: str) -> None:
         reading.assume("training.optimizer.master_weights", True, why)
 
 
-def put_fsdp(reading: ScriptReading, prefix: str) -> None:
-    """Put what accelerate's ``fsdp_config`` says, whose keys stand under ``prefix`` with fsdp_ before them or not."""
+def put_fsdp(reading: ScriptReading, words: str | None = None) -> None:
+    """Put what accelerate's section ``fsdp_config`` says.
 
-    def either(name: str) -> Any:
-        first, second = reading.get(f"{prefix}fsdp_{name}"), reading.get(f"{prefix}{name}")
-        return second if first is None else first
-
-    strategy = str(either("sharding_strategy") or either("reshard_after_forward") or "FULL_SHARD").upper()
-    stage = {"NO_SHARD": 0, "3": 0, "SHARD_GRAD_OP": 3, "2": 3}.get(strategy, 3)
-    reading.put("parallelism.zero", stage, f"{prefix}fsdp_sharding_strategy {strategy}")
-    if strategy in ("SHARD_GRAD_OP", "2", "FALSE", "_HYBRID_SHARD_ZERO2"):
-        reading.put("parallelism.reshard_after_forward", False, f"{prefix}fsdp_sharding_strategy")
-    if "HYBRID" in strategy:
-        reading.ignored.append(f"{prefix}fsdp_sharding_strategy {strategy}: set parallelism.hsdp to the GPUs of a node")
-    if str(either("offload_params")).lower() == "true":
-        reading.put("parallelism.offload.parameters", "cpu", f"{prefix}fsdp_offload_params")
-        reading.put("parallelism.offload.optimizer", "cpu", f"{prefix}fsdp_offload_params")
-        if reading.workload.get("training", {}).get("optimizer", {}).pop("implementation", None):
-            reading.ignored.append("the fused optimizer: offloaded states are updated by the host")
-    if str(either("activation_checkpointing")).lower() == "true":
-        reading.put("training.recompute", "full", f"{prefix}fsdp_activation_checkpointing")
-    if stage == 3:
-        assume_wide_weights(reading, "accelerate keeps the weights of FSDP in fp32 under mixed precision")
-    reading.neutral += [name for name in reading.options if name.startswith(prefix) and name not in reading.used]
-    reading.used |= {name for name in reading.options if name.startswith(prefix)}
-
-
-def put_deepspeed(reading: ScriptReading, option: str) -> None:
-    """Put what the DeepSpeed configuration says that ``option`` names, from a file beside the script or under it.
-
-    The file's own folder and those above it are tried. A file that is not there is told.
+    ``words``: an option of transformers' Trainer with a strategy and other words, such as "full_shard auto_wrap".
     """
-    named = reading.get(option)
-    if not isinstance(named, str) or not named:
+
+    def spelled(*names: str) -> tuple[str, ...]:
+        return tuple(f"fsdp_config.{start}{name}" for name in names for start in ("fsdp_", ""))
+
+    in_words = [word.upper() for word in words_of(reading.look(words))] if words is not None else []
+    option, value = reading.first_of(*spelled("sharding_strategy", "reshard_after_forward"))
+    strategy = _STRATEGIES.get(str(value).upper())
+    if strategy is None and words is not None:
+        option, strategy = words, next((_STRATEGIES[word] for word in in_words if word in _STRATEGIES), None)
+    _put_sharding(reading, option, strategy)
+    offloading = words if "OFFLOAD" in in_words else reading.first_on(*spelled("offload_params"))
+    if offloading is not None:
+        _offload(reading, offloading)
+    if checkpointing := reading.first_on(*spelled("activation_checkpointing")):
+        reading.put("training.recompute", "full", checkpointing)
+    for name, usual in _FSDP_USUAL.items():
+        for one in spelled(name):
+            reading.leave_where(one, usual)
+    reading.leave(*spelled(*_FSDP_NEUTRAL), "fsdp_version", "fsdp_transformer_layer_cls_to_wrap")
+    if reading.workload["parallelism"]["zero"] == 3:
+        assume_wide_weights(reading, "accelerate keeps the weights of FSDP in fp32 under mixed precision")
+
+
+def _put_sharding(reading: ScriptReading, option: str, strategy: _Sharding | None) -> None:
+    if strategy is None:
+        reading.assume("parallelism.zero", 3, "FULL_SHARD, the default of fsdp_sharding_strategy")
         return
+    reading.put("parallelism.zero", strategy.zero, option)
+    if not strategy.reshard:
+        reading.put("parallelism.reshard_after_forward", False, option)
+    if strategy.hybrid:
+        reading.ignored.append("sharding inside a node alone: set parallelism.hsdp to the GPUs of a node")
+
+
+def _offload(reading: ScriptReading, option: str) -> None:
+    reading.put("parallelism.offload.parameters", "cpu", option)
+    reading.put("parallelism.offload.optimizer", "cpu", option)
+    key = "training.optimizer.implementation"
+    if reading.workload.get("training", {}).get("optimizer", {}).pop("implementation", None):
+        reading.understood = [entry for entry in reading.understood if entry.key != key]
+        reading.assumed.append(f"{key}: the host's, as the host updates offloaded states")
+
+
+def put_deepspeed(reading: ScriptReading, option: str) -> bool:
+    """Put what the DeepSpeed configuration says that ``option`` names; return whether it names one.
+
+    The file is looked for in the script's own folder and in those above it. One that is not there is told.
+    """
+    named = reading.look(option)
+    if not isinstance(named, str) or named.lower() in ("", "true", "false"):
+        return False
     folders = (reading.path.parent, *reading.path.resolve().parents)
     file = next((folder / named for folder in folders if (folder / named).is_file()), None)
-    reading.workload["framework"] = "hugging_face_deepspeed"
+    reading.put("framework", "hugging_face_deepspeed", option)
     if file is None:
         stage = next((number for number in "123" if f"z{number}" in named or f"zero{number}" in named), None)
         if stage is None:
@@ -202,10 +265,12 @@ def put_deepspeed(reading: ScriptReading, option: str) -> None:
                 fix="the file beside the script, at the path that it names",
             )
         reading.assume("parallelism.zero", int(stage), f"by the name of {named}, which is not there")
-        return
+        return True
     data = read_json(file) if file.suffix == ".json" else read_yaml(file)
-    prefix = f"{option}: "
+    if not isinstance(data, Mapping):
+        raise InputError("must hold keys and values at its top level", file=file)
+    prefix = f"{option}."
     reading.options = {**reading.options, **{prefix + key: value for key, value in flattened(data).items()}}
-    deepspeed.apply(reading, prefix)
-    reading.neutral += [key for key in reading.options if key.startswith(prefix) and key not in reading.used]
-    reading.used |= {key for key in reading.options if key.startswith(prefix)}
+    deepspeed.apply(reading, lambda key: prefix + key)
+    deepspeed.sort_rest(reading, prefix)
+    return True

@@ -1,256 +1,32 @@
-"""Launch scripts: parallelism, batch and precision of each kind, what is assumed and ignored, and what is asked for.
-
-Scripts here are made up; their constructs are those that people use.
-"""
+"""Launch scripts: parallelism, batch and precision of each kind, what is assumed and ignored, and what is asked for."""
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
+import yaml
 
 from simulator.cli.app import main
 from simulator.config import load_workload
 from simulator.errors import InputError
-from simulator.launch_scripts import LaunchScript, read_script
 from simulator.launch_scripts.completion import workload_data
-from simulator.launch_scripts.shell import UNSAID, launch_command, options_of
-
-MEGATRON = r"""#!/bin/bash
-#SBATCH --nodes=4
-export NCCL_DEBUG=WARN
-GPUS_PER_NODE=8          # of a node
-NNODES=${SLURM_NNODES:-"4"}
-TP=${TP:-2}
-PP=4
-LAYERS_EACH=$((32 / PP / 2))
-CKPT=$1
-MODEL_ARGS=(
-    --num-layers 32
-    --hidden-size 4096      # as Mistral's
-    --ffn-hidden-size 14336
-    --num-attention-heads 32
-    --group-query-attention --num-query-groups 8
-    --seq-length 4096
-    --swiglu --normalization RMSNorm --position-embedding-type rope
-    --disable-bias-linear --untie-embeddings-and-output-weights
-    --hidden-dropout 0.0 --attention-dropout 0.0
-#   --fp16
+from simulator.launch_scripts.script import Unsaid
+from simulator.launch_scripts.shell import launch_command, options_of
+from tests.launch_scripts.scripts import (
+    AXOLOTL,
+    DEEPSPEED,
+    LLAMA_FACTORY,
+    MEGATRON,
+    NEMO,
+    SCRIPTS,
+    TORCHTITAN,
+    script,
+    value_at,
 )
-MOE_ARGS=(--num-experts 8 --moe-router-topk 2 --expert-model-parallel-size 4 --moe-grouped-gemm)
-DTYPE="bf16"
-if [[ "$DTYPE" == "bf16" ]]; then
-    MODEL_ARGS+=("--bf16" "--grad-reduce-in-bf16")
-elif [ "$DTYPE" == "fp16" ]; then
-    MODEL_ARGS+=(--fp16)
-else
-    exit 1
-fi
-if [ -n "${WANDB_KEY}" ]; then
-    MODEL_ARGS+=(--clip-grad 5.0)
-fi
-for NODE in a b; do
-    TP=8
-done
-LAYOUT=" --tensor-model-parallel-size $TP --pipeline-model-parallel-size ${PP} "
-LAYOUT+="--num-layers-per-virtual-pipeline-stage ${LAYERS_EACH} --sequence-parallel --use-distributed-optimizer"
-RUN="torchrun --nproc_per_node $GPUS_PER_NODE --nnodes $NNODES pretrain_gpt.py \
-    ${MODEL_ARGS[@]} ${MOE_ARGS[*]} $LAYOUT --overlap-grad-reduce \
-    --micro-batch-size 1 --global-batch-size 256 --train-iters 1000 --lr 1e-4 --tokenizer-type Llama2Tokenizer \
-    --recompute-granularity full --recompute-method block --recompute-num-layers 1 --save $CKPT --overlap-moe-magic"
-eval $RUN 2>&1 | tee log.txt
-"""
-TORCHTITAN = """
-# a preset for 64 H100 GPUs
-[model]
-name = "llama3"
-flavor = "70B"
-[training]
-local_batch_size = 2
-seq_len = 8192
-[compile]
-enable = true
-[parallelism]
-tensor_parallel_degree = 4
-data_parallel_shard_degree = -1
-enable_async_tensor_parallel = true
-[activation_checkpoint]
-mode = "selective"
-selective_ac_option = "op"
-"""
-DEEPSPEED = {
-    "train_batch_size": "auto",
-    "train_micro_batch_size_per_gpu": 2,
-    "gradient_accumulation_steps": 4,
-    "gradient_clipping": 1.0,
-    "bf16": {"enabled": True},
-    "zero_optimization": {"stage": 3, "offload_optimizer": {"device": "cpu"}, "reduce_bucket_size": 5e8},
-}
-ACCELERATE = """
-compute_environment: LOCAL_MACHINE
-distributed_type: FSDP
-mixed_precision: bf16
-num_processes: 4
-fsdp_config: {fsdp_sharding_strategy: SHARD_GRAD_OP, fsdp_offload_params: false, fsdp_activation_checkpointing: true}
-"""
-AXOLOTL = """
-base_model: meta-llama/Llama-2-7b-hf
-sequence_len: 2048
-adapter: qlora
-load_in_4bit: true
-lora_r: 16
-lora_dropout: 0.05
-lora_target_modules: [q_proj, v_proj]
-micro_batch_size: 2
-gradient_accumulation_steps: 4
-gradient_checkpointing: true
-optimizer: adamw_torch_fused
-bf16: auto
-learning_rate: 0.0002
-wandb_project:
-"""
-LLAMA_FACTORY = """
-model_name_or_path: Qwen/Qwen3-8B
-stage: sft
-finetuning_type: full
-deepspeed: configs/ds_z3.json
-cutoff_len: 4096
-per_device_train_batch_size: 1
-gradient_accumulation_steps: 8
-bf16: true
-max_samples: 100
-"""
-TRAINER = """
-STAGE=$2
-if [ "$STAGE" == "" ]; then
-  STAGE=2
-fi
-deepspeed --num_gpus=8 main.py --model_name_or_path meta-llama/Llama-2-13b-hf --per_device_train_batch_size 4 \\
-  --max_seq_len 512 --gradient_accumulation_steps 2 --gradient_checkpointing --zero_stage $STAGE --deepspeed \\
-  --output_dir $1 &> $1/log
-"""
-NEMO = """
-trainer: {devices: 8, num_nodes: 2, precision: bf16, gradient_clip_val: 1.0, max_steps: 10}
-model:
-  micro_batch_size: 1
-  global_batch_size: 64
-  tensor_model_parallel_size: 4
-  pipeline_model_parallel_size: 2
-  encoder_seq_length: 2048
-  max_position_embeddings: ${.encoder_seq_length}
-  num_layers: 24
-  hidden_size: 2048
-  num_attention_heads: 16
-  hidden_dropout: 0.0
-  activation: fast-swiglu
-  ffn_hidden_size: 5632
-  normalization: rmsnorm
-  bias: false
-  sequence_parallel: true
-  activations_checkpoint_granularity: selective
-  tokenizer: {type: GPT2BPETokenizer}
-  optim: {name: distributed_fused_adam}
-"""
-#: Name of a file -> its text, what people add, and what the workload says.
-SCRIPTS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
-    "megatron.sh": (
-        MEGATRON,
-        {},
-        {
-            "model.layers": 32, "model.kv_heads": 8, "model.vocab": 32000, "model.moe.experts": 8, "model.bias": False,
-            "model.moe.ffn_hidden": 14336, "training.precision": "bf16", "training.grad_dtype": "bf16",
-            "training.grad_clip": 1.0, "training.recompute": {"granularity": "full", "layers": 1},
-            "training.global_batch": 256, "training.total_tokens": 1000 * 256 * 4096, "parallelism.tp": 2,
-            "parallelism.pp": 4, "parallelism.vpp": 2, "parallelism.schedule": "interleaved", "parallelism.ep": 4,
-            "parallelism.dp": 4, "parallelism.zero": 1, "parallelism.overlap.grad_reduce": True,
-            "parallelism.overlap.param_gather": False,
-        },
-    ),
-    "arguments.yaml": (
-        "language_model: {num_layers: 4, hidden_size: 256, num_attention_heads: 4}\nseq_length: 128\nbf16: true\n"
-        "vocab_size: 1000\nmicro_batch_size: 1\nmodel_parallel: {tensor_model_parallel_size: 2}\nhidden_dropout: 0.0\n",
-        {"gpus": 4},
-        {
-            "model.layers": 4, "training.precision": "bf16", "training.global_batch": 2, "parallelism.tp": 2,
-            "parallelism.dp": 2, "parallelism.sequence_parallel": False,
-        },
-    ),
-    "nemo.yaml": (
-        NEMO,
-        {},
-        {
-            "model.layers": 24, "model.vocab": 50257, "model.activation": "swiglu", "model.norm": "rmsnorm",
-            "model.bias": False, "training.seq": 2048, "training.global_batch": 64, "training.precision": "bf16",
-            "training.recompute": "selective", "parallelism.tp": 4, "parallelism.pp": 2, "parallelism.dp": 2,
-            "parallelism.zero": 1, "parallelism.sequence_parallel": True,
-        },
-    ),
-    "titan.toml": (
-        TORCHTITAN,
-        {},
-        {
-            "model.preset": "llama3-70b", "framework.compile": True, "training.micro_batch": 2,
-            "training.global_batch": 32, "training.precision": "bf16", "training.recompute": "ops",
-            "training.grad_clip": 1.0, "parallelism.tp": 4, "parallelism.dp": 16, "parallelism.zero": 3,
-        },
-    ),
-    "ds_config.json": (
-        json.dumps(DEEPSPEED),
-        {"model.preset": "llama2-7b", "training.seq": 1024, "gpus": 8},
-        {
-            "framework": "deepspeed", "training.micro_batch": 2, "training.global_batch": 2 * 4 * 8,
-            "training.precision": "bf16", "parallelism.zero": 3, "parallelism.offload.optimizer": "cpu",
-        },
-    ),
-    "accelerate.yaml": (
-        ACCELERATE,
-        {"model.preset": "qwen3-0.6b", "training.seq": 1024, "training.global_batch": 8},
-        {
-            "parallelism.dp": 4, "parallelism.zero": 3, "parallelism.reshard_after_forward": False,
-            "training.precision": "bf16", "training.recompute": "full", "training.optimizer.master_weights": True,
-        },
-    ),
-    "axolotl.yml": (
-        AXOLOTL,
-        {"gpus": 2},
-        {
-            "model.preset": "llama2-7b", "training.base": "nf4", "training.adapters.rank": 16,
-            "training.adapters.targets": ["q", "v"], "training.adapters.dropout": 0.05, "training.micro_batch": 2,
-            "training.global_batch": 2 * 4 * 2, "training.recompute": "full", "training.precision": "bf16",
-            "training.optimizer.implementation": "fused", "parallelism.dp": 2,
-        },
-    ),
-    "factory.yaml": (
-        LLAMA_FACTORY,
-        {"gpus": 8},
-        {
-            "model.preset": "qwen3-8b", "framework": "hugging_face_deepspeed", "training.seq": 4096,
-            "training.global_batch": 64, "training.recompute": "full", "parallelism.zero": 3,
-        },
-    ),
-    "trainer.sh": (
-        TRAINER,
-        {},
-        {
-            "model.preset": "llama2-13b", "framework": "deepspeed", "training.seq": 512, "training.global_batch": 64,
-            "training.precision": "fp16", "parallelism.zero": 2, "parallelism.dp": 8, "training.recompute": "full",
-        },
-    ),
-}  # fmt: skip
-
-
-def script(tmp_path: Path, name: str, text: str | None = None) -> LaunchScript:
-    path = tmp_path / name
-    path.write_text(SCRIPTS[name][0] if text is None else text)
-    return read_script(path)
-
-
-def value_at(data: Any, key: str) -> Any:
-    for name in key.split("."):
-        data = data[name]
-    return data
 
 
 @pytest.mark.parametrize("name", SCRIPTS)
@@ -268,8 +44,9 @@ def test_what_is_not_simulated_is_named_and_what_changes_nothing_too(tmp_path: P
     assert megatron.gpus == 32
     assert megatron.ignored == ("overlap_moe_magic", "not followed: for NODE in a b")
     assert {"lr", "save", "moe_grouped_gemm"} <= set(megatron.neutral)
-    assert "enable_async_tensor_parallel" in script(tmp_path, "titan.toml").ignored
-    assert script(tmp_path, "ds_config.json").ignored == ("zero_optimization.reduce_bucket_size",)
+    assert "save" in megatron.neutral  # $1, which no one simulates anyway
+    assert "parallelism.enable_async_tensor_parallel" in script(tmp_path, "titan.toml").ignored
+    assert script(tmp_path, "ds_config.json").ignored == ("zero_optimization.reduce_bucket_size 500000000.0",)
     factory = script(tmp_path, "factory.yaml")
     assert [text for text in factory.assumed if "configs/ds_z3.json, which is not there" in text]
     (tmp_path / "configs").mkdir()
@@ -277,11 +54,20 @@ def test_what_is_not_simulated_is_named_and_what_changes_nothing_too(tmp_path: P
     assert script(tmp_path, "factory.yaml").workload["parallelism"] == {"zero": 2}
 
 
-def test_precision_in_8_bits_is_read_as_such(tmp_path: Path) -> None:
-    eight = script(tmp_path, "megatron.sh", MEGATRON.replace("--overlap-moe-magic", "--fp8-format hybrid"))
-    assert eight.workload["training"]["precision"] == "fp8"
-    titan = TORCHTITAN.replace('flavor = "70B"', 'flavor = "70B"\nconverters = "float8"')
-    assert script(tmp_path, "titan.toml", titan).workload["training"]["precision"] == "fp8"
+def test_gpus_are_read_from_comments_alone(tmp_path: Path) -> None:
+    text = TORCHTITAN.replace("# a preset for 64 H100 GPUs", '[job]\ndescription = "for 32 GPUs"')
+    assert script(tmp_path, "titan.toml", text).gpus is None
+    assert script(tmp_path, "titan.toml").gpus == 64
+
+
+@pytest.mark.parametrize(("kind", "recompute"), [("1", "full"), ("2", "ops"), ("3", "ops"), ("op", "ops")])
+def test_whole_layers_that_are_recomputed(kind: str, recompute: str, tmp_path: Path) -> None:
+    """Every layer whole is full recomputation; one of every three has nothing that is like it, and is told so."""
+    read = script(tmp_path, "titan.toml", TORCHTITAN.replace('"op"', f'"{kind}"'))
+    assert read.workload["training"]["recompute"] == recompute
+    nearest = [line for line in read.assumed if "nearest" in line]
+    told = [f"training.recompute: ops, the nearest to one whole layer of every {kind}"]
+    assert nearest == (told if kind in "23" else [])
 
 
 @pytest.mark.parametrize(
@@ -292,6 +78,14 @@ def test_precision_in_8_bits_is_read_as_such(tmp_path: Path) -> None:
         ("axolotl.yml", ["--cluster", "dgx_h100"], "does not say how many GPUs it runs on"),
         ("megatron.sh", ["--cluster", "dgx_h100", "--gpus", "12"], "12 GPUs are no multiple of tp 2 x pp 4 x cp 1"),
         ("megatron.sh", ["--cluster", "dgx_h100", "--gpus", "0"], "out of range"),
+        ("megatron.sh", ["--cluster", "dgx_h100", "--set", "parallelism=3"], "parallelism: must be a mapping"),
+        (
+            "megatron.sh",
+            ["--cluster", "dgx_h100", "--set", "training=3"],
+            "tokens per sequence: the script does not say",
+        ),
+        ("megatron.sh", ["--cluster", "dgx_h100", "--set", "parallelism.tp=x"], "parallelism.tp"),
+        ("megatron.sh", ["--cluster", "dgx_h100", "--set", "parallelism.tp=0"], "parallelism.tp"),
         ("megatron.sh", ["--node", "dgx_h100"], "--cluster dgx_h100"),
         ("megatron.sh", ["--cluster", "dgx_h10"], "no cluster file of this name"),
     ],
@@ -318,6 +112,16 @@ def test_what_a_script_does_not_say_is_asked_for(
         ("open.sh", 'A="' + "x\n" * 1000, "starts no training"),
         ("model.json", '{"architectures": ["LlamaForCausalLM"]}', "hf_config"),
         ("other.yaml", "a: 1\n", "is no launch script that is known here"),
+        ("clip.sh", MEGATRON.replace("--overlap-moe-magic", "--clip-grad abc"), "clip_grad: is no number"),
+        ("drop.sh", MEGATRON.replace("--hidden-dropout 0.0", "--hidden-dropout much"), "is no number"),
+        ("experts.sh", MEGATRON.replace("--overlap-moe-magic", "--moe-expert-capacity-factor x"), "is no number"),
+        ("norm.toml", TORCHTITAN.replace("seq_len", "max_norm = 'x'\nseq_len"), "training.max_norm: is no number"),
+        ("norm.yml", AXOLOTL + "max_grad_norm: x\n", "max_grad_norm: is no number"),
+        ("rate.yml", AXOLOTL.replace("0.05", "x"), "lora_dropout: is no number"),
+        ("clip.json", json.dumps({**DEEPSPEED, "gradient_clipping": "x"}), "gradient_clipping: is no number"),
+        ("clip.yaml", "distributed_type: DEEPSPEED\ndeepspeed_config: {gradient_clipping: x}\n", "is no number"),
+        ("endless.sh", MEGATRON.replace("--num-layers 32", "--num-layers inf"), "is no whole number"),
+        ("nemo.yaml", NEMO.replace("gradient_clip_val: 1.0", "gradient_clip_val: x"), "trainer.gradient_clip_val"),
         ("word.sh", MEGATRON.replace("--num-layers 32", "--num-layers many"), "is no whole number"),
         ("rl.yaml", AXOLOTL + "rl: dpo\n", "one loss per token"),
         ("stage.json", '{"zero_optimization": {"stage": 7}}', "is no stage of ZeRO"),
@@ -328,6 +132,27 @@ def test_a_bad_file_gets_one_sentence(name: str, text: str, told: str, tmp_path:
     with pytest.raises(InputError) as caught:
         script(tmp_path, name, text)
     assert told in str(caught.value)
+
+
+@pytest.mark.parametrize("name", [name for name in SCRIPTS if name.endswith(("yaml", "yml", "json"))])
+def test_odd_values_are_read_or_refused(name: str, tmp_path: Path) -> None:
+    """Each key holds a text and a list in turn; whatever comes of it, nothing but `InputError` is raised."""
+    data = yaml.safe_load(SCRIPTS[name][0])
+    for section in (data, *(inner for inner in data.values() if isinstance(inner, dict))):
+        for key, value in list(section.items()):
+            for odd in ("an odd text", [1, "b"]):
+                section[key] = odd
+                with contextlib.suppress(InputError):
+                    workload_data(script(tmp_path, name, json.dumps(data)), "job", name, "dgx_h100", 8, {})
+            section[key] = value
+
+
+def test_a_whole_batch_may_be_written_with_a_point(tmp_path: Path) -> None:
+    """Two sequences, four replicas."""
+    read = script(tmp_path, "a.yaml", "distributed_type: NO\n")
+    read = dataclasses.replace(read, accumulation=1)
+    added = {"model.preset": "llama2-7b", "training.seq": 128, "training.micro_batch": 2.0}
+    assert workload_data(read, "job", "a.yaml", "dgx_h100", 4, added)["training"]["global_batch"] == 8
 
 
 def test_the_written_file_reads_back(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -366,8 +191,10 @@ srun -l --output=$DIR/%x.log sh -c "${cmd}"
 
 
 def test_variables_of_a_shell() -> None:
-    text = 'A=2\nB=$((A * 3 + 1))\nC="x ${B}"\npython t.py --a $A --b ${B:-9} --c $C --d $D --e ${E:-"5"} --f $(date)\n'
+    text = 'A=2\nB=$((A * 3 + 1))\nC="x ${B}"\npython t.py --a $A --b ${B:-9} --c $C --d $D --e ${E:-"5"} --f $(date)'
+    text += ' --g "a>$D/b" --h $((D + 1))\n'
     options = options_of(launch_command(text, Path("s.sh")).words)
     assert options == {
-        "a": "2", "b": "7", "c": "x 7", "d": f"{UNSAID}D>", "e": "5", "f": f"{UNSAID}date>",
+        "a": "2", "b": "7", "c": "x 7", "d": Unsaid("$D"), "e": "5", "f": Unsaid("$(date)"), "g": Unsaid("a>$D/b"),
+        "h": Unsaid("$((D + 1))"),
     }  # fmt: skip

@@ -1,0 +1,76 @@
+"""Kinds of scripts that hold the settings of FSDP or DeepSpeed: they are read alike."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from simulator.errors import InputError
+from tests.launch_scripts.scripts import ACCELERATE, AXOLOTL, script
+
+
+@pytest.mark.parametrize(
+    ("words", "zero", "reshard"),
+    [
+        ("full_shard auto_wrap", 3, None),
+        ("shard_grad_op auto_wrap", 3, False),
+        ("hybrid_shard auto_wrap", 3, None),
+        ("hybrid_shard_zero2 offload", 3, False),
+        ("no_shard", 0, None),
+    ],
+)
+def test_strategies_of_fsdp_are_one_in_all_kinds(words: str, zero: int, reshard: bool | None, tmp_path: Path) -> None:
+    """The words of transformers' Trainer and the keys of accelerate come to the same; hybrid ones are told."""
+    strategy = words.split()[0]
+    offload = str("offload" in words).lower()
+    trainer = f"torchrun --nproc_per_node 8 a.py --model_name_or_path m --bf16 --fsdp '{words}' --optim adamw_torch\n"
+    section = f"{{fsdp_sharding_strategy: {strategy.upper()}, fsdp_offload_params: {offload}}}"
+    accelerate = f"distributed_type: FSDP\nmixed_precision: bf16\nfsdp_config: {section}\n"
+    axolotl = AXOLOTL + f"fsdp: [{', '.join(words.split())}]\n"
+    for name, text in (("a.sh", trainer), ("a.yaml", accelerate), ("a.yml", axolotl)):
+        read = script(tmp_path, name, text)
+        parallelism = read.workload["parallelism"]
+        assert (parallelism["zero"], parallelism.get("reshard_after_forward")) == (zero, reshard)
+        assert ("offload" in parallelism) is ("offload" in words)
+        assert any("parallelism.hsdp" in line for line in read.ignored) is strategy.startswith("hybrid")
+
+
+def test_a_false_value_is_a_value(tmp_path: Path) -> None:
+    """FSDP 2's ``fsdp_reshard_after_forward: false`` is SHARD_GRAD_OP, and that option alone is named."""
+    text = ACCELERATE.replace("fsdp_sharding_strategy: SHARD_GRAD_OP", "fsdp_reshard_after_forward: false")
+    read = script(tmp_path, "accelerate.yaml", text)
+    assert read.workload["parallelism"]["reshard_after_forward"] is False
+    named = {entry.option for entry in read.understood if entry.key.startswith("parallelism")}
+    assert named == {"fsdp_config.fsdp_reshard_after_forward"}
+
+
+def test_accelerate_reads_deepspeed_as_deepspeed_does(tmp_path: Path) -> None:
+    text = """
+distributed_type: DEEPSPEED
+mixed_precision: bf16
+deepspeed_config: {zero_stage: 3, offload_optimizer_device: cpu, offload_param_device: none, gradient_clipping: 1.0,
+  gradient_accumulation_steps: 4, zero3_init_flag: true}
+"""
+    read = script(tmp_path, "a.yaml", text)
+    alone = script(tmp_path, "ds_config.json")
+    assert read.workload["parallelism"] == alone.workload["parallelism"]
+    assert (read.accumulation, read.workload["training"]["grad_clip"]) == (4, 1.0)
+    assert "deepspeed_config.zero_stage" in {entry.option for entry in read.understood}
+    with pytest.raises(InputError, match="is no stage of ZeRO"):
+        script(tmp_path, "a.yaml", text.replace("zero_stage: 3", "zero_stage: 7"))
+
+
+def test_a_path_of_deepspeed_is_told_from_a_switch(tmp_path: Path) -> None:
+    """``--deepspeed`` is a switch of DeepSpeedExamples and a path of transformers' Trainer."""
+    (tmp_path / "z.json").write_text(json.dumps({"zero_optimization": {"stage": 2}, "odd_key": 1}))
+    command = "torchrun --nproc_per_node 8 a.py --model_name_or_path m --bf16 --deepspeed"
+    assert "deepspeed" in script(tmp_path, "a.sh", f"{command}\n").ignored
+    assert script(tmp_path, "a.sh", f"{command} True\n").workload["framework"] == "hugging_face"
+    read = script(tmp_path, "a.sh", f"{command} z.json\n")
+    assert (read.workload["framework"], read.workload["parallelism"]["zero"]) == ("hugging_face_deepspeed", 2)
+    assert read.ignored == ("model_name_or_path m: m is no shipped model", "deepspeed.odd_key 1")
+    (tmp_path / "z.json").write_text("[1]")
+    with pytest.raises(InputError, match=r"z\.json: must hold keys and values"):
+        script(tmp_path, "a.sh", f"{command} z.json\n")
