@@ -90,10 +90,10 @@ def operation_of(text: str) -> str:
 def parallelism_of(group: str, collective: str) -> str:
     """Return the parallelism that a communication serves; empty where it is not told.
 
-    ``group`` and ``collective`` as in `kernel_class`. Sends and receives of a group whose description says nothing are a
-    pipeline's. Kernels' names alone do not tell them, for NCCL runs an all-to-all in the kernel of sends too.
+    ``group`` and ``collective`` are those of `kernel_class`. Sends and receives of a group without a description are a
+    pipeline's. Kernels' names do not tell them, for NCCL runs an all-to-all in the kernel of sends too.
 
-    >>> parallelism_of("mesh_cp", "send"), parallelism_of("undefined", "send"), parallelism_of("undefined", "allreduce")
+    >>> parallelism_of("mesh_cp", "send"), parallelism_of("undefined", "send"), parallelism_of("undefined", "gather")
     ('cp', 'pp', '')
     """
     return _KINDS.get(group) or ("pp" if operation_of(collective) == TRANSFER else "")

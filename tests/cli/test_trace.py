@@ -77,9 +77,11 @@ def test_replay_prints_what_a_change_brings(files: list[Path], capsys: pytest.Ca
         (["--set", "nodes=4"], "--set: needs --recorded-cluster"),
         (["--recorded-cluster", "dgx_h100"], "--recorded-cluster: needs --cluster or --set"),
         (["--recorded-cluster", "dgx_h100", "--set", "node.nic.count=4"], "node.nic"),
-        (["--recorded-cluster", "dgx_h9", "--cluster", "dgx_h100"], "dgx_h9"),
+        (["--recorded-cluster", "dgx_h9", "--cluster", "dgx_h100"], "--recorded-cluster: no cluster file of this name"),
+        (["--recorded-cluster", "dgx_h100", "--cluster", "dgx_h9"], "--cluster: name: no cluster file of this name"),
         (["--recorded-gpu", "h100-sxm-80gb"], "--recorded-gpu: has no meaning without --gpu"),
-        (["--gpu", "h9000"], "h9000"),
+        (["--gpu", "h9000"], "--gpu: no profile file of this name"),
+        (["--gpu", "h200-sxm-141gb", "--recorded-gpu", "h9"], "--recorded-gpu: no profile file of this name"),
         (["--step", "9"], "--step: there is no such step"),
     ],
 )

@@ -118,15 +118,6 @@ def test_kernels_have_their_class(name: str, kind: str, operation: str) -> None:
     assert kernel_class(name)[::2] == (kind, operation)
 
 
-def test_transfers_of_a_pipeline_are_hand_overs(tmp_path: Path) -> None:
-    trace = KinetoWriter()
-    details = {"Collective name": "send", "Process Group Description": "pipeline"}
-    trace.kernel("ncclDevKernel_SendRecv(int)", COMMUNICATION, 0, 10, trace.call("cudaLaunchKernel", -5), **details)
-    rank = read_trace([trace.save(tmp_path / "trace.json")]).ranks[0]
-    assert CLASSES[rank.ops.code[0]] == "hand-over"
-    assert rank.collectives[0].operation == "send"
-
-
 def _with(kernel: object) -> str:
     return json.dumps({"traceEvents": [kernel]})
 
