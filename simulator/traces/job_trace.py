@@ -47,7 +47,7 @@ MeetingRanks = Literal["pair", "stage", "ends", "all"]
 
 @dataclass(frozen=True, slots=True)
 class JobMeeting:
-    """What ranks do together: operation ``number`` of a ``name``, a direction of hand-overs or a kind.
+    """An operation of several ranks: the ``number``-th of a ``name``, which is a direction of hand-overs or a kind.
 
     ``first_stage``: the lower stage of a pair, or the stage whose replicas meet; 0 for other ranks.
     """
@@ -63,7 +63,7 @@ class JobOp:
     """An operation of a stage, the same in every step and replica.
 
     ``lane`` is its stream; ``after`` are the indices of ops of the stage that it follows, that of its lane before it
-    among them. ``meeting``: what it is a part of; None where a rank meets nobody.
+    among them. ``meeting``: the operation of several ranks to which it belongs; None where a rank meets nobody.
     """
 
     stage: int
@@ -215,7 +215,7 @@ def _add_hand_overs(after: dict[tuple[str, int], list[tuple[str, int]]], compute
 
 
 def _meeting(kind: str, number: int, stage: int) -> JobMeeting | None:
-    """Return what an op is a part of."""
+    """Return the meeting to which an op belongs; None where a rank meets nobody."""
     if kind in HAND_OVERS:
         direction, sends = HAND_OVERS[kind]
         # Activations go to the next stage, gradients to the one before.

@@ -98,7 +98,7 @@ class HostCalls:
 
     def are(self, kind: CallKind) -> Bools:
         """Return which calls are of a kind."""
-        return self.kind == CALL_KINDS.index(kind)
+        return np.equal(self.kind, CALL_KINDS.index(kind))
 
 
 @dataclass(frozen=True, eq=False)

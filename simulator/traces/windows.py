@@ -30,10 +30,10 @@ def steps_of(rank: RankTrace) -> tuple[TracedStep, ...]:
 
     A mark without launches is one that a profiler repeats for its own schedule.
     """
-    return tuple(step for step in rank.steps if _of_step(rank, step).any()) or (whole(rank),)
+    return tuple(step for step in rank.steps if _launched_in(rank, step).any()) or (whole(rank),)
 
 
-def _of_step(rank: RankTrace, step: TracedStep) -> Bools:
+def _launched_in(rank: RankTrace, step: TracedStep) -> Bools:
     """Return which ops were launched in a step; an op without a launch counts to the step in which it starts."""
     if not step.is_marked:
         return np.ones(len(rank.ops), dtype=bool)
@@ -42,13 +42,13 @@ def _of_step(rank: RankTrace, step: TracedStep) -> Bools:
 
 def step_ops(rank: RankTrace, step: TracedStep) -> RankTrace:
     """Return a rank's trace with the ops of ``step`` alone: those that were launched in it."""
-    return replace(rank, ops=rank.ops.select(_of_step(rank, step)), steps=(step,))
+    return replace(rank, ops=rank.ops.select(_launched_in(rank, step)), steps=(step,))
 
 
 def in_steps(rank: RankTrace) -> RankTrace:
     """Return a rank's trace with the ops of its steps alone, without those before, between and behind them."""
     steps = steps_of(rank)
-    chosen = np.any([_of_step(rank, step) for step in steps], axis=0)
+    chosen = np.any([_launched_in(rank, step) for step in steps], axis=0)
     return replace(rank, ops=rank.ops.select(chosen), steps=steps)
 
 

@@ -108,13 +108,12 @@ def steps_of_three_replicas() -> list[dict[str, Any]]:
 def test_delays_steps_and_medians_worked_out_by_hand(tmp_path: Path) -> None:
     """Without delays replica 2 comes to step 3's reduction after 1 + 4 s: 5.7 s with 0.5 and 0.2. Step 4 has no delays.
 
-    A usual backward pass takes (5 * 2 + 4) / 6 = 7/3 s, the mean, and a usual reduction 0.5 s, the median (its mean
-    would be 0.7). So the usual step takes 1 + 7/3 + 0.5 + 0.2 s. With their own times alone:
+    A usual backward pass takes the mean, (5 * 2 + 4) / 6 = 7/3 s. A usual reduction takes the median, 0.5 s, where the
+    mean would be 0.7. So the usual step takes 1 + 7/3 + 0.5 + 0.2 s.
 
-    - backward passes: 5.7 s in step 3, and 1 + 2 + 0.7 in step 4;
-    - reductions: the usual step, and 1.2 s more in step 4;
-    - replica 2: 5.7 s, and in step 4 the usual step and 1.2 s more, as it waits for the usual backward passes;
-    - replica 0, forward passes, the optimizer: the usual step.
+    With their own times alone backward passes make 5.7 s of step 3, and 1 + 2 + 0.7 of step 4. Reductions make step 4
+    1.2 s longer than usual. Replica 2 does both: 5.7 s, and then 1.2 s more than usual, as it waits for the usual
+    backward passes of the others. Replica 0, forward passes and the optimizer make the usual step.
     """
     path = tmp_path / "job.parquet"
     pd.DataFrame(steps_of_three_replicas()).to_parquet(path)

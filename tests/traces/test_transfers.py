@@ -70,7 +70,8 @@ def test_the_call_around_a_launch_tells_a_hand_over_too(tmp_path: Path) -> None:
     trace = KinetoWriter()
     call = trace.call("cudaLaunchKernel", 50)
     trace.kernel(SEND_KERNEL, COMMUNICATION, 60, 100, call)
-    trace.event("cpu_op", "record_param_comms", 40, 30, **{"Collective name": "send", "Group size": 4})
+    details: dict[str, Any] = {"Collective name": "send", "Group size": 4}
+    trace.event("cpu_op", "record_param_comms", 40, 30, **details)
     rank = read_trace([trace.save(tmp_path / "trace.json")]).ranks[0]
     assert CLASSES[rank.ops.code[0]] == "hand-over"
 
@@ -88,8 +89,10 @@ def test_what_was_called_counts_before_the_kernel_that_does_it(collective: str, 
 
 
 def test_a_transfer_is_timed_on_one_link(tmp_path: Path) -> None:
-    """The trace lists a pipeline's four ranks, of which it takes the first two: 450 MB at an H100's 450 GB/s of NVLink
-    take 1 ms at least, and less than the way there and back would."""
+    """The trace lists a pipeline's four ranks, of which the first two are taken.
+
+    450 MB at an H100's 450 GB/s of NVLink take 1 ms at least, and less than the way there and back would.
+    """
     times = ExchangeTimes.on("dgx_h100", 4, "recorded")
     seconds = times.seconds(TracedCollective(TRANSFER, 450e6, "pipeline", 4, (0, 1, 2, 3)))
     assert seconds is not None
