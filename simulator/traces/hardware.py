@@ -104,7 +104,7 @@ def members_of(collective: TracedCollective) -> tuple[int, ...]:
 def exchange_factor(
     trace: RunTrace, recorded: str, target: str | Mapping[str, Any]
 ) -> Callable[[TracedCollective], float]:
-    """Return the factor on the transfer of a collective, which was recorded on one cluster and is to run on another.
+    """Return the factor on the time of a collective, which was recorded on one cluster and is to run on another.
 
     It is 1 where the trace does not tell operation, bytes and group. Raises `InputError`.
     """
