@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -61,6 +62,19 @@ def test_replay_prints_what_a_change_brings(files: list[Path], capsys: pytest.Ca
     assert 8.92e-3 - 0.5e-3 < twice_s < 8.92e-3  # at most half of the all-reduce's 1 ms
     assert command("trace", "replay", *files) == 0
     assert "changed" not in capsys.readouterr().out
+
+
+def test_the_page_names_the_keys_of_the_output(files: list[Path], capsys: pytest.CaptureFixture[str]) -> None:
+    """Every key of the JSON output, and of the sides of a comparison and a replay, is in the command's row."""
+    page = (Path(__file__).resolve().parents[2] / "docs/how-to/traces.md").read_text()
+    for action in ("show", "compare", "replay"):
+        (row,) = [line for line in page.splitlines() if line.startswith(f"| `{action}` |")]
+        assert command("trace", action, *files, "--json", "-") == 0
+        result = json.loads(capsys.readouterr().out)
+        sides = [*result.get("sides", []), *result.get("ranks", []), result.get("played")]
+        keys = {key for part in (result, *sides) if isinstance(part, dict) for key in part}
+        told = set(re.findall(r"`(\w+)`", row))
+        assert keys - told - {"schema_version", "command", "warnings"} == set(), action
 
 
 @pytest.mark.parametrize(

@@ -156,7 +156,11 @@ def test_the_command_prints_and_writes(file: Path, tmp_path: Path, capsys: pytes
         main(["trace", "stragglers", str(file), "--by", "stage", "--json", str(out)])
     assert ended.value.code == 0
     assert "without delays and stragglers" in capsys.readouterr().out
-    assert json.loads(out.read_text())["ideal_s"] == pytest.approx(7.75)
+    result = json.loads(out.read_text())
+    assert result["ideal_s"] == pytest.approx(7.75)
+    page = (Path(__file__).resolve().parents[2] / "docs/how-to/traces.md").read_text()
+    (row,) = [line for line in page.splitlines() if line.startswith("| `stragglers` |")]
+    assert {key for key in result if f"`{key}`" not in row} == {"schema_version", "command", "warnings"}
     with pytest.raises(SystemExit) as ended:
         main(["trace", "stragglers", str(file), "--by", "rank"])
     assert ended.value.code == 2
