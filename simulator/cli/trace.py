@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, cast
 
@@ -11,11 +12,13 @@ import typer
 from simulator.cli.options import Json, Quiet, Set
 from simulator.cli.outputs import STDOUT, check_outputs, write_json
 from simulator.cli.terminal import progress, show, warn
-from simulator.errors import InputError
+from simulator.errors import InputError, located
 from simulator.input_files import parse_assignment
 from simulator.output.files import PICTURES
 
 if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
+
     from simulator.traces.compare import Side
     from simulator.traces.trace import RunTrace
     from simulator.traces.what_if import WhatIf
@@ -104,7 +107,8 @@ def show_command(
     check_outputs({"--json": json, "--gantt": gantt}, {"--gantt": PICTURES})
     trace = _opened(files)
     if step is not None:
-        trace = one_step(trace, step)
+        with _options(name="--step"):
+            trace = one_step(trace, step)
     check_outputs({"--json": json, "--gantt": gantt})
     result = report.shown(trace, top)
     write_json(json, result)
@@ -192,11 +196,13 @@ def replay_command(
         raise InputError("has no meaning without --gpu", file="--recorded-gpu", found=recorded_gpu)
     target = _target(cluster, set_, recorded_cluster)
     factors = _factors(scale, "--scale"), _factors(rank, "--rank")
-    trace = one_step(_opened(files), step)
+    trace = _opened(files)
+    with _options(name="--step"):
+        trace = one_step(trace, step)
     check_outputs({"--json": json})
     warnings = list(trace.missing)
     change = _change(trace, factors, host, (gpu, recorded_gpu), (target, recorded_cluster), overlap, warnings)
-    with progress("playing the step"):
+    with progress("playing the step"), _options(ranks="--rank"):
         played = replay(trace, change)
     if abs(played.error) > UNLIKE:
         warnings.append(f"played as recorded, the step is {100 * played.error:+.1f} % off: its order is not understood")
@@ -248,6 +254,16 @@ def _opened(files: list[str]) -> RunTrace:
 
     with progress("reading the trace"):
         return open_trace(files)
+
+
+def _options(**options: str) -> AbstractContextManager[None]:
+    """Errors of the block name the option that gives a parameter, ``options``: parameter -> option."""
+
+    def place(key: str) -> tuple[str | None, str]:
+        parameter, _, rest = key.partition(".")
+        return (options[parameter], rest) if parameter in options else (None, key)
+
+    return located(place)
 
 
 def _is_workload(name: str) -> bool:
@@ -332,7 +348,9 @@ def _change(
         raise InputError("is no way to overlap", file="--overlap", found=overlap, allowed=", ".join(OVERLAPS))
     scaled = dict(classes)
     if gpus[0] is not None:
-        for name, factor in gpu_factors(trace, gpus[0], gpus[1]).items():
+        with _options(target="--gpu", recorded="--recorded-gpu"):
+            factors_of_gpu = gpu_factors(trace, gpus[0], gpus[1])
+        for name, factor in factors_of_gpu.items():
             scaled[name] = scaled.get(name, 1.0) * factor
     change = WhatIf(
         classes=scaled,
@@ -342,9 +360,9 @@ def _change(
     )
     target, recorded = clusters
     if target is not None and recorded is not None:
-        change = WhatIf(
-            change.classes, change.ranks, change.host, exchange_factor(trace, recorded, target), change.overlap
-        )
+        with _options(target="--cluster", recorded="--recorded-cluster"):
+            exchange = exchange_factor(trace, recorded, target)
+        change = replace(change, exchange=exchange)
         if count := unknown_exchanges(trace):
             warnings.append(f"{count:,} communications do not tell their bytes or group, and keep their times")
     nothing = not (scaled or ranks or target) and host is None and overlap == "recorded"

@@ -34,6 +34,8 @@ _OPTIMIZER = "adam"
 #: Parts of names of communication: NCCL and RCCL (whose kernels have NCCL's names), PyTorch's calls on the host, MSCCL,
 #: DeepEP (namespace ``deep_ep``; ``dpsk::ep`` in DeepSeek's published trace), NVSHMEM, and PyTorch's symmetric memory.
 _COMMUNICATION = ("nccl", "rccl", "mscclkernel", "c10d::", "deep_ep::", "dpsk::ep::", "nvshmem", "symm_mem")
+#: Communication of two ranks: a send, a receive, or both at once. Traces do not name the other end.
+TRANSFER = "send_recv"
 #: Part of a name without underscores -> the operation; ``reducescatter`` stands before ``reduce``.
 _OPERATIONS = {
     "allreduce": "all_reduce",
@@ -44,18 +46,26 @@ _OPERATIONS = {
     "::combine": "all_to_all",
     "notify": "barrier",
     "barrier": "barrier",
-    "sendrecv": "send_recv",
+    "sendrecv": TRANSFER,
     "broadcast": "broadcast",
     "scatter": "scatter",
     "gather": "gather",
     "reduce": "reduce",
-    "send": "send_recv",
-    "recv": "send_recv",
+    "send": TRANSFER,
+    "recv": TRANSFER,
 }
-#: Operations of two ranks, whose traces do not name the other end.
-TRANSFERS = ("send", "recv")
-#: Description of a process group -> the parallelism that it serves.
-_KINDS = {"tensor": "tp", "data": "dp", "pipeline": "pp", "expert": "ep", "model": "tp", "context": "cp"}
+#: Description of a process group -> the parallelism that it serves. First those of this project's trainer.
+_KINDS = {
+    "tensor": "tp", "data": "dp", "pipeline": "pp", "expert": "ep", "model": "tp", "context": "cp",
+    # Megatron-Core: ``group_desc`` in megatron/core/parallel_state.py.
+    "TENSOR_MODEL_PARALLEL_GROUP": "tp", "PIPELINE_MODEL_PARALLEL_GROUP": "pp", "CONTEXT_PARALLEL_GROUP": "cp",
+    "DATA_PARALLEL_GROUP": "dp", "DATA_PARALLEL_GROUP_WITH_CP": "dp", "EXPERT_MODEL_PARALLEL_GROUP": "ep",
+    "EXPERT_TENSOR_PARALLEL_GROUP": "tp", "EXPERT_DATA_PARALLEL_GROUP": "dp",
+    # PyTorch: ``mesh_`` and the name of a dimension (torch/distributed/device_mesh.py), those that torchtitan has
+    # (torchtitan/distributed/parallel_dims.py).
+    "mesh_pp": "pp", "mesh_tp": "tp", "mesh_cp": "cp", "mesh_ep": "ep", "mesh_dp": "dp", "mesh_dp_replicate": "dp",
+    "mesh_dp_shard": "dp",
+}  # fmt: skip
 _PRODUCTS = ("matmul", "grouped_matmul")
 
 
@@ -65,6 +75,28 @@ class KernelClass(NamedTuple):
     name: str
     kind: str = ""
     operation: str = ""
+
+
+def operation_of(text: str) -> str:
+    """Return the operation that a name of communication tells; empty where it tells none.
+
+    >>> operation_of("_allgather_base"), operation_of("recv"), operation_of("wait")
+    ('all_gather', 'send_recv', '')
+    """
+    flat = text.lower().replace("_", "")
+    return next((operation for part, operation in _OPERATIONS.items() if part in flat), "")
+
+
+def parallelism_of(group: str, collective: str) -> str:
+    """Return the parallelism that a communication serves; empty where it is not told.
+
+    ``group`` and ``collective`` are those of `kernel_class`. Sends and receives of a group without a description are a
+    pipeline's. Kernels' names do not tell them, for NCCL runs an all-to-all in the kernel of sends too.
+
+    >>> parallelism_of("mesh_cp", "send"), parallelism_of("undefined", "send"), parallelism_of("undefined", "gather")
+    ('cp', 'pp', '')
+    """
+    return _KINDS.get(group) or ("pp" if operation_of(collective) == TRANSFER else "")
 
 
 def kernel_class(name: str, *, collective: str = "", group: str = "", updates: bool = False) -> KernelClass:
@@ -79,14 +111,10 @@ def kernel_class(name: str, *, collective: str = "", group: str = "", updates: b
     ('copy', 'memory')
     """
     lower = name.lower()
-    flat = lower.replace("_", "")
     if collective or any(part in lower for part in _COMMUNICATION):
-        words = collective.lower().replace("_", "") + " " + flat
-        if collective.lower() in TRANSFERS:
-            return KernelClass("communication", _KINDS.get(group, ""), collective.lower())
-        operation = next((told for part, told in _OPERATIONS.items() if part in words), "")
-        return KernelClass("communication", _KINDS.get(group, ""), operation)
-    if lower.startswith("memcpy") and "dtod" not in flat.replace(" ", ""):
+        operation = operation_of(collective) or operation_of(name)
+        return KernelClass("communication", parallelism_of(group, collective), operation)
+    if lower.startswith("memcpy") and "dtod" not in lower.replace(" ", ""):
         return KernelClass("copy")
     if updates or _OPTIMIZER in lower:
         return KernelClass("optimizer")

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from simulator.arrays import Bools, Floats, Ints
-from simulator.traces.classes import CLASSES
+from simulator.traces.classes import CLASSES, with_hand_over
 from simulator.traces.trace import GpuOps, HostCalls, RankTrace, StreamWaits, TracedCollective, TracedStep
 from simulator.units import us
 
@@ -37,11 +37,11 @@ class RankColumns:
 
     op_start: array[float] = field(default_factory=_floats)
     op_end: array[float] = field(default_factory=_floats)
-    #: Name, class, stream, correlation, collective and whether it is a transfer, of one op after another.
+    #: Name, class, stream, correlation, collective and whether it is a copy, of one op after another.
     op_facts: array[int] = field(default_factory=_ints)
     call_start: array[float] = field(default_factory=_floats)
     call_end: array[float] = field(default_factory=_floats)
-    #: Name, thread and correlation of one call after another.
+    #: Name, kind, thread and correlation of one call after another.
     call_facts: array[int] = field(default_factory=_ints)
     #: Correlation of the waiting call, stream, correlation of the call that recorded the event, awaited stream.
     waits: list[tuple[int, int, int, int]] = field(default_factory=list)
@@ -57,7 +57,7 @@ class RankColumns:
         self.op_end.append(end)
         self.op_facts.extend(facts)
 
-    def add_call(self, start: float, end: float, facts: tuple[int, int, int]) -> None:
+    def add_call(self, start: float, end: float, facts: tuple[int, int, int, int]) -> None:
         """Add a call of the host."""
         self.call_start.append(start)
         self.call_end.append(end)
@@ -88,16 +88,17 @@ def rank_trace(
     def seconds(times: Sequence[float] | array[float]) -> Floats:
         return (np.array(times, dtype=np.float64) - first) * us + begin_s
 
-    call_facts = np.array(columns.call_facts, dtype=np.int64).reshape(-1, 3)
+    call_facts = np.array(columns.call_facts, dtype=np.int64).reshape(-1, 4)
     order = np.argsort(seconds(columns.call_start), kind="stable")
     calls = HostCalls(
-        seconds(columns.call_start)[order], seconds(columns.call_end)[order], *call_facts[order, :2].T.copy()
+        seconds(columns.call_start)[order], seconds(columns.call_end)[order], *call_facts[order, :3].T.copy()
     )
-    call_of = _first_of(call_facts[order, 2])
+    call_of = _first_of(call_facts[order, 3])
     op_facts = np.array(columns.op_facts, dtype=np.int64).reshape(-1, 6)
     ops = _ops(seconds(columns.op_start), seconds(columns.op_end), op_facts, call_of)
     comm_calls = [(*seconds(times).tolist(), number) for *times, number in columns.comm_calls]
     ops.collective[:] = _told_by_calls(ops, calls, collectives, comm_calls)
+    ops.code[:] = _with_hand_overs(ops, collectives)
     marks = [(number, *seconds(times).tolist()) for number, *times in columns.optimizer_marks]
     ops.code[:] = np.where(np.isin(ops.code, _MAY_UPDATE) & _updates(ops, calls, marks), _OPTIMIZER, ops.code)
     waits = [
@@ -118,14 +119,14 @@ def rank_trace(
         calls=calls,
         waits=StreamWaits(*np.array(waits, dtype=np.int64).reshape(-1, 4).T.copy()),
         steps=tuple(TracedStep(text, *seconds((start, end)).tolist()) for start, end, text in steps),
-        missing=tuple(_missing(columns, ops, calls, names, collectives)),
+        missing=tuple(_missing(columns, ops, calls, collectives)),
     )
 
 
 def _ops(start_s: Floats, end_s: Floats, facts: Ints, call_of: Mapping[int, int]) -> GpuOps:
     """Return ops by start; ``facts`` as in `RankColumns`, ``call_of``: correlation -> call."""
     order = np.lexsort((end_s, start_s))
-    name, code, stream, correlation, collective, transfer = facts[order].T
+    name, code, stream, correlation, collective, copies = facts[order].T
     return GpuOps(
         start_s=start_s[order],
         end_s=end_s[order],
@@ -134,7 +135,7 @@ def _ops(start_s: Floats, end_s: Floats, facts: Ints, call_of: Mapping[int, int]
         stream=stream.copy(),
         call=np.array([call_of.get(number, -1) for number in correlation.tolist()], dtype=np.int64),
         collective=collective.copy(),
-        is_transfer=transfer.astype(bool),
+        is_copy=copies.astype(bool),
     )
 
 
@@ -170,6 +171,13 @@ def _told_by_calls(
     return told
 
 
+def _with_hand_overs(ops: GpuOps, collectives: Sequence[TracedCollective]) -> Ints:
+    """Return the class of each op, now that calls have told of communication what its kernels do not say."""
+    codes = np.array([CLASSES.index(with_hand_over("communication", one.kind)) for one in collectives], dtype=np.int64)
+    told = (ops.collective >= 0) & (ops.code == CLASSES.index("communication"))
+    return np.where(told, codes[ops.collective], ops.code) if len(codes) else ops.code
+
+
 def _updates(ops: GpuOps, calls: HostCalls, marks: Sequence[tuple[int, float, float]]) -> Bools:
     """Return which ops run inside the optimizer's ranges: those on the GPU, or by their launches those on the host."""
     inside = np.zeros(len(ops), dtype=bool)
@@ -187,7 +195,6 @@ def _missing(
     columns: RankColumns,
     ops: GpuOps,
     calls: HostCalls,
-    names: Sequence[str],
     collectives: Sequence[TracedCollective],
 ) -> list[str]:
     missing = []
@@ -198,7 +205,6 @@ def _missing(
     used = {number for number in np.unique(ops.collective).tolist() if number >= 0}
     if any(not collectives[number].nbytes and collectives[number].operation != "barrier" for number in used):
         missing.append(NO_BYTES)
-    waiting = any("WaitEvent" in names[number] for number in np.unique(calls.name).tolist())
-    if not columns.waits and waiting and len(np.unique(ops.stream)) > 1:
+    if not columns.waits and calls.are("wait").any() and len(np.unique(ops.stream)) > 1:
         missing.append(NO_WAITS)
     return missing

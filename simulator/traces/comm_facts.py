@@ -11,6 +11,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from simulator.traces.classes import parallelism_of
 from simulator.traces.trace import TracedCollective
 
 #: Name of a type, as c10 prints it, -> bytes of an element.
@@ -25,7 +26,7 @@ _LISTED = re.compile(r"\[[\d,\s]*\]")
 
 
 def collective_of(details: Mapping[str, Any], operation: str) -> TracedCollective:
-    """Return what ``details``, the arguments of a kernel or call, say of a communication; ``operation``: its kind.
+    """Return what ``details``, the arguments of a kernel or call, say of a communication, an ``operation`` of NCCL's.
 
     >>> collective_of({"In msg nelems": 4, "Out msg nelems": 8, "dtype": "Float", "Group size": 2}, "all_gather").nbytes
     32.0
@@ -37,7 +38,8 @@ def collective_of(details: Mapping[str, Any], operation: str) -> TracedCollectiv
     text = str(details.get("Process Group Ranks", ""))
     ranks = tuple(int(part) for part in re.findall(r"\d{1,9}", text)) if _LISTED.fullmatch(text) else ()
     size = int(_number(details.get("Group size")))
-    return TracedCollective(operation, each * max(elements), group, size or len(ranks), ranks)
+    kind = parallelism_of(str(details.get("Process Group Description", "")), str(details.get("Collective name", "")))
+    return TracedCollective(operation, each * max(elements), group, size or len(ranks), ranks, kind)
 
 
 def _number(value: object) -> float:

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from itertools import zip_longest
 
 import numpy as np
 
-from simulator.timeline import Timeline, covered_s
+from simulator.timeline import Timeline
 from simulator.traces.classes import CLASSES
-from simulator.traces.figures import figures
+from simulator.traces.figures import kernel_figures, rank_figures
+from simulator.traces.overlap import busy_time, mean_overlap
 from simulator.traces.simulated import class_codes, resident_s
 from simulator.traces.trace import EXCHANGE_CODES, RunTrace
+from simulator.traces.windows import in_steps
 
 #: Kernels that are listed of those that one side alone has.
 LISTED = 10
@@ -22,11 +24,12 @@ _NAME_LENGTH = 80
 
 @dataclass(frozen=True)
 class Side:
-    """One side: what a mean rank does in a step.
+    """One side: per rank and step, each the mean over all ranks and over each rank's steps.
 
-    ``class_s`` and ``launches`` are by class. ``exposed_s``: communication that nothing else covers; ``overlap``: the
-    share of communication beside computing kernels. ``kernels``: name -> seconds; None where the names are not those
-    that drivers write.
+    ``step_s``: length of the step. ``class_s`` and ``launches``: class -> seconds and number of its ops. ``exposed_s``:
+    communication that nothing else covers. ``overlap``: share of communication beside computing kernels, mean over the
+    ranks that communicate; None where none does. ``kernels``: name -> seconds; None where the names are not those that
+    drivers write.
     """
 
     name: str
@@ -101,27 +104,22 @@ def short_name(name: str) -> str:
 
 
 def traced_side(trace: RunTrace, name: str) -> Side:
-    """Return what a mean rank of ``trace`` does in a mean step."""
-    told = figures(trace)
-    per_step, n = 1 / told.steps, len(told.ranks)
-    class_s: dict[str, float] = {}
-    launches: dict[str, float] = {}
-    kernels: dict[str, float] = {}
-    for kernel in told.kernels:
-        class_s[kernel.kernel_class] = class_s.get(kernel.kernel_class, 0.0) + kernel.seconds * per_step
-        launches[kernel.kernel_class] = launches.get(kernel.kernel_class, 0.0) + kernel.launches * per_step
-        short = short_name(kernel.name)
-        kernels[short] = kernels.get(short, 0.0) + kernel.seconds * per_step
-    overlaps = [rank.overlap for rank in told.ranks if rank.overlap is not None]
-    return Side(
-        name=name,
-        step_s=sum(rank.step_s for rank in told.ranks) / n,
-        class_s=class_s,
-        launches=launches,
-        exposed_s=sum(rank.exposed_s for rank in told.ranks) / n * per_step,
-        overlap=sum(overlaps) / len(overlaps) if overlaps else None,
-        kernels=kernels,
-    )
+    """Return what a mean rank of ``trace`` does in a mean step; ops outside of marked steps are left out."""
+    n = len(trace.ranks)
+    step_s, exposed_s, overlaps = 0.0, 0.0, []
+    class_s: defaultdict[str, float] = defaultdict(float)
+    launches: defaultdict[str, float] = defaultdict(float)
+    kernels: defaultdict[str, float] = defaultdict(float)
+    for rank in map(in_steps, trace.ranks):
+        told, share = rank_figures(rank), 1 / (n * len(rank.steps))
+        step_s += told.step_s / n
+        exposed_s += told.exposed_s * share
+        overlaps.append(told.overlap)
+        for kernel in kernel_figures(RunTrace((rank,))):
+            class_s[kernel.kernel_class] += kernel.seconds * share
+            launches[kernel.kernel_class] += kernel.launches * share
+            kernels[short_name(kernel.name)] += kernel.seconds * share
+    return Side(name, step_s, dict(class_s), dict(launches), exposed_s, mean_overlap(overlaps), dict(kernels))
 
 
 def simulated_side(timeline: Timeline, name: str) -> Side:
@@ -139,26 +137,20 @@ def simulated_side(timeline: Timeline, name: str) -> Side:
     n = sum(timeline.ranks_like.values())
     seconds = np.bincount(code, weights=(end - start) * weight, minlength=len(CLASSES)) / n
     counts = np.bincount(code, weights=weight, minlength=len(CLASSES)) / n
-    exposed_s, overlaps = 0.0, []
-    for number, like in timeline.ranks_like.items():
-        mine = rank == number
-        moving, copying = mine & exchanges, mine & (code == CLASSES.index("copy"))
-        computing = mine & ~exchanges & ~copying
-        rest_s = covered_s(start[mine & ~exchanges], end[mine & ~exchanges])
-        exposed_s += like * (covered_s(start[mine], end[mine]) - rest_s) / n
-        length_s = covered_s(start[moving], end[moving])
-        if length_s:
-            both_s = covered_s(start[moving | computing], end[moving | computing])
-            overlaps.append((like, (length_s + covered_s(start[computing], end[computing]) - both_s) / length_s))
+    computes = ~exchanges & (code != CLASSES.index("copy"))
+    likes = list(timeline.ranks_like.values())
+    busy = [
+        busy_time(start[mine], end[mine], exchanges[mine], computes[mine])
+        for mine in (rank == number for number in timeline.ranks_like)
+    ]
     there = np.flatnonzero(counts).tolist()
-    total = sum(like for like, _ in overlaps)
     return Side(
         name=name,
         step_s=timeline.step_time_s,
         class_s={CLASSES[at]: float(seconds[at]) for at in there},
         launches={CLASSES[at]: float(counts[at]) for at in there},
-        exposed_s=exposed_s,
-        overlap=sum(like * share for like, share in overlaps) / total if total else None,
+        exposed_s=sum(like * one.exposed_s for like, one in zip(likes, busy, strict=True)) / n,
+        overlap=mean_overlap([one.overlap for one in busy], likes),
     )
 
 
@@ -171,8 +163,3 @@ def missing_classes(comparison: Comparison) -> list[str]:
             if seconds is None:
                 sentences.append(f"{name} has no kernels of class {row.name}")
     return sentences
-
-
-def side_by_side(comparison: Comparison) -> Sequence[tuple[tuple[str, float] | None, tuple[str, float] | None]]:
-    """Return the kernels that one side alone has, in rows of two."""
-    return list(zip_longest(*comparison.alone))

@@ -14,6 +14,7 @@ from simulator.arrays import Floats
 from simulator.timeline import covered_s
 from simulator.traces.classes import CLASSES
 from simulator.traces.meetings import meetings
+from simulator.traces.overlap import busy_time
 from simulator.traces.trace import GpuOps, RankTrace, RunTrace
 from simulator.traces.windows import length_s, steps_of
 from simulator.units import us
@@ -114,28 +115,22 @@ def rank_figures(rank: RankTrace) -> RankFigures:
     ops = rank.ops
     start, end = ops.start_s, ops.end_s
     gpu_s = float(end.max() - start.min())
-    busy_s = covered_s(start, end)
-    compute_s, communication_s = _covered(ops, ops.computes), _covered(ops, ops.communicates)
-    both_s = _covered(ops, ops.computes | ops.communicates)
+    busy = busy_time(start, end, ops.communicates, ops.computes)
     lengths = [length_s(rank, step) for step in steps_of(rank)]
     return RankFigures(
         rank=rank.rank,
         step_s=sum(lengths) / len(lengths),
         gpu_s=gpu_s,
-        compute_s=compute_s,
-        other_busy_s=busy_s - compute_s,
-        idle_s=gpu_s - busy_s,
+        compute_s=busy.compute_s,
+        other_busy_s=busy.busy_s - busy.compute_s,
+        idle_s=gpu_s - busy.busy_s,
         launch_bound_s=_launch_bound_s(rank),
-        communication_s=communication_s,
-        exposed_s=busy_s - _covered(ops, ~ops.communicates),
-        overlap=(compute_s + communication_s - both_s) / communication_s if communication_s else None,
+        communication_s=busy.communication_s,
+        exposed_s=busy.exposed_s,
+        overlap=busy.overlap,
         class_s=class_seconds(ops),
         streams=tuple(_stream(rank, code) for code in _by_use(ops)),
     )
-
-
-def _covered(ops: GpuOps, chosen: np.ndarray[tuple[int], np.dtype[np.bool_]]) -> float:
-    return covered_s(ops.start_s[chosen], ops.end_s[chosen])
 
 
 def class_seconds(ops: GpuOps) -> dict[str, float]:

@@ -16,31 +16,33 @@ from simulator.hardware.device_names import is_of_type
 from simulator.hardware.gpu import GpuSpec
 from simulator.hardware.kernels import MatrixDtype
 from simulator.network.collectives import OPERATIONS, idle_seconds, plan
+from simulator.traces.classes import TRANSFER
 from simulator.traces.trace import RunTrace, TracedCollective
 
 #: Type of matrix FLOP/s by which GPUs are compared: what training computes in.
 DTYPE: MatrixDtype = "bf16"
-#: Names that Kineto and the network have for one operation of two ranks.
-_NETWORK_NAME = {"send": "send", "recv": "send"}
+#: The network's operation of two ranks, one of which sends.
+_ONE_WAY = "send"
 
 
 def gpu_factors(trace: RunTrace, target: str, recorded: str | None) -> dict[str, float]:
     """Return by class the factor on kernels when GPUs are of the profile ``target``.
 
     Products and attention go with matrix FLOP/s, all else with the memory's bandwidth, by the profiles' data sheets.
-    ``recorded``: profile of the GPU of the trace; None: the one that its name says. Raises `InputError`.
+    ``recorded``: profile of the GPU of the trace; None: the one that its name says. Raises `InputError` with the
+    parameter's name as its key.
     """
-    before, after = _spec(recorded or recorded_gpu(trace), "--recorded-gpu"), _spec(target, "--gpu")
-    for spec, option, name in ((before, "--recorded-gpu", recorded), (after, "--gpu", target)):
+    before, after = _spec(recorded or recorded_gpu(trace), "recorded"), _spec(target, "target")
+    for spec, parameter, name in ((before, "recorded", recorded), (after, "target", target)):
         if DTYPE not in spec.peak_flops_per_s:
-            raise InputError(f"the profile has no FLOP/s of {DTYPE}", key=option, found=name)
+            raise InputError(f"the profile has no FLOP/s of {DTYPE}", key=parameter, found=name)
     flops = before.peak_flops_per_s[DTYPE].value / after.peak_flops_per_s[DTYPE].value
     memory = before.memory_bandwidth_Bps.value / after.memory_bandwidth_Bps.value
     return {"matmul": flops, "attention": flops, "memory": memory, "optimizer": memory}
 
 
-def _spec(name: str, option: str) -> GpuSpec:
-    return load_profile(name, file=option).gpu_spec
+def _spec(name: str, parameter: str) -> GpuSpec:
+    return load_profile(name, key=parameter).gpu_spec
 
 
 def recorded_gpu(trace: RunTrace) -> str:
@@ -50,7 +52,7 @@ def recorded_gpu(trace: RunTrace) -> str:
     if len(fitting) != 1:
         raise InputError(
             "the trace does not say which profile its GPU has",
-            key="--recorded-gpu",
+            key="recorded",
             found=name,
             allowed=", ".join(fitting or catalog.names("profile")),
         )
@@ -59,42 +61,56 @@ def recorded_gpu(trace: RunTrace) -> str:
 
 @dataclass(frozen=True)
 class ExchangeTimes:
-    """Seconds of collectives on an idle cluster, with the profile of its GPU. Raises `InputError` when built."""
+    """Seconds of collectives on an idle cluster, with the profile of its GPU."""
 
     cluster: Cluster
     costs: Costs
 
     @classmethod
-    def on(cls, reference: str | Mapping[str, Any], n_ranks: int, option: str) -> ExchangeTimes:
-        """Return the times on a cluster of as many nodes as hold ``n_ranks``."""
-        with located(lambda key: (option, key)):
+    def on(cls, reference: str | Mapping[str, Any], n_ranks: int, parameter: str) -> ExchangeTimes:
+        """Return the times on a cluster of as many nodes as hold ``n_ranks``.
+
+        Raises `InputError` whose keys begin with ``parameter``, the name of what gave ``reference``.
+        """
+        with located(lambda key: (None, f"{parameter}.{key}" if key else parameter)):
             spec = load_cluster(reference)
             spec = load_cluster(reference, nodes=max(spec.n_nodes, spec.nodes_for(n_ranks)))
             cluster = build_cluster(spec)
-        profiles = {gpu: load_profile(gpu, file=option) for gpu in cluster.gpu_types(range(n_ranks))}
+        profiles = {gpu: load_profile(gpu, key=parameter) for gpu in cluster.gpu_types(range(n_ranks))}
         return cls(cluster, Costs.from_profiles(profiles))
 
     def seconds(self, collective: TracedCollective) -> float | None:
         """Return the seconds of a collective; None where its operation, bytes or group are not known."""
-        operation = _NETWORK_NAME.get(collective.operation, collective.operation)
-        ranks = collective.ranks or tuple(range(collective.size))
-        if operation not in OPERATIONS or not collective.nbytes or len(ranks) < 2:
+        members = members_of(collective)
+        if not members:
             return None
-        members = ranks[:2] if operation == "send" else ranks
-        chosen = plan(operation, collective.nbytes, members, self.cluster, self.costs)
+        if collective.operation == TRANSFER:
+            chosen = plan(_ONE_WAY, collective.nbytes, members[:2], self.cluster, self.costs)
+        else:
+            chosen = plan(collective.operation, collective.nbytes, members, self.cluster, self.costs)
         return idle_seconds(chosen, self.cluster, self.costs)
+
+
+def members_of(collective: TracedCollective) -> tuple[int, ...]:
+    """Return the ranks of a collective; none where its operation, bytes or group are not known.
+
+    Of a group whose members are not listed, the first ranks are taken.
+    """
+    ranks = collective.ranks or tuple(range(collective.size))
+    is_known = collective.operation in OPERATIONS and collective.nbytes > 0 and len(ranks) > 1
+    return ranks if is_known else ()
 
 
 def exchange_factor(
     trace: RunTrace, recorded: str, target: str | Mapping[str, Any]
 ) -> Callable[[TracedCollective], float]:
-    """Return the factor on the transfer of a collective, which was recorded on one cluster and is to run on another.
+    """Return the factor on the time of a collective, which was recorded on one cluster and is to run on another.
 
     It is 1 where the trace does not tell operation, bytes and group. Raises `InputError`.
     """
     n_ranks = _ranks_needed(trace)
-    before = ExchangeTimes.on(recorded, n_ranks, "--recorded-cluster")
-    after = ExchangeTimes.on(target, n_ranks, "--cluster")
+    before = ExchangeTimes.on(recorded, n_ranks, "recorded")
+    after = ExchangeTimes.on(target, n_ranks, "target")
     factors: dict[TracedCollective, float] = {}
 
     def factor(collective: TracedCollective) -> float:
@@ -119,10 +135,7 @@ def unknown_exchanges(trace: RunTrace) -> int:
     """Return how many communications do not tell operation, bytes or group, and so keep their times anywhere."""
     count = 0
     for rank in trace.ranks:
-        is_told = [
-            _NETWORK_NAME.get(one.operation, one.operation) in OPERATIONS and one.nbytes > 0 and one.size > 1
-            for one in rank.collectives
-        ]
+        is_told = [bool(members_of(one)) for one in rank.collectives]
         numbers = rank.ops.collective[rank.ops.collective >= 0].tolist()
         count += sum(not is_told[number] for number in numbers)
     return count

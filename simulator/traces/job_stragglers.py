@@ -1,4 +1,4 @@
-"""A job's steps without stragglers: each operation as long as its kind is in the mean.
+"""A job's steps without stragglers: each operation as long as its kind usually is.
 
 The method and its figures are those of "Understanding Stragglers in Large Model Training Using What-if Analysis" (Lin
 et al., OSDI 2025; arXiv 2505.05713), sections 3 and 4. An operation's work is its length; of one in which ranks meet,
@@ -18,24 +18,13 @@ from simulator.arrays import Bools, Floats
 from simulator.cluster.ideal import ideal_cluster
 from simulator.costs import Costs
 from simulator.engine import simulate
-from simulator.program import (
-    Axis,
-    Collective,
-    CollectiveKind,
-    Program,
-    Purpose,
-    RecordedWork,
-    Role,
-    Step,
-    numbered_axis,
-)
-from simulator.traces.job_trace import COMMUNICATION, JobOp, JobTrace
+from simulator.program import Axis, Program, Role, Step, numbered_axis
+from simulator.traces.job_trace import COMMUNICATION, HAND_OVERS, JobMeeting, JobOp, JobTrace, MeetingRanks
+from simulator.traces.lanes import LaneOp, RecordedLanes, add_meeting, add_op
 
 #: Parts of a job to which a slowdown can be told.
 JobPart = Literal["kind", "stage", "replica"]
 PARTS: tuple[JobPart, ...] = ("kind", "stage", "replica")
-#: Direction of a transfer between stages -> the name of both its ends.
-_HAND_OVER = {"forward": "forward hand-over", "backward": "backward hand-over"}
 
 
 @dataclass(frozen=True)
@@ -118,9 +107,9 @@ def job_times(job: JobTrace) -> JobTimes:
         if op.after:
             ready = np.max([job.end_s[:, :, first_of_stage[op.stage] + other] for other in op.after], axis=0)
         delay[:, :, at] = np.maximum(job.start_s[:, :, at] - ready, 0.0)
-    for members, op in _meetings(job):
+    for meeting, members in _meetings(job):
         arrived = job.start_s[:, :, members].max(axis=2)
-        if op.meets in ("stage", "all"):
+        if meeting.ranks in ("stage", "all"):
             arrived = np.broadcast_to(arrived.max(axis=1, keepdims=True), arrived.shape)
         # Ends that clocks show before the last arrival are at once.
         work[:, :, members] = np.maximum(job.end_s[:, :, members] - arrived[:, :, None], 0.0)
@@ -135,14 +124,13 @@ def _first_of_stage(job: JobTrace) -> dict[int, int]:
     return first
 
 
-def _meetings(job: JobTrace) -> Iterator[tuple[list[int], JobOp]]:
-    """Yield the ops of a replica that are one operation, with the first of them."""
-    groups: dict[tuple[str, int], list[int]] = {}
+def _meetings(job: JobTrace) -> Iterator[tuple[JobMeeting, list[int]]]:
+    """Yield the meetings of a replica, with the ops that take part in each."""
+    members: dict[JobMeeting, list[int]] = {}
     for at, op in enumerate(job.ops):
-        if op.meets:
-            groups.setdefault((op.meeting, op.stage if op.meets == "stage" else -1), []).append(at)
-    for members in groups.values():
-        yield members, job.ops[members[0]]
+        if op.meeting is not None:
+            members.setdefault(op.meeting, []).append(at)
+    yield from members.items()
 
 
 def ideal_work(job: JobTrace, work_s: Floats) -> Floats:
@@ -176,8 +164,7 @@ def kind_name(kind: str) -> str:
     >>> kind_name("backward-recv"), kind_name("gc")
     ('backward hand-over', 'gc')
     """
-    direction, _, end = kind.partition("-")
-    return _HAND_OVER[direction] if end in ("send", "recv") else kind
+    return f"{HAND_OVERS[kind][0]} hand-over" if kind in HAND_OVERS else kind
 
 
 def play(job: JobTrace, delay_s: Floats, work_s: Floats) -> float:
@@ -215,29 +202,21 @@ def _groups(job: JobTrace) -> dict[str, tuple[tuple[int, ...], ...]]:
     return groups
 
 
-def _axis(meets: str, first: int = 0) -> str:
+def _axis(ranks: MeetingRanks, first: int = 0) -> str:
     """Return the axis of ranks that meet; ``first``: the first stage of a pair."""
-    number = {"stage": 0, "all": 1, "ends": 2, "pair": 3}[meets] + (first if meets == "pair" else 0)
+    number = {"stage": 0, "all": 1, "ends": 2, "pair": 3}[ranks] + (first if ranks == "pair" else 0)
     return numbered_axis(Axis.PROCESS_GROUP, number)
 
 
 def _lanes(ops: Sequence[JobOp], delay_s: Floats, work_s: Floats) -> dict[str, tuple[Step, ...]]:
     """Return the lanes of a rank; ops of several lanes may follow one another."""
-    lanes: dict[str, list[Step]] = {}
+    lanes: RecordedLanes = {}
     for at, op in enumerate(ops):
         after = tuple(f"o{other}" for other in op.after)
-        lane = lanes.setdefault(op.lane, [])
-        if not op.meets:
-            seconds = float(delay_s[at] + work_s[at])
-            lane.append(Step(f"o{at}", RecordedWork(op.kind, seconds=seconds, stream=op.lane), after))
-            continue
-        words = op.meeting.split()
-        axis = _axis(op.meets, int(words[1]) if op.meets == "pair" else 0)
-        meet = f"{axis} {words[0]}"
-        arrival = RecordedWork(f"{op.kind} arrives", seconds=float(delay_s[at]), stream=op.lane)
-        barrier = Collective(op.kind, CollectiveKind.BARRIER, 0.0, axis, Purpose.DATA, stream=meet)
-        lane.append(Step(f"a{at}", arrival, after))
-        lanes.setdefault(meet, []).append(Step(f"m{at}", barrier, (f"a{at}",)))
-        work = RecordedWork(op.kind, seconds=float(work_s[at]), stream=op.lane)
-        lane.append(Step(f"o{at}", work, (f"m{at}",)))
+        lane_op = LaneOp(at, op.kind, op.lane, after, float(delay_s[at]), float(work_s[at]))
+        if op.meeting is None:
+            add_op(lanes, lane_op)
+        else:
+            axis = _axis(op.meeting.ranks, op.meeting.first_stage)
+            add_meeting(lanes, lane_op, axis, f"{axis} {op.meeting.name}")
     return {name: tuple(steps) for name, steps in lanes.items()}

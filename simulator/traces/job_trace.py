@@ -21,21 +21,41 @@ from simulator.input_files import as_path, files_read
 if TYPE_CHECKING:
     import pandas as pd
 
+Direction = Literal["forward", "backward"]
 FORWARD, BACKWARD = "forward-compute", "backward-compute"
-SENDS = {"forward-send": "forward-recv", "backward-send": "backward-recv"}
 GATHER, SCATTER, CLIP, EMBEDDING = (
     "params-all-gather", "grads-reduce-scatter", "optimizer-clip-main-grad", "embedding-grads-all-reduce",
 )  # fmt: skip
+#: Ends of hand-overs: kind -> its direction, and whether it sends.
+HAND_OVERS: dict[str, tuple[Direction, bool]] = {
+    "forward-send": ("forward", True),
+    "backward-send": ("backward", True),
+    "forward-recv": ("forward", False),
+    "backward-recv": ("backward", False),
+}
 #: Operations behind the last backward pass, in their order; ``gc`` is Python's search for garbage.
 _ENDING = ("gc", "layernorm-grads-all-reduce", EMBEDDING, SCATTER, CLIP, "optimizer")
-KINDS = (FORWARD, BACKWARD, *SENDS, *SENDS.values(), GATHER, *_ENDING)
+KINDS = (FORWARD, BACKWARD, *HAND_OVERS, GATHER, *_ENDING)
 #: Kinds that are communication, whatever they wait for.
-COMMUNICATION = (*SENDS, *SENDS.values(), GATHER, SCATTER, EMBEDDING, CLIP, "layernorm-grads-all-reduce")
+COMMUNICATION = (*HAND_OVERS, GATHER, SCATTER, EMBEDDING, CLIP, "layernorm-grads-all-reduce")
 COLUMNS = ("dp_rank", "stage", "step", "optype", "start_ts", "duration", "seq_id", "mc")
 
 #: Ranks that meet in an operation: two ends of a hand-over, all replicas of a stage, the first and the last stage of a
-#: replica, or all ranks. It is empty where a rank meets nobody.
-Meets = Literal["", "pair", "stage", "ends", "all"]
+#: replica, or all ranks.
+MeetingRanks = Literal["pair", "stage", "ends", "all"]
+
+
+@dataclass(frozen=True, slots=True)
+class JobMeeting:
+    """An operation of several ranks: the ``number``-th of a ``name``, which is a direction of hand-overs or a kind.
+
+    ``first_stage``: the lower stage of a pair, or the stage whose replicas meet; 0 for other ranks.
+    """
+
+    ranks: MeetingRanks
+    name: str
+    number: int
+    first_stage: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +63,7 @@ class JobOp:
     """An operation of a stage, the same in every step and replica.
 
     ``lane`` is its stream; ``after`` are the indices of ops of the stage that it follows, that of its lane before it
-    among them. ``meets``: the ranks that meet in it; ``meeting`` names it, and for a pair its first stage.
+    among them. ``meeting``: the operation of several ranks to which it belongs; None where a rank meets nobody.
     """
 
     stage: int
@@ -51,8 +71,7 @@ class JobOp:
     number: int
     lane: str
     after: tuple[int, ...]
-    meets: Meets
-    meeting: str
+    meeting: JobMeeting | None
 
 
 @dataclass(frozen=True, eq=False)
@@ -158,7 +177,7 @@ def _stage_ops(path: Path, first: pd.DataFrame, stage: int, stages: int) -> Iter
     after: dict[tuple[str, int], list[tuple[str, int]]] = {op: [] for op in order}
     ending = [op for kind in _ENDING for op in order if op[0] == kind]
     lanes = {"compute": compute, "end": ending, GATHER: [op for op in order if op[0] == GATHER]}
-    lanes |= {kind: sorted(op for op in order if op[0] == kind) for kind in (*SENDS, *SENDS.values())}
+    lanes |= {kind: sorted(op for op in order if op[0] == kind) for kind in HAND_OVERS}
     for lane in lanes.values():
         for before, op in pairwise(lane):
             after[op].append(before)
@@ -170,8 +189,7 @@ def _stage_ops(path: Path, first: pd.DataFrame, stage: int, stages: int) -> Iter
     lane_of = {op: lane for lane, ops in lanes.items() for op in ops}
     index = {op: at for at, op in enumerate(order)}
     for op in order:
-        meets, meeting = _meeting(*op, stage)
-        yield JobOp(stage, *op, lane_of[op], tuple(index[other] for other in after[op]), meets, meeting)
+        yield JobOp(stage, *op, lane_of[op], tuple(index[other] for other in after[op]), _meeting(*op, stage))
 
 
 def _add_hand_overs(after: dict[tuple[str, int], list[tuple[str, int]]], compute: Sequence[tuple[str, int]]) -> None:
@@ -196,15 +214,14 @@ def _add_hand_overs(after: dict[tuple[str, int], list[tuple[str, int]]], compute
                 after[transfer].append(compute[first - 2])
 
 
-def _meeting(kind: str, number: int, stage: int) -> tuple[Meets, str]:
-    """Return which ranks meet in an op, and its name."""
-    if kind in SENDS or kind in SENDS.values():
-        direction, end = kind.split("-")
-        # The first stage of the pair: activations go to the next stage, gradients to the one before.
-        lower = stage if (direction == "forward") == (end == "send") else stage - 1
-        return "pair", f"{direction} {lower} {number}"
+def _meeting(kind: str, number: int, stage: int) -> JobMeeting | None:
+    """Return the meeting to which an op belongs; None where a rank meets nobody."""
+    if kind in HAND_OVERS:
+        direction, sends = HAND_OVERS[kind]
+        # Activations go to the next stage, gradients to the one before.
+        lower = stage if (direction == "forward") == sends else stage - 1
+        return JobMeeting("pair", direction, number, lower)
     if kind in (GATHER, SCATTER):
-        return "stage", f"{kind} {number}"
-    if kind == EMBEDDING:
-        return "ends", f"{kind} {number}"
-    return ("all", f"{kind} {number}") if kind == CLIP else ("", "")
+        return JobMeeting("stage", kind, number, stage)
+    ranks: dict[str, MeetingRanks] = {EMBEDDING: "ends", CLIP: "all"}
+    return JobMeeting(ranks[kind], kind, number) if kind in ranks else None

@@ -16,20 +16,19 @@ from typing import Any, Generic, TypeVar
 
 from simulator.errors import InputError
 from simulator.input_files import brief
-from simulator.traces.classes import CLASSES, kernel_class, simulated_class, with_hand_over
+from simulator.traces.calls import CALL_KINDS, call_kind
+from simulator.traces.classes import CLASSES, kernel_class, operation_of, simulated_class, with_hand_over
 from simulator.traces.columns import RankColumns, rank_trace
 from simulator.traces.comm_facts import collective_of
 from simulator.traces.event_file import Event, EventFile
-from simulator.traces.trace import STEP_MARK, RankTrace, RunTrace, TracedCollective
+from simulator.traces.trace import EXCHANGE_CODES, STEP_MARK, RankTrace, RunTrace, TracedCollective
 
 T = TypeVar("T", bound=Hashable)
 
 _KERNELS = ("kernel", "concurrent_kernel")
-_TRANSFERS = ("gpu_memcpy", "gpu_memset", "memcpy", "memset")
+_COPIES = ("gpu_memcpy", "gpu_memset", "memcpy", "memset")
 _CALLS = ("cuda_runtime", "cuda_driver", "runtime", "driver", "hip_runtime")
 _MARKS = ("user_annotation", "gpu_user_annotation")
-#: Calls that launch work, wait for it, or order streams; all others only take the host's time.
-_WANTED = re.compile(r"launch|memcpy|memset|synchronize|eventrecord|waitevent", re.IGNORECASE)
 _RANK_IN_NAME = re.compile(r"rank[-_]?(\d{1,6})", re.IGNORECASE)
 #: Ranges of the optimizer: those that PyTorch marks, and those that trainers mark by hand.
 OPTIMIZER_MARKS = ("Optimizer.step", "optimizer")
@@ -67,16 +66,16 @@ class KinetoReader:
     columns: RankColumns = field(default_factory=RankColumns)
     _classes: dict[tuple[int, str, str], tuple[int, str]] = field(default_factory=dict)
 
-    def read(self, header: EventFile) -> None:
+    def read(self, file: EventFile) -> None:
         """Read all events of the file."""
-        for event in header.events():
+        for event in file.events():
             if event.get("ph") != "X":
                 continue
             category = str(event.get("cat", "")).lower()
             details = event.get("args")
             details = details if isinstance(details, dict) else {}
-            if category in _KERNELS or category in _TRANSFERS:
-                self._gpu_op(event, details, is_transfer=category in _TRANSFERS)
+            if category in _KERNELS or category in _COPIES:
+                self._gpu_op(event, details, is_copy=category in _COPIES)
             elif category in _CALLS:
                 self._call(event, details)
             elif category == "cuda_sync":
@@ -102,7 +101,7 @@ class KinetoReader:
             raise InputError(f"has an event that ends before it starts: {name}", file=self.path, found=brief(length))
         return start_us, start_us + length_us
 
-    def _gpu_op(self, event: Event, details: Mapping[str, Any], *, is_transfer: bool) -> None:
+    def _gpu_op(self, event: Event, details: Mapping[str, Any], *, is_copy: bool) -> None:
         start, end = self._times(event)
         name, collective = self.names(str(event.get("name", ""))), -1
         told = str(details.get("Collective name", ""))
@@ -110,12 +109,12 @@ class KinetoReader:
         if details.get("phase") in SIMULATED_PHASES:
             category = "optimizer" if details["phase"] == "O" else "compute"
             code = CLASSES.index(simulated_class(str(details.get("kind", "")), category))
-        if CLASSES[code] in ("communication", "hand-over"):
+        if code in EXCHANGE_CODES:
             collective = self.collectives(collective_of(details, operation))
         device = _whole(details.get("device", event.get("pid")))
         stream = self.streams((device, _whole(details.get("stream", event.get("tid")))))
         correlation = _whole(details.get("correlation"))
-        self.columns.add_op(start, end, (name, code, stream, correlation, collective, int(is_transfer)))
+        self.columns.add_op(start, end, (name, code, stream, correlation, collective, int(is_copy)))
 
     def _class(self, name: int, collective: str, group: str) -> tuple[int, str]:
         key = name, collective, group
@@ -126,11 +125,13 @@ class KinetoReader:
 
     def _call(self, event: Event, details: Mapping[str, Any]) -> None:
         name = str(event.get("name", ""))
-        if not _WANTED.search(name):
+        kind = call_kind(name)
+        if kind is None:
             return
         start, end = self._times(event)
         thread = self.threads((str(event.get("pid")), str(event.get("tid"))))
-        self.columns.add_call(start, end, (self.names(name), thread, _whole(details.get("correlation"))))
+        facts = self.names(name), CALL_KINDS.index(kind), thread, _whole(details.get("correlation"))
+        self.columns.add_call(start, end, facts)
 
     def _synchronization(self, details: Mapping[str, Any]) -> None:
         if details.get("cuda_sync_kind") != "Stream Wait Event" or _whole(details.get("wait_on_stream")) < 0:
@@ -151,8 +152,7 @@ class KinetoReader:
 
     def _comm_call(self, event: Event, details: Mapping[str, Any]) -> None:
         if "Collective name" in details:
-            operation = kernel_class("nccl", collective=str(details["Collective name"])).operation
-            collective = self.collectives(collective_of(details, operation))
+            collective = self.collectives(collective_of(details, operation_of(str(details["Collective name"]))))
             start, end = self._times(event)
             self.columns.comm_calls.append((start, end, collective))
 

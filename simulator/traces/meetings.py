@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from simulator.traces.classes import TRANSFERS
+from simulator.traces.classes import TRANSFER
 from simulator.traces.trace import RankTrace, RunTrace
 
 
@@ -45,7 +45,7 @@ def _calls_by_group(rank: RankTrace, n_ranks: int) -> dict[tuple[object, ...], l
     calls: dict[tuple[object, ...], list[int]] = {}
     for op in np.flatnonzero(rank.ops.collective >= 0).tolist():
         collective = rank.collectives[rank.ops.collective[op]]
-        if collective.size == 1 or collective.operation in TRANSFERS:
+        if collective.size == 1 or collective.operation == TRANSFER:
             continue
         key: tuple[object, ...] = collective.group, collective.ranks, collective.size
         if not collective.group and not collective.ranks:

@@ -18,6 +18,7 @@ from simulator.units import us
 #: Clocks of old traces count whole microseconds, so that an end may lie so far behind the start that it allows.
 ROUNDING_S = 1.5 * us
 #: Delays up to this length are usual between a launch and its kernel; behind longer ones another stream is looked for.
+#: Assumed: several times the microseconds that a launch takes, and far less than the kernels that a stream waits for.
 USUAL_DELAY_S = 20 * us
 
 
@@ -104,8 +105,7 @@ def _awaited_by_streams(rank: RankTrace) -> dict[int, list[int]]:
 
 def _follow_waits(rank: RankTrace) -> Bools:
     """Return which ops the host launched right after it let a stream wait for an event."""
-    numbers = [number for number, name in enumerate(rank.names) if "WaitEvent" in name]
-    waits, launch = rank.calls.start_s[np.isin(rank.calls.name, numbers)], rank.launch_s
+    waits, launch = rank.calls.start_s[rank.calls.are("wait")], rank.launch_s
     launches = np.unique(launch[~np.isnan(launch)])
     return _last_before(waits, launch) > _last_before(launches, launch)
 
@@ -157,16 +157,16 @@ def _moments(rank: RankTrace) -> Iterator[tuple[int, int]]:
     (step,) = rank.steps
     calls, ops = rank.calls, rank.ops
     copies: dict[int, list[int]] = {}
-    for op in np.flatnonzero(ops.is_transfer & (ops.call >= 0)).tolist():
+    for op in np.flatnonzero(ops.is_copy & (ops.call >= 0)).tolist():
         copies.setdefault(int(ops.call[op]), []).append(op)
     launching = np.isin(np.arange(len(calls)), ops.call)
+    copying, waiting = calls.are("copy"), calls.are("synchronize")
     inside = (calls.start_s >= step.start_s) & (calls.start_s < step.end_s)
     for call in np.flatnonzero(inside | launching).tolist():
-        name = rank.names[calls.name[call]]
         if launching[call]:
-            mine = np.array(copies.get(call, []) if "emcpy" in name else [], dtype=np.int64)
+            mine = np.array(copies.get(call, []) if copying[call] else [], dtype=np.int64)
             yield call, _waited_for(rank, call, mine)
-        elif "Synchronize" in name:
+        elif waiting[call]:
             awaited = _waited_for(rank, call, np.flatnonzero(rank.launch_s < calls.start_s[call]))
             if awaited >= 0:
                 yield call, awaited

@@ -2,8 +2,8 @@
 
 A rank's host is a lane, and each of its streams another one; what they run is `RecordedWork`. A step of a stream waits
 for the host's call that launches it and for the ops of other streams that the trace shows or suggests. A
-communication of several ranks of the trace begins when the last of them has come. Its transfer then takes as long as it
-took the rank that came last.
+communication of several ranks of the trace begins when the last of them has come. It then takes as long as it took the
+rank that came last.
 """
 
 from __future__ import annotations
@@ -13,19 +13,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from simulator.arrays import Floats
-from simulator.program import (
-    Axis,
-    Collective,
-    CollectiveKind,
-    Program,
-    Purpose,
-    RecordedWork,
-    Role,
-    Step,
-    numbered_axis,
-)
+from simulator.program import Axis, Program, RecordedWork, Role, Step, numbered_axis
 from simulator.traces.classes import CLASSES
+from simulator.traces.lanes import LaneOp, RecordedLanes, add_meeting, add_op
 from simulator.traces.meetings import meetings
 from simulator.traces.order import OrderedOp, StepOrder, order_of
 from simulator.traces.trace import EXCHANGE_CODES, RankTrace, RunTrace
@@ -37,10 +27,10 @@ _ALL_STREAMS = "all streams"
 
 @dataclass(frozen=True)
 class _Place:
-    """The axis of a meeting, and the seconds of its transfer."""
+    """The axis of a meeting, and its seconds once the last rank has come."""
 
     axis: str
-    transfer_s: float
+    exchange_s: float
 
 
 @dataclass(frozen=True)
@@ -102,7 +92,7 @@ class _RankLanes:
         self._rank: RankTrace = step.trace.ranks[at]
         self._order = step.orders[at]
         self._exchanges = np.isin(self._rank.ops.code, EXCHANGE_CODES)
-        self._lanes: dict[str, list[Step]] = {HOST: []}
+        self._lanes: RecordedLanes = {HOST: []}
 
     def lanes(self) -> dict[str, tuple[Step, ...]]:
         """Return lane -> steps."""
@@ -117,8 +107,7 @@ class _RankLanes:
         ops = self._rank.ops
         if self._change.overlap != "none":
             return np.arange(len(ops))
-        launch: Floats = np.where(np.isnan(self._rank.launch_s), ops.start_s, self._rank.launch_s)
-        return np.lexsort((ops.start_s, launch))
+        return np.lexsort((ops.start_s, self._rank.begun_s))
 
     def _host(self) -> Iterator[Step]:
         begin_s, factor = self._step.begins_s[self._at], self._change.host
@@ -143,18 +132,12 @@ class _RankLanes:
         collective = rank.collectives[ops.collective[op]] if ops.collective[op] >= 0 else None
         factor = self._change.factor(rank.rank, CLASSES[ops.code[op]], collective)
         place = self._step.places.get((self._at, op))
-        lane = self._lanes.setdefault(stream, [])
+        work_s = factor * (ordered_op.work_s if place is None else place.exchange_s)
+        lane_op = LaneOp(op, name, stream, tuple(after), ordered_op.delay_s, work_s)
         if place is None:
-            seconds = ordered_op.delay_s + ordered_op.work_s * factor
-            lane.append(Step(f"o{op}", RecordedWork(name, seconds=seconds, stream=stream), tuple(after)))
-            return
-        lane.append(
-            Step(f"a{op}", RecordedWork(f"{name} arrives", seconds=ordered_op.delay_s, stream=stream), tuple(after))
-        )
-        barrier = Collective(name, CollectiveKind.BARRIER, 0.0, place.axis, Purpose.DATA, stream=place.axis)
-        self._lanes.setdefault(place.axis, []).append(Step(f"m{op}", barrier, (f"a{op}",)))
-        work = RecordedWork(name, seconds=place.transfer_s * factor, stream=stream)
-        lane.append(Step(f"o{op}", work, (f"m{op}",)))
+            add_op(self._lanes, lane_op)
+        else:
+            add_meeting(self._lanes, lane_op, place.axis, place.axis)
 
     def _lane_of(self, op: int) -> str:
         if self._change.overlap == "none":

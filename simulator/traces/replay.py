@@ -6,24 +6,26 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from simulator.arrays import Bools, Floats
+from simulator.arrays import Floats
 from simulator.cluster.ideal import ideal_cluster
 from simulator.costs import Costs
 from simulator.engine import simulate
 from simulator.errors import DeadlockError, InputError
-from simulator.timeline import covered_s
 from simulator.traces.classes import CLASSES
+from simulator.traces.overlap import busy_time, mean_overlap
 from simulator.traces.program import OrderedTrace, ordered, replay_program
 from simulator.traces.trace import RankTrace, RunTrace
 from simulator.traces.what_if import AS_RECORDED, WhatIf
+from simulator.traces.windows import length_s
 
 
 @dataclass(frozen=True)
 class PlayedStep:
-    """A step as it was recorded or played: its length, and of each rank the overlap and the seconds of each class.
+    """A step as it was recorded or played.
 
     ``step_s``: from the first rank's begin to the last end of any. ``overlap``: share of communication beside computing
-    kernels, mean over ranks that communicate; None where none does.
+    kernels, mean over ranks that communicate; None where none does. ``exposed_s``: communication of a rank that nothing
+    else covers, mean over all ranks. ``class_s``: seconds of a rank's ops by class, mean over all ranks.
     """
 
     step_s: float
@@ -58,7 +60,7 @@ def replay(trace: RunTrace, change: WhatIf | None = None) -> Replay:
     ranks = {rank.rank for rank in trace.ranks}
     for number in (change or AS_RECORDED).ranks:
         if number not in ranks:
-            raise InputError("is no rank of the trace", key="--rank", found=number, allowed=", ".join(map(str, ranks)))
+            raise InputError("is no rank of the trace", key="ranks", found=number, allowed=", ".join(map(str, ranks)))
     return Replay(
         step=trace.ranks[0].steps[0].name,
         recorded=_recorded(step),
@@ -70,10 +72,9 @@ def replay(trace: RunTrace, change: WhatIf | None = None) -> Replay:
 
 def _recorded(step: OrderedTrace) -> PlayedStep:
     """Return the step by the times of the trace."""
-    ends = []
-    for begin_s, rank in zip(step.begins_s, step.trace.ranks, strict=True):
-        mark = rank.steps[0]
-        ends.append(begin_s + max(mark.end_s, float(rank.ops.end_s.max(initial=mark.end_s))) - mark.start_s)
+    ends = [
+        begin_s + length_s(rank, rank.steps[0]) for begin_s, rank in zip(step.begins_s, step.trace.ranks, strict=True)
+    ]
     times = [(rank.ops.start_s, rank.ops.end_s) for rank in step.trace.ranks]
     return _summary(step.trace.ranks, times, max(ends))
 
@@ -117,24 +118,14 @@ def _factors(rank: RankTrace, change: WhatIf) -> Floats:
 
 
 def _summary(ranks: tuple[RankTrace, ...], times: list[tuple[Floats, Floats]], step_s: float) -> PlayedStep:
-    overlaps, exposed_s, sums = [], 0.0, np.zeros(len(CLASSES))
+    busy, sums = [], np.zeros(len(CLASSES))
     for rank, (start, end) in zip(ranks, times, strict=True):
-        ops = rank.ops
-        communicates, computes = ops.communicates, ops.computes
-        length_s = _covered(start, end, communicates)
-        both_s = _covered(start, end, communicates | computes)
-        if length_s:
-            overlaps.append((length_s + _covered(start, end, computes) - both_s) / length_s)
-        exposed_s += _covered(start, end, np.ones(len(ops), dtype=bool)) - _covered(start, end, ~communicates)
-        sums += np.bincount(ops.code, weights=end - start, minlength=len(CLASSES))
+        busy.append(busy_time(start, end, rank.ops.communicates, rank.ops.computes))
+        sums += np.bincount(rank.ops.code, weights=end - start, minlength=len(CLASSES))
     n = len(ranks)
     return PlayedStep(
         step_s=step_s,
-        overlap=sum(overlaps) / len(overlaps) if overlaps else None,
-        exposed_s=exposed_s / n,
+        overlap=mean_overlap([one.overlap for one in busy]),
+        exposed_s=sum(one.exposed_s for one in busy) / n,
         class_s={name: float(sums[code] / n) for code, name in enumerate(CLASSES) if sums[code]},
     )
-
-
-def _covered(start: Floats, end: Floats, chosen: Bools) -> float:
-    return covered_s(start[chosen], end[chosen])

@@ -6,6 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simulator.arrays import Floats, Ints
+from simulator.program import PointToPointKind
 from simulator.timeline import CATEGORIES, Timeline
 from simulator.timeline.rows import TimelineRows
 from simulator.traces.classes import CLASSES, simulated_class
@@ -28,4 +29,4 @@ def resident_s(timeline: Timeline, rows: TimelineRows) -> Floats:
     start = rows["start_s"].astype(np.float64)
     launched = timeline.launched_s[rows["span"].astype(np.int64)]
     resident = np.maximum(rows["posted_s"].astype(np.float64), np.minimum(launched, start))
-    return np.where(rows["kind"] == "send", start, resident)
+    return np.where(rows["kind"] == PointToPointKind.SEND, start, resident)

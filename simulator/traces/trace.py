@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
-from numpy.typing import NDArray
 
 from simulator.arrays import Bools, Floats, Ints
+from simulator.traces.calls import CALL_KINDS, CallKind
 from simulator.traces.classes import CLASSES, EXCHANGES
 
 #: Beginning of the names of marks that PyTorch's profiler sets around steps.
@@ -27,6 +27,7 @@ class TracedCollective:
 
     ``nbytes`` is the message by nccl-tests' count: a reduce-scatter's input, else the larger of input and output.
     ``group``: name of the process group, ``size`` its number of ranks, and ``ranks`` these where they are listed.
+    ``kind``: the parallelism that it serves.
     """
 
     operation: str = ""
@@ -34,6 +35,7 @@ class TracedCollective:
     group: str = ""
     size: int = 0
     ranks: tuple[int, ...] = ()
+    kind: str = ""
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,7 +45,7 @@ class GpuOps:
     ``name`` indexes `RankTrace.names`, ``code`` indexes `CLASSES`, ``stream`` indexes `RankTrace.streams`.
     ``call`` is the index of the host call that launched it, -1 where the trace has none.
     ``collective`` indexes `RankTrace.collectives`, -1 where it is no communication.
-    ``is_transfer``: a copy or a memset, not a kernel.
+    ``is_copy``: a copy or a memset, not a kernel.
     """
 
     start_s: Floats
@@ -53,7 +55,7 @@ class GpuOps:
     stream: Ints
     call: Ints
     collective: Ints
-    is_transfer: Bools
+    is_copy: Bools
 
     def __len__(self) -> int:
         return len(self.start_s)
@@ -71,7 +73,7 @@ class GpuOps:
     @property
     def computes(self) -> Bools:
         """True for kernels that are no communication; HolisticTraceAnalysis calls them computation."""
-        return ~self.communicates & ~self.is_transfer
+        return ~self.communicates & ~self.is_copy
 
     def select(self, index: Ints | Bools) -> GpuOps:
         """Return these ops alone."""
@@ -80,15 +82,23 @@ class GpuOps:
 
 @dataclass(frozen=True, eq=False)
 class HostCalls:
-    """Calls of the GPU's runtime and driver that launch, wait or mark, ordered by start. ``name`` indexes the names."""
+    """Calls of the GPU's runtime and driver that launch, wait or mark, ordered by start.
+
+    ``name`` indexes `RankTrace.names`, and ``kind`` indexes `CALL_KINDS`.
+    """
 
     start_s: Floats
     end_s: Floats
     name: Ints
+    kind: Ints
     thread: Ints
 
     def __len__(self) -> int:
         return len(self.start_s)
+
+    def are(self, kind: CallKind) -> Bools:
+        """Return which calls are of a kind."""
+        return np.equal(self.kind, CALL_KINDS.index(kind))
 
 
 @dataclass(frozen=True, eq=False)
@@ -107,11 +117,15 @@ class StreamWaits:
 
 @dataclass(frozen=True, slots=True)
 class TracedStep:
-    """A training step, as an annotation of the profiler marks it on the host."""
+    """A training step, as an annotation of the profiler marks it on the host.
+
+    ``is_marked``: False where the whole trace counts as one step.
+    """
 
     name: str
     start_s: float
     end_s: float
+    is_marked: bool = True
 
 
 @dataclass(frozen=True, eq=False)
@@ -143,9 +157,10 @@ class RankTrace:
         launched[told] = self.calls.start_s[self.ops.call[told]]
         return launched
 
-    def names_of(self, ops: GpuOps) -> NDArray[np.object_]:
-        """Return the name of each op."""
-        return np.array(self.names, dtype=object)[ops.name]
+    @cached_property
+    def begun_s(self) -> Floats:
+        """When the host began to launch each op; where the trace does not say, when the op started."""
+        return np.where(np.isnan(self.launch_s), self.ops.start_s, self.launch_s)
 
 
 @dataclass(frozen=True, eq=False)

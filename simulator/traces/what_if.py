@@ -24,7 +24,7 @@ class WhatIf:
     """Factors on recorded times, all 1 where they are not listed.
 
     ``classes``: class of kernels -> factor. ``ranks``: rank -> factor on its kernels, without communication.
-    ``host``: factor on the time between calls of all hosts. ``exchange``: factor on the transfer of a collective.
+    ``host``: factor on the time between calls of all hosts. ``exchange``: factor on a collective once all have come.
     """
 
     classes: Mapping[str, float] = field(default_factory=dict)

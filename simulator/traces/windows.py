@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from simulator.arrays import Bools
 from simulator.errors import InputError
 from simulator.traces.trace import STEP_MARK, RankTrace, RunTrace, TracedStep
 
@@ -17,7 +18,10 @@ def whole(rank: RankTrace) -> TracedStep:
     if len(launching):
         starts.append(rank.calls.start_s[launching])
     return TracedStep(
-        "trace", min(float(column.min()) for column in starts), max(float(column.max()) for column in ends)
+        "trace",
+        min(float(column.min()) for column in starts),
+        max(float(column.max()) for column in ends),
+        is_marked=False,
     )
 
 
@@ -26,19 +30,26 @@ def steps_of(rank: RankTrace) -> tuple[TracedStep, ...]:
 
     A mark without launches is one that a profiler repeats for its own schedule.
     """
-    begun = np.where(np.isnan(rank.launch_s), rank.ops.start_s, rank.launch_s)
-    marked = tuple(step for step in rank.steps if ((begun >= step.start_s) & (begun < step.end_s)).any())
-    return marked or (whole(rank),)
+    return tuple(step for step in rank.steps if _launched_in(rank, step).any()) or (whole(rank),)
+
+
+def _launched_in(rank: RankTrace, step: TracedStep) -> Bools:
+    """Return which ops were launched in a step; an op without a launch counts to the step in which it starts."""
+    if not step.is_marked:
+        return np.ones(len(rank.ops), dtype=bool)
+    return (rank.begun_s >= step.start_s) & (rank.begun_s < step.end_s)
 
 
 def step_ops(rank: RankTrace, step: TracedStep) -> RankTrace:
-    """Return a rank's trace with the ops of ``step`` alone: those that were launched in it.
+    """Return a rank's trace with the ops of ``step`` alone: those that were launched in it."""
+    return replace(rank, ops=rank.ops.select(_launched_in(rank, step)), steps=(step,))
 
-    An op without a launch counts to the step in which it starts.
-    """
-    begun = np.where(np.isnan(rank.launch_s), rank.ops.start_s, rank.launch_s)
-    chosen = (begun >= step.start_s) & (begun < step.end_s) if step.name != "trace" else np.ones(len(begun), dtype=bool)
-    return replace(rank, ops=rank.ops.select(chosen), steps=(step,))
+
+def in_steps(rank: RankTrace) -> RankTrace:
+    """Return a rank's trace with the ops of its steps alone, without those before, between and behind them."""
+    steps = steps_of(rank)
+    chosen = np.any([_launched_in(rank, step) for step in steps], axis=0)
+    return replace(rank, ops=rank.ops.select(chosen), steps=steps)
 
 
 def length_s(rank: RankTrace, step: TracedStep) -> float:
@@ -59,5 +70,5 @@ def one_step(trace: RunTrace, name: str | None) -> RunTrace:
         raise InputError("ranks share no step", file=trace.files[0], found=", ".join(names))
     wanted = shared[0] if name is None else name if name in shared else f"{STEP_MARK}#{name}"
     if wanted not in shared:
-        raise InputError("there is no such step", file="--step", found=name, allowed=", ".join(shared))
+        raise InputError("there is no such step", key="name", found=name, allowed=", ".join(shared))
     return RunTrace(tuple(step_ops(rank, steps[wanted]) for rank, steps in zip(trace.ranks, by_rank, strict=True)))

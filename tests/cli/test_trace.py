@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -63,6 +64,19 @@ def test_replay_prints_what_a_change_brings(files: list[Path], capsys: pytest.Ca
     assert "changed" not in capsys.readouterr().out
 
 
+def test_the_page_names_the_keys_of_the_output(files: list[Path], capsys: pytest.CaptureFixture[str]) -> None:
+    """Every key of the JSON output, and of the sides of a comparison and a replay, is in the command's row."""
+    page = (Path(__file__).resolve().parents[2] / "docs/how-to/traces.md").read_text()
+    for action in ("show", "compare", "replay"):
+        (row,) = [line for line in page.splitlines() if line.startswith(f"| `{action}` |")]
+        assert command("trace", action, *files, "--json", "-") == 0
+        result = json.loads(capsys.readouterr().out)
+        sides = [*result.get("sides", []), *result.get("ranks", []), result.get("played")]
+        keys = {key for part in (result, *sides) if isinstance(part, dict) for key in part}
+        told = set(re.findall(r"`(\w+)`", row))
+        assert keys - told - {"schema_version", "command", "warnings"} == set(), action
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -77,9 +91,11 @@ def test_replay_prints_what_a_change_brings(files: list[Path], capsys: pytest.Ca
         (["--set", "nodes=4"], "--set: needs --recorded-cluster"),
         (["--recorded-cluster", "dgx_h100"], "--recorded-cluster: needs --cluster or --set"),
         (["--recorded-cluster", "dgx_h100", "--set", "node.nic.count=4"], "node.nic"),
-        (["--recorded-cluster", "dgx_h9", "--cluster", "dgx_h100"], "dgx_h9"),
+        (["--recorded-cluster", "dgx_h9", "--cluster", "dgx_h100"], "--recorded-cluster: no cluster file of this name"),
+        (["--recorded-cluster", "dgx_h100", "--cluster", "dgx_h9"], "--cluster: name: no cluster file of this name"),
         (["--recorded-gpu", "h100-sxm-80gb"], "--recorded-gpu: has no meaning without --gpu"),
-        (["--gpu", "h9000"], "h9000"),
+        (["--gpu", "h9000"], "--gpu: no profile file of this name"),
+        (["--gpu", "h200-sxm-141gb", "--recorded-gpu", "h9"], "--recorded-gpu: no profile file of this name"),
         (["--step", "9"], "--step: there is no such step"),
     ],
 )

@@ -9,7 +9,8 @@ import pytest
 import simulator
 from simulator.traces.compare import compare, missing_classes, short_name, simulated_side, traced_side
 from simulator.traces.files import open_trace
-from tests.support.kineto import save_step
+from simulator.traces.kineto import read_trace
+from tests.support.kineto import COMPUTE, KinetoWriter, data_parallel_step, save_step
 
 us = 1e-6
 WORKLOAD = {
@@ -38,6 +39,36 @@ def test_two_traces_differ_by_what_was_changed(tmp_path: Path) -> None:
     assert (first.step_s, second.step_s) == pytest.approx((8920 * us, 7720 * us))
     assert missing_classes(result) == []
     assert result.alone == ((), ())
+
+
+def test_ops_outside_of_the_marked_steps_do_not_count(tmp_path: Path) -> None:
+    """A product of 8 ms runs 20 ms before the one marked step, and a send behind it. What counts is the step's own: two
+    products of 5 ms in all, and the all-reduce of 1 ms. 395 us of that are beside the kernel behind the products."""
+    trace = data_parallel_step(0, (1.0,))
+    trace.kernel("sm90_xmma_gemm_bf16", COMPUTE, -20_000, 8000, trace.call("cudaLaunchKernel", -20_010))
+    trace.kernel("ncclDevKernel_SendRecv()", COMPUTE, 50_000, 700, trace.call("cudaLaunchKernel", 49_000))
+    side = traced_side(read_trace([trace.save(tmp_path / "trace.json")]), "a")
+    assert side.class_s["matmul"] == pytest.approx(5000 * us)
+    assert side.launches["matmul"] == 2
+    assert side.kernels is not None
+    assert side.kernels["sm90_xmma_gemm_bf16"] == pytest.approx(2000 * us)
+    assert side.class_s["communication"] == pytest.approx(1000 * us)
+    assert side.overlap == pytest.approx(395 / 1000)
+    assert side.exposed_s == pytest.approx(605 * us)
+
+
+def test_each_rank_counts_by_its_own_steps(tmp_path: Path) -> None:
+    """Rank 0 marks one step with a kernel of 10 us, rank 1 two steps with one of 30 us each: 20 us in the mean."""
+    paths = []
+    for rank, length in enumerate((10, 30)):
+        trace = KinetoWriter(rank, 2)
+        for number in range(rank + 1):
+            trace.event("user_annotation", f"ProfilerStep#{number}", 100 * number, 100)
+            trace.kernel("k", COMPUTE, 100 * number + 20, length, trace.call("cudaLaunchKernel", 100 * number))
+        paths.append(trace.save(tmp_path / f"{rank}.json"))
+    side = traced_side(read_trace(paths), "a")
+    assert side.class_s == pytest.approx({"memory": 20 * us})
+    assert side.launches == {"memory": 1}
 
 
 def test_what_one_side_lacks_is_named(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""A job's steps without stragglers: a hand-made pipeline, and ByteDance's own figures of a released job."""
+"""A job's steps without stragglers: jobs made by hand, and ByteDance's own figures of a released job."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 from simulator.cli.app import main
 from simulator.errors import InputError
 from simulator.traces.job_stragglers import ideal_work, job_times, play, straggler_figures
-from simulator.traces.job_trace import read_job_trace
+from simulator.traces.job_trace import JobMeeting, read_job_trace
 
 pytest.importorskip("pyarrow")
 SHARED = Path(__file__).resolve().parents[3] / "shared/reference/files/traces"
@@ -81,13 +81,86 @@ def test_a_pipeline_without_stragglers(file: Path) -> None:
     assert straggler_figures(job, "stage").by_part["stage 1"] > 1
 
 
+def steps_of_three_replicas() -> list[dict[str, Any]]:
+    """Return two steps of a job of one stage and three replicas, which reduce gradients and then update for 0.2 s.
+
+    In step 3 replica 1 begins 0.2 s late, and replica 2 pauses for 0.5 s between its passes. Its backward pass takes
+    4 s, all others 2 s, forward passes 1 s. In step 4 only replica 2's reduction is slow: 1.7 s, all others 0.5 s.
+    """
+    #: Step, replica, and the starts of its passes, of the reduction and of the update.
+    times = [
+        (3, 0, 0.0, 1.0, 3.0, 6.0), (3, 1, 0.2, 1.2, 3.2, 6.0), (3, 2, 0.0, 1.5, 5.5, 6.0),
+        (4, 0, 10.0, 11.0, 13.0, 13.5), (4, 1, 10.0, 11.0, 13.0, 13.5), (4, 2, 10.0, 11.0, 13.0, 14.7),
+    ]  # fmt: skip
+    return [
+        {"dp_rank": replica, "stage": 0, "step": step, "optype": kind, "start_ts": start, "duration": end - start}
+        | {"seq_id": 0, "mc": 0}
+        for step, replica, forward, backward, reduction, update in times
+        for kind, start, end in (
+            ("forward-compute", forward, forward + 1.0),
+            ("backward-compute", backward, reduction),
+            ("grads-reduce-scatter", reduction, update),
+            ("optimizer", update, update + 0.2),
+        )
+    ]
+
+
+def test_delays_steps_and_medians_worked_out_by_hand(tmp_path: Path) -> None:
+    """Without delays replica 2 comes to step 3's reduction after 1 + 4 s: 5.7 s with 0.5 and 0.2. Step 4 has no delays.
+
+    A usual backward pass takes the mean, (5 * 2 + 4) / 6 = 7/3 s. A usual reduction takes the median, 0.5 s, where the
+    mean would be 0.7. So the usual step takes 1 + 7/3 + 0.5 + 0.2 s.
+
+    With their own times alone backward passes make 5.7 s of step 3, and 1 + 2 + 0.7 of step 4. Reductions make step 4
+    1.2 s longer than usual. Replica 2 does both: 5.7 s, and then 1.2 s more than usual, as it waits for the usual
+    backward passes of the others. Replica 0, forward passes and the optimizer make the usual step.
+    """
+    path = tmp_path / "job.parquet"
+    pd.DataFrame(steps_of_three_replicas()).to_parquet(path)
+    job = read_job_trace(str(path))
+    usual_s = 1 + 7 / 3 + 0.5 + 0.2
+    told = straggler_figures(job, "kind")
+    assert told.steps == (3, 4)
+    assert told.recorded_s == pytest.approx((6.2, 4.9))
+    assert told.played_s == pytest.approx((6.2, 4.9))
+    assert told.without_delays_s == pytest.approx((5.7, 4.9))
+    assert told.ideal_s == pytest.approx(usual_s)
+    assert told.delays == pytest.approx((6.2 + 4.9) / (5.7 + 4.9))
+    assert told.slowdown == pytest.approx((5.7 + 4.9) / 2 / usual_s)
+    assert told.by_part == pytest.approx(
+        {
+            "backward-compute": (5.7 + 3.7) / 2 / usual_s,
+            "grads-reduce-scatter": (usual_s + 0.6) / usual_s,
+            "forward-compute": 1.0,
+            "optimizer": 1.0,
+        }
+    )
+    assert straggler_figures(job, "replica").by_part == pytest.approx(
+        {"replica 2": (5.7 + usual_s + 1.2) / 2 / usual_s, "replica 0": 1.0, "replica 1": 1.0}
+    )
+
+
+def test_ends_of_a_hand_over_are_one_meeting(file: Path) -> None:
+    """Both ends name the pair by its lower stage, whichever way it goes; a reduction is its stage's own."""
+    ops = {(op.kind, op.stage): op.meeting for op in read_job_trace(str(file)).ops}
+    assert ops["forward-send", 0] == ops["forward-recv", 1] == JobMeeting("pair", "forward", 0, 0)
+    assert ops["backward-send", 1] == ops["backward-recv", 0] == JobMeeting("pair", "backward", 0, 0)
+    assert ops["grads-reduce-scatter", 1] == JobMeeting("stage", "grads-reduce-scatter", 0, 1)
+    assert ops["optimizer-clip-main-grad", 0] == ops["optimizer-clip-main-grad", 1]
+    assert ops["optimizer", 0] is None
+
+
 def test_the_command_prints_and_writes(file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "out.json"
     with pytest.raises(SystemExit) as ended:
         main(["trace", "stragglers", str(file), "--by", "stage", "--json", str(out)])
     assert ended.value.code == 0
     assert "without delays and stragglers" in capsys.readouterr().out
-    assert json.loads(out.read_text())["ideal_s"] == pytest.approx(7.75)
+    result = json.loads(out.read_text())
+    assert result["ideal_s"] == pytest.approx(7.75)
+    page = (Path(__file__).resolve().parents[2] / "docs/how-to/traces.md").read_text()
+    (row,) = [line for line in page.splitlines() if line.startswith("| `stragglers` |")]
+    assert {key for key in result if f"`{key}`" not in row} == {"schema_version", "command", "warnings"}
     with pytest.raises(SystemExit) as ended:
         main(["trace", "stragglers", str(file), "--by", "rank"])
     assert ended.value.code == 2

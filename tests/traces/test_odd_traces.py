@@ -17,7 +17,7 @@ from simulator.traces.replay import replay
 from simulator.traces.windows import one_step
 from tests.support.kineto import KinetoWriter, data_parallel_step
 
-VALUES = (None, -1, 0, 1e9, -5.5, "x", [], {}, True, 10**30, float("inf"), "7", 20, 1.5e17)
+VALUES: tuple[Any, ...] = (None, -1, 0, 1e9, -5.5, "x", [], {}, True, 10**30, float("inf"), "7", 20, 1.5e17)
 
 
 def spoil(trace: KinetoWriter, chance: random.Random) -> None:

@@ -12,6 +12,7 @@ import pytest
 
 from simulator.errors import InputError
 from simulator.traces import event_file
+from simulator.traces.calls import call_kind
 from simulator.traces.classes import CLASSES, kernel_class
 from simulator.traces.columns import NO_BYTES, NO_LAUNCHES, NO_STEPS, NO_WAITS
 from simulator.traces.files import open_trace
@@ -118,13 +119,21 @@ def test_kernels_have_their_class(name: str, kind: str, operation: str) -> None:
     assert kernel_class(name)[::2] == (kind, operation)
 
 
-def test_transfers_of_a_pipeline_are_hand_overs(tmp_path: Path) -> None:
-    trace = KinetoWriter()
-    details = {"Collective name": "send", "Process Group Description": "pipeline"}
-    trace.kernel("ncclDevKernel_SendRecv(int)", COMMUNICATION, 0, 10, trace.call("cudaLaunchKernel", -5), **details)
-    rank = read_trace([trace.save(tmp_path / "trace.json")]).ranks[0]
-    assert CLASSES[rank.ops.code[0]] == "hand-over"
-    assert rank.collectives[0].operation == "send"
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("cuLaunchKernelEx", "launch"),
+        ("hipGraphLaunch", "launch"),
+        ("cudaMemsetAsync", "launch"),  # the host does not wait for it
+        ("hipMemcpyWithStream", "copy"),
+        ("cuStreamSynchronize", "synchronize"),
+        ("cudaEventRecordWithFlags", "record"),
+        ("hipStreamWaitEvent", "wait"),
+        ("cudaStreamIsCapturing", None),
+    ],
+)
+def test_calls_have_their_kind_under_the_names_of_either_vendor(name: str, kind: str | None) -> None:
+    assert call_kind(name) == kind
 
 
 def _with(kernel: object) -> str:

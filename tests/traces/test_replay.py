@@ -140,6 +140,21 @@ def test_another_gpu_scales_by_data_sheets(step: RunTrace) -> None:
         gpu_factors(RunTrace((replace(step.ranks[0], gpu="Some GPU"),)), "h200-sxm-141gb", None)
 
 
+def test_errors_name_the_parameter(step: RunTrace) -> None:
+    """Options are the command's: a caller in Python is told which parameter is wrong."""
+    for key, call in (
+        ("name", lambda: one_step(step, "9")),
+        ("ranks", lambda: replay(step, WhatIf(ranks={7: 2.0}))),
+        ("target", lambda: gpu_factors(step, "h9", None)),
+        ("recorded", lambda: gpu_factors(step, "h200-sxm-141gb", "h9")),
+        ("recorded", lambda: exchange_factor(step, "dgx_h9", "dgx_h100")),
+        ("target.name", lambda: exchange_factor(step, "dgx_h100", {"name": "dgx_h9"})),
+    ):
+        with pytest.raises(InputError) as problem:
+            call()
+        assert (problem.value.file, problem.value.key) == (None, key)
+
+
 def test_another_cluster_scales_transfers(step: RunTrace) -> None:
     """8 MB between two GPUs: over PCIe much slower than over an H100's NVLink, and on the same cluster as before."""
     (collective,) = {one for one in step.ranks[0].collectives if one.nbytes}
