@@ -133,6 +133,7 @@ def run_result_schema() -> Schema:
         "framework": {"type": "object", "required": ["name", "version", "compile"]},
         "parallelism": _ANYTHING,
         "n_microbatches": _COUNT,
+        "fp8": _or_null(_object({"recipe": _TEXT, "gather": _TEXT})),
         **_numbers("params_total", "params_active", "params_trained"),
         "tuning": _or_null(_ANYTHING),
         "step_time_s": _NUMBER,

@@ -26,7 +26,7 @@ def test_the_timeline_of_a_result_is_a_data_frame() -> None:
     for result in (simulator.run(job(parallelism__pp=2)), simulator.schedule("1f1b", 2, 4)):
         assert isinstance(result.timeline, pd.DataFrame)
         assert len(result.timeline) == result.spans.n_rows
-        assert result.timeline["end_s"].max() == result.spans.step_time_s
+        assert result.timeline["end_s"].max() == pytest.approx(result.spans.step_time_s, rel=1e-12)
         assert result.timeline is result.timeline  # expanded once
 
 

@@ -30,7 +30,7 @@ IDEAL = Costs.ideal()
 #: Leaves of four nodes of one GPU, whose 40 GB/s meet in an uplink of 10.
 SPEC = CLUSTERS["oversubscribed"]
 CLUSTER = {key: value for key, value in SPEC.items() if key != "nodes"} | {
-    "node": {**SPEC["node"], "gpus": {"type": "a100-sxm-80gb", "count": 1}}
+    "node": {**SPEC["node"], "gpus": {"type": "a100-sxm-80gb", "count": 1}, "host_speed": 1000.0}
 }
 
 

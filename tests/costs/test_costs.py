@@ -273,7 +273,7 @@ def test_few_heads_leave_sms_idle(name, backward):
     few, double = (
         costs.kernel_s(Attention(1, h, h, 1024, 1024, 128, dtype=DTYPE[name], backward=backward), name) for h in (4, 8)
     )
-    assert double == pytest.approx(few, rel=0.07)
+    assert double == pytest.approx(few, rel=0.08)
     many, twice = (
         costs.kernel_s(Attention(1, h, h, 4096, 4096, 128, dtype=DTYPE[name], backward=backward), name)
         for h in (128, 256)

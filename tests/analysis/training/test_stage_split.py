@@ -12,12 +12,18 @@ from simulator.input_files import as_options
 from simulator.output.summary import summary
 from tests.support.terminal import printed
 
+#: Hosts that hold up no GPU.
+FAST_HOSTS = [{"gpu": f"node{node}.gpu{gpu}", "host_speed": 1000.0} for node in range(4) for gpu in range(8)]
 #: 24 equal layers; the last two of four stages are on slower GPUs.
 UNLIKE_GPUS = {
     "model": {"layers": 24, "hidden": 4096, "heads": 32, "vocab": 32000},
     "training": {"seq": 2048, "global_batch": 32},
     "parallelism": {"pp": 4, "tp": 8},
-    "cluster": {"name": "mix", "groups": [{"count": 2, "node": "dgx_h100"}, {"count": 2, "node": "dgx_a100"}]},
+    "cluster": {
+        "name": "mix",
+        "groups": [{"count": 2, "node": "dgx_h100"}, {"count": 2, "node": "dgx_a100"}],
+        "overrides": FAST_HOSTS,
+    },
 }
 #: 8 dense layers, then 8 with experts, of which each takes four times as long.
 UNLIKE_LAYERS = {
@@ -97,6 +103,7 @@ def test_keys_that_ask_for_an_even_split_are_named_beside_the_proposal() -> None
         "cluster": {
             "name": "dgx_h100",
             "nodes": 1,
+            "node": {"host_speed": 1000.0},
             "overrides": [{"gpu": f"node0.gpu{gpu}", "speed_scale": 0.5} for gpu in (2, 3)],
         },
     }
