@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from simulator.precisions.recipe import CastKernels, Fp8Recipe
 
 _ROLES = {"fwd": "forward", "dgrad": "input gradient", "wgrad": "weight gradient"}
-_SCALES = {
+#: How the operands of a product are scaled -> a phrase.
+SCALES_IN_WORDS: Mapping[str, str] = {
     "tensor": "a scale for each tensor",
     "none": "scales that another kernel applies",
     "rows": "a scale for each row",
@@ -28,7 +29,7 @@ def in_words(recipe: Fp8Recipe, gather: str = "") -> Iterator[str]:
     by_scale: dict[str, list[str]] = {}
     for role, scaling in recipe.products.items():
         by_scale.setdefault(scaling, []).append(_ROLES[role])
-    products = "; ".join(f"{', '.join(roles)} with {_SCALES[scaling]}" for scaling, roles in by_scale.items())
+    products = "; ".join(f"{', '.join(roles)} with {SCALES_IN_WORDS[scaling]}" for scaling, roles in by_scale.items())
     yield f"products of layers: {products}"
     left = ["the projection to the vocabulary", "routers", "attention"] + ([] if recipe.experts else ["experts"])
     yield f"as they are: {', '.join(left)}, and sizes that are no multiple of {recipe.multiple}"

@@ -54,7 +54,7 @@ def kernels(ops: Ops, ending: str) -> dict[str, Memory]:
 
 
 @pytest.mark.parametrize("name", FP8_RECIPES)
-def test_all_products_elementss_are_in_8_bits_and_no_others(name: str) -> None:
+def test_all_products_of_layers_are_in_8_bits_and_no_others(name: str) -> None:
     """q, k, v or one of all, the output, gate and up or both, down: each has three. The head has its own three."""
     work = workload(name)
     (_, *layers, head) = stage_parts(work, 0)
@@ -154,7 +154,7 @@ def test_small_shapes_may_become_slower() -> None:
         ("torchao_tensorwise", {"training.optimizer.master_weights": True}, "autocast first"),
         ({"recipe": "torchao_rowwise", "gather": "fp8"}, {}, "are gathered in bf16"),
         ({"recipe": "torchao_tensorwise", "gather": "fp8"}, {}, "only weights that fully_shard splits"),
-        ("te_mxfp8", {"cluster": "dgx_h200"}, "nothing to price te_mxfp8 by"),
+        ("te_mxfp8", {"cluster": "dgx_h200"}, "no speed of products with a scale for every 32 elements"),
         (None, {"training.precision": "fp8"}, "write precision: bf16"),
         ("te_current", {"training.freeze": ["norms"]}, "frozen weights in 8 bits are not simulated"),
     ],
@@ -162,6 +162,14 @@ def test_small_shapes_may_become_slower() -> None:
 def test_what_a_recipe_cannot_do_is_refused(fp8: Any, changes: dict[str, Any], words: str) -> None:
     with pytest.raises(InputError, match=words):
         workload(fp8, **changes)
+
+
+def test_a_refused_gpu_is_not_proposed_for_the_recipe() -> None:
+    """Scales for 32 elements are priced of two GPUs: the H100 has 8-bit units, and is none of them."""
+    with pytest.raises(InputError) as caught:
+        workload("te_mxfp8", cluster="dgx_h100")
+    assert "h100-sxm-80gb has no speed" in caught.value.message
+    assert caught.value.allowed == "null, or a GPU whose profile prices it: b200-sxm-180gb, gb200-186gb"
 
 
 @pytest.mark.parametrize("name", FP8_RECIPES)
