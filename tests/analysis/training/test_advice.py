@@ -14,7 +14,8 @@ from simulator.analysis.training.advice import CANDIDATES, Trials, advice, few_r
 from simulator.analysis.training.memory import RankMemory
 from simulator.api import cluster_of, run
 from simulator.cluster import Cluster
-from simulator.config import Workload, altered, load_workload, parse_changes
+from simulator.config import Workload, altered, catalog, load_workload, parse_changes
+from simulator.input_files import parse_yaml, read_text
 from simulator.schedules import SCHEDULES
 from simulator.units import GiB
 
@@ -319,7 +320,10 @@ def test_states_that_do_not_fit_are_shared_among_more_or_sent_to_the_host() -> N
 
 def test_what_a_cluster_does_not_say_is_named() -> None:
     """No offload can be simulated where nothing is known of the hosts; narrower states can."""
-    unknown = {"name": "hgx_h100_8gpu", "nodes": 2, "node": {"host_memory_bandwidth_Bps": None}}
+    path = catalog.find("cluster", "hgx_h100_8gpu")
+    known = parse_yaml(read_text(path), path)
+    node = {key: value for key, value in known["node"].items() if key != "host_memory_bandwidth_Bps"}
+    unknown = {**known, "name": "unknown_hosts", "nodes": 2, "node": node}
     lines = run(FSDP | {"cluster": unknown}).to_dict()["memory"]["advice"]
     assert not any(line.startswith("parallelism.offload") for line in lines)
     narrower = next(line for line in lines if line.startswith("training.optimizer.state_dtype: bf16 would free "))
