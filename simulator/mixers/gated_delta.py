@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from simulator.bounds import ModelSize
-from simulator.mixers.mixer import Mixer, MixerProduct, Refusal, Split, Steps
+from simulator.mixers.mixer import Mixer, MixerProduct, Operations, Refusal, Split
 from simulator.mixers.state import WIDE, convolution, gated_norm, split_refusals, split_weight
 from simulator.operations.nodes import Node, Tensor, memory
 from simulator.operations.shapes import Shapes
@@ -40,7 +40,7 @@ class GatedDelta:
     """tokens that the convolution before the rule sees [4]"""
 
 
-def steps(z: Shapes, sizes: GatedDelta) -> Steps:
+def operations(z: Shapes, sizes: GatedDelta) -> Operations:
     """Return the operations of a rank, which has a part of the heads."""
     key_heads, heads = sizes.key_heads // z.tp, sizes.value_heads // z.tp
     keys, values = key_heads * sizes.key_dim, heads * sizes.value_dim
@@ -178,7 +178,7 @@ MIXER = Mixer(
     "linear attention by the gated delta rule",
     section="gated_delta",
     sizes=GatedDelta,
-    steps=steps,
+    operations=operations,
     flops=flops,
     refusals=refusals,
 )

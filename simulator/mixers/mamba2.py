@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from simulator.bounds import ModelSize
-from simulator.mixers.mixer import Mixer, MixerProduct, Refusal, Split, Steps
+from simulator.mixers.mixer import Mixer, MixerProduct, Operations, Refusal, Split
 from simulator.mixers.state import WIDE, convolution, gated_norm, split_refusals, split_weight
 from simulator.operations.nodes import Node, Tensor, memory
 from simulator.operations.shapes import Shapes
@@ -46,7 +46,7 @@ class Mamba2:
     """whether both products have biases [false]"""
 
 
-def steps(z: Shapes, sizes: Mamba2) -> Steps:
+def operations(z: Shapes, sizes: Mamba2) -> Operations:
     """Return the operations of a rank, which has a part of the heads and of the groups."""
     heads, groups = sizes.heads // z.tp, sizes.groups // z.tp
     inner, shared = heads * sizes.head_dim, 2 * groups * sizes.state
@@ -136,7 +136,7 @@ MIXER = Mixer(
     "state-space layer of Mamba 2",
     section="mamba2",
     sizes=Mamba2,
-    steps=steps,
+    operations=operations,
     flops=flops,
     refusals=refusals,
 )

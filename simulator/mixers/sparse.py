@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from simulator.bounds import ModelSize
-from simulator.mixers.mixer import Attends, Mixer, MixerProduct, Refusal, Split, Steps
+from simulator.mixers.mixer import Attends, Mixer, MixerProduct, Operations, Refusal, Split
 from simulator.operations.nodes import Node, Tensor, memory
 from simulator.operations.shapes import Shapes
 from simulator.operations.weights import Weight
@@ -36,7 +36,7 @@ class Indexer:
     """tokens that a query attends to"""
 
 
-def steps(z: Shapes, sizes: Indexer) -> Steps:
+def operations(z: Shapes, sizes: Indexer) -> Operations:
     """Return the operations of an indexer, which every tensor-parallel rank does whole."""
     width = sizes.heads * sizes.head_dim
     return (
@@ -130,7 +130,7 @@ MIXER = Mixer(
     Attends(mask="top_k"),
     section="indexer",
     sizes=Indexer,
-    steps=steps,
+    operations=operations,
     flops=flops,
     refusals=refusals,
 )

@@ -19,13 +19,20 @@ class FrameworkShapes(Shapes):
     """Sizes of a rank's share of the tensors, and the framework whose kernels work on them.
 
     ``fp8``: the recipe of products in 8 bits, if there is one. ``casts_weights``: weights are cast in this micro-batch.
-    ``gathers_in_8_bits``: ZeRO-3 gathers them so.
+    ``gathers_in_8_bits``: ZeRO-3 gathers them so. ``keeps_weight_copies``: their copies in 8 bits stay for the step.
     """
 
     framework: Framework
     fp8: Fp8Recipe | None = None
     casts_weights: bool = True
     gathers_in_8_bits: bool = False
+    keeps_weight_copies: bool = False
+
+
+def keeps_weight_copies(workload: Workload) -> bool:
+    """Return True where copies of weights in 8 bits stay beside them; of gathered weights none stays."""
+    fp8 = workload.training.fp8
+    return fp8 is not None and FP8_RECIPES[fp8.recipe].weight_copy_bytes > 0 and workload.parallelism.zero != 3
 
 
 def representative_seat(workload: Workload, seat: Seat) -> Seat:
@@ -84,6 +91,7 @@ def shapes(workload: Workload, seat: Seat = ANY_SEAT, turn: Turn = ANY_TURN, num
         fp8=recipe,
         casts_weights=turn.first or workload.microbatches == 1 or not (recipe and recipe.weights_once),
         gathers_in_8_bits=workload.gathers_in_8_bits,
+        keeps_weight_copies=keeps_weight_copies(workload),
         dtype=training.precision,
         grad_dtype=training.grad_dtype,
         adds_gradients=replication.adds_first_gradients if turn.first else replication.adds_later_gradients,

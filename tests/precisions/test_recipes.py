@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import Any
+from dataclasses import replace
+from typing import Any, get_args
 
 import pytest
 
 from simulator.api import run
 from simulator.config import Workload, load_workload
 from simulator.errors import InputError
+from simulator.hardware.kernels import UNSCALED, Scaling
 from simulator.models import layer, model_weights, stage_parts
+from simulator.models.linear import linear
+from simulator.models.shapes import shapes
 from simulator.operations.nodes import Ops
-from simulator.precisions import FP8_RECIPES, in_words
+from simulator.precisions import FP8_RECIPES, SCALES_IN_WORDS, in_words
+from simulator.precisions.recipe import OperandScales
 from simulator.program import Compute, GroupedMatmul, Matmul, Memory
 
 HIDDEN, FFN, TOKENS, LAYERS = 512, 2048, 1024, 2
@@ -172,9 +177,34 @@ def test_a_refused_gpu_is_not_proposed_for_the_recipe() -> None:
     assert caught.value.allowed == "null, or a GPU whose profile prices it: b200-sxm-180gb, gb200-186gb"
 
 
-@pytest.mark.parametrize("name", FP8_RECIPES)
-def test_a_recipe_says_what_it_does(name: str) -> None:
-    """Products, what stays as it is, inputs, weights, gradients, what is kept, and copies of weights."""
-    lines = list(in_words(FP8_RECIPES[name], "bf16"))
-    assert len(lines) == 7 + bool(FP8_RECIPES[name].behind)
-    assert not [line for line in lines if "nothing;" in line and "inputs" in line]
+def test_a_recipe_says_what_it_does() -> None:
+    """Row scales forward alone; both backward products have their own kernel behind them."""
+    lines = list(in_words(FP8_RECIPES["torchao_rowwise"]))
+    assert lines[0] == (
+        "products of layers: forward with a scale for each row; "
+        "input gradient, weight gradient with scales that another kernel applies"
+    )
+    assert "behind the product of the input gradient: rescale" in lines
+    assert "behind the product of the weight gradient: rescale" in lines
+    assert "kept: inputs in bf16; what a norm or an activation makes is made again" in lines
+    assert "kept: 1.03 bytes for each element of an input" in list(in_words(FP8_RECIPES["te_mxfp8"]))
+
+
+def test_backward_passes_make_no_copies_that_are_kept_already() -> None:
+    """Of a product each recipe's backward pass makes two copies of dy, a byte an element.
+
+    Transformer Engine has those of x and of W since the forward pass. Torchao makes one of each.
+    """
+    n, k = 256, 512
+
+    def copied(name: str) -> float:
+        z = shapes(workload(name))
+        eight, plain = (linear(one, "attn", "q", n, k, split="column", saved="x") for one in (z, replace(z, fp8=None)))
+        return eight.grad_bytes - plain.grad_bytes
+
+    assert copied("te_delayed") == 2 * TOKENS * n
+    assert copied("torchao_tensorwise") == 2 * TOKENS * n + TOKENS * k + n * k
+
+
+def test_every_scale_of_a_recipe_is_one_that_profiles_know_and_has_words() -> None:
+    assert {*get_args(OperandScales)} == {*UNSCALED, *get_args(Scaling)} == {*SCALES_IN_WORDS}
