@@ -19,9 +19,11 @@ from simulator.program import Compute, StepPhase, Tiled
 
 #: Tokens of a piece.
 PIECE = 64
-#: Kernels of the rule, forward and backward. Forward they make sums of decays, products of keys, inverted triangles,
-#: two vectors of each token, states and outputs. Backward the vectors and states come again, then six make gradients.
-KERNELS, BACKWARD_KERNELS = 6, 8
+#: Kernels of the rule, forward and backward (chunk.py, ``chunk_gated_delta_rule_fwd`` and ``_bwd``). Forward:
+#: chunk_local_cumsum, chunk_scaled_dot_kkt, solve_tril, recompute_w_u, chunk_gated_delta_rule_fwd_h, chunk_fwd_o.
+#: Backward: recompute_w_u and _fwd_h again, then chunk_bwd_dv_local, chunk_gated_delta_rule_bwd_dhu, chunk_bwd_dqkwg,
+#: prepare_wy_repr_bwd, two sums of gradients, and chunk_local_cumsum.
+KERNELS, BACKWARD_KERNELS = 6, 9
 
 
 @dataclass(frozen=True)
@@ -105,11 +107,21 @@ def _decays(z: Shapes, heads: int) -> Node:
 def _rule(z: Shapes, heads: int, k: int, v: int) -> Node:
     """Return the rule, which keeps its inputs and the inverted triangles, and makes states again for its backward pass.
 
-    A token and head takes so many multiply-adds, with pieces of c tokens. Products of keys take c k, the inverse
-    c^2 / 3, the two vectors c (k + v). The states take 2 k v, the output k v + c (k + v).
+    Multiply-adds of a token and head stand below by kernel of flash-linear-attention, with pieces of c tokens.
 
-    Backward the two vectors and the states come again. Values inside a piece take c (k + v), and gradients of states
-    3 k v. Those of queries and keys take 3 k v + c (3 k + v). Those of the vectors take 2 c (k + v) + 2 c^2 + 2 c k.
+    - Forward, chunk_scaled_dot_kkt: c k.
+    - solve_tril, an inverse: c^2 / 3.
+    - recompute_w_u: c (k + v).
+    - chunk_gated_delta_rule_fwd_h: 2 k v.
+    - chunk_fwd_o: k v + c (k + v).
+    - Backward, recompute_w_u and chunk_gated_delta_rule_fwd_h: the same again.
+    - chunk_bwd_dv_local: c (k + v).
+    - chunk_gated_delta_rule_bwd_dhu: 3 k v.
+    - chunk_bwd_dqkwg: 3 k v + c (3 k + v).
+    - prepare_wy_repr_bwd: 2 c (k + v) + 2 c^2 + 2 c k.
+
+    Bytes are assumed. Forward every tensor crosses memory once; backward all that was read is read twice, as a guess of
+    what caches leave.
     """
     c = PIECE
     forward = c * k + c * c / 3 + c * (k + v) + 2 * k * v + k * v + c * (k + v)

@@ -17,9 +17,11 @@ from simulator.operations.nodes import Node, Tensor, memory
 from simulator.operations.shapes import Shapes
 from simulator.program import Compute, StepPhase, Tiled
 
-#: Kernels of the scan, forward and backward. Forward they make sums of decays, states of pieces, states that are
-#: passed on, products of B and C, and outputs. Backward the first four come again, then seven make gradients.
-KERNELS, BACKWARD_KERNELS = 5, 11
+#: Kernels of the scan, forward and backward (ssd_combined.py, ``_mamba_chunk_scan_combined_fwd`` and ``_bwd``).
+#: Forward: _chunk_cumsum, _chunk_state, _state_passing, _bmm_chunk, _chunk_scan. Backward: the first four again, then
+#: _chunk_scan_bwd_dstates, _state_passing_bwd, _chunk_scan_chunk_state_bwd_dx, _chunk_state_bwd_db, _chunk_scan_bwd_dC,
+#: _chunk_scan_bwd_dcb, _bmm_chunk_bwd twice, _chunk_scan_bwd_ddAcs_stable and _chunk_cumsum_bwd.
+KERNELS, BACKWARD_KERNELS = 5, 14
 
 
 @dataclass(frozen=True)
@@ -71,14 +73,26 @@ def operations(z: Shapes, sizes: Mamba2) -> Operations:
 def _scan(z: Shapes, sizes: Mamba2, heads: int, groups: int) -> Node:
     """Return the scan, whose output the norm behind it keeps.
 
-    A token takes so many multiply-adds, with pieces of c tokens, heads p and states n wide. The state of its piece
-    takes p n a head, and products of B and C take c n a group. Its output takes c p / 2 + p n a head, as half of a
-    piece comes before it. The backward pass does the first two again. Two gradients of each take twice as much as all.
+    Multiply-adds of a token stand below by kernel of mamba_ssm, with pieces of c tokens, heads p and states n wide. Half
+    of a piece comes before a token.
+
+    - Forward, _chunk_state: p n a head.
+    - _bmm_chunk: c n a group.
+    - _chunk_scan: c p / 2 + p n a head.
+    - Backward, _chunk_state and _bmm_chunk: the same again.
+    - _chunk_scan_bwd_dstates, _chunk_state_bwd_db, _chunk_scan_bwd_dC: p n a head each.
+    - _chunk_scan_chunk_state_bwd_dx: c p / 2 + p n a head.
+    - _chunk_scan_bwd_dcb, _chunk_scan_bwd_ddAcs_stable: c p / 2 a head each.
+    - _bmm_chunk_bwd, twice: c n a group each.
+
+    Bytes are assumed. Forward x is read by two kernels, and all else once; backward all is read three times and written
+    twice, as a guess of what caches leave.
     """
     c, p, n = min(sizes.chunk, z.seq), sizes.head_dim, sizes.state
     rows = float(z.tokens * heads)
     again = rows * p * n + z.tokens * groups * c * n
     whole = again + rows * (c * p / 2 + p * n)
+    gradients = rows * (4 * p * n + 3 * c * p / 2) + 2 * z.tokens * groups * c * n
     x, bc = rows * p, 2.0 * z.tokens * groups * n
     states, products = rows * p * n / c, z.tokens * groups * c
     decays = WIDE * rows
@@ -93,7 +107,7 @@ def _scan(z: Shapes, sizes: Mamba2, heads: int, groups: int) -> Node:
             Compute(
                 "mixer.scan bwd",
                 Tiled(
-                    2 * (again + 2 * whole),
+                    2 * (again + gradients),
                     3 * read,
                     2 * written + z.element * bc,
                     c,

@@ -68,8 +68,9 @@ def _key_norm(z: Shapes, width: int) -> Node:
 def _scores(z: Shapes, sizes: Indexer) -> Node:
     """Return the scores of all tokens before a query, the choice among them, and the gradient of its own loss.
 
-    A score is a sum over heads. The gradient takes two products over the chosen tokens; what attention gave to these is
-    computed again for it, over this rank's heads.
+    A score is a sum over heads. The gradient takes three products over the chosen tokens: their scores again, and the
+    gradients of queries and of keys. What attention gave to these tokens is computed again for it, over this rank's
+    heads. That all of this runs in such kernels, each tensor read once, is assumed.
     """
     pairs = z.batch * causal_pairs(z.seq, z.seq)
     chosen = z.batch * causal_pairs(z.seq, z.seq, window=min(sizes.top_k, z.seq))

@@ -1,8 +1,8 @@
 """torchao's Float8Linear with a scale for each row, under torch.compile.
 
 github.com/pytorch/ao 0.18.0, torchao/float8: config.py (``ROWWISE``), float8_ops.py. Only the forward product has row
-scales in its kernel, which is slow without fast sums; the recipe asks for these forward alone. dgrad and wgrad run
-unscaled; a further kernel (`RESCALED`) multiplies their output by the scales of both operands
+scales in its kernel. That one is slow without fast sums, which the recipe asks for forward alone. dgrad and wgrad run
+unscaled. A further kernel (`RESCALED`) multiplies their output by the scales of both operands
 (``addmm_float8_unwrapped``). Scales are powers of two. Casts of rows (`ROWS`) are slow, as they work out the scale for
 every element.
 """

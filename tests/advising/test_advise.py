@@ -102,7 +102,7 @@ def test_both_kinds_of_advice_take_scatter_gather_back_for_sequence_parallelism(
 
 
 def test_a_change_that_changes_nothing_counts_as_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of four proposals one is the job itself, one has half of its GPUs, one is illegal, and one is simulated."""
+    """One of four proposals is the job itself, one has half of its GPUs, one is illegal, and one is simulated."""
     changes = (
         {"training.recompute": "full"},
         {"parallelism.dp": 1},

@@ -191,7 +191,7 @@ def test_a_recipe_says_what_it_does() -> None:
 
 
 def test_backward_passes_make_no_copies_that_are_kept_already() -> None:
-    """Of a product each recipe's backward pass makes two copies of dy, a byte an element.
+    """Two copies of dy, a byte an element, are made by each recipe.
 
     Transformer Engine has those of x and of W since the forward pass. Torchao makes one of each.
     """

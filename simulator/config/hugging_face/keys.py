@@ -78,10 +78,10 @@ class Keys:
             return None
         if not isinstance(kinds, list):
             raise self.refuse(names[0], "is no list of layers")
-        known = mixer_of_layers(linear)
-        if unknown := [kind for kind in kinds if not isinstance(kind, str) or kind not in known]:
+        mixer_of = mixer_of_layers(linear)
+        if unknown := [kind for kind in kinds if not isinstance(kind, str) or kind not in mixer_of]:
             raise self.refuse(names[0], f"layers of kind {unknown[0]} are not supported here")
-        return [known[kind] for kind in kinds]
+        return [mixer_of[kind] for kind in kinds]
 
     def need_layers(self, *allowed: str) -> None:
         """Raise `InputError` where ``layer_types`` lists a mixer that is none of ``allowed``."""
