@@ -107,26 +107,32 @@ def _decays(z: Shapes, heads: int) -> Node:
 def _rule(z: Shapes, heads: int, k: int, v: int) -> Node:
     """Return the rule, which keeps its inputs and the inverted triangles, and makes states again for its backward pass.
 
-    Multiply-adds of a token and head stand below by kernel of flash-linear-attention, with pieces of c tokens.
-
-    - Forward, chunk_scaled_dot_kkt: c k.
-    - solve_tril, an inverse: c^2 / 3.
-    - recompute_w_u: c (k + v).
-    - chunk_gated_delta_rule_fwd_h: 2 k v.
-    - chunk_fwd_o: k v + c (k + v).
-    - Backward, recompute_w_u and chunk_gated_delta_rule_fwd_h: the same again.
-    - chunk_bwd_dv_local: c (k + v).
-    - chunk_gated_delta_rule_bwd_dhu: 3 k v.
-    - chunk_bwd_dqkwg: 3 k v + c (3 k + v).
-    - prepare_wy_repr_bwd: 2 c (k + v) + 2 c^2 + 2 c k.
-
     Bytes are assumed. Forward every tensor crosses memory once; backward all that was read is read twice, as a guess of
     what caches leave.
     """
     c = PIECE
-    forward = c * k + c * c / 3 + c * (k + v) + 2 * k * v + k * v + c * (k + v)
-    again = c * (k + v) + 2 * k * v
-    backward = again + c * (k + v) + 3 * k * v + 3 * k * v + c * (3 * k + v) + 2 * c * (k + v) + 2 * c * c + 2 * c * k
+    # Multiply-adds of a token and head, by kernel.
+    vectors = c * (k + v)  # recompute_w_u
+    passed = 2 * k * v  # chunk_gated_delta_rule_fwd_h
+    forward = (
+        c * k  # chunk_scaled_dot_kkt
+        + c * c / 3  # solve_tril, an inverse
+        + vectors
+        + passed
+        + k * v
+        + c * (k + v)  # with the term before: chunk_fwd_o
+    )
+    backward = (
+        vectors  # again
+        + passed  # again
+        + c * (k + v)  # chunk_bwd_dv_local
+        + 3 * k * v  # chunk_gated_delta_rule_bwd_dhu
+        + 3 * k * v
+        + c * (3 * k + v)  # with the term before: chunk_bwd_dqkwg
+        + 2 * c * (k + v)
+        + 2 * c * c
+        + 2 * c * k  # with the two terms before: prepare_wy_repr_bwd
+    )
     rows = z.tokens * heads
     qkv, states, triangles = rows * (2 * k + v), rows * k * v / c, rows * c
     narrow = float(rows * (WIDE + z.element))

@@ -73,26 +73,23 @@ def operations(z: Shapes, sizes: Mamba2) -> Operations:
 def _scan(z: Shapes, sizes: Mamba2, heads: int, groups: int) -> Node:
     """Return the scan, whose output the norm behind it keeps.
 
-    Multiply-adds of a token stand below by kernel of mamba_ssm, with pieces of c tokens, heads p and states n wide. Half
-    of a piece comes before a token.
-
-    - Forward, _chunk_state: p n a head.
-    - _bmm_chunk: c n a group.
-    - _chunk_scan: c p / 2 + p n a head.
-    - Backward, _chunk_state and _bmm_chunk: the same again.
-    - _chunk_scan_bwd_dstates, _chunk_state_bwd_db, _chunk_scan_bwd_dC: p n a head each.
-    - _chunk_scan_chunk_state_bwd_dx: c p / 2 + p n a head.
-    - _chunk_scan_bwd_dcb, _chunk_scan_bwd_ddAcs_stable: c p / 2 a head each.
-    - _bmm_chunk_bwd, twice: c n a group each.
+    Pieces have c tokens, heads are p and states n wide. Half of a piece comes before a token.
 
     Bytes are assumed. Forward x is read by two kernels, and all else once; backward all is read three times and written
     twice, as a guess of what caches leave.
     """
     c, p, n = min(sizes.chunk, z.seq), sizes.head_dim, sizes.state
     rows = float(z.tokens * heads)
-    again = rows * p * n + z.tokens * groups * c * n
-    whole = again + rows * (c * p / 2 + p * n)
-    gradients = rows * (4 * p * n + 3 * c * p / 2) + 2 * z.tokens * groups * c * n
+    shared = float(z.tokens * groups * c * n)
+    # Multiply-adds of all tokens, by kernel.
+    again = rows * p * n + shared  # _chunk_state, _bmm_chunk
+    forward = again + rows * (c * p / 2 + p * n)  # _chunk_scan
+    gradients = (
+        3 * rows * p * n  # _chunk_scan_bwd_dstates, _chunk_state_bwd_db, _chunk_scan_bwd_dC
+        + rows * (c * p / 2 + p * n)  # _chunk_scan_chunk_state_bwd_dx
+        + 2 * rows * c * p / 2  # _chunk_scan_bwd_dcb, _chunk_scan_bwd_ddAcs_stable
+        + 2 * shared  # _bmm_chunk_bwd, twice
+    )
     x, bc = rows * p, 2.0 * z.tokens * groups * n
     states, products = rows * p * n / c, z.tokens * groups * c
     decays = WIDE * rows
@@ -101,7 +98,7 @@ def _scan(z: Shapes, sizes: Mamba2, heads: int, groups: int) -> Node:
     weights = (split_weight(z, "A_log", heads), split_weight(z, "D", heads), split_weight(z, "dt_bias", heads))
     return Node(
         forward=(
-            Compute("mixer.scan", Tiled(2 * whole, read, written, c, n, KERNELS, dtype=z.dtype), StepPhase.FORWARD),
+            Compute("mixer.scan", Tiled(2 * forward, read, written, c, n, KERNELS, dtype=z.dtype), StepPhase.FORWARD),
         ),
         input_grad=(
             Compute(

@@ -97,7 +97,7 @@ def test_the_rule_takes_the_products_of_its_kernels() -> None:
     passed: Sizes = ((c, v, k), (k, v, c), (k, v, c))
     # Gradients of scores, then of queries, keys and their vectors by states. Scores again, and both gradients by them.
     inputs: Sizes = ((c, c, v), (c, k, v), (c, k, v), (c, k, v), (c, c, k), (c, k, c), (c, k, c))
-    # Gradients of the inverse from both vectors, and through it. Those of the triangle, keys' products again, and of keys.
+    # Gradients of the inverse from both vectors, and through it. Of the triangle, keys' products again, and of keys.
     triangles: Sizes = (
         *((c, c, k), (c, c, v), (c, k, c), (c, v, c)),
         *((c, c, c), (c, c, c), (c, c, k), (c, k, c)),
