@@ -104,14 +104,9 @@ def _decays(z: Shapes, heads: int) -> Node:
     )
 
 
-def _rule(z: Shapes, heads: int, k: int, v: int) -> Node:
-    """Return the rule, which keeps its inputs and the inverted triangles, and makes states again for its backward pass.
-
-    Bytes are assumed. Forward every tensor crosses memory once; backward all that was read is read twice, as a guess of
-    what caches leave.
-    """
+def _multiply_adds(k: int, v: int) -> tuple[float, float]:
+    """Return the multiply-adds of a token and head, forward and backward, by kernel."""
     c = PIECE
-    # Multiply-adds of a token and head, by kernel.
     vectors = c * (k + v)  # recompute_w_u
     passed = 2 * k * v  # chunk_gated_delta_rule_fwd_h
     forward = (
@@ -133,6 +128,16 @@ def _rule(z: Shapes, heads: int, k: int, v: int) -> Node:
         + 2 * c * c
         + 2 * c * k  # with the two terms before: prepare_wy_repr_bwd
     )
+    return forward, backward
+
+
+def _rule(z: Shapes, heads: int, k: int, v: int) -> Node:
+    """Return the rule, which keeps its inputs and the inverted triangles, and makes states again for its backward pass.
+
+    Bytes are assumed. Forward every tensor crosses memory once; backward all that was read is read twice, as a guess of
+    what caches leave.
+    """
+    c, (forward, backward) = PIECE, _multiply_adds(k, v)
     rows = z.tokens * heads
     qkv, states, triangles = rows * (2 * k + v), rows * k * v / c, rows * c
     narrow = float(rows * (WIDE + z.element))
