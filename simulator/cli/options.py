@@ -25,10 +25,10 @@ Strict = Annotated[bool, typer.Option("--strict", help="Exit with 1 on any warni
 
 
 @contextmanager
-def options_named(*same: str, **others: str) -> Iterator[None]:
+def options_named(*same: str, **renamed: str) -> Iterator[None]:
     """Errors of the block that name a parameter of a Python function name the option of the command instead.
 
-    ``same``: parameters of which options have the name; ``others``: parameter -> option. Raises `InputError`.
+    ``same``: parameters of which options have the name; ``renamed``: parameter -> option. Raises `InputError`.
 
     >>> with options_named("sizes", only="--row"):
     ...     raise InputError("no such row", file="only", found="x")
@@ -36,7 +36,7 @@ def options_named(*same: str, **others: str) -> Iterator[None]:
     simulator.errors.InputError: --row: no such row
       found:   'x'
     """
-    options = {name: f"--{name}" for name in same} | others
+    options = {name: f"--{name}" for name in same} | renamed
     try:
         yield
     except InputError as failure:
