@@ -8,10 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from simulator.advising.proposals import KeyChange, Proposal, proposals
+from simulator.advising.proposals import Proposal, proposals
+from simulator.analysis.training.key_changes import KeyChange
 from simulator.api import StepResult, run, run_step
 from simulator.config import Workload, altered
-from simulator.errors import SimulatorError
+from simulator.errors import DeadlockError, InputError
 from simulator.input_files import as_options
 
 #: Seconds after which no simulation begins, unless a user says otherwise.
@@ -57,7 +58,8 @@ class SpeedAdvice:
 
     ``best``: the changes that help most. They fit in memory; for a job that does not fit itself they need no more than
     it. ``too_large``: the fastest change that does not fit, where it beats all of ``best``. ``simulated``, ``refused``,
-    ``left``: how many changes were simulated, are illegal for the job, and were left when the time was over.
+    ``left``: how many changes were simulated, cannot run in this job, and were left when the time was over. A change
+    that turns out to change nothing, or how many GPUs work, is in none of them.
     """
 
     step_time_s: float
@@ -107,23 +109,23 @@ def advise(
         if time.monotonic() - began >= budget_s:
             left = len(listed) - number
             break
-        outcome = _simulated(result, proposal)
-        if outcome is None:
+        try:
+            workload = altered(result.workload, proposal.change)
+            if _is_comparable(workload, result.workload):
+                outcomes.append(_simulated(result, workload, proposal))
+        except (InputError, DeadlockError):
             refused += 1
-        else:
-            outcomes.append(outcome)
     return _ranked(result, outcomes, refused, left)
 
 
-def _simulated(result: StepResult, proposal: Proposal) -> SimulatedChange | None:
-    """Return the figures of a changed job; None where it is illegal."""
-    try:
-        workload = altered(result.workload, proposal.change)
-        if workload.n_ranks != result.workload.n_ranks or workload == result.workload:
-            return None
-        figures = run_step(workload, built=result.cluster).key_figures()
-    except SimulatorError:
-        return None
+def _is_comparable(changed: Workload, job: Workload) -> bool:
+    """Return False where a change turned out to change nothing, or how many GPUs work."""
+    return changed.n_ranks == job.n_ranks and changed != job
+
+
+def _simulated(result: StepResult, workload: Workload, proposal: Proposal) -> SimulatedChange:
+    """Return the figures of the changed ``workload``. Raises `InputError` or `DeadlockError` where it cannot run."""
+    figures = run_step(workload, built=result.cluster).key_figures()
     return SimulatedChange(
         change=proposal.change,
         step_time_s=figures["step_time_s"],

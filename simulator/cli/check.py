@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from simulator.cli.options import Json, Quiet, Set
+from simulator.cli.options import Json, Quiet, Set, options_named
 from simulator.cli.outputs import STDOUT, check_outputs, write_json
 from simulator.cli.terminal import say, warn
 from simulator.errors import InputError
@@ -53,7 +53,9 @@ def command(
             raise InputError("checks no workload", file="--schema", fix="leave WORKLOAD and --set out")
         from simulator.commands.schema import schema_of
 
-        write_json(STDOUT, schema_of(schema))
+        with options_named(kind="--schema"):
+            content = schema_of(schema)
+        write_json(STDOUT, content)
         return
     if not workload:
         raise InputError("is missing", file="WORKLOAD", allowed="a file, a name in workloads/, or --schema")

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperCommand
 
-from simulator.cli.options import ClusterNodes, Json, Quiet, parse_ranks
+from simulator.cli.options import ClusterNodes, Json, Quiet, options_named, parse_ranks
 from simulator.cli.outputs import STDOUT, check_outputs, write_json
 from simulator.cli.terminal import show, table, warn
 
@@ -93,9 +93,17 @@ def command(
 
     check_outputs({"--json": json})
     members = None if ranks == "all" else parse_ranks(ranks, load_cluster(cluster, nodes=nodes).n_gpus, "--ranks")
-    result = collective(
-        cluster, op, nodes=nodes, sizes=sizes, algorithm=algorithm, ranks=members, calibration=calibration, stack=stack
-    )
+    with options_named("cluster", "sizes", "ranks", "calibration", "stack"):
+        result = collective(
+            cluster,
+            op,
+            nodes=nodes,
+            sizes=sizes,
+            algorithm=algorithm,
+            ranks=members,
+            calibration=calibration,
+            stack=stack,
+        )
     write_json(json, result.report)
     warn(result.warnings)
     if quiet or json == STDOUT:

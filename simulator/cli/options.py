@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from simulator.errors import InputError
+from simulator.errors import InputError, each, raise_all
 
 Set = Annotated[
     list[str] | None,
@@ -20,6 +22,30 @@ Json = Annotated[
 ]
 Quiet = Annotated[bool, typer.Option("--quiet", help="Print no summary.")]
 Strict = Annotated[bool, typer.Option("--strict", help="Exit with 1 on any warning, or when memory does not fit.")]
+
+
+@contextmanager
+def options_named(*same: str, **renamed: str) -> Iterator[None]:
+    """Errors of the block that name a parameter of a Python function name the option of the command instead.
+
+    ``same``: parameters of which options have the name; ``renamed``: parameter -> option. Raises `InputError`.
+
+    >>> with options_named("sizes", only="--row"):
+    ...     raise InputError("no such row", file="only", found="x")
+    Traceback (most recent call last):
+    simulator.errors.InputError: --row: no such row
+      found:   'x'
+    """
+    options = {name: f"--{name}" for name in same} | renamed
+    try:
+        yield
+    except InputError as failure:
+        errors, more = each(failure)
+    else:
+        return
+    for error in errors:
+        error.file = options.get(error.file or "", error.file)
+    raise_all(errors, more)
 
 
 def parse_ranks(text: str, n_ranks: int, option: str) -> list[int]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from simulator.cli.options import Json, Quiet
+from simulator.cli.options import Json, Quiet, options_named
 from simulator.cli.outputs import STDOUT, check_outputs, write_json
 from simulator.cli.terminal import progress, show, table, warn
 from simulator.units import format_time
@@ -53,8 +53,9 @@ def command(
 
     from simulator.commands.validate import ValidationResult, check_ids, measured_tables, notes_on, suite_results
 
-    tables = measured_tables(suites or [], rows)
-    check_ids(row or [], [entry["id"] for table in tables for entry in table.rows])
+    with options_named("rows", suites="SUITE", only="--row"):
+        tables = measured_tables(suites or [], rows)
+        check_ids(row or [], [entry["id"] for table in tables for entry in table.rows])
     mean, most = (None if bound is None else bound / 100 for bound in (max_mean, max_row))
     results = []
     for measured in tables:

@@ -92,7 +92,7 @@ def collective(
     """
     algorithms(op)
     if op == "barrier" and sizes is not None:
-        raise InputError("a barrier has no size", file="--sizes", found=str(sizes), fix="leave --sizes out")
+        raise InputError("a barrier has no size", file="sizes", found=str(sizes), fix="leave them out")
     messages = [int(BARRIER_BYTES)] if op == "barrier" else _messages(DEFAULT_SIZES if sizes is None else sizes)
     spec = load_cluster(cluster, nodes=nodes)
     with located(lambda key: (cluster if isinstance(cluster, str | Path) else "cluster", key)):
@@ -113,10 +113,10 @@ def _members(ranks: Sequence[int] | None, n_ranks: int) -> list[int]:
     members = list(range(n_ranks)) if ranks is None else sorted(set(ranks))
     if members and not 0 <= members[0] <= members[-1] < n_ranks:
         allowed = f"0 to {n_ranks - 1}"
-        raise InputError("names a rank that does not exist", file="--ranks", found=str(members), allowed=allowed)
+        raise InputError("names a rank that does not exist", file="ranks", found=str(members), allowed=allowed)
     if len(members) < 2:
         listed = ", ".join(map(str, members))
-        raise InputError("needs at least two ranks", file="--ranks", found=listed, allowed=f"of 0 to {n_ranks - 1}")
+        raise InputError("needs at least two ranks", file="ranks", found=listed, allowed=f"of 0 to {n_ranks - 1}")
     return members
 
 
@@ -169,22 +169,22 @@ def _costs(
     if stack is not None:
         if calibration is not None:
             fix = "one of the two"
-            raise InputError("carries collectives in place of a profile", file="--stack", found=stack, fix=fix)
-        network = load_stack(stack, file="--stack")
+            raise InputError("carries collectives in place of a profile", file="stack", found=stack, fix=fix)
+        network = load_stack(stack, file="stack")
         for gpu in types:
-            check_stack(network, gpu, file="--stack")
+            check_stack(network, gpu, file="stack")
         return Costs.from_stack(network), {"calibration": None, "stack": network.name}, {network.gpu: None}
     if calibration is not None and len(types) > 1:
-        allowed = f"ranks on one of {', '.join(types)}; each has its shipped profile without the option"
-        raise InputError("is of one type of GPU", file="--calibration", found=calibration, allowed=allowed)
+        allowed = f"ranks on one of {', '.join(types)}; each has its shipped profile without this"
+        raise InputError("is of one type of GPU", file="calibration", found=calibration, allowed=allowed)
     if calibration is None:
         for gpu in set(types) - set(names("profile")):
-            allowed = f"{', '.join(names('profile'))}; or ranks on these; or --calibration PROFILE of your own"
+            allowed = f"{', '.join(names('profile'))}; or ranks on these; or a calibration of your own"
             raise InputError("no calibration of this GPU is shipped", key="gpus.type", found=gpu, allowed=allowed)
-    profiles = {gpu: load_profile(gpu if calibration is None else calibration, file="--calibration") for gpu in types}
+    profiles = {gpu: load_profile(gpu if calibration is None else calibration, file="calibration") for gpu in types}
     for gpu, profile in profiles.items():
-        check_gpu(profile, gpu, file="--calibration", key="calibration")
-    check_one_vendor(profiles, file="--cluster", key="groups")
+        check_gpu(profile, gpu, file="calibration")
+    check_one_vendor(profiles, file="cluster", key="groups")
     named = ", ".join(profile.name for profile in profiles.values())
     like = {gpu: profile.like for gpu, profile in profiles.items()}
     return Costs.from_profiles(profiles), {"calibration": named, "stack": None}, like
@@ -223,7 +223,7 @@ def _size(part: str, text: str) -> int:
 def _no_sizes(text: str) -> InputError:
     return InputError(
         "are no sizes",
-        file="--sizes",
+        file="sizes",
         found=text,
         allowed="FIRST:LAST, FIRST:LAST:FACTOR or a list, such as 8:16G or 1M,64M, each of 1 byte to 2^63",
     )

@@ -14,7 +14,7 @@ from simulator.output.result_schema import run_result_schema
 def schema_of(kind: str) -> dict[str, Any]:
     """Return the JSON Schema of a workload, a cluster or a result. Raises `InputError` for any other ``kind``."""
     if kind not in ("workload", "cluster", "result"):
-        raise InputError("has no schema", file="--schema", found=kind, allowed="workload, cluster, result")
+        raise InputError("has no schema", file="kind", found=kind, allowed="workload, cluster, result")
     if kind == "result":
         schema = run_result_schema()
     else:

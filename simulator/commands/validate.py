@@ -129,10 +129,10 @@ def measured_tables(suites: list[str], rows: Path | None) -> list[MeasuredTable]
     """
     for name in suites:
         if name not in ALL:
-            raise InputError("unknown suite", key="SUITE", found=name, allowed=", ".join(ALL), fix=closest(name, ALL))
+            raise InputError("unknown suite", file="suites", found=name, allowed=", ".join(ALL), fix=closest(name, ALL))
     if rows is not None and suites not in ([], [collectives.NAME]):
         allowed = f"no suite, or {collectives.NAME} where the rows are of collectives"
-        raise InputError("is not combined with shipped suites", file="--rows", found=" ".join(suites), allowed=allowed)
+        raise InputError("is not combined with shipped suites", file="rows", found=" ".join(suites), allowed=allowed)
     names = list(dict.fromkeys(suites or ALL)) if rows is None else []
     jobs = [_suite(name) for name in names]
     if rows is not None:
@@ -184,4 +184,4 @@ def _own_collectives(rows: Path) -> MeasuredTable:
 def check_ids(asked_ids: list[str] | None, row_ids: list[str]) -> None:
     for name in asked_ids or ():
         if name not in row_ids:
-            raise InputError("no such row", file="--row", found=name, fix=closest(name, row_ids))
+            raise InputError("no such row", file="only", found=name, fix=closest(name, row_ids))

@@ -15,9 +15,10 @@ from simulator.config.section import AsSection, Section, as_data
 from simulator.config.validation import validated
 from simulator.errors import InputError
 from simulator.hardware.gpu import GpuSpec
+from simulator.hardware.kernels import UNSCALED
 from simulator.hardware.profile import Profile
 from simulator.input_files import as_mapping, parse_yaml, read_text
-from simulator.precisions import Fp8Recipe
+from simulator.precisions import SCALES_IN_WORDS, Fp8Recipe
 
 
 def load_profile(
@@ -100,20 +101,29 @@ def check_one_vendor(profiles: Mapping[str, Profile], *, file: object = None, ke
 
 def check_fp8(profile: Profile, recipe: Fp8Recipe, *, file: object = None) -> None:
     """Raise `InputError` where the profile prices no products, or no casts, of ``recipe``; ``file`` chose it."""
-    scaled = {"tensor", "none", *profile.kernels.matmul.scaled}
-    if (
-        "fp8" in profile.gpu_spec.peak_flops_per_s
-        and profile.kernels.memory.fp8
-        and {*recipe.products.values()} <= scaled
-    ):
-        return
-    raise InputError(
-        f"{profile.gpu} has no matrix units for 8 bits, or its profile nothing to price {recipe.name} by",
-        file=file,
-        key="training.fp8.recipe",
-        found=recipe.name,
-        allowed="null, or a GPU such as h100-sxm-80gb or h200-sxm-141gb",
-    )
+    if lacking := _unpriced(profile, recipe):
+        priced = (load_profile(name) for name in catalog.names("profile"))
+        gpus = ", ".join(dict.fromkeys(other.gpu for other in priced if not _unpriced(other, recipe)))
+        raise InputError(
+            lacking,
+            file=file,
+            key="training.fp8.recipe",
+            found=recipe.name,
+            allowed=f"null, or a GPU whose profile prices it: {gpus}",
+        )
+
+
+def _unpriced(profile: Profile, recipe: Fp8Recipe) -> str:
+    """Return what of ``recipe`` the profile has no price for; an empty text where it has all."""
+    if "fp8" not in profile.gpu_spec.peak_flops_per_s:
+        return f"{profile.gpu} has no matrix units for 8 bits, or its profile nothing to price them by"
+    if not profile.kernels.memory.fp8:
+        return f"profile {profile.name} has no casts into 8 bits (kernels.memory.fp8)"
+    lacking = sorted({*recipe.products.values()} - {*UNSCALED, *profile.kernels.matmul.scaled})
+    if lacking:
+        scales = " or ".join(SCALES_IN_WORDS[scaling] for scaling in lacking)
+        return f"profile {profile.name} has no speed of products with {scales} (kernels.matmul.scaled)"
+    return ""
 
 
 def check_precision(profile: Profile, precision: str, *, file: object = None) -> None:

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from simulator.arrays import Floats
 from simulator.costs.origin import Origin, beyond
 from simulator.hardware.gpu import GpuSpec
-from simulator.hardware.kernels import MatmulModel, MatmulSize
+from simulator.hardware.kernels import UNSCALED, MatmulModel, MatmulSize
 from simulator.program import GroupedMatmul, Matmul
 from simulator.units import DTYPE_BYTES
 
@@ -237,8 +237,6 @@ def _sizes(kernel: Product) -> dict[MatmulSize, int]:
 #: Of m, n and k those that rows of an operand or of the output are long, by role. Rows of all three lie in memory as
 #: in y = x W^T, dx = dy W and dW = dy^T x.
 ROW_LENGTHS = {"fwd": ("n", "k"), "dgrad": ("n", "k"), "wgrad": ("m", "n")}
-#: Scales of operands in 8 bits that a product costs no more with: one for each tensor, or none.
-UNSCALED = ("tensor", "none")
 #: Elements of 16 bits in the 16 bytes that Hopper's and Ampere's copies into shared memory take at once.
 ALIGNMENT = 8
 

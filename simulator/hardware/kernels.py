@@ -93,6 +93,8 @@ Fp8Class = Literal[
 ]
 #: Scales of operands in 8 bits: one for each row, for each block of 128 elements, or for 32 (MXFP8).
 Scaling = Literal["rows", "blocks", "mx"]
+#: Scales that a product costs no more with: one for each tensor, or none, where another kernel applies them.
+UNSCALED = ("tensor", "none")
 FittedRange = tuple[int, int]
 
 

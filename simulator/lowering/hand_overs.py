@@ -9,7 +9,6 @@ from simulator.program import Axis, PointToPoint, PointToPointKind, Purpose
 from simulator.schedules import Action, Order, Schedule, Slot, requires
 
 SEND, RECV = PointToPointKind.SEND, PointToPointKind.RECV
-_VERB = {SEND: "SEND", RECV: "RECV"}
 
 DIRECTION = {"F": "fwd", "B": "bwd", "I": "bwd"}
 #: Kind of the action -> name of its result in torch's text form.
@@ -52,7 +51,7 @@ class HandOver(NamedTuple):
     def label(self, op: PointToPointKind) -> str:
         """Return the name in ``torch.distributed.pipelining``: 0SEND_F3, 1RECV_F3."""
         stage = self.source.stage if op == SEND else self.target.stage
-        return f"{stage}{_VERB[op]}_{_RESULT[self.source.kind]}{self.source.microbatch}"
+        return f"{stage}{op.upper()}_{_RESULT[self.source.kind]}{self.source.microbatch}"
 
 
 def flat(slots: list[Slot]) -> list[Action]:

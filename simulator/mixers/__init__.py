@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from simulator.mixers import attention, chunked, gated_delta, mamba2, no_rope, nothing, sparse, window
 from simulator.mixers.gated_delta import GatedDelta
 from simulator.mixers.mamba2 import Mamba2
-from simulator.mixers.mixer import Mixer, MixerProduct, Refusal, Split, Steps
+from simulator.mixers.mixer import Mixer, MixerProduct, Operations, Refusal, Split
 from simulator.mixers.sparse import Indexer
 
 #: By name.
@@ -25,4 +25,4 @@ MIXERS: Mapping[str, Mixer] = {
     )
 }
 
-__all__ = ["MIXERS", "GatedDelta", "Indexer", "Mamba2", "Mixer", "MixerProduct", "Refusal", "Split", "Steps"]
+__all__ = ["MIXERS", "GatedDelta", "Indexer", "Mamba2", "Mixer", "MixerProduct", "Operations", "Refusal", "Split"]

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from simulator.bounds import ModelSize
-from simulator.mixers.mixer import Mixer, MixerProduct, Refusal, Split, Steps
+from simulator.mixers.mixer import Mixer, MixerProduct, Operations, Refusal, Split
 from simulator.mixers.state import WIDE, convolution, gated_norm, split_refusals, split_weight
 from simulator.operations.nodes import Node, Tensor, memory
 from simulator.operations.shapes import Shapes
@@ -19,9 +19,11 @@ from simulator.program import Compute, StepPhase, Tiled
 
 #: Tokens of a piece.
 PIECE = 64
-#: Kernels of the rule, forward and backward. Forward they make sums of decays, products of keys, inverted triangles,
-#: two vectors of each token, states and outputs. Backward the vectors and states come again, then six make gradients.
-KERNELS, BACKWARD_KERNELS = 6, 8
+#: Kernels of the rule, forward and backward (chunk.py, ``chunk_gated_delta_rule_fwd`` and ``_bwd``). Forward:
+#: chunk_local_cumsum, chunk_scaled_dot_kkt, solve_tril, recompute_w_u, chunk_gated_delta_rule_fwd_h, chunk_fwd_o.
+#: Backward: recompute_w_u and _fwd_h again, then chunk_bwd_dv_local, chunk_gated_delta_rule_bwd_dhu, chunk_bwd_dqkwg,
+#: prepare_wy_repr_bwd, two sums of gradients, and chunk_local_cumsum.
+KERNELS, BACKWARD_KERNELS = 6, 9
 
 
 @dataclass(frozen=True)
@@ -40,7 +42,7 @@ class GatedDelta:
     """tokens that the convolution before the rule sees [4]"""
 
 
-def steps(z: Shapes, sizes: GatedDelta) -> Steps:
+def operations(z: Shapes, sizes: GatedDelta) -> Operations:
     """Return the operations of a rank, which has a part of the heads."""
     key_heads, heads = sizes.key_heads // z.tp, sizes.value_heads // z.tp
     keys, values = key_heads * sizes.key_dim, heads * sizes.value_dim
@@ -102,19 +104,40 @@ def _decays(z: Shapes, heads: int) -> Node:
     )
 
 
+def _multiply_adds(k: int, v: int) -> tuple[float, float]:
+    """Return the multiply-adds of a token and head, forward and backward, by kernel."""
+    c = PIECE
+    vectors = c * (k + v)  # recompute_w_u
+    passed = 2 * k * v  # chunk_gated_delta_rule_fwd_h
+    forward = (
+        c * k  # chunk_scaled_dot_kkt
+        + c * c / 3  # solve_tril, an inverse
+        + vectors
+        + passed
+        + k * v
+        + c * (k + v)  # with the term before: chunk_fwd_o
+    )
+    backward = (
+        vectors  # again
+        + passed  # again
+        + c * (k + v)  # chunk_bwd_dv_local
+        + 3 * k * v  # chunk_gated_delta_rule_bwd_dhu
+        + 3 * k * v
+        + c * (3 * k + v)  # with the term before: chunk_bwd_dqkwg
+        + 2 * c * (k + v)
+        + 2 * c * c
+        + 2 * c * k  # with the two terms before: prepare_wy_repr_bwd
+    )
+    return forward, backward
+
+
 def _rule(z: Shapes, heads: int, k: int, v: int) -> Node:
     """Return the rule, which keeps its inputs and the inverted triangles, and makes states again for its backward pass.
 
-    A token and head takes so many multiply-adds, with pieces of c tokens. Products of keys take c k, the inverse
-    c^2 / 3, the two vectors c (k + v). The states take 2 k v, the output k v + c (k + v).
-
-    Backward the two vectors and the states come again. Values inside a piece take c (k + v), and gradients of states
-    3 k v. Those of queries and keys take 3 k v + c (3 k + v). Those of the vectors take 2 c (k + v) + 2 c^2 + 2 c k.
+    Bytes are assumed. Forward every tensor crosses memory once; backward all that was read is read twice, as a guess of
+    what caches leave.
     """
-    c = PIECE
-    forward = c * k + c * c / 3 + c * (k + v) + 2 * k * v + k * v + c * (k + v)
-    again = c * (k + v) + 2 * k * v
-    backward = again + c * (k + v) + 3 * k * v + 3 * k * v + c * (3 * k + v) + 2 * c * (k + v) + 2 * c * c + 2 * c * k
+    c, (forward, backward) = PIECE, _multiply_adds(k, v)
     rows = z.tokens * heads
     qkv, states, triangles = rows * (2 * k + v), rows * k * v / c, rows * c
     narrow = float(rows * (WIDE + z.element))
@@ -178,7 +201,7 @@ MIXER = Mixer(
     "linear attention by the gated delta rule",
     section="gated_delta",
     sizes=GatedDelta,
-    steps=steps,
+    operations=operations,
     flops=flops,
     refusals=refusals,
 )

@@ -11,15 +11,17 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from simulator.bounds import ModelSize
-from simulator.mixers.mixer import Mixer, MixerProduct, Refusal, Split, Steps
+from simulator.mixers.mixer import Mixer, MixerProduct, Operations, Refusal, Split
 from simulator.mixers.state import WIDE, convolution, gated_norm, split_refusals, split_weight
 from simulator.operations.nodes import Node, Tensor, memory
 from simulator.operations.shapes import Shapes
 from simulator.program import Compute, StepPhase, Tiled
 
-#: Kernels of the scan, forward and backward. Forward they make sums of decays, states of pieces, states that are
-#: passed on, products of B and C, and outputs. Backward the first four come again, then seven make gradients.
-KERNELS, BACKWARD_KERNELS = 5, 11
+#: Kernels of the scan, forward and backward (ssd_combined.py, ``_mamba_chunk_scan_combined_fwd`` and ``_bwd``).
+#: Forward: _chunk_cumsum, _chunk_state, _state_passing, _bmm_chunk, _chunk_scan. Backward: the first four again, then
+#: _chunk_scan_bwd_dstates, _state_passing_bwd, _chunk_scan_chunk_state_bwd_dx, _chunk_state_bwd_db, _chunk_scan_bwd_dC,
+#: _chunk_scan_bwd_dcb, _bmm_chunk_bwd twice, _chunk_scan_bwd_ddAcs_stable and _chunk_cumsum_bwd.
+KERNELS, BACKWARD_KERNELS = 5, 14
 
 
 @dataclass(frozen=True)
@@ -46,7 +48,7 @@ class Mamba2:
     """whether both products have biases [false]"""
 
 
-def steps(z: Shapes, sizes: Mamba2) -> Steps:
+def operations(z: Shapes, sizes: Mamba2) -> Operations:
     """Return the operations of a rank, which has a part of the heads and of the groups."""
     heads, groups = sizes.heads // z.tp, sizes.groups // z.tp
     inner, shared = heads * sizes.head_dim, 2 * groups * sizes.state
@@ -71,14 +73,23 @@ def steps(z: Shapes, sizes: Mamba2) -> Steps:
 def _scan(z: Shapes, sizes: Mamba2, heads: int, groups: int) -> Node:
     """Return the scan, whose output the norm behind it keeps.
 
-    A token takes so many multiply-adds, with pieces of c tokens, heads p and states n wide. The state of its piece
-    takes p n a head, and products of B and C take c n a group. Its output takes c p / 2 + p n a head, as half of a
-    piece comes before it. The backward pass does the first two again. Two gradients of each take twice as much as all.
+    Pieces have c tokens, heads are p and states n wide. Half of a piece comes before a token.
+
+    Bytes are assumed. Forward x is read by two kernels, and all else once; backward all is read three times and written
+    twice, as a guess of what caches leave.
     """
     c, p, n = min(sizes.chunk, z.seq), sizes.head_dim, sizes.state
     rows = float(z.tokens * heads)
-    again = rows * p * n + z.tokens * groups * c * n
-    whole = again + rows * (c * p / 2 + p * n)
+    shared = float(z.tokens * groups * c * n)
+    # Multiply-adds of all tokens, by kernel.
+    again = rows * p * n + shared  # _chunk_state, _bmm_chunk
+    forward = again + rows * (c * p / 2 + p * n)  # _chunk_scan
+    gradients = (
+        3 * rows * p * n  # _chunk_scan_bwd_dstates, _chunk_state_bwd_db, _chunk_scan_bwd_dC
+        + rows * (c * p / 2 + p * n)  # _chunk_scan_chunk_state_bwd_dx
+        + 2 * rows * c * p / 2  # _chunk_scan_bwd_dcb, _chunk_scan_bwd_ddAcs_stable
+        + 2 * shared  # _bmm_chunk_bwd, twice
+    )
     x, bc = rows * p, 2.0 * z.tokens * groups * n
     states, products = rows * p * n / c, z.tokens * groups * c
     decays = WIDE * rows
@@ -87,13 +98,13 @@ def _scan(z: Shapes, sizes: Mamba2, heads: int, groups: int) -> Node:
     weights = (split_weight(z, "A_log", heads), split_weight(z, "D", heads), split_weight(z, "dt_bias", heads))
     return Node(
         forward=(
-            Compute("mixer.scan", Tiled(2 * whole, read, written, c, n, KERNELS, dtype=z.dtype), StepPhase.FORWARD),
+            Compute("mixer.scan", Tiled(2 * forward, read, written, c, n, KERNELS, dtype=z.dtype), StepPhase.FORWARD),
         ),
         input_grad=(
             Compute(
                 "mixer.scan bwd",
                 Tiled(
-                    2 * (again + 2 * whole),
+                    2 * (again + gradients),
                     3 * read,
                     2 * written + z.element * bc,
                     c,
@@ -136,7 +147,7 @@ MIXER = Mixer(
     "state-space layer of Mamba 2",
     section="mamba2",
     sizes=Mamba2,
-    steps=steps,
+    operations=operations,
     flops=flops,
     refusals=refusals,
 )

@@ -39,7 +39,7 @@ class MixerProduct:
     bias: bool = False
 
 
-Steps = tuple[MixerProduct | Node, ...]
+Operations = tuple[MixerProduct | Node, ...]
 
 
 class Refusal(NamedTuple):
@@ -52,11 +52,10 @@ class Refusal(NamedTuple):
 
 
 class Split(NamedTuple):
-    """Ranks that a workload splits a mixer over, and the length of its sequences."""
+    """Ranks that a workload splits a mixer over."""
 
     tp: int
     cp: int
-    seq: int
 
 
 @dataclass(frozen=True)
@@ -64,8 +63,8 @@ class Mixer:
     """One kind of mixer.
 
     ``attends`` where it is softmax attention; its products are then those of all attention of the model. ``sizes`` is
-    the dataclass of what else it needs, a section of a workload's ``model`` by the name of ``section``. ``steps`` are
-    all its operations from normed rows to its output or, of attention, those beside it. ``flops`` of a token are those
+    the dataclass of what else it needs, a section of a workload's ``model`` by the name of ``section``. ``operations``
+    are all of its own, from normed rows to its output or, of attention, those beside it. ``flops`` of a token are those
     of its mathematics beside products with weights, given the tokens that a token sees on average. ``refusals`` are
     asked of every workload.
     """
@@ -75,6 +74,6 @@ class Mixer:
     attends: Attends | None = None
     section: str = ""
     sizes: type | None = None
-    steps: Callable[[Shapes, Any], Steps] | None = None
+    operations: Callable[[Shapes, Any], Operations] | None = None
     flops: Callable[[Any, float], float] | None = None
     refusals: Callable[[Any, Split], Iterator[Refusal]] | None = None

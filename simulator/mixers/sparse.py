@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from simulator.bounds import ModelSize
-from simulator.mixers.mixer import Attends, Mixer, MixerProduct, Refusal, Split, Steps
+from simulator.mixers.mixer import Attends, Mixer, MixerProduct, Operations, Refusal, Split
 from simulator.operations.nodes import Node, Tensor, memory
 from simulator.operations.shapes import Shapes
 from simulator.operations.weights import Weight
@@ -36,7 +36,7 @@ class Indexer:
     """tokens that a query attends to"""
 
 
-def steps(z: Shapes, sizes: Indexer) -> Steps:
+def operations(z: Shapes, sizes: Indexer) -> Operations:
     """Return the operations of an indexer, which every tensor-parallel rank does whole."""
     width = sizes.heads * sizes.head_dim
     return (
@@ -68,8 +68,9 @@ def _key_norm(z: Shapes, width: int) -> Node:
 def _scores(z: Shapes, sizes: Indexer) -> Node:
     """Return the scores of all tokens before a query, the choice among them, and the gradient of its own loss.
 
-    A score is a sum over heads. The gradient takes two products over the chosen tokens; what attention gave to these is
-    computed again for it, over this rank's heads.
+    A score is a sum over heads. The gradient takes three products over the chosen tokens: their scores again, and the
+    gradients of queries and of keys. What attention gave to these tokens is computed again for it, over this rank's
+    heads. That all of this runs in such kernels, each tensor read once, is assumed.
     """
     pairs = z.batch * causal_pairs(z.seq, z.seq)
     chosen = z.batch * causal_pairs(z.seq, z.seq, window=min(sizes.top_k, z.seq))
@@ -130,7 +131,7 @@ MIXER = Mixer(
     Attends(mask="top_k"),
     section="indexer",
     sizes=Indexer,
-    steps=steps,
+    operations=operations,
     flops=flops,
     refusals=refusals,
 )

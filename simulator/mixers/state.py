@@ -25,7 +25,8 @@ def convolution(z: Shapes, channels: int, taps: int, *, bias: bool, saved: bool)
     """Return a causal convolution of each of this rank's ``channels`` over ``taps`` tokens, with SiLU behind it.
 
     It is one kernel each way, the second of which makes the gradients of the weights too (causal_conv1d,
-    causal_conv1d_interface.py). ``saved``: it keeps its input.
+    causal_conv1d_interface.py). It is assumed to reach the bandwidth of an activation, whose traffic it has. ``saved``:
+    it keeps its input.
     """
     nbytes = float(z.element * z.tokens * channels)
     weights = [split_weight(z, "conv.weight", channels, 1, taps)]
@@ -44,7 +45,8 @@ def gated_norm(z: Shapes, channels: int, width: int, weight: Weight | None) -> N
     """Return the norm of the mixer's output in rows ``width`` wide, times a gate, of so many ``channels`` of this rank.
 
     It is one kernel each way, the second of which makes the weight's gradient too (mamba_ssm and
-    flash-linear-attention). Without a ``weight`` there is the gate alone. It keeps both inputs.
+    flash-linear-attention). Without a ``weight`` there is the gate alone, which is assumed to reach the bandwidth of a
+    residual's sum, with the same traffic forward. It keeps both inputs.
     """
     nbytes = float(z.element * z.tokens * channels)
     op = ("rms_norm", "rms_norm_bwd") if weight else ("residual", "residual")

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 
 from simulator.config import Workload
-from simulator.models.shapes import FrameworkShapes
+from simulator.models.shapes import FrameworkShapes, keeps_weight_copies
 from simulator.operations.nodes import Node, Op, Ops, Tensor, memory
 from simulator.operations.weights import Weight
 from simulator.precisions import FP8_RECIPES
@@ -42,24 +42,23 @@ def in_8_bits(
         weights, turned_weight = (), cast("B", "weight", "w", (TURNED_AS_GATHERED,))
     gradient, gradient_again = _gradients(recipe, cast, name)
     turned_input = _inputs_again(z, recipe, cast, saved, first=first)
-    exact = _product_in(recipe, z.dtype, cast)
+    in_8_bits_each = _conversion(recipe, z.dtype, cast)
     before_wgrad: Ops = (*gradient_again, *turned_input)
-    together = exact(node.together)
+    together = in_8_bits_each(node.together)
     return replace(
         node,
-        forward=(*inputs, *weights, *exact(node.forward)),
-        input_grad=(*gradient, *turned_weight, *exact(node.input_grad)),
-        weight_grad=(*before_wgrad, *exact(node.weight_grad)),
+        forward=(*inputs, *weights, *in_8_bits_each(node.forward)),
+        input_grad=(*gradient, *turned_weight, *in_8_bits_each(node.input_grad)),
+        weight_grad=(*before_wgrad, *in_8_bits_each(node.weight_grad)),
         together=(*gradient, *turned_weight, *before_wgrad, *together) if together else (),
         saved=_kept(z, recipe, node.saved, sizes["x"]),
         saved_for_weights=_kept(z, recipe, node.saved_for_weights, sizes["x"]),
-        # Copies of x and W, and two of dy.
-        grad_bytes=node.grad_bytes + (sizes["x"] + sizes["w"] + 2 * sizes["y"]) / z.element,
+        grad_bytes=node.grad_bytes + _copied(z, recipe, elements),
         weights=tuple(
-            replace(one, in_8_bits=True, gathered_in_8_bits=z.gathers_in_8_bits)
-            if one.gradient_product and len(one.shape) > 1
-            else one
-            for one in node.weights
+            replace(weight, in_8_bits=True, gathered_in_8_bits=z.gathers_in_8_bits)
+            if weight.gradient_product and len(weight.shape) > 1
+            else weight
+            for weight in node.weights
         ),
     )
 
@@ -79,9 +78,9 @@ def casts_weights_once(workload: Workload) -> bool:
 
 
 def weight_copy_bytes(workload: Workload, weights: Iterable[Weight]) -> float:
-    """Return the bytes of the 8-bit copies that stay beside ``weights``; of gathered ones none stays."""
+    """Return the bytes of the 8-bit copies that stay beside ``weights``."""
     fp8 = workload.training.fp8
-    if fp8 is None or workload.parallelism.zero == 3:
+    if fp8 is None or not keeps_weight_copies(workload):
         return 0.0
     elements = sum(weight.elements for weight in weights if weight.in_8_bits and weight.is_stored)
     return FP8_RECIPES[fp8.recipe].weight_copy_bytes * elements
@@ -124,7 +123,7 @@ def _inputs_again(z: FrameworkShapes, recipe: Fp8Recipe, cast: _Casts, saved: st
     if not first or (recipe.activation_backward and saved.endswith(MADE_BY_ACTIVATION)):
         return ()
     casts = cast("W", "input", "x", recipe.input_backward)
-    if recipe.makes_inputs_again and saved.endswith(MADE_BY_NORM):
+    if recipe.kept_input_bytes is None and saved.endswith(MADE_BY_NORM):
         again = CastKernel("normed again", "norm" if z.norm == "layernorm" else "rms_norm", 1, 1)
         casts = (*cast("W", "input", "x", (again,)), *casts)
     return casts
@@ -133,14 +132,24 @@ def _inputs_again(z: FrameworkShapes, recipe: Fp8Recipe, cast: _Casts, saved: st
 def _kept(z: FrameworkShapes, recipe: Fp8Recipe, tensors: tuple[Tensor, ...], x_bytes: float) -> tuple[Tensor, ...]:
     """Return what is kept of the product's input, the first of ``tensors``."""
     x, *rest = tensors
-    if recipe.makes_inputs_again and x.name.endswith((MADE_BY_ACTIVATION, MADE_BY_NORM)):
+    if recipe.kept_input_bytes is None and x.name.endswith((MADE_BY_ACTIVATION, MADE_BY_NORM)):
         return tuple(rest)
     if recipe.kept_input_bytes is None:
         return tensors
     return (Tensor(f"{x.name} in 8 bits", recipe.kept_input_bytes * x.nbytes / z.element), *rest)
 
 
-def _product_in(recipe: Fp8Recipe, dtype: str, cast: _Casts) -> Callable[[Ops], Ops]:
+def _copied(z: FrameworkShapes, recipe: Fp8Recipe, elements: Mapping[str, int]) -> float:
+    """Return the bytes of the copies in 8 bits that the backward pass makes: of x and W, and two of dy.
+
+    Those that are kept since the forward pass are no others.
+    """
+    x = elements["x"] if recipe.kept_input_bytes is None else 0
+    w = 0 if z.keeps_weight_copies else elements["w"]
+    return float(x + w + 2 * elements["y"])
+
+
+def _conversion(recipe: Fp8Recipe, dtype: str, cast: _Casts) -> Callable[[Ops], Ops]:
     """Return a function that puts the products among operations into 8 bits, with what follows on their output."""
     outputs = {"fwd": ("F", "y"), "dgrad": ("B", "x"), "wgrad": ("W", "w")}
 
@@ -151,7 +160,7 @@ def _product_in(recipe: Fp8Recipe, dtype: str, cast: _Casts) -> Callable[[Ops], 
         scaling = recipe.products[kernel.role]
         return replace(op, kernel=replace(kernel, dtype="fp8", out_dtype=kernel.out_dtype or dtype, scaling=scaling))
 
-    def one(op: Op) -> Ops:
+    def converted(op: Op) -> Ops:
         match op:
             case Compute(kernel=Matmul(role=role) | GroupedMatmul(role=role)):
                 phase, tensor = outputs[role]
@@ -161,7 +170,7 @@ def _product_in(recipe: Fp8Recipe, dtype: str, cast: _Casts) -> Callable[[Ops], 
             case _:
                 return (op,)
 
-    return lambda ops: tuple(new for op in ops for new in one(op))
+    return lambda ops: tuple(new for op in ops for new in converted(op))
 
 
 def activation_in_8_bits(z: FrameworkShapes, node: Node, name: str, nbytes: float) -> Node:

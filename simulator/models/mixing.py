@@ -1,4 +1,4 @@
-"""The operations of a layer's mixer: those of attention, or the steps of another kind."""
+"""The operations of a layer's mixer: those of attention, or those of another kind."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from simulator.mixers import Mixer, MixerProduct, Steps
+from simulator.mixers import Mixer, MixerProduct, Operations
 from simulator.models.attention import attention_inputs, split_qkv
 from simulator.models.context_parallelism import core_attention
 from simulator.models.latent_attention import Latent, latent_projections, up_inputs
@@ -34,13 +34,13 @@ class Mixing:
 def mixing(z: FrameworkShapes, mixer: Mixer, sizes: Any, a: Latent | None) -> Mixing | None:
     """Return the operations of ``mixer`` with its own ``sizes``; None of one that does nothing."""
     if mixer.attends:
-        return _attention(z, a, mixer.steps(z, sizes) if mixer.steps else ())
-    if mixer.steps is None:
+        return _attention(z, a, mixer.operations(z, sizes) if mixer.operations else ())
+    if mixer.operations is None:
         return None
-    return Mixing(_nodes(z, mixer.steps(z, sizes)))
+    return Mixing(_nodes(z, mixer.operations(z, sizes)))
 
 
-def _attention(z: FrameworkShapes, a: Latent | None, beside: Steps) -> Mixing:
+def _attention(z: FrameworkShapes, a: Latent | None, beside: Operations) -> Mixing:
     """Return attention, with the operations ``beside`` it that choose what a query sees.
 
     Those pass no gradient on to their input.
@@ -126,14 +126,14 @@ def _qkv(z: FrameworkShapes) -> tuple[Node, ...]:
     )
 
 
-def _nodes(z: FrameworkShapes, steps: Steps) -> tuple[Node, ...]:
-    """Return the ``steps`` of a mixer as operations of the framework, gradients of small weights added up too.
+def _nodes(z: FrameworkShapes, operations: Operations) -> tuple[Node, ...]:
+    """Return the ``operations`` of a mixer as operations of the framework, gradients of small weights added up too.
 
     Gradients of products of one input are summed where the second hands its own on.
     """
     nodes: list[Node] = []
     read: set[str] = set()
-    for step in steps:
+    for step in operations:
         if isinstance(step, MixerProduct):
             node = linear(
                 z,

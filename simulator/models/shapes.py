@@ -19,13 +19,20 @@ class FrameworkShapes(Shapes):
     """Sizes of a rank's share of the tensors, and the framework whose kernels work on them.
 
     ``fp8``: the recipe of products in 8 bits, if there is one. ``casts_weights``: weights are cast in this micro-batch.
-    ``gathers_in_8_bits``: ZeRO-3 gathers them so.
+    ``gathers_in_8_bits``: ZeRO-3 gathers them so. ``keeps_weight_copies``: their copies in 8 bits stay for the step.
     """
 
     framework: Framework
     fp8: Fp8Recipe | None = None
     casts_weights: bool = True
     gathers_in_8_bits: bool = False
+    keeps_weight_copies: bool = False
+
+
+def keeps_weight_copies(workload: Workload) -> bool:
+    """Return True where copies of weights in 8 bits stay beside them; of gathered weights none stays."""
+    fp8 = workload.training.fp8
+    return fp8 is not None and FP8_RECIPES[fp8.recipe].weight_copy_bytes > 0 and workload.parallelism.zero != 3
 
 
 def representative_seat(workload: Workload, seat: Seat) -> Seat:
@@ -47,7 +54,6 @@ def shapes(workload: Workload, seat: Seat = ANY_SEAT, turn: Turn = ANY_TURN, num
     sequence_parallel = bool(layout.sequence_parallel) and tp > 1
     tokens = workload.rank_tokens
     vocab = model.padded_vocab(tp)
-    recipe = FP8_RECIPES[training.fp8.recipe] if training.fp8 else None
     heads = model.heads_of(number)
     seen = model.keys_seen(number, training.seq)
     attends = model.mixer(number).attends
@@ -81,9 +87,7 @@ def shapes(workload: Workload, seat: Seat = ANY_SEAT, turn: Turn = ANY_TURN, num
         attention=model.attention,
         dropout=model.dropout,
         framework=workload.software,
-        fp8=recipe,
-        casts_weights=turn.first or workload.microbatches == 1 or not (recipe and recipe.weights_once),
-        gathers_in_8_bits=workload.gathers_in_8_bits,
+        **_in_8_bits(workload, turn),
         dtype=training.precision,
         grad_dtype=training.grad_dtype,
         adds_gradients=replication.adds_first_gradients if turn.first else replication.adds_later_gradients,
@@ -97,6 +101,18 @@ def shapes(workload: Workload, seat: Seat = ANY_SEAT, turn: Turn = ANY_TURN, num
         norm_by_operations=not training.fused_rms_norm and model.norm == "rmsnorm",
         tuning=tuning_at(workload, number),
     )
+
+
+def _in_8_bits(workload: Workload, turn: Turn) -> dict[str, Any]:
+    """Return what shapes say of products in 8 bits."""
+    fp8 = workload.training.fp8
+    recipe = FP8_RECIPES[fp8.recipe] if fp8 else None
+    return {
+        "fp8": recipe,
+        "casts_weights": turn.first or workload.microbatches == 1 or not (recipe and recipe.weights_once),
+        "gathers_in_8_bits": workload.gathers_in_8_bits,
+        "keeps_weight_copies": keeps_weight_copies(workload),
+    }
 
 
 def _forms(model: Model) -> dict[str, Any]:

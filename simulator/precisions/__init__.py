@@ -8,7 +8,7 @@ from collections.abc import Mapping
 
 from simulator.precisions import te_blockwise, te_current, te_delayed, te_mxfp8, torchao_rowwise, torchao_tensorwise
 from simulator.precisions.recipe import CastKernel, Fp8Recipe
-from simulator.precisions.words import in_words
+from simulator.precisions.words import SCALES_IN_WORDS, in_words
 
 #: By name.
 FP8_RECIPES: Mapping[str, Fp8Recipe] = {
@@ -23,4 +23,4 @@ FP8_RECIPES: Mapping[str, Fp8Recipe] = {
     )
 }
 
-__all__ = ["FP8_RECIPES", "CastKernel", "Fp8Recipe", "in_words"]
+__all__ = ["FP8_RECIPES", "SCALES_IN_WORDS", "CastKernel", "Fp8Recipe", "in_words"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 
 class CastKernel(NamedTuple):
@@ -18,6 +18,10 @@ class CastKernel(NamedTuple):
     read: float
     written: float
 
+
+#: How the operands of a product are scaled: by tensor, rows, blocks of 128 or every 32 elements (mx), or by none, where
+#: another kernel applies the scales. But for the first and the last, profiles have a speed of each.
+OperandScales = Literal["tensor", "rows", "blocks", "mx", "none"]
 
 #: Kernels one after another.
 CastKernels = tuple[CastKernel, ...]
@@ -40,9 +44,9 @@ class Fp8Recipe:
     compiled: bool = False
     """its kernels are those that torch.compile makes, and it is simulated with these alone"""
 
-    products: Mapping[str, str]
-    """role of a product in 8 bits (fwd, dgrad, wgrad) -> how its operands are scaled: by tensor, rows, blocks, mx, or
-    none, where another kernel applies the scales; others stay in working precision"""
+    products: Mapping[str, OperandScales]
+    """role of a product in 8 bits (fwd, dgrad, wgrad) -> how its operands are scaled; others stay in working
+    precision"""
     experts: bool
     """the grouped products of experts are in 8 bits too"""
     multiple: int = 16
@@ -67,9 +71,8 @@ class Fp8Recipe:
     weight_copy_bytes: float = 0.0
     """of copies that stay beside each element of W"""
     kept_input_bytes: float | None = None
-    """of what is kept of each element of x until the backward pass; None: x itself, in working precision"""
-    makes_inputs_again: bool = False
-    """x that a norm or an activation makes is not kept: the backward pass makes it again"""
+    """of what is kept of each element of x until the backward pass; None: x itself, in working precision, but for x
+    that a norm or an activation makes, which the backward pass makes again"""
     activation_backward: tuple[str, str] | None = None
     """cost classes of the two kernels that stand for the backward pass of an activation: one finds scales for its
     gradients and for its output, one writes all of these in 8 bits"""

@@ -1,9 +1,10 @@
 """torchao's Float8Linear with a scale for each row, under torch.compile.
 
-github.com/pytorch/ao 0.18.0, torchao/float8: config.py (``ROWWISE``), float8_ops.py. Only the forward product has the
-kernel that scales rows: it is slow without fast sums, which the recipe asks for forward alone. Backward products are
-those of tensors without scales, and another kernel multiplies the output by both (``addmm_float8_unwrapped``). Scales
-are powers of two. They are worked out for every element, which is what makes that kernel slow.
+github.com/pytorch/ao 0.18.0, torchao/float8: config.py (``ROWWISE``), float8_ops.py. Only the forward product has row
+scales in its kernel. That one is slow without fast sums, which the recipe asks for forward alone. dgrad and wgrad run
+unscaled. A further kernel (`RESCALED`) multiplies their output by the scales of both operands
+(``addmm_float8_unwrapped``). Scales are powers of two. Casts of rows (`ROWS`) are slow, as they work out the scale for
+every element.
 """
 
 from __future__ import annotations
@@ -33,6 +34,5 @@ RECIPE = Fp8Recipe(
     gradient=(ROWS,),
     gradient_again=COLUMNS,
     behind={"dgrad": (RESCALED,), "wgrad": (RESCALED,)},
-    makes_inputs_again=True,
     activation_backward=("fp8_amax_made", "fp8_both_rows"),
 )

@@ -30,7 +30,6 @@ RECIPE = Fp8Recipe(
     # The scale is kept.
     weight_backward=(TURNED,),
     gradient=(*AMAX, BOTH),
-    makes_inputs_again=True,
     activation_backward=("fp8_amax_made", "fp8_both"),
     gathers=("bf16", "fp8"),
 )

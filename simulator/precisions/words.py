@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
-from simulator.precisions.recipe import CastKernels, Fp8Recipe
+from simulator.precisions.recipe import CastKernels, Fp8Recipe, OperandScales
 
 _ROLES = {"fwd": "forward", "dgrad": "input gradient", "wgrad": "weight gradient"}
-_SCALES = {
+#: How the operands of a product are scaled -> a phrase.
+SCALES_IN_WORDS: Mapping[OperandScales, str] = {
     "tensor": "a scale for each tensor",
     "none": "scales that another kernel applies",
     "rows": "a scale for each row",
@@ -25,10 +26,10 @@ def in_words(recipe: Fp8Recipe, gather: str = "") -> Iterator[str]:
     >>> next(in_words(FP8_RECIPES["torchao_tensorwise"]))
     'products of layers: forward, input gradient, weight gradient with a scale for each tensor'
     """
-    by_scale: dict[str, list[str]] = {}
+    by_scale: dict[OperandScales, list[str]] = {}
     for role, scaling in recipe.products.items():
         by_scale.setdefault(scaling, []).append(_ROLES[role])
-    products = "; ".join(f"{', '.join(roles)} with {_SCALES[scaling]}" for scaling, roles in by_scale.items())
+    products = "; ".join(f"{', '.join(roles)} with {SCALES_IN_WORDS[scaling]}" for scaling, roles in by_scale.items())
     yield f"products of layers: {products}"
     left = ["the projection to the vocabulary", "routers", "attention"] + ([] if recipe.experts else ["experts"])
     yield f"as they are: {', '.join(left)}, and sizes that are no multiple of {recipe.multiple}"
@@ -36,9 +37,9 @@ def in_words(recipe: Fp8Recipe, gather: str = "") -> Iterator[str]:
     weights = f"weights: {_kernels(recipe.weight_forward)}; backward: {_kernels(recipe.weight_backward)}"
     yield weights + ("; once a step" if recipe.weights_once else "; for every micro-batch")
     yield f"gradients: {_kernels((*recipe.gradient, *recipe.gradient_again))}"
-    if recipe.behind:
-        yield f"behind backward products: {_kernels(next(iter(recipe.behind.values())))}"
-    if recipe.makes_inputs_again:
+    for role, kernels in recipe.behind.items():
+        yield f"behind the product of the {_ROLES[role]}: {_kernels(kernels)}"
+    if recipe.kept_input_bytes is None:
         yield "kept: inputs in bf16; what a norm or an activation makes is made again"
     else:
         yield f"kept: {recipe.kept_input_bytes:.3g} bytes for each element of an input"

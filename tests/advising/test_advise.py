@@ -9,8 +9,10 @@ import pytest
 
 import simulator
 from simulator.advising.advise import HELPS, SpeedAdvice, advise
-from simulator.advising.proposals import WORTH, proposals
-from simulator.config import load_workload, parse_changes
+from simulator.advising.proposals import LEAST_SHORTENED, Proposal, proposals
+from simulator.analysis.training import key_changes
+from simulator.analysis.training.advice import CANDIDATES
+from simulator.config import altered, load_workload, parse_changes
 from simulator.input_files import as_options
 from tests.support.jobs import job
 
@@ -18,7 +20,7 @@ from tests.support.jobs import job
 #: nothing.
 SLOW: dict[str, Any] = job(
     parallelism={"tp": 2, "pp": 2, "dp": 2, "sequence_parallel": False, "overlap": {"grad_reduce": False}},
-    training={"seq": 1024, "global_batch": 16, "recompute": "full"},
+    training={"seq": 4096, "global_batch": 16, "recompute": "full"},
     model={"layers": 8, "hidden": 2048, "heads": 16, "vocab": 1024},
 ) | {"cluster": {"name": "dgx_a100", "node": {"host_speed": 1000.0}}}
 
@@ -78,7 +80,7 @@ def test_only_what_takes_time_is_worth_a_change() -> None:
     breakdown = alone.report["time_breakdown_s"]
     listed = proposals(alone.workload, breakdown, None)
     assert listed
-    assert all(one.seconds(breakdown) >= WORTH * alone.spans.step_time_s for one in listed)
+    assert all(one.seconds(breakdown) >= LEAST_SHORTENED * alone.spans.step_time_s for one in listed)
     keys = {key for one in listed for key in one.change}
     assert not keys & {"parallelism.schedule", "parallelism.overlap.grad_reduce", "parallelism.bucket_bytes"}
 
@@ -87,3 +89,28 @@ def test_a_better_split_of_the_layers_is_among_the_proposals() -> None:
     workload = load_workload(SLOW)
     breakdown = simulator.run(SLOW).report["time_breakdown_s"]
     assert {"parallelism.layers_per_stage": [5, 3]} in [one.change for one in proposals(workload, breakdown, (5, 3))]
+
+
+def test_both_kinds_of_advice_take_scatter_gather_back_for_sequence_parallelism() -> None:
+    """The two exclude each other: a change that left the first would be refused."""
+    split = job(parallelism={"tp": 2, "pp": 2, "dp": 2, "sequence_parallel": False, "scatter_gather_p2p": True})
+    workload = load_workload(split)
+    (change,) = key_changes.sequence_parallel(workload)
+    assert altered(workload, change).parallelism.sequence_parallel
+    breakdown = simulator.run(split).report["time_breakdown_s"]
+    assert change in [one.change for one in proposals(workload, breakdown, None)]
+    assert change in [next(one(workload), {}) for one in CANDIDATES]
+
+
+def test_a_change_that_changes_nothing_counts_as_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One of four proposals is the job itself, one has half of its GPUs, one is illegal, and one is simulated."""
+    changes = (
+        {"training.recompute": "full"},
+        {"parallelism.dp": 1},
+        {"parallelism.tp": 3},
+        {"training.recompute": "none"},
+    )
+    listed = [Proposal(change, ("bubble",)) for change in changes]
+    monkeypatch.setattr("simulator.advising.advise.proposals", lambda *_: listed)
+    told = advise(SLOW)
+    assert (told.simulated, told.refused, told.left) == (1, 1, 0)

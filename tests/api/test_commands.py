@@ -157,3 +157,35 @@ def test_type_checkers_find_the_types(tmp_path: Path) -> None:
     code = "import simulator, sys; print('simpy' in sys.modules, 'matplotlib' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["False", "False"]
+
+
+@pytest.mark.parametrize(
+    ("call", "typed", "named"),
+    [
+        (lambda: simulator.validate(only=["nobody"]), ["validate", "--row", "nobody"], ("only", "--row")),
+        (lambda: simulator.validate("nothing"), ["validate", "nothing"], ("suites", "SUITE")),
+        (
+            lambda: simulator.collective("dgx_a100", "all_reduce", sizes="0"),
+            ["collective", "--cluster", "dgx_a100", "--op", "all_reduce", "--sizes", "0"],
+            ("sizes", "--sizes"),
+        ),
+        (
+            lambda: simulator.collective("dgx_a100", "all_reduce", calibration="h100-sxm-80gb"),
+            ["collective", "--cluster", "dgx_a100", "--op", "all_reduce", "--calibration", "h100-sxm-80gb"],
+            ("calibration", "--calibration"),
+        ),
+        (lambda: schema_of("all"), ["check", "--schema", "all"], ("kind", "--schema")),
+    ],
+)
+def test_errors_name_the_parameter_in_python_and_the_option_of_the_command(
+    call: Callable[[], object], typed: list[str], named: tuple[str, str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(InputError) as caught:
+        call()
+    with pytest.raises(SystemExit) as ended:
+        main(typed)
+    assert ended.value.code == 2
+    said = capsys.readouterr().err
+    assert (caught.value.file, caught.value.message in said) == (named[0], True)
+    assert f"{named[1]}: " in said
+    assert "--" not in str(caught.value)

@@ -213,6 +213,11 @@ def test_a_window_that_llama_does_not_use_is_let_be() -> None:
         (GPT2 | {"sliding_window": 512}, "sliding_window", "not known of the architecture gpt2"),
         (DEEPSEEK | {"attention_bias": True}, "attention_bias", "biases of latent attention alone"),
         (GEMMA | {"attn_logit_softcapping": None, "layer_types": ["hyena"]}, "layer_types", "hyena"),
+        (LLAMA | {"layer_types": ["sliding_attention"]}, "layer_types", "not known of the architecture llama"),
+        (LLAMA | {"model_type": "smollm3", "layer_types": ["linear_attention"]}, "layer_types", "linear_attention"),
+        (LLAMA | {"model_type": "qwen2_moe", "layer_types": ["chunked_attention"]}, "layer_types", "chunked"),
+        (DEEPSEEK | {"model_type": "deepseek_v32", "layer_types": ["full_attention"]}, "layer_types", "attention"),
+        (QWEN | {"model_type": "qwen3", "layer_types": 3}, "layer_types", "no list"),
         ({"model_type": "gemma4_text"}, "model_type", "not supported"),
         (DEEPSEEK | {"model_type": "glm_moe_dsa", "indexer_types": ["full", "shared"]}, "indexer_types", "share"),
         (NEMOTRON | {"moe_latent_size": 1024}, "moe_latent_size", "narrower"),
@@ -264,3 +269,9 @@ def test_a_key_that_stands_twice_is_refused(tmp_path: Path) -> None:
     path.write_text('{"model_type": "gpt2", "n_layer": 12, "n_layer": 24}')
     with pytest.raises(InputError, match="duplicate key 'n_layer'"):
         read_json(path)
+
+
+def test_layers_that_are_all_plain_attention_may_be_listed() -> None:
+    """Transformers writes the list into files of architectures that have no other kind."""
+    plain = from_hugging_face(LLAMA, "config.json")
+    assert from_hugging_face(LLAMA | {"layer_types": ["full_attention"] * 32}, "config.json") == plain

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -71,19 +72,77 @@ def test_a_mamba_2_layer_has_the_weights_of_its_class(tp: int) -> None:
     }
 
 
-def test_the_rule_takes_products_inside_pieces_and_with_states() -> None:
-    """Multiply-adds of a token and head, pieces of 64, keys of 16 and values of 32. There are 64 x 16 between keys,
-    64 x 64 / 3 for the inverse, 64 x 48 for two vectors. States take 2 x 512, the output 512 + 64 x 48."""
-    kernel = tiled(layer(DELTA))["mixer.rule"]
-    one = 64 * 16 + 64 * 64 / 3 + 64 * 48 + 2 * 512 + 512 + 64 * 48
-    assert kernel.flops == pytest.approx(2 * SEQ * 8 * one)
+#: Sizes of products, m x n x k.
+Sizes = tuple[tuple[int, int, int], ...]
 
 
-def test_a_scan_takes_states_products_of_groups_and_outputs() -> None:
-    """A token has a state of 32 x 16 a head, and 64 x 16 products a group. A head's output comes from half of a piece,
-    64 x 32 / 2, and from the state."""
-    kernel = tiled(layer(MAMBA))["mixer.scan"]
-    assert kernel.flops == 2 * SEQ * (8 * 512 + 2 * 64 * 16 + 8 * (64 * 32 / 2 + 512))
+def flops(sizes: Sizes) -> int:
+    return sum(2 * m * n * k for m, n, k in sizes)
+
+
+def test_the_rule_takes_the_products_of_its_kernels() -> None:
+    """Products of a piece and head in the kernels of flash-linear-attention, tokens c, keys k and values v wide. A
+    triangle is inverted in a third of a product of its size."""
+    c, k, v, pieces = 64, 16, 32, 8 * SEQ // 64
+    # The inverse by keys and by values.
+    vectors: Sizes = ((c, k, c), (c, v, c))
+    # What a state gives to a piece, and what that adds to it.
+    states: Sizes = ((c, v, k), (k, v, c))
+    # From the state. Scores inside the piece, and these by values.
+    output: Sizes = ((c, v, k), (c, c, k), (c, v, c))
+    ahead = flops(((c, c, k), *vectors, *states, *output)) + 2 * c**3 / 3
+    # Scores, and the gradients of values by them.
+    inside: Sizes = ((c, c, k), (c, v, c))
+    # Gradients of values, and of the state from queries and keys.
+    passed: Sizes = ((c, v, k), (k, v, c), (k, v, c))
+    # Gradients of scores, then of queries, keys and their vectors by states. Scores again, and both gradients by them.
+    inputs: Sizes = ((c, c, v), (c, k, v), (c, k, v), (c, k, v), (c, c, k), (c, k, c), (c, k, c))
+    # Gradients of the inverse from both vectors, and through it. Of the triangle, keys' products again, and of keys.
+    triangles: Sizes = (
+        *((c, c, k), (c, c, v), (c, k, c), (c, v, c)),
+        *((c, c, c), (c, c, c), (c, c, k), (c, k, c)),
+    )
+    kernels = tiled(layer(DELTA))
+    assert kernels["mixer.rule"].flops == pytest.approx(pieces * ahead)
+    back = flops((*vectors, *states, *inside, *passed, *inputs, *triangles))
+    assert kernels["mixer.rule bwd"].flops == pytest.approx(pieces * back)
+
+
+def test_a_scan_takes_the_products_of_its_kernels() -> None:
+    """Products of a piece in the kernels of mamba_ssm: c tokens, heads p and states n wide. What comes before a token
+    inside its piece is half of a product."""
+    c, p, n, heads, groups, pieces = 64, 32, 16, 8, 2, SEQ // 64
+    state, before, shared = flops(((p, n, c),)), flops(((c, p, c),)) / 2, flops(((c, c, n),))
+    kernels = tiled(layer(MAMBA))
+    assert kernels["mixer.scan"].flops == pieces * (heads * (state + before + state) + groups * shared)
+    # States and products of B and C again. A head: of states, of x by both, of B, of C, of products of B and C, of
+    # decays. A group: of B and of C.
+    again = heads * state + groups * shared
+    gradients = heads * (state + (before + state) + state + state + before + before) + groups * 2 * shared
+    assert kernels["mixer.scan bwd"].flops == pieces * (again + gradients)
+
+
+@pytest.mark.parametrize(
+    ("model", "name", "inputs", "outputs"),
+    [
+        # Queries and keys of 8 heads of 16, values of 32, two numbers a head of at least 2 bytes each.
+        (DELTA, "mixer.rule", 2 * 8 * (16 + 16 + 32) + 2 * 2 * 8, 2 * 8 * 32),
+        # x of 8 heads of 32, B and C of 2 groups of 16, a decay a head.
+        (MAMBA, "mixer.scan", 2 * (8 * 32 + 2 * 2 * 16) + 2 * 8, 2 * 8 * 32),
+        # Queries of 4 heads of 16, one key, a weight a head; scores of half of the sequence in 4 bytes.
+        (SPARSE, "mixer.scores", 2 * (4 * 16 + 16 + 4), 4 * SEQ // 2),
+    ],
+)
+def test_every_input_is_read_and_every_output_and_gradient_written(
+    model: dict[str, Any], name: str, inputs: int, outputs: int
+) -> None:
+    """Bytes of a token, at the least: forward inputs to outputs, backward both and the other way round."""
+    kernels = tiled(layer(model))
+    forward, backward = kernels[name], kernels[f"{name} bwd"]
+    assert forward.read_bytes >= SEQ * inputs
+    assert forward.write_bytes >= SEQ * outputs
+    assert backward.read_bytes >= SEQ * inputs
+    assert backward.write_bytes >= SEQ * inputs
 
 
 def test_linear_layers_grow_with_the_sequence_and_attention_with_its_square() -> None:
@@ -129,14 +188,16 @@ def test_an_indexer_scores_all_tokens_and_attention_sees_the_chosen() -> None:
 
 @pytest.mark.parametrize("model", [DELTA, MAMBA, SPARSE])
 def test_prices_of_such_kernels_are_assumed(model: dict[str, Any]) -> None:
-    """Nothing of the sort was measured, on whatever GPU; a longer kernel takes longer."""
+    """Nothing of the sort was measured, on whatever GPU. More products or more bytes take longer."""
     from simulator.config.profile import load_profile
 
     costs = Costs.from_profile(load_profile("h100-sxm-80gb"))
     for kernel in tiled(layer(model)).values():
         assert costs.origin(kernel).kind == "assumed"
         assert costs.origin(kernel).extrapolated
-        assert 0 < costs.kernel_s(kernel, costs.gpu) < 1e-2
+        seconds = costs.kernel_s(kernel, costs.gpu)
+        assert costs.kernel_s(replace(kernel, flops=1000 * kernel.flops), costs.gpu) > seconds
+        assert costs.kernel_s(replace(kernel, read_bytes=1000 * kernel.bytes), costs.gpu) > seconds
 
 
 @pytest.mark.parametrize(

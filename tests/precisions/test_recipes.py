@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import Any
+from dataclasses import replace
+from typing import Any, get_args
 
 import pytest
 
 from simulator.api import run
 from simulator.config import Workload, load_workload
 from simulator.errors import InputError
+from simulator.hardware.kernels import UNSCALED, Scaling
 from simulator.models import layer, model_weights, stage_parts
+from simulator.models.linear import linear
+from simulator.models.shapes import shapes
 from simulator.operations.nodes import Ops
-from simulator.precisions import FP8_RECIPES, in_words
+from simulator.precisions import FP8_RECIPES, SCALES_IN_WORDS, in_words
+from simulator.precisions.recipe import OperandScales
 from simulator.program import Compute, GroupedMatmul, Matmul, Memory
 
 HIDDEN, FFN, TOKENS, LAYERS = 512, 2048, 1024, 2
@@ -54,7 +59,7 @@ def kernels(ops: Ops, ending: str) -> dict[str, Memory]:
 
 
 @pytest.mark.parametrize("name", FP8_RECIPES)
-def test_all_products_elementss_are_in_8_bits_and_no_others(name: str) -> None:
+def test_all_products_of_layers_are_in_8_bits_and_no_others(name: str) -> None:
     """q, k, v or one of all, the output, gate and up or both, down: each has three. The head has its own three."""
     work = workload(name)
     (_, *layers, head) = stage_parts(work, 0)
@@ -154,7 +159,7 @@ def test_small_shapes_may_become_slower() -> None:
         ("torchao_tensorwise", {"training.optimizer.master_weights": True}, "autocast first"),
         ({"recipe": "torchao_rowwise", "gather": "fp8"}, {}, "are gathered in bf16"),
         ({"recipe": "torchao_tensorwise", "gather": "fp8"}, {}, "only weights that fully_shard splits"),
-        ("te_mxfp8", {"cluster": "dgx_h200"}, "nothing to price te_mxfp8 by"),
+        ("te_mxfp8", {"cluster": "dgx_h200"}, "no speed of products with a scale for every 32 elements"),
         (None, {"training.precision": "fp8"}, "write precision: bf16"),
         ("te_current", {"training.freeze": ["norms"]}, "frozen weights in 8 bits are not simulated"),
     ],
@@ -164,9 +169,42 @@ def test_what_a_recipe_cannot_do_is_refused(fp8: Any, changes: dict[str, Any], w
         workload(fp8, **changes)
 
 
-@pytest.mark.parametrize("name", FP8_RECIPES)
-def test_a_recipe_says_what_it_does(name: str) -> None:
-    """Products, what stays as it is, inputs, weights, gradients, what is kept, and copies of weights."""
-    lines = list(in_words(FP8_RECIPES[name], "bf16"))
-    assert len(lines) == 7 + bool(FP8_RECIPES[name].behind)
-    assert not [line for line in lines if "nothing;" in line and "inputs" in line]
+def test_a_refused_gpu_is_not_proposed_for_the_recipe() -> None:
+    """Scales for 32 elements are priced of two GPUs: the H100 has 8-bit units, and is none of them."""
+    with pytest.raises(InputError) as caught:
+        workload("te_mxfp8", cluster="dgx_h100")
+    assert "h100-sxm-80gb has no speed" in caught.value.message
+    assert caught.value.allowed == "null, or a GPU whose profile prices it: b200-sxm-180gb, gb200-186gb"
+
+
+def test_a_recipe_says_what_it_does() -> None:
+    """Row scales forward alone; both backward products have their own kernel behind them."""
+    lines = list(in_words(FP8_RECIPES["torchao_rowwise"]))
+    assert lines[0] == (
+        "products of layers: forward with a scale for each row; "
+        "input gradient, weight gradient with scales that another kernel applies"
+    )
+    assert "behind the product of the input gradient: rescale" in lines
+    assert "behind the product of the weight gradient: rescale" in lines
+    assert "kept: inputs in bf16; what a norm or an activation makes is made again" in lines
+    assert "kept: 1.03 bytes for each element of an input" in list(in_words(FP8_RECIPES["te_mxfp8"]))
+
+
+def test_backward_passes_make_no_copies_that_are_kept_already() -> None:
+    """Two copies of dy, a byte an element, are made by each recipe.
+
+    Transformer Engine has those of x and of W since the forward pass. Torchao makes one of each.
+    """
+    n, k = 256, 512
+
+    def copied(name: str) -> float:
+        z = shapes(workload(name))
+        eight, plain = (linear(one, "attn", "q", n, k, split="column", saved="x") for one in (z, replace(z, fp8=None)))
+        return eight.grad_bytes - plain.grad_bytes
+
+    assert copied("te_delayed") == 2 * TOKENS * n
+    assert copied("torchao_tensorwise") == 2 * TOKENS * n + TOKENS * k + n * k
+
+
+def test_every_scale_of_a_recipe_is_one_that_profiles_know_and_has_words() -> None:
+    assert {*get_args(OperandScales)} == {*UNSCALED, *get_args(Scaling)} == {*SCALES_IN_WORDS}

@@ -13,13 +13,16 @@ from tests.support.frameworks import STACKS
 
 
 def job(**changes: Any) -> dict[str, Any]:
-    """A tiny GPT on DGX A100s. ``changes``: dotted keys with __ for the dot, as in parallelism__tp=2; or sections."""
+    """A tiny GPT on DGX A100s, whose hosts hold up no GPU.
+
+    ``changes``: dotted keys with __ for the dot, as in parallelism__tp=2; or sections.
+    """
     workload: dict[str, Any] = {
         "name": "tiny",
         "model": {"layers": 8, "hidden": 256, "heads": 8, "vocab": 1024},
         "training": {"seq": 128, "global_batch": 16, "precision": "bf16"},
         "parallelism": {},
-        "cluster": {"name": "dgx_a100"},
+        "cluster": {"name": "dgx_a100", "node": {"host_speed": 1000.0}},
     }
     for key, value in changes.items():
         section, _, name = key.partition("__")

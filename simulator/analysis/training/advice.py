@@ -5,18 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
-from typing import Any
 
+from simulator.analysis.training import key_changes
 from simulator.analysis.training.advice_words import setting_caveats, setting_words
+from simulator.analysis.training.key_changes import KeyChange, KeyChanges, always
 from simulator.analysis.training.memory import RankMemory, fullest
 from simulator.analysis.training.reserved_memory import replay_microbatches
 from simulator.config import Workload, altered
 from simulator.errors import InputError
-from simulator.schedules import SCHEDULES
 from simulator.units import format_gib
-
-#: Dotted keys and their values, as a user would set them.
-Setting = dict[str, Any]
 
 #: Each trial is a simulation. Trials end with so many changes that make the job fit, or with so many pairs of changes.
 ENOUGH, PAIRS = 2, 4
@@ -25,164 +22,33 @@ ENOUGH, PAIRS = 2, 4
 STEPS = 3
 
 #: A change gets a line where it frees this share of the GPU's memory, or makes the job fit.
-WORTH = 0.01
-
-
-def _all_gpus(workload: Workload) -> Setting:
-    """Share the state among all GPUs of the nodes, where the file gives neither their number nor that of replicas."""
-    layout = workload.parallelism
-    if not layout.zero or "dp" in layout.model_fields_set or workload.nodes is not None:
-        return {}
-    return {"cluster.nodes": workload.cluster.n_nodes}
-
-
-def _flash(workload: Workload) -> Setting:
-    return {"model.attention": "flash"}
-
-
-def _sequence_parallel(workload: Workload) -> Setting:
-    if workload.parallelism.tp == 1:
-        return {}
-    instead = {"parallelism.scatter_gather_p2p": False} if workload.parallelism.scatter_gather_p2p else {}
-    return {"parallelism.sequence_parallel": True} | instead
-
-
-def _zero(workload: Workload) -> Setting:
-    """Raise the ZeRO stage; pipelines stop at stage 1, as higher ones gather and scatter for every micro-batch."""
-    layout = workload.parallelism
-    return {"parallelism.zero": min(layout.zero + 1, 2 if layout.pp == 1 else 1)} if layout.zero < 2 else {}
-
-
-def _schedule(workload: Workload) -> Setting:
-    """Choose the schedule that claims to hold least and claims no larger bubble.
-
-    It neither splits backward passes nor changes when weights are updated.
-    """
-    layout = workload.parallelism
-    if layout.pp == 1:
-        return {}
-    shape = (layout.pp, workload.microbatches, layout.vpp)
-    idle = layout.pipeline_schedule.bubble(*shape, 1, 1, 1)
-    peaks: dict[str, int] = {}
-    for name, schedule in SCHEDULES.items():
-        if schedule.splits or not schedule.drains or schedule.check(*shape) is not None:
-            continue
-        bubble, in_flight = schedule.bubble(*shape, 1, 1, 1), [schedule.peak(*shape, rank) for rank in range(layout.pp)]
-        if bubble is not None and (idle is None or bubble <= idle):
-            peaks[name] = max(peak for peak in in_flight if peak is not None)
-    return {"parallelism.schedule": min(peaks, key=peaks.__getitem__)} if peaks else {}
-
-
-def _selective(workload: Workload) -> Setting:
-    return {"training.recompute": "selective"} if workload.training.recompute.granularity == "none" else {}
-
-
-def _micro_batch(workload: Workload) -> Setting:
-    return {"training.micro_batch": max(1, workload.training.micro_batch // 2)}
-
-
-def _full(workload: Workload) -> Setting:
-    return {"training.recompute": "full"}
-
-
-def _fully_sharded(workload: Workload) -> Setting:
-    """Shard parameters; not with a pipeline, which would gather and scatter for every micro-batch."""
-    return {"parallelism.zero": 3} if workload.parallelism.pp == 1 else {}
-
-
-def _reshard(workload: Workload) -> Setting:
-    return {"parallelism.reshard_after_forward": True} if workload.parallelism.zero == 3 else {}
-
-
-def _expert_parallel(workload: Workload) -> Setting:
-    return {"parallelism.ep": 2 * workload.parallelism.ep} if workload.model.moe else {}
-
-
-def _tensor_parallel(workload: Workload) -> Setting:
-    """Double the tensor parallelism inside a node; across nodes it would be far too slow."""
-    wider = 2 * workload.parallelism.tp
-    if wider > workload.cluster.gpus_per_node:
-        return {}
-    return {"parallelism.tp": wider} | _gpus_for_twice_the_model_parallelism(workload)
-
-
-def _pipeline(workload: Workload) -> Setting:
-    return {"parallelism.pp": 2 * workload.parallelism.pp} | _gpus_for_twice_the_model_parallelism(workload)
-
-
-def _context_parallel(workload: Workload) -> Setting:
-    return {"parallelism.cp": 2 * workload.parallelism.cp} | _gpus_for_twice_the_model_parallelism(workload)
-
-
-def _replicas(workload: Workload) -> Setting:
-    """Double the replicas that share a state; the batch stays, or doubles where it cannot be split so."""
-    layout, half = workload.parallelism, workload.microbatches // 2
-    if not layout.zero:
-        return {}
-    split = 2 * half == workload.microbatches and layout.pipeline_schedule.check(layout.pp, half, layout.vpp) is None
-    larger = {} if split else {"training.global_batch": 2 * workload.training.global_batch}
-    return {"parallelism.dp": 2 * layout.dp} | larger | _twice_the_gpus(workload)
-
-
-def _offload_activations(workload: Workload) -> Setting:
-    return {"parallelism.offload.activations": "cpu"}
-
-
-def _offload_optimizer(workload: Workload) -> Setting:
-    return {"parallelism.offload.optimizer": "cpu"}
-
-
-def _offload_parameters(workload: Workload) -> Setting:
-    return {"parallelism.offload.parameters": "cpu"}
-
-
-def _states(workload: Workload) -> Setting:
-    return {"training.optimizer.state_dtype": "bf16"}
-
-
-def _no_masters(workload: Workload) -> Setting:
-    return {"training.optimizer.master_weights": False}
-
-
-def _gradients(workload: Workload) -> Setting:
-    return {"training.grad_dtype": "bf16"}
-
-
-def _gpus_for_twice_the_model_parallelism(workload: Workload) -> Setting:
-    """Halve the replicas on the same GPUs, or else double the GPUs."""
-    dp = workload.parallelism.dp
-    return {"parallelism.dp": dp // 2} if dp % 2 == 0 else _twice_the_gpus(workload)
-
-
-def _twice_the_gpus(workload: Workload) -> Setting:
-    nodes = workload.cluster.nodes_for(2 * workload.n_ranks)
-    return {"cluster.nodes": nodes} if nodes > workload.cluster.n_nodes else {}
+LEAST_FREED = 0.01
 
 
 #: Changes that may free memory, each of which may be repeated. Cheap ones come first, changes of the numerics last.
 #: Some are illegal or no help for a given job.
-CANDIDATES: tuple[Callable[[Workload], Setting], ...] = (
-    _all_gpus,
-    _flash,
-    _sequence_parallel,
-    _zero,
-    _schedule,
-    _selective,
-    _micro_batch,
-    _full,
-    _fully_sharded,
-    _reshard,
-    _expert_parallel,
-    _tensor_parallel,
-    _pipeline,
-    _context_parallel,
-    _replicas,
-    _offload_activations,
-    _offload_optimizer,
-    _offload_parameters,
-    _states,
-    _no_masters,
-    _gradients,
+CANDIDATES: tuple[KeyChanges, ...] = (
+    key_changes.all_gpus,
+    key_changes.flash,
+    key_changes.sequence_parallel,
+    key_changes.higher_zero,
+    key_changes.leaner_schedule,
+    key_changes.selective_recompute,
+    key_changes.smaller_micro_batch,
+    always("training.recompute", "full"),
+    key_changes.fully_sharded,
+    key_changes.reshard,
+    key_changes.more_expert_parallelism,
+    key_changes.more_tensor_parallelism,
+    key_changes.more_pipeline_parallelism,
+    key_changes.more_context_parallelism,
+    key_changes.more_replicas,
+    always("parallelism.offload.activations", "cpu"),
+    always("parallelism.offload.optimizer", "cpu"),
+    always("parallelism.offload.parameters", "cpu"),
+    always("training.optimizer.state_dtype", "bf16"),
+    always("training.optimizer.master_weights", False),
+    always("training.grad_dtype", "bf16"),
 )
 
 #: Keys that shard state and parameters among replicas.
@@ -193,10 +59,10 @@ _SHARDING = ("parallelism.zero", "parallelism.reshard_after_forward")
 class Change:
     """A legal change of a job: what is set, the changed job, the bytes that it needs, and its entry of `CANDIDATES`."""
 
-    setting: Setting
+    setting: KeyChange
     workload: Workload
     needed: float
-    candidate: Callable[[Workload], Setting]
+    candidate: KeyChanges
 
 
 @dataclass(frozen=True)
@@ -212,34 +78,32 @@ class Trials:
     def fits(self, change: Change) -> bool:
         return change.needed <= self.capacity_bytes
 
-    def steps(
-        self, workload: Workload, needed: float, candidate: Callable[[Workload], Setting], most: int = STEPS
-    ) -> Iterator[Change]:
-        """Yield ``candidate`` taken once, twice and so on, until the job fits, or a repetition frees less than `WORTH`.
+    def steps(self, workload: Workload, needed: float, candidate: KeyChanges, most: int = STEPS) -> Iterator[Change]:
+        """Yield ``candidate`` taken once, twice and so on.
+
+        It ends where the job fits, or where a repetition frees less than `LEAST_FREED`.
 
         ``needed``: bytes of ``workload``. ``most``: repetitions at most.
         """
-        setting: Setting = {}
+        setting: KeyChange = {}
         for _ in range(most):
             if needed <= self.capacity_bytes:
                 return
-            step = candidate(workload)
+            step = next(candidate(workload), {})
             try:
                 other = altered(workload, step)
             except InputError:
                 return
             if other == workload:
                 return
-            setting = setting | step
+            setting = {**setting, **step}
             change = Change(setting, other, self.needed_bytes(few_rounds(other)), candidate)
-            if not self.fits(change) and needed - change.needed < WORTH * self.capacity_bytes:
+            if not self.fits(change) and needed - change.needed < LEAST_FREED * self.capacity_bytes:
                 return
             yield change
             workload, needed = other, change.needed
 
-    def change(
-        self, workload: Workload, needed: float, candidate: Callable[[Workload], Setting], most: int = STEPS
-    ) -> Change | None:
+    def change(self, workload: Workload, needed: float, candidate: KeyChanges, most: int = STEPS) -> Change | None:
         """Return ``candidate`` repeated until the job fits, else taken once; None where it does not help.
 
         Each repetition halves a share, so that all further ones together free about as much as the last one. They are
@@ -271,7 +135,7 @@ class Trials:
                 changes.append(change)
         return changes
 
-    def pair(self, alone: Sequence[Change], needed: float) -> Setting:
+    def pair(self, alone: Sequence[Change], needed: float) -> KeyChange:
         """Return the first two changes that together make the job fit.
 
         Pairs are tried that would be enough if each change freed as much as it does alone. The setting is empty where
@@ -282,14 +146,14 @@ class Trials:
         for first, second in likely[:PAIRS]:
             both = self.change(first.workload, first.needed, second.candidate)
             if both is not None and self.fits(both):
-                return first.setting | both.setting
+                return {**first.setting, **both.setting}
         return {}
 
     def together(self, start: Change) -> Change:
         """Add the candidates from ``start`` on, each repeated while it helps, until the job fits or none is left."""
         for candidate in CANDIDATES[CANDIDATES.index(start.candidate) :]:
             if steps := list(self.steps(start.workload, start.needed, candidate)):
-                start = replace(steps[-1], setting=start.setting | steps[-1].setting)
+                start = replace(steps[-1], setting={**start.setting, **steps[-1].setting})
         return start
 
 
@@ -338,7 +202,7 @@ def advice(memories: Sequence[RankMemory], workload: Workload, needed_bytes: Cal
         lines.append(f"{setting_words(change.setting)} would free {freed}: {verdict}{setting_caveats(change.setting)}")
     lines += [*_no_shards(workload), *_not_tried(workload)]
     if not alone:
-        lines.append(f"no other setting that was tried frees {WORTH:.0%} of that")
+        lines.append(f"no other setting that was tried frees {LEAST_FREED:.0%} of that")
     elif not any(map(trials.fits, alone)):
         lines.append(_combined(trials, workload, alone, needed))
     return lines
@@ -355,7 +219,7 @@ def _combined(trials: Trials, workload: Workload, alone: Sequence[Change], neede
     return f"together: {setting_words(setting)}{setting_caveats(setting)}"
 
 
-def _without_idle_shards(trials: Trials, workload: Workload, setting: Setting) -> Setting:
+def _without_idle_shards(trials: Trials, workload: Workload, setting: KeyChange) -> KeyChange:
     """Return ``setting`` without ZeRO where it ends at one replica: nobody shares a shard then.
 
     It stays where the job is illegal or does not fit without, as of experts that have more replicas than the rest.
@@ -381,7 +245,7 @@ def _not_tried(workload: Workload) -> list[str]:
     """Return lines on changes that need a figure of the cluster that is missing, by figure."""
     untried: dict[str, list[str]] = {}
     for candidate in CANDIDATES:
-        setting = candidate(workload)
+        setting = next(candidate(workload), {})
         try:
             altered(workload, setting)
         except InputError as problem:

@@ -71,7 +71,7 @@ EFFECTS = (
     *("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts", "n_shared_experts"),
     *("num_experts_per_tok", "moe_intermediate_size", "shared_expert_intermediate_size", "shared_intermediate_size"),
     *("kv_lora_rank", "q_lora_rank", "index_topk", "index_n_heads"),
-    *("sliding_window", "attention_chunk_size", "attn_logit_softcapping", "final_logit_softcapping"),
+    *("layer_types", "sliding_window", "attention_chunk_size", "attn_logit_softcapping", "final_logit_softcapping"),
     *("attention_bias", "mlp_bias", "qkv_bias", "lm_head_bias", "use_bias", "use_qk_norm", "use_parallel_residual"),
     *("linear_num_value_heads", "mamba_n_heads", "mamba_num_heads", "ssm_state_size", "hybrid_override_pattern"),
     *("hidden_size_per_layer_input", "num_kv_shared_layers", "attention_k_eq_v", "enable_moe_block", "hc_mult"),

@@ -6,15 +6,6 @@ from collections.abc import Mapping
 
 from simulator.config.hugging_face.keys import GATED, PLAIN, Fields, Keys, biases, mixers
 
-#: What `layer_types` says -> our name of the mixer.
-LAYER_TYPES = {
-    "full_attention": "attention",
-    "attention": "attention",
-    "sliding_attention": "window",
-    "chunked_attention": "chunked",
-    "deepseek_sparse_attention": "sparse",
-}
-
 
 def decoder(keys: Keys, activations: Mapping[str, str] = GATED, width: str = "intermediate_size") -> Fields:
     """Return the sizes that a decoder with RMSNorm and rotary positions has, with one of the ``activations``.
@@ -46,13 +37,8 @@ def with_biases(fields: Fields, *named: str) -> Fields:
 
 def layer_types(keys: Keys, default: list[str]) -> list[str]:
     """Return the mixers that ``layer_types`` names, or the ``default``, layer by layer."""
-    kinds = keys.get("layer_types", default=None)
-    if kinds is None:
-        return default
-    unknown = [kind for kind in kinds if kind not in LAYER_TYPES]
-    if unknown:
-        raise keys.refuse("layer_types", f"layers of kind {unknown[0]} are not supported here")
-    return [LAYER_TYPES[kind] for kind in kinds]
+    kinds = keys.layer_mixers("layer_types")
+    return default if kinds is None else kinds
 
 
 def windows(keys: Keys, fields: Fields, kinds: list[str]) -> Fields:
@@ -89,8 +75,9 @@ def qwen3(keys: Keys) -> Fields:
 
 def _qwen(keys: Keys) -> Fields:
     fields = decoder(keys)
-    keys.get("sliding_window")
     if not keys.get("use_sliding_window"):
+        keys.has_no_effect("sliding_window")  # the key above turns it off, in layers of windows too
+        keys.need_layers("attention", "window")
         return fields
     first = keys.get("max_window_layers", default=0)
     kinds = ["window" if layer >= first else "attention" for layer in range(fields["layers"])]
@@ -177,7 +164,8 @@ def smollm3(keys: Keys) -> Fields:
     rotated = keys.get("no_rope_layers") or [(layer + 1) % period for layer in range(fields["layers"])]
     if keys.get("use_sliding_window"):
         raise keys.refuse("use_sliding_window", "windows beside layers without positions are not supported")
-    keys.get("sliding_window", "layer_types")
+    keys.has_no_effect("sliding_window")  # the key above turns it off, in layers of windows too
+    keys.need_layers("attention", "window")
     return fields | mixers(["attention" if one else "no_rope" for one in rotated])
 
 

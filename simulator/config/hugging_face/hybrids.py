@@ -3,27 +3,22 @@
 from __future__ import annotations
 
 from simulator.config.hugging_face.dense import decoder, with_biases
-from simulator.config.hugging_face.keys import PLAIN, Fields, Keys, mixers, shortest
+from simulator.config.hugging_face.keys import PLAIN, Fields, Keys, mixer_of_layers, mixers, shortest
 from simulator.config.hugging_face.mixtures import gated_shared, granite_experts, qwen_layers, with_experts
 
-#: A layer of Nemotron-H, by its sign or its name -> mixer and MLP.
-_NEMOTRON = {
-    **dict.fromkeys(("M", "mamba", "linear_attention"), ("mamba2", "none")),
-    **dict.fromkeys(("*", "attention", "full_attention"), ("attention", "none")),
-    **dict.fromkeys(("-", "mlp"), ("none", "dense")),
-    **dict.fromkeys(("E", "moe"), ("none", "moe")),
-}
+#: Sign of a layer of Nemotron-H -> its name; and the MLPs of layers that are an MLP alone.
+_SIGNS = {"M": "mamba", "*": "attention", "-": "mlp", "E": "moe"}
+_MLPS = {"mlp": "dense", "moe": "moe"}
 
 
 def _kinds(keys: Keys, linear: str, default: list[str]) -> list[str]:
     """Return the mixers that ``layer_types`` names, of which some are ``linear`` ones, or the ``default``."""
-    names = {"linear_attention": linear, "mamba": linear, "full_attention": "attention", "attention": "attention"}
-    kinds = keys.get("layer_types", "layers_block_type", default=None)
+    kinds = keys.layer_mixers("layer_types", "layers_block_type", linear=linear)
     if kinds is None:
         return default
-    if unknown := [kind for kind in kinds if kind not in names]:
-        raise keys.refuse("layer_types", f"layers of kind {unknown[0]} are not supported here")
-    return [names[kind] for kind in kinds]
+    if other := set(kinds) - {linear, "attention"}:
+        raise keys.refuse("layer_types", f"layers of kind {min(other)} are not supported here")
+    return kinds
 
 
 def _gated_delta(keys: Keys, width: str = "intermediate_size") -> Fields:
@@ -71,15 +66,17 @@ def nemotron_h(keys: Keys) -> Fields:
     pattern = keys.get("hybrid_override_pattern", "layers_block_type", "layer_types")
     if pattern is None:
         raise keys.refuse("hybrid_override_pattern", "a required key is missing")
-    keys.get("layers_block_type", "layer_types")
-    if unknown := [sign for sign in pattern if sign not in _NEMOTRON]:
+    keys.has_no_effect("layers_block_type", "layer_types")  # of the three keys the first decides
+    names = [_SIGNS.get(sign, sign) for sign in pattern]
+    mixer_of = dict.fromkeys(_MLPS, "none") | mixer_of_layers("mamba2")
+    if unknown := [name for name in names if mixer_of.get(name) not in ("none", "mamba2", "attention")]:
         raise keys.refuse("hybrid_override_pattern", f"layers of kind {unknown[0]} are not supported")
     if keys.get("moe_latent_size"):
         raise keys.refuse("moe_latent_size", "experts of a narrower stream are not supported")
     if keys.get("num_nextn_predict_layers"):
         raise keys.refuse("num_nextn_predict_layers", "prediction of several tokens by such layers is not supported")
-    kinds = [_NEMOTRON[sign][0] for sign in pattern]
-    mlps = [_NEMOTRON[sign][1] for sign in pattern]
+    kinds = [mixer_of[name] for name in names]
+    mlps = [_MLPS.get(name, "none") for name in names]
     named = (("qkv", "o") if keys.get("attention_bias") else ()) + (("mlp", "experts") if keys.get("mlp_bias") else ())
     fields = {
         "layers": len(kinds),
@@ -108,8 +105,8 @@ def nemotron_h(keys: Keys) -> Fields:
     }
     fields = with_biases(fields, *named)
     if "moe" not in mlps:
-        for key in ("n_routed_experts", "n_shared_experts", "moe_intermediate_size"):
-            keys.get(key)
+        # No layer has experts.
+        keys.has_no_effect("n_routed_experts", "n_shared_experts", "moe_intermediate_size", "num_experts_per_tok")
         return fields
     moe = {
         "experts": keys.need("n_routed_experts"),
@@ -157,7 +154,7 @@ def bamba(keys: Keys) -> Fields:
     named = (("qkv", "o") if keys.get("attention_bias") else ()) + (("mlp",) if keys.get("mlp_bias") else ())
     fields = with_biases(decoder(keys), *named)
     chosen = keys.get("attn_layer_indices", default=[])
-    kinds = ["attention" if layer in chosen else "mamba2" for layer in range(fields["layers"])]
+    kinds = _kinds(keys, "mamba2", ["attention" if layer in chosen else "mamba2" for layer in range(fields["layers"])])
     return fields | mixers(kinds) | {"mamba2": _mamba(keys, fields["hidden"])}
 
 

@@ -21,6 +21,21 @@ PLAIN = {
 }
 
 
+#: What `layer_types` says of a layer -> our name of its mixer. What linear layers are is the architecture's to say.
+LAYER_TYPES = {
+    "full_attention": "attention",
+    "attention": "attention",
+    "sliding_attention": "window",
+    "chunked_attention": "chunked",
+    "deepseek_sparse_attention": "sparse",
+}
+
+
+def mixer_of_layers(linear: str) -> dict[str, str]:
+    """Return `LAYER_TYPES` with layers of the mixer ``linear``; without these where it is empty."""
+    return LAYER_TYPES | (dict.fromkeys(("linear_attention", "mamba"), linear) if linear else {})
+
+
 class Keys:
     """The keys of a config.json, over what its class assumes where the file is silent.
 
@@ -37,6 +52,10 @@ class Keys:
         self.read.update(names)
         return next((self._config[name] for name in names if self._config.get(name) is not None), default)
 
+    def has_no_effect(self, *names: str) -> None:
+        """Let ``names`` stand in a file without reading them; whoever calls it says why they change nothing."""
+        self.read.update(names)
+
     def need(self, *names: str) -> Any:
         """Return the value of the first of ``names`` that is not null; raise `InputError` where there is none."""
         value = self.get(*names)
@@ -47,6 +66,27 @@ class Keys:
     def refuse(self, key: str, message: str, **hints: str) -> InputError:
         """Return the error of a ``key`` that says what is not modelled."""
         return InputError(message, file=self.file, key=key, found=brief(self._config.get(key)), **hints)
+
+    def layer_mixers(self, *names: str, linear: str = "") -> list[str] | None:
+        """Return the mixers that the first of ``names`` lists layer by layer; None where the file has no such list.
+
+        ``linear``: the mixer of linear attention and of state-space layers, where the architecture has such layers.
+        Raises `InputError` for a kind of layer that is not known.
+        """
+        kinds = self.get(*names)
+        if kinds is None:
+            return None
+        if not isinstance(kinds, list):
+            raise self.refuse(names[0], "is no list of layers")
+        mixer_of = mixer_of_layers(linear)
+        if unknown := [kind for kind in kinds if not isinstance(kind, str) or kind not in mixer_of]:
+            raise self.refuse(names[0], f"layers of kind {unknown[0]} are not supported here")
+        return [mixer_of[kind] for kind in kinds]
+
+    def need_layers(self, *allowed: str) -> None:
+        """Raise `InputError` where ``layer_types`` lists a mixer that is none of ``allowed``."""
+        if other := [mixer for mixer in self.layer_mixers("layer_types") or () if mixer not in allowed]:
+            raise self.refuse("layer_types", f"layers of kind {other[0]} are not supported here")
 
     def activation(self, names: Mapping[str, str], *keys: str) -> str:
         """Return the activation that the first of ``keys`` means."""
@@ -60,11 +100,14 @@ class Keys:
     def refuse_unread(self, kind: str, effects: Sequence[str]) -> None:
         """Raise `InputError` for a key with an effect in other architectures, which ``kind`` has not read.
 
-        A sliding window that the file itself turns off is let be.
+        A sliding window that the file itself turns off is let be, and a list of layers that are all plain attention.
         """
+        off = set() if self._config.get("use_sliding_window", True) else {"sliding_window"}
+        kinds = self._config.get("layer_types")
+        if isinstance(kinds, Sequence) and all(kind == "full_attention" for kind in kinds):
+            off.add("layer_types")
         for key in effects:
-            off = key == "sliding_window" and not self._config.get("use_sliding_window", True)
-            if key not in self.read and self._config.get(key) and not off:
+            if key not in self.read and self._config.get(key) and key not in off:
                 raise self.refuse(key, f"is not known of the architecture {kind}")
 
 

@@ -41,8 +41,6 @@ def phimoe(keys: Keys) -> Fields:
 
 def minimax_m2(keys: Keys) -> Fields:
     """Return the fields of MiniMax-M2: norms over the whole width of queries and of keys."""
-    for key in ("use_mtp", "num_mtp_modules", "mtp_transformer_layers"):
-        keys.get(key)
     if (
         keys.get("use_qk_norm", default=True) is not True
         or keys.get("qk_norm_type", default="per_layer") != "per_layer"
@@ -103,7 +101,8 @@ def qwen2_moe(keys: Keys) -> Fields:
     """Return the fields of Qwen2's mixtures: a shared expert with a gate, biases of queries, keys and values."""
     if keys.get("use_sliding_window"):
         raise keys.refuse("use_sliding_window", "windows of Qwen2-MoE are not supported")
-    keys.get("sliding_window", "layer_types")
+    keys.has_no_effect("sliding_window")  # the key above turns it off, in layers of windows too
+    keys.need_layers("attention", "window")
     fields = with_biases(decoder(keys), *(("qkv",) if keys.get("qkv_bias", default=True) else ()))
     return with_experts(fields, gated_shared(keys), qwen_layers(keys, fields["layers"]))
 
@@ -191,7 +190,7 @@ def deepseek_sparse(keys: Keys) -> Fields:
     kinds = keys.get("indexer_types", default=[])
     if set(kinds) - {"full"}:
         raise keys.refuse("indexer_types", "indexers that layers share are not supported")
-    keys.get("layer_types")
+    keys.need_layers("sparse")
     indexer = {
         "heads": keys.need("index_n_heads"),
         "head_dim": keys.need("index_head_dim"),

@@ -36,7 +36,7 @@ def problems(workload: Workload) -> Iterator[InputError]:
     yield from _bias_problems(model)
     yield from _attention_problems(workload)
     layout = workload.parallelism
-    split = Split(layout.tp, layout.cp, workload.training.seq)
+    split = Split(layout.tp, layout.cp)
     for kind in model.kinds:
         if kind.refusals is not None:
             for refusal in kind.refusals(getattr(model, kind.section), split):
@@ -201,6 +201,6 @@ def _unlike_llama(model: Model) -> str:
         ("mlps", model.mlps is not None),
         ("norm_place", model.norm_place != "before"),
         ("attention_gate", model.attention_gate),
-        ("mixers", any(kind.steps is not None for kind in model.kinds)),
+        ("mixers", any(kind.operations is not None for kind in model.kinds)),
     )
     return next((key for key, present in unlike if present), "")

@@ -339,7 +339,7 @@ def test_a_change_is_taken_as_often_as_it_takes() -> None:
     """Micro-batches of 4 become 1 where 2 do not fit, and nothing is tried that could not be enough."""
     workload = job(JOBS["pipeline"] | {"training.micro_batch": 4, "training.global_batch": 32})
     needs = {size: peak(altered(workload, {"training.micro_batch": size})) for size in (4, 1)}
-    halved = next(one for one in CANDIDATES if one(workload) == {"training.micro_batch": 2})
+    halved = next(one for one in CANDIDATES if list(one(workload)) == [{"training.micro_batch": 2}])
     fits = roomy(1.001 * needs[1]).change(workload, needs[4], halved)
     assert fits is not None
     assert fits.setting == {"training.micro_batch": 1}
