@@ -142,6 +142,8 @@ def run_result_schema() -> Schema:
             "hardware_flops_per_step", "mfu", "mfu_causal", "hfu", "model_flops_per_s_per_gpu",
             "peak_flops_per_s_per_gpu", "bubble_fraction", "bubble_ratio", "host_bound_fraction",
         ),
+        "peak_precision": _TEXT,
+        "fp8_peak_flops_per_s_per_gpu": _or_null(_NUMBER),
         "time_breakdown_s": breakdown,
         "stages": stages,
         "communication": _communication(),

@@ -82,6 +82,14 @@ def test_the_pareto_front_gains_memory_for_time(result: SearchResult) -> None:
         assert other["headroom_bytes"] > one["headroom_bytes"]
 
 
+def test_rows_of_all_tables_can_be_told_apart_and_have_the_degrees() -> None:
+    """One place is shown, and a front of more: the columns suffice to tell all of its rows from each other."""
+    view = found(top=1).view()
+    assert len(view.front) > 1
+    assert len({tuple(str(row[key]) for key in view.keys) for row in view.front}) == len(view.front)
+    assert {f"parallelism.{degree}" for degree in ("tp", "pp", "dp", "ep")} <= set(view.keys)
+
+
 def test_a_search_of_all_places_simulates_all_that_may_fit() -> None:
     everything = found(top=1000, fix={**FIXED, "recompute": ["none"]})
     assert everything.is_proven
