@@ -1,4 +1,4 @@
-"""Words for MFU: what it is a share of, and how much of attention it counts."""
+"""Words for MFU: whose peak it is a share of, and how much of attention counts."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ def mfu_lines(report: JsonReport) -> list[str]:
     Half of attention makes none in a model without it. Only a job with products in 8 bits has a share of that peak.
     """
     mfu, peak = report["mfu"], report["peak_flops_per_s_per_gpu"]
-    first, others = f"of the dense {report['peak_precision']} peak of {tflops(peak)}", []
+    first, shares = f"of the dense {report['peak_precision']} peak of {tflops(peak)}", []
     if (half := percent(report["mfu_causal"])) != percent(mfu):
         first += "; counts the whole square of attention"
-        others.append(f"{half} counting half of it")
+        shares.append(f"{half} counting half of it")
     if fp8 := report["fp8_peak_flops_per_s_per_gpu"]:
-        others.append(f"{percent(mfu * peak / fp8)} of the dense fp8 peak of {tflops(fp8)}")
-    return [first, *(["; ".join(others)] if others else [])]
+        shares.append(f"{percent(mfu * peak / fp8)} of the dense fp8 peak of {tflops(fp8)}")
+    return [first, *(["; ".join(shares)] if shares else [])]
 
 
 def tflops(rate: float) -> str:

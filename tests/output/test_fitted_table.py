@@ -31,7 +31,7 @@ def run(name: str, met: str = "node0.nic0:tx") -> dict[str, Any]:
         "tokens_per_s": 7251.0,
         "mfu": 0.406,
         "sharing": {"nodes": [0, 2], "alone_step_time_s": 1.0, "lost_s": 0.25, "slowdown": 1.25},
-        "contention": [{"link": met, "count": 8, "flows": [flow]}],
+        "contention": [{"link": met, "kind": "nic", "count": 8, "flows": [flow]}],
     }
 
 
