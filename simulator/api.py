@@ -13,7 +13,13 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from simulator import models
 from simulator.analysis.training.advice import advice
 from simulator.analysis.training.host_memory import host_memory
-from simulator.analysis.training.memory import RankMemory, fullest, memory_of_ranks, second_step_warning
+from simulator.analysis.training.memory import (
+    RankMemory,
+    fullest,
+    memory_of_ranks,
+    narrow_warning,
+    second_step_warning,
+)
 from simulator.analysis.training.rehearsal import rehearsed_times
 from simulator.analysis.training.report import ComparedJob, StepFlops, TrainingJob, key_figures, report
 from simulator.analysis.training.stage_balance import stage_seconds
@@ -37,6 +43,7 @@ from simulator.costs import Costs
 from simulator.costs.provenance import priced_by
 from simulator.engine import Placed, simulate
 from simulator.errors import InputError, located
+from simulator.hardware.kernels import MatrixDtype
 from simulator.hardware.profile import Profile
 from simulator.lowering import build_program, layout
 from simulator.program import Program
@@ -115,7 +122,8 @@ class StepResult(TimelineResult, StepFigures):
     def warnings(self) -> list[str]:
         """Notes that a user should read before trusting the figures."""
         unsteady = [] if self.steady is None or self.steady.stable else [UNSTEADY]
-        return [*models.warnings(self.workload), *unsteady, *second_step_warning(self.memories)]
+        told = [*second_step_warning(self.memories), *narrow_warning(self.memories)]
+        return [*models.warnings(self.workload), *unsteady, *told]
 
     def content(self) -> dict[str, Any]:
         """Return the figures under the names of the JSON output, SI units."""
@@ -300,11 +308,11 @@ def _layer_prices(result: StepResult) -> LayerSeconds:
 def _compared_job(result: StepResult) -> ComparedJob:
     workload, timeline = result.workload, result.spans
     precision = workload.training.precision
-    peaks = {gpu: one.gpu_spec.peak_flops_per_s[precision].value for gpu, one in result.profiles.items()}
     pipelines = result.program.groups.get("pp") or tuple((rank,) for rank in range(timeline.n_ranks))
     return ComparedJob(
         workload=workload,
-        peak_flops_per_s=sum(peaks[gpu] * count for gpu, count in Counter(result.gpus).items()) / workload.n_ranks,
+        peak_flops_per_s=_mean_peak(result, precision) or 0.0,
+        fp8_peak_flops_per_s=_mean_peak(result, "fp8") if workload.training.fp8 else None,
         flops=StepFlops(
             models.model_flops_per_step(workload),
             models.model_flops_per_step_causal(workload),
@@ -314,6 +322,16 @@ def _compared_job(result: StepResult) -> ComparedJob:
         memories=result.memories,
         pipeline_rank=layout(workload).pipeline_rank,
     )
+
+
+def _mean_peak(result: StepResult, dtype: MatrixDtype) -> float | None:
+    """Return a dense peak, FLOP/s, mean over GPUs; None where a type of GPU has none."""
+    peaks = {gpu: one.gpu_spec.peak_flops_per_s.get(dtype) for gpu, one in result.profiles.items()}
+    counts = Counter(result.gpus)
+    figures = [(peak.value, counts[gpu]) for gpu, peak in peaks.items() if peak is not None and counts[gpu]]
+    if len(figures) < len(counts):
+        return None
+    return sum(peak * count for peak, count in figures) / counts.total()
 
 
 def _training_job(result: StepResult) -> TrainingJob:

@@ -52,7 +52,8 @@ def command(
 
     show(*result.opening())
     show(table(_link_rows(result.cluster), "Links, each with both directions"))
-    show(table([_route_row(route) for route in result.routes], "Routes"))
+    if result.routes:
+        show(table([_route_row(route) for route in result.routes], "Routes"))
     for node in result.cluster.spec.kinds:
         show_joined(node, f"Inside a node of {count_types(node.gpus.by_number)}, joined by")
 

@@ -13,7 +13,7 @@ from simulator.cluster.link import Spread
 from simulator.config.cluster import describe_fabric, describe_nodes, load_cluster
 from simulator.errors import located
 from simulator.results import Result
-from simulator.units import GB
+from simulator.units import GB, counted
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -57,14 +57,15 @@ class TopologyResult(Result):
         }
 
     def opening(self) -> list[str]:
-        """Return lines on nodes, fabric and bisection."""
+        """Return lines on nodes, on the fabric between several, and on the bisection of several GPUs."""
         built, spec = self.cluster, self.cluster.spec
         tiers = f", {built.switches.tiers} in use" if built.switches.tiers else ""
-        return [
-            f"{built.name}: {describe_nodes(spec)} = {len(built.gpus)} GPUs",
-            f"fabric: {describe_fabric(spec.fabric)}{tiers}; {spec.fabric.transport}",
-            f"bisection: {self.bisection_Bps / GB:,.0f} GB/s in each direction",
-        ]
+        lines = [f"{built.name}: {describe_nodes(spec)} = {counted(len(built.gpus), 'GPU')}"]
+        if built.n_nodes > 1:
+            lines.append(f"fabric: {describe_fabric(spec.fabric)}{tiers}; {spec.fabric.transport}")
+        if len(built.gpus) > 1:
+            lines.append(f"bisection: {self.bisection_Bps / GB:,.0f} GB/s in each direction")
+        return lines
 
     def __repr__(self) -> str:
         """Return lines on nodes, fabric and bisection."""

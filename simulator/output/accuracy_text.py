@@ -24,13 +24,37 @@ def interval_text(ends_s: Sequence[float]) -> str:
 
 
 def interval_of(report: JsonReport) -> str:
-    """Return the interval of a report in short."""
+    """Return the interval of a report in short, and how far off the step is where it lies outside."""
     accuracy = report.get("accuracy")
-    return interval_text(accuracy["interval_s"]) if accuracy else NOTHING
+    if not accuracy:
+        return NOTHING
+    outside = f" (step likely {_off(accuracy['bias'])})" if _is_outside(report) else ""
+    return interval_text(accuracy["interval_s"]) + outside
+
+
+def card_of_interval(report: JsonReport) -> str:
+    """Return what stands below the step time on a card."""
+    accuracy = report.get("accuracy")
+    if not accuracy:
+        return f"{NOTHING} was measured"
+    interval = interval_text(accuracy["interval_s"])
+    thin = ", thin evidence: 1 source" if len(accuracy["sources"]) == 1 else ""
+    if _is_outside(report):
+        return f"likely {_off(accuracy['bias'])}, so expect {interval}{thin}"
+    return f"{round(100 * accuracy['level'])} % interval {interval}{thin}"
+
+
+def _is_outside(report: JsonReport) -> bool:
+    """Tell whether the simulated time lies outside of its own interval."""
+    low, high = report["accuracy"]["interval_s"]
+    return not low <= report["step_time_s"] <= high
 
 
 def beside_step_time(report: JsonReport) -> str:
-    """Return what stands beside the step time: in brackets, the interval and how many steps it rests on."""
+    """Return what stands beside the step time: in brackets, the interval and how many steps it rests on.
+
+    Where the simulated time lies outside, it is said how far off it is likely to be.
+    """
     if "accuracy" not in report:
         return ""
     accuracy = report["accuracy"]
@@ -39,7 +63,11 @@ def beside_step_time(report: JsonReport) -> str:
     steps = counted(accuracy["n_rows"], "comparable step")
     sources = counted(len(accuracy["sources"]), "source")
     verb = "was" if accuracy["n_rows"] == 1 else "were"
-    return f" ({interval_text(accuracy['interval_s'])}: as far off as {steps} of {sources} {verb})"
+    thin = ", thin evidence" if len(accuracy["sources"]) == 1 else ""
+    interval = interval_text(accuracy["interval_s"])
+    if _is_outside(report):
+        return f" (by {steps} of {sources}{thin}, likely {_off(accuracy['bias'])}, so expect {interval})"
+    return f" ({interval}: as far off as {steps} of {sources} {verb}{thin})"
 
 
 def nothing_comparable_lines(report: JsonReport) -> list[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from simulator.analysis.training.memory import is_narrow
 from simulator.output.fitted_table import FittedTable
 from simulator.output.tables import percent, time_beside
 from simulator.units import counted, format_gib, format_time
@@ -41,7 +42,8 @@ def change_parts(advice: Mapping[str, Any], step_time_s: float) -> list[Renderab
 
 def memory_verdict(row: Mapping[str, Any]) -> str:
     """Return whether a changed job fits into memory, such as ``fits: 61.2 GiB of 79.1 GiB``."""
-    verdict = "fits" if row["fits"] else "does not fit"
+    narrow = row["fits"] and is_narrow(row["peak_bytes"], row["capacity_bytes"])
+    verdict = "barely fits" if narrow else "fits" if row["fits"] else "does not fit"
     return f"{verdict}: {format_gib(row['peak_bytes'])} of {format_gib(row['capacity_bytes'])}"
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from simulator.analysis.training.memory import is_narrow
 from simulator.output.fitted_table import FittedTable, Justify
 from simulator.units import GiB, counted, format_gib, format_time
 
@@ -50,9 +51,12 @@ def memory_of(memory: Mapping[str, Any], offload: Mapping[str, str]) -> Any:
     if len(shown) < len(stages):
         lines.append(Text(f"{len(stages) - len(shown)} stages between them are no fuller.", style="dim"))
     peak = f"{format_gib(memory['peak_bytes'])} of {format_gib(capacity)}"
-    allocated = f"{format_gib(memory['peak_allocated_bytes'])} by PyTorch's allocator"
+    allocated, reserved = (format_gib(memory[f"peak_{what}_bytes"]) for what in ("allocated", "reserved"))
+    allocated = f"{allocated} allocated by PyTorch, {reserved} reserved with its cache"
     if memory["fits"]:
-        lines.append(Text(f"Fits: at most {peak}, {allocated}.", style="green"))
+        verdict = fit_verdict(memory)
+        colour = "green" if verdict == "fits" else "yellow"
+        lines.append(Text(f"{verdict.capitalize()}: at most {peak}, {allocated}.", style=colour))
     elif any(row["peak"] > row["capacity"] for row in stages):
         lines.append(Text(f"DOES NOT FIT: {peak}, {allocated}.", style="bold red"))
         lines += [Text(f"  {line}", style="red") for line in memory.get("advice", ())]
@@ -61,8 +65,16 @@ def memory_of(memory: Mapping[str, Any], offload: Mapping[str, str]) -> Any:
         lines.append(
             Text(f"PyTorch's DDP may take {most} in the second step, when it makes its buckets anew.", style="dim")
         )
-    lines.append(Text(_fullest_moment(max(stages, key=lambda row: float(row["peak"])))))
+    lines.append(Text(_fullest_moment(max(stages, key=lambda row: float(row["peak"] - row["capacity"])))))
     return Group(*lines)
+
+
+def fit_verdict(memory: Mapping[str, Any]) -> str:
+    """Return whether a job fits, or barely fits: less is left than simulated peaks are off by."""
+    if not memory["fits"]:
+        return "does not fit"
+    stages = memory["per_stage"]
+    return "barely fits" if any(is_narrow(row["peak"], row["capacity"]) for row in stages) else "fits"
 
 
 def _fullest_moment(row: Mapping[str, Any]) -> str:

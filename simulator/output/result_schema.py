@@ -103,6 +103,16 @@ def _accuracy() -> Schema:
     )
 
 
+def _speed() -> dict[str, Schema]:
+    """Return the entries on throughput and efficiency."""
+    figures = _numbers(
+        "tokens_per_s", "tokens_per_s_per_gpu", "model_flops_per_step", "model_flops_per_step_causal",
+        "hardware_flops_per_step", "mfu", "mfu_causal", "hfu", "model_flops_per_s_per_gpu",
+        "peak_flops_per_s_per_gpu", "bubble_fraction", "bubble_ratio", "host_bound_fraction",
+    )  # fmt: skip
+    return {**figures, "peak_precision": _TEXT, "fp8_peak_flops_per_s_per_gpu": _or_null(_NUMBER)}
+
+
 def run_result_schema() -> Schema:
     """Return the schema of one run's result, without ``$schema``."""
     breakdown = _object(
@@ -136,13 +146,10 @@ def run_result_schema() -> Schema:
         "fp8": _or_null(_object({"recipe": _TEXT, "gather": _TEXT})),
         **_numbers("params_total", "params_active", "params_trained"),
         "tuning": _or_null(_ANYTHING),
+        "fp8": _or_null(_ANYTHING),
         "step_time_s": _NUMBER,
         "steady_period": _TRUTH,
-        **_numbers(
-            "tokens_per_s", "tokens_per_s_per_gpu", "model_flops_per_step", "model_flops_per_step_causal",
-            "hardware_flops_per_step", "mfu", "mfu_causal", "hfu", "model_flops_per_s_per_gpu",
-            "peak_flops_per_s_per_gpu", "bubble_fraction", "bubble_ratio", "host_bound_fraction",
-        ),
+        **_speed(),
         "time_breakdown_s": breakdown,
         "stages": stages,
         "communication": _communication(),

@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Any
 from simulator.input_files import as_options
 from simulator.output.accuracy_text import beside_step_time, interval_lines, interval_of, nothing_comparable_lines
 from simulator.output.change_table import change_parts
+from simulator.output.efficiency_text import mfu_lines, tflops
 from simulator.output.fitted_table import FittedTable
-from simulator.output.memory_summary import memory_of
+from simulator.output.memory_summary import fit_verdict, memory_of
 from simulator.output.tables import (
     HOST,
     WAITING,
@@ -25,8 +26,9 @@ from simulator.output.tables import (
     contention,
     critical_path,
     percent,
+    run_length,
 )
-from simulator.units import TFLOP, counted, format_count, format_gib, format_parameters, format_time
+from simulator.units import counted, format_count, format_gib, format_parameters, format_time
 
 if TYPE_CHECKING:
     from rich.console import Group, RenderableType
@@ -52,7 +54,7 @@ def summary(report: JsonReport) -> Group:
     if report["links"]:
         parts.append(busiest(report["links"]))
     if report["contention"]:
-        parts.append(contention(report, "Where transfers met"))
+        parts.append(contention(report, "Where transfers slowed each other"))
     parts.append(critical_path(report["critical_path"]))
     parts += what_to_change(report)
     parts += [Text(line) for line in (_COUNTED, *_trust(report))]
@@ -118,7 +120,7 @@ def compared_rows(first: JsonReport, second: JsonReport) -> list[tuple[str, str,
         *rows,
         ("90 % interval of the step", interval_of(first), interval_of(second), ""),
         ("layout", describe_layout(first["parallelism"]), describe_layout(second["parallelism"]), ""),
-        ("memory", _fits(first["memory"]), _fits(second["memory"]), ""),
+        ("memory", fit_verdict(first["memory"]), fit_verdict(second["memory"]), ""),
     ]
 
 
@@ -133,7 +135,7 @@ def shared(report: JsonReport) -> Group:
         if run["contention"] and run["contention"] not in printed:  # alike jobs contend on the same links
             printed.append(run["contention"])
             names = ", ".join(one["name"] for one in runs if one["contention"] == run["contention"])
-            parts.append(contention(run, f"Where transfers met, in a step of {names}"))
+            parts.append(contention(run, f"Where transfers slowed each other, in a step of {names}"))
     return Group(*parts)
 
 
@@ -177,10 +179,6 @@ def _other_name(first: JsonReport, second: JsonReport) -> str:
     return str(second["name"]) if second["name"] != first["name"] else f"{second['name']} (2)"
 
 
-def _tflops(rate: float) -> str:
-    return f"{rate / TFLOP:.1f} TFLOP/s"
-
-
 def _exposed(report: JsonReport) -> float:
     return float(sum(report["time_breakdown_s"]["exposed"].values()))
 
@@ -190,7 +188,7 @@ _COMPARED: tuple[tuple[str, Callable[[JsonReport], float], Callable[[float], str
     ("step time", lambda r: r["step_time_s"], format_time),
     ("tokens/s", lambda r: r["tokens_per_s"], "{:,.0f}".format),
     ("tokens/s per GPU", lambda r: r["tokens_per_s_per_gpu"], "{:,.0f}".format),
-    ("model FLOP/s per GPU", lambda r: r["model_flops_per_s_per_gpu"], _tflops),
+    ("model FLOP/s per GPU", lambda r: r["model_flops_per_s_per_gpu"], tflops),
     ("MFU", lambda r: r["mfu"], percent),
     ("HFU", lambda r: r["hfu"], percent),
     ("bubble", lambda r: r["bubble_fraction"], percent),
@@ -227,10 +225,6 @@ def describe_layout(parallelism: Mapping[str, Any]) -> str:
     return ", ".join([" x ".join(degrees) or "one GPU", *extras])
 
 
-def _fits(memory: Mapping[str, Any]) -> str:
-    return "fits" if memory["fits"] else "does not fit"
-
-
 def _verdict(report: JsonReport) -> list[Text]:
     """Return what makes the times below worth little: too little memory, and that nothing comparable was measured."""
     from rich.text import Text
@@ -243,12 +237,17 @@ def lacking_line(memory: Mapping[str, Any]) -> str:
     """Return a line where the job does not fit into memory, else nothing."""
     if memory["fits"]:
         return ""
-    stage = max(memory["per_stage"], key=lambda row: float(row["peak"]) / row["capacity"])
-    if stage["peak"] > stage["capacity"]:
-        lack = f"a GPU needs {format_gib(stage['peak'])} and has {format_gib(stage['capacity'])}"
+    if memory["peak_bytes"] > memory["capacity_bytes"]:
+        lack = f"a GPU needs {format_gib(memory['peak_bytes'])} and has {format_gib(memory['capacity_bytes'])}"
     else:
         lack = f"a host needs {format_gib(memory['host']['peak_bytes'])}"
     return f"DOES NOT FIT into memory: {lack}. Times are those of a job that would fit."
+
+
+def model_and_precision(report: JsonReport) -> str:
+    """Return the size of the model, what is trained of it, and the recipe of products in 8 bits."""
+    size = format_parameters(report["params_total"], report["params_active"])
+    return f"{size}{_trained(report)}{_in_8_bits(report)}"
 
 
 def _trained(report: JsonReport) -> str:
@@ -270,16 +269,20 @@ def _in_8_bits(report: JsonReport) -> str:
 def _headline(report: JsonReport) -> Text:
     from rich.text import Text
 
-    calibration = report["calibration"]
-    dated = f", {calibration['date']}" if calibration.get("date") else ""
-    stack = f"; collectives by stack {calibration['stack']}" if calibration.get("stack") else ""
     return Text.assemble(
         (str(report["name"]), "bold"),
         f" on {counted(report['n_gpus'], 'GPU')} of {report['cluster']} with {framework_text(report['framework'])}\n"
-        f"{format_parameters(report['params_total'], report['params_active'])}{_trained(report)}{_in_8_bits(report)}, "
+        f"{model_and_precision(report)}, "
         f"{describe_layout(report['parallelism'])}, {counted(report['n_microbatches'], 'micro-batch', 'es')}\n"
-        f"calibration {calibration['name']}: {calibration['kind']} figures{dated}{stack}",
+        f"calibration {calibration_text(report['calibration'])}",
     )
+
+
+def calibration_text(calibration: Mapping[str, Any]) -> str:
+    """Return which profiles figures are of, and what they rest on."""
+    dated = f", {calibration['date']}" if calibration.get("date") else ""
+    stack = f"; collectives by stack {calibration['stack']}" if calibration.get("stack") else ""
+    return f"{calibration['name']}: {calibration['kind']} figures{dated}{stack}"
 
 
 def framework_text(framework: Mapping[str, Any]) -> str:
@@ -290,14 +293,18 @@ def framework_text(framework: Mapping[str, Any]) -> str:
 
 def _trust(report: JsonReport) -> list[str]:
     """Say which prices the figures rest on, and how far steps like this one have been from measurement."""
-    priced = dict(report["calibration"].get("kernel_time_priced_by", {}))
-    outside = priced.pop("extrapolated", 0.0)
-    lines = []
-    if priced:
-        shares = ", ".join(f"{percent(share)} {kind}" for kind, share in priced.items())
-        lines.append(f"Prices of kernels: {shares}; {percent(outside)} outside the sizes that were measured.")
     accuracy = report.get("accuracy")
-    return lines + (interval_lines(accuracy) if accuracy else [])
+    return [*price_lines(report["calibration"]), *(interval_lines(accuracy) if accuracy else [])]
+
+
+def price_lines(calibration: Mapping[str, Any]) -> list[str]:
+    """Return a line on what kinds of prices the kernels have, where that is known."""
+    priced = dict(calibration.get("kernel_time_priced_by", {}))
+    outside = priced.pop("extrapolated", 0.0)
+    if not priced:
+        return []
+    shares = ", ".join(f"{percent(share)} {kind}" for kind, share in priced.items())
+    return [f"Prices of kernels: {shares}; {percent(outside)} outside the sizes that were measured."]
 
 
 def _key_figures(report: JsonReport) -> Table:
@@ -315,15 +322,11 @@ def _key_figures(report: JsonReport) -> Table:
         grid.add_row("staleness", f"{report['staleness']:.2f} updates of other workers between a pull and its push")
     rate = f"{report['tokens_per_s']:,.0f} tokens/s, {report['tokens_per_s_per_gpu']:,.0f} per GPU"
     grid.add_row("throughput", rate)
-    grid.add_row("model FLOP/s", f"{_tflops(report['model_flops_per_s_per_gpu'])} per GPU")
-    grid.add_row(
-        "MFU",
-        f"{percent(report['mfu'])} of the dense peak of {_tflops(peak)}; "
-        f"{percent(report['mfu_causal'])} counting half of attention",
-    )
+    grid.add_row("model FLOP/s", f"{tflops(report['model_flops_per_s_per_gpu'])} per GPU")
+    grid.add_row("MFU", f"{percent(report['mfu'])} " + "\n".join(mfu_lines(report)))
     grid.add_row(
         "HFU",
-        f"{percent(report['hfu'])}, {_tflops(report['hfu'] * peak)} per GPU: what the kernels compute"
+        f"{percent(report['hfu'])}, {tflops(report['hfu'] * peak)} per GPU: what the kernels compute"
         + ("; of attention they skip half" if report["hfu"] < report["mfu"] else ""),
     )
     if report["parallelism"]["pp"] > 1:
@@ -346,5 +349,5 @@ def _key_figures(report: JsonReport) -> Table:
         cost = "" if run["cost"] is None else f", cost {run['cost']:,.0f} at the cluster's price"
         if run["server_gpus"]:
             cost += f"; {run['server_gpus']:,} GPUs of the servers' nodes included"
-        grid.add_row("whole run", f"{run['days']:,.1f} days, {run['gpu_hours']:,.0f} GPU-hours{cost}")
+        grid.add_row("whole run", f"{run_length(run['days'])}, {run['gpu_hours']:,.0f} GPU-hours{cost}")
     return grid

@@ -62,28 +62,37 @@ def communication(report: JsonReport) -> FittedTable:
 def busiest(links: Sequence[Mapping[str, Any]]) -> FittedTable:
     table = FittedTable(
         "Busiest links, by the share of the step's time in which they would be full",
-        ("link", "left"), ("links alike", "right"), ("carried by each", "right"), ("in use", "right"),
+        ("link", "left"), ("alike, each way counted", "right"), ("carried by each", "right"), ("in use", "right"),
     )  # fmt: skip
     for row in links[:5]:
-        table.add_row(row["name"], f"{row.get('count', 1):,}", format_bytes(row["bytes"]), percent(row["utilisation"]))
+        table.add_row(row["name"], alike_links(row), format_bytes(row["bytes"]), percent(row["utilisation"]))
     return table
+
+
+def alike_links(row: Mapping[str, Any]) -> str:
+    """Return how many links of a kind a row is of; both directions of a cable are links.
+
+    >>> alike_links({"kind": "pcie", "count": 8})
+    '8 pcie'
+    """
+    return f"{row['count']:,} {row['kind']}"
 
 
 def contention(report: JsonReport, title: str) -> FittedTable:
     """Return the links on which transfers slowed each other, and the loss of each against an idle network."""
     table = FittedTable(
         title,
-        ("link", "left"), ("links alike", "right"), ("transfers", "left"), ("most at once", "right"),
-        ("shared the link for", "right"), ("lost by each", "right"),
+        ("full link", "left"), ("alike", "right"), ("transfers on it", "left"), ("of these at a time", "right"),
+        ("beside others", "right"), ("lost by each", "right"),
     )  # fmt: skip
     several = len({flow["job"] for row in report["contention"] for flow in row["flows"] if flow["job"]}) > 1
     for row in report["contention"][:5]:
-        name, alike = row["link"], f"{row['count']:,}"
+        name, alike = row["link"], alike_links(row)
         for flow in row["flows"]:
             job = f"{flow['job']}: " if several and flow["job"] else ""
             transfer = f"{job}{flow['axis']} {flow['op'].replace('_', ' ')}"
             times = (format_time(flow[key]) for key in ("seconds_together", "lost_s"))
-            table.add_row(name, alike, transfer, f"{flow['at_once']:,}", *times)
+            table.add_row(name, alike, transfer, f"at most {flow['at_once']:,}", *times)
             name = alike = ""
     return table
 
@@ -100,6 +109,18 @@ def bars(title: str, rows: Sequence[tuple[str, float]], whole: float) -> FittedT
 
 def percent(share: float) -> str:
     return f"{100 * share:.1f} %"
+
+
+def run_length(days: float) -> str:
+    """Write the length of a whole run, in hours below two days and in minutes below two hours.
+
+    >>> run_length(122.5), run_length(1.5), run_length(0.079), run_length(1 / 24)
+    ('122.5 days', '36.0 hours', '113.8 minutes', '60.0 minutes')
+    """
+    hours = 24 * days
+    if hours >= 48:
+        return f"{days:,.1f} days"
+    return f"{hours:.1f} hours" if hours >= 2 else f"{60 * hours:.1f} minutes"
 
 
 def time_beside(seconds: float, whole: float) -> str:

@@ -29,6 +29,9 @@ from simulator.sweeping.outcome import PointOutcome, Status
 from simulator.sweeping.point import Source, source_name
 from simulator.units import counted, format_gib, format_time
 
+#: Keys that tables always show.
+DEGREES = ("parallelism.tp", "parallelism.pp", "parallelism.dp", "parallelism.ep")
+
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
@@ -120,9 +123,11 @@ class SearchResult(Result):
 
     @cached_property
     def keys(self) -> tuple[str, ...]:
-        """The keys in which layouts of the ranking differ from each other or from the file."""
-        shown = [one.candidate.changes for one in self.ranking.fitting[: self.top]]
-        return changed_keys([*shown, *self._own_values()])
+        """The degrees of the layout, and all keys in which layouts that are shown differ, or from the file's."""
+        shown = [*self.ranking.fitting[: self.top], *pareto_front(self.ranking)]
+        layouts = {one.candidate.number: one.candidate.changes for one in shown}
+        differing = changed_keys([*layouts.values(), *self._own_values()])
+        return tuple(one.key for one in self.space.dimensions if one.key in DEGREES or one.key in differing)
 
     def _own_values(self) -> list[Mapping[str, Any]]:
         """Return the layout of the file as far as the space has it."""

@@ -189,3 +189,24 @@ def test_errors_name_the_parameter_in_python_and_the_option_of_the_command(
     assert (caught.value.file, caught.value.message in said) == (named[0], True)
     assert f"{named[1]}: " in said
     assert "--" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("cluster", "starts"),
+    [
+        ("one_rtx3090", ["one_rtx3090: 1 node x 1 rtx-3090-24gb = 1 GPU"]),
+        ("workstation_2gpu", ["workstation_2gpu: ", "bisection: "]),
+        ({"name": "dgx_h100", "nodes": 2}, ["dgx_h100: ", "fabric: ", "bisection: "]),
+    ],
+)
+def test_a_topology_tells_of_no_network_where_there_is_none(
+    cluster: Any, starts: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One node has no fabric, and one GPU no halves; nor has it routes."""
+    lines = simulator.topology(cluster).opening()
+    assert len(lines) == len(starts)
+    assert all(line.startswith(start) for line, start in zip(lines, starts, strict=True))
+    if isinstance(cluster, str):
+        with pytest.raises(SystemExit):
+            main(["topology", cluster])
+        assert ("Routes" in capsys.readouterr().out) == (len(starts) > 1)

@@ -31,7 +31,7 @@ def run(name: str, met: str = "node0.nic0:tx") -> dict[str, Any]:
         "tokens_per_s": 7251.0,
         "mfu": 0.406,
         "sharing": {"nodes": [0, 2], "alone_step_time_s": 1.0, "lost_s": 0.25, "slowdown": 1.25},
-        "contention": [{"link": met, "count": 8, "flows": [flow]}],
+        "contention": [{"link": met, "kind": "nic", "count": 8, "flows": [flow]}],
     }
 
 
@@ -88,5 +88,5 @@ def test_jobs_that_share_a_fabric_have_their_names_on_one_line(width: int) -> No
 def test_where_alike_jobs_met_is_said_once() -> None:
     """Two met at one card and say so together; the third met elsewhere."""
     text = printed(shared(of_runs(run("a"), run("b"), run("c", met="node9.nic0:tx"))), 100)
-    assert re.findall("Where transfers met, in a step of (.*)", text) == ["a, b", "c"]
+    assert re.findall("Where transfers slowed each other, in a step of (.*)", text) == ["a, b", "c"]
     assert text.count("node0.nic0:tx") == text.count("node9.nic0:tx") == 1

@@ -14,6 +14,7 @@ from simulator.cli.app import main
 from simulator.output.page import timeline_data
 from simulator.output.page.document import PageJob, page, save_page
 from simulator.output.page.timeline_data import TimelineData
+from simulator.output.summary import price_lines
 from tests.support.browser import CHROMIUM, drive, tab
 from tests.support.jobs import job
 from tests.support.timelines import pipeline
@@ -39,11 +40,24 @@ def test_a_page_has_the_verdict_the_changes_and_the_reasons() -> None:
     best = one.report["what_to_change"]["changes"]
     assert best
     for expected in (
-        "changed by training.seq=512", "step time", "90 % interval", "fits", "single change", best[0]["options"],
-        "Where a GPU's time goes".replace("'", "'"), "exposed tp communication", "What bounds the step", "matmul",
+        "changed by training.seq=512", "step time", "nothing comparable was measured", "fits",
+        "single change", best[0]["options"], "Where a GPU's time goes", "exposed tp communication",
+        "What bounds the step", "matmul",
         "Memory over time", "busiest links", "node0.gpu0.nvlink:tx", "How far to trust it",
     ):  # fmt: skip
         assert expected in seen.replace("&#39;", "'"), expected
+
+
+def test_a_page_says_of_precision_and_prices_what_the_terminal_says() -> None:
+    """The recipe of products in 8 bits stands in the subtitle, and kinds of prices below the profile's name."""
+    eight = {**PIPELINE, "training": {**PIPELINE["training"], "fp8": {"recipe": "te_delayed"}}, "cluster": "dgx_h100"}
+    one = page_job(eight)
+    seen = words(page([one]))
+    assert "products in 8 bits (te_delayed) on 8 GPUs" in seen
+    assert " of the dense fp8 peak of 1978.9 TFLOP/s" in seen
+    (line,) = price_lines(one.report["calibration"])
+    assert line in seen
+    assert f"{one.report['calibration']['kind']} figures, {one.report['calibration']['date']}" in seen
 
 
 def test_two_jobs_stand_side_by_side() -> None:

@@ -10,12 +10,14 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from simulator.analysis.training.memory import memory_of_ranks
+from simulator.analysis.training.memory import memory_of_ranks, narrow_warning
 from simulator.analysis.training.report import StepFlops, TrainingJob, report
 from simulator.analysis.training.static_memory import StaticMemory
 from simulator.config import altered, load_workload
 from simulator.models import StateBytes
-from simulator.output.summary import compare, summary
+from simulator.output.memory_summary import fit_verdict
+from simulator.output.notebook_view import step_view
+from simulator.output.summary import compare, compared_rows, summary
 from simulator.timeline import Timeline
 from simulator.units import GiB
 from tests.support.terminal import printed
@@ -76,9 +78,9 @@ def test_report_figures_follow_from_step_time() -> None:
 
 
 def judged(*_: Any) -> dict[str, Any]:
-    """An interval from 11.2 to 14 s of a step, which rests on six sources."""
+    """An interval from 15.2 to 18 s of a step of 16.5 s, which rests on six sources."""
     sources = [{"source": f"source {n}", "n_rows": 2, "likeness": 1.0, "error": -0.05} for n in range(6)]
-    accuracy = {"interval_s": [11.2, 14.0], "level": 0.9, "bias": -0.04, "n_rows": 12, "rows": [], "sources": sources}
+    accuracy = {"interval_s": [15.2, 18.0], "level": 0.9, "bias": -0.04, "n_rows": 12, "rows": [], "sources": sources}
     accuracy |= {"all_sources": {"n_sources": 9, "error": 0.02}}
     accuracy |= {"alike": ["framework pytorch"], "unlike": ["GPUs 64: measured with 1 to 4"]}
     return {"accuracy": accuracy, "nothing_comparable": []}
@@ -91,12 +93,81 @@ def incomparable(*_: Any) -> dict[str, Any]:
 def test_the_interval_stands_beside_the_step_time_and_what_it_rests_on_at_the_end() -> None:
     text = printed(summary(report(job(), play(), accuracy=judged)))
     (line,) = (line for line in text.splitlines() if line.startswith("step time"))
-    assert line.rstrip().endswith("s (11.20 to 14.00 s: as far off as 12 comparable steps of 6 sources were)")
+    assert line.rstrip().endswith("s (15.20 to 18.00 s: as far off as 12 comparable steps of 6 sources were)")
     order = [line, "source 0: 2 steps, simulated 5.0 % too fast", "source 3", "2 sources less alike: 4 steps",
              "all 9 sources, which count as one more: simulated 2.0 % too slow",
              "simulated 4.0 % too fast", "GPUs 64: measured with 1 to 4"]  # fmt: skip
     assert sorted(order, key=text.index) == order
     assert "source 4:" not in text
+
+
+def view_of(result: dict[str, Any]) -> str:
+    """Return what a notebook shows of a report without warnings."""
+    return step_view({**result, "warnings": []})
+
+
+def outside(*_: Any) -> dict[str, Any]:
+    """An interval beyond the step of 16.5 s, from one source."""
+    one = judged()
+    one["accuracy"] |= {"interval_s": [17.5, 36.0], "bias": -0.34, "n_rows": 6}
+    one["accuracy"]["sources"] = one["accuracy"]["sources"][:1]
+    return one
+
+
+def test_a_step_outside_of_its_interval_says_how_far_off_it_likely_is_and_on_what_little_evidence() -> None:
+    """The terminal says so, two jobs side by side, and the cards of pages and notebooks."""
+    result = report(job(), play(), accuracy=outside)
+    text = " ".join(printed(summary(result)).split())
+    assert (
+        "(by 6 comparable steps of 1 source, thin evidence, likely 34.0 % too fast, so expect 17.50 to 36.00 s)" in text
+    )
+    (row,) = (row for row in compared_rows(result, report(job(), play(), accuracy=judged)) if "interval" in row[0])
+    assert row[1:3] == ("17.50 to 36.00 s (step likely 34.0 % too fast)", "15.20 to 18.00 s")
+    assert "likely 34.0 % too fast, so expect 17.50 to 36.00 s, thin evidence: 1 source" in view_of(result)
+    assert "thin evidence" not in view_of(report(job(), play(), accuracy=judged))
+
+
+def test_mfu_says_of_which_peak_it_is_and_how_much_of_attention_it_counts() -> None:
+    """8 PFLOP of 8 GPUs of 0.1 PFLOP/s in 16.5 s are 60.6 %; with half of attention 7 of them count.
+
+    Of an fp8 peak twice as high MFU is half as large."""
+    both = report(replace(job(), fp8_peak_flops_per_s=2e14), play())
+    for text in (printed(summary(both)), view_of(both)):
+        assert "of the dense bf16 peak of 100.0 TFLOP/s; counts the whole square of attention" in text
+        assert "53.0 % counting half of it; 30.3 % of the dense fp8 peak of 200.0 TFLOP/s" in text
+    plain = replace(job(), flops=StepFlops(model=8e15, causal=8e15, hardware=8e15))
+    assert "square" not in printed(summary(report(plain, play())))
+
+
+@pytest.mark.parametrize(
+    ("left", "verdict"), [(0.001, "barely fits"), (0.029, "barely fits"), (0.031, "fits"), (-0.001, "does not fit")]
+)
+def test_a_job_that_leaves_less_than_memory_is_off_by_barely_fits(left: float, verdict: str) -> None:
+    """The fullest GPU needs its capacity but for a share; what fits barely is warned of, so that --strict sees it."""
+    whole = job()
+    needed = max(memory.total for memory in whole.memories)
+    memories = [replace(memory, capacity=needed / (1 - left)) for memory in whole.memories]
+    result = report(replace(whole, memories=memories), play())
+    assert result["memory"]["fits"] == (left >= 0)
+    assert fit_verdict(result["memory"]) == verdict
+    assert f"{verdict}: at most" in printed(summary(result)).lower() or left < 0
+    assert f"<b>{verdict}</b>" in view_of(result)
+    assert bool(narrow_warning(memories)) == (verdict == "barely fits")
+
+
+def test_memory_of_unequal_gpus_is_that_of_the_one_with_the_least_left() -> None:
+    """Stage 0 is fuller, and the GPU of stage 1 is so small that it lacks 1 GiB: all figures are those of stage 1."""
+    whole = job()
+    first, second = whole.memories
+    assert first.total > second.total
+    memories = [replace(first, capacity=2 * first.total), replace(second, capacity=second.total - GiB)]
+    result = report(replace(whole, memories=memories), play())
+    needed, has = f"{second.total / GiB:.1f} GiB", f"{second.total / GiB - 1:.1f} GiB"
+    text = printed(summary(result))
+    assert f"a GPU needs {needed} and has {has}." in text
+    assert f"DOES NOT FIT: {needed} of {has}" in text
+    assert "Stage 1 is fullest" in text
+    assert f"at most {needed} of {has}" in view_of(result)
 
 
 def test_where_nothing_is_comparable_the_text_says_so_first() -> None:
@@ -111,7 +182,7 @@ def test_where_nothing_is_comparable_the_text_says_so_first() -> None:
 def test_two_jobs_side_by_side_have_their_intervals() -> None:
     one, two = (report(job(), play(), accuracy=said) for said in (judged, incomparable))
     (line,) = (line for line in printed(compare(one, two)).splitlines() if "90 % interval" in line)
-    assert "11.20 to 14.00 s" in line
+    assert "15.20 to 18.00 s" in line
     assert "nothing comparable" in line
 
 
@@ -131,8 +202,8 @@ def test_summary_shows_every_figure_with_its_unit_in_100_columns() -> None:
     text = printed(summary(result))
     assert max(len(line) for line in text.splitlines()) <= 100
     for phrase in ("tiny on 8 GPUs of dgx_a100", "pp 2 x dp 4, 1f1b", "measured figures, 2026-01-01", "TFLOP/s", "MFU",
-                   "dense peak", "tokens/s", "GPU-hours", "bubble", "Fits: at most 26.5 GiB of 40.0 GiB", "exposed pp",
-                   "critical path", "without padding of the vocabulary",
+                   "dense bf16 peak", "tokens/s", "GPU-hours", "bubble", "Fits: at most 26.5 GiB of 40.0 GiB",
+                   "exposed pp", "critical path", "without padding of the vocabulary",
                    "Stage 0 is fullest at 1.00 s, in the forward pass"):  # fmt: skip
         assert phrase in text, phrase
 

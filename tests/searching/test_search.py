@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import itertools
 import shlex
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -80,6 +81,14 @@ def test_the_pareto_front_gains_memory_for_time(result: SearchResult) -> None:
     for one, other in itertools.pairwise(front):
         assert other["step_time_s"] > one["step_time_s"]
         assert other["headroom_bytes"] > one["headroom_bytes"]
+
+
+def test_rows_of_all_tables_can_be_told_apart_and_have_the_degrees(result: SearchResult) -> None:
+    """One place is shown, and a front of more: the columns suffice to tell all of its rows from each other."""
+    view = replace(result, top=1).view()
+    assert len(view.front) > 1
+    assert len({tuple(str(row[key]) for key in view.keys) for row in view.front}) == len(view.front)
+    assert {f"parallelism.{degree}" for degree in ("tp", "pp", "dp", "ep")} <= set(view.keys)
 
 
 def test_a_search_of_all_places_simulates_all_that_may_fit() -> None:

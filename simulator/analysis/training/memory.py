@@ -22,6 +22,9 @@ from simulator.models import Tensor
 from simulator.timeline import Timeline
 from simulator.units import format_gib
 
+#: Share of a GPU's memory; where less is left, a job barely fits. Simulated peaks are off by more (suite `memory`).
+NARROW = 0.03
+
 
 @dataclass(frozen=True)
 class RankMemory:
@@ -317,20 +320,38 @@ def second_step_warning(memories: Sequence[RankMemory]) -> list[str]:
     ]
 
 
+def narrow_warning(memories: Sequence[RankMemory]) -> list[str]:
+    """Return a warning where all GPUs fit and one of them only just."""
+    worst = min(memories, key=lambda memory: (memory.capacity - memory.total) / memory.capacity)
+    if not is_narrow(worst.total, worst.capacity) or any(memory.total > memory.capacity for memory in memories):
+        return []
+    return [
+        f"barely fits: {format_gib(worst.total)} of {format_gib(worst.capacity)}. Less than {100 * NARROW:.0f} % of a "
+        f"GPU is left, and simulated peaks are off by more than that on average"
+    ]
+
+
+def is_narrow(peak_bytes: float, capacity_bytes: float) -> bool:
+    """Tell whether a peak fits and leaves less than `NARROW` of the capacity."""
+    return 0 <= capacity_bytes - peak_bytes < NARROW * capacity_bytes
+
+
 def memory_report(memories: Sequence[RankMemory]) -> dict[str, Any]:
     """Return ``memory`` of the results: bytes, and the fullest rank of each stage.
 
     ``contents`` adds up to ``peak``, the peak of all steps after the first two. ``second_step_bytes``: memory that
     torch's DDP may take in the second. Workspace of a pass counts among activations, workspace of the optimizer among
-    buffers. ``capacity_bytes``: memory of the GPU with the least free memory.
+    buffers. ``capacity_bytes``: memory of the GPU with the least free memory. Peaks are those of GPUs with as much.
     """
+    capacity = fullest(memories).capacity
+    equal = [memory for memory in memories if memory.capacity == capacity]
     return {
-        "capacity_bytes": float(fullest(memories).capacity),
+        "capacity_bytes": float(capacity),
         "fits": all(memory.total <= memory.capacity for memory in memories),
-        "peak_bytes": max(memory.total for memory in memories),
-        "peak_reserved_bytes": max(memory.reserved for memory in memories),
-        "peak_allocated_bytes": max(memory.allocated for memory in memories),
-        **({"second_step_bytes": max(second)} if (second := _second_steps(memories)) else {}),
+        "peak_bytes": max(memory.total for memory in equal),
+        "peak_reserved_bytes": max(memory.reserved for memory in equal),
+        "peak_allocated_bytes": max(memory.allocated for memory in equal),
+        **({"second_step_bytes": max(second)} if (second := _second_steps(equal)) else {}),
         "per_stage": [
             {
                 "stage": memory.stage,

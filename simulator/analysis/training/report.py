@@ -39,7 +39,8 @@ class StepFlops:
 class ComparedJob:
     """Facts of a job that its key figures need beside its Timeline.
 
-    ``peak_flops_per_s``: dense peak of a GPU in the precision used, mean over GPUs. ``pipelines``: simulated ranks of
+    ``peak_flops_per_s``: dense peak of a GPU in ``training.precision``, mean over GPUs. ``fp8_peak_flops_per_s``: that
+    in 8 bits, of jobs with such products whose GPUs have one. ``pipelines``: simulated ranks of
     each data-parallel replica (see `simulator.analysis.time.activity.weigh`). ``memories``: every simulated rank at its
     peak. ``pipeline_rank``: pipeline rank of each rank.
     """
@@ -50,6 +51,7 @@ class ComparedJob:
     pipelines: Sequence[Sequence[int]]
     memories: Sequence[RankMemory]
     pipeline_rank: Sequence[int]
+    fp8_peak_flops_per_s: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -225,4 +227,6 @@ def efficiency(job: ComparedJob, step_time_s: float) -> dict[str, Any]:
         "hfu": job.flops.hardware / available,
         "model_flops_per_s_per_gpu": job.flops.model / step_time_s / job.workload.n_ranks,
         "peak_flops_per_s_per_gpu": job.peak_flops_per_s,
+        "peak_precision": job.workload.training.precision,
+        "fp8_peak_flops_per_s_per_gpu": job.fp8_peak_flops_per_s,
     }

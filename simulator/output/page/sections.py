@@ -6,12 +6,21 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from simulator.output.accuracy_text import NOTHING, interval_lines, interval_text, nothing_comparable_lines
+from simulator.output.accuracy_text import card_of_interval, interval_lines, nothing_comparable_lines
 from simulator.output.change_table import change_lines, memory_verdict
+from simulator.output.efficiency_text import mfu_lines
 from simulator.output.gantt_panel import IDLE_COLOUR, PHASE_COLOUR, SHARE_COLOUR
-from simulator.output.summary import describe_layout, framework_text, lacking_line
-from simulator.output.tables import HOST, WAITING, JsonReport, percent, time_beside
-from simulator.units import counted, format_bytes, format_gib, format_parameters, format_time
+from simulator.output.memory_summary import fit_verdict
+from simulator.output.summary import (
+    calibration_text,
+    describe_layout,
+    framework_text,
+    lacking_line,
+    model_and_precision,
+    price_lines,
+)
+from simulator.output.tables import HOST, WAITING, JsonReport, alike_links, percent, run_length, time_beside
+from simulator.units import counted, format_bytes, format_gib, format_time
 
 _BAR_ROWS, _LINK_ROWS = 10, 8
 _GREY = "#9AA5B1"
@@ -41,7 +50,7 @@ class Bar:
 def headline(report: JsonReport) -> str:
     """Say what runs on what."""
     return (
-        f"{format_parameters(report['params_total'], report['params_active'])} on {counted(report['n_gpus'], 'GPU')} "
+        f"{model_and_precision(report)} on {counted(report['n_gpus'], 'GPU')} "
         f"of {report['cluster']} with {framework_text(report['framework'])}: {describe_layout(report['parallelism'])}, "
         f"{counted(report['n_microbatches'], 'micro-batch', 'es')}"
     )
@@ -49,32 +58,32 @@ def headline(report: JsonReport) -> str:
 
 def cards(report: JsonReport) -> list[Card]:
     """Return the key figures: time and how far to trust it, memory, throughput, efficiency, the whole run."""
-    memory, accuracy = report["memory"], report.get("accuracy")
-    trust = (
-        f"{round(100 * accuracy['level'])} % interval {interval_text(accuracy['interval_s'])}"
-        if accuracy
-        else f"{NOTHING} was measured"
-    )
+    memory = report["memory"]
     shown = [
-        Card("step time", format_time(report["step_time_s"]), trust, alarming=not accuracy),
+        Card(
+            "step time",
+            format_time(report["step_time_s"]),
+            card_of_interval(report),
+            alarming=not report.get("accuracy"),
+        ),
         Card(
             "memory",
-            "fits" if memory["fits"] else "does not fit",
+            fit_verdict(memory),
             f"at most {format_gib(memory['peak_bytes'])} of {format_gib(memory['capacity_bytes'])}",
-            alarming=not memory["fits"],
+            alarming=fit_verdict(memory) != "fits",
         ),
         Card(
             "tokens/s",
             f"{report['tokens_per_s']:,.0f}",
             f"{report['tokens_per_s_per_gpu']:,.0f} per GPU",
         ),
-        Card("MFU", percent(report["mfu"]), f"HFU {percent(report['hfu'])}"),
+        Card("MFU", percent(report["mfu"]), "; ".join([*mfu_lines(report), f"HFU {percent(report['hfu'])}"])),
     ]
     if report["parallelism"]["pp"] > 1:
         shown.append(Card("bubble", percent(report["bubble_fraction"]), "of the pipelines' time"))
     if run := report.get("run"):
         cost = "" if run["cost"] is None else f", cost {run['cost']:,.0f}"
-        shown.append(Card("whole run", f"{run['days']:,.1f} days", f"{run['gpu_hours']:,.0f} GPU-hours{cost}"))
+        shown.append(Card("whole run", run_length(run["days"]), f"{run['gpu_hours']:,.0f} GPU-hours{cost}"))
     return shown
 
 
@@ -127,7 +136,7 @@ def link_bars(report: JsonReport) -> list[Bar]:
     """Return the busiest links, by the share of the step in which they would be full."""
     return [
         Bar(
-            f"{row['name']} ({row['count']:,} alike)",
+            f"{row['name']} ({alike_links(row)} alike, each way counted)",
             format_bytes(row["bytes"]),
             percent(row["utilisation"]),
             min(100 * row["utilisation"], 100.0),
@@ -184,5 +193,6 @@ def section_context(report: JsonReport) -> Mapping[str, Any]:
         "link_bars": link_bars(report),
         "traffic": traffic_rows(report),
         "trust": interval_lines(report["accuracy"]) if report.get("accuracy") else [],
-        "calibration": f"{report['calibration']['name']}: {report['calibration']['kind']} figures",
+        "calibration": calibration_text(report["calibration"]),
+        "prices": price_lines(report["calibration"]),
     }
