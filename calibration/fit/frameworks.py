@@ -50,10 +50,10 @@ def fit(cases: Cases, profile: Profile) -> Part:
     for run in cases.steps:
         by_section.setdefault(_section(run), []).append(run)
     for section, runs in by_section.items():
-        costs, of_section = _fitted(section, runs, plain, usual)
+        costs, fitted_steps = _fitted(section, runs, plain, usual)
         figures[f"host.launch_s.{section}"] = costs
         figures[f"sources.{SOURCE}"] = _cited(runs)
-        points += of_section
+        points += fitted_steps
     return Part(figures, points)
 
 

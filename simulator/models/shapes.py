@@ -54,8 +54,7 @@ def shapes(workload: Workload, seat: Seat = ANY_SEAT, turn: Turn = ANY_TURN, num
     sequence_parallel = bool(layout.sequence_parallel) and tp > 1
     tokens = workload.rank_tokens
     vocab = model.padded_vocab(tp)
-    heads = model.heads_of(number)
-    seen = model.keys_seen(number, training.seq)
+    heads, seen = model.heads_of(number), model.keys_seen(number, training.seq)
     attends = model.mixer(number).attends
     return FrameworkShapes(
         tp=tp,

@@ -146,7 +146,6 @@ def run_result_schema() -> Schema:
         "fp8": _or_null(_object({"recipe": _TEXT, "gather": _TEXT})),
         **_numbers("params_total", "params_active", "params_trained"),
         "tuning": _or_null(_ANYTHING),
-        "fp8": _or_null(_ANYTHING),
         "step_time_s": _NUMBER,
         "steady_period": _TRUTH,
         **_speed(),

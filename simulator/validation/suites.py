@@ -263,7 +263,7 @@ SUITES: dict[str, Suite] = {
         ),
         Suite(
             name="vtrain-single",
-            about="the same on 2 to 8 A100s of a node: every 24th of 1,440 small steps, half of which wait for their hosts",
+            about="the same on 2 to 8 A100s of a node: every 24th of 1,440 small steps, half of which wait for hosts",
             table=DATA / "vtrain-single.csv",
             settings=_VTRAIN,
             bounds=Bounds(mean=0.12),
