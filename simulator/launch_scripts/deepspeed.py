@@ -73,7 +73,11 @@ def _sharding(reading: ScriptReading, name: OptionOf) -> None:
     section = reading.look(name("zero_optimization"), False)
     if section is not False:
         raise InputError(
-            "must be a section", file=reading.path, key="zero_optimization", found=brief(section), allowed="{stage: 1}"
+            "must be a section",
+            file=reading.path,
+            key=name("zero_optimization"),
+            found=brief(section),
+            allowed="{stage: 1}",
         )
     stage = reading.number(option)
     if str(reading.look(option)).lower() == "auto":

@@ -26,7 +26,7 @@ _MLA: dict[str, tuple[str, int | None]] = {
 }
 #: Tokenizers whose vocabulary is known: of GPT-2 (Radford et al. 2019) and of Llama 2 (arXiv 2307.09288).
 _VOCABULARIES = {"GPT2BPETokenizer": 50257, "Llama2Tokenizer": 32000}
-#: Options of models whose layers are not all attention, and words by which a specification of layers is one of those.
+#: Options of models whose layers are of several kinds, and words by which a specification of layers is one of those.
 _HYBRID = (
     "is_hybrid_model",
     "hybrid_layer_pattern",
@@ -35,12 +35,14 @@ _HYBRID = (
     "hybrid_mlp_ratio",
     "experimental_attention_variant",
     "linear_attention_type",
+    "heterogeneous_layers_config_path",
+    "heterogeneous_layers_config_encoded_json",
 )
 _HYBRID_WORDS = ("mamba", "hybrid")
 
 
 def put_layers(reading: ScriptReading) -> None:
-    """Put what layers are made of. Raises `InputError` where some are no attention."""
+    """Put what layers are made of. Raises `InputError` where they are of several kinds."""
     _refuse_hybrids(reading)
     _vocabulary(reading)
     swiglu = reading.flag("swiglu")
@@ -63,7 +65,7 @@ def put_layers(reading: ScriptReading) -> None:
 
 
 def _refuse_hybrids(reading: ScriptReading) -> None:
-    layers = "layers that are no attention are not read from a script"
+    layers = "has layers of other kinds, which are not read from a script"
     for option in _HYBRID:
         value = reading.look(option)
         if not is_off(value) and str(value) not in ("0", "0.0"):

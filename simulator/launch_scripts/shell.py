@@ -98,11 +98,11 @@ def launch_command(text: str, path: Path) -> LaunchCommand:
             file=path,
             allowed="torchrun, deepspeed, accelerate launch, python or srun, with a .py file or -m",
         )
-    *others, words = commands
-    earlier = [
-        f"{textwrap.shorten(' '.join(text for text, _ in each), 80)}, as a later command counts" for each in others
+    *earlier, words = commands
+    told = [
+        f"{textwrap.shorten(' '.join(word.text for word in each), 80)}, as a later command counts" for each in earlier
     ]
-    return LaunchCommand(words, [*reader.skipped, *earlier])
+    return LaunchCommand(words, [*reader.skipped, *told])
 
 
 def _starts_training(words: list[Word]) -> bool:

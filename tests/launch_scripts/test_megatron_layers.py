@@ -10,12 +10,8 @@ import pytest
 from simulator.config import load_workload
 from simulator.errors import InputError
 from simulator.launch_scripts.completion import workload_data
-from tests.launch_scripts.scripts import script, value_at
+from tests.launch_scripts.scripts import COMMAND, script, value_at
 
-COMMAND = (
-    "torchrun --nproc_per_node 8 pretrain_gpt.py --num-layers 32 --hidden-size 4096 --num-attention-heads 32 "
-    "--seq-length 4096 --micro-batch-size 1 --global-batch-size 8 --vocab-size 50257 --bf16 "
-)
 LATENT = {"kv_lora_rank": 32, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128}
 #: Options -> keys of the workload; each option is understood, or changes nothing.
 KEYS: list[tuple[str, dict[str, Any]]] = [
@@ -77,10 +73,11 @@ def test_a_window_that_no_layer_has_changes_nothing(options: str, tmp_path: Path
 @pytest.mark.parametrize(
     ("options", "told"),
     [
-        ("--is-hybrid-model --hybrid-override-pattern M-M*-", "layers that are no attention"),
-        ("--hybrid-attention-ratio 0.1", "layers that are no attention"),
-        ("--experimental-attention-variant gated_delta_net", "layers that are no attention"),
-        ("--spec megatron.core.models.mamba.mamba_layer_specs mamba_stack_spec", "layers that are no attention"),
+        ("--is-hybrid-model --hybrid-override-pattern M-M*-", "has layers of other kinds"),
+        ("--heterogeneous-layers-config-path a.json", "has layers of other kinds"),
+        ("--hybrid-attention-ratio 0.1", "has layers of other kinds"),
+        ("--experimental-attention-variant gated_delta_net", "has layers of other kinds"),
+        ("--spec megatron.core.models.mamba.mamba_layer_specs mamba_stack_spec", "has layers of other kinds"),
         ("--fp16", "fp16: cannot be on beside bf16"),
         (
             "--pipeline-model-parallel-size 4 --num-layers-per-virtual-pipeline-stage 3",
@@ -93,7 +90,7 @@ def test_a_window_that_no_layer_has_changes_nothing(options: str, tmp_path: Path
         ("--decoder-seq-length 4 --global-batch-size -5", "global_batch_size: is negative"),
     ],
 )
-def test_what_megatron_would_not_run_or_is_no_attention_is_refused(options: str, told: str, tmp_path: Path) -> None:
+def test_what_megatron_would_not_run_or_is_not_read_is_refused(options: str, told: str, tmp_path: Path) -> None:
     with pytest.raises(InputError, match=told):
         script(tmp_path, "a.sh", COMMAND + options)
 

@@ -11,8 +11,7 @@ from simulator.cli.app import main
 from simulator.errors import InputError
 from simulator.launch_scripts.script import Unsaid
 from simulator.launch_scripts.shell import launch_command, options_of
-from tests.launch_scripts.scripts import DEEPSPEED, script
-from tests.launch_scripts.test_megatron_layers import COMMAND
+from tests.launch_scripts.scripts import COMMAND, DEEPSPEED, script
 
 
 @pytest.mark.parametrize("written", ["$()", "``", "$( )"])
