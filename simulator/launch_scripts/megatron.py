@@ -20,7 +20,6 @@ _NUMBERS = {
     "num_layers": "model.layers",
     "hidden_size": "model.hidden",
     "num_attention_heads": "model.heads",
-    "kv_channels": "model.head_dim",
     "vocab_size": "model.vocab",
     "make_vocab_size_divisible_by": "model.vocab_multiple",
     "mtp_num_layers": "model.mtp_layers",

@@ -83,6 +83,7 @@ def _refuse_hybrids(reading: ScriptReading) -> None:
 
 def _latent_attention(reading: ScriptReading) -> None:
     if not reading.flag("multi_latent_attention"):
+        reading.take("kv_channels", "model.head_dim")
         return
     for option, (key, default) in _MLA.items():
         if reading.take(option, key) is None and default is not None:
@@ -92,7 +93,8 @@ def _latent_attention(reading: ScriptReading) -> None:
         reading.assume(
             "model.position", "rope", "as latent attention rotates; a learned table beside it is not simulated"
         )
-    reading.leave("qk_layernorm")  # of what queries and keys are compressed to, whose norms are simulated anyhow
+    # Norms are of what queries and keys are compressed to, simulated anyhow; heads have the widths above.
+    reading.leave("qk_layernorm", "kv_channels")
 
 
 def _window(reading: ScriptReading) -> None:

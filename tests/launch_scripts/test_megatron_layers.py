@@ -17,9 +17,11 @@ LATENT = {"kv_lora_rank": 32, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "
 KEYS: list[tuple[str, dict[str, Any]]] = [
     ("--multi-latent-attention", {"model.mla": LATENT, "model.position": "rope"}),
     (
-        "--multi-latent-attention --kv-lora-rank 512 --q-lora-rank 1536 --qk-layernorm --position-embedding-type rope",
+        "--multi-latent-attention --kv-lora-rank 512 --q-lora-rank 1536 --qk-layernorm --kv-channels 100 "
+        "--position-embedding-type rope",
         {"model.mla": {**LATENT, "kv_lora_rank": 512, "q_lora_rank": 1536}},
     ),
+    ("--kv-channels 64", {"model.head_dim": 64}),
     ("--window-size 1024,0", {"model.sliding_window": 1025}),
     (
         "--window-size '(1024, 0)' --window-attn-skip-freq 6",
