@@ -33,11 +33,11 @@ def import_script(
     """Read a launch script, check the workload that it makes, and write it."""
     from simulator.config import load_workload
     from simulator.launch_scripts import read_script
-    from simulator.launch_scripts.completion import workload_data
+    from simulator.launch_scripts.completion import settled, workload_data
 
     if gpus is not None and gpus < 1:
         raise InputError("is out of range", file="--gpus", found=gpus, allowed=">= 1")
-    script = read_script(file)
+    script = settled(read_script(file), changes)
     data = workload_data(script, file.stem, file, cluster, gpus, changes)
     load_workload(data)
     check_outputs({"--out": out, "--json": json}, {"--out": (".yaml", ".yml")})

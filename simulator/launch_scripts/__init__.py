@@ -6,6 +6,7 @@ A script is told by the keys in it. Nothing of it is run. What no script says, s
 from __future__ import annotations
 
 import re
+import textwrap
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -88,6 +89,8 @@ def read_script(path: Path) -> LaunchScript:
         if marks & options.keys():
             script = reader(options, path, _gpus({**options, **launcher}, text))
             skipped = tuple(f"not followed: {part}" for part in command.skipped)
+            repeated = shell.repeated_options(command.words[start:])
+            skipped += tuple(f"said twice: {textwrap.shorten(text, 80)}, of which the last counts" for text in repeated)
             if by_accelerate:
                 skipped += tuple(f"accelerate launch's {name}" for name in launcher if name not in _OF_PROCESSES)
             return replace(script, ignored=(*script.ignored, *skipped))

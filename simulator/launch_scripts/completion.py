@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from simulator.errors import InputError, raise_all
-from simulator.input_files import with_changes
+from simulator.input_files import brief, with_changes
 from simulator.launch_scripts.script import LaunchScript
+from simulator.units import counted
 
 #: Dotted key -> the part of a workload that no simulation can do without, and how it is added.
 _NEEDED = {
@@ -47,6 +50,10 @@ def workload_data(
     sizes = [_size(layout, axis) for axis in ("tp", "pp", "cp")]
     if "dp" not in layout:
         layout["dp"] = _replicas(script, sizes, gpus, file)
+    elif gpus not in (None, count := math.prod(sizes) * _size(layout, "dp")):
+        raise InputError("is not tp x pp x cp x dp of the job", file="--gpus", found=gpus, fix=f"--gpus {count}")
+    if script.copies is not None:
+        _share(layout, script.copies, file)
     training = data["training"]
     if "global_batch" not in training:
         training["global_batch"] = _size(training, "micro_batch") * (script.accumulation or 1) * _size(layout, "dp")
@@ -58,6 +65,20 @@ def _size(section: Mapping[str, Any], key: str) -> int:
     """Return a number of a section; 1 for what is none, which the check of the workload refuses."""
     value = section.get(key)
     return int(value) if isinstance(value, int | float) and value > 0 and value % 1 == 0 else 1
+
+
+def _share(layout: dict[str, Any], copies: int, file: object) -> None:
+    """Put how many replicas share a copy of the model. Raises `InputError` where they do not divide over copies."""
+    replicas = _size(layout, "dp")
+    if replicas % copies:
+        raise InputError(
+            f"{counted(replicas, 'replica')} do not divide over {copies:,} copies of the sharded model",
+            file=file,
+            key="parallelism.dp",
+        )
+    shards = replicas // copies
+    if layout.setdefault("zero", 3 if shards > 1 else 0) and shards > 1:
+        layout.setdefault("hsdp", shards)
 
 
 def _is_missing(data: Mapping[str, Any], script: LaunchScript, key: str) -> bool:
@@ -74,6 +95,19 @@ def _is_missing(data: Mapping[str, Any], script: LaunchScript, key: str) -> bool
     if key == "training.global_batch" and script.accumulation is not None:
         return False
     return inner not in values
+
+
+def settled(script: LaunchScript, changes: Mapping[str, Any]) -> LaunchScript:
+    """Return a script of which nothing is understood that ``changes`` replace: such options are told instead."""
+
+    kept, told = [], []
+    for entry in script.understood:
+        key = next((change for change in changes if f"{entry.key}.".startswith(f"{change}.")), None)
+        if key is None or changes[key] == entry.value:
+            kept.append(entry)
+        else:
+            told.append(f"{entry.option} {brief(entry.value)}: {key} is set to {brief(changes[key])}")
+    return replace(script, understood=tuple(kept), ignored=(*script.ignored, *told))
 
 
 def _replicas(script: LaunchScript, sizes: list[int], gpus: int | None, file: object) -> int:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from simulator.errors import InputError
+from simulator.input_files import brief
 from simulator.launch_scripts.script import LaunchScript, ScriptReading, flattened
 
 FORMAT = "DeepSpeed configuration"
@@ -69,13 +70,30 @@ def apply(reading: ScriptReading, name: OptionOf = str) -> None:
 
 def _sharding(reading: ScriptReading, name: OptionOf) -> None:
     option = name("zero_optimization.stage")
+    section = reading.look(name("zero_optimization"), False)
+    if section is not False:
+        raise InputError(
+            "must be a section",
+            file=reading.path,
+            key=name("zero_optimization"),
+            found=brief(section),
+            allowed="{stage: 1}",
+        )
     stage = reading.number(option)
+    if str(reading.look(option)).lower() == "auto":
+        stage = -1  # which nothing fills in
     if stage is None:
         reading.assume("parallelism.zero", 0, "DeepSpeed's default of zero_optimization.stage")
     elif stage in (0, 1, 2, 3):
         reading.put("parallelism.zero", stage, option)
     else:
-        raise InputError("is no stage of ZeRO", file=reading.path, key=option, found=stage, allowed="0, 1, 2, 3")
+        raise InputError(
+            "is no stage of ZeRO",
+            file=reading.path,
+            key=option,
+            found=brief(reading.look(option)),
+            allowed="0, 1, 2, 3",
+        )
     overlap = name("zero_optimization.overlap_comm")
     if reading.look(overlap) not in (None, "auto"):
         reading.put("parallelism.overlap.grad_reduce", reading.flag(overlap), overlap)
@@ -95,6 +113,7 @@ def _offload(reading: ScriptReading, name: OptionOf) -> None:
 
 
 def _numerics(reading: ScriptReading, name: OptionOf) -> None:
+    reading.refuse_both(name("bf16.enabled"), name("fp16.enabled"))
     for dtype in ("bf16", "fp16"):
         if option := reading.first_on(name(f"{dtype}.enabled"), name(f"{dtype}_enabled")):
             reading.put("training.precision", dtype, option)

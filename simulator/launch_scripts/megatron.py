@@ -8,7 +8,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from simulator.launch_scripts.script import LaunchScript, ScriptReading, flattened
+from simulator.errors import InputError
+from simulator.launch_scripts.megatron_layers import put_layers
+from simulator.launch_scripts.script import LaunchScript, ScriptReading, flattened, words_of
 
 FORMAT = "Megatron-LM arguments"
 #: What a script must have to be one of Megatron-LM's.
@@ -18,7 +20,6 @@ _NUMBERS = {
     "num_layers": "model.layers",
     "hidden_size": "model.hidden",
     "num_attention_heads": "model.heads",
-    "kv_channels": "model.head_dim",
     "vocab_size": "model.vocab",
     "make_vocab_size_divisible_by": "model.vocab_multiple",
     "mtp_num_layers": "model.mtp_layers",
@@ -31,21 +32,6 @@ _NUMBERS = {
     "expert_model_parallel_size": "parallelism.ep",
     "expert_tensor_parallel_size": "parallelism.etp",
 }
-_MOE = {
-    "num_experts": "model.moe.experts",
-    "moe_router_topk": "model.moe.top_k",
-    "moe_ffn_hidden_size": "model.moe.ffn_hidden",
-    "moe_shared_expert_intermediate_size": "model.moe.shared_ffn_hidden",
-}
-_MLA = {
-    "q_lora_rank": "model.mla.q_lora_rank",
-    "kv_lora_rank": "model.mla.kv_lora_rank",
-    "qk_head_dim": "model.mla.qk_nope_head_dim",
-    "qk_pos_emb_head_dim": "model.mla.qk_rope_head_dim",
-    "v_head_dim": "model.mla.v_head_dim",
-}
-#: Tokenizers whose vocabulary is known: of GPT-2 (Radford et al. 2019) and of Llama 2 (arXiv 2307.09288).
-_VOCABULARIES = {"GPT2BPETokenizer": 50257, "Llama2Tokenizer": 32000}
 _NEUTRAL_PREFIXES = (
     "adam_", "auto_detect_ckpt", "ckpt_", "data_args", "data_cache", "data_impl", "data_path", "dataloader",
     "decoupled", "dist_ckpt", "distributed_timeout", "end_weight", "eval_", "exit_", "init_method", "log_",
@@ -83,6 +69,7 @@ _USUAL = {
     "moe_layer_freq": ("1",),
     "moe_router_load_balancing_type": ("aux_loss", "seq_aux_loss", "none"),
     "moe_token_dispatcher_type": ("alltoall",),
+    "gradient_accumulation_fusion": ("true",),
     "num_virtual_stages_per_pipeline_rank": ("1",),
     "rotary_percent": ("1", "1.0"),
 }
@@ -90,6 +77,10 @@ _USUAL = {
 _OPTIMIZERS = {"adam": "adamw", "sgd": "sgd_momentum"}
 #: --fp8-recipe -> ours.
 _FP8_RECIPES = {"delayed": "te_delayed", "tensorwise": "te_current", "blockwise": "te_blockwise", "mxfp8": "te_mxfp8"}
+#: --cp-comm-type -> ours.
+_CONTEXT_METHODS = {"p2p": "ring", "a2a": "ulysses"}
+#: Options of the layers that the first and the last pipeline stage have.
+_UNEVEN = ("decoder_first_pipeline_num_layers", "decoder_last_pipeline_num_layers")
 #: --attention-backend -> ours.
 _ATTENTION = {"flash": "flash", "fused": "flash", "unfused": "unfused"}
 
@@ -119,7 +110,7 @@ def read(options: Mapping[str, Any], path: Path, gpus: int | None, dialect: Dial
     for option, key in _NUMBERS.items():
         reading.take(option, key)
     _modules(reading)
-    _model(reading)
+    put_layers(reading)
     _training(reading)
     _parallelism(reading)
     for option, values in {**_USUAL, **dialect.usual}.items():
@@ -165,94 +156,8 @@ def _modules(reading: ScriptReading) -> None:
         reading.leave("no_masked_softmax_fusion", "attention_softmax_in_fp32")
 
 
-def _model(reading: ScriptReading) -> None:
-    _vocabulary(reading)
-    swiglu = reading.flag("swiglu")
-    if swiglu:
-        reading.put("model.activation", "swiglu", "swiglu")
-    hidden = reading.number("hidden_size")
-    if reading.take("ffn_hidden_size", "model.ffn_hidden") is None and hidden is not None and swiglu:
-        reading.assume("model.ffn_hidden", int(4 * hidden * 2 / 3) // 64 * 64, "Megatron-LM's for swiglu")
-    if not reading.flag("group_query_attention"):
-        reading.leave("num_query_groups")
-    elif (groups := reading.take("num_query_groups", "model.kv_heads")) is not None:
-        reading.understand("group_query_attention", "model.kv_heads", groups)
-    if (norm := reading.look("normalization")) is not None:
-        reading.put("model.norm", str(norm).lower(), "normalization")
-    _switches(reading)
-    _dropout(reading)
-    _experts(reading)
-    if reading.flag("multi_latent_attention"):
-        for option, key in _MLA.items():
-            reading.take(option, key)
-        reading.understand("multi_latent_attention", "model.mla", "a section")
-
-
-def _switches(reading: ScriptReading) -> None:
-    position = {"rope": "rope", "none": "none", "learned_absolute": "learned"}.get(
-        str(reading.look("position_embedding_type"))
-    )
-    if position is not None:
-        reading.put("model.position", position, "position_embedding_type")
-        reading.leave("use_rotary_position_embeddings")
-    elif reading.flag("use_rotary_position_embeddings"):
-        reading.put("model.position", "rope", "use_rotary_position_embeddings")
-    for option, key, value in (
-        ("disable_bias_linear", "model.bias", False),
-        ("untie_embeddings_and_output_weights", "model.tied_embeddings", False),
-        ("qk_layernorm", "model.qk_norm", True),
-    ):
-        if reading.flag(option):
-            reading.put(key, value, option)
-
-
-def _vocabulary(reading: ScriptReading) -> None:
-    if reading.number("vocab_size") is not None:
-        return
-    kind = str(reading.options.get("tokenizer_type"))
-    file = next((option for option in ("vocab_file", "merge_file") if option in reading.options), None)
-    if kind in _VOCABULARIES:
-        reading.put("model.vocab", _VOCABULARIES[kind], "tokenizer_type")
-    elif file is not None:
-        reading.assume("model.vocab", _VOCABULARIES["GPT2BPETokenizer"], f"GPT-2's, whose tokenizer has a {file}")
-
-
-def _dropout(reading: ScriptReading) -> None:
-    dropout = reading.fraction("hidden_dropout")
-    if dropout is None:
-        reading.assume("model.dropout", 0.1, "Megatron-LM's default of hidden_dropout")
-    else:
-        reading.put("model.dropout", dropout, "hidden_dropout")
-    probability = reading.fraction("attention_dropout")
-    if probability is None:
-        return
-    if probability == reading.workload["model"]["dropout"]:
-        reading.understand("attention_dropout", "model.dropout", probability)
-    else:
-        reading.ignore("attention_dropout", "attention drops as much as hidden_dropout says")
-
-
-def _experts(reading: ScriptReading) -> None:
-    if reading.number("num_experts") is None:
-        return
-    reading.leave_where("moe_grouped_gemm", "true")
-    for option, key in _MOE.items():
-        reading.take(option, key)
-    moe = reading.workload["model"]["moe"]
-    if "top_k" not in moe:
-        reading.assume("model.moe.top_k", 2, "Megatron-LM's default of moe_router_topk")
-    if "ffn_hidden" not in moe and (width := reading.workload["model"].get("ffn_hidden")):
-        reading.assume("model.moe.ffn_hidden", width, "ffn_hidden_size, as Megatron-LM takes it")
-    frequency = str(reading.look("moe_layer_freq", "1"))
-    if match := re.fullmatch(r"\(?\[0\]\*(\d+)\+\[1\]\*\d+\)?", frequency.replace(" ", "")):
-        reading.put("model.moe.first_dense_layers", int(match[1]), "moe_layer_freq")
-    elif frequency.isdigit() and frequency != "1":
-        reading.put("model.moe.every", int(frequency), "moe_layer_freq")
-    if (capacity := reading.fraction("moe_expert_capacity_factor")) is not None:
-        reading.put("model.moe.capacity_factor", capacity, "moe_expert_capacity_factor")
-
-
 def _training(reading: ScriptReading) -> None:
+    reading.refuse_both("bf16", "fp16")
     if half := reading.first_on("bf16", "fp16"):
         reading.put("training.precision", half, half)
     else:
@@ -268,6 +173,8 @@ def _training(reading: ScriptReading) -> None:
         reading.put("training.optimizer.name", optimizer, "optimizer")
     if option := reading.first_on("grad_reduce_in_bf16", "accumulate_allreduce_grads_in_bf16"):
         reading.put("training.grad_dtype", "bf16", option)
+    if reading.flag("no_gradient_accumulation_fusion"):
+        reading.put("training.gradient_accumulation_fusion", False, "no_gradient_accumulation_fusion")
     _recompute(reading)
     samples, steps = reading.number("train_samples"), reading.number("train_iters")
     training = reading.workload["training"]
@@ -323,6 +230,7 @@ def _parallelism(reading: ScriptReading) -> None:
         reading.switch("parallelism.sequence_parallel", "sequence_parallel")
     reading.leave("sequence_parallel")
     _chunks(reading)
+    _context(reading)
     sharding = str(reading.look("data_parallel_sharding_strategy", ""))
     if fully := reading.first_on("use_torch_fsdp2", "use_megatron_fsdp", "use_custom_fsdp"):
         stage = {"optim": 1, "optim_grads": 2, "no_shard": 0}.get(sharding, 3)
@@ -347,12 +255,69 @@ def _parallelism(reading: ScriptReading) -> None:
 
 
 def _chunks(reading: ScriptReading) -> None:
-    pp, layers = reading.workload["parallelism"].get("pp", 1), reading.workload["model"].get("layers")
+    layout = reading.workload["parallelism"]
+    pp = layout.get("pp", 1)
     option, number = reading.first_number(
         "num_virtual_stages_per_pipeline_rank", "num_layers_per_virtual_pipeline_stage"
     )
-    if number and layers and option == "num_layers_per_virtual_pipeline_stage":
-        number = layers // pp // number
-    if number and number > 1 and pp > 1:
+    if pp < 2:
+        for single in ("num_layers_per_virtual_pipeline_stage", *_UNEVEN):
+            if reading.look(single) is not None:
+                reading.ignore(single, "the pipeline has one stage")
+        return
+    if number and option == "num_layers_per_virtual_pipeline_stage":
+        number = _chunks_of(reading, number, pp)
+    if number and number > 1:
         reading.put("parallelism.vpp", number, option)
         reading.put("parallelism.schedule", "interleaved", option)
+    elif number == 1:
+        reading.leave(option)
+    _uneven_stages(reading, pp, number or 1)
+
+
+def _chunks_of(reading: ScriptReading, each: int, pp: int) -> int:
+    """Return the chunks of a pipeline rank that have ``each`` layers. Raises `InputError` where they do not divide."""
+    ends = (
+        "account_for_embedding_in_pipeline_split",
+        "account_for_loss_in_pipeline_split",
+    )
+    layers = reading.workload["model"].get("layers", 1) + sum(map(reading.flag, ends))
+    if each < 1 or layers % (pp * each):
+        raise InputError(
+            f"{layers} layers over {pp} pipeline ranks do not split into chunks of it",
+            file=reading.path,
+            key="num_layers_per_virtual_pipeline_stage",
+            found=each,
+            allowed="a divisor of the layers of a rank",
+        )
+    return int(layers // pp // each)
+
+
+def _uneven_stages(reading: ScriptReading, pp: int, vpp: int) -> None:
+    """Put layers of stages of which the first or last has its own number; the others share what is left evenly."""
+    first, last = (reading.number(option) for option in _UNEVEN)
+    options = [option for option, number in zip(_UNEVEN, (first, last), strict=True) if number is not None]
+    if not options:
+        return
+    layers = reading.workload["model"].get("layers", 1)
+    between = pp - len(options)
+    rest = layers - (first or 0) - (last or 0)
+    each = rest // between if between else 0
+    stages = [each if first is None else first, *[each] * (pp - 2), each if last is None else last]
+    if sum(stages) != layers or any(stage < 1 or stage % vpp for stage in stages):
+        raise InputError(
+            f"{layers} layers do not split so over {pp} pipeline ranks" + (f" of {vpp} chunks" if vpp > 1 else ""),
+            file=reading.path,
+            key=options[0],
+            found=[number for number in (first, last) if number is not None],
+        )
+    reading.put("parallelism.layers_per_stage", [stage // vpp for stage in stages] * vpp, *options)
+
+
+def _context(reading: ScriptReading) -> None:
+    """Put how ranks of context parallelism trade what they lack."""
+    kinds = set(words_of(reading.look("cp_comm_type")))
+    if reading.workload["parallelism"].get("cp", 1) == 1:
+        reading.leave("cp_comm_type")
+    elif len(kinds) == 1 and (method := _CONTEXT_METHODS.get(kinds.pop())):
+        reading.put("parallelism.cp_method", method, "cp_comm_type")

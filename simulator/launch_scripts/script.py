@@ -30,6 +30,7 @@ class LaunchScript:
     runs on; None where it leaves that open. ``accumulation``: micro-batches of a step; None where it says the global
     batch. ``assumed``: keys that the script leaves open, and their values. ``neutral``: options that change neither
     time nor memory. ``ignored``: options that are not simulated, or not known here.
+    ``copies``: of a model that the other replicas share in shards; None where no number of GPUs decides how many share.
     """
 
     format: str
@@ -40,6 +41,7 @@ class LaunchScript:
     assumed: tuple[str, ...]
     neutral: tuple[str, ...]
     ignored: tuple[str, ...]
+    copies: int | None = None
 
 
 @dataclass(frozen=True)
@@ -62,6 +64,7 @@ class ScriptReading:
     options: Mapping[str, Any]
     gpus: int | None = None
     accumulation: int | None = None
+    copies: int | None = None
     names: Mapping[str, str] = field(default_factory=dict)
     workload: dict[str, Any] = field(default_factory=dict)
     understood: list[UnderstoodOption] = field(default_factory=list)
@@ -90,6 +93,16 @@ class ScriptReading:
     def first_on(self, *switches: str) -> str | None:
         """Return the first of several switches that is on; None where none is."""
         return next((switch for switch in switches if self.flag(switch)), None)
+
+    def refuse_both(self, first: str, second: str) -> None:
+        """Raise `InputError` where two switches are on that exclude each other; one that is auto is not."""
+        if self.flag(first) and self.flag(second):
+            raise InputError(
+                f"cannot be on beside {self._name(first)}",
+                file=self.path,
+                key=self._name(second),
+                fix=f"{self._name(first)} or {self._name(second)}",
+            )
 
     def number(self, option: str) -> int | None:
         """Return a whole number; None where it is not said, or auto. Raises `InputError` on something else."""
@@ -134,8 +147,10 @@ class ScriptReading:
             self.understood.append(entry)
 
     def take(self, option: str, key: str) -> int | None:
-        """Put a whole number under ``key`` if the script says it; return it."""
+        """Put a whole number under ``key`` if the script says it; return it. Raises `InputError` on a negative one."""
         value = self.number(option)
+        if value is not None and value < 0:
+            raise self._error(option, "is negative")
         if value is not None:
             self.put(key, value, option)
         return value
@@ -184,7 +199,7 @@ class ScriptReading:
                 continue
             rest = option.removeprefix(under)
             named = rest in neutral or rest.startswith(prefixes)
-            if (named and option not in self._looked_at) or _is_off(value):
+            if (named and option not in self._looked_at) or is_off(value):
                 self.leave(option)
             else:
                 self.ignore(option)
@@ -193,7 +208,7 @@ class ScriptReading:
     def script(self) -> LaunchScript:
         """The script as far as it was read."""
         lists = (tuple(self.understood), tuple(self.assumed), tuple(self.neutral), tuple(self.ignored))
-        return LaunchScript(self.format, self.workload, self.gpus, self.accumulation, *lists)
+        return LaunchScript(self.format, self.workload, self.gpus, self.accumulation, *lists, self.copies)
 
     def _name(self, option: str) -> str:
         return self.names.get(option, option)
@@ -209,7 +224,8 @@ class ScriptReading:
         section[last] = value
 
 
-def _is_off(value: object) -> bool:
+def is_off(value: object) -> bool:
+    """Return whether a value switches an option off, or leaves it to others."""
     return value is None or str(value).lower() in ("", "auto", "false", "no", "none")
 
 

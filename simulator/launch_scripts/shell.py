@@ -10,6 +10,7 @@ import ast
 import operator
 import re
 import shlex
+import textwrap
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -78,19 +79,30 @@ def launch_command(text: str, path: Path) -> LaunchCommand:
         message = "is too long for a launch script"
         raise InputError(message, file=path, found=len(text), allowed=f"at most {MOST_CHARACTERS:,} characters")
     reader = _ShellReader()
-    words: list[Word] = []
+    commands: list[list[Word]] = []
     for statement in _statements(text.replace(_MARK, "")):
         if reader.follows(statement) and not reader.assigns(statement):
             command = [reader.word(part) for part in reader.words(statement)]
             if _starts_training(command):
-                words = command
-    if not words:
+                commands.append(command)
+    if not commands and reader.skipped:
+        raise InputError(
+            "starts no training in what is followed, which loops, functions and other conditions are not",
+            file=path,
+            found=textwrap.shorten(reader.skipped[0], 80),
+            fix="a script in which the command stands by itself, written out",
+        )
+    if not commands:
         raise InputError(
             "starts no training: no command runs a Python program",
             file=path,
             allowed="torchrun, deepspeed, accelerate launch, python or srun, with a .py file or -m",
         )
-    return LaunchCommand(words, reader.skipped)
+    *earlier, words = commands
+    told = [
+        f"{textwrap.shorten(' '.join(word.text for word in each), 80)}, as a later command counts" for each in earlier
+    ]
+    return LaunchCommand(words, [*reader.skipped, *told])
 
 
 def _starts_training(words: list[Word]) -> bool:
@@ -130,6 +142,30 @@ def options_of(words: Iterable[Word]) -> dict[str, str | bool | Unsaid]:
     return {name: _value_of(value) for name, value in values.items()}
 
 
+def repeated_options(words: Iterable[Word]) -> list[str]:
+    """Return what options say that stand among words before, with other values; the last of each counts.
+
+    >>> repeated_options([Word("--num-layers"), Word("4"), Word("--bf16"), Word("--num-layers=8"), Word("--bf16")])
+    ['num_layers 4']
+    """
+    options: list[list[Word]] = []
+    for word in words:
+        if word.text.startswith("-") and options_of([word]):
+            options.append([])
+        if options:
+            options[-1].append(word)
+    last: dict[str, str | bool | Unsaid] = {}
+    earlier: list[str] = []
+    for option in options:
+        for name, value in options_of(option).items():
+            if last.get(name, value) != value:
+                before = last[name]
+                text = "" if before is True else f" {before.text if isinstance(before, Unsaid) else before}"
+                earlier.append(f"{name}{text}")
+            last[name] = value
+    return earlier
+
+
 def _value_of(words: list[Word]) -> str | bool | Unsaid:
     text = " ".join(word.text for word in words)
     if not all(word.complete for word in words):
@@ -151,8 +187,11 @@ class _ShellReader:
         """Return whether a statement is reached; conditions and ends of them are not statements themselves."""
         first = statement.split(maxsplit=1)[0] if statement.split() else ""
         rest = statement[len(first) :].strip()
-        if first in ("for", "while", "until", "case") or re.match(rf"(function\s+)?{_NAME}\s*\(\)", statement):
-            self._loops += first != "" and not statement.endswith(("done", "esac", "}"))
+        end = {"for": "done", "while": "done", "until": "done", "select": "done", "case": "esac"}.get(first)
+        if end is None and re.match(r"function\s+[\w-]+|[\w-]+\s*\(\)", statement):
+            end = "}"
+        if end is not None:
+            self._loops += not re.search(rf"(^|[\s;]){end}$", statement)
             self.skipped.append(statement.splitlines()[0])
             return False
         if self._loops:

@@ -182,6 +182,14 @@ def _degrees(reading: ScriptReading) -> None:
 def _sharding(reading: ScriptReading) -> None:
     each, replicas = _degree(reading, "data_parallel_replicate_degree")
     option, shards = reading.first_number(*_older("data_parallel_shard_degree"), *_older("data_parallel_degree"))
+    if replicas is not None and replicas > 1 and shards in (None, -1):
+        reading.copies = replicas
+        reading.understand(each, "copies of the sharded model", replicas)
+        if shards is None:
+            reading.assumed.append("shards: as many as GPUs allow, torchtitan's default of data_parallel_shard_degree")
+        else:
+            reading.understand(option, "shards", "as many as GPUs allow")
+        return
     zero = 0 if shards == 1 else 3
     if shards is None:
         reading.assume("parallelism.zero", zero, "torchtitan's default of data_parallel_shard_degree")
@@ -190,7 +198,7 @@ def _sharding(reading: ScriptReading) -> None:
     if replicas == 1:
         reading.leave(each)
     elif replicas is not None and replicas > 1 and shards == 1:
-        reading.understand(each, "parallelism.zero", zero)
+        reading.put("parallelism.dp", replicas, each)
     elif replicas is not None and replicas > 1 and shards is not None and shards > 1:
         reading.put("parallelism.hsdp", shards, option)
         reading.put("parallelism.dp", replicas * shards, each)
@@ -198,7 +206,7 @@ def _sharding(reading: ScriptReading) -> None:
 
 def _schedule(reading: ScriptReading) -> None:
     option, schedule = reading.first_of(*_older("pipeline_parallel_schedule"))
-    if reading.workload["parallelism"].get("pp", 1) == 1:
+    if reading.workload.get("parallelism", {}).get("pp", 1) == 1:
         reading.leave(option)
     elif name := _SCHEDULES.get(str(schedule).lower()):
         reading.put("parallelism.schedule", name, option)

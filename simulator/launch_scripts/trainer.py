@@ -120,6 +120,7 @@ _OPTIMIZERS = {
 
 def put_precision(reading: ScriptReading, *, unsaid: str) -> None:
     """Put bf16, fp16 or what stands for it where the script says neither."""
+    reading.refuse_both("bf16", "fp16")
     for dtype in ("bf16", "fp16"):
         if str(reading.look(dtype)).lower() in ("true", "auto", "full", "1", "yes"):
             reading.put("training.precision", dtype, dtype)

@@ -52,6 +52,11 @@ RUN="torchrun --nproc_per_node $GPUS_PER_NODE --nnodes $NNODES pretrain_gpt.py \
     --recompute-granularity full --recompute-method block --recompute-num-layers 1 --save $CKPT --overlap-moe-magic"
 eval $RUN 2>&1 | tee log.txt
 """
+#: Of Megatron-LM with what no job can do without; options stand behind it.
+COMMAND = (
+    "torchrun --nproc_per_node 8 pretrain_gpt.py --num-layers 32 --hidden-size 4096 --num-attention-heads 32 "
+    "--seq-length 4096 --micro-batch-size 1 --global-batch-size 8 --vocab-size 50257 --bf16 "
+)
 TORCHTITAN = """
 # a preset for 64 H100 GPUs
 [model]

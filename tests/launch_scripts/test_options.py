@@ -34,7 +34,8 @@ ODD = {
      "--attention-backend auto --fp8-recipe custom --fp8-format e4m3 --data-parallel-sharding-strategy optim "
      "--use-torch-fsdp2 "
      "--accumulate-allreduce-grads-in-bf16 --mtp-num-layers $2 --rotary-percent 0.5 --kv-channels 128 "
-     "--moe-layer-freq [0,1] --moe-token-dispatcher-type allgather --train-samples 100 --q-lora-rank 8"),
+     "--moe-layer-freq [0,1] --window-size 9,0 --window-attn-skip-freq [0,1] --cp-comm-type p2p "
+     "--decoder-last-pipeline-num-layers $3 --moe-token-dispatcher-type allgather --train-samples 100 --q-lora-rank 8"),
     "arguments.yaml": SCRIPTS["arguments.yaml"][0] + "again: {seq_length: 128}\nnum_query_groups: 2\nswiglu: false\n"
      "recompute: {recompute_granularity: full, recompute_method: uniform, recompute_num_layers: 3}\n",
     "nemo.yaml": NEMO + "  fp8: false\n  num_query_groups: ${.x}\n  data: {prefix: a}\n  new_key: 1\n  rampup: null\n"
@@ -75,7 +76,7 @@ def names_in(name: str, text: str) -> set[str]:
 
 
 #: Beginnings of lines that are of no option.
-ABOUT = ("not followed", "adapters of", "sharding inside")
+ABOUT = ("not followed", "said twice", "adapters of", "sharding inside")
 
 
 @pytest.mark.parametrize("name", SCRIPTS)

@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from simulator.config import load_workload
 from simulator.errors import InputError
+from simulator.launch_scripts.completion import workload_data
 from tests.launch_scripts.scripts import ACCELERATE, AXOLOTL, script
 
 
@@ -60,6 +62,45 @@ deepspeed_config: {zero_stage: 3, offload_optimizer_device: cpu, offload_param_d
     assert "deepspeed_config.zero_stage" in {entry.option for entry in read.understood}
     with pytest.raises(InputError, match="is no stage of ZeRO"):
         script(tmp_path, "a.yaml", text.replace("zero_stage: 3", "zero_stage: 7"))
+
+
+@pytest.mark.parametrize(
+    ("shards", "gpus", "expected"),
+    [
+        ("data_parallel_shard_degree = -1", 16, {"dp": 8, "zero": 3, "hsdp": 4}),
+        ("", 16, {"dp": 8, "zero": 3, "hsdp": 4}),
+        ("data_parallel_shard_degree = -1", 4, {"dp": 2, "zero": 0}),
+        ("data_parallel_shard_degree = 4", 16, {"dp": 8, "zero": 3, "hsdp": 4}),
+        ("data_parallel_shard_degree = 1", 4, {"dp": 2, "zero": 0}),
+    ],
+)
+def test_torchtitan_shards_inside_each_of_two_copies(
+    shards: str, gpus: int, expected: dict[str, int], tmp_path: Path
+) -> None:
+    """GPUs over tp 2 and two copies share a copy; where that is one, each replica is whole. Both degrees are told."""
+    degrees = f"data_parallel_replicate_degree = 2\n{shards}\ntensor_parallel_degree = 2\n"
+    read = script(tmp_path, "a.toml", f"[training]\nlocal_batch_size = 1\nseq_len = 512\n[parallelism]\n{degrees}")
+    data = workload_data(read, "job", "a.toml", "dgx_h100", gpus, {"model.preset": "llama3-8b"})
+    assert data["parallelism"] == {"tp": 2, **expected}
+    load_workload(data)
+    written = {f"parallelism.{line.split(' =')[0]}" for line in degrees.split("\n") if line}
+    assert written <= {entry.option for entry in read.understood}
+
+
+def test_copies_and_gpus_that_do_not_fit_are_refused(tmp_path: Path) -> None:
+    """Three replicas are not two copies; two copies of four shards with tp 2 are 16 GPUs and no others."""
+    text = "[training]\nlocal_batch_size = 1\nseq_len = 512\n[parallelism]\ndata_parallel_replicate_degree = 2\n"
+    with pytest.raises(InputError, match="3 replicas do not divide over 2 copies"):
+        workload_data(script(tmp_path, "a.toml", text), "job", "a", "dgx_h100", 3, {"model.preset": "llama3-8b"})
+    fixed = script(tmp_path, "a.toml", f"{text}data_parallel_shard_degree = 4\ntensor_parallel_degree = 2\n")
+    with pytest.raises(InputError, match="--gpus 16"):
+        workload_data(fixed, "job", "a", "dgx_h100", 8, {"model.preset": "llama3-8b"})
+
+
+@pytest.mark.parametrize("section", [[], True, 2, {"stage": "auto"}, {"stage": -1}])
+def test_what_is_no_stage_of_zero_is_refused(section: object, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"is no stage of ZeRO|must be a section"):
+        script(tmp_path, "ds_config.json", json.dumps({"zero_optimization": section}))
 
 
 def test_a_path_of_deepspeed_is_told_from_a_switch(tmp_path: Path) -> None:

@@ -1,0 +1,56 @@
+"""Shell scripts with several commands, functions and loops, and outputs of commands that are empty."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from simulator.cli.app import main
+from simulator.errors import InputError
+from simulator.launch_scripts.script import Unsaid
+from simulator.launch_scripts.shell import launch_command, options_of
+from tests.launch_scripts.scripts import COMMAND, DEEPSPEED, script
+
+
+@pytest.mark.parametrize("written", ["$()", "``", "$( )"])
+def test_an_empty_command_has_no_value(written: str) -> None:
+    command = launch_command(f"X={written}\ntorchrun train.py --num-layers $X --bf16\n", Path("s.sh"))
+    assert options_of(command.words)["num_layers"] == Unsaid(written)
+
+
+def test_the_last_of_several_commands_counts_and_others_are_named(tmp_path: Path) -> None:
+    read = script(tmp_path, "a.sh", f"{COMMAND}\n{COMMAND.replace('--num-layers 32', '--num-layers 16')}\n")
+    assert read.workload["model"]["layers"] == 16
+    assert [line for line in read.ignored if line.startswith("not followed: torchrun --nproc_per_node 8 pretrain_gpt")]
+
+
+@pytest.mark.parametrize(
+    "start", ["run() {", "function run {", "for i in ${LIST}; do", "while true; do", "if [ -f a ]; then"]
+)
+def test_a_command_in_what_is_not_followed_is_to_be_written_out(start: str, tmp_path: Path) -> None:
+    """The error names what stands in the way; a command beside it is read, and what stands there is told."""
+    end = {"{": "}\nrun", "do": "done", "then": "fi"}[start.split()[-1]]
+    inner = f"{start}\n  {COMMAND}\n{end}\n"
+    with pytest.raises(InputError, match="written out") as caught:
+        script(tmp_path, "a.sh", inner)
+    assert start.split(";")[0] in str(caught.value)
+    read = script(tmp_path, "a.sh", f"{inner}{COMMAND.replace('--num-layers 32', '--num-layers 16')}\n")
+    assert read.workload["model"]["layers"] == 16
+    assert read.ignored == (f"not followed: {start.split(';')[0]}",)
+
+
+def test_an_option_that_set_replaces_is_not_among_the_understood(tmp_path: Path) -> None:
+    """The file says 16 sequences a step and --set 8; stage 3 is set as the file has it and stays understood."""
+    file, result = tmp_path / "a.json", tmp_path / "told.json"
+    file.write_text(json.dumps({**DEEPSPEED, "train_batch_size": 16}))
+    sets = ["model.preset=llama2-7b", "training.seq=1024", "training.global_batch=8", "parallelism.zero=3"]
+    options = [word for one in sets for word in ("--set", one)]
+    with pytest.raises(SystemExit) as caught:
+        main(["import", str(file), "--cluster", "dgx_h100", "--gpus", "4", "--json", str(result), "--quiet", *options])
+    assert caught.value.code == 0
+    told = json.loads(result.read_text())
+    understood = {one["option"] for one in told["understood"]}
+    assert ("train_batch_size" in understood, "zero_optimization.stage" in understood) == (False, True)
+    assert "train_batch_size 16: training.global_batch is set to 8" in told["ignored"]
