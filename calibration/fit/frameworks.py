@@ -80,7 +80,8 @@ def _fitted(section: str, runs: Sequence[Run], plain: LaunchCosts, usual: Pace) 
         equations.append(Equation(section, run.step_time_s.median - rest, shares))
     kinds = ("slower", *sorted({kind for one in equations for kind in one.counts} - {"slower"}))
     slower, *alone = least_squares(equations, kinds)
-    around: dict[str, float] = {**plain.around_s, "autograd": slower * plain.around_s.get("autograd", 0.0)}
+    around: dict[str, float] = {str(kind): value for kind, value in plain.around_s.items()}
+    around["autograd"] = slower * around.get("autograd", 0.0)
     around |= {kind: value for kind, value in zip(kinds[1:], alone, strict=True) if kind != "optimizer"}
     fitted = dict(zip(kinds, (slower, *alone), strict=True))
     costs = {

@@ -113,7 +113,7 @@ def _mixers(workload: Workload) -> str:
     """Return the mixers that do something else than attention; windows and the like only hide keys from queries."""
     model = workload.model
     kinds = {model.mixer(number) for number in range(model.layers)}
-    return " and ".join(sorted(kind.name for kind in kinds if kind.steps is not None)) or "attention"
+    return " and ".join(sorted(kind.name for kind in kinds if kind.operations is not None)) or "attention"
 
 
 def architecture_of(gpu: str) -> str:
