@@ -121,8 +121,8 @@ class _RankLanes:
         if self._order.host:
             yield Step("end", RecordedWork("end", seconds=self._order.tail_s * factor, stream=HOST))
         else:  # what is behind the ops is not known to be the host's
-            awaited = tuple(f"o{op}" for op in self._last_ops() if not self._skips(op))
-            yield Step("end", RecordedWork("end", seconds=self._order.tail_s, stream=HOST), awaited)
+            last = tuple(f"o{op}" for op in self._last_ops() if not self._skips(op))
+            yield Step("end", RecordedWork("end", seconds=self._order.tail_s, stream=HOST), last)
 
     def _last_ops(self) -> list[int]:
         """Return the last op of each stream."""
