@@ -85,6 +85,11 @@ class TimelineResult(PlayedResult):
         """Name in pictures and traces."""
 
     @property
+    def gpus(self) -> tuple[str, ...]:
+        """Type of every rank's GPU; empty where there are none."""
+        return ()
+
+    @property
     def title(self) -> str:
         """Title of pictures."""
         return self.job_name
@@ -122,7 +127,8 @@ class TimelineResult(PlayedResult):
     def save_traces(self, folder: str | Path, ranks: Sequence[int] | None = None) -> list[Path]:
         """Write a trace per rank into ``folder``, as PyTorch's profiler does, and return the files.
 
-        HolisticTraceAnalysis reads such a folder. They hold what a GPU runs, without the host's launches. ``ranks`` and
+        HolisticTraceAnalysis reads such a folder. They hold what a GPU runs, its type and
+        the step's mark, without the host's launches. ``ranks`` and
         errors: as of `save_trace`.
         """
         from simulator.output.trace import drawn_ranks, write_trace
@@ -131,7 +137,8 @@ class TimelineResult(PlayedResult):
         files = []
         for rank in drawn_ranks(spans, some):
             files.append(Path(folder) / f"rank{rank}.pt.trace.json.gz")
-            write_trace(spans, files[-1], ranks=[rank], name=self.job_name)
+            gpu = self.gpus[rank] if self.gpus else ""
+            write_trace(spans, files[-1], ranks=[rank], name=self.job_name, gpu=gpu)
         return files
 
     def _traced(self, ranks: Sequence[int] | None, path: str | Path) -> tuple[Timeline, Sequence[int] | None]:

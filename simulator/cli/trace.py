@@ -93,7 +93,7 @@ def show_command(
 ) -> None:
     """Say where the time of a trace goes.
 
-    Times are of the whole trace, or of one step with --step.
+    Times are of a step: the mean of the marked ones, or the one of --step. Without marks all of it is one.
 
     \b
     Example:
@@ -297,6 +297,9 @@ def _factors(texts: list[str] | None, option: str) -> dict[str, float]:
     factors: dict[str, float] = {}
     for text in texts or ():
         key, value = parse_assignment(text, option, "matmul=0.8" if option == "--scale" else "1=1.2")
+        key = str(int(key)) if key.isdecimal() else key
+        if key in factors:
+            raise InputError("is given twice", file=f"{option} {key}", found=text, fix="one of them")
         factors[key] = _factor(value, f"{option} {key}")
     return factors
 
@@ -309,6 +312,27 @@ def _factor(value: object, place: str) -> float:
     if not 0 <= factor <= 1e6:
         raise InputError("is no factor", file=place, found=value, allowed="0 to 1e6")
     return factor
+
+
+def _class_meant(name: str) -> str | None:
+    """Return the class that a misspelt one means, or to which a kernel of that name belongs; None: none is likely."""
+    from simulator.input_files import closest
+    from simulator.traces.classes import CLASSES, kernel_class
+
+    by_kernel = kernel_class(name).name
+    return closest(name, CLASSES) or (by_kernel if by_kernel != "memory" else None)
+
+
+def _without_effect(trace: RunTrace, classes: dict[str, float], overlap: str) -> list[str]:
+    """Return a sentence per option that changes kernels of which the trace has none."""
+    from simulator.traces.classes import EXCHANGES
+    from simulator.traces.figures import class_seconds
+
+    there = {name for rank in trace.ranks for name in class_seconds(rank.ops)}
+    idle = [f"--scale {name} has no effect: no kernel is of this class" for name in classes if name not in there]
+    if overlap == "full" and there.isdisjoint(EXCHANGES):
+        idle.append("--overlap full has no effect: no kernel communicates")
+    return idle
 
 
 def _target(cluster: str | None, changes: list[str] | None, recorded: str | None) -> dict[str, Any] | None:
@@ -341,11 +365,18 @@ def _change(
 
     classes, ranks = factors
     if unknown := [name for name in classes if name not in CLASSES]:
-        raise InputError("is no class of kernels", file="--scale", found=unknown[0], allowed=", ".join(CLASSES))
+        meant = _class_meant(unknown[0])
+        fix = meant and f"--scale {meant}={classes[unknown[0]]:g}"
+        raise InputError(
+            "is no class of kernels", file="--scale", found=unknown[0], allowed=", ".join(CLASSES), fix=fix
+        )
     if numbers := [number for number in ranks if not number.isdecimal()]:
         raise InputError("is no rank", file="--rank", found=numbers[0], allowed="0, 1, ..")
     if overlap not in OVERLAPS:
         raise InputError("is no way to overlap", file="--overlap", found=overlap, allowed=", ".join(OVERLAPS))
+    if host is not None and not any((one.ops.call >= 0).any() for one in trace.ranks):
+        raise InputError("the trace does not tell which call launched which kernel", file="--host", found=host)
+    warnings += _without_effect(trace, classes, overlap)
     scaled = dict(classes)
     if gpus[0] is not None:
         with _options(target="--gpu", recorded="--recorded-gpu"):

@@ -25,7 +25,7 @@ from simulator.output.trace import (
     row_phase,
     row_title,
 )
-from simulator.timeline import Timeline
+from simulator.timeline import CATEGORIES, Timeline
 
 #: All packets are of one sequence, whose names are interned together.
 _SEQUENCE = 1
@@ -170,7 +170,12 @@ class _PacketWriter:
             if stage >= 0:
                 self._annotation(begin, "stage").int_value = stage
                 self._annotation(begin, "chunk").int_value = chunk
-            for name, text in (("phase", row_phase(template, op, phase)), ("kind", template.kinds[op])):
+            texts = {
+                "phase": row_phase(template, op, phase),
+                "kind": template.kinds[op],
+                "category": CATEGORIES[int(template.category[op])],
+            }
+            for name, text in texts.items():
                 value = self._number(begin, _TEXTS, text)
                 self._annotation(begin, name).string_value_iid = value
             for name, figure in (("flops", template.flops[op]), ("bytes", template.nbytes[op])):

@@ -22,7 +22,7 @@ from simulator.analysis.time.pipeline_ranks import one_rank_per_stage, pipeline_
 from simulator.arrays import Floats, Ints
 from simulator.output.files import writing
 from simulator.program import COMPUTE_LANE
-from simulator.timeline import FIRST_COMMUNICATION, Template, Timeline
+from simulator.timeline import CATEGORIES, FIRST_COMMUNICATION, Template, Timeline
 from simulator.units import GiB
 
 TRACE_VERSION = 1
@@ -30,17 +30,21 @@ _NS = 1e9
 _MICROBATCH = "\x00"  # stands for the micro-batch's number in a format
 
 
-def write_trace(timeline: Timeline, path: str | Path, *, ranks: Sequence[int] | None = None, name: str = "") -> None:
+def write_trace(
+    timeline: Timeline, path: str | Path, *, ranks: Sequence[int] | None = None, name: str = "", gpu: str | None = None
+) -> None:
     """Write the rows of ``ranks`` (simulated ones; default: one per pipeline stage) as trace events.
 
     Times are microseconds with three decimals. Every kernel and collective is a complete event (``X``) on the track of
     its lane. It is named with its phase. Its micro-batch is an argument, so that tables by name sum over micro-batches.
     Sends point to their receives by flow events (``s``, ``f``). Memory that the step takes and frees (activations,
     workspace and more) is a counter (``C``). Equal Timelines give equal bytes. ``.gz`` compresses.
+    ``gpu``: type of the ranks' GPU. With it the file is as PyTorch's profiler writes it: it names the GPU and marks the
+    step.
     Raises ValueError for a rank that is not simulated, `InputError` where the file cannot be written.
     """
     chosen = drawn_ranks(timeline, ranks)
-    head = {
+    head: dict[str, Any] = {
         "schemaVersion": TRACE_VERSION,
         "displayTimeUnit": "ms",
         "distributedInfo": {"backend": "nccl", "rank": chosen[0] if chosen else 0, "world_size": timeline.n_ranks},
@@ -54,9 +58,11 @@ def write_trace(timeline: Timeline, path: str | Path, *, ranks: Sequence[int] | 
             "ranks": {str(rank): timeline.ranks_like[rank] for rank in chosen},
         },
     }
+    if gpu is not None:
+        head["deviceProperties"] = [{"id": rank, "name": gpu} for rank in chosen]
     with writing(path) as file:
         file.write((json.dumps(head, ensure_ascii=False, indent=1)[:-2] + ',\n "traceEvents": [\n').encode())
-        lines = _events(timeline, chosen)
+        lines = _events(timeline, chosen, marked=gpu is not None)
         file.write(next(lines, "").encode())
         for text in lines:
             file.write((",\n" + text).encode())
@@ -72,18 +78,28 @@ def drawn_ranks(timeline: Timeline, ranks: Sequence[int] | None) -> list[int]:
     return chosen
 
 
-def _events(timeline: Timeline, ranks: Sequence[int]) -> Iterator[str]:
+def _events(timeline: Timeline, ranks: Sequence[int], *, marked: bool) -> Iterator[str]:
     """Yield pieces of one or more events, comma-separated."""
     stages = pipeline_ranks(timeline)
     tracks = TraceTracks(timeline, ranks)
     for rank in ranks:
         yield from _names(rank, stages[rank], timeline, tracks)
+        if marked:
+            yield from _step_mark(timeline, rank)
     writer = _SpanWriter(timeline, tracks)
     for rank in ranks:
         for span in np.flatnonzero(timeline.rank == rank).tolist():
             yield writer.text(span)
         yield from _memory_counter(timeline, rank)
     yield from _flows(timeline, ranks, tracks)
+
+
+def _step_mark(timeline: Timeline, rank: int) -> Iterator[str]:
+    """Yield the annotation that PyTorch's profiler sets around a step, on a track of its own."""
+    yield _dump({"ph": "M", "name": "thread_name", "pid": rank, "tid": 0, "ts": 0, "args": {"name": "steps"}})
+    length_us = timeline.own_period_s.get(rank, timeline.step_time_s) * 1e6
+    mark = {"ph": "X", "cat": "user_annotation", "name": "ProfilerStep#0", "pid": rank, "tid": 0}
+    yield _dump({**mark, "ts": 0, "dur": round(length_us, 3), "args": {}})
 
 
 def _dump(event: dict[str, Any]) -> str:
@@ -232,6 +248,7 @@ class _SpanWriter:
                 "stream": thread,
                 "phase": row_phase(template, op, phase),
                 "kind": template.kinds[op],
+                "category": CATEGORIES[int(template.category[op])],
             }
             if stage >= 0:
                 args |= {"stage": stage, "chunk": chunk}

@@ -14,9 +14,9 @@ _NAME_LENGTH = 70
 
 
 def shown(report: Report) -> Iterator[FittedTable]:
-    """Yield the tables of ``trace show``."""
-    ranks = report["ranks"]
-    yield _ranks(ranks)
+    """Yield the tables of ``trace show``, all of a mean step."""
+    ranks, steps = report["ranks"], report["steps"]
+    yield _ranks(ranks, "in a step" if steps == 1 else f"in a step (mean of {steps:,} marked steps)")
     classes = _mean_classes(ranks)
     gpu_s = sum(rank["gpu_s"] for rank in ranks) / len(ranks)
     yield bars("Kernels by class (mean rank; streams run side by side)", list(classes.items()), gpu_s)
@@ -34,9 +34,9 @@ def _mean_classes(ranks: Sequence[Report]) -> dict[str, float]:
     return dict(sorted(sums.items(), key=lambda entry: -entry[1]))
 
 
-def _ranks(ranks: Sequence[Report]) -> FittedTable:
+def _ranks(ranks: Sequence[Report], when: str) -> FittedTable:
     table = FittedTable(
-        "Where the GPU's time goes",
+        f"Where the GPU's time goes, here and below {when}",
         ("rank", "right"), ("step", "right"), ("first to last kernel", "right"), ("computes", "right"),
         ("other work alone", "right"), ("idle", "right"), ("idle for launches", "right"), ("communication", "right"),
         ("exposed", "right"), ("overlap", "right"),
@@ -69,7 +69,7 @@ def _streams(ranks: Sequence[Report]) -> FittedTable:
             times = [
                 time_beside(stream[key], rank["gpu_s"]) for key in ("busy_s", "host_s", "back_to_back_s", "other_s")
             ]
-            table.add_row(str(rank["rank"]), stream["stream"], f"{stream['ops']:,}", *times)
+            table.add_row(str(rank["rank"]), stream["stream"], f"{stream['ops']:,.6g}", *times)
     return table
 
 
@@ -78,8 +78,10 @@ def _stragglers(rows: Sequence[Report]) -> FittedTable:
         "Who waits for whom in communication (a rank that waits little is waited for)",
         ("rank", "right"), ("waits", "right"), ("comes last", "right"),
     )  # fmt: skip
+    tied = not any(row["last"] for row in rows)
     for row in rows:
-        table.add_row(str(row["rank"]), format_time(row["waits_s"]), f"{row['last']} of {row['meetings']}")
+        last = "-" if tied else f"{row['last']:,.6g} of {row['meetings']:,.6g}"
+        table.add_row(str(row["rank"]), format_time(row["waits_s"]), last)
     return table
 
 
@@ -99,7 +101,6 @@ def _kernels(kernels: Sequence[Report], gpu_s: float) -> FittedTable:
 def compared(report: Report) -> Iterator[FittedTable]:
     """Yield the tables of ``trace compare``."""
     first, second = report["sides"]
-    step_s = max(first["step_s"], second["step_s"])
     table = FittedTable(
         "Class by class, a mean rank in a step",
         ("", "left"), (first["name"], "right"), (second["name"], "right"), ("second / first", "right"),
@@ -107,13 +108,11 @@ def compared(report: Report) -> Iterator[FittedTable]:
     )  # fmt: skip
     whole = [("step", "step_s"), ("exposed communication", "exposed_s")]
     for name, key in whole:
-        table.add_row(
-            name, *[time_beside(side[key], step_s) for side in (first, second)], _ratio(first[key], second[key]), "", ""
-        )
+        table.add_row(name, *_row_times([first[key], second[key]], "missing"), _ratio(first[key], second[key]), "", "")
     shares = ["-" if side["overlap"] is None else percent(side["overlap"]) for side in (first, second)]
     table.add_row("overlap of communication", *shares, "", "", "")
     for row in report["classes"]:
-        times = ["missing" if seconds is None else time_beside(seconds, step_s) for seconds in row["seconds"]]
+        times = _row_times(row["seconds"], "missing")
         launches = ["" if count is None else f"{count:,.6g}" for count in row["launches"]]
         table.add_row(row["name"], *times, _ratio(*row["seconds"]), *launches)
     yield table
@@ -121,8 +120,19 @@ def compared(report: Report) -> Iterator[FittedTable]:
         if alone:
             rows = FittedTable(f"Kernels that only {side['name']} has", ("kernel", "left"), ("time", "right"))
             for kernel in alone:
-                rows.add_row(kernel["name"], time_beside(kernel["seconds"], step_s))
+                rows.add_row(kernel["name"], time_beside(kernel["seconds"], alone[0]["seconds"]))
             yield rows
+
+
+def _row_times(seconds: Sequence[float | None], absent: str) -> list[str]:
+    """Return the times of a row in the unit of its longest; ``absent`` stands for None."""
+    longest = max([one for one in seconds if one is not None], default=0.0)
+    return [absent if one is None else time_beside(one, longest) for one in seconds]
+
+
+def _against(ratio: float) -> str:
+    """Return a ratio as a change in percent; what rounds to nothing has the sign +."""
+    return f"{round(100 * (ratio - 1), 2) + 0.0:+.2f} %"
 
 
 def _ratio(first: float | None, second: float | None) -> str:
@@ -134,21 +144,20 @@ def replayed(report: Report) -> Iterator[FittedTable]:
     columns = [("recorded", report["recorded"]), ("played", report["played"])]
     if report["changed"] is not None:
         columns.append(("changed", report["changed"]))
-    step_s = max(side["step_s"] for _, side in columns)
     title = f"{report['step']} of {counted(len(report['ranks']), 'rank')}"
     table = FittedTable(title, ("", "left"), *((name, "right") for name, _ in columns))
-    table.add_row("step", *[time_beside(side["step_s"], step_s) for _, side in columns])
+    table.add_row("step", *_row_times([side["step_s"] for _, side in columns], ""))
     recorded_s = columns[0][1]["step_s"]
-    table.add_row(
-        "against recorded", "", *[f"{100 * (side['step_s'] / recorded_s - 1):+.2f} %" for _, side in columns[1:]]
-    )
-    table.add_row("exposed communication", *[time_beside(side["exposed_s"], step_s) for _, side in columns])
+    table.add_row("against recorded", "", *[_against(side["step_s"] / recorded_s) for _, side in columns[1:]])
+    table.add_row("exposed communication", *_row_times([side["exposed_s"] for _, side in columns], ""))
     shares = ["-" if side["overlap"] is None else percent(side["overlap"]) for _, side in columns]
     table.add_row("overlap of communication", *shares)
     for name in dict.fromkeys(name for _, side in columns for name in side["class_s"]):
-        table.add_row(name, *[time_beside(side["class_s"].get(name, 0.0), step_s) for _, side in columns])
+        table.add_row(name, *_row_times([side["class_s"].get(name, 0.0) for _, side in columns], ""))
     blanks = [""] * (len(columns) - 1)
-    table.add_row("delays without a known cause", time_beside(report["unexplained_s"], step_s), *blanks)
+    table.add_row(
+        "delays without a known cause", time_beside(report["unexplained_s"], report["unexplained_s"]), *blanks
+    )
     yield table
 
 
@@ -165,7 +174,7 @@ def job_stragglers(report: Report) -> Iterator[FittedTable]:
         ("without delays and stragglers", report["ideal_s"]),
     ]
     for name, seconds in rows:
-        table.add_row(name, time_beside(seconds, recorded_s), f"{100 * (seconds / recorded_s - 1):+.2f} %")
+        table.add_row(name, time_beside(seconds, recorded_s), _against(seconds / recorded_s))
     yield table
     if report["by_part"]:
         parts = FittedTable("With one part's own times, the step is so many times as long", ("", "left"), ("", "right"))

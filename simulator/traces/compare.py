@@ -12,7 +12,7 @@ from simulator.timeline import Timeline
 from simulator.traces.classes import CLASSES
 from simulator.traces.figures import kernel_figures, rank_figures
 from simulator.traces.overlap import busy_time, mean_overlap
-from simulator.traces.simulated import class_codes, resident_s
+from simulator.traces.simulated import class_codes
 from simulator.traces.trace import EXCHANGE_CODES, RunTrace
 from simulator.traces.windows import in_steps
 
@@ -111,27 +111,26 @@ def traced_side(trace: RunTrace, name: str) -> Side:
     launches: defaultdict[str, float] = defaultdict(float)
     kernels: defaultdict[str, float] = defaultdict(float)
     for rank in map(in_steps, trace.ranks):
-        told, share = rank_figures(rank), 1 / (n * len(rank.steps))
+        told = rank_figures(rank)
         step_s += told.step_s / n
-        exposed_s += told.exposed_s * share
+        exposed_s += told.exposed_s / n
         overlaps.append(told.overlap)
         for kernel in kernel_figures(RunTrace((rank,))):
-            class_s[kernel.kernel_class] += kernel.seconds * share
-            launches[kernel.kernel_class] += kernel.launches * share
-            kernels[short_name(kernel.name)] += kernel.seconds * share
+            class_s[kernel.kernel_class] += kernel.seconds / n
+            launches[kernel.kernel_class] += kernel.launches / n
+            kernels[short_name(kernel.name)] += kernel.seconds / n
     return Side(name, step_s, dict(class_s), dict(launches), exposed_s, mean_overlap(overlaps), dict(kernels))
 
 
 def simulated_side(timeline: Timeline, name: str) -> Side:
     """Return what a mean rank of a simulated step does.
 
-    Communication counts from when the rank's stream has come to it, as a profiler sees its kernel wait for others.
+    Communication counts from when all its ranks have come, as in traces of simulated steps: waits are left out.
     """
     rows = timeline.rows()
-    code, _ = class_codes(rows)
+    code = class_codes(rows)
     exchanges = np.isin(code, EXCHANGE_CODES)
-    end, begin = rows["end_s"].astype(np.float64), rows["start_s"].astype(np.float64)
-    start = np.where(exchanges, resident_s(timeline, rows), begin)
+    start, end = rows["start_s"].astype(np.float64), rows["end_s"].astype(np.float64)
     rank = rows["rank"].astype(np.int64)
     weight = np.array([timeline.ranks_like[number] for number in rank.tolist()], dtype=np.float64)
     n = sum(timeline.ranks_like.values())

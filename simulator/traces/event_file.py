@@ -24,6 +24,8 @@ _BLANK = re.compile(r"[\s,]*")
 _GZIP = b"\x1f\x8b"
 #: The mark of a tar archive, and its place in the first header (POSIX.1-1988).
 _TAR, _TAR_AT = "ustar", 257
+#: Endings of files in Perfetto's own format, a protocol buffer.
+PERFETTO = (".pftrace", ".perfetto-trace", ".pftrace.gz", ".perfetto-trace.gz")
 Event = dict[str, Any]
 
 
@@ -40,6 +42,13 @@ class EventFile:
 
     def events(self) -> Iterator[Event]:
         """Yield every event. Raises `InputError` where the file is missing, cut off or no trace."""
+        if self.path.is_file() and self.path.name.lower().endswith(PERFETTO):
+            raise InputError(
+                "is in Perfetto's own format, which `trace` does not read",
+                file=self.path,
+                allowed="JSON with traceEvents, gzipped or not",
+                fix="of a simulated step: run with --trace-dir DIR",
+            )
         try:
             with self.path.open("rb") as raw:
                 files_read.add(self.path.resolve())

@@ -6,6 +6,8 @@ compute, other busy and idle time of a rank, overlap of communication, and cause
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,7 +18,7 @@ from simulator.traces.classes import CLASSES
 from simulator.traces.meetings import meetings
 from simulator.traces.overlap import busy_time
 from simulator.traces.trace import GpuOps, RankTrace, RunTrace
-from simulator.traces.windows import length_s, steps_of
+from simulator.traces.windows import in_steps, length_s, step_ops, steps_of
 from simulator.units import us
 
 #: Shorter gaps lie between kernels that follow one another. HolisticTraceAnalysis compares 30 with microseconds,
@@ -24,6 +26,8 @@ from simulator.units import us
 BACK_TO_BACK_S = 30 * us
 #: Half of the finest tick of a profiler's clock: times closer than this are one.
 _SAME_S = 0.5e-9
+#: Lengths that differ by less are equal: both ends of each are rounded to a tick.
+_TIE_S = 2.5e-9
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +39,7 @@ class StreamFigures:
     """
 
     stream: str
-    ops: int
+    ops: float
     busy_s: float
     host_s: float
     back_to_back_s: float
@@ -44,7 +48,7 @@ class StreamFigures:
 
 @dataclass(frozen=True, slots=True)
 class RankFigures:
-    """A rank, from its first op to its last.
+    """A rank in a step, from its first op to its last: the mean over its steps.
 
     ``gpu_s`` = ``compute_s`` + ``other_busy_s`` + ``idle_s``. ``launch_bound_s``: the part of idle time in which the
     next op of any stream was not launched yet; None where launches are not recorded.
@@ -66,23 +70,27 @@ class RankFigures:
     streams: tuple[StreamFigures, ...]
 
 
+#: Fields of `RankFigures` that are seconds and always there.
+_SECONDS = ("step_s", "gpu_s", "compute_s", "other_busy_s", "idle_s", "communication_s", "exposed_s")
+
+
 @dataclass(frozen=True, slots=True)
 class Straggling:
     """A rank in its communication with the other ranks of the trace.
 
-    ``waits_s``: how much longer its kernels of communication run than those of the rank that comes last.
-    ``last``: how often it comes last, of ``meetings``.
+    ``waits_s``: how much longer its kernels of communication run than those of the rank that comes last, per step.
+    ``last``: how often it comes last by itself, of ``meetings`` in a step.
     """
 
     rank: int
     waits_s: float
-    last: int
-    meetings: int
+    last: float
+    meetings: float
 
 
 @dataclass(frozen=True, slots=True)
 class KernelFigures:
-    """All launches of the kernels of one name: ``seconds`` and ``launches`` are means over ranks."""
+    """All launches of the kernels of one name: ``seconds`` and ``launches`` are means over ranks and steps."""
 
     name: str
     kernel_class: str
@@ -101,25 +109,68 @@ class TraceFigures:
 
 
 def figures(trace: RunTrace) -> TraceFigures:
-    """Return the figures of a trace."""
+    """Return the figures of a trace; those of marked steps do not count what runs outside of them."""
+    inside = RunTrace(tuple(in_steps(rank) for rank in trace.ranks))
     return TraceFigures(
         steps=len(steps_of(trace.ranks[0])),
         ranks=tuple(rank_figures(rank) for rank in trace.ranks),
-        stragglers=stragglers(trace),
-        kernels=kernel_figures(trace),
+        stragglers=stragglers(inside),
+        kernels=kernel_figures(inside),
     )
 
 
 def rank_figures(rank: RankTrace) -> RankFigures:
-    """Return the figures of one rank."""
+    """Return the figures of one rank in a mean step."""
+    steps = steps_of(rank)
+    if len(steps) == 1:
+        return _step_figures(step_ops(rank, steps[0]))
+    return _mean([_step_figures(step_ops(rank, step)) for step in steps])
+
+
+def _mean(steps: Sequence[RankFigures]) -> RankFigures:
+    """Return the mean of a rank's steps; a stream or class that a step lacks counts as 0 there."""
+    n = len(steps)
+
+    def total(name: str) -> float:
+        return math.fsum(getattr(step, name) for step in steps)
+
+    lates = [step.launch_bound_s for step in steps if step.launch_bound_s is not None]
+    communication_s = total("communication_s")
+    hidden_s = math.fsum(step.overlap * step.communication_s for step in steps if step.overlap is not None)
+    streams: dict[str, list[StreamFigures]] = {}
+    for step in steps:
+        for stream in step.streams:
+            streams.setdefault(stream.stream, []).append(stream)
+    names = dict.fromkeys(name for step in steps for name in step.class_s)
+    return RankFigures(
+        rank=steps[0].rank,
+        launch_bound_s=sum(lates) / n if lates else None,
+        overlap=hidden_s / communication_s if communication_s else None,
+        class_s={name: sum(step.class_s.get(name, 0.0) for step in steps) / n for name in names},
+        streams=tuple(_mean_stream(parts, n) for parts in streams.values()),
+        **{name: total(name) / n for name in _SECONDS},
+    )
+
+
+def _mean_stream(parts: Sequence[StreamFigures], n: int) -> StreamFigures:
+    """Return the mean of a stream over ``n`` steps."""
+    facts = {
+        name: sum(getattr(part, name) for part in parts) / n
+        for name in ("ops", "busy_s", "host_s", "back_to_back_s", "other_s")
+    }
+    return StreamFigures(parts[0].stream, **facts)
+
+
+def _step_figures(rank: RankTrace) -> RankFigures:
+    """Return the figures of the one step that ``rank`` holds."""
+    (step,) = rank.steps
     ops = rank.ops
     start, end = ops.start_s, ops.end_s
     gpu_s = float(end.max() - start.min())
     busy = busy_time(start, end, ops.communicates, ops.computes)
-    lengths = [length_s(rank, step) for step in steps_of(rank)]
     return RankFigures(
         rank=rank.rank,
-        step_s=sum(lengths) / len(lengths),
+        step_s=length_s(rank, step),
         gpu_s=gpu_s,
         compute_s=busy.compute_s,
         other_busy_s=busy.busy_s - busy.compute_s,
@@ -184,10 +235,12 @@ def stragglers(trace: RunTrace) -> tuple[Straggling, ...]:
     lengths = np.array(
         [[rank.ops.seconds[meeting.ops[rank.rank]] for rank in trace.ranks] for meeting in matched], dtype=np.float64
     )
-    last = np.argmin(lengths, axis=1)
+    shortest = np.sort(lengths, axis=1)
+    last = np.where(shortest[:, 1] - shortest[:, 0] > _TIE_S, np.argmin(lengths, axis=1), -1)
+    steps = len(steps_of(trace.ranks[0]))
     waits = (lengths - lengths.min(axis=1, keepdims=True)).sum(axis=0)
     return tuple(
-        Straggling(rank.rank, float(waits[at]), int((last == at).sum()), len(matched))
+        Straggling(rank.rank, float(waits[at]) / steps, int((last == at).sum()) / steps, len(matched) / steps)
         for at, rank in enumerate(trace.ranks)
     )
 
@@ -195,15 +248,16 @@ def stragglers(trace: RunTrace) -> tuple[Straggling, ...]:
 def kernel_figures(trace: RunTrace) -> tuple[KernelFigures, ...]:
     """Return the kernels by name, those that take most time first."""
     seconds: dict[tuple[str, str], float] = {}
-    launches: dict[tuple[str, str], int] = {}
+    launches: dict[tuple[str, str], float] = {}
+    n = len(trace.ranks)
     for rank in trace.ranks:
+        steps = len(steps_of(rank))
         pairs = rank.ops.name * len(CLASSES) + rank.ops.code
         distinct, number = np.unique(pairs, return_inverse=True)
         sums, counts = np.bincount(number, weights=rank.ops.seconds), np.bincount(number)
         for pair, total, count in zip(distinct.tolist(), sums.tolist(), counts.tolist(), strict=True):
             key = rank.names[pair // len(CLASSES)], CLASSES[pair % len(CLASSES)]
-            seconds[key] = seconds.get(key, 0.0) + total
-            launches[key] = launches.get(key, 0) + count
-    n = len(trace.ranks)
+            seconds[key] = seconds.get(key, 0.0) + total / steps
+            launches[key] = launches.get(key, 0) + count / steps
     rows = [KernelFigures(*key, total / n, launches[key] / n) for key, total in seconds.items()]
     return tuple(sorted(rows, key=lambda row: (-row.seconds, row.name)))

@@ -16,12 +16,12 @@ import numpy as np
 
 from simulator.arrays import Floats
 from simulator.errors import InputError
+from simulator.hardware.kernels import Direction
 from simulator.input_files import as_path, files_read
 
 if TYPE_CHECKING:
     import pandas as pd
 
-Direction = Literal["forward", "backward"]
 FORWARD, BACKWARD = "forward-compute", "backward-compute"
 GATHER, SCATTER, CLIP, EMBEDDING = (
     "params-all-gather", "grads-reduce-scatter", "optimizer-clip-main-grad", "embedding-grads-all-reduce",

@@ -9,21 +9,28 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from simulator.errors import InputError
 from simulator.input_files import brief
+from simulator.timeline import CATEGORIES
 from simulator.traces.calls import CALL_KINDS, call_kind
 from simulator.traces.classes import CLASSES, kernel_class, operation_of, simulated_class, with_hand_over
 from simulator.traces.columns import RankColumns, rank_trace
 from simulator.traces.comm_facts import collective_of
 from simulator.traces.event_file import Event, EventFile
 from simulator.traces.trace import EXCHANGE_CODES, STEP_MARK, RankTrace, RunTrace, TracedCollective
+from simulator.units import counted
 
 T = TypeVar("T", bound=Hashable)
+
+#: What traces of simulated steps have under ``otherData`` as their producer (`simulator.output.trace`).
+PRODUCER = "simulator"
+#: Name of kernels that have none.
+NAMELESS = "(no name)"
 
 _KERNELS = ("kernel", "concurrent_kernel")
 _COPIES = ("gpu_memcpy", "gpu_memset", "memcpy", "memset")
@@ -32,8 +39,6 @@ _MARKS = ("user_annotation", "gpu_user_annotation")
 _RANK_IN_NAME = re.compile(r"rank[-_]?(\d{1,6})", re.IGNORECASE)
 #: Ranges of the optimizer: those that PyTorch marks, and those that trainers mark by hand.
 OPTIMIZER_MARKS = ("Optimizer.step", "optimizer")
-#: Phases that kernels have in traces of simulated steps (`simulator.output.trace`), beside their kind.
-SIMULATED_PHASES = ("F", "R", "B", "I", "W", "O")
 _COMM_CALL = "record_param_comms"
 #: Times in microseconds beyond which no clock of a profiler is: 3,000 years.
 _LATEST_US = 1e17
@@ -64,6 +69,8 @@ class KinetoReader:
     threads: Numbering[tuple[str, str]] = field(default_factory=Numbering)
     collectives: Numbering[TracedCollective] = field(default_factory=Numbering)
     columns: RankColumns = field(default_factory=RankColumns)
+    nameless: int = 0
+    lengthless: int = 0
     _classes: dict[tuple[int, str, str], tuple[int, str]] = field(default_factory=dict)
 
     def read(self, file: EventFile) -> None:
@@ -103,12 +110,13 @@ class KinetoReader:
 
     def _gpu_op(self, event: Event, details: Mapping[str, Any], *, is_copy: bool) -> None:
         start, end = self._times(event)
-        name, collective = self.names(str(event.get("name", ""))), -1
+        self.nameless += not event.get("name")
+        self.lengthless += "dur" not in event
+        name, collective = self.names(str(event.get("name") or NAMELESS)), -1
         told = str(details.get("Collective name", ""))
         code, operation = self._class(name, told, str(details.get("Process Group Description", "")))
-        if details.get("phase") in SIMULATED_PHASES:
-            category = "optimizer" if details["phase"] == "O" else "compute"
-            code = CLASSES.index(simulated_class(str(details.get("kind", "")), category))
+        if details.get("category") in CATEGORIES and "phase" in details:  # a simulated step's
+            code = CLASSES.index(simulated_class(str(details.get("kind", "")), details["category"]))
         if code in EXCHANGE_CODES:
             collective = self.collectives(collective_of(details, operation))
         device = _whole(details.get("device", event.get("pid")))
@@ -178,6 +186,7 @@ def read_trace(paths: Sequence[Path]) -> RunTrace:
             raise InputError(
                 "has no kernels of a GPU", file=path, fix="record with ProfilerActivity.CUDA, while the GPU works"
             )
+        check_readable(reader, events.header)
         readers.append(reader)
         headers.append(events.header)
     ranks = [_rank(path, header, number) for number, (path, header) in enumerate(zip(paths, headers, strict=True))]
@@ -196,6 +205,27 @@ def read_trace(paths: Sequence[Path]) -> RunTrace:
     return RunTrace(tuple(sorted(traces, key=lambda trace: trace.rank)))
 
 
+def check_readable(reader: KinetoReader, header: Mapping[str, Any]) -> None:
+    """Raise `InputError` where kernels have no lengths, or are of several ranks of a simulated step."""
+    if reader.lengthless == len(reader.columns.op_start):
+        raise InputError("does not say how long kernels ran", file=reader.path, fix="events with the field dur")
+    other, devices = header.get("otherData"), {device for device, _ in reader.streams.values}
+    if isinstance(other, dict) and other.get("producer") == PRODUCER and len(devices) > 1:
+        ranks = ", ".join(map(str, sorted(devices)))
+        raise InputError("holds several ranks", file=reader.path, found=f"ranks {ranks}", fix="use --trace-dir")
+
+
+def _omissions(reader: KinetoReader) -> Iterator[str]:
+    """Yield sentences on kernels that lack their name or length."""
+    if reader.nameless:
+        yield f"{counted(reader.nameless, 'kernel')} without a name, counted as memory unless arguments say more"
+    if reader.lengthless:
+        yield f"{counted(reader.lengthless, 'kernel')} without a length (dur), counted as 0 s"
+    devices = {device for device, _ in reader.streams.values}
+    if len(devices) > 1:
+        yield f"kernels of {len(devices)} GPUs in one file are read as streams of one rank, so that shares exceed 100 %"
+
+
 def _trace(reader: KinetoReader, header: Mapping[str, Any], rank: int, begin_s: float) -> RankTrace:
     properties, distributed = header.get("deviceProperties"), header.get("distributedInfo")
     first = properties[0] if isinstance(properties, list) and properties else {}
@@ -206,7 +236,7 @@ def _trace(reader: KinetoReader, header: Mapping[str, Any], rank: int, begin_s: 
         f"stream {stream}" if len(devices) == 1 else f"GPU {device} stream {stream}"
         for device, stream in reader.streams.values
     )
-    return rank_trace(
+    told = rank_trace(
         reader.columns,
         rank=rank,
         file=str(reader.path),
@@ -217,6 +247,7 @@ def _trace(reader: KinetoReader, header: Mapping[str, Any], rank: int, begin_s: 
         collectives=tuple(reader.collectives.values),
         begin_s=begin_s,
     )
+    return replace(told, missing=(*told.missing, *_omissions(reader)))
 
 
 def _rank(path: Path, header: Mapping[str, Any], number: int) -> int:

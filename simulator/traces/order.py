@@ -49,6 +49,7 @@ class HostMoment:
 class StepOrder:
     """The order of a step: its ops as `GpuOps` has them, the calls of its host, and the host's ``tail_s`` at its end.
 
+    Without calls ``tail_s`` counts from the end of the last op: nothing tells what the host did before.
     All host threads count as one that makes the calls in their order, for threads of a training step take turns.
     """
 
@@ -149,6 +150,8 @@ def _host(rank: RankTrace, behind: list[int]) -> tuple[tuple[HostMoment, ...], f
         start = max(float(rank.calls.start_s[call]), reached)
         moments.append(HostMoment(call, start - reached, awaited))
         reached = start if awaited < 0 else max(start, float(rank.ops.end_s[awaited]))
+    if not moments:
+        reached = float(rank.ops.end_s.max())
     return tuple(moments), max(step.end_s - reached, 0.0)
 
 

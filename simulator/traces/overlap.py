@@ -31,7 +31,7 @@ def busy_time(start_s: Floats, end_s: Floats, communicates: Bools, computes: Boo
         return covered_s(start_s[chosen], end_s[chosen])
 
     busy_s, compute_s, communication_s = covered_s(start_s, end_s), covered(computes), covered(communicates)
-    both_s = compute_s + communication_s - covered(computes | communicates)
+    both_s = max(compute_s + communication_s - covered(computes | communicates), 0.0)
     return BusyTime(
         busy_s=busy_s,
         compute_s=compute_s,

@@ -118,7 +118,16 @@ class _RankLanes:
             if moment.awaited >= 0 and not self._skips(moment.awaited):
                 awaited = (f"o{moment.awaited}",)
                 yield Step(f"b{moment.call}", RecordedWork(f"{name} returns", stream=HOST), awaited)
-        yield Step("end", RecordedWork("end", seconds=self._order.tail_s * factor, stream=HOST))
+        if self._order.host:
+            yield Step("end", RecordedWork("end", seconds=self._order.tail_s * factor, stream=HOST))
+        else:  # what is behind the ops is not known to be the host's
+            last = tuple(f"o{op}" for op in self._last_ops() if not self._skips(op))
+            yield Step("end", RecordedWork("end", seconds=self._order.tail_s, stream=HOST), last)
+
+    def _last_ops(self) -> list[int]:
+        """Return the last op of each stream."""
+        streams = self._rank.ops.stream.tolist()
+        return sorted({stream: op for op, stream in enumerate(streams)}.values())
 
     def _skips(self, awaited: int) -> bool:
         """Tell whether nothing waits for this op, as communication is to be hidden."""

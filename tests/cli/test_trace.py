@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from simulator.cli.app import main
-from tests.support.kineto import save_step
+from tests.support.kineto import KinetoWriter, save_step
 
 
 def command(*arguments: object) -> int:
@@ -64,6 +64,37 @@ def test_replay_prints_what_a_change_brings(files: list[Path], capsys: pytest.Ca
     assert "changed" not in capsys.readouterr().out
 
 
+def test_options_without_an_effect_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A class without kernels is named, as is hiding communication where there is none. A host that the trace does not
+    show cannot be changed."""
+    trace = KinetoWriter()
+    trace.kernel("k", 7, 0, 10, 1)
+    file = trace.save(tmp_path / "trace.json")
+    assert command("trace", "replay", file, "--scale", "hand-over=5", "--overlap", "full") == 0
+    told = capsys.readouterr()
+    assert "--scale hand-over has no effect: no kernel is of this class" in told.err
+    assert "--overlap full has no effect: no kernel communicates" in told.err
+    assert command("trace", "replay", file, "--host", "2") == 2
+    assert "--host: the trace does not tell which call launched which kernel" in capsys.readouterr().err
+
+
+def test_rows_have_a_unit_of_their_own(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A kernel of 2 ms in a step of 3 s is no 0.00 s; what stays as it was has neither -0.0 nor -0.00 %."""
+    trace = KinetoWriter()
+    for name, start, length in (("gemm", 0, 3_000_000), ("copy", 3_000_000, 2000), ("nccl", 3_002_000, 100)):
+        trace.kernel(name, 7, start, length, 1)
+    file = trace.save(tmp_path / "trace.json")
+    assert command("trace", "compare", file, file) == 0
+    compared = capsys.readouterr().out
+    assert command("trace", "replay", file, "--scale", "memory=1") == 0
+    replayed = capsys.readouterr().out
+    for printed in (compared, replayed):
+        assert "2.00 ms" in printed
+        assert "3.00 s" in printed
+        assert "100.00 us" in printed
+        assert "-0.0" not in printed
+
+
 def test_the_page_names_the_keys_of_the_output(files: list[Path], capsys: pytest.CaptureFixture[str]) -> None:
     """Every key of the JSON output, and of the sides of a comparison and a replay, is in the command's row."""
     page = (Path(__file__).resolve().parents[2] / "docs/how-to/traces.md").read_text()
@@ -85,6 +116,10 @@ def test_the_page_names_the_keys_of_the_output(files: list[Path], capsys: pytest
         (["--scale", "matmul"], "--scale: is not KEY=VALUE"),
         (["--rank", "7=2"], "--rank: is no rank of the trace"),
         (["--rank", "one=2"], "--rank: is no rank"),
+        (["--scale", "gemm=2"], "--scale matmul=2"),
+        (["--scale", "mtmul=2"], "--scale matmul=2"),
+        (["--scale", "matmul=2", "--scale", "matmul=3"], "--scale matmul: is given twice"),
+        (["--rank", "0=2", "--rank", "00=3"], "--rank 0: is given twice"),
         (["--host", "nan"], "--host: is no factor"),
         (["--overlap", "some"], "--overlap: is no way to overlap"),
         (["--cluster", "dgx_h100"], "--cluster: needs --recorded-cluster"),

@@ -61,7 +61,15 @@ def test_events_say_what_runs_for_whom(tmp_path: Path) -> None:
         e for e in events(path, "X")
         if (e["name"], e["pid"], e["args"]["microbatch"]) == ("F attn.qkv", 1, 3)
     )  # fmt: skip
-    assert qkv["args"] == {"stream": 1, "phase": "F", "kind": "matmul", "stage": 1, "chunk": 0, "microbatch": 3}
+    assert qkv["args"] == {
+        "stream": 1,
+        "phase": "F",
+        "kind": "matmul",
+        "category": "compute",
+        "stage": 1,
+        "chunk": 0,
+        "microbatch": 3,
+    }
     threads = {e["args"]["name"] for e in events(path, "M") if e["name"] == "thread_name"}
     assert threads == {"compute", "tp", "pp send fwd", "pp recv fwd", "pp send bwd", "pp recv bwd"}
     assert {e["args"]["name"] for e in events(path, "M") if e["name"] == "process_name"} == {

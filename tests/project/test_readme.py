@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 import pytest
 
+import simulator
 from simulator.cli.app import COMMANDS, main
 from tests.support.kineto import save_step
 
@@ -84,9 +85,12 @@ def python_cases() -> Iterator[object]:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An empty folder with the workload files that pages show, under the names they give, and two ranks' traces."""
+    """An empty folder with the workload files that pages show, under the names they give, and two ranks' traces,
+    recorded and simulated."""
     path = tmp_path_factory.mktemp("readme")
     save_step(path)
+    small = {"model.layers": 2, "training.recompute": "none"}
+    simulator.run("llama3_8b_dgx_h100", set=small).save_traces(path, range(2))  # of docs/how-to/traces.md
     for _, block in blocks("yaml"):
         if name := re.match(r"# (\S+\.yaml):", block):
             (path / name[1]).write_text(block, encoding="utf-8")

@@ -7,9 +7,14 @@ from pathlib import Path
 import pytest
 
 import simulator
+from simulator.errors import InputError
+from simulator.traces.columns import NO_BYTES, NO_LAUNCHES
 from simulator.traces.compare import compare, missing_classes, short_name, simulated_side, traced_side
 from simulator.traces.files import open_trace
 from simulator.traces.kineto import read_trace
+from simulator.traces.replay import replay
+from simulator.traces.what_if import WhatIf
+from simulator.traces.windows import one_step
 from tests.support.kineto import COMPUTE, KinetoWriter, data_parallel_step, save_step
 
 us = 1e-6
@@ -114,15 +119,55 @@ def test_names_are_shortened(name: str, short: str) -> None:
     assert short_name(name) == short
 
 
-def test_our_own_trace_has_the_classes_of_the_step(tmp_path: Path) -> None:
-    """A simulated step, written as a trace and read back, is the step: kernels of the trace say their kind."""
-    result = simulator.run(WORKLOAD)
-    result.save_trace(tmp_path / "own.json.gz")
-    side, back = (
-        simulated_side(result.spans, "simulated"),
-        traced_side(open_trace([str(tmp_path / "own.json.gz")]), "own"),
-    )
-    assert back.step_s == pytest.approx(side.step_s, rel=5e-3)  # but for the first launch
-    for name in ("matmul", "attention", "memory", "optimizer"):
-        assert back.class_s[name] == pytest.approx(side.class_s[name], rel=1e-2), name
-        assert back.launches[name] == side.launches[name]
+@pytest.mark.parametrize(
+    ("layout", "classes"),
+    [({"tp": 2, "dp": 1}, {"communication"}), ({"dp": 2}, {"communication"}), ({"pp": 2, "dp": 1}, {"hand-over"})],
+)
+def test_a_job_is_like_its_own_traces(layout: dict[str, int], classes: set[str], tmp_path: Path) -> None:
+    """A simulated step, written as a folder of traces and read back, is the step, in each class and in all times."""
+    result = simulator.run({**WORKLOAD, "parallelism": layout})
+    result.save_traces(tmp_path, range(2))
+    trace = open_trace([str(tmp_path)])
+    comparison = compare(simulated_side(result.spans, "simulated"), traced_side(trace, "own"))
+    first, second = comparison.sides
+    assert {row.name for row in comparison.rows} == {"matmul", "attention", "memory", "optimizer"} | classes
+    for row in comparison.rows:
+        assert row.ratio == pytest.approx(1, rel=1e-4), row.name
+        assert row.launches[0] == row.launches[1]
+    assert second.step_s == pytest.approx(first.step_s)
+    assert second.exposed_s == pytest.approx(first.exposed_s, rel=1e-3)
+    assert second.overlap == pytest.approx(first.overlap, abs=1e-3)
+    assert trace.ranks[0].gpu == "h100-sxm-80gb"
+    assert trace.missing == [NO_LAUNCHES, NO_BYTES]
+
+
+def test_a_simulated_hand_over_does_not_count_its_wait() -> None:
+    """Receives are posted long before their sends. Yet each takes as long as its send, and the class has their sum,
+    with the reduction of the embedding's gradients that both ends of the pipeline share."""
+    spans = simulator.run({**WORKLOAD, "parallelism": {"pp": 2, "dp": 1}}).spans
+    rows = spans.frame()
+    rows = rows[rows["category"] == "pp"]
+    seconds = (rows["end_s"] - rows["start_s"]).groupby(rows["kind"]).sum()
+    assert seconds["recv"] == pytest.approx(seconds["send"])
+    waited = rows[rows["kind"] == "recv"]
+    assert (waited["start_s"] - waited["posted_s"]).sum() > 10 * seconds["recv"]
+    side = simulated_side(spans, "simulated")
+    assert side.class_s["hand-over"] == pytest.approx(seconds.sum() / 2)  # a mean of two ranks
+
+
+def test_a_replay_of_a_simulated_step_follows_its_kernels(tmp_path: Path) -> None:
+    """Tensor parallelism hides nothing: twice as fast products save half of their time."""
+    simulator.run({**WORKLOAD, "parallelism": {"tp": 2, "dp": 1}}).save_traces(tmp_path, range(2))
+    played = replay(one_step(open_trace([str(tmp_path)]), None), WhatIf(classes={"matmul": 0.5}))
+    assert played.changed is not None
+    saved_s = played.played.step_s - played.changed.step_s
+    assert played.error == pytest.approx(0, abs=1e-4)
+    assert saved_s == pytest.approx(played.played.class_s["matmul"] / 2, rel=0.02)
+
+
+def test_a_file_of_several_ranks_is_refused(tmp_path: Path) -> None:
+    """One file with a rank per pipeline stage is for the eye: its ranks are not streams of one GPU."""
+    simulator.run({**WORKLOAD, "parallelism": {"pp": 2, "dp": 1}}).save_trace(tmp_path / "both.json.gz")
+    with pytest.raises(InputError, match="holds several ranks") as refused:
+        open_trace([str(tmp_path / "both.json.gz")])
+    assert refused.value.fix == "use --trace-dir"

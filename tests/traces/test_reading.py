@@ -240,3 +240,36 @@ def test_other_files_are_told_by_their_kind(name: str) -> None:
         pytest.skip("the file of another project is not here")
     with pytest.raises(InputError, match=OTHERS[name]):
         read_trace([SHARED / name])
+
+
+def test_kernels_without_lengths_or_names_are_told_of(tmp_path: Path) -> None:
+    """Kernels that nowhere say how long they ran are refused; single ones, and those without names, are counted."""
+    trace = data_parallel_step(0)
+    kernels = [event for event in trace.events if event["cat"] == "kernel"]
+    del kernels[0]["dur"]
+    kernels[1]["name"] = None
+    missing = read_trace([trace.save(tmp_path / "some.json")]).missing
+    assert missing == [
+        "1 kernel without a name, counted as memory unless arguments say more",
+        "1 kernel without a length (dur), counted as 0 s",
+    ]
+    for kernel in kernels[1:]:
+        del kernel["dur"]
+    with pytest.raises(InputError, match="does not say how long kernels ran"):
+        read_trace([trace.save(tmp_path / "none.json")])
+
+
+@pytest.mark.parametrize("name", ["trace.pftrace", "trace.pftrace.gz"])
+def test_perfettos_own_format_is_named(name: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_bytes(b"\x0a\x10{")
+    with pytest.raises(InputError, match="Perfetto's own format, which `trace` does not read"):
+        open_trace([str(tmp_path / name)])
+
+
+def test_kernels_of_several_gpus_in_one_file_are_told_of(tmp_path: Path) -> None:
+    trace = KinetoWriter()
+    for device in range(2):
+        details = {"device": device, "stream": 7, "correlation": trace.call("cudaLaunchKernel", 0)}
+        trace.event("kernel", "k", 0, 10, 7, **details)
+    (sentence,) = [text for text in read_trace([trace.save(tmp_path / "two.json")]).missing if "GPUs" in text]
+    assert sentence.startswith("kernels of 2 GPUs in one file")
