@@ -23,7 +23,7 @@ def cluster(*dead: str, **changes: Any) -> Cluster:
 
 
 def step_s(*overrides: dict[str, Any], **changes: Any) -> float:
-    spec = {"name": "dgx_h100", "nodes": 4, "overrides": list(overrides)}
+    spec = {"name": "dgx_h100", "nodes": 4, "overrides": list(overrides), "node": {"host_speed": 1000.0}}
     return simulator.run(
         job(training__global_batch=32, parallelism__tp=2, **changes) | {"cluster": spec}
     ).spans.step_time_s

@@ -287,7 +287,7 @@ def test_waiting_for_the_host_is_not_slowed(coalesce: bool) -> None:
     """A launch takes 0.3 s, a kernel 0.1 s, 0.2 s beside the all-reduce: kernel i of the row (after the first block's
     one) is launched at 0.3 (i + 2), and starts then if the GPU is free, whether it is slowed or not. The first block
     runs from 0.3 to 0.8, so that the all-reduce is in flight from 0.8 for 2 l + 1 s."""
-    costs = replace(slowed(dp=0.5), launch=dict.fromkeys(ISSUED, 0.3))
+    costs = replace(slowed(dp=0.5), launch=dict.fromkeys(ISSUED, 0.3) | {"autograd": 0.0, "bucket": 0.0})
     timeline = play(beside(2, (0.1,) * 8, 1e9), costs, coalesce=coalesce)
     rows = timeline.frame()
     mine = rows[(rows["rank"] == 0) & rows["name"].str.startswith("k")]

@@ -17,8 +17,9 @@ from tests.support.frameworks import COMPILED, DEEPSPEED, MEGATRON, PYTORCH, STA
 from tests.support.jobs import job
 
 PACKAGE = Path(__file__).resolve().parents[2] / "simulator"
-#: Where names of frameworks stand as data: what other tools call keys, and what measured rows were made with.
-DATA = {"frameworks", "validation"}
+#: Where names of frameworks stand as data: what other tools call keys, whose scripts are read, which software has a
+#: recipe, and what measured rows were made with.
+DATA = {"frameworks", "validation", "launch_scripts", "precisions"}
 SYNONYMS = PACKAGE / "config" / "synonyms.py"
 SOURCES = [
     path

@@ -16,6 +16,7 @@ from simulator.engine.invariants import check
 from simulator.errors import InputError
 from simulator.models import stage_parts
 from simulator.program import Comm
+from tests.support.clusters import with_unknown_hosts
 from tests.support.exact import assert_same
 
 LAYERS = 6
@@ -283,7 +284,8 @@ def test_what_cannot_be_offloaded(node: dict[str, Any], section: dict[str, Any],
 @pytest.mark.parametrize(("cluster", "host"), [("hgx_h100_8gpu", "dgx_h100"), ("mi300x", "dgx1_v100")])
 def test_a_host_that_nothing_is_known_of_is_offered_a_known_one_with_such_gpus_or_any(cluster: str, host: str) -> None:
     """And with what is offered the job is legal."""
-    changes: dict[str, Any] = {"cluster": cluster, "parallelism.offload.optimizer": "cpu"}
+    unknown = with_unknown_hosts(cluster)
+    changes: dict[str, Any] = {"cluster": unknown, "parallelism.offload.optimizer": "cpu"}
     with pytest.raises(InputError, match=f"if hosts are those of {host}$") as refusal:
         load_workload("gpt22b_tp8", changes)
     (offered,) = re.findall(r"host_memory_bandwidth_Bps: (\S+),", str(refusal.value))

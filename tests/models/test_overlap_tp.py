@@ -148,7 +148,7 @@ def test_what_travels_slows_the_kernels_beside_it(share: float) -> None:
 @pytest.mark.parametrize("launch_s", [0.1, 0.4, 2.0])
 def test_the_host_launches_what_is_beside_too(launch_s: float) -> None:
     """Six launches a pass. The same with and without coalescing, which works it out ahead of the clock."""
-    costs = replace(Costs.ideal(), launch=dict.fromkeys(ISSUED, launch_s))
+    costs = replace(Costs.ideal(), launch=dict.fromkeys(ISSUED, launch_s) | {"autograd": 0.0})
     text = program(2, 1.0, (0.5, 0.25, 0.5))
     short = play(text, 2, costs)
     plain = play(text, 2, costs, fold=False, coalesce=False)

@@ -8,6 +8,7 @@ from typing import Any
 
 from simulator.cluster import Cluster, build_cluster
 from simulator.cluster.wires import PCIE_LATENCY_s
+from simulator.config.cluster import cluster_data
 from simulator.config.validation import validated
 from simulator.hardware.cluster_spec import ClusterSpec
 from simulator.network.pattern import Pattern
@@ -114,3 +115,10 @@ def check_route(built: Cluster, a: int, b: int) -> None:
     assert crossed[-1].dst == built.gpus[b].name
     assert all(first.dst == second.src for first, second in pairwise(crossed))
     assert all(built.graph.edges[link.src, link.dst]["link"] == link.index for link in crossed)
+
+
+def with_unknown_hosts(name: str) -> dict[str, Any]:
+    """Return a shipped cluster as a mapping, under another name, that does not say how fast its hosts' memory is."""
+    data = cluster_data(name)[0]
+    node = {key: value for key, value in data["node"].items() if key != "host_memory_bandwidth_Bps"}
+    return {**data, "name": "unknown_hosts", "node": node}

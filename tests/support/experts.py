@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from simulator.api import StepResult, run
+from tests.support.jobs import FAST_HOSTS
 
 MOE: dict[str, Any] = {"experts": 8, "top_k": 2, "ffn_hidden": 256}
 MLA: dict[str, Any] = {
@@ -34,7 +35,7 @@ def job(**changes: Any) -> dict[str, Any]:
         },
         "training": {"seq": 128, "global_batch": 32},
         "parallelism": {},
-        "cluster": {"name": "dgx_a100"},
+        "cluster": {"name": "dgx_a100", "node": dict(FAST_HOSTS)},
     }
     workload["model"]["moe"] = MOE | changes.pop("moe", {})
     for key, value in changes.items():

@@ -11,6 +11,9 @@ from simulator.config import load_workload
 from simulator.errors import InputError
 from tests.support.frameworks import STACKS
 
+#: Of a node: hosts that hold up no GPU.
+FAST_HOSTS = {"host_speed": 1000.0}
+
 
 def job(**changes: Any) -> dict[str, Any]:
     """A tiny GPT on DGX A100s, whose hosts hold up no GPU.
@@ -22,7 +25,7 @@ def job(**changes: Any) -> dict[str, Any]:
         "model": {"layers": 8, "hidden": 256, "heads": 8, "vocab": 1024},
         "training": {"seq": 128, "global_batch": 16, "precision": "bf16"},
         "parallelism": {},
-        "cluster": {"name": "dgx_a100", "node": {"host_speed": 1000.0}},
+        "cluster": {"name": "dgx_a100", "node": dict(FAST_HOSTS)},
     }
     for key, value in changes.items():
         section, _, name = key.partition("__")

@@ -16,12 +16,17 @@ from simulator.costs import Costs
 from simulator.engine import simulate
 from simulator.lowering import build_program
 from simulator.program import Comm
+from tests.support.jobs import FAST_HOSTS
 
 PROFILE = load_profile("a100-sxm-80gb")
 #: All that a host issues, as `simulator.costs.launch.issued` calls it.
 ISSUED = tuple(Costs.from_profile(PROFILE).launch)
-#: dgx_a100 as a mapping, under a name that is no file's.
-CLUSTER = {key: value for key, value in cluster_data("dgx_a100")[0].items() if key != "nodes"} | {"name": "inline"}
+#: dgx_a100 as a mapping, under a name that is no file's, with the hosts of `tests.support.jobs.job`.
+_DATA = cluster_data("dgx_a100")[0]
+CLUSTER = {key: value for key, value in _DATA.items() if key != "nodes"} | {
+    "name": "inline",
+    "node": _DATA["node"] | FAST_HOSTS,
+}
 
 #: Shares of their speed that kernels keep beside communication, by its purpose (`ByPurpose`).
 SPEEDS: list[dict[str, float]] = [{}, {"dp": 0.8}, {"pp": 0.7, "dp": 0.9}, {"tp": 0.9, "pp": 0.9, "dp": 0.5, "cp": 0.7}]
@@ -50,7 +55,7 @@ class ByPurpose:
 
 def load(description: Mapping[str, Any]) -> Workload:
     """The workload, on `CLUSTER` unless it has one inline. Raises `InputError`."""
-    own = "node" in description.get("cluster", {})
+    own = {*description.get("cluster", {}).get("node", ())} - {*FAST_HOSTS}
     return load_workload(description if own else {**description, "cluster": CLUSTER})
 
 

@@ -213,8 +213,7 @@ def fused_optimizer(workload: Workload) -> Iterator[KeyChange]:
 
 
 def compiled(workload: Workload) -> Iterator[KeyChange]:
-    if not workload.framework.compile:
-        yield {"framework.compile": True}
+    yield {"framework.compile": True}
 
 
 def _gpus_for_twice_the_model_parallelism(workload: Workload) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from simulator.cluster import Cluster
 from simulator.config import Workload, altered, load_workload, parse_changes
 from simulator.schedules import SCHEDULES
 from simulator.units import GiB
+from tests.support.clusters import with_unknown_hosts
 
 JOBS: dict[str, dict[str, Any]] = {
     # Unfused attention with dropout: selective recompute and flash attention save much.
@@ -319,7 +320,7 @@ def test_states_that_do_not_fit_are_shared_among_more_or_sent_to_the_host() -> N
 
 def test_what_a_cluster_does_not_say_is_named() -> None:
     """No offload can be simulated where nothing is known of the hosts; narrower states can."""
-    unknown = {"name": "hgx_h100_8gpu", "nodes": 2, "node": {"host_memory_bandwidth_Bps": None}}
+    unknown = with_unknown_hosts("hgx_h100_8gpu") | {"nodes": 2}
     lines = run(FSDP | {"cluster": unknown}).to_dict()["memory"]["advice"]
     assert not any(line.startswith("parallelism.offload") for line in lines)
     narrower = next(line for line in lines if line.startswith("training.optimizer.state_dtype: bf16 would free "))
