@@ -25,10 +25,11 @@ from simulator.api import StepResult
 from simulator.arrays import Floats, Ints
 from simulator.errors import InputError
 from simulator.input_files import brief
-from simulator.program import PointToPoint, comms_of
-from simulator.timeline import covered_s
+from simulator.program import PointToPoint, PointToPointKind, comms_of
+from simulator.timeline import CATEGORIES, Timeline, covered_s
+from simulator.timeline.rows import TimelineRows
 from simulator.traces.classes import CLASSES, with_hand_over
-from simulator.traces.simulated import class_codes, resident_s
+from simulator.traces.simulated import class_codes
 
 #: What the seconds of communication consist of: class -> its transfers, what it waits for them.
 PARTS = {"communication": ("transfer", "waiting"), "hand-over": ("hand-over transfer", "hand-over waiting")}
@@ -103,14 +104,27 @@ class Kernels:
         return idle / total if total else None
 
 
+def _resident_s(timeline: Timeline, rows: TimelineRows) -> Floats:
+    """Return when the kernel of each row would have begun, were it one of communication.
+
+    A communication is on the GPU since its stream came to it and its host had launched it. Communication in line with
+    kernels is there from its start, as sends are, whose kernels do not wait for the other rank (`Comm.spins`).
+    """
+    start = rows["start_s"].astype(np.float64)
+    launched = timeline.launched_s[rows["span"].astype(np.int64)]
+    resident = np.maximum(rows["posted_s"].astype(np.float64), np.minimum(launched, start))
+    return np.where(rows["kind"] == PointToPointKind.SEND, start, resident)
+
+
 def simulated_kernels(result: StepResult) -> Kernels:
     """Return the kernels of every rank of the job, also of ranks that another one is simulated for."""
     spans = result.spans.select_ranks(range(result.spans.n_ranks))
     rows = spans.rows()
-    code, category = class_codes(rows)
+    code = class_codes(rows)
+    category = np.array(CATEGORIES, dtype=object)[rows["category"].astype(np.int64)]
     moves = np.isin(code, _COMMUNICATION)
     start, rank = rows["start_s"].astype(np.float64), rows["rank"].astype(np.int64)
-    resident = resident_s(spans, rows)
+    resident = _resident_s(spans, rows)
     end, gap = rows["end_s"].astype(np.float64), np.array([_gap_s(gpu, result) for gpu in result.gpus])[rank]
     return Kernels(
         rank=rank,

@@ -39,6 +39,7 @@ TRAITS = StepTraits(
     compiled=False,
     gpu="h100-sxm-80gb",
     experts=False,
+    mixers="attention",
     sharded=False,
     recompute="none",
     n_gpus=8,
