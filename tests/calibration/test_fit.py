@@ -247,9 +247,15 @@ def test_measurements_that_are_none_or_of_another_gpu_are_refused(tmp_path: Path
         fit(Cases((), (ENVIRONMENT,)), load_profile("a100-sxm-80gb"), "mine")
 
 
-@pytest.mark.parametrize("name", ["rtx-4090-24gb", "mi300x-192gb", "a100-pcie-80gb"])
-def test_measurements_of_a_profile_s_gpu_are_taken(name: str) -> None:
-    said = {"rtx-4090-24gb": "NVIDIA GeForce RTX 4090", "mi300x-192gb": "AMD Instinct MI300X"}.get(name, "NVIDIA A100")
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("rtx-4090-24gb", "NVIDIA GeForce RTX 4090"),
+        ("mi300x-192gb", "AMD Instinct MI300X"),
+        ("a100-pcie-80gb", "NVIDIA A100 80GB PCIe"),
+    ],
+)
+def test_measurements_of_a_profile_s_gpu_are_taken(name: str, said: str) -> None:
     profile, _ = fit(Cases((), (ENVIRONMENT | {"gpu": said},)), load_profile(name), "mine")
     assert profile.provenance is not None
     assert profile.provenance.gpu == said
