@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 #: Errors of one file that are listed; the others are counted.
@@ -110,8 +110,8 @@ PlaceOfKey = Callable[[str], tuple[object, str]]
 
 
 @contextmanager
-def located(place: PlaceOfKey) -> Iterator[None]:
-    """Errors of the block name the file and the key that ``place`` says, unless they name a file already."""
+def amended(amend: Callable[[InputError], None]) -> Iterator[None]:
+    """Each single error of the block goes through ``amend``, which may change it, before it is raised."""
     try:
         yield
     except InputError as failure:
@@ -119,7 +119,16 @@ def located(place: PlaceOfKey) -> Iterator[None]:
     else:
         return
     for error in errors:
+        amend(error)
+    raise_all(errors, more)
+
+
+def located(place: PlaceOfKey) -> AbstractContextManager[None]:
+    """Errors of the block name the file and the key that ``place`` says, unless they name a file already."""
+
+    def locate(error: InputError) -> None:
         if error.file is None:
             where, key = place(error.key or "")
             error.key, error.file = key or None, None if where is None else str(where)
-    raise_all(errors, more)
+
+    return amended(locate)

@@ -26,10 +26,10 @@ from simulator.arrays import Floats, Ints
 from simulator.errors import InputError
 from simulator.input_files import brief
 from simulator.program import PointToPoint, PointToPointKind, comms_of
-from simulator.timeline import CATEGORIES, Timeline, covered_s
+from simulator.timeline import Timeline, covered_s
 from simulator.timeline.rows import TimelineRows
 from simulator.traces.classes import CLASSES, with_hand_over
-from simulator.traces.simulated import class_codes
+from simulator.traces.simulated import categories, class_codes
 
 #: What the seconds of communication consist of: class -> its transfers, what it waits for them.
 PARTS = {"communication": ("transfer", "waiting"), "hand-over": ("hand-over transfer", "hand-over waiting")}
@@ -121,7 +121,6 @@ def simulated_kernels(result: StepResult) -> Kernels:
     spans = result.spans.select_ranks(range(result.spans.n_ranks))
     rows = spans.rows()
     code = class_codes(rows)
-    category = np.array(CATEGORIES, dtype=object)[rows["category"].astype(np.int64)]
     moves = np.isin(code, _COMMUNICATION)
     start, rank = rows["start_s"].astype(np.float64), rows["rank"].astype(np.int64)
     resident = _resident_s(spans, rows)
@@ -129,7 +128,7 @@ def simulated_kernels(result: StepResult) -> Kernels:
     return Kernels(
         rank=rank,
         code=code,
-        kind=np.where(moves, category, ""),
+        kind=np.where(moves, categories(rows), ""),
         start_s=np.where(moves, resident, start),
         end_s=np.where(code < CLASSES.index("communication"), np.maximum(end - gap, start), end),
         moves_s=np.where(moves, start, np.nan),

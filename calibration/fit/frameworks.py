@@ -8,19 +8,17 @@ always waits. A step is then as long as the host takes for all that it issues. S
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from statistics import fmean
 from typing import Any
 
 from calibration.compare.record import Run
 from calibration.fit.cases import Cases
-from calibration.fit.hosts import Counts, Equation, Pace, least_squares
+from calibration.fit.hosts import Counts, Equation, Pace, at_pace, issued_in_step, least_squares
 from calibration.fit.part import Part, Point, rounded
 from simulator.config import load_workload
 from simulator.config.section import as_data
 from simulator.costs import launch
-from simulator.engine.issue_order import issued_by
 from simulator.hardware.host import LaunchCosts
 from simulator.hardware.profile import Profile
 from simulator.lowering import build_program
@@ -31,7 +29,10 @@ SOURCE = "host_steps"
 #: parallelism, of one micro-batch and of several, and of layers with seven and with twelve weights are among them.
 ALONE = ("checkpoint", "gradient", "optimizer", "tp_all_reduce", "update")
 #: Kinds that are sped up and slowed down together.
-MODULES = tuple(f"{way}_{name}" for way in ("forward", "backward") for name in ("matmul", "attention", "norm", "other"))
+MODULES = (
+    "autograd",
+    *(f"{way}_{name}" for way in ("forward", "backward") for name in ("matmul", "attention", "norm", "other")),
+)
 
 
 def fit(cases: Cases, profile: Profile) -> Part:
@@ -46,13 +47,17 @@ def fit(cases: Cases, profile: Profile) -> Part:
     figures: dict[str, Any] = {}
     points: list[Point] = []
     plain = profile.host.launch_s["eager"]
-    by_section: dict[str, list[Run]] = {}
+    by_section: dict[str, list[tuple[Run, Counts]]] = {}
     for run in cases.steps:
-        by_section.setdefault(_section(run), []).append(run)
-    for section, runs in by_section.items():
-        costs, fitted_steps = _fitted(section, runs, plain, usual)
+        workload = load_workload(run.workload.resolved)
+        program = build_program(workload)
+        issued = issued_in_step(program.roles[program.role_of[0]])
+        counts = at_pace(issued, _slower(run, usual))
+        by_section.setdefault(workload.software.launch_section, []).append((run, counts))
+    for section, steps in by_section.items():
+        costs, fitted_steps = _fitted(section, steps, plain)
         figures[f"host.launch_s.{section}"] = costs
-        figures[f"sources.{SOURCE}"] = _cited(runs)
+        figures[f"sources.{SOURCE}"] = _cited([run for run, _ in steps])
         points += fitted_steps
     return Part(figures, points)
 
@@ -64,18 +69,18 @@ def _cited(runs: Sequence[Run]) -> str:
     return f"own steps of models so narrow that the GPU waits for its host, {', '.join(dates)}: {', '.join(gpus)}"
 
 
-def _section(run: Run) -> str:
-    return load_workload(run.workload.resolved).software.launch_section
+def _fitted(
+    section: str, steps: Sequence[tuple[Run, Counts]], plain: LaunchCosts
+) -> tuple[dict[str, Any], list[Point]]:
+    """Return the costs of a section and the steps behind them; ``plain``: plain PyTorch's on the same host.
 
-
-def _fitted(section: str, runs: Sequence[Run], plain: LaunchCosts, usual: Pace) -> tuple[dict[str, Any], list[Point]]:
-    """Return the costs of a section and the steps behind them; ``plain``: plain PyTorch's on the same host."""
+    ``steps``: runs with the counts of what their first rank issues, each times how slow its host was.
+    """
     seconds = launch.launch_seconds(plain)
-    issued = [_at_pace(_issued(run), _pace(run, usual)) for run in runs]
     equations = []
-    for run, counts in zip(runs, issued, strict=True):
-        modules = sum(n * seconds[kind] for kind, n in counts.items() if kind in MODULES or kind == "autograd")
-        rest = sum(n * seconds[kind] for kind, n in counts.items() if kind not in (*MODULES, "autograd", *ALONE))
+    for run, counts in steps:
+        modules = sum(n * seconds[kind] for kind, n in counts.items() if kind in MODULES)
+        rest = sum(n * seconds[kind] for kind, n in counts.items() if kind not in (*MODULES, *ALONE))
         shares = {kind: n for kind, n in counts.items() if kind in ALONE} | {"slower": modules}
         equations.append(Equation(section, run.step_time_s.median - rest, shares))
     kinds = ("slower", *sorted({kind for one in equations for kind in one.counts} - {"slower"}))
@@ -101,26 +106,10 @@ def _fitted(section: str, runs: Sequence[Run], plain: LaunchCosts, usual: Pace) 
     return costs, points
 
 
-def _issued(run: Run) -> Counter[tuple[str, bool]]:
-    """Return what the first rank issues in a step: kind and whether autograd's thread does it -> how often."""
-    program = build_program(load_workload(run.workload.resolved))
-    counts: Counter[tuple[str, bool]] = Counter()
-    for phase, kind, n in issued_by(program.roles[program.role_of[0]]):
-        counts[kind, launch.by_autograd(phase, kind)] += n
-    return counts
-
-
-def _pace(run: Run, usual: Pace) -> Pace:
+def _slower(run: Run, usual: Pace) -> Pace:
     """Return how many times as long as the usual host the slowest rank's took in the probes around the steps."""
     paces = []
     for rank in run.ranks:
         forward = fmean(rank.host.probe_forward_s or ())
         paces.append(Pace(forward / usual.forward, (fmean(rank.host.probe_s) - forward) / usual.backward))
     return max(paces, key=sum)
-
-
-def _at_pace(issued: Mapping[tuple[str, bool], int], pace: Pace) -> Counts:
-    counts: dict[str, float] = {}
-    for (kind, by_autograd), n in issued.items():
-        counts[kind] = counts.get(kind, 0.0) + n * (pace.backward if by_autograd else pace.forward)
-    return counts

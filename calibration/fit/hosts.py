@@ -143,10 +143,8 @@ def _joins(params: Mapping[str, object]) -> bool:
 def _equations(case: Measured, timings: Sequence[tuple[float, Pace]]) -> list[Equation]:
     equations = []
     for (group, counts), (seconds, pace) in zip(_issued(case, len(timings)), timings, strict=True):
-        at_pace: dict[str, float] = {}
-        for (kind, by_autograd), n in counts.items():
-            at_pace[kind] = at_pace.get(kind, 0.0) + n * (pace.backward if by_autograd else pace.forward)
-        equations.append(Equation(group, seconds, at_pace, WEIGHT_OF_MODULES if "part" in case.params else 1.0))
+        weight = WEIGHT_OF_MODULES if "part" in case.params else 1.0
+        equations.append(Equation(group, seconds, at_pace(counts, pace), weight))
     return equations
 
 
@@ -193,9 +191,22 @@ def counted(role: Role, op: str) -> Issued:
             lane: tuple(step for step in steps if step.label in needed and not backward & {*step.after})
             for lane, steps in lanes.items()
         } | {COMPUTE_LANE: compute}
+    return issued_in_step(Role(role.name, lanes))
+
+
+def issued_in_step(role: Role) -> Issued:
+    """Return the counts of all ops of a role, its optimizer's included."""
     counts = Issued()
-    for phase, kind, n in issued_by(Role(role.name, lanes)):
+    for phase, kind, n in issued_by(role):
         counts[kind, launch.by_autograd(phase, kind)] += n
+    return counts
+
+
+def at_pace(issued: Issued, slower: Pace) -> Counts:
+    """Return the counts by kind alone, each times what its thread takes longer than the usual host's."""
+    counts: dict[str, float] = {}
+    for (kind, by_autograd), n in issued.items():
+        counts[kind] = counts.get(kind, 0.0) + n * (slower.backward if by_autograd else slower.forward)
     return counts
 
 

@@ -15,6 +15,7 @@ from typer.core import TyperCommand
 
 from simulator import __version__
 from simulator.cli import check, collective, importing, listing, run, schedule, search, sweep, topology, trace, validate
+from simulator.cli.options import APP_SETTINGS
 from simulator.cli.streams import complain, flushed, open_streams, signals_raise
 from simulator.errors import DeadlockError, InputError
 
@@ -36,10 +37,7 @@ COMMANDS: dict[str, Callable[..., Any] | typer.Typer] = {
 app = typer.Typer(
     help="How fast will a language model train on a cluster? Simulates one training step, event by event.",
     epilog="Example: llmsim run gpt175b_3d --set parallelism.dp=8 --gantt step.png",
-    no_args_is_help=True,
-    rich_markup_mode=None,
-    pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
+    **APP_SETTINGS,
 )
 
 

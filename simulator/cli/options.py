@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from simulator.errors import InputError, each, raise_all
+from simulator.errors import InputError, amended
 
+#: How the tool and its groups of commands show help and errors.
+APP_SETTINGS: dict[str, Any] = {
+    "no_args_is_help": True,
+    "rich_markup_mode": None,
+    "pretty_exceptions_enable": False,
+    "context_settings": {"help_option_names": ["-h", "--help"], "max_content_width": 110},
+}
 Set = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="KEY=VALUE", help="Change a key of the workload, as a dotted path; repeatable."),
@@ -24,8 +30,7 @@ Quiet = Annotated[bool, typer.Option("--quiet", help="Print no summary.")]
 Strict = Annotated[bool, typer.Option("--strict", help="Exit with 1 on any warning, or when memory does not fit.")]
 
 
-@contextmanager
-def options_named(*same: str, **renamed: str) -> Iterator[None]:
+def options_named(*same: str, **renamed: str) -> AbstractContextManager[None]:
     """Errors of the block that name a parameter of a Python function name the option of the command instead.
 
     ``same``: parameters of which options have the name; ``renamed``: parameter -> option. Raises `InputError`.
@@ -37,15 +42,11 @@ def options_named(*same: str, **renamed: str) -> Iterator[None]:
       found:   'x'
     """
     options = {name: f"--{name}" for name in same} | renamed
-    try:
-        yield
-    except InputError as failure:
-        errors, more = each(failure)
-    else:
-        return
-    for error in errors:
+
+    def name_option(error: InputError) -> None:
         error.file = options.get(error.file or "", error.file)
-    raise_all(errors, more)
+
+    return amended(name_option)
 
 
 def parse_ranks(text: str, n_ranks: int, option: str) -> list[int]:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
-from simulator.cli.options import Json, Quiet, Set
+from simulator.cli.options import APP_SETTINGS, Json, Quiet, Set
 from simulator.cli.outputs import STDOUT, check_outputs, write_json
 from simulator.cli.terminal import progress, show, warn
 from simulator.errors import InputError, located
@@ -28,10 +28,7 @@ UNLIKE = 0.02
 app = typer.Typer(
     help="Look at traces of PyTorch's profiler.",
     epilog="Example: llmsim trace show rank0.json.gz rank1.json.gz",
-    no_args_is_help=True,
-    rich_markup_mode=None,
-    pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
+    **APP_SETTINGS,
 )
 
 TraceFiles = Annotated[

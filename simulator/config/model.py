@@ -225,7 +225,7 @@ class Model(Section):
     """multi-token prediction: so many more layers, each with the loss of one more token ahead, on the last stage [0]"""
 
     def mixer(self, layer: int) -> Mixer:
-        """Return the mixer of a layer. Modules of multi-token prediction, after the last layer, have that one's.
+        """Return the mixer of a layer. Modules of multi-token prediction have the last layer's.
 
         >>> model = Model(layers=3, hidden=8, heads=1, vocab=8, mixers=["window", "attention"], sliding_window=4)
         >>> [model.mixer(layer).name for layer in range(4)]
@@ -301,7 +301,7 @@ class Model(Section):
         return self.tied_embeddings or self.mtp_layers > 0
 
     def keys_seen(self, layer: int, seq: int) -> KeysSeen:
-        """Return what of a sequence a token of ``layer`` attends to; bounds that are no shorter do not count.
+        """Return the bounds of what a token of ``layer`` attends to: 0 where a sequence of ``seq`` is no longer.
 
         >>> sizes = dict(layers=2, hidden=8, heads=1, vocab=8, mixers=["window", "chunked"])
         >>> model = Model(sliding_window=16, attention_chunk=32, **sizes)

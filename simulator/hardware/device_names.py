@@ -16,7 +16,7 @@ def is_of_type(name: str, gpu: str) -> bool:
     """Return True where a GPU that its driver calls ``name`` is of the type ``gpu``.
 
     All parts of the type's name before form factor and memory are words of the driver's name. Where the driver's name
-    has these two as well, they are the type's. A name without a form factor is of no PCIe card and no NVL.
+    has these two as well, they are the type's. Drivers always write PCIe and NVL: a name without them means neither.
 
     >>> is_of_type("NVIDIA H100 80GB HBM3", "h100-sxm-80gb"), is_of_type("NVIDIA H200", "h100-sxm-80gb")
     (True, False)

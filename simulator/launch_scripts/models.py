@@ -13,7 +13,7 @@ _WORD = re.compile(r"a?\d+x\d+[bmt]|a\d+b|\d+(?:\.\d+)?[bmt](?![a-z])|\d+(?:\.\d
 def preset_of(name: str) -> str | None:
     """Return the shipped model that a checkpoint is of, by the words of its name, or None.
 
-    A version stands for its minor ones, which have the same sizes: Llama 3.1 8B is Llama 3 8B.
+    Minor versions have the sizes of their major one: Llama 3.1 8B means Llama 3 8B.
 
     >>> preset_of("meta-llama/Meta-Llama-3.1-8B-Instruct"), preset_of("Qwen/Qwen3-30B-A3B"), preset_of("my/model")
     ('llama3-8b', 'qwen3-30b-a3b', None)

@@ -122,7 +122,7 @@ def program_at(words: list[Word]) -> int:
 
 
 def options_of(words: Iterable[Word]) -> dict[str, str | bool | Unsaid]:
-    """Return the options among words: name with underscores -> value, or True of a switch.
+    """Return the options among words: name with underscores -> value. A switch has True.
 
     >>> options_of([Word("x.py"), Word("--num-layers"), Word("4"), Word("--bf16"), Word("--lr=1e-4")])
     {'num_layers': '4', 'bf16': True, 'lr': '1e-4'}

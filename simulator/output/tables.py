@@ -112,7 +112,7 @@ def percent(share: float) -> str:
 
 
 def run_length(days: float) -> str:
-    """Write the length of a whole run, in hours below two days and in minutes below two hours.
+    """Write the length of a whole run. Below two days it is in hours, below two hours in minutes.
 
     >>> run_length(122.5), run_length(1.5), run_length(0.079), run_length(1 / 24)
     ('122.5 days', '36.0 hours', '113.8 minutes', '60.0 minutes')

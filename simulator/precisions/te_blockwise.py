@@ -7,20 +7,15 @@ product for dW has blocks of 1 x 128 on both sides. Products sum in 32 bits afte
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from simulator.precisions import te_delayed
 from simulator.precisions.recipe import CastKernel
 
 BOTH = (CastKernel("cast blocks both ways", "fp8_blocks_transpose", 1, 1),)
 
-RECIPE = replace(
-    te_delayed.RECIPE,
+RECIPE = te_delayed.with_casts(
+    BOTH,
     name="te_blockwise",
     about="Transformer Engine and DeepSeek-V3, a scale for 1 x 128 of activations and 128 x 128 of weights",
     products={"fwd": "blocks", "dgrad": "blocks", "wgrad": "blocks"},
     multiple=128,
-    input_forward=BOTH,
-    weight_forward=BOTH,
-    gradient=BOTH,
 )

@@ -6,8 +6,6 @@ more than delayed scaling has, which reads the tensor for its magnitude.
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from simulator.precisions import te_delayed
 from simulator.precisions.recipe import CastKernel
 
@@ -17,11 +15,8 @@ FOUND = (
     *te_delayed.BOTH,
 )
 
-RECIPE = replace(
-    te_delayed.RECIPE,
+RECIPE = te_delayed.with_casts(
+    FOUND,
     name="te_current",
     about="Transformer Engine, one scale for a tensor, found before each cast",
-    input_forward=FOUND,
-    weight_forward=FOUND,
-    gradient=FOUND,
 )

@@ -8,7 +8,10 @@ of a step (``is_first_microbatch``), and both copies stay. Forward products have
 
 from __future__ import annotations
 
-from simulator.precisions.recipe import CastKernel, Fp8Recipe
+from dataclasses import replace
+from typing import Any
+
+from simulator.precisions.recipe import CastKernel, CastKernels, Fp8Recipe
 
 BOTH = (CastKernel("cast both ways", "fp8_cast_transpose", 1, 1),)
 
@@ -25,3 +28,8 @@ RECIPE = Fp8Recipe(
     weight_copy_bytes=2.0,
     kept_input_bytes=1.0,
 )
+
+
+def with_casts(casts: CastKernels, **changes: Any) -> Fp8Recipe:
+    """Return this recipe where x, W and dy are cast by other kernels, which are the same of all three."""
+    return replace(RECIPE, input_forward=casts, weight_forward=casts, gradient=casts, **changes)

@@ -7,8 +7,6 @@ scale covers elements of a row or of a column, so that both copies are made. Wha
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from simulator.precisions import te_delayed
 from simulator.precisions.recipe import CastKernel
 
@@ -16,15 +14,12 @@ from simulator.precisions.recipe import CastKernel
 WITH_SCALE = 1 + 1 / 32
 BOTH = (CastKernel("cast both ways", "fp8_cast_transpose", 1, WITH_SCALE),)
 
-RECIPE = replace(
-    te_delayed.RECIPE,
+RECIPE = te_delayed.with_casts(
+    BOTH,
     name="te_mxfp8",
     about="Transformer Engine on Blackwell, a scale for every 32 elements of a row or of a column (MXFP8)",
     products={"fwd": "mx", "dgrad": "mx", "wgrad": "mx"},
     multiple=32,
-    input_forward=BOTH,
-    weight_forward=BOTH,
-    gradient=BOTH,
     weight_copy_bytes=2 * WITH_SCALE,
     kept_input_bytes=WITH_SCALE,
 )

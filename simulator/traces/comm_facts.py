@@ -26,7 +26,7 @@ _LISTED = re.compile(r"\[[\d,\s]*\]")
 
 
 def collective_of(details: Mapping[str, Any], operation: str) -> TracedCollective:
-    """Return what ``details``, the arguments of a kernel or call, say of a communication, an ``operation`` of NCCL's.
+    """Return the bytes and the group of a communication. ``details`` are the arguments of its kernel or call.
 
     >>> collective_of({"In msg nelems": 4, "Out msg nelems": 8, "dtype": "Float", "Group size": 2}, "all_gather").nbytes
     32.0

@@ -107,6 +107,8 @@ _MOONLIGHT: dict[str, Any] = {
     "model.mla": {"kv_lora_rank": 512, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128},
 }
 
+_PROBED_HOSTS = "Each is simulated at the host speed that was probed beside it; hosts of one kind differ twofold."
+
 #: Megatron-DeepSpeed of vTrain's runs, whose files state neither vocabulary nor precision: GPT-2's, padded, and fp16.
 _VTRAIN: dict[str, Any] = _MEGATRON | {
     "framework.name": "deepspeed",
@@ -349,7 +351,7 @@ SUITES: dict[str, Suite] = {
             table=DATA / "own-h200.csv",  # made by `python -m calibration.compare.suite`
             settings={},
             bounds=Bounds(mean=0.04),
-            note="Each is simulated at the host speed that was probed beside it; hosts of one kind differ twofold.",
+            note=_PROBED_HOSTS,
             measured_by="own runs, plain PyTorch",
         ),
         Suite(
@@ -358,7 +360,7 @@ SUITES: dict[str, Suite] = {
             table=DATA / "own-frameworks.csv",  # made by `python -m calibration.compare.suite`
             settings={},
             bounds=Bounds(mean=0.06),
-            note="Each is simulated at the host speed that was probed beside it; hosts of one kind differ twofold.",
+            note=_PROBED_HOSTS,
             measured_by="own runs, training code of others",
         ),
         Suite(

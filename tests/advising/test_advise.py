@@ -14,7 +14,7 @@ from simulator.analysis.training import key_changes
 from simulator.analysis.training.advice import CANDIDATES
 from simulator.config import altered, load_workload, parse_changes
 from simulator.input_files import as_options
-from tests.support.jobs import job
+from tests.support.jobs import FAST_HOSTS, job
 
 #: Two stages of whole micro-batches, with the activations of every layer computed again: much to gain. Hosts hold up
 #: nothing.
@@ -22,7 +22,7 @@ SLOW: dict[str, Any] = job(
     parallelism={"tp": 2, "pp": 2, "dp": 2, "sequence_parallel": False, "overlap": {"grad_reduce": False}},
     training={"seq": 4096, "global_batch": 16, "recompute": "full"},
     model={"layers": 8, "hidden": 2048, "heads": 16, "vocab": 1024},
-) | {"cluster": {"name": "dgx_a100", "node": {"host_speed": 1000.0}}}
+) | {"cluster": {"name": "dgx_a100", "node": FAST_HOSTS}}
 
 
 @pytest.fixture(scope="module")

@@ -23,14 +23,14 @@ from simulator.hardware.cluster_spec import ClusterSpec
 from simulator.network.collectives import idle_seconds, plan
 from simulator.program import Collective, Program, Role, Step
 from tests.support.clusters import CLUSTERS, HOP_s, NIC_Bps, nic_cluster
-from tests.support.jobs import job
+from tests.support.jobs import FAST_HOSTS, job
 from tests.support.transfers import at_once, ends
 
 IDEAL = Costs.ideal()
 #: Leaves of four nodes of one GPU, whose 40 GB/s meet in an uplink of 10.
 SPEC = CLUSTERS["oversubscribed"]
 CLUSTER = {key: value for key, value in SPEC.items() if key != "nodes"} | {
-    "node": {**SPEC["node"], "gpus": {"type": "a100-sxm-80gb", "count": 1}, "host_speed": 1000.0}
+    "node": {**SPEC["node"], "gpus": {"type": "a100-sxm-80gb", "count": 1}, **FAST_HOSTS}
 }
 
 

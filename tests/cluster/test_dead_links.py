@@ -14,7 +14,7 @@ from simulator.errors import InputError
 from simulator.fabrics import FABRICS
 from simulator.network.collectives import idle_seconds, patterns, plan
 from simulator.program import CollectiveKind
-from tests.support.jobs import job
+from tests.support.jobs import FAST_HOSTS, job
 
 
 def cluster(*dead: str, **changes: Any) -> Cluster:
@@ -23,7 +23,7 @@ def cluster(*dead: str, **changes: Any) -> Cluster:
 
 
 def step_s(*overrides: dict[str, Any], **changes: Any) -> float:
-    spec = {"name": "dgx_h100", "nodes": 4, "overrides": list(overrides), "node": {"host_speed": 1000.0}}
+    spec = {"name": "dgx_h100", "nodes": 4, "overrides": list(overrides), "node": FAST_HOSTS}
     return simulator.run(
         job(training__global_batch=32, parallelism__tp=2, **changes) | {"cluster": spec}
     ).spans.step_time_s

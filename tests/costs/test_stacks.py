@@ -176,7 +176,7 @@ def test_a_workload_with_a_stack() -> None:
 
 
 def test_jobs_that_share_a_cluster_keep_their_stack() -> None:
-    """Where they share no link it costs each what it costs one alone; a link has one stack.
+    """Two jobs that share no link lose as much by an old stack as one job alone does. A link has one stack.
 
     Hosts are so fast that only the links decide.
     """

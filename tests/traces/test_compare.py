@@ -47,8 +47,8 @@ def test_two_traces_differ_by_what_was_changed(tmp_path: Path) -> None:
 
 
 def test_ops_outside_of_the_marked_steps_do_not_count(tmp_path: Path) -> None:
-    """A product of 8 ms runs 20 ms before the one marked step, and a send behind it. What counts is the step's own: two
-    products of 5 ms in all, and the all-reduce of 1 ms. 395 us of that are beside the kernel behind the products."""
+    """A product of 8 ms runs 20 ms before the one marked step, and a send behind it. Only the step's own
+    ops count: two products of 5 ms in all, and an all-reduce of 1 ms. Of the all-reduce 395 us are beside a kernel."""
     trace = data_parallel_step(0, (1.0,))
     trace.kernel("sm90_xmma_gemm_bf16", COMPUTE, -20_000, 8000, trace.call("cudaLaunchKernel", -20_010))
     trace.kernel("ncclDevKernel_SendRecv()", COMPUTE, 50_000, 700, trace.call("cudaLaunchKernel", 49_000))

@@ -89,9 +89,9 @@ def test_what_was_called_counts_before_the_kernel_that_does_it(collective: str, 
 
 
 def test_a_transfer_is_timed_on_one_link(tmp_path: Path) -> None:
-    """The trace lists a pipeline's four ranks, of which the first two are taken.
+    """Of a pipeline's four ranks the first two are taken.
 
-    450 MB at an H100's 450 GB/s of NVLink take 1 ms at least, and less than the way there and back would.
+    450 MB take 1 ms at least at the 450 GB/s of an H100's NVLink. Both ways would take twice as long.
     """
     times = ExchangeTimes.on("dgx_h100", 4, "recorded")
     seconds = times.seconds(TracedCollective(TRANSFER, 450e6, "pipeline", 4, (0, 1, 2, 3)))

@@ -124,7 +124,7 @@ def shortest(kinds: Sequence[str]) -> list[str]:
 
 
 def mixers(kinds: Sequence[str]) -> Fields:
-    """Return the key `mixers`, left out where every layer attends to all tokens, or to those of a window.
+    """Return the key `mixers`. Where every layer is of the model's own kind, attention or a window, nothing is said.
 
     >>> mixers(["attention"] * 4), mixers(["no_rope", "attention"])
     ({}, {'mixers': ['no_rope', 'attention']})
@@ -134,7 +134,7 @@ def mixers(kinds: Sequence[str]) -> Fields:
 
 
 def places(kinds: Sequence[bool]) -> tuple[Fields, Fields]:
-    """Return the keys of a model, and of its section `moe`, that say which layers have experts.
+    """Return keys that say which layers have experts: those of the model, and those of its section `moe`.
 
     >>> places([False, True, False, True]), places([True, False, False])
     (({}, {'first_dense_layers': 1, 'every': 2}), ({'mlps': ['moe', 'dense', 'dense']}, {}))

@@ -10,10 +10,11 @@ import simulator
 from simulator.analysis.training.stage_split import LayerSeconds, SimulatedSplit, better_split, most_even
 from simulator.input_files import as_options
 from simulator.output.summary import summary
+from tests.support.jobs import FAST_HOSTS
 from tests.support.terminal import printed
 
-#: Hosts that hold up no GPU.
-FAST_HOSTS = [{"gpu": f"node{node}.gpu{gpu}", "host_speed": 1000.0} for node in range(4) for gpu in range(8)]
+#: Hosts of all GPUs that hold up none.
+FAST_OVERRIDES = [{"gpu": f"node{node}.gpu{gpu}", **FAST_HOSTS} for node in range(4) for gpu in range(8)]
 #: 24 equal layers; the last two of four stages are on slower GPUs.
 UNLIKE_GPUS = {
     "model": {"layers": 24, "hidden": 4096, "heads": 32, "vocab": 32000},
@@ -22,7 +23,7 @@ UNLIKE_GPUS = {
     "cluster": {
         "name": "mix",
         "groups": [{"count": 2, "node": "dgx_h100"}, {"count": 2, "node": "dgx_a100"}],
-        "overrides": FAST_HOSTS,
+        "overrides": FAST_OVERRIDES,
     },
 }
 #: 8 dense layers, then 8 with experts, of which each takes four times as long.
@@ -103,7 +104,7 @@ def test_keys_that_ask_for_an_even_split_are_named_beside_the_proposal() -> None
         "cluster": {
             "name": "dgx_h100",
             "nodes": 1,
-            "node": {"host_speed": 1000.0},
+            "node": FAST_HOSTS,
             "overrides": [{"gpu": f"node0.gpu{gpu}", "speed_scale": 0.5} for gpu in (2, 3)],
         },
     }
