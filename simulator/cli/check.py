@@ -94,11 +94,11 @@ def _say_sizes(job: Workload, total: int, active: int) -> None:
     types = ", ".join(cluster.gpu_types)
     say(f"  cluster       {cluster.n_nodes} x {cluster.name}: {cluster.n_gpus} GPUs, {types}")
     say(f"  calibration   {', '.join(job.calibrations.values())}" + (f", stack {job.stack}" if job.stack else ""))
-    if fp8 := job.training.fp8:
-        from simulator.precisions import FP8_RECIPES, in_words
+    if recipe := job.training.product_recipe:
+        from simulator.precisions import in_words
 
-        first, *more = in_words(FP8_RECIPES[fp8.recipe], fp8.gather)
-        say(f"  8 bits        {fp8.recipe}: {first}")
+        first, *more = in_words(recipe, job.training.fp8.gather if job.training.fp8 else "")
+        say(f"  {recipe.bits} bits        {recipe.name}: {first}")
         for line in more:
             say(f"                {line}")
     say(f"  micro-batches {job.microbatches} of {job.training.micro_batch} x {job.training.seq} tokens")

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from simulator.hardware.node import NodeSpec
 
 Rows = list[dict[str, Any]]
-PEAKS: tuple[Literal["bf16", "fp16", "fp8"], ...] = ("bf16", "fp16", "fp8")
+PEAKS: tuple[Literal["bf16", "fp16", "fp8", "fp4"], ...] = ("bf16", "fp16", "fp8", "fp4")
 
 
 def command(
@@ -218,15 +218,16 @@ def _collectives() -> Rows:
 
 
 def _recipes() -> Rows:
-    from simulator.precisions import FP8_RECIPES
+    from simulator.precisions import PRODUCT_RECIPES
 
     return [
         {
             "name": name,
+            "key": recipe.key,
             "frameworks": ", ".join(f"{one}, compiled" if recipe.compiled else one for one in recipe.frameworks),
             "what": recipe.about,
         }
-        for name, recipe in FP8_RECIPES.items()
+        for name, recipe in PRODUCT_RECIPES.items()
     ]
 
 

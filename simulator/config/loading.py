@@ -13,7 +13,7 @@ from simulator.config.cluster import cluster_data
 from simulator.config.optimizer_choices import usual_library
 from simulator.config.pipelines import find_schedule, is_file
 from simulator.config.presets import expand_model
-from simulator.config.profile import check_fp8, check_gpu, check_one_vendor, check_precision, load_profile
+from simulator.config.profile import check_gpu, check_one_vendor, check_precision, check_recipe, load_profile
 from simulator.config.section import Section, as_data
 from simulator.config.stack import check_stack, load_stack
 from simulator.config.validation import validated
@@ -21,7 +21,6 @@ from simulator.config.workload import Workload
 from simulator.errors import InputError, PlaceOfKey, each, located, raise_all
 from simulator.hardware.cluster_spec import ClusterSpec
 from simulator.input_files import as_path, read_yaml, with_changes
-from simulator.precisions import FP8_RECIPES
 
 #: Dotted path of a section -> the key of it that a plain text in its place means.
 SHORTHANDS = {"cluster": "name", "framework": "name", "training.recompute": "granularity", "training.loss": "name"}
@@ -186,9 +185,8 @@ def _with_profiles(workload: Workload, base: Path | None, origin: PlaceOfKey) ->
     rank_profiles = {gpu: profiles[gpu] for gpu in workload.gpu_types}
     for profile in rank_profiles.values():
         check_precision(profile, workload.training.precision, file=origin("training.precision")[0])
-        if workload.training.fp8:
-            recipe = FP8_RECIPES[workload.training.fp8.recipe]
-            check_fp8(profile, recipe, file=origin("training.fp8.recipe")[0])
+        if recipe := workload.training.product_recipe:
+            check_recipe(profile, recipe, file=origin(recipe.key)[0])
     check_one_vendor(rank_profiles, file=origin("cluster")[0], key="cluster.groups")
     return workload.model_copy(update={"calibration": names if several else names[workload.cluster.gpu_types[0]]})
 

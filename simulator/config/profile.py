@@ -18,7 +18,7 @@ from simulator.hardware.gpu import GpuSpec
 from simulator.hardware.kernels import UNSCALED
 from simulator.hardware.profile import Profile
 from simulator.input_files import as_mapping, parse_yaml, read_text
-from simulator.precisions import SCALES_IN_WORDS, Fp8Recipe
+from simulator.precisions import SCALES_IN_WORDS, ProductRecipe
 
 
 def load_profile(
@@ -99,7 +99,7 @@ def check_one_vendor(profiles: Mapping[str, Profile], *, file: object = None, ke
         )
 
 
-def check_fp8(profile: Profile, recipe: Fp8Recipe, *, file: object = None) -> None:
+def check_recipe(profile: Profile, recipe: ProductRecipe, *, file: object = None) -> None:
     """Raise `InputError` where the profile prices no products, or no casts, of ``recipe``; ``file`` chose it."""
     if lacking := _unpriced(profile, recipe):
         priced = (load_profile(name) for name in catalog.names("profile"))
@@ -107,18 +107,18 @@ def check_fp8(profile: Profile, recipe: Fp8Recipe, *, file: object = None) -> No
         raise InputError(
             lacking,
             file=file,
-            key="training.fp8.recipe",
+            key=recipe.key,
             found=recipe.name,
             allowed=f"null, or a GPU whose profile prices it: {gpus}",
         )
 
 
-def _unpriced(profile: Profile, recipe: Fp8Recipe) -> str:
+def _unpriced(profile: Profile, recipe: ProductRecipe) -> str:
     """Return what of ``recipe`` the profile has no price for; an empty text where it has all."""
-    if "fp8" not in profile.gpu_spec.peak_flops_per_s:
-        return f"{profile.gpu} has no matrix units for 8 bits, or its profile nothing to price them by"
+    if recipe.dtype not in profile.gpu_spec.peak_flops_per_s:
+        return f"{profile.gpu} has no matrix units for {recipe.bits} bits, or its profile nothing to price them by"
     if not profile.kernels.memory.fp8:
-        return f"profile {profile.name} has no casts into 8 bits (kernels.memory.fp8)"
+        return f"profile {profile.name} has no casts into {recipe.bits} bits (kernels.memory.fp8)"
     lacking = sorted({*recipe.products.values()} - {*UNSCALED, *profile.kernels.matmul.scaled})
     if lacking:
         scales = " or ".join(SCALES_IN_WORDS[scaling] for scaling in lacking)

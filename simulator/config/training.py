@@ -14,21 +14,22 @@ from simulator.config.model import Size
 from simulator.config.section import AsTuple, Section, ShortSection
 from simulator.config.updaters import Dtype, Optimizer
 from simulator.losses import LOSSES
-from simulator.precisions import FP8_RECIPES
+from simulator.precisions import FP4_RECIPES, FP8_RECIPES, PRODUCT_RECIPES, ProductRecipe
 
 
-def _without_fp8(value: object) -> object:
-    if value == "fp8":
+def _without_recipe(value: object) -> object:
+    recipes = {"fp8": FP8_RECIPES, "fp4": FP4_RECIPES}.get(str(value))
+    if recipes:
         raise PydanticCustomError(
-            "fp8",
+            "recipe",
             "says nothing of casts and scales: write precision: bf16, which all but products is in, and "
-            f"fp8: {' or '.join(FP8_RECIPES)}",
+            f"{value}: {' or '.join(recipes)}",
         )
     return value
 
 
-#: Of weights and activations: products in 8 bits are said by a recipe.
-Precision = Annotated[Dtype, BeforeValidator(_without_fp8)]
+#: Of weights and activations: products in 8 or 4 bits are said by a recipe.
+Precision = Annotated[Dtype, BeforeValidator(_without_recipe)]
 
 
 Module = Literal["core_attn", "layernorm", "mla_up_proj", "mlp", "moe", "moe_act", "shared_experts"]
@@ -95,10 +96,12 @@ def _freezable(value: str) -> str:
 if TYPE_CHECKING:
     LossName = str
     RecipeName = str
+    Fp4RecipeName = str
 else:
     # What is listed, so that a new loss, or a new recipe, needs no line here.
     LossName = Literal[tuple(LOSSES)]
     RecipeName = Literal[tuple(FP8_RECIPES)]
+    Fp4RecipeName = Literal[tuple(FP4_RECIPES)]
 
 
 class LossChoice(ShortSection):
@@ -130,6 +133,15 @@ class Fp8(ShortSection):
     """zero 3: what weights of these products are gathered in [bf16]"""
 
 
+class Fp4(ShortSection):
+    """Products of layers in 4 bits. A plain text means `recipe`."""
+
+    text_means: ClassVar[str] = "recipe"
+
+    recipe: Fp4RecipeName
+    """whose casts and scales, and what they are of: `llmsim list recipes`"""
+
+
 class Training(Section):
     """How the model is trained."""
 
@@ -144,6 +156,8 @@ class Training(Section):
     fp8: Fp8 | None = None
     """a recipe, or {recipe, gather}: which products of layers are in 8 bits, and how operands are cast; the projection
     to the vocabulary, routers and attention stay in the precision [null: none]"""
+    fp4: Fp4 | None = None
+    """a recipe: which products of layers are in 4 bits, in place of fp8 [null: none]"""
     optimizer: Optimizer = Optimizer()
     grad_dtype: Dtype = "fp32"
     """what gradients are accumulated and reduced in [fp32; of hugging_face the precision, but for
@@ -183,6 +197,12 @@ class Training(Section):
     def frozen(self) -> tuple[str, ...]:
         """Kinds of weights that are not trained."""
         return self.freeze if self.freeze is not None else EVERYTHING if self.adapters else ()
+
+    @property
+    def product_recipe(self) -> ProductRecipe | None:
+        """Recipe of products in 8 or 4 bits."""
+        choice = self.fp8 or self.fp4
+        return PRODUCT_RECIPES[choice.recipe] if choice else None
 
     @property
     def trained_dtype(self) -> str:

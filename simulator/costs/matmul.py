@@ -21,7 +21,7 @@ from simulator.costs.origin import Origin, beyond
 from simulator.hardware.gpu import GpuSpec
 from simulator.hardware.kernels import UNSCALED, MatmulModel, MatmulSize
 from simulator.program import GroupedMatmul, Matmul
-from simulator.units import DTYPE_BYTES
+from simulator.units import OPERAND_BYTES
 
 #: Slices that a kernel may cut k into, so that tiles too few for many waves still fill the SMs.
 SPLITS = np.array((1, 2, 3, 4, 6, 8, 12, 16), dtype=float)
@@ -59,8 +59,8 @@ class Products:
             count=count,
             flops=np.array([kernel.flops for kernel in kernels]),
             nbytes=np.array([kernel.bytes for kernel in kernels]),
-            written=np.array([float(DTYPE_BYTES[x.out_dtype or x.dtype]) for x in kernels]),
-            read=np.array([DTYPE_BYTES[x.out_dtype or x.dtype] * float(x.accumulate) for x in kernels]),
+            written=np.array([OPERAND_BYTES[x.out_dtype or x.dtype] for x in kernels]),
+            read=np.array([OPERAND_BYTES[x.out_dtype or x.dtype] * float(x.accumulate) for x in kernels]),
             grouped=np.array([isinstance(kernel, GroupedMatmul) for kernel in kernels]),
         )
 
@@ -249,7 +249,7 @@ def is_aligned(kernel: Matmul) -> bool:
     >>> is_aligned(Matmul(8192, 50257, 768)), is_aligned(Matmul(8191, 50264, 768))
     (False, True)
     """
-    sixteen = DTYPE_BYTES[kernel.dtype] == 2
+    sixteen = OPERAND_BYTES[kernel.dtype] == 2
     return not sixteen or all(getattr(kernel, size) % ALIGNMENT == 0 for size in ROW_LENGTHS[kernel.role])
 
 

@@ -13,7 +13,7 @@ from simulator.errors import InputError
 from simulator.hardware.figures import Amount, Cited, Figure, need_all
 
 #: Types that matrix products are known in; a superset of those that a workload can ask for.
-MatrixDtype = Literal["bf16", "fp16", "fp32", "fp8"]
+MatrixDtype = Literal["bf16", "fp16", "fp32", "fp8", "fp4"]
 MatmulRole = Literal["fwd", "dgrad", "wgrad"]
 MatmulSize = Literal["m", "n", "k", "batch"]
 Direction = Literal["forward", "backward"]
@@ -77,7 +77,7 @@ MemoryClass = Literal[
     "copy",
     "zero",
 ]
-#: Kernels around products in 8 bits.
+#: Kernels around products in 8 and 4 bits.
 Fp8Class = Literal[
     "fp8_amax",
     "fp8_scale",
@@ -93,8 +93,9 @@ Fp8Class = Literal[
 ]
 #: Scales of operands in 8 bits: one for each row, for each block of 128 elements, or for 32 (MXFP8).
 Scaling = Literal["rows", "blocks", "mx"]
-#: Scales that a product costs no more with: one for each tensor, or none, where another kernel applies them.
-UNSCALED = ("tensor", "none")
+#: Scales that a product costs no more with: one for each tensor, or none, where another kernel applies them. Products
+#: in 4 bits are always measured with a scale for 16 elements.
+UNSCALED = ("tensor", "none", "sixteens")
 FittedRange = tuple[int, int]
 
 

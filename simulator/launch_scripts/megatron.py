@@ -163,6 +163,7 @@ def _training(reading: ScriptReading) -> None:
     else:
         reading.assume("training.precision", "fp32", "Megatron-LM's without bf16 and fp16")
     _eight_bits(reading)
+    _four_bits(reading)
     clip = reading.fraction("clip_grad")
     if clip is None:
         reading.assume("training.grad_clip", 1.0, "Megatron-LM's default of clip_grad")
@@ -202,6 +203,21 @@ def _eight_bits(reading: ScriptReading) -> None:
     else:
         reading.put("training.fp8", recipe, switch)
         reading.assumed.append(f"training.fp8: {recipe}, Megatron-LM's default of fp8_recipe")
+
+
+def _four_bits(reading: ScriptReading) -> None:
+    """Put the recipe of products in 4 bits: NVFP4's is the only one that Megatron-LM has."""
+    switch, form = reading.first_of("fp4_format", "fp4")
+    if form is None or str(form).lower() == "false":
+        reading.leave("fp4_recipe")
+        return
+    name = str(reading.look("fp4_recipe", "nvfp4")).lower()
+    if name != "nvfp4":
+        reading.ignore(switch, "its recipe is not nvfp4")
+    elif reading.look("fp4_recipe") is not None:
+        reading.put("training.fp4", "te_nvfp4", switch, "fp4_recipe")
+    else:
+        reading.put("training.fp4", "te_nvfp4", switch)
 
 
 def _recompute(reading: ScriptReading) -> None:

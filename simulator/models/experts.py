@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from simulator.config import Workload
 from simulator.models.linear import add_gradient, linear, new_gradient_bytes, product
-from simulator.models.low_precision import in_8_bits
+from simulator.models.low_precision import in_low_precision
 from simulator.models.pointwise import activation
 from simulator.models.routing import routing
 from simulator.models.shapes import FrameworkShapes
@@ -297,7 +297,7 @@ def _grouped(z: FrameworkShapes, x: Experts, name: str, n: int, k: int, *, split
         weight_grad_bytes=weight_grad_bytes,
         weights=_expert_weights(z, x, name, n, k, split=split),
     )
-    return in_8_bits(z, node, name, x.worked_on, n, k, experts=local)
+    return in_low_precision(z, node, name, x.worked_on, n, k, experts=local)
 
 
 def _expert_weights(z: FrameworkShapes, x: Experts, name: str, n: int, k: int, *, split: str) -> tuple[Weight, ...]:

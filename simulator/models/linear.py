@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from simulator.models.autocast import cast_operands
-from simulator.models.low_precision import in_8_bits
+from simulator.models.low_precision import in_low_precision
 from simulator.models.shapes import FrameworkShapes
 from simulator.models.weight_names import weight_name
 from simulator.operations.nodes import Node, Op, Ops, Tensor, comm, memory
@@ -104,7 +104,7 @@ def linear(
     )
     if z.framework.pads_products and n * z.element % ALIGNED:
         node = _padded(z, node, name, y_bytes, w_bytes)
-    node = in_8_bits(z, node, name, z.tokens, n, k, first=first)
+    node = in_low_precision(z, node, name, z.tokens, n, k, first=first)
     return cast_operands(z, node, name, n, k, wide=wide, bias=bias) if z.autocast else node
 
 

@@ -1,4 +1,4 @@
-"""Products of linear layers in 8 bits, with the kernels around them that the recipe of a workload says."""
+"""Products of linear layers in 8 or 4 bits, with the kernels around them that the recipe of a workload says."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ from simulator.config import Workload
 from simulator.models.shapes import FrameworkShapes, keeps_weight_copies
 from simulator.operations.nodes import Node, Op, Ops, Tensor, memory
 from simulator.operations.weights import Weight
-from simulator.precisions import FP8_RECIPES
-from simulator.precisions.recipe import CastKernel, CastKernels, Fp8Recipe
+from simulator.precisions.recipe import CastKernel, CastKernels, ProductRecipe
 from simulator.program import Beside, Compute, GroupedMatmul, Matmul
 
 #: Blocks whose products stay in working precision.
@@ -21,15 +20,15 @@ TURNED_AS_GATHERED = CastKernel("turned", "fp8_turned", 0.5, 0.5)
 MADE_BY_ACTIVATION, MADE_BY_NORM = ".act", "normed"
 
 
-def in_8_bits(
+def in_low_precision(
     z: FrameworkShapes, node: Node, name: str, rows: int, n: int, k: int, *, experts: int = 1, first: bool = True
 ) -> Node:
-    """Return the product ``node`` (``rows`` x k times k x n) in 8 bits, where the recipe has it so.
+    """Return the product ``node`` (``rows`` x k times k x n) in 8 or 4 bits, where the recipe has it so.
 
     W is one for each of so many ``experts``. ``first``: no other product before it has read, and cast, the same input.
     """
-    recipe = z.fp8
-    if recipe is None or not is_in_8_bits(recipe, name, n, k):
+    recipe = z.product_recipe
+    if recipe is None or not is_in_low_precision(recipe, name, n, k):
         return node
     elements = {"x": rows * k, "w": experts * n * k, "y": rows * n}
     sizes = {tensor: float(z.element * count) for tensor, count in elements.items()}
@@ -42,20 +41,20 @@ def in_8_bits(
         weights, turned_weight = (), cast("B", "weight", "w", (TURNED_AS_GATHERED,))
     gradient, gradient_again = _gradients(recipe, cast, name)
     turned_input = _inputs_again(z, recipe, cast, saved, first=first)
-    in_8_bits_each = _conversion(recipe, z.dtype, cast)
+    converted_each = _conversion(recipe, z.dtype, cast)
     before_wgrad: Ops = (*gradient_again, *turned_input)
-    together = in_8_bits_each(node.together)
+    together = converted_each(node.together)
     return replace(
         node,
-        forward=(*inputs, *weights, *in_8_bits_each(node.forward)),
-        input_grad=(*gradient, *turned_weight, *in_8_bits_each(node.input_grad)),
-        weight_grad=(*before_wgrad, *in_8_bits_each(node.weight_grad)),
+        forward=(*inputs, *weights, *converted_each(node.forward)),
+        input_grad=(*gradient, *turned_weight, *converted_each(node.input_grad)),
+        weight_grad=(*before_wgrad, *converted_each(node.weight_grad)),
         together=(*gradient, *turned_weight, *before_wgrad, *together) if together else (),
         saved=_kept(z, recipe, node.saved, sizes["x"]),
         saved_for_weights=_kept(z, recipe, node.saved_for_weights, sizes["x"]),
         grad_bytes=node.grad_bytes + _copied(z, recipe, elements),
         weights=tuple(
-            replace(weight, in_8_bits=True, gathered_in_8_bits=z.gathers_in_8_bits)
+            replace(weight, in_low_precision=True, gathered_in_8_bits=z.gathers_in_8_bits)
             if weight.gradient_product and len(weight.shape) > 1
             else weight
             for weight in node.weights
@@ -63,7 +62,7 @@ def in_8_bits(
     )
 
 
-def is_in_8_bits(recipe: Fp8Recipe, name: str, *sizes: int) -> bool:
+def is_in_low_precision(recipe: ProductRecipe, name: str, *sizes: int) -> bool:
     """Return True for products of layers with sizes that the matrix units take; experts' where the recipe has them."""
     block = name.partition(".")[0]
     if block in LEFT_OUT or (block == "moe" and not recipe.experts):
@@ -73,17 +72,17 @@ def is_in_8_bits(recipe: Fp8Recipe, name: str, *sizes: int) -> bool:
 
 def casts_weights_once(workload: Workload) -> bool:
     """Return True where the first micro-batch of a step casts weights for all."""
-    fp8 = workload.training.fp8
-    return fp8 is not None and FP8_RECIPES[fp8.recipe].weights_once
+    recipe = workload.training.product_recipe
+    return recipe is not None and recipe.weights_once
 
 
 def weight_copy_bytes(workload: Workload, weights: Iterable[Weight]) -> float:
-    """Return the bytes of the 8-bit copies that stay beside ``weights``."""
-    fp8 = workload.training.fp8
-    if fp8 is None or not keeps_weight_copies(workload):
+    """Return the bytes of the copies in 8 or 4 bits that stay beside ``weights``."""
+    recipe = workload.training.product_recipe
+    if recipe is None or not keeps_weight_copies(workload):
         return 0.0
-    elements = sum(weight.elements for weight in weights if weight.in_8_bits and weight.is_stored)
-    return FP8_RECIPES[fp8.recipe].weight_copy_bytes * elements
+    elements = sum(weight.elements for weight in weights if weight.in_low_precision and weight.is_stored)
+    return recipe.weight_copy_bytes * elements
 
 
 class _Casts:
@@ -111,14 +110,14 @@ class _Casts:
         )
 
 
-def _gradients(recipe: Fp8Recipe, cast: _Casts, name: str) -> tuple[Ops, Ops]:
+def _gradients(recipe: ProductRecipe, cast: _Casts, name: str) -> tuple[Ops, Ops]:
     """Return the casts of dy before the products for dx and for dW; those of an activation's are part of its own."""
     if recipe.activation_backward and name.rpartition(".")[2] in ("fc1", "gate", "up"):
         return (), ()
     return cast("B", "grad", "y", recipe.gradient), cast("W", "grad", "y", recipe.gradient_again)
 
 
-def _inputs_again(z: FrameworkShapes, recipe: Fp8Recipe, cast: _Casts, saved: str, *, first: bool) -> Ops:
+def _inputs_again(z: FrameworkShapes, recipe: ProductRecipe, cast: _Casts, saved: str, *, first: bool) -> Ops:
     """Return the casts of x before the product for dW, with the norm that makes x again."""
     if not first or (recipe.activation_backward and saved.endswith(MADE_BY_ACTIVATION)):
         return ()
@@ -129,28 +128,28 @@ def _inputs_again(z: FrameworkShapes, recipe: Fp8Recipe, cast: _Casts, saved: st
     return casts
 
 
-def _kept(z: FrameworkShapes, recipe: Fp8Recipe, tensors: tuple[Tensor, ...], x_bytes: float) -> tuple[Tensor, ...]:
+def _kept(z: FrameworkShapes, recipe: ProductRecipe, tensors: tuple[Tensor, ...], x_bytes: float) -> tuple[Tensor, ...]:
     """Return what is kept of the product's input, the first of ``tensors``."""
     x, *rest = tensors
     if recipe.kept_input_bytes is None and x.name.endswith((MADE_BY_ACTIVATION, MADE_BY_NORM)):
         return tuple(rest)
     if recipe.kept_input_bytes is None:
         return tensors
-    return (Tensor(f"{x.name} in 8 bits", recipe.kept_input_bytes * x.nbytes / z.element), *rest)
+    return (Tensor(f"{x.name} in {recipe.bits} bits", recipe.kept_input_bytes * x.nbytes / z.element), *rest)
 
 
-def _copied(z: FrameworkShapes, recipe: Fp8Recipe, elements: Mapping[str, int]) -> float:
-    """Return the bytes of the copies in 8 bits that the backward pass makes: of x and W, and two of dy.
+def _copied(z: FrameworkShapes, recipe: ProductRecipe, elements: Mapping[str, int]) -> float:
+    """Return the bytes of the copies in 8 or 4 bits that the backward pass makes: of x and W, and two of dy.
 
     Those that are kept since the forward pass are no others.
     """
     x = elements["x"] if recipe.kept_input_bytes is None else 0
     w = 0 if z.keeps_weight_copies else elements["w"]
-    return float(x + w + 2 * elements["y"])
+    return recipe.bits / 8 * (x + w + 2 * elements["y"])
 
 
-def _conversion(recipe: Fp8Recipe, dtype: str, cast: _Casts) -> Callable[[Ops], Ops]:
-    """Return a function that puts the products among operations into 8 bits, with what follows on their output."""
+def _conversion(recipe: ProductRecipe, dtype: str, cast: _Casts) -> Callable[[Ops], Ops]:
+    """Return a function that puts the products among operations into 8 or 4 bits, with what follows on their output."""
     outputs = {"fwd": ("F", "y"), "dgrad": ("B", "x"), "wgrad": ("W", "w")}
 
     def product(op: Compute) -> Compute:
@@ -158,7 +157,8 @@ def _conversion(recipe: Fp8Recipe, dtype: str, cast: _Casts) -> Callable[[Ops], 
         if not isinstance(kernel, Matmul | GroupedMatmul) or kernel.role not in recipe.products:
             return op
         scaling = recipe.products[kernel.role]
-        return replace(op, kernel=replace(kernel, dtype="fp8", out_dtype=kernel.out_dtype or dtype, scaling=scaling))
+        output = kernel.out_dtype or dtype
+        return replace(op, kernel=replace(kernel, dtype=recipe.dtype, out_dtype=output, scaling=scaling))
 
     def converted(op: Op) -> Ops:
         match op:
@@ -173,13 +173,13 @@ def _conversion(recipe: Fp8Recipe, dtype: str, cast: _Casts) -> Callable[[Ops], 
     return lambda ops: tuple(new for op in ops for new in converted(op))
 
 
-def activation_in_8_bits(z: FrameworkShapes, node: Node, name: str, nbytes: float) -> Node:
+def activation_in_low_precision(z: FrameworkShapes, node: Node, name: str, nbytes: float) -> Node:
     """Return an activation whose output of ``nbytes`` and gradients are read in 8 bits, as the recipe has it.
 
     One kernel reads its inputs for magnitudes, one reads them again and writes all in 8 bits.
     """
-    recipe = z.fp8
-    if recipe is None or recipe.activation_backward is None or not is_in_8_bits(recipe, name, z.ffn):
+    recipe = z.product_recipe
+    if recipe is None or recipe.activation_backward is None or not is_in_low_precision(recipe, name, z.ffn):
         return node
     amax, written = recipe.activation_backward
     read, gradients = (3, 2) if z.gated else (2, 1)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from simulator.models.low_precision import activation_in_8_bits
+from simulator.models.low_precision import activation_in_low_precision
 from simulator.models.shapes import FrameworkShapes
 from simulator.operations.nodes import Node, Ops, Tensor, memory
 from simulator.units import DTYPE_BYTES
@@ -34,7 +34,7 @@ def activation(z: FrameworkShapes, block: str, elements: int) -> Node:
         saved=saved,
         grad_bytes=(3 if z.gated else 2) * nbytes,
     )
-    return activation_in_8_bits(z, node, name, nbytes)
+    return activation_in_low_precision(z, node, name, nbytes)
 
 
 def rope(z: FrameworkShapes) -> Node:

@@ -10,7 +10,7 @@ from simulator.frameworks import Framework
 from simulator.models.routing import routing
 from simulator.models.tuning import tuning_at
 from simulator.operations.shapes import ANY_SEAT, ANY_TURN, Seat, Shapes, Turn
-from simulator.precisions import FP8_RECIPES, Fp8Recipe
+from simulator.precisions import ProductRecipe
 from simulator.units import DTYPE_BYTES
 
 
@@ -18,12 +18,12 @@ from simulator.units import DTYPE_BYTES
 class FrameworkShapes(Shapes):
     """Sizes of a rank's share of the tensors, and the framework whose kernels work on them.
 
-    ``fp8``: the recipe of products in 8 bits, if there is one. ``casts_weights``: weights are cast in this micro-batch.
-    ``gathers_in_8_bits``: ZeRO-3 gathers them so. ``keeps_weight_copies``: their copies in 8 bits stay for the step.
+    ``product_recipe``: of products in 8 or 4 bits, if there is one. ``casts_weights``: this micro-batch casts weights.
+    ``gathers_in_8_bits``: ZeRO-3 gathers weights so. ``keeps_weight_copies``: copies of weights stay for the step.
     """
 
     framework: Framework
-    fp8: Fp8Recipe | None = None
+    product_recipe: ProductRecipe | None = None
     casts_weights: bool = True
     gathers_in_8_bits: bool = False
     keeps_weight_copies: bool = False
@@ -31,8 +31,8 @@ class FrameworkShapes(Shapes):
 
 def keeps_weight_copies(workload: Workload) -> bool:
     """Return True where copies of weights in 8 bits stay beside them; of gathered weights none stays."""
-    fp8 = workload.training.fp8
-    return fp8 is not None and FP8_RECIPES[fp8.recipe].weight_copy_bytes > 0 and workload.parallelism.zero != 3
+    recipe = workload.training.product_recipe
+    return recipe is not None and recipe.weight_copy_bytes > 0 and workload.parallelism.zero != 3
 
 
 def representative_seat(workload: Workload, seat: Seat) -> Seat:
@@ -86,7 +86,7 @@ def shapes(workload: Workload, seat: Seat = ANY_SEAT, turn: Turn = ANY_TURN, num
         attention=model.attention,
         dropout=model.dropout,
         framework=workload.software,
-        **_in_8_bits(workload, turn),
+        **_few_bits(workload, turn),
         dtype=training.precision,
         grad_dtype=training.grad_dtype,
         adds_gradients=replication.adds_first_gradients if turn.first else replication.adds_later_gradients,
@@ -102,12 +102,11 @@ def shapes(workload: Workload, seat: Seat = ANY_SEAT, turn: Turn = ANY_TURN, num
     )
 
 
-def _in_8_bits(workload: Workload, turn: Turn) -> dict[str, Any]:
-    """Return what shapes say of products in 8 bits."""
-    fp8 = workload.training.fp8
-    recipe = FP8_RECIPES[fp8.recipe] if fp8 else None
+def _few_bits(workload: Workload, turn: Turn) -> dict[str, Any]:
+    """Return what shapes say of products in 8 or 4 bits."""
+    recipe = workload.training.product_recipe
     return {
-        "fp8": recipe,
+        "product_recipe": recipe,
         "casts_weights": turn.first or workload.microbatches == 1 or not (recipe and recipe.weights_once),
         "gathers_in_8_bits": workload.gathers_in_8_bits,
         "keeps_weight_copies": keeps_weight_copies(workload),

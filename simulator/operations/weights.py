@@ -31,7 +31,7 @@ class Weight:
     ``gradient_product`` is the product that computes the gradient; norms, biases and embeddings have none.
     ``trainable`` is False of frozen weights, which have no gradients and no states. ``storage`` is the type that the
     values are stored in, such as ``nf4``, where it is not ``dtype``.
-    ``in_8_bits``: its products read copies in 8 bits. ``gathered_in_8_bits``: ZeRO-3 gathers these.
+    ``in_low_precision``: its products read copies in 8 bits. ``gathered_in_8_bits``: ZeRO-3 gathers these.
     ``tied_to`` is the weight whose values these are. Both are one tensor, unless ``copied``: then the rank holds these
     values a second time, as the other tensor is on another rank.
     """
@@ -47,7 +47,7 @@ class Weight:
     copied: bool = False
     trainable: bool = True
     storage: str = ""
-    in_8_bits: bool = False
+    in_low_precision: bool = False
     gathered_in_8_bits: bool = False
 
     @property

@@ -9,15 +9,17 @@ from simulator.units import TFLOP
 def mfu_lines(report: JsonReport) -> list[str]:
     """Return what stands behind MFU: the peak by its precision, and other ways to count, where they differ.
 
-    Half of attention makes none in a model without it. Only a job with products in 8 bits has a share of that peak.
+    Half of attention makes none in a model without it. Only a job with products in 8 or 4 bits has a share of their
+    peak.
     """
     mfu, peak = report["mfu"], report["peak_flops_per_s_per_gpu"]
     first, shares = f"of the dense {report['peak_precision']} peak of {tflops(peak)}", []
     if (half := percent(report["mfu_causal"])) != percent(mfu):
         first += "; counts the whole square of attention"
         shares.append(f"{half} counting half of it")
-    if fp8 := report["fp8_peak_flops_per_s_per_gpu"]:
-        shares.append(f"{percent(mfu * peak / fp8)} of the dense fp8 peak of {tflops(fp8)}")
+    for dtype in ("fp8", "fp4"):
+        if other := report[f"{dtype}_peak_flops_per_s_per_gpu"]:
+            shares.append(f"{percent(mfu * peak / other)} of the dense {dtype} peak of {tflops(other)}")
     return [first, *(["; ".join(shares)] if shares else [])]
 
 

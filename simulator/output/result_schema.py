@@ -110,7 +110,8 @@ def _speed() -> dict[str, Schema]:
         "hardware_flops_per_step", "mfu", "mfu_causal", "hfu", "model_flops_per_s_per_gpu",
         "peak_flops_per_s_per_gpu", "bubble_fraction", "bubble_ratio", "host_bound_fraction",
     )  # fmt: skip
-    return {**figures, "peak_precision": _TEXT, "fp8_peak_flops_per_s_per_gpu": _or_null(_NUMBER)}
+    peaks = ("fp8_peak_flops_per_s_per_gpu", "fp4_peak_flops_per_s_per_gpu")
+    return {**figures, "peak_precision": _TEXT, **dict.fromkeys(peaks, _or_null(_NUMBER))}
 
 
 def run_result_schema() -> Schema:
@@ -144,6 +145,7 @@ def run_result_schema() -> Schema:
         "parallelism": _ANYTHING,
         "n_microbatches": _COUNT,
         "fp8": _or_null(_object({"recipe": _TEXT, "gather": _TEXT})),
+        "fp4": _or_null(_object({"recipe": _TEXT})),
         **_numbers("params_total", "params_active", "params_trained"),
         "tuning": _or_null(_ANYTHING),
         "step_time_s": _NUMBER,

@@ -245,9 +245,9 @@ def lacking_line(memory: Mapping[str, Any]) -> str:
 
 
 def model_and_precision(report: JsonReport) -> str:
-    """Return the size of the model, what is trained of it, and the recipe of products in 8 bits."""
+    """Return the size of the model, what is trained of it, and the recipe of products in 8 or 4 bits."""
     size = format_parameters(report["params_total"], report["params_active"])
-    return f"{size}{_trained(report)}{_in_8_bits(report)}"
+    return f"{size}{_trained(report)}{_few_bits(report)}"
 
 
 def _trained(report: JsonReport) -> str:
@@ -261,9 +261,10 @@ def _trained(report: JsonReport) -> str:
     return f", {format_count(report['params_trained'])} trained" + (f" ({how})" if how else "")
 
 
-def _in_8_bits(report: JsonReport) -> str:
-    """Return whose recipe products in 8 bits have, where there are such."""
-    return f", products in 8 bits ({report['fp8']['recipe']})" if report["fp8"] else ""
+def _few_bits(report: JsonReport) -> str:
+    """Return whose recipe products in 8 or 4 bits have, where there are such."""
+    chosen = [(bits, report[key]) for bits, key in ((8, "fp8"), (4, "fp4")) if report[key]]
+    return "".join(f", products in {bits} bits ({choice['recipe']})" for bits, choice in chosen)
 
 
 def _headline(report: JsonReport) -> Text:

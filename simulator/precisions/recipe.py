@@ -1,4 +1,4 @@
-"""Everything that a recipe of training in 8 bits decides, as one object."""
+"""Everything that a recipe of training in 8 or 4 bits decides, as one object."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from typing import Literal, NamedTuple
 class CastKernel(NamedTuple):
     """A kernel of a cast: its name, cost class ``op``, and traffic.
 
-    ``read`` and ``written`` are in tensors of the operand's size in working precision: 8 bits of 16 are half a tensor.
+    ``read`` and ``written`` are in tensors of the operand's size in working precision: 8 bits of 16 are half a tensor,
+    4 bits a quarter.
     """
 
     name: str
@@ -19,20 +20,20 @@ class CastKernel(NamedTuple):
     written: float
 
 
-#: How the operands of a product are scaled: by tensor, rows, blocks of 128 or every 32 elements (mx), or by none, where
-#: another kernel applies the scales. But for the first and the last, profiles have a speed of each.
-OperandScales = Literal["tensor", "rows", "blocks", "mx", "none"]
+#: How the operands of a product are scaled: by tensor, rows, blocks of 128, every 32 elements (mx) or every 16
+#: (sixteens), or by none, where another kernel applies the scales. Profiles have a speed of rows, blocks and mx.
+OperandScales = Literal["tensor", "rows", "blocks", "mx", "sixteens", "none"]
 
 #: Kernels one after another.
 CastKernels = tuple[CastKernel, ...]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Fp8Recipe:
+class ProductRecipe:
     """A recipe for the products of linear layers: y = x W^T forward, dx = dy W and dW = dy^T x backward.
 
-    Hopper's matrix units take 8-bit operands in one layout. Backward products therefore need x, W and dy with rows and
-    columns changed over.
+    Hopper's matrix units take 8-bit operands in one layout, and Blackwell's 4-bit ones. Backward products therefore
+    need x, W and dy with rows and columns changed over.
     """
 
     name: str
@@ -41,14 +42,16 @@ class Fp8Recipe:
     """one line that describes it"""
     frameworks: tuple[str, ...]
     """those that have it"""
+    bits: Literal[8, 4] = 8
+    """of an operand's element"""
     compiled: bool = False
     """its kernels are those that torch.compile makes, and it is simulated with these alone"""
 
     products: Mapping[str, OperandScales]
-    """role of a product in 8 bits (fwd, dgrad, wgrad) -> how its operands are scaled; others stay in working
+    """role of a product in so few bits (fwd, dgrad, wgrad) -> how its operands are scaled; others stay in working
     precision"""
     experts: bool
-    """the grouped products of experts are in 8 bits too"""
+    """the grouped products of experts are so too"""
     multiple: int = 16
     """products whose sizes are no multiples of it stay in working precision"""
 
@@ -78,3 +81,13 @@ class Fp8Recipe:
     gradients and for its output, one writes all of these in 8 bits"""
     gathers: tuple[str, ...] = ("bf16",)
     """types that ZeRO-3 can gather its weights in, the usual one first"""
+
+    @property
+    def dtype(self) -> Literal["fp8", "fp4"]:
+        """Type of the operands."""
+        return "fp8" if self.bits == 8 else "fp4"
+
+    @property
+    def key(self) -> str:
+        """Dotted key of workload files that chooses it."""
+        return f"training.{self.dtype}.recipe"

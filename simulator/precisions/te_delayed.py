@@ -11,11 +11,11 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from simulator.precisions.recipe import CastKernel, CastKernels, Fp8Recipe
+from simulator.precisions.recipe import CastKernel, CastKernels, ProductRecipe
 
 BOTH = (CastKernel("cast both ways", "fp8_cast_transpose", 1, 1),)
 
-RECIPE = Fp8Recipe(
+RECIPE = ProductRecipe(
     name="te_delayed",
     about="Transformer Engine, one scale for a tensor, from the magnitudes of steps before",
     frameworks=("megatron_core",),
@@ -30,6 +30,6 @@ RECIPE = Fp8Recipe(
 )
 
 
-def with_casts(casts: CastKernels, **changes: Any) -> Fp8Recipe:
+def with_casts(casts: CastKernels, **changes: Any) -> ProductRecipe:
     """Return this recipe where x, W and dy are cast by other kernels, which are the same of all three."""
     return replace(RECIPE, input_forward=casts, weight_forward=casts, gradient=casts, **changes)

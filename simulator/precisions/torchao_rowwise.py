@@ -9,7 +9,7 @@ every element.
 
 from __future__ import annotations
 
-from simulator.precisions.recipe import CastKernel, Fp8Recipe
+from simulator.precisions.recipe import CastKernel, ProductRecipe
 
 ROWS = CastKernel("cast rows", "fp8_rows", 1, 0.5)
 #: The largest magnitude of each column, then a cast with rows and columns changed over.
@@ -20,7 +20,7 @@ COLUMNS = (
 )
 RESCALED = CastKernel("rescale", "fp8_rescale", 1, 1)
 
-RECIPE = Fp8Recipe(
+RECIPE = ProductRecipe(
     name="torchao_rowwise",
     about="torchao's Float8Linear, a scale for each row, under torch.compile",
     frameworks=("torchtitan", "pytorch"),

@@ -7,7 +7,7 @@ of fraction (``use_fast_accum``), backward products in 32.
 
 from __future__ import annotations
 
-from simulator.precisions.recipe import CastKernel, Fp8Recipe
+from simulator.precisions.recipe import CastKernel, ProductRecipe
 
 #: The largest magnitude: sums of blocks, then one more small kernel that makes the scale.
 AMAX = (CastKernel("amax", "fp8_amax", 1, 0), CastKernel("scale", "fp8_scale", 0, 0))
@@ -17,7 +17,7 @@ TURNED = CastKernel("cast turned", "fp8_turned", 1, 0.5)
 #: As it is and turned, by one kernel.
 BOTH = CastKernel("cast both ways", "fp8_both", 1, 1)
 
-RECIPE = Fp8Recipe(
+RECIPE = ProductRecipe(
     name="torchao_tensorwise",
     about="torchao's Float8Linear, one scale for a tensor, under torch.compile; weights can be gathered in 8 bits",
     frameworks=("torchtitan", "pytorch"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from simulator.precisions.recipe import CastKernels, Fp8Recipe, OperandScales
+from simulator.precisions.recipe import CastKernels, OperandScales, ProductRecipe
 
 _ROLES = {"fwd": "forward", "dgrad": "input gradient", "wgrad": "weight gradient"}
 #: How the operands of a product are scaled -> a phrase.
@@ -14,10 +14,11 @@ SCALES_IN_WORDS: Mapping[OperandScales, str] = {
     "rows": "a scale for each row",
     "blocks": "a scale for each block of 128",
     "mx": "a scale for every 32 elements",
+    "sixteens": "a scale for every 16 elements",
 }
 
 
-def in_words(recipe: Fp8Recipe, gather: str = "") -> Iterator[str]:
+def in_words(recipe: ProductRecipe, gather: str = "") -> Iterator[str]:
     """Yield lines on products, casts, what is kept, and weights. ZeRO-3 gathers in type ``gather``.
 
     The first line is of products.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from simulator.units import DTYPE_BYTES
+from simulator.units import DTYPE_BYTES, OPERAND_BYTES
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,9 +34,9 @@ class Matmul:
 
     @property
     def bytes(self) -> float:
-        out = DTYPE_BYTES[self.out_dtype or self.dtype] * (2 if self.accumulate else 1)
+        out = OPERAND_BYTES[self.out_dtype or self.dtype] * (2 if self.accumulate else 1)
         return float(
-            self.batch * (DTYPE_BYTES[self.dtype] * (self.m * self.k + self.k * self.n) + out * self.m * self.n)
+            self.batch * (OPERAND_BYTES[self.dtype] * (self.m * self.k + self.k * self.n) + out * self.m * self.n)
         )
 
 

@@ -42,6 +42,9 @@ ALIASES: dict[str, dict[str, Any]] = {
         "h200": "dgx_h200",
         "b200": "dgx_b200",
         "b200-sxm": "dgx_b200",
+        "b300": "dgx_b300",
+        "gb200": "gb200_nvl72",
+        "gb300": "gb300_nvl72",
     },
     # Whose clock plays the events of a row that is read for its memory, which depends on their order alone.
     "stand-in": {

@@ -326,6 +326,25 @@ SUITES: dict[str, Suite] = {
             measured_by="torchtitan, float8",
         ),
         Suite(
+            name="megatron-blackwell",
+            about="NeMo and Megatron-Bridge 25.04 to 26.06: Llama 3, Nemotron 4, GPT-3 of 8B to 405B in 8 and 4 bits, "
+            "on H100s, B200s and racks of GB200 and GB300",
+            table=DATA / "megatron-blackwell.csv",
+            settings=_LLAMA
+            | {
+                "framework.name": "megatron_core",
+                "parallelism.zero": 1,
+                "training.grad_dtype": "bf16",
+                "training.grad_clip": 1.0,
+            },
+            bounds=Bounds(mean=0.15),
+            special=(
+                ({"family": "gpt"}, dict.fromkeys(_LLAMA)),
+                ({"family": "nemotron"}, _NEMOTRON),
+            ),
+            measured_by="NeMo, fp8",
+        ),
+        Suite(
             name="megatron-fp8",
             about="NeMo with Transformer Engine's delayed scaling: GPT, Llama, Nemotron of 5B to 405B, H100s and B200s",
             table=DATA / "megatron-fp8.csv",

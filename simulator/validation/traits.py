@@ -89,7 +89,7 @@ def traits_of(workload: Workload, figures: Mapping[str, Any]) -> StepTraits:
         family=" and ".join(dict.fromkeys(_FAMILY if one in _ONE_FAMILY else one for one in architectures)),
         links=_links_in_nodes(workload),
         architecture=" and ".join(dict.fromkeys(architectures)),
-        precision_bits=8 if training.fp8 else _BITS[training.precision],
+        precision_bits=training.product_recipe.bits if training.product_recipe else _BITS[training.precision],
         trained="all weights" if training.adapters is None else "adapters",
         gradients=f"{parallelism.data_parallel}{f', {parallelism.grad_compression}' if compressed else ''}",
         offloaded=set(parallelism.offload.model_dump().values()) != {"none"},

@@ -175,6 +175,7 @@ EIGHT_BITS: list[tuple[str, tuple[str, str], dict[str, Any]]] = [
     ("accelerate.yaml", ("mixed_precision: bf16", "mixed_precision: fp8"), {"precision": "bf16"}),
     ("nemo.yaml", ("num_layers: 24", "num_layers: 24\n  fp8: true"), {"precision": "bf16", "fp8": "te_delayed"}),
     ("nemo.yaml", ("num_layers: 24", "num_layers: 24\n  fp8: false"), {"precision": "bf16"}),
+    ("nemo.yaml", ("num_layers: 24", "num_layers: 24\n  fp4: e2m1"), {"precision": "bf16", "fp4": "te_nvfp4"}),
 ]  # fmt: skip
 
 
@@ -186,10 +187,11 @@ def test_training_in_8_bits_is_a_recipe_beside_bf16(
     text = SCRIPTS[name][0]
     assert change[0] in text
     added = {key: value for key, value in SCRIPTS[name][1].items() if key != "gpus"}
-    cluster = "dgx_b200" if expected.get("fp8") == "te_mxfp8" else "dgx_h100"  # Hopper has no such matrix units
+    blackwell = any(expected.get(key) in ("te_mxfp8", "te_nvfp4") for key in ("fp8", "fp4"))
+    cluster = "dgx_b200" if blackwell else "dgx_h100"  # Hopper has no such matrix units
     data = workload_data(
         script(tmp_path, name, text.replace(*change)), "job", name, cluster, SCRIPTS[name][1].get("gpus"), added
     )
-    training = {key: data["training"].get(key) for key in ("precision", "fp8")}
-    assert training == {"precision": "bf16", "fp8": None, **expected}
+    training = {key: data["training"].get(key) for key in ("precision", "fp8", "fp4")}
+    assert training == {"precision": "bf16", "fp8": None, "fp4": None, **expected}
     load_workload(data)

@@ -1,4 +1,4 @@
-"""Products in 8 bits: what each recipe launches and keeps, counted by hand, and what its workloads may say."""
+"""Products in 8 and 4 bits: what each recipe launches and keeps, counted by hand, and what its workloads may say."""
 
 from __future__ import annotations
 
@@ -16,20 +16,25 @@ from simulator.models import layer, model_weights, stage_parts
 from simulator.models.linear import linear
 from simulator.models.shapes import shapes
 from simulator.operations.nodes import Ops
-from simulator.precisions import FP8_RECIPES, SCALES_IN_WORDS, in_words
+from simulator.precisions import PRODUCT_RECIPES, SCALES_IN_WORDS, in_words
 from simulator.precisions.recipe import OperandScales
 from simulator.program import Compute, GroupedMatmul, Matmul, Memory
 
 HIDDEN, FFN, TOKENS, LAYERS = 512, 2048, 1024, 2
 #: 4 heads of 128 of queries, 2 of keys and values.
 QUERIES, KEYS = 512, 256
-TORCHAO, ENGINE = ("torchao_tensorwise", "torchao_rowwise"), ("te_delayed", "te_current", "te_blockwise", "te_mxfp8")
+TORCHAO, ENGINE = (
+    ("torchao_tensorwise", "torchao_rowwise"),
+    ("te_delayed", "te_current", "te_blockwise", "te_mxfp8", "te_nvfp4"),
+)
+BLACKWELL = ("te_mxfp8", "te_nvfp4")
 MOE = {"experts": 4, "top_k": 2, "ffn_hidden": 256}
 
 
-def workload(fp8: Any = None, **changes: Any) -> Workload:
-    """A small Llama on H200s, on B200s where MXFP8 needs them, with the framework that has the recipe."""
-    name = fp8["recipe"] if isinstance(fp8, dict) else fp8
+def workload(recipe: Any = None, **changes: Any) -> Workload:
+    """A small Llama on H200s, on B200s where the recipe needs them, with the framework that has the recipe."""
+    name = recipe["recipe"] if isinstance(recipe, dict) else recipe
+    key = "fp8" if name is None else PRODUCT_RECIPES[name].dtype
     torch = name is None or name in TORCHAO
     data: dict[str, Any] = {
         "name": "small",
@@ -37,10 +42,10 @@ def workload(fp8: Any = None, **changes: Any) -> Workload:
             **{"layers": LAYERS, "hidden": HIDDEN, "heads": 4, "kv_heads": 2, "ffn_hidden": FFN, "vocab": 1024},
             **{"activation": "swiglu", "norm": "rmsnorm", "position": "rope", "bias": False, "tied_embeddings": False},
         },
-        "training": {"seq": TOKENS, "global_batch": 1, "fp8": fp8, "optimizer": {"master_weights": False}},
+        "training": {"seq": TOKENS, "global_batch": 1, key: recipe, "optimizer": {"master_weights": False}},
         "framework": {"name": "torchtitan", "compile": True} if torch else {"name": "megatron_core"},
         "parallelism": {"dp": 1},
-        "cluster": {"name": "dgx_b200" if name == "te_mxfp8" else "dgx_h200", "nodes": 1},
+        "cluster": {"name": "dgx_b200" if name in BLACKWELL else "dgx_h200", "nodes": 1},
     }
     return load_workload(data, set={key.replace("__", "."): value for key, value in changes.items()})
 
@@ -58,8 +63,8 @@ def kernels(ops: Ops, ending: str) -> dict[str, Memory]:
     }
 
 
-@pytest.mark.parametrize("name", FP8_RECIPES)
-def test_all_products_of_layers_are_in_8_bits_and_no_others(name: str) -> None:
+@pytest.mark.parametrize("name", PRODUCT_RECIPES)
+def test_all_products_of_layers_are_in_few_bits_and_no_others(name: str) -> None:
     """q, k, v or one of all, the output, gate and up or both, down: each has three. The head has its own three."""
     work = workload(name)
     (_, *layers, head) = stage_parts(work, 0)
@@ -67,10 +72,10 @@ def test_all_products_of_layers_are_in_8_bits_and_no_others(name: str) -> None:
     for part in layers:
         launched = products((*part.forward, *part.backward))
         assert Counter((one.dtype, one.role) for one in launched) == {
-            ("fp8", role): each for role in ("fwd", "dgrad", "wgrad")
+            (PRODUCT_RECIPES[name].dtype, role): each for role in ("fwd", "dgrad", "wgrad")
         }
-        assert {(one.role, one.scaling) for one in launched} == set(FP8_RECIPES[name].products.items())
-        assert {one.out_dtype for one in launched} <= {"bf16", "fp32"}  # and not 8 bits
+        assert {(one.role, one.scaling) for one in launched} == set(PRODUCT_RECIPES[name].products.items())
+        assert {one.out_dtype for one in launched} <= {"bf16", "fp32"}  # and no fewer bits
     assert {one.dtype for one in products((*head.forward, *head.backward))} == {"bf16"}
 
 
@@ -110,6 +115,36 @@ def test_transformer_engine_keeps_inputs_in_8_bits() -> None:
     assert kept == TOKENS * (HIDDEN + HIDDEN + FFN - QUERIES)
 
 
+def test_nvfp4_reads_and_keeps_half_a_byte_and_a_scale_for_sixteen_elements() -> None:
+    """A cast reads 2 bytes of each element and writes two copies of 1/2 + 1/16 bytes; the one for dW is kept of x.
+
+    Inputs of h, h and ffn elements a token go from 2 to 0.5625 bytes; attention keeps its own output in bf16, beside
+    which the output projection's copy is new. A product reads half a byte of each element of both operands.
+    """
+    part, plain = layer(workload("te_nvfp4")), layer(workload("te_nvfp4", training__fp4=None))
+    cast = kernels(part.forward, " input cast both ways")["mlp.fc2"]
+    assert (cast.read_bytes, cast.write_bytes) == (2 * TOKENS * FFN, 2 * 0.5625 * TOKENS * FFN)
+    assert plain.saved_bytes - part.saved_bytes == TOKENS * (1.4375 * (2 * HIDDEN + FFN) - 0.5625 * QUERIES)
+    down = next(one for one in products(part.forward) if one.k == FFN)
+    assert down.bytes == 0.5 * (TOKENS * FFN + FFN * HIDDEN) + 2 * TOKENS * HIDDEN
+
+
+def test_a_product_is_in_8_bits_or_in_4() -> None:
+    with pytest.raises(InputError, match="a product is in 8 bits or in 4"):
+        workload("te_nvfp4", training__fp8="te_mxfp8")
+
+
+def test_an_h200_has_no_units_for_4_bits() -> None:
+    with pytest.raises(InputError, match="no matrix units for 4 bits") as caught:
+        workload("te_nvfp4", cluster__name="dgx_h200")
+    assert "b200-sxm-180gb" in str(caught.value)
+
+
+def test_precision_fp4_is_no_recipe() -> None:
+    with pytest.raises(InputError, match="fp4: te_nvfp4"):
+        workload(training__precision="fp4")
+
+
 def test_transformer_engine_casts_weights_once_a_step_and_keeps_the_copies() -> None:
     """The first of four micro-batches casts the 4 weights of each of 2 layers, and 2 bytes of each element stay."""
     one, four = (run(workload("te_delayed", training__global_batch=n)) for n in (1, 4))
@@ -135,7 +170,7 @@ def test_weights_gathered_in_8_bits_are_half_as_many_bytes() -> None:
     plain = workload("torchao_tensorwise", **settings)
     eight = workload({"recipe": "torchao_tensorwise", "gather": "fp8"}, **settings)
     sent = [run(one).to_dict()["communication"]["dp"]["bytes_per_gpu"] for one in (plain, eight)]
-    matrices = sum(w.elements for w in model_weights(plain) if w.in_8_bits)
+    matrices = sum(w.elements for w in model_weights(plain) if w.in_low_precision)
     # Gathered for the forward and for the backward pass, 7/8 of it from others.
     assert sent[0] - sent[1] == pytest.approx(2 * 7 / 8 * matrices)
     assert not kernels(layer(eight).forward, " weight cast")
@@ -156,7 +191,7 @@ def test_small_shapes_may_become_slower() -> None:
         ("torchao_tensorwise", {"training.precision": "fp16"}, "cast from bf16"),
         ("torchao_tensorwise", {"training.seq": 1023}, "multiple of 16"),
         ("te_blockwise", {"model.hidden": 576, "model.head_dim": 128}, "multiple of 128"),
-        ("torchao_tensorwise", {"training.optimizer.master_weights": True}, "autocast first"),
+        ("torchao_tensorwise", {"training.optimizer.master_weights": True}, "autocast casts weights"),
         ({"recipe": "torchao_rowwise", "gather": "fp8"}, {}, "are gathered in bf16"),
         ({"recipe": "torchao_tensorwise", "gather": "fp8"}, {}, "only weights that fully_shard splits"),
         ("te_mxfp8", {"cluster": "dgx_h200"}, "no speed of products with a scale for every 32 elements"),
@@ -170,16 +205,18 @@ def test_what_a_recipe_cannot_do_is_refused(fp8: Any, changes: dict[str, Any], w
 
 
 def test_a_refused_gpu_is_not_proposed_for_the_recipe() -> None:
-    """Scales for 32 elements are priced of two GPUs: the H100 has 8-bit units, and is none of them."""
+    """Scales for 32 elements are priced of Blackwell GPUs: the H100 has 8-bit units, and is none of them."""
     with pytest.raises(InputError) as caught:
         workload("te_mxfp8", cluster="dgx_h100")
     assert "h100-sxm-80gb has no speed" in caught.value.message
-    assert caught.value.allowed == "null, or a GPU whose profile prices it: b200-sxm-180gb, gb200-186gb"
+    assert caught.value.allowed == "null, or a GPU whose profile prices it: " + ", ".join(
+        ("b200-sxm-180gb", "b300-sxm-288gb", "gb200-186gb", "gb300-288gb")
+    )
 
 
 def test_a_recipe_says_what_it_does() -> None:
     """Row scales forward alone; both backward products have their own kernel behind them."""
-    lines = list(in_words(FP8_RECIPES["torchao_rowwise"]))
+    lines = list(in_words(PRODUCT_RECIPES["torchao_rowwise"]))
     assert lines[0] == (
         "products of layers: forward with a scale for each row; "
         "input gradient, weight gradient with scales that another kernel applies"
@@ -187,11 +224,11 @@ def test_a_recipe_says_what_it_does() -> None:
     assert "behind the product of the input gradient: rescale" in lines
     assert "behind the product of the weight gradient: rescale" in lines
     assert "kept: inputs in bf16; what a norm or an activation makes is made again" in lines
-    assert "kept: 1.03 bytes for each element of an input" in list(in_words(FP8_RECIPES["te_mxfp8"]))
+    assert "kept: 1.03 bytes for each element of an input" in list(in_words(PRODUCT_RECIPES["te_mxfp8"]))
 
 
 def test_backward_passes_make_no_copies_that_are_kept_already() -> None:
-    """Two copies of dy, a byte an element, are made by each recipe.
+    """Two copies of dy, a byte an element in 8 bits, are made by each recipe.
 
     Transformer Engine has those of x and of W since the forward pass. Torchao makes one of each.
     """
@@ -199,10 +236,13 @@ def test_backward_passes_make_no_copies_that_are_kept_already() -> None:
 
     def copied(name: str) -> float:
         z = shapes(workload(name))
-        eight, plain = (linear(one, "attn", "q", n, k, split="column", saved="x") for one in (z, replace(z, fp8=None)))
+        eight, plain = (
+            linear(one, "attn", "q", n, k, split="column", saved="x") for one in (z, replace(z, product_recipe=None))
+        )
         return eight.grad_bytes - plain.grad_bytes
 
     assert copied("te_delayed") == 2 * TOKENS * n
+    assert copied("te_nvfp4") == TOKENS * n  # half a byte an element
     assert copied("torchao_tensorwise") == 2 * TOKENS * n + TOKENS * k + n * k
 
 

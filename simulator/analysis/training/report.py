@@ -52,6 +52,7 @@ class ComparedJob:
     memories: Sequence[RankMemory]
     pipeline_rank: Sequence[int]
     fp8_peak_flops_per_s: float | None = None
+    fp4_peak_flops_per_s: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -134,8 +135,8 @@ def report(
 
 def _training(workload: Workload) -> dict[str, Any]:
     """Return what is trained, and the recipe of products in 8 bits."""
-    fp8 = workload.training.fp8
-    return {"tuning": _tuning(workload), "fp8": fp8 and fp8.model_dump()}
+    fp8, fp4 = workload.training.fp8, workload.training.fp4
+    return {"tuning": _tuning(workload), "fp8": fp8 and fp8.model_dump(), "fp4": fp4 and fp4.model_dump()}
 
 
 def _tuning(workload: Workload) -> dict[str, Any] | None:
@@ -229,4 +230,5 @@ def efficiency(job: ComparedJob, step_time_s: float) -> dict[str, Any]:
         "peak_flops_per_s_per_gpu": job.peak_flops_per_s,
         "peak_precision": job.workload.training.precision,
         "fp8_peak_flops_per_s_per_gpu": job.fp8_peak_flops_per_s,
+        "fp4_peak_flops_per_s_per_gpu": job.fp4_peak_flops_per_s,
     }

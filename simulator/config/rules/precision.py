@@ -1,4 +1,4 @@
-"""Products in 8 bits: recipes that a framework lacks, sizes that a recipe does not take, weights gathered so."""
+"""Products in 8 or 4 bits: recipes that a framework lacks, sizes that a recipe does not take, weights gathered so."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from simulator.errors import InputError
 from simulator.input_files import brief
-from simulator.precisions import FP8_RECIPES, Fp8Recipe
+from simulator.precisions import FP8_RECIPES, PRODUCT_RECIPES, ProductRecipe
 
 if TYPE_CHECKING:
     from simulator.config.workload import Workload
@@ -18,14 +18,23 @@ _KEY = "training.fp8"
 def problems(workload: Workload) -> Iterator[InputError]:
     """Yield what contradicts the recipe, of the framework or of the training section."""
     training, choice = workload.training, workload.framework
-    if training.fp8 is None:
+    recipe = training.product_recipe
+    if recipe is None:
         return
-    recipe = FP8_RECIPES[training.fp8.recipe]
+    section = recipe.key.rpartition(".")[0]
+    if training.fp8 and training.fp4:
+        yield InputError(
+            "a product is in 8 bits or in 4",
+            key="training.fp4",
+            found=training.fp4.recipe,
+            allowed="null, or without training.fp8",
+        )
     if choice.name not in recipe.frameworks:
-        able = [name for name, one in FP8_RECIPES.items() if choice.name in one.frameworks]
+        recipes = [one for one in PRODUCT_RECIPES.values() if one.bits == recipe.bits]
+        able = [one.name for one in recipes if choice.name in one.frameworks]
         yield InputError(
             f"{recipe.name} is not simulated with {choice.name}",
-            key=f"{_KEY}.recipe",
+            key=recipe.key,
             found=recipe.name,
             allowed=" or ".join(able) if able else "null",
             fix=f"framework: {recipe.frameworks[0]}",
@@ -39,19 +48,22 @@ def problems(workload: Workload) -> Iterator[InputError]:
         )
     if training.precision != "bf16":
         yield InputError(
-            "operands in 8 bits are cast from bf16", key="training.precision", found=training.precision, allowed="bf16"
+            f"operands in {recipe.bits} bits are cast from bf16",
+            key="training.precision",
+            found=training.precision,
+            allowed="bf16",
         )
     if training.frozen or training.base:
         yield InputError(
-            "products of frozen weights in 8 bits are not simulated",
+            f"products of frozen weights in {recipe.bits} bits are not simulated",
             key="training.adapters" if training.adapters else "training.freeze",
             found="a section" if training.adapters else list(training.frozen),
-            allowed=f"null, or without {_KEY}",
+            allowed=f"null, or without {section}",
         )
     yield from _size_problems(workload, recipe)
 
 
-def _size_problems(workload: Workload, recipe: Fp8Recipe) -> Iterator[InputError]:
+def _size_problems(workload: Workload, recipe: ProductRecipe) -> Iterator[InputError]:
     """Yield sizes that leave no product that the matrix units can work on."""
     model, multiple = workload.model, recipe.multiple
     if model.hidden % multiple:
@@ -72,17 +84,17 @@ def _size_problems(workload: Workload, recipe: Fp8Recipe) -> Iterator[InputError
 
 def layout_problems(workload: Workload) -> Iterator[InputError]:
     """Yield weights that cannot be gathered in 8 bits, and weights in fp32 that autocast would cast first."""
-    fp8, layout = workload.training.fp8, workload.parallelism
-    if fp8 is None:
+    fp8, layout, recipe = workload.training.fp8, workload.parallelism, workload.training.product_recipe
+    if recipe is None:
         return
     if workload.software.autocasts(workload.traits):
         yield InputError(
-            "weights in fp32 that are not sharded are cast by torch.autocast first, which is not simulated in 8 bits",
+            "torch.autocast casts weights in fp32 that are not sharded first, which is not simulated below 16 bits",
             key="training.optimizer.master_weights",
             found=brief(True),
             allowed="false, or parallelism.zero: 3 on several GPUs",
         )
-    if fp8.gather == "bf16":
+    if fp8 is None or fp8.gather == "bf16":
         return
     able = [name for name, one in FP8_RECIPES.items() if fp8.gather in one.gathers]
     if fp8.recipe not in able:
