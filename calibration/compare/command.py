@@ -40,7 +40,7 @@ from simulator.config import parse_changes
 from simulator.errors import InputError
 from simulator.output.envelope import envelope
 from simulator.output.files import writing
-from simulator.validation.suites import Bounds
+from simulator.validation.suite import Bounds
 
 EXAMPLE = """example:
   python -m calibration compare calibration/runs/*/*.yaml --measured runs \\

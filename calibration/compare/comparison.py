@@ -17,7 +17,7 @@ from calibration.workloads import texts_of
 from simulator.config import Workload
 from simulator.units import GiB
 from simulator.validation.evaluate import Outcome, summarise
-from simulator.validation.suites import Bounds
+from simulator.validation.suite import Bounds
 
 STEP_TIME, PREDICTED, MEMORY = "step time", "step time, predicted before the run", "peak allocated memory"
 #: Runs are steady whose steps spread (p90 - p10, over the median) less; they are a suite of their own. Hosts that share

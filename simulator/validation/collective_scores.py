@@ -13,7 +13,7 @@ from simulator.units import MiB
 from simulator.validation.collectives import NAME, PARTS, Case, case_of, measured_s, printed_busbw_Bps
 from simulator.validation.evaluate import MAX_SKIPPED, Outcome, summarise
 from simulator.validation.rows import Row, UnsupportedError
-from simulator.validation.suites import Bounds
+from simulator.validation.suite import Bounds
 
 LARGE_BYTES = 64 * MiB
 #: Of the geometric-mean error of part `PARTS[0]`: over all sizes, and above `LARGE_BYTES`.

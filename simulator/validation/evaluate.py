@@ -10,7 +10,7 @@ from typing import Any
 from simulator.config import Workload
 from simulator.errors import InputError, in_one_line
 from simulator.validation.rows import Row, UnsupportedError, loaded, measured_step_s
-from simulator.validation.suites import Bounds
+from simulator.validation.suite import Bounds
 
 #: A suite that skips more than this share of its rows has not been validated.
 MAX_SKIPPED = 0.1

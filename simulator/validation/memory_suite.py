@@ -12,7 +12,8 @@ from simulator.analysis.training.static_memory import CUDA_CONTEXT_BYTES
 from simulator.units import GiB, MiB
 from simulator.validation.evaluate import Quantity
 from simulator.validation.rows import Row, measured_memory, read_rows
-from simulator.validation.suites import DATA, SUITES, Bounds, Suite
+from simulator.validation.suite import Bounds, Suite
+from simulator.validation.suites import DATA, SUITES
 
 
 @dataclass(frozen=True)

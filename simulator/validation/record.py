@@ -27,7 +27,8 @@ from simulator.validation.evaluate import Outcome, evaluate
 from simulator.validation.measured_steps import STEPS, MeasuredStep, measured_steps, write_steps
 from simulator.validation.memory_suite import MEMORY_SUITES
 from simulator.validation.rows import Row, UnsupportedError, loaded, measured_step_s, read_rows
-from simulator.validation.suites import SUITES, Suite
+from simulator.validation.suite import Suite
+from simulator.validation.suites import SUITES
 from simulator.validation.traits import traits_of
 
 #: Suites in the order of the file.

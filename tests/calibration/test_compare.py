@@ -42,7 +42,7 @@ from simulator.config import load_workload
 from simulator.config.profile import load_profile
 from simulator.costs import Costs
 from simulator.traces.classes import CLASSES, simulated_class
-from simulator.validation.suites import Bounds
+from simulator.validation.suite import Bounds
 from tests.support import runs
 
 ROOT = Path(__file__).resolve().parents[2]
