@@ -107,7 +107,7 @@ def cluster_data(
     path = catalog.find("cluster", str(reference), base=base, file=file, key=key)
     if is_foreign(path):
         imported = read_topology(path)
-        data = {**imported.cluster, "assumed": list(imported.assumed)}
+        data = _started({**imported.cluster, "assumed": list(imported.assumed)}, path, behind)
     else:
         data = _started(read_yaml(path), path, behind)
     laid = _with_gpus_of(data, over)
