@@ -17,8 +17,8 @@ from simulator.importers.imported import Imported
 from simulator.importers.machine_facts import GpuFacts, MachineFacts, NicFacts
 from simulator.importers.machines import machine_with
 
-#: Bytes/s of one NVLink per direction where it is another than `imported.NVLINK_Bps`, by the beginning of the type: GPUs
-#: of Blackwell (B200 and B300 data sheets), and those with a bridge of four links (RTX 3090, A40 and A6000 data sheets).
+#: Bytes/s of one NVLink per direction where it is another than `imported.NVLINK_Bps`, by the beginning of the type:
+#: GPUs of Blackwell (B200 and B300 data sheets), and those with a bridge of four links (RTX 3090, A40, A6000's).
 _LINK_Bps = {"b200": 50e9, "b300": 50e9, "gb": 50e9, "rtx-3090": 14.0625e9, "rtx-a6000": 14.0625e9, "a40": 14.0625e9}
 
 
@@ -129,7 +129,10 @@ def _by_key(texts: Sequence[str]) -> list[tuple[str, str]]:
 
 
 def _put_gpus(node: dict[str, Any], gpus: GpuFacts, assumed: dict[str, str], path: Path) -> None:
-    """Put the type of GPU, and what depends on it. Raises `InputError` where the topology has others, or not so many."""
+    """Put the type of GPU, and what depends on it.
+
+    Raises `InputError` where the topology has others, or not so many.
+    """
     section = node["gpus"]
     if gpus.count != section["count"]:
         message, found = "has another number of GPUs than nvidia-smi -q", section["count"]

@@ -386,7 +386,11 @@ def test_what_is_said_of_a_section_or_inside_it_is_no_longer_assumed(section: bo
     if section:
         changes = ["node.nics=" + json.dumps({"count": count, **nics}), "fabric={kind: fat_tree, transport: tcp}"]
     else:
-        changes = [*(f"node.nics.{key}={value}" for key, value in nics.items()), "fabric.kind=fat_tree", "fabric.transport=tcp"]
+        changes = [
+            *(f"node.nics.{key}={value}" for key, value in nics.items()),
+            "fabric.kind=fat_tree",
+            "fabric.transport=tcp",
+        ]
     with pytest.raises(SystemExit):
         main(["import", str(source), "--out", str(made), *(word for one in changes for word in ("--set", one))])
     left = given - {"node.nics.bandwidth_bps", "node.nics.latency_s", "fabric.kind", "fabric.transport"}

@@ -159,16 +159,18 @@ def test_a_link_of_blackwell_is_twice_as_fast(tmp_path: Path) -> None:
         ([query(RTX4090), card("a", layer="Other")], "line 4: a port of a has no link layer"),
         ([query(RTX4090), card("a", rate=0)], "line 4: a port of a has no rate"),
         ([query(RTX4090), JOBS], "no file says what joins them"),
-        ([query(H100), JOBS.replace("PD", "R ").replace("(Nodes required for job are DOWN)", "node[5-13]")], "must hold one running job"),
+        (
+            [query(H100), JOBS.replace("PD", "R ").replace("(Nodes required for job are DOWN)", "node[5-13]")],
+            "must hold one running job",
+        ),
         ([query(H100), JOBS.splitlines()[0]], "must hold one running job"),
         (["SwitchName=s0 Nodes=n[0-1]", query(H100)], "is of the network alone"),
         (["hello"], "is no topology that is known here"),
     ],
 )
 def test_what_contradicts_itself_is_refused(texts: list[str], message: str, tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=".*") as refused:
+    with pytest.raises(InputError, match=message):
         read(tmp_path, *texts)
-    assert message in str(refused.value)
 
 
 @pytest.mark.parametrize(
