@@ -59,7 +59,7 @@ def read_machine(paths: Sequence[Path]) -> Imported:
     if not topologies:
         return completed(facts, paths[0])
     path = topologies[0]
-    topology = _topology(texts[path], path, facts.nics.others if facts.nics else ())
+    topology = _topology(texts[path], path, facts.nics.unused if facts.nics else ())
     return with_facts(topology, facts, path) if len(paths) > 1 else topology
 
 

@@ -45,20 +45,20 @@ def read(text: str, path: Path) -> MachineFacts:
     kind = max(Counter((port.rate_Gbps, port.transport) for port in up).items(), key=lambda item: (item[0][0], item[1]))
     rate_Gbps, transport = kind[0]
     used = [port for port in up if (port.rate_Gbps, port.transport) == kind[0]]
-    others = [port for port in ports if port not in used]
+    unused = [port for port in ports if port not in used]
     facts = NicFacts(
         names=tuple([port.card for port in used]),
         bandwidth_bps=rate_Gbps * 1e9,
         transport=transport,
-        others=tuple(dict.fromkeys(port.card for port in others if port.card not in {one.card for one in used})),
+        unused=tuple(dict.fromkeys(port.card for port in unused if port.card not in {one.card for one in used})),
     )
-    return MachineFacts(FORM, nics=facts, left_out=tuple(map(_told, others)))
+    return MachineFacts(FORM, nics=facts, left_out=tuple(map(_told, unused)))
 
 
 def _told(port: _Port) -> str:
     if not port.up:
         return f"{port.card}: its port is not Active"
-    return f"{port.card}: {port.rate_Gbps:g} Gb/s of {port.transport}, slower or of another kind than the others"
+    return f"{port.card}: {port.rate_Gbps:g} Gb/s of {port.transport}, slower or of another kind than those that count"
 
 
 def _ports(text: str, path: Path) -> Iterator[_Port]:

@@ -27,13 +27,13 @@ class GpuFacts:
 class NicFacts:
     """Network cards that training uses: ``names`` of their devices, bit/s of each, and the transport over them.
 
-    ``others``: names of cards that are slower, or down.
+    ``unused``: names of cards that are slower, or down.
     """
 
     names: tuple[str, ...]
     bandwidth_bps: float
     transport: str
-    others: tuple[str, ...]
+    unused: tuple[str, ...]
 
 
 @dataclass(frozen=True)

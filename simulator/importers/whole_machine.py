@@ -135,8 +135,8 @@ def _put_gpus(node: dict[str, Any], gpus: GpuFacts, assumed: dict[str, str], pat
     """
     section = node["gpus"]
     if gpus.count != section["count"]:
-        message, found = "has another number of GPUs than nvidia-smi -q", section["count"]
-        raise InputError(message, file=path, found=found, allowed=gpus.count)
+        message, count = "has another number of GPUs than nvidia-smi -q", section["count"]
+        raise InputError(message, file=path, found=count, allowed=gpus.count)
     (kind, _), *more = gpus.types.items()
     if "node.gpus.type" not in assumed and (more or section["type"] != kind):
         message = "has another type of GPU than nvidia-smi -q"

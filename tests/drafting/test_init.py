@@ -15,16 +15,16 @@ from simulator.config import load_workload
 from simulator.drafting.layouts import SPARE
 from tests.importers.test_machine_dumps import H100, RTX4090, card, query
 
-#: A Llama of two layers, so that a search takes no time.
+#: A Llama of two layers, wide enough that bounds leave little to simulate.
 CONFIG = {
     "architectures": ["LlamaForCausalLM"],
     "model_type": "llama",
-    "hidden_size": 256,
-    "intermediate_size": 512,
+    "hidden_size": 4096,
+    "intermediate_size": 11008,
     "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 4,
-    "vocab_size": 1000,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 32,
+    "vocab_size": 32000,
     "tie_word_embeddings": False,
 }
 USUAL = ("--yes", "--jobs", "1")
