@@ -15,6 +15,7 @@ from typer.core import TyperCommand
 
 from simulator import __version__
 from simulator.cli import (
+    calibrate,
     check,
     collective,
     importing,
@@ -46,6 +47,7 @@ COMMANDS: dict[str, Callable[..., Any] | typer.Typer] = {
     "init": init.command,
     "validate": validate.command,
     "trace": trace.app,
+    "calibrate": calibrate.command,
 }
 
 app = typer.Typer(
@@ -81,7 +83,7 @@ for _name, _command in COMMANDS.items():
     if isinstance(_command, typer.Typer):
         app.add_typer(_command, name=_name)
         continue
-    settings = {"allow_extra_args": _name in _SEVERAL}
+    settings = calibrate.SETTINGS if _name == "calibrate" else {"allow_extra_args": _name in _SEVERAL}
     app.command(_name, cls=_CLASSES.get(_name, TyperCommand), context_settings=settings)(_command)
 
 

@@ -71,8 +71,8 @@ def command(
     \b
     Examples:
       llmsim init
-      llmsim init --model meta-llama/Llama-3.1-8B --cluster h100-sxm-80gb --gpus 64 --training full --yes
-      llmsim init --model llama2-7b --cluster smi-q.txt --cluster ibstat.txt --training lora --yes
+      llmsim init --model meta-llama/Llama-3.1-8B --cluster dgx_h100 --gpus 64 --yes
+      llmsim init --model llama2-7b --cluster smi-q.txt --training lora --yes
     """
     if not budget_s > 0:
         raise InputError("must be a number of seconds", file="--budget-s", found=budget_s, allowed="> 0")
