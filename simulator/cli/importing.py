@@ -66,8 +66,8 @@ def command(
 
     A topology becomes a cluster file; its GPUs, NICs, links and affinity are printed. What nvidia-smi -q, ibstat and
     squeue print completes it, or stands alone. A launch script becomes a workload file; what is understood and what is
-    ignored is printed. Scripts are Megatron-LM's, NeMo's (also recipes in Python), torchtitan's, DeepSpeed's, accelerate's, axolotl's,
-    LLaMA-Factory's, and such as start Hugging Face's Trainer.
+    ignored is printed. Scripts are Megatron-LM's, NeMo's (also recipes in Python), Megatron-Bridge's, torchtitan's,
+    DeepSpeed's, accelerate's, axolotl's, LLaMA-Factory's, and such as start Hugging Face's Trainer.
 
     What the files lack is assumed and named, or asked for. --set changes it.
 

@@ -71,8 +71,8 @@ def command(
     \b
     Examples:
       llmsim init
-      llmsim init --model meta-llama/Llama-3.1-8B --cluster dgx_h100 --gpus 64 --yes
-      llmsim init --model llama2-7b --cluster smi-q.txt --training lora --yes
+      llmsim init --model Qwen/Qwen2.5-7B --cluster dgx_h100 --gpus 64 --yes
+      llmsim init --model llama2-7b --cluster smi-q.txt --training lora
     """
     if not budget_s > 0:
         raise InputError("must be a number of seconds", file="--budget-s", found=budget_s, allowed="> 0")
