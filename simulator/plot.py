@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from simulator.output.bar_plots import bar_plot, new_axes
+from simulator.output.layout_plot import layout_plot
 from simulator.output.page.sections import link_bars, path_bars, time_bars
 
 if TYPE_CHECKING:
@@ -12,6 +13,7 @@ if TYPE_CHECKING:
 
     from simulator.api import StepResult
     from simulator.results import TimelineResult
+    from simulator.searching.result import SearchResult
 
 
 def gantt(result: TimelineResult, ax: Axes | None = None) -> Axes:
@@ -41,3 +43,9 @@ def critical_path(result: StepResult, ax: Axes | None = None) -> Axes:
 def links(result: StepResult, ax: Axes | None = None) -> Axes:
     """Draw the busiest links, by the share of the step in which they would be full."""
     return bar_plot(link_bars(result.report), "Busiest links, by the share of the step that they would be full", ax)
+
+
+def layouts(result: SearchResult, ax: Axes | None = None) -> Axes:
+    """Draw a search's simulated layouts by step time and memory left, and join those that none other beats in both."""
+    simulated = [row for row in result.rows if row.get("fits") is not None]
+    return layout_plot(result.view(), simulated, ax)
