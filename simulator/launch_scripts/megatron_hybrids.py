@@ -82,9 +82,9 @@ def _sizes(reading: ScriptReading) -> None:
     """Put the sizes of state-space layers; heads together are twice as wide as the model unless the script says it."""
     widths = {}
     for option, (key, default) in _SIZES.items():
-        said = reading.take(option, key)
-        widths[option] = default if said is None else said
-        if said is None:
+        width = reading.take(option, key)
+        widths[option] = default if width is None else width
+        if width is None:
             reading.assume(key, default, f"Megatron-LM's default of {option}")
     if reading.take("mamba_num_heads", "model.mamba2.heads") is None:
         heads = 2 * (reading.number("hidden_size") or 0) // max(widths["mamba_head_dim"], 1)

@@ -79,7 +79,7 @@ class CallValue:
 
 @dataclass
 class PythonFile:
-    """What a file's code comes to: its ``calls`` of outside names in order, and its functions by name.
+    """Calls of outside names that a file's code makes, in order, and the functions of the file by name.
 
     ``skipped``: statements that were not followed.
     """
@@ -248,7 +248,7 @@ class PythonFile:
 
 
 def read_python(text: str, path: Path) -> PythonFile:
-    """Return what the code of a file comes to. Raises `InputError` with the line where it is no Python."""
+    """Return the calls and functions of a file. Raises `InputError` with the line where it is no Python."""
     try:
         tree = ast.parse(text)
         file = PythonFile()
@@ -265,7 +265,7 @@ def read_python(text: str, path: Path) -> PythonFile:
 
 
 def _import(statement: ast.Import | ast.ImportFrom, names: dict[str, Any]) -> None:
-    """Enter the names of an import under what they are called in their modules."""
+    """Enter the names of an import, each as its module calls it."""
     module = f"{statement.module}." if isinstance(statement, ast.ImportFrom) and statement.module else ""
     for alias in statement.names:
         name = alias.asname or alias.name

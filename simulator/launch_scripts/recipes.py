@@ -80,7 +80,7 @@ _FP8 = {
     "fp8": "delayed",
 }
 #: Imported recipe of NeMo 2 -> what its source sets (NeMo, collections/llm/recipes/llama3_8b.py and llama3_70b.py).
-_KNOWN: Mapping[str, Mapping[str, Any]] = {
+_LISTED: Mapping[str, Mapping[str, Any]] = {
     "llama3_8b": {"context_parallel_size": 2, "nnodes": 1},
     "llama3_70b": {
         "tensor_model_parallel_size": 4,
@@ -91,7 +91,7 @@ _KNOWN: Mapping[str, Mapping[str, Any]] = {
         "nnodes": 4,
     },
 }
-_OF_ALL_KNOWN = {"seq_length": 8192, "global_batch_size": 512, "micro_batch_size": 1, "nproc_per_node": 8}
+_OF_ALL_LISTED = {"seq_length": 8192, "global_batch_size": 512, "micro_batch_size": 1, "nproc_per_node": 8}
 #: What recipes of both set: bf16, a sharded optimizer, its communication overlapped, gradients clipped at 1.
 _USUAL = {
     "bf16": True,
@@ -127,26 +127,26 @@ def read(text: str, path: Path) -> LaunchScript:
         raise InputError(message, file=path, allowed=allowed)
     options, names, model = _options(recipe)
     preset = preset_of(model)
-    is_known = model in _KNOWN and recipe.name.endswith("pretrain_recipe") and _is_imported(recipe)
-    known = {**_KNOWN[model], **_OF_ALL_KNOWN} if is_known else {}
-    for argument, value in {**_USUAL, **known}.items():
+    is_listed = model in _LISTED and recipe.name.endswith("pretrain_recipe") and _is_imported(recipe)
+    defaults = {**_LISTED[model], **_OF_ALL_LISTED} if is_listed else {}
+    for argument, value in {**_USUAL, **defaults}.items():
         if argument not in options and not (argument == "bf16" and "fp16" in options):
             options[argument], names[argument] = value, _OWN
     adapters = _adapters(recipe, options, names)
     gpus = _product(options.get("nproc_per_node"), options.get("nnodes", 1))
     dialect = megatron.Dialect(FORMAT, names, prefixes=_NEUTRAL_PREFIXES, preset=preset)
     script = megatron.read(options, path, gpus, dialect)
-    said = [one for one in script.understood if one.option != _OWN]
+    understood = [one for one in script.understood if one.option != _OWN]
     if preset is not None:
-        said.insert(0, UnderstoodOption(recipe.name, "model.preset", preset))
+        understood.insert(0, UnderstoodOption(recipe.name, "model.preset", preset))
     if adapters is not None:
         script.workload.setdefault("training", {})["adapters"] = adapters
-        said.append(UnderstoodOption("peft", "training.adapters", adapters))
-    own = [f"{one.key}: {one.value}, as {_OWN} has it" for one in script.understood if one.option == _OWN]
-    own += [] if known or not _is_imported(recipe) else [f"all else that {recipe.name} sets: not in this file"]
+        understood.append(UnderstoodOption("peft", "training.adapters", adapters))
+    assumed = [f"{one.key}: {one.value}, as {_OWN} has it" for one in script.understood if one.option == _OWN]
+    assumed += [] if defaults or not _is_imported(recipe) else [f"all else that {recipe.name} sets: not in this file"]
     ignored = (*script.ignored, *(f"not followed: {part}" for part in file.skipped))
     ignored += () if preset or not model else (f"{model} is no shipped model",)
-    return replace(script, understood=tuple(said), assumed=(*script.assumed, *own), ignored=ignored)
+    return replace(script, understood=tuple(understood), assumed=(*script.assumed, *assumed), ignored=ignored)
 
 
 def _recipe(file: PythonFile) -> CallValue | None:
@@ -156,8 +156,8 @@ def _recipe(file: PythonFile) -> CallValue | None:
     if calls:
         return calls[-1]
     functions = [name for name in file.functions if _RECIPE.search(name)]
-    made = file.call(functions[0]) if functions else None
-    return made if isinstance(made, CallValue) else None
+    result = file.call(functions[0]) if functions else None
+    return result if isinstance(result, CallValue) else None
 
 
 def _is_imported(recipe: CallValue) -> bool:
@@ -173,14 +173,14 @@ def _options(recipe: CallValue) -> tuple[dict[str, Any], dict[str, str], str]:
         last = key.rpartition(".")[2]
         argument = _ARGUMENTS.get(last, last)
         if isinstance(value, OutsideName):
-            said = dict(_precision(value.text, last))
+            arguments = dict(_precision(value.text, last))
         elif last in ("precision", "mixed_precision") and isinstance(value, str):
-            said = dict(_precision(value, "plugins"))
+            arguments = dict(_precision(value, "plugins"))
         elif last == "grad_reduce_in_fp32" and isinstance(value, bool):
-            said = {"grad_reduce_in_bf16": not value}
+            arguments = {"grad_reduce_in_bf16": not value}
         else:
-            said = {argument if argument in _READ else key: value}
-        for name, one in said.items():
+            arguments = {argument if argument in _READ else key: value}
+        for name, one in arguments.items():
             if one is not None or name not in options:
                 options[name], names[name] = one, key
     if isinstance(options.get("num_query_groups"), int):
@@ -232,8 +232,8 @@ def _model_words(recipe: CallValue) -> str:
                 if preset_of(text):
                     return text
     module, _, function = recipe.name.rpartition(".")
-    own = _RECIPE.sub("", function).strip("_") or module.rpartition(".")[2]
-    return own if own in _KNOWN else _spelt(own)
+    title = _RECIPE.sub("", function).strip("_") or module.rpartition(".")[2]
+    return title if title in _LISTED else _spelt(title)
 
 
 def _spelt(name: str) -> str:
