@@ -74,7 +74,7 @@ def _run(words: Sequence[str], program: str) -> int:
         sub = commands.add_parser(
             name,
             help=help_text,
-            description=command.__doc__.replace(PROGRAM, program),
+            description=str(command.__doc__).replace(PROGRAM, program),
             epilog=command.EXAMPLE.replace(PROGRAM, program),
             formatter_class=Help,
         )

@@ -61,7 +61,12 @@ def proposed_layout(
     ``budget_s`` and ``jobs``: as of `search`. Raises `InputError` where none fits, and says what would.
     """
     base = load_workload(data)
-    fix = {"cp": [1] if base.training.seq < _LONG else [1, 2, 4, 8], "schedule": ["1f1b"], "vpp": [1], "etp": [1]}
+    fix: dict[str, list[Any]] = {
+        "cp": [1] if base.training.seq < _LONG else [1, 2, 4, 8],
+        "schedule": ["1f1b"],
+        "vpp": [1],
+        "etp": [1],
+    }
     per_node = max(node.gpus.count for node in base.cluster.kinds)
     limit = {"tp": (1, per_node), "micro_batch": (1, _MOST_SEQUENCES)}
     choices = {**fix, **_CHOICES[base.framework.name]}

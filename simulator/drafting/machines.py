@@ -98,7 +98,7 @@ def _usual_machine(gpu: str, gpus: int | None) -> dict[str, Any]:
     machine, nodes = usual
     reference: dict[str, Any] = {"name": machine.name}
     differing: dict[str, Any] = {}
-    if load_cluster(machine.name).node_at(0).gpus.type != gpu:
+    if load_cluster(machine.name).gpu_types != (gpu,):
         differing["type"] = gpu
     if nodes == 1 and gpus is not None and gpus < machine.gpus:
         differing["count"] = gpus

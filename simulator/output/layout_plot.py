@@ -37,8 +37,8 @@ def layout_plot(view: SearchView, simulated: Sequence[SearchRow], ax: Axes | Non
     names = short_names(keys)
     for number, row in enumerate(view.front, 1):
         label = ", ".join(f"{names[key]} {setting_text(row[key])}" for key in keys)
-        style = {"marker": f"${number}$", "s": 60, "color": _FRONT, "zorder": 4}
-        axes.scatter(_times([row], scale), [_left([row])[0] + _ABOVE], label=label, **style)
+        above, marker = [_left([row])[0] + _ABOVE], f"${number}$"
+        axes.scatter(_times([row], scale), above, label=label, marker=marker, s=60, color=_FRONT, zorder=4)
         axes.scatter(_times([row], scale), _left([row]), color=_FRONT, zorder=3)
     axes.axhline(0.0, color="#1f2933", linewidth=0.8)
     axes.margins(x=0.08, y=0.15)
