@@ -52,13 +52,13 @@ def result(*arguments: object) -> dict[str, Any]:
 
 def test_options_make_a_file_that_runs_and_fits(folder: Path) -> None:
     """The figures of the file's own run are those that the layout was chosen by."""
-    said = result("--model", "config.json", "--cluster", "dgx_h100", "--gpus", 16, "--batch", 16)
+    summary = result("--model", "config.json", "--cluster", "dgx_h100", "--gpus", 16, "--batch", 16)
     step = simulator.run("job.yaml")
     assert step.workload.n_ranks == 16
     assert step.workload.cluster.n_nodes == 2
     assert step.report["memory"]["fits"]
-    assert step.report["step_time_s"] == pytest.approx(said["figures"]["step_time_s"])
-    assert said["n_simulated"] <= said["n_legal"]
+    assert step.report["step_time_s"] == pytest.approx(summary["figures"]["step_time_s"])
+    assert summary["n_simulated"] <= summary["n_legal"]
 
 
 def test_every_key_has_its_comment(folder: Path) -> None:
@@ -81,10 +81,10 @@ def test_ways_to_train(options: list[str], keys: dict[str, object], folder: Path
     result("--model", "config.json", "--cluster", "h100 sxm 80gb", "--gpus", 2, "--seq", 1024, *options)
     training = load_workload("job.yaml").training
     for key, value in keys.items():
-        found: Any = training
+        actual: Any = training
         for part in key.split("."):
-            found = getattr(found, part)
-        assert found == value
+            actual = getattr(actual, part)
+        assert actual == value
 
 
 def test_questions_are_answered_on_standard_input(
@@ -133,8 +133,8 @@ def test_a_gpu_without_bf16_trains_in_fp16(folder: Path) -> None:
 def test_memory_is_left_where_a_layout_leaves_some(folder: Path) -> None:
     """A model of 0.6 billion parameters on 24 GiB: the fastest layout fills the GPU, and the next ones do not."""
     (folder / "smi.txt").write_text(query(RTX4090))
-    said = result("--model", "qwen3-0.6b", "--cluster", "smi.txt", "--seq", 2048, "--batch", 4)
-    figures = said["figures"]
+    summary = result("--model", "qwen3-0.6b", "--cluster", "smi.txt", "--seq", 2048, "--batch", 4)
+    figures = summary["figures"]
     assert figures["headroom_bytes"] >= SPARE * figures["capacity_bytes"]
 
 
