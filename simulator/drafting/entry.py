@@ -89,7 +89,7 @@ def draft(
 def _counted_ends(data: Mapping[str, Any]) -> dict[str, bool]:
     """Return that embedding and loss count as layers, as with Llama 3 405B, where stages divide only so.
 
-    126 layers are no multiple of 4, but of 128 there are 2 to 32 even stages (arXiv 2407.21783, section 3.3.2).
+    Its 126 layers are no multiple of 4, and 128 are (arXiv 2407.21783, section 3.3.2).
     """
     if data["framework"] != "megatron_core":
         return {}

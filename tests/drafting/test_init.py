@@ -13,7 +13,7 @@ import simulator
 from simulator.cli.app import main
 from simulator.config import load_workload
 from simulator.drafting.layouts import SPARE
-from tests.importers.test_machine_dumps import H100, RTX4090, card, query
+from tests.support.machine_dumps import H100, RTX4090, card, query
 
 #: A Llama of two layers, wide enough that bounds leave little to simulate.
 CONFIG = {

@@ -1,4 +1,4 @@
-"""What commands print on a machine, alone and beside its topology. The outputs here are written by hand."""
+"""Outputs of commands on a machine, alone and beside its topology. Those here are written by hand."""
 
 from __future__ import annotations
 
@@ -12,38 +12,7 @@ from simulator.config.cluster import load_cluster
 from simulator.errors import InputError
 from simulator.importers import Imported, read_machine
 from simulator.importers.machines import MACHINES, ShippedMachine
-
-#: Device numbers of an RTX 4090, an RTX 3090 and an H100 SXM (pci.ids), as the command writes them.
-RTX4090, RTX3090, H100 = "0x268410DE", "0x220410DE", "0x233010DE"
-
-
-def query(*devices: str, attached: int | None = None, generation: int = 4, limit_W: float = 450.0) -> str:
-    """Output of nvidia-smi -q for GPUs of these device numbers."""
-    gpus = [
-        f"GPU 00000000:{position:02X}:00.0\n"
-        "    Product Name                          : NVIDIA Something\n"
-        "    MIG Mode\n        Current                           : N/A\n"
-        "    PCI\n"
-        f"        Device Id                         : {device}\n"
-        "        GPU Link Info\n"
-        "            PCIe Generation\n"
-        f"                Max                       : {generation}\n"
-        "                Current                   : 1\n"
-        "            Link Width\n                Max                       : 8x\n"
-        "    GPU Power Readings\n"
-        f"        Current Power Limit               : {limit_W:.2f} W\n"
-        "        Default Power Limit               : 450.00 W\n"
-        for position, device in enumerate(devices)
-    ]
-    count = len(devices) if attached is None else attached
-    return f"Attached GPUs                             : {count}\n" + "\n".join(gpus)
-
-
-def card(name: str, rate: int = 400, state: str = "Active", layer: str = "InfiniBand") -> str:
-    """One card of the output of ibstat."""
-    port = f"\tPort 1:\n\t\tState: {state}\n\t\tRate: {rate}\n\t\tLink layer: {layer}\n"
-    return f"CA '{name}'\n\tCA type: MT4129\n\tNumber of ports: 1\n{port}"
-
+from tests.support.machine_dumps import H100, RTX3090, RTX4090, card, query
 
 JOBS = """\
              JOBID PARTITION     NAME     USER ST       TIME  NODES NODELIST(REASON)
@@ -106,7 +75,7 @@ def test_an_unknown_gpu_is_asked_for(tmp_path: Path) -> None:
 
 
 def test_cards_and_jobs_beside_gpus(tmp_path: Path) -> None:
-    """Of three cards one is down and one slower: four nodes with one card of 400 Gb/s each. The job that waits for nine
+    """One of three cards is down and one slower: four nodes with one card of 400 Gb/s each. The job that waits for nine
     nodes does not count, nor do the blanks in the name of the other."""
     cards = card("mlx5_0") + card("mlx5_1", state="Down") + card("mlx5_2", rate=100, layer="Ethernet")
     imported = read(tmp_path, query(*[H100] * 8), cards, JOBS)
@@ -119,7 +88,7 @@ def test_cards_and_jobs_beside_gpus(tmp_path: Path) -> None:
 
 
 def test_a_matrix_takes_its_gaps_from_the_others(tmp_path: Path) -> None:
-    """Of the cards of the matrix the slow one goes, with its row. What the files say is assumed no more."""
+    """The slow card of the matrix goes, with its row. Nothing that the files say is assumed any more."""
     cards = card("mlx5_0", layer="Ethernet") + card("mlx5_1", layer="Ethernet") + card("mlx5_2", rate=25)
     alone, imported = read(tmp_path, MATRIX), read(tmp_path, MATRIX, query(H100, H100, generation=5), cards, JOBS)
     cluster = load_cluster(imported.cluster)

@@ -117,7 +117,7 @@ def test_a_value_from_outside_is_none(tmp_path: Path) -> None:
 
 
 def test_nothing_is_run(tmp_path: Path) -> None:
-    """What would end Python, write a file or never end does none of it."""
+    """A file that would end Python, write a file or never end does none of it."""
     harm = f"import os\nopen({str(tmp_path / 'there')!r}, 'w')\nos._exit(3)\nbig = 'a' * 10**9\n"
     harm += "def f(x): return f(x)\nf(1)\n"
     assert recipe(tmp_path, harm + NEMO).workload["model"] == {"preset": "llama3-8b"}
