@@ -1,6 +1,7 @@
 # make run    simulate the main job into out/ (summary, JSON, trace, Gantt chart)
 # make test   format, lint, type and test checks;  make test-all adds the slow tests
 # make docs   build the documentation's pages into out/site, and check their links
+# make wheel  build the wheel into out/wheel, and check it in a clean environment outside of this tree
 # make mutate PACKAGE=engine   change one thing at a time in a package, and see whether its tests notice
 # All need Python >= 3.11 and make, and set up an environment of their own in .venv.
 
@@ -13,7 +14,7 @@ INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c c
 # Tests start Python a hundred times, which then finds what it has compiled before.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: run test test-all docs mutate format clean
+.PHONY: run test test-all docs wheel mutate format clean
 
 run: .venv/.run
 	mkdir -p out
@@ -33,6 +34,11 @@ test-all: test
 docs: .venv/.docs
 	$(BIN)/python -m documentation
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+
+wheel: .venv/.test
+	rm -rf out/wheel
+	$(BIN)/python -m hatchling build -t wheel -d out/wheel
+	$(BIN)/python -m tests.support.clean_install out/wheel/*.whl
 
 mutate: .venv/.test
 	$(BIN)/python -m tests.mutate $(PACKAGE)

@@ -44,11 +44,18 @@ class Help(argparse.HelpFormatter):
         return "\n\n".join(one if "\n " in one else "\n".join(self._split_lines(one, width)) for one in paragraphs)
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command; its exit status: 0 done, 1 something could not be measured, 2 bad input, 130 interrupted."""
+#: What calls a command, unless it is ``llmsim calibrate``.
+PROGRAM = "python -m calibration"
+
+
+def main(arguments: Sequence[str] | None = None, program: str = PROGRAM) -> int:
+    """Run one command; its exit status: 0 done, 1 something could not be measured, 2 bad input, 130 interrupted.
+
+    ``program``: how the help calls it.
+    """
     words = sys.argv[1:] if arguments is None else arguments
     try:
-        return _run(words)
+        return _run(words, program)
     except KeyboardInterrupt:
         if os.environ.get("RANK", "0") == "0":  # of several ranks one says so
             kept = "; what is finished is kept, and the same command goes on there" if words[0] in RANKED else ""
@@ -56,8 +63,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 128 + signal.SIGINT
 
 
-def _run(words: Sequence[str]) -> int:
-    parser = argparse.ArgumentParser(prog="python -m calibration", description="Measure GPUs for the simulator.")
+def _run(words: Sequence[str], program: str) -> int:
+    parser = argparse.ArgumentParser(prog=program, description="Measure GPUs for the simulator.")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     for name, help_text in COMMANDS.items():
         if name not in words[:1]:
@@ -67,8 +74,8 @@ def _run(words: Sequence[str]) -> int:
         sub = commands.add_parser(
             name,
             help=help_text,
-            description=command.__doc__,
-            epilog=command.EXAMPLE,
+            description=str(command.__doc__).replace(PROGRAM, program),
+            epilog=command.EXAMPLE.replace(PROGRAM, program),
             formatter_class=Help,
         )
         command.add_arguments(sub)

@@ -13,7 +13,7 @@ from simulator.analysis.training.key_changes import KeyChange
 from simulator.api import StepResult, run, run_step
 from simulator.config import Workload, altered
 from simulator.errors import DeadlockError, InputError
-from simulator.input_files import as_options
+from simulator.input_files import as_number, as_options
 
 #: Seconds after which no simulation begins, unless a user says otherwise.
 BUDGET_S = 30.0
@@ -98,6 +98,7 @@ def advise(
     Changes of what takes most of the step come first. ``budget_s``: seconds after which no simulation begins. ``watch``
     is told how many of how many changes are done. Raises `InputError` on what cannot be used.
     """
+    budget_s = as_number(budget_s, file="budget_s")
     result = job if isinstance(job, StepResult) else run(job, set=set)
     began = time.monotonic()
     now = result.report

@@ -14,7 +14,21 @@ import typer
 from typer.core import TyperCommand
 
 from simulator import __version__
-from simulator.cli import check, collective, importing, listing, run, schedule, search, sweep, topology, trace, validate
+from simulator.cli import (
+    calibrate,
+    check,
+    collective,
+    importing,
+    init,
+    listing,
+    run,
+    schedule,
+    search,
+    sweep,
+    topology,
+    trace,
+    validate,
+)
 from simulator.cli.options import APP_SETTINGS
 from simulator.cli.streams import complain, flushed, open_streams, signals_raise
 from simulator.errors import DeadlockError, InputError
@@ -30,8 +44,10 @@ COMMANDS: dict[str, Callable[..., Any] | typer.Typer] = {
     "collective": collective.command,
     "topology": topology.command,
     "import": importing.command,
+    "init": init.command,
     "validate": validate.command,
     "trace": trace.app,
+    "calibrate": calibrate.command,
 }
 
 app = typer.Typer(
@@ -67,7 +83,7 @@ for _name, _command in COMMANDS.items():
     if isinstance(_command, typer.Typer):
         app.add_typer(_command, name=_name)
         continue
-    settings = {"allow_extra_args": _name in _SEVERAL}
+    settings = calibrate.SETTINGS if _name == "calibrate" else {"allow_extra_args": _name in _SEVERAL}
     app.command(_name, cls=_CLASSES.get(_name, TyperCommand), context_settings=settings)(_command)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -24,8 +24,13 @@ if TYPE_CHECKING:
     from simulator.importers import Imported
 
 
-ForeignFile = Annotated[
-    Path, typer.Argument(metavar="FILE", help="NCCL's XML, nvidia-smi topo -m, topology.conf; or a launch script.")
+ForeignFiles = Annotated[
+    list[Path],
+    typer.Argument(
+        metavar="FILE...",
+        help="NCCL's XML, nvidia-smi topo -m or -q, ibstat, squeue, topology.conf: one or several of a machine; or a "
+        "launch script.",
+    ),
 ]
 WrittenFile = Annotated[
     Path | None, typer.Option("--out", metavar="FILE", help="Write a cluster or workload file (.yaml, .yml).")
@@ -48,7 +53,7 @@ GpusOfScript = Annotated[
 
 
 def command(
-    file: ForeignFile,
+    files: ForeignFiles,
     out: WrittenFile = None,
     set_: SetOfFile = None,
     node: NodesOfCluster = None,
@@ -59,22 +64,27 @@ def command(
 ) -> None:
     """Read another tool's topology or launch script.
 
-    A topology becomes a cluster file; its GPUs, NICs, links and affinity are printed. A launch script becomes a
-    workload file; what is understood and what is ignored is printed. Scripts are Megatron-LM's, NeMo's, torchtitan's,
+    A topology becomes a cluster file; its GPUs, NICs, links and affinity are printed. What nvidia-smi -q, ibstat and
+    squeue print completes it, or stands alone. A launch script becomes a workload file; what is understood and what is
+    ignored is printed. Scripts are Megatron-LM's, NeMo's (also recipes in Python), Megatron-Bridge's, torchtitan's,
     DeepSpeed's, accelerate's, axolotl's, LLaMA-Factory's, and such as start Hugging Face's Trainer.
 
-    What the file lacks is assumed and named, or asked for. --set changes it.
+    What the files lack is assumed and named, or asked for. --set changes it.
 
     \b
     Example:
       llmsim import topo.xml --set node.gpus.type=a100-sxm-80gb --out mine.yaml
+      llmsim import topo.txt smi-q.txt ibstat.txt squeue.txt --out mine.yaml
       llmsim import train.sh --cluster dgx_h100 --gpus 64 --out job.yaml
     """
     from simulator.input_files import as_path, parse_changes
     from simulator.launch_scripts import SUFFIXES, is_launch_script
 
     changes = parse_changes(set_ or ())
+    file = next((one for one in files if is_launch_script(one)), files[0])
     if is_launch_script(file):
+        if len(files) > 1:
+            raise InputError("is a launch script, and is read by itself", file=file, fix=f"llmsim import {file}")
         if node is not None:
             raise InputError("is of topologies", file="--node", found=node, fix=f"--cluster {node}")
         import_script(as_path(file), out=out, changes=changes, cluster=cluster, gpus=gpus, json=json, quiet=quiet)
@@ -82,18 +92,24 @@ def command(
     if cluster is not None or gpus is not None:
         option = "--gpus" if cluster is None else "--cluster"
         raise InputError("is of launch scripts", file=option, found=str(file), allowed=", ".join(SUFFIXES))
-    _import_topology(file, out, changes, node, json, quiet)
+    _import_topology(files, out, changes, node, json, quiet)
 
 
 def _import_topology(
-    file: Path, out: Path | None, changes: Mapping[str, Any], node: str | None, json: Path | None, quiet: bool
+    files: Sequence[Path],
+    out: Path | None,
+    changes: Mapping[str, Any],
+    node: str | None,
+    json: Path | None,
+    quiet: bool,
 ) -> None:
-    """Read a topology, and write a cluster file."""
+    """Read a machine's topology, and write a cluster file."""
     from simulator.config.cluster import load_cluster
-    from simulator.importers import read_topology, unanswered
+    from simulator.importers import read_machine, unanswered
     from simulator.input_files import as_path, with_changes
 
-    imported = read_topology(as_path(file))
+    file = files[0]
+    imported = read_machine([as_path(one) for one in files])
     topology = with_changes(_with_node(imported, node, file), changes, {})
     if assumed := unanswered(imported.assumed, changes):
         topology["assumed"] = assumed
@@ -101,12 +117,13 @@ def _import_topology(
     check_outputs({"--out": out, "--json": json}, {"--out": (".yaml", ".yml")})
     if out is not None:
         with writing(out) as target:
-            target.write(cluster_file(topology, file, imported.format).encode())
+            target.write(cluster_file(topology, files, imported.format).encode())
     write_json(
         json,
         envelope(
             "import",
             file=str(file),
+            files=[str(one) for one in files],
             format=imported.format,
             cluster=topology,
             devices=[asdict(device) for device in imported.devices],
@@ -125,9 +142,9 @@ def _import_topology(
         print(f"written: {out}")
 
 
-def cluster_file(cluster: Mapping[str, Any], source: Path, format: str) -> str:
+def cluster_file(cluster: Mapping[str, Any], sources: Sequence[Path], format: str) -> str:
     """The text of a cluster file."""
-    line = f"Read by llmsim import from {source.name} ({format})."
+    line = f"Read by llmsim import from {', '.join(source.name for source in sources)} ({format})."
     if "assumed" in cluster:
         line += " What it does not say stands under assumed; runs warn of it until a line is deleted."
     comment = textwrap.fill(line, 118, initial_indent="# ", subsequent_indent="# ") + "\n"
@@ -217,7 +234,9 @@ def _show_devices(imported: Imported, node: NodeSpec) -> None:
         }
         for device in imported.devices
     ]
-    show(f"{imported.format}: GPUs {len(gpus)}, NICs {len(nics)}, sockets {node.sockets.count}", table(rows, "Devices"))
+    show(f"{imported.format}: GPUs {len(gpus)}, NICs {len(nics)}, sockets {node.sockets.count}")
+    if rows:
+        show(table(rows, "Devices"))
     show_joined(node, "Joined by")
 
 

@@ -85,7 +85,7 @@ def command(
             top=top,
             budget_s=math.inf if budget_s is None else budget_s,
             jobs=jobs,
-            watch=_watch(far),
+            watch=search_watch(far),
         )
     write_json(json, result.to_dict())
     if csv is not None:
@@ -96,7 +96,7 @@ def command(
     warn(result.warnings)
 
 
-def _watch(far: Callable[[str], None]) -> SearchWatch:
+def search_watch(far: Callable[[str], None]) -> SearchWatch:
     """Return what says on standard error how far a search is."""
     from simulator.searching.entry import SearchWatch
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -15,6 +15,7 @@ from simulator.config.profile import check_gpu, check_one_vendor, load_profile
 from simulator.config.stack import check_stack, load_stack
 from simulator.costs import Costs
 from simulator.errors import InputError, located
+from simulator.input_files import brief
 from simulator.network.collectives import BARRIER_BYTES, algorithms, bus_factor, idle_seconds, plan
 from simulator.results import Result
 
@@ -105,7 +106,11 @@ def collective(
 
 def _messages(sizes: str | Sequence[int]) -> list[int]:
     """Return the bytes of each message. Raises `InputError`."""
-    return parse_sizes(sizes) if isinstance(sizes, str) else [_size(str(size), str(sizes)) for size in sizes]
+    if isinstance(sizes, str):
+        return parse_sizes(sizes)
+    if not isinstance(sizes, Iterable):
+        raise InputError("must be a text or a list", file="sizes", found=brief(sizes), allowed="'8:128M', or [8, 1024]")
+    return [_size(str(size), str(sizes)) for size in sizes]
 
 
 def _members(ranks: Sequence[int] | None, n_ranks: int) -> list[int]:

@@ -10,8 +10,11 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from simulator.cluster import Cluster, Gpu, Link, build_cluster
 from simulator.cluster.link import Spread
+from simulator.config import catalog
 from simulator.config.cluster import describe_fabric, describe_nodes, load_cluster
 from simulator.errors import located
+from simulator.hardware.cluster_spec import ClusterSpec
+from simulator.input_files import closest
 from simulator.results import Result
 from simulator.units import GB, counted
 
@@ -29,8 +32,8 @@ class TopologyResult(Result):
 
     @property
     def warnings(self) -> list[str]:
-        """Notes on the cluster."""
-        return list(self.cluster.spec.warnings)
+        """Notes on the cluster, and types of GPU of which no profile is shipped."""
+        return [*self.cluster.spec.warnings, *_unknown_types(self.cluster.spec)]
 
     @cached_property
     def bisection_Bps(self) -> float:
@@ -76,6 +79,17 @@ class TopologyResult(Result):
         from simulator.output.topology import draw_topology
 
         return draw_topology(self.cluster)
+
+
+def _unknown_types(spec: ClusterSpec) -> Iterator[str]:
+    """Yield types of GPU without a shipped profile, but for those that an imported file leaves open."""
+    shipped = catalog.names("profile")
+    open_types = any(text.startswith("node.gpus.type:") for text in spec.assumed)
+    for gpu in spec.gpu_types:
+        if gpu not in shipped and not open_types:
+            near = closest(gpu, shipped)
+            meant = f"; is {near} meant?" if near else ""
+            yield f"no profile of {gpu} is shipped, which runs need (calibration: FILE){meant}"
 
 
 def topology(cluster: str | Path | Mapping[str, Any], *, nodes: int | None = None) -> TopologyResult:

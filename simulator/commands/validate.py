@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from simulator.errors import InputError
-from simulator.input_files import closest
+from simulator.input_files import as_number, closest
 from simulator.results import Result
 from simulator.validation import SUITES, Bounds, collectives, evaluate, memory_suite, read_rows, summarise
 from simulator.validation.collective_scores import score
@@ -71,6 +71,9 @@ def validate(
     [those of the suites]. ``watch`` is told the suite, the row that is simulated, and how many there are. Raises
     `InputError` on what cannot be used.
     """
+    for name, bound in (("max_mean", max_mean), ("max_row", max_row)):
+        if bound is not None:
+            as_number(bound, file=name, allowed="a share, >= 0")
     tables = measured_tables(list(suites), None if rows is None else Path(rows))
     check_ids(list(only), [entry["id"] for table in tables for entry in table.rows])
     results = list(suite_results(tables, only, max_mean, max_row, watch))

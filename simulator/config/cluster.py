@@ -107,7 +107,7 @@ def cluster_data(
     path = catalog.find("cluster", str(reference), base=base, file=file, key=key)
     if is_foreign(path):
         imported = read_topology(path)
-        data = {**imported.cluster, "assumed": list(imported.assumed)}
+        data = _started({**imported.cluster, "assumed": list(imported.assumed)}, path, behind)
     else:
         data = _started(read_yaml(path), path, behind)
     laid = _with_gpus_of(data, over)
@@ -165,8 +165,10 @@ def _figures(data: Mapping[str, Any], section: str = "") -> Iterator[str]:
 def _without_replaced(data: dict[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
     """Return a file's mapping without the keys that ``over`` replaces.
 
-    Groups stand in place of its node, a shape in place of its nodes. Another kind of fabric has no use for some keys.
+    Groups stand in place of its node, a shape in place of its nodes. Another kind of fabric has no use for some keys,
+    and without NVLinks there are no figures of them.
     """
+    data = _without_nvlinks(data) if _section(_section(over, "node"), "nvlink").get("kind") == "none" else data
     fabric, other = data.get("fabric"), over.get("fabric")
     replaced: tuple[str, ...] = ("node", "nodes") if "groups" in over else ()
     if isinstance(fabric, Mapping) and isinstance(other, Mapping):
@@ -176,6 +178,18 @@ def _without_replaced(data: dict[str, Any], over: Mapping[str, Any]) -> dict[str
             unused = keys_of_kinds() - set(kind.keys) if kind else set()
             data = {**data, "fabric": {name: value for name, value in fabric.items() if name not in unused}}
     return {name: value for name, value in data.items() if name not in replaced}
+
+
+def _section(data: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    """Return a section of a mapping; an empty one where it has none."""
+    section = data.get(name)
+    return section if isinstance(section, Mapping) else {}
+
+
+def _without_nvlinks(data: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a file's mapping without the figures of its NVLinks."""
+    node = {name: value for name, value in _section(data, "node").items() if name != "nvlink"}
+    return {**data, "node": node} if node else dict(data)
 
 
 def _count(parts: object) -> object:

@@ -39,6 +39,23 @@ class NodeGroup:
     """what each is; in a file also the name of a cluster that has such nodes"""
 
 
+#: Types of GPU that have no NVLink (their data sheets, NVIDIA).
+WITHOUT_NVLINK = frozenset(
+    [
+        "a10-24gb",
+        "a10g-24gb",
+        "l4-24gb",
+        "l40s-48gb",
+        "rtx-3080-10gb",
+        "rtx-4090-24gb",
+        "rtx-5090-32gb",
+        "rtx-6000-ada-48gb",
+        "rtx-pro-6000-96gb",
+        "t4-16gb",
+    ]
+)
+
+
 @dataclass(frozen=True, kw_only=True)
 class ClusterSpec:
     """A cluster file. Raises `InputError` where it contradicts itself."""
@@ -82,7 +99,15 @@ class ClusterSpec:
     @property
     def warnings(self) -> list[str]:
         """Sentences to know before figures of this cluster are trusted."""
-        return [f"assumed: {text}" for text in self.assumed]
+        return [*(f"assumed: {text}" for text in self.assumed), *self._links_without_a_plug()]
+
+    def _links_without_a_plug(self) -> Iterator[str]:
+        """Yield types of GPU that have no NVLink and get one, as in a file that is ``like`` another."""
+        for node in self.kinds:
+            for gpu in node.gpus.types if node.nvlink.kind != "none" else ():
+                if gpu in WITHOUT_NVLINK:
+                    kind = node.nvlink.kind
+                    yield f"node.nvlink: {kind}, but a {gpu} has no NVLink; nvlink: {{kind: none}} takes it away"
 
     @property
     def kinds(self) -> tuple[NodeSpec, ...]:

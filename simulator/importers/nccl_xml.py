@@ -24,40 +24,10 @@ from simulator.importers.nccl_devices import (
     usual_generation,
 )
 from simulator.importers.nccl_nvlink import nvlink_section
+from simulator.importers.pci_ids import GPU_TYPES
 from simulator.importers.xml_tree import Element, parse_xml
 from simulator.input_files import brief
 
-#: Vendor and device -> GPU (pci.ids).
-_TYPES = {
-    "0x10de:0x1db1": "v100-sxm-16gb",
-    "0x10de:0x1db5": "v100-sxm-32gb",
-    "0x10de:0x1eb8": "t4-16gb",
-    "0x10de:0x20b0": "a100-sxm-40gb",
-    "0x10de:0x20b2": "a100-sxm-80gb",
-    "0x10de:0x20b5": "a100-pcie-80gb",
-    "0x10de:0x20f1": "a100-pcie-40gb",
-    "0x10de:0x2204": "rtx-3090-24gb",
-    "0x10de:0x2230": "rtx-a6000-48gb",
-    "0x10de:0x2235": "a40-48gb",
-    "0x10de:0x2236": "a10-24gb",
-    "0x10de:0x2237": "a10g-24gb",
-    "0x10de:0x2321": "h100-nvl-94gb",
-    "0x10de:0x2330": "h100-sxm-80gb",
-    "0x10de:0x2331": "h100-pcie-80gb",
-    "0x10de:0x2335": "h200-sxm-141gb",
-    "0x10de:0x2342": "gh200-480gb",
-    "0x10de:0x2684": "rtx-4090-24gb",
-    "0x10de:0x26b1": "rtx-6000-ada-48gb",
-    "0x10de:0x26b9": "l40s-48gb",
-    "0x10de:0x27b8": "l4-24gb",
-    "0x10de:0x2901": "b200-sxm-180gb",
-    "0x10de:0x2b85": "rtx-5090-32gb",
-    "0x10de:0x3182": "b300-sxm-288gb",
-    "0x1002:0x738c": "mi100-32gb",
-    "0x1002:0x740f": "mi210-64gb",
-    "0x1002:0x74a1": "mi300x-192gb",
-    "0x1002:0x74a5": "mi325x-256gb",
-}
 #: Gb/s of a NIC that a PCIe link of 16 lanes holds, by generation.
 _NIC_Gbps = {1: 25, 2: 50, 3: 100, 4: 200, 5: 400, 6: 800}
 #: GB/s between sockets: vendor and, of Intel's family 6 and AMD's families, from which model or family on (topo.h).
@@ -114,7 +84,7 @@ def _read_devices(devices: Devices, root: Element) -> list[Element]:
 
 def _gpu_type(devices: Devices) -> str:
     pci = devices.gpus[0].pci.attributes
-    gpu_type = _TYPES.get(f"{pci.get('vendor', '').lower()}:{pci.get('device', '').lower()}")
+    gpu_type = GPU_TYPES.get(f"{pci.get('vendor', '').lower()}:{pci.get('device', '').lower()}")
     if gpu_type is None:
         devices.assumed[f"node.gpus.type: {imported.NO_TYPE}, as the file does not say what GPU it is"] += 1
     return gpu_type or imported.NO_TYPE

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import itertools
 import re
-from dataclasses import dataclass, field
+from collections.abc import Collection
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -49,10 +50,12 @@ def is_matrix(text: str) -> bool:
     return any(re.match(r"\s*GPU0(\s|$)", line) for line in _plain(text).splitlines())
 
 
-def read(text: str, path: Path) -> Imported:
-    """Return the node of a matrix. Raises `InputError` with the line of a cell that is not known, or of relations that
-    no tree has."""
-    matrix = _parse(_plain(text), path)
+def read(text: str, path: Path, without: Collection[str] = ()) -> Imported:
+    """Return the node of a matrix, but for network cards whose names are in ``without``.
+
+    Raises `InputError` with the line of a cell that is not known, or of relations that no tree has.
+    """
+    matrix = _without(_parse(_plain(text), path), without)
     socket_of, sockets = _sockets(matrix, matrix.numa)
     tree = _tree(matrix, socket_of)
     if _mismatch(matrix, tree):  # virtual machines may show one NUMA node, and GPUs that are far apart
@@ -107,7 +110,8 @@ def _add_network(cluster: dict[str, Any], nics: int, assumed: list[str]) -> None
     cluster["fabric"] = {"kind": "rail_fat_tree", "transport": "infiniband"}
     assumed.append(f"node.nics.bandwidth_bps: {_NIC_bps / 1e9:g} Gb/s each, as the matrix gives no speed")
     assumed.append(f"node.nics.latency_s: {latency_s:g} s, usual of InfiniBand under one switch")
-    assumed.append("fabric: a rail-optimised fat tree of InfiniBand, as the matrix is of one node")
+    assumed.append("fabric.kind: a rail-optimised fat tree, as the matrix is of one node")
+    assumed.append("fabric.transport: infiniband, as the matrix does not name it")
 
 
 def _plain(text: str) -> str:
@@ -197,6 +201,19 @@ def _parse(text: str, path: Path) -> _Matrix:
         numa=rows.numa,
         lines=rows.lines,
     )
+
+
+def _without(matrix: _Matrix, names: Collection[str]) -> _Matrix:
+    """Return a matrix without the network cards of these names."""
+    kept = [i for i, name in enumerate(matrix.names) if i < matrix.n_gpus or name not in names]
+    place = {old: new for new, old in enumerate(kept)}
+
+    def renumbered(cells: dict[tuple[int, int], int]) -> dict[tuple[int, int], int]:
+        return {(place[i], place[j]): cell for (i, j), cell in cells.items() if i in place and j in place}
+
+    lines = {place[i]: line for i, line in matrix.lines.items() if i in place}
+    shown = tuple([matrix.names[i] for i in kept])
+    return replace(matrix, names=shown, near=renumbered(matrix.near), nvlinks=renumbered(matrix.nvlinks), lines=lines)
 
 
 def _header(line: str, number: int, path: Path) -> _Rows:

@@ -22,6 +22,7 @@ from simulator.launch_scripts import (
     llama_factory,
     megatron,
     nemo,
+    recipes,
     shell,
     torchtitan,
 )
@@ -30,7 +31,7 @@ from simulator.launch_scripts.script import LaunchScript, UnderstoodOption
 __all__ = ["SUFFIXES", "LaunchScript", "UnderstoodOption", "is_launch_script", "read_script"]
 
 #: Endings of names of launch scripts.
-SUFFIXES = (".sh", ".bash", ".slurm", ".sbatch", ".toml", ".json", ".yaml", ".yml")
+SUFFIXES = (".sh", ".bash", ".slurm", ".sbatch", ".py", ".toml", ".json", ".yaml", ".yml")
 #: Kinds of YAML and JSON: keys of which a file has all, or any of several, and their reader.
 _KEYED: tuple[tuple[Callable[[frozenset[str]], bool], Callable[[Mapping[str, Any], Path], LaunchScript]], ...] = (
     (lambda keys: keys >= axolotl.MARKS, axolotl.read),
@@ -61,7 +62,8 @@ _OF_PROCESSES = frozenset(
     ]
 )
 KINDS = ", ".join(
-    one.FORMAT for one in (megatron, nemo, torchtitan, deepspeed, accelerate, hugging_face, axolotl, llama_factory)
+    one.FORMAT
+    for one in (megatron, nemo, recipes, torchtitan, deepspeed, accelerate, hugging_face, axolotl, llama_factory)
 )
 
 
@@ -81,6 +83,8 @@ def read_script(path: Path) -> LaunchScript:
     if suffix in (".json", ".yaml", ".yml"):
         return _keyed(path)
     text = read_text(path)
+    if recipes.is_recipe(path):
+        return recipes.read(text, path)
     command = shell.launch_command(text, path)
     start = shell.program_at(command.words)
     options, launcher = shell.options_of(command.words[start:]), shell.options_of(command.words[:start])

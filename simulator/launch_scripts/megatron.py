@@ -90,7 +90,8 @@ class Dialect:
     """A file that holds Megatron-LM's arguments in a form of its own.
 
     ``names``: Megatron-LM's name of an option -> that of the file. ``neutral``, ``prefixes`` and ``usual``: options of
-    the file alone that change nothing, beginnings of such, and values that are what is simulated.
+    the file alone that change nothing, beginnings of such, and values that are what is simulated. ``preset``: the
+    shipped model that it trains, over which sizes are laid; None: sizes are all that it says of the model.
     """
 
     form: str = FORMAT
@@ -98,6 +99,7 @@ class Dialect:
     neutral: frozenset[str] = frozenset()
     prefixes: tuple[str, ...] = ()
     usual: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    preset: str | None = None
 
 
 def read(options: Mapping[str, Any], path: Path, gpus: int | None, dialect: Dialect | None = None) -> LaunchScript:
@@ -110,7 +112,10 @@ def read(options: Mapping[str, Any], path: Path, gpus: int | None, dialect: Dial
     for option, key in _NUMBERS.items():
         reading.take(option, key)
     _modules(reading)
-    put_layers(reading)
+    if dialect.preset is None:
+        put_layers(reading)
+    else:
+        reading.workload.setdefault("model", {})["preset"] = dialect.preset
     _training(reading)
     _parallelism(reading)
     for option, values in {**_USUAL, **dialect.usual}.items():

@@ -6,9 +6,8 @@ import ast
 import re
 
 from simulator.config.hugging_face.keys import mixers
-from simulator.errors import InputError
-from simulator.input_files import brief
-from simulator.launch_scripts.script import ScriptReading, is_off
+from simulator.launch_scripts.megatron_hybrids import put_pattern
+from simulator.launch_scripts.script import ScriptReading
 
 _MOE = {
     "num_experts": "model.moe.experts",
@@ -26,28 +25,17 @@ _MLA: dict[str, tuple[str, int | None]] = {
 }
 #: Tokenizers whose vocabulary is known: of GPT-2 (Radford et al. 2019) and of Llama 2 (arXiv 2307.09288).
 _VOCABULARIES = {"GPT2BPETokenizer": 50257, "Llama2Tokenizer": 32000}
-#: Options of models whose layers are of several kinds, and words by which a specification of layers is one of those.
-_HYBRID = (
-    "is_hybrid_model",
-    "hybrid_layer_pattern",
-    "hybrid_override_pattern",
-    "hybrid_attention_ratio",
-    "hybrid_mlp_ratio",
-    "experimental_attention_variant",
-    "linear_attention_type",
-    "heterogeneous_layers_config_path",
-    "heterogeneous_layers_config_encoded_json",
-)
-_HYBRID_WORDS = ("mamba", "hybrid")
 
 
 def put_layers(reading: ScriptReading) -> None:
     """Put what layers are made of. Raises `InputError` where they are of several kinds."""
-    _refuse_hybrids(reading)
+    put_pattern(reading)
     _vocabulary(reading)
     swiglu = reading.flag("swiglu")
     if swiglu:
         reading.put("model.activation", "swiglu", "swiglu")
+    elif reading.flag("squared_relu"):
+        reading.put("model.activation", "relu2", "squared_relu")
     hidden = reading.number("hidden_size")
     if reading.take("ffn_hidden_size", "model.ffn_hidden") is None and hidden is not None and swiglu:
         reading.assume("model.ffn_hidden", int(4 * hidden * 2 / 3) // 64 * 64, "Megatron-LM's for swiglu")
@@ -62,23 +50,6 @@ def put_layers(reading: ScriptReading) -> None:
     _experts(reading)
     _latent_attention(reading)
     _window(reading)
-
-
-def _refuse_hybrids(reading: ScriptReading) -> None:
-    layers = "has layers of other kinds, which are not read from a script"
-    for option in _HYBRID:
-        value = reading.look(option)
-        if not is_off(value) and str(value) not in ("0", "0.0"):
-            raise InputError(
-                layers,
-                file=reading.path,
-                key=option,
-                found=brief(value),
-                fix="a workload file with model.mixers and model.mlps, or model.preset or model.hf_config",
-            )
-    spec = str(reading.look("spec", "")).lower()
-    if any(word in spec for word in _HYBRID_WORDS):
-        raise InputError(layers, file=reading.path, key="spec", found=brief(reading.look("spec")))
 
 
 def _latent_attention(reading: ScriptReading) -> None:

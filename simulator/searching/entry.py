@@ -12,7 +12,7 @@ from simulator.config import Workload, load_workload
 from simulator.config.variants import Variants
 from simulator.errors import InputError, located
 from simulator.hardware.cluster_spec import ClusterSpec
-from simulator.input_files import brief
+from simulator.input_files import as_number, brief
 from simulator.output.search_table import layout_text
 from simulator.searching.bounds import LayoutBounds
 from simulator.searching.branch_and_bound import SimulatedLayout, ranked
@@ -72,6 +72,7 @@ def search(
     """
     began = time.monotonic()
     _check_counts(gpus, top, jobs)
+    budget_s = as_number(budget_s, file="budget_s")
     watch = SearchWatch() if watch is None else watch
     changes = dict(set or {})
     base = load_workload(workload, changes)
@@ -79,7 +80,7 @@ def search(
     if cluster != base.cluster and not cluster.fixed_nodes:
         changes["cluster.nodes"] = cluster.n_nodes
     fixed = {whole_key(key, "fix"): _listed(key, values) for key, values in (fix or {}).items()}
-    limits = {whole_key(key, "limit"): SizeLimit(*both) for key, both in (limit or {}).items()}
+    limits = {whole_key(key, "limit"): _limit(key, both) for key, both in (limit or {}).items()}
     space = LayoutSpace(Variants(base, cluster), gpus, fixed, limits)
     _check_set(set or {}, fixed)
     sizes = base.parallelism.model_copy(update={"tp": 1, "cp": 1, "pp": 1, "dp": gpus})
@@ -122,6 +123,14 @@ def _listed(key: str, values: object) -> tuple[Any, ...]:
     if isinstance(values, str | Mapping) or not isinstance(values, Sequence) or not values:
         raise InputError("must be a list of values", file="fix", key=key, found=brief(values))
     return tuple(values)
+
+
+def _limit(key: str, both: object) -> SizeLimit:
+    """Return least and most of a number. Raises `InputError` where they are not two numbers."""
+    pair = tuple(both) if isinstance(both, Sequence) and not isinstance(both, str) else ()
+    if len(pair) != 2 or not all(isinstance(one, int | float) for one in pair):
+        raise InputError("must be least and most", file="limit", key=key, found=brief(both), allowed="such as (1, 8)")
+    return SizeLimit(*pair)
 
 
 def _cluster_with(base: Workload, gpus: int) -> ClusterSpec:

@@ -210,3 +210,11 @@ def test_a_topology_tells_of_no_network_where_there_is_none(
         with pytest.raises(SystemExit):
             main(["topology", cluster])
         assert ("Routes" in capsys.readouterr().out) == (len(starts) > 1)
+
+
+def test_a_topology_tells_types_of_gpu_without_a_profile() -> None:
+    """Runs need one; a name that is misspelt has its nearest beside it."""
+    (warning,) = simulator.topology({"like": "dgx_h100", "node": {"gpus": {"type": "h100-smx-80gb"}}}).warnings
+    assert "no profile of h100-smx-80gb is shipped" in warning
+    assert "is h100-sxm-80gb meant?" in warning
+    assert not simulator.topology("dgx_h100").warnings

@@ -300,6 +300,20 @@ def test_help_of_calibration_fits_into_the_terminal(
     assert not [line for line in lines if re.search(r" --[a-z-]*-$", line)]
 
 
+@pytest.mark.parametrize("name", calibration.COMMANDS)
+def test_calibration_is_a_command_too(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Its help is that of `python -m calibration`, but for who is called; so is what it refuses."""
+    assert command("calibrate", name, "--help") == 0
+    shown = capsys.readouterr().out
+    assert f"  llmsim calibrate {name} " in shown
+    with pytest.raises(SystemExit):
+        calibration.main([name, "--help"])
+    usual = capsys.readouterr().out.replace("python -m calibration", "llmsim calibrate")
+    assert "".join(shown.split()) == "".join(usual.split())
+    assert command("calibrate", name, "--no-such-option") == 2
+    assert "error: " in capsys.readouterr().err
+
+
 class Terminal(io.StringIO):
     """A standard error that says it is a terminal."""
 

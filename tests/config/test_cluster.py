@@ -140,3 +140,12 @@ def test_fewer_parts_than_a_shipped_tree_has_leave_it(section: str, count: int, 
 def test_a_part_that_is_typed_in_beyond_the_count_is_still_refused() -> None:
     with pytest.raises(InputError, match="nic1: does not exist"):
         load_cluster({"name": "pcie_l40s", "node": {"nics": {"count": 1}, "pcie": {"tree": {"nic1": "pcie1"}}}})
+
+
+def test_nvlinks_of_a_gpu_that_has_none_are_warned_of() -> None:
+    """A machine with NVSwitches whose GPUs are replaced keeps its links, and says so."""
+    node = {"gpus": {"type": "rtx-4090-24gb"}}
+    (warning,) = load_cluster({"like": "dgx_h100", "node": node}).warnings
+    assert "node.nvlink: nvswitch, but a rtx-4090-24gb has no NVLink" in warning
+    assert not load_cluster({"like": "dgx_h100", "node": {**node, "nvlink": {"kind": "none"}}}).warnings
+    assert not load_cluster("dgx_h100").warnings

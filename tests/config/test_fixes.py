@@ -121,3 +121,20 @@ def test_every_fix_of_a_grid_of_layouts_loads(gpus: int, experts: int) -> None:
             layout = {"tp": tp, "cp": cp, "pp": pp, "ep": ep}
             printed += len(_typed_in(_job(gpus, layout, batch, seq=seq, **moe)))
     assert printed > 5
+
+
+def test_a_framework_that_lacks_a_kind_of_layer_names_those_that_have_it() -> None:
+    job = {"model": {"preset": "gpt-oss-20b"}, "framework": "hugging_face", "training": {"seq": 128, "global_batch": 8}}
+    with pytest.raises(InputError) as refused:
+        load_workload({**job, "cluster": "dgx_h100"})
+    assert "fix:     framework: megatron_core or pytorch" in str(refused.value)
+    load_workload({**job, "cluster": "dgx_h100", "framework": "pytorch"})
+
+
+def test_a_state_space_layer_is_no_wider_than_any_model() -> None:
+    """64 heads of 64 are as wide as a model of 64 may have them; one more head is not."""
+    sizes = {"layers": 2, "hidden": 64, "heads": 4, "vocab": 1000, "mixers": ["mamba2"]}
+    job = {"training": {"seq": 128, "global_batch": 8}, "cluster": "dgx_h100"}
+    load_workload({**job, "model": {**sizes, "mamba2": {"heads": 64, "head_dim": 64, "state": 16}}})
+    with pytest.raises(InputError, match="heads x head_dim is more than 64 times as wide as the model"):
+        load_workload({**job, "model": {**sizes, "mamba2": {"heads": 65, "head_dim": 64, "state": 16}}})

@@ -384,14 +384,18 @@ def test_what_is_said_of_a_section_or_inside_it_is_no_longer_assumed(section: bo
     nics = {"bandwidth_bps": 400e9, "latency_s": 2e-6}
     count = read_topology(source).cluster["node"]["nics"]["count"]
     if section:
-        changes = ["node.nics=" + json.dumps({"count": count, **nics}), "fabric={kind: fat_tree}"]
+        changes = ["node.nics=" + json.dumps({"count": count, **nics}), "fabric={kind: fat_tree, transport: tcp}"]
     else:
-        changes = [*(f"node.nics.{key}={value}" for key, value in nics.items()), "fabric.kind=fat_tree"]
+        changes = [
+            *(f"node.nics.{key}={value}" for key, value in nics.items()),
+            "fabric.kind=fat_tree",
+            "fabric.transport=tcp",
+        ]
     with pytest.raises(SystemExit):
         main(["import", str(source), "--out", str(made), *(word for one in changes for word in ("--set", one))])
-    left = given - {"node.nics.bandwidth_bps", "node.nics.latency_s", "fabric"}
+    left = given - {"node.nics.bandwidth_bps", "node.nics.latency_s", "fabric.kind", "fabric.transport"}
     assert {text.split(":")[0] for text in load_cluster(str(made)).assumed} == left < given
-    over = {"name": str(source), "node": {"nics": nics}, "fabric": {"kind": "fat_tree"}}
+    over = {"name": str(source), "node": {"nics": nics}, "fabric": {"kind": "fat_tree", "transport": "tcp"}}
     assert {text.split(":")[0] for text in load_cluster(over).assumed} == left
 
 
@@ -400,7 +404,7 @@ def test_groups_take_a_node_away_with_what_was_assumed_of_it(tmp_path: Path) -> 
     source.write_text(MATRIX)
     groups = [{"count": 2, "node": "dgx_a100"}]
     left = [text.split(":")[0] for text in load_cluster({"name": str(source), "groups": groups}).assumed]
-    assert left == ["fabric"]
+    assert left == ["fabric.kind", "fabric.transport"]
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,8 @@ from simulator.launch_scripts.completion import workload_data
 from tests.launch_scripts.scripts import COMMAND, script, value_at
 
 LATENT = {"kv_lora_rank": 32, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128}
+#: Megatron-LM's defaults of Mamba 2's sizes; heads are 2 * 4096 wide together, 64 each.
+STATE = {"head_dim": 64, "state": 128, "groups": 8, "conv_width": 4, "chunk": 128}
 #: Options -> keys of the workload; each option is understood, or changes nothing.
 KEYS: list[tuple[str, dict[str, Any]]] = [
     ("--multi-latent-attention", {"model.mla": LATENT, "model.position": "rope"}),
@@ -30,6 +32,21 @@ KEYS: list[tuple[str, dict[str, Any]]] = [
     (
         f"--window-size 1024,0 --window-attn-skip-freq [{','.join('01' * 16)}]",
         {"model.mixers": ["attention", "window"]},
+    ),
+    (
+        f"--is-hybrid-model --hybrid-override-pattern {'M-M*' * 8} --mamba-num-heads 64 --mamba-num-groups 4 "
+        "--hybrid-attention-ratio 0.25 --spec megatron.core.models.mamba.mamba_layer_specs mamba_stack_spec "
+        "--squared-relu",
+        {
+            "model.mixers": ["mamba2", "none", "mamba2", "attention"],
+            "model.mlps": ["none", "dense", "none", "none"],
+            "model.mamba2": {**STATE, "heads": 64, "groups": 4},
+            "model.activation": "relu2",
+        },
+    ),
+    (
+        f"--hybrid-layer-pattern {'M-' * 16}",
+        {"model.mixers": ["mamba2", "none"], "model.mamba2": {**STATE, "heads": 128}},
     ),
     ("--context-parallel-size 2 --cp-comm-type a2a", {"parallelism.cp_method": "ulysses"}),
     ("--context-parallel-size 2 --cp-comm-type p2p", {"parallelism.cp_method": "ring"}),
@@ -75,7 +92,10 @@ def test_a_window_that_no_layer_has_changes_nothing(options: str, tmp_path: Path
 @pytest.mark.parametrize(
     ("options", "told"),
     [
-        ("--is-hybrid-model --hybrid-override-pattern M-M*-", "has layers of other kinds"),
+        ("--is-hybrid-model --hybrid-override-pattern M-M*-", "hybrid_override_pattern: has 5 signs"),
+        (f"--hybrid-override-pattern {'M-MG' * 8}", "hybrid_override_pattern: has signs of layers"),
+        (f"--hybrid-layer-pattern '{'M-' * 16}|'", "hybrid_layer_pattern: has signs of layers"),
+        ("--is-hybrid-model", "has layers of other kinds"),
         ("--heterogeneous-layers-config-path a.json", "has layers of other kinds"),
         ("--hybrid-attention-ratio 0.1", "has layers of other kinds"),
         ("--experimental-attention-variant gated_delta_net", "has layers of other kinds"),

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
+import tomllib
 import zipfile
 from pathlib import Path
 
 import pytest
 
+import simulator
 from simulator.config import catalog
 from simulator.engine.compiled.build import LIBRARY
 from simulator.validation import read_rows
+from tests.support.clean_install import check_wheel
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -74,3 +78,31 @@ def test_a_command_of_the_wheel_finds_its_files(wheel: Path, tmp_path: Path) -> 
     assert done.returncode == 0, done.stderr
     assert str(tmp_path / "site") in done.stdout
     assert "192 x dgx_a100" in done.stdout
+
+
+@pytest.mark.slow
+def test_the_wheel_runs_in_a_clean_environment(wheel: Path, tmp_path: Path) -> None:
+    assert check_wheel(wheel, tmp_path) == []
+
+
+def test_versions_agree(wheel: Path) -> None:
+    """The newest release of the changelog is the version of the package, which the wheel has from there; releases stand
+    in order."""
+    text = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+    releases = re.findall(r"^## \[(\d+)\.(\d+)\.(\d+)\]", text, flags=re.MULTILINE)
+    numbers = [tuple(map(int, release)) for release in releases]
+    assert numbers == sorted(set(numbers), reverse=True)
+    assert ".".join(releases[0]) == simulator.__version__ == wheel.name.split("-")[1]
+
+
+def test_the_container_has_a_python_and_a_command_of_the_project() -> None:
+    """Ten lines, whose Python is new enough."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    lines = (ROOT / "Dockerfile").read_text(encoding="utf-8").splitlines()
+    assert len(lines) == 10
+    least = tuple(map(int, project["requires-python"].removeprefix(">=").split(".")))
+    pythons = [tuple(map(int, version.split("."))) for version in re.findall(r"python:([\d.]+)-slim", "\n".join(lines))]
+    assert pythons
+    assert min(pythons) >= least
+    (command,) = re.findall(r'^ENTRYPOINT \["(\S+)"\]$', "\n".join(lines), flags=re.MULTILINE)
+    assert command in project["scripts"]

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from simulator.config.hugging_face.dense import decoder, with_biases
-from simulator.config.hugging_face.keys import PLAIN, Fields, Keys, mixer_of_layers, mixers, shortest
+from simulator.config.hugging_face.keys import PLAIN, Fields, Keys, mixers
 from simulator.config.hugging_face.mixtures import gated_shared, granite_experts, qwen_layers, with_experts
+from simulator.config.hugging_face.state_space import BAMBA, MAMBA, NEMOTRON, SIGNS, mamba2_section, single_parts
 
 #: Sign of a layer of Nemotron-H -> its name; and the MLPs of layers that are an MLP alone.
 _SIGNS = {"M": "mamba", "*": "attention", "-": "mlp", "E": "moe"}
@@ -67,19 +68,19 @@ def nemotron_h(keys: Keys) -> Fields:
     if pattern is None:
         raise keys.refuse("hybrid_override_pattern", "a required key is missing")
     keys.has_no_effect("layers_block_type", "layer_types")  # of the three keys the first decides
-    names = [_SIGNS.get(sign, sign) for sign in pattern]
-    mixer_of = dict.fromkeys(_MLPS, "none") | mixer_of_layers("mamba2")
-    if unknown := [name for name in names if mixer_of.get(name) not in ("none", "mamba2", "attention")]:
-        raise keys.refuse("hybrid_override_pattern", f"layers of kind {unknown[0]} are not supported")
+    names = [SIGNS.get(sign, sign) for sign in pattern]
+    try:
+        parts = single_parts(names)
+    except KeyError as unknown:
+        message = f"layers of kind {unknown.args[0]} are not supported"
+        raise keys.refuse("hybrid_override_pattern", message) from None
     if keys.get("moe_latent_size"):
         raise keys.refuse("moe_latent_size", "experts of a narrower stream are not supported")
     if keys.get("num_nextn_predict_layers"):
         raise keys.refuse("num_nextn_predict_layers", "prediction of several tokens by such layers is not supported")
-    kinds = [mixer_of[name] for name in names]
-    mlps = [_MLPS.get(name, "none") for name in names]
     named = (("qkv", "o") if keys.get("attention_bias") else ()) + (("mlp", "experts") if keys.get("mlp_bias") else ())
     fields = {
-        "layers": len(kinds),
+        "layers": len(names),
         "hidden": keys.need("hidden_size"),
         "heads": keys.need("num_attention_heads"),
         "kv_heads": keys.need("num_key_value_heads"),
@@ -90,21 +91,11 @@ def nemotron_h(keys: Keys) -> Fields:
         "norm": "rmsnorm",
         "position": "none",
         "tied_embeddings": keys.need("tie_word_embeddings"),
-        "mlps": shortest(mlps),
-        "mixers": shortest(kinds),
-        "mamba2": {
-            "heads": keys.need("mamba_num_heads"),
-            "head_dim": keys.need("mamba_head_dim"),
-            "state": keys.need("ssm_state_size"),
-            "groups": keys.need("n_groups"),
-            "conv_width": keys.need("conv_kernel"),
-            "chunk": keys.need("chunk_size"),
-            "conv_bias": keys.get("use_conv_bias", default=True),
-            "bias": bool(keys.get("use_bias") or keys.get("mamba_proj_bias")),
-        },
+        **parts,
+        "mamba2": mamba2_section(keys, NEMOTRON, keys.need("hidden_size")),
     }
     fields = with_biases(fields, *named)
-    if "moe" not in mlps:
+    if "moe" not in parts["mlps"]:
         # No layer has experts.
         keys.has_no_effect("n_routed_experts", "n_shared_experts", "moe_intermediate_size", "num_experts_per_tok")
         return fields
@@ -118,21 +109,6 @@ def nemotron_h(keys: Keys) -> Fields:
     return fields | {"moe": moe}
 
 
-def _mamba(keys: Keys, hidden: int) -> Fields:
-    """Return the section of state-space layers as Bamba and Granite 4 name their sizes."""
-    heads, width = keys.need("mamba_n_heads"), keys.get("mamba_d_head", default="auto")
-    return {
-        "heads": heads,
-        "head_dim": keys.get("mamba_expand", default=2) * hidden // heads if width == "auto" else width,
-        "state": keys.need("mamba_d_state"),
-        "groups": keys.need("mamba_n_groups"),
-        "conv_width": keys.need("mamba_d_conv"),
-        "chunk": keys.need("mamba_chunk_size"),
-        "conv_bias": keys.get("mamba_conv_bias", default=True),
-        "bias": bool(keys.get("mamba_proj_bias")),
-    }
-
-
 def granitemoehybrid(keys: Keys) -> Fields:
     """Return the fields of Granite 4: state-space layers and attention, each with experts or one MLP.
 
@@ -143,7 +119,7 @@ def granitemoehybrid(keys: Keys) -> Fields:
     if keys.get("position_embedding_type") != "rope":
         fields["position"] = "none"
     kinds = _kinds(keys, "mamba2", ["mamba2"] * fields["layers"])
-    fields |= mixers(kinds) | ({"mamba2": _mamba(keys, fields["hidden"])} if "mamba2" in kinds else {})
+    fields |= mixers(kinds) | ({"mamba2": mamba2_section(keys, BAMBA, fields["hidden"])} if "mamba2" in kinds else {})
     if not keys.get("num_local_experts"):
         return fields | {"ffn_hidden": keys.need("shared_intermediate_size")}
     return with_experts(fields, granite_experts(keys), [True] * fields["layers"])
@@ -155,17 +131,17 @@ def bamba(keys: Keys) -> Fields:
     fields = with_biases(decoder(keys), *named)
     chosen = keys.get("attn_layer_indices", default=[])
     kinds = _kinds(keys, "mamba2", ["attention" if layer in chosen else "mamba2" for layer in range(fields["layers"])])
-    return fields | mixers(kinds) | {"mamba2": _mamba(keys, fields["hidden"])}
+    return fields | mixers(kinds) | {"mamba2": mamba2_section(keys, BAMBA, fields["hidden"])}
 
 
 def mamba2(keys: Keys) -> Fields:
     """Return the fields of Mamba 2: layers without MLPs."""
-    heads = keys.need("num_heads")
+    section = mamba2_section(keys, MAMBA, keys.need("hidden_size"))
     return {
         "layers": keys.need("num_hidden_layers"),
         "hidden": keys.need("hidden_size"),
-        "heads": heads,
-        "head_dim": keys.need("head_dim"),
+        "heads": section["heads"],
+        "head_dim": section["head_dim"],
         "vocab": keys.need("vocab_size"),
         "norm": "rmsnorm",
         "position": "none",
@@ -173,14 +149,5 @@ def mamba2(keys: Keys) -> Fields:
         "tied_embeddings": keys.need("tie_word_embeddings"),
         "mixers": ["mamba2"],
         "mlps": ["none"],
-        "mamba2": {
-            "heads": heads,
-            "head_dim": keys.need("head_dim"),
-            "state": keys.need("state_size"),
-            "groups": keys.need("n_groups"),
-            "conv_width": keys.need("conv_kernel"),
-            "chunk": keys.need("chunk_size"),
-            "conv_bias": keys.get("use_conv_bias", default=True),
-            "bias": bool(keys.get("use_bias")),
-        },
+        "mamba2": section,
     }

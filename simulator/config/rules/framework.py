@@ -74,7 +74,14 @@ def layout_problems(workload: Workload) -> Iterator[InputError]:
                 key=limit.key,
                 found=brief(actual) if not isinstance(actual, Section) else "a section",
                 allowed=" or ".join(str(brief(value)) for value in limit.allowed),
+                fix=_with_this(limit.key, actual),
             )
+
+
+def _with_this(key: str, value: object) -> str | None:
+    """Return the frameworks of which a value of a key is simulated, as what to write; None where there is none."""
+    names = _those(lambda one: all(limit.key != key or value in limit.allowed for limit in one.limits))
+    return f"framework: {names}" if names else None
 
 
 def _loss_problems(workload: Workload) -> Iterator[InputError]:

@@ -22,6 +22,8 @@ _KEYS = {
     "attention_chunk": ("chunked",),
     **{mixer.section: (name,) for name, mixer in MIXERS.items() if mixer.section},
 }
+#: Widths of the model that a state-space layer may have inside, or a state, at most.
+_MOST_WIDTHS = 64
 #: Those of them without which a mixer is fine.
 _OPTIONAL = ("window_heads",)
 
@@ -35,6 +37,7 @@ def problems(workload: Workload) -> Iterator[InputError]:
         return
     yield from _bias_problems(model)
     yield from _attention_problems(workload)
+    yield from _width_problems(model)
     layout = workload.parallelism
     split = Split(layout.tp, layout.cp)
     for kind in model.kinds:
@@ -48,6 +51,23 @@ def problems(workload: Workload) -> Iterator[InputError]:
             found="ops",
             allowed=f"none, selective or full, beside model.{unlike}",
         )
+
+
+def _width_problems(model: Model) -> Iterator[InputError]:
+    """Yield state-space layers that are wider than any model's; Mamba 2's own are twice as wide as the model."""
+    sizes = model.mamba2
+    if sizes is None:
+        return
+    most = _MOST_WIDTHS * model.hidden
+    for key, width in (("head_dim", sizes.heads * sizes.head_dim), ("state", sizes.state)):
+        if width > most:
+            what = "heads x head_dim" if key == "head_dim" else "a state"
+            yield InputError(
+                f"{what} is more than {_MOST_WIDTHS} times as wide as the model",
+                key=f"model.mamba2.{key}",
+                found=width,
+                allowed=f"at most {most:,}",
+            )
 
 
 def _pattern_problems(model: Model) -> Iterator[InputError]:

@@ -1,0 +1,97 @@
+"""Python entry point of a first workload file: `draft`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from simulator.config import load_workload
+from simulator.drafting.job_file import job_text, layout_keys
+from simulator.drafting.layouts import ProposedLayout, proposed_layout
+from simulator.drafting.machines import JobMachines
+from simulator.drafting.methods import framework_section, training_keys
+from simulator.drafting.model_names import model_section
+from simulator.searching.entry import SearchWatch
+from simulator.units import counted
+
+
+@dataclass(frozen=True)
+class JobAnswers:
+    """Answers that describe a first job.
+
+    ``model``: a shipped name, an id of Hugging Face or a path. ``method``: one of `simulator.drafting.methods`.
+    ``seq``: tokens per sequence. ``global_batch``: sequences of a step.
+    """
+
+    model: str
+    machines: JobMachines
+    gpus: int
+    method: str
+    framework: str
+    seq: int
+    global_batch: int
+
+
+@dataclass(frozen=True)
+class Draft:
+    """A workload file. ``data``: its keys. ``text``: as it is written. ``layout``: what was found to fit."""
+
+    data: Mapping[str, Any]
+    text: str
+    layout: ProposedLayout
+
+
+def draft(
+    answers: JobAnswers,
+    name: str,
+    cluster_file: Path | None = None,
+    *,
+    budget_s: float = 60.0,
+    jobs: int | None = None,
+    watch: SearchWatch | None = None,
+) -> Draft:
+    """Return the workload file of a job, with a layout that fits.
+
+    ``cluster_file``: where machines that were read from outputs of commands are to stand; the caller writes it.
+    ``budget_s``, ``jobs`` and ``watch``: as of `simulator.search`. Raises `InputError` where the job cannot be, or no
+    layout fits.
+    """
+    machines, gpus = answers.machines, answers.gpus
+    spec = machines.spec(gpus)
+    data: dict[str, Any] = {
+        "name": name,
+        "model": model_section(answers.model),
+        "framework": framework_section(answers.method, answers.framework),
+        "training": {"seq": answers.seq, "global_batch": answers.global_batch},
+        "parallelism": {},
+        "cluster": machines.unsized,
+    }
+    data["training"] |= training_keys(answers.method, answers.framework, spec.gpu_types[0])
+    if answers.framework == "torchtitan" and gpus > 1:  # which keeps weights in fp32, and shards them
+        data["parallelism"] |= {"zero": 3, "dp": gpus}
+    data["parallelism"] |= _counted_ends(data)
+    layout = proposed_layout(data, gpus, budget_s, jobs, watch)
+    sections = layout_keys(layout.changes)
+    cluster = {"name": str(cluster_file)} if cluster_file else machines.unsized
+    written = {
+        **data,
+        "training": {**data["training"], **sections.get("training", {})},
+        "parallelism": {**data["parallelism"], **sections.get("parallelism", {})},
+        "cluster": cluster if spec.fixed_nodes else {**cluster, "nodes": spec.n_nodes},
+    }
+    where = cluster_file.stem if cluster_file else machines.unsized["name"]
+    heading = f"{name}.yaml: {answers.model} on {counted(gpus, 'GPU')} of {where}, by llmsim init."
+    return Draft(written, job_text(written, layout, heading), layout)
+
+
+def _counted_ends(data: Mapping[str, Any]) -> dict[str, bool]:
+    """Return that embedding and loss count as layers, as with Llama 3 405B, where stages divide only so.
+
+    Its 126 layers are no multiple of 4, and 128 are (arXiv 2407.21783, section 3.3.2).
+    """
+    if data["framework"] != "megatron_core":
+        return {}
+    layers = load_workload(data).model.layers
+    return {"account_for_embedding": True, "account_for_loss": True} if layers > 64 and layers % 4 == 2 else {}

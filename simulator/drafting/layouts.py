@@ -1,0 +1,102 @@
+"""A layout that fits, found by a search of what the users of a framework choose among."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from simulator.config import load_workload
+from simulator.errors import InputError
+from simulator.searching.branch_and_bound import SimulatedLayout
+from simulator.searching.entry import SearchWatch, search
+from simulator.searching.result import SearchResult
+from simulator.units import counted, format_gib
+
+#: Share of a GPU's memory that a proposed layout leaves free if any does: figures of memory are met within 6 % in the
+#: mean (docs/how-to/fit.md).
+SPARE = 0.05
+#: Places of the ranking among which one is looked for that leaves so much.
+_PLACES = 3
+#: Tokens per sequence from which on sequences are split over ranks too.
+_LONG = 32768
+_MOST_SEQUENCES = 8
+
+_ONE_STAGE = {"pp": [1], "tp": [1]}
+#: Framework -> the values of a layout's keys that its users choose among. Others are for a search of their own.
+_CHOICES: Mapping[str, Mapping[str, list[Any]]] = {
+    "megatron_core": {"zero": [0, 1], "recompute": ["none", "selective", "full"]},
+    "megatron_core_local": {"zero": [0, 1], "recompute": ["none", "selective", "full"]},
+    "torchtitan": {"pp": [1], "zero": [0, 3], "recompute": ["none", "ops", "full"]},
+    "pytorch": {**_ONE_STAGE, "zero": [0, 3], "recompute": ["none", "full"]},
+    "hugging_face": {**_ONE_STAGE, "zero": [0, 3], "recompute": ["none", "full"]},
+    "deepspeed": {"pp": [1], "zero": [0, 1, 2, 3], "recompute": ["none", "full"]},
+    "hugging_face_deepspeed": {**_ONE_STAGE, "zero": [0, 1, 2, 3], "recompute": ["none", "full"]},
+}
+
+
+@dataclass(frozen=True)
+class ProposedLayout:
+    """A layout that fits. ``changes``: its keys with their values. ``figures``: of its simulated step.
+
+    ``n_legal`` layouts were weighed, ``n_simulated`` of them simulated.
+    """
+
+    changes: Mapping[str, Any]
+    figures: Mapping[str, Any]
+    n_legal: int
+    n_simulated: int
+
+    @property
+    def spare(self) -> float:
+        """Share of a GPU's memory that is left."""
+        return float(self.figures["headroom_bytes"] / self.figures["capacity_bytes"])
+
+
+def proposed_layout(
+    data: Mapping[str, Any], gpus: int, budget_s: float, jobs: int | None, watch: SearchWatch | None
+) -> ProposedLayout:
+    """Return the fastest layout of a workload's data that leaves `SPARE` of memory, or else the fastest that fits.
+
+    ``budget_s`` and ``jobs``: as of `search`. Raises `InputError` where none fits, and says what would.
+    """
+    base = load_workload(data)
+    fix: dict[str, list[Any]] = {
+        "cp": [1] if base.training.seq < _LONG else [1, 2, 4, 8],
+        "schedule": ["1f1b"],
+        "vpp": [1],
+        "etp": [1],
+    }
+    per_node = max(node.gpus.count for node in base.cluster.kinds)
+    limit = {"tp": (1, per_node), "micro_batch": (1, _MOST_SEQUENCES)}
+    choices = {**fix, **_CHOICES[base.framework.name]}
+    result = search(data, gpus=gpus, fix=choices, limit=limit, top=_PLACES, budget_s=budget_s, jobs=jobs, watch=watch)
+    fitting = result.ranking.fitting
+    if not fitting:
+        raise _nothing_fits(result, base.training.adapters is not None)
+    best = next((one for one in fitting[:_PLACES] if _leaves_enough(one)), fitting[0])
+    return ProposedLayout(
+        changes=best.candidate.changes,
+        figures=best.outcome.figures,
+        n_legal=result.bounded.n_legal,
+        n_simulated=len(result.ranking.simulated),
+    )
+
+
+def _leaves_enough(one: SimulatedLayout) -> bool:
+    figures = one.outcome.figures
+    return bool(figures["headroom_bytes"] >= SPARE * figures["capacity_bytes"])
+
+
+def _nothing_fits(result: SearchResult, has_adapters: bool) -> InputError:
+    """Return the error of a job of which no layout fits, or of which none was simulated in time."""
+    layouts = counted(result.bounded.n_legal, "layout")
+    if not result.is_proven:
+        return InputError(f"none of {layouts} was found to fit in time", file="--budget-s", fix="a larger one")
+    lost, simulated = result.lost, result.ranking.simulated
+    lacking = [-one.outcome.figures["headroom_bytes"] for one in simulated if one.outcome.figures]
+    lacking += [lost.least_lacking_bytes] if lost.too_large else []
+    least = f"; the smallest lacks {format_gib(min(lacking))} on a GPU" if lacking else ""
+    method = "training qlora" if has_adapters else "training lora or qlora"
+    fix = f"more GPUs, fewer tokens per sequence, {method}, or training.offload by hand (docs/how-to/fit.md)"
+    return InputError(f"no layout on {counted(result.gpus, 'GPU')} fits, of {layouts}{least}", fix=fix)

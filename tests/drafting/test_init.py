@@ -1,0 +1,177 @@
+"""``init``: answers by option, by question or as usual, and a file that runs."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import simulator
+from simulator.cli.app import main
+from simulator.config import load_workload
+from simulator.drafting.layouts import SPARE
+from tests.support.machine_dumps import H100, RTX4090, card, query
+
+#: A Llama of two layers, wide enough that bounds leave little to simulate.
+CONFIG = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "hidden_size": 4096,
+    "intermediate_size": 11008,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 32,
+    "vocab_size": 32000,
+    "tie_word_embeddings": False,
+}
+USUAL = ("--yes", "--jobs", "1")
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG))
+    return tmp_path
+
+
+def init(*arguments: object) -> int:
+    with pytest.raises(SystemExit) as ended:
+        main(["init", *map(str, arguments)])
+    assert isinstance(ended.value.code, int)
+    return ended.value.code
+
+
+def result(*arguments: object) -> dict[str, Any]:
+    assert init(*arguments, *USUAL, "--quiet", "--json", "init.json") == 0
+    written: dict[str, Any] = json.loads(Path("init.json").read_text())
+    return written
+
+
+def test_options_make_a_file_that_runs_and_fits(folder: Path) -> None:
+    """The figures of the file's own run are those that the layout was chosen by."""
+    summary = result("--model", "config.json", "--cluster", "dgx_h100", "--gpus", 16, "--batch", 16)
+    step = simulator.run("job.yaml")
+    assert step.workload.n_ranks == 16
+    assert step.workload.cluster.n_nodes == 2
+    assert step.report["memory"]["fits"]
+    assert step.report["step_time_s"] == pytest.approx(summary["figures"]["step_time_s"])
+    assert summary["n_simulated"] <= summary["n_legal"]
+
+
+def test_every_key_has_its_comment(folder: Path) -> None:
+    assert init("--model", "config.json", "--cluster", "one_gpu", *USUAL) == 0
+    lines = [line for line in (folder / "job.yaml").read_text().splitlines() if not line.startswith("#")]
+    bare = [line.split(":")[0] for line in lines if "#" not in line]
+    assert bare == ["name", "model", "training", "parallelism"]
+
+
+@pytest.mark.parametrize(
+    ("options", "keys"),
+    [
+        (["--training", "lora"], {"adapters.rank": 16, "base": None}),
+        (["--training", "qlora"], {"adapters.rank": 16, "base": "nf4"}),
+        (["--training", "fp8"], {"fp8.recipe": "te_current", "adapters": None}),
+        (["--training", "fp8", "--framework", "torchtitan"], {"fp8.recipe": "torchao_tensorwise"}),
+    ],
+)
+def test_ways_to_train(options: list[str], keys: dict[str, object], folder: Path) -> None:
+    result("--model", "config.json", "--cluster", "h100 sxm 80gb", "--gpus", 2, "--seq", 1024, *options)
+    training = load_workload("job.yaml").training
+    for key, value in keys.items():
+        actual: Any = training
+        for part in key.split("."):
+            actual = getattr(actual, part)
+        assert actual == value
+
+
+def test_questions_are_answered_on_standard_input(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """An empty line takes the usual answer. Two GPUs of a type are those of the workstation that has two."""
+    monkeypatch.setattr("sys.stdin", io.StringIO("config.json\n4090\n2\n\n\n512\n\n"))
+    assert init("--jobs", 1) == 0
+    workload = load_workload("job.yaml")
+    assert (workload.cluster.name, workload.framework.name, workload.n_ranks) == ("workstation_2gpu", "hugging_face", 2)
+    assert (workload.training.seq, workload.training.global_batch) == (512, 16)
+    out, err = capsys.readouterr()
+    assert err.count("[") == 7
+    assert "next:    llmsim run job.yaml" in out
+
+
+def test_machines_are_read_from_outputs_of_commands(folder: Path) -> None:
+    """Eight H100 with one card of 100 Gb/s, on two nodes: as a shipped machine, but for its cards."""
+    (folder / "smi.txt").write_text(query(*[H100] * 8))
+    (folder / "ibstat.txt").write_text(card("mlx5_0", rate=100))
+    result(
+        "--model",
+        "config.json",
+        "--cluster",
+        "smi.txt",
+        "--cluster",
+        "ibstat.txt",
+        "--gpus",
+        16,
+        "--training",
+        "lora",
+        "--out",
+        "a.yaml",
+    )
+    cluster = load_workload("a.yaml").cluster
+    assert (cluster.n_nodes, cluster.n_gpus) == (2, 16)
+    assert cluster.node_at(0).nics.bandwidth_bps == 100e9
+    assert "like: dgx_h100" in (folder / "a-cluster.yaml").read_text()
+
+
+def test_a_gpu_without_bf16_trains_in_fp16(folder: Path) -> None:
+    result("--model", "config.json", "--cluster", "colab_t4")
+    assert load_workload("job.yaml").training.precision == "fp16"
+
+
+def test_memory_is_left_where_a_layout_leaves_some(folder: Path) -> None:
+    """A model of 0.6 billion parameters on 24 GiB: the fastest layout fills the GPU, and the next ones do not."""
+    (folder / "smi.txt").write_text(query(RTX4090))
+    summary = result("--model", "qwen3-0.6b", "--cluster", "smi.txt", "--seq", 2048, "--batch", 4)
+    figures = summary["figures"]
+    assert figures["headroom_bytes"] >= SPARE * figures["capacity_bytes"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--model", "lama3-8b"], "--model: is no shipped model"),
+        (["--model", "nobody/nothing"], "--model: is no shipped model"),
+        (["--cluster", "h100"], "--cluster: may be several types of GPU"),
+        (["--cluster", "abacus"], "--cluster: is no cluster and no type of GPU"),
+        (["--cluster", "a100-pcie-40gb"], "--cluster: is no cluster and no type of GPU"),
+        (["--cluster", "h800-sxm-80gb"], "--cluster: is in no shipped cluster"),
+        (["--gpus", "0"], "--gpus: must be a whole number"),
+        (["--gpus", "-3"], "--gpus: must be a whole number"),
+        (["--training", "half"], "--training: is none of these"),
+        (["--training", "fp8", "--framework", "pytorch"], "is none of these"),
+        (["--framework", "megatron"], "fix:     megatron_core"),
+        (["--seq", "0"], "--seq: must be a whole number"),
+        (["--batch", "7", "--gpus", "2"], "no layout on 2 GPUs is legal"),
+        (["--budget-s", "0"], "--budget-s: must be a number of seconds"),
+        (["--out", "job.txt"], "--out: no file of this kind"),
+        (["--out", "there.yaml"], "--out: is there already"),
+        (["--model", "llama2-70b", "--gpus", "1", "--cluster", "one_gpu"], "fits, of"),
+    ],
+)
+def test_what_cannot_be_is_refused_in_a_sentence(
+    arguments: list[str], message: str, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (folder / "there.yaml").write_text("name: mine")
+    default = [] if "--model" in arguments else ["--model", "config.json"]
+    assert init(*default, *arguments, *USUAL) == 2
+    assert message in capsys.readouterr().err
+    assert (folder / "there.yaml").read_text() == "name: mine"
+    assert not (folder / "job.yaml").exists()
+
+
+def test_an_input_at_its_end_is_named(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr("sys.stdin", io.StringIO(""))
+    assert init() == 2
+    assert "--model: is not answered" in capsys.readouterr().err
