@@ -11,7 +11,7 @@ from simulator.bounds import Count
 from simulator.config.pipelines import find_schedule, is_file
 from simulator.config.section import AsTuple, Integral, Section
 from simulator.program import REPLICAS, Axis
-from simulator.schedules import SCHEDULES, Schedule, Times
+from simulator.schedules import SCHEDULES, Schedule, Times, paired
 
 if TYPE_CHECKING:
     ScheduleName = str
@@ -35,6 +35,12 @@ class Overlap(Section):
     """pipeline sends and receives run beside compute; false: a stage waits for them [true]"""
     ep: bool = False
     """shared experts compute while tokens travel to and from the routed ones [false]"""
+    expert_all_to_all: bool = False
+    """tokens of one micro-batch's forward pass travel to and from experts while the backward pass of another computes,
+    and the other way round (Megatron-Core's overlap_moe_expert_parallel_comm; DualPipe, arXiv 2412.19437) [false]"""
+    delayed_weight_grad: bool = False
+    """with expert_all_to_all: gradients of a layer's weights come after those of its inputs, and hide more
+    (Megatron-Core's delay_wgrad_compute) [false]"""
     tp: bool = False
     """tensor-parallel communication runs beside products, in chunks with sequence parallelism (async TP) [false]"""
 
@@ -158,6 +164,7 @@ class Parallelism(Section):
     def pipeline_schedule(self) -> Schedule:
         """The pipeline schedule; where it depends on what passes take, as for equal stages."""
         schedule = find_schedule(self.schedule)
+        schedule = paired(schedule) if self.overlap.expert_all_to_all else schedule
         return schedule.tuned(Times.equal(self.pp, 1.0, 1.0, 1.0, limit=self.zb_memory_limit))
 
     @property

@@ -67,11 +67,16 @@ def experts(workload: Workload, seat: Seat = ANY_SEAT) -> Experts:
         counted=moe.capacity_factor is None or not moe.pad_to_capacity,
         router_dtype=moe.router_dtype,
         overlaps=layout.overlap.ep and layout.ep > 1,
+        hidden_by_others=layout.overlap.expert_all_to_all,
     )
 
 
 class Mixture(NamedTuple):
-    """The operations of a mixture of experts, in order."""
+    """The operations of a mixture of experts, in order.
+
+    ``shared_first``: the shared experts come between the dispatch and the routed ones, as in the layers that
+    Megatron-Core takes apart (models/gpt/fine_grained_callables.py, ``submodule_moe_forward``).
+    """
 
     before: tuple[Node, ...]
     activation: Node
@@ -79,8 +84,12 @@ class Mixture(NamedTuple):
     shared: tuple[Node, ...]
     add: tuple[Node, ...]
 
+    shared_first: bool = False
+
     @property
     def nodes(self) -> tuple[Node, ...]:
+        if self.shared_first:
+            return (*self.before[:2], *self.shared, *self.before[2:], self.activation, *self.after, *self.add)
         return (*self.before, self.activation, *self.after, *self.shared, *self.add)
 
 
@@ -102,6 +111,7 @@ def mixture(z: FrameworkShapes, x: Experts) -> Mixture:
         after=(_grouped(z, x, "fc2", z.hidden, x.ffn, split="row", saved="moe.act"), _combine(z, x)),
         shared=_shared_experts(z, x) if x.shared_ffn else (),
         add=(*_shared_gate(z, x), Node(forward=(add,), grad_bytes=z.row_bytes)) if x.shared_ffn else (),
+        shared_first=x.hidden_by_others,
     )
     return _overlapped(whole) if x.overlaps and x.shared_ffn else whole
 

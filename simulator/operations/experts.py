@@ -13,7 +13,8 @@ class Experts:
     the rows that tp ranks share. ``sent`` and ``received`` are the copies that leave and reach it, ``loads`` the copies
     for each expert of the rank. ``ffn`` and ``shared_ffn`` are the rank's own widths. ``received_shares`` and
     ``per_node`` are the dispatch's (see `Comm`). ``shared_gate``: a gate weighs what the shared experts give.
-    ``overlaps``: the shared experts compute beside it and the combine.
+    ``overlaps``: the shared experts compute beside it and the combine. ``hidden_by_others``: another micro-batch
+    computes beside both.
     """
 
     tokens: int
@@ -32,6 +33,7 @@ class Experts:
     counted: bool
     router_dtype: str
     overlaps: bool
+    hidden_by_others: bool
 
     @property
     def worked_on(self) -> int:

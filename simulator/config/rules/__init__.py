@@ -16,6 +16,7 @@ from simulator.config.rules import (
     effect,
     experts,
     framework,
+    hidden_exchange,
     mixers,
     offload,
     optimizer,
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
 _PROBLEMS = (
     *(tensor.problems, training.problems, framework.problems, context.problems, experts.problems, pipeline.problems),
     *(mixers.problems, tuning.problems, servers.problems, offload.problems, optimizer.problems, precision.problems),
+    hidden_exchange.problems,
 )
 _LAYOUT_PROBLEMS = (
     *(scale.layout_problems, placement.layout_problems, data.layout_problems),

@@ -91,6 +91,11 @@ TABLE: tuple[tuple[str, Condition, str], ...] = (
     ("parallelism.vocab_parallel", lambda w: w.parallelism.tp == 1, "tp is 1"),
     ("parallelism.overlap.tp", lambda w: w.parallelism.tp == 1, "tp is 1"),
     ("parallelism.overlap.ep", lambda w: w.parallelism.ep == 1, "ep is 1"),
+    (
+        "parallelism.overlap.expert_all_to_all",
+        lambda w: w.microbatches == 1 and not w.parallelism.overlap.delayed_weight_grad,
+        "there is one micro-batch",
+    ),
     ("parallelism.overlap.p2p", lambda w: w.parallelism.pp == 1, "pp is 1"),
     (
         "parallelism.batch_p2p",
