@@ -97,6 +97,10 @@ class Parallelism(Section):
     etp: Count = 1
     """tensor parallelism inside experts; ep * etp divides tp * cp * dp [the framework's: tp for megatron_core
     where that fits, else 1]"""
+    dispatcher: Literal["all_to_all", "deepep", "hybridep", "all_gather"] = "all_to_all"
+    """ways of tokens to experts: all_to_all, a copy for each expert; deepep and hybridep, once to each rank with some
+    of a token's experts, and once to each node, from where it goes on (github.com/deepseek-ai/DeepEP, and NVIDIA's
+    branch hybrid-ep of it); all_gather, every token to all ranks [all_to_all]"""
     sequence_parallel: bool = Field(default_factory=lambda section: section["tp"] > 1)
     """norms, dropout and residuals split over tp along the sequence [true when tp > 1]"""
     vocab_parallel: bool = True

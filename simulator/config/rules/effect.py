@@ -76,6 +76,8 @@ TABLE: tuple[tuple[str, Condition, str], ...] = (
         lambda w: w.parallelism.ep * w.parallelism.etp <= w.cluster.gpus_per_node,
         "the ranks of an expert-parallel group share a node",
     ),
+    ("model.moe.node_limit", lambda w: w.parallelism.dispatcher == "all_gather", "all ranks get all tokens"),
+    ("parallelism.dispatcher", lambda w: w.parallelism.ep == 1, "ep is 1"),
     ("parallelism.cp_method", lambda w: w.parallelism.cp == 1, "cp is 1"),
     ("parallelism.cp_layout", lambda w: w.parallelism.cp == 1, "cp is 1"),
     (
