@@ -34,7 +34,7 @@ class Reach(NamedTuple):
 def distinct(experts: int, chosen: int, groups: int) -> float:
     """Return how many of equal ``groups`` of experts have some of those ``chosen`` at random, in the mean.
 
-    A group has none with the probability that all are chosen among the others.
+    The probability that a group has none is that of choosing all among the others.
 
     >>> distinct(4, 1, 2), distinct(4, 4, 2), round(distinct(4, 2, 2), 3)
     (1.0, 2.0, 1.667)

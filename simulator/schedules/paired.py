@@ -21,7 +21,7 @@ def paired(schedule: Schedule) -> Schedule:
         return schedule
     order, peak = schedule.order, schedule.peak
 
-    def held(p: int, m: int, v: int, rank: int) -> int | None:
+    def chunks_in_flight(p: int, m: int, v: int, rank: int) -> int | None:
         alone = peak(p, m, v, rank)
         return None if alone is None else min(alone + 1, m * v)
 
@@ -29,13 +29,13 @@ def paired(schedule: Schedule) -> Schedule:
         schedule,
         order=lambda p, m, v: in_pairs(order(p, m, v)),
         bubble=lambda p, m, v, f, i, w: None,
-        peak=held,
+        peak=chunks_in_flight,
         joined=True,
     )
 
 
 def in_pairs(order: Order) -> Order:
-    """Return ``order`` with each backward pass beside the forward pass that came after it.
+    """Return ``order`` with each backward pass beside the forward pass behind it.
 
     >>> from simulator.schedules import SCHEDULES
     >>> [" ".join(map(str, slot)) for slot in in_pairs(SCHEDULES["1f1b"].order(1, 3, 1))[0]]

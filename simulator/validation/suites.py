@@ -295,7 +295,7 @@ SUITES: dict[str, Suite] = {
         ),
         Suite(
             name="megatron-bridge",
-            about="NVIDIA Megatron-Bridge: experts of Moonlight, Qwen3, GPT-OSS and Mixtral on 8 to 256 H100s, H200s, B200s",
+            about="NVIDIA Megatron-Bridge: Moonlight, Qwen3, GPT-OSS, Mixtral on 8 to 256 H100s, H200s and B200s",
             table=DATA / "megatron-bridge.csv",
             # grad_reduce_in_fp32=False, expert_tensor_parallel_size=1 in all of its performance recipes. CUDA graphs of
             # routers and permutations, which some of them have, are not simulated.

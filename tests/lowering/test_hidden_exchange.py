@@ -39,11 +39,11 @@ def described(layout: dict[str, Any], overlap: dict[str, Any], **training: Any) 
 
 
 def test_layers_of_two_passes_run_in_turns() -> None:
-    """Of one layer, F1 beside B0, as Megatron-Core orders it.
+    """F1 and B0 of one layer are in the order of Megatron-Core.
 
-    The steps of F1 are the embedding (:0), attention up to the dispatch (:1, sent as :2), the MLP (:3, sent back as
-    :4), what is behind it (:5), and the head. Those of B0 are the head (:0), what is before the combine (:1, sent as
-    :2), the MLP (:3, sent as :4), attention (:5), and the embedding.
+    Steps of F1 are the embedding (:0), attention (:1), the MLP (:3), what is behind it (:5), and the head. Those of B0
+    are the head (:0), what is before the combine (:1), the MLP (:3), attention (:5), and the embedding. All-to-alls
+    are :2 and :4 of either.
     """
     context = rank(dp=2, ep=2, overlap=HIDDEN, model=MOE | {"layers": 1}, training={"global_batch": 4})
     lanes = hide_all_to_alls(pipeline_passes(context), context)
@@ -60,7 +60,7 @@ def test_layers_of_two_passes_run_in_turns() -> None:
 
 
 def test_weight_gradients_of_an_mlp_wait_for_none_of_its_exchanges() -> None:
-    """With ``delayed_weight_grad`` they come behind the gradients that are sent, and wait for nothing."""
+    """Weight gradients that are delayed come behind the gradients that are sent, and wait for nothing."""
     delayed = {**HIDDEN, "delayed_weight_grad": True}
     context = rank(dp=2, ep=2, overlap=delayed, model=MOE | {"layers": 1}, training={"global_batch": 4})
     lanes = hide_all_to_alls(pipeline_passes(context), context)
@@ -105,9 +105,9 @@ def _figures(overlap: dict[str, Any], **moe: Any) -> dict[str, Any]:
 
 
 def test_all_exchanges_but_those_of_the_ends_are_hidden() -> None:
-    """Where computation lasts longer, of m micro-batches the first forward and the last backward pass are exposed.
+    """The first forward and the last backward pass are exposed, where computation lasts longer.
 
-    Each pass has two all-to-alls a layer, so that 4 m become 4: an m-th part. With a capacity nobody asks how many
+    Each of m passes has two all-to-alls a layer, so that 4 m become 4: an m-th part. With a capacity nobody asks how many
     tokens come, which nothing would hide.
     """
     plain, hidden = (_figures(overlap, capacity_factor=1.0) for overlap in ({}, HIDDEN))
@@ -121,8 +121,8 @@ def test_all_exchanges_but_those_of_the_ends_are_hidden() -> None:
 def test_a_second_micro_batch_needs_little_more_memory() -> None:
     """Layers of one pass give back what those of the other take: at most a layer's activations are there twice."""
     plain, hidden = (_figures(overlap) for overlap in ({}, HIDDEN))
-    held = [figures["memory"]["per_stage"][0]["activations"] for figures in (plain, hidden)]
-    assert held[0] <= held[1] <= held[0] * 1.5
+    activations = [figures["memory"]["per_stage"][0]["activations"] for figures in (plain, hidden)]
+    assert activations[0] <= activations[1] <= activations[0] * 1.5
 
 
 @pytest.mark.parametrize("name", LAYOUTS)

@@ -37,7 +37,7 @@ def problems(workload: Workload) -> Iterator[InputError]:
         )
     yield from _schedule_problems(workload)
     recompute = training.recompute
-    for what, key, found, wrong in (
+    for what, key, value, wrong in (
         ("whole layers are recomputed", "training.recompute", recompute.granularity, recompute.granularity == "full"),
         ("the exchange would be recomputed", "training.recompute.modules", "moe", "moe" in recompute.modules),
         ("layers are recomputed whole", "training.recompute.layers", recompute.layers, recompute.layers is not None),
@@ -55,7 +55,7 @@ def problems(workload: Workload) -> Iterator[InputError]:
             yield InputError(
                 f"{what}, while all-to-alls hide behind another micro-batch only in passes that are taken apart",
                 key=key,
-                found=brief(found),
+                found=brief(value),
                 allowed=_ALLOWED[key],
             )
 

@@ -29,7 +29,7 @@ _PASSES = (StepPhase.FORWARD, StepPhase.BACKWARD, StepPhase.INPUT_GRADIENT, Step
 
 
 def pairs_in(slots: Sequence[Slot]) -> frozenset[tuple[str, str]]:
-    """Return the labels of each forward and backward pass that share a slot.
+    """Return the labels of each forward and backward pass in one slot.
 
     >>> from simulator.schedules import Action
     >>> pairs_in([(Action(0, "F", 1), Action(0, "B", 0)), (Action(0, "B", 1),)])
@@ -95,7 +95,7 @@ class _PartOfPass:
 class _Cutter:
     """Cuts passes by part and at their all-to-alls; pieces that do the same share their blocks.
 
-    Each part takes and gives back its own bytes, so that a pass needs no place for layers that it has not reached.
+    Each part takes and gives back its own bytes: layers to come need no place yet.
     """
 
     def __init__(self, context: RankContext) -> None:
