@@ -46,7 +46,7 @@ def hide_all_to_alls(lanes: Lanes, context: RankContext) -> Lanes:
     """Take passes apart, layer by layer, so that their all-to-alls have a lane of their own."""
     if not context.parallelism.overlap.expert_all_to_all:
         return lanes
-    cutter = _Cutter(context)
+    cutter = _LayerCutter(context)
     runs = [list(run) for _, run in groupby(lanes[COMPUTE_LANE], key=_pass_of)]
     compute: list[Step] = []
     travels: list[Step] = []
@@ -92,7 +92,7 @@ class _PartOfPass:
         filled[-1][-1] = reordered(filled[-1][-1], filled[-1][-1].after, free_bytes=free)
 
 
-class _Cutter:
+class _LayerCutter:
     """Cuts passes by part and at their all-to-alls; pieces that do the same share their blocks.
 
     Each part takes and gives back its own bytes: layers to come need no place yet.
