@@ -11,7 +11,7 @@ from simulator.bounds import Count
 from simulator.config.pipelines import find_schedule, is_file
 from simulator.config.section import AsTuple, Integral, Section
 from simulator.program import REPLICAS, Axis
-from simulator.schedules import SCHEDULES, Schedule, Times
+from simulator.schedules import SCHEDULES, Schedule, Times, paired
 
 if TYPE_CHECKING:
     ScheduleName = str
@@ -35,6 +35,12 @@ class Overlap(Section):
     """pipeline sends and receives run beside compute; false: a stage waits for them [true]"""
     ep: bool = False
     """shared experts compute while tokens travel to and from the routed ones [false]"""
+    expert_all_to_all: bool = False
+    """tokens of one micro-batch's forward pass travel to and from experts while the backward pass of another computes,
+    and the other way round (Megatron-Core's overlap_moe_expert_parallel_comm; DualPipe, arXiv 2412.19437) [false]"""
+    delayed_weight_grad: bool = False
+    """with expert_all_to_all: gradients of a layer's weights come after those of its inputs, and hide more
+    (Megatron-Core's delay_wgrad_compute) [false]"""
     tp: bool = False
     """tensor-parallel communication runs beside products, in chunks with sequence parallelism (async TP) [false]"""
 
@@ -91,6 +97,10 @@ class Parallelism(Section):
     etp: Count = 1
     """tensor parallelism inside experts; ep * etp divides tp * cp * dp [the framework's: tp for megatron_core
     where that fits, else 1]"""
+    dispatcher: Literal["all_to_all", "deepep", "hybridep", "all_gather"] = "all_to_all"
+    """ways of tokens to experts: all_to_all, a copy for each expert; deepep and hybridep, once to each rank with some
+    of a token's experts, and once to each node, from where it goes on (github.com/deepseek-ai/DeepEP, and NVIDIA's
+    branch hybrid-ep of it); all_gather, every token to all ranks [all_to_all]"""
     sequence_parallel: bool = Field(default_factory=lambda section: section["tp"] > 1)
     """norms, dropout and residuals split over tp along the sequence [true when tp > 1]"""
     vocab_parallel: bool = True
@@ -158,6 +168,7 @@ class Parallelism(Section):
     def pipeline_schedule(self) -> Schedule:
         """The pipeline schedule; where it depends on what passes take, as for equal stages."""
         schedule = find_schedule(self.schedule)
+        schedule = paired(schedule) if self.overlap.expert_all_to_all else schedule
         return schedule.tuned(Times.equal(self.pp, 1.0, 1.0, 1.0, limit=self.zb_memory_limit))
 
     @property

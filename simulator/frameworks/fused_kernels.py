@@ -130,5 +130,5 @@ EXPERTS = ExpertHooks(
     # Copies are weighed in the activation (Megatron-Core's fused weighted SwiGLU): what follows is linear, so that the
     # experts' outputs need not be kept.
     weighs_in_activation=True,
-    host_waits_for_counts=False,
+    host_waits_for_counts=True,
 )

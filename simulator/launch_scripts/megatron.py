@@ -270,6 +270,9 @@ def _parallelism(reading: ScriptReading) -> None:
     for option, key in (
         ("account_for_embedding_in_pipeline_split", "account_for_embedding"),
         ("account_for_loss_in_pipeline_split", "account_for_loss"),
+        ("moe_shared_expert_overlap", "overlap.ep"),
+        ("overlap_moe_expert_parallel_comm", "overlap.expert_all_to_all"),
+        ("delay_wgrad_compute", "overlap.delayed_weight_grad"),
     ):
         if reading.flag(option):
             reading.put(f"parallelism.{key}", True, option)

@@ -12,6 +12,7 @@ from simulator.lowering.collective_algorithm import with_algorithm
 from simulator.lowering.lanes import Lanes
 from simulator.lowering.layout import layout
 from simulator.lowering.passes import apply_passes
+from simulator.lowering.passes.hide_all_to_alls import pairs_in
 from simulator.lowering.pipeline import lower, whole_at_first
 from simulator.lowering.rank_context import RankContext
 from simulator.lowering.stage_variants import first_and_last
@@ -37,7 +38,7 @@ def build_program(workload: Workload, *, times: Times | None = None, steps: int 
         if place.seat not in pipelines:
             pipelines[place.seat] = _pipeline(workload, place.seat, order, schedule)
         stages, ranks = pipelines[place.seat]
-        context = RankContext(workload, stages, place.pipeline_rank)
+        context = RankContext(workload, stages, place.pipeline_rank, pairs_in(order[place.pipeline_rank]))
         lanes = _all_steps(ranks[place.pipeline_rank], context, steps)
         roles.append(Role(str(place), {lane: tuple(work) for lane, work in lanes.items()}))
     if parallelism.collective_algorithm != "auto":

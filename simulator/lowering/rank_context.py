@@ -17,6 +17,8 @@ class RankContext:
     workload: Workload
     stages: Stages
     pipeline_rank: int
+    pairs: frozenset[tuple[str, str]] = frozenset()
+    """labels of a forward and a backward pass that the schedule plays as one"""
 
     @property
     def parallelism(self) -> Parallelism:

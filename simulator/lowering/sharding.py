@@ -38,11 +38,14 @@ def gathers_by_unit(workload: Workload, weights: Iterable[Weight]) -> bool:
 
 
 def keeps_bytes_by_part(workload: Workload, weights: Iterable[Weight]) -> bool:
-    """Return True where such a pass takes and gives back the bytes of activations part by part.
+    """Return True where a pass takes and gives back the bytes of activations part by part.
 
-    Offloaded activations come and go by themselves (`offload_activations`).
+    So it is under ZeRO-3, and in passes of two micro-batches that run in turns (`hide_all_to_alls`). Offloaded
+    activations come and go by themselves (`offload_activations`).
     """
-    return gathers_by_unit(workload, weights) and workload.parallelism.offload.activations == "none"
+    layout = workload.parallelism
+    apart = gathers_by_unit(workload, weights) or layout.overlap.expert_all_to_all
+    return apart and layout.offload.activations == "none"
 
 
 def gradient_bytes(workload: Workload, weights: Iterable[Weight]) -> float:

@@ -1,9 +1,8 @@
-"""A mixture of experts in place of a layer's MLP, as Megatron-Core's all-to-all dispatcher runs it.
+"""A mixture of experts in place of a layer's MLP, as Megatron-Core runs it.
 
-Each token chooses its experts (router), and is copied for each of them in the order of the experts (permute). The
-copies travel to the ranks that hold the experts (dispatch) and pass the experts' products, all of a rank's in one
-kernel. They travel back (combine), where the copies of a token are summed (unpermute). github.com/NVIDIA/Megatron-LM,
-megatron/core/transformer/moe: router.py, token_dispatcher.py (MoEAlltoAllTokenDispatcher), experts.py (TEGroupedMLP),
+Each token chooses its experts (router), and travels to the ranks that hold them (dispatch). There copies in the order
+of the experts pass their products, all of a rank's in one kernel. What these give travels back (combine) and is summed;
+see `dispatching`. github.com/NVIDIA/Megatron-LM, megatron/core/transformer/moe: router.py, experts.py (TEGroupedMLP),
 moe_layer.py.
 """
 
@@ -13,6 +12,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from simulator.config import Workload
+from simulator.models.dispatching import ONCE_TO_EACH_RANK, bytes_per_node, combine, dispatch, reach
 from simulator.models.linear import add_gradient, linear, new_gradient_bytes, product
 from simulator.models.low_precision import in_low_precision
 from simulator.models.pointwise import activation
@@ -20,25 +20,13 @@ from simulator.models.routing import routing
 from simulator.models.shapes import FrameworkShapes
 from simulator.models.weight_names import weight_name
 from simulator.operations.experts import Experts
-from simulator.operations.nodes import Node, Ops, Tensor, comm, memory
+from simulator.operations.nodes import Node, Ops, Tensor, memory
 from simulator.operations.shapes import ANY_SEAT, Seat
 from simulator.operations.weights import Weight
-from simulator.program import (
-    AllToAll,
-    Axis,
-    Beside,
-    Collective,
-    CollectiveKind,
-    Compute,
-    GroupedMatmul,
-    Purpose,
-    StepPhase,
-)
+from simulator.program import AllToAll, Beside, Compute, GroupedMatmul, StepPhase
 
 #: Bytes of a probability (fp32).
 PROBABILITY = 4
-#: Bytes of a count of tokens (int64).
-COUNT = 8
 
 
 def experts(workload: Workload, seat: Seat = ANY_SEAT) -> Experts:
@@ -46,10 +34,8 @@ def experts(workload: Workload, seat: Seat = ANY_SEAT) -> Experts:
     layout, moe = workload.parallelism, workload.model.moe
     assert moe is not None
     routed = routing(workload)
-    # A token goes to as many nodes as it may: at least one expert on each.
-    per_node = 0.0
-    if moe.node_limit is not None and layout.ep > 1:
-        per_node = min(moe.node_limit, moe.top_k) / moe.top_k
+    once = layout.dispatcher in ONCE_TO_EACH_RANK and layout.ep > 1
+    per_copy = reach(workload).ranks / moe.top_k if once else 1.0
     return Experts(
         tokens=routed.tokens,
         experts=moe.experts,
@@ -58,7 +44,10 @@ def experts(workload: Workload, seat: Seat = ANY_SEAT) -> Experts:
         received=routed.received[seat.ep],
         loads=routed.loads[seat.ep],
         received_shares=routed.received_shares,
-        per_node=per_node,
+        dispatcher=layout.dispatcher,
+        travelling=routed.sent * per_copy,
+        arriving=routed.received[seat.ep] * per_copy,
+        per_node=bytes_per_node(workload),
         ep=layout.ep,
         etp=layout.etp,
         ffn=moe.ffn_hidden // layout.etp,
@@ -67,11 +56,16 @@ def experts(workload: Workload, seat: Seat = ANY_SEAT) -> Experts:
         counted=moe.capacity_factor is None or not moe.pad_to_capacity,
         router_dtype=moe.router_dtype,
         overlaps=layout.overlap.ep and layout.ep > 1,
+        hidden_by_others=layout.overlap.expert_all_to_all,
     )
 
 
 class Mixture(NamedTuple):
-    """The operations of a mixture of experts, in order."""
+    """The operations of a mixture of experts, in order.
+
+    ``shared_first``: the shared experts come between the dispatch and the routed ones, as in the layers that
+    Megatron-Core takes apart (models/gpt/fine_grained_callables.py, ``submodule_moe_forward``).
+    """
 
     before: tuple[Node, ...]
     activation: Node
@@ -79,8 +73,12 @@ class Mixture(NamedTuple):
     shared: tuple[Node, ...]
     add: tuple[Node, ...]
 
+    shared_first: bool = False
+
     @property
     def nodes(self) -> tuple[Node, ...]:
+        if self.shared_first:
+            return (*self.before[:2], *self.shared, *self.before[2:], self.activation, *self.after, *self.add)
         return (*self.before, self.activation, *self.after, *self.shared, *self.add)
 
 
@@ -95,13 +93,14 @@ def mixture(z: FrameworkShapes, x: Experts) -> Mixture:
     whole = Mixture(
         before=(
             _router(z, x),
-            _dispatch(z, x),
+            dispatch(z, x),
             _grouped(z, x, "fc1", fc1, z.hidden, split="column", saved="moe.input"),
         ),
         activation=act,
-        after=(_grouped(z, x, "fc2", z.hidden, x.ffn, split="row", saved="moe.act"), _combine(z, x)),
+        after=(_grouped(z, x, "fc2", z.hidden, x.ffn, split="row", saved="moe.act"), combine(z, x)),
         shared=_shared_experts(z, x) if x.shared_ffn else (),
         add=(*_shared_gate(z, x), Node(forward=(add,), grad_bytes=z.row_bytes)) if x.shared_ffn else (),
+        shared_first=x.hidden_by_others,
     )
     return _overlapped(whole) if x.overlaps and x.shared_ffn else whole
 
@@ -164,103 +163,6 @@ def _router_weight(z: FrameworkShapes, x: Experts) -> Weight:
     partial = x.experts if z.tp > 1 else 0
     product = f"{name} wgrad"
     return Weight(weight_name(name), shape, shape, z.dtype, partial_rows=partial, gradient_product=product)
-
-
-def _exchange_copies(x: Experts, name: str, nbytes: float, *, back: bool) -> Ops:
-    """Return the all-to-all that takes copies of tokens to the ranks that hold their experts, or ``back``."""
-    if x.ep == 1:
-        return ()
-    travel = AllToAll(f"ep.all_to_all {name}", nbytes, Axis.EP, Purpose.EXPERT, per_node=x.per_node)
-    shares = x.received_shares
-    return (replace(travel, send_shares=shares) if back else replace(travel, receive_shares=shares),)
-
-
-def _expert_tensor_comm(x: Experts, op: str, nbytes: float) -> Ops:
-    """Return the communication of the etp ranks that split each expert: to gather copies, or to sum results."""
-    if x.etp == 1:
-        return ()
-    return (Collective(f"etp.{op} moe", CollectiveKind(op), nbytes, Axis.ETP, Purpose.TENSOR),)
-
-
-def _regroup(z: FrameworkShapes, x: Experts, phase: str, name: str) -> Ops:
-    """Return the copy that puts rows of several ranks in the order of the experts, or back."""
-    if x.ep * x.etp == 1 or len(x.loads) == 1:
-        return ()
-    nbytes = z.element * x.worked_on * z.hidden
-    parts = len(x.loads) * x.ep * x.etp
-    return (memory(phase, f"moe.{name}", "copy", nbytes, nbytes, z.dtype, parts=parts),)
-
-
-def _rows_split(z: FrameworkShapes) -> bool:
-    """Return True where tp ranks have the same rows, of which each routes its part.
-
-    So it is without sequence parallelism (DeepSpeed-TED, arXiv 2303.06318, section 5.1: duplicate token dropping).
-    """
-    return z.tp > 1 and not z.sequence_parallel
-
-
-def _dispatch(z: FrameworkShapes, x: Experts) -> Node:
-    """Return the dispatch of tokens to their experts: permute, count, send, and sort."""
-    token_bytes, sent = float(z.element * x.tokens * z.hidden), float(z.element * x.sent * z.hidden)
-    worked_on = float(z.element * x.worked_on * z.hidden)
-    counts = float(COUNT * x.experts * x.ep)
-    hooks = z.framework.experts
-    counted: Ops = ()
-    if x.ep > 1 and x.counted:
-        waits = hooks.host_waits_for_counts
-        name, kind = "ep.all_gather token counts", CollectiveKind.ALL_GATHER
-        counted = (Collective(name, kind, counts, Axis.EP, Purpose.EXPERT, host_waits=waits),)
-    permute, permute_bwd = hooks.permute(z, x)
-    return Node(
-        forward=(
-            *((memory("F", "moe.split rows", "copy", token_bytes, token_bytes, z.dtype),) if _rows_split(z) else ()),
-            *hooks.sort(x),
-            *counted,
-            *permute,
-            *_exchange_copies(x, "dispatch", sent, back=False),
-            *_expert_tensor_comm(x, "all_gather", worked_on),
-            *_regroup(z, x, "F", "sort"),
-        ),
-        input_grad=(
-            *_regroup(z, x, "B", "sort bwd"),
-            *_expert_tensor_comm(x, "reduce_scatter", worked_on),
-            *_exchange_copies(x, "dispatch grad", sent, back=True),
-            *permute_bwd,
-            *((comm("all_gather", "moe", token_bytes * z.tp),) if _rows_split(z) else ()),
-        ),
-        saved=hooks.kept_by_dispatch(z, x),
-        grad_bytes=worked_on + sent + token_bytes,
-    )
-
-
-def _combine(z: FrameworkShapes, x: Experts) -> Node:
-    """Return the way back of `_dispatch`: unsort, send back, and sum."""
-    token_bytes, sent = float(z.element * x.tokens * z.hidden), float(z.element * x.sent * z.hidden)
-    worked_on = float(z.element * x.worked_on * z.hidden)
-    hooks = z.framework.experts
-    unpermute, unpermute_bwd = hooks.unpermute(z, x)
-    return Node(
-        forward=(
-            *_regroup(z, x, "F", "unsort"),
-            *_expert_tensor_comm(x, "reduce_scatter", worked_on),
-            *_exchange_copies(x, "combine", sent, back=True),
-            *unpermute,
-            *((comm("all_gather", "moe", token_bytes * z.tp),) if _rows_split(z) else ()),
-        ),
-        input_grad=(
-            *(
-                (memory("B", "moe.split rows bwd", "copy", token_bytes, token_bytes, z.dtype),)
-                if _rows_split(z)
-                else ()
-            ),
-            *unpermute_bwd,
-            *_exchange_copies(x, "combine grad", sent, back=False),
-            *_expert_tensor_comm(x, "all_gather", worked_on),
-            *_regroup(z, x, "B", "unsort bwd"),
-        ),
-        saved=hooks.kept_by_combine(z, x),
-        grad_bytes=worked_on + sent + token_bytes,
-    )
 
 
 def _grouped(z: FrameworkShapes, x: Experts, name: str, n: int, k: int, *, split: str, saved: str) -> Node:

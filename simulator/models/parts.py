@@ -10,8 +10,9 @@ from typing import NamedTuple
 
 from simulator.models.adapters import tuned
 from simulator.models.shapes import FrameworkShapes
-from simulator.operations.nodes import Node, Ops, Tensor, run_again, unique
+from simulator.operations.nodes import Node, Op, Ops, Tensor, run_again, unique
 from simulator.operations.weights import Weight
+from simulator.program import AllToAll, Compute, StepPhase
 
 
 @dataclass(frozen=True)
@@ -237,7 +238,7 @@ def part_of(
         recompute=tuple(run_again(op) for node in checkpointed for op in node.forward),
         input_grad=tuple(op for node in back for op in node.input_grad),
         weight_grad=tuple(op for node in back for op in (*node.gather, *node.weight_grad)),
-        backward=tuple(op for node in back for op in node.backward),
+        backward=_with_delays(z, tuple(op for node in back for op in node.backward)),
         weights=tuple(weight for node in nodes for weight in node.weights),
         saved=saved,
         recomputed=recomputed,
@@ -249,6 +250,26 @@ def part_of(
         is_unit=is_unit,
         trailing=_trailing(nodes),
     )
+
+
+def _with_delays(z: FrameworkShapes, ops: Ops) -> Ops:
+    """Return the ``ops`` of a backward pass, gradients of weights where they may wait behind the next all-to-all.
+
+    What is left comes at the end of the part (Megatron-Core's ``delay_wgrad_compute``).
+    """
+    if not z.delays_weight_grad:
+        return ops
+    order: list[Op] = []
+    waiting: list[Op] = []
+    for op in ops:
+        if isinstance(op, Compute) and op.phase == StepPhase.WEIGHT_GRADIENT:
+            waiting.append(op)
+            continue
+        order.append(op)
+        if isinstance(op, AllToAll):
+            order += waiting
+            waiting = []
+    return (*order, *waiting)
 
 
 def _checkpoint_forward_bytes(checkpointed: Sequence[Node]) -> float:

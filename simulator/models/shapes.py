@@ -20,6 +20,7 @@ class FrameworkShapes(Shapes):
 
     ``product_recipe``: of products in 8 or 4 bits, if there is one. ``casts_weights``: this micro-batch casts weights.
     ``gathers_in_8_bits``: ZeRO-3 gathers weights so. ``keeps_weight_copies``: copies of weights stay for the step.
+    ``delays_weight_grad``: gradients of weights wait until those of inputs are on their way to other ranks.
     """
 
     framework: Framework
@@ -27,6 +28,7 @@ class FrameworkShapes(Shapes):
     casts_weights: bool = True
     gathers_in_8_bits: bool = False
     keeps_weight_copies: bool = False
+    delays_weight_grad: bool = False
 
 
 def keeps_weight_copies(workload: Workload) -> bool:
@@ -99,6 +101,7 @@ def shapes(workload: Workload, seat: Seat = ANY_SEAT, turn: Turn = ANY_TURN, num
         autocast=workload.software.autocasts(workload.traits),
         norm_by_operations=not training.fused_rms_norm and model.norm == "rmsnorm",
         tuning=tuning_at(workload, number),
+        delays_weight_grad=layout.overlap.delayed_weight_grad,
     )
 
 

@@ -11,9 +11,11 @@ class Experts:
 
     ``tokens`` are routed by the rank to ``top_k`` of ``experts``: its rows, or without sequence parallelism its part of
     the rows that tp ranks share. ``sent`` and ``received`` are the copies that leave and reach it, ``loads`` the copies
-    for each expert of the rank. ``ffn`` and ``shared_ffn`` are the rank's own widths. ``received_shares`` and
-    ``per_node`` are the dispatch's (see `Comm`). ``shared_gate``: a gate weighs what the shared experts give.
-    ``overlaps``: the shared experts compute beside it and the combine.
+    for each expert of the rank. Rows ``travelling`` to other ranks and ``arriving`` are as many, or fewer where the
+    ``dispatcher`` sends a token once to each rank. ``ffn`` and ``shared_ffn`` are the rank's own widths.
+    ``received_shares`` and ``per_node`` are the dispatch's (see `Comm`). ``shared_gate``: a gate weighs what the shared
+    experts give. ``overlaps``: the shared experts compute beside it and the combine. ``hidden_by_others``: another
+    micro-batch computes beside both.
     """
 
     tokens: int
@@ -23,6 +25,9 @@ class Experts:
     received: float
     loads: tuple[int, ...]
     received_shares: tuple[float, ...]
+    dispatcher: str
+    travelling: float
+    arriving: float
     per_node: float
     ep: int
     etp: int
@@ -32,6 +37,7 @@ class Experts:
     counted: bool
     router_dtype: str
     overlaps: bool
+    hidden_by_others: bool
 
     @property
     def worked_on(self) -> int:

@@ -17,6 +17,7 @@ from simulator.schedules import (
 )
 from simulator.schedules.actions import Action, Cell, Need, Order, Post, Schedule, Slot, Times, requires
 from simulator.schedules.csv_form import from_csv, to_csv
+from simulator.schedules.paired import paired
 
 SCHEDULES: dict[str, Schedule] = {
     module.SCHEDULE.name: module.SCHEDULE
@@ -48,6 +49,7 @@ __all__ = [
     "Slot",
     "Times",
     "from_csv",
+    "paired",
     "requires",
     "to_csv",
 ]

@@ -55,7 +55,6 @@ _COMPOSER = (
 #: huggingface.co/moonshotai/Moonlight-16B-A3B, config.json.
 _MOONLIGHT: dict[str, Any] = {
     "training.optimizer": {"state_dtype": "bf16"},  # exp_avg_dtype in recipes/moonlight/moonlight_16b.py
-    "parallelism.etp": 1,  # its 8 ranks hold 8 parts of the experts, whole ones
     "model.hidden": 2048,
     "model.heads": 16,
     "model.vocab": 163840,
@@ -258,12 +257,17 @@ SUITES: dict[str, Suite] = {
         ),
         Suite(
             name="megatron-bridge",
-            about="NVIDIA Megatron-Bridge, performance skills: Moonlight and Qwen3 30B, experts on 8 and 2 H100s",
+            about="NVIDIA Megatron-Bridge: Moonlight, Qwen3, GPT-OSS, Mixtral on 8 to 256 H100s, H200s and B200s",
             table=DATA / "megatron-bridge.csv",
-            # grad_reduce_in_fp32=False in all of its performance recipes.
-            settings={"parallelism.zero": 1, "training.grad_dtype": "bf16"},
-            bounds=Bounds(mean=0.55),
-            special=(({"model": "Moonlight-16B"}, _MOONLIGHT),),
+            # grad_reduce_in_fp32=False, expert_tensor_parallel_size=1 in all of its performance recipes. CUDA graphs of
+            # routers and permutations, which some of them have, are not simulated.
+            settings={"parallelism.zero": 1, "training.grad_dtype": "bf16", "parallelism.etp": 1},
+            bounds=Bounds(mean=0.36),
+            special=(
+                ({"model": "Moonlight-16B"}, _MOONLIGHT),
+                # Megatron-Core overlaps transfers of interleaved stages only.
+                ({"pp": "4", "vpp": ""}, {"parallelism.overlap": {"p2p": False}}),
+            ),
             measured_by="Megatron-Bridge",
         ),
         Suite(

@@ -6,6 +6,7 @@ import re
 from typing import Any
 
 from simulator.lowering.lanes import Lanes
+from simulator.lowering.passes.hide_all_to_alls import pairs_in
 from simulator.lowering.pipeline import lower
 from simulator.lowering.rank_context import RankContext
 from simulator.lowering.stage_variants import first_and_last
@@ -44,7 +45,7 @@ def rank(pipeline_rank: int = 0, seat: Seat | None = None, **sections: Any) -> R
     parallelism = workload.parallelism
     order = parallelism.pipeline_schedule.order(parallelism.pp, workload.microbatches, parallelism.vpp)
     stages = Stages(workload, seat or Seat(), first_and_last(order, workload.microbatches))
-    return RankContext(workload, stages, pipeline_rank)
+    return RankContext(workload, stages, pipeline_rank, pairs_in(order[pipeline_rank]))
 
 
 def pipeline_passes(context: RankContext) -> Lanes:

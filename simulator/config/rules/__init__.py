@@ -13,9 +13,11 @@ from typing import TYPE_CHECKING
 from simulator.config.rules import (
     context,
     data,
+    dispatching,
     effect,
     experts,
     framework,
+    hidden_exchange,
     mixers,
     offload,
     optimizer,
@@ -38,11 +40,12 @@ if TYPE_CHECKING:
 _PROBLEMS = (
     *(tensor.problems, training.problems, framework.problems, context.problems, experts.problems, pipeline.problems),
     *(mixers.problems, tuning.problems, servers.problems, offload.problems, optimizer.problems, precision.problems),
+    *(hidden_exchange.problems, dispatching.problems),
 )
 _LAYOUT_PROBLEMS = (
     *(scale.layout_problems, placement.layout_problems, data.layout_problems),
     *(pipeline.layout_problems, experts.layout_problems, framework.layout_problems),
-    precision.layout_problems,
+    *(precision.layout_problems, dispatching.layout_problems),
 )
 _WARNINGS = (
     *(scale.warnings, data.warnings, servers.warnings, experts.warnings, pipeline.warnings),

@@ -76,6 +76,8 @@ TABLE: tuple[tuple[str, Condition, str], ...] = (
         lambda w: w.parallelism.ep * w.parallelism.etp <= w.cluster.gpus_per_node,
         "the ranks of an expert-parallel group share a node",
     ),
+    ("model.moe.node_limit", lambda w: w.parallelism.dispatcher == "all_gather", "all ranks get all tokens"),
+    ("parallelism.dispatcher", lambda w: w.parallelism.ep == 1, "ep is 1"),
     ("parallelism.cp_method", lambda w: w.parallelism.cp == 1, "cp is 1"),
     ("parallelism.cp_layout", lambda w: w.parallelism.cp == 1, "cp is 1"),
     (
@@ -91,6 +93,11 @@ TABLE: tuple[tuple[str, Condition, str], ...] = (
     ("parallelism.vocab_parallel", lambda w: w.parallelism.tp == 1, "tp is 1"),
     ("parallelism.overlap.tp", lambda w: w.parallelism.tp == 1, "tp is 1"),
     ("parallelism.overlap.ep", lambda w: w.parallelism.ep == 1, "ep is 1"),
+    (
+        "parallelism.overlap.expert_all_to_all",
+        lambda w: w.microbatches == 1 and not w.parallelism.overlap.delayed_weight_grad,
+        "there is one micro-batch",
+    ),
     ("parallelism.overlap.p2p", lambda w: w.parallelism.pp == 1, "pp is 1"),
     (
         "parallelism.batch_p2p",

@@ -179,7 +179,8 @@ def _split_problems(workload: Workload, moe: Moe) -> Iterator[InputError]:
             "there are no shared experts to compute beside the all-to-all",
             key="parallelism.overlap.ep",
             found=brief(True),
-            allowed="false",
+            allowed="false; overlap.expert_all_to_all has another micro-batch compute beside it",
+            fix="expert_all_to_all: true",
         )
 
 

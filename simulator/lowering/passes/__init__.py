@@ -14,6 +14,7 @@ from simulator.lowering.passes.compress_gradients import compress_gradients
 from simulator.lowering.passes.cut_by_unit import cut_by_unit
 from simulator.lowering.passes.gather_parameters import gather_parameters
 from simulator.lowering.passes.gather_units import gather_units
+from simulator.lowering.passes.hide_all_to_alls import hide_all_to_alls
 from simulator.lowering.passes.offload_activations import offload_activations
 from simulator.lowering.passes.reduce_gradients import reduce_gradients
 from simulator.lowering.passes.take_turns import take_turns
@@ -36,6 +37,7 @@ PASSES: tuple[LanePass, ...] = (
     gather_parameters,
     offload_activations,
     compress_gradients,
+    hide_all_to_alls,
     take_turns,
 )
 

@@ -1,0 +1,160 @@
+"""All-to-alls of experts beside the passes of another micro-batch (Megatron-Core's combined 1F1B, DualPipe's F&B)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from simulator.errors import InputError
+from simulator.lowering.passes.hide_all_to_alls import hide_all_to_alls
+from simulator.program import Block, Compute, GroupedMatmul
+from simulator.schedules import SCHEDULES, paired
+from tests.support import quick
+from tests.support.jobs import job
+from tests.support.lanes import pipeline_passes, rank
+from tests.support.random_checks import same_compiled, same_without_shortcuts
+
+HIDDEN = {"expert_all_to_all": True}
+#: Four experts on two ranks, in all of two layers.
+MOE = {"moe": {"experts": 4, "top_k": 2, "ffn_hidden": 256}}
+LAYOUTS: dict[str, dict[str, Any]] = {
+    "1f1b": {"dp": 2},
+    "tp": {"dp": 2, "tp": 2, "etp": 1},
+    "interleaved": {"pp": 2, "vpp": 2, "schedule": "interleaved", "dp": 2},
+    "interleaved blocking": {"pp": 2, "vpp": 2, "schedule": "interleaved", "dp": 2, "overlap": {"p2p": False}},
+    "dualpipe": {"pp": 2, "schedule": "dualpipe", "dp": 2},
+    "dualpipe_v": {"pp": 2, "vpp": 2, "schedule": "dualpipe_v", "dp": 2},
+}
+
+
+def described(layout: dict[str, Any], overlap: dict[str, Any], **training: Any) -> dict[str, Any]:
+    """Return a small job of experts as a workload file says it."""
+    workload = job()
+    workload["model"] |= MOE | {"layers": 4 * layout.get("pp", 1)}
+    workload["training"] |= {"global_batch": 16, "grad_clip": None, "recompute": "none"} | training
+    workload["parallelism"] |= {"ep": 2, "zero": 1} | layout
+    workload["parallelism"]["overlap"] = {**layout.get("overlap", {}), **overlap}
+    return workload
+
+
+def test_layers_of_two_passes_run_in_turns() -> None:
+    """F1 and B0 of one layer are in the order of Megatron-Core.
+
+    Steps of F1 are the embedding (:0), attention (:1), the MLP (:3), what is behind it (:5), and the head. Those of B0
+    are the head (:0), what is before the combine (:1), the MLP (:3), attention (:5), and the embedding. All-to-alls
+    are :2 and :4 of either.
+    """
+    context = rank(dp=2, ep=2, overlap=HIDDEN, model=MOE | {"layers": 1}, training={"global_batch": 4})
+    lanes = hide_all_to_alls(pipeline_passes(context), context)
+    labels = [step.label for step in lanes["compute"]]
+    pair = labels[labels.index("0F0") + 1 : labels.index("0B1:0")]
+    assert pair == ["0F1:0", "0B0:0", "0B0:1", "0F1:1", "0B0:3", "0F1:3", "0B0:5", "0F1:5", "0F1", "0B0"]
+    travels = [step.label for step in lanes["ep"]]
+    assert travels[2:6] == ["0B0:2", "0F1:2", "0B0:4", "0F1:4"]
+    after = {step.label: step.after for steps in lanes.values() for step in steps}
+    assert after["0F1:2"] == ("0F1:1",)
+    assert after["0F1:3"] == ("0F1:2",)
+    assert after["0B0:2"] == ("0B0:1",)
+    assert after["0F1:1"] == ()
+
+
+def test_weight_gradients_of_an_mlp_wait_for_none_of_its_exchanges() -> None:
+    """Weight gradients that are delayed come behind the gradients that are sent, and wait for nothing."""
+    delayed = {**HIDDEN, "delayed_weight_grad": True}
+    context = rank(dp=2, ep=2, overlap=delayed, model=MOE | {"layers": 1}, training={"global_batch": 4})
+    lanes = hide_all_to_alls(pipeline_passes(context), context)
+    steps = {step.label: step for step in lanes["compute"]}
+    labels = list(steps)
+    at = labels.index("0B0:5")
+    assert labels[at - 1 : at + 2] == ["0B0:3", "0B0:5", "0F1:3"]
+    assert steps["0B0:5"].after == ()
+    block = steps["0B0:5"].op
+    assert isinstance(block, Block)
+    kernels = [op for op in block.ops if isinstance(op, Compute)]
+    products = [kernel.name for kernel in kernels if isinstance(kernel.kernel, GroupedMatmul)]
+    assert products == ["moe.fc2 wgrad", "moe.fc1 wgrad"]
+
+
+@pytest.mark.parametrize("name", ["1f1b", "interleaved"])
+def test_a_schedule_in_pairs_runs_one_forward_pass_more_ahead(name: str) -> None:
+    """Megatron-Core counts one more pass of warm-up, so that no slot has both passes of one micro-batch."""
+    p, m, v = (1, 6, 1) if name == "1f1b" else (4, 8, 3)
+    schedule = SCHEDULES[name]
+    pairs = paired(schedule)
+    for rank_number, slots in enumerate(pairs.order(p, m, v)):
+        ahead = next(number for number, slot in enumerate(slots) if len(slot) == 2)
+        alone = next(number for number, slot in enumerate(schedule.order(p, m, v)[rank_number]) if _has_backward(slot))
+        assert ahead == (alone if name == "1f1b" else alone + 1)
+        assert all(forward[1:] != backward[1:] or forward[0] != backward[0] for forward, backward in _pairs(slots))
+    assert paired(SCHEDULES["dualpipe_v"]) is SCHEDULES["dualpipe_v"]
+
+
+def _has_backward(slot: Any) -> bool:
+    return any(action.kind == "B" for action in slot)
+
+
+def _pairs(slots: Any) -> list[Any]:
+    return [[(action.stage, action.microbatch) for action in slot] for slot in slots if len(slot) == 2]
+
+
+def _figures(overlap: dict[str, Any], **moe: Any) -> dict[str, Any]:
+    """Return the result of a job whose computation lasts longer than its all-to-alls."""
+    description = described({"dp": 2}, overlap, seq=4096)
+    description["model"]["moe"] = MOE["moe"] | moe
+    return quick.play(quick.load(description)).to_dict()
+
+
+def test_all_exchanges_but_those_of_the_ends_are_hidden() -> None:
+    """The first forward and the last backward pass are exposed, where computation lasts longer.
+
+    Each of m passes has two all-to-alls a layer, so that 4 m become 4: an m-th part. With a capacity nobody asks how
+    many tokens come, which nothing would hide.
+    """
+    plain, hidden = (_figures(overlap, capacity_factor=1.0) for overlap in ({}, HIDDEN))
+    exposed = [figures["time_breakdown_s"]["exposed"]["ep"] for figures in (plain, hidden)]
+    assert hidden["n_microbatches"] == 8
+    assert exposed[1] == pytest.approx(exposed[0] / 8, rel=0.1)
+    assert plain["communication"]["ep"]["bytes_per_gpu"] == hidden["communication"]["ep"]["bytes_per_gpu"]
+    assert hidden["step_time_s"] < plain["step_time_s"]
+
+
+def test_a_second_micro_batch_needs_little_more_memory() -> None:
+    """Layers of one pass give back what those of the other take: at most a layer's activations are there twice."""
+    plain, hidden = (_figures(overlap) for overlap in ({}, HIDDEN))
+    activations = [figures["memory"]["per_stage"][0]["activations"] for figures in (plain, hidden)]
+    assert activations[0] <= activations[1] <= activations[0] * 1.5
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_shortcuts_and_engines_agree(name: str) -> None:
+    """Jobs are the same played whole, folded, coalesced and compiled; every other one delays weight gradients."""
+    overlap = {**HIDDEN, "delayed_weight_grad": list(LAYOUTS).index(name) % 2 == 1}
+    description = described(LAYOUTS[name], overlap, global_batch=8 * LAYOUTS[name].get("pp", 1))
+    description["model"]["layers"] = 2 * LAYOUTS[name].get("pp", 1)
+    for check in (same_without_shortcuts, same_compiled):
+        assert list(check(description)) == []
+
+
+REFUSED: tuple[tuple[str, dict[str, Any], dict[str, Any], str], ...] = (
+    ("no ranks to send to", {"ep": 1}, {}, "no tokens travel"),
+    ("one pass at a time", {"pp": 2, "schedule": "gpipe"}, {}, "one pass at a time"),
+    ("one chunk a rank", {"pp": 2}, {}, "only where ranks have several"),
+    ("whole layers again", {}, {"recompute": "full"}, "whole layers are recomputed"),
+    ("the exchange again", {}, {"recompute": {"granularity": "selective", "modules": ["moe"]}}, "would be recomputed"),
+    ("unit by unit", {"zero": 3}, {}, "layer by layer"),
+    ("activations leave", {"offload": {"activations": "cpu"}}, {}, "activations leave"),
+)
+
+
+@pytest.mark.parametrize(("layout", "training", "words"), [row[1:] for row in REFUSED], ids=[row[0] for row in REFUSED])
+def test_what_megatron_asks_is_asked(layout: dict[str, Any], training: dict[str, Any], words: str) -> None:
+    with pytest.raises(InputError, match=words):
+        quick.load(described({"dp": 2, **layout}, HIDDEN, **training))
+
+
+def test_shared_experts_are_not_asked_for() -> None:
+    """``overlap.ep`` needs them, and says which key does not."""
+    with pytest.raises(InputError, match="expert_all_to_all: true"):
+        quick.load(described({"dp": 2}, {"ep": True}))
+    quick.load(described({"dp": 2}, HIDDEN))

@@ -1,0 +1,117 @@
+"""Ways of tokens to their experts: how often each travels, and what each way cannot do."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import pytest
+
+from simulator.config import load_workload
+from simulator.errors import InputError
+from simulator.models.dispatching import distinct, reach
+from tests.support.experts import job, play
+from tests.support.random_checks import same_without_shortcuts
+
+#: Eight experts on eight ranks of a node, or on sixteen of two.
+NODE: dict[str, Any] = {"dp": 8, "ep": 8}
+NODES: dict[str, Any] = {"dp": 16, "ep": 16}
+SIXTEEN = {"experts": 16, "top_k": 4}
+#: Bytes of a token: hidden 256 in bf16; 128 tokens and two layers a rank and micro-batch, two all-to-alls each way.
+TOKEN, TRIPS = 256 * 2, 128 * 2 * 4
+
+
+@pytest.mark.parametrize(("experts", "chosen", "groups"), [(8, 2, 4), (8, 3, 2), (6, 3, 3), (4, 4, 2), (8, 1, 8)])
+def test_groups_that_a_token_goes_to_are_counted(experts: int, chosen: int, groups: int) -> None:
+    """The mean over all ways to choose, one by one."""
+    each = experts // groups
+    ways = list(itertools.combinations(range(experts), chosen))
+    mean = sum(len({expert // each for expert in way}) for way in ways) / len(ways)
+    assert distinct(experts, chosen, groups) == pytest.approx(mean)
+
+
+def test_a_node_limit_confines_ranks_and_nodes() -> None:
+    """Four of sixteen experts on two nodes: with one node allowed they are four of its eight, one on each rank."""
+    for limit, ranks, nodes in ((1, 4.0, 1.0), (2, 4.0, distinct(16, 4, 2)), (None, 4.0, distinct(16, 4, 2))):
+        work = load_workload(job(moe=SIXTEEN | {"node_limit": limit}, parallelism=NODES))
+        assert reach(work) == pytest.approx((ranks, nodes))
+
+
+def sent(dispatcher: str, layout: dict[str, Any], moe: dict[str, Any]) -> float:
+    """Return the bytes that a GPU sends to experts and back in a step of one micro-batch, without counts of tokens."""
+    work = job(moe=moe, parallelism={**layout, "dispatcher": dispatcher}, training__global_batch=layout["dp"])
+    result = load_and_play(work)
+    counts = 8 * moe.get("experts", 8) * layout["ep"] * (layout["ep"] - 1) / layout["ep"] * 2
+    return result["communication"]["ep"]["bytes_per_gpu"] - (counts if dispatcher != "all_gather" else 0.0)
+
+
+def load_and_play(work: dict[str, Any]) -> dict[str, Any]:
+    """Return the result of a workload."""
+    return play(**{key: value for key, value in work.items() if key in ("model", "training", "parallelism")}).to_dict()
+
+
+def test_a_copy_travels_for_each_expert_or_a_token_once_to_each_rank() -> None:
+    """Seven eighths of what is sent leave a rank of eight in a node.
+
+    A token has two copies, for two of sixteen experts, but goes to 8 (1 - 14/16 13/15) = 1.933 ranks.
+    """
+    moe = {"experts": 16, "top_k": 2}
+    assert sent("all_to_all", NODE, moe) == pytest.approx(2 * TOKEN * TRIPS * 7 / 8)
+    assert sent("deepep", NODE, moe) == pytest.approx(8 * (1 - 14 / 16 * 13 / 15) * TOKEN * TRIPS * 7 / 8)
+    assert sent("hybridep", NODE, moe) == sent("deepep", NODE, moe)
+
+
+def test_all_ranks_get_all_tokens_by_all_gather() -> None:
+    """Each of four collectives sends 7/8 of the tokens of eight ranks.
+
+    Choices (bool) and probabilities (fp32) go too.
+    """
+    moe = {"experts": 16, "top_k": 2}
+    tokens = 7 * TOKEN * TRIPS
+    choices = 7 * (1 + 4) * 16 * 128 * 2
+    assert sent("all_gather", NODE, moe) == pytest.approx(tokens + choices)
+
+
+def test_between_nodes_a_token_travels_once() -> None:
+    """A token goes to all ranks of both nodes, with every expert chosen.
+
+    Its copies for the eight of the other node cross the network one by one, or as one. Gradients cross it too.
+    """
+    moe = {"experts": 16, "top_k": 16}
+    crossing = {}
+    for dispatcher in ("all_to_all", "deepep"):
+        work = job(moe=moe, parallelism={**NODES, "dispatcher": dispatcher}, training__global_batch=16)
+        result = play(**{key: work[key] for key in ("model", "training", "parallelism")})
+        links = [link for link in result.to_dict()["links"] if "nic" in link["name"] and "pcie" not in link["name"]]
+        crossing[dispatcher] = max(link["bytes"] for link in links)
+    assert crossing["all_to_all"] - crossing["deepep"] == pytest.approx(7 * TOKEN * TRIPS)
+
+
+@pytest.mark.parametrize(
+    ("dispatcher", "layout", "skew"), [("deepep", {"dp": 4, "ep": 4}, 1.0), ("all_gather", NODES, 0.0)]
+)
+def test_other_dispatchers_keep_the_rules(dispatcher: str, layout: dict[str, Any], skew: float) -> None:
+    moe = SIXTEEN | {"token_distribution": {"skew": skew}, "shared_experts": 1}
+    work = job(moe=moe, parallelism={**layout, "dispatcher": dispatcher, "zero": 1}, training__global_batch=16)
+    assert list(same_without_shortcuts(work)) == []
+
+
+REFUSED: tuple[tuple[dict[str, Any], str], ...] = (
+    ({"parallelism": {**NODE, "dispatcher": "deepep"}, "framework": "pytorch"}, "Megatron-Core's"),
+    ({"parallelism": {**NODE, "tp": 2, "etp": 2, "dispatcher": "deepep"}}, "takes whole experts"),
+    ({"parallelism": {**NODE, "dispatcher": "hybridep"}, "moe": {"capacity_factor": 1.0}}, "drops no tokens"),
+    (
+        {"parallelism": {**NODE, "dispatcher": "all_gather", "overlap": {"expert_all_to_all": True}}},
+        "nothing hides the gathering",
+    ),
+    (
+        {"parallelism": {"dp": 16, "ep": 16, "dispatcher": "deepep"}, "moe": SIXTEEN, "cluster": "gb200_nvl72"},
+        "DeepEP reaches 8 GPUs of a node",
+    ),
+)
+
+
+@pytest.mark.parametrize(("changes", "words"), REFUSED, ids=[words for _, words in REFUSED])
+def test_what_a_dispatcher_cannot_do_is_said(changes: dict[str, Any], words: str) -> None:
+    with pytest.raises(InputError, match=words):
+        load_workload(job(**changes))
