@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from simulator import plot
     from simulator.advising.advise import SpeedAdvice, advise
     from simulator.api import StepResult, run
+    from simulator.captured import CapturedModel
+    from simulator.capturing.entry import capture
     from simulator.commands.check import CheckResult, check
     from simulator.commands.collective import CollectiveResult, collective
     from simulator.commands.topology import TopologyResult, topology
@@ -33,6 +35,7 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 __all__ = [
+    "CapturedModel",
     "CheckResult",
     "CollectiveResult",
     "Result",
@@ -45,6 +48,7 @@ __all__ = [
     "TopologyResult",
     "ValidationResult",
     "advise",
+    "capture",
     "check",
     "collective",
     "plot",
@@ -61,6 +65,8 @@ __all__ = [
 #: Modules of names that are loaded at first use: reading a workload file on a bare GPU machine must import neither
 #: SimPy nor matplotlib.
 _HOME = {
+    "capture": "simulator.capturing.entry",
+    "CapturedModel": "simulator.captured",
     "advise": "simulator.advising.advise",
     "SpeedAdvice": "simulator.advising.advise",
     "check": "simulator.commands.check",

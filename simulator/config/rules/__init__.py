@@ -11,6 +11,7 @@ from itertools import chain
 from typing import TYPE_CHECKING
 
 from simulator.config.rules import (
+    captured,
     context,
     data,
     effect,
@@ -39,6 +40,11 @@ _PROBLEMS = (
     *(tensor.problems, training.problems, framework.problems, context.problems, experts.problems, pipeline.problems),
     *(mixers.problems, tuning.problems, servers.problems, offload.problems, optimizer.problems, precision.problems),
 )
+#: Of captured models, whose operations are what they are.
+_CAPTURED_PROBLEMS = (
+    *(captured.problems, training.problems, framework.problems, pipeline.problems),
+    *(servers.problems, offload.problems, optimizer.problems, precision.problems),
+)
 _LAYOUT_PROBLEMS = (
     *(scale.layout_problems, placement.layout_problems, data.layout_problems),
     *(pipeline.layout_problems, experts.layout_problems, framework.layout_problems),
@@ -54,7 +60,8 @@ _WARNINGS = (
 def problems(workload: Workload) -> Iterator[InputError]:
     """Return errors that hold whatever the cluster; those of an unknown framework alone."""
     unknown = list(framework.choice_problems(workload))
-    return iter(unknown) if unknown else chain.from_iterable(check(workload) for check in _PROBLEMS)
+    checks = _CAPTURED_PROBLEMS if workload.model.captured else _PROBLEMS
+    return iter(unknown) if unknown else chain.from_iterable(check(workload) for check in checks)
 
 
 def layout_problems(workload: Workload) -> Iterator[InputError]:
