@@ -233,7 +233,17 @@ def record(module: Any, weights: Mapping[str, Any], args: Sequence[Any], kwargs:
     for name, weight in weights.items():
         if weight.requires_grad and weight.grad is not None:
             recorder.tape.gradients.setdefault(recorder.number(weight.grad), name)
+    _note_addends(recorder.tape)
     return recorder.tape
+
+
+def _note_addends(tape: Tape) -> None:
+    """Note the gradients that autograd adds up to that of a weight which several operations read."""
+    for entry in reversed(tape.entries):
+        name = next((tape.gradients.get(use.storage) for use in entry.outputs if use is not None), None)
+        if entry.backward and name is not None and entry.name == "add":
+            for use in entry.inputs:
+                tape.gradients.setdefault(use.storage, name)
 
 
 def _at(error: InputError, module: Any) -> InputError:

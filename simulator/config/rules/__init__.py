@@ -48,7 +48,7 @@ _CAPTURED_PROBLEMS = (
 _LAYOUT_PROBLEMS = (
     *(scale.layout_problems, placement.layout_problems, data.layout_problems),
     *(pipeline.layout_problems, experts.layout_problems, framework.layout_problems),
-    precision.layout_problems,
+    *(precision.layout_problems, captured.layout_problems),
 )
 _WARNINGS = (
     *(scale.warnings, data.warnings, servers.warnings, experts.warnings, pipeline.warnings),

@@ -54,15 +54,20 @@ def problems(workload: Workload) -> Iterator[InputError]:
             found=workload.framework.name,
             allowed=", ".join(FRAMEWORKS),
         )
-    elif workload.software.autocasts(workload.traits):
+    yield from _changes(workload)
+    yield from _splits(workload, captured)
+
+
+def layout_problems(workload: Workload) -> Iterator[InputError]:
+    """Yield autocast, which would cast what was recorded."""
+    captured = workload.model.captured_model
+    if captured is not None and workload.software.autocasts(workload.traits):
         yield InputError(
             f"the captured weights are in {captured.dtype}, and autocast would keep them in fp32",
             key="training.optimizer.master_weights",
             found=brief(True),
             allowed="false",
         )
-    yield from _changes(workload)
-    yield from _splits(workload, captured)
 
 
 def _changes(workload: Workload) -> Iterator[InputError]:
