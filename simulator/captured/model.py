@@ -13,9 +13,6 @@ from typing import Any, Literal
 from simulator.bounds import NotNegative
 from simulator.errors import InputError
 
-#: Version of the files that are written and read.
-FORMAT = 1
-
 
 @dataclass(frozen=True, kw_only=True)
 class CapturedKernel:

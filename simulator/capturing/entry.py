@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 from simulator.captured import CapturedModel, CapturedPart
-from simulator.captured.model import FORMAT
 from simulator.capturing.kernels import DTYPES
 from simulator.capturing.parts import Parts, folded
 from simulator.capturing.recorder import Tape, record
@@ -58,7 +58,7 @@ def capture(
     heads, kv_heads = _heads(parts)
     batch, tokens = _sample(torch, inputs, seq)
     return CapturedModel(
-        format=FORMAT,
+        format=1,
         name=type(module).__name__,
         torch=str(torch.__version__),
         micro_batch=batch,
@@ -77,6 +77,12 @@ def capture(
         layers=tuple(places[1:-1]),
         after=places[-1],
     )
+
+
+def without_device() -> AbstractContextManager[Any]:
+    """Return a context in which PyTorch makes tensors without data. Raises `InputError` where PyTorch is missing."""
+    context: AbstractContextManager[Any] = _torch().device("meta")
+    return context
 
 
 def _torch() -> Any:
@@ -99,10 +105,12 @@ def _arguments(example_inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
 
 
 def _type(torch: Any, dtype: str | None) -> Any:
+    if dtype is None:
+        return None
     names = {name: getattr(torch, kind) for kind, name in DTYPES.items()}
-    if dtype is not None and dtype not in names:
+    if dtype not in names:
         raise InputError("is no type of weights here", key="dtype", found=dtype, allowed=", ".join(names))
-    return names.get(dtype)
+    return names[dtype]
 
 
 def _without_data(torch: Any, module: Any, kind: Any) -> dict[str, Any]:

@@ -62,8 +62,8 @@ def _attention(
         return flash[0][..., :width]
     if q.dim() == 3:
         mask = None if attn_mask is None or attn_mask.dim() < 3 else attn_mask.unsqueeze(0)
-        four = (one.unsqueeze(0) for one in (q, k, v))
-        return _attention(*four, mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa).squeeze(0)
+        q, k, v = (one.unsqueeze(0) for one in (q, k, v))
+        return _attention(q, k, v, mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa).squeeze(0)
     if enable_gqa and q.shape[1] != k.shape[1]:
         k, v = (one.repeat_interleave(q.shape[1] // one.shape[1], 1) for one in (k, v))
     bias = None

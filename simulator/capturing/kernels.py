@@ -12,7 +12,6 @@ from typing import Any, NamedTuple
 
 from simulator.errors import InputError
 from simulator.program import Attention, GroupedMatmul, Kernel, Matmul, Memory
-from simulator.units import DTYPE_BYTES
 
 #: Names of torch's types here.
 DTYPES = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
@@ -256,13 +255,15 @@ def _nll(call: Call) -> tuple[Launch, ...]:
 def _by_memory(call: Call) -> Kernel:
     """Return the kernel of an operation that reads its tensors once and writes its results once."""
     outputs = [out for out in call.outputs if out is not None]
-    largest = max((*outputs, *call.inputs), key=lambda tensor: tensor.numel(), default=None)
+    if not outputs and not call.inputs:
+        return Memory("zero", 0.0, 0.0)
+    largest = max((*outputs, *call.inputs), key=lambda tensor: int(tensor.numel()))
     written = sum(map(moved_bytes, outputs))
     read = 0.0 if call.name in _WRITES_ONLY else sum(map(moved_bytes, call.inputs))
     if call.name in ("copy_", "index_copy_"):
         read -= moved_bytes(call.inputs[0])
     kind = _class_of(call, outputs)
-    rows = kind in _BY_ROW and largest is not None and largest.dim()
+    rows = kind in _BY_ROW and largest.dim()
     return Memory(kind, read, written, dtype=_any_type(largest), width=largest.shape[-1] if rows else 0)
 
 
@@ -369,6 +370,3 @@ _SPECIAL: dict[str, Callable[[Call], tuple[Launch, ...]]] = {
 def unpriced(flops: float, call: Call) -> InputError:
     """Return the error of an operation whose FLOPs are counted by PyTorch, and that no kernel here stands for."""
     return InputError(f"{call.name} computes {flops:.3g} FLOPs, and is not simulated", allowed=", ".join(_SPECIAL))
-
-
-__all__ = ["DTYPES", "DTYPE_BYTES", "Call", "Launch", "launches", "moved_bytes", "type_name", "unpriced"]

@@ -46,10 +46,10 @@ class KnownValues:
         sizes = [leaf for leaf in tree_leaves(args) if isinstance(leaf, int)]
         if max((value.numel() for value in values), default=0) > MOST_ELEMENTS or max(sizes, default=0) > MOST_ELEMENTS:
             return None
-        args, kwargs = tree_map_only(torch.Tensor, self.of, (tuple(args), dict(kwargs)))
-        if kwargs.get("device") is not None:
-            kwargs["device"] = torch.device("cpu")
-        return func(*args, **kwargs)
+        real_args, real_kwargs = tree_map_only(torch.Tensor, self.of, (tuple(args), dict(kwargs)))
+        if real_kwargs.get("device") is not None:
+            real_kwargs["device"] = torch.device("cpu")
+        return func(*real_args, **real_kwargs)
 
     def note(self, result: Any, value: Any) -> None:
         """Note the values of the tensors that an operation gave, and forget those that have none any more."""

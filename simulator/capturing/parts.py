@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from simulator.captured import CapturedKernel, CapturedNode, CapturedPart, CapturedTensor, CapturedWeight
@@ -12,7 +12,7 @@ from simulator.capturing.kernels import DTYPES, Launch
 from simulator.capturing.recorder import Entry, Tape
 from simulator.capturing.sections import Sections
 from simulator.capturing.splitting import Share, Shares
-from simulator.program import Matmul, kernel_to_text
+from simulator.program import GroupedMatmul, Matmul, kernel_to_text
 
 #: Name of the tensor that a layer gets from the one before it.
 INPUT = "input"
@@ -91,8 +91,8 @@ class Parts:
                     if use.storage in self.tape.weights:
                         owner.setdefault(self.tape.weights[use.storage], key)
             for placed in backward:
-                for use in placed.entry.outputs if not placed.entry.is_view else ():
-                    name = self.tape.gradients.get(use.storage) if use is not None else None
+                for made in placed.entry.outputs if not placed.entry.is_view else ():
+                    name = self.tape.gradients.get(made.storage) if made is not None else None
                     if name in owner:
                         owner[name] = key
         owned: dict[tuple[int, int], list[str]] = {}
@@ -169,9 +169,7 @@ class _Names:
 
 def _kernel(name: str, launch: Launch, phase: str, share: Share) -> CapturedKernel:
     kernel = launch.kernel
-    if phase != "F" and hasattr(kernel, "role"):
-        from dataclasses import replace
-
+    if phase != "F" and isinstance(kernel, Matmul | GroupedMatmul):
         kernel = replace(kernel, role="wgrad" if phase == "W" else "dgrad")
     return CapturedKernel(
         name=name,

@@ -126,7 +126,9 @@ class Recorder:
         from torch.utils._pytree import tree_leaves
 
         inputs = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
-        outputs = [leaf if isinstance(leaf, torch.Tensor) else None for leaf in tree_leaves(result, lambda x: x is None)]
+        outputs = [
+            leaf if isinstance(leaf, torch.Tensor) else None for leaf in tree_leaves(result, lambda x: x is None)
+        ]
         read = tuple(self._use(tensor) for tensor in inputs)
         made = tuple(None if tensor is None else self._use(tensor) for tensor in outputs)
         storages = {use.storage for use in read}
@@ -135,7 +137,9 @@ class Recorder:
         name = func._schema.name.split("::")[1]
         call = Call(name, tuple(args), kwargs, inputs, outputs)
         tape, node = self.tape, self._node()
-        entry = Entry(name, self.module, node, self.backward, () if is_view else self._launches(func, call), read, made, is_view)
+        entry = Entry(
+            name, self.module, node, self.backward, () if is_view else self._launches(func, call), read, made, is_view
+        )
         tape.entries.append(entry)
 
     def _launches(self, func: Any, call: Call) -> tuple[Launch, ...]:

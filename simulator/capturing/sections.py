@@ -46,10 +46,10 @@ def sections(module: Any, tape: Tape, layers: str | None) -> Sections:
     A module without lists is one layer. Raises `InputError` where ``layers`` names none.
     """
     calls: dict[str, list[ModuleCall]] = {}
-    for call in tape.calls:
+    for call in (one for one in tape.calls if one.path):
         parent, _, _ = call.path.rpartition(".")
         calls.setdefault(parent, []).append(call)
-    lists = {path: one for path, one in module.named_modules() if path and path in calls or _is_list(one)}
+    lists = {path: one for path, one in module.named_modules() if (path and path in calls) or _is_list(one)}
     if layers is not None:
         if layers not in lists or not calls.get(layers):
             named = [path for path, one in module.named_modules() if _is_list(one) and calls.get(path)]

@@ -14,7 +14,20 @@ import typer
 from typer.core import TyperCommand
 
 from simulator import __version__
-from simulator.cli import check, collective, importing, listing, run, schedule, search, sweep, topology, trace, validate
+from simulator.cli import (
+    capture,
+    check,
+    collective,
+    importing,
+    listing,
+    run,
+    schedule,
+    search,
+    sweep,
+    topology,
+    trace,
+    validate,
+)
 from simulator.cli.options import APP_SETTINGS
 from simulator.cli.streams import complain, flushed, open_streams, signals_raise
 from simulator.errors import DeadlockError, InputError
@@ -30,6 +43,7 @@ COMMANDS: dict[str, Callable[..., Any] | typer.Typer] = {
     "collective": collective.command,
     "topology": topology.command,
     "import": importing.command,
+    "capture": capture.command,
     "validate": validate.command,
     "trace": trace.app,
 }

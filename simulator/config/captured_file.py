@@ -31,7 +31,9 @@ def _read(path: Path, changed: int, size: int) -> CapturedModel:
     model = validated(CapturedModel, read_json(path), path)
     for key, place in (("before", model.before), ("after", model.after), *(("layers", one) for one in model.layers)):
         if not 0 <= place < len(model.parts):
-            raise InputError("is no number of a part", file=path, key=key, found=place, allowed=f"0 to {len(model.parts) - 1}")
+            raise InputError(
+                "is no number of a part", file=path, key=key, found=place, allowed=f"0 to {len(model.parts) - 1}"
+            )
     if not model.layers:
         raise InputError("has no layers", file=path, key="layers", found=[])
     for number, part in enumerate(model.parts):

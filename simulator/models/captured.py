@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import lru_cache
+from typing import Any, cast
 
 from simulator.captured import CapturedKernel, CapturedModel, CapturedNode, CapturedPart, CapturedTensor, CapturedWeight
 from simulator.config import Workload
@@ -11,10 +12,9 @@ from simulator.models.linear import add_gradient, new_gradient_bytes
 from simulator.models.parts import Checkpoint, Part, part_of
 from simulator.models.shapes import FrameworkShapes, shapes
 from simulator.models.weight_names import WORDS
-from simulator.operations.nodes import Node, Ops, Tensor, comm
+from simulator.operations.nodes import Node, Op, Ops, Tensor, comm
 from simulator.operations.shapes import ANY_TURN, Turn
 from simulator.operations.weights import Weight
-from simulator.operations.nodes import Op
 from simulator.program import Attention, Compute, Kernel, StepPhase, kernel_from_text
 
 
@@ -73,7 +73,9 @@ def _part(z: FrameworkShapes, model: CapturedModel, place: int, again: bool, nam
 def _node(z: FrameworkShapes, node: CapturedNode, table: str, copied: bool) -> Node:
     weights = tuple(_weight(z, weight, table, copied) for weight in node.weights)
     trained = [weight for weight in weights if weight.trainable]
-    added = {weight.name: add_gradient(z, weight.gradient_product or weight.name, weight.elements) for weight in trained}
+    added = {
+        weight.name: add_gradient(z, weight.gradient_product or weight.name, weight.elements) for weight in trained
+    }
     new_bytes = sum(new_gradient_bytes(z, weight.elements) for weight in trained)
     saved = tuple(_tensor(z, tensor) for tensor in node.saved)
     weight_grad = _ops(z, node.weight_grad, StepPhase.WEIGHT_GRADIENT)
@@ -127,5 +129,7 @@ def _shared(kernel: Kernel, sizes: tuple[str, ...], tp: int) -> Kernel:
     """Return ``kernel`` with its ``sizes`` shared out to ``tp`` ranks."""
     if tp == 1 or not sizes:
         return kernel
-    values = {size: getattr(kernel, size) for size in sizes}
-    return replace(kernel, **{size: v // tp if isinstance(v, int) else v / tp for size, v in values.items()})
+    values: dict[str, Any] = {size: getattr(kernel, size) for size in sizes}
+    shares = {size: value // tp if isinstance(value, int) else value / tp for size, value in values.items()}
+    shared: Kernel = replace(cast(Any, kernel), **shares)
+    return shared
