@@ -1,4 +1,4 @@
-"""What of a backward pass only weights need, and how many bytes are alive meanwhile."""
+"""Two looks at a tape: kernels that only gradients of weights need, and bytes that are alive in a pass."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ def for_weights(tape: Tape) -> set[tuple[int, int]]:
     return chosen
 
 
-def _only_for_weights(tape: Tape, node: int, made: Iterable[Use], readers: dict[int, list[int | None]]) -> bool:
+def _only_for_weights(tape: Tape, node: int, results: Iterable[Use], readers: dict[int, list[int | None]]) -> bool:
     """Tell whether each of the tensors is a gradient of a weight, or read for such gradients of its node alone."""
-    uses = [use for use in made if use.storage in tape.gradients or readers.get(use.storage)]
+    uses = [use for use in results if use.storage in tape.gradients or readers.get(use.storage)]
     return bool(uses) and all(use.storage in tape.gradients or set(readers[use.storage]) == {node} for use in uses)
 
 
@@ -57,11 +57,11 @@ def alive_bytes(tape: Tape, *, backward: bool) -> list[float]:
     for number, entry in enumerate(tape.entries):
         if entry.backward != backward:
             continue
-        for made in entry.outputs:
-            if made is not None and made.storage not in present and made.storage not in left_out:
-                present.add(made.storage)
-                total += tape.storages[made.storage]
-                ends.setdefault(last[made.storage], []).append(made.storage)
+        for output in entry.outputs:
+            if output is not None and output.storage not in present | left_out:
+                present.add(output.storage)
+                total += tape.storages[output.storage]
+                ends.setdefault(last[output.storage], []).append(output.storage)
         alive[number] = total
         total -= sum(tape.storages[storage] for storage in ends.pop(number, ()))
     return alive

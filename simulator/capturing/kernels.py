@@ -201,17 +201,17 @@ def _efficient_backward(call: Call) -> tuple[Launch, ...]:
 def _norm_backward(name: str) -> Callable[[Call], tuple[Launch, ...]]:
     """Return how both gradients of a norm are computed, each by a kernel that reads both tensors."""
 
-    def kernels(call: Call) -> tuple[Launch, ...]:
+    def both(call: Call) -> tuple[Launch, ...]:
         grad, x = call.inputs[:2]
         read, dtype, width = moved_bytes(grad) + moved_bytes(x), _any_type(x), x.shape[-1]
-        made = [Launch(Memory(name, read, moved_bytes(call.outputs[0]), dtype=dtype, width=width), (0,))]
+        kernels = [Launch(Memory(name, read, moved_bytes(call.outputs[0]), dtype=dtype, width=width), (0,))]
         small = tuple(range(1, len(call.outputs)))
         if small:
             written = sum(moved_bytes(call.outputs[number]) for number in small)
-            made.append(Launch(Memory(name, read, written, dtype=dtype, width=width), small, " weight"))
-        return tuple(made)
+            kernels.append(Launch(Memory(name, read, written, dtype=dtype, width=width), small, " weight"))
+        return tuple(kernels)
 
-    return kernels
+    return both
 
 
 def _embedding(call: Call) -> tuple[Launch, ...]:

@@ -27,7 +27,7 @@ class KnownValues:
         """Note the ``value`` of a tensor."""
         self._values[tensor] = value
 
-    def of(self, tensor: Any) -> Any:
+    def value_of(self, tensor: Any) -> Any:
         """Return the value of a tensor, None where it is not known."""
         return tensor if tensor.device.type == "cpu" else self._values.get(tensor)
 
@@ -37,7 +37,7 @@ class KnownValues:
         from torch.utils._pytree import tree_leaves, tree_map_only
 
         tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
-        values = [self.of(tensor) for tensor in tensors]
+        values = [self.value_of(tensor) for tensor in tensors]
         name = func._schema.name.split("::")[1]
         if any(value is None for value in values) or name.lstrip("_").startswith(_RANDOM):
             return None
@@ -46,7 +46,7 @@ class KnownValues:
         sizes = [leaf for leaf in tree_leaves(args) if isinstance(leaf, int)]
         if max((value.numel() for value in values), default=0) > MOST_ELEMENTS or max(sizes, default=0) > MOST_ELEMENTS:
             return None
-        real_args, real_kwargs = tree_map_only(torch.Tensor, self.of, (tuple(args), dict(kwargs)))
+        real_args, real_kwargs = tree_map_only(torch.Tensor, self.value_of, (tuple(args), dict(kwargs)))
         if real_kwargs.get("device") is not None:
             real_kwargs["device"] = torch.device("cpu")
         return func(*real_args, **real_kwargs)

@@ -36,7 +36,7 @@ class Parts:
         self.nodes: dict[tuple[int, int], tuple[list[_Placed], list[_Placed]]] = {}
         self.part_of_storage: dict[int, int] = {}
         for number, entry in enumerate(tape.entries):
-            part = where.of_node(entry.node) if entry.backward else where.of_entry(number)
+            part = where.part_of_node(entry.node) if entry.backward else where.part_of_entry(number)
             self.nodes.setdefault((part, entry.node), ([], []))[entry.backward].append(_Placed(number, entry))
             for use in entry.outputs:
                 if use is not None and not entry.backward:
@@ -52,20 +52,20 @@ class Parts:
         keepers: dict[int, list[tuple[int, int]]] = {}
         for kept in self.tape.kept:
             if kept.storage not in self.tape.weights and kept.storage not in self.tape.inputs:
-                keepers.setdefault(kept.storage, []).append((self.where.of_node(kept.node), kept.node))
+                keepers.setdefault(kept.storage, []).append((self.where.part_of_node(kept.node), kept.node))
         counts: dict[int, int] = {}
         placed: dict[tuple[int, int], list[CapturedTensor]] = {}
         carries_gradient = {
             use.storage for entry in self.tape.entries if not entry.backward for use in entry.inputs if use.has_gradient
         }
         for storage, nodes in keepers.items():
-            made = self.part_of_storage.get(storage, nodes[0][0])
-            shared = made not in {part for part, _ in nodes} and storage not in carries_gradient
-            part, node = (made, nodes[0][1]) if shared else min(nodes, key=lambda one: (one[0] != made, one))
+            maker = self.part_of_storage.get(storage, nodes[0][0])
+            shared = maker not in {part for part, _ in nodes} and storage not in carries_gradient
+            part, node = (maker, nodes[0][1]) if shared else min(nodes, key=lambda one: (one[0] != maker, one))
             if shared:
-                node = max((other for where, other in self.nodes if where == made), default=node)
+                node = max((other for where, other in self.nodes if where == maker), default=node)
             counts[part] = counts.get(part, 0) + 1
-            passed = made < part and storage in carries_gradient
+            passed = maker < part and storage in carries_gradient
             name = INPUT if passed and part else f"kept {counts[part]}"
             tensor = CapturedTensor(name=name, nbytes=self.tape.storages[storage], split=storage in self.split.storages)
             placed.setdefault((part, node), []).append(tensor)
@@ -91,8 +91,8 @@ class Parts:
                     if use.storage in self.tape.weights:
                         owner.setdefault(self.tape.weights[use.storage], key)
             for placed in backward:
-                for made in placed.entry.outputs if not placed.entry.is_view else ():
-                    name = self.tape.gradients.get(made.storage) if made is not None else None
+                for output in placed.entry.outputs if not placed.entry.is_view else ():
+                    name = self.tape.gradients.get(output.storage) if output is not None else None
                     if name in owner:
                         owner[name] = key
         owned: dict[tuple[int, int], list[str]] = {}
@@ -110,12 +110,12 @@ class Parts:
             for place, launch in enumerate(placed.entry.launches):
                 alone = (placed.number, place) in self.only_weights
                 phase = "F" if not placed.entry.backward else "W" if alone else "B"
-                name = names.of(placed.entry, launch, phase, self._module(key, placed.entry))
-                share = self.split.of_kernels.get((placed.number, place), Share())
+                name = names.name_of(placed.entry, launch, phase, self._module(key, placed.entry))
+                share = self.split.kernels.get((placed.number, place), Share())
                 passes[phase].append(_kernel(name, launch, phase, share))
                 if isinstance(launch.kernel, Matmul) and phase == "W":
-                    made = (self.tape.gradients.get(use.storage) for use in made_by(placed.entry, launch))
-                    gradients |= {weight: name for weight in made if weight}
+                    with_gradients = (self.tape.gradients.get(use.storage) for use in made_by(placed.entry, launch))
+                    gradients |= {weight: name for weight in with_gradients if weight}
         outputs = (use for placed in forward if placed.entry.launches for use in placed.entry.outputs if use)
         return CapturedNode(
             forward=tuple(passes["F"]),
@@ -159,7 +159,7 @@ class _Names:
         """Return a dotted name as it counts from the part."""
         return path.removeprefix(self._prefix).removeprefix(".") if self._prefix else path
 
-    def of(self, entry: Entry, launch: Launch, phase: str, module: str) -> str:
+    def name_of(self, entry: Entry, launch: Launch, phase: str, module: str) -> str:
         """Return the name of a kernel of ``entry``."""
         suffix = {"F": "", "B": " bwd", "W": " wgrad"}[phase]
         name = f"{self.inside(module)} {entry.name.strip('_')}{launch.label}{suffix}".strip()

@@ -55,7 +55,11 @@ class Kept:
 
 @dataclass
 class Tape:
-    """What was recorded. ``storages`` are the bytes of each by its number; ``weights`` name those of weights."""
+    """Operations, modules and kept tensors of a recorded pass.
+
+    ``storages`` are the bytes of each by its number. ``weights`` and ``gradients`` name the weights that storages are
+    of; ``inputs`` are those of the module's own inputs.
+    """
 
     entries: list[Entry] = field(default_factory=list)
     calls: list[ModuleCall] = field(default_factory=list)
@@ -130,15 +134,22 @@ class Recorder:
             leaf if isinstance(leaf, torch.Tensor) else None for leaf in tree_leaves(result, lambda x: x is None)
         ]
         read = tuple(self._use(tensor) for tensor in inputs)
-        made = tuple(None if tensor is None else self._use(tensor) for tensor in outputs)
+        written = tuple(None if tensor is None else self._use(tensor) for tensor in outputs)
         storages = {use.storage for use in read}
         mutates = func._schema.is_mutable
-        is_view = not mutates and bool(made) and all(use is None or use.storage in storages for use in made)
+        is_view = not mutates and bool(written) and all(use is None or use.storage in storages for use in written)
         name = func._schema.name.split("::")[1]
         call = Call(name, tuple(args), kwargs, inputs, outputs)
         tape, node = self.tape, self._node()
         entry = Entry(
-            name, self.module, node, self.backward, () if is_view else self._launches(func, call), read, made, is_view
+            name,
+            self.module,
+            node,
+            self.backward,
+            () if is_view else self._launches(func, call),
+            read,
+            written,
+            is_view,
         )
         tape.entries.append(entry)
 
@@ -146,13 +157,13 @@ class Recorder:
         """Return the kernels of an operation. Raises `InputError` where it computes and they do not."""
         from torch.utils.flop_counter import flop_registry
 
-        found = launches(call)
+        kernels = launches(call)
         counted = flop_registry.get(func.overloadpacket)
-        if counted is not None and not any(launch.kernel.flops for launch in found):
+        if counted is not None and not any(launch.kernel.flops for launch in kernels):
             flops = counted(*call.args, **call.kwargs, out_val=call.outputs[0])
             if flops:
                 raise unpriced(flops, call)
-        return found
+        return kernels
 
     def _use(self, tensor: Any) -> Use:
         return Use(self.number(tensor), tuple(tensor.shape), bool(tensor.requires_grad))

@@ -1,4 +1,4 @@
-"""Which modules are the layers of a model, and which part of it an operation of the tape belongs to."""
+"""Layers of a module, and the part of a model that an operation of the tape belongs to."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ class Sections:
         """Number of the part behind all layers."""
         return len(self.layers) + 1
 
-    def of_entry(self, number: int) -> int:
+    def part_of_entry(self, number: int) -> int:
         """Return the part of a forward entry of the tape; what runs between two layers belongs to the first."""
         return self._place([call.entries for call in self.layers], number)
 
-    def of_node(self, node: int) -> int:
+    def part_of_node(self, node: int) -> int:
         """Return the part of a node of autograd."""
         return self._place([call.nodes for call in self.layers], node)
 
@@ -83,7 +83,7 @@ def _elements(module: Any) -> int:
 
 @dataclass(frozen=True)
 class Chain:
-    """What passes from a layer to the next: bytes, and elements of a token; ``broken``: why it is no chain."""
+    """Bytes that pass from a layer to the next, and elements of a token among them; ``broken``: why it is no chain."""
 
     nbytes: float
     width: int
@@ -102,14 +102,14 @@ def chain_of_layers(tape: Tape, where: Sections) -> Chain:
     for number, entry in enumerate(tape.entries):
         if entry.backward:
             break
-        part = where.of_entry(number)
+        part = where.part_of_entry(number)
         for use in entry.inputs:
             if use.storage not in writer or not use.has_gradient:
                 continue
-            made, source = writer[use.storage]
-            if made < part:
+            maker, source = writer[use.storage]
+            if maker < part:
                 passed.setdefault(part, {})[use.storage] = use.shape
-            if made < part - 1 and not broken:
+            if maker < part - 1 and not broken:
                 broken = f"{_place(entry)} reads what {_place(source)} has made, which is not the layer before it"
         for written in entry.outputs:
             if written is not None and not (entry.is_view and written.storage in writer):

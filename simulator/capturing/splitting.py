@@ -1,4 +1,4 @@
-"""What tensor-parallel ranks share of the operations of a tape, by a plan of how modules are split.
+"""Shares of tensor-parallel ranks in the operations of a tape, by a plan of how modules are split.
 
 A plan has a style for patterns of module names, as ``parallelize_module`` of PyTorch and ``tp_plan`` of Hugging Face's
 models have it. ``colwise`` splits the outputs of a linear layer, ``rowwise`` its inputs and sums its outputs
@@ -27,7 +27,7 @@ _MEMORY = ("read_bytes", "write_bytes")
 
 @dataclass(frozen=True)
 class Share:
-    """What of one kernel ranks share: names of its sizes, and bytes that they then sum or gather."""
+    """A rank's share of one kernel: names of the sizes that are split, and bytes that ranks then sum or gather."""
 
     sizes: tuple[str, ...] = ()
     summed_bytes: float = 0.0
@@ -38,7 +38,7 @@ class Share:
 class Shares:
     """Shares of kernels by (number of the entry, number of the kernel), split storages and weights, or why none."""
 
-    of_kernels: dict[tuple[int, int], Share] = field(default_factory=dict)
+    kernels: dict[tuple[int, int], Share] = field(default_factory=dict)
     storages: set[int] = field(default_factory=set)
     dimensions: dict[str, int] = field(default_factory=dict)
     divisor: int = 0
@@ -50,15 +50,15 @@ def shares(module: Any, tape: Tape, plan: Mapping[str, str] | None) -> Shares:
     if not plan:
         return Shares(reason="it was captured without a plan of what to split: capture(..., tp_plan={...})")
     styles, reason = _styles(module, plan)
-    found = Shares(reason=reason)
+    shared = Shares(reason=reason)
     modules = {entry.node: entry.module for entry in tape.entries if not entry.backward and not entry.is_view}
     transposed = {path for path, one in module.named_modules() if type(one).__name__ == "Conv1D"}
     for number, entry in enumerate(tape.entries):
-        if found.reason:
-            return found
+        if shared.reason:
+            return shared
         path = modules.get(entry.node, entry.module) if entry.backward else entry.module
-        _share_of_entry(found, tape, number, entry, styles.get(path, ""), path in transposed)
-    return found
+        _share_of_entry(shared, tape, number, entry, styles.get(path, ""), path in transposed)
+    return shared
 
 
 def _styles(module: Any, plan: Mapping[str, str]) -> tuple[dict[str, str], str]:
@@ -76,10 +76,10 @@ def _styles(module: Any, plan: Mapping[str, str]) -> tuple[dict[str, str], str]:
     return styles, "" if styles else "no module has a name of the plan"
 
 
-def _share_of_entry(found: Shares, tape: Tape, number: int, entry: Entry, style: str, transposed: bool) -> None:
+def _share_of_entry(shared: Shares, tape: Tape, number: int, entry: Entry, style: str, transposed: bool) -> None:
     """Note what ranks share of one entry."""
     weights = [use for use in entry.inputs if use.storage in tape.weights]
-    split_inputs = [use for use in entry.inputs if use.storage in found.storages]
+    split_inputs = [use for use in entry.inputs if use.storage in shared.storages]
     if entry.is_view:
         return
     products = [launch for launch in entry.launches if isinstance(launch.kernel, Matmul)]
@@ -88,59 +88,59 @@ def _share_of_entry(found: Shares, tape: Tape, number: int, entry: Entry, style:
             column = style.startswith("colwise")
             if len(use.shape) > 1 or column:
                 first = column != (transposed and len(use.shape) > 1)
-                found.dimensions[tape.weights[use.storage]] = 0 if first else len(use.shape) - 1
+                shared.dimensions[tape.weights[use.storage]] = 0 if first else len(use.shape) - 1
         if products:
             for place, launch in enumerate(entry.launches):
-                _share_of_product(found, tape, (number, place), entry, launch, style, transposed)
+                _share_of_product(shared, tape, (number, place), entry, launch, style, transposed)
             return
     if style == "embedding_rowwise" and not entry.backward and weights:
-        found.dimensions[tape.weights[weights[0].storage]] = 0
-        found.divisor = math.gcd(found.divisor, weights[0].shape[0])
+        shared.dimensions[tape.weights[weights[0].storage]] = 0
+        shared.divisor = math.gcd(shared.divisor, weights[0].shape[0])
         out = sum(tape.storages[use.storage] for use in entry.outputs if use is not None)
-        found.of_kernels[number, 0] = Share(summed_bytes=out)
+        shared.kernels[number, 0] = Share(summed_bytes=out)
         return
     if style == "embedding_rowwise" and entry.backward:
         cleared = (place for place, launch in enumerate(entry.launches) if launch.kernel.kind == "zero")
-        found.of_kernels |= {(number, place): Share(("write_bytes",)) for place in cleared}
+        shared.kernels |= {(number, place): Share(("write_bytes",)) for place in cleared}
         return
     if split_inputs:
         for place, launch in enumerate(entry.launches):
-            _share_of_split(found, tape, (number, place), entry, launch)
+            _share_of_split(shared, tape, (number, place), entry, launch)
 
 
 def _share_of_product(
-    found: Shares, tape: Tape, place: tuple[int, int], entry: Entry, launch: Launch, style: str, transposed: bool
+    shared: Shares, tape: Tape, place: tuple[int, int], entry: Entry, launch: Launch, style: str, transposed: bool
 ) -> None:
     """Note the share of a kernel of a layer whose weight is split."""
-    made = made_by(entry, launch)
-    nbytes = sum(tape.storages[use.storage] for use in made)
+    results = made_by(entry, launch)
+    nbytes = sum(tape.storages[use.storage] for use in results)
     column, kernel = style.startswith("colwise"), launch.kernel
     if not isinstance(kernel, Matmul):
         if column:
-            found.of_kernels[place] = Share(_MEMORY)
+            shared.kernels[place] = Share(_MEMORY)
         return
-    size, keeps = _split_of_product(tape, entry, made, column, transposed)
-    found.divisor = math.gcd(found.divisor, getattr(kernel, size))
+    size, keeps = _split_of_product(tape, entry, results, column, transposed)
+    shared.divisor = math.gcd(shared.divisor, getattr(kernel, size))
     gathers = style == "colwise_gather_output" and not entry.backward
-    sums = size == "k" and not any(use.storage in tape.gradients for use in made)
-    found.of_kernels[place] = Share((size,), nbytes if sums else 0.0, nbytes if gathers else 0.0)
+    sums = size == "k" and not any(use.storage in tape.gradients for use in results)
+    shared.kernels[place] = Share((size,), nbytes if sums else 0.0, nbytes if gathers else 0.0)
     if keeps and not gathers:
-        found.storages |= {use.storage for use in made}
+        shared.storages |= {use.storage for use in results}
 
 
-def _split_of_product(tape: Tape, entry: Entry, made: Any, column: bool, transposed: bool) -> tuple[str, bool]:
+def _split_of_product(tape: Tape, entry: Entry, results: Any, column: bool, transposed: bool) -> tuple[str, bool]:
     """Return the size of a product that ranks share, and whether each has a part of its result.
 
     ``transposed``: the layer's weight has its inputs as rows, and so has its gradient.
     """
     if not entry.backward:
         return ("n", True) if column else ("k", False)
-    if any(use.storage in tape.gradients for use in made):
+    if any(use.storage in tape.gradients for use in results):
         return ("n" if column == transposed else "m"), True
     return ("k", False) if column else ("n", True)
 
 
-def _share_of_split(found: Shares, tape: Tape, place: tuple[int, int], entry: Entry, launch: Launch) -> None:
+def _share_of_split(shared: Shares, tape: Tape, place: tuple[int, int], entry: Entry, launch: Launch) -> None:
     """Note the share of a kernel that works on split tensors, and so makes split ones."""
     kernel = launch.kernel
     match kernel:
@@ -151,9 +151,9 @@ def _share_of_split(found: Shares, tape: Tape, place: tuple[int, int], entry: En
         case Matmul() if kernel.batch > 1:
             sizes = ("batch",)
         case _:
-            found.reason = f"{entry.module or 'the model itself'} multiplies split tensors ({entry.name})"
+            shared.reason = f"{entry.module or 'the model itself'} multiplies split tensors ({entry.name})"
             return
     for size in sizes if sizes != _MEMORY else ():
-        found.divisor = math.gcd(found.divisor, getattr(kernel, size))
-    found.of_kernels[place] = Share(sizes)
-    found.storages |= {use.storage for use in made_by(entry, launch)}
+        shared.divisor = math.gcd(shared.divisor, getattr(kernel, size))
+    shared.kernels[place] = Share(sizes)
+    shared.storages |= {use.storage for use in made_by(entry, launch)}

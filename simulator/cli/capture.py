@@ -43,24 +43,25 @@ def command(
     `simulator.capture` takes. It runs with no device, so that its weights take no memory. A workload file then says
     `model: {captured: FILE}`.
 
-    Example: llmsim capture my_model:job --dtype bf16 --out my_model.json
+    Example:
+      llmsim capture my_model:job --dtype bf16 --out my_model.json
     """
     from simulator.capturing.entry import capture, without_device
 
     check_outputs({"--out": out}, {"--out": (".json",)})
     function = _function(maker)
     with without_device():
-        made = function()
+        answer = function()
     options: dict[str, Any] = {
         key: value for key, value in (("dtype", dtype), ("layers", layers), ("seq", seq)) if value is not None
     }
-    if isinstance(made, Mapping):
-        captured = capture(**{**made, **options})
-    elif isinstance(made, tuple) and len(made) == 2:
-        captured = capture(*made, **options)
+    if isinstance(answer, Mapping):
+        captured = capture(**{**answer, **options})
+    elif isinstance(answer, tuple) and len(answer) == 2:
+        captured = capture(*answer, **options)
     else:
         raise InputError(
-            "returns neither a module with example inputs nor a mapping", file=maker, found=type(made).__name__
+            "returns neither a module with example inputs nor a mapping", file=maker, found=type(answer).__name__
         )
     captured.save(out)
     if not quiet:
@@ -88,5 +89,5 @@ def _function(maker: str) -> Callable[[], Any]:
     function = getattr(module, attribute, None)
     if not callable(function):
         raise InputError("has no such function", file=name, found=attribute)
-    found: Callable[[], Any] = function
-    return found
+    maker_function: Callable[[], Any] = function
+    return maker_function

@@ -71,8 +71,8 @@ def kernels(model: CapturedModel, kind: type) -> list[Any]:
 def workload(model: CapturedModel, folder: Path, **sections: Any) -> Any:
     model.save(folder / "model.json")
     training = {"global_batch": 8, **sections.pop("training", {})}
-    given = {"model": {"captured": str(folder / "model.json")}, "training": training}
-    return load_workload({**given, "cluster": "dgx_h100", **sections})
+    keys = {"model": {"captured": str(folder / "model.json")}, "training": training}
+    return load_workload({**keys, "cluster": "dgx_h100", **sections})
 
 
 def test_equal_layers_are_one_part_and_a_shared_weight_counts_once(tmp_path: Path) -> None:
@@ -198,7 +198,7 @@ class Checkpoints(nn.Module):
 
 
 @pytest.mark.parametrize(
-    ("module", "inputs", "said"),
+    ("module", "inputs", "message"),
     [
         (Branches(), torch.zeros(2, WIDTH), "branches on, or reads, a value that only real data have"),
         (Checkpoints(), torch.zeros(2, WIDTH, requires_grad=True), "training.recompute: full"),
@@ -213,8 +213,8 @@ class Checkpoints(nn.Module):
         (nn.Linear(8, 8), {}, "Linear"),
     ],
 )
-def test_what_cannot_be_recorded_is_refused_in_a_sentence(module: Any, inputs: Any, said: str) -> None:
-    with pytest.raises(InputError, match=said):
+def test_what_cannot_be_recorded_is_refused_in_a_sentence(module: Any, inputs: Any, message: str) -> None:
+    with pytest.raises(InputError, match=message):
         simulator.capture(module, inputs)
 
 

@@ -107,7 +107,7 @@ def test_what_would_change_recorded_operations_is_refused(file: Path, sections: 
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "message"),
     [
         ({"format": 2}, "format"),
         ({"layers": []}, "has no layers"),
@@ -115,9 +115,9 @@ def test_what_would_change_recorded_operations_is_refused(file: Path, sections: 
         ({"extra": 1}, "unknown key"),
     ],
 )
-def test_files_that_are_no_captured_models_are_refused(file: Path, change: dict[str, Any], said: str) -> None:
+def test_files_that_are_no_captured_models_are_refused(file: Path, change: dict[str, Any], message: str) -> None:
     file.write_text(json.dumps({**json.loads(file.read_text()), **change}))
-    with pytest.raises(InputError, match=said):
+    with pytest.raises(InputError, match=message):
         read_captured(file)
     file.write_text(file.read_text().replace('"matmul m=16', '"matrix m=16'))
     with pytest.raises(InputError):
@@ -125,14 +125,14 @@ def test_files_that_are_no_captured_models_are_refused(file: Path, change: dict[
 
 
 @pytest.mark.parametrize(
-    ("argument", "said"),
+    ("argument", "message"),
     [("module", "is no MODULE:FUNCTION"), ("no_such_module:f", "cannot be imported"), ("json:f", "no such function")],
 )
-def test_the_command_names_what_it_cannot_call(argument: str, said: str, capsys: Any, tmp_path: Path) -> None:
+def test_the_command_names_what_it_cannot_call(argument: str, message: str, capsys: Any, tmp_path: Path) -> None:
     with pytest.raises(SystemExit) as end:
         main(["capture", argument, "--out", str(tmp_path / "m.json")])
     assert end.value.code == 2
-    assert said in capsys.readouterr().err
+    assert message in capsys.readouterr().err
 
 
 def test_the_command_writes_the_file(capsys: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 import simulator
 from simulator.config import load_workload
-from simulator.models import head, hardware_flops_per_step, layer, model_flops_per_step_causal, parameters
+from simulator.models import hardware_flops_per_step, head, layer, model_flops_per_step_causal, parameters
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
@@ -54,8 +54,8 @@ def mixtral() -> Any:
     return MixtralForCausalLM(MixtralConfig(**CONFIG, num_local_experts=4))
 
 
-#: Model -> the keys of the built-in one, and the bytes of small tensors that this leaves out of a layer: the deviations
-#: of norms (GPT-2's means too), and of each head of Qwen3. Mixtral's are the numbers of experts and tokens in order.
+#: Model -> the keys of the built-in one, and the bytes of small tensors that this leaves out of a layer. They are the
+#: deviations of norms (GPT-2's means too), and of each head of Qwen3. Mixtral's also order tokens by expert.
 CASES: dict[str, tuple[Callable[[], Any], dict[str, Any], int | None]] = {
     "llama": (llama, LLAMA, 2 * PER_ROW + SEEDS),
     "qwen3": (
@@ -78,20 +78,24 @@ def test_a_captured_model_is_the_built_in_one(name: str, tmp_path: Path) -> None
     model = simulator.capture(module, inputs, dtype="bf16")
     model.save(tmp_path / "model.json")
     common = {"cluster": "dgx_h100", "framework": "hugging_face"}
-    job = load_workload({**common, "model": {"captured": str(tmp_path / "model.json")}, "training": {"global_batch": 2}})
-    own = load_workload({**common, "model": sizes, "training": {"seq": SEQ, "micro_batch": BATCH, "global_batch": 2}})
+    job = load_workload(
+        {**common, "model": {"captured": str(tmp_path / "model.json")}, "training": {"global_batch": 2}}
+    )
+    built_in = load_workload(
+        {**common, "model": sizes, "training": {"seq": SEQ, "micro_batch": BATCH, "global_batch": 2}}
+    )
     assert model.layers == (1, 1)
-    assert parameters(job) == parameters(own) == sum(weight.numel() for weight in module.parameters())
-    assert model_flops_per_step_causal(job) == model_flops_per_step_causal(own)
-    assert hardware_flops_per_step(job) == hardware_flops_per_step(own)
-    more = layer(job).saved_bytes - layer(own).saved_bytes
+    assert parameters(job) == parameters(built_in) == sum(weight.numel() for weight in module.parameters())
+    assert model_flops_per_step_causal(job) == model_flops_per_step_causal(built_in)
+    assert hardware_flops_per_step(job) == hardware_flops_per_step(built_in)
+    more = layer(job).saved_bytes - layer(built_in).saved_bytes
     if left_out is None:
-        assert 0 < more < 0.01 * layer(own).saved_bytes
+        assert 0 < more < 0.01 * layer(built_in).saved_bytes
     else:
         assert more == left_out
     # Behind the layers: the norm's deviations, the targets, and the sum of their weights.
     norms = 2 if name == "gpt2" else 1
-    assert head(job).saved_bytes - head(own).saved_bytes == norms * PER_ROW + 8 * ROWS + 4
+    assert head(job).saved_bytes - head(built_in).saved_bytes == norms * PER_ROW + 8 * ROWS + 4
 
 
 def test_the_plan_of_a_model_splits_it() -> None:

@@ -40,7 +40,7 @@ _PROBLEMS = (
     *(tensor.problems, training.problems, framework.problems, context.problems, experts.problems, pipeline.problems),
     *(mixers.problems, tuning.problems, servers.problems, offload.problems, optimizer.problems, precision.problems),
 )
-#: Of captured models, whose operations are what they are.
+#: Checks of captured models, whose operations nothing changes.
 _CAPTURED_PROBLEMS = (
     *(captured.problems, training.problems, framework.problems, pipeline.problems),
     *(servers.problems, offload.problems, optimizer.problems, precision.problems),
