@@ -11,7 +11,7 @@ from simulator.capturing.backward import alive_bytes, for_weights, made_by
 from simulator.capturing.kernels import DTYPES, Launch
 from simulator.capturing.recorder import Entry, Tape
 from simulator.capturing.sections import Sections
-from simulator.capturing.splitting import Share, Shares
+from simulator.capturing.splitting import RankShare, Shares
 from simulator.program import GroupedMatmul, Matmul, kernel_to_text
 
 #: Name of the tensor that a layer gets from the one before it.
@@ -111,7 +111,7 @@ class Parts:
                 alone = (placed.number, place) in self.only_weights
                 phase = "F" if not placed.entry.backward else "W" if alone else "B"
                 name = names.name_of(placed.entry, launch, phase, self._module(key, placed.entry))
-                share = self.split.kernels.get((placed.number, place), Share())
+                share = self.split.kernels.get((placed.number, place), RankShare())
                 passes[phase].append(_kernel(name, launch, phase, share))
                 if isinstance(launch.kernel, Matmul) and phase == "W":
                     with_gradients = (self.tape.gradients.get(use.storage) for use in made_by(placed.entry, launch))
@@ -167,7 +167,7 @@ class _Names:
         return name if self._times[name] == 1 else f"{name} {self._times[name]}"
 
 
-def _kernel(name: str, launch: Launch, phase: str, share: Share) -> CapturedKernel:
+def _kernel(name: str, launch: Launch, phase: str, share: RankShare) -> CapturedKernel:
     kernel = launch.kernel
     if phase != "F" and isinstance(kernel, Matmul | GroupedMatmul):
         kernel = replace(kernel, role="wgrad" if phase == "W" else "dgrad")

@@ -70,7 +70,7 @@ class Tape:
     inputs: set[int] = field(default_factory=set)
 
 
-class Recorder:
+class TapeRecorder:
     """Numbers storages, follows modules, and writes operations down as they are dispatched."""
 
     def __init__(self) -> None:
@@ -182,7 +182,7 @@ class Recorder:
         return entries[-1].node if entries else -1
 
 
-def _dispatching(recorder: Recorder) -> Any:
+def _dispatching(recorder: TapeRecorder) -> Any:
     """Return the dispatch mode that hands operations to ``recorder``, and answers questions on known values."""
     import torch
     from torch.utils._python_dispatch import TorchDispatchMode
@@ -225,7 +225,7 @@ def record(module: Any, weights: Mapping[str, Any], args: Sequence[Any], kwargs:
     """
     import torch
 
-    recorder = Recorder()
+    recorder = TapeRecorder()
     for name, weight in weights.items():
         recorder.tape.weights.setdefault(recorder.number(weight), name)
     recorder.tape.inputs |= {recorder.number(one) for one in _tensors((args, kwargs))}
@@ -267,7 +267,7 @@ def _at(error: InputError, module: Any) -> InputError:
     return error
 
 
-def _followed(module: Any, recorder: Recorder) -> Any:
+def _followed(module: Any, recorder: TapeRecorder) -> Any:
     """Return a context in which ``recorder`` is told of every module that begins and ends."""
     from contextlib import ExitStack
 

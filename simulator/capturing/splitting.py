@@ -26,7 +26,7 @@ _MEMORY = ("read_bytes", "write_bytes")
 
 
 @dataclass(frozen=True)
-class Share:
+class RankShare:
     """A rank's share of one kernel: names of the sizes that are split, and bytes that ranks then sum or gather."""
 
     sizes: tuple[str, ...] = ()
@@ -38,7 +38,7 @@ class Share:
 class Shares:
     """Shares of kernels by (number of the entry, number of the kernel), split storages and weights, or why none."""
 
-    kernels: dict[tuple[int, int], Share] = field(default_factory=dict)
+    kernels: dict[tuple[int, int], RankShare] = field(default_factory=dict)
     storages: set[int] = field(default_factory=set)
     dimensions: dict[str, int] = field(default_factory=dict)
     divisor: int = 0
@@ -97,11 +97,11 @@ def _share_of_entry(shared: Shares, tape: Tape, number: int, entry: Entry, style
         shared.dimensions[tape.weights[weights[0].storage]] = 0
         shared.divisor = math.gcd(shared.divisor, weights[0].shape[0])
         out = sum(tape.storages[use.storage] for use in entry.outputs if use is not None)
-        shared.kernels[number, 0] = Share(summed_bytes=out)
+        shared.kernels[number, 0] = RankShare(summed_bytes=out)
         return
     if style == "embedding_rowwise" and entry.backward:
         cleared = (place for place, launch in enumerate(entry.launches) if launch.kernel.kind == "zero")
-        shared.kernels |= {(number, place): Share(("write_bytes",)) for place in cleared}
+        shared.kernels |= {(number, place): RankShare(("write_bytes",)) for place in cleared}
         return
     if split_inputs:
         for place, launch in enumerate(entry.launches):
@@ -117,13 +117,13 @@ def _share_of_product(
     column, kernel = style.startswith("colwise"), launch.kernel
     if not isinstance(kernel, Matmul):
         if column:
-            shared.kernels[place] = Share(_MEMORY)
+            shared.kernels[place] = RankShare(_MEMORY)
         return
     size, keeps = _split_of_product(tape, entry, results, column, transposed)
     shared.divisor = math.gcd(shared.divisor, getattr(kernel, size))
     gathers = style == "colwise_gather_output" and not entry.backward
     sums = size == "k" and not any(use.storage in tape.gradients for use in results)
-    shared.kernels[place] = Share((size,), nbytes if sums else 0.0, nbytes if gathers else 0.0)
+    shared.kernels[place] = RankShare((size,), nbytes if sums else 0.0, nbytes if gathers else 0.0)
     if keeps and not gathers:
         shared.storages |= {use.storage for use in results}
 
@@ -155,5 +155,5 @@ def _share_of_split(shared: Shares, tape: Tape, place: tuple[int, int], entry: E
             return
     for size in sizes if sizes != _MEMORY else ():
         shared.divisor = math.gcd(shared.divisor, getattr(kernel, size))
-    shared.kernels[place] = Share(sizes)
+    shared.kernels[place] = RankShare(sizes)
     shared.storages |= {use.storage for use in made_by(entry, launch)}

@@ -21,7 +21,9 @@ Maker = Annotated[
     typer.Argument(metavar="MODULE:FUNCTION", help="A Python function that returns a module and its example inputs."),
 ]
 Out = Annotated[Path, typer.Option("--out", metavar="FILE", help="Write the captured model (.json).")]
-Dtype = Annotated[str | None, typer.Option("--dtype", metavar="TYPE", help="bf16, fp16 or fp32 [the module's own].")]
+WeightType = Annotated[
+    str | None, typer.Option("--dtype", metavar="TYPE", help="bf16, fp16 or fp32 [the module's own].")
+]
 Layers = Annotated[
     str | None,
     typer.Option("--layers", metavar="NAME", help="The list of modules that pipelines split [that with most weights]."),
@@ -35,7 +37,7 @@ Tokens = Annotated[
 
 
 def command(
-    maker: Maker, out: Out, dtype: Dtype = None, layers: Layers = None, seq: Tokens = None, quiet: Quiet = False
+    maker: Maker, out: Out, dtype: WeightType = None, layers: Layers = None, seq: Tokens = None, quiet: Quiet = False
 ) -> None:
     """Record a PyTorch module as a model that plays.
 
