@@ -282,9 +282,28 @@ def _class_of(call: Call, outputs: Sequence[Any]) -> str:
     read = [one for one in call.inputs if one.numel() > 1]
     if any(one.numel() > out for one in read):
         return "reduce"
-    if any(one.numel() < out for one in read):
-        return "bias" if name in ("add", "add_") else "strided"
+    small = [one for one in read if one.numel() < out]
+    if small:
+        return _class_of_broadcast(small[0])
+    if any(not _is_dense(one) for one in read):
+        return "strided"
     return "residual" if len(read) > 1 else "activation"
+
+
+def _class_of_broadcast(tensor: Any) -> str:
+    """Return the class of a kernel that takes ``tensor`` for many elements: a column, a row, or a table of positions.
+
+    None of them has vector loads (aten/src/ATen/native/cuda/Loops.cuh, for operands whose strides differ).
+    """
+    if tensor.shape[-1] == 1:
+        return "strided"
+    return "bias" if sum(size > 1 for size in tensor.shape) == 1 else "rope"
+
+
+def _is_dense(tensor: Any) -> bool:
+    """Tell whether a tensor's elements lie side by side, in whatever order."""
+    extent = 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    return bool(extent == tensor.numel())
 
 
 def _class_of_copy(source: Any, target: Any) -> str:

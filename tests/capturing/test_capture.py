@@ -168,6 +168,20 @@ def test_rms_norm_is_a_kernel_each_way() -> None:
     assert names == ["fused_rms_norm", "fused_rms_norm_backward weight wgrad"]
 
 
+def test_the_class_of_a_kernel_follows_from_the_order_of_its_tensors() -> None:
+    class Kinds(nn.Linear):
+        def forward(self, x: Any) -> Any:
+            x = super().forward(x)
+            table = torch.ones(TOKENS, WIDTH, dtype=x.dtype, device=x.device)
+            x = x * self.bias * x[..., :1] * table
+            return x + x, -x[..., :8], x.float()
+
+    model = captured(Kinds(WIDTH, WIDTH), torch.zeros(BATCH, TOKENS, WIDTH))
+    nodes = model.parts[model.layers[0]].nodes
+    kinds = [one.kernel.split()[1] for node in nodes for one in node.forward if "memory" in one.kernel]
+    assert kinds == [f"op={kind}" for kind in ("zero", "bias", "strided", "rope", "residual", "strided", "upcast")]
+
+
 def test_values_that_the_module_counts_itself_are_known() -> None:
     class Counts(nn.Linear):
         def forward(self, x: Any) -> Any:
