@@ -2,8 +2,9 @@
 
 `run` simulates a training step of a workload, `sweep` many that differ in a few keys, `search` finds the best layout,
 and `advise` single changes that help. `share` simulates several jobs on one cluster, `schedule` a pipeline schedule
-without a model. `check`, `collective`, `topology` and `validate` are the commands of those names. `plot` draws results.
-`simulate` is the engine beneath: a program on a cluster. Unusable input raises `errors.InputError`.
+without a model, and `capture` makes a model of a PyTorch module. `check`, `collective`, `topology` and `validate` are
+the commands of those names. `plot` draws results. `simulate` is the engine beneath: a program on a cluster. Unusable
+input raises `errors.InputError`.
 
 >>> import simulator
 >>> simulator.schedule("1f1b", stages=4, microbatches=8).to_dict()["bubble_ratio"]
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
     from simulator import plot
     from simulator.advising.advise import SpeedAdvice, advise
     from simulator.api import StepResult, run
+    from simulator.captured import CapturedModel
+    from simulator.capturing.entry import capture
     from simulator.commands.check import CheckResult, check
     from simulator.commands.collective import CollectiveResult, collective
     from simulator.commands.topology import TopologyResult, topology
@@ -33,6 +36,7 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 __all__ = [
+    "CapturedModel",
     "CheckResult",
     "CollectiveResult",
     "Result",
@@ -45,6 +49,7 @@ __all__ = [
     "TopologyResult",
     "ValidationResult",
     "advise",
+    "capture",
     "check",
     "collective",
     "plot",
@@ -61,6 +66,8 @@ __all__ = [
 #: Modules of names that are loaded at first use: reading a workload file on a bare GPU machine must import neither
 #: SimPy nor matplotlib.
 _HOME = {
+    "capture": "simulator.capturing.entry",
+    "CapturedModel": "simulator.captured",
     "advise": "simulator.advising.advise",
     "SpeedAdvice": "simulator.advising.advise",
     "check": "simulator.commands.check",

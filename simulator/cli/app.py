@@ -16,6 +16,7 @@ from typer.core import TyperCommand
 from simulator import __version__
 from simulator.cli import (
     calibrate,
+    capture,
     check,
     collective,
     importing,
@@ -45,6 +46,7 @@ COMMANDS: dict[str, Callable[..., Any] | typer.Typer] = {
     "topology": topology.command,
     "import": importing.command,
     "init": init.command,
+    "capture": capture.command,
     "validate": validate.command,
     "trace": trace.app,
     "calibrate": calibrate.command,

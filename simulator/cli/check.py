@@ -138,6 +138,9 @@ def _traits(model: Model) -> Iterator[str]:
         yield f"{model.moe.experts:,} experts (top {model.moe.top_k:,})"
     if model.mla is not None:
         yield "latent attention"
+    if model.captured_model:
+        yield f"captured from {model.captured_model.name} of PyTorch {model.captured_model.torch}"
+        return
     counts = Counter(model.mixer(layer).name for layer in range(model.layers))
     if set(counts) != {"attention"}:
         yield "mixers " + ", ".join(f"{name} {count:,}" for name, count in counts.items())

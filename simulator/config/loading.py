@@ -9,6 +9,7 @@ from types import MappingProxyType
 from typing import Any, NoReturn, TypeVar, cast
 
 from simulator.config import catalog, rules
+from simulator.config.captured_file import read_captured
 from simulator.config.cluster import cluster_data
 from simulator.config.optimizer_choices import usual_library
 from simulator.config.pipelines import find_schedule, is_file
@@ -150,8 +151,22 @@ def load_workload(
                 refused[name] = error
     if refused:
         _refuse(data, refused, file, origin)
+    _fill_from_capture(data)
     workload = _completed(data, file, origin)
     return _with_stack(_with_profiles(workload, base, origin), base, origin)
+
+
+def _fill_from_capture(data: dict[str, Any]) -> None:
+    """Set keys of ``data`` that are left open to what a captured model was recorded with."""
+    model = data.get("model")
+    if not isinstance(model, Mapping) or not model.get("captured"):
+        return
+    captured = read_captured(model["captured"])
+    recorded = {"seq": captured.seq, "micro_batch": captured.micro_batch, "precision": captured.dtype}
+    for section, keys in (("training", recorded), ("parallelism", {"sequence_parallel": False})):
+        if isinstance(data.setdefault(section, {}), Mapping):
+            data[section] = {**keys, **data[section]}
+    data.setdefault("framework", "pytorch")
 
 
 def _refuse(data: Mapping[str, Any], refused: Mapping[str, InputError], file: object, origin: PlaceOfKey) -> NoReturn:
@@ -159,6 +174,8 @@ def _refuse(data: Mapping[str, Any], refused: Mapping[str, InputError], file: ob
 
     Without a cluster nothing is said of one against another."""
     left = {key: value for key, value in data.items() if key not in refused and key != "cluster"}
+    if "model" in refused and isinstance(data["model"], Mapping) and "captured" in data["model"]:
+        left.pop("training", None)  # which would have been filled from the captured model
     try:
         validated(Workload, left, file, place=origin)
     except InputError as error:

@@ -10,6 +10,9 @@ from pydantic import Discriminator, Field, GetJsonSchemaHandler, Tag
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema
 
+from simulator.bounds import Text
+from simulator.captured import CapturedModel
+from simulator.config.captured_file import read_captured
 from simulator.config.presets import presets
 from simulator.config.section import AsSection, AsTuple, Integral, Section
 from simulator.mixers import MIXERS, GatedDelta, Indexer, Mamba2, Mixer
@@ -221,6 +224,8 @@ class Model(Section):
     """of `gated_delta` layers: the gated delta rule [null]"""
     mamba2: Annotated[Mamba2, AsSection()] | None = None
     """of `mamba2` layers [null]"""
+    captured: Text = ""
+    """file of a captured PyTorch module (`llmsim capture`), which gives all other keys but `layers` [none]"""
     mtp_layers: Annotated[int, Field(ge=0, le=100), Integral] = 0
     """multi-token prediction: so many more layers, each with the loss of one more token ahead, on the last stage [0]"""
 
@@ -296,6 +301,11 @@ class Model(Section):
         return (*names, *(("gate", "up", "gate_up", "down") if gated else ("up", "down")))
 
     @property
+    def captured_model(self) -> CapturedModel | None:
+        """The model of the file `captured`, where there is one."""
+        return read_captured(self.captured) if self.captured else None
+
+    @property
     def table_at_both_ends(self) -> bool:
         """The last stage works with the embedding table too."""
         return self.tied_embeddings or self.mtp_layers > 0
@@ -333,6 +343,6 @@ class Model(Section):
             "preset": {"enum": list(presets()), "description": "a shipped model"},
             "hf_config": {"type": "string", "description": "path of a Hugging Face config.json"},
         }
-        schema["oneOf"] = [{"required": ["preset"]}, {"required": ["hf_config"]}, {"required": sizes}]
-        schema["oneOf"][2] |= {"not": {"anyOf": schema["oneOf"][:2]}}
+        sources = [{"required": [key]} for key in ("preset", "hf_config", "captured")]
+        schema["oneOf"] = [*sources, {"required": sizes, "not": {"anyOf": sources}}]
         return schema

@@ -7,6 +7,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from simulator.config.captured_file import model_keys
 from simulator.config.hugging_face import from_hugging_face
 from simulator.errors import InputError, PlaceOfKey
 from simulator.input_files import as_path, brief, closest, read_json, read_yaml
@@ -25,6 +26,8 @@ def expand_model(section: Mapping[str, Any], *, base: Path | None, origin: Place
     """
     section = {key: value for key, value in section.items() if value is not None}
     fields = {key: value for key, value in section.items() if key not in ("preset", "hf_config")}
+    if "captured" in section:
+        return _captured(section, base, origin)
     if "preset" in section and "hf_config" in section:
         file, key = origin("model.hf_config")
         raise InputError("give either a preset or hf_config", file=file, key=key, found=brief(section["hf_config"]))
@@ -50,6 +53,29 @@ def expand_model(section: Mapping[str, Any], *, base: Path | None, origin: Place
         file, key = origin("model.hf_config")
         return _over(_config_fields(name, base, file, key), fields)
     return fields
+
+
+def _captured(section: Mapping[str, Any], base: Path | None, origin: PlaceOfKey) -> dict[str, Any]:
+    """Return the keys that a captured model gives, with another number of layers where the section asks for one.
+
+    Raises `InputError` of other keys that contradict them.
+    """
+    file, key = origin("model.captured")
+    if not isinstance(section["captured"], str):
+        raise InputError("must be a path", file=file, key=key, found=brief(section["captured"]))
+    path = as_path(section["captured"], base=base, file=file, key=key).absolute()
+    keys = model_keys(path)
+    for name, value in section.items():
+        if name not in ("captured", "layers") and keys.get(name) != value:
+            file, key = origin(f"model.{name}")
+            raise InputError(
+                f"is what {path.name} has captured; only the number of layers may differ",
+                file=file,
+                key=key,
+                found=brief(value),
+                allowed="captured, layers",
+            )
+    return {**keys, **{key: value for key, value in section.items() if key == "layers"}, "captured": str(path)}
 
 
 def _over(shipped: Mapping[str, Any], fields: Mapping[str, Any]) -> dict[str, Any]:

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 
 from simulator.config import Workload
+from simulator.models.captured import captured_flops
 from simulator.models.layer import layer
 from simulator.models.multi_token_prediction import predictor
 from simulator.models.shapes import representative_seat
@@ -77,6 +78,9 @@ def _flops_per_step(workload: Workload, *, causal: bool) -> float:
     frozen weights no gradients are computed, which takes another two per weight.
     """
     model, seq = workload.model, workload.training.seq
+    if captured := model.captured_model:
+        samples = workload.training.global_batch / workload.training.micro_batch
+        return samples * captured_flops(captured, model.layers, causal=causal)
     layers = model.layers + model.mtp_layers
     mixers = sum(_mixer_flops(workload, number, causal=causal) for number in range(layers))
     multiplied, frozen = _multiplied(workload)

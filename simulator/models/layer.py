@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 from simulator.config import Workload
 from simulator.mixers import Mixer
+from simulator.models.captured import captured_layer
 from simulator.models.experts import experts, mixture
 from simulator.models.latent_attention import Latent, latent
 from simulator.models.linear import linear, with_summed_gradients
@@ -54,6 +55,8 @@ def layer(
     Selective recomputation of the core attention drops 5 a s / h, full recomputation keeps the input alone.
     """
     model, chosen = workload.model, workload.training.recompute
+    if captured := model.captured_model:
+        return captured_layer(workload, captured, number, recompute or chosen.granularity, turn)
     mlp = model.mlp(number)
     mixed = experts(workload, seat) if mlp == "moe" else None
     modules = {"none": (), "selective": tuple(dict.fromkeys(chosen.modules)), "ops": ("ops",), "full": ("layer",)}[

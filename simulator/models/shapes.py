@@ -129,7 +129,12 @@ def _forms(model: Model) -> dict[str, Any]:
 
 
 def activation_bytes(workload: Workload) -> float:
-    """Return the bytes of the tensor between two layers: b s h elements, of which each rank on axis cp has a share."""
+    """Return the bytes of the tensor between two layers: b s h elements, of which each rank on axis cp has a share.
+
+    Those of a captured model were recorded.
+    """
+    if captured := workload.model.captured_model:
+        return captured.passed_bytes
     return float(workload.rank_tokens * workload.model.hidden * DTYPE_BYTES[workload.training.precision])
 
 

@@ -10,6 +10,7 @@ from dataclasses import replace
 from simulator.config import Workload
 from simulator.losses import LOSSES, LossOptions
 from simulator.losses.loss import is_split
+from simulator.models.captured import captured_beginning, captured_end
 from simulator.models.linear import add_gradient, linear, new_gradient_bytes
 from simulator.models.norms import norm
 from simulator.models.parts import Part, part_of
@@ -29,6 +30,8 @@ def embedding(workload: Workload, turn: Turn = ANY_TURN) -> Part:
     section 3). Under sequence parallelism the sum is a reduce-scatter (Megatron's `reduce_scatter_embeddings`). Where
     positions have to be added to whole sequences first it is an all-reduce, of which each rank takes its rows.
     """
+    if captured := workload.model.captured_model:
+        return captured_beginning(workload, captured, turn)
     z = shapes(workload, turn=turn, number=EMBEDDING)
     full = float(z.weight_element * z.tokens * z.hidden)
     words = Weight(
@@ -86,6 +89,8 @@ def head(workload: Workload, turn: Turn = ANY_TURN, *, projection: bool = True) 
     The projection's weight is the embedding's where they are tied. The rank has a copy of it if the pipeline puts the
     embedding on another rank. Without ``projection`` the weight is that of another part of this rank.
     """
+    if captured := workload.model.captured_model:
+        return captured_end(workload, captured, turn)
     z = shapes(workload, turn=turn, number=HEAD)
     product = linear(
         z,

@@ -19,8 +19,8 @@ from simulator.program.ops import (
     kernels_of,
 )
 from simulator.program.program import Program, Role, Step, reordered
-from simulator.program.text import to_text
-from simulator.program.text_reader import from_text
+from simulator.program.text import kernel_to_text, to_text
+from simulator.program.text_reader import from_text, kernel_from_text
 from simulator.program.validation import ProgramError, validate
 from simulator.program.vocabulary import (
     AXES,
@@ -80,6 +80,8 @@ __all__ = [
     "expecting",
     "extended",
     "from_text",
+    "kernel_from_text",
+    "kernel_to_text",
     "kernels_of",
     "numbered_axis",
     "reordered",

@@ -24,7 +24,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import MISSING, fields
 from typing import Any
 
-from simulator.program.kernels import KERNELS
+from simulator.program.kernels import KERNELS, Kernel
 from simulator.program.ops import Batch, Beside, Block, Comm, Compute
 from simulator.program.program import Program, Role, Step
 
@@ -62,11 +62,20 @@ def to_text(program: Program) -> str:
     return "\n".join(lines) + "\n"
 
 
+def kernel_to_text(kernel: Kernel) -> str:
+    """Return one kernel in the text form; `text_reader.kernel_from_text` gives it back.
+
+    >>> from simulator.program.kernels import Matmul
+    >>> kernel_to_text(Matmul(4, 8, 2, role="wgrad"))
+    'matmul m=4 n=8 k=2 role=wgrad'
+    """
+    return f"{_KERNEL_NAME[type(kernel)]}{_values(kernel, ())}"
+
+
 def _op(op: Compute | Comm) -> str:
     if isinstance(op, Comm):
         return f"comm {shlex.quote(op.name)} {op.op}{_values(op, ('name', 'op'))}"
-    kernel = op.kernel
-    return f"compute {shlex.quote(op.name)} {op.phase} {_KERNEL_NAME[type(kernel)]}{_values(kernel, ())}"
+    return f"compute {shlex.quote(op.name)} {op.phase} {kernel_to_text(op.kernel)}"
 
 
 def _lanes(role: Role, number: dict[int, int]) -> Iterator[str]:

@@ -236,6 +236,17 @@ def _add(table: dict[Any, Any], key: object, value: object, what: str) -> None:
     table[key] = value
 
 
+def kernel_from_text(text: str) -> Kernel:
+    """Return the kernel that ``text`` describes. Raises `ProgramError` where it is none.
+
+    >>> kernel_from_text("matmul m=4 n=8 k=2").flops
+    128.0
+    """
+    with _naming(f"cannot read {text!r}"):
+        name, *words = shlex.split(text)
+        return _kernel(name, words)
+
+
 def _kernel(name: str, words: list[str]) -> Kernel:
     if name not in KERNELS:
         raise ValueError(f"no kernel {name!r}; there are {', '.join(KERNELS)}")

@@ -40,6 +40,8 @@ def job_key(workload: Workload) -> str:
     schedule = workload.parallelism.schedule
     if is_file(schedule):
         data["parallelism"]["schedule"] = hashlib.sha256(read_content(Path(schedule))).hexdigest()
+    if workload.model.captured:
+        data["model"]["captured"] = hashlib.sha256(read_content(Path(workload.model.captured))).hexdigest()
     return _hash({"job": data, "simulator": simulator_version()})
 
 

@@ -11,6 +11,7 @@ from itertools import chain
 from typing import TYPE_CHECKING
 
 from simulator.config.rules import (
+    captured,
     context,
     data,
     dispatching,
@@ -42,10 +43,15 @@ _PROBLEMS = (
     *(mixers.problems, tuning.problems, servers.problems, offload.problems, optimizer.problems, precision.problems),
     *(hidden_exchange.problems, dispatching.problems),
 )
+#: Checks of captured models, whose operations nothing changes.
+_CAPTURED_PROBLEMS = (
+    *(captured.problems, training.problems, framework.problems, pipeline.problems),
+    *(servers.problems, offload.problems, optimizer.problems, precision.problems),
+)
 _LAYOUT_PROBLEMS = (
     *(scale.layout_problems, placement.layout_problems, data.layout_problems),
     *(pipeline.layout_problems, experts.layout_problems, framework.layout_problems),
-    *(precision.layout_problems, dispatching.layout_problems),
+    *(precision.layout_problems, dispatching.layout_problems, captured.layout_problems),
 )
 _WARNINGS = (
     *(scale.warnings, data.warnings, servers.warnings, experts.warnings, pipeline.warnings),
@@ -57,7 +63,8 @@ _WARNINGS = (
 def problems(workload: Workload) -> Iterator[InputError]:
     """Return errors that hold whatever the cluster; those of an unknown framework alone."""
     unknown = list(framework.choice_problems(workload))
-    return iter(unknown) if unknown else chain.from_iterable(check(workload) for check in _PROBLEMS)
+    checks = _CAPTURED_PROBLEMS if workload.model.captured else _PROBLEMS
+    return iter(unknown) if unknown else chain.from_iterable(check(workload) for check in checks)
 
 
 def layout_problems(workload: Workload) -> Iterator[InputError]:

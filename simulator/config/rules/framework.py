@@ -65,7 +65,10 @@ def layout_problems(workload: Workload) -> Iterator[InputError]:
             section = getattr(section, name) if section is not None else None
         return section
 
+    recorded = bool(workload.model.captured)
     for limit in workload.software.limits:
+        if recorded and limit.key.startswith("model."):  # of layers that the framework would make
+            continue
         actual = value_of(limit.key)
         applies = all(value_of(key) == value for key, value in limit.where.items())
         if applies and actual not in limit.allowed:

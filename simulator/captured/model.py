@@ -1,0 +1,182 @@
+"""A captured model as plain data: operations of a module's parts, with the tensors that autograd keeps.
+
+All sizes are those of the recorded micro-batch on a single GPU. ``split`` marks what tensor-parallel ranks share.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any, Literal
+
+from simulator.bounds import NotNegative
+from simulator.errors import InputError
+
+
+@dataclass(frozen=True, kw_only=True)
+class CapturedKernel:
+    """One kernel."""
+
+    name: str
+    """the module and the operation of PyTorch"""
+    kernel: str
+    """its kind and sizes in the text form of programs, such as ``matmul m=4 n=8 k=4``"""
+    split: tuple[str, ...] = ()
+    """sizes that tensor-parallel ranks share"""
+    summed_bytes: NotNegative = 0.0
+    """of a result that tensor-parallel ranks then sum; 0: none"""
+    gathered_bytes: NotNegative = 0.0
+    """of a result of which tensor-parallel ranks have parts, and then gather all; 0: none"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CapturedTensor:
+    """An activation that is kept from the forward to the backward pass."""
+
+    name: str
+    """unique in the model"""
+    nbytes: NotNegative
+    """of the storage"""
+    split: bool = False
+    """whether tensor-parallel ranks hold a part each"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CapturedWeight:
+    """A weight that an operation reads."""
+
+    name: str
+    """counted from the part that has it"""
+    shape: tuple[int, ...]
+    """in elements"""
+    dtype: str
+    """bf16, fp16 or fp32"""
+    gradient: str = ""
+    """name of the product that computes its gradient; norms, biases and embeddings have none"""
+    split_dimension: int = -1
+    """dimension that tensor-parallel ranks share; -1: all hold the whole"""
+    tied_to: str = ""
+    """weight before it that is the same"""
+    trainable: bool = True
+    """false of weights without gradients"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CapturedNode:
+    """One differentiable operation, as autograd recorded it."""
+
+    forward: tuple[CapturedKernel, ...] = ()
+    """kernels of the forward pass"""
+    input_grad: tuple[CapturedKernel, ...] = ()
+    """kernels of the backward pass on which gradients of activations depend"""
+    weight_grad: tuple[CapturedKernel, ...] = ()
+    """kernels that only gradients of weights depend on"""
+    saved: tuple[CapturedTensor, ...] = ()
+    """what is kept for the backward pass"""
+    weights: tuple[CapturedWeight, ...] = ()
+    """weights that it reads"""
+    forward_bytes: NotNegative = 0.0
+    """alive in its forward pass, beside what is kept"""
+    grad_bytes: NotNegative = 0.0
+    """alive in its backward pass, beside what is kept and gradients of weights"""
+    output_grad_bytes: NotNegative = 0.0
+    """of the gradient of its output"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CapturedPart:
+    """A layer, or what runs before or after all layers. Equal layers are one part."""
+
+    name: str
+    """of its module"""
+    nodes: tuple[CapturedNode, ...]
+    """in the order of the forward pass"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CapturedModel:
+    """A model that was captured from a PyTorch module.
+
+    ``parts`` are different from each other; ``before``, ``layers`` and ``after`` are their numbers.
+    """
+
+    format: Literal[1]
+    """version of the file"""
+    name: str
+    """class of the module"""
+    torch: str
+    """version of PyTorch that recorded it"""
+    micro_batch: int
+    """sequences, or samples, that were recorded"""
+    seq: int
+    """tokens of each; 1 where the module does not read tokens"""
+    dtype: str
+    """of most weights"""
+    hidden: int
+    """elements of a token that pass from a layer to the next"""
+    heads: int
+    """heads of attention that were seen, 1 without attention"""
+    kv_heads: int
+    """heads of keys and values that were seen"""
+    vocab: int
+    """tokens of the vocabulary, 1 without an embedding of tokens"""
+    passed_bytes: NotNegative
+    """of the tensors that pass from a layer to the next"""
+    one_piece: str
+    """why a pipeline cannot split the layers; empty where it can"""
+    unsplit: str
+    """why tensor-parallel ranks cannot share its products; empty where they can"""
+    widest_split: int
+    """largest number of tensor-parallel ranks of which all shared sizes are a multiple: their common divisor"""
+    parts: tuple[CapturedPart, ...]
+    """distinct parts"""
+    before: int
+    """part before the first layer"""
+    layers: tuple[int, ...]
+    """part of each layer"""
+    after: int
+    """part after the last layer, with the loss"""
+
+    @property
+    def table(self) -> str:
+        """Name of the weight of the first part that the last one reads too; empty where there is none."""
+        names = [weight.tied_to for node in self.parts[self.after].nodes for weight in node.weights if weight.tied_to]
+        return names[0] if names else ""
+
+    @property
+    def parameters(self) -> int:
+        """Elements of all weights, each counted once."""
+        numbers = (self.before, *self.layers, self.after)
+        return sum(_elements(weight) for number in numbers for weight in _weights(self.parts[number]))
+
+    def save(self, path: str | Path) -> None:
+        """Write the file ``path``, which ``model: {captured: PATH}`` in a workload file names.
+
+        Raises `InputError` where it cannot be written.
+        """
+        try:
+            Path(path).write_text(json.dumps(_without_defaults(self), indent=1) + "\n", encoding="utf-8")
+        except OSError as error:
+            raise InputError(f"cannot be written: {error.strerror or error}", file=path) from None
+
+
+def _weights(part: CapturedPart) -> list[CapturedWeight]:
+    return [weight for node in part.nodes for weight in node.weights if not weight.tied_to]
+
+
+def _elements(weight: CapturedWeight) -> int:
+    elements = 1
+    for size in weight.shape:
+        elements *= size
+    return elements
+
+
+def _without_defaults(value: Any) -> Any:
+    """Return a dataclass as data without the fields that have their default."""
+    if isinstance(value, tuple):
+        return [_without_defaults(entry) for entry in value]
+    if not hasattr(value, "__dataclass_fields__"):
+        return value
+    present = [field for field in fields(value) if getattr(value, field.name) != field.default]
+    return {field.name: _without_defaults(getattr(value, field.name)) for field in present}

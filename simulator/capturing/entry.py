@@ -1,0 +1,204 @@
+"""`capture`: a PyTorch module becomes a model that plays."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import Any
+
+from simulator.captured import CapturedModel, CapturedPart
+from simulator.capturing.kernels import DTYPES
+from simulator.capturing.parts import Parts, folded
+from simulator.capturing.recorder import Tape, record
+from simulator.capturing.sections import chain_of_layers, sections
+from simulator.capturing.splitting import shares
+from simulator.errors import InputError
+from simulator.program import Attention, kernel_from_text
+
+
+def capture(
+    module: Any,
+    example_inputs: Any,
+    *,
+    loss: Callable[[Any], Any] | None = None,
+    dtype: str | None = None,
+    layers: str | None = None,
+    tp_plan: Mapping[str, str] | None = None,
+    seq: int | None = None,
+) -> CapturedModel:
+    """Return ``module``, a PyTorch module, as a model that workload files name once it is saved.
+
+    Its forward and backward pass run once on tensors without data: neither a GPU nor weights are needed, and the module
+    itself is not changed. ``example_inputs`` is a tensor, a sequence of arguments, or a mapping of keywords, with the
+    sizes of one micro-batch. Modules run as in training, with dropout.
+
+    ``loss`` is a function of the module's output. Without it the backward pass starts from ``output.loss``, or else
+    from gradients of all outputs. ``dtype`` is the type of weights and inputs, such as ``bf16``: the module's own. The
+    children of the list of modules named ``layers`` are what pipelines split: the list with most weights. ``tp_plan``
+    says how tensor parallelism splits modules, by patterns of their names: a Hugging Face model's own. ``seq`` is the
+    number of tokens of a sample: the second size of integer inputs, else 1.
+
+    Raises `InputError` where PyTorch is missing, or the module cannot run on tensors without data.
+    """
+    torch = _torch()
+    if not isinstance(module, torch.nn.Module):
+        raise InputError("is no torch.nn.Module", key="module", found=type(module).__name__)
+    kind = _type(torch, dtype)
+    tensors = _without_data(torch, module, kind)
+    inputs = _inputs(torch, *_arguments(example_inputs), kind)
+    tape = _recorded_in_training(module, tensors, inputs, loss)
+    weights = {name: tensors[name] for name, _ in module.named_parameters()}
+    where = sections(module, tape, layers)
+    plan = tp_plan if tp_plan is not None else getattr(module, "_tp_plan", None)
+    split = shares(module, tape, plan)
+    builder = Parts(tape, where, split, weights)
+    parts, places = folded([builder.part(number) for number in range(where.behind + 1)])
+    chain = chain_of_layers(tape, where)
+    heads, kv_heads = _heads(parts)
+    batch, tokens = _sample(torch, inputs, seq)
+    return CapturedModel(
+        format=1,
+        name=type(module).__name__,
+        torch=str(torch.__version__),
+        micro_batch=batch,
+        seq=tokens,
+        dtype=_main_type(weights),
+        hidden=chain.width,
+        heads=heads,
+        kv_heads=kv_heads,
+        vocab=_vocabulary(tape, weights),
+        passed_bytes=chain.nbytes,
+        one_piece=chain.broken or _tied_inside(parts, places),
+        unsplit=split.reason,
+        widest_split=max(split.divisor, 1),
+        parts=parts,
+        before=places[0],
+        layers=tuple(places[1:-1]),
+        after=places[-1],
+    )
+
+
+def without_device() -> AbstractContextManager[Any]:
+    """Return a context in which PyTorch makes tensors without data. Raises `InputError` where PyTorch is missing."""
+    context: AbstractContextManager[Any] = _torch().device("meta")
+    return context
+
+
+def _torch() -> Any:
+    try:
+        import torch
+    except ImportError:
+        raise InputError(
+            "needs PyTorch, which is not installed", key="capture", fix="pip install 'llm-cluster-simulator[capture]'"
+        ) from None
+    return torch
+
+
+def _arguments(example_inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Return the arguments and keywords that ``example_inputs`` mean."""
+    if isinstance(example_inputs, Mapping):
+        return (), dict(example_inputs)
+    if isinstance(example_inputs, list | tuple):
+        return tuple(example_inputs), {}
+    return (example_inputs,), {}
+
+
+def _type(torch: Any, dtype: str | None) -> Any:
+    if dtype is None:
+        return None
+    names = {name: getattr(torch, kind) for kind, name in DTYPES.items()}
+    if dtype not in names:
+        raise InputError("is no type of weights here", key="dtype", found=dtype, allowed=", ".join(names))
+    return names[dtype]
+
+
+def _without_data(torch: Any, module: Any, kind: Any) -> dict[str, Any]:
+    """Return the parameters and buffers of ``module`` by name as tensors without data."""
+    named = {**dict(module.named_parameters()), **dict(module.named_buffers())}
+    return {name: _like(torch, tensor, kind) for name, tensor in named.items()}
+
+
+def _like(torch: Any, tensor: Any, kind: Any) -> Any:
+    """Return a tensor like ``tensor`` without data, floating ones of the type ``kind``."""
+    chosen = kind if kind is not None and tensor.is_floating_point() else tensor.dtype
+    sizes = tuple(tensor.shape), tuple(tensor.stride())
+    return torch.empty_strided(*sizes, dtype=chosen, device="meta", requires_grad=tensor.requires_grad)
+
+
+def _inputs(torch: Any, args: tuple[Any, ...], kwargs: dict[str, Any], kind: Any) -> tuple[Any, Any]:
+    from torch.utils._pytree import tree_map_only
+
+    without: tuple[Any, Any] = tree_map_only(torch.Tensor, lambda one: _like(torch, one, kind), (args, kwargs))
+    return without
+
+
+def _recorded_in_training(module: Any, tensors: Mapping[str, Any], inputs: tuple[Any, Any], loss: Any) -> Tape:
+    """Return the tape of ``module`` in training mode, and leave it in its own."""
+    modes = [(one, one.training) for one in module.modules()]
+    module.train()
+    try:
+        return record(module, tensors, *inputs, loss)
+    finally:
+        for one, training in modes:
+            one.training = training
+
+
+def _main_type(weights: Mapping[str, Any]) -> str:
+    """Return the type that most elements of the weights have. Raises `InputError` of types that are not simulated."""
+    elements: Counter[str] = Counter()
+    for name, weight in weights.items():
+        kind = str(weight.dtype).removeprefix("torch.")
+        if kind not in DTYPES:
+            raise InputError("weights of this type are not simulated", key=name, found=kind, allowed=", ".join(DTYPES))
+        elements[DTYPES[kind]] += weight.numel()
+    return elements.most_common(1)[0][0]
+
+
+def _heads(parts: Sequence[CapturedPart]) -> tuple[int, int]:
+    """Return the heads of the first attention in the ``parts``; 1 where there is none."""
+    kernels = (kernel for part in parts for node in part.nodes for kernel in node.forward)
+    for text in (kernel.kernel for kernel in kernels if kernel.kernel.startswith("attention ")):
+        attention = kernel_from_text(text)
+        assert isinstance(attention, Attention)
+        return attention.heads, attention.kv_heads
+    return 1, 1
+
+
+def _sample(torch: Any, inputs: Any, seq: int | None) -> tuple[int, int]:
+    """Return the number of samples of the inputs, and the tokens of each."""
+    from torch.utils._pytree import tree_leaves
+
+    tensors = [one for one in tree_leaves(inputs) if isinstance(one, torch.Tensor) and one.dim()]
+    if not tensors:
+        raise InputError("have no tensor with a batch dimension", key="example_inputs")
+    tokens = [one for one in tensors if not one.is_floating_point() and one.dim() == 2]
+    first = (tokens or tensors)[0]
+    return int(first.shape[0]), seq or (int(first.shape[1]) if tokens else 1)
+
+
+def _vocabulary(tape: Tape, weights: Mapping[str, Any]) -> int:
+    """Return the rows of the largest embedding; 1 without any."""
+    rows = [
+        use.shape[0]
+        for entry in tape.entries
+        if entry.name == "embedding"
+        for use in entry.inputs
+        if tape.weights.get(use.storage) in weights
+    ]
+    return max(rows, default=1)
+
+
+def _tied_inside(parts: Sequence[CapturedPart], places: Sequence[int]) -> str:
+    """Return why layers cannot be split over a pipeline where weights are shared but for one by both ends."""
+    first = {weight.name for node in parts[places[0]].nodes for weight in node.weights}
+    ends = [weight.tied_to for node in parts[places[-1]].nodes for weight in node.weights if weight.tied_to]
+    layers = [
+        weight.tied_to
+        for place in places[1:-1]
+        for node in parts[place].nodes
+        for weight in node.weights
+        if weight.tied_to
+    ]
+    shared = [*layers, *(name for name in ends if name not in first), *ends[1:]]
+    return f"its parts share the weight {shared[0]}" if shared else ""

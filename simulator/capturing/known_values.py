@@ -1,0 +1,68 @@
+"""Values that are known though tensors have no data, such as positions that the module itself counts.
+
+Modules look at such values to choose their way: whether a mask hides anything, or positions begin anew. What weights
+or unknown inputs lead to is not known.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+#: Elements of the largest tensor whose values are worked out.
+MOST_ELEMENTS = 1 << 22
+#: Operations whose values nobody can know.
+_RANDOM = ("rand", "randn", "randint", "bernoulli", "multinomial", "normal", "uniform", "randperm", "empty")
+
+
+class KnownValues:
+    """Values of some tensors without data, worked out on the CPU."""
+
+    def __init__(self) -> None:
+        from torch.utils.weak import WeakTensorKeyDictionary
+
+        self._values: Any = WeakTensorKeyDictionary()
+
+    def set(self, tensor: Any, value: Any) -> None:
+        """Note the ``value`` of a tensor."""
+        self._values[tensor] = value
+
+    def value_of(self, tensor: Any) -> Any:
+        """Return the value of a tensor, None where it is not known."""
+        return tensor if tensor.device.type == "cpu" else self._values.get(tensor)
+
+    def worked_out(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """Return what ``func`` gives on known values; None where it has other inputs, or gives something random."""
+        import torch
+        from torch.utils._pytree import tree_leaves, tree_map_only
+
+        tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
+        values = [self.value_of(tensor) for tensor in tensors]
+        name = func._schema.name.split("::")[1]
+        if any(value is None for value in values) or name.lstrip("_").startswith(_RANDOM):
+            return None
+        if not tensors and kwargs.get("device") is None:
+            return None
+        sizes = [leaf for leaf in tree_leaves(args) if isinstance(leaf, int)]
+        if max((value.numel() for value in values), default=0) > MOST_ELEMENTS or max(sizes, default=0) > MOST_ELEMENTS:
+            return None
+        real_args, real_kwargs = tree_map_only(torch.Tensor, self.value_of, (tuple(args), dict(kwargs)))
+        if real_kwargs.get("device") is not None:
+            real_kwargs["device"] = torch.device("cpu")
+        return func(*real_args, **real_kwargs)
+
+    def note(self, result: Any, value: Any) -> None:
+        """Note the values of the tensors that an operation gave, and forget those that have none any more."""
+        import torch
+        from torch.utils._pytree import tree_leaves
+
+        tensors, values = tree_leaves(result), tree_leaves(value)
+        if len(values) != len(tensors):
+            values = [None] * len(tensors)
+        for tensor, one in zip(tensors, values, strict=True):
+            if not isinstance(tensor, torch.Tensor):
+                continue
+            if isinstance(one, torch.Tensor) and one.numel() <= MOST_ELEMENTS:
+                self._values[tensor] = one
+            elif tensor in self._values:
+                del self._values[tensor]

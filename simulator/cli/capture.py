@@ -1,0 +1,95 @@
+"""``capture``: a PyTorch module as the file of a model."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from simulator.cli.options import Quiet
+from simulator.cli.outputs import check_outputs
+from simulator.cli.terminal import say
+from simulator.errors import InputError
+from simulator.units import counted
+
+Maker = Annotated[
+    str,
+    typer.Argument(metavar="MODULE:FUNCTION", help="A Python function that returns a module and its example inputs."),
+]
+Out = Annotated[Path, typer.Option("--out", metavar="FILE", help="Write the captured model (.json).")]
+WeightType = Annotated[
+    str | None, typer.Option("--dtype", metavar="TYPE", help="bf16, fp16 or fp32 [the module's own].")
+]
+Layers = Annotated[
+    str | None,
+    typer.Option("--layers", metavar="NAME", help="The list of modules that pipelines split [that with most weights]."),
+]
+Tokens = Annotated[
+    int | None,
+    typer.Option(
+        "--seq", metavar="TOKENS", min=1, help="Tokens of a sample [the second size of integer inputs, or 1]."
+    ),
+]
+
+
+def command(
+    maker: Maker, out: Out, dtype: WeightType = None, layers: Layers = None, seq: Tokens = None, quiet: Quiet = False
+) -> None:
+    """Record a PyTorch module as a model that plays.
+
+    FUNCTION takes no arguments. It returns the module and example inputs of one micro-batch, or a mapping of what
+    `simulator.capture` takes. It runs with no device, so that its weights take no memory. A workload file then says
+    `model: {captured: FILE}`.
+
+    Example:
+      llmsim capture my_model:job --dtype bf16 --out my_model.json
+    """
+    from simulator.capturing.entry import capture, without_device
+
+    check_outputs({"--out": out}, {"--out": (".json",)})
+    function = _function(maker)
+    with without_device():
+        answer = function()
+    options: dict[str, Any] = {
+        key: value for key, value in (("dtype", dtype), ("layers", layers), ("seq", seq)) if value is not None
+    }
+    if isinstance(answer, Mapping):
+        captured = capture(**{**answer, **options})
+    elif isinstance(answer, tuple) and len(answer) == 2:
+        captured = capture(*answer, **options)
+    else:
+        raise InputError(
+            "returns neither a module with example inputs nor a mapping", file=maker, found=type(answer).__name__
+        )
+    captured.save(out)
+    if not quiet:
+        distinct = len(set(captured.layers))
+        say(f"{captured.name}: {captured.parameters:,} parameters in {captured.dtype}")
+        say(f"  layers        {len(captured.layers):,}, of {counted(distinct, 'kind')}")
+        say(f"  micro-batch   {captured.micro_batch:,} x {captured.seq:,} tokens")
+        say(f"  tensor par.   {captured.unsplit or f'up to {captured.widest_split} ranks'}")
+        say(f"  pipeline      {captured.one_piece or 'splits between layers'}")
+        say(f"written: {out}; a workload names it by  model: {{captured: {out}}}")
+
+
+def _function(maker: str) -> Callable[[], Any]:
+    """Return the function that MODULE:FUNCTION names, modules of the current directory among them."""
+    name, colon, attribute = maker.partition(":")
+    if not colon or not name or not attribute:
+        raise InputError("is no MODULE:FUNCTION", file="capture", found=maker, allowed="such as my_model:job")
+    sys.path.insert(0, str(Path.cwd()))
+    try:
+        module = importlib.import_module(name)
+    except ImportError as error:
+        raise InputError(f"cannot be imported: {error}", file="capture", found=name) from None
+    finally:
+        sys.path.pop(0)
+    function = getattr(module, attribute, None)
+    if not callable(function):
+        raise InputError("has no such function", file=name, found=attribute)
+    maker_function: Callable[[], Any] = function
+    return maker_function

@@ -1,0 +1,147 @@
+"""Files of captured models, and the workloads that name them. No PyTorch is needed for these."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from simulator.captured import CapturedKernel, CapturedModel, CapturedNode, CapturedPart, CapturedTensor, CapturedWeight
+from simulator.cli.app import main
+from simulator.config import load_workload
+from simulator.config.captured_file import read_captured
+from simulator.errors import InputError
+from simulator.sweeping.key import job_key
+
+
+def product(name: str, m: int, n: int, k: int, role: str = "fwd") -> CapturedKernel:
+    return CapturedKernel(name=name, kernel=f"matmul m={m} n={n} k={k} role={role}")
+
+
+LAYER = CapturedPart(
+    name="layer",
+    nodes=(
+        CapturedNode(
+            forward=(product("mm", 16, 8, 8),),
+            input_grad=(product("mm bwd", 16, 8, 8, "dgrad"),),
+            weight_grad=(product("mm wgrad", 8, 8, 16, "wgrad"),),
+            saved=(CapturedTensor(name="input", nbytes=256),),
+            weights=(CapturedWeight(name="weight", shape=(8, 8), dtype="bf16", gradient="mm wgrad"),),
+        ),
+    ),
+)
+MODEL = CapturedModel(
+    **{"format": 1, "name": "Small", "torch": "2.13.0", "micro_batch": 2, "seq": 8, "dtype": "bf16", "hidden": 8},
+    **{"heads": 1, "kv_heads": 1, "vocab": 1, "passed_bytes": 256, "one_piece": "", "unsplit": "no plan"},
+    **{"widest_split": 1, "parts": (CapturedPart(name="embedding", nodes=()), LAYER), "before": 0, "after": 0},
+    layers=(1, 1),
+)
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    MODEL.save(tmp_path / "small.json")
+    return tmp_path / "small.json"
+
+
+def job(file: Path, **sections: Any) -> Any:
+    training = {"global_batch": 8, **sections.pop("training", {})}
+    model = {"captured": str(file), **sections.pop("model", {})}
+    return load_workload({"model": model, "training": training, "cluster": "dgx_h100", **sections})
+
+
+def test_a_file_gives_back_what_was_saved(file: Path) -> None:
+    assert read_captured(file) == MODEL
+    assert read_captured(file) is read_captured(file)
+
+
+def test_what_is_left_open_is_what_was_recorded(file: Path) -> None:
+    workload = job(file)
+    training = workload.training
+    assert (training.seq, training.micro_batch, training.precision) == (8, 2, "bf16")
+    assert (workload.framework.name, workload.model.layers, workload.microbatches) == ("pytorch", 2, 4)
+
+
+def test_equal_layers_may_be_more_than_were_recorded(file: Path) -> None:
+    assert job(file, model={"layers": 12}).parallelism.layers_per_stage == (12,)
+    mixed = replace(MODEL, layers=(0, 1))
+    mixed.save(file)
+    with pytest.raises(InputError, match="of several kinds"):
+        job(file, model={"layers": 12})
+
+
+def test_a_sweep_knows_a_model_by_what_its_file_holds(file: Path) -> None:
+    before = job_key(job(file))
+    copy = file.with_name("copy.json")
+    copy.write_bytes(file.read_bytes())
+    assert job_key(job(copy)) == before
+    replace(MODEL, hidden=16).save(copy)
+    assert job_key(job(copy)) != before
+
+
+@pytest.mark.parametrize(
+    ("sections", "key"),
+    [
+        ({"training": {"seq": 16}}, "training.seq"),
+        ({"training": {"precision": "fp32"}}, "training.precision"),
+        ({"training": {"recompute": "selective"}}, "training.recompute.granularity"),
+        ({"training": {"loss": "eager"}}, "training.loss"),
+        ({"training": {"freeze": ["embedding"]}}, "training.freeze"),
+        ({"model": {"hidden": 16}}, "model.hidden"),
+        ({"model": {"preset": "gpt2"}}, "model.preset"),
+        ({"framework": "megatron_core"}, "framework"),
+        ({"framework": {"name": "pytorch", "compile": True}}, "framework.compile"),
+        ({"framework": "hugging_face", "training": {"optimizer": {"master_weights": True}}}, "training.optimizer"),
+        ({"parallelism": {"cp": 2}}, "parallelism.cp"),
+        ({"parallelism": {"tp": 2}}, "parallelism.tp"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_what_would_change_recorded_operations_is_refused(file: Path, sections: dict[str, Any], key: str) -> None:
+    with pytest.raises(InputError) as refusal:
+        job(file, **sections)
+    assert key in str(refusal.value)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"format": 2}, "format"),
+        ({"layers": []}, "has no layers"),
+        ({"layers": [7]}, "is no number of a part"),
+        ({"extra": 1}, "unknown key"),
+    ],
+)
+def test_files_that_are_no_captured_models_are_refused(file: Path, change: dict[str, Any], message: str) -> None:
+    file.write_text(json.dumps({**json.loads(file.read_text()), **change}))
+    with pytest.raises(InputError, match=message):
+        read_captured(file)
+    file.write_text(file.read_text().replace('"matmul m=16', '"matrix m=16'))
+    with pytest.raises(InputError):
+        read_captured(file)
+
+
+@pytest.mark.parametrize(
+    ("argument", "message"),
+    [("module", "is no MODULE:FUNCTION"), ("no_such_module:f", "cannot be imported"), ("json:f", "no such function")],
+)
+def test_the_command_names_what_it_cannot_call(argument: str, message: str, capsys: Any, tmp_path: Path) -> None:
+    with pytest.raises(SystemExit) as end:
+        main(["capture", argument, "--out", str(tmp_path / "m.json")])
+    assert end.value.code == 2
+    assert message in capsys.readouterr().err
+
+
+def test_the_command_writes_the_file(capsys: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("torch")
+    code = "import torch\ndef job():\n    return torch.nn.Linear(8, 4), torch.zeros(3, 8)\n"
+    (tmp_path / "tiny_captured_module.py").write_text(code)
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit) as end:
+        main(["capture", "tiny_captured_module:job", "--dtype", "bf16", "--out", "m.json"])
+    assert end.value.code == 0
+    assert "Linear: 36 parameters in bf16" in capsys.readouterr().out
+    assert read_captured(tmp_path / "m.json").parameters == 36
