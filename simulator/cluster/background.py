@@ -8,6 +8,7 @@ from dataclasses import replace
 from simulator.cluster import names
 from simulator.cluster.cluster import BackgroundFlow, Cluster
 from simulator.cluster.link import Spread
+from simulator.cluster.names import PartNames
 from simulator.errors import InputError
 from simulator.hardware.traffic import BackgroundTraffic, TrafficBetween
 
@@ -27,7 +28,7 @@ def with_background(cluster: Cluster, background: Sequence[BackgroundTraffic]) -
 
 
 def _flows(
-    traffic: BackgroundTraffic, cluster: Cluster, links: Mapping[str, list[int]], key: str
+    traffic: BackgroundTraffic, cluster: Cluster, links: PartNames, key: str
 ) -> Iterator[BackgroundFlow]:
     if isinstance(traffic, TrafficBetween):
         name = f"{traffic.from_} to {traffic.to}"
@@ -38,7 +39,7 @@ def _flows(
         yield BackgroundFlow(link.name, ((index, 1.0),), traffic.share * link.bandwidth_Bps)
 
 
-def _loads(traffic: TrafficBetween, cluster: Cluster, links: Mapping[str, list[int]], key: str) -> Spread:
+def _loads(traffic: TrafficBetween, cluster: Cluster, links: PartNames, key: str) -> Spread:
     """Return the links between two network cards on different nodes, or between two GPUs."""
     gpu_at = {gpu.name: number for number, gpu in enumerate(cluster.gpus)}
     ends = {f"{key}.from": traffic.from_, f"{key}.to": traffic.to}

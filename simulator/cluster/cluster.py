@@ -1,39 +1,33 @@
-"""The nouns of the hardware: `Gpu`, `Link`, and the `Cluster` that they form."""
+"""Clusters: GPUs and links, where they are, and the routes between GPUs."""
 
 from __future__ import annotations
 
-from bisect import bisect_right
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, get_args
+from typing import Any, get_args, overload
 
 import networkx as nx
 import numpy as np
 from numpy.typing import NDArray
 
+from simulator.arrays import Bools, Floats, Ints
+from simulator.cluster.gpu import Gpu
 from simulator.cluster.link import Link, Spread
 from simulator.cluster.nic_pairs import NicPair, joined_pair, no_way_between
 from simulator.cluster.node import HOST_ENDS, MEMORY, NodeLayout, Route
+from simulator.cluster.parts import ClusterGpus, ClusterLinks
+from simulator.cluster.switch_tree import NodePlaces
 from simulator.cluster.trunk_ways import TrunkWays
+from simulator.cluster.wires import Edge
 from simulator.errors import InputError
 from simulator.fabrics import Switches
 from simulator.hardware.cluster_spec import ClusterSpec
 from simulator.hardware.transport import TransportKind
 
 
-@dataclass(frozen=True, slots=True)
-class Gpu:
-    """GPU number ``index`` of node ``node``; ``speed_scale`` multiplies its speed (1: as its type), ``host_speed``
-    that at which its host issues ops (1: as the calibrated one), ``autograd_speed`` that in backward passes again."""
-
-    name: str
-    node: int
-    index: int
-    type: str
-    speed_scale: float = 1.0
-    host_speed: float = 1.0
-    autograd_speed: float = 1.0
+#: Function of a link, of the layout of its node (None: it is between switches), and of its position there or in trunks.
+LinkFigure = Callable[[NodeLayout | None, int, Edge | Link], Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,8 +49,8 @@ class Cluster:
     """
 
     spec: ClusterSpec
-    gpus: tuple[Gpu, ...]
-    links: tuple[Link, ...]
+    gpus: Sequence[Gpu]
+    links: ClusterLinks
     layouts: tuple[NodeLayout, ...]
     first_gpu: tuple[int, ...]
     first_link: tuple[int, ...]
@@ -82,10 +76,10 @@ class Cluster:
         Links between GPUs have their node's own word (nvlink, xgmi), others the name of their transport."""
         if link.kind != "nvlink":
             return link.kind
-        return self.spec.node_at(bisect_right(self.first_link, link.index) - 1).nvlink.name
+        return self.spec.node_at(self.links.node_of(link.index)).nvlink.name
 
     def node_of(self, gpu: int) -> int:
-        return self.gpus[gpu].node
+        return self._places[0][gpu]
 
     def gpus_of(self, node: int) -> range:
         """Return the GPUs of a node."""
@@ -106,10 +100,10 @@ class Cluster:
 
         End points are the GPUs by their numbers, and after them the `HOST_ENDS` of every node.
         """
-        count = len(self.gpus)
+        nodes, slots = self._places
+        count = len(nodes)
         if end < count:
-            gpu = self.gpus[end]
-            return gpu.node, gpu.index
+            return nodes[end], slots[end]
         node, which = divmod(end - count, len(HOST_ENDS))
         return node, self.layouts[node].host + which
 
@@ -120,9 +114,15 @@ class Cluster:
             return self.first_gpu[node] + layout.gpus.index(slot)
         return len(self.gpus) + node * len(HOST_ENDS) + slot - layout.host
 
-    def host(self, node: int, which: int = MEMORY) -> int:
-        """Return the end point of a node's host: its memory, or another one of `HOST_ENDS`."""
-        return self.end(node, self.layouts[node].host + which)
+    @overload
+    def host(self, node: int, which: int = MEMORY) -> int: ...
+
+    @overload
+    def host(self, node: Ints, which: int = MEMORY) -> Ints: ...
+
+    def host(self, node: int | Ints, which: int = MEMORY) -> int | Ints:
+        """Return the end point of a node's host, or of several: its memory, or another one of `HOST_ENDS`."""
+        return len(self.gpus) + node * len(HOST_ENDS) + which
 
     def own_nics(self, gpu: int) -> Route:
         """Return the NICs, counted within its node, that serve this GPU."""
@@ -212,7 +212,7 @@ class Cluster:
 
         def joins(pair: NicPair) -> bool:
             start, goal = leaves_a[pair[0]], leaves_b[pair[1]]
-            return start == goal or start in self._trunk_ways.hops_to(goal)
+            return start == goal or self._trunk_ways.joins(start, goal)
 
         joined = [joined_pair(pair, (a.nics, b.nics), joins) for pair in pairs]
         if None in joined:
@@ -259,15 +259,123 @@ class Cluster:
         return spread
 
     @cached_property
-    def bandwidths_Bps(self) -> NDArray[np.float64]:
-        """Bandwidth of every link."""
-        return np.array([link.bandwidth_Bps for link in self.links])
+    def gpu_places(self) -> tuple[Ints, Ints]:
+        """Node of every GPU, and its number in it."""
+        counts = [len(layout.gpus) for layout in self.layouts]
+        slots = np.concatenate([np.array(layout.gpus, dtype=np.int64) for layout in self.layouts])
+        return np.repeat(np.arange(self.n_nodes), counts), slots
 
     @cached_property
-    def kinds(self) -> NDArray[np.int64]:
+    def gpu_kinds(self) -> tuple[Ints, tuple[Gpu, ...]]:
+        """Number of every GPU's kind, and the first GPU of each; those of a kind are of one type and as fast."""
+        numbers: dict[object, int] = {}
+        firsts: list[Gpu] = []
+
+        def number(gpu: Gpu) -> int:
+            kind = numbers.setdefault((gpu.type, gpu.speed_scale, gpu.host_speed, gpu.autograd_speed), len(numbers))
+            if kind == len(firsts):
+                firsts.append(gpu)
+            return kind
+
+        if not isinstance(self.gpus, ClusterGpus):
+            return np.array([number(gpu) for gpu in self.gpus], dtype=np.int64), tuple(firsts)
+        changed: dict[int, list[int]] = {}
+        for gpu in self.gpus.changed:
+            changed.setdefault(self.gpus.node_of(gpu), []).append(gpu)
+        columns: dict[object, Ints] = {}
+        parts = []
+        for node, (layout, spec) in enumerate(zip(self.layouts, self.spec.node_specs, strict=True)):
+            key = (id(layout), id(spec)) if node not in changed else node
+            if key not in columns:
+                columns[key] = np.array([number(self.gpus[gpu]) for gpu in self.gpus_of(node)], dtype=np.int64)
+            parts.append(columns[key])
+        return np.concatenate(parts), tuple(firsts)
+
+    @cached_property
+    def first_links(self) -> Ints:
+        """`first_link` as an array."""
+        return np.array(self.first_link, dtype=np.int64)
+
+    def located(self, ends: Ints) -> tuple[Ints, Ints]:
+        """Return the nodes and numbers of many end points, each as `locate` does."""
+        nodes, slots = self.gpu_places
+        host, which = np.divmod(np.maximum(ends - len(nodes), 0), len(HOST_ENDS))
+        is_gpu, gpu = ends < len(nodes), np.minimum(ends, len(nodes) - 1)
+        first_slots = np.array([layout.host for layout in self.layouts], dtype=np.int64)
+        return np.where(is_gpu, nodes[gpu], host), np.where(is_gpu, slots[gpu], first_slots[host] + which)
+
+    @cached_property
+    def _places(self) -> tuple[list[int], list[int]]:
+        """`gpu_places` as lists, which are faster for one GPU at a time."""
+        nodes, slots = self.gpu_places
+        return nodes.tolist(), slots.tolist()
+
+    @cached_property
+    def bandwidths_Bps(self) -> Floats:
+        """Bandwidth of every link."""
+        return self.link_column(lambda _layout, _at, link: link.bandwidth_Bps, np.float64)
+
+    @cached_property
+    def kinds(self) -> Ints:
         """Number of every link's kind in `TransportKind`."""
         number = {kind: place for place, kind in enumerate(get_args(TransportKind))}
-        return np.array([number[link.kind] for link in self.links], dtype=np.int64)
+        return self.link_column(lambda _layout, _at, link: number[link.kind], np.int64)
+
+    def link_column(self, figure: LinkFigure, dtype: type) -> NDArray[Any]:
+        """Return a figure of every link as an array.
+
+        It is asked once for each link of a layout, and for trunks and links that an override changes.
+        """
+        columns: dict[int, NDArray[Any]] = {}
+        for layout in self.layouts:
+            if id(layout) not in columns:
+                edges = enumerate(layout.edges)
+                columns[id(layout)] = np.array([figure(layout, at, edge) for at, edge in edges], dtype=dtype)
+        trunks = np.array([figure(None, at, link) for at, link in enumerate(self.links.trunks)], dtype=dtype)
+        column = np.concatenate([*[columns[id(layout)] for layout in self.layouts], trunks])
+        for number, link in self.links.changed.items():
+            if number < self.links.n_inside:
+                node = self.links.node_of(number)
+                column[number] = figure(self.layouts[node], number - self.first_link[node], link)
+            else:
+                column[number] = figure(None, number - self.links.n_inside, link)
+        return column
+
+    @cached_property
+    def link_ends(self) -> tuple[Ints, Ints]:
+        """The vertices that every link leads from and to, as numbers."""
+        inner: dict[str, int] = {}  # vertices of nodes, by their names in it
+        for layout, _ in self.nodes_of_layout:
+            for edge in layout.edges:
+                inner.setdefault(edge.src, len(inner))
+                inner.setdefault(edge.dst, len(inner))
+        outer: dict[str, int] = {}  # switches
+        for on_node in {id(leaves): leaves for leaves in self.switches.leaves}.values():
+            for leaf in on_node:
+                outer.setdefault(leaf, len(outer))
+        for link in self.trunks:
+            outer.setdefault(link.src, len(outer))
+            outer.setdefault(link.dst, len(outer))
+        src, dst = np.zeros((2, len(self.links)), dtype=np.int64)
+        for layout, nodes in self.nodes_of_layout:
+            places = self.first_links[nodes][:, None] + np.arange(len(layout.edges))
+            first = len(outer) + nodes[:, None] * len(inner)
+            src[places] = first + np.array([inner[edge.src] for edge in layout.edges], dtype=np.int64)
+            dst[places] = first + np.array([inner[edge.dst] for edge in layout.edges], dtype=np.int64)
+            leaves = np.array([[outer[leaf] for leaf in self.switches.leaves[node]] for node in nodes.tolist()])
+            for nic in layout.nics:
+                dst[places[:, layout.port_out[nic]]] = src[places[:, layout.port_in[nic]]] = leaves[:, nic]
+        src[self.links.n_inside :] = [outer[link.src] for link in self.trunks]
+        dst[self.links.n_inside :] = [outer[link.dst] for link in self.trunks]
+        return src, dst
+
+    @cached_property
+    def nodes_of_layout(self) -> list[tuple[NodeLayout, Ints]]:
+        """The distinct layouts, and the nodes of each."""
+        nodes: dict[int, list[int]] = {}
+        for node, layout in enumerate(self.layouts):
+            nodes.setdefault(id(layout), []).append(node)
+        return [(self.layouts[of_layout[0]], np.array(of_layout, dtype=np.int64)) for of_layout in nodes.values()]
 
     @cached_property
     def node_kinds(self) -> tuple[int, ...]:
@@ -277,24 +385,31 @@ class Cluster:
         NVSwitches sum up, or none of them do.
         """
         numbers: dict[object, int] = {}
-        ends = [*self.first_link[1:], len(self.links) - len(self.trunks)]
-        sums = [self.spec.node_at(node).nvlink.sharp for node in range(self.n_nodes)]
-        nodes = zip(self.layouts, self.switches.leaves, sums, self.first_link, ends, strict=True)
-        keys = [(*alike, self.bandwidths_Bps[low:high].tobytes()) for *alike, low, high in nodes]
+        keys = zip(self.node_makes.tolist(), self.switches.leaves, strict=True)
         return tuple([numbers.setdefault(key, len(numbers)) for key in keys])
 
     @cached_property
-    def _types(self) -> tuple[str, ...]:
-        return tuple(dict.fromkeys(gpu for layout in dict.fromkeys(self.layouts) for gpu in layout.types))
+    def node_makes(self) -> Ints:
+        """Number of every node's make: nodes of a make are alike but for the switches that they hang on."""
+        changed: dict[int, list[tuple[int, float]]] = {}
+        for number, link in sorted(self.links.changed.items()):
+            if number < self.links.n_inside:
+                node = self.links.node_of(number)
+                changed.setdefault(node, []).append((number - self.first_link[node], link.bandwidth_Bps))
+        numbers: dict[object, int] = {}
+        nodes = enumerate(zip(self.layouts, self.spec.node_specs, strict=True))
+        keys = ((id(layout), spec.nvlink.sharp, tuple(changed.get(node, ()))) for node, (layout, spec) in nodes)
+        return np.array([numbers.setdefault(key, len(numbers)) for key in keys], dtype=np.int64)
 
     @cached_property
-    def ports(self) -> frozenset[int]:
-        """The links that are ports of NICs, both ways."""
-        return frozenset(
-            first + port
-            for first, layout in zip(self.first_link, self.layouts, strict=True)
-            for port in (*layout.port_out.values(), *layout.port_in.values())
-        )
+    def _types(self) -> tuple[str, ...]:
+        layouts = {id(layout): layout for layout in self.layouts}.values()
+        return tuple(dict.fromkeys(gpu for layout in layouts for gpu in layout.types))
+
+    @cached_property
+    def is_port(self) -> Bools:
+        """Whether each link is a port of a NIC, either way."""
+        return self.link_column(lambda layout, at, _: layout is not None and at in layout.nic_of_port, np.bool_)
 
     @cached_property
     def _joins_rails(self) -> bool:
@@ -307,12 +422,18 @@ class Cluster:
     @property
     def trunks(self) -> tuple[Link, ...]:
         """The links between switches."""
-        return self.links[len(self.links) - 2 * len(self.switches.trunks) :]
+        return self.links[self.links.n_inside :]
 
     @cached_property
     def _trunk_ways(self) -> TrunkWays:
         ends = [(trunk.lower, trunk.upper) for trunk in self.switches.dead]
         return TrunkWays(self.trunks, [*ends, *((upper, lower) for lower, upper in ends)])
+
+    @cached_property
+    def node_places(self) -> NodePlaces | None:
+        """Where nodes hang, where trunks form a tree of which nodes share all switches of a level or none; else None."""
+        tree = self._trunk_ways.tree
+        return None if tree is None else NodePlaces.in_tree(tree, self.switches.leaves)
 
     @cached_property
     def graph(self) -> nx.DiGraph:
@@ -347,11 +468,11 @@ class Cluster:
             return 0.0
         peopled = [node for node in range(self.n_nodes) if len(self.gpus_of(node))]
         if len(peopled) > 1:
-            half, usable = self.first_gpu[peopled[len(peopled) // 2]], self.links
+            half, usable = self.first_gpu[peopled[len(peopled) // 2]], tuple(self.links)
         else:
             layout, first = self.layouts[peopled[0]], self.first_link[peopled[0]]
             used = {first + i for (a, b), route in layout.between.items() if max(a, b) < layout.host for i in route}
-            half, usable = count // 2, tuple(link for link in self.links if link.index in used)
+            half, usable = count // 2, tuple([self.links[number] for number in sorted(used)])
         at = self._merged(half)
         capacity: dict[tuple[str, str], float] = {}
         for link in usable:

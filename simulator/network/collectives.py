@@ -260,10 +260,10 @@ def idle_seconds(operation: Plan, cluster: Cluster, costs: TransportCosts) -> fl
     """Return the seconds of a plan when nothing else moves but the background traffic of the cluster.
 
     A phase takes latency + bytes / min(cap, tightest link), or its fair share where that traffic crosses its links."""
-    capacity = [costs.reachable_Bps(link.kind, link.bandwidth_Bps) for link in cluster.links]
+    capacity = cluster.link_column(lambda _layout, _at, link: costs.reachable_Bps(link.kind, link.bandwidth_Bps), np.float64)
     background = [Phase(math.inf, flow.loads, 0.0, flow.rate_Bps) for flow in cluster.background]
     total = 0.0
     for phase in operation.phases:
-        by_port = phase.by_nic(cluster.ports)
+        by_port = phase.by_nic(cluster.is_port)
         total += by_port.latency_s + by_port.nbytes / max_min_rates([by_port, *background], capacity)[0]
     return total
