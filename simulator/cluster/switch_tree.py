@@ -91,9 +91,9 @@ class NodePlaces:
 
     @classmethod
     def in_tree(cls, tree: SwitchTree, leaves: Sequence[tuple[str, ...]]) -> NodePlaces | None:
-        """Return the places of nodes, by the ``leaves`` of their NICs; None where nodes share some of their switches.
+        """Return the places of nodes, by the ``leaves`` of their NICs; levels are counted from the leaves.
 
-        Levels are counted from the leaves.
+        The answer is None where nodes share some of their switches at a level, or a switch is at several levels.
         """
         kinds = list(dict.fromkeys(leaves))
         number_of = {on_node: number for number, on_node in enumerate(kinds)}
@@ -103,13 +103,15 @@ class NodePlaces:
         trunks = np.full((len(kinds), max(map(len, kinds), default=0), depth, 2), -1, dtype=np.int64)
         patterns: list[list[object]] = [[] for _ in kinds]
         above: list[Ints] = []
+        level_of: dict[str, int] = {}
         for level in range(depth):
             switches = [tuple([line[level] if level < len(line) else "" for line in of_kind]) for of_kind in lines]
             numbers = {one: number for number, one in enumerate(dict.fromkeys(switches))}
             owners: dict[str, tuple[str, ...]] = {}
             for one in numbers:
-                if any(owners.setdefault(switch, one) != one for switch in one if switch):
-                    return None
+                for switch in filter(None, one):
+                    if owners.setdefault(switch, one) != one or level_of.setdefault(switch, level) != level:
+                        return None
             above.append(np.array([numbers[one] for one in switches], dtype=np.int64)[kind_of])
             for kind, one in enumerate(switches):
                 firsts = {switch: place for place, switch in reversed(list(enumerate(one)))}

@@ -11,6 +11,7 @@ import numpy as np
 from simulator.arrays import Bools, Floats, Ints
 from simulator.cluster import Cluster
 from simulator.engine.carried import Carriage
+from simulator.engine.colours import distinct
 from simulator.engine.folding import Folding
 from simulator.engine.link_facts import link_labels
 
@@ -90,6 +91,6 @@ def _neighbours(loads: _Loads, near_end: Ints, far_end: Ints) -> tuple[Ints, Int
     load_before = np.bincount(entry, weights=loads.load[neighbour], minlength=len(links))
     begins = np.zeros(n_links, dtype=bool)
     begins[links[load_before < loads.load * (1 - 1e-12)]] = True
-    pairs = np.unique(links[entry] * n_links + links[neighbour])
+    pairs = distinct(links[entry] * n_links + links[neighbour])
     link, other = np.divmod(pairs, n_links)
     return link[~begins[link]], other[~begins[link]]

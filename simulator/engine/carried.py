@@ -14,7 +14,7 @@ import numpy as np
 
 from simulator.arrays import Floats, Ints
 from simulator.cluster import Cluster
-from simulator.engine.group_comms import AlikeComms, GroupComm
+from simulator.engine.group_comms import AlikeComms, algorithm_of, shares_of
 from simulator.engine.placement import Placed
 from simulator.engine.seats import LinkPlaces, SeatClass, seat_classes
 from simulator.network.collectives import choose
@@ -23,42 +23,68 @@ from simulator.program import HostOperation, PointToPoint
 
 
 @dataclass(frozen=True, eq=False)
-class RoutedComms:
-    """Communications of one kind whose groups sit alike: ``rows`` of ``alike``, on ``nodes``.
+class Route:
+    """A pattern, and the ``places`` of its links in the nodes of any group that sits alike.
 
-    ``pattern`` is that of the first of them; None for sends and where nothing moves. ``places`` are the links that each
-    loads, ``phase`` and ``load`` are of every link; none for signals. ``label``: what they share before refinement.
+    ``phase`` and ``load`` are of each of the links.
+    """
+
+    pattern: Pattern
+    places: LinkPlaces
+    phase: Ints
+    load: Floats
+
+    @classmethod
+    def of_group(cls, pattern: Pattern, cluster: Cluster, nodes: Ints) -> Route:
+        """Return the route of a group on ``nodes``, from its pattern."""
+        stages = pattern.stages
+        places = LinkPlaces(cluster, nodes, np.concatenate([stage.links for stage in stages]))
+        phase = np.repeat(np.arange(len(stages)), [len(stage.links) for stage in stages])
+        return cls(pattern, places, phase, np.concatenate([stage.load for stage in stages]))
+
+    @cached_property
+    def key(self) -> tuple[object, ...]:
+        """What routes have in common that load the same links alike."""
+        return self.places.key, self.phase.tobytes(), np.round(self.load, 12).tobytes()
+
+    def pattern_on(self, nodes: Ints) -> Pattern:
+        """Return the pattern of a group on other nodes, which sits alike."""
+        cuts = np.cumsum([len(stage.links) for stage in self.pattern.stages])[:-1]
+        stages = zip(self.pattern.stages, np.split(self.places.on(nodes[None])[0], cuts), strict=True)
+        return replace(self.pattern, stages=tuple([replace(stage, links=links) for stage, links in stages]))
+
+
+@dataclass(frozen=True, eq=False)
+class RoutedComms:
+    """Communications of one kind whose groups sit alike: ``rows`` of ``alike``, each on a row of ``nodes``.
+
+    ``route``: None where nothing moves. ``label``: what they share before refinement. A signal loads no link.
     """
 
     alike: AlikeComms
     rows: Ints
     nodes: Ints
-    pattern: Pattern | None
-    places: LinkPlaces | None
-    phase: Ints
-    load: Floats
+    route: Route | None
     label: object
 
-    @cached_property
-    def _place_of(self) -> dict[int, int]:
-        return {row: place for place, row in enumerate(self.rows.tolist())}
+    @property
+    def loads_links(self) -> bool:
+        """Whether they take a share of links."""
+        return self.route is not None and not self.alike.is_signal
 
-    def pattern_of(self, row: int) -> Pattern | None:
-        """Return the pattern of a row of ``alike``: that of the first, on links of its own."""
-        place = self._place_of[row]
-        if self.pattern is None or place == 0 or self.places is None:
-            return self.pattern
-        links = self.places.on(self.nodes[place : place + 1])[0]
-        cuts = np.cumsum([len(stage.links) for stage in self.pattern.stages])[:-1]
-        stages = zip(self.pattern.stages, np.split(links, cuts), strict=True)
-        return replace(self.pattern, stages=tuple([replace(stage, links=on) for stage, on in stages]))
+    def pattern(self, place: int) -> Pattern | None:
+        """Return the pattern of the communication in one of ``rows``."""
+        if self.route is None or not self.loads_links:
+            return self.route and self.route.pattern
+        return self.route.pattern_on(self.nodes[place])
 
 
 def routed_comms(jobs: Sequence[Placed], cluster: Cluster, comms: Sequence[AlikeComms]) -> list[RoutedComms]:
     """Return all communications with the links that they load.
 
     Of groups that sit alike the first has all of its patterns worked out, and all follow its fastest. Alike collectives
-    of alike groups follow patterns of one number among those that are possible.
+    of alike groups follow patterns of one number among those that are possible. The cluster keeps routes for other
+    programs on it.
     """
     numbers: dict[object, int] = {}
     seats: dict[object, list[SeatClass]] = {}
@@ -67,43 +93,36 @@ def routed_comms(jobs: Sequence[Placed], cluster: Cluster, comms: Sequence[Alike
         key = alike.ends.shape, alike.ends.tobytes()
         if key not in seats:
             seats[key] = seat_classes(cluster, alike.ends)
-        routed += [_routed(jobs, cluster, alike, one, numbers) for one in seats[key]]
+        for one in seats[key]:
+            route = _route(jobs, cluster, alike, one, numbers)
+            label = alike.job, alike.axis, alike.spec, route.pattern.timing if route else ()
+            routed.append(RoutedComms(alike, one.rows, one.nodes, route, label))
     return routed
 
 
-def _routed(
+def _route(
     jobs: Sequence[Placed], cluster: Cluster, alike: AlikeComms, seats: SeatClass, numbers: dict[object, int]
-) -> RoutedComms:
-    first = alike.one(int(seats.rows[0]))
-    label: tuple[object, ...] = (alike.job, alike.axis, alike.spec)
-    pattern, loads = None, list[tuple[Ints, Floats]]()
-    if first.op == "send":
-        links, shares = zip(*cluster.spread(*first.ends), strict=True)
-        loads = [(np.array(links, dtype=np.int64), np.array(shares, dtype=float))]
-    elif len(first.ends) > 1:
-        pattern = _chosen(jobs, cluster, first, numbers)
-        label = (*label, pattern.timing if pattern else ())
-        if pattern is not None and not first.is_signal:
-            loads = [(stage.links, stage.load) for stage in pattern.stages]
-    places = LinkPlaces(cluster, seats.nodes[0], np.concatenate([links for links, _ in loads])) if loads else None
-    phase = np.repeat(np.arange(len(loads)), [len(links) for links, _ in loads])
-    load = np.concatenate([np.zeros(0), *[load for _, load in loads]])
-    return RoutedComms(alike, seats.rows, seats.nodes, pattern, places, phase, load, label)
-
-
-def _chosen(
-    jobs: Sequence[Placed], cluster: Cluster, item: GroupComm, numbers: dict[object, int]
-) -> Pattern | None:
-    """Return the fastest pattern of a communication; ``numbers``: that of the fastest one by what patterns take."""
-    candidates = item.patterns(cluster)
+) -> Route | None:
+    """Return the route of the fastest pattern; ``numbers``: that of the fastest one by what all patterns take."""
+    key = "routes", alike.op, algorithm_of(alike.comm), shares_of(alike.comm), seats.key
+    routes: dict[int, Route] | None
+    candidates, routes = cluster.memo.get(key, ((), None))
+    item = alike.one(int(seats.rows[0]))
+    if routes is None:
+        routes = {}
+        candidates = item.patterns(cluster)
+        cluster.memo[key] = candidates, routes
     if not candidates:
         return None
     costs = item.costs(jobs, cluster)
-    key = (item.op, item.comm.nbytes, tuple([pattern.timing for pattern in candidates]), costs.gpu)
-    if key not in numbers:
-        fastest = choose(item.op, candidates, item.comm.nbytes, costs)
-        numbers[key] = next(number for number, pattern in enumerate(candidates) if pattern is fastest)
-    return candidates[numbers[key]]
+    timings = alike.op, alike.comm.nbytes, tuple([pattern.timing for pattern in candidates]), costs.gpu
+    if timings not in numbers:
+        fastest = choose(alike.op, candidates, alike.comm.nbytes, costs)
+        numbers[timings] = next(number for number, pattern in enumerate(candidates) if pattern is fastest)
+    number = numbers[timings]
+    if number not in routes:
+        routes[number] = Route.of_group(candidates[number], cluster, seats.nodes[0])
+    return routes[number]
 
 
 @dataclass(frozen=True, eq=False)
@@ -131,16 +150,18 @@ def carriages(
         alike = one.alike
         who: object = alike.spec[1:3] if isinstance(alike.comm, PointToPoint) else ""
         who = alike.comm.op if isinstance(alike.comm, HostOperation) else who
-        where = one.places and (one.places.key, one.phase.tobytes(), np.round(one.load, 12).tobytes())
+        where = one.route.key if one.route and one.loads_links else None
         key = alike.job, alike.axis, alike.groups[one.rows].tobytes(), who, where
         together.setdefault(key, []).append(one)
     carried = []
     for comms in together.values():
         first = comms[0]
         groups = first.alike.groups[first.rows] + first_group[first.alike.job][first.alike.axis]
-        links = first.places.on(first.nodes) if first.places else np.zeros((len(groups), 0), dtype=np.int64)
         labels = tuple([one.label for one in comms])
-        carried.append(Carriage(groups, links, first.phase, first.load, tuple(comms), labels))
+        links, phase, load = np.zeros((len(groups), 0), dtype=np.int64), np.zeros(0, dtype=np.int64), np.zeros(0)
+        if first.route and first.loads_links:
+            links, phase, load = first.route.places.on(first.nodes), first.route.phase, first.route.load
+        carried.append(Carriage(groups, links, phase, load, tuple(comms), labels))
     for flow in cluster.background:
         links, load = np.array([[link for link, _ in flow.loads]]), np.array([load for _, load in flow.loads])
         phase, label = np.zeros(len(load), dtype=np.int64), ("background", flow.rate_Bps)

@@ -12,6 +12,7 @@ import numpy as np
 from simulator.arrays import Ints
 from simulator.cluster import Cluster
 from simulator.costs import Costs
+from simulator.engine.colours import distinct
 from simulator.engine.placement import Placed
 from simulator.network import hosts
 from simulator.network.collectives import patterns
@@ -67,6 +68,24 @@ def shares_of(comm: Comm) -> ByteShares:
     )
 
 
+def op_of(comm: Comm) -> str:
+    """Return the operation that both ends of a transfer make, or all members of a group."""
+    return "send" if isinstance(comm, PointToPoint) else comm.op
+
+
+def is_signal(comm: Comm) -> bool:
+    """Tell whether this is a collective of one number, which is all latency and takes no share of any link.
+
+    NICs that a tree loads differently are then still alike, and so are the ranks behind them.
+    """
+    return not isinstance(comm, PointToPoint) and comm.nbytes <= SIGNAL_BYTES
+
+
+def updates(comm: Comm) -> bool:
+    """Tell whether a host computes, and nothing leaves the GPU."""
+    return isinstance(comm, HostOperation) and comm.updates
+
+
 @dataclass(frozen=True)
 class GroupComm:
     """One communication of one real group of program ``job``.
@@ -83,32 +102,15 @@ class GroupComm:
     ranks: tuple[int, ...]
     ends: tuple[int, ...]
 
-    @property
-    def is_signal(self) -> bool:
-        """True of a collective of one number, which is all latency and takes no share of any link.
-
-        NICs that a tree loads differently are then still alike, and so are the ranks behind them.
-        """
-        return self.op != "send" and self.comm.nbytes <= SIGNAL_BYTES
-
-    @property
-    def updates(self) -> bool:
-        """True where a host computes, and nothing leaves the GPU."""
-        return isinstance(self.comm, HostOperation) and self.comm.updates
-
-    @property
-    def op(self) -> str:
-        return "send" if isinstance(self.comm, PointToPoint) else self.comm.op
-
     def costs(self, jobs: Sequence[Placed], cluster: Cluster) -> Costs:
         """Return the costs that hold between the GPUs that take part."""
         return jobs[self.job].costs.among(cluster.gpu_types(self.ends))
 
-    def patterns(self, cluster: Cluster, algorithm: str = "") -> tuple[Pattern, ...]:
-        """Return the algorithms that could do it, or the one that is named; none where nothing moves."""
+    def patterns(self, cluster: Cluster) -> tuple[Pattern, ...]:
+        """Return the algorithms that could do it; none where nothing moves."""
         if isinstance(self.comm, RecordedWork):
             return ()
-        return patterns(self.op, self.ends, cluster, algorithm or algorithm_of(self.comm), shares_of(self.comm))
+        return patterns(op_of(self.comm), self.ends, cluster, algorithm_of(self.comm), shares_of(self.comm))
 
 
 @dataclass(frozen=True, eq=False)
@@ -157,6 +159,16 @@ class AlikeComms:
     ends: Ints
     number: Ints
 
+    @property
+    def op(self) -> str:
+        """The operation."""
+        return op_of(self.comm)
+
+    @property
+    def is_signal(self) -> bool:
+        """Whether they are signals."""
+        return is_signal(self.comm)
+
     def one(self, row: int) -> GroupComm:
         """Return the communication of one row."""
         ranks, ends = tuple(self.ranks[row].tolist()), tuple(self.ends[row].tolist())
@@ -204,7 +216,7 @@ def _comms_of_job(
         _, firsts = np.unique(called[by_call], return_index=True)
         firsts = by_call[np.sort(firsts)]
         called, order = called[firsts], order[firsts]
-        for size in np.unique(of_axis.size[called]).tolist():
+        for size in distinct(of_axis.size[called]).tolist():
             rows = of_axis.size[called] == size
             parts.append((kind[0]._replace(groups=called[rows]), order[rows]))
     if not parts:
@@ -242,7 +254,7 @@ def _calls(program: Program, groups: Mapping[str, AxisGroups]) -> Iterator[_Call
             of_axis = groups[comm.axis]
             if isinstance(comm, PointToPoint):
                 positions = of_axis.position_of[ranks]
-                for position in np.unique(positions).tolist():
+                for position in distinct(positions).tolist():
                     callers = ranks[positions == position]
                     yield _Calls(comm.axis, spec_of(comm, position), comm, of_axis.group_of[callers], callers, call)
                 continue

@@ -15,7 +15,7 @@ from simulator.costs.hosts import THREAD_Bps
 from simulator.engine.binding_links import binding_classes
 from simulator.engine.carried import RoutedComms, carriages, routed_comms
 from simulator.engine.folding import Folding, Numbering, fold
-from simulator.engine.group_comms import AxisGroups, GroupComm, alike_comms, spec_of, threads_of
+from simulator.engine.group_comms import AxisGroups, GroupComm, alike_comms, is_signal, op_of, spec_of, threads_of, updates
 from simulator.engine.link_facts import link_capacities
 from simulator.engine.placement import Placed
 from simulator.network.collectives import plan_of
@@ -146,15 +146,15 @@ class _RoutedByNumber:
         numbers = [one.alike.number[one.rows] for one in routed]
         by_number = np.argsort(np.concatenate([np.zeros(0, dtype=np.int64), *numbers]))
         self._which = np.repeat(np.arange(len(routed)), list(map(len, numbers)))[by_number]
-        self._row = np.concatenate([np.zeros(0, dtype=np.int64), *[one.rows for one in routed]])[by_number]
+        self._place = np.concatenate([np.zeros(0, dtype=np.int64), *[np.arange(len(one)) for one in numbers]])[by_number]
 
     def __len__(self) -> int:
-        return len(self._row)
+        return len(self._place)
 
     def one(self, number: int) -> tuple[GroupComm, Pattern | None]:
         """Return a communication, and its pattern."""
-        routed, row = self._routed[self._which[number]], int(self._row[number])
-        return routed.alike.one(row), routed.pattern_of(row)
+        routed, place = self._routed[self._which[number]], int(self._place[number])
+        return routed.alike.one(int(routed.rows[place])), routed.pattern(place)
 
 
 class _Planner:
@@ -209,20 +209,19 @@ class _Planner:
             real = Phase(math.inf, flow.loads, 0.0, flow.rate_Bps)
             return _ClassPlan(None, (self._phase(real, size, (-1, flow.name, "background"), {}),), None)
         item, pattern = self._routed.one(index)
+        op = op_of(item.comm)
         costs = item.costs(self._jobs, self._cluster)
-        if item.op == "send":
-            (pattern,) = item.patterns(self._cluster)
         if isinstance(item.comm, RecordedWork):
             plan = Plan("recorded", (Phase(0.0, (), item.comm.seconds),))
         else:
-            plan = plan_of(item.op, pattern, item.comm.nbytes, costs)
+            plan = plan_of(op, pattern, item.comm.nbytes, costs)
         if threads := threads_of(item.comm):
             plan = plan.at_most(threads * THREAD_Bps)
-        real_phases = [replace(phase, loads=()) for phase in plan.phases] if item.is_signal else plan.phases
-        source = item.job, item.axis, item.op
+        real_phases = [replace(phase, loads=()) for phase in plan.phases] if is_signal(item.comm) else plan.phases
+        source = item.job, item.axis, op
         phases = tuple(self._phase(phase, size, source, link_bytes) for phase in real_phases)
-        sends_nothing = item.updates or item.is_signal
-        senders = 1 if item.op == "send" else len(item.ranks)
+        sends_nothing = updates(item.comm) or is_signal(item.comm)
+        senders = 1 if op == "send" else len(item.ranks)
         simulated_as = self._simulated_as[item.job]
         planned = PlannedComm(
             plan=replace(plan, phases=phases),

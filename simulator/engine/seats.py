@@ -18,8 +18,12 @@ from simulator.engine.colours import Colours, mixed
 
 @dataclass(frozen=True, eq=False)
 class SeatClass:
-    """Groups that sit alike: their ``rows`` among all, and the ``nodes`` of each in the order of its end points."""
+    """Groups that sit alike: their ``rows`` among all, and the ``nodes`` of each in the order of its end points.
 
+    ``key`` is shared by all groups of a cluster that sit alike.
+    """
+
+    key: int
     rows: Ints
     nodes: Ints
 
@@ -47,7 +51,7 @@ def seat_classes(cluster: Cluster, ends: Ints) -> list[SeatClass]:
     classes = []
     for rows in rows_by_colour(key):
         width = int(counts[rows[0]])
-        classes.append(SeatClass(rows, distinct[start[rows][:, None] + np.arange(width)]))
+        classes.append(SeatClass(int(key[rows[0]]), rows, distinct[start[rows][:, None] + np.arange(width)]))
     return classes
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from simulator.cluster.cluster import Cluster
@@ -162,15 +162,6 @@ def patterns(
     return possible
 
 
-def seats_alike(cluster: Cluster, ranks: tuple[int, ...]) -> Hashable:
-    """Return what groups share that sit alike in nodes of the same kinds, one by one.
-
-    They have the same patterns but for the links inside their nodes.
-    """
-    seats, nodes = _seated(cluster, ranks)
-    return seats, tuple([cluster.node_kinds[node] for node in nodes])
-
-
 def fastest(op: str, candidates: Sequence[Pattern], nbytes: float, costs: TransportCosts) -> Plan:
     """Return the plan of the pattern that `choose` takes."""
     return plan_of(op, choose(op, candidates, nbytes, costs), nbytes, costs)
@@ -251,7 +242,9 @@ def _seated(cluster: Cluster, ranks: tuple[int, ...]) -> tuple[int, tuple[int, .
         places = [cluster.locate(rank) for rank in ranks]
         seats = tuple([(nodes.setdefault(node, len(nodes)), slot) for node, slot in places])
         alike = cluster.memo.setdefault("seats", {})
-        number = alike.setdefault((seats, tuple([cluster.layout_of(node) for node in nodes])), len(alike))
+        # Dead trunks lead groups under some switches over other NICs.
+        kinds = cluster.node_kinds if cluster.switches.dead else cluster.layouts
+        number = alike.setdefault((seats, tuple([kinds[node] for node in nodes])), len(alike))
         seated = cluster.memo["seated", ranks] = number, tuple(nodes)
     return seated
 
