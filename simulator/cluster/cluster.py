@@ -190,9 +190,9 @@ class Cluster:
         host uses the NIC of the same rail as the GPU at the other end. Where the fabric does not join the rails and a
         node lacks that NIC, the rail is one that both have, the sender's own if possible.
 
-        Nodes of the same `node_kinds` have one answer.
+        Nodes of the same `way_kinds` have one answer.
         """
-        key = ("nics", self.node_kinds[node_a], slot_a, self.node_kinds[node_b], slot_b, nic)
+        key = ("nics", self.way_kinds[node_a], slot_a, self.way_kinds[node_b], slot_b, nic)
         pairs: tuple[NicPair, ...] | None = self.memo.get(key)
         if pairs is None:
             pairs = self.memo[key] = self._joined_nics(node_a, slot_a, node_b, slot_b, nic)
@@ -387,6 +387,17 @@ class Cluster:
         numbers: dict[object, int] = {}
         keys = zip(self.node_makes.tolist(), self.switches.leaves, strict=True)
         return tuple([numbers.setdefault(key, len(numbers)) for key in keys])
+
+    @cached_property
+    def way_kinds(self) -> tuple[int, ...]:
+        """A number that nodes share which a hop leaves and enters alike: by their layout.
+
+        Dead trunks make hops take other NICs under some switches, so that then it is that of `node_kinds`.
+        """
+        if self.switches.dead:
+            return self.node_kinds
+        numbers: dict[int, int] = {}
+        return tuple([numbers.setdefault(id(layout), len(numbers)) for layout in self.layouts])
 
     @cached_property
     def node_makes(self) -> Ints:

@@ -6,6 +6,8 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from simulator.cluster.cluster import Cluster
 from simulator.errors import InputError
 from simulator.input_files import closest
@@ -242,9 +244,8 @@ def _seated(cluster: Cluster, ranks: tuple[int, ...]) -> tuple[int, tuple[int, .
         places = [cluster.locate(rank) for rank in ranks]
         seats = tuple([(nodes.setdefault(node, len(nodes)), slot) for node, slot in places])
         alike = cluster.memo.setdefault("seats", {})
-        # Dead trunks lead groups under some switches over other NICs.
-        kinds = cluster.node_kinds if cluster.switches.dead else cluster.layouts
-        number = alike.setdefault((seats, tuple([kinds[node] for node in nodes])), len(alike))
+        kinds = tuple([cluster.way_kinds[node] for node in nodes])
+        number = alike.setdefault((seats, kinds), len(alike))
         seated = cluster.memo["seated", ranks] = number, tuple(nodes)
     return seated
 
@@ -253,10 +254,17 @@ def idle_seconds(operation: Plan, cluster: Cluster, costs: TransportCosts) -> fl
     """Return the seconds of a plan when nothing else moves but the background traffic of the cluster.
 
     A phase takes latency + bytes / min(cap, tightest link), or its fair share where that traffic crosses its links."""
-    capacity = cluster.link_column(lambda _layout, _at, link: costs.reachable_Bps(link.kind, link.bandwidth_Bps), np.float64)
+    capacity = cluster.link_column(
+        lambda _layout, _at, link: costs.reachable_Bps(link.kind, link.bandwidth_Bps), np.float64
+    )
     background = [Phase(math.inf, flow.loads, 0.0, flow.rate_Bps) for flow in cluster.background]
     total = 0.0
     for phase in operation.phases:
-        by_port = phase.by_nic(cluster.is_port)
-        total += by_port.latency_s + by_port.nbytes / max_min_rates([by_port, *background], capacity)[0]
+        if background:
+            phase = phase.by_nic(cluster.is_port)
+            rate_Bps = max_min_rates([phase, *background], capacity)[0]
+        else:
+            links, loads = phase.columns
+            rate_Bps = min(phase.cap_Bps, float((capacity[links] / loads).min(initial=math.inf)))
+        total += phase.latency_s + phase.nbytes / rate_Bps
     return total
