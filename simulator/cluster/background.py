@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from simulator.cluster import names
@@ -27,9 +27,7 @@ def with_background(cluster: Cluster, background: Sequence[BackgroundTraffic]) -
     return replace(cluster, background=tuple(flows))
 
 
-def _flows(
-    traffic: BackgroundTraffic, cluster: Cluster, links: PartNames, key: str
-) -> Iterator[BackgroundFlow]:
+def _flows(traffic: BackgroundTraffic, cluster: Cluster, links: PartNames, key: str) -> Iterator[BackgroundFlow]:
     if isinstance(traffic, TrafficBetween):
         name = f"{traffic.from_} to {traffic.to}"
         yield BackgroundFlow(name, _loads(traffic, cluster, links, key), traffic.bandwidth_Bps)

@@ -25,7 +25,6 @@ from simulator.fabrics import Switches
 from simulator.hardware.cluster_spec import ClusterSpec
 from simulator.hardware.transport import TransportKind
 
-
 #: Function of a link, of the layout of its node (None: it is between switches), and of its position there or in trunks.
 LinkFigure = Callable[[NodeLayout | None, int, Edge | Link], Any]
 
@@ -301,6 +300,8 @@ class Cluster:
         nodes, slots = self.gpu_places
         host, which = np.divmod(np.maximum(ends - len(nodes), 0), len(HOST_ENDS))
         is_gpu, gpu = ends < len(nodes), np.minimum(ends, len(nodes) - 1)
+        if is_gpu.all():
+            return nodes[gpu], slots[gpu]
         first_slots = np.array([layout.host for layout in self.layouts], dtype=np.int64)
         return np.where(is_gpu, nodes[gpu], host), np.where(is_gpu, slots[gpu], first_slots[host] + which)
 
@@ -442,7 +443,7 @@ class Cluster:
 
     @cached_property
     def node_places(self) -> NodePlaces | None:
-        """Where nodes hang, where trunks form a tree of which nodes share all switches of a level or none; else None."""
+        """Where nodes hang in a tree of trunks, of which nodes share all switches of a level or none; else None."""
         tree = self._trunk_ways.tree
         return None if tree is None else NodePlaces.in_tree(tree, self.switches.leaves)
 

@@ -49,7 +49,9 @@ class PartNames(Mapping[str, list[int]]):
         for node, names in enumerate(self._inside if dot else ()):
             if in_head.fullmatch(f"node{node}"):
                 if id(names) not in positions:
-                    positions[id(names)] = [at for inner, places in names.items() if in_rest.fullmatch(inner) for at in places]
+                    positions[id(names)] = [
+                        at for inner, places in names.items() if in_rest.fullmatch(inner) for at in places
+                    ]
                 matches |= dict.fromkeys(self._first[node] + at for at in positions[id(names)])
         for other, numbers in self._others.items():
             if in_all.fullmatch(other):
@@ -70,9 +72,7 @@ def link_names(links: ClusterLinks) -> PartNames:
 
 def gpu_names(gpus: ClusterGpus) -> PartNames:
     """Return the number of the GPU that each name stands for."""
-    of_layout = {
-        id(layout): {f"gpu{index}": [at] for at, index in enumerate(layout.gpus)} for layout in gpus.layouts
-    }
+    of_layout = {id(layout): {f"gpu{index}": [at] for at, index in enumerate(layout.gpus)} for layout in gpus.layouts}
     return PartNames([of_layout[id(layout)] for layout in gpus.layouts], gpus.first, {})
 
 

@@ -8,7 +8,7 @@ from typing import NamedTuple, cast
 
 import numpy as np
 
-from simulator.arrays import Bools, Floats, Ints
+from simulator.arrays import Bools, Floats, Ints, joined
 from simulator.cluster import Cluster
 from simulator.engine.carried import Carriage
 from simulator.engine.colours import distinct
@@ -60,7 +60,7 @@ class _Loads(NamedTuple):
 
 def _loads_on(is_first: Bools, carried: Sequence[Carriage]) -> _Loads:
     """Return all loads of the communications that cross the first link of a class. Phases are numbered through."""
-    phases, links, loads = [np.zeros(0, dtype=np.int64)], [np.zeros(0, dtype=np.int64)], [np.zeros(0)]
+    phases, links, loads = list[Ints](), list[Ints](), [np.zeros(0)]
     n_phases = 0
     for one in carried:
         rows = np.flatnonzero(is_first[one.links].any(axis=1))
@@ -69,7 +69,7 @@ def _loads_on(is_first: Bools, carried: Sequence[Carriage]) -> _Loads:
         links.append(one.links[rows].reshape(-1))
         loads.append(np.tile(one.load, len(rows)))
         n_phases += len(rows) * width
-    return _Loads(np.concatenate(phases), np.concatenate(links), np.concatenate(loads))
+    return _Loads(joined(phases), joined(links), np.concatenate(loads))
 
 
 def _neighbours(loads: _Loads, near_end: Ints, far_end: Ints) -> tuple[Ints, Ints]:

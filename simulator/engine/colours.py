@@ -40,14 +40,14 @@ class Classes:
 def mixed(*parts: NDArray[Any]) -> Colours:
     """Return a hash per position of several arrays (finaliser of splitmix64, Steele et al. 2014)."""
     value = np.zeros(np.broadcast_shapes(*[part.shape for part in parts]), dtype=np.uint64)
+    shifted = np.empty_like(value)
     for part in parts:
-        value += part if part.dtype == np.uint64 else part.astype(np.uint64)
+        value += part if part.dtype == np.uint64 else part.view(np.uint64)
         value += np.uint64(0x9E3779B97F4A7C15)
-        value ^= value >> np.uint64(30)
-        value *= np.uint64(0xBF58476D1CE4E5B9)
-        value ^= value >> np.uint64(27)
-        value *= np.uint64(0x94D049BB133111EB)
-        value ^= value >> np.uint64(31)
+        for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
+            value ^= np.right_shift(value, np.uint64(shift), out=shifted)
+            value *= np.uint64(factor)
+        value ^= np.right_shift(value, np.uint64(31), out=shifted)
     return value
 
 
@@ -69,7 +69,9 @@ class Gathering:
         gathered = np.zeros(self._size, dtype=np.uint64)
         if len(colours):
             hashes = mixed(colours)
-            gathered[self._targets] = np.add.reduceat(hashes if self._order is None else hashes[self._order], self._starts)
+            gathered[self._targets] = np.add.reduceat(
+                hashes if self._order is None else hashes[self._order], self._starts
+            )
         return gathered
 
 

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from simulator.arrays import Floats, Ints
+from simulator.arrays import Floats, Ints, joined
 from simulator.cluster import Cluster
 from simulator.engine.carried import Carriage
 from simulator.engine.colours import Classes, Colours, Gathering, labelled, mixed, n_distinct
@@ -111,16 +111,18 @@ class _Crossings:
     """
 
     def __init__(self, carried: Sequence[Carriage], place: Ints, labels: Colours) -> None:
-        widths = [one.links.shape for one in carried]
-        self.n_rows = sum(rows for rows, _ in widths)
-        rows = np.repeat(np.arange(self.n_rows), np.repeat([k for _, k in widths], [n for n, _ in widths]))
-        links = np.concatenate([np.zeros(0, dtype=np.int64), *[place[one.links.reshape(-1)] for one in carried]])
-        hashes = [mixed(np.round(one.load, 12).view(np.uint64), one.phase) for one in carried]
-        load = np.concatenate([np.zeros(0, np.uint64), *[np.tile(h, n) for h, (n, _) in zip(hashes, widths, strict=True)]])
-        signature = Gathering(links, len(labels)).of(mixed(rows, load))
+        widths = joined(np.full(len(one.links), len(one.phase)) for one in carried)
+        self.n_rows = len(widths)
+        rows, links = np.repeat(np.arange(len(widths)), widths), place[joined(one.links.reshape(-1) for one in carried)]
+        hashes = (mixed(np.round(one.load, 12).view(np.uint64), one.phase) for one in carried)
+        of_rows = [np.tile(of_row, len(one.links)) for of_row, one in zip(hashes, carried, strict=True)]
+        load = np.concatenate([np.zeros(0, dtype=np.uint64), *of_rows])
+        signature = np.zeros(len(labels), dtype=np.uint64)
+        np.add.at(signature, links, mixed(rows, load))
         bundles = Classes.by(signature)
         self.bundle_of, n_bundles = bundles.class_of, len(bundles.first)
-        self.labels = Gathering(self.bundle_of, n_bundles).of(labels)
+        self.labels = np.zeros(n_bundles, dtype=np.uint64)
+        np.add.at(self.labels, self.bundle_of, mixed(labels))
         stands = np.zeros(len(labels), dtype=bool)
         stands[bundles.first] = True
         kept = stands[links]
@@ -156,8 +158,8 @@ def _refined(
     group = np.concatenate([*sizes, np.zeros(1, dtype=np.uint64)])
     labels: dict[object, int] = {}
     numbers = [tuple(sorted(labels.setdefault(label, len(labels)) for label in one.labels)) for one in carried]
-    row = np.repeat(labelled(numbers), [len(one.groups) for one in carried])
-    group_of_row = np.concatenate([np.zeros(0, dtype=np.int64), *[one.groups for one in carried]])
+    row = np.repeat(labelled(numbers), np.array([len(one.groups) for one in carried], dtype=np.int64))
+    group_of_row = joined(one.groups for one in carried)
     at_group = Gathering(group_of_row, len(group))
     bundle = crossings.labels
 
@@ -192,9 +194,7 @@ class _Memberships:
                 ranks.append(of_axis.members + numbering.first_rank[job])
                 numbers.append(of_axis.group_of[of_axis.members] + numbering.first_group[job][axis])
                 positions.append(of_members if (job, axis) in sends else np.zeros_like(of_members))
-        nobody = [np.zeros(0, dtype=np.int64)]
-        self._rank, self._group = np.concatenate(nobody + ranks), np.concatenate(nobody + numbers)
-        self._position = np.concatenate(nobody + positions)
+        self._rank, self._group, self._position = joined(ranks), joined(numbers), joined(positions)
         self._at_rank = Gathering(self._rank, numbering.n_ranks)
         self._at_group = Gathering(self._group, numbering.n_groups + 1)
 
@@ -210,7 +210,7 @@ class _Memberships:
 def _comm_colours(carried: Sequence[Carriage], row: Colours) -> Colours:
     """Return the colours of all communications by their numbers, then those of background traffic."""
     labels: dict[object, int] = {}
-    numbers, colours, background = [np.zeros(0, dtype=np.int64)], [np.zeros(0, dtype=np.uint64)], []
+    numbers, colours, background = list[Ints](), [np.zeros(0, dtype=np.uint64)], list[Colours]()
     starts = np.cumsum([0, *[len(one.groups) for one in carried]])
     for one, start, end in zip(carried, starts[:-1].tolist(), starts[1:].tolist(), strict=True):
         if not one.comms:
@@ -220,5 +220,5 @@ def _comm_colours(carried: Sequence[Carriage], row: Colours) -> Colours:
             numbers.append(routed.alike.number[routed.rows])
             colours.append(mixed(row[start:end], np.array([label])))
     by_number = np.concatenate(colours)
-    by_number[np.concatenate(numbers)] = np.concatenate(colours)
+    by_number[joined(numbers)] = np.concatenate(colours)
     return np.concatenate([by_number, *background])

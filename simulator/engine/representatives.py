@@ -9,13 +9,22 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from simulator.arrays import Floats
+from simulator.arrays import Floats, joined
 from simulator.cluster import Cluster
 from simulator.costs.hosts import THREAD_Bps
 from simulator.engine.binding_links import binding_classes
 from simulator.engine.carried import RoutedComms, carriages, routed_comms
 from simulator.engine.folding import Folding, Numbering, fold
-from simulator.engine.group_comms import AxisGroups, GroupComm, alike_comms, is_signal, op_of, spec_of, threads_of, updates
+from simulator.engine.group_comms import (
+    AxisGroups,
+    GroupComm,
+    alike_comms,
+    is_signal,
+    op_of,
+    spec_of,
+    threads_of,
+    updates,
+)
 from simulator.engine.link_facts import link_capacities
 from simulator.engine.placement import Placed
 from simulator.network.collectives import plan_of
@@ -108,9 +117,7 @@ def fold_cluster(jobs: Sequence[Placed], cluster: Cluster, *, folded: bool = Tru
     The efficiency of links is that of the first job's costs, for the GPUs of all jobs. With ``folded`` false every rank
     and every link that carries something is simulated.
     """
-    groups = [
-        {axis: AxisGroups.of_axis(placed.program, axis) for axis in placed.program.groups} for placed in jobs
-    ]
+    groups = [{axis: AxisGroups.of_axis(placed.program, axis) for axis in placed.program.groups} for placed in jobs]
     numbering, capacity = Numbering.from_jobs(jobs), link_capacities(jobs, cluster)
     routed = routed_comms(jobs, cluster, alike_comms(jobs, cluster, groups))
     carried = carriages(cluster, routed, numbering.first_group, numbering.n_groups)
@@ -143,10 +150,9 @@ class _RoutedByNumber:
 
     def __init__(self, routed: Sequence[RoutedComms]) -> None:
         self._routed = routed
-        numbers = [one.alike.number[one.rows] for one in routed]
-        by_number = np.argsort(np.concatenate([np.zeros(0, dtype=np.int64), *numbers]))
-        self._which = np.repeat(np.arange(len(routed)), list(map(len, numbers)))[by_number]
-        self._place = np.concatenate([np.zeros(0, dtype=np.int64), *[np.arange(len(one)) for one in numbers]])[by_number]
+        by_number = np.argsort(joined(one.alike.number[one.rows] for one in routed))
+        self._which = joined(np.full(len(one.rows), which) for which, one in enumerate(routed))[by_number]
+        self._place = joined(np.arange(len(one.rows)) for one in routed)[by_number]
 
     def __len__(self) -> int:
         return len(self._place)

@@ -42,7 +42,9 @@ def seat_classes(cluster: Cluster, ends: Ints) -> list[SeatClass]:
     key = np.add.reduceat(mixed(place, slots.reshape(-1), column), row_starts(n, size))
     at, row_of = np.arange(len(distinct)) - start[row[first]], row[first]
     places = cluster.node_places
-    labels = np.array(cluster.node_kinds) if places is None else cluster.node_makes * len(places.pattern) + places.pattern
+    labels = (
+        np.array(cluster.node_kinds) if places is None else cluster.node_makes * len(places.pattern) + places.pattern
+    )
     key = key + np.add.reduceat(mixed(labels[distinct], at), start)
     for level, above in enumerate(() if places is None else places.above):
         shared, _, _ = _by_appearance(row_of, above[distinct], n)

@@ -73,9 +73,7 @@ def _comms(jobs: Sequence[Placed], job: int, cluster: Cluster) -> list[GroupComm
             ends = tuple(placed.gpus[member] for member in ranks)
             if isinstance(comm, HostOperation):
                 ends = _host_ends(comm.op, cluster, ends[0], placed.servers)
-            distinct.setdefault(
-                (comm.axis, number, spec), GroupComm(job, comm.axis, number, spec, comm, ranks, ends)
-            )
+            distinct.setdefault((comm.axis, number, spec), GroupComm(job, comm.axis, number, spec, comm, ranks, ends))
     return list(distinct.values())
 
 
@@ -83,9 +81,7 @@ def _host_ends(op: str, cluster: Cluster, gpu: int, servers: tuple[int, ...]) ->
     return tuple(hosts.ends(op, cluster, np.array([gpu]), servers)[0].tolist())
 
 
-def _route(
-    jobs: Sequence[Placed], cluster: Cluster, item: GroupComm
-) -> tuple[Hashable, list[tuple[int, int, float]]]:
+def _route(jobs: Sequence[Placed], cluster: Cluster, item: GroupComm) -> tuple[Hashable, list[tuple[int, int, float]]]:
     """Return what a communication has in common with those like it, and its phases, links and loads."""
     label = item.job, item.axis, item.spec
     if isinstance(item.comm, PointToPoint):
@@ -142,7 +138,9 @@ def _refined(
     group = _numbers((job, axis, len(jobs[job].program.groups[axis][number])) for job, axis, number in groups)
     group.append(-1)  # that of background traffic
     link = _numbers(_link_label(jobs, cluster, cluster.links[number]) for number in loaded)
-    flows = [(("background", flow.rate_Bps), [(0, on, share) for on, share in flow.loads]) for flow in cluster.background]
+    flows = [
+        (("background", flow.rate_Bps), [(0, on, share) for on, share in flow.loads]) for flow in cluster.background
+    ]
     all_routes = [*routes, *flows]
     comm = _numbers(label for label, _ in all_routes)
     group_of_comm = [group_at[one.job, one.axis, one.group] for one in comms] + [len(groups)] * len(flows)
