@@ -54,7 +54,7 @@ def build_cluster(spec: ClusterSpec, nodes: int | None = None) -> Cluster:
         links=ClusterLinks(layouts, links.first, fabric, links.trunks, scaled_links),
         layouts=layouts,
         first_gpu=first_gpu,
-        first_link=links.first,
+        first_link=tuple(links.first),
         switches=fabric,
     )
     return with_background(cluster, spec.background)

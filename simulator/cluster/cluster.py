@@ -332,7 +332,9 @@ class Cluster:
             if id(layout) not in columns:
                 edges = enumerate(layout.edges)
                 columns[id(layout)] = np.array([figure(layout, at, edge) for at, edge in edges], dtype=dtype)
-        trunks = np.array([figure(None, at, link) for at, link in enumerate(self.links.trunks)], dtype=dtype)
+        trunks: NDArray[Any] = np.array(
+            [figure(None, at, link) for at, link in enumerate(self.links.trunks)], dtype=dtype
+        )
         column = np.concatenate([*[columns[id(layout)] for layout in self.layouts], trunks])
         for number, link in self.links.changed.items():
             if number < self.links.n_inside:

@@ -26,7 +26,8 @@ class NodeParts(Sequence[Part]):
     """
 
     def __init__(self, first: Sequence[int], size: int, changed: Mapping[int, Part]) -> None:
-        self.first, self.changed = first, changed
+        self.first = first
+        self.changed: Mapping[int, Part] = changed
         self._size = size
 
     def __len__(self) -> int:

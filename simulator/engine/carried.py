@@ -74,9 +74,9 @@ class RoutedComms:
 
     def pattern(self, place: int) -> Pattern | None:
         """Return the pattern of the communication in one of ``rows``."""
-        if self.route is None or not self.loads_links:
-            return self.route and self.route.pattern
-        return self.route.pattern_on(self.nodes[place])
+        if self.route is None:
+            return None
+        return self.route.pattern_on(self.nodes[place]) if self.loads_links else self.route.pattern
 
 
 def routed_comms(jobs: Sequence[Placed], cluster: Cluster, comms: Sequence[AlikeComms]) -> list[RoutedComms]:

@@ -227,8 +227,7 @@ def _comms_of_job(
     for (calls, _), number in zip(parts, numbers, strict=True):
         ranks = groups[calls.axis].ranks(calls.groups)
         if isinstance(calls.comm, PointToPoint):
-            _, sender, receiver, _ = calls.spec
-            ranks = ranks[:, [sender, receiver]]
+            ranks = ranks[:, np.array(calls.spec[1:3], dtype=np.int64)]
         gpus = np.array(placed.gpus, dtype=np.int64)[ranks]
         ends = gpus
         if isinstance(calls.comm, HostOperation):

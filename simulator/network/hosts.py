@@ -15,7 +15,10 @@ from simulator.network.pattern import Hop, Moves
 
 
 def ends(op: str, cluster: Cluster, gpus: Ints, servers: tuple[int, ...]) -> Ints:
-    """Return the end points of ``op`` called on each of ``gpus``, a row each; ``servers``: nodes of parameter servers."""
+    """Return the end points of ``op``, a row for each of ``gpus`` that calls it.
+
+    ``servers``: the nodes of the parameter servers.
+    """
     nodes = cluster.gpu_places[0][gpus]
     match op:
         case "to_host":

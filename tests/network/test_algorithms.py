@@ -287,18 +287,3 @@ def test_a_sum_in_the_switch_is_what_its_chunks_tend_to(n: int) -> None:
     assert fluid < played[1] < played[0]
     assert 2 * played[1] - played[0] == pytest.approx(fluid, rel=1e-9)
     assert promised("all_reduce", n, scripts.nvls_all_reduce(n, SIZE, 2))
-
-
-@pytest.mark.parametrize("name", ["dgx_a100", "dgx1_v100", "pcie_l40s"])
-def test_equal_hops_between_all_pairs_are_added_up_as_each_alone(name: str) -> None:
-    """Three nodes in leaves of one or more: every link has the bytes that it has where hops are listed one by one."""
-    cluster = build_cluster(load_cluster(name), 3)
-    ranks, nodes = tuple(range(len(cluster.gpus))), range(3)
-    number = {node: node for node in nodes}
-    (moves,) = direct.all_to_all(cluster, ranks)
-    together = placed("pairs", [shape_of(cluster, moves, number)], cluster, nodes)
-    one_by_one = placed("pairs", [shape_of(cluster, replace(moves, hops=list(moves.hops)), number)], cluster, nodes)
-    assert dict(together.stages[0].loads) == pytest.approx(dict(one_by_one.stages[0].loads), rel=1e-12)
-    assert together.sent == pytest.approx(one_by_one.sent, rel=1e-12)
-    assert together.stages[0].link_latency_s == pytest.approx(one_by_one.stages[0].link_latency_s, rel=1e-12)
-    assert dict(together.stages[0].hops) == pytest.approx(dict(one_by_one.stages[0].hops), rel=1e-12)
