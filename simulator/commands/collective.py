@@ -18,7 +18,7 @@ from simulator.config.stack import check_stack, load_stack
 from simulator.costs import Costs
 from simulator.errors import InputError, located
 from simulator.network.collectives import BARRIER_BYTES, algorithms, bus_factor, idle_seconds, plan
-from simulator.network.pattern import KINDS
+from simulator.network.moves import KINDS
 from simulator.results import Result
 
 if TYPE_CHECKING:

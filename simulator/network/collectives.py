@@ -14,8 +14,10 @@ from simulator.input_files import closest
 from simulator.network import bruck, butterfly, collnet, direct, hierarchical, hosts, nvls, pat, ring, rooted, tree
 from simulator.network.direct import EVEN, ByteShares
 from simulator.network.max_min import max_min_rates
-from simulator.network.pattern import Moves, Pattern, Stage, placed, shape_of
+from simulator.network.moves import Moves
+from simulator.network.pattern import Pattern, Stage, placed
 from simulator.network.plan import Phase, Plan
+from simulator.network.shape import shape_of
 from simulator.network.timing import TransportCosts, timed
 
 #: Function of the GPU numbers of a group that returns its hops, step after step. It may ask which members share a node,

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from simulator.cluster.cluster import Cluster
 from simulator.errors import InputError
-from simulator.network.pattern import AllPairs, Hop, Moves
+from simulator.network.moves import AllPairs, Hop, Moves
 
 
 class ByteShares(NamedTuple):

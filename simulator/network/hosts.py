@@ -11,7 +11,7 @@ import numpy as np
 from simulator.arrays import Ints
 from simulator.cluster.cluster import Cluster
 from simulator.cluster.node import CPU, NVME
-from simulator.network.pattern import Hop, Moves
+from simulator.network.moves import Hop, Moves
 
 
 def ends(op: str, cluster: Cluster, gpus: Ints, servers: tuple[int, ...]) -> Ints:

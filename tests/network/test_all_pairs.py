@@ -10,7 +10,8 @@ import pytest
 from simulator.cluster import build_cluster
 from simulator.config import load_cluster
 from simulator.network import direct
-from simulator.network.pattern import placed, shape_of
+from simulator.network.pattern import placed
+from simulator.network.shape import shape_of
 
 CLUSTERS: dict[str, dict[str, Any]] = {
     "leaves of four nodes": {"name": "dgx_a100", "fabric": {"kind": "rail_fat_tree", "tiers": 3, "radix": 8}},
