@@ -106,8 +106,8 @@ def _thinned_nodes(spec: ClusterSpec, specs: Sequence[NodeSpec], dead: frozenset
         missing |= {name for k in range(node.nics.count) for name in (f"nic{k}",) if cut & {name, f"{name}.pcie"}}
         return ThinnedNode(node, frozenset(missing), cut)
 
-    of_kind = {id(node): thinned(node, None) for node in spec.kinds_in_order}
-    nodes = [of_kind[id(node)] for node in specs]
+    shared = {id(node): thinned(node, None) for node in spec.kinds_in_order}
+    nodes = [shared[id(node)] for node in specs]
     for number in {*dead_in, *(at for by_node in missing_by_node.values() for at in by_node)}:
         if number is not None and number < len(nodes):
             nodes[number] = thinned(specs[number], number)

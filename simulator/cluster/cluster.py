@@ -268,7 +268,7 @@ class Cluster(ClusterColumns):
 
     @cached_property
     def node_places(self) -> NodePlaces | None:
-        """Where nodes hang in a tree of trunks, of which nodes share all switches of a level or none; else None."""
+        """The places of nodes in a tree of trunks, of which nodes share all switches of a level or none; else None."""
         tree = self._trunk_ways.tree
         return None if tree is None else NodePlaces.in_tree(tree, self.switches.leaves)
 

@@ -164,7 +164,7 @@ class ClusterColumns:
         nodes: dict[int, list[int]] = {}
         for node, layout in enumerate(self.layouts):
             nodes.setdefault(id(layout), []).append(node)
-        return [(self.layouts[of_layout[0]], np.array(of_layout, dtype=np.int64)) for of_layout in nodes.values()]
+        return [(self.layouts[alike[0]], np.array(alike, dtype=np.int64)) for alike in nodes.values()]
 
     @cached_property
     def node_kinds(self) -> tuple[int, ...]:
@@ -203,5 +203,5 @@ class ClusterColumns:
 
     @cached_property
     def is_port(self) -> Bools:
-        """Whether each link is a port of a NIC, either way."""
+        """True of every link that is a port of a NIC, either way."""
         return self.link_column(lambda layout, at, _: layout is not None and at in layout.nic_of_port, np.bool_)

@@ -17,13 +17,13 @@ class PartNames(Mapping[str, list[int]]):
     """The numbers of the parts that each name stands for.
 
     ``inside``: names within every node, with positions in it, one mapping for nodes that are alike. ``first[n]`` is the
-    number of the first part of node n. ``others``: names of parts in no node, with their numbers.
+    number of the first part of node n. ``outside``: names of parts in no node, with their numbers.
     """
 
     def __init__(
-        self, inside: Sequence[Mapping[str, list[int]]], first: Sequence[int], others: Mapping[str, list[int]]
+        self, inside: Sequence[Mapping[str, list[int]]], first: Sequence[int], outside: Mapping[str, list[int]]
     ) -> None:
-        self._inside, self._first, self._others = inside, first, others
+        self._inside, self._first, self._others = inside, first, outside
 
     def __getitem__(self, name: str) -> list[int]:
         in_node = _IN_NODE.fullmatch(name)
@@ -64,16 +64,16 @@ def link_names(links: ClusterLinks) -> PartNames:
 
     A name without ``:tx`` or ``:rx`` stands for both ways.
     """
-    of_layout = {id(layout): _both_ways(edge.name for edge in layout.edges) for layout in links.layouts}
+    in_layout = {id(layout): _both_ways(edge.name for edge in layout.edges) for layout in links.layouts}
     trunks = _both_ways(link.name for link in links.trunks)
-    others = {name: [links.n_inside + at for at in places] for name, places in trunks.items()}
-    return PartNames([of_layout[id(layout)] for layout in links.layouts], links.first, others)
+    outside = {name: [links.n_inside + at for at in places] for name, places in trunks.items()}
+    return PartNames([in_layout[id(layout)] for layout in links.layouts], links.first, outside)
 
 
 def gpu_names(gpus: ClusterGpus) -> PartNames:
     """Return the number of the GPU that each name stands for."""
-    of_layout = {id(layout): {f"gpu{index}": [at] for at, index in enumerate(layout.gpus)} for layout in gpus.layouts}
-    return PartNames([of_layout[id(layout)] for layout in gpus.layouts], gpus.first, {})
+    in_layout = {id(layout): {f"gpu{index}": [at] for at, index in enumerate(layout.gpus)} for layout in gpus.layouts}
+    return PartNames([in_layout[id(layout)] for layout in gpus.layouts], gpus.first, {})
 
 
 def _both_ways(names: Iterable[str]) -> dict[str, list[int]]:

@@ -1,7 +1,7 @@
 """The GPUs and links of a cluster as sequences that make each of them when asked.
 
-Nodes of one layout are alike but for their number, so that a cluster of thousands of nodes keeps one layout, and beside
-it only the GPUs and links that an override changes.
+Nodes of one layout are alike but for their number. A cluster of thousands of nodes keeps one layout, and beside it only
+the GPUs and links that an override changes.
 """
 
 from __future__ import annotations

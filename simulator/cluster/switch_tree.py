@@ -77,11 +77,11 @@ class SwitchTree:
 
 @dataclass(frozen=True, eq=False)
 class NodePlaces:
-    """Where nodes hang in a tree of switches, level by level.
+    """The places where nodes hang in a tree of switches, level by level.
 
-    ``trunks[n, k, level, way]``: the link from the switch at this level above NIC k of node n to the next level (way
-    0) or back down (way 1); -1 where there is none. ``above[level][n]``: a number that nodes share whose NICs are below
-    the same switches at this level. Nodes with other numbers have no switch of this level in common. ``pattern[n]``: a
+    ``trunks[n, k, level, way]``: the link from the switch at this level above NIC k of node n; -1 where there is none.
+    Way 0 leads up to the next level, way 1 back down. ``above[level][n]``: a number that nodes share whose NICs are
+    below the same switches at this level. Nodes with other numbers have no switch of this level in common. ``pattern[n]``: a
     number that nodes share whose trunks are as fast, and whose NICs share switches alike.
     """
 
@@ -99,13 +99,15 @@ class NodePlaces:
         number_of = {on_node: number for number, on_node in enumerate(kinds)}
         kind_of = np.array([number_of[on_node] for on_node in leaves], dtype=np.int64)
         lines = [[tree.line(leaf) for leaf in on_node] for on_node in kinds]
-        depth = max((len(line) for of_kind in lines for line in of_kind), default=1)
+        depth = max((len(line) for kind_lines in lines for line in kind_lines), default=1)
         trunks = np.full((len(kinds), max(map(len, kinds), default=0), depth, 2), -1, dtype=np.int64)
         patterns: list[list[object]] = [[] for _ in kinds]
         above: list[Ints] = []
         level_of: dict[str, int] = {}
         for level in range(depth):
-            switches = [tuple([line[level] if level < len(line) else "" for line in of_kind]) for of_kind in lines]
+            switches = [
+                tuple([line[level] if level < len(line) else "" for line in kind_lines]) for kind_lines in lines
+            ]
             numbers = {one: number for number, one in enumerate(dict.fromkeys(switches))}
             owners: dict[str, tuple[str, ...]] = {}
             for one in numbers:

@@ -35,7 +35,7 @@ class Route:
     load: Floats
 
     @classmethod
-    def of_group(cls, pattern: Pattern, cluster: Cluster, nodes: Ints) -> Route:
+    def from_group(cls, pattern: Pattern, cluster: Cluster, nodes: Ints) -> Route:
         """Return the route of a group on ``nodes``, from its pattern."""
         stages = pattern.stages
         places = LinkPlaces(cluster, nodes, np.concatenate([stage.links for stage in stages]))
@@ -44,7 +44,7 @@ class Route:
 
     @cached_property
     def key(self) -> tuple[object, ...]:
-        """What routes have in common that load the same links alike."""
+        """A key that routes share which load the same links alike."""
         return self.places.key, self.phase.tobytes(), np.round(self.load, 12).tobytes()
 
     def pattern_on(self, nodes: Ints) -> Pattern:
@@ -69,7 +69,7 @@ class RoutedComms:
 
     @property
     def loads_links(self) -> bool:
-        """Whether they take a share of links."""
+        """True where they take a share of links."""
         return self.route is not None and not self.alike.is_signal
 
     def pattern(self, place: int) -> Pattern | None:
@@ -121,7 +121,7 @@ def _route(
         numbers[timings] = next(number for number, pattern in enumerate(candidates) if pattern is fastest)
     number = numbers[timings]
     if number not in routes:
-        routes[number] = Route.of_group(candidates[number], cluster, seats.nodes[0])
+        routes[number] = Route.from_group(candidates[number], cluster, seats.nodes[0])
     return routes[number]
 
 

@@ -64,7 +64,7 @@ class Gathering:
         starts = np.flatnonzero(np.diff(ordered, prepend=-1))
         self._starts, self._targets, self._size = starts, ordered[starts], size
 
-    def of(self, colours: Colours) -> Colours:
+    def sums(self, colours: Colours) -> Colours:
         """Return for each target a hash of the multiset of colours that point at it."""
         gathered = np.zeros(self._size, dtype=np.uint64)
         if len(colours):

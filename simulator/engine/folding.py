@@ -86,8 +86,8 @@ def fold(
     if not refine:
         n_comms = sum(len(one.labels) * len(one.groups) for one in carried)
         sizes = numbering.n_ranks, numbering.n_groups, len(loaded), n_comms
-        ranks, of_groups, links, comms = map(Classes.each_alone, sizes)
-        return Folding(numbering, ranks, of_groups, loaded, links, comms)
+        ranks, group_classes, links, comms = map(Classes.each_alone, sizes)
+        return Folding(numbering, ranks, group_classes, loaded, links, comms)
     place = np.zeros(len(is_loaded), dtype=np.int64)
     place[loaded] = np.arange(len(loaded))
     labels = link_labels(cluster, capacity)[loaded]
@@ -105,7 +105,7 @@ def fold(
 
 
 class _Crossings:
-    """Which rows of carriages load which bundles of links: ``load`` is a hash of load and phase of each entry.
+    """Entries of rows of carriages that load bundles of links: ``load`` is a hash of load and phase of each entry.
 
     A bundle is links that the same rows load alike; ``labels`` of its links are its label.
     """
@@ -115,8 +115,8 @@ class _Crossings:
         self.n_rows = len(widths)
         rows, links = np.repeat(np.arange(len(widths)), widths), place[joined(one.links.reshape(-1) for one in carried)]
         hashes = (mixed(np.round(one.load, 12).view(np.uint64), one.phase) for one in carried)
-        of_rows = [np.tile(of_row, len(one.links)) for of_row, one in zip(hashes, carried, strict=True)]
-        load = np.concatenate([np.zeros(0, dtype=np.uint64), *of_rows])
+        row_hashes = [np.tile(row_hash, len(one.links)) for row_hash, one in zip(hashes, carried, strict=True)]
+        load = np.concatenate([np.zeros(0, dtype=np.uint64), *row_hashes])
         signature = np.zeros(len(labels), dtype=np.uint64)
         np.add.at(signature, links, mixed(rows, load))
         bundles = Classes.by(signature)
@@ -129,13 +129,13 @@ class _Crossings:
         self.row, self.bundle, self.load = rows[kept], self.bundle_of[links[kept]], load[kept]
         self._at_row, self._at_bundle = Gathering(self.row, self.n_rows), Gathering(self.bundle, n_bundles)
 
-    def of_rows(self, bundle: Colours) -> Colours:
+    def around_rows(self, bundle: Colours) -> Colours:
         """Return for each row a hash of the colours of what it crosses."""
-        return self._at_row.of(mixed(bundle[self.bundle], self.load))
+        return self._at_row.sums(mixed(bundle[self.bundle], self.load))
 
-    def of_bundles(self, row: Colours) -> Colours:
+    def around_bundles(self, row: Colours) -> Colours:
         """Return for each bundle a hash of the colours of what crosses it."""
-        return self._at_bundle.of(mixed(row[self.row], self.load))
+        return self._at_bundle.sums(mixed(row[self.row], self.load))
 
 
 def _refined(
@@ -165,15 +165,15 @@ def _refined(
 
     count = -1
     while count != (count := sum(map(n_distinct, (rank, group, row, bundle)))):
-        row = mixed(row, group[group_of_row], crossings.of_rows(bundle))
-        bundle = mixed(bundle, crossings.of_bundles(row))
-        group = mixed(group, memberships.of_groups(rank), at_group.of(row))
-        rank = mixed(rank, memberships.of_ranks(group))
+        row = mixed(row, group[group_of_row], crossings.around_rows(bundle))
+        bundle = mixed(bundle, crossings.around_bundles(row))
+        group = mixed(group, memberships.around_groups(rank), at_group.sums(row))
+        rank = mixed(rank, memberships.around_ranks(group))
     return rank, group, row, bundle
 
 
 class _Memberships:
-    """Which ranks are in which groups, and at which position.
+    """Members of groups: ranks at their positions.
 
     Positions count where somebody names a peer by its position; elsewhere they are 0, as members are alike.
     """
@@ -189,22 +189,22 @@ class _Memberships:
         }
         ranks, numbers, positions = [], [], []
         for job, by_axis in enumerate(groups):
-            for axis, of_axis in by_axis.items():
-                of_members = of_axis.position_of[of_axis.members]
-                ranks.append(of_axis.members + numbering.first_rank[job])
-                numbers.append(of_axis.group_of[of_axis.members] + numbering.first_group[job][axis])
-                positions.append(of_members if (job, axis) in sends else np.zeros_like(of_members))
+            for axis, axis_groups in by_axis.items():
+                places = axis_groups.position_of[axis_groups.members]
+                ranks.append(axis_groups.members + numbering.first_rank[job])
+                numbers.append(axis_groups.group_of[axis_groups.members] + numbering.first_group[job][axis])
+                positions.append(places if (job, axis) in sends else np.zeros_like(places))
         self._rank, self._group, self._position = joined(ranks), joined(numbers), joined(positions)
         self._at_rank = Gathering(self._rank, numbering.n_ranks)
         self._at_group = Gathering(self._group, numbering.n_groups + 1)
 
-    def of_groups(self, rank: Colours) -> Colours:
+    def around_groups(self, rank: Colours) -> Colours:
         """Return for each group a hash of the colours of its members."""
-        return self._at_group.of(mixed(rank[self._rank], self._position))
+        return self._at_group.sums(mixed(rank[self._rank], self._position))
 
-    def of_ranks(self, group: Colours) -> Colours:
+    def around_ranks(self, group: Colours) -> Colours:
         """Return for each rank a hash of the colours of its groups."""
-        return self._at_rank.of(mixed(group[self._group], self._position))
+        return self._at_rank.sums(mixed(group[self._group], self._position))
 
 
 def _comm_colours(carried: Sequence[Carriage], row: Colours) -> Colours:

@@ -127,7 +127,7 @@ class AxisGroups:
     position_of: Ints
 
     @classmethod
-    def of_axis(cls, program: Program, axis: str) -> AxisGroups:
+    def from_program(cls, program: Program, axis: str) -> AxisGroups:
         """Return the groups of one axis of a program."""
         groups = program.groups[axis]
         size = np.fromiter(map(len, groups), dtype=np.int64, count=len(groups))
@@ -166,7 +166,7 @@ class AlikeComms:
 
     @property
     def is_signal(self) -> bool:
-        """Whether they are signals."""
+        """True of signals."""
         return is_signal(self.comm)
 
     def one(self, row: int) -> GroupComm:
@@ -209,15 +209,15 @@ def _comms_of_job(
     parts: list[tuple[_Calls, Ints]] = []  # with the place of each communication in the order of calls
     most_calls = 1 + max((calls.call for kind in by_kind.values() for calls in kind), default=0)
     for kind in by_kind.values():
-        of_axis = groups[kind[0].axis]
+        axis_groups = groups[kind[0].axis]
         called = np.concatenate([calls.groups for calls in kind])
         order = np.concatenate([calls.caller * most_calls + calls.call for calls in kind])
         by_call = np.argsort(order, kind="stable")
         _, firsts = np.unique(called[by_call], return_index=True)
         firsts = by_call[np.sort(firsts)]
         called, order = called[firsts], order[firsts]
-        for size in distinct(of_axis.size[called]).tolist():
-            rows = of_axis.size[called] == size
+        for size in distinct(axis_groups.size[called]).tolist():
+            rows = axis_groups.size[called] == size
             parts.append((kind[0]._replace(groups=called[rows]), order[rows]))
     if not parts:
         return []
@@ -250,15 +250,15 @@ def _calls(program: Program, groups: Mapping[str, AxisGroups]) -> Iterator[_Call
             _anonymous(comm) for comm in {_network_key(comm): comm for _, comm in role.comms}.values()
         )
         for call, comm in enumerate(comms):
-            of_axis = groups[comm.axis]
+            axis_groups = groups[comm.axis]
             if isinstance(comm, PointToPoint):
-                positions = of_axis.position_of[ranks]
+                positions = axis_groups.position_of[ranks]
                 for position in distinct(positions).tolist():
                     callers = ranks[positions == position]
-                    yield _Calls(comm.axis, spec_of(comm, position), comm, of_axis.group_of[callers], callers, call)
+                    yield _Calls(comm.axis, spec_of(comm, position), comm, axis_groups.group_of[callers], callers, call)
                 continue
             if comm.axis not in firsts:
-                called, first = np.unique(of_axis.group_of[ranks], return_index=True)
+                called, first = np.unique(axis_groups.group_of[ranks], return_index=True)
                 firsts[comm.axis] = called, ranks[first]
             yield _Calls(comm.axis, spec_of(comm, -1), comm, *firsts[comm.axis], call)
 

@@ -83,8 +83,10 @@ class Placed:
         return [kinds[number] for number in numbers.tolist()]
 
     def _kinds(self, cluster: Cluster) -> tuple[Ints, list[RankKind]]:
-        of_gpu, gpus = cluster.gpu_kinds
-        kind = np.array(self.program.role_of, dtype=np.int64) * len(gpus) + of_gpu[np.array(self.gpus, dtype=np.int64)]
+        gpu_kind, gpus = cluster.gpu_kinds
+        kind = (
+            np.array(self.program.role_of, dtype=np.int64) * len(gpus) + gpu_kind[np.array(self.gpus, dtype=np.int64)]
+        )
         _, first, number = np.unique(kind, return_index=True, return_inverse=True)
         order = np.argsort(first)
         place = np.empty_like(order)

@@ -117,7 +117,9 @@ def fold_cluster(jobs: Sequence[Placed], cluster: Cluster, *, folded: bool = Tru
     The efficiency of links is that of the first job's costs, for the GPUs of all jobs. With ``folded`` false every rank
     and every link that carries something is simulated.
     """
-    groups = [{axis: AxisGroups.of_axis(placed.program, axis) for axis in placed.program.groups} for placed in jobs]
+    groups = [
+        {axis: AxisGroups.from_program(placed.program, axis) for axis in placed.program.groups} for placed in jobs
+    ]
     numbering, capacity = Numbering.from_jobs(jobs), link_capacities(jobs, cluster)
     routed = routed_comms(jobs, cluster, alike_comms(jobs, cluster, groups))
     carried = carriages(cluster, routed, numbering.first_group, numbering.n_groups)
@@ -191,13 +193,13 @@ class _Planner:
 
     def simulated_cluster(self) -> SimulatedCluster:
         """Plan every class of communications, and put together what is simulated."""
-        classes, of_links = self._folding.comms, self._folding.links
+        classes, link_classes = self._folding.comms, self._folding.links
         pairs = zip(classes.first.tolist(), classes.size.tolist(), strict=True)
         plans = _with_meetings([self._plan(index, size) for index, size in pairs], len(self._simulated_links))
         links: list[SimulatedLink] = []
         for link_class in self._simulated_links:
-            link = self._cluster.links[int(self._folding.loaded[of_links.first[link_class]])]
-            capacity_Bps, count = float(self._capacity[link.index]), int(of_links.size[link_class])
+            link = self._cluster.links[int(self._folding.loaded[link_classes.first[link_class]])]
+            capacity_Bps, count = float(self._capacity[link.index]), int(link_classes.size[link_class])
             leaves_gpu = _GPU.fullmatch(link.src) is not None
             links.append(SimulatedLink(link.name, link.kind, count, capacity_Bps, leaves_gpu))
         return SimulatedCluster(
@@ -245,17 +247,17 @@ class _Planner:
         """
         real = real.by_nic(self._cluster.is_port)
         links, load = real.columns
-        of_class, size_of_class = self._link_class[links], self._folding.links.size
-        _, first, place = np.unique(of_class, return_index=True, return_inverse=True)
-        classes = of_class[first]
+        class_of, size_of_class = self._link_class[links], self._folding.links.size
+        _, first, place = np.unique(class_of, return_index=True, return_inverse=True)
+        classes = class_of[first]
         # All of the class move together. One link carries the sum over them, divided by the number of links in its
         # class; the links have equal parts by equitability.
         each = size / size_of_class[classes]
         at_once = np.bincount(place) * each
         total = np.bincount(place, load) * each
         binds = self._binds[classes]
-        held = binds[place]
-        idle_Bps = min(real.cap_Bps, float((self._capacity[links[held]] / load[held]).min(initial=math.inf)))
+        limiting = binds[place]
+        idle_Bps = min(real.cap_Bps, float((self._capacity[links[limiting]] / load[limiting]).min(initial=math.inf)))
         simulated = []
         for at in np.argsort(first).tolist():
             link = self._simulated_links.setdefault(int(classes[at]), len(self._simulated_links))
@@ -271,9 +273,9 @@ class _Planner:
         first, groups = self._folding.numbering.first_group[job], self._folding.groups.class_of
         simulated, multiplicity = np.unique(np.array(simulated_as, dtype=np.int64), return_counts=True)
         group_key: dict[str, dict[int, int]] = {}
-        for axis, of_axis in self._groups[job].items():
-            ranks = simulated[of_axis.group_of[simulated] >= 0]
-            classes = groups[first[axis] + of_axis.group_of[ranks]]
+        for axis, axis_groups in self._groups[job].items():
+            ranks = simulated[axis_groups.group_of[simulated] >= 0]
+            classes = groups[first[axis] + axis_groups.group_of[ranks]]
             group_key[axis] = dict(zip(ranks.tolist(), classes.tolist(), strict=True))
         planned = {
             (item.axis, int(groups[first[item.axis] + item.group]), item.spec): plan.planned

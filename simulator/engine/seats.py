@@ -100,14 +100,14 @@ class LinkPlaces:
         if cluster.node_places is not None and not self._is_inside.all():
             table = cluster.node_places.trunks
             self._trunks = table.reshape(len(table), -1)
-            of_nodes, trunk_at = np.unique(self._trunks[nodes], return_index=True)
+            above_nodes, trunk_at = np.unique(self._trunks[nodes], return_index=True)
             outside = np.flatnonzero(~self._is_inside)
-            found_at = trunk_at[np.searchsorted(of_nodes, links[outside])]
+            found_at = trunk_at[np.searchsorted(above_nodes, links[outside])]
             self._place[outside], self._offset[outside] = np.divmod(found_at, self._trunks.shape[1])
 
     @property
     def key(self) -> tuple[bytes, bytes, bytes]:
-        """What links of equal places have in common."""
+        """A key that links of equal places share."""
         return self._is_inside.tobytes(), self._place.tobytes(), self._offset.tobytes()
 
     def on(self, nodes: Ints) -> Ints:

@@ -84,8 +84,8 @@ def _common_slots(cluster: Cluster, ranks: Sequence[int], nodes: Mapping[int, in
     for rank in ranks:
         node, slot = cluster.locate(rank)
         slots[node].append(slot)
-    first, *others = [(tuple(in_node), id(cluster.layout_of(node))) for node, in_node in slots.items()]
-    return () if cluster.switches.dead or any(other != first for other in others) else first[0]
+    first, *further = [(tuple(in_node), id(cluster.layout_of(node))) for node, in_node in slots.items()]
+    return () if cluster.switches.dead or any(other != first for other in further) else first[0]
 
 
 def _shape_of_pairs(

@@ -30,7 +30,7 @@ def test_the_chosen_pattern_is_the_fastest_of_each_group_alone(overrides: list[d
     comms = [comm_called("sum", "all_reduce", size, axis, axis) for axis in groups for size in (8.0, 1e5, 1e9)]
     gpus = tuple([gpu for node in range(10) for gpu in cluster.gpus_of(node)[:4]])
     placed = Placed(at_once(groups, *comms), COSTS, gpus, ())
-    axes = {axis: AxisGroups.of_axis(placed.program, axis) for axis in groups}
+    axes = {axis: AxisGroups.from_program(placed.program, axis) for axis in groups}
     routed = routed_comms([placed], cluster, alike_comms([placed], cluster, [axes]))
     each = [(one.alike.one(row), one.pattern(place)) for one in routed for place, row in enumerate(one.rows.tolist())]
     assert len(each) == 3 * 15
@@ -40,5 +40,5 @@ def test_the_chosen_pattern_is_the_fastest_of_each_group_alone(overrides: list[d
         assert fastest is not None
         assert pattern is not None
         assert pattern.timing == fastest.timing
-        for stage, of_fastest in zip(pattern.stages, fastest.stages, strict=True):
-            assert sorted(stage.loads) == sorted(of_fastest.loads)
+        for stage, expected in zip(pattern.stages, fastest.stages, strict=True):
+            assert sorted(stage.loads) == sorted(expected.loads)

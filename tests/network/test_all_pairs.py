@@ -23,7 +23,7 @@ CLUSTERS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("cluster", CLUSTERS.values(), ids=CLUSTERS)
 def test_equal_hops_are_added_up_as_each_alone(cluster: dict[str, Any]) -> None:
-    """Five nodes: each link has the bytes, and the path the latency, that they have where hops are listed."""
+    """Five nodes: bytes of links and the latency of the path are those of hops that are listed."""
     built, nodes = build_cluster(load_cluster(cluster), 5), range(5)
     number = {node: node for node in nodes}
     (moves,) = direct.all_to_all(built, tuple(range(len(built.gpus))))

@@ -32,7 +32,7 @@ from simulator.network import hosts
 from simulator.network.collectives import choose, patterns
 from simulator.program import HostOperation, PointToPoint, RecordedWork
 
-#: A communication, a group or a link, with what it is next to, as (number of the neighbour, how).
+#: Neighbours of each element: number, and how the two meet.
 Neighbours = list[list[tuple[int, Hashable]]]
 
 
@@ -160,8 +160,8 @@ def _refined(
         for member, place in inside:
             member_of[member].append((at, place))
     comms_of: Neighbours = [[] for _ in group]
-    for at, of_group in enumerate(group_of_comm):
-        comms_of[of_group].append((at, 0))
+    for at, group_number in enumerate(group_of_comm):
+        comms_of[group_number].append((at, 0))
     crossed = [[(link_at[on], (phase, load)) for phase, on, load in loads] for _, loads in all_routes]
     count = -1
     while count != (count := sum(len(set(colours)) for colours in (rank, group, link, comm))):
@@ -169,10 +169,10 @@ def _refined(
         link = _numbers(zip(link, _around(crossing, comm), strict=True))
         group = _numbers(zip(group, _around(members, rank), _around(comms_of, comm), strict=True))
         rank = _numbers(zip(rank, _around(member_of, group), strict=True))
-    of_jobs = [[rank[at] for at, (job, _) in enumerate(ranks) if job == number] for number in range(len(jobs))]
+    by_job = [[rank[at] for at, (job, _) in enumerate(ranks) if job == number] for number in range(len(jobs))]
     keys = [(one.job, one.axis, one.group, one.spec) for one in comms]
     return Partition(
-        of_jobs,
+        by_job,
         dict(zip(groups, group, strict=False)),
         dict(zip(loaded, link, strict=True)),
         dict(zip(keys, comm, strict=False)),
@@ -192,14 +192,14 @@ def _numbers(values: Iterable[Hashable]) -> list[int]:
 
 def partition(jobs: Sequence[Placed], cluster: Cluster) -> Partition:
     """Return the partition that `simulator.engine.folding` finds."""
-    groups = [{axis: AxisGroups.of_axis(one.program, axis) for axis in one.program.groups} for one in jobs]
+    groups = [{axis: AxisGroups.from_program(one.program, axis) for axis in one.program.groups} for one in jobs]
     numbering, capacity = Numbering.from_jobs(jobs), link_capacities(jobs, cluster)
     routed = routed_comms(jobs, cluster, alike_comms(jobs, cluster, groups))
     carried = carriages(cluster, routed, numbering.first_group, numbering.n_groups)
     folding = fold(jobs, cluster, capacity, groups, carried, numbering)
     ranks = folding.ranks.class_of.tolist()
     firsts = [*numbering.first_rank, numbering.n_ranks]
-    of_groups = {
+    group_classes = {
         (job, axis, number): int(folding.groups.class_of[first + number])
         for job, by_axis in enumerate(numbering.first_group)
         for axis, first in by_axis.items()
@@ -213,7 +213,7 @@ def partition(jobs: Sequence[Placed], cluster: Cluster) -> Partition:
         for row in one.rows.tolist()
     }
     links = dict(zip(folding.loaded.tolist(), folding.links.class_of.tolist(), strict=True))
-    return Partition([ranks[low:high] for low, high in pairwise(firsts)], of_groups, links, comms)
+    return Partition([ranks[low:high] for low, high in pairwise(firsts)], group_classes, links, comms)
 
 
 def partition_differences(jobs: Sequence[Placed], cluster: Cluster) -> Iterator[str]:
