@@ -80,9 +80,11 @@ class NodePlaces:
     """The places where nodes hang in a tree of switches, level by level.
 
     ``trunks[n, k, level, way]``: the link from the switch at this level above NIC k of node n; -1 where there is none.
-    Way 0 leads up to the next level, way 1 back down. ``above[level][n]``: a number that nodes share whose NICs are
-    below the same switches at this level. Nodes with other numbers have no switch of this level in common. ``pattern[n]``: a
-    number that nodes share whose trunks are as fast, and whose NICs share switches alike.
+    Way 0 leads up to the next level, way 1 back down.
+
+    ``above[level][n]``: a number that nodes share whose NICs are below the same switches at this level. Nodes with
+    other numbers have no switch of this level in common. ``pattern[n]``: a number that nodes share whose trunks are as
+    fast, and whose NICs share switches alike.
     """
 
     trunks: Ints
