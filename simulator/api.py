@@ -34,7 +34,7 @@ from simulator.analysis.training.stage_split import (
 from simulator.analysis.training.staleness import staleness
 from simulator.analysis.training.static_memory import static_memory
 from simulator.analysis.training.steady_state import UNSTEADY, SteadyState, until_steady
-from simulator.cluster import Cluster, build_cluster
+from simulator.cluster import Cluster, recent_cluster
 from simulator.config import Workload, altered, load_workload
 from simulator.config.loading import written_in
 from simulator.config.profile import load_profiles
@@ -216,9 +216,9 @@ def run_step(workload: Workload, *, interference: bool = True, built: Cluster | 
 
 
 def cluster_of(workload: Workload, nodes: int | None = None) -> Cluster:
-    """Return the cluster of a workload, under whose key `InputError`s are."""
+    """Return the cluster of a workload, built before or now; `InputError`s are under its key."""
     with located(lambda key: (None, f"cluster.{key}" if key else "cluster")):
-        return build_cluster(workload.cluster, nodes)
+        return recent_cluster(workload.cluster, nodes)
 
 
 def rehearse(workload: Workload, cluster: Cluster, costs: Costs) -> Times:

@@ -1,6 +1,8 @@
-"""Types of numpy arrays that annotations name."""
+"""Types of numpy arrays that annotations name, and how parts of one kind are joined."""
 
 from __future__ import annotations
+
+from collections.abc import Iterable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -8,3 +10,8 @@ from numpy.typing import NDArray
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]
+
+
+def joined(parts: Iterable[Ints]) -> Ints:
+    """Return arrays of whole numbers one after another; of no arrays, an empty one."""
+    return np.concatenate([np.zeros(0, dtype=np.int64), *parts])

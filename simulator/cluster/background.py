@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from simulator.cluster import names
 from simulator.cluster.cluster import BackgroundFlow, Cluster
 from simulator.cluster.link import Spread
+from simulator.cluster.names import PartNames
 from simulator.errors import InputError
 from simulator.hardware.traffic import BackgroundTraffic, TrafficBetween
 
@@ -26,9 +27,7 @@ def with_background(cluster: Cluster, background: Sequence[BackgroundTraffic]) -
     return replace(cluster, background=tuple(flows))
 
 
-def _flows(
-    traffic: BackgroundTraffic, cluster: Cluster, links: Mapping[str, list[int]], key: str
-) -> Iterator[BackgroundFlow]:
+def _flows(traffic: BackgroundTraffic, cluster: Cluster, links: PartNames, key: str) -> Iterator[BackgroundFlow]:
     if isinstance(traffic, TrafficBetween):
         name = f"{traffic.from_} to {traffic.to}"
         yield BackgroundFlow(name, _loads(traffic, cluster, links, key), traffic.bandwidth_Bps)
@@ -38,7 +37,7 @@ def _flows(
         yield BackgroundFlow(link.name, ((index, 1.0),), traffic.share * link.bandwidth_Bps)
 
 
-def _loads(traffic: TrafficBetween, cluster: Cluster, links: Mapping[str, list[int]], key: str) -> Spread:
+def _loads(traffic: TrafficBetween, cluster: Cluster, links: PartNames, key: str) -> Spread:
     """Return the links between two network cards on different nodes, or between two GPUs."""
     gpu_at = {gpu.name: number for number, gpu in enumerate(cluster.gpus)}
     ends = {f"{key}.from": traffic.from_, f"{key}.to": traffic.to}

@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 
 from simulator.cluster import names
 from simulator.cluster.background import with_background
-from simulator.cluster.cluster import Cluster, Gpu
+from simulator.cluster.cluster import Cluster
 from simulator.cluster.cut_off import ThinnedNode, overrides_without_cut_off
 from simulator.cluster.dead_links import dead_by_node, dead_links, without_trunks
+from simulator.cluster.gpu import Gpu
 from simulator.cluster.link import Link
 from simulator.cluster.node import NodeLayout, NoWayError
+from simulator.cluster.parts import ClusterGpus, ClusterLinks
 from simulator.errors import InputError, located
 from simulator.fabrics import Switches, switches
 from simulator.hardware.cluster_spec import ClusterSpec
-from simulator.hardware.overrides import GpuOverride, LinkOverride, NicOverride, missing_parts, named_part
+from simulator.hardware.node import NodeSpec
+from simulator.hardware.overrides import GpuOverride, LinkOverride, missing_parts, named_part
 from simulator.hardware.transport import TransportKind
 
 #: Seconds that one more switch adds to a route: half of what crossing leaf-spine-leaf costs over staying under a leaf.
@@ -32,74 +36,82 @@ def build_cluster(spec: ClusterSpec, nodes: int | None = None) -> Cluster:
     """
     if nodes is not None:
         spec = replace(spec, nodes=nodes)
-    layouts = _layouts(spec)
-    nics = [spec.node_at(n).nics for n in range(spec.n_nodes)]
-    ports = tuple([(cards.bandwidth_bps / 8,) * cards.count for cards in nics])
+    specs = spec.node_specs
+    layouts = _layouts(spec, specs)
+    ports_of = {id(node): (node.nics.bandwidth_bps / 8,) * node.nics.count for node in spec.kinds_in_order}
+    ports = tuple([ports_of[id(node)] for node in specs])
     fabric = switches(spec.fabric, ports) if any(ports) else Switches(((),) * spec.n_nodes, (), 0)
     if any(isinstance(override, LinkOverride) and override.missing for override in spec.overrides):
-        whole = _layouts(replace(spec, overrides=()))  # links of missing parts may be named too
-        dead = dead_links(spec, _links(spec, whole, fabric)[0])
-        layouts, fabric = _layouts(spec, dead), without_trunks(fabric, dead)
-    gpus = [
-        Gpu(
-            f"node{n}.gpu{g}",
-            n,
-            g,
-            node.gpus.by_number[g],
-            host_speed=node.host_speed,
-            autograd_speed=node.autograd_speed,
-        )
-        for n, g in spec.places()
-        for node in (spec.node_at(n),)
-    ]
-    links, first_link = _links(spec, layouts, fabric)
-    _override(spec, gpus, links)
-    first_gpu = itertools.accumulate((len(layout.gpus) for layout in layouts), initial=0)
+        whole = _layouts(replace(spec, overrides=()), specs)  # links of missing parts may be named too
+        dead = dead_links(spec, _links(spec, whole, fabric))
+        layouts, fabric = _layouts(spec, specs, dead), without_trunks(fabric, dead)
+    first_gpu = _firsts(len(layout.gpus) for layout in layouts)
+    links = _links(spec, layouts, fabric)
+    scaled_gpus, scaled_links = _changes(spec, ClusterGpus(specs, layouts, first_gpu, {}), links)
     cluster = Cluster(
         spec=spec,
-        gpus=tuple(gpus),
-        links=tuple(links),
+        gpus=ClusterGpus(specs, layouts, first_gpu, scaled_gpus),
+        links=ClusterLinks(layouts, links.first, fabric, links.trunks, scaled_links),
         layouts=layouts,
-        first_gpu=tuple(first_gpu)[:-1],
-        first_link=first_link,
+        first_gpu=first_gpu,
+        first_link=tuple(links.first),
         switches=fabric,
     )
     return with_background(cluster, spec.background)
 
 
-def _layouts(spec: ClusterSpec, dead: frozenset[str] = frozenset()) -> tuple[NodeLayout, ...]:
+def _firsts(counts: Iterable[int]) -> tuple[int, ...]:
+    """Return the number of the first part of every node, which have so many parts."""
+    return tuple(itertools.accumulate(counts, initial=0))[:-1]
+
+
+def _layouts(
+    spec: ClusterSpec, specs: Sequence[NodeSpec], dead: frozenset[str] = frozenset()
+) -> tuple[NodeLayout, ...]:
     """Return the layout of every node, one for all that are alike.
 
     ``dead``: names of links that are not there. Raises `InputError` where one of several nodes has no NIC left, and
     where dead links leave no way inside a node.
     """
+    nodes = _thinned_nodes(spec, specs, dead)
+    layouts: dict[ThinnedNode, NodeLayout] = {}
+    transport = spec.fabric.transport
+    for thinned in dict.fromkeys({id(node): node for node in nodes}.values()):
+        n = nodes.index(thinned)
+        with located(partial(_in_node, n)):
+            try:
+                layouts[thinned] = thinned.layout(transport)
+            except NoWayError as failure:
+                raise InputError(failure.message, fix=overrides_without_cut_off(nodes, transport)) from None
+        if spec.n_nodes > 1 and not layouts[thinned].nics:
+            raise InputError("leave no network card to this node", key="overrides", found=f"node{n}")
+    layout_of = {id(node): layouts[node] for node in {id(node): node for node in nodes}.values()}
+    return tuple([layout_of[id(node)] for node in nodes])
+
+
+def _thinned_nodes(spec: ClusterSpec, specs: Sequence[NodeSpec], dead: frozenset[str]) -> list[ThinnedNode]:
+    """Return every node without what is missing; those that no override names alone share one of their kind."""
     missing_by_node = {"gpu": missing_parts(spec.overrides, "gpu"), "nic": missing_parts(spec.overrides, "nic")}
     dead_in = dead_by_node(dead)
-    nodes = []
-    for n in range(spec.n_nodes):
-        node = spec.node_at(n)
+
+    def thinned(node: NodeSpec, number: int | None) -> ThinnedNode:
         missing = {
             f"{part}{i}"
             for part, count in (("gpu", node.gpus.count), ("nic", node.nics.count))
-            for at in (n, None)
-            for number in missing_by_node[part].get(at, ())
-            for i in (range(count) if number is None else (number,))
+            for at in dict.fromkeys((number, None))
+            for index in missing_by_node[part].get(at, ())
+            for i in (range(count) if index is None else (index,))
         }
-        cut = dead_in.get(n, frozenset())
+        cut = dead_in.get(number, frozenset()) if number is not None else frozenset[str]()
         missing |= {name for k in range(node.nics.count) for name in (f"nic{k}",) if cut & {name, f"{name}.pcie"}}
-        nodes.append(ThinnedNode(node, frozenset(missing), cut))
-    layouts: dict[ThinnedNode, NodeLayout] = {}
-    transport = spec.fabric.transport
-    for n, thinned in enumerate(nodes):
-        if thinned not in layouts:
-            with located(partial(_in_node, n)):
-                try:
-                    layouts[thinned] = thinned.layout(transport)
-                except NoWayError as failure:
-                    raise InputError(failure.message, fix=overrides_without_cut_off(nodes, transport)) from None
-        if spec.n_nodes > 1 and not layouts[thinned].nics:
-            raise InputError("leave no network card to this node", key="overrides", found=f"node{n}")
-    return tuple([layouts[thinned] for thinned in nodes])
+        return ThinnedNode(node, frozenset(missing), cut)
+
+    shared = {id(node): thinned(node, None) for node in spec.kinds_in_order}
+    nodes = [shared[id(node)] for node in specs]
+    for number in {*dead_in, *(at for by_node in missing_by_node.values() for at in by_node)}:
+        if number is not None and number < len(nodes):
+            nodes[number] = thinned(specs[number], number)
+    return nodes
 
 
 def _in_node(node: int, key: str) -> tuple[None, str]:
@@ -107,52 +119,36 @@ def _in_node(node: int, key: str) -> tuple[None, str]:
     return None, f"overrides (node{node})"
 
 
-def _links(spec: ClusterSpec, layouts: tuple[NodeLayout, ...], fabric: Switches) -> tuple[list[Link], tuple[int, ...]]:
-    """Return all links, and the index of each node's first."""
-    links: list[Link] = []
-    first_link = []
-    for n, layout in enumerate(layouts):
-        prefix, first = f"node{n}.", len(links)
-        first_link.append(first)
-        ends = {out: (False, fabric.leaves[n][k]) for k, out in layout.port_out.items()}
-        ends |= {back: (True, fabric.leaves[n][k]) for k, back in layout.port_in.items()}
-        for position, edge in enumerate(layout.edges):
-            src, dst = prefix + edge.src, prefix + edge.dst
-            if position in ends:
-                enters, leaf = ends[position]
-                src, dst = (leaf, dst) if enters else (src, leaf)
-            links.append(
-                Link(first + position, prefix + edge.name, edge.kind, src, dst, edge.bandwidth_Bps, edge.latency_s)
-            )
-    kind = spec.fabric.transport
+def _links(spec: ClusterSpec, layouts: tuple[NodeLayout, ...], fabric: Switches) -> ClusterLinks:
+    """Return all links, as no override changes them."""
+    first_link = _firsts(len(layout.edges) for layout in layouts)
+    kind, trunks, number = spec.fabric.transport, [], itertools.count(first_link[-1] + len(layouts[-1].edges))
     for trunk in fabric.trunks:
         latency_s = SWITCH_LATENCY_s[kind] + trunk.latency_s
         for way, src, dst in (("tx", trunk.lower, trunk.upper), ("rx", trunk.upper, trunk.lower)):
             name = f"{trunk.name}:{way}"
-            links.append(Link(len(links), name, kind, src, dst, trunk.bandwidth_Bps, latency_s))
-    return links, tuple(first_link)
+            trunks.append(Link(next(number), name, kind, src, dst, trunk.bandwidth_Bps, latency_s))
+    return ClusterLinks(layouts, first_link, fabric, trunks, {})
 
 
-def _override(spec: ClusterSpec, gpus: list[Gpu], links: list[Link]) -> None:
-    """Apply the scales of ``spec.overrides`` in place. A link's name without ``:tx`` or ``:rx`` means both ways."""
-    scales = [override for override in spec.overrides if not isinstance(override, NicOverride)]
-    if not scales:
-        return
-    named_links = names.link_names(links)
-    named_gpus = {gpu.name: [i] for i, gpu in enumerate(gpus)}
+def _changes(spec: ClusterSpec, gpus: ClusterGpus, links: ClusterLinks) -> tuple[dict[int, Gpu], dict[int, Link]]:
+    """Return the GPUs and links that ``spec.overrides`` scale. A link's name without ``:tx`` or ``:rx`` means both."""
+    scaled_gpus: dict[int, Gpu] = {}
+    scaled_links: dict[int, Link] = {}
     for index, override in enumerate(spec.overrides):
         key, name = named_part(override)
-        if isinstance(override, LinkOverride):
-            if override.bandwidth_scale is None:
-                continue
-            for at in names.matching(name, named_links, f"overrides[{index}].{key}", "link"):
-                links[at] = replace(links[at], bandwidth_Bps=links[at].bandwidth_Bps * override.bandwidth_scale)
+        if isinstance(override, LinkOverride) and override.bandwidth_scale is not None:
+            for at in names.matching(name, names.link_names(links), f"overrides[{index}].{key}", "link"):
+                link = scaled_links.get(at, links[at])
+                scaled_links[at] = replace(link, bandwidth_Bps=link.bandwidth_Bps * override.bandwidth_scale)
         elif isinstance(override, GpuOverride) and override.is_scaled:
             speed, host, autograd = override.scales
-            for at in names.matching(name, named_gpus, f"overrides[{index}].{key}", "GPU"):
-                gpus[at] = replace(
-                    gpus[at],
-                    speed_scale=gpus[at].speed_scale * speed,
-                    host_speed=gpus[at].host_speed * host,
-                    autograd_speed=gpus[at].autograd_speed * autograd,
+            for at in names.matching(name, names.gpu_names(gpus), f"overrides[{index}].{key}", "GPU"):
+                gpu = scaled_gpus.get(at, gpus[at])
+                scaled_gpus[at] = replace(
+                    gpu,
+                    speed_scale=gpu.speed_scale * speed,
+                    host_speed=gpu.host_speed * host,
+                    autograd_speed=gpu.autograd_speed * autograd,
                 )
+    return scaled_gpus, scaled_links

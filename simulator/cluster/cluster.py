@@ -1,39 +1,26 @@
-"""The nouns of the hardware: `Gpu`, `Link`, and the `Cluster` that they form."""
+"""Clusters: GPUs and links, where they are, and the routes between GPUs."""
 
 from __future__ import annotations
 
-from bisect import bisect_right
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, get_args
+from typing import Any, overload
 
 import networkx as nx
-import numpy as np
-from numpy.typing import NDArray
 
+from simulator.arrays import Ints
+from simulator.cluster.columns import ClusterColumns
+from simulator.cluster.gpu import Gpu
 from simulator.cluster.link import Link, Spread
 from simulator.cluster.nic_pairs import NicPair, joined_pair, no_way_between
 from simulator.cluster.node import HOST_ENDS, MEMORY, NodeLayout, Route
+from simulator.cluster.parts import ClusterLinks
+from simulator.cluster.switch_tree import NodePlaces
 from simulator.cluster.trunk_ways import TrunkWays
 from simulator.errors import InputError
 from simulator.fabrics import Switches
 from simulator.hardware.cluster_spec import ClusterSpec
-from simulator.hardware.transport import TransportKind
-
-
-@dataclass(frozen=True, slots=True)
-class Gpu:
-    """GPU number ``index`` of node ``node``; ``speed_scale`` multiplies its speed (1: as its type), ``host_speed``
-    that at which its host issues ops (1: as the calibrated one), ``autograd_speed`` that in backward passes again."""
-
-    name: str
-    node: int
-    index: int
-    type: str
-    speed_scale: float = 1.0
-    host_speed: float = 1.0
-    autograd_speed: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +33,7 @@ class BackgroundFlow:
 
 
 @dataclass(frozen=True, eq=False)
-class Cluster:
+class Cluster(ClusterColumns):
     """GPUs, numbered node by node, and the links between them. Rank i of a job sits on GPU i.
 
     ``layouts``: what each node is inside; alike nodes share one. Node n's links are those of its layout in the same
@@ -55,8 +42,8 @@ class Cluster:
     """
 
     spec: ClusterSpec
-    gpus: tuple[Gpu, ...]
-    links: tuple[Link, ...]
+    gpus: Sequence[Gpu]
+    links: ClusterLinks
     layouts: tuple[NodeLayout, ...]
     first_gpu: tuple[int, ...]
     first_link: tuple[int, ...]
@@ -68,10 +55,6 @@ class Cluster:
     def name(self) -> str:
         return self.spec.name
 
-    @property
-    def n_nodes(self) -> int:
-        return len(self.layouts)
-
     def layout_of(self, node: int) -> NodeLayout:
         """Return the layout of a node."""
         return self.layouts[node]
@@ -82,14 +65,10 @@ class Cluster:
         Links between GPUs have their node's own word (nvlink, xgmi), others the name of their transport."""
         if link.kind != "nvlink":
             return link.kind
-        return self.spec.node_at(bisect_right(self.first_link, link.index) - 1).nvlink.name
+        return self.spec.node_at(self.links.node_of(link.index)).nvlink.name
 
     def node_of(self, gpu: int) -> int:
-        return self.gpus[gpu].node
-
-    def gpus_of(self, node: int) -> range:
-        """Return the GPUs of a node."""
-        return range(self.first_gpu[node], self.first_gpu[node] + len(self.layouts[node].gpus))
+        return self._places[0][gpu]
 
     def gpu_types(self, ends: Iterable[int]) -> tuple[str, ...]:
         """Return the types of these GPUs, each once, in the order of the nodes; of a host those of its node's GPUs."""
@@ -106,10 +85,10 @@ class Cluster:
 
         End points are the GPUs by their numbers, and after them the `HOST_ENDS` of every node.
         """
-        count = len(self.gpus)
+        nodes, slots = self._places
+        count = len(nodes)
         if end < count:
-            gpu = self.gpus[end]
-            return gpu.node, gpu.index
+            return nodes[end], slots[end]
         node, which = divmod(end - count, len(HOST_ENDS))
         return node, self.layouts[node].host + which
 
@@ -120,9 +99,15 @@ class Cluster:
             return self.first_gpu[node] + layout.gpus.index(slot)
         return len(self.gpus) + node * len(HOST_ENDS) + slot - layout.host
 
-    def host(self, node: int, which: int = MEMORY) -> int:
-        """Return the end point of a node's host: its memory, or another one of `HOST_ENDS`."""
-        return self.end(node, self.layouts[node].host + which)
+    @overload
+    def host(self, node: int, which: int = MEMORY) -> int: ...
+
+    @overload
+    def host(self, node: Ints, which: int = MEMORY) -> Ints: ...
+
+    def host(self, node: int | Ints, which: int = MEMORY) -> int | Ints:
+        """Return the end point of a node's host, or of several: its memory, or another one of `HOST_ENDS`."""
+        return len(self.gpus) + node * len(HOST_ENDS) + which
 
     def own_nics(self, gpu: int) -> Route:
         """Return the NICs, counted within its node, that serve this GPU."""
@@ -190,9 +175,9 @@ class Cluster:
         host uses the NIC of the same rail as the GPU at the other end. Where the fabric does not join the rails and a
         node lacks that NIC, the rail is one that both have, the sender's own if possible.
 
-        Nodes of the same `node_kinds` have one answer.
+        Nodes of the same `way_kinds` have one answer.
         """
-        key = ("nics", self.node_kinds[node_a], slot_a, self.node_kinds[node_b], slot_b, nic)
+        key = ("nics", self.way_kinds[node_a], slot_a, self.way_kinds[node_b], slot_b, nic)
         pairs: tuple[NicPair, ...] | None = self.memo.get(key)
         if pairs is None:
             pairs = self.memo[key] = self._joined_nics(node_a, slot_a, node_b, slot_b, nic)
@@ -212,7 +197,7 @@ class Cluster:
 
         def joins(pair: NicPair) -> bool:
             start, goal = leaves_a[pair[0]], leaves_b[pair[1]]
-            return start == goal or start in self._trunk_ways.hops_to(goal)
+            return start == goal or self._trunk_ways.joins(start, goal)
 
         joined = [joined_pair(pair, (a.nics, b.nics), joins) for pair in pairs]
         if None in joined:
@@ -259,42 +244,9 @@ class Cluster:
         return spread
 
     @cached_property
-    def bandwidths_Bps(self) -> NDArray[np.float64]:
-        """Bandwidth of every link."""
-        return np.array([link.bandwidth_Bps for link in self.links])
-
-    @cached_property
-    def kinds(self) -> NDArray[np.int64]:
-        """Number of every link's kind in `TransportKind`."""
-        number = {kind: place for place, kind in enumerate(get_args(TransportKind))}
-        return np.array([number[link.kind] for link in self.links], dtype=np.int64)
-
-    @cached_property
-    def node_kinds(self) -> tuple[int, ...]:
-        """Number of every node's kind: nodes of a kind share a layout, hang on the same switches, and are as fast.
-
-        What moves between nodes then crosses the same trunks, and links of the same positions inside the nodes. Their
-        NVSwitches sum up, or none of them do.
-        """
-        numbers: dict[object, int] = {}
-        ends = [*self.first_link[1:], len(self.links) - len(self.trunks)]
-        sums = [self.spec.node_at(node).nvlink.sharp for node in range(self.n_nodes)]
-        nodes = zip(self.layouts, self.switches.leaves, sums, self.first_link, ends, strict=True)
-        keys = [(*alike, self.bandwidths_Bps[low:high].tobytes()) for *alike, low, high in nodes]
-        return tuple([numbers.setdefault(key, len(numbers)) for key in keys])
-
-    @cached_property
     def _types(self) -> tuple[str, ...]:
-        return tuple(dict.fromkeys(gpu for layout in dict.fromkeys(self.layouts) for gpu in layout.types))
-
-    @cached_property
-    def ports(self) -> frozenset[int]:
-        """The links that are ports of NICs, both ways."""
-        return frozenset(
-            first + port
-            for first, layout in zip(self.first_link, self.layouts, strict=True)
-            for port in (*layout.port_out.values(), *layout.port_in.values())
-        )
+        layouts = {id(layout): layout for layout in self.layouts}.values()
+        return tuple(dict.fromkeys(gpu for layout in layouts for gpu in layout.types))
 
     @cached_property
     def _joins_rails(self) -> bool:
@@ -307,12 +259,18 @@ class Cluster:
     @property
     def trunks(self) -> tuple[Link, ...]:
         """The links between switches."""
-        return self.links[len(self.links) - 2 * len(self.switches.trunks) :]
+        return self.links[self.links.n_inside :]
 
     @cached_property
     def _trunk_ways(self) -> TrunkWays:
         ends = [(trunk.lower, trunk.upper) for trunk in self.switches.dead]
         return TrunkWays(self.trunks, [*ends, *((upper, lower) for lower, upper in ends)])
+
+    @cached_property
+    def node_places(self) -> NodePlaces | None:
+        """The places of nodes in a tree of trunks, of which nodes share all switches of a level or none; else None."""
+        tree = self._trunk_ways.tree
+        return None if tree is None else NodePlaces.in_tree(tree, self.switches.leaves)
 
     @cached_property
     def graph(self) -> nx.DiGraph:
@@ -347,11 +305,11 @@ class Cluster:
             return 0.0
         peopled = [node for node in range(self.n_nodes) if len(self.gpus_of(node))]
         if len(peopled) > 1:
-            half, usable = self.first_gpu[peopled[len(peopled) // 2]], self.links
+            half, usable = self.first_gpu[peopled[len(peopled) // 2]], tuple(self.links)
         else:
             layout, first = self.layouts[peopled[0]], self.first_link[peopled[0]]
             used = {first + i for (a, b), route in layout.between.items() if max(a, b) < layout.host for i in route}
-            half, usable = count // 2, tuple(link for link in self.links if link.index in used)
+            half, usable = count // 2, tuple([self.links[number] for number in sorted(used)])
         at = self._merged(half)
         capacity: dict[tuple[str, str], float] = {}
         for link in usable:

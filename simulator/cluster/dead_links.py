@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 from dataclasses import replace
 
 from simulator.cluster import names
-from simulator.cluster.link import Link
+from simulator.cluster.parts import ClusterLinks
 from simulator.errors import InputError
 from simulator.fabrics import Switches
 from simulator.hardware.cluster_spec import ClusterSpec
@@ -17,7 +16,7 @@ from simulator.hardware.overrides import LinkOverride
 _NEEDED = ("memory", "nvme")
 
 
-def dead_links(spec: ClusterSpec, links: Sequence[Link]) -> frozenset[str]:
+def dead_links(spec: ClusterSpec, links: ClusterLinks) -> frozenset[str]:
     """Return the names, without direction, of the dead ones of a cluster's ``links``.
 
     Raises `InputError` for names that stand for no link, and for a host's memory and drives.

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import pairwise
 
 import networkx as nx
@@ -32,6 +33,8 @@ class Routes(dict[tuple[str, str], Route]):
         raise NoWayError(f"dead links leave no way from {ends[0]} to {ends[1]}")
 
 
+#: The vertex of a layout that stands for whatever switch a NIC is cabled to.
+FABRIC = "fabric"
 #: End points of a node beside its GPUs, numbered after them (see `NodeLayout.host`). These are the host's memory, which
 #: DMA reads and writes, its drives, and its CPU, whose work is bytes of that memory.
 HOST_ENDS = MEMORY, NVME, CPU = range(3)
@@ -66,6 +69,11 @@ class NodeLayout:
     def gpu_text(self) -> str:
         """Text such as ``8 h100-sxm-80gb``."""
         return count_types(self.types)
+
+    @cached_property
+    def nic_of_port(self) -> dict[int, int]:
+        """The NIC of each port, by its position in ``edges``."""
+        return {port: nic for ports in (self.port_out, self.port_in) for nic, port in ports.items()}
 
     def out(self, gpu: int, nic: int) -> Route:
         """Return the route from a GPU through a NIC's port into the fabric."""
@@ -104,7 +112,7 @@ def lay_out(
     nics = tuple([k for k in range(node.nics.count) if f"nic{k}" not in missing])
     edges = inner_edges(node)
     for k in nics:
-        edges += duplex(f"nic{k}", transport, f"nic{k}", "fabric", node.nics.bandwidth_bps / 8, node.nics.latency_s / 2)
+        edges += duplex(f"nic{k}", transport, f"nic{k}", FABRIC, node.nics.bandwidth_bps / 8, node.nics.latency_s / 2)
     edges = [edge for edge in edges if edge.src not in missing and edge.dst not in missing]
     edges = [edge for edge in edges if edge.name.partition(":")[0] not in dead]
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 
 from simulator.cluster.link import Link, Spread
+from simulator.cluster.switch_tree import SwitchTree
 
 #: The switches at the two ends of a trunk, from one to the other.
 TrunkEnds = tuple[str, str]
@@ -21,7 +22,8 @@ class TrunkWays:
     those that a subnet manager of InfiniBand writes anew. A dead trunk thus never hands its traffic to several others.
     """
 
-    def __init__(self, trunks: Iterable[Link], dead: Iterable[TrunkEnds]) -> None:
+    def __init__(self, trunks: Sequence[Link], dead: Sequence[TrunkEnds]) -> None:
+        self.tree = None if dead else SwitchTree.from_trunks(trunks)
         self._outward: dict[str, list[Link]] = {}
         self._towards: dict[str, list[str]] = {}
         for link in trunks:
@@ -46,8 +48,16 @@ class TrunkWays:
             self._hops_whole[goal] = _fewest_hops(self._towards_whole, goal)
         return self._hops_whole[goal]
 
+    def joins(self, start: str, goal: str) -> bool:
+        """Tell whether trunks lead from one switch to another."""
+        if self.tree is not None:
+            return self.tree.joins(start, goal)
+        return start in self.hops_to(goal)
+
     def between(self, start: str, goal: str) -> Spread | None:
         """Return the links from one switch to another, with the share of the traffic on each; None if cut off."""
+        if self.tree is not None:
+            return self.tree.between(start, goal)
         spread = self._spreads.get((start, goal))
         if spread is None and start in self.hops_to(goal):
             detour = self.hops_to(goal)[start] > self.whole_hops_to(goal)[start]

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
+import numpy as np
+
 from simulator.cluster import Cluster, build_cluster
 from simulator.config.catalog import names
 from simulator.config.cluster import load_cluster
@@ -17,6 +19,7 @@ from simulator.costs import Costs
 from simulator.errors import InputError, located
 from simulator.input_files import brief
 from simulator.network.collectives import BARRIER_BYTES, algorithms, bus_factor, idle_seconds, plan
+from simulator.network.moves import KINDS
 from simulator.results import Result
 
 if TYPE_CHECKING:
@@ -134,7 +137,8 @@ def _times(
     for nbytes in messages:
         chosen = plan(op, nbytes, members, cluster, costs, algorithm)
         seconds = idle_seconds(chosen, cluster, costs)
-        kinds |= {cluster.links[link].kind for phase in chosen.phases for link, _ in phase.loads}
+        for phase in chosen.phases:
+            kinds |= {KINDS[kind] for kind in np.unique(cluster.kinds[phase.columns[0]]).tolist()}
         rows.append(
             {
                 "size_bytes": nbytes,

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import pairwise
-from typing import cast
+from typing import NamedTuple, cast
 
 import numpy as np
-from numpy.typing import NDArray
 
+from simulator.arrays import Bools, Floats, Ints, joined
 from simulator.cluster import Cluster
-from simulator.engine.folding import Classes, link_labels
-from simulator.engine.group_comms import LinkLoads
+from simulator.engine.carried import Carriage
+from simulator.engine.colours import distinct
+from simulator.engine.folding import Folding
+from simulator.engine.link_facts import link_labels
 
 
-def binding_classes(
-    cluster: Cluster, capacity: NDArray[np.float64], all_loads: LinkLoads, classes: Classes
-) -> list[bool]:
+def binding_classes(cluster: Cluster, capacity: Floats, carried: Sequence[Carriage], folding: Folding) -> list[bool]:
     """Tell for each class of links whether one of them can ever limit a communication.
 
     A link cannot where everything that crosses it comes in over neighbours that together carry no more than it can. The
@@ -24,11 +25,14 @@ def binding_classes(
     two alike links that everything crosses, both bind, in one class or in two. Links of a class have alike neighbours,
     so that its first one decides.
     """
-    loads, label = _loads_on_first_links(all_loads, classes), link_labels(cluster, capacity)
-    src, dst = _ends(cluster, np.unique(loads.link))
-    limiters: dict[int, list[NDArray[np.int64]]] = {}  # of each link the sets of links that limit before it
+    firsts = folding.loaded[folding.links.first]
+    class_of = np.zeros(len(capacity), dtype=np.int64)
+    class_of[folding.loaded] = folding.links.class_of
     is_first = np.zeros(len(capacity), dtype=bool)
-    is_first[classes.first] = True
+    is_first[firsts] = True
+    loads, label = _loads_on(is_first, carried), link_labels(cluster, capacity)
+    src, dst = cluster.link_ends
+    limiters: dict[int, list[Ints]] = {}  # of each link the sets of links that limit before it
     for near_end, far_end in ((src, dst), (dst, src)):
         link, neighbour = _neighbours(loads, near_end, far_end)
         room = np.bincount(link, weights=capacity[neighbour], minlength=len(capacity))
@@ -37,33 +41,38 @@ def binding_classes(
         for low, high in pairwise([*starts.tolist(), len(link)]):
             if enough[first := int(link[low])]:
                 limiters.setdefault(first, []).append(neighbour[low:high])
-    binds = np.ones(len(classes.first), dtype=bool)
-    for first in sorted(limiters, key=lambda link: (-capacity[link], label[link], link)):
+    binds = np.ones(len(firsts), dtype=bool)
+    earliest = {label[link]: int(np.argmax(label == label[link])) for link in limiters}
+    for first in sorted(limiters, key=lambda link: (-capacity[link], earliest[label[link]], link)):
         for neighbours in limiters[first]:
-            if binds[classes.class_of[neighbours]].all() and not (label[neighbours] == label[first]).any():
-                binds[classes.class_of[first]] = False
+            if binds[class_of[neighbours]].all() and not (label[neighbours] == label[first]).any():
+                binds[class_of[first]] = False
     return cast(list[bool], binds.tolist())
 
 
-def _ends(cluster: Cluster, links: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return the vertices that every link leads from and to, as numbers; 0 for all but ``links``."""
-    numbers: dict[str, int] = {}
-    src, dst = np.zeros((2, len(cluster.links)), dtype=np.int64)
-    loaded = [cluster.links[link] for link in links.tolist()]
-    src[links] = [numbers.setdefault(link.src, len(numbers)) for link in loaded]
-    dst[links] = [numbers.setdefault(link.dst, len(numbers)) for link in loaded]
-    return src, dst
+class _Loads(NamedTuple):
+    """Loads of phases of communications: entry i puts ``load[i]`` on ``link[i]`` in phase ``phase[i]``."""
+
+    phase: Ints
+    link: Ints
+    load: Floats
 
 
-def _loads_on_first_links(loads: LinkLoads, classes: Classes) -> LinkLoads:
-    """Return the loads of the communications that cross the first link of a class."""
-    crosses = np.isin(loads.comm, np.unique(loads.comm[np.isin(loads.link, classes.first)]))
-    return LinkLoads([], loads.comm[crosses], loads.phase[crosses], loads.link[crosses], loads.load[crosses])
+def _loads_on(is_first: Bools, carried: Sequence[Carriage]) -> _Loads:
+    """Return all loads of the communications that cross the first link of a class. Phases are numbered through."""
+    phases, links, loads = list[Ints](), list[Ints](), [np.zeros(0)]
+    n_phases = 0
+    for one in carried:
+        rows = np.flatnonzero(is_first[one.links].any(axis=1))
+        width = int(one.phase.max(initial=0)) + 1
+        phases.append((n_phases + np.arange(len(rows))[:, None] * width + one.phase).reshape(-1))
+        links.append(one.links[rows].reshape(-1))
+        loads.append(np.tile(one.load, len(rows)))
+        n_phases += len(rows) * width
+    return _Loads(joined(phases), joined(links), np.concatenate(loads))
 
 
-def _neighbours(
-    loads: LinkLoads, near_end: NDArray[np.int64], far_end: NDArray[np.int64]
-) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def _neighbours(loads: _Loads, near_end: Ints, far_end: Ints) -> tuple[Ints, Ints]:
     """Return sorted pairs of a link and a neighbour at its ``near_end`` that carries the same phase.
 
     The vertex ``near_end[link]`` is ``far_end[neighbour]``. A link where a phase begins or ends has no pairs: the phase
@@ -71,7 +80,7 @@ def _neighbours(
     """
     links = loads.link
     n_links, n_vertices = len(near_end), int(max(near_end.max(), far_end.max())) + 1
-    phase = loads.comm * int(loads.phase.max(initial=0) + 1) + loads.phase
+    phase = loads.phase
     far = phase * n_vertices + far_end[links]
     order = np.argsort(far, kind="stable")
     near = phase * n_vertices + near_end[links]
@@ -82,6 +91,6 @@ def _neighbours(
     load_before = np.bincount(entry, weights=loads.load[neighbour], minlength=len(links))
     begins = np.zeros(n_links, dtype=bool)
     begins[links[load_before < loads.load * (1 - 1e-12)]] = True
-    pairs = np.unique(links[entry] * n_links + links[neighbour])
+    pairs = distinct(links[entry] * n_links + links[neighbour])
     link, other = np.divmod(pairs, n_links)
     return link[~begins[link]], other[~begins[link]]

@@ -6,70 +6,38 @@ have members of equal colours and make equal communications. Links of a colour a
 communications. By induction over instants everything of a colour is then in the same state at all times, as progressive
 filling fills links of a colour together. So one rank per colour is simulated, and one link per colour with the load of
 all.
+
+What has the same neighbours from the start is refined as one: communications of a `Carriage`, and links that the same
+communications load alike. Each keeps its own label for its class in the end.
 """
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
+from simulator.arrays import Floats, Ints, joined
 from simulator.cluster import Cluster
-from simulator.cluster.alike import alike_links
-from simulator.engine.group_comms import GroupComm, LinkLoads
+from simulator.engine.carried import Carriage
+from simulator.engine.colours import Classes, Colours, Gathering, labelled, mixed, n_distinct
+from simulator.engine.group_comms import AxisGroups
+from simulator.engine.link_facts import link_labels
 from simulator.engine.placement import Placed
 
-_DIGITS = str.maketrans("", "", "0123456789")
-
-Colours = NDArray[np.uint64]
-
 
 @dataclass(frozen=True)
-class Classes:
-    """Elements by colour: the ``first`` of each class in order of appearance, each element's class, class sizes."""
-
-    first: NDArray[np.int64]
-    class_of: NDArray[np.int64]
-    size: NDArray[np.int64]
-
-    @classmethod
-    def by(cls, colours: Colours) -> Classes:
-        _, first, inverse, counts = np.unique(colours, return_index=True, return_inverse=True, return_counts=True)
-        order = np.argsort(first, kind="stable")
-        number = np.empty_like(order)
-        number[order] = np.arange(len(order))
-        return cls(first[order], number[inverse], counts[order])
-
-
-@dataclass(frozen=True)
-class Folding:
-    """Classes of ranks, groups, links and communications; each class is simulated once.
-
-    Ranks and groups are numbered through all programs, from ``first_rank[job]`` and ``first_group[job][axis]`` on.
-    """
+class Numbering:
+    """Numbers of ranks and groups through all programs: ``first_rank[job]`` and ``first_group[job][axis]``."""
 
     first_rank: tuple[int, ...]
     first_group: tuple[dict[str, int], ...]
-    ranks: Classes
-    groups: Classes
-    links: Classes
-    comms: Classes
-
-
-class _Numbering(NamedTuple):
-    """Numbers of ranks and groups through all programs, as in `Folding`."""
-
-    first_rank: list[int]
-    first_group: list[dict[str, int]]
     n_ranks: int
     n_groups: int
 
     @classmethod
-    def from_jobs(cls, jobs: Sequence[Placed]) -> _Numbering:
+    def from_jobs(cls, jobs: Sequence[Placed]) -> Numbering:
         """Number the ranks and groups of ``jobs``, one after another."""
         first_rank: list[int] = []
         first_group: list[dict[str, int]] = []
@@ -81,122 +49,176 @@ class _Numbering(NamedTuple):
             for axis, groups in placed.program.groups.items():
                 first_group[-1][axis] = n_groups
                 n_groups += len(groups)
-        return cls(first_rank, first_group, n_ranks, n_groups)
+        return cls(tuple(first_rank), tuple(first_group), n_ranks, n_groups)
+
+
+@dataclass(frozen=True)
+class Folding:
+    """Classes of ranks, groups, links and communications; each class is simulated once.
+
+    Ranks and groups have the numbers of ``numbering``. ``loaded`` are the links that carry something, and ``links``
+    their classes, in the same order. Background traffic follows the communications.
+    """
+
+    numbering: Numbering
+    ranks: Classes
+    groups: Classes
+    loaded: Ints
+    links: Classes
+    comms: Classes
 
 
 def fold(
     jobs: Sequence[Placed],
     cluster: Cluster,
-    capacity: NDArray[np.float64],
-    comms: Sequence[GroupComm],
-    loads: LinkLoads,
+    capacity: Floats,
+    groups: Sequence[dict[str, AxisGroups]],
+    carried: Sequence[Carriage],
+    numbering: Numbering,
     *,
     refine: bool = True,
 ) -> Folding:
     """Return the coarsest equitable partition; without ``refine`` every element is a class of its own."""
-    numbering = _Numbering.from_jobs(jobs)
-    if refine:
-        colours = _refine(jobs, cluster, capacity, comms, loads, numbering)
-    else:
-        sizes = (numbering.n_ranks, numbering.n_groups, len(cluster.links), len(loads.label))
-        colours = tuple(np.arange(size, dtype=np.uint64) for size in sizes)
-    return Folding(tuple(numbering.first_rank), tuple(numbering.first_group), *map(Classes.by, colours))
+    is_loaded = np.zeros(len(cluster.links), dtype=bool)
+    for one in carried:
+        is_loaded[one.links.reshape(-1)] = True
+    loaded = np.flatnonzero(is_loaded)
+    if not refine:
+        n_comms = sum(len(one.labels) * len(one.groups) for one in carried)
+        sizes = numbering.n_ranks, numbering.n_groups, len(loaded), n_comms
+        ranks, group_classes, links, comms = map(Classes.each_alone, sizes)
+        return Folding(numbering, ranks, group_classes, loaded, links, comms)
+    place = np.zeros(len(is_loaded), dtype=np.int64)
+    place[loaded] = np.arange(len(loaded))
+    labels = link_labels(cluster, capacity)[loaded]
+    crossings = _Crossings(carried, place, labels)
+    rank, group, row, bundle = _refined(jobs, cluster, groups, carried, numbering, crossings)
+    link = mixed(bundle[crossings.bundle_of], labels)
+    return Folding(
+        numbering,
+        Classes.by(rank),
+        Classes.by(group[: numbering.n_groups]),
+        loaded,
+        Classes.by(link),
+        Classes.by(_comm_colours(carried, row)),
+    )
 
 
-def _refine(
+class _Crossings:
+    """Entries of rows of carriages that load bundles of links: ``load`` is a hash of load and phase of each entry.
+
+    A bundle is links that the same rows load alike; ``labels`` of its links are its label.
+    """
+
+    def __init__(self, carried: Sequence[Carriage], place: Ints, labels: Colours) -> None:
+        widths = joined(np.full(len(one.links), len(one.phase)) for one in carried)
+        self.n_rows = len(widths)
+        rows, links = np.repeat(np.arange(len(widths)), widths), place[joined(one.links.reshape(-1) for one in carried)]
+        hashes = (mixed(np.round(one.load, 12).view(np.uint64), one.phase) for one in carried)
+        row_hashes = [np.tile(row_hash, len(one.links)) for row_hash, one in zip(hashes, carried, strict=True)]
+        load = np.concatenate([np.zeros(0, dtype=np.uint64), *row_hashes])
+        signature = np.zeros(len(labels), dtype=np.uint64)
+        np.add.at(signature, links, mixed(rows, load))
+        bundles = Classes.by(signature)
+        self.bundle_of, n_bundles = bundles.class_of, len(bundles.first)
+        self.labels = np.zeros(n_bundles, dtype=np.uint64)
+        np.add.at(self.labels, self.bundle_of, mixed(labels))
+        stands = np.zeros(len(labels), dtype=bool)
+        stands[bundles.first] = True
+        kept = stands[links]
+        self.row, self.bundle, self.load = rows[kept], self.bundle_of[links[kept]], load[kept]
+        self._at_row, self._at_bundle = Gathering(self.row, self.n_rows), Gathering(self.bundle, n_bundles)
+
+    def around_rows(self, bundle: Colours) -> Colours:
+        """Return for each row a hash of the colours of what it crosses."""
+        return self._at_row.sums(mixed(bundle[self.bundle], self.load))
+
+    def around_bundles(self, row: Colours) -> Colours:
+        """Return for each bundle a hash of the colours of what crosses it."""
+        return self._at_bundle.sums(mixed(row[self.row], self.load))
+
+
+def _refined(
     jobs: Sequence[Placed],
     cluster: Cluster,
-    capacity: NDArray[np.float64],
-    comms: Sequence[GroupComm],
-    loads: LinkLoads,
-    numbering: _Numbering,
-) -> tuple[Colours, ...]:
-    """Return the colours of ranks, groups, links and communications."""
-    rank_of, group_of, position = _members(jobs, comms, numbering)
-    rank = _label((job, kind) for job, placed in enumerate(jobs) for kind in placed.rank_kinds(cluster))
+    groups: Sequence[dict[str, AxisGroups]],
+    carried: Sequence[Carriage],
+    numbering: Numbering,
+    crossings: _Crossings,
+) -> tuple[Colours, Colours, Colours, Colours]:
+    """Return the colours of ranks, groups, rows of carriages and bundles of links."""
+    memberships = _Memberships(groups, carried, numbering)
+    rank = np.concatenate([mixed(placed.kind_numbers(cluster), np.array([job])) for job, placed in enumerate(jobs)])
     sizes = [
-        (job, axis, len(group))
-        for job, placed in enumerate(jobs)
-        for axis, groups in placed.program.groups.items()
-        for group in groups
+        mixed(axis_groups.size, np.array([job]), np.array([number]))
+        for job, by_axis in enumerate(groups)
+        for number, axis_groups in enumerate(by_axis.values())
     ]
     # Background traffic belongs to one group more, that of nobody.
-    group = _label([*sizes, ()])
-    link = link_labels(cluster, capacity)
-    load = _mix(np.round(loads.load, 12).view(np.uint64), loads.phase.astype(np.uint64))
-    comm = _label(loads.label)
-    group_of_comm = np.full(len(comm), numbering.n_groups, dtype=np.int64)
-    group_of_comm[: len(comms)] = [numbering.first_group[x.job][x.axis] + x.group for x in comms]
+    group = np.concatenate([*sizes, np.zeros(1, dtype=np.uint64)])
+    labels: dict[object, int] = {}
+    numbers = [tuple(sorted(labels.setdefault(label, len(labels)) for label in one.labels)) for one in carried]
+    row = np.repeat(labelled(numbers), np.array([len(one.groups) for one in carried], dtype=np.int64))
+    group_of_row = joined(one.groups for one in carried)
+    at_group = Gathering(group_of_row, len(group))
+    bundle = crossings.labels
 
     count = -1
-    while count != (count := sum(len(np.unique(colours)) for colours in (rank, group, link, comm))):
-        crossed = _gather(loads.comm, len(comm), _mix(link[loads.link], load))
-        comm = _mix(comm, group[group_of_comm], crossed)
-        link = _mix(link, _gather(loads.link, len(link), _mix(comm[loads.comm], load)))
-        inside = _gather(group_of, len(group), _mix(rank[rank_of], position))
-        group = _mix(group, inside, _gather(group_of_comm, len(group), comm))
-        rank = _mix(rank, _gather(rank_of, len(rank), _mix(group[group_of], position)))
-    return rank, group[: numbering.n_groups], link, comm
+    while count != (count := sum(map(n_distinct, (rank, group, row, bundle)))):
+        row = mixed(row, group[group_of_row], crossings.around_rows(bundle))
+        bundle = mixed(bundle, crossings.around_bundles(row))
+        group = mixed(group, memberships.around_groups(rank), at_group.sums(row))
+        rank = mixed(rank, memberships.around_ranks(group))
+    return rank, group, row, bundle
 
 
-def _members(
-    jobs: Sequence[Placed], comms: Sequence[GroupComm], numbering: _Numbering
-) -> tuple[NDArray[np.int64], NDArray[np.int64], Colours]:
-    """Return rank, group and position of every member of every group.
+class _Memberships:
+    """Members of groups: ranks at their positions.
 
-    Positions differ where somebody names a peer by its position; elsewhere they are 0, as members are alike.
+    Positions count where somebody names a peer by its position; elsewhere they are 0, as members are alike.
     """
-    parts = [np.zeros((3, 0), dtype=np.int64)]
-    for job, placed in enumerate(jobs):
-        for axis, groups in placed.program.groups.items():
-            sizes = np.array([len(members) for members in groups], dtype=np.int64)
-            ranks = np.fromiter(itertools.chain.from_iterable(groups), dtype=np.int64, count=int(sizes.sum()))
-            before = np.repeat(np.cumsum(sizes) - sizes, sizes)  # members of earlier groups of the axis
-            numbers = np.repeat(np.arange(len(groups)), sizes) + numbering.first_group[job][axis]
-            parts.append(np.stack((ranks + numbering.first_rank[job], numbers, np.arange(len(ranks)) - before)))
-    rank, group, position = np.concatenate(parts, axis=1)
-    names_peers = np.zeros(numbering.n_groups, dtype=bool)
-    for job, axis in {(comm.job, comm.axis): None for comm in comms if comm.op == "send"}:
-        start = numbering.first_group[job][axis]
-        names_peers[start : start + len(jobs[job].program.groups[axis])] = True
-    return rank, group, np.where(names_peers[group], position, 0).astype(np.uint64)
+
+    def __init__(
+        self, groups: Sequence[dict[str, AxisGroups]], carried: Sequence[Carriage], numbering: Numbering
+    ) -> None:
+        sends = {
+            (one.alike.job, one.alike.axis)
+            for carriage in carried
+            for one in carriage.comms
+            if one.alike.spec[0] == "send"
+        }
+        ranks, numbers, positions = [], [], []
+        for job, by_axis in enumerate(groups):
+            for axis, axis_groups in by_axis.items():
+                places = axis_groups.position_of[axis_groups.members]
+                ranks.append(axis_groups.members + numbering.first_rank[job])
+                numbers.append(axis_groups.group_of[axis_groups.members] + numbering.first_group[job][axis])
+                positions.append(places if (job, axis) in sends else np.zeros_like(places))
+        self._rank, self._group, self._position = joined(ranks), joined(numbers), joined(positions)
+        self._at_rank = Gathering(self._rank, numbering.n_ranks)
+        self._at_group = Gathering(self._group, numbering.n_groups + 1)
+
+    def around_groups(self, rank: Colours) -> Colours:
+        """Return for each group a hash of the colours of its members."""
+        return self._at_group.sums(mixed(rank[self._rank], self._position))
+
+    def around_ranks(self, group: Colours) -> Colours:
+        """Return for each rank a hash of the colours of its groups."""
+        return self._at_rank.sums(mixed(group[self._group], self._position))
 
 
-def link_labels(cluster: Cluster, capacity: NDArray[np.float64]) -> Colours:
-    """Return a number per link; links of one kind, capacity and latency and of one name share it.
-
-    Numbers and directions in names do not count. Links of different names count as different, so that rows of links say
-    how many there are of a name. Numbers follow the order of the links.
-    """
-    gpu_names = {gpu.name for gpu in cluster.gpus}
-    stand_ins, places = alike_links(cluster)
-    items = zip([cluster.links[link] for link in stand_ins.tolist()], capacity[stand_ins].tolist(), strict=True)
-    labels = _label(
-        (item.kind, rate, item.latency_s, item.src in gpu_names, item.name.partition(":")[0].translate(_DIGITS))
-        for item, rate in items
-    )
-    return labels[places]
-
-
-def _mix(*parts: Colours) -> Colours:
-    """Return a 64-bit hash per position of several colour arrays (finaliser of splitmix64, Steele et al. 2014)."""
-    value = np.zeros_like(parts[0])
-    for part in parts:
-        value = value + part + np.uint64(0x9E3779B97F4A7C15)
-        value = (value ^ (value >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-        value = (value ^ (value >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-        value = value ^ (value >> np.uint64(31))
-    return value
-
-
-def _gather(target: NDArray[np.int64], size: int, colours: Colours) -> Colours:
-    """Return for each target a hash of the multiset of colours that point at it."""
-    out = np.zeros(size, dtype=np.uint64)
-    np.add.at(out, target, _mix(colours))
-    return out
-
-
-def _label(values: Iterable[object]) -> Colours:
-    """Give equal values equal colours, numbered by first appearance."""
-    numbers: dict[object, int] = {}
-    return np.array([numbers.setdefault(value, len(numbers)) for value in values], dtype=np.uint64)
+def _comm_colours(carried: Sequence[Carriage], row: Colours) -> Colours:
+    """Return the colours of all communications by their numbers, then those of background traffic."""
+    labels: dict[object, int] = {}
+    numbers, colours, background = list[Ints](), [np.zeros(0, dtype=np.uint64)], list[Colours]()
+    starts = np.cumsum([0, *[len(one.groups) for one in carried]])
+    for one, start, end in zip(carried, starts[:-1].tolist(), starts[1:].tolist(), strict=True):
+        if not one.comms:
+            background.append(row[start:end])
+        for routed in one.comms:
+            label = labels.setdefault(routed.label, len(labels))
+            numbers.append(routed.alike.number[routed.rows])
+            colours.append(mixed(row[start:end], np.array([label])))
+    by_number = np.concatenate(colours)
+    by_number[joined(numbers)] = np.concatenate(colours)
+    return np.concatenate([by_number, *background])

@@ -47,7 +47,7 @@ def first_clocks(placed: Placed, cluster: Cluster) -> GpuClocks:
         drawn = Drawn(0.0, length_s, loads.seconds, loads.drawing_s)
         return power.clock_hz(power.trace([drawn], length_s), power.highest_hz)
 
-    kinds = dict.fromkeys(placed.rank_kinds(cluster))
+    kinds = placed.kinds(cluster)
     clocks = {key: clock_hz(*key) for key in {(kind.role, kind.gpu): None for kind in kinds}}
     return {kind: clocks[kind.role, kind.gpu] for kind in kinds}
 

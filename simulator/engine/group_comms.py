@@ -1,23 +1,34 @@
-"""Every communication of every group of some programs, and the links that it loads."""
+"""Every communication of every group of some programs: alike ones together, their groups as arrays."""
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+import itertools
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
+from simulator.arrays import Ints
 from simulator.cluster import Cluster
-from simulator.cluster.alike import spread_columns
-from simulator.cluster.link import Spread
 from simulator.costs import Costs
+from simulator.engine.colours import distinct
 from simulator.engine.placement import Placed
 from simulator.network import hosts
-from simulator.network.collectives import choose, patterns, seats_alike
+from simulator.network.collectives import patterns
 from simulator.network.direct import ByteShares
 from simulator.network.pattern import Pattern
-from simulator.program import AXES, AllToAll, Collective, Comm, HostOperation, PointToPoint, RecordedWork, axis_of
+from simulator.program import (
+    AXES,
+    AllToAll,
+    Collective,
+    Comm,
+    HostOperation,
+    PointToPoint,
+    Program,
+    RecordedWork,
+    axis_of,
+)
 
 #: A gradient norm, or whether one was infinite: one number of fp32.
 SIGNAL_BYTES = 4.0
@@ -57,9 +68,27 @@ def shares_of(comm: Comm) -> ByteShares:
     )
 
 
+def op_of(comm: Comm) -> str:
+    """Return the operation that both ends of a transfer make, or all members of a group."""
+    return "send" if isinstance(comm, PointToPoint) else comm.op
+
+
+def is_signal(comm: Comm) -> bool:
+    """Tell whether this is a collective of one number, which is all latency and takes no share of any link.
+
+    NICs that a tree loads differently are then still alike, and so are the ranks behind them.
+    """
+    return not isinstance(comm, PointToPoint) and comm.nbytes <= SIGNAL_BYTES
+
+
+def updates(comm: Comm) -> bool:
+    """Tell whether a host computes, and nothing leaves the GPU."""
+    return isinstance(comm, HostOperation) and comm.updates
+
+
 @dataclass(frozen=True)
 class GroupComm:
-    """One communication of one real group of program ``job``: the unit of colouring.
+    """One communication of one real group of program ``job``.
 
     ``ranks`` are those that call it: its two ends, or all members of the group. ``ends`` are the end points on the
     cluster between which bytes move.
@@ -73,76 +102,165 @@ class GroupComm:
     ranks: tuple[int, ...]
     ends: tuple[int, ...]
 
-    @property
-    def is_signal(self) -> bool:
-        """True of a collective of one number, which is all latency and takes no share of any link.
-
-        NICs that a tree loads differently are then still alike, and so are the ranks behind them.
-        """
-        return self.op != "send" and self.comm.nbytes <= SIGNAL_BYTES
-
-    @property
-    def updates(self) -> bool:
-        """True where a host computes, and nothing leaves the GPU."""
-        return isinstance(self.comm, HostOperation) and self.comm.updates
-
-    @property
-    def op(self) -> str:
-        return "send" if isinstance(self.comm, PointToPoint) else self.comm.op
-
     def costs(self, jobs: Sequence[Placed], cluster: Cluster) -> Costs:
         """Return the costs that hold between the GPUs that take part."""
         return jobs[self.job].costs.among(cluster.gpu_types(self.ends))
 
-    def patterns(self, cluster: Cluster, algorithm: str = "") -> tuple[Pattern, ...]:
-        """Return the algorithms that could do it, or the one that is named; none where nothing moves."""
+    def patterns(self, cluster: Cluster) -> tuple[Pattern, ...]:
+        """Return the algorithms that could do it; none where nothing moves."""
         if isinstance(self.comm, RecordedWork):
             return ()
-        return patterns(self.op, self.ends, cluster, algorithm or algorithm_of(self.comm), shares_of(self.comm))
+        return patterns(op_of(self.comm), self.ends, cluster, algorithm_of(self.comm), shares_of(self.comm))
 
 
-def group_comms(jobs: Sequence[Placed], cluster: Cluster) -> list[GroupComm]:
-    """Return every distinct communication of every real group, in a fixed order."""
-    return [comm for job, placed in enumerate(jobs) for comm in _comms_of_job(job, placed, cluster)]
+@dataclass(frozen=True, eq=False)
+class AxisGroups:
+    """The groups of an axis as arrays: group g has ``size[g]`` of ``members``, from ``start[g]`` on.
+
+    ``group_of`` and ``position_of`` are of every rank; -1 where it has no group.
+    """
+
+    size: Ints
+    start: Ints
+    members: Ints
+    group_of: Ints
+    position_of: Ints
+
+    @classmethod
+    def from_program(cls, program: Program, axis: str) -> AxisGroups:
+        """Return the groups of one axis of a program."""
+        groups = program.groups[axis]
+        size = np.fromiter(map(len, groups), dtype=np.int64, count=len(groups))
+        start = np.cumsum(size) - size
+        members = np.fromiter(itertools.chain.from_iterable(groups), dtype=np.int64, count=int(size.sum()))
+        group_of, position_of = np.full((2, program.n_ranks), -1, dtype=np.int64)
+        group_of[members] = np.repeat(np.arange(len(groups)), size)
+        position_of[members] = np.arange(len(members)) - np.repeat(start, size)
+        return cls(size, start, members, group_of, position_of)
+
+    def ranks(self, groups: Ints) -> Ints:
+        """Return the members of these groups of one size, a row each."""
+        return self.members[self.start[groups][:, None] + np.arange(self.size[groups[0]])]
 
 
-def _comms_of_job(job: int, placed: Placed, cluster: Cluster) -> list[GroupComm]:
-    program, gpus = placed.program, placed.gpus
-    numbers: dict[tuple[object, ...], int] = {}
-    # Each with what a collective's calls have in common, and the number of that.
-    comms_of_role: list[list[tuple[Comm, tuple[object, ...], int]]] = []
-    for role in program.roles:
+@dataclass(frozen=True, eq=False)
+class AlikeComms:
+    """Communications of a program that differ in their group alone: a row for each of ``groups`` of ``axis``.
+
+    ``ranks`` and ``ends`` are those of `GroupComm`, a row each. ``number``: of each among all communications.
+    """
+
+    job: int
+    axis: str
+    spec: tuple[object, ...]
+    comm: Comm
+    groups: Ints
+    ranks: Ints
+    ends: Ints
+    number: Ints
+
+    @property
+    def op(self) -> str:
+        """The operation."""
+        return op_of(self.comm)
+
+    @property
+    def is_signal(self) -> bool:
+        """True of signals."""
+        return is_signal(self.comm)
+
+    def one(self, row: int) -> GroupComm:
+        """Return the communication of one row."""
+        ranks, ends = tuple(self.ranks[row].tolist()), tuple(self.ends[row].tolist())
+        return GroupComm(self.job, self.axis, int(self.groups[row]), self.spec, self.comm, ranks, ends)
+
+
+def alike_comms(
+    jobs: Sequence[Placed], cluster: Cluster, groups: Sequence[Mapping[str, AxisGroups]]
+) -> list[AlikeComms]:
+    """Return every distinct communication of every real group, those that differ in the group alone together.
+
+    They are numbered in the order of the ranks that call them, and of the calls of a rank.
+    """
+    comms: list[AlikeComms] = []
+    for job, placed in enumerate(jobs):
+        first = sum(len(alike.number) for alike in comms)
+        comms += _comms_of_job(job, placed, cluster, groups[job], first)
+    return comms
+
+
+class _Calls(NamedTuple):
+    """Calls of one communication by the ranks of a role: of each group, the first rank that calls, and which call."""
+
+    axis: str
+    spec: tuple[object, ...]
+    comm: Comm
+    groups: Ints
+    caller: Ints
+    call: int
+
+
+def _comms_of_job(
+    job: int, placed: Placed, cluster: Cluster, groups: Mapping[str, AxisGroups], first: int
+) -> list[AlikeComms]:
+    by_kind: dict[tuple[str, tuple[object, ...]], list[_Calls]] = {}
+    for calls in _calls(placed.program, groups):
+        by_kind.setdefault((calls.axis, calls.spec), []).append(calls)
+    parts: list[tuple[_Calls, Ints]] = []  # with the place of each communication in the order of calls
+    most_calls = 1 + max((calls.call for kind in by_kind.values() for calls in kind), default=0)
+    for kind in by_kind.values():
+        axis_groups = groups[kind[0].axis]
+        called = np.concatenate([calls.groups for calls in kind])
+        order = np.concatenate([calls.caller * most_calls + calls.call for calls in kind])
+        by_call = np.argsort(order, kind="stable")
+        _, firsts = np.unique(called[by_call], return_index=True)
+        firsts = by_call[np.sort(firsts)]
+        called, order = called[firsts], order[firsts]
+        for size in distinct(axis_groups.size[called]).tolist():
+            rows = axis_groups.size[called] == size
+            parts.append((kind[0]._replace(groups=called[rows]), order[rows]))
+    if not parts:
+        return []
+    rank_in_order = np.argsort(np.argsort(np.concatenate([order for _, order in parts])))
+    numbers = np.split(rank_in_order + first, np.cumsum([len(order) for _, order in parts])[:-1])
+    comms = []
+    for (calls, _), number in zip(parts, numbers, strict=True):
+        ranks = groups[calls.axis].ranks(calls.groups)
+        if isinstance(calls.comm, PointToPoint):
+            ranks = ranks[:, np.array(calls.spec[1:3], dtype=np.int64)]
+        gpus = np.array(placed.gpus, dtype=np.int64)[ranks]
+        ends = gpus
+        if isinstance(calls.comm, HostOperation):
+            ends = hosts.ends(calls.comm.op, cluster, gpus[:, 0], placed.servers)
+        comms.append(AlikeComms(job, calls.axis, calls.spec, calls.comm, calls.groups, ranks, ends, number))
+    return comms
+
+
+def _calls(program: Program, groups: Mapping[str, AxisGroups]) -> Iterator[_Calls]:
+    """Yield the calls of every role, in the order of its communication."""
+    role_of = np.array(program.role_of, dtype=np.int64)
+    by_role = np.argsort(role_of, kind="stable")
+    cuts = np.searchsorted(role_of[by_role], np.arange(len(program.roles) + 1))
+    for number, role in enumerate(program.roles):
+        ranks = by_role[cuts[number] : cuts[number + 1]]
+        if not len(ranks):
+            continue
+        firsts: dict[str, tuple[Ints, Ints]] = {}
         comms = dict.fromkeys(
             _anonymous(comm) for comm in {_network_key(comm): comm for _, comm in role.comms}.values()
         )
-        specs = {comm: spec_of(comm, -1) for comm in comms}
-        comms_of_role.append([(comm, spec, numbers.setdefault(spec, len(numbers))) for comm, spec in specs.items()])
-    axes_of_role = [list(dict.fromkeys(comm.axis for comm, _, _ in comms)) for comms in comms_of_role]
-    transfers_of_role = [[entry for entry in comms if isinstance(entry[0], PointToPoint)] for comms in comms_of_role]
-    distinct: dict[tuple[str, int, int], GroupComm] = {}
-    complete: set[tuple[int, str, int]] = set()  # role, axis and group of which all collectives are in ``distinct``
-    spec_at: dict[tuple[int, int], tuple[tuple[object, ...], int]] = {}  # of a transfer, by number and position
-    for rank, role_index in enumerate(program.role_of):
-        groups = {axis: program.group_index(axis, rank) for axis in axes_of_role[role_index]}
-        missing = {axis for axis, group in groups.items() if (role_index, axis, group) not in complete}
-        complete.update([(role_index, axis, groups[axis]) for axis in missing])
-        for comm, spec, number in comms_of_role[role_index] if missing else transfers_of_role[role_index]:
-            group = groups[comm.axis]
-            ranks = members = program.groups[comm.axis][group]
+        for call, comm in enumerate(comms):
+            axis_groups = groups[comm.axis]
             if isinstance(comm, PointToPoint):
-                at = number, members.index(rank)
-                if at not in spec_at:
-                    spec_here = spec_of(comm, at[1])
-                    spec_at[at] = spec_here, numbers.setdefault(spec_here, len(numbers))
-                spec, number = spec_at[at]
-                ranks = tuple([members[end] for end in ends_of(comm, at[1])])
-            if (comm.axis, group, number) not in distinct:
-                if isinstance(comm, HostOperation):
-                    ends = hosts.ends(comm.op, cluster, gpus[ranks[0]], placed.servers)
-                else:
-                    ends = tuple([gpus[member] for member in ranks])
-                distinct[comm.axis, group, number] = GroupComm(job, comm.axis, group, spec, comm, ranks, ends)
-    return list(distinct.values())
+                positions = axis_groups.position_of[ranks]
+                for position in distinct(positions).tolist():
+                    callers = ranks[positions == position]
+                    yield _Calls(comm.axis, spec_of(comm, position), comm, axis_groups.group_of[callers], callers, call)
+                continue
+            if comm.axis not in firsts:
+                called, first = np.unique(axis_groups.group_of[ranks], return_index=True)
+                firsts[comm.axis] = called, ranks[first]
+            yield _Calls(comm.axis, spec_of(comm, -1), comm, *firsts[comm.axis], call)
 
 
 def _network_key(comm: Comm) -> Hashable:
@@ -158,84 +276,3 @@ def _anonymous(comm: Comm) -> Comm:
         return RecordedWork("", seconds=comm.seconds)
     anonymous = replace(comm, name="", purpose=AXES[axis_of(comm.axis)].purposes[0])
     return replace(anonymous, tag="") if isinstance(anonymous, PointToPoint) else anonymous
-
-
-@dataclass(frozen=True)
-class LinkLoads:
-    """Properties of communications before refinement: a ``label`` each, and the links that they load.
-
-    Entry i says that communication ``comm[i]`` in its phase ``phase[i]`` puts ``load[i]`` on ``link[i]``. Entries of a
-    phase stand together, as do those of a communication. Background traffic follows them, numbered on.
-    """
-
-    label: list[object]
-    comm: NDArray[np.int64]
-    phase: NDArray[np.int64]
-    link: NDArray[np.int64]
-    load: NDArray[np.float64]
-
-
-def chosen_patterns(jobs: Sequence[Placed], cluster: Cluster, comms: Sequence[GroupComm]) -> list[Pattern | None]:
-    """Return the pattern of every collective; None for sends, and in groups of one.
-
-    Alike collectives of alike groups follow patterns of one number among those that are possible. Of groups that sit
-    alike in nodes of one kind, only the first has all of its patterns worked out, and each other the chosen one.
-    """
-    numbers: dict[object, int] = {}
-    algorithm_of_alike: dict[object, str] = {}
-    chosen: list[Pattern | None] = []
-    for item in comms:
-        if item.op == "send" or len(item.ends) == 1:
-            chosen.append(None)
-            continue
-        alike = (item.job, item.op, item.spec, seats_alike(cluster, item.ends))
-        if alike in algorithm_of_alike:
-            chosen += item.patterns(cluster, algorithm_of_alike[alike])
-            continue
-        candidates, costs = item.patterns(cluster), item.costs(jobs, cluster)
-        key = (item.op, item.comm.nbytes, tuple([pattern.timing for pattern in candidates]), costs.gpu)
-        if key not in numbers:
-            fastest = choose(item.op, candidates, item.comm.nbytes, costs)
-            numbers[key] = next(i for i, pattern in enumerate(candidates) if pattern is fastest)
-        pattern = candidates[numbers[key]]
-        chosen.append(pattern)
-        # Uneven bytes have one algorithm, which has no name to ask for.
-        algorithm_of_alike[alike] = pattern.algorithm if shares_of(item.comm) == ByteShares() else ""
-    return chosen
-
-
-def link_loads(cluster: Cluster, comms: Sequence[GroupComm], chosen: Sequence[Pattern | None]) -> LinkLoads:
-    """Return the loads of all communications on links, by their ``chosen`` patterns.
-
-    Those between two ranks follow from their route alone.
-    """
-    labels: list[object] = []
-    phases: list[tuple[int, int]] = []  # communication and phase of each of the following
-    links, loads = [np.zeros(0, dtype=np.int64)], [np.zeros(0)]
-
-    def add(label: object, *loads_of_phases: _Loads) -> None:
-        for phase, (on, load) in enumerate(loads_of_phases):
-            phases.append((len(labels), phase))
-            links.append(on)
-            loads.append(load)
-        labels.append(label)
-
-    for item, pattern in zip(comms, chosen, strict=True):
-        if item.op == "send":
-            add((item.job, item.axis, item.spec), spread_columns(cluster, *item.ends))
-            continue
-        label = (item.job, item.axis, item.spec, pattern.timing if pattern else ())
-        stages = pattern.stages if pattern and not item.is_signal else ()
-        add(label, *[(stage.links, stage.load) for stage in stages])
-    for flow in cluster.background:
-        add(("background", flow.rate_Bps), _columns(flow.loads))
-    entries = np.repeat(np.array(phases, dtype=np.int64).reshape(-1, 2), [len(on) for on in links[1:]], axis=0)
-    return LinkLoads(labels, entries[:, 0], entries[:, 1], np.concatenate(links), np.concatenate(loads))
-
-
-#: Links, and the load on each.
-_Loads = tuple[NDArray[np.int64], NDArray[np.float64]]
-
-
-def _columns(loads: Spread) -> _Loads:
-    return np.array([link for link, _ in loads], dtype=np.int64), np.array([load for _, load in loads], dtype=float)

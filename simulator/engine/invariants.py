@@ -203,7 +203,7 @@ def _ends(place: Place, comm: Comm, rank: int) -> tuple[int, ...]:
     if rank != group[0] or comm.nbytes <= SIGNAL_BYTES:
         return ()
     if isinstance(comm, HostOperation):
-        return tuple(hosts.ends(comm.op, cluster, placed.gpus[rank], placed.servers))
+        return tuple(hosts.ends(comm.op, cluster, np.array([placed.gpus[rank]]), placed.servers)[0].tolist())
     return tuple(placed.gpus[member] for member in group)
 
 

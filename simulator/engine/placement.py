@@ -6,8 +6,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import numpy as np
+
+from simulator.arrays import Ints
 from simulator.cluster import Cluster
-from simulator.cluster.cluster import Gpu
+from simulator.cluster.gpu import Gpu
 from simulator.costs import Costs
 from simulator.program import Extension, Program
 
@@ -63,14 +66,30 @@ class Placed:
         """
         if nodes is None:
             return cls(program, costs, tuple(range(program.n_ranks)), program.servers, more)
-        gpus_of_node: dict[int, list[int]] = {node: [] for node in nodes}
-        for number, gpu in enumerate(cluster.gpus):
-            if gpu.node in gpus_of_node:
-                gpus_of_node[gpu.node].append(number)
-        gpus = [gpu for node in nodes for gpu in gpus_of_node[node]]
+        gpus = [gpu for node in nodes for gpu in cluster.gpus_of(node)]
         return cls(program, costs, tuple(gpus[: program.n_ranks]), tuple([nodes[at] for at in program.servers]), more)
+
+    def kinds(self, cluster: Cluster) -> list[RankKind]:
+        """Return the kinds of its ranks, in the order of their first ranks."""
+        return self._kinds(cluster)[1]
+
+    def kind_numbers(self, cluster: Cluster) -> Ints:
+        """Return the place of every rank's kind in `kinds`."""
+        return self._kinds(cluster)[0]
 
     def rank_kinds(self, cluster: Cluster) -> list[RankKind]:
         """Return the kind of every rank."""
-        gpus = [cluster.gpus[gpu] for gpu in self.gpus]
-        return [RankKind.from_gpu(role, gpu) for role, gpu in zip(self.program.role_of, gpus, strict=True)]
+        numbers, kinds = self._kinds(cluster)
+        return [kinds[number] for number in numbers.tolist()]
+
+    def _kinds(self, cluster: Cluster) -> tuple[Ints, list[RankKind]]:
+        gpu_kind, gpus = cluster.gpu_kinds
+        kind = (
+            np.array(self.program.role_of, dtype=np.int64) * len(gpus) + gpu_kind[np.array(self.gpus, dtype=np.int64)]
+        )
+        _, first, number = np.unique(kind, return_index=True, return_inverse=True)
+        order = np.argsort(first)
+        place = np.empty_like(order)
+        place[order] = np.arange(len(order))
+        pairs = (divmod(one, len(gpus)) for one in kind[first[order]].tolist())
+        return place[number], [RankKind.from_gpu(role, gpus[gpu]) for role, gpu in pairs]

@@ -3,34 +3,37 @@
 from __future__ import annotations
 
 import math
-from bisect import bisect_right
-from collections import Counter
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-from numpy.typing import NDArray
 
+from simulator.arrays import Floats, joined
 from simulator.cluster import Cluster
-from simulator.cluster.alike import alike_links
-from simulator.costs.costs import Costs
 from simulator.costs.hosts import THREAD_Bps
 from simulator.engine.binding_links import binding_classes
-from simulator.engine.folding import Folding, fold
+from simulator.engine.carried import RoutedComms, carriages, routed_comms
+from simulator.engine.folding import Folding, Numbering, fold
 from simulator.engine.group_comms import (
+    AxisGroups,
     GroupComm,
-    LinkLoads,
-    chosen_patterns,
-    group_comms,
-    link_loads,
+    alike_comms,
+    is_signal,
+    op_of,
     spec_of,
     threads_of,
+    updates,
 )
+from simulator.engine.link_facts import link_capacities
 from simulator.engine.placement import Placed
 from simulator.network.collectives import plan_of
 from simulator.network.pattern import Pattern
 from simulator.network.plan import Phase, Plan
 from simulator.program import Comm, RecordedWork
+
+#: What links that lead out of a GPU begin at.
+_GPU = re.compile(r"node\d+\.gpu\d+")
 
 
 @dataclass(frozen=True)
@@ -114,34 +117,15 @@ def fold_cluster(jobs: Sequence[Placed], cluster: Cluster, *, folded: bool = Tru
     The efficiency of links is that of the first job's costs, for the GPUs of all jobs. With ``folded`` false every rank
     and every link that carries something is simulated.
     """
-    comms = group_comms(jobs, cluster)
-    capacity = _capacities(jobs, cluster)
-    chosen = chosen_patterns(jobs, cluster, comms)
-    loads = link_loads(cluster, comms, chosen)
-    folding = fold(jobs, cluster, capacity, comms, loads, refine=folded)
-    return _Planner(jobs, cluster, capacity, comms, chosen, loads, folding).simulated_cluster()
-
-
-def _capacities(jobs: Sequence[Placed], cluster: Cluster) -> NDArray[np.float64]:
-    """Return the bytes/s that each link can carry.
-
-    In a node they are by its types of GPU; between switches, and in nodes of types that have no rank, by the costs of
-    all.
-    """
-    all_costs, used = jobs[0].costs, {cluster.gpus[gpu].type for placed in jobs for gpu in placed.gpus}
-    costs_of_types: dict[tuple[str, ...], Costs] = {(): all_costs}
-    stand_ins, places = alike_links(cluster)
-    n_inside, capacity = len(cluster.links) - len(cluster.trunks), []
-    for link in [cluster.links[number] for number in stand_ins.tolist()]:
-        costs = all_costs
-        if link.index < n_inside:
-            layout = cluster.layouts[bisect_right(cluster.first_link, link.index) - 1]
-            types = tuple([gpu for gpu in dict.fromkeys(layout.types) if gpu in used])
-            if types not in costs_of_types:
-                costs_of_types[types] = all_costs.for_gpu(types[0]) if len(types) == 1 else all_costs.among(types)
-            costs = costs_of_types[types]
-        capacity.append(costs.reachable_Bps(link.kind, link.bandwidth_Bps))
-    return np.array(capacity)[places]
+    groups = [
+        {axis: AxisGroups.from_program(placed.program, axis) for axis in placed.program.groups} for placed in jobs
+    ]
+    numbering, capacity = Numbering.from_jobs(jobs), link_capacities(jobs, cluster)
+    routed = routed_comms(jobs, cluster, alike_comms(jobs, cluster, groups))
+    carried = carriages(cluster, routed, numbering.first_group, numbering.n_groups)
+    folding = fold(jobs, cluster, capacity, groups, carried, numbering, refine=folded)
+    binds = binding_classes(cluster, capacity, carried, folding)
+    return _Planner(jobs, cluster, capacity, groups, routed, folding, binds).simulated_cluster()
 
 
 @dataclass(frozen=True)
@@ -163,6 +147,24 @@ class _ClassPlan:
         return bool(group_comm and planned and group_comm.job == job and rank in planned.members)
 
 
+class _RoutedByNumber:
+    """Routed communications by their numbers."""
+
+    def __init__(self, routed: Sequence[RoutedComms]) -> None:
+        self._routed = routed
+        by_number = np.argsort(joined(one.alike.number[one.rows] for one in routed))
+        self._which = joined(np.full(len(one.rows), which) for which, one in enumerate(routed))[by_number]
+        self._place = joined(np.arange(len(one.rows)) for one in routed)[by_number]
+
+    def __len__(self) -> int:
+        return len(self._place)
+
+    def one(self, number: int) -> tuple[GroupComm, Pattern | None]:
+        """Return a communication, and its pattern."""
+        routed, place = self._routed[self._which[number]], int(self._place[number])
+        return routed.alike.one(int(routed.rows[place])), routed.pattern(place)
+
+
 class _Planner:
     """Plans one communication per class, with the load of all of the class on one link per class."""
 
@@ -170,36 +172,36 @@ class _Planner:
         self,
         jobs: Sequence[Placed],
         cluster: Cluster,
-        capacity: NDArray[np.float64],
-        comms: Sequence[GroupComm],
-        chosen: Sequence[Pattern | None],
-        loads: LinkLoads,
+        capacity: Floats,
+        groups: Sequence[Mapping[str, AxisGroups]],
+        routed: Sequence[RoutedComms],
         folding: Folding,
+        binds: Sequence[bool],
     ) -> None:
         self._jobs = jobs
         self._cluster = cluster
-        self._capacity: list[float] = capacity.tolist()
-        self._comms = comms
-        self._chosen = chosen
+        self._capacity = capacity
+        self._groups = groups
+        self._routed = _RoutedByNumber(routed)
         self._folding = folding
-        self._link_class: list[int] = folding.links.class_of.tolist()
-        self._class_size: list[int] = folding.links.size.tolist()
-        self._binds = binding_classes(cluster, capacity, loads, folding.links)
+        self._link_class = np.full(len(cluster.links), -1, dtype=np.int64)
+        self._link_class[folding.loaded] = folding.links.class_of
+        self._binds = np.array(binds, dtype=bool)
         self._simulated_links: dict[int, int] = {}  # class of links -> number of its simulated link
         self._sources: dict[int, TrafficSource] = {}
         self._simulated_as = [_simulated_as(folding, job, placed.program.n_ranks) for job, placed in enumerate(jobs)]
 
     def simulated_cluster(self) -> SimulatedCluster:
         """Plan every class of communications, and put together what is simulated."""
-        classes = self._folding.comms
+        classes, link_classes = self._folding.comms, self._folding.links
         pairs = zip(classes.first.tolist(), classes.size.tolist(), strict=True)
         plans = _with_meetings([self._plan(index, size) for index, size in pairs], len(self._simulated_links))
-        gpu_names = {gpu.name for gpu in self._cluster.gpus}
         links: list[SimulatedLink] = []
         for link_class in self._simulated_links:
-            link = self._cluster.links[int(self._folding.links.first[link_class])]
-            capacity_Bps, count = self._capacity[link.index], self._class_size[link_class]
-            links.append(SimulatedLink(link.name, link.kind, count, capacity_Bps, link.src in gpu_names))
+            link = self._cluster.links[int(self._folding.loaded[link_classes.first[link_class]])]
+            capacity_Bps, count = float(self._capacity[link.index]), int(link_classes.size[link_class])
+            leaves_gpu = _GPU.fullmatch(link.src) is not None
+            links.append(SimulatedLink(link.name, link.kind, count, capacity_Bps, leaves_gpu))
         return SimulatedCluster(
             links=tuple(links),
             representatives=tuple(self._representatives(job, plans) for job in range(len(self._jobs))),
@@ -210,24 +212,24 @@ class _Planner:
     def _plan(self, index: int, size: int) -> _ClassPlan:
         """Plan communication ``index``, one of ``size`` alike."""
         link_bytes: dict[int, float] = {}
-        if index >= len(self._comms):
-            flow = self._cluster.background[index - len(self._comms)]
+        if index >= len(self._routed):
+            flow = self._cluster.background[index - len(self._routed)]
             real = Phase(math.inf, flow.loads, 0.0, flow.rate_Bps)
             return _ClassPlan(None, (self._phase(real, size, (-1, flow.name, "background"), {}),), None)
-        item = self._comms[index]
+        item, pattern = self._routed.one(index)
+        op = op_of(item.comm)
         costs = item.costs(self._jobs, self._cluster)
-        pattern = item.patterns(self._cluster)[0] if item.op == "send" else self._chosen[index]
         if isinstance(item.comm, RecordedWork):
             plan = Plan("recorded", (Phase(0.0, (), item.comm.seconds),))
         else:
-            plan = plan_of(item.op, pattern, item.comm.nbytes, costs)
+            plan = plan_of(op, pattern, item.comm.nbytes, costs)
         if threads := threads_of(item.comm):
             plan = plan.at_most(threads * THREAD_Bps)
-        real_phases = [replace(phase, loads=()) for phase in plan.phases] if item.is_signal else plan.phases
-        source = item.job, item.axis, item.op
+        real_phases = [replace(phase, loads=()) for phase in plan.phases] if is_signal(item.comm) else plan.phases
+        source = item.job, item.axis, op
         phases = tuple(self._phase(phase, size, source, link_bytes) for phase in real_phases)
-        sends_nothing = item.updates or item.is_signal
-        senders = 1 if item.op == "send" else len(item.ranks)
+        sends_nothing = updates(item.comm) or is_signal(item.comm)
+        senders = 1 if op == "send" else len(item.ranks)
         simulated_as = self._simulated_as[item.job]
         planned = PlannedComm(
             plan=replace(plan, phases=phases),
@@ -243,47 +245,49 @@ class _Planner:
 
         What it carries is added to ``link_bytes``.
         """
-        real = real.by_nic(self._cluster.ports)
-        loads: dict[int, float] = {}
-        at_once: dict[int, float] = {}
-        idle_Bps = real.cap_Bps
-        for link, load in real.loads:
-            link_class = self._link_class[link]
-            simulated = self._simulated_links.setdefault(link_class, len(self._simulated_links))
-            # All of the class move together. One link carries the sum over them, divided by the number of links in its
-            # class; the links have equal parts by equitability.
-            each = size / self._class_size[link_class]
-            link_bytes[simulated] = link_bytes.get(simulated, 0.0) + load * each * real.nbytes
-            if self._binds[link_class]:
-                loads[simulated] = loads.get(simulated, 0.0) + load * each
-                at_once[simulated] = at_once.get(simulated, 0.0) + each
-                idle_Bps = min(idle_Bps, self._capacity[link] / load)
-        phase = Phase(real.nbytes, tuple(loads.items()), real.latency_s, idle_Bps)
-        self._sources[id(phase)] = TrafficSource(*source, at_once)
+        real = real.by_nic(self._cluster.is_port)
+        links, load = real.columns
+        class_of, size_of_class = self._link_class[links], self._folding.links.size
+        _, first, place = np.unique(class_of, return_index=True, return_inverse=True)
+        classes = class_of[first]
+        # All of the class move together. One link carries the sum over them, divided by the number of links in its
+        # class; the links have equal parts by equitability.
+        each = size / size_of_class[classes]
+        at_once = np.bincount(place) * each
+        total = np.bincount(place, load) * each
+        binds = self._binds[classes]
+        limiting = binds[place]
+        idle_Bps = min(real.cap_Bps, float((self._capacity[links[limiting]] / load[limiting]).min(initial=math.inf)))
+        simulated = []
+        for at in np.argsort(first).tolist():
+            link = self._simulated_links.setdefault(int(classes[at]), len(self._simulated_links))
+            link_bytes[link] = link_bytes.get(link, 0.0) + float(total[at]) * real.nbytes
+            if binds[at]:
+                simulated.append((link, float(total[at]), float(at_once[at])))
+        phase = Phase(real.nbytes, tuple([one[:2] for one in simulated]), real.latency_s, idle_Bps)
+        self._sources[id(phase)] = TrafficSource(*source, {link: count for link, _, count in simulated})
         return phase
 
     def _representatives(self, job: int, plans: Sequence[_ClassPlan]) -> Representatives:
-        program, simulated_as = self._jobs[job].program, self._simulated_as[job]
-        first, groups = self._folding.first_group[job], self._folding.groups.class_of
-        group_key: dict[str, dict[int, int]] = {
-            axis: {
-                rank: int(groups[first[axis] + index])
-                for index, group in enumerate(groups_of_axis)
-                for rank in group
-                if simulated_as[rank] == rank
-            }
-            for axis, groups_of_axis in program.groups.items()
-        }
+        simulated_as = self._simulated_as[job]
+        first, groups = self._folding.numbering.first_group[job], self._folding.groups.class_of
+        simulated, multiplicity = np.unique(np.array(simulated_as, dtype=np.int64), return_counts=True)
+        group_key: dict[str, dict[int, int]] = {}
+        for axis, axis_groups in self._groups[job].items():
+            ranks = simulated[axis_groups.group_of[simulated] >= 0]
+            classes = groups[first[axis] + axis_groups.group_of[ranks]]
+            group_key[axis] = dict(zip(ranks.tolist(), classes.tolist(), strict=True))
         planned = {
             (item.axis, int(groups[first[item.axis] + item.group]), item.spec): plan.planned
             for plan in plans
             if (item := plan.group_comm) is not None and item.job == job and plan.planned is not None
         }
-        return Representatives(dict(sorted(Counter(simulated_as).items())), simulated_as, group_key, planned)
+        counts = dict(zip(simulated.tolist(), multiplicity.tolist(), strict=True))
+        return Representatives(counts, simulated_as, group_key, planned)
 
 
 def _simulated_as(folding: Folding, job: int, n_ranks: int) -> tuple[int, ...]:
-    first, ranks = folding.first_rank[job], folding.ranks
+    first, ranks = folding.numbering.first_rank[job], folding.ranks
     return tuple((ranks.first[ranks.class_of[first : first + n_ranks]] - first).tolist())
 
 

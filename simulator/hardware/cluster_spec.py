@@ -142,6 +142,19 @@ class ClusterSpec:
                 return node
         return node
 
+    @property
+    def kinds_in_order(self) -> tuple[NodeSpec, ...]:
+        """The nodes of each group, the same object for all nodes of it."""
+        return tuple(node for _, node in self._spans())
+
+    @property
+    def node_specs(self) -> tuple[NodeSpec, ...]:
+        """What every node is, in order: one of `kinds_in_order`."""
+        nodes: list[NodeSpec] = []
+        for end, node in self._spans():
+            nodes += [node] * (end - len(nodes))
+        return tuple(nodes)
+
     def places(self) -> Iterator[tuple[int, int]]:
         """Yield node and number in it of every GPU that is there, in the order of ranks."""
         missing = missing_parts(self.overrides, "gpu")

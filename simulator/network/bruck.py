@@ -7,7 +7,7 @@ message-passing systems, IEEE TPDS 8, 1997.
 from __future__ import annotations
 
 from simulator.cluster.cluster import Cluster
-from simulator.network.pattern import Moves
+from simulator.network.moves import Moves
 from simulator.network.steps import around
 
 

@@ -7,7 +7,7 @@ of collective communication operations in MPICH, IJHPCA 19, 2005, section 4.5.
 from __future__ import annotations
 
 from simulator.cluster.cluster import Cluster
-from simulator.network.pattern import Moves
+from simulator.network.moves import Moves
 from simulator.network.steps import Send, step
 
 

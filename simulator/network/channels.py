@@ -36,7 +36,7 @@ def channels(cluster: Cluster, ranks: tuple[int, ...]) -> tuple[Channel, ...]:
     along them as there are, or one that keeps near GPUs side by side.
     """
     members = by_node(cluster, ranks)
-    slots = {node: [cluster.gpus[rank].index for rank in group] for node, group in members.items()}
+    slots = {node: [cluster.locate(rank)[1] for rank in group] for node, group in members.items()}
     if len(members) == 1:
         ((node, gpus),) = slots.items()
         orders = _orders(cluster.layout_of(node), dict(zip(gpus, ranks, strict=True)))
@@ -129,8 +129,8 @@ def _through(cluster: Cluster, node: int, group: tuple[int, ...], nic: int) -> t
     first = next(gpu for gpu in group if nic in cluster.own_nics(gpu))
     inner = [gpu for gpu in group if gpu != first]
     layout = cluster.layout_of(node)
-    last = min(inner, key=lambda gpu: len(layout.to_nic[cluster.gpus[gpu].index, nic]))
-    rank_of = {cluster.gpus[gpu].index: gpu for gpu in (first, *[gpu for gpu in inner if gpu != last], last)}
+    last = min(inner, key=lambda gpu: len(layout.to_nic[cluster.locate(gpu)[1], nic]))
+    rank_of = {cluster.locate(gpu)[1]: gpu for gpu in (first, *[gpu for gpu in inner if gpu != last], last)}
     slots = tuple(rank_of)
     order = path(slots, slots[0], slots[-1], layout.direct_Bps(slots)) or (*_chain(layout, slots[:-1]), slots[-1])
     return tuple([rank_of[slot] for slot in order])

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+
+import numpy as np
 
 from simulator.cluster.cluster import Cluster
 from simulator.errors import InputError
@@ -12,8 +14,10 @@ from simulator.input_files import closest
 from simulator.network import bruck, butterfly, collnet, direct, hierarchical, hosts, nvls, pat, ring, rooted, tree
 from simulator.network.direct import EVEN, ByteShares
 from simulator.network.max_min import max_min_rates
-from simulator.network.pattern import Moves, Pattern, Stage, placed, shape_of
+from simulator.network.moves import Moves
+from simulator.network.pattern import Pattern, Stage, placed
 from simulator.network.plan import Phase, Plan
+from simulator.network.shape import shape_of
 from simulator.network.timing import TransportCosts, timed
 
 #: Function of the GPU numbers of a group that returns its hops, step after step. It may ask which members share a node,
@@ -162,15 +166,6 @@ def patterns(
     return possible
 
 
-def seats_alike(cluster: Cluster, ranks: tuple[int, ...]) -> Hashable:
-    """Return what groups share that sit alike in nodes of the same kinds, one by one.
-
-    They have the same patterns but for the links inside their nodes.
-    """
-    seats, nodes = _seated(cluster, ranks)
-    return seats, tuple([cluster.node_kinds[node] for node in nodes])
-
-
 def fastest(op: str, candidates: Sequence[Pattern], nbytes: float, costs: TransportCosts) -> Plan:
     """Return the plan of the pattern that `choose` takes."""
     return plan_of(op, choose(op, candidates, nbytes, costs), nbytes, costs)
@@ -251,7 +246,8 @@ def _seated(cluster: Cluster, ranks: tuple[int, ...]) -> tuple[int, tuple[int, .
         places = [cluster.locate(rank) for rank in ranks]
         seats = tuple([(nodes.setdefault(node, len(nodes)), slot) for node, slot in places])
         alike = cluster.memo.setdefault("seats", {})
-        number = alike.setdefault((seats, tuple([cluster.layout_of(node) for node in nodes])), len(alike))
+        kinds = tuple([cluster.way_kinds[node] for node in nodes])
+        number = alike.setdefault((seats, kinds), len(alike))
         seated = cluster.memo["seated", ranks] = number, tuple(nodes)
     return seated
 
@@ -260,10 +256,17 @@ def idle_seconds(operation: Plan, cluster: Cluster, costs: TransportCosts) -> fl
     """Return the seconds of a plan when nothing else moves but the background traffic of the cluster.
 
     A phase takes latency + bytes / min(cap, tightest link), or its fair share where that traffic crosses its links."""
-    capacity = [costs.reachable_Bps(link.kind, link.bandwidth_Bps) for link in cluster.links]
+    capacity = cluster.link_column(
+        lambda _layout, _at, link: costs.reachable_Bps(link.kind, link.bandwidth_Bps), np.float64
+    )
     background = [Phase(math.inf, flow.loads, 0.0, flow.rate_Bps) for flow in cluster.background]
     total = 0.0
     for phase in operation.phases:
-        by_port = phase.by_nic(cluster.ports)
-        total += by_port.latency_s + by_port.nbytes / max_min_rates([by_port, *background], capacity)[0]
+        if background:
+            phase = phase.by_nic(cluster.is_port)
+            rate_Bps = max_min_rates([phase, *background], capacity)[0]
+        else:
+            links, loads = phase.columns
+            rate_Bps = min(phase.cap_Bps, float((capacity[links] / loads).min(initial=math.inf)))
+        total += phase.latency_s + phase.nbytes / rate_Bps
     return total

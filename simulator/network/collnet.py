@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from simulator.cluster.cluster import Cluster
 from simulator.errors import InputError
 from simulator.network.channels import Channel, by_node, channels
-from simulator.network.pattern import SWITCH, Hop, Moves
+from simulator.network.moves import SWITCH, Hop, Moves
 
 
 def all_reduce(cluster: Cluster, ranks: tuple[int, ...]) -> tuple[Moves, ...]:

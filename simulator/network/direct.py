@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from simulator.cluster.cluster import Cluster
 from simulator.errors import InputError
-from simulator.network.pattern import Hop, Moves
+from simulator.network.moves import AllPairs, Hop, Moves
 
 
 class ByteShares(NamedTuple):
@@ -51,8 +51,8 @@ def spread(shares: ByteShares, cluster: Cluster, ranks: tuple[int, ...]) -> tupl
     send, receive = shares.send or (1 / n,) * n, shares.receive or (1 / n,) * n
     local_share = max(n * a * b for a, b in zip(send, receive, strict=True))
     by_node = _by_node(shares.per_node, cluster, ranks, send, receive)
-    hops = by_node if shares.per_node else _pairs(ranks, send, receive)
-    return (Moves(list(hops), local_share=local_share, way="p2p", peers=n - 1),)
+    hops = list(by_node) if shares.per_node else _pairs(ranks, send, receive)
+    return (Moves(hops, local_share=local_share, way="p2p", peers=n - 1),)
 
 
 def all_reduce(cluster: Cluster, ranks: tuple[int, ...]) -> tuple[Moves, ...]:
@@ -64,7 +64,7 @@ def all_reduce(cluster: Cluster, ranks: tuple[int, ...]) -> tuple[Moves, ...]:
 def reduce_scatter(cluster: Cluster, ranks: tuple[int, ...]) -> tuple[Moves, ...]:
     """Every rank sends each other one that one's 1/n of the message, to be added up there: one step."""
     n = len(ranks)
-    return (Moves(list(_pairs(ranks, (1 / n,) * n, (1 / n,) * n)), local_share=1 / n),)
+    return (Moves(_pairs(ranks, (1 / n,) * n, (1 / n,) * n), local_share=1 / n),)
 
 
 def all_gather(cluster: Cluster, ranks: tuple[int, ...]) -> tuple[Moves, ...]:
@@ -72,13 +72,17 @@ def all_gather(cluster: Cluster, ranks: tuple[int, ...]) -> tuple[Moves, ...]:
     return reduce_scatter(cluster, ranks)
 
 
-def _pairs(ranks: Sequence[int], send: Sequence[float], receive: Sequence[float]) -> Iterator[Hop]:
+def _pairs(ranks: tuple[int, ...], send: Sequence[float], receive: Sequence[float]) -> AllPairs | list[Hop]:
     n = len(ranks)
     weight = 1 / (n * (n - 1))
-    for a, sent in zip(ranks, send, strict=True):
-        for b, received in zip(ranks, receive, strict=True):
-            if a != b:
-                yield Hop(a, b, None, n * sent * received, weight)
+    if len({*send, *receive}) == 1:
+        return AllPairs(ranks, n * send[0] * receive[0], weight)
+    return [
+        Hop(a, b, None, n * sent * received, weight)
+        for a, sent in zip(ranks, send, strict=True)
+        for b, received in zip(ranks, receive, strict=True)
+        if a != b
+    ]
 
 
 def _by_node(

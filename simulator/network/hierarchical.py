@@ -12,7 +12,7 @@ from simulator.cluster.cluster import Cluster
 from simulator.errors import InputError
 from simulator.network import ring
 from simulator.network.channels import by_node
-from simulator.network.pattern import Moves
+from simulator.network.moves import Moves
 from simulator.network.steps import Send, exchange
 
 

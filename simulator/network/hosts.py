@@ -6,29 +6,37 @@ copies that arrive meanwhile, share its bandwidth.
 
 from __future__ import annotations
 
+import numpy as np
+
+from simulator.arrays import Ints
 from simulator.cluster.cluster import Cluster
 from simulator.cluster.node import CPU, NVME
-from simulator.network.pattern import Hop, Moves
+from simulator.network.moves import Hop, Moves
 
 
-def ends(op: str, cluster: Cluster, rank: int, servers: tuple[int, ...]) -> tuple[int, ...]:
-    """Return the end points of ``op``, called by ``rank``; ``servers``: the nodes of the parameter servers."""
-    node = cluster.node_of(rank)
+def ends(op: str, cluster: Cluster, gpus: Ints, servers: tuple[int, ...]) -> Ints:
+    """Return the end points of ``op``, a row for each of ``gpus`` that calls it.
+
+    ``servers``: the nodes of the parameter servers.
+    """
+    nodes = cluster.gpu_places[0][gpus]
     match op:
         case "to_host":
-            return rank, cluster.host(node)
+            columns = [gpus, cluster.host(nodes)]
         case "from_host":
-            return cluster.host(node), rank
+            columns = [cluster.host(nodes), gpus]
         case "to_nvme":
-            return cluster.host(node), cluster.host(node, NVME)
+            columns = [cluster.host(nodes), cluster.host(nodes, NVME)]
         case "from_nvme":
-            return cluster.host(node, NVME), cluster.host(node)
+            columns = [cluster.host(nodes, NVME), cluster.host(nodes)]
         case "host_update":
-            return cluster.host(node), cluster.host(node, CPU)
+            columns = [cluster.host(nodes), cluster.host(nodes, CPU)]
         case "push" | "pull":
-            return rank, *map(cluster.host, servers)
+            columns = [gpus, *[np.full_like(gpus, cluster.host(node)) for node in servers]]
         case _:
-            return tuple([end for node in servers for end in (cluster.host(node), cluster.host(node, CPU))])
+            pairs = [end for node in servers for end in (cluster.host(node), cluster.host(node, CPU))]
+            columns = [np.full_like(gpus, end) for end in pairs]
+    return np.stack(columns, axis=1)
 
 
 def copy(cluster: Cluster, ranks: tuple[int, ...]) -> tuple[Moves, ...]:

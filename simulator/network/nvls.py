@@ -14,7 +14,7 @@ from simulator.cluster.cluster import Cluster
 from simulator.errors import InputError
 from simulator.network.channels import by_node, channels
 from simulator.network.collnet import check, through_fabric
-from simulator.network.pattern import SWITCH, Hop, Moves
+from simulator.network.moves import SWITCH, Hop, Moves
 from simulator.network.tree import between_nodes
 
 

@@ -13,7 +13,7 @@ from dataclasses import replace
 from simulator.cluster.cluster import Cluster
 from simulator.errors import InputError
 from simulator.network.channels import by_node
-from simulator.network.pattern import Moves
+from simulator.network.moves import Moves
 from simulator.network.steps import around
 
 #: Bandwidth relative to a ring of the same load (NCCL src/graph/tuning.cc, ncclTopoTuneModel).

@@ -8,104 +8,17 @@ a `Shape`, the same for all groups whose members sit alike in their nodes. On th
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import NamedTuple, get_args
 
 import numpy as np
 
 from simulator.arrays import Floats, Ints
 from simulator.cluster.cluster import Cluster
-from simulator.cluster.node import NodeLayout, Route
-from simulator.hardware.transport import TransportKind, Way
-
-#: From the least to the most limiting: a hop is of the last kind that it crosses.
-KINDS: tuple[TransportKind, ...] = get_args(TransportKind)
-#: The end point that stands for switches that sum up and multicast. Without a NIC it is the NVSwitch of the node that
-#: the other end is in. With one it is the switches of the fabric: they add up what all NICs of that number send, and
-#: send back the sum.
-SWITCH = -1
-
-
-class Hop(NamedTuple):
-    """A transfer between end points: GPUs, hosts' memory, or switches that sum up and multicast.
-
-    It goes through NIC ``nic`` of both nodes if given. It carries ``load`` bytes per byte of message, and stands
-    ``weight`` times on the critical path."""
-
-    sender: int
-    receiver: int
-    nic: int | None
-    load: float
-    weight: float
-
-
-@dataclass(frozen=True, eq=False)
-class Moves:
-    """Hops that an algorithm makes on a group of ranks at one time; they advance in lock-step.
-
-    ``local_share`` is the share of the message that each rank handles without a link. ``efficiency`` is the bandwidth
-    reached, relative to a ring of the same load; ``counted``: the share of it that NCCL's tuner counts on. ``way``:
-    what carries it out; of sends and receives, ``peers`` counts those of each rank. ``channels``: the rings or trees
-    among which the message is split. ``software``: of a hop, relative to one of a ring. ``goes_on``: it is a further
-    step of the kernel that made the moves before it, in the same protocol; else a kernel starts with it.
-    """
-
-    hops: Iterable[Hop]
-    local_share: float = 0.0
-    efficiency: float = 1.0
-    way: Way = "protocols"
-    peers: int = 0
-    counted: float = 1.0
-    channels: int = 1
-    software: float = 1.0
-    goes_on: bool = False
-
-    @property
-    def heads(self) -> int:
-        """Number of parts of the message, each with a head, that switches sum up; 0 where they sum up nothing."""
-        return self.channels if self.way == "in_switch" else 0
-
-    @property
-    def manner(self) -> tuple[object, ...]:
-        """Everything but the hops that the time of a message depends on."""
-        return (
-            self.local_share,
-            self.efficiency,
-            self.way,
-            self.peers,
-            self.heads,
-            self.counted,
-            self.software,
-            self.goes_on,
-        )
-
-
-@dataclass(frozen=True, eq=False)
-class Shape:
-    """Hops of a group added up, on nodes 0, 1, 2 ... that stand for any others of the same layouts, one by one.
-
-    ``inside``: (node, position in its layout, bytes per byte of message) of links of nodes, NIC ports among them.
-    ``across``: (node, NIC, node, NIC, bytes, weight) between NICs. ``summed``: (nodes, NIC, bytes, weight) of what the
-    fabric adds up, each way. ``hops`` counts the hops of the critical path by
-    kind; ``link_latency_s`` is the latency of their links, without those between switches. ``sent`` is what all members
-    together send, per byte of message.
-    """
-
-    moves: Moves
-    inside: tuple[tuple[int, int, float], ...]
-    across: tuple[tuple[int, int, int, int, float, float], ...]
-    summed: tuple[tuple[tuple[int, ...], int, float, float], ...]
-    hops: tuple[tuple[TransportKind, float], ...]
-    link_latency_s: float
-    sent: float
-
-    @cached_property
-    def columns(self) -> tuple[Ints, Ints, Floats]:
-        """Nodes, positions and bytes of ``inside``, an array of each."""
-        nodes, positions, loads = zip(*self.inside, strict=True) if self.inside else ((), (), ())
-        return np.array(nodes, dtype=np.int64), np.array(positions, dtype=np.int64), np.array(loads, dtype=float)
+from simulator.hardware.transport import TransportKind
+from simulator.network.moves import KINDS, Moves
+from simulator.network.shape import Shape
 
 
 @dataclass(frozen=True, eq=False)
@@ -157,82 +70,6 @@ class Pattern:
         return (self.algorithm, *[stage.timing for stage in self.stages])
 
 
-def shape_of(cluster: Cluster, moves: Moves, number: Mapping[int, int]) -> Shape:
-    """Add up hops: loads link by link, latencies along the critical path. ``number``: of each node in the shape."""
-    total: dict[tuple[int, int, int | None], tuple[float, float]] = {}
-    for sender, receiver, nic, load, weight in moves.hops:
-        before = total.get((sender, receiver, nic), (0.0, 0.0))
-        total[sender, receiver, nic] = before[0] + load, before[1] + weight
-    inside: dict[tuple[int, int], float] = {}
-    across: dict[tuple[int, int, int, int], tuple[float, float]] = {}
-    summed: dict[tuple[int, float], tuple[tuple[int, ...], float]] = {}
-    path: dict[TransportKind, float] = {}
-    link_latency_s = 0.0
-    for (sender, receiver, nic), (load, weight) in total.items():
-        for way in _ways(cluster, sender, receiver, nic):
-            a, b, part, stands = number[way.a], number[way.b], way.share * load, way.share * weight
-            if way.nics is not None:
-                ends = a, way.nics[0], b, way.nics[1]
-                before = across.get(ends, (0.0, 0.0))
-                across[ends] = before[0] + part, before[1] + stands
-            elif receiver == SWITCH and nic is not None:
-                nodes, weights = summed.get((nic, part), ((), 0.0))
-                summed[nic, part] = (*nodes, a), weights + stands
-            for node, positions in ((a, way.out), (b, way.back)):
-                for position in positions:
-                    inside[node, position] = inside.get((node, position), 0.0) + part
-            if stands:
-                crossed = [cluster.layout_of(way.a).edges[position] for position in way.out]
-                crossed += [cluster.layout_of(way.b).edges[position] for position in way.back]
-                kinds = [edge.kind for edge in crossed]
-                kind = next(kind for kind in reversed(KINDS) if kind in kinds)
-                path[kind] = path.get(kind, 0.0) + stands
-                link_latency_s += stands * sum([edge.latency_s for edge in crossed])
-    return Shape(
-        moves=moves,
-        inside=tuple([(*at, load) for at, load in inside.items()]),
-        across=tuple([(*ends, *both) for ends, both in across.items()]),
-        summed=tuple([(nodes, nic, load, weight) for (nic, load), (nodes, weight) in summed.items()]),
-        hops=tuple(path.items()),
-        link_latency_s=link_latency_s,
-        sent=sum([load for (sender, _, _), (load, _) in total.items() if sender >= 0]),
-    )
-
-
-class _Way(NamedTuple):
-    """Links that a ``share`` of a hop crosses, ``out`` of node ``a`` and ``back`` into node ``b``. ``nics``: by which
-    it leaves the one and reaches the other, where they are two."""
-
-    a: int
-    out: Route
-    b: int
-    back: Route
-    nics: tuple[int, int] | None = None
-    share: float = 1.0
-
-
-def _ways(cluster: Cluster, sender: int, receiver: int, nic: int | None) -> list[_Way]:
-    if SWITCH in (sender, receiver):
-        node, slot = cluster.locate(max(sender, receiver))
-        layout = cluster.layout_of(node)
-        if receiver == SWITCH:
-            out = _link(layout, f"gpu{slot}", "nvswitch") if nic is None else layout.out(slot, nic)
-            return [_Way(node, out, node, ())]
-        return [
-            _Way(node, (), node, _link(layout, "nvswitch", f"gpu{slot}") if nic is None else layout.back(nic, slot))
-        ]
-    (a, slot_a), (b, slot_b) = cluster.locate(sender), cluster.locate(receiver)
-    on_a, on_b = cluster.layout_of(a), cluster.layout_of(b)
-    if a == b:
-        return [_Way(a, on_a.between[slot_a, slot_b], b, ())]
-    pairs = cluster.nics_between(a, slot_a, b, slot_b, nic)
-    return [_Way(a, on_a.out(slot_a, nics[0]), b, on_b.back(nics[1], slot_b), nics, 1 / len(pairs)) for nics in pairs]
-
-
-def _link(layout: NodeLayout, src: str, dst: str) -> Route:
-    return (next(position for position, edge in enumerate(layout.edges) if (edge.src, edge.dst) == (src, dst)),)
-
-
 def placed(algorithm: str, shapes: Sequence[Shape], cluster: Cluster, nodes: Sequence[int]) -> Pattern:
     """Return the pattern of an algorithm from its shapes, with their node i on ``nodes[i]``."""
     return Pattern(
@@ -268,10 +105,16 @@ def _stage(shape: Shape, cluster: Cluster, nodes: Sequence[int], inside: Ints) -
     trunks: dict[int, float] = {}
     link_latency_s = shape.link_latency_s
     leaves = [cluster.switches.leaves[node] for node in nodes]
-    for a, nic_a, b, nic_b, load, weight in shape.across:
-        if leaves[a][nic_a] == leaves[b][nic_b]:
+    between = [
+        (leaves[a][nic_a], leaves[b][nic_b], nodes[a], nic_a, nodes[b], nic_b, load, weight)
+        for a, nic_a, b, nic_b, load, weight in shape.across
+    ]
+    for one in shape.everywhere:
+        between += _between_leaves(leaves, nodes, *one)
+    for start, goal, a, nic_a, b, nic_b, load, weight in between:
+        if start == goal:
             continue
-        for index, share in cluster.trunks_between(nodes[a], nic_a, nodes[b], nic_b):
+        for index, share in cluster.trunks_between(a, nic_a, b, nic_b):
             trunks[index] = trunks.get(index, 0.0) + share * load
             link_latency_s += share * weight * links[index].latency_s
     for slots, nic, load, weight in shape.summed:
@@ -303,3 +146,21 @@ def _stage(shape: Shape, cluster: Cluster, nodes: Sequence[int], inside: Ints) -
         hops=shape.hops,
         link_latency_s=link_latency_s,
     )
+
+
+def _between_leaves(
+    leaves: Sequence[tuple[str, ...]], nodes: Sequence[int], nic_a: int, nic_b: int, load: float, weight: float
+) -> Iterator[tuple[str, str, int, int, int, int, float, float]]:
+    """Yield what nodes send from one NIC to another NIC of each other node, added up by the leaves of the NICs.
+
+    The first node under each leaf stands for all.
+    """
+    starts: dict[str, list[int]] = {}
+    goals: dict[str, list[int]] = {}
+    for under, nic in ((starts, nic_a), (goals, nic_b)):
+        for node, on_node in zip(nodes, leaves, strict=True):
+            under.setdefault(on_node[nic], []).append(node)
+    for start, senders in starts.items():
+        for goal, receivers in goals.items():
+            count = len(senders) * len(receivers) - len(set(senders).intersection(receivers))
+            yield start, goal, senders[0], nic_a, receivers[0], nic_b, count * load, count * weight

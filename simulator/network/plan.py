@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Container
 from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
+
+from simulator.arrays import Bools
 
 
 @dataclass(frozen=True)
@@ -42,15 +43,16 @@ class Phase:
             [load for _, load in loaded], dtype=float
         )
 
-    def by_nic(self, ports: Container[int]) -> Phase:
-        """Return the same phase with the flow through its busiest NIC as reference, where it crosses ``ports``.
+    def by_nic(self, is_port: Bools) -> Phase:
+        """Return the same phase with the flow through its busiest NIC as reference, where it crosses one.
 
-        Max-min fairness is of reference flows. Two operations on one NIC then have equal parts of it, however much else
-        each of them moves inside its nodes.
+        ``is_port``: whether each link is a port of a NIC. Max-min fairness is of reference flows. Two operations on one
+        NIC then have equal parts of it, however much else each of them moves inside its nodes.
         """
-        at_nic = max((load for link, load in self.loads if link in ports), default=1.0)
-        loads = tuple([(link, load / at_nic) for link, load in self.loads])
-        return Phase(self.nbytes * at_nic, loads, self.latency_s, self.cap_Bps * at_nic)
+        links, loads = self.columns
+        at_nic = float(loads[is_port[links]].max(initial=0.0)) or 1.0
+        per_nic = tuple(zip(links.tolist(), (loads / at_nic).tolist(), strict=True))
+        return Phase(self.nbytes * at_nic, per_nic, self.latency_s, self.cap_Bps * at_nic)
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from itertools import pairwise
 
 from simulator.cluster.cluster import Cluster
 from simulator.network.channels import Channel, channels
-from simulator.network.pattern import Hop, Moves
+from simulator.network.moves import Hop, Moves
 
 
 def all_reduce(cluster: Cluster, ranks: tuple[int, ...]) -> tuple[Moves, ...]:

@@ -7,7 +7,7 @@ Binomial trees: Thakur, Rabenseifner and Gropp, IJHPCA 19, 2005, sections 4.2 to
 from __future__ import annotations
 
 from simulator.cluster.cluster import Cluster
-from simulator.network.pattern import Moves
+from simulator.network.moves import Moves
 from simulator.network.steps import Send, exchange, step
 
 

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from simulator.cluster.cluster import Cluster
 from simulator.hardware.transport import Way
-from simulator.network.pattern import Hop, Moves
+from simulator.network.moves import Hop, Moves
 
 
 class Send(NamedTuple):

@@ -11,7 +11,8 @@ from collections.abc import Iterator, Sequence
 from typing import Protocol as Interface
 
 from simulator.hardware.transport import ProtocolName, Transport
-from simulator.network.pattern import KINDS, Pattern, Stage
+from simulator.network.moves import KINDS
+from simulator.network.pattern import Pattern, Stage
 from simulator.network.plan import Phase, Plan
 
 

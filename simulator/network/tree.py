@@ -13,7 +13,7 @@ from itertools import pairwise
 
 from simulator.cluster.cluster import Cluster
 from simulator.network.channels import Channel, channels
-from simulator.network.pattern import Hop, Moves
+from simulator.network.moves import Hop, Moves
 
 #: Bandwidth of a tree relative to a ring of the same load (NCCL src/graph/tuning.cc, ncclTopoTuneModel).
 EFFICIENCY = 0.92

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import time
 import traceback
-from collections import deque
 from collections.abc import Callable, Container, Mapping
 from dataclasses import replace
 
-from simulator.api import cluster_of, run_step
-from simulator.cluster import Cluster
+from simulator.api import run_step
 from simulator.config import Workload, catalog, load_workload
 from simulator.config.loading import written_in
 from simulator.errors import InputError, SimulatorError, each, in_one_line, located
@@ -17,12 +15,8 @@ from simulator.sweeping.key import job_key, written_key
 from simulator.sweeping.outcome import PointOutcome, Status
 from simulator.sweeping.point import Point
 
-#: Most clusters that a process keeps for its next points.
-_MOST_CLUSTERS = 4
 #: Place of a point's changes in errors.
 CHANGES = "the point"
-
-_clusters: deque[Cluster] = deque(maxlen=_MOST_CLUSTERS)
 
 
 def _tell_nobody(key: str) -> None:
@@ -54,22 +48,13 @@ def _simulated(point: Point, workload: Workload, key: str) -> PointOutcome:
     source = None if isinstance(point.workload, Mapping) else point.workload
     try:
         with located(written_in(source, point.changes, CHANGES)):
-            result = run_step(workload, built=_cluster_of(workload))
+            result = run_step(workload)
             figures = result.key_figures()
     except SimulatorError as error:
         return PointOutcome(key, Status.REFUSED, error=_sentence(error))
     except Exception as error:
         return PointOutcome(key, Status.FAILED, error=_breakdown(error))
     return PointOutcome(key, Status.SIMULATED, figures, warnings=tuple(result.warnings))
-
-
-def _cluster_of(workload: Workload) -> Cluster:
-    """Return the workload's cluster, built before for another point or now."""
-    for built in _clusters:
-        if built.spec == workload.cluster:
-            return built
-    _clusters.append(cluster_of(workload))
-    return _clusters[-1]
 
 
 def _sentence(error: SimulatorError) -> str:

@@ -9,6 +9,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
+import numpy as np
+
 from simulator.analysis.training.advice import few_rounds
 from simulator.api import run
 from simulator.cluster import Cluster, build_cluster
@@ -70,7 +72,8 @@ def predict_collective(case: Case) -> Prediction:
 def patterns_of(case: Case) -> tuple[Pattern, ...]:
     """Return the patterns of the case's algorithms on the links."""
     cluster = _built(case.hardware, case.cluster.nodes)
-    ends = hosts.ends(case.op, cluster, 0, ()) if case.op in hosts.OPERATIONS else case.ranks
+    first = np.zeros(1, dtype=np.int64)
+    ends = hosts.ends(case.op, cluster, first, ())[0].tolist() if case.op in hosts.OPERATIONS else case.ranks
     return patterns(case.op, ends, cluster, case.algorithm)
 
 

@@ -5,26 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import pytest
 
-from simulator.cluster import build_cluster
-from simulator.cluster.alike import alike_links, spread_columns
+from simulator.cluster import build_cluster, recent_cluster
+from simulator.cluster.recent import MOST_CLUSTERS, MOST_ENTRIES
 from simulator.config import load_cluster
 from simulator.hardware.cluster_spec import NodeGroup
 from simulator.network.collectives import patterns
 from tests.support.ten_nodes import BREAKS, ten_nodes
-
-
-@pytest.mark.parametrize("overrides", BREAKS.values(), ids=BREAKS)
-def test_routes_on_nodes_of_a_kind_are_those_of_each_pair_alone(overrides: list[dict[str, Any]]) -> None:
-    """`Cluster.spread` works every pair out by itself. Of 80 GPUs each third sends to each fifth."""
-    cluster, plain = ten_nodes(overrides), ten_nodes(overrides)
-    for a in range(0, len(cluster.gpus), 3):
-        for b in range(0, len(cluster.gpus), 5):
-            links, shares = spread_columns(cluster, a, b)
-            plain.memo.clear()
-            assert tuple(zip(links.tolist(), shares.tolist(), strict=True)) == plain.spread(a, b)
 
 
 @pytest.mark.parametrize("overrides", BREAKS.values(), ids=BREAKS)
@@ -42,17 +30,6 @@ def test_stages_on_nodes_of_a_kind_are_those_of_each_group_alone(overrides: list
             assert [stage.loads for stage in shared.stages] == [stage.loads for stage in alone.stages]
 
 
-@pytest.mark.parametrize("overrides", BREAKS.values(), ids=BREAKS)
-def test_a_link_is_as_fast_as_its_stand_in(overrides: list[dict[str, Any]]) -> None:
-    """Links share a stand-in only where kind, bandwidth and latency are the same; stand-ins are fewer than links."""
-    cluster = ten_nodes(overrides)
-    stand_ins, places = alike_links(cluster)
-    assert len(np.unique(stand_ins)) < len(cluster.links)
-    for link, stand_in in zip(cluster.links, stand_ins[places].tolist(), strict=True):
-        other = cluster.links[stand_in]
-        assert (link.kind, link.bandwidth_Bps, link.latency_s) == (other.kind, other.bandwidth_Bps, other.latency_s)
-
-
 def test_nodes_of_a_kind_hang_on_the_same_switches_and_are_as_fast() -> None:
     """Leaves of 4 nodes: nodes 0 to 3, 4 to 7 and 8 and 9 are a kind each. A slow card in node 1 makes it a fourth."""
     assert ten_nodes([]).node_kinds == (0, 0, 0, 0, 1, 1, 1, 1, 2, 2)
@@ -66,3 +43,27 @@ def test_nodes_whose_switches_sum_up_are_no_kind_with_those_whose_do_not() -> No
     plain = replace(spec.node, nvlink=replace(spec.node.nvlink, sharp=False))
     groups = NodeGroup(count=2, node=spec.node), NodeGroup(count=1, node=plain)
     assert build_cluster(replace(spec, nodes=None, node=None, groups=groups)).node_kinds == (0, 0, 1)
+
+
+def test_gpus_and_links_are_those_of_their_names_whatever_changes_them() -> None:
+    """`ClusterLinks` makes each link when asked: it has its number, and the bandwidth that the override leaves it."""
+    cluster = ten_nodes([{"link": "node1.nic*", "bandwidth_scale": 0.5}, {"gpu": "node9.gpu7", "speed_scale": 0.5}])
+    plain = ten_nodes([])
+    assert [link.index for link in cluster.links] == list(range(len(plain.links)))
+    slow = {link.name for link, was in zip(cluster.links, plain.links, strict=True) if link != was}
+    assert slow == {f"node1.nic{nic}:{way}" for nic in range(8) for way in ("tx", "rx")}
+    assert cluster.bandwidths_Bps.tolist() == [link.bandwidth_Bps for link in cluster.links]
+    assert [gpu.name for gpu in cluster.gpus if gpu.speed_scale < 1] == ["node9.gpu7"]
+
+
+def test_a_process_keeps_its_last_clusters_and_bounds_what_they_remember() -> None:
+    """Equal descriptions give one cluster, until `MOST_CLUSTERS` others were built; a full memo is emptied."""
+    spec = load_cluster({"name": "dgx_a100", "nodes": 2})
+    kept = recent_cluster(spec)
+    assert recent_cluster(load_cluster("dgx_a100"), 2) is kept
+    kept.memo.update(dict.fromkeys(range(MOST_ENTRIES + 1)))
+    assert recent_cluster(spec) is kept
+    assert not kept.memo
+    for nodes in range(3, 3 + MOST_CLUSTERS):
+        recent_cluster(spec, nodes)
+    assert recent_cluster(spec) is not kept

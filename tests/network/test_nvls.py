@@ -20,7 +20,7 @@ from simulator.errors import InputError
 from simulator.hardware.cluster_spec import ClusterSpec
 from simulator.hardware.transport import Transport
 from simulator.network.collectives import bus_factor, idle_seconds, plan
-from simulator.network.pattern import Moves
+from simulator.network.moves import Moves
 from simulator.units import GB, GiB, us
 from simulator.validation import collectives
 from simulator.validation.record import predict_collective

@@ -27,6 +27,7 @@ from simulator.network.simulated_time import SimulatedTime
 from simulator.program import from_text, to_text
 from simulator.searching.bounds import LayoutBounds
 from simulator.timeline import Timeline
+from tests.support.brute_folding import partition_differences
 from tests.support.exact import assert_same, timeline_differences
 from tests.support.random_jobs import Job, load
 
@@ -213,8 +214,15 @@ def not_below_bounds(job: Job) -> Iterator[str]:
 
 
 #: Name -> check.
+def same_classes(job: Job) -> Iterator[str]:
+    """Yield where folding by arithmetic finds other classes than refinement over everything there is."""
+    result = run_step(load(job))
+    yield from partition_differences([result.placed], result.cluster)
+
+
 CHECKS: dict[str, Check] = {
     "shortcuts": same_without_shortcuts,
+    "fold": same_classes,
     "compiled": same_compiled,
     "read back": same_when_read_back,
     "idle job": same_beside_an_idle_job,

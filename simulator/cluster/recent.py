@@ -1,0 +1,35 @@
+"""Clusters that this process has built lately, with what was worked out on them."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import replace
+
+from simulator.cluster.build import build_cluster
+from simulator.cluster.cluster import Cluster
+from simulator.hardware.cluster_spec import ClusterSpec
+
+#: Most clusters that are kept.
+MOST_CLUSTERS = 4
+#: Most entries of the memo of a cluster that is handed out again: patterns and routes of some ten layouts.
+MOST_ENTRIES = 5_000
+
+_recent: deque[Cluster] = deque(maxlen=MOST_CLUSTERS)
+
+
+def recent_cluster(spec: ClusterSpec, nodes: int | None = None) -> Cluster:
+    """Return the cluster that ``spec`` describes, as `build_cluster` does: one of the last few that are equal, or anew.
+
+    Patterns, routes and ways over trunks that were worked out for one job then serve the next one. What is kept is
+    bounded: `MOST_CLUSTERS` clusters, each with at most `MOST_ENTRIES` entries in its memo, or it begins anew without
+    any. Raises as `build_cluster`.
+    """
+    if nodes is not None:
+        spec = replace(spec, nodes=nodes)
+    for cluster in _recent:
+        if cluster.spec == spec:
+            if len(cluster.memo) > MOST_ENTRIES:
+                cluster.memo.clear()
+            return cluster
+    _recent.append(build_cluster(spec))
+    return _recent[-1]

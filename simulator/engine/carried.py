@@ -1,0 +1,169 @@
+"""The links that communications cross: one group of each class that sits alike is routed, the others follow.
+
+Communications of one group that load the same links alike, such as all-gathers and reduce-scatters of any size, are one
+`Carriage`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import numpy as np
+
+from simulator.arrays import Floats, Ints
+from simulator.cluster import Cluster
+from simulator.engine.group_comms import AlikeComms, algorithm_of, shares_of
+from simulator.engine.placement import Placed
+from simulator.engine.seats import LinkPlaces, SeatClass, seat_classes
+from simulator.network.collectives import choose
+from simulator.network.pattern import Pattern
+from simulator.program import HostOperation, PointToPoint
+
+
+@dataclass(frozen=True, eq=False)
+class Route:
+    """A pattern, and the ``places`` of its links in the nodes of any group that sits alike.
+
+    ``phase`` and ``load`` are of each of the links.
+    """
+
+    pattern: Pattern
+    places: LinkPlaces
+    phase: Ints
+    load: Floats
+
+    @classmethod
+    def from_group(cls, pattern: Pattern, cluster: Cluster, nodes: Ints) -> Route:
+        """Return the route of a group on ``nodes``, from its pattern."""
+        stages = pattern.stages
+        places = LinkPlaces(cluster, nodes, np.concatenate([stage.links for stage in stages]))
+        phase = np.repeat(np.arange(len(stages)), [len(stage.links) for stage in stages])
+        return cls(pattern, places, phase, np.concatenate([stage.load for stage in stages]))
+
+    @cached_property
+    def key(self) -> tuple[object, ...]:
+        """A key that routes share which load the same links alike."""
+        return self.places.key, self.phase.tobytes(), np.round(self.load, 12).tobytes()
+
+    def pattern_on(self, nodes: Ints) -> Pattern:
+        """Return the pattern of a group on other nodes, which sits alike."""
+        cuts = np.cumsum([len(stage.links) for stage in self.pattern.stages])[:-1]
+        stages = zip(self.pattern.stages, np.split(self.places.on(nodes[None])[0], cuts), strict=True)
+        return replace(self.pattern, stages=tuple([replace(stage, links=links) for stage, links in stages]))
+
+
+@dataclass(frozen=True, eq=False)
+class RoutedComms:
+    """Communications of one kind whose groups sit alike: ``rows`` of ``alike``, each on a row of ``nodes``.
+
+    ``route``: None where nothing moves. ``label``: what they share before refinement. A signal loads no link.
+    """
+
+    alike: AlikeComms
+    rows: Ints
+    nodes: Ints
+    route: Route | None
+    label: object
+
+    @property
+    def loads_links(self) -> bool:
+        """True where they take a share of links."""
+        return self.route is not None and not self.alike.is_signal
+
+    def pattern(self, place: int) -> Pattern | None:
+        """Return the pattern of the communication in one of ``rows``."""
+        if self.route is None:
+            return None
+        return self.route.pattern_on(self.nodes[place]) if self.loads_links else self.route.pattern
+
+
+def routed_comms(jobs: Sequence[Placed], cluster: Cluster, comms: Sequence[AlikeComms]) -> list[RoutedComms]:
+    """Return all communications with the links that they load.
+
+    Of groups that sit alike the first has all of its patterns worked out, and all follow its fastest. Alike collectives
+    of alike groups follow patterns of one number among those that are possible. The cluster keeps routes for other
+    programs on it.
+    """
+    numbers: dict[object, int] = {}
+    seats: dict[object, list[SeatClass]] = {}
+    routed = []
+    for alike in comms:
+        key = alike.ends.shape, alike.ends.tobytes()
+        if key not in seats:
+            seats[key] = seat_classes(cluster, alike.ends)
+        for one in seats[key]:
+            route = _route(jobs, cluster, alike, one, numbers)
+            label = alike.job, alike.axis, alike.spec, route.pattern.timing if route else ()
+            routed.append(RoutedComms(alike, one.rows, one.nodes, route, label))
+    return routed
+
+
+def _route(
+    jobs: Sequence[Placed], cluster: Cluster, alike: AlikeComms, seats: SeatClass, numbers: dict[object, int]
+) -> Route | None:
+    """Return the route of the fastest pattern; ``numbers``: that of the fastest one by what all patterns take."""
+    key = "routes", alike.op, algorithm_of(alike.comm), shares_of(alike.comm), seats.key
+    routes: dict[int, Route] | None
+    candidates, routes = cluster.memo.get(key, ((), None))
+    item = alike.one(int(seats.rows[0]))
+    if routes is None:
+        routes = {}
+        candidates = item.patterns(cluster)
+        cluster.memo[key] = candidates, routes
+    if not candidates:
+        return None
+    costs = item.costs(jobs, cluster)
+    timings = alike.op, alike.comm.nbytes, tuple([pattern.timing for pattern in candidates]), costs.gpu
+    if timings not in numbers:
+        fastest = choose(alike.op, candidates, alike.comm.nbytes, costs)
+        numbers[timings] = next(number for number, pattern in enumerate(candidates) if pattern is fastest)
+    number = numbers[timings]
+    if number not in routes:
+        routes[number] = Route.from_group(candidates[number], cluster, seats.nodes[0])
+    return routes[number]
+
+
+@dataclass(frozen=True, eq=False)
+class Carriage:
+    """Communications of the same groups that load the same links alike: a row of ``links`` for each of ``groups``.
+
+    ``phase`` and ``load`` are of each link of a row, and ``labels`` of each of its ``comms``. Groups are numbered
+    through all programs; background traffic has the number after the last.
+    """
+
+    groups: Ints
+    links: Ints
+    phase: Ints
+    load: Floats
+    comms: tuple[RoutedComms, ...]
+    labels: tuple[object, ...]
+
+
+def carriages(
+    cluster: Cluster, routed: Sequence[RoutedComms], first_group: Sequence[dict[str, int]], n_groups: int
+) -> list[Carriage]:
+    """Return what ``routed`` communications and the background traffic put on links."""
+    together: dict[object, list[RoutedComms]] = {}
+    for one in routed:
+        alike = one.alike
+        who: object = alike.spec[1:3] if isinstance(alike.comm, PointToPoint) else ""
+        who = alike.comm.op if isinstance(alike.comm, HostOperation) else who
+        where = one.route.key if one.route and one.loads_links else None
+        key = alike.job, alike.axis, alike.groups[one.rows].tobytes(), who, where
+        together.setdefault(key, []).append(one)
+    carried = []
+    for comms in together.values():
+        first = comms[0]
+        groups = first.alike.groups[first.rows] + first_group[first.alike.job][first.alike.axis]
+        labels = tuple([one.label for one in comms])
+        links, phase, load = np.zeros((len(groups), 0), dtype=np.int64), np.zeros(0, dtype=np.int64), np.zeros(0)
+        if first.route and first.loads_links:
+            links, phase, load = first.route.places.on(first.nodes), first.route.phase, first.route.load
+        carried.append(Carriage(groups, links, phase, load, tuple(comms), labels))
+    for flow in cluster.background:
+        links, load = np.array([[link for link, _ in flow.loads]]), np.array([load for _, load in flow.loads])
+        phase, label = np.zeros(len(load), dtype=np.int64), ("background", flow.rate_Bps)
+        carried.append(Carriage(np.array([n_groups]), links, phase, load, (), (label,)))
+    return carried

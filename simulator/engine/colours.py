@@ -1,0 +1,93 @@
+"""Colours as 64-bit hashes in arrays: mixing them, adding up those of neighbours, and classes of equal ones."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from simulator.arrays import Ints
+
+Colours = NDArray[np.uint64]
+
+
+@dataclass(frozen=True)
+class Classes:
+    """Elements by colour: the ``first`` of each class in order of appearance, each element's class, class sizes."""
+
+    first: Ints
+    class_of: Ints
+    size: Ints
+
+    @classmethod
+    def by(cls, colours: Colours) -> Classes:
+        """Return the classes of elements of equal colours."""
+        _, first, inverse, counts = np.unique(colours, return_index=True, return_inverse=True, return_counts=True)
+        order = np.argsort(first, kind="stable")
+        number = np.empty_like(order)
+        number[order] = np.arange(len(order))
+        return cls(first[order], number[inverse], counts[order])
+
+    @classmethod
+    def each_alone(cls, size: int) -> Classes:
+        """Return a class for every element."""
+        return cls(np.arange(size), np.arange(size), np.ones(size, dtype=np.int64))
+
+
+def mixed(*parts: NDArray[Any]) -> Colours:
+    """Return a hash per position of several arrays (finaliser of splitmix64, Steele et al. 2014)."""
+    value = np.zeros(np.broadcast_shapes(*[part.shape for part in parts]), dtype=np.uint64)
+    shifted = np.empty_like(value)
+    for part in parts:
+        value += part if part.dtype == np.uint64 else part.view(np.uint64)
+        value += np.uint64(0x9E3779B97F4A7C15)
+        for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
+            value ^= np.right_shift(value, np.uint64(shift), out=shifted)
+            value *= np.uint64(factor)
+        value ^= np.right_shift(value, np.uint64(31), out=shifted)
+    return value
+
+
+class Gathering:
+    """Entries that point at targets, so that the colours of those which point at one can be added up again and again.
+
+    ``target``: what each entry points at, of ``size`` targets.
+    """
+
+    def __init__(self, target: Ints, size: int) -> None:
+        ascends = bool((target[1:] >= target[:-1]).all())
+        self._order = None if ascends else np.argsort(target, kind="stable")
+        ordered = target if self._order is None else target[self._order]
+        starts = np.flatnonzero(np.diff(ordered, prepend=-1))
+        self._starts, self._targets, self._size = starts, ordered[starts], size
+
+    def sums(self, colours: Colours) -> Colours:
+        """Return for each target a hash of the multiset of colours that point at it."""
+        gathered = np.zeros(self._size, dtype=np.uint64)
+        if len(colours):
+            hashes = mixed(colours)
+            gathered[self._targets] = np.add.reduceat(
+                hashes if self._order is None else hashes[self._order], self._starts
+            )
+        return gathered
+
+
+def distinct(values: NDArray[Any]) -> NDArray[Any]:
+    """Return the different values in order; by sorting, which is faster than the hashes of `numpy.unique`."""
+    ordered = np.sort(values)
+    return ordered[np.flatnonzero(np.concatenate([ordered[:1] == ordered[:1], ordered[1:] != ordered[:-1]]))]
+
+
+def n_distinct(colours: Colours) -> int:
+    """Return the number of different colours."""
+    ordered = np.sort(colours)
+    return int(np.count_nonzero(ordered[1:] != ordered[:-1])) + min(len(ordered), 1)
+
+
+def labelled(values: Iterable[object]) -> Colours:
+    """Give equal values equal colours, numbered by first appearance."""
+    numbers: dict[object, int] = {}
+    return np.array([numbers.setdefault(value, len(numbers)) for value in values], dtype=np.uint64)

@@ -1,0 +1,122 @@
+"""Groups whose end points sit alike on a cluster, and the links that they cross, by arithmetic on arrays.
+
+Of groups that sit alike only the first needs to be routed. Each link that it crosses is a place: a position inside one
+of its nodes, or the trunk above one of their NICs. The same places of another group are the links which that one
+crosses.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from simulator.arrays import Ints
+from simulator.cluster import Cluster
+from simulator.engine.colours import Colours, mixed
+
+
+@dataclass(frozen=True, eq=False)
+class SeatClass:
+    """Groups that sit alike: their ``rows`` among all, and the ``nodes`` of each in the order of its end points.
+
+    ``key`` is shared by all groups of a cluster that sit alike.
+    """
+
+    key: int
+    rows: Ints
+    nodes: Ints
+
+
+def seat_classes(cluster: Cluster, ends: Ints) -> list[SeatClass]:
+    """Return the classes of groups that sit alike; ``ends`` holds a row of end points per group.
+
+    End points of such groups have equal slots, in nodes of equal makes. Two nodes of the one group share switches at
+    the levels at which the same two of the other do. Where trunks form no tree, their nodes hang on the same switches.
+    """
+    n, size = ends.shape
+    nodes, slots = cluster.located(ends)
+    row = np.repeat(np.arange(n), size)
+    place, first, start = _by_appearance(row, nodes.reshape(-1), n)
+    distinct, column = nodes.reshape(-1)[first], np.tile(np.arange(size), n)
+    key = np.add.reduceat(mixed(place, slots.reshape(-1), column), row_starts(n, size))
+    at, row_of = np.arange(len(distinct)) - start[row[first]], row[first]
+    places = cluster.node_places
+    labels = (
+        np.array(cluster.node_kinds) if places is None else cluster.node_makes * len(places.pattern) + places.pattern
+    )
+    key = key + np.add.reduceat(mixed(labels[distinct], at), start)
+    for level, above in enumerate(() if places is None else places.above):
+        shared, _, _ = _by_appearance(row_of, above[distinct], n)
+        key = key + np.add.reduceat(mixed(shared, at, np.full_like(at, level)), start)
+    counts = np.diff(start, append=len(distinct))
+    classes = []
+    for rows in rows_by_colour(key):
+        width = int(counts[rows[0]])
+        classes.append(SeatClass(int(key[rows[0]]), rows, distinct[start[rows][:, None] + np.arange(width)]))
+    return classes
+
+
+def row_starts(n: int, size: int) -> Ints:
+    """Return where each of ``n`` rows of equal size begins in a flat array."""
+    return np.arange(n) * size
+
+
+def rows_by_colour(colours: Colours) -> list[Ints]:
+    """Return the rows of each colour, in order; colours come in the order of their first rows."""
+    order = np.argsort(colours, kind="stable")
+    cuts = np.flatnonzero(np.diff(colours[order])) + 1
+    return sorted(np.split(order, cuts), key=lambda rows: int(rows[0]))
+
+
+def _by_appearance(row: Ints, value: Ints, n_rows: int) -> tuple[Ints, Ints, Ints]:
+    """Number the values of each row by their first appearance in it; ``row`` ascends.
+
+    Returns the number of each entry, the first entry of each distinct value of each row, and where rows begin among
+    these.
+    """
+    keys = row * (int(value.max(initial=0)) + 1) + value
+    _, first, inverse = np.unique(keys, return_index=True, return_inverse=True)
+    order = np.argsort(first)
+    rank = np.empty_like(order)
+    rank[order] = np.arange(len(order))
+    first = first[order]
+    start = np.searchsorted(row[first], np.arange(n_rows))
+    return rank[inverse] - start[row], first, start
+
+
+class LinkPlaces:
+    """Links of a group as places in its nodes, so that groups which sit alike can be given theirs."""
+
+    def __init__(self, cluster: Cluster, nodes: Ints, links: Ints) -> None:
+        self._first = cluster.first_links
+        n_inside = cluster.links.n_inside
+        order = np.argsort(nodes, kind="stable")
+        self._is_inside = links < n_inside
+        node = np.searchsorted(self._first, np.where(self._is_inside, links, 0), side="right") - 1
+        self._place = order[np.minimum(np.searchsorted(nodes[order], node), len(nodes) - 1)]
+        self._offset = np.where(self._is_inside, links - self._first[node], links)
+        self._trunks: Ints | None = None
+        if cluster.node_places is not None and not self._is_inside.all():
+            table = cluster.node_places.trunks
+            self._trunks = table.reshape(len(table), -1)
+            above_nodes, trunk_at = np.unique(self._trunks[nodes], return_index=True)
+            outside = np.flatnonzero(~self._is_inside)
+            found_at = trunk_at[np.searchsorted(above_nodes, links[outside])]
+            self._place[outside], self._offset[outside] = np.divmod(found_at, self._trunks.shape[1])
+
+    @property
+    def key(self) -> tuple[bytes, bytes, bytes]:
+        """A key that links of equal places share."""
+        return self._is_inside.tobytes(), self._place.tobytes(), self._offset.tobytes()
+
+    def on(self, nodes: Ints) -> Ints:
+        """Return the links in these places for groups on other ``nodes``, a row each."""
+        inside = self._is_inside
+        links = np.empty((len(nodes), len(inside)), dtype=np.int64)
+        links[:, inside] = self._first[nodes[:, self._place[inside]]] + self._offset[inside]
+        if self._trunks is None:
+            links[:, ~inside] = self._offset[~inside]
+        else:
+            links[:, ~inside] = self._trunks[nodes[:, self._place[~inside]], self._offset[~inside]]
+        return links

@@ -1,0 +1,37 @@
+"""Equal hops between all pairs of ranks are added up by pairs of places, as each hop alone."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from simulator.cluster import build_cluster
+from simulator.config import load_cluster
+from simulator.network import direct
+from simulator.network.pattern import placed
+from simulator.network.shape import shape_of
+
+CLUSTERS: dict[str, dict[str, Any]] = {
+    "leaves of four nodes": {"name": "dgx_a100", "fabric": {"kind": "rail_fat_tree", "tiers": 3, "radix": 8}},
+    "nodes across leaves": {"name": "dgx_a100", "fabric": {"kind": "fat_tree", "tiers": 2, "radix": 40}},
+    "cards for several GPUs": {"name": "dgx1_v100"},
+    "no NVLink": {"name": "pcie_l40s"},
+}
+
+
+@pytest.mark.parametrize("cluster", CLUSTERS.values(), ids=CLUSTERS)
+def test_equal_hops_are_added_up_as_each_alone(cluster: dict[str, Any]) -> None:
+    """Five nodes: bytes of links and the latency of the path are those of hops that are listed."""
+    built, nodes = build_cluster(load_cluster(cluster), 5), range(5)
+    number = {node: node for node in nodes}
+    (moves,) = direct.all_to_all(built, tuple(range(len(built.gpus))))
+    listed = replace(moves, hops=list(moves.hops))
+    (by_places,), (one_by_one,) = (
+        placed("pairs", [shape_of(built, hops, number)], built, nodes).stages for hops in (moves, listed)
+    )
+    assert dict(by_places.loads) == pytest.approx(dict(one_by_one.loads), rel=1e-12)
+    assert dict(by_places.hops) == pytest.approx(dict(one_by_one.hops), rel=1e-12)
+    assert by_places.link_latency_s == pytest.approx(one_by_one.link_latency_s, rel=1e-12)
+    assert by_places.flow_bytes == pytest.approx(one_by_one.flow_bytes, rel=1e-12)
