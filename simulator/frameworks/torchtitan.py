@@ -96,6 +96,8 @@ COMPILED = replace(
     repeats_keys=True,
     compiles_loss_apart=True,
     keeps_gathered_inputs=True,
+    # What is run again and needed by nothing is no part of the backward graph.
+    recompute_ends_before=pytorch.RECOMPUTE_ENDS_BEFORE,
 )
 SPLIT = replace(
     FRAMEWORK,
