@@ -47,11 +47,10 @@ MODULES = ("autograd", *KERNELS)
 
 
 class IssuedStep(NamedTuple):
-    """A step, what its first rank issues in it, each times how slow its host was, and which kinds are of DTensors."""
+    """A step, and what its first rank issued in it."""
 
     run: Run
     counts: Counts
-    dtensors: tuple[str, ...]
 
 
 def fit(cases: Cases, profile: Profile) -> Part:
@@ -67,7 +66,9 @@ def fit(cases: Cases, profile: Profile) -> Part:
     by_section: dict[LaunchSection, list[IssuedStep]] = {}
     for run in cases.steps:
         workload = load_workload(run.workload.resolved)
-        by_section.setdefault(workload.software.launch_section, []).append(_issued(run, workload, usual))
+        by_section.setdefault(workload.software.launch_section, []).append(
+            IssuedStep(run, issued_at_pace(run, workload, usual))
+        )
     figures: dict[str, Any] = {}
     points: list[Point] = []
     for section in sorted(by_section):
@@ -78,8 +79,11 @@ def fit(cases: Cases, profile: Profile) -> Part:
     return Part(figures, points)
 
 
-def _issued(run: Run, workload: Workload, usual: Pace) -> IssuedStep:
-    """Return what the first rank issued. Where the others were not there, collectives took no time but that of Python."""
+def issued_at_pace(run: Run, workload: Workload, usual: Pace) -> Counts:
+    """Return what the first rank issued, each times how slow its host was.
+
+    Where the other ranks were not there (``train --alone``), collectives take nothing but DTensor's Python code.
+    """
     program = build_program(workload)
     issued = issued_in_step(program.roles[program.role_of[0]])
     counts = dict(at_pace(issued, _slower(run, usual)))
@@ -88,7 +92,7 @@ def _issued(run: Run, workload: Workload, usual: Pace) -> IssuedStep:
         counts["dtensor"] = sum(counts.get(kind, 0.0) for kind in dtensors)
     if run.n_gpus < workload.n_ranks:
         counts.pop("collective", None)
-    return IssuedStep(run, counts, dtensors)
+    return counts
 
 
 def _cited(runs: Sequence[Run]) -> str:

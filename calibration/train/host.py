@@ -12,7 +12,6 @@ from torch.nn import functional
 from calibration.narrow import PROBE, narrow
 from calibration.train.trainer import Groups, Trainer
 
-
 #: Linear layers as PyTorch has them. DeepSpeed's stage 3 puts a function in Python in its place, and leaves it there.
 LINEAR = functional.linear
 

@@ -17,9 +17,7 @@ from simulator.operations.weights import Weight
 
 #: Sections of a profile, by the software that issues operations: PyTorch as it is, modules of others on it, and
 #: torch.compile of each layer or of a whole model.
-LaunchSection = Literal[
-    "eager", "megatron", "torchtitan", "hugging_face", "deepspeed", "compiled", "compiled_model"
-]
+LaunchSection = Literal["eager", "megatron", "torchtitan", "hugging_face", "deepspeed", "compiled", "compiled_model"]
 
 
 class Traffic(NamedTuple):

@@ -1,5 +1,6 @@
-"""Models of Hugging Face's transformers: alone, under DistributedDataParallel, or under fully_shard (FSDP2), tuned whole
-or by PEFT's adapters.
+"""Models of Hugging Face's transformers: alone, under DistributedDataParallel, or under fully_shard (FSDP2).
+
+They are trained whole, or by PEFT's adapters.
 
 The loop is that of its Trainer: the model's own loss over shifted labels, backward, clipping, AdamW, ``zero_grad``.
 """
