@@ -15,8 +15,8 @@ from simulator.operations.shapes import Shapes
 from simulator.operations.tuning import ThinProducts
 from simulator.operations.weights import Weight
 
-#: Sections of a profile, by the software that issues operations: PyTorch as it is, modules of others on it, and
-#: torch.compile of each layer or of a whole model.
+#: Sections of a profile, by the software that issues operations. The last two are torch.compile of each layer, and of
+#: a whole model.
 LaunchSection = Literal["eager", "megatron", "torchtitan", "hugging_face", "deepspeed", "compiled", "compiled_model"]
 
 

@@ -101,8 +101,9 @@ def test_a_gradient_that_is_added_to_a_buffer_has_its_hooks() -> None:
 
 
 def test_a_layer_of_compiled_code_is_counted_once_each_way() -> None:
-    """Where the host takes 20 us for each kernel and 500 for each graph, a forward pass of three kernels around an
-    attention takes 4 x 20 + 500 us. The attention that is run again is part of the backward graph: 20 us."""
+    """A host that takes 20 us for a kernel and 500 for a graph needs 4 x 20 + 500 us for attention and three products.
+
+    The attention that is run again is part of the backward graph: 20 us."""
     costs = load_profile("h200-sxm-141gb").host.launch_s["compiled"]
     flat = dict.fromkeys(costs.forward_s, 20e-6)
     table = launch_seconds(replace(costs, forward_s=flat, around_s={"graph": 500e-6}))
