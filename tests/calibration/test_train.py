@@ -314,7 +314,7 @@ def test_the_first_rank_of_a_job_is_trained_without_the_others(tmp_path: Path, m
     assert record["command"].endswith("--alone --smoke")
 
 
-#: Of adapters -> the key that says that they are not trained so.
+#: Key of a workload with adapters that refuses it -> what is changed of training and layout.
 UNTRAINED_ADAPTERS: dict[str, Any] = {
     "training.base": ({"base": "nf4"}, {}),
     "training.freeze": ({"freeze": ["embedding", "head", "norms", "layers"]}, {}),
