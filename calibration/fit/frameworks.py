@@ -9,7 +9,7 @@ the kinds of `APART` have seconds of their own.
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from statistics import fmean
 from typing import Any, NamedTuple
@@ -110,7 +110,7 @@ def _fitted(
     together = "kernel" if section in COMPILED else "slower"
     equations = []
     for step in steps:
-        shares: Counter[str] = Counter()
+        shares: defaultdict[str, float] = defaultdict(float)
         rest = 0.0
         for kind, n in step.counts.items():
             if kind in APART[section]:
