@@ -3,36 +3,54 @@
 `python -m calibration train calibration/runs/hosts/*.yaml` makes such steps: their models are so narrow that the GPU
 always waits. A step is then as long as the host takes for all that it issues. Steps tell less than layers do, which
 `calibration.fit.hosts` measures one by one. So ops of modules are taken to keep plain PyTorch's proportions, all
-``slower`` by one factor, and only the kinds of `ALONE` have seconds of their own.
+``slower`` by one factor. Those of compiled code take the same time each, as one wrapper in Python launches them. Only
+the kinds of `APART` have seconds of their own.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from statistics import fmean
-from typing import Any
+from typing import Any, NamedTuple
 
 from calibration.compare.record import Run
 from calibration.fit.cases import Cases
 from calibration.fit.hosts import Counts, Equation, Pace, at_pace, issued_in_step, least_squares
 from calibration.fit.part import Part, Point, rounded
-from simulator.config import load_workload
+from simulator.config import Workload, load_workload
 from simulator.config.section import as_data
 from simulator.costs import launch
+from simulator.frameworks.framework import LaunchSection
 from simulator.hardware.host import LaunchCosts
 from simulator.hardware.profile import Profile
 from simulator.lowering import build_program
 
 #: What the figures cite.
 SOURCE = "host_steps"
-#: Kinds of work that the steps tell apart from all other. Steps with and without recomputation, with and without tensor
-#: parallelism, of one micro-batch and of several, and of layers with seven and with twelve weights are among them.
-ALONE = ("checkpoint", "gradient", "optimizer", "tp_all_reduce", "update")
+#: By section, kinds of work that its steps tell apart from all other. Steps with and without recomputation, with and
+#: without tensor parallelism, of one micro-batch and of several, and of layers with unlike weights are among them.
+APART: Mapping[LaunchSection, tuple[str, ...]] = {
+    "megatron": ("checkpoint", "gradient", "optimizer", "tp_all_reduce", "update"),
+    "torchtitan": ("checkpoint", "dtensor", "dtensor_update", "optimizer"),
+    "hugging_face": ("checkpoint", "optimizer"),
+    "deepspeed": ("hook", "optimizer", "update"),
+    "compiled": ("autograd", "checkpoint", "dtensor", "dtensor_update", "graph", "optimizer"),
+    "compiled_model": ("autograd", "checkpoint", "graph", "optimizer"),
+}
+#: Sections of compiled code.
+COMPILED = ("compiled", "compiled_model")
+#: Kernels of modules by class.
+KERNELS = tuple(f"{way}_{name}" for way in ("forward", "backward") for name in ("matmul", "attention", "norm", "other"))
 #: Kinds that are sped up and slowed down together.
-MODULES = (
-    "autograd",
-    *(f"{way}_{name}" for way in ("forward", "backward") for name in ("matmul", "attention", "norm", "other")),
-)
+MODULES = ("autograd", *KERNELS)
+
+
+class IssuedStep(NamedTuple):
+    """A step, and what its first rank issued in it."""
+
+    run: Run
+    counts: Counts
 
 
 def fit(cases: Cases, profile: Profile) -> Part:
@@ -44,22 +62,37 @@ def fit(cases: Cases, profile: Profile) -> Part:
     if not cases.steps or told is None or told.host_forward_s is None or told.host_backward_s is None:
         return Part({})
     usual = Pace(told.host_forward_s, told.host_backward_s)
-    figures: dict[str, Any] = {}
-    points: list[Point] = []
     plain = profile.host.launch_s["eager"]
-    by_section: dict[str, list[tuple[Run, Counts]]] = {}
+    by_section: dict[LaunchSection, list[IssuedStep]] = {}
     for run in cases.steps:
         workload = load_workload(run.workload.resolved)
-        program = build_program(workload)
-        issued = issued_in_step(program.roles[program.role_of[0]])
-        counts = at_pace(issued, _slower(run, usual))
-        by_section.setdefault(workload.software.launch_section, []).append((run, counts))
-    for section, steps in by_section.items():
-        costs, fitted_steps = _fitted(section, steps, plain)
+        by_section.setdefault(workload.software.launch_section, []).append(
+            IssuedStep(run, issued_at_pace(run, workload, usual))
+        )
+    figures: dict[str, Any] = {}
+    points: list[Point] = []
+    for section in sorted(by_section):
+        costs, fitted_steps = _fitted(section, by_section[section], plain)
         figures[f"host.launch_s.{section}"] = costs
-        figures[f"sources.{SOURCE}"] = _cited([run for run, _ in steps])
         points += fitted_steps
+    figures[f"sources.{SOURCE}"] = _cited(cases.steps)
     return Part(figures, points)
+
+
+def issued_at_pace(run: Run, workload: Workload, usual: Pace) -> Counts:
+    """Return what the first rank issued, each times how slow its host was.
+
+    Where the other ranks were not there (``train --alone``), collectives take nothing but DTensor's Python code.
+    """
+    program = build_program(workload)
+    issued = issued_in_step(program.roles[program.role_of[0]])
+    counts = dict(at_pace(issued, _slower(run, usual)))
+    dtensors = workload.software.work_on_dtensors
+    if dtensors:
+        counts["dtensor"] = sum(counts.get(kind, 0.0) for kind in dtensors)
+    if run.n_gpus < workload.n_ranks:
+        counts.pop("collective", None)
+    return counts
 
 
 def _cited(runs: Sequence[Run]) -> str:
@@ -70,40 +103,57 @@ def _cited(runs: Sequence[Run]) -> str:
 
 
 def _fitted(
-    section: str, steps: Sequence[tuple[Run, Counts]], plain: LaunchCosts
+    section: LaunchSection, steps: Sequence[IssuedStep], plain: LaunchCosts
 ) -> tuple[dict[str, Any], list[Point]]:
-    """Return the costs of a section and the steps behind them; ``plain``: plain PyTorch's on the same host.
-
-    ``steps``: runs with the counts of what their first rank issues, each times how slow its host was.
-    """
+    """Return the costs of a section and the steps behind them; ``plain``: plain PyTorch's on the same host."""
     seconds = launch.launch_seconds(plain)
+    together = "kernel" if section in COMPILED else "slower"
     equations = []
-    for run, counts in steps:
-        modules = sum(n * seconds[kind] for kind, n in counts.items() if kind in MODULES)
-        rest = sum(n * seconds[kind] for kind, n in counts.items() if kind not in (*MODULES, *ALONE))
-        shares = {kind: n for kind, n in counts.items() if kind in ALONE} | {"slower": modules}
-        equations.append(Equation(section, run.step_time_s.median - rest, shares))
-    kinds = ("slower", *sorted({kind for one in equations for kind in one.counts} - {"slower"}))
-    slower, *alone = least_squares(equations, kinds)
-    around: dict[str, float] = {str(kind): value for kind, value in plain.around_s.items()}
-    around["autograd"] = slower * around.get("autograd", 0.0)
-    around |= {kind: value for kind, value in zip(kinds[1:], alone, strict=True) if kind != "optimizer"}
-    fitted = dict(zip(kinds, (slower, *alone), strict=True))
-    costs = {
-        **as_data(plain, nulls=False),
-        "forward_s": {name: rounded(slower * value) for name, value in plain.forward_s.items()},
-        "backward_s": {name: rounded(slower * value) for name, value in plain.backward_s.items()},
-        "optimizer_s": rounded(fitted["optimizer"]),
-        "around_s": {name: rounded(value) for name, value in around.items()},
-        "kind": "measured",
-        "source": SOURCE,
-        "note": f"ops of modules {slower:.2f} times as long as plain PyTorch's; what is not told apart as there",
-    }
+    for step in steps:
+        shares: defaultdict[str, float] = defaultdict(float)
+        rest = 0.0
+        for kind, n in step.counts.items():
+            if kind in APART[section]:
+                shares[kind] += n
+            elif section in COMPILED and kind in KERNELS:
+                shares[together] += n
+            elif section not in COMPILED and kind in MODULES:
+                shares[together] += n * seconds[kind]
+            else:
+                rest += n * seconds.get(kind, 0.0)
+        equations.append(Equation(section, step.run.step_time_s.median - rest, shares))
+    kinds = (together, *sorted({kind for one in equations for kind in one.counts} - {together}))
+    fitted = dict(zip(kinds, least_squares(equations, kinds), strict=True))
     points = [
         Point(f"launch.{section}", one.seconds, one.seconds, sum(n * fitted[k] for k, n in one.counts.items()), False)
         for one in equations
     ]
-    return costs, points
+    return _costs(fitted, plain), points
+
+
+def _costs(fitted: Mapping[str, float], plain: LaunchCosts) -> dict[str, Any]:
+    """Return a section of a profile: what was ``fitted`` by kind, and all else as plain PyTorch has it."""
+    around: dict[str, float] = {str(kind): value for kind, value in plain.around_s.items()}
+    if (slower := fitted.get("slower")) is not None:
+        note = f"ops of modules {slower:.2f} times as long as plain PyTorch's; what is not told apart as there"
+        around["autograd"] = slower * around.get("autograd", 0.0)
+        forward = {name: rounded(slower * value) for name, value in plain.forward_s.items()}
+        backward = {name: rounded(slower * value) for name, value in plain.backward_s.items()}
+    else:
+        note = "kernels of compiled code, one as long as another; what is not told apart as in plain PyTorch"
+        forward = dict.fromkeys(plain.forward_s, rounded(fitted["kernel"]))
+        backward = dict.fromkeys(plain.backward_s, rounded(fitted["kernel"]))
+    around |= {kind: value for kind, value in fitted.items() if kind not in ("slower", "kernel", "optimizer")}
+    return {
+        **as_data(plain, nulls=False),
+        "forward_s": forward,
+        "backward_s": backward,
+        "optimizer_s": rounded(fitted["optimizer"]),
+        "around_s": {name: rounded(value) for name, value in around.items()},
+        "kind": "measured",
+        "source": SOURCE,
+        "note": note,
+    }
 
 
 def _slower(run: Run, usual: Pace) -> Pace:

@@ -70,21 +70,10 @@ def fit(cases: Cases, profile: Profile) -> Part:
         "kind": "measured",
         "source": MEASURED,
     }
-    bare = dict.fromkeys(forward, rounded(alone["empty_kernel"]))
     base = profile.host.launch_s["eager"]
     around = {"around_s": base.around_s, "note": base.note} if base.around_s else {}
     note = f"an optimizer step of {OPTIMIZER_TENSORS} tensors, fused"
-    figures = {
-        "host.launch_s.eager": {**eager, "note": note, **around},
-        "host.launch_s.compiled": {
-            "forward_s": bare,
-            "backward_s": bare,
-            **rest,
-            "kind": "assumed",
-            "source": MEASURED,
-            "note": "kernels: a bare launch; not measured under torch.compile",
-        },
-    }
+    figures = {"host.launch_s.eager": {**eager, "note": note, **around}}
     return Part(figures, list(_points(alone, layers, modules, engine_s)))
 
 

@@ -15,7 +15,7 @@ HEADER = """\
 # What a GPU, its host and its links do. Written by `python -m calibration fit`. Units are SI; every figure names its
 # source (a key of `sources`) and what it rests on: measured (by us), published (a measurement of others), datasheet, or
 # assumed (no measurement found; the note says why).
-# Nothing is fitted to a step's time, but for the host's dtensor figures (see the note).
+# Nothing is fitted to a step's time, but for hosts of frameworks: steps of models so narrow that the GPU always waits.
 """
 WIDTH = 140
 

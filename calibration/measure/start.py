@@ -57,6 +57,21 @@ def join(orders: Mapping[str, Any]) -> None:
 
 
 @contextlib.contextmanager
+def absent_others(world: int) -> Iterator[None]:
+    """Make this process the first of ``world`` ranks whose others are not there.
+
+    Collectives return at once and move nothing (torch's fake process group), so that only what its host takes is real.
+    """
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=world)
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
+
+
+@contextlib.contextmanager
 def reporting(orders: Mapping[str, Any]) -> Iterator[Report]:
     """Sends messages to the agent, of rank 0 alone. A worker that came through ends here: NCCL may wait for ever in its
     destructors."""

@@ -41,6 +41,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--seconds", type=_seconds, default=4.0, metavar="S", help="seconds of steps to time, in rows of about 2 [4]"
     )
+    parser.add_argument(
+        "--alone",
+        action="store_true",
+        help="the first rank of each, whose others are not there: nothing is moved, and only its host is measured",
+    )
     parser.add_argument("--smoke", action="store_true", help="two steps of each, to see that they run")
 
 
@@ -57,6 +62,8 @@ def run(arguments: argparse.Namespace) -> int:
     named = by_name(arguments.workloads)
     import_module(WORKER)  # what training needs is there, before anything is written
     needed, refused = _checked(named)
+    if arguments.alone:
+        needed = dict.fromkeys(needed, 1)
     folder("--out", arguments.out)
     gpu, warm_up = arguments.device == "cuda", int(_length(arguments)["warm_up"])
     records = Records(
@@ -84,6 +91,7 @@ def run(arguments: argparse.Namespace) -> int:
                 "paths": {name: str(named[name][0].resolve()) for name in cases},
                 "limit_s": arguments.limit,
                 "length": _length(arguments),
+                "alone": arguments.alone,
                 "out": str(arguments.out.resolve()),
             }
             job = ranks.job(arguments, started, WORKER, list(cases.values()), orders, records.command)
@@ -122,7 +130,7 @@ def _length(arguments: argparse.Namespace) -> dict[str, float]:
 def _again(arguments: argparse.Namespace) -> list[str]:
     """The command line of another rank."""
     flags = ["--device", arguments.device, "--limit", str(arguments.limit), "--seconds", str(arguments.seconds)]
-    flags += ["--smoke"] * arguments.smoke
+    flags += ["--smoke"] * arguments.smoke + ["--alone"] * arguments.alone
     return ["train", *flags, *map(str, arguments.workloads)]
 
 
@@ -130,4 +138,5 @@ def _spoken(arguments: argparse.Namespace) -> str:
     """The command as provenance gives it, without paths of this machine."""
     names = " ".join(path.name for path in arguments.workloads) if len(arguments.workloads) < 5 else "WORKLOAD.."
     gpus = f" --gpus {arguments.gpus}" if arguments.gpus else ""
-    return f"python -m calibration train {names} --device {arguments.device}{gpus}{' --smoke' * arguments.smoke}"
+    flags = " --alone" * arguments.alone + " --smoke" * arguments.smoke
+    return f"python -m calibration train {names} --device {arguments.device}{gpus}{flags}"

@@ -7,9 +7,13 @@ import statistics
 import time
 
 import torch
+from torch.nn import functional
 
 from calibration.narrow import PROBE, narrow
 from calibration.train.trainer import Groups, Trainer
+
+#: Linear layers as PyTorch has them. DeepSpeed's stage 3 puts a function in Python in its place, and leaves it there.
+LINEAR = functional.linear
 
 
 class Probe:
@@ -53,7 +57,11 @@ def probe(device: torch.device, samples: int) -> list[tuple[float, float]]:
     change from one probe to the next by a tenth, and a step is as long as they take in the mean."""
     if device.type != "cuda":
         return []
-    probe = Probe(device)
-    forward, backward = zip(*(probe.seconds() for _ in range(samples)), strict=True)
-    probe.close()
+    replaced, functional.linear = functional.linear, LINEAR
+    try:
+        probe = Probe(device)
+        forward, backward = zip(*(probe.seconds() for _ in range(samples)), strict=True)
+        probe.close()
+    finally:
+        functional.linear = replaced
     return [(statistics.fmean(forward), statistics.fmean(backward))]

@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 
 from calibration.measure.gpu import environment
-from calibration.measure.start import device_of, end_with_parent, join, reporting
+from calibration.measure.start import absent_others, device_of, end_with_parent, join, reporting
 from calibration.measure.team import FOREVER
 from calibration.train.length import PROFILED, Length
 from calibration.train.record import now, write_timeline
@@ -35,25 +35,39 @@ def main() -> None:
     warnings.simplefilter("ignore")
     gc.disable()  # collected between runs instead of within a step
     with reporting(orders) as report:
-        join(orders)
-        control = dist.new_group(timeout=FOREVER, backend="gloo")
+        control = None if orders["alone"] else _control(orders)
         report({"environment": environment(device, int(orders["world"]), orders["command"])})
         names = list(orders["paths"])
         for name in (names[index] for index in orders["pending"]):
             report({"start": orders["keys"][name], "limit_s": orders["limit_s"]})
             report({"row": {"name": name, **_one(name, rank, device, control, orders)}})
-        dist.barrier(control)
+        if control is not None:
+            dist.barrier(control)
+
+
+def _control(orders: dict[str, Any]) -> dist.ProcessGroup:
+    """Meet the other workers, and return the group of all of them."""
+    join(orders)
+    return dist.new_group(timeout=FOREVER, backend="gloo")
 
 
 def _one(
-    name: str, rank: int, device: torch.device, control: dist.ProcessGroup, orders: dict[str, Any]
+    name: str, rank: int, device: torch.device, control: dist.ProcessGroup | None, orders: dict[str, Any]
 ) -> dict[str, object]:
-    """Train one workload; at rank 0 what is recorded of it. An error of a rank goes up, and ends all workers."""
+    """Train one workload; at rank 0 what is recorded of it. An error of a rank goes up, and ends all workers.
+
+    Without a ``control`` of all ranks this one is alone.
+    """
     workload, length = load_workload(Path(orders["paths"][name])), Length(**orders["length"])
     began = now()
-    run = train(workload, rank, device, control, length)
-    runs: list[RankRun | None] | None = [None] * dist.get_world_size() if rank == 0 else None
-    dist.gather_object(run, runs, 0, group=control)
+    if control is None:
+        with absent_others(workload.n_ranks):
+            run = train(workload, rank, device, dist.new_group(), length)
+        runs: list[RankRun | None] | None = [run]
+    else:
+        run = train(workload, rank, device, control, length)
+        runs = [None] * dist.get_world_size() if rank == 0 else None
+        dist.gather_object(run, runs, 0, group=control)
     if runs is None:
         return {}
     took_part = [one for one in runs if one is not None]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from simulator.hardware.host import LaunchCosts
 from simulator.program import (
@@ -39,30 +39,19 @@ WEIGHTS = ("backward_matmul", "backward_grouped", "backward_norm")
 #: Collectives of data parallelism: a bucket of DDP's, a unit of FSDP's with the hooks and copies around it.
 DATA_PARALLEL = {"all_reduce": "bucket", "all_gather": "gather", "reduce_scatter": "reduce"}
 
-#: The kernel that attention without a fused kernel has once.
-SCORES = "attn.softmax"
-
-#: What DeepSpeed's hooks before and after a module (parameter_offload.py, partitioned_param_coordinator.py) take, in
-#: elementwise operations of the same host. A Llama layer takes 16.5 and 10.2 ms of a host as fast as the profile's
-#: (calibration/results/frameworks, ds2_zero3_llama1b and _llama3b), 13.0 in the geometric mean. Of these 2.7 are its
-#: kernels and 3.6 its collectives; the rest are 26 calls of 0.257 ms, where an operation takes 22.5 us.
-OPS_OF_HOOKS = 11.4
-
-#: Work of layers that becomes operations on DTensors where tensor parallelism splits them so, collectives included.
-ON_DTENSORS = ("forward_matmul", "backward_matmul", "forward_norm", "backward_norm", "collective")
+#: The kernel that attention without a fused kernel has once, each way.
+SCORES = ("attn.softmax", "attn.softmax bwd")
 
 
-def launch_seconds(costs: LaunchCosts, *, dtensors: bool = False) -> dict[str, float]:
-    """Return seconds by the names that `issued` and `issued_with` give; ``dtensors``: split layers are DTensors."""
+def launch_seconds(costs: LaunchCosts, *, dtensors: Iterable[str] = ()) -> dict[str, float]:
+    """Return seconds by the names that `issued` and `issued_with` give; ``dtensors``: those that are of DTensors."""
     table = {f"forward_{name}": seconds for name, seconds in costs.forward_s.items()}
     table |= {f"backward_{name}": seconds for name, seconds in costs.backward_s.items()}
     table |= {"optimizer": costs.optimizer_s, "collective": costs.collective_s, "p2p": costs.p2p_s}
     table |= dict.fromkeys(("exchange", "tp_all_reduce"), costs.collective_s)
     table |= {"update": costs.forward_s["other"], "gradient": costs.backward_s["other"]}
-    table["hook"] = OPS_OF_HOOKS * costs.forward_s["other"]
-    if dtensors:
-        for kind in ON_DTENSORS:
-            table[kind] += costs.around_s.get("dtensor", 0.0)
+    for kind in dtensors:
+        table[kind] += costs.around_s.get("dtensor", 0.0)
     return table | {f"{way}_grouped": table[f"{way}_matmul"] for way in ("forward", "backward")} | costs.around_s
 
 
@@ -75,7 +64,8 @@ def issued(op: Compute | Comm, phase: str = "") -> dict[str, int]:
     """Return the host's work for an op of a step of this phase: kind -> how often.
 
     Kinds are ``forward_matmul``, ``backward_norm``, ``optimizer``, ``collective`` ... A checkpoint is around a layer or
-    around its core. Both run one attention again: it is counted with that, a fused kernel or the softmax of scores.
+    around its core. Both run one attention again: it is counted with that, a fused kernel or the softmax of scores. So
+    is what compiled software does for each layer each way; what is run again is part of the backward graph.
     """
     if isinstance(op, Collective) and op.hooks:
         return {comm_kind(op): 1, "hook": op.hooks}
@@ -90,8 +80,8 @@ def issued(op: Compute | Comm, phase: str = "") -> dict[str, int]:
     work = {kind: op.kernel.launches if isinstance(op.kernel, Tiled) else 1}
     if isinstance(op.kernel, Memory) and op.kernel.parts:
         work[f"{way}_part"] = op.kernel.parts
-    if op.phase == "R" and (kind == "forward_attention" or op.name == SCORES):
-        work["checkpoint"] = 1
+    if kind.endswith("_attention") or op.name in SCORES:
+        work["checkpoint" if op.phase == "R" else "graph"] = 1
     if phase == "W" and kind in WEIGHTS:
         work["weights"] = 1
     return work

@@ -15,8 +15,9 @@ from simulator.operations.shapes import Shapes
 from simulator.operations.tuning import ThinProducts
 from simulator.operations.weights import Weight
 
-#: Sections of a profile, by the software that issues operations: PyTorch as it is, fused kernels, torch.compile.
-LaunchSection = Literal["eager", "megatron", "compiled"]
+#: Sections of a profile, by the software that issues operations. The last two are torch.compile of each layer, and of
+#: a whole model.
+LaunchSection = Literal["eager", "megatron", "torchtitan", "hugging_face", "deepspeed", "compiled", "compiled_model"]
 
 
 class Traffic(NamedTuple):
@@ -352,8 +353,8 @@ class Framework:
     """with sequence parallelism autograd keeps the gathered input of a product, which is not gathered again"""
     copies_gathered: bool = False
     """rows that tensor-parallel ranks gather are put in order by a copy, and those that they scatter before"""
-    dispatches_dtensors: bool = False
-    """operations on split weights, and their redistributions, go through DTensor's dispatch in Python"""
+    work_on_dtensors: tuple[str, ...] = ()
+    """kinds of the host's work (`simulator.costs.launch`) on split weights that pass through DTensor's Python code"""
     pads_products: bool = False
     """sizes of products are padded to what fast kernels need"""
     keeps_log_softmax: bool = False

@@ -315,6 +315,7 @@ def defaults(job: JobTraits) -> Mapping[str, object]:
 EAGER = replace(
     pytorch.FRAMEWORK,
     name="hugging_face",
+    launch_section="hugging_face",
     about="Hugging Face's transformers 5, or under torch.compile: models like GPT-2, Llama, Qwen3 and Mixtral",
     defaults=defaults,
     losses=("eager", "fused_linear"),

@@ -192,11 +192,12 @@ def compiled(eager: Framework) -> Framework:
     """Return the stack ``eager`` under torch.compile."""
 
     def defaults(job: JobTraits) -> Mapping[str, object]:
-        return {**eager.defaults(job), "training.loss.name": "compiled", "training.fused_rms_norm": True}
+        loss = {"training.loss.name": "compiled", "training.loss.compile": True}
+        return {**eager.defaults(job), **loss, "training.fused_rms_norm": True}
 
     return replace(
         eager,
-        launch_section="compiled",
+        launch_section="compiled_model",
         memory_sections=("eager", "fused", "inductor"),
         defaults=defaults,
         losses=("compiled",),

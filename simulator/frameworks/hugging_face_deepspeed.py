@@ -71,6 +71,7 @@ FRAMEWORK = replace(
     hugging_face.FRAMEWORK,
     name="hugging_face_deepspeed",
     about="DeepSpeed's ZeRO around Hugging Face's transformers",
+    launch_section="deepspeed",
     defaults=defaults,
     limits=LIMITS,
     master_weights=True,

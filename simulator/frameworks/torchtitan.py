@@ -23,6 +23,10 @@ COMPILED_ROTATION = (
     Traffic(" complex", "residual", 2, 2),
     Traffic(" cast", "cast", 2, 1),
 )
+#: What DTensor dispatches for split layers. Compiled ones leave the dispatch to the compiler, but for what
+#: redistributes a tensor; weights, gradients and what goes in and out of a graph stay DTensors.
+ON_DTENSORS = ("forward_matmul", "backward_matmul", "forward_norm", "backward_norm", "collective")
+COMPILED_ON_DTENSORS = ("collective",)
 LIMITS = (
     *plain_layers("layers of torchtitan's models"),
     Limit("model.moe", (None,), "experts as torchtitan runs them are not simulated"),
@@ -68,6 +72,7 @@ FRAMEWORK = replace(
     pytorch.FRAMEWORK,
     name="torchtitan",
     about="torchtitan's Llama 3 on PyTorch, or under torch.compile",
+    launch_section="torchtitan",
     defaults=defaults,
     limits=LIMITS,
     joins_projections=never,
@@ -91,12 +96,15 @@ COMPILED = replace(
     repeats_keys=True,
     compiles_loss_apart=True,
     keeps_gathered_inputs=True,
+    # What is run again and needed by nothing is no part of the backward graph.
+    recompute_ends_before=pytorch.RECOMPUTE_ENDS_BEFORE,
 )
 SPLIT = replace(
     FRAMEWORK,
     copies_gathered=True,
-    dispatches_dtensors=True,
+    work_on_dtensors=ON_DTENSORS,
     defaults=split_defaults,
     losses=(*FRAMEWORK.losses, "loss_parallel"),
 )
+COMPILED = replace(COMPILED, split=replace(COMPILED, work_on_dtensors=COMPILED_ON_DTENSORS))
 FRAMEWORK = replace(FRAMEWORK, compiled=COMPILED, split=SPLIT)

@@ -27,6 +27,8 @@ AroundOps = Literal[
     "gather",
     "reduce",
     "gradient",
+    "graph",
+    "hook",
     "update",
     "dtensor",
     "dtensor_update",
@@ -51,9 +53,10 @@ class LaunchCosts(Cited):
     sorting of tokens around it; an all-reduce of tensor parallelism, with the two linear layers written by hand
     that it stands for; a collective of experts; a part of the tokens that experts get or give, which the host cuts
     from the rest for a kernel to join; a bucket of DDP; a unit of FSDP that is gathered, one whose gradients are
-    reduced; a kernel that adds a gradient to a buffer, with the hooks that call for it; a kernel of an optimizer on
-    one tensor; a product, norm or collective of a layer that is split as DTensors, and clipping and update of one
-    such weight. Not listed: nothing, or what other products, kernels and collectives take"""
+    reduced; a kernel that adds a gradient to a buffer, with the hooks that call for it; a layer of compiled code, each
+    way: the guards, wrappers and weights of its graph; a call of DeepSpeed's hooks around a module; a kernel of an
+    optimizer on one tensor; a product, norm or collective of a layer that is split as DTensors, and clipping and update
+    of one such weight. Not listed: nothing, or what other products, kernels and collectives take"""
 
     def __post_init__(self) -> None:
         for key, seconds in (("forward_s", self.forward_s), ("backward_s", self.backward_s)):

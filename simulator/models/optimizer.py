@@ -290,7 +290,7 @@ def _clipping(workload: Workload, weights: Sequence[Weight], nbytes: float) -> t
         steps = (("clip", "activation"), ("clip copy", "copy"))
         clipping = [_kernel(name, op, nbytes, nbytes, launches=launches) for name, op in steps]
         return [replace(op, host_waits=True) for op in (norms, read)], clipping
-    listed = len(trained(weights)) if workload.software.dispatches_dtensors else 0
+    listed = len(trained(weights)) if workload.software.work_on_dtensors else 0
     norm = Memory("optimizer", nbytes, 0.0, dtype="fp32", parts=listed)
     clip = _kernel("clip", "optimizer", nbytes, nbytes)
     return [Compute("optimizer.grad norm", norm, StepPhase.OPTIMIZER)], [clip]

@@ -298,6 +298,39 @@ def test_no_rank_begins_a_step_before_all_are_there(tmp_path: Path) -> None:
     assert max(steps) < LATE_S / 2
 
 
+def test_the_first_rank_of_a_job_is_trained_without_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One process stands for two ranks of tensor parallelism, which are not there; the record says so by its ranks."""
+    monkeypatch.chdir(ROOT)  # the worker is a process
+    for name in ("PYTHONPATH", "PYTHONWARNINGS"):
+        monkeypatch.setenv(name, ENVIRONMENT[name])
+    path = tmp_path / "pair.yaml"
+    path.write_text(yaml.safe_dump(workload("llama one") | {"parallelism": LAYOUTS["sp"], "name": "pair"}))
+    command = ["train", "--device", "cpu", "--smoke", "--alone", "--gpus", "1", "--out", str(tmp_path), str(path)]
+    assert main(command) == 0
+    record = json.loads((tmp_path / "pair.json").read_text())
+    assert record["status"] == "ok"
+    assert record["n_gpus"] == len(record["ranks"]) == 1
+    assert record["workload"]["resolved"]["parallelism"]["tp"] == 2
+    assert record["command"].endswith("--alone --smoke")
+
+
+#: Key of a workload with adapters that refuses it -> what is changed of training and layout.
+UNTRAINED_ADAPTERS: dict[str, Any] = {
+    "training.base": ({"base": "nf4"}, {}),
+    "training.freeze": ({"freeze": ["embedding", "head", "norms", "layers"]}, {}),
+    "parallelism.dp": ({"global_batch": 8}, {"dp": 2}),
+}
+
+
+@pytest.mark.parametrize("key", UNTRAINED_ADAPTERS)
+def test_adapters_are_trained_on_one_gpu_beside_what_is_frozen(key: str) -> None:
+    training, layout = UNTRAINED_ADAPTERS[key]
+    tuned = {"seq": 64, "global_batch": 4, "adapters": {"rank": 8, "targets": ["q", "v"]}} | training
+    made = {"model": LLAMA, "parallelism": layout, "training": tuned, "cluster": "dgx_h100"}
+    (reason,) = refusals(load_workload(made | {"framework": "hugging_face"}))
+    assert reason.key == key
+
+
 def test_runs_that_were_not_reached_say_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every workload has its record, also where the worker is killed before its first; the next command tries them."""
     from calibration.measure import agent

@@ -121,7 +121,7 @@ def test_nothing_is_issued_while_the_host_waits() -> None:
     rows = result.timeline
     waited = rows[rows["name"] == "positions.all"].index[0]
     launch_s = rows["start_s"][waited + 1] - rows["end_s"][waited]
-    assert launch_s == pytest.approx(22.5e-6, rel=1e-6)  # forward_s.other of the profile, eager
+    assert launch_s == pytest.approx(22.46e-6, rel=1e-6)  # forward_s.other of the profile, hugging_face
 
 
 def test_shortcuts_change_nothing_where_the_host_waits() -> None:

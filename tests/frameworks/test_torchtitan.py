@@ -129,16 +129,24 @@ def test_loss_of_split_logits_by_hand() -> None:
 def test_a_host_dispatches_dtensors_where_layers_are_split() -> None:
     """A product, norm or collective of a split layer takes the dispatch longer; an elementwise kernel does not.
 
-    Compiled layers have no such dispatch, and layers that are whole are no DTensors."""
-    costs = load_profile("h200-sxm-141gb").host.launch_s["eager"]
-    whole, split = launch.launch_seconds(costs), launch.launch_seconds(costs, dtensors=True)
-    for kind in ("forward_matmul", "backward_matmul", "forward_norm", "backward_norm", "collective"):
+    Of compiled layers it is what redistributes a tensor. Layers that are whole are no DTensors."""
+    split_layout = {"tp": 2, "sequence_parallel": True}
+    dispatched = load(split_layout).software.work_on_dtensors
+    costs = load_profile("h200-sxm-141gb").host.launch_s["torchtitan"]
+    whole, split = launch.launch_seconds(costs), launch.launch_seconds(costs, dtensors=dispatched)
+    assert {*dispatched} == {"forward_matmul", "backward_matmul", "forward_norm", "backward_norm", "collective"}
+    for kind in dispatched:
         assert split[kind] - whole[kind] == pytest.approx(costs.around_s["dtensor"])
     assert split["forward_other"] == whole["forward_other"]
-    split_layout = {"tp": 2, "sequence_parallel": True}
-    assert load(split_layout).software.dispatches_dtensors
-    assert not load().software.dispatches_dtensors
-    assert not load(split_layout, compile=True).software.dispatches_dtensors
+    assert load(split_layout, compile=True).software.work_on_dtensors == ("collective",)
+    assert load().software.work_on_dtensors == load(compile=True).software.work_on_dtensors == ()
+
+
+def test_compiled_layers_are_run_again_as_far_as_they_are_needed() -> None:
+    """The last product of a layer and the sum behind it are in no gradient: 6 of 7 products are run again."""
+    part = models.layer(load(compile=True, recompute={"granularity": "full"}))
+    ops = [op for op in part.recompute if isinstance(op, Compute)]
+    assert sum(isinstance(op.kernel, Matmul) for op in ops) == 6
 
 
 def test_clipping_and_update_are_dispatched_for_every_weight() -> None:

@@ -1,5 +1,7 @@
 """Models of Hugging Face's transformers: alone, under DistributedDataParallel, or under fully_shard (FSDP2).
 
+They are trained whole, or by PEFT's adapters.
+
 The loop is that of its Trainer: the model's own loss over shifted labels, backward, clipping, AdamW, ``zero_grad``.
 """
 
@@ -74,6 +76,24 @@ def model_of(workload: Workload, device: torch.device, dtype: torch.dtype) -> nn
     return module
 
 
+def with_adapters(workload: Workload, model: nn.Module) -> nn.Module:
+    """Return the model with PEFT's adapters beside its products, where the workload has some, and all else frozen."""
+    adapters = workload.training.adapters
+    if adapters is None:
+        return model
+    import peft
+
+    config = peft.LoraConfig(
+        r=adapters.rank,
+        target_modules=[f"{name}_proj" for name in adapters.targets],
+        lora_dropout=adapters.dropout,
+        use_dora=adapters.method == "dora",
+    )
+    wide = workload.training.trained_dtype == "fp32"
+    adapted: nn.Module = peft.get_peft_model(model, config, autocast_adapter_dtype=wide)
+    return adapted
+
+
 def layers_of(model: Any) -> nn.ModuleList:
     """Return the layers of a model of transformers."""
     layers: nn.ModuleList = model.model.layers if hasattr(model, "model") else model.transformer.h
@@ -87,7 +107,7 @@ class Trainer:
         training, layout = workload.training, workload.parallelism
         wide = training.optimizer.master_weights
         working = DTYPES[training.precision]
-        model = model_of(workload, device, torch.float32 if wide else working)
+        model = with_adapters(workload, model_of(workload, device, torch.float32 if wide else working))
         if layout.zero == 3 and groups.data is not None:
             mesh = DeviceMesh.from_group(groups.data, device.type)
             policy = MixedPrecisionPolicy(working, torch.float32) if wide else MixedPrecisionPolicy()
@@ -100,7 +120,7 @@ class Trainer:
         if workload.framework.compile:
             self._run = torch.compile(self._run)
         self._model = model
-        self._parameters = list(model.parameters())
+        self._parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
         fused = training.optimizer.implementation == "fused" and device.type == "cuda"
         self._optimizer = torch.optim.AdamW(self._parameters, lr=LEARNING_RATE, fused=fused, foreach=not fused)
         self._clip = training.grad_clip

@@ -33,6 +33,14 @@ def _hugging_face(workload: Workload) -> Iterator[Limit]:
     yield "training.optimizer.name", training.optimizer.name, ("adamw",), "is not written"
     implementation = training.optimizer.implementation
     yield "training.optimizer.implementation", implementation, ("fused", "foreach"), "is not written"
+    yield "training.base", training.base, (None, training.precision), "is not written"
+    if training.adapters is None:
+        yield "training.frozen", training.frozen, ((),), "is written with adapters alone"
+        return
+    yield "training.freeze", training.freeze, (None,), "with adapters all else is frozen"
+    yield "parallelism.dp", layout.dp, (1,), "adapters are trained on one GPU"
+    yield "model.position", workload.model.position, ("rope",), "adapters are of Llama's products"
+    yield "model.moe", workload.model.moe is not None, (False,), "adapters of experts are not written"
 
 
 #: Key of the model -> the only value that layers are written for.
