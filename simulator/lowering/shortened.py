@@ -1,0 +1,97 @@
+"""Shortened steps: fewer micro-batches, where the passes between filling and draining repeat themselves."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from simulator.config import Workload
+from simulator.program import Repetition
+from simulator.schedules import Order, Schedule, Slot
+
+#: Periods that are played where the pipeline is full, and micro-batches in them: some until it has settled, and two
+#: that are compared.
+PERIODS, MICROBATCHES = 3, 8
+#: A step is shortened where no more than this share of its micro-batches is left.
+MOST = 0.8
+
+
+class ShortenedStep(NamedTuple):
+    """A ``workload`` with fewer micro-batches than the whole one, and what that leaves out."""
+
+    workload: Workload
+    repetition: Repetition
+
+
+def shortened(workload: Workload) -> ShortenedStep | None:
+    """Return the step of ``workload`` with fewer micro-batches; None where its schedule does not repeat itself.
+
+    The order of passes tells the period, and that the whole is the shortened one with periods put in. Orders that
+    depend on the seconds of passes, that a file gives, or that go on into the next step are left as they are.
+    """
+    parallelism, microbatches = workload.parallelism, workload.microbatches
+    schedule = parallelism.pipeline_schedule
+    fixed = schedule.search is None and schedule.size is None and schedule.drains and not schedule.steady
+    if not fixed or schedule.copies > 1 or parallelism.data_parallel == "async":
+        return None
+    size = _Sizes(schedule, parallelism.pp, parallelism.vpp)
+    whole = size.order(microbatches)
+    for period in range(1, microbatches // (PERIODS + 1) + 1):
+        if not size.is_like(microbatches - period, microbatches):
+            continue
+        fits = _periods(whole, size.order(microbatches - period), period)
+        if fits:
+            times = fits - max(PERIODS, -(-MICROBATCHES // period))
+            fewer = microbatches - times * period
+            if times < 1 or fewer > MOST * microbatches or not size.is_like(fewer, microbatches):
+                return None
+            return ShortenedStep(_with_microbatches(workload, fewer), Repetition(period, times))
+    return None
+
+
+class _Sizes(NamedTuple):
+    """A schedule on so many ranks and chunks, with any number of micro-batches."""
+
+    schedule: Schedule
+    ranks: int
+    chunks: int
+
+    def order(self, microbatches: int) -> Order:
+        return self.schedule.order(self.ranks, microbatches, self.chunks)
+
+    def is_like(self, fewer: int, microbatches: int) -> bool:
+        """Return whether the schedule can be built with ``fewer``, and posts its transfers in the same way."""
+        schedule, ranks = self.schedule, self.ranks
+        legal = schedule.check(ranks, fewer, self.chunks) is None
+        return legal and schedule.batching(ranks, fewer) == schedule.batching(ranks, microbatches)
+
+
+def _with_microbatches(workload: Workload, microbatches: int) -> Workload:
+    training = workload.training
+    batch = microbatches * training.micro_batch * workload.parallelism.dp
+    return workload.model_copy(update={"training": training.model_copy(update={"global_batch": batch})})
+
+
+def _periods(whole: Order, shorter: Order, microbatches: int) -> int:
+    """Return how many periods of ``microbatches`` follow each other on every rank; 0 where the orders differ otherwise.
+
+    ``shorter`` has one period less.
+    """
+    fits: list[int] = []
+    for slots, others in zip(whole, shorter, strict=True):
+        stride = len(slots) - len(others)
+        same = _common(slots, others, 0)
+        late = _common(slots[::-1], others[::-1], microbatches)
+        if stride < 1 or same + late < len(others):
+            return 0
+        # From the first slot of the common end to the last of the common beginning, slots come again a period later.
+        fits.append((same + late - len(others)) // stride + 1)
+    return min(fits)
+
+
+def _common(slots: Sequence[Slot], others: Sequence[Slot], later: int) -> int:
+    """Return how many slots at the beginning are those of ``others``, so many micro-batches ``later``."""
+    for number, (slot, other) in enumerate(zip(slots, others, strict=False)):
+        if slot != (tuple([one._replace(microbatch=one.microbatch + later) for one in other]) if later else other):
+            return number
+    return min(len(slots), len(others))
