@@ -30,13 +30,21 @@ class Mark(Generic[K, S]):
 
 
 def marked_steps(role: Role, repetition: Repetition) -> list[int]:
-    """Return the steps of a role's compute lane with which periods begin: a forward pass of its first stage each."""
-    compute = role.lanes.get(COMPUTE_LANE, ())
-    first = next((step for step in compute if step.phase == StepPhase.FORWARD), None)
-    if first is None:
+    """Return the steps of a role's compute lane with which periods begin.
+
+    They are its last forward pass, with which the pipeline begins to drain, and those of the same stage whole periods
+    before.
+    """
+    forward = [
+        (index, step)
+        for index, step in enumerate(role.lanes.get(COMPUTE_LANE, ()))
+        if step.phase == StepPhase.FORWARD
+    ]
+    if not forward:
         return []
+    last = forward[-1][1]
     begins: dict[int, int] = {}
-    for index, step in enumerate(compute):
-        if step.phase == StepPhase.FORWARD and step.stage == first.stage:
+    for index, step in forward:
+        if step.stage == last.stage:
             begins.setdefault(step.microbatch, index)
-    return [index for microbatch, index in begins.items() if microbatch % repetition.microbatches == 0]
+    return [index for number, index in begins.items() if (last.microbatch - number) % repetition.microbatches == 0]

@@ -18,7 +18,7 @@ from simulator.engine.marks import Mark
 from simulator.engine.placement import Placed
 from simulator.engine.recorder import RecordedSpans, Repeats
 from simulator.errors import SimulatorError
-from simulator.program import Program, Repetition, later_label
+from simulator.program import COMPUTE_LANE, Comm, Program, Repetition, Step, later_label
 
 K = TypeVar("K", bound=Hashable)
 S = TypeVar("S", bound=Hashable)
@@ -78,8 +78,10 @@ class RepeatedSteps:
         self.lengths: list[int] = []
         self._following = np.full(len(number), UNKNOWN, np.int64)
         self._places: list[dict[str, int]] = []
+        self._computing: list[Sequence[Step]] = []
         for role in roles:
             place: dict[str, int] = {}
+            computing = program.roles[role].lanes.get(COMPUTE_LANE, ())
             for steps in program.roles[role].lanes.values():
                 indices = [number.get(id(step), -1) for step in steps]
                 here = [index for index in indices if index >= 0]
@@ -88,6 +90,7 @@ class RepeatedSteps:
                 place.update(zip([step.label for step in steps], indices, strict=True))
                 self.lengths.append(len(steps))
                 self._places.append(place)
+                self._computing.append(computing)
 
     def following(self, steps: Ints) -> Ints:
         """Return the same step a period later of each of ``steps``; -1 where there is none."""
@@ -104,7 +107,40 @@ class RepeatedSteps:
         apart = self.position[self.following(distinct)] - self.position[distinct]
         strides = np.zeros(len(self.lengths), np.int64)
         strides[self.lane[distinct]] = apart
-        return strides if (strides[self.lane[distinct]] == apart).all() and (apart > 0).all() else None
+        agree = (strides[self.lane[distinct]] == apart).all() and (apart > 0).all()
+        return strides if agree and self._are_issued_alike(distinct) else None
+
+    def _are_issued_alike(self, steps: Ints) -> bool:
+        """Return whether hosts issue each of ``steps`` a period after the same step of the period before.
+
+        What waits for computation is issued behind it (`issue_order`). The rest is issued before the first computation
+        that waits for it. For the two steps that has to be the same computation, a period apart.
+        """
+        first_waiting: dict[int, dict[str, str]] = {}
+        for step in steps.tolist():
+            one, other = self._steps[step], self._steps[self._following[step]]
+            computing, place = self._computing[self.lane[step]], self._places[self.lane[step]]
+            if not isinstance(one.op, Comm) or any(self._computes(place[label], computing) for label in one.after):
+                continue
+            if id(computing) not in first_waiting:
+                first_waiting[id(computing)] = _first_waiting(computing)
+            waiting = [first_waiting[id(computing)].get(comm.label, "") for comm in (one, other)]
+            if waiting[0] == waiting[1] or later_label(waiting[0], self._microbatches) != waiting[1]:
+                return False
+        return True
+
+    def _computes(self, step: int, computing: Sequence[Step]) -> bool:
+        position = int(self.position[step])
+        return step >= 0 and position < len(computing) and computing[position] is self._steps[step]
+
+
+def _first_waiting(computing: Sequence[Step]) -> dict[str, str]:
+    """Return the first of some steps that waits for each label."""
+    first: dict[str, str] = {}
+    for step in computing:
+        for label in step.after:
+            first.setdefault(label, step.label)
+    return first
 
 
 class SpansByStep:
@@ -186,12 +222,13 @@ def _strides_if_repeated(
 
 
 def _rows_are_repeated(spans: RecordedSpans, before: Ints, after: Ints, length_s: float, tolerance_s: float) -> bool:
-    """Return whether the rows of spans that did not run straight through come again a period later."""
+    """Return whether the rows of spans that did not run straight through come again a period later.
+
+    Of two that are equally long, one alone is stretched where a rounding decides.
+    """
     for one, other in zip(before.tolist(), after.tolist(), strict=True):
-        if one not in spans.stretched and other not in spans.stretched:
-            continue
         if one not in spans.stretched or other not in spans.stretched:
-            return False
+            continue
         times = zip(spans.stretched[one], spans.stretched[other], strict=True)
         if any((np.abs(after - before - length_s) > tolerance_s).any() for before, after in times):
             return False

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from simulator.config import Workload
@@ -11,7 +11,7 @@ from simulator.schedules import Order, Schedule, Slot
 
 #: Periods that are played where the pipeline is full, and micro-batches in them: some until it has settled, and two
 #: that are compared.
-PERIODS, MICROBATCHES = 3, 8
+PERIODS, MICROBATCHES = 2.5, 8
 #: A step is shortened where no more than this share of its micro-batches is left.
 MOST = 0.8
 
@@ -32,20 +32,24 @@ def shortened(workload: Workload) -> ShortenedStep | None:
     parallelism, microbatches = workload.parallelism, workload.microbatches
     schedule = parallelism.pipeline_schedule
     fixed = schedule.search is None and schedule.size is None and schedule.drains and not schedule.steady
-    if not fixed or schedule.copies > 1 or parallelism.data_parallel == "async":
+    # What graphs of split passes keep is given back all at once behind the last pass.
+    gives_back_late = schedule.splits and workload.stage_runtime.keeps_graphs
+    if not fixed or gives_back_late or schedule.copies > 1 or parallelism.data_parallel == "async":
         return None
     size = _Sizes(schedule, parallelism.pp, parallelism.vpp)
     whole = size.order(microbatches)
-    for period in range(1, microbatches // (PERIODS + 1) + 1):
+    for period in range(1, int(microbatches / (PERIODS + 1)) + 1):
         if not size.is_like(microbatches - period, microbatches):
             continue
-        fits = _periods(whole, size.order(microbatches - period), period)
+        shorter = size.order(microbatches - period)
+        fits = _periods(whole, shorter, period)
         if fits:
-            times = fits - max(PERIODS, -(-MICROBATCHES // period))
+            times = int(fits - max(PERIODS, MICROBATCHES / period))
             fewer = microbatches - times * period
             if times < 1 or fewer > MOST * microbatches or not size.is_like(fewer, microbatches):
                 return None
-            return ShortenedStep(_with_microbatches(workload, fewer), Repetition(period, times))
+            repetition = Repetition(period, times, frozenset(_passes(whole, shorter, period)))
+            return ShortenedStep(_with_microbatches(workload, fewer), repetition)
     return None
 
 
@@ -72,12 +76,12 @@ def _with_microbatches(workload: Workload, microbatches: int) -> Workload:
     return workload.model_copy(update={"training": training.model_copy(update={"global_batch": batch})})
 
 
-def _periods(whole: Order, shorter: Order, microbatches: int) -> int:
+def _periods(whole: Order, shorter: Order, microbatches: int) -> float:
     """Return how many periods of ``microbatches`` follow each other on every rank; 0 where the orders differ otherwise.
 
     ``shorter`` has one period less.
     """
-    fits: list[int] = []
+    fits: list[float] = []
     for slots, others in zip(whole, shorter, strict=True):
         stride = len(slots) - len(others)
         same = _common(slots, others, 0)
@@ -85,8 +89,22 @@ def _periods(whole: Order, shorter: Order, microbatches: int) -> int:
         if stride < 1 or same + late < len(others):
             return 0
         # From the first slot of the common end to the last of the common beginning, slots come again a period later.
-        fits.append((same + late - len(others)) // stride + 1)
+        fits.append((same + late - len(others)) / stride + 1)
     return min(fits)
+
+
+def _passes(whole: Order, shorter: Order, microbatches: int) -> Iterator[tuple[int, str, int]]:
+    """Yield the passes of the second period on every rank, without the first and the last micro-batch of the step.
+
+    A weight gradient may be a whole backward pass.
+    """
+    for slots, others in zip(whole, shorter, strict=True):
+        stride = len(slots) - len(others)
+        first = len(others) - _common(slots[::-1], others[::-1], microbatches) + stride
+        for action in (action for slot in slots[first : first + stride] for action in slot):
+            yield action
+            if action.kind == "W":
+                yield action._replace(kind="B")
 
 
 def _common(slots: Sequence[Slot], others: Sequence[Slot], later: int) -> int:

@@ -14,18 +14,17 @@ _MICROBATCH = re.compile(r"(?<=[0-9_][FBIW])\d+")
 class Repetition(NamedTuple):
     """What is left out of a shortened program: ``times`` periods of so many ``microbatches``.
 
-    The whole program is the shortened one with these periods put in where the pipeline is full.
+    The whole program is the shortened one with these periods put in where the pipeline is full. ``passes``: those of
+    one period on all ranks, as stage, phase and micro-batch.
     """
 
     microbatches: int
     times: int
+    passes: frozenset[tuple[int, str, int]]
 
     def runs(self, step: Step) -> int:
-        """Return how many steps of the whole program a pass of the shortened one counts for.
-
-        Passes of one period count for those left out. Those of the first and last micro-batch are special.
-        """
-        return 1 + self.times if 1 <= step.microbatch <= self.microbatches else 1
+        """Return how many steps of the whole program a step counts for; passes of one period for those left out."""
+        return 1 + self.times if (step.stage, str(step.phase), step.microbatch) in self.passes else 1
 
 
 def later_label(label: str, microbatches: int) -> str:
