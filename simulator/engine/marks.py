@@ -36,9 +36,7 @@ def marked_steps(role: Role, repetition: Repetition) -> list[int]:
     before.
     """
     forward = [
-        (index, step)
-        for index, step in enumerate(role.lanes.get(COMPUTE_LANE, ()))
-        if step.phase == StepPhase.FORWARD
+        (index, step) for index, step in enumerate(role.lanes.get(COMPUTE_LANE, ())) if step.phase == StepPhase.FORWARD
     ]
     if not forward:
         return []

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from itertools import product
 from typing import Any, NamedTuple
 from unittest.mock import patch
@@ -102,7 +102,16 @@ def same_until_steady(job: Job) -> Iterator[str]:
     short, whole = (played(workload, steady=steady) for steady in (True, False))
     if short.repetition is not None:
         yield from steady_differences(short.spans, whole.spans)
-        yield from differences(short.to_dict(), whole.to_dict(), whole.spans.step_time_s)
+        figures = [figures_of(result) for result in (short, whole)]
+        yield from differences(*figures, whole.spans.step_time_s)
+
+
+def figures_of(result: StepResult) -> dict[str, Any]:
+    """Return key figures, and what links carried and who met on them."""
+    spans = result.spans
+    traffic = {"links": spans.links, "contention": spans.contention}
+    listed = {name: [asdict(one) for one in values] for name, values in traffic.items()}
+    return {"figures": result.key_figures(), **listed}
 
 
 def same_compiled(job: Job) -> Iterator[str]:
