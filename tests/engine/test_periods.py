@@ -15,15 +15,12 @@ from tests.support.random_checks import differences
 
 P2P = {"p2p": True}
 GRADIENTS = {"p2p": True, "grad_reduce": True, "param_gather": True}
-POWER = {"name": "dgx_h100", "gpus": {"type": "H100-SXM-80GB", "power_limit_w": 350.0}}
 SECTIONS: dict[str, dict[str, Any]] = {
     "naive": {"pp": 2, "schedule": "naive"},
     "1f1b, blocking": {"pp": 4, "schedule": "1f1b", "tp": 2},
     "1f1b, beside": {"pp": 4, "schedule": "1f1b", "dp": 2, "overlap": GRADIENTS},
     "interleaved, blocking": {"pp": 2, "vpp": 2, "schedule": "interleaved"},
     "interleaved, beside": {"pp": 4, "vpp": 2, "schedule": "interleaved", "overlap": P2P},
-    "zb_h1": {"pp": 4, "schedule": "zb_h1", "overlap": P2P},
-    "zb_v": {"pp": 2, "vpp": 2, "schedule": "zb_v"},
     "dualpipe_v": {"pp": 2, "vpp": 2, "schedule": "dualpipe_v", "overlap": P2P},
     "no pipeline": {"dp": 2, "zero": 3, "overlap": GRADIENTS},
 }
