@@ -100,7 +100,7 @@ class StepResult(TimelineResult, StepFigures):
 
     @cached_property
     def placed(self) -> Placed:
-        """What was played, on the GPUs of its nodes."""
+        """The played program on the GPUs of its nodes."""
         return Placed.on(self.played_program, self.costs, self.cluster, self.workload.nodes)
 
     @property
@@ -204,7 +204,7 @@ def run_step(workload: Workload, *, interference: bool = True, built: Cluster | 
     cluster = built if built is not None and built.spec == workload.cluster else cluster_of(workload)
     network = load_stack(workload.stack) if workload.stack else None
     costs = Costs.from_profiles(profiles, workload.software, network)
-    schedule, shortcuts = workload.parallelism.pipeline_schedule, workload.simulation.of_engine
+    schedule, shortcuts = workload.parallelism.pipeline_schedule, workload.simulation.engine_options
     times = None if schedule.search is None else rehearse(workload, cluster, costs)
     if not interference:
         costs = costs.undisturbed()
@@ -248,7 +248,9 @@ def rehearse(workload: Workload, cluster: Cluster, costs: Costs) -> Times:
             "parallelism": parallelism.model_copy(update={"schedule": "zb_h1"}),
         }
     )
-    timeline = simulate(build_program(short), cluster, costs, nodes=workload.nodes, **workload.simulation.of_engine)
+    timeline = simulate(
+        build_program(short), cluster, costs, nodes=workload.nodes, **workload.simulation.engine_options
+    )
     times = rehearsed_times(timeline, parallelism.n_stages, parallelism.zb_memory_limit)
     try:
         parallelism.pipeline_schedule.tuned(times).order(parallelism.pp, workload.microbatches, parallelism.vpp)

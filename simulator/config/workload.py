@@ -37,7 +37,7 @@ class Simulation(Section):
     """what plays: compiled, python (the reference), or auto: compiled where it was built [auto]"""
 
     @property
-    def of_engine(self) -> dict[str, Any]:
+    def engine_options(self) -> dict[str, Any]:
         """What `simulate` is told."""
         return self.model_dump(exclude={"steady"})
 

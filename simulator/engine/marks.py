@@ -14,7 +14,7 @@ S = TypeVar("S", bound=Hashable)
 
 
 @dataclass(frozen=True)
-class Mark(Generic[K, S]):
+class PeriodMark(Generic[K, S]):
     """The state of a play at ``time_s``, when the first rank has come to a step that begins a period.
 
     ``hosts_s``: by simulated rank, when its host will have issued everything so far.

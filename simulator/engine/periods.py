@@ -14,7 +14,7 @@ from typing import Generic, TypeVar
 import numpy as np
 
 from simulator.arrays import Bools, Floats, Ints
-from simulator.engine.marks import Mark
+from simulator.engine.marks import PeriodMark
 from simulator.engine.placement import Placed
 from simulator.engine.recorder import RecordedSpans, Repeats
 from simulator.errors import SimulatorError
@@ -40,8 +40,8 @@ class UnsteadyError(SimulatorError):
 class Period(Generic[K, S]):
     """The period of a play from mark ``before`` to mark ``after``, which is put in ``times`` more."""
 
-    before: Mark[K, S]
-    after: Mark[K, S]
+    before: PeriodMark[K, S]
+    after: PeriodMark[K, S]
     times: int
 
     @property
@@ -154,7 +154,7 @@ class SpansByStep:
         self._piece = np.empty(len(key), np.int64)
         self._piece[self._order] = np.arange(len(key)) - np.searchsorted(self._in_order, self._in_order)
 
-    def of_steps(self, span: Ints, step: Ints) -> Ints | None:
+    def at_steps(self, span: Ints, step: Ints) -> Ints | None:
         """Return the spans that are to other steps what each ``span`` is to its own; None where one has none."""
         spans = self._spans
         if (step < 0).any():
@@ -169,13 +169,13 @@ class SpansByStep:
 
 
 def steady_period(
-    spans: RecordedSpans, marks: Sequence[Mark[K, S]], hosts_s: Floats, steps: RepeatedSteps, times: int
+    spans: RecordedSpans, marks: Sequence[PeriodMark[K, S]], hosts_s: Floats, steps: RepeatedSteps, times: int
 ) -> tuple[Period[K, S], Ints]:
     """Return the last period of a play at whose end everything is as at its beginning, and the strides of lanes in it.
 
-    Everything that two periods in a row touch is at the same times in both. ``hosts_s``: when each host had issued all
-    of its work. A host that is farther ahead at the end has issued all of its work by then, so that nothing waits for
-    it any more; none is less far ahead. Raises `UnsteadyError` where there is no such period.
+    Everything that two periods in a row touch is at the same times in both. No host is less far ahead at the end. One
+    that is farther ahead has issued all of its work by then, so that nothing waits for it any more. ``hosts_s``: when
+    each host had issued all of its work. Raises `UnsteadyError` where there is no such period.
     """
     by_step = SpansByStep(spans)
     for first, second, third in reversed(list(zip(marks, marks[1:], marks[2:], strict=False))):
@@ -187,7 +187,7 @@ def steady_period(
     raise UnsteadyError("no period of the pipeline is as the one before")
 
 
-def _hosts_keep_up(first: Mark[K, S], period: Period[K, S], hosts_s: Floats) -> bool:
+def _hosts_keep_up(first: PeriodMark[K, S], period: Period[K, S], hosts_s: Floats) -> bool:
     """Return whether hosts are as far ahead at each mark as a period before, or farther and not waited for again."""
     slack_s = TOLERANCE * period.length_s
     leads = [mark.time_s - mark.hosts_s for mark in (first, period.before, period.after)]
@@ -198,7 +198,7 @@ def _hosts_keep_up(first: Mark[K, S], period: Period[K, S], hosts_s: Floats) -> 
 
 
 def _strides_if_repeated(
-    spans: RecordedSpans, by_step: SpansByStep, steps: RepeatedSteps, first: Mark[K, S], period: Period[K, S]
+    spans: RecordedSpans, by_step: SpansByStep, steps: RepeatedSteps, first: PeriodMark[K, S], period: Period[K, S]
 ) -> Ints | None:
     """Return the strides of lanes in a period; None unless all from ``first`` to its beginning comes again in it."""
     length_s = period.length_s
@@ -209,7 +209,7 @@ def _strides_if_repeated(
     touched = np.flatnonzero((spans.end_s >= begin_s) & (spans.posted_s < middle_s))
     windows = pairwise((begin_s, middle_s, end_s))
     begun = [int(((spans.posted_s >= low) & (spans.posted_s < high)).sum()) for low, high in windows]
-    other = by_step.of_steps(touched, steps.following(spans.step[touched])) if begun[0] == begun[1] else None
+    other = by_step.at_steps(touched, steps.following(spans.step[touched])) if begun[0] == begun[1] else None
     if other is None:
         return None
     for name in _TIMES:
@@ -236,7 +236,7 @@ def _rows_are_repeated(spans: RecordedSpans, before: Ints, after: Ints, length_s
 
 
 def whole_spans(
-    spans: RecordedSpans, marks: Sequence[Mark[K, S]], hosts_s: Floats, placed: Placed, roles: Sequence[int]
+    spans: RecordedSpans, marks: Sequence[PeriodMark[K, S]], hosts_s: Floats, placed: Placed, roles: Sequence[int]
 ) -> tuple[RecordedSpans, Period[K, S]]:
     """Return the spans of the whole program, and the period that they repeat. Raises as `steady_period`.
 

@@ -19,7 +19,7 @@ from simulator.engine.growing_lanes import GrowingLanes
 from simulator.engine.growth import Growth, host_type
 from simulator.engine.host import SimulatedHost
 from simulator.engine.lane import Lane
-from simulator.engine.marks import Mark, marked_steps
+from simulator.engine.marks import PeriodMark, marked_steps
 from simulator.engine.periods import whole_spans
 from simulator.engine.placed_ranks import placed_ranks, work_of_hosts
 from simulator.engine.placement import Placed
@@ -100,7 +100,7 @@ class _Play:
         self._env = env
         self._network = network
         self._placed = placed
-        self._marks: list[Mark[tuple[int, str], Saturation]] = []
+        self._marks: list[PeriodMark[tuple[int, str], Saturation]] = []
         self._store = TemplateStore()
         self._recorder = Recorder(self._store)
         self._counts: CommCounts = Counter()
@@ -143,7 +143,7 @@ class _Play:
         for index, step in enumerate(steps):
             if index in marked:
                 counts, saturated_s = dict(self._counts), dict(self._network.saturated_s)
-                self._marks.append(Mark(self._env.now, self._hosts_s(), counts, self._blocks.runs, saturated_s))
+                self._marks.append(PeriodMark(self._env.now, self._hosts_s(), counts, self._blocks.runs, saturated_s))
             yield step
 
     def _hosts_s(self) -> Floats:

@@ -70,9 +70,9 @@ BESIDE = PiecePosition(False, False, False)
 
 
 class Repeats(NamedTuple):
-    """Where spans stand in the whole program, of which a part was played and repeated.
+    """Places of spans in the whole program, of which a part was played and repeated.
 
-    ``later``: micro-batches that a span comes after the step that it is recorded with. ``run``: number of its step.
+    ``later``: by how many micro-batches a span follows the step that it is recorded with. ``run``: number of its step.
     """
 
     later: Ints

@@ -82,14 +82,14 @@ def _periods(whole: Order, shorter: Order, microbatches: int) -> float:
     ``shorter`` has one period less.
     """
     fits: list[float] = []
-    for slots, others in zip(whole, shorter, strict=True):
-        stride = len(slots) - len(others)
-        same = _common(slots, others, 0)
-        late = _common(slots[::-1], others[::-1], microbatches)
-        if stride < 1 or same + late < len(others):
+    for slots, fewer_slots in zip(whole, shorter, strict=True):
+        stride = len(slots) - len(fewer_slots)
+        same = _common(slots, fewer_slots, 0)
+        late = _common(slots[::-1], fewer_slots[::-1], microbatches)
+        if stride < 1 or same + late < len(fewer_slots):
             return 0
         # From the first slot of the common end to the last of the common beginning, slots come again a period later.
-        fits.append((same + late - len(others)) / stride + 1)
+        fits.append((same + late - len(fewer_slots)) / stride + 1)
     return min(fits)
 
 
@@ -98,18 +98,18 @@ def _passes(whole: Order, shorter: Order, microbatches: int) -> Iterator[tuple[i
 
     A weight gradient may be a whole backward pass.
     """
-    for slots, others in zip(whole, shorter, strict=True):
-        stride = len(slots) - len(others)
-        first = len(others) - _common(slots[::-1], others[::-1], microbatches) + stride
+    for slots, fewer_slots in zip(whole, shorter, strict=True):
+        stride = len(slots) - len(fewer_slots)
+        first = len(fewer_slots) - _common(slots[::-1], fewer_slots[::-1], microbatches) + stride
         for action in (action for slot in slots[first : first + stride] for action in slot):
             yield action
             if action.kind == "W":
                 yield action._replace(kind="B")
 
 
-def _common(slots: Sequence[Slot], others: Sequence[Slot], later: int) -> int:
-    """Return how many slots at the beginning are those of ``others``, so many micro-batches ``later``."""
-    for number, (slot, other) in enumerate(zip(slots, others, strict=False)):
-        if slot != (tuple([one._replace(microbatch=one.microbatch + later) for one in other]) if later else other):
+def _common(slots: Sequence[Slot], fewer_slots: Sequence[Slot], later: int) -> int:
+    """Return how many slots at the beginning are those of ``fewer_slots``, so many micro-batches ``later``."""
+    for number, (slot, like) in enumerate(zip(slots, fewer_slots, strict=False)):
+        if slot != (tuple([one._replace(microbatch=one.microbatch + later) for one in like]) if later else like):
             return number
-    return min(len(slots), len(others))
+    return min(len(slots), len(fewer_slots))

@@ -12,7 +12,7 @@ _MICROBATCH = re.compile(r"(?<=[0-9_][FBIW])\d+")
 
 
 class Repetition(NamedTuple):
-    """What is left out of a shortened program: ``times`` periods of so many ``microbatches``.
+    """Periods that a shortened program leaves out: ``times`` of them, of so many ``microbatches`` each.
 
     The whole program is the shortened one with these periods put in where the pipeline is full. ``passes``: those of
     one period on all ranks, as stage, phase and micro-batch.

@@ -131,7 +131,7 @@ def same_when_read_back(job: Job) -> Iterator[str]:
         for text in differences(first.to_dict(), played(load(json.loads(text)), steady=False).to_dict())
     )
     program = from_text(to_text(first.program))
-    again = simulate(program, first.cluster, first.costs, nodes=workload.nodes, **workload.simulation.of_engine)
+    again = simulate(program, first.cluster, first.costs, nodes=workload.nodes, **workload.simulation.engine_options)
     for column in ("start_s", "end_s"):
         if not np.array_equal(getattr(again, column), getattr(first.played, column)):
             yield f"program read back: {column} differs"

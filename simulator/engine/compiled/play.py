@@ -19,7 +19,7 @@ from simulator.engine.compiled.job import CompiledJob, FirstNumbers
 from simulator.engine.compiled.network import NumberedPhases, RememberedRates
 from simulator.engine.compiled.tables import Tables
 from simulator.engine.deadlock import BlockedLane, UncalledComm, report
-from simulator.engine.marks import Mark
+from simulator.engine.marks import PeriodMark
 from simulator.engine.periods import whole_spans
 from simulator.engine.placed_ranks import placed_ranks
 from simulator.engine.placement import Placed
@@ -84,7 +84,7 @@ class _CompiledPlay:
         self._handle = SimulationHandle(self._answers(), sizes)
         self._phases = NumberedPhases(self._handle, rates)
         self._tables = Tables(self._handle, self._phases, comms)
-        self._marks: list[Mark[int, int]] = []
+        self._marks: list[PeriodMark[int, int]] = []
 
     def describe(
         self,
@@ -163,7 +163,9 @@ class _CompiledPlay:
 
     def _mark(self, now: float) -> int:
         (job,) = self._jobs
-        self._marks.append(Mark(now, self._hosts_s(), self._counted(), job.runs(), dict(self._seconds_of_states())))
+        self._marks.append(
+            PeriodMark(now, self._hosts_s(), self._counted(), job.runs(), dict(self._seconds_of_states()))
+        )
         return 0
 
     # Results
