@@ -38,7 +38,7 @@ class Simulation(Section):
 
     @property
     def engine_options(self) -> dict[str, Any]:
-        """What `simulate` is told."""
+        """Options of `simulate`, under their names there."""
         return self.model_dump(exclude={"steady"})
 
 

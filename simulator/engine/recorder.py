@@ -72,7 +72,7 @@ BESIDE = PiecePosition(False, False, False)
 class Repeats(NamedTuple):
     """Places of spans in the whole program, of which a part was played and repeated.
 
-    ``later``: by how many micro-batches a span follows the step that it is recorded with. ``run``: number of its step.
+    ``later``: micro-batches between a span and the recorded step of it. ``run``: number of its step.
     """
 
     later: Ints
