@@ -111,15 +111,16 @@ def job_seconds(workload: Workload, engine: str) -> JobSeconds:
         options: dict[str, Any] = {"nodes": workload.nodes, "engine": engine, "repetition": repetition}
         return program_s, seconds_of(lambda: timelines.append(simulate(programs[-1], cluster, costs, **options)))
 
-    seconds, short = [0.0, 0.0], shortened(workload)
+    program_s, simulation_s, short = 0.0, 0.0, shortened(workload)
     if short is not None:
         try:
-            seconds = [*play(*short)]
+            program_s, simulation_s = play(*short)
         except UnsteadyError:
             short = None
     if short is None:
-        seconds = [before + more for before, more in zip(seconds, play(workload, None), strict=True)]
-    return JobSeconds(cluster_s, *seconds, timelines[0].events)
+        more_s = play(workload, None)
+        program_s, simulation_s = program_s + more_s[0], simulation_s + more_s[1]
+    return JobSeconds(cluster_s, program_s, simulation_s, timelines[0].events)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -265,7 +265,7 @@ def _moved(
     repetition: Repetition,
 ) -> RecordedSpans:
     """Return ``span`` after ``span``, by index, each so many ``periods`` of ``length_s`` later."""
-    step, later_s = spans.step[span], periods * length_s
+    step, later_s = spans.step[span], (periods * length_s).astype(np.float64)
     lane, position = steps.lane[step], steps.position[step] + strides[steps.lane[step]] * periods
     whole_lengths = np.array(steps.lengths) + strides * repetition.times
     first = np.cumsum(whole_lengths) - whole_lengths

@@ -102,16 +102,14 @@ def same_until_steady(job: Job) -> Iterator[str]:
     short, whole = (played(workload, steady=steady) for steady in (True, False))
     if short.repetition is not None:
         yield from steady_differences(short.spans, whole.spans)
-        figures = [figures_of(result) for result in (short, whole)]
-        yield from differences(*figures, whole.spans.step_time_s)
+        yield from differences(figures_of(short), figures_of(whole), whole.spans.step_time_s)
 
 
 def figures_of(result: StepResult) -> dict[str, Any]:
     """Return key figures, and what links carried and who met on them."""
     spans = result.spans
-    traffic = {"links": spans.links, "contention": spans.contention}
-    listed = {name: [asdict(one) for one in values] for name, values in traffic.items()}
-    return {"figures": result.key_figures(), **listed}
+    links, contention = [asdict(link) for link in spans.links], [asdict(one) for one in spans.contention]
+    return {"figures": result.key_figures(), "links": links, "contention": contention}
 
 
 def same_compiled(job: Job) -> Iterator[str]:

@@ -205,7 +205,10 @@ class _CompiledPlay:
             is_first=(flags & library.IS_FIRST) > 0,
             is_last=(flags & library.IS_LAST) > 0,
             in_row=(flags & library.IN_ROW) > 0,
-            **times,
+            posted_s=times["posted_s"],
+            launched_s=times["launched_s"],
+            start_s=times["start_s"],
+            end_s=times["end_s"],
             stretched=self._stretched(job),
         )
 
