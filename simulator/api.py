@@ -89,9 +89,14 @@ class StepResult(TimelineResult, StepFigures):
         return self.workload.name
 
     @cached_property
+    def gpu_numbers(self) -> tuple[int, ...]:
+        """The GPU of the cluster that every rank runs on."""
+        return Placed.on(self.played_program, self.costs, self.cluster, self.workload.nodes).gpus
+
+    @cached_property
     def gpus(self) -> tuple[str, ...]:
         """Type of every rank's GPU."""
-        return tuple([self.cluster.gpus[gpu].type for gpu in self.placed.gpus])
+        return tuple([self.cluster.gpus[gpu].type for gpu in self.gpu_numbers])
 
     @cached_property
     def program(self) -> Program:
@@ -100,8 +105,8 @@ class StepResult(TimelineResult, StepFigures):
 
     @cached_property
     def placed(self) -> Placed:
-        """The played program on the GPUs of its nodes."""
-        return Placed.on(self.played_program, self.costs, self.cluster, self.workload.nodes)
+        """The whole program on the GPUs of its nodes."""
+        return Placed.on(self.program, self.costs, self.cluster, self.workload.nodes)
 
     @property
     def capacities(self) -> dict[int, float]:
@@ -310,7 +315,7 @@ def _layer_prices(result: StepResult) -> LayerSeconds:
     """Return the prices of layers on the slowest GPU of each stage."""
     parallelism, gpus = result.workload.parallelism, result.cluster.gpus
     speeds: dict[int, dict[tuple[str, float], None]] = {}
-    ranks = zip(layout(result.workload).pipeline_rank, result.placed.gpus, strict=True)
+    ranks = zip(layout(result.workload).pipeline_rank, result.gpu_numbers, strict=True)
     for pipeline_rank, gpu in ranks:
         for stage in parallelism.stages_of(pipeline_rank):
             speeds.setdefault(stage % parallelism.n_stages, {})[gpus[gpu].type, gpus[gpu].speed_scale] = None
@@ -353,7 +358,7 @@ def _mean_peak(result: StepResult, dtype: MatrixDtype) -> float | None:
 
 def _training_job(result: StepResult) -> TrainingJob:
     workload = result.workload
-    profiles = [result.profiles[gpu] for gpu in result.cluster.gpu_types(result.placed.gpus)]
+    profiles = [result.profiles[gpu] for gpu in result.cluster.gpu_types(result.gpu_numbers)]
     return TrainingJob(
         **vars(_compared_job(result)),
         calibration={
