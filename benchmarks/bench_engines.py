@@ -1,10 +1,11 @@
 """How long jobs take with the compiled engine and with the one in Python, over a bare loop of SimPy in the same run.
 
-    python -m benchmarks.bench_engines [--jobs DeepSeek-V3 Qwen3-235B] [--repeat 3] [--python]
+    python -m benchmarks.bench_engines [--jobs DeepSeek-V3 Qwen3-235B] [--repeat 3] [--batches 1 2 4] [--python]
 
 Seconds are of the processor, and the best of the repeats; machines and other load on them differ. So each is also
 divided by the seconds of a bare SimPy loop (10^6 timeouts of 1,000 processes) and multiplied by `REFERENCE_s`, the
-seconds of that loop on the machine whose times are compared. ``--python`` plays with the engine in Python too.
+seconds of that loop on the machine whose times are compared. ``--batches`` are multiples of the global batch: how
+seconds grow with micro-batches. ``--python`` plays with the engine in Python too.
 """
 
 from __future__ import annotations
@@ -12,21 +13,24 @@ from __future__ import annotations
 import argparse
 import time
 from collections.abc import Callable, Iterator, Sequence
+from itertools import product
 from typing import Any, NamedTuple
 
 import simpy
 
 from simulator.api import cluster_of
-from simulator.config import Workload, load_workload
+from simulator.config import Workload, altered, load_workload
 from simulator.config.profile import load_profiles
 from simulator.config.stack import load_stack
 from simulator.costs import Costs
-from simulator.engine import simulate
-from simulator.lowering import build_program
+from simulator.engine import UnsteadyError, simulate
+from simulator.lowering import build_program, shortened
+from simulator.program import Program, Repetition
 from simulator.timeline import Timeline
 
 #: Seconds of the bare loop on the machine whose times are compared.
 REFERENCE_s = 1.1
+ENGINES = ("compiled", "python")
 PROCESSES, TIMEOUTS = 1_000, 1_000
 
 LARGE = {
@@ -100,14 +104,22 @@ def job_seconds(workload: Workload, engine: str) -> JobSeconds:
     costs = Costs.from_profiles(profiles, workload.software, stack)
     built: list[Any] = []
     cluster_s = seconds_of(lambda: built.append(cluster_of(workload)))
-    program_s = seconds_of(lambda: built.append(build_program(workload)))
-    cluster, program = built
-    timelines: list[Timeline] = []
+    (cluster,), programs, timelines = built, list[Program](), list[Timeline]()
 
-    def play() -> None:
-        timelines.append(simulate(program, cluster, costs, nodes=workload.nodes, engine=engine))  # type: ignore[arg-type]
+    def play(part: Workload, repetition: Repetition | None) -> tuple[float, float]:
+        program_s = seconds_of(lambda: programs.append(build_program(part)))
+        options: dict[str, Any] = {"nodes": workload.nodes, "engine": engine, "repetition": repetition}
+        return program_s, seconds_of(lambda: timelines.append(simulate(programs[-1], cluster, costs, **options)))
 
-    simulation_s = seconds_of(play)
+    program_s, simulation_s, short = 0.0, 0.0, shortened(workload)
+    if short is not None:
+        try:
+            program_s, simulation_s = play(*short)
+        except UnsteadyError:
+            short = None
+    if short is None:
+        more_s = play(workload, None)
+        program_s, simulation_s = program_s + more_s[0], simulation_s + more_s[1]
     return JobSeconds(cluster_s, program_s, simulation_s, timelines[0].events)
 
 
@@ -117,21 +129,24 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--jobs", nargs="+", choices=JOBS, default=list(JOBS), help="which [all]")
     parser.add_argument("--repeat", type=int, default=1, help="how often; the best counts [1]")
+    parser.add_argument("--batches", nargs="+", type=int, default=[1], help="multiples of the global batch [1]")
     parser.add_argument("--python", action="store_true", help="with the engine in Python too")
     options = parser.parse_args(arguments)
     print(
-        f"{'job':44} {'engine':9} {'events':>9} {'bare':>6} {'cluster':>8} {'program':>8} {'simulate':>9} {'scaled':>7}"
+        f"{'job':44} {'batches':>7} {'engine':9} {'events':>9} {'bare':>6} "
+        f"{'cluster':>8} {'program':>8} {'simulate':>9} {'scaled':>7}"
     )
     for name in options.jobs:
         reference, changes = JOBS[name]
-        workload = load_workload(reference, changes)
-        for engine in ("compiled", "python") if options.python else ("compiled",):
+        first = load_workload(reference, changes)
+        for times, engine in product(options.batches, ENGINES if options.python else ENGINES[:1]):
+            workload = altered(first, {"training.global_batch": times * first.training.global_batch})
             bare_s = min(bare_loop_s() for _ in range(3))
             best = min((job_seconds(workload, engine) for _ in range(options.repeat)), key=lambda one: one.simulation)
             total_s = best.cluster + best.program + best.simulation
             print(
-                f"{name:44} {engine:9} {best.events:9,} {bare_s:6.2f} {best.cluster:8.2f} {best.program:8.2f} "
-                f"{best.simulation:9.2f} {total_s / bare_s * REFERENCE_s:7.2f}",
+                f"{name:44} {workload.microbatches:7,} {engine:9} {best.events:9,} {bare_s:6.2f} "
+                f"{best.cluster:8.2f} {best.program:8.2f} {best.simulation:9.2f} {total_s / bare_s * REFERENCE_s:7.2f}",
                 flush=True,
             )
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
@@ -41,12 +42,12 @@ from simulator.config.profile import load_profiles
 from simulator.config.stack import load_stack
 from simulator.costs import Costs
 from simulator.costs.provenance import priced_by
-from simulator.engine import Placed, simulate
+from simulator.engine import Placed, UnsteadyError, simulate
 from simulator.errors import InputError, located
 from simulator.hardware.kernels import MatrixDtype
 from simulator.hardware.profile import Profile
-from simulator.lowering import build_program, layout
-from simulator.program import Program
+from simulator.lowering import build_program, layout, shortened
+from simulator.program import Program, Repetition
 from simulator.results import StepFigures, TimelineResult
 from simulator.schedules import Times
 from simulator.timeline import Timeline
@@ -66,7 +67,8 @@ NEAR = 0.01
 class StepResult(TimelineResult, StepFigures):
     """Result of one simulated training step.
 
-    ``profiles``: type of GPU -> its profile. ``program``: all that was played, on ``workload.nodes`` of the cluster.
+    ``profiles``: type of GPU -> its profile. ``played_program``: what was played, on ``workload.nodes`` of the cluster.
+    ``repetition``: periods of the pipeline that it leaves out, and that ``spans`` have nevertheless.
     ``spans``: the step's Timeline; where steps were played in a row, one period of their ``steady`` state.
     """
 
@@ -76,9 +78,10 @@ class StepResult(TimelineResult, StepFigures):
     profiles: Mapping[str, Profile]
     cluster: Cluster
     costs: Costs
-    program: Program
+    played_program: Program
     spans: Timeline
     steady: SteadyState | None = None
+    repetition: Repetition | None = None
 
     @property
     def job_name(self) -> str:
@@ -86,13 +89,23 @@ class StepResult(TimelineResult, StepFigures):
         return self.workload.name
 
     @cached_property
+    def gpu_numbers(self) -> tuple[int, ...]:
+        """The GPU of the cluster that every rank runs on."""
+        return Placed.on(self.played_program, self.costs, self.cluster, self.workload.nodes).gpus
+
+    @cached_property
     def gpus(self) -> tuple[str, ...]:
         """Type of every rank's GPU."""
-        return tuple([self.cluster.gpus[gpu].type for gpu in self.placed.gpus])
+        return tuple([self.cluster.gpus[gpu].type for gpu in self.gpu_numbers])
+
+    @cached_property
+    def program(self) -> Program:
+        """The whole program, on ``workload.nodes`` of the cluster."""
+        return self.played_program if self.repetition is None else build_program(self.workload)
 
     @cached_property
     def placed(self) -> Placed:
-        """The program on the GPUs of its nodes."""
+        """The whole program on the GPUs of its nodes."""
         return Placed.on(self.program, self.costs, self.cluster, self.workload.nodes)
 
     @property
@@ -129,7 +142,7 @@ class StepResult(TimelineResult, StepFigures):
         """Return the figures under the names of the JSON output, SI units."""
         age = None
         if self.steady and self.workload.parallelism.data_parallel == "async":
-            age = staleness(self.steady.played, self.program.groups)
+            age = staleness(self.steady.played, self.played_program.groups)
         return report(_training_job(self), self.spans, steady=self.steady, staleness=age, accuracy=accuracy)
 
     def key_figures(self) -> dict[str, Any]:
@@ -196,7 +209,7 @@ def run_step(workload: Workload, *, interference: bool = True, built: Cluster | 
     cluster = built if built is not None and built.spec == workload.cluster else cluster_of(workload)
     network = load_stack(workload.stack) if workload.stack else None
     costs = Costs.from_profiles(profiles, workload.software, network)
-    schedule, shortcuts = workload.parallelism.pipeline_schedule, workload.simulation.model_dump()
+    schedule, shortcuts = workload.parallelism.pipeline_schedule, workload.simulation.engine_options
     times = None if schedule.search is None else rehearse(workload, cluster, costs)
     if not interference:
         costs = costs.undisturbed()
@@ -204,8 +217,15 @@ def run_step(workload: Workload, *, interference: bool = True, built: Cluster | 
     def build(steps: int) -> Program:
         return build_program(workload, times=times, steps=steps)
 
-    def play(program: Program) -> Timeline:
-        return simulate(program, cluster, costs, nodes=workload.nodes, **shortcuts)
+    def play(program: Program, repetition: Repetition | None = None) -> Timeline:
+        return simulate(program, cluster, costs, nodes=workload.nodes, repetition=repetition, **shortcuts)
+
+    short = shortened(workload) if workload.simulation.steady else None
+    if short is not None:
+        program = build_program(short.workload)
+        with suppress(UnsteadyError):
+            timeline = play(program, short.repetition)
+            return StepResult(workload, profiles, cluster, costs, program, timeline, repetition=short.repetition)
 
     together = workload.parallelism.data_parallel != "async"
     if together and not schedule.steady:
@@ -233,7 +253,9 @@ def rehearse(workload: Workload, cluster: Cluster, costs: Costs) -> Times:
             "parallelism": parallelism.model_copy(update={"schedule": "zb_h1"}),
         }
     )
-    timeline = simulate(build_program(short), cluster, costs, nodes=workload.nodes, **workload.simulation.model_dump())
+    timeline = simulate(
+        build_program(short), cluster, costs, nodes=workload.nodes, **workload.simulation.engine_options
+    )
     times = rehearsed_times(timeline, parallelism.n_stages, parallelism.zb_memory_limit)
     try:
         parallelism.pipeline_schedule.tuned(times).order(parallelism.pp, workload.microbatches, parallelism.vpp)
@@ -293,7 +315,7 @@ def _layer_prices(result: StepResult) -> LayerSeconds:
     """Return the prices of layers on the slowest GPU of each stage."""
     parallelism, gpus = result.workload.parallelism, result.cluster.gpus
     speeds: dict[int, dict[tuple[str, float], None]] = {}
-    ranks = zip(layout(result.workload).pipeline_rank, result.placed.gpus, strict=True)
+    ranks = zip(layout(result.workload).pipeline_rank, result.gpu_numbers, strict=True)
     for pipeline_rank, gpu in ranks:
         for stage in parallelism.stages_of(pipeline_rank):
             speeds.setdefault(stage % parallelism.n_stages, {})[gpus[gpu].type, gpus[gpu].speed_scale] = None
@@ -308,7 +330,7 @@ def _layer_prices(result: StepResult) -> LayerSeconds:
 def _compared_job(result: StepResult) -> ComparedJob:
     workload, timeline = result.workload, result.spans
     precision = workload.training.precision
-    pipelines = result.program.groups.get("pp") or tuple((rank,) for rank in range(timeline.n_ranks))
+    pipelines = result.played_program.groups.get("pp") or tuple((rank,) for rank in range(timeline.n_ranks))
     return ComparedJob(
         workload=workload,
         peak_flops_per_s=_mean_peak(result, precision) or 0.0,
@@ -337,7 +359,7 @@ def _mean_peak(result: StepResult, dtype: MatrixDtype) -> float | None:
 
 def _training_job(result: StepResult) -> TrainingJob:
     workload = result.workload
-    profiles = [result.profiles[gpu] for gpu in result.cluster.gpu_types(result.placed.gpus)]
+    profiles = [result.profiles[gpu] for gpu in result.cluster.gpu_types(result.gpu_numbers)]
     return TrainingJob(
         **vars(_compared_job(result)),
         calibration={
@@ -347,7 +369,7 @@ def _training_job(result: StepResult) -> TrainingJob:
             "source": "; ".join(dict.fromkeys(source for one in profiles for source in one.sources.values())),
             "kind": ", ".join(dict.fromkeys(one.kind for one in profiles)),
             **({"stack": workload.stack} if workload.stack else {}),
-            "kernel_time_priced_by": priced_by(result.program, result.costs, result.gpus),
+            "kernel_time_priced_by": priced_by(result.played_program, result.costs, result.gpus, result.repetition),
         },
         parameters=models.parameters(workload),
         active_parameters=models.active_parameters(workload),

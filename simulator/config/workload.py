@@ -7,7 +7,7 @@ value, and the rules of `simulator.config.rules` hold.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, GetJsonSchemaHandler
 from pydantic.json_schema import JsonSchemaValue
@@ -31,8 +31,15 @@ class Simulation(Section):
     """ranks that do the same at the same time are simulated once [true]"""
     coalesce: bool = True
     """operations that nothing can interrupt are advanced together [true]"""
+    steady: bool = True
+    """where a pipeline does the same again and again, it is played until it repeats itself [true]"""
     engine: EngineChoice = "auto"
     """what plays: compiled, python (the reference), or auto: compiled where it was built [auto]"""
+
+    @property
+    def engine_options(self) -> dict[str, Any]:
+        """Options of `simulate`, under their names there."""
+        return self.model_dump(exclude={"steady"})
 
 
 class Workload(Section):

@@ -7,14 +7,17 @@ from collections.abc import Sequence
 
 from simulator.costs.costs import Costs
 from simulator.costs.origin import Origin
-from simulator.program import Block, Program, kernels_of
+from simulator.program import Block, Program, Repetition, kernels_of
 
 
-def priced_by(program: Program, costs: Costs, gpus: Sequence[str]) -> dict[str, float]:
+def priced_by(
+    program: Program, costs: Costs, gpus: Sequence[str], repetition: Repetition | None = None
+) -> dict[str, float]:
     """Return the shares of all kernel time by the origin of prices, the largest first.
 
     Origins are measured, published, datasheet, assumed and exact; ``extrapolated`` is the share of kernels that lie
-    outside what was fitted. Roles weigh by ranks. ``gpus``: the type of every rank's GPU."""
+    outside what was fitted. Roles weigh by ranks. ``gpus``: the type of every rank's GPU. ``repetition``: what the
+    program leaves out."""
     block_seconds: dict[tuple[int, str], dict[str, float]] = {}
     prices: dict[tuple[int, str], tuple[Origin, float]] = {}
     total: dict[str, float] = defaultdict(float)
@@ -24,8 +27,9 @@ def priced_by(program: Program, costs: Costs, gpus: Sequence[str]) -> dict[str, 
                 key = id(step.op), gpu
                 if key not in block_seconds:
                     block_seconds[key] = _seconds_by_origin(step.op, costs.for_gpu(gpu), prices)
+                runs = ranks if repetition is None else ranks * repetition.runs(step)
                 for kind, seconds in block_seconds[key].items():
-                    total[kind] += seconds * ranks
+                    total[kind] += seconds * runs
     extrapolated = total.pop("extrapolated", 0.0)
     whole = sum(total.values()) or 1.0
     shares = {kind: total[kind] / whole for kind in sorted(total, key=lambda kind: -total[kind])}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -80,6 +80,16 @@ class CoalescedBlocks:
         if (role, lane) not in self._labels:
             self._labels[role, lane] = {step.label for step in self._roles[role].lanes[lane]}
         return self._labels[role, lane]
+
+    @property
+    def runs(self) -> list[int]:
+        """How often each prepared block was run, in the order in which they were prepared."""
+        return [prepared.runs for prepared in self._prepared.values()]
+
+    def add_runs(self, runs: Iterable[int]) -> None:
+        """Count further runs of the first prepared blocks."""
+        for prepared, more in zip(self._prepared.values(), runs, strict=False):
+            prepared.runs += more
 
     def finish(self) -> None:
         """Add to the records of traffic what the collectives of known length have moved."""

@@ -30,6 +30,7 @@ def first_clocks(placed: Placed, cluster: Cluster) -> GpuClocks:
     """Return the clocks of a step without communication and waiting, where costs know of a power limit."""
     loads_of_block: dict[tuple[int, str], Loads] = {}
     loads_of_kernel: dict[tuple[int, str], Loads] = {}
+    repetition = placed.repetition
 
     def clock_hz(role: int, gpu: str) -> float | None:
         costs = placed.costs.for_gpu(gpu)
@@ -42,7 +43,7 @@ def first_clocks(placed: Placed, cluster: Cluster) -> GpuClocks:
                 key = id(step.op), gpu
                 if key not in loads_of_block:
                     loads_of_block[key] = _loads(step.op, costs, power.highest_hz, loads_of_kernel)
-                loads.add_all(loads_of_block[key])
+                loads.add_all(loads_of_block[key], 1 if repetition is None else repetition.runs(step))
         length_s = sum(loads.seconds.values())
         drawn = Drawn(0.0, length_s, loads.seconds, loads.drawing_s)
         return power.clock_hz(power.trace([drawn], length_s), power.highest_hz)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Iterable, Sequence
 from typing import cast
 
 import simpy
@@ -43,7 +43,7 @@ class Lane:
         self._calls: dict[int, CommCall] = {}  # by id of their communication
         self._is_compute = name == COMPUTE_LANE
 
-    def go_through(self, steps: Sequence[Step], first: int = 0) -> Wait:
+    def go_through(self, steps: Iterable[Step], first: int = 0) -> Wait:
         """Run ``steps`` one after another; they stand in the lane from position ``first`` on."""
         rank = self._rank
         for index, step in enumerate(steps):

@@ -12,7 +12,7 @@ from simulator.arrays import Ints
 from simulator.cluster import Cluster
 from simulator.cluster.gpu import Gpu
 from simulator.costs import Costs
-from simulator.program import Extension, Program
+from simulator.program import Extension, Program, Repetition
 
 #: Called with the time (s); returns the next extension of a program, or None where there is no more.
 StepSource = Callable[[float], Extension | None]
@@ -42,7 +42,7 @@ class Placed:
     """A program on GPUs of a cluster; ``costs`` price its kernels.
 
     ``gpus[rank]`` is the GPU of a rank. ``servers`` are the nodes of the cluster that host its parameter servers.
-    ``more()`` returns a new source of extensions for each play.
+    ``more()`` returns a new source of extensions for each play. ``repetition``: periods that the program leaves out.
     """
 
     program: Program
@@ -50,6 +50,7 @@ class Placed:
     gpus: tuple[int, ...]
     servers: tuple[int, ...]
     more: Callable[[], StepSource] | None = None
+    repetition: Repetition | None = None
 
     @classmethod
     def on(
@@ -59,15 +60,17 @@ class Placed:
         cluster: Cluster,
         nodes: Sequence[int] | None = None,
         more: Callable[[], StepSource] | None = None,
+        repetition: Repetition | None = None,
     ) -> Placed:
         """Place rank after rank on the GPUs of ``nodes``, in their order; without ``nodes``, from the first GPU on.
 
         The program names the nodes of its parameter servers by their position in ``nodes``.
         """
         if nodes is None:
-            return cls(program, costs, tuple(range(program.n_ranks)), program.servers, more)
+            return cls(program, costs, tuple(range(program.n_ranks)), program.servers, more, repetition)
         gpus = [gpu for node in nodes for gpu in cluster.gpus_of(node)]
-        return cls(program, costs, tuple(gpus[: program.n_ranks]), tuple([nodes[at] for at in program.servers]), more)
+        servers = tuple([nodes[at] for at in program.servers])
+        return cls(program, costs, tuple(gpus[: program.n_ranks]), servers, more, repetition)
 
     def kinds(self, cluster: Cluster) -> list[RankKind]:
         """Return the kinds of its ranks, in the order of their first ranks."""

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
+from simulator.arrays import Floats
 from simulator.cluster import Cluster
 from simulator.engine.block_pieces import BlockCutter
 from simulator.engine.coalescing import CoalescedBlocks
@@ -16,6 +19,8 @@ from simulator.engine.growing_lanes import GrowingLanes
 from simulator.engine.growth import Growth, host_type
 from simulator.engine.host import SimulatedHost
 from simulator.engine.lane import Lane
+from simulator.engine.marks import PeriodMark, marked_steps
+from simulator.engine.periods import whole_spans
 from simulator.engine.placed_ranks import placed_ranks, work_of_hosts
 from simulator.engine.placement import Placed
 from simulator.engine.rank import PlacedRank, Rank
@@ -28,7 +33,7 @@ from simulator.errors import DeadlockError
 from simulator.network.flows import Network
 from simulator.network.max_min import Saturation
 from simulator.network.simulated_time import SimulatedTime
-from simulator.program import Program
+from simulator.program import COMPUTE_LANE, Program, Step
 
 
 @dataclass(frozen=True)
@@ -93,7 +98,9 @@ class _Play:
         coalesce: bool,
     ) -> None:
         self._env = env
+        self._network = network
         self._placed = placed
+        self._marks: list[PeriodMark[tuple[int, str], Saturation]] = []
         self._store = TemplateStore()
         self._recorder = Recorder(self._store)
         self._counts: CommCounts = Counter()
@@ -120,22 +127,44 @@ class _Play:
         """Let every lane of every simulated rank begin now."""
         growing = None if self._growth is None else GrowingLanes(self._env, self._growth)
         for rank in self._ranks:
-            for name, steps in self._placed.program.roles[rank.role].lanes.items():
+            for name, work in self._placed.program.roles[rank.role].lanes.items():
+                steps = self._marked(work) if rank is self._ranks[0] and name == COMPUTE_LANE else work
                 lane = Lane(self._env, rank, name, self._blocks, self._communicators, self._recorder)
                 through = lane.go_through(steps) if growing is None else growing.go_through(lane, rank, name)
                 self._env.process(through)
         if growing is not None:
             growing.begin()
 
+    def _marked(self, steps: Sequence[Step]) -> Iterable[Step]:
+        """Yield the steps of the first rank's compute lane, and put a mark where periods begin that are repeated."""
+        repetition = self._placed.repetition
+        role = self._placed.program.roles[self._ranks[0].role]
+        marked = set() if repetition is None else set(marked_steps(role, repetition))
+        for index, step in enumerate(steps):
+            if index in marked:
+                counts, saturated_s = dict(self._counts), dict(self._network.saturated_s)
+                self._marks.append(PeriodMark(self._env.now, self._hosts_s(), counts, self._blocks.runs, saturated_s))
+            yield step
+
+    def _hosts_s(self) -> Floats:
+        return np.array([rank.host.free_s for rank in self._ranks])
+
     def end(self) -> PlayedJob:
         """Return what has been played: nothing moves any more. Raises `DeadlockError` where a rank still waits."""
         program = self._placed.program if self._growth is None else self._growth.program
         if blocked := [lane for rank in self._ranks for lane in _blocked(rank)]:
             raise DeadlockError(report(program, blocked))
+        spans = self._recorder.spans()
+        if self._placed.repetition is not None:
+            roles = dict.fromkeys(rank.role for rank in self._ranks)
+            spans, period = whole_spans(spans, self._marks, self._hosts_s(), self._placed, tuple(roles))
+            self._counts.update(period.more_counts())
+            self._blocks.add_runs(period.more_runs())
+            self._network.prolong(period.more_seconds())
         self._blocks.finish()
         clocks = {rank.number: rank.placed.speed.clock_hz for rank in self._ranks}
         clocks_hz = {number: clock_hz for number, clock_hz in clocks.items() if clock_hz is not None}
-        return PlayedJob(program, self._store, self._recorder.spans(), self._counts, clocks_hz)
+        return PlayedJob(program, self._store, spans, self._counts, clocks_hz)
 
 
 def _blocked(rank: Rank) -> list[BlockedLane]:

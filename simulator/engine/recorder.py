@@ -13,7 +13,7 @@ from simulator.arrays import Bools, Floats, Ints
 from simulator.engine.placement import RankKind
 from simulator.engine.representatives import Representatives
 from simulator.engine.templates import TemplateStore
-from simulator.program import Program, Step
+from simulator.program import Program, Step, later_label
 from simulator.timeline import Contention, LinkUse, Timeline
 
 #: Clocks of the GPUs of ranks in Hz; None: each kernel runs at the clock of its price.
@@ -69,6 +69,16 @@ WHOLE = PiecePosition(True, True)
 BESIDE = PiecePosition(False, False, False)
 
 
+class Repeats(NamedTuple):
+    """Places of spans in the whole program, of which a part was played and repeated.
+
+    ``later``: micro-batches between a span and the recorded step of it. ``run``: number of its step.
+    """
+
+    later: Ints
+    run: Ints
+
+
 @dataclass(frozen=True)
 class RecordedSpans:
     """All spans of a job as columns, in the order in which they ended.
@@ -93,6 +103,7 @@ class RecordedSpans:
     start_s: Floats
     end_s: Floats
     stretched: Mapping[int, tuple[Floats, Floats]] = field(default_factory=dict)
+    repeats: Repeats | None = None
 
     @property
     def length_s(self) -> float:
@@ -101,7 +112,8 @@ class RecordedSpans:
 
     def times(self) -> SpanTimes:
         """Return when every span began and ended; steps are in the order of their first spans."""
-        pairs = self.rank * max(len(self.steps), 1) + self.step
+        run = self.step if self.repeats is None else self.repeats.run
+        pairs = self.rank * (int(run.max(initial=0)) + 1) + run
         _, first, number = np.unique(pairs, return_index=True, return_inverse=True)
         order = np.argsort(first)
         place = np.empty_like(order)
@@ -146,7 +158,7 @@ class RecordedSpans:
             lane=lane[order],
             step=self.position_in_lane[order],
             template=self.template[order],
-            microbatch=step_column([one.microbatch for one in steps], np.int64),
+            microbatch=self._microbatches()[order],
             stage=step_column([one.stage for one in steps], np.int64),
             chunk=step_column([one.chunk for one in steps], np.int64),
             phase=step_column([one.phase for one in steps], "U1"),
@@ -154,7 +166,7 @@ class RecordedSpans:
             launched_s=self.launched_s[order],
             start_s=self.start_s[order],
             end_s=self.end_s[order],
-            labels=tuple(step_column([one.label for one in steps], object).tolist()),
+            labels=tuple(self._labels()[order].tolist()),
             parts=tuple(step_column([one.part for one in steps], object).tolist()),
             alloc_bytes=memory(self.is_first, [one.alloc_bytes for one in steps]),
             free_bytes=memory(self.is_last, [one.free_bytes for one in steps]),
@@ -167,6 +179,21 @@ class RecordedSpans:
             events=events,
             wall_s=wall_s,
         )
+
+    def _microbatches(self) -> Ints:
+        """Return the micro-batch of each span; -1 where it has none."""
+        microbatch = np.array([step.microbatch for step in self.steps], dtype=np.int64)[self.step]
+        return microbatch if self.repeats is None else np.where(microbatch < 0, -1, microbatch + self.repeats.later)
+
+    def _labels(self) -> NDArray[Any]:
+        """Return the label of each span's step."""
+        labels = np.array([step.label for step in self.steps], dtype=object)
+        if self.repeats is None:
+            return labels[self.step]
+        _, first, number = np.unique(self.repeats.run, return_index=True, return_inverse=True)
+        pairs = zip(labels[self.step[first]].tolist(), self.repeats.later[first].tolist(), strict=True)
+        distinct = np.array([later_label(label, later) if later else label for label, later in pairs], dtype=object)
+        return distinct[number]
 
     def _lanes(self, store: TemplateStore) -> tuple[tuple[str, ...], Ints]:
         """Return the names of all lanes of spans and of their rows, sorted, and the number of each span's lane."""

@@ -12,13 +12,14 @@ from simulator.cluster import Cluster
 from simulator.costs import Costs
 from simulator.engine.engines import player
 from simulator.engine.gpu_clocks import MOST_PLAYS, first_clocks, next_clocks, settled_clocks
+from simulator.engine.periods import UnsteadyError
 from simulator.engine.placement import Placed, StepSource
 from simulator.engine.play import PlayedJob
 from simulator.engine.recorder import GpuClocks
 from simulator.engine.representatives import Representatives, fold_cluster
 from simulator.engine.traffic import algorithms_of, contention, links_of
 from simulator.garbage import rarely_searched
-from simulator.program import Program, validate
+from simulator.program import Program, Repetition, validate
 from simulator.timeline import Timeline
 
 
@@ -32,6 +33,7 @@ def simulate(
     coalesce: bool = True,
     engine: EngineChoice = "auto",
     more: Callable[[], StepSource] | None = None,
+    repetition: Repetition | None = None,
 ) -> Timeline:
     """Play ``program``: rank i on GPU i of ``cluster``, or of its ``nodes`` in their order.
 
@@ -50,9 +52,12 @@ def simulate(
     communication that extensions bring; `simulator.program.expecting` reads it from samples. Hosts issue an extension
     behind the last one, in the order of a program by itself.
 
+    ``repetition``: periods that ``program`` leaves out, which are put into the Timeline (`simulator.engine.periods`).
+    `UnsteadyError` is raised where the play never came to the state of a period before.
+
     Raises `ProgramError` on an ill-formed program or extension and `DeadlockError` when no rank can go on.
     """
-    placed = Placed.on(program, costs, cluster, nodes, more)
+    placed = Placed.on(program, costs, cluster, nodes, more, repetition)
     return simulate_together([placed], cluster, fold=fold, coalesce=coalesce, engine=engine)[0]
 
 
@@ -95,6 +100,8 @@ def play_together(
     for placed in jobs:
         validate(placed.program, grows=placed.more is not None)
     simulated = fold_cluster(jobs, cluster, folded=fold)
+    if any(placed.repetition for placed in jobs) and (len(jobs) > 1 or simulated.background):
+        raise UnsteadyError("a job beside others, or beside background traffic, has no period of its own")
     playing, events = player(engine, jobs, simulated, cluster, coalesce), 0
     clocks = [first_clocks(placed, cluster) for placed in jobs]
     for number in range(MOST_PLAYS):

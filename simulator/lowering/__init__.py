@@ -3,5 +3,6 @@
 from simulator.lowering.layout import Layout, layout
 from simulator.lowering.program import build_program
 from simulator.lowering.schedule_alone import schedule_program
+from simulator.lowering.shortening import ShortenedStep, shortened
 
-__all__ = ["Layout", "build_program", "layout", "schedule_program"]
+__all__ = ["Layout", "ShortenedStep", "build_program", "layout", "schedule_program", "shortened"]

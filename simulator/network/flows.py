@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import cast
@@ -125,6 +125,12 @@ class Network:
                 solution = self._solve([phase])
                 for saturation in solution.saturations:
                     self._add(saturation, times * phase.nbytes / solution.rates_Bps[0])
+
+    def prolong(self, saturated_s: Mapping[Saturation, float]) -> None:
+        """Add to the record the seconds of states in time that was not played."""
+        for saturation, seconds in saturated_s.items():
+            if seconds:
+                self._add(saturation, seconds)
 
     def finish(self, at_s: float) -> None:
         """Complete the record of background traffic, which is there until ``at_s``."""

@@ -19,6 +19,7 @@ from simulator.program.ops import (
     kernels_of,
 )
 from simulator.program.program import Program, Role, Step, reordered
+from simulator.program.repetition import Repetition, later_label
 from simulator.program.text import kernel_to_text, to_text
 from simulator.program.text_reader import from_text, kernel_from_text
 from simulator.program.validation import ProgramError, validate
@@ -69,6 +70,7 @@ __all__ = [
     "Purpose",
     "RecordedKind",
     "RecordedWork",
+    "Repetition",
     "Role",
     "Step",
     "StepPhase",
@@ -83,6 +85,7 @@ __all__ = [
     "kernel_from_text",
     "kernel_to_text",
     "kernels_of",
+    "later_label",
     "numbered_axis",
     "reordered",
     "to_text",

@@ -51,6 +51,23 @@ def timeline_differences(first: Timeline, second: Timeline) -> Iterator[str]:
             yield f"{column}: {str(one)[:200]} and {str(other)[:200]}"
 
 
+def steady_differences(short: Timeline, whole: Timeline) -> Iterator[str]:
+    """Yield the columns in which a timeline with periods put in differs from that of all that was played."""
+    if len(short.rank) != len(whole.rank):
+        yield f"{len(short.rank)} and {len(whole.rank)} spans"
+        return
+    for column in ("rank", "lane", "step", "microbatch", "stage", "chunk", "phase", "labels", "parts"):
+        if list(getattr(short, column)) != list(getattr(whole, column)):
+            yield f"{column} differs"
+    for column in ("posted_s", "launched_s", "start_s", "end_s"):
+        apart_s = np.abs(getattr(short, column) - getattr(whole, column)).max()
+        if apart_s > 1e-9 * whole.step_time_s:
+            yield f"{column} differs by {apart_s:g} s"
+    for column in ("alloc_bytes", "free_bytes", "workspace_bytes"):
+        if not np.array_equal(getattr(short, column), getattr(whole, column)):
+            yield f"{column} differs"
+
+
 def compare(section: dict[str, Any], **changes: Any) -> None:
     workload = job(**changes) | {"parallelism": section}
     short = play(workload, fold=True, coalesce=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from itertools import product
 from typing import Any, NamedTuple
 from unittest.mock import patch
@@ -28,7 +28,7 @@ from simulator.program import from_text, to_text
 from simulator.searching.bounds import LayoutBounds
 from simulator.timeline import Timeline
 from tests.support.brute_folding import partition_differences
-from tests.support.exact import assert_same, timeline_differences
+from tests.support.exact import assert_same, steady_differences, timeline_differences
 from tests.support.random_jobs import Job, load
 
 #: Two results are the same if they differ by less than this share, or by fewer seconds.
@@ -65,10 +65,15 @@ def problems(job: Job, checks: Mapping[str, Check]) -> list[Problem]:
 
 
 def played(
-    workload: Workload, *, fold: bool = True, coalesce: bool = True, engine: EngineChoice = "auto"
+    workload: Workload,
+    *,
+    fold: bool = True,
+    coalesce: bool = True,
+    steady: bool = True,
+    engine: EngineChoice = "auto",
 ) -> StepResult:
     """Return the step of a loaded workload with these shortcuts, by an engine."""
-    simulation = Simulation(fold=fold, coalesce=coalesce, engine=engine)
+    simulation = Simulation(fold=fold, coalesce=coalesce, steady=steady, engine=engine)
     return run(workload.model_copy(update={"simulation": simulation}))
 
 
@@ -90,6 +95,24 @@ def same_without_shortcuts(job: Job) -> Iterator[str]:
     assert_same(ways[True, True], plain)
 
 
+def same_until_steady(job: Job) -> Iterator[str]:
+    """Yield what differs where a job of many micro-batches is played only until its pipeline repeats itself."""
+    many = 2 * job["parallelism"].get("pp", 1) * job["parallelism"].get("vpp", 1) + 16
+    training = job["training"] | {"global_batch": many * job["training"]["global_batch"]}
+    workload = load(job | {"training": training})
+    short, whole = (played(workload, steady=steady) for steady in (True, False))
+    if short.repetition is not None:
+        yield from steady_differences(short.spans, whole.spans)
+        yield from differences(figures_of(short), figures_of(whole), whole.spans.step_time_s)
+
+
+def figures_of(result: StepResult) -> dict[str, Any]:
+    """Return key figures, and what links carried and who met on them."""
+    spans = result.spans
+    links, contention = [asdict(link) for link in spans.links], [asdict(one) for one in spans.contention]
+    return {"figures": result.key_figures(), "links": links, "contention": contention}
+
+
 def same_compiled(job: Job) -> Iterator[str]:
     """Yield what differs between the compiled engine and the one in Python, to the last bit."""
     workload = load(job)
@@ -100,13 +123,14 @@ def same_compiled(job: Job) -> Iterator[str]:
 def same_when_read_back(job: Job) -> Iterator[str]:
     """Yield what differs where the whole workload, or its program, is written down and read back."""
     workload = load(job)
-    first = played(workload)
+    first = played(workload, steady=False)
     text = json.dumps(workload.model_dump(mode="json"))
     yield from (
-        f"workload read back: {text}" for text in differences(first.to_dict(), played(load(json.loads(text))).to_dict())
+        f"workload read back: {text}"
+        for text in differences(first.to_dict(), played(load(json.loads(text)), steady=False).to_dict())
     )
     program = from_text(to_text(first.program))
-    again = simulate(program, first.cluster, first.costs, nodes=workload.nodes, **workload.simulation.model_dump())
+    again = simulate(program, first.cluster, first.costs, nodes=workload.nodes, **workload.simulation.engine_options)
     for column in ("start_s", "end_s"):
         if not np.array_equal(getattr(again, column), getattr(first.played, column)):
             yield f"program read back: {column} differs"
@@ -213,16 +237,17 @@ def not_below_bounds(job: Job) -> Iterator[str]:
             yield f"{what}: {simulated:.9g} is below its bound {least:.9g}"
 
 
-#: Name -> check.
 def same_classes(job: Job) -> Iterator[str]:
     """Yield where folding by arithmetic finds other classes than refinement over everything there is."""
     result = run_step(load(job))
     yield from partition_differences([result.placed], result.cluster)
 
 
+#: Name -> check.
 CHECKS: dict[str, Check] = {
     "shortcuts": same_without_shortcuts,
     "fold": same_classes,
+    "steady": same_until_steady,
     "compiled": same_compiled,
     "read back": same_when_read_back,
     "idle job": same_beside_an_idle_job,

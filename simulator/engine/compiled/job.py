@@ -16,6 +16,7 @@ from simulator.engine.compiled.description import JobDescription, LaneSteps, Wor
 from simulator.engine.compiled.library import CallRecord, ShareRecord, WorkRecord
 from simulator.engine.compiled.tables import Tables
 from simulator.engine.growth import Growth, LaneShare, host_type
+from simulator.engine.marks import marked_steps
 from simulator.engine.placement import Placed
 from simulator.engine.rank import PlacedRank
 from simulator.engine.representatives import Representatives
@@ -51,7 +52,7 @@ class CompiledJob:
         self.lanes = [(rank, lane) for rank in ranks for lane in placed.program.roles[rank.role].lanes]
         self.first = first
         self._tables, self._handle = tables, tables.handle
-        self._placed, self._representatives = placed, representatives
+        self.placed, self._representatives = placed, representatives
         self._description = description
         self._counts: CommCounts = Counter()
         cutter, roles = BlockCutter(placed.costs, self.store), placed.program.roles
@@ -69,7 +70,7 @@ class CompiledJob:
     @property
     def program(self) -> Program:
         """All that has been played."""
-        return self._placed.program if self._growth is None else self._growth.program
+        return self.placed.program if self._growth is None else self._growth.program
 
     @property
     def steps(self) -> Sequence[Step]:
@@ -153,14 +154,28 @@ class CompiledJob:
 
     # What was played
 
-    def counts(self, counted: Mapping[int, int]) -> CommCounts:
-        """Return how often each communication was made, from the numbers of counts and what the loop counted."""
+    def marked_steps(self) -> list[int]:
+        """Return the steps of the first rank's compute lane at which marks are put, for periods that are repeated."""
+        repetition = self.placed.repetition
+        return [] if repetition is None else marked_steps(self.placed.program.roles[self.ranks[0].role], repetition)
+
+    def runs(self) -> list[int]:
+        """Return how often each prepared block was run so far."""
+        return [self._handle.call("runs_of_cut", number) for number, _ in self._cuts]
+
+    def counts(self, counted: Mapping[int, int], more_runs: Sequence[int] = ()) -> CommCounts:
+        """Return how often each communication was made, from the numbers of counts and what the loop counted.
+
+        ``more_runs``: further runs of the first prepared blocks.
+        """
         for number, times in counted.items():
             job, planned, purpose = self._tables.counts.things[number]
             if job == self.first.job:
                 self._counts[id(planned), purpose] += times
-        for number, prepared in self._cuts:
-            prepared.runs = self._handle.call("runs_of_cut", number)
+        for (_, prepared), runs in zip(self._cuts, self.runs(), strict=True):
+            prepared.runs = runs
+        for (_, prepared), more in zip(self._cuts, more_runs, strict=False):
+            prepared.runs += more
         self._blocks.finish()
         return self._counts
 

@@ -114,6 +114,7 @@ _Meeting = CFUNCTYPE(None, _int, _int, POINTER(_int))
 _Cut = CFUNCTYPE(None, _int, _int, _int, _int, POINTER(_int))
 _Call = CFUNCTYPE(None, _int, _int)
 _Grow = CFUNCTYPE(None, _int, _int, _real, POINTER(_real))
+_Mark = CFUNCTYPE(None, _real)
 
 
 class QuestionsRecord(Structure):
@@ -129,6 +130,7 @@ class QuestionsRecord(Structure):
         ("cut", _Cut),
         ("call", _Call),
         ("grow", _Grow),
+        ("mark", _Mark),
     )
 
 
@@ -173,6 +175,7 @@ _FUNCTIONS: dict[str, tuple[type | None, list[type]]] = {
     "describe_rank": (None, [_pointer, _int, _int, _int, _int, _int, _int, _int, _int]),
     "begin_background": (_int, [_pointer, _int]),
     "begin_job": (_int, [_pointer, _int, _int, _int]),
+    "set_marks": (None, [_pointer, _int, _int, _pointer]),
     "run": (_int, [_pointer, _long]),
     "n_events": (_long, [_pointer]),
     "finish": (_int, [_pointer, _real]),
@@ -180,6 +183,7 @@ _FUNCTIONS: dict[str, tuple[type | None, list[type]]] = {
     "read_stretched": (_long, [_pointer, _int, POINTER(_pointer), POINTER(_pointer), POINTER(_long)]),
     "read_states": (_int, [_pointer, POINTER(_pointer), POINTER(_pointer), POINTER(_int)]),
     "read_counts": (_int, [_pointer, POINTER(_pointer), POINTER(_pointer), POINTER(_int)]),
+    "read_hosts": (None, [_pointer, _pointer]),
     "runs_of_cut": (_long, [_pointer, _int]),
     "read_lane": (_long, [_pointer, _int, POINTER(_int)]),
     "has_rank_called": (_int, [_pointer, _int, _int]),

@@ -87,9 +87,15 @@ class NumberedPhases:
                 for state in states:
                     self._alone_s[state] = self._alone_s.get(state, 0.0) + times * phase.nbytes / rate_Bps
 
-    def saturated_s(self, order: Sequence[int], seconds: Sequence[float]) -> Mapping[Saturation, float]:
+    def prolong(self, seconds: Mapping[int, float]) -> None:
+        """Add to the record the seconds of states, by their number, in time that was not played."""
+        for state, more in seconds.items():
+            if more:
+                self._alone_s[state] = self._alone_s.get(state, 0.0) + more
+
+    def saturated_s(self, seconds: Mapping[int, float]) -> Mapping[Saturation, float]:
         """Return the seconds of each state of a full link, from those of the loop and those alone."""
-        by_state = {state: seconds[state] for state in order}
+        by_state = dict(seconds)
         for state, seconds_alone in self._alone_s.items():
             by_state[state] = by_state.get(state, 0.0) + seconds_alone
         return {self._states[state]: seconds_of_state for state, seconds_of_state in by_state.items()}

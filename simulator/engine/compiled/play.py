@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,8 @@ from simulator.engine.compiled.job import CompiledJob, FirstNumbers
 from simulator.engine.compiled.network import NumberedPhases, RememberedRates
 from simulator.engine.compiled.tables import Tables
 from simulator.engine.deadlock import BlockedLane, UncalledComm, report
+from simulator.engine.marks import PeriodMark
+from simulator.engine.periods import whole_spans
 from simulator.engine.placed_ranks import placed_ranks
 from simulator.engine.placement import Placed
 from simulator.engine.play import PlayedJob, PlayedJobs
@@ -25,7 +28,7 @@ from simulator.engine.rank import Awaited, PlacedRank
 from simulator.engine.recorder import GpuClocks, RecordedSpans
 from simulator.engine.representatives import SimulatedCluster
 from simulator.errors import DeadlockError
-from simulator.network.max_min import Saturation
+from simulator.program import COMPUTE_LANE
 
 
 class CompiledEngine:
@@ -81,6 +84,7 @@ class _CompiledPlay:
         self._handle = SimulationHandle(self._answers(), sizes)
         self._phases = NumberedPhases(self._handle, rates)
         self._tables = Tables(self._handle, self._phases, comms)
+        self._marks: list[PeriodMark[int, int]] = []
 
     def describe(
         self,
@@ -103,6 +107,10 @@ class _CompiledPlay:
             role, rank, lane = role + len(placed.program.roles), rank + len(job.ranks), lane + len(job.lanes)
         for job in self._jobs:
             job.begin()
+            if marked := job.marked_steps():
+                steps = np.array(marked, dtype=np.int32)
+                lane = job.lanes.index((job.ranks[0], COMPUTE_LANE))
+                self._handle.call("set_marks", job.first.lane + lane, len(steps), self._handle.kept(steps))
 
     def played(self) -> PlayedJobs:
         """Let everything happen, and read what did."""
@@ -114,7 +122,8 @@ class _CompiledPlay:
         counted = self._counted()
         jobs = tuple([self._played(job, counted) for job in self._jobs])
         self._handle.add("finish", max(job.spans.length_s for job in jobs))
-        return PlayedJobs(jobs, self._saturated(), self._handle.call("n_events"))
+        saturated_s = self._phases.saturated_s(dict(self._seconds_of_states()))
+        return PlayedJobs(jobs, saturated_s, self._handle.call("n_events"))
 
     def close(self) -> None:
         """Give the loop's memory back."""
@@ -131,6 +140,7 @@ class _CompiledPlay:
             "cut": lambda lane, block, phase, n, idle: self._job_of(lane).cut(lane, block, phase, idle[:n]),
             "call": lambda lane, kind: self._job_of(lane).call(lane, kind),
             "grow": self._grow,
+            "mark": self._mark,
         }
 
     def _job_of(self, lane: int) -> CompiledJob:
@@ -151,15 +161,28 @@ class _CompiledPlay:
         release_s[0] = release
         return library.AT_RELEASE
 
+    def _mark(self, now: float) -> int:
+        (job,) = self._jobs
+        self._marks.append(
+            PeriodMark(now, self._hosts_s(), self._counted(), job.runs(), dict(self._seconds_of_states()))
+        )
+        return 0
+
     # Results
 
     def _played(self, job: CompiledJob, counted: Mapping[int, int]) -> PlayedJob:
         clocks = {rank.number: rank.speed.clock_hz for rank in job.ranks}
+        spans, more_runs = self._spans(job), list[int]()
+        if job.placed.repetition is not None:
+            roles = dict.fromkeys(rank.role for rank in job.ranks)
+            spans, period = whole_spans(spans, self._marks, self._hosts_s(), job.placed, tuple(roles))
+            counted, more_runs = Counter(counted) + Counter(period.more_counts()), period.more_runs()
+            self._phases.prolong(period.more_seconds())
         return PlayedJob(
             job.program,
             job.store,
-            self._spans(job),
-            job.counts(counted),
+            spans,
+            job.counts(counted, more_runs),
             {number: clock_hz for number, clock_hz in clocks.items() if clock_hz is not None},
         )
 
@@ -182,7 +205,10 @@ class _CompiledPlay:
             is_first=(flags & library.IS_FIRST) > 0,
             is_last=(flags & library.IS_LAST) > 0,
             in_row=(flags & library.IN_ROW) > 0,
-            **times,
+            posted_s=times["posted_s"],
+            launched_s=times["launched_s"],
+            start_s=times["start_s"],
+            end_s=times["end_s"],
             stretched=self._stretched(job),
         )
 
@@ -205,12 +231,17 @@ class _CompiledPlay:
         counts = library.array_at(second.value, np.dtype(np.int64), n_counts.value).tolist()
         return {number: counts[number] for number in order}
 
-    def _saturated(self) -> Mapping[Saturation, float]:
+    def _hosts_s(self) -> Floats:
+        hosts_s = np.zeros(sum(len(job.ranks) for job in self._jobs))
+        self._handle.call("read_hosts", hosts_s.ctypes.data)
+        return hosts_s
+
+    def _seconds_of_states(self) -> Iterator[tuple[int, float]]:
         first, second, n_states = ctypes.c_void_p(), ctypes.c_void_p(), ctypes.c_int32()
         n = self._handle.call("read_states", ctypes.byref(first), ctypes.byref(second), ctypes.byref(n_states))
         order = library.array_at(first.value, np.dtype(np.int32), n).tolist()
         seconds = library.array_at(second.value, np.dtype(np.float64), n_states.value).tolist()
-        return self._phases.saturated_s(order, seconds)
+        return zip(order, [seconds[state] for state in order], strict=True)
 
     # Errors
 

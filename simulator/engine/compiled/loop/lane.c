@@ -203,6 +203,10 @@ static int begin_step(Simulation *s, Lane *lane) {
         lane->had++;
         return AT_SHARE;
     }
+    if (s->n_marks && lane - s->lanes == s->marked_lane && *s->marks == lane->step) {
+        s->marks++, s->n_marks--;
+        ANSWER_TO(s, mark(s->now_s));
+    }
     lane->next_step = share->first + lane->step;
     lane->has_begun = true;
     lane->after = 0;

@@ -311,10 +311,13 @@ typedef struct {
     void (*cut)(int32_t lane, int32_t block, int32_t phase, int32_t n_idle, const int32_t *idle);
     void (*call)(int32_t lane, int32_t kind);
     void (*grow)(int32_t job, int32_t what, double now_s, double *release_s);
+    void (*mark)(double now_s);
 } Questions;
 
 typedef struct Simulation {
     Questions ask;
+    const int32_t *marks; /* steps at which a lane tells Python that it has come there, ascending */
+    int32_t n_marks, marked_lane;
     jmp_buf escape;
     double now_s;
     uint64_t inserted;

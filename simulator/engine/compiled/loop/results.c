@@ -34,6 +34,11 @@ EXPORTED int32_t read_counts(const Simulation *s, const int32_t **order, const i
     return s->n_count_order;
 }
 
+/* When the host of each rank will have issued everything so far. */
+EXPORTED void read_hosts(const Simulation *s, double *host_s) {
+    for (int32_t i = 0; i < s->n_ranks; i++) host_s[i] = s->ranks[i].host_s;
+}
+
 EXPORTED int64_t runs_of_cut(const Simulation *s, int32_t cut) { return s->cuts[cut].runs; }
 
 /* Where a lane is: what it waits for (Awaited), the label of that or its kind of communication, its tag, its step.

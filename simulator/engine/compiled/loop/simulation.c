@@ -245,6 +245,11 @@ static void happen(Simulation *s, const Event *event) {
     }
 }
 
+/* Let a lane tell Python that it has come to each of these steps, which ascend. */
+EXPORTED void set_marks(Simulation *s, int32_t lane, int32_t n, const int32_t *steps) {
+    s->marked_lane = lane, s->n_marks = n, s->marks = steps;
+}
+
 /* Let the next events happen, so many at most; return an Outcome. */
 EXPORTED int32_t run(Simulation *s, int64_t most_events) {
     int outcome = setjmp(s->escape);

@@ -1,0 +1,294 @@
+"""Periods of a pipeline that were left out of a play, put into what was recorded.
+
+Between filling and draining a pipeline does the same again and again. Where its whole state is that of a period before,
+everything that follows is so too, and need not be played.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import Generic, TypeVar
+
+import numpy as np
+
+from simulator.arrays import Bools, Floats, Ints
+from simulator.engine.marks import PeriodMark
+from simulator.engine.placement import Placed
+from simulator.engine.recorder import RecordedSpans, Repeats
+from simulator.errors import SimulatorError
+from simulator.program import COMPUTE_LANE, Comm, Program, Repetition, Step, later_label
+
+K = TypeVar("K", bound=Hashable)
+S = TypeVar("S", bound=Hashable)
+
+#: Times are those of a period before where they differ from them by less than this share of the period.
+TOLERANCE = 1e-11
+#: What is reached this share of a period before a mark is reached at it.
+SLACK = 1e-9
+#: The step a period later has not been looked for.
+UNKNOWN = -2
+_TIMES = ("posted_s", "launched_s", "start_s", "end_s")
+
+
+class UnsteadyError(SimulatorError):
+    """A shortened program whose play never came to the state of a period before; the whole has to be played."""
+
+
+@dataclass(frozen=True)
+class Period(Generic[K, S]):
+    """The period of a play from mark ``before`` to mark ``after``, which is put in ``times`` more."""
+
+    before: PeriodMark[K, S]
+    after: PeriodMark[K, S]
+    times: int
+
+    @property
+    def length_s(self) -> float:
+        """Seconds of the period."""
+        return self.after.time_s - self.before.time_s
+
+    def more_counts(self) -> dict[K, int]:
+        """Return how often each communication was made in the periods left out."""
+        before, after = self.before.counts, self.after.counts
+        return {key: self.times * (count - before.get(key, 0)) for key, count in after.items()}
+
+    def more_runs(self) -> list[int]:
+        """Return how often each prepared block was run in the periods left out."""
+        earlier = [*self.before.runs, *[0] * (len(self.after.runs) - len(self.before.runs))]
+        return [self.times * (after - before) for before, after in zip(earlier, self.after.runs, strict=True)]
+
+    def more_seconds(self) -> dict[S, float]:
+        """Return the seconds of each state of a full link in the periods left out."""
+        before, after = self.before.saturated_s, self.after.saturated_s
+        return {state: self.times * (seconds - before.get(state, 0.0)) for state, seconds in after.items()}
+
+
+class RepeatedSteps:
+    """The steps of a program in ``spans``, and the same steps some ``microbatches`` later.
+
+    ``lane`` and ``position``: of each step, the number of its lane, and its place there.
+    """
+
+    def __init__(self, program: Program, roles: Sequence[int], spans: RecordedSpans, microbatches: int) -> None:
+        self._steps, self._microbatches = spans.steps, microbatches
+        number = {id(step): index for index, step in enumerate(spans.steps)}
+        self.lane, self.position = np.full(len(number), -1, np.int64), np.zeros(len(number), np.int64)
+        self.lengths: list[int] = []
+        self._following = np.full(len(number), UNKNOWN, np.int64)
+        self._places: list[dict[str, int]] = []
+        self._computing: list[Sequence[Step]] = []
+        for role in roles:
+            place: dict[str, int] = {}
+            computing = program.roles[role].lanes.get(COMPUTE_LANE, ())
+            for steps in program.roles[role].lanes.values():
+                indices = [number.get(id(step), -1) for step in steps]
+                here = [index for index in indices if index >= 0]
+                self.lane[here] = len(self.lengths)
+                self.position[here] = [at for at, index in enumerate(indices) if index >= 0]
+                place.update(zip([step.label for step in steps], indices, strict=True))
+                self.lengths.append(len(steps))
+                self._places.append(place)
+                self._computing.append(computing)
+
+    def following(self, steps: Ints) -> Ints:
+        """Return the same step a period later of each of ``steps``; -1 where there is none."""
+        for step in np.unique(steps[self._following[steps] == UNKNOWN]).tolist():
+            one, place = self._steps[step], self._places[self.lane[step]]
+            later = place.get(later_label(one.label, self._microbatches), -1)
+            same = later >= 0 and later != step and self.lane[later] == self.lane[step]
+            self._following[step] = later if same and type(self._steps[later].op) is type(one.op) else -1
+        return self._following[steps]
+
+    def strides(self, steps: Ints) -> Ints | None:
+        """Return by lane how many of its steps are in a period, from ``steps``; None where they do not agree."""
+        distinct = np.unique(steps)
+        apart = self.position[self.following(distinct)] - self.position[distinct]
+        strides = np.zeros(len(self.lengths), np.int64)
+        strides[self.lane[distinct]] = apart
+        agree = (strides[self.lane[distinct]] == apart).all() and (apart > 0).all()
+        return strides if agree and self._are_issued_alike(distinct) else None
+
+    def _are_issued_alike(self, steps: Ints) -> bool:
+        """Return whether hosts issue each of ``steps`` a period after the same step of the period before.
+
+        What waits for computation is issued behind it (`issue_order`). The rest is issued before the first computation
+        that waits for it. For the two steps that has to be the same computation, a period apart.
+        """
+        first_waiting: dict[int, dict[str, str]] = {}
+        for step in steps.tolist():
+            one, other = self._steps[step], self._steps[self._following[step]]
+            computing, place = self._computing[self.lane[step]], self._places[self.lane[step]]
+            if not isinstance(one.op, Comm) or any(self._computes(place[label], computing) for label in one.after):
+                continue
+            if id(computing) not in first_waiting:
+                first_waiting[id(computing)] = _first_waiting(computing)
+            waiting = [first_waiting[id(computing)].get(comm.label, "") for comm in (one, other)]
+            if waiting[0] == waiting[1] or later_label(waiting[0], self._microbatches) != waiting[1]:
+                return False
+        return True
+
+    def _computes(self, step: int, computing: Sequence[Step]) -> bool:
+        position = int(self.position[step])
+        return step >= 0 and position < len(computing) and computing[position] is self._steps[step]
+
+
+def _first_waiting(computing: Sequence[Step]) -> dict[str, str]:
+    """Return the first of some steps that waits for each label."""
+    first: dict[str, str] = {}
+    for step in computing:
+        for label in step.after:
+            first.setdefault(label, step.label)
+    return first
+
+
+class SpansByStep:
+    """Spans in the order of their ranks and steps, and of the pieces of a step."""
+
+    def __init__(self, spans: RecordedSpans) -> None:
+        self._spans, self._n_steps = spans, max(len(spans.steps), 1)
+        key = spans.rank * self._n_steps + spans.step
+        self._order = np.argsort(key, kind="stable")
+        self._in_order = key[self._order]
+        self._piece = np.empty(len(key), np.int64)
+        self._piece[self._order] = np.arange(len(key)) - np.searchsorted(self._in_order, self._in_order)
+
+    def at_steps(self, span: Ints, step: Ints) -> Ints | None:
+        """Return the spans that are to other steps what each ``span`` is to its own; None where one has none."""
+        spans = self._spans
+        if (step < 0).any():
+            return None
+        key = spans.rank[span] * self._n_steps + step
+        at = np.searchsorted(self._in_order, key) + self._piece[span]
+        within = np.minimum(at, len(self._in_order) - 1)
+        other = self._order[within]
+        same = (at == within) & (self._in_order[within] == key)
+        same &= (spans.template[other] == spans.template[span]) & (spans.lane[other] == spans.lane[span])
+        return other if same.all() else None
+
+
+def steady_period(
+    spans: RecordedSpans, marks: Sequence[PeriodMark[K, S]], hosts_s: Floats, steps: RepeatedSteps, times: int
+) -> tuple[Period[K, S], Ints]:
+    """Return the last period of a play at whose end everything is as at its beginning, and the strides of lanes in it.
+
+    Everything that two periods in a row touch is at the same times in both. No host is less far ahead at the end. One
+    that is farther ahead has issued all of its work by then, so that nothing waits for it any more. ``hosts_s``: when
+    each host had issued all of its work. Raises `UnsteadyError` where there is no such period.
+    """
+    by_step = SpansByStep(spans)
+    for first, second, third in reversed(list(zip(marks, marks[1:], marks[2:], strict=False))):
+        period = Period(second, third, times)
+        if _hosts_keep_up(first, period, hosts_s):
+            strides = _strides_if_repeated(spans, by_step, steps, first, period)
+            if strides is not None:
+                return period, strides
+    raise UnsteadyError("no period of the pipeline is as the one before")
+
+
+def _hosts_keep_up(first: PeriodMark[K, S], period: Period[K, S], hosts_s: Floats) -> bool:
+    """Return whether hosts are as far ahead at each mark as a period before, or farther and not waited for again."""
+    slack_s = TOLERANCE * period.length_s
+    leads = [mark.time_s - mark.hosts_s for mark in (first, period.before, period.after)]
+    if any((after < before - slack_s).any() for before, after in pairwise(leads)):
+        return False
+    gains = (leads[2] > leads[1] + slack_s) | (leads[1] > leads[0] + slack_s)
+    return bool((hosts_s[gains] <= period.after.time_s).all())
+
+
+def _strides_if_repeated(
+    spans: RecordedSpans, by_step: SpansByStep, steps: RepeatedSteps, first: PeriodMark[K, S], period: Period[K, S]
+) -> Ints | None:
+    """Return the strides of lanes in a period; None unless all from ``first`` to its beginning comes again in it."""
+    length_s = period.length_s
+    slack_s, tolerance_s = SLACK * length_s, TOLERANCE * length_s
+    if abs(period.before.time_s - first.time_s - length_s) > tolerance_s:
+        return None
+    begin_s, middle_s, end_s = (mark.time_s - slack_s for mark in (first, period.before, period.after))
+    touched = np.flatnonzero((spans.end_s >= begin_s) & (spans.posted_s < middle_s))
+    windows = pairwise((begin_s, middle_s, end_s))
+    begun = [int(((spans.posted_s >= low) & (spans.posted_s < high)).sum()) for low, high in windows]
+    other = by_step.at_steps(touched, steps.following(spans.step[touched])) if begun[0] == begun[1] else None
+    if other is None:
+        return None
+    for name in _TIMES:
+        times_s = getattr(spans, name)
+        if (np.abs(times_s[other] - times_s[touched] - length_s) > tolerance_s).any():
+            return None
+    if not _rows_are_repeated(spans, touched, other, length_s, tolerance_s):
+        return None
+    return steps.strides(spans.step[touched])
+
+
+def _rows_are_repeated(spans: RecordedSpans, before: Ints, after: Ints, length_s: float, tolerance_s: float) -> bool:
+    """Return whether the rows of spans that did not run straight through come again a period later.
+
+    Of two that are equally long, one alone is stretched where a rounding decides.
+    """
+    for one, other in zip(before.tolist(), after.tolist(), strict=True):
+        if one not in spans.stretched or other not in spans.stretched:
+            continue
+        times = zip(spans.stretched[one], spans.stretched[other], strict=True)
+        if any((np.abs(after - before - length_s) > tolerance_s).any() for before, after in times):
+            return False
+    return True
+
+
+def whole_spans(
+    spans: RecordedSpans, marks: Sequence[PeriodMark[K, S]], hosts_s: Floats, placed: Placed, roles: Sequence[int]
+) -> tuple[RecordedSpans, Period[K, S]]:
+    """Return the spans of the whole program, and the period that they repeat. Raises as `steady_period`.
+
+    ``roles``: those of simulated ranks.
+    """
+    repetition = placed.repetition
+    assert repetition is not None
+    steps = RepeatedSteps(placed.program, roles, spans, repetition.microbatches)
+    period, strides = steady_period(spans, marks, hosts_s, steps, repetition.times)
+    slack_s = SLACK * period.length_s
+    late = spans.posted_s >= period.after.time_s - slack_s
+    again = np.flatnonzero((spans.posted_s >= period.before.time_s - slack_s) & ~late)
+    span = np.concatenate((np.flatnonzero(~late), np.tile(again, period.times), np.flatnonzero(late)))
+    lengths = [int((~late).sum()), *[len(again)] * period.times, int(late.sum())]
+    periods = np.repeat(np.array([*range(period.times + 1), period.times]), lengths)
+    return _moved(spans, span, periods, period.length_s, steps, strides, repetition), period
+
+
+def _moved(
+    spans: RecordedSpans,
+    span: Ints,
+    periods: Ints,
+    length_s: float,
+    steps: RepeatedSteps,
+    strides: Ints,
+    repetition: Repetition,
+) -> RecordedSpans:
+    """Return ``span`` after ``span``, by index, each so many ``periods`` of ``length_s`` later."""
+    step, later_s = spans.step[span], (periods * length_s).astype(np.float64)
+    lane, position = steps.lane[step], steps.position[step] + strides[steps.lane[step]] * periods
+    whole_lengths = np.array(steps.lengths) + strides * repetition.times
+    first = np.cumsum(whole_lengths) - whole_lengths
+    kept = ("rank", "lane", "template", "is_first", "is_last", "in_row")
+    return replace(
+        spans,
+        **{name: getattr(spans, name)[span] for name in kept},
+        **{name: getattr(spans, name)[span] + later_s for name in _TIMES},
+        step=step,
+        position_in_lane=position,
+        stretched=_moved_rows(spans, span, later_s),
+        repeats=Repeats(periods * repetition.microbatches, first[lane] + position),
+    )
+
+
+def _moved_rows(spans: RecordedSpans, span: Ints, later_s: Floats) -> Mapping[int, tuple[Floats, Floats]]:
+    """Return the rows of stretched spans that were put in or moved."""
+    if not spans.stretched:
+        return {}
+    is_stretched: Bools = np.zeros(len(spans.rank), dtype=bool)
+    is_stretched[list(spans.stretched)] = True
+    at = np.flatnonzero(is_stretched[span])
+    return {
+        index: (spans.stretched[one][0] + seconds, spans.stretched[one][1] + seconds)
+        for index, one, seconds in zip(at.tolist(), span[at].tolist(), later_s[at].tolist(), strict=True)
+    }

@@ -1,0 +1,79 @@
+"""Steps that are played until their pipeline repeats itself, beside the same steps played whole."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from simulator.api import StepResult
+from simulator.config import load_workload
+from simulator.lowering import shortened
+from tests.support.exact import steady_differences
+from tests.support.jobs import job, play
+from tests.support.random_checks import differences
+
+P2P = {"p2p": True}
+GRADIENTS = {"p2p": True, "grad_reduce": True, "param_gather": True}
+SECTIONS: dict[str, dict[str, Any]] = {
+    "naive": {"pp": 2, "schedule": "naive"},
+    "1f1b, blocking": {"pp": 4, "schedule": "1f1b", "tp": 2},
+    "1f1b, beside": {"pp": 4, "schedule": "1f1b", "dp": 2, "overlap": GRADIENTS},
+    "interleaved, blocking": {"pp": 2, "vpp": 2, "schedule": "interleaved"},
+    "interleaved, beside": {"pp": 4, "vpp": 2, "schedule": "interleaved", "overlap": P2P},
+    "dualpipe_v": {"pp": 2, "vpp": 2, "schedule": "dualpipe_v", "overlap": P2P},
+    "no pipeline": {"dp": 2, "zero": 3, "overlap": GRADIENTS},
+}
+
+
+def both(section: dict[str, Any], batch: int = 64, **simulation: bool | str) -> tuple[StepResult, StepResult]:
+    """Return a step as it is played with and without ``simulation.steady``."""
+    workload = job(parallelism=section, training__global_batch=batch * section.get("dp", 1))
+    return play(workload, **simulation), play(workload, steady=False, **simulation)
+
+
+def assert_equal(short: StepResult, whole: StepResult) -> None:
+    assert list(steady_differences(short.spans, whole.spans)) == []
+    assert list(differences(short.to_dict(), whole.to_dict(), whole.spans.step_time_s)) == []
+
+
+@pytest.mark.parametrize("name", SECTIONS)
+def test_a_step_with_periods_put_in_is_the_step(name: str) -> None:
+    short, whole = both(SECTIONS[name])
+    assert short.repetition is not None
+    assert short.spans.events < whole.spans.events
+    assert_equal(short, whole)
+
+
+@pytest.mark.parametrize("simulation", [{"engine": "python"}, {"fold": False, "coalesce": False}])
+def test_it_is_so_with_either_engine_and_without_other_shortcuts(simulation: dict[str, Any]) -> None:
+    short, whole = both(SECTIONS["1f1b, beside"], 32, **simulation)
+    assert short.repetition is not None
+    assert_equal(short, whole)
+
+
+def test_more_microbatches_cost_no_more_events() -> None:
+    events = {both(SECTIONS["1f1b, beside"], batch)[0].spans.events for batch in (64, 128)}
+    # Periods are the same, and as many are played.
+    assert len(events) == 1
+
+
+def test_the_order_of_passes_tells_the_period() -> None:
+    def period(**section: Any) -> int | None:
+        step = shortened(load_workload(job(parallelism=section, training__global_batch=64)))
+        return None if step is None else step.repetition.microbatches
+
+    # 1F1B does the same with every micro-batch, interleaved stages with every round of as many as there are ranks.
+    assert period(pp=4, schedule="1f1b") == 1
+    assert period(pp=4, vpp=2, schedule="interleaved") == 4
+    # GPipe runs all forward passes first: the more micro-batches, the longer each of its two halves.
+    assert period(pp=4, schedule="gpipe") is None
+
+
+def test_what_piles_up_until_the_optimizer_is_played_whole() -> None:
+    # The second reduction of hybrid shards waits for the first and not for computation. Its launch comes before the
+    # first computation that waits for it, the optimizer, where the launches of all micro-batches pile up.
+    section = {"dp": 4, "zero": 2, "hsdp": 2, "overlap": {"grad_reduce": True, "param_gather": True}}
+    workload = job(parallelism=section, training__global_batch=4 * 32)
+    assert shortened(load_workload(workload)) is not None
+    assert play(workload).repetition is None
