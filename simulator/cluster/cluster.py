@@ -6,9 +6,8 @@ from bisect import bisect_right
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, get_args
+from typing import TYPE_CHECKING, Any, get_args
 
-import networkx as nx
 import numpy as np
 from numpy.typing import NDArray
 
@@ -20,6 +19,9 @@ from simulator.errors import InputError
 from simulator.fabrics import Switches
 from simulator.hardware.cluster_spec import ClusterSpec
 from simulator.hardware.transport import TransportKind
+
+if TYPE_CHECKING:
+    import networkx as nx
 
 
 @dataclass(frozen=True, slots=True)
@@ -317,6 +319,8 @@ class Cluster:
     @cached_property
     def graph(self) -> nx.DiGraph:
         """Graph of GPUs, switches, hosts and NICs as vertices, and links as edges with their fields as attributes."""
+        import networkx as nx
+
         graph = nx.DiGraph(name=self.name)
         graph.add_nodes_from(gpu.name for gpu in self.gpus)
         graph.add_edges_from(
@@ -357,6 +361,8 @@ class Cluster:
         for link in usable:
             ends = at.get(link.src, link.src), at.get(link.dst, link.dst)
             capacity[ends] = capacity.get(ends, 0.0) + link.bandwidth_Bps
+        import networkx as nx
+
         graph = nx.DiGraph()
         graph.add_edges_from((*ends, {"capacity": total_Bps}) for ends, total_Bps in capacity.items())
         graph.add_edges_from(("source", at.get(gpu.name, gpu.name)) for gpu in self.gpus[:half])

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 import simulator
 from simulator.config import ClusterSpec, Workload, altered, catalog, load_cluster, load_workload, presets, warnings
 from simulator.config.rules.numbers import divisors, split
-from simulator.config.section import section_of
+from simulator.config.section import docstring_of, section_of
+from simulator.config.training import Training
 from simulator.errors import InputError
 from simulator.input_files import read_yaml
 from tests.support.frameworks import COMPILED, PYTORCH
@@ -215,11 +216,12 @@ def test_shipped_files_and_short_forms_satisfy_the_exported_schema() -> None:
     assert [validator.is_valid(data) for data in good] == [True] * len(good)
 
 
-def test_fields_of_a_dataclass_have_their_docstrings_though_pydantic_does_not_look_for_them() -> None:
-    """Pydantic's own option goes through the frames of all callers for each section: seconds in a large program."""
-    section = section_of(ClusterSpec)
-    assert not section.model_config["use_attribute_docstrings"]
-    assert section.model_fields["node"].description == "what every node is"
+def test_docstrings_of_fields_stand_in_the_schema_of_sections_and_of_dataclasses() -> None:
+    """They are read from the sources when a schema or a message asks for them, not for every section that is made."""
+    cluster = section_of(ClusterSpec).model_json_schema()["anyOf"][1]
+    assert cluster["properties"]["node"]["description"] == "what every node is"
+    assert docstring_of(Training, "seq") == Training.model_json_schema()["properties"]["seq"]["description"]
+    assert docstring_of(Training, "no_such_key") is None
 
 
 # ---- what is refused
