@@ -53,6 +53,12 @@ JOBS = {
 }
 
 
+@pytest.fixture(autouse=True)
+def no_better_split(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Answers without another split of the layers, which takes a simulation for each split that is tried."""
+    monkeypatch.setattr("simulator.api._better_split", lambda result: None)
+
+
 def answer(work: dict[str, Any]) -> dict[str, Any]:
     """What is said of a job, but for what repeats its input, names ways to the same end, or tells how long we took."""
     result = copy.deepcopy(simulator.run(work).to_dict())
