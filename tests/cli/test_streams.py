@@ -38,7 +38,7 @@ def shell(line: str, folder: Path) -> subprocess.CompletedProcess[str]:
     )
 
 
-@pytest.mark.parametrize("arguments", ["check gpt22b_tp8", "check gpt22b_tp8 --json -", "list models", "--help"])
+@pytest.mark.parametrize("arguments", ["check gpt22b_tp8", "check gpt22b_tp8 --json -", "--help"])
 def test_a_standard_output_that_fails_is_one_line_and_status_2(arguments: str, tmp_path: Path) -> None:
     done = shell(f"$llmsim {arguments} >/dev/full", tmp_path)
     assert (done.returncode, done.stderr) == (2, "error: standard output cannot be written: No space left on device\n")
@@ -51,7 +51,7 @@ def test_a_standard_output_that_is_closed_is_one_line_and_status_2(arguments: st
     assert (done.returncode, done.stderr) == (2, "error: standard output cannot be written: it is closed\n")
 
 
-@pytest.mark.parametrize("arguments", ["check gpt22b_tp8 --json -", "list models"])
+@pytest.mark.parametrize("arguments", ["check gpt22b_tp8 --json -", "list schedules"])
 def test_a_reader_that_has_gone_ends_a_command_quietly(arguments: str, tmp_path: Path) -> None:
     done = shell(f"$llmsim {arguments} | true; exit ${{PIPESTATUS[0]}}", tmp_path)
     assert done.stderr == ""

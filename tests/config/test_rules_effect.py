@@ -15,6 +15,9 @@ from simulator.config.parallelism import Parallelism
 from simulator.config.rules.effect import TABLE
 from simulator.config.training import Training
 from simulator.errors import InputError
+from tests.support.unadvised import without_advice  # noqa: F401
+
+pytestmark = pytest.mark.usefixtures("without_advice")
 
 CLUSTER: dict[str, Any] = {
     "name": "two nodes",
@@ -51,12 +54,6 @@ JOBS = {
     "no drain": job({"pp": 2, "dp": 2, "zero": 1, "schedule": "async_1f1b", "bucket_bytes": 1_000_000}),
     "selective": job({"tp": 2}, precision="fp16", recompute={"granularity": "selective"}),
 }
-
-
-@pytest.fixture(autouse=True)
-def no_better_split(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Answers without another split of the layers, which takes a simulation for each split that is tried."""
-    monkeypatch.setattr("simulator.api._better_split", lambda result: None)
 
 
 def answer(work: dict[str, Any]) -> dict[str, Any]:
