@@ -28,6 +28,7 @@ class _Values(yaml.composer.Composer, yaml.constructor.SafeConstructor, yaml.res
     """YAML with the numbers of YAML 1.2 (``450e9`` is one, ``010`` is ten, ``1:30`` is text) and no duplicate keys."""
 
     def _begin(self) -> None:
+        yaml.composer.Composer.__init__(self)
         self._flat: set[yaml.Node] = set()
         self._nodes = 0
         self._unfinished: set[str] = set()  # anchors whose value is being read
@@ -133,12 +134,18 @@ if yaml.__with_libyaml__:
             self._begin()
 
 
-def _value(text: str) -> Any:
-    """Return the value of a document. What libyaml refuses is read again in Python, for the sake of the message.
+#: Tabs, tags, comments right behind the sign of a block of text, and some question marks. PyYAML refuses them or reads
+#: another value than libyaml.
+_READ_OTHERWISE = re.compile(r"[\t!]|[|>][-+0-9]*#|\?\s")
 
-    Raises what PyYAML raises.
+
+def _value(text: str) -> Any:
+    """Return the value of a document. Raises what PyYAML raises.
+
+    What libyaml refuses is read again in Python, for the sake of the message. Text with `_READ_OTHERWISE` in it is read
+    in Python alone: a file is to be legal, and to mean the same, on every installation or on none.
     """
-    if yaml.__with_libyaml__:
+    if yaml.__with_libyaml__ and not _READ_OTHERWISE.search(text):
         with contextlib.suppress(yaml.YAMLError):
             return yaml.load(text, Loader=_QuickLoader)
     return yaml.load(text, Loader=_Loader)
