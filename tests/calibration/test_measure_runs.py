@@ -30,6 +30,14 @@ def test_two_ranks_measure_every_collective(tmp_path: Path) -> None:
     assert all(one["time_s"] > 0 and one["ranks"] == [0, 1] for one in rows if "time_s" in one)
 
 
+def test_layers_are_issued_alone_and_in_a_pipeline_of_two_ranks(tmp_path: Path) -> None:
+    measure(tmp_path, "--gpus", "2", "--only", "layers")
+    rows = rows_in(tmp_path)
+    assert [(one["op"], one["ranks"]) for one in rows] == [("passes", [0]), ("split", [0]), ("passes", [0, 1])]
+    assert all(one["time_s"] > 0 for one in rows)
+    assert len(rows[-1]["each_s"]) == 2
+
+
 def test_hosts_are_timed_in_blocks_between_probes() -> None:
     """A run of 20 ms on a host that grows slower: three of them last 50 ms, so that a block has three; every block
     stands between two probes."""
@@ -88,48 +96,24 @@ def test_kernels_are_those_of_one_run(
     assert bench.kernels(Work(lambda i: None)) == expected
 
 
-#: Rows of a first run, and of it and a second one.
-Measured = tuple[list[dict[str, Any]], list[dict[str, Any]]]
+def rows_in(folder: Path) -> list[dict[str, Any]]:
+    """Return what was measured, without what is said of the machine."""
+    rows = [json.loads(line) for line in (folder / "measurements.jsonl").read_text().splitlines()]
+    return [one for one in rows if one["kind"] != "environment"]
 
 
-def rows_in(path: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in path.read_text().splitlines()]
-
-
-@pytest.fixture(scope="module")
-def measured(tmp_path_factory: pytest.TempPathFactory) -> Measured:
-    """Rows of two runs into one file: of layers on one rank and two, and then of kernels too.
-
-    The last row of the first run was lost before the second.
-    """
-    out = tmp_path_factory.mktemp("measured")
-    path = out / "measurements.jsonl"
-    measure(out, "--gpus", "2", "--only", "layers")
-    first = rows_in(path)
-    path.write_text("".join(f"{line}\n" for line in path.read_text().splitlines()[:-1]))
-    measure(out, "--gpus", "2", "--only", "layers,matmul,memory,attention,copy")
-    return first, rows_in(path)
-
-
-def test_layers_are_issued_alone_and_in_a_pipeline_of_two_ranks(measured: Measured) -> None:
-    rows = measured[0][1:]
-    assert [(one["op"], one["ranks"]) for one in rows] == [("passes", [0]), ("split", [0]), ("passes", [0, 1])]
-    assert all(one["time_s"] > 0 for one in rows)
-    assert len(rows[-1]["each_s"]) == 2
-
-
-def test_a_second_run_adds_what_is_missing(measured: Measured) -> None:
-    """What stands in the file stays as it is; the case that was lost is measured again, as are the new kinds, once."""
-    first, both = measured
-    assert both[: len(first) - 1] == first[:-1]
-    keys = [key_of(one) for one in both[1:]]
-    assert keys.count(key_of(first[-1])) == 1
-    assert len(keys) == len(set(keys))
-    assert {one["kind"] for one in both[1:]} == {"layers", "matmul", "memory", "attention", "copy"}
-
-
-def test_kernels_that_a_cpu_can_run_are_timed(measured: Measured) -> None:
-    rows = measured[1]
+def test_kernels_that_a_cpu_can_run_are_timed_and_a_second_run_adds_what_is_missing(tmp_path: Path) -> None:
+    """Of one kind a case is lost before the second run, which is of that kind alone."""
+    measure(tmp_path, "--only", "matmul,memory,attention,copy")
+    rows = rows_in(tmp_path)
+    lost = next(one for one in rows if one["kind"] == "memory")
+    path = tmp_path / "measurements.jsonl"
+    kept = [line for line in path.read_text().splitlines() if json.loads(line) != lost]
+    path.write_text("".join(f"{line}\n" for line in kept))
+    measure(tmp_path, "--only", "memory")
+    *before, added = rows_in(tmp_path)
+    assert before == [one for one in rows if one != lost]
+    assert key_of(added) == key_of(lost)
     failed = {(one["kind"], one["op"]) for one in rows if "error" in one}
     # cuDNN's attention, accumulation into fp32 and copies between GPUs need one.
     assert failed <= {("attention", "fwd"), ("attention", "bwd"), ("matmul", "mm_accumulate_fp32"), ("copy", "peer")}

@@ -1,4 +1,4 @@
-"""What tests of several commands ask for."""
+"""Fixtures of the tests of commands."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ def rows_are_worked_out_once(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_list_that_is_too_wide_leaves_out_columns_and_cuts_no_name_or_number(
     kind: str, width: int, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of every kind something is shipped, and a wide page names all of it."""
+    """Something of every kind is shipped, and a wide page names all of it."""
     assert command("list", kind, "--json", "-") == 0
     rows = json.loads(capsys.readouterr().out)["rows"]
     assert rows

@@ -183,6 +183,15 @@ def test_sums_over_columns_are_sliced_as_pytorch_does(sms, per_sm, width):
     assert slices(48, width, sms * per_sm) == (1, 48)
 
 
+def test_rows_are_cut_only_where_blocks_across_leave_room() -> None:
+    """1,024 threads are 8 blocks. 4,096 rows leave each of 4 threads 1,024 values. 1,024 columns are 8 blocks across:
+    rows are cut so that a thread has at most 256 values. One block across more, and nothing is cut; one less, and the 2
+    slices that fill the GPU are no more than those 4."""
+    assert slices(4096, 1024, 1024) == (4, 256)
+    assert slices(4096, 1025, 1024) == (1, 1024)
+    assert slices(4096, 1024 - 128, 1024) == (4, 256)
+
+
 @pytest.mark.parametrize("name", ["h100-sxm-80gb", "h200-sxm-141gb"])
 @pytest.mark.parametrize("width", [1024, 4096])
 def test_a_sum_over_columns_adds_values_and_slices_to_its_bytes(name, width):
