@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import errno
 import json
@@ -24,22 +25,22 @@ MAX_FILE_BYTES = 10_000_000
 MAX_YAML_NODES = 50_000
 
 
-class _Loader(yaml.SafeLoader):
+class _Values(yaml.composer.Composer, yaml.constructor.SafeConstructor, yaml.resolver.Resolver):
     """YAML with the numbers of YAML 1.2 (``450e9`` is one, ``010`` is ten, ``1:30`` is text) and no duplicate keys."""
 
-    def __init__(self, stream: str) -> None:
-        super().__init__(stream)
+    def _begin(self) -> None:
+        yaml.composer.Composer.__init__(self)
         self._flat: set[yaml.Node] = set()
         self._nodes = 0
         self._unfinished: set[str] = set()  # anchors whose value is being read
 
     def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
+        event: Any = self.peek_event()  # type: ignore[attr-defined]
+        anchor, mark = event.anchor, event.start_mark
         self._nodes += 1
         if self._nodes > MAX_YAML_NODES:
             problem = f"has more than {MAX_YAML_NODES:,} keys and values"
-            raise yaml.composer.ComposerError(None, None, problem, self.get_mark())
-        event: Any = self.peek_event()  # type: ignore[no-untyped-call]
-        anchor, mark = event.anchor, event.start_mark
+            raise yaml.composer.ComposerError(None, None, problem, mark)
         if isinstance(event, yaml.AliasEvent) and anchor in self._unfinished:
             raise yaml.composer.ComposerError(None, None, f"a value refers to itself by *{anchor}", mark)
         self._unfinished.add(anchor)
@@ -89,18 +90,18 @@ class _Loader(yaml.SafeLoader):
                 seen.add(key)
 
 
-def _yaml_int(loader: _Loader, node: yaml.ScalarNode) -> int:
+def _yaml_int(loader: _Values, node: yaml.ScalarNode) -> int:
     text = str(loader.construct_scalar(node)).replace("_", "")
     return int(text, 16 if "x" in text else 8 if "o" in text else 10)
 
 
-def _yaml_float(loader: _Loader, node: yaml.ScalarNode) -> float:
+def _yaml_float(loader: _Values, node: yaml.ScalarNode) -> float:
     return float(
         str(loader.construct_scalar(node)).replace("_", "").lower().replace(".inf", "inf").replace(".nan", "nan")
     )
 
 
-_Loader.yaml_implicit_resolvers = {
+_Values.yaml_implicit_resolvers = {
     first: [(tag, regexp) for tag, regexp in resolvers if tag.rsplit(":", 1)[-1] not in ("int", "float", "timestamp")]
     for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
 }
@@ -112,8 +113,43 @@ for _tag, _pattern, _construct in (
         _yaml_float,
     ),
 ):
-    _Loader.add_implicit_resolver(f"tag:yaml.org,2002:{_tag}", re.compile(f"^(?:{_pattern})$"), list("-+.0123456789"))
-    _Loader.add_constructor(f"tag:yaml.org,2002:{_tag}", _construct)
+    _Values.add_implicit_resolver(f"tag:yaml.org,2002:{_tag}", re.compile(f"^(?:{_pattern})$"), list("-+.0123456789"))
+    _Values.add_constructor(f"tag:yaml.org,2002:{_tag}", _construct)  # type: ignore[type-var]
+
+
+class _Loader(_Values, yaml.SafeLoader):
+    """The loader in Python, whose errors say what is wrong where."""
+
+    def __init__(self, stream: str) -> None:
+        yaml.SafeLoader.__init__(self, stream)
+        self._begin()
+
+
+if yaml.__with_libyaml__:
+
+    class _QuickLoader(_Values, yaml.CSafeLoader):
+        """The loader whose scanner and parser are those of libyaml, ten times as fast."""
+
+        def __init__(self, stream: str) -> None:
+            yaml.CSafeLoader.__init__(self, stream)
+            self._begin()
+
+
+#: Tabs, tags, comments right behind the sign of a block of text, and some question marks. PyYAML refuses them or reads
+#: another value than libyaml.
+_READ_OTHERWISE = re.compile(r"[\t!]|[|>][-+0-9]*#|\?\s")
+
+
+def _value(text: str) -> Any:
+    """Return the value of a document. Raises what PyYAML raises.
+
+    What libyaml refuses is read again in Python, for the sake of the message. Text with `_READ_OTHERWISE` in it is read
+    in Python alone: a file is to be legal, and to mean the same, on every installation or on none.
+    """
+    if yaml.__with_libyaml__ and not _READ_OTHERWISE.search(text):
+        with contextlib.suppress(yaml.YAMLError):
+            return yaml.load(text, Loader=_QuickLoader)
+    return yaml.load(text, Loader=_Loader)
 
 
 #: Every file read so far, so that a command does not write over its own input.
@@ -183,7 +219,7 @@ def read_text(path: Path) -> str:
 def parse_yaml(text: str, file: object) -> Any:
     """The value of one YAML document. Raises `InputError` with the line of a syntax error or a duplicate key."""
     try:
-        return yaml.load(text, Loader=_Loader)
+        return _value(text)
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         line = f"line {mark.line + 1}, column {mark.column + 1}: " if mark else ""

@@ -36,8 +36,19 @@ from cosmic_ray.work_item import MutationSpec
 ROOT = Path(__file__).parents[1]
 #: Package of simulator -> paths of tests that are to notice.
 PACKAGES = {
-    "engine": ("engine", "program", "network/test_flows.py", "schedules/test_played.py"),
-    "network": ("network", "engine/test_traffic.py", "engine/test_contention.py"),
+    "engine": (
+        "engine",
+        "program",
+        "network/test_flows.py",
+        "network/test_flows_in_time.py",
+        "schedules/test_played.py",
+    ),
+    "network": (
+        "network",
+        "engine/test_traffic.py",
+        "engine/test_contention.py",
+        "engine/test_contention_in_line.py",
+    ),
     "lowering": ("lowering",),
     "models": ("models", "lowering/test_feature_pairs.py"),
     "operations": ("operations", "models", "lowering/test_feature_pairs.py"),

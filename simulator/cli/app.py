@@ -33,6 +33,7 @@ from simulator.cli import (
 from simulator.cli.options import APP_SETTINGS
 from simulator.cli.streams import complain, flushed, open_streams, signals_raise
 from simulator.errors import DeadlockError, InputError
+from simulator.garbage import rarely_searched
 
 #: Name -> the function of a command, or the application of a group of commands.
 COMMANDS: dict[str, Callable[..., Any] | typer.Typer] = {
@@ -96,7 +97,7 @@ def main(arguments: list[str] | None = None) -> NoReturn:
     cannot be written, and 128 + n where signal n ended the command.
     """
     open_streams()
-    with signals_raise():
+    with signals_raise(), rarely_searched():
         status = _status(lambda: app(arguments))
         sys.exit(flushed() or status)
 

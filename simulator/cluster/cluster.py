@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, overload
-
-import networkx as nx
+from typing import TYPE_CHECKING, Any, overload
 
 from simulator.arrays import Ints
 from simulator.cluster.columns import ClusterColumns
@@ -21,6 +19,9 @@ from simulator.cluster.trunk_ways import TrunkWays
 from simulator.errors import InputError
 from simulator.fabrics import Switches
 from simulator.hardware.cluster_spec import ClusterSpec
+
+if TYPE_CHECKING:
+    import networkx as nx
 
 
 @dataclass(frozen=True, slots=True)
@@ -275,6 +276,8 @@ class Cluster(ClusterColumns):
     @cached_property
     def graph(self) -> nx.DiGraph:
         """Graph of GPUs, switches, hosts and NICs as vertices, and links as edges with their fields as attributes."""
+        import networkx as nx
+
         graph = nx.DiGraph(name=self.name)
         graph.add_nodes_from(gpu.name for gpu in self.gpus)
         graph.add_edges_from(
@@ -315,6 +318,8 @@ class Cluster(ClusterColumns):
         for link in usable:
             ends = at.get(link.src, link.src), at.get(link.dst, link.dst)
             capacity[ends] = capacity.get(ends, 0.0) + link.bandwidth_Bps
+        import networkx as nx
+
         graph = nx.DiGraph()
         graph.add_edges_from((*ends, {"capacity": total_Bps}) for ends, total_Bps in capacity.items())
         graph.add_edges_from(("source", at.get(gpu.name, gpu.name)) for gpu in self.gpus[:half])

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-import networkx as nx
-
 from simulator.cluster.node import NodeLayout, NoWayError, lay_out
 from simulator.cluster.wires import inner_edges, tree_of
 from simulator.hardware.node import NodeSpec
@@ -64,6 +62,8 @@ def _cut_off_parts(node: ThinnedNode, transport: TransportKind) -> tuple[str, ..
         pass
     else:
         return ()
+    import networkx as nx
+
     graph = nx.Graph()
     parts = [part for part in tree_of(node.spec) if part.startswith(("gpu", "nic")) and part not in node.missing]
     graph.add_nodes_from(parts)

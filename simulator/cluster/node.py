@@ -8,9 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import pairwise
-
-import networkx as nx
+from heapq import heappop, heappush
+from itertools import count, pairwise
 
 from simulator.cluster.wires import Edge, duplex, inner_edges, socket_name, tree_of
 from simulator.errors import InputError
@@ -215,14 +214,41 @@ def _routes(edges: list[Edge], kind: str) -> Routes:
     Of several such routes it is the one with the least time per byte."""
     position = {(edge.src, edge.dst): i for i, edge in enumerate(edges) if edge.kind == kind}
     slowest_Bps = min((edges[i].bandwidth_Bps for i in position.values()), default=1.0)
-    graph = nx.DiGraph()
-    for ends, i in position.items():
-        graph.add_edge(*ends, cost=1 + slowest_Bps / edges[i].bandwidth_Bps / (len(position) + 1))
+    leaving: dict[str, dict[str, float]] = {}
+    for (a, b), i in position.items():
+        leaving.setdefault(a, {})[b] = 1 + slowest_Bps / edges[i].bandwidth_Bps / (len(position) + 1)
+        leaving.setdefault(b, {})
     return Routes(
         ((a, b), tuple(position[hop] for hop in pairwise(path)))
-        for a, paths in nx.all_pairs_dijkstra_path(graph, weight="cost")
-        for b, path in paths.items()
+        for a in leaving
+        for b, path in _cheapest_paths(leaving, a).items()
     )
+
+
+def _cheapest_paths(leaving: Mapping[str, Mapping[str, float]], start: str) -> dict[str, tuple[str, ...]]:
+    """Return the cheapest path from ``start`` to each vertex that can be reached (Dijkstra 1959), nearest ones first.
+
+    ``leaving``: vertex -> next vertex -> cost of the edge. Of equally cheap paths it is the one that was seen first.
+
+    >>> _cheapest_paths({"a": {"b": 1.0, "c": 5.0}, "b": {"c": 1.0}, "c": {}, "d": {"a": 1.0}}, "a")
+    {'a': ('a',), 'b': ('a', 'b'), 'c': ('a', 'b', 'c')}
+    """
+    cheapest = {start: 0.0}
+    reached: dict[str, tuple[str, ...]] = {start: (start,)}
+    paths: dict[str, tuple[str, ...]] = {}
+    order = count()  # equally near vertices come in the order in which they were reached
+    waiting = [(0.0, next(order), start)]
+    while waiting:
+        total, _, vertex = heappop(waiting)
+        if vertex in paths:
+            continue
+        paths[vertex] = reached[vertex]
+        for following, cost in leaving[vertex].items():
+            if following not in cheapest or total + cost < cheapest[following]:
+                cheapest[following] = total + cost
+                reached[following] = (*paths[vertex], following)
+                heappush(waiting, (total + cost, next(order), following))
+    return paths
 
 
 def _distance(edges: Sequence[Edge], route: Route) -> DevicePair:

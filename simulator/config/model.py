@@ -337,7 +337,7 @@ class Model(Section):
     @classmethod
     def __get_pydantic_json_schema__(cls, core: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
         """The schema of what stands in a file, where a preset or a config.json can give the sizes."""
-        schema = handler.resolve_ref_schema(handler(core))
+        schema = super().__get_pydantic_json_schema__(core, handler)
         sizes = schema.pop("required")
         schema["properties"] |= {
             "preset": {"enum": list(presets()), "description": "a shipped model"},

@@ -74,9 +74,11 @@ class Section(BaseModel):
         frozen=True,
         strict=True,
         allow_inf_nan=False,
-        use_attribute_docstrings=True,
         protected_namespaces=(),
+        defer_build=True,  # of the many sections only those are built that a command reads
     )
+    #: The class under whose fields their docstrings stand; None: this one.
+    documented_in: ClassVar[type | None] = None
 
     @model_validator(mode="before")
     @classmethod
@@ -85,6 +87,15 @@ class Section(BaseModel):
         if not isinstance(data, Mapping):
             return data
         return {key: _plain(value) for key, value in data.items() if value is not None or key not in cls.model_fields}
+
+    @classmethod
+    def __get_pydantic_json_schema__(cls, core: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
+        """Return the schema, with the docstrings of the fields."""
+        schema = handler.resolve_ref_schema(handler(core))
+        for key in fields_by_key(cls):
+            if text := docstring_of(cls, key):
+                schema["properties"][key]["description"] = text
+        return schema
 
 
 class ShortSection(Section):
@@ -103,7 +114,7 @@ class ShortSection(Section):
     @classmethod
     def __get_pydantic_json_schema__(cls, core: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
         """Return the schema of what stands in a file."""
-        schema = handler.resolve_ref_schema(handler(core))
+        schema = super().__get_pydantic_json_schema__(core, handler)
         mapping = dict(schema)
         short = mapping["properties"][cls.text_means]
         schema.clear()
@@ -124,7 +135,7 @@ class ListedSection(Section):
     @classmethod
     def __get_pydantic_json_schema__(cls, core: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
         """Return the schema of the list that stands in a file."""
-        schema = handler.resolve_ref_schema(handler(core))
+        schema = super().__get_pydantic_json_schema__(core, handler)
         listed = {**schema["properties"][cls.list_means], "description": schema.get("description", "")}
         schema.clear()
         schema.update(listed)
@@ -139,7 +150,7 @@ class LaidOverSection(Section):
     @classmethod
     def __get_pydantic_json_schema__(cls, core: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
         """Return the schema of a whole section, or of any keys beside the name of the other file."""
-        schema = handler.resolve_ref_schema(handler(core))
+        schema = super().__get_pydantic_json_schema__(core, handler)
         whole = dict(schema)
         schema.clear()
         schema["anyOf"] = [{"type": "object", "required": [cls.laid_over]}, whole]
@@ -166,31 +177,27 @@ class AsSection:
 @cache
 def section_of(plain: type) -> type[Section]:
     """Return the pydantic model that checks the data of a dataclass."""
-    hints, texts = get_type_hints(plain, include_extras=True), _field_docstrings(plain)
+    hints = get_type_hints(plain, include_extras=True)
     fields: dict[str, Any] = {
-        field.name: (_checked(hints[field.name]), _field_info(field, texts.get(field.name)))
-        for field in dataclasses.fields(plain)
+        field.name: (_checked(hints[field.name]), _field_info(field)) for field in dataclasses.fields(plain)
     }
     return create_model(plain.__name__, __base__=_base_of(plain), __doc__=plain.__doc__, **fields)
 
 
 def _base_of(plain: type) -> type[Section]:
-    """Return the base of a dataclass's model, which says whether a text, a list or another file stands for it.
-
-    Docstrings of fields are read here: pydantic would look through the frames of all callers for the class's source.
-    """
+    """Return the base of a dataclass's model, which says whether a text, a list or another file stands for it."""
     base: type[Section] = Section
-    members = {}
+    members: dict[str, Any] = {"__module__": plain.__module__, "documented_in": plain}
     kinds = {"text_means": ShortSection, "list_means": ListedSection, "laid_over": LaidOverSection}
     for name, kind in kinds.items():
         if key := getattr(plain, name, None):
-            base, members = kind, {name: key}
-    return type("Base", (base,), {"model_config": ConfigDict(use_attribute_docstrings=False), **members})
+            base, members = kind, members | {name: key}
+    return type("Base", (base,), members)
 
 
-def _field_info(field: dataclasses.Field[Any], description: str | None) -> Any:
+def _field_info(field: dataclasses.Field[Any]) -> Any:
     """Return pydantic's form of a field; one called ``from_`` stands under the key ``from``, which Python reserves."""
-    told: dict[str, Any] = {"description": description}
+    told: dict[str, Any] = {}
     if field.name.endswith("_"):
         told["alias"] = field.name.rstrip("_")
     if field.default is not dataclasses.MISSING:
@@ -233,13 +240,16 @@ def _with(hint: Any, *notes: Any) -> Any:
     return Annotated[hint, *notes] if notes else hint
 
 
-def _field_docstrings(plain: type) -> dict[str, str]:
-    """Return the docstrings under the fields of a dataclass and of those that it extends, by name."""
-    texts: dict[str, str] = {}
-    for base in reversed(plain.__mro__):
-        if dataclasses.is_dataclass(base):
-            texts |= _docstrings_of_module(base.__module__).get(base.__name__, {})
-    return texts
+def docstring_of(section: type[BaseModel], key: str) -> str | None:
+    """Return the docstring under the field of a section that stands under ``key``; None without one.
+
+    Sources are read when somebody asks, and each once. Pydantic would read them for every section that is made.
+    """
+    name = next((name for name, field in section.model_fields.items() if (field.alias or name) == key), key)
+    owner = getattr(section, "documented_in", None) or section
+    bases = [base for base in owner.__mro__ if dataclasses.is_dataclass(base) or issubclass(base, Section)]
+    texts = (_docstrings_of_module(base.__module__).get(base.__name__, {}).get(name) for base in bases)
+    return next(filter(None, texts), None)
 
 
 @cache

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import cache
 from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin
 
@@ -16,7 +16,7 @@ from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
 from simulator.config import synonyms
-from simulator.config.section import AsSection, fields_by_key, paths, section_of, sections_in
+from simulator.config.section import AsSection, docstring_of, fields_by_key, paths, section_of, sections_in
 from simulator.errors import MAX_ERRORS, InputError, PlaceOfKey, UnknownKeyError, each, located, raise_all
 from simulator.input_files import brief, closest
 
@@ -31,7 +31,8 @@ def validated(form: type[T], data: Any, file: object = None, *, place: PlaceOfKe
     """
     more = 0
     try:
-        value: T = _adapter(form).validate_python(data)  # type: ignore[arg-type]
+        check: Callable[[Any], T] = _check(form)  # type: ignore[arg-type]  # of a cache, that wants what it can hash
+        value = check(data)
         return value
     except ValidationError as failure:
         section = _section(form)
@@ -52,8 +53,12 @@ def validated(form: type[T], data: Any, file: object = None, *, place: PlaceOfKe
 
 
 @cache
-def _adapter(form: Any) -> TypeAdapter[Any]:
-    return TypeAdapter(Annotated[form, AsSection()] if dataclasses.is_dataclass(form) else form)
+def _check(form: Any) -> Callable[[Any], Any]:
+    """Return pydantic's check of data against a section or a dataclass."""
+    if dataclasses.is_dataclass(form):
+        return TypeAdapter(Annotated[form, AsSection()]).validate_python
+    section: type[BaseModel] = form
+    return section.model_validate
 
 
 def _section(form: type) -> type[BaseModel]:
@@ -251,5 +256,5 @@ def _values(annotation: Any) -> Iterator[str]:
 
 
 def _meaning(owner: type[BaseModel], name: str) -> str | None:
-    field = fields_by_key(owner).get(name)
-    return field.description.split("\n\n")[0].replace("\n", " ") if field and field.description else None
+    text = docstring_of(owner, name)
+    return text.split("\n\n")[0].replace("\n", " ") if text else None

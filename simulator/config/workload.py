@@ -168,7 +168,7 @@ class Workload(Section):
     @classmethod
     def __get_pydantic_json_schema__(cls, core: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
         """The schema of what stands in a file, where the cluster can be a name and the workload need have none."""
-        schema = handler.resolve_ref_schema(handler(core))
+        schema = super().__get_pydantic_json_schema__(core, handler)
         schema["required"].remove("name")
         cluster = schema["properties"]["cluster"]
         description = cluster.pop("description", "")

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -150,13 +148,9 @@ def test_the_schema_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
     assert json.loads(capsys.readouterr().out) == schema_of("result")
 
 
-def test_type_checkers_find_the_types(tmp_path: Path) -> None:
-    """A package with ``py.typed`` is checked as its sources are annotated; importing it loads no simulator yet."""
-    package = Path(simulator.__file__).parent
-    assert (package / "py.typed").is_file()
-    code = "import simulator, sys; print('simpy' in sys.modules, 'matplotlib' in sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.split() == ["False", "False"]
+def test_type_checkers_find_the_types() -> None:
+    """A package with ``py.typed`` is checked as its sources are annotated."""
+    assert (Path(simulator.__file__).parent / "py.typed").is_file()
 
 
 @pytest.mark.parametrize(

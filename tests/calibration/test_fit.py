@@ -5,43 +5,35 @@ from __future__ import annotations
 import gzip
 import json
 import math
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 
 from calibration.__main__ import main
-from calibration.compare.record import Run
-from calibration.fit import attention, frameworks, hosts, kernels, matmul, memory
-from calibration.fit.cases import STEPS, Cases, Measured, Row, read, steps_in
+from calibration.fit import attention, kernels, matmul, memory
+from calibration.fit.cases import Cases, Measured, read
 from calibration.fit.command import fit
-from calibration.fit.part import Part, Point, every_second, residuals, search
+from calibration.fit.part import Point, every_second, residuals, search
 from calibration.fit.writer import written
-from simulator.config import load_workload
 from simulator.config.profile import load_profile
 from simulator.config.section import as_data
 from simulator.config.validation import validated
 from simulator.costs import Costs
 from simulator.costs.matmul import MatmulCost, Products
 from simulator.errors import InputError
-from simulator.frameworks.framework import LaunchSection
 from simulator.hardware.kernels import MatmulModel
 from simulator.program import Matmul, Memory
+from tests.support.fitting import CHOICES, ENVIRONMENT, SHARED, measured_case
 
 ROOT = Path(__file__).parents[2]
+
 H100 = ROOT / "calibration" / "measurements" / "h100-sxm-80gb"
+
 A100_PRODUCTS = ROOT.parent / "shared/reference/files/gemm_perf/aiconfigurator_a100_sxm_gemm.csv.gz"
+
 A100_COLLECTIVES = A100_PRODUCTS.parents[1] / "nccl_perf/aiconfigurator_a100_sxm_nccl2.27.3.csv"
-ENVIRONMENT = {
-    "kind": "environment",
-    "gpu": "NVIDIA H100 80GB HBM3",
-    "date": "2026-01-02",
-    "command": "measure",
-    "torch": "2",
-}
 
 
 def test_the_search_finds_a_minimum_within_limits() -> None:
@@ -77,7 +69,7 @@ def test_kernels_that_obey_the_model_give_its_constants_back() -> None:
     curve = replace(base.kernels.memory.eager["dropout"], share=0.5, start_s=9e-6)
     sizes = [2.0**power for power in range(20, 31)]
     peak = base.gpu_spec.memory_bandwidth_Bps.value
-    rows = [_measured("memory", "dropout", curve.start_s + size / (0.5 * peak), bytes=size) for size in sizes]
+    rows = [measured_case("memory", "dropout", curve.start_s + size / (0.5 * peak), bytes=size) for size in sizes]
     figures = memory.fit(Cases(tuple(rows), (ENVIRONMENT,)), base).figures["kernels.memory.eager"]
     assert figures["dropout"]["share"] == pytest.approx(0.5, rel=0.01)
     assert figures["dropout"]["start_s"] == pytest.approx(9e-6, rel=0.03)
@@ -87,7 +79,7 @@ def test_kernels_that_obey_the_model_give_its_constants_back() -> None:
     kernels = [Matmul(m, n, k) for m in (256, 1024, 4096, 8192) for n in (512, 4096, 8192) for k in (512, 4096)]
     seconds = MatmulCost(base.gpu_spec, true).lasting_seconds(Products.from_kernels(kernels))
     rows = [
-        _measured("matmul", "mm", float(s), m=x.m, n=x.n, k=x.k, role="fwd", dtype="bf16")
+        measured_case("matmul", "mm", float(s), m=x.m, n=x.n, k=x.k, role="fwd", dtype="bf16")
         for x, s in zip(kernels, seconds, strict=True)
     ]
     part = matmul.fit(Cases(tuple(rows), (ENVIRONMENT,)), base)
@@ -101,7 +93,7 @@ def test_types_that_a_gpu_does_not_have_are_left_out() -> None:
     """A V100 emulates bf16: what it does so is no speed of its own."""
     base = load_profile("v100-sxm-32gb")
     rows = [
-        _measured("matmul", "mm", 1e-5 + 2.0 * size**3 / 90e12, m=size, n=size, k=size, role="fwd", dtype=dtype)
+        measured_case("matmul", "mm", 1e-5 + 2.0 * size**3 / 90e12, m=size, n=size, k=size, role="fwd", dtype=dtype)
         for dtype in ("bf16", "fp16")
         for size in (512, 1024, 2048, 4096)
     ]
@@ -145,9 +137,6 @@ def test_shipped_profiles_are_written_as_fit_writes_them(name: str) -> None:
     """Else a fit anew would differ from them in more than what is new."""
     path = Path(__file__).resolve().parents[2] / "calibration/profiles" / f"{name}.yaml"
     assert written(load_profile(name)) == path.read_text()
-
-
-CHOICES = Path(__file__).resolve().parents[2] / "calibration/measurements/h200-sxm-141gb/one-gpu-choices.jsonl.gz"
 
 
 def test_what_weighs_and_adds_up_experts_outputs_gives_the_shipped_constants() -> None:
@@ -294,10 +283,6 @@ def test_published_tables_become_cases(tmp_path: Path) -> None:
     assert cases.cited == {}
 
 
-def _measured(kind: str, op: str, seconds: float, **values: float | str) -> Measured:
-    return Measured(kind, op, values, (0,), {"time_s": seconds, **values})
-
-
 def _numbers(value: object, key: str = "") -> dict[str, float]:
     """All numbers of nested plain data by dotted key."""
     if isinstance(value, dict):
@@ -323,293 +308,3 @@ def test_the_gap_between_kernels_is_what_a_profiler_does_not_see() -> None:
     found = kernels._gap(Cases(tuple(rows), (ENVIRONMENT,)))
     assert found["kernels.gap_s"]["value"] == pytest.approx(1e-6)
     assert kernels._gap(Cases(tuple(rows[::2]), (ENVIRONMENT,))) == {}
-
-
-MEMORY = {
-    "kind": "memory",
-    "op": "copy",
-    "params": {"rows": 8, "width": 1024},
-    "ranks": [0],
-    "bytes": 8e6,
-    "time_s": 1e-5,
-}
-REDUCED = {
-    "kind": "collective",
-    "op": "all_reduce",
-    "params": {"bytes": 8},
-    "ranks": [0, 1],
-    "bytes": 8,
-    "time_s": 1e-5,
-    "host_s": 1e-6,
-}
-PRODUCT = {"m": 8, "n": 8, "k": 8, "role": "fwd", "dtype": "bf16"}
-SHARED = {
-    "kind": "shared",
-    "op": "mm",
-    "params": PRODUCT | {"beside": "wait", "share": 0.5, "period_s": 0.02},
-    "ranks": [0],
-    "time_s": 1e-3,
-    "share": 0.5,
-    "other_s": 1e-3,
-    "series_s": [1e-3, 1e-3],
-    "sm_mhz": [1500, 1500],
-    "power_w": [600, 600],
-}
-LAYERS = {"kind": "layers", "op": "passes", "params": {}, "ranks": [0], "time_s": 1.0, "block_s": [[1.0, 1.0]]}
-RACED = {
-    "kind": "interference",
-    "op": "all_reduce",
-    "params": {"kernel": "matmul", "bytes": 1024},
-    "ranks": [0, 1],
-    "kernel_s": 1e-3,
-    "kernel_beside_s": 1.2e-3,
-}
-PROFILED = {"kind": "kernels", "op": "attention", "params": {"of": "attention/bwd length=8"}, "ranks": [0]}
-PROBED = {"probe_s": [[0.2, 0.2, 0.2]], "probe_forward_s": [[0.1, 0.1, 0.1]]}
-
-
-def without(row: Mapping[str, Any], key: str) -> dict[str, Any]:
-    return {name: value for name, value in row.items() if name != key}
-
-
-@pytest.mark.parametrize(
-    ("row", "words"),
-    [
-        (MEMORY | {"time_s": 0}, "time_s: is out of range"),
-        (MEMORY | {"time_s": -1e-5}, "time_s: is out of range"),
-        (MEMORY | {"time_s": math.inf}, "time_s: must be a finite number"),
-        (MEMORY | {"time_s": "x"}, "time_s: must be a number"),
-        ({k: v for k, v in MEMORY.items() if k != "time_s"}, "time_s: a required key is missing"),
-        (MEMORY | {"params": []}, "params"),
-        (MEMORY | {"ranks": []}, "ranks"),
-        (REDUCED | {"ranks": [0]}, "ranks"),
-        ({k: v for k, v in REDUCED.items() if k != "bytes"}, "bytes: a required key is missing"),
-        (LAYERS | PROBED | {"probe_s": [[0.2, 0.2]]}, "block_s: unlike lengths"),
-        (LAYERS | PROBED | {"block_s": [[1.0]]}, "block_s: unlike lengths"),
-        (LAYERS | {"probe_forward_s": [[0.1]]}, "block_s: unlike lengths"),
-        (LAYERS | PROBED | {"probe_forward_s": [[0.2, 0.2, 0.2]]}, "probe_forward_s: not less than probe_s"),
-        ({k: v for k, v in REDUCED.items() if k != "host_s"}, "host_s: a required key is missing"),
-        (MEMORY | {"params": {"rows": -8, "width": 1024}}, "params.rows: is no size of a case"),
-        (MEMORY | {"params": {"rows": "many", "width": 1024}}, "params.rows: is no size of a case"),
-        (without(SHARED, "series_s"), "series_s: a required key is missing"),
-        (SHARED | {"series_s": []}, "series_s"),
-        (SHARED | {"series_s": [1e-3, "x"]}, "series_s"),
-        (SHARED | {"sm_mhz": [1500, None]}, "sm_mhz"),
-        (SHARED | {"sm_mhz": [1500, 0]}, "sm_mhz"),
-        (SHARED | {"power_w": [600]}, "sm_mhz: unlike numbers of sm_mhz and power_w"),
-        (without(SHARED, "power_w"), "sm_mhz: unlike numbers of sm_mhz and power_w"),
-        (without(SHARED, "other_s"), "other_s: a required key is missing"),
-        (SHARED | {"share": 1.5}, "share: is out of range"),
-        *(
-            (SHARED | {"params": without(SHARED["params"], name)}, f"params.{name}: a required")
-            for name in SHARED["params"]
-        ),
-        (
-            SHARED | {"kind": "sustained", "params": without(PRODUCT, "dtype")},
-            "params.dtype: a required key is missing",
-        ),
-        (SHARED | {"kind": "sustained", "op": "attention_fwd"}, "params.batch: a required key is missing"),
-        ({k: v for k, v in MEMORY.items() if k != "bytes"}, "bytes: a required key is missing"),
-        (MEMORY | {"p10_s": "x"}, "p10_s: must be a number"),
-        (MEMORY | {"power_w": "x"}, "power_w: must be a number"),
-        (MEMORY | {"kind": "matmul", "params": PRODUCT | {"role": "zzz"}}, "params.role: is no size of a case"),
-        (MEMORY | {"kind": "matmul", "params": PRODUCT | {"m": 0.5}}, "params.m: is no size of a case"),
-        (LAYERS | {"params": {"model": "zzz", "layers": 2}}, "params.model: is no size of a case"),
-        (RACED | {"collective_beside_s": "x"}, "collective_beside_s: must be a number"),
-        (PROFILED | {"kernels": [["a", "x"]]}, "kernels[0][1]: must be a number"),
-        (ENVIRONMENT | {"ranks": "two"}, "ranks: must be a whole number"),
-        ({k: v for k, v in ENVIRONMENT.items() if k != "gpu"}, "gpu: measured without a GPU"),
-        ({k: v for k, v in ENVIRONMENT.items() if k != "date"}, "date: a required key is missing"),
-        ({"kind": 3}, "is not of a measurement"),
-        ([], "is not of a measurement"),
-    ],
-)
-def test_a_bad_row_is_said_with_its_line_and_key(row: object, words: str, tmp_path: Path) -> None:
-    (tmp_path / "a.jsonl").write_text("".join(json.dumps(one) + "\n" for one in (MEMORY, row)))
-    with pytest.raises(InputError) as caught:
-        read(tmp_path)
-    assert f"a.jsonl, line 2: {words}" in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    ("row", "words"),
-    [
-        (MEMORY | {"op": "embedding_bwd"}, "params.tokens: a required key is missing"),
-        (MEMORY | {"op": "layer_norm", "params": {"rows": 8}}, "params.width: a required key is missing"),
-        (MEMORY | {"kind": "matmul", "op": "grouped", "params": PRODUCT}, "params.batch: a required key is missing"),
-        (LAYERS, "params.model: a required key is missing"),
-        (LAYERS | {"params": {"model": "gpt"}}, "params.layers: a required key is missing"),
-        (LAYERS | {"params": {"part": "zzz"}}, "params.part: is not known"),
-        (RACED, "collective_s: a required key is missing"),
-        (RACED | {"collective_s": 1e-3, "params": {"kernel": "zzz", "bytes": 8}}, "params.kernel: is not known"),
-    ],
-)
-def test_what_a_fit_needs_of_a_row_is_said_with_its_line(row: object, words: str, tmp_path: Path) -> None:
-    (tmp_path / "a.jsonl").write_text("".join(json.dumps(one) + "\n" for one in (ENVIRONMENT, row)))
-    with pytest.raises(InputError) as caught:
-        fit(read(tmp_path), load_profile("h100-sxm-80gb"), "mine")
-    assert f"a.jsonl, line 2: {words}" in str(caught.value)
-
-
-def test_kernels_of_a_case_that_is_not_told_are_said_with_their_line(tmp_path: Path) -> None:
-    row = PROFILED | {"kernels": [["a", 1e-6], ["b", 2e-6]]}
-    (tmp_path / "a.jsonl").write_text(json.dumps(row))
-    (case,) = read(tmp_path).rows
-    with pytest.raises(InputError, match=r"a\.jsonl, line 1: params\.of: params\.batch: a required key is missing"):
-        attention._around(Cases((case,), ()), load_profile("h100-sxm-80gb"), "cudnn")
-
-
-def test_part_of_the_layers_is_not_enough() -> None:
-    """Forward passes alone say nothing of backward ones."""
-    params = {"model": "gpt", "layers": 2}
-    case = Measured("layers", "forward", params, (0,), {"time_s": 1e-3, "params": params})
-    with pytest.raises(InputError, match="layers: too few cases to tell what the host takes") as caught:
-        fit(Cases((case,), (ENVIRONMENT,)), load_profile("h100-sxm-80gb"), "mine")
-    assert "backward_matmul" in str(caught.value)
-
-
-def test_what_is_measured_can_be_read() -> None:
-    """The parameters of every case that `measure` has, on one GPU and on several."""
-    pytest.importorskip("torch")
-    from calibration.measure.case import KINDS
-    from calibration.measure.plan import plan
-
-    for gpus in (1, 4):
-        for case in plan("full", KINDS, gpus, gpus, ()):
-            data = {"kind": case.kind, "op": case.op, "params": dict(case.params), "ranks": list(case.ranks)}
-            assert Row.model_validate(data).params == case.params
-
-
-def test_good_rows_are_read_and_equal_lines_count_once(tmp_path: Path) -> None:
-    """Another time of the same case is another measurement."""
-    rows = [ENVIRONMENT, MEMORY, MEMORY, MEMORY | {"time_s": 2e-5}, REDUCED, LAYERS, LAYERS | PROBED]
-    for name in "ab":
-        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(one) + "\n" for one in rows))
-    cases = read(tmp_path)
-    assert [case.seconds for case in cases.rows_of("memory")] == [1e-5, 2e-5]
-    assert len(cases.rows) == 5
-    assert len(cases.environments) == 1
-
-
-PACKED = gzip.compress(json.dumps(MEMORY).encode() * 50)
-
-
-@pytest.mark.parametrize(
-    ("name", "content", "words"),
-    [
-        ("a.jsonl.gz", PACKED[:-20], "a.jsonl.gz: cannot be read"),
-        ("a.jsonl.gz", PACKED[:20] + bytes(10) + PACKED[30:], "a.jsonl.gz: cannot be read"),
-        ("a.jsonl.gz", b"{}", "a.jsonl.gz: cannot be read"),
-        ("a.jsonl", b"\xff\xfe", "a.jsonl: is not text"),
-        ("a.jsonl", b"", "holds no measurements"),
-        ("a.jsonl", json.dumps(ENVIRONMENT).encode(), "holds no measurements"),
-        ("a.jsonl", json.dumps(MEMORY | {"kind": "zzz"}).encode(), "holds no measurements"),
-        ("a.csv", b"m,n,k,latency\n1,2,x,3\n", "a.csv, line 2: k: is no measured figure"),
-        ("a.csv", b"m,n,k,latency\n1,2\n", "a.csv, line 2: k: is no measured figure"),
-        ("a.csv", b"m,n,k,latency\n1,2,3,0\n", "a.csv, line 2: latency: is no measured figure"),
-    ],
-)
-def test_a_file_that_is_not_of_measurements_is_said(name: str, content: bytes, words: str, tmp_path: Path) -> None:
-    (tmp_path / name).write_bytes(content)
-    with pytest.raises(InputError) as caught:
-        read(tmp_path)
-    assert words in str(caught.value)
-
-
-def test_measurements_of_two_gpus_are_not_mixed(tmp_path: Path) -> None:
-    for name, gpu in (("a", "NVIDIA H100 80GB HBM3"), ("b", "NVIDIA H200")):
-        lines = [json.dumps(ENVIRONMENT | {"gpu": gpu}), json.dumps(MEMORY)]
-        (tmp_path / f"{name}.jsonl").write_text("\n".join(lines))
-    with pytest.raises(InputError, match="several GPUs"):
-        read(tmp_path)
-
-
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        (["--hold-out", "0"], "not measured on so many GPUs"),
-        (["--hold-out", "-1"], "not measured on so many GPUs"),
-        (["--hold-out", "16"], "not measured on so many GPUs"),
-        (["--hold-out", "2"], "leaves no collective to fit"),
-        (["--out", "none/mine.yaml"], "its directory does not exist"),
-        (["--out", "."], "--out"),
-        (["--out", "a.jsonl"], "is a file that this command reads"),
-        (["--plots", "a.jsonl"], "is a file, not a folder"),
-    ],
-)
-def test_what_cannot_be_done_is_said_before_the_fit(
-    options: list[str], words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "a.jsonl").write_text("".join(json.dumps(one) + "\n" for one in (ENVIRONMENT, MEMORY, REDUCED)))
-    assert main(["fit", "a.jsonl", "--base", "h100-sxm-80gb", "--out", "mine.yaml", *options]) == 2
-    assert words in capsys.readouterr().err
-
-
-def test_too_few_cases_of_attention_are_said() -> None:
-    case = _measured("attention", "fwd", 1e-4, backend="cudnn", head_dim=128, length=1024)
-    with pytest.raises(InputError, match="too few cases of cudnn attention"):
-        attention.fit(Cases((case,), (ENVIRONMENT,)), load_profile("h100-sxm-80gb"))
-
-
-SECTIONS = ["compiled", "compiled_model", "deepspeed", "hugging_face", "megatron", "torchtitan"]
-
-
-@pytest.fixture(scope="module")
-def host_steps() -> tuple[Run, ...]:
-    return tuple(steps_in(CHOICES.parent / STEPS))
-
-
-@pytest.fixture(scope="module")
-def fitted_hosts(host_steps: tuple[Run, ...]) -> Part:
-    return frameworks.fit(Cases((), (), steps=host_steps), load_profile("h200-sxm-141gb"))
-
-
-def test_steps_that_hosts_bound_give_a_section_for_each_software(fitted_hosts: Part) -> None:
-    assert [*fitted_hosts.figures] == [*(f"host.launch_s.{name}" for name in SECTIONS), "sources.host_steps"]
-
-
-@pytest.mark.parametrize("section", SECTIONS)
-def test_what_hosts_take_follows_from_steps_that_they_bound(fitted_hosts: Part, section: LaunchSection) -> None:
-    """The shipped figures are those of the fit. Steps are met within an eighth in the mean, each within a quarter."""
-    shipped = load_profile("h200-sxm-141gb").host.launch_s[section]
-    fitted = fitted_hosts.figures[f"host.launch_s.{section}"]
-    assert shipped.forward_s == pytest.approx(fitted["forward_s"], rel=1e-3)
-    assert shipped.backward_s == pytest.approx(fitted["backward_s"], rel=1e-3)
-    assert shipped.optimizer_s == pytest.approx(fitted["optimizer_s"], rel=1e-3)
-    assert shipped.around_s == pytest.approx(fitted["around_s"], rel=1e-3)
-    errors = [abs(point.error) for point in fitted_hosts.points if point.group == f"launch.{section}"]
-    assert len(errors) > 5
-    assert max(errors) < 0.25
-    assert sum(errors) / len(errors) < 0.125
-
-
-def test_steps_of_a_host_half_as_fast_give_the_same_figures(host_steps: tuple[Run, ...]) -> None:
-    """Steps and the probes beside them take twice as long: what the usual host takes stays."""
-    profile = load_profile("h200-sxm-141gb")
-    steps = tuple(run for run in host_steps if run.name.startswith("mh"))
-    slow = tuple(_twice(run) for run in steps)
-    once, twice = (frameworks.fit(Cases((), (), steps=runs), profile).figures for runs in (steps, slow))
-    key = "host.launch_s.megatron"
-    assert twice[key]["forward_s"] == pytest.approx(once[key]["forward_s"], rel=0.1)
-
-
-def test_collectives_of_ranks_that_are_not_there_take_no_time(host_steps: tuple[Run, ...]) -> None:
-    """The first of two ranks, made alone, issued as many collectives as a real one, which are not counted."""
-    usual = hosts.Pace(0.02264, 0.03891)
-    by_name = {run.name: run for run in host_steps}
-    alone, real = by_name["th2_tp_llama_l16"], by_name["th2_tp_llama_l16_two"]
-    assert (alone.n_gpus, real.n_gpus) == (1, 2)
-    counts = [frameworks.issued_at_pace(run, load_workload(run.workload.resolved), usual) for run in (alone, real)]
-    assert "collective" not in counts[0]
-    assert counts[1]["collective"] > 0
-    assert counts[0]["dtensor"] > counts[1]["collective"]
-
-
-def _twice(run: Run) -> Run:
-    """Return the run on a host half as fast."""
-    data = json.loads(json.dumps(run.model_dump(mode="json", by_alias=True)))
-    data["step_time_s"]["median"] *= 2
-    for rank in data["ranks"]:
-        rank["host"] = {name: [2 * seconds for seconds in values] for name, values in rank["host"].items()}
-    return Run.model_validate(data)

@@ -8,15 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from simulator.cli.app import main
+from tests.support.commands import command
 from tests.support.kineto import KinetoWriter, save_step
-
-
-def command(*arguments: object) -> int:
-    with pytest.raises(SystemExit) as ended:
-        main([str(argument) for argument in arguments])
-    assert isinstance(ended.value.code, int)
-    return ended.value.code
 
 
 @pytest.fixture

@@ -95,6 +95,50 @@ def test_a_bad_file_is_named_with_what_is_wrong(tmp_path: Path, content: bytes, 
     assert message in str(caught.value)
 
 
+#: Signs of YAML, and what stands between them.
+SIGNS = [
+    "a",
+    "1",
+    "é",
+    ":",
+    "- ",
+    ", ",
+    " ",
+    "\n",
+    "\n  ",
+    "\r",
+    "\t",
+    "[",
+    "]",
+    "{",
+    "}",
+    "'",
+    '"',
+    "#",
+    "&x",
+    "*x",
+    "!",
+    "|",
+    ">",
+]
+
+
+@given(st.lists(st.sampled_from([*SIGNS, "?", "%", "@", "---", "<<", "~", "\\", "`", "=", "\x85"]), max_size=12))
+def test_text_means_the_same_with_and_without_libyaml(signs: list[str]) -> None:
+    """A file is legal on every installation of PyYAML or on none, and refused in the same words."""
+
+    def told() -> str:
+        try:
+            return repr(parse_yaml("".join(signs), "x.yaml"))
+        except InputError as error:
+            return str(error)
+
+    with pytest.MonkeyPatch.context() as patch:
+        quick = told()
+        patch.setattr("yaml.__with_libyaml__", False)
+        assert told() == quick
+
+
 def test_merge_keys_are_filled_in_and_keys_beside_them_win() -> None:
     text = "a: &a {x: 1, y: 1}\nb: &b {<<: *a, y: 2}\nc: {z: 3, <<: [*b, {w: 4}]}"
     assert parse_yaml(text, "f") == {

@@ -17,6 +17,7 @@ from simulator.engine.invariants import check
 from simulator.errors import InputError
 from simulator.input_files import read_yaml
 from simulator.models import model_weights, parameters
+from tests.support.unadvised import without_advice  # noqa: F401
 
 MODELS = read_yaml(Path(__file__).with_name("huggingface_models.yaml"))
 #: One model of each architecture.
@@ -74,9 +75,12 @@ def _per_layer(names: list[tuple[str, int]]) -> Counter[str]:
     return counts
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if name in ONE_EACH.values() else pytest.mark.slow) for name in MODELS]
+)
 def test_every_layer_has_the_weights_that_transformers_gives_it(name: str) -> None:
-    """Kimi K2 has DeepSeek-V3's class under another name."""
+    """Kimi K2 has DeepSeek-V3's class under another name. Further models of an architecture differ in sizes, which the
+    count of all parameters has: they are slow."""
     transformers, torch = pytest.importorskip("transformers"), pytest.importorskip("torch")
     config = {key: value for key, value in MODELS[name]["config"].items() if key != "model_type"}
     kind = MODELS[name]["config"]["model_type"].replace("kimi_k2", "deepseek_v3")
@@ -104,6 +108,7 @@ CASES = [(kind, layout) for kind in ONE_EACH for layout in LAYOUTS]
 SAMPLE = [case for number, case in enumerate(CASES) if number % len(LAYOUTS) == number // len(LAYOUTS) % len(LAYOUTS)]
 
 
+@pytest.mark.usefixtures("without_advice")
 @pytest.mark.parametrize(
     ("kind", "layout"), [pytest.param(*case, marks=() if case in SAMPLE else pytest.mark.slow) for case in CASES]
 )

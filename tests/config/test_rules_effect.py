@@ -15,6 +15,9 @@ from simulator.config.parallelism import Parallelism
 from simulator.config.rules.effect import TABLE
 from simulator.config.training import Training
 from simulator.errors import InputError
+from tests.support.unadvised import without_advice  # noqa: F401
+
+pytestmark = pytest.mark.usefixtures("without_advice")
 
 CLUSTER: dict[str, Any] = {
     "name": "two nodes",

@@ -1,36 +1,24 @@
 """Costs of kernels: closed forms, bounds of the hardware, and how a profile file is read."""
 
 import math
-import re
 import statistics
 from dataclasses import replace
 
 import pytest
-import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from simulator.config import catalog
 from simulator.config.profile import load_profile, load_profiles
-from simulator.config.section import as_data
-from simulator.config.validation import validated
 from simulator.costs import Costs
 from simulator.costs.attention import around_bytes
-from simulator.costs.interference import SmLoad
 from simulator.costs.matmul import MatmulCost, Products
 from simulator.costs.memory import slices
-from simulator.errors import InputError
 from simulator.frameworks import DEFAULT, pytorch
-from simulator.hardware.profile import Profile
-from simulator.input_files import read_yaml
-from simulator.program import Attention, Collective, Fixed, GroupedMatmul, Matmul, Memory, PointToPoint
+from simulator.program import Attention, GroupedMatmul, Matmul, Memory
+from tests.support.profiles import COSTS, PROFILE, PROFILES
 
-PROFILES = catalog.names("profile")
 SIZES = st.integers(1, 20_000)
 
-
-PROFILE = {name: load_profile(name) for name in PROFILES}
-COSTS = {name: Costs.from_profile(profile) for name, profile in PROFILE.items()}
 #: What a GPU trains in: a V100 has no bf16.
 DTYPE = {name: "bf16" if "bf16" in profile.gpu_spec.peak_flops_per_s else "fp16" for name, profile in PROFILE.items()}
 
@@ -195,6 +183,15 @@ def test_sums_over_columns_are_sliced_as_pytorch_does(sms, per_sm, width):
     assert slices(48, width, sms * per_sm) == (1, 48)
 
 
+def test_rows_are_cut_only_where_blocks_across_leave_room() -> None:
+    """1,024 threads are 8 blocks. 4,096 rows leave each of 4 threads 1,024 values. 1,024 columns are 8 blocks across:
+    rows are cut so that a thread has at most 256 values. One block across more, and nothing is cut; one less, and the 2
+    slices that fill the GPU are no more than those 4."""
+    assert slices(4096, 1024, 1024) == (4, 256)
+    assert slices(4096, 1025, 1024) == (1, 1024)
+    assert slices(4096, 1024 - 128, 1024) == (4, 256)
+
+
 @pytest.mark.parametrize("name", ["h100-sxm-80gb", "h200-sxm-141gb"])
 @pytest.mark.parametrize("width", [1024, 4096])
 def test_a_sum_over_columns_adds_values_and_slices_to_its_bytes(name, width):
@@ -299,180 +296,3 @@ def test_lasting_products_reproduce_the_published_speeds():
         errors.append(kernel.flops / COSTS["a100-sxm-80gb"].kernel_s(kernel, "a100-sxm-80gb") / 1e12 / tflops - 1)
     assert statistics.fmean(map(abs, errors)) < 0.03
     assert max(abs(error) for error in errors) < 0.07
-
-
-def test_ideal_costs_are_what_kernels_say_on_perfect_links():
-    costs = Costs.ideal()
-    assert costs.kernel_s(Fixed(3.0), "any") == 3.0
-    assert costs.launched_s({"forward_other": 1}) == 0
-    assert costs.reachable_Bps("nvlink", 1e9) == 1e9
-    assert costs.interference is None
-    assert costs.origin(Fixed(1.0)).kind == "exact"
-    with pytest.raises(TypeError, match="Matmul"):
-        costs.kernel_s(Matmul(1, 1, 1), "any")
-
-
-def test_communication_takes_sms_from_products_and_attention_and_bandwidth_from_the_rest():
-    beside = COSTS["h100-sxm-80gb"].interference
-    assert beside is not None
-    assert beside.load([], []) is None
-    reduce, gather = (Collective("", op, 1.0, "dp", "dp") for op in ("all_reduce", "all_gather"))
-    send, recv = (PointToPoint("", op, 1.0, "pp", "pp", peer=0) for op in ("send", "recv"))
-    load, p2p = beside.load([], [reduce]), beside.load([recv], [send])
-    assert load == beside.load([gather], [reduce, send]) == beside.load([gather], [send])
-    attention = Attention(2, 32, 32, 4096, 4096, 128)
-    assert beside.speed(attention, load) < beside.speed(attention, p2p) < 1  # sends and receives hold fewer SMs
-    for kernel in (Matmul(8192, 8192, 8192), Attention(2, 32, 32, 4096, 4096, 128), Memory("norm", 1e8, 1e8)):
-        assert 0.5 < beside.speed(kernel, load) < 0.9
-        assert beside.speed(kernel, None) == 1
-    assert beside.speed(Fixed(1.0), load) == 1
-    assert COSTS["a100-sxm-80gb"].interference is None
-
-
-@pytest.mark.parametrize("gpu", ["h100-sxm-80gb", "h200-sxm-141gb"])
-def test_streams_that_sms_bound_lose_their_part_of_the_sms(gpu: str) -> None:
-    """NCCL holds n of N SMs. Kernels of halves of rows and of biases, whose loads are not vectors, and rotations of
-    plain PyTorch reach 0.3 to 0.55 of the bandwidth with all SMs: with N - n of them (N - n) / N of that, and less of
-    it where bytes move; sums, activations and GELU have enough with those, as have the rotations of fused kernels."""
-    profile = load_profile(gpu)
-    held = profile.interference.sms
-    for load, sms, speeds in (
-        (SmLoad(False, "p2p"), held.p2p, profile.interference.waiting_speed),
-        (SmLoad(True, "p2p"), held.p2p, profile.interference.memory_speed),
-        (SmLoad(True, "collective"), held.collective, profile.interference.memory_speed),
-    ):
-        left = 1 - sms / profile.gpu_spec.sms
-        assert left < 0.9
-        eager, fused = (Costs.from_profile(profile, of).interference for of in (pytorch.FRAMEWORK, DEFAULT))
-        assert eager is not None
-        assert fused is not None
-        for op in ("strided", "bias", "rope"):
-            assert eager.speed(Memory(op, 1e8, 1e8), load) == pytest.approx(speeds.other * left)
-        for op in ("residual", "activation", "gelu", "copy"):
-            assert eager.speed(Memory(op, 1e8, 1e8), load) == speeds.other
-        assert fused.speed(Memory("rope", 1e8, 1e8), load) == speeds.other
-        assert eager.speed(Memory("norm", 1e8, 1e8, width=4096), load) == speeds.norm
-
-
-@pytest.mark.parametrize("key", ["sms.collective", "sms.p2p", "matmul_sms"])
-@pytest.mark.parametrize("more", [0, 5000])
-def test_communication_leaves_kernels_an_sm(key: str, more: int) -> None:
-    """Of an H100's 132; one less is a profile."""
-    data = as_data(PROFILE["h100-sxm-80gb"])
-    sms = data["gpu_spec"]["sms"]
-    validated(Profile, changed(data, f"interference.{key}", sms - 1), "mine.yaml")
-    with pytest.raises(InputError, match="as many SMs") as caught:
-        validated(Profile, changed(data, f"interference.{key}", sms + more), "mine.yaml")
-    assert caught.value.key == f"interference.{key}"
-    assert caught.value.found == sms + more
-
-
-@pytest.mark.parametrize(("collective", "p2p"), [(0, 0), (0, 1), (0, 14), (24, 0), (24, 14), (14, 24)])
-def test_sends_alone_cannot_hold_sms(collective: int, p2p: int) -> None:
-    """Collectives that hold none are not known, and nothing is taken from kernels: sends that held some would count for
-    nothing."""
-    data = as_data(load_profile("h200-sxm-141gb"), nulls=False)
-    data["interference"]["sms"] = {"collective": collective, "p2p": p2p}
-    if collective == 0 < p2p:
-        with pytest.raises(InputError, match="where collectives hold none") as caught:
-            validated(Profile, data, "mine.yaml")
-        error = caught.value
-        assert (error.file, error.key, error.found) == ("mine.yaml", "interference.sms.p2p", p2p)
-        return
-    beside = Costs.from_profile(validated(Profile, data, "mine.yaml")).interference
-    assert (beside is None) == (collective == 0)
-
-
-def test_costs_of_one_gpu_are_refused_on_another():
-    with pytest.raises(InputError, match="another GPU"):
-        COSTS["a100-sxm-80gb"].kernel_s(Fixed(1.0), "h100-sxm-80gb")
-
-
-def test_a_precision_that_the_gpu_lacks_is_refused():
-    with pytest.raises(InputError, match="a100-sxm-80gb") as caught:
-        COSTS["a100-sxm-80gb"].kernel_s(Matmul(64, 64, 64, dtype="fp8"), "a100-sxm-80gb")
-    assert caught.value.found == "fp8"
-
-
-def test_origin_says_what_was_fitted_and_what_was_not():
-    costs = COSTS["a100-sxm-80gb"]
-    assert not costs.origin(Matmul(2048, 4608, 12288)).extrapolated
-    assert not costs.origin(Matmul(2048, 4608, 12288, dtype="fp16")).extrapolated
-    assert costs.origin(Matmul(2048, 4608, 12288, dtype="fp32")).extrapolated
-    assert costs.origin(Matmul(2048, 4608, 12288, dtype="fp32")).beyond == math.inf
-    assert costs.origin(Matmul(4 * 8192, 4608, 12288)).beyond == 4
-    assert costs.origin(Matmul(2048, 2048, 128, batch=12)).beyond == 12
-    assert costs.origin(Attention(1, 12, 12, 2048, 2048, 128)).beyond == 1
-    assert costs.origin(Attention(1, 12, 12, 2048, 2048, 96)).beyond == 1.5
-    assert costs.origin(Attention(1, 12, 12, 32768, 32768, 128)).beyond == 2
-    assert costs.origin(Memory("rope", 1e6, 1e6)).kind == "assumed"
-    assert "Azure" in costs.origin(Memory("copy", 1e6, 1e6)).source
-
-
-# The file
-
-
-@pytest.mark.parametrize("name", PROFILES)
-def test_a_profile_survives_a_round_trip(name, tmp_path):
-    profile = PROFILE[name]
-    path = tmp_path / f"{name}.yaml"
-    path.write_text(yaml.safe_dump(as_data(profile), sort_keys=False))
-    assert load_profile(path) == profile
-
-
-@pytest.mark.parametrize("name", PROFILES)
-def test_a_shipped_profile_is_named_by_its_gpu_and_cites_every_figure(name):
-    profile = PROFILE[name]
-    assert profile.name == profile.gpu == name
-    text = (catalog.FOLDERS["profile"] / f"{name}.yaml").read_text()
-    for source in set(profile.sources) - {profile.like}:  # defined once, and used as a source or in a note
-        assert len(re.findall(rf"\b{source}\b", text)) > 1
-    assert all(figure.note for _, figure in profile.cited() if figure.kind == "assumed")
-
-
-def changed(data: dict, key: str, value: object) -> dict:
-    *path, last = key.split(".")
-    section = data
-    for part in path:
-        section = section[part]
-    section[last] = value
-    return data
-
-
-@pytest.mark.parametrize(
-    ("key", "value", "says"),
-    [
-        ("gpu_spec.clock", 1.4e9, "unknown key"),
-        ("kernels.matmul.wave_start_s", -1e-6, "out of range"),
-        ("kernels.matmul.start_s", "fast", "must be a number"),
-        ("kernels.matmul.memory_fraction", 1.5, "out of range"),
-        ("kernels.matmul.power_exponent", math.nan, "finite"),
-        ("kernels.matmul.tile_efficiency", {}, "at least one tile"),
-        ("kernels.matmul.tile_efficiency", {"big": 0.9}, "no size of a tile"),
-        ("kernels.matmul.fitted_range.bf16", {"m": [1, 2]}, "lacks n, k, batch"),
-        ("kernels.attention.forward", {}, "at least one head dimension"),
-        ("kernels.memory.eager.copy.source", "hearsay", "not one of the file's sources"),
-        ("transports.nvlink.source", "hearsay", "not one of the file's sources"),
-        ("kernels.memory.eager.copy.kind", "guessed", "known values"),
-        ("host.launch_s.eager.optimizer_s", True, "must be a number"),
-        ("host.launch_s", {}, "lacks eager, megatron, compiled"),
-        ("interference.memory_speed", {}, "required key"),
-        ("schema_version", 2, "known values"),
-        ("date", "today", "is no date"),
-    ],
-)
-def test_a_wrong_profile_is_refused_with_its_key(key, value, says):
-    path = catalog.FOLDERS["profile"] / "a100-sxm-80gb.yaml"
-    data = changed(read_yaml(path), key, value)
-    with pytest.raises(InputError, match=says) as caught:
-        validated(Profile, data, path)
-    assert key in str(caught.value)
-    assert str(path) in str(caught.value)
-
-
-def test_a_precision_without_a_power_limit_is_refused():
-    path = catalog.FOLDERS["profile"] / "h100-sxm-80gb.yaml"
-    data = read_yaml(path)
-    del data["kernels"]["matmul"]["sustained_flops_per_s"]["fp8"]
-    with pytest.raises(InputError, match="lacks fp8"):
-        validated(Profile, data, path)

@@ -15,6 +15,7 @@ from simulator.engine.invariants import check
 from simulator.errors import InputError
 from simulator.schedules import SCHEDULES
 from tests.support.jobs import job
+from tests.support.unadvised import without_advice  # noqa: F401
 
 DATA_PARALLEL: dict[str, dict[str, Any]] = {
     "allreduce": {},
@@ -53,6 +54,7 @@ def refusals() -> list[tuple[str, ...]]:
     return [tuple(cell.strip().replace("\0", "|") for cell in cells) for cells in lines[2:]]
 
 
+@pytest.mark.usefixtures("without_advice")
 @pytest.mark.parametrize(
     ("schedule", "data", "split"),
     [pytest.param(*where, marks=() if where in SAMPLE else pytest.mark.slow) for where in GRID],

@@ -103,7 +103,7 @@ def test_nothing_is_lost_while_the_first_byte_is_on_the_way() -> None:
 @pytest.mark.parametrize("late", [0.0, 1.0, 4.0, 9.0, 9.999])
 def test_two_transfers_lose_what_they_take_longer(late: float) -> None:
     """A: 100 bytes from 0, B: 100 bytes from ``late``, on 10 B/s. Alone each takes 10 s. Together A ends at 20 - late
-    and B at 20 (see `test_network_flows`), so that each has lost 10 - late."""
+    and B at 20 (see `tests.network.test_flows_in_time`), so that each has lost 10 - late."""
     a, b = (Phase(100.0, ((0, 1.0),), 0.0, 10.0) for _ in range(2))
     found, end = recorded([10.0], (0.0, a), (late, b))
     assert end == pytest.approx(20.0)

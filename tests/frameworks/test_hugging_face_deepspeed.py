@@ -188,6 +188,15 @@ def test_one_rank_copies_too() -> None:
     }
 
 
+@pytest.mark.parametrize(("zero", "copies"), [(1, 1), (2, 3), (3, 3)])
+def test_gradients_are_copied_once_a_step_or_once_a_micro_batch(zero: int, copies: int) -> None:
+    """ZeRO-1 keeps gradients whole until the step ends; of three micro-batches, the other stages hand on each's."""
+    workload = load(zero, dp=1, passes=3)
+    ops = memory_ops(optimizer_ops(workload, weights_of(rank_parts(workload, 0))))
+    (read,) = [read for name, _, read, _, _ in ops if name == "optimizer.copy to bucket"]
+    assert read == copies * 2 * PARAMETERS
+
+
 @pytest.mark.parametrize("dp", [1, 2])
 def test_the_host_reads_whether_gradients_are_finite_and_their_norm(dp: int) -> None:
     """Twice nothing more is issued before the answer is there; the kernels that clear buffers are none."""

@@ -14,6 +14,9 @@ from simulator.operations.weights import elements
 from simulator.program import Batch, Comm
 from tests.support import quick
 from tests.support.jobs import job
+from tests.support.unadvised import without_advice  # noqa: F401
+
+pytestmark = pytest.mark.usefixtures("without_advice")
 
 SEQ, HIDDEN, LAYERS, VOCAB = 128, 256, 8, 1024
 NO_OVERLAP = {"grad_reduce": False, "p2p": False, "param_gather": False}

@@ -73,14 +73,19 @@ def test_norms_stand_before_behind_or_on_both_sides_of_blocks() -> None:
 
 
 def test_a_gate_doubles_the_product_of_queries_and_is_kept() -> None:
-    """8 heads of 32 more columns. Kept beside the gate are the context before it and after it."""
+    """8 heads of 32 more columns. Kept beside the gate are the context before it and after it. The gate's kernel reads
+    the context and the gate; backward it reads them and the gradient, and leaves the gradients of both."""
     plain, gated = layer(), layer(attention_gate=True)
     shapes = [
         next(weight.shape for weight in part.weights if weight.name == "attention.qkv.weight")
         for part in (plain, gated)
     ]
     assert shapes == [(512, 256), (768, 256)]
-    assert gated.saved_bytes - plain.saved_bytes == 2 * (2 * SEQ * 256)
+    rows = 2 * SEQ * 256
+    assert gated.saved_bytes - plain.saved_bytes == 2 * rows
+    kernels = {op.name: op.kernel for op in (*gated.forward, *gated.backward) if isinstance(op, Compute)}
+    moved = {name: kernels[name] for name in ("attn.gate", "attn.gate bwd")}
+    assert [(one.read_bytes, one.write_bytes) for one in moved.values()] == [(2 * rows, rows), (3 * rows, 2 * rows)]
 
 
 def test_sinks_are_a_number_for_each_head_of_the_rank() -> None:

@@ -23,7 +23,7 @@ from simulator.models.routing import dropped_share, popularity, routing
 from simulator.network.collectives import patterns
 from simulator.network.direct import ByteShares
 from simulator.operations.weights import elements, elements_by_axis
-from simulator.program import Comm, Compute, GroupedMatmul, Matmul, from_text, kernels_of, to_text
+from simulator.program import Collective, Comm, Compute, GroupedMatmul, Matmul, from_text, kernels_of, to_text
 from tests.support.clusters import carried
 from tests.support.exact import assert_same
 from tests.support.experts import MLA, job, play
@@ -169,6 +169,16 @@ def test_dispatch_and_combine_bytes(tp: int, dp: int, ep: int, k: int) -> None:
     assert moved["nbytes"].to_numpy() == pytest.approx(each)
     ranks = frame["rank"].nunique()
     assert len(moved) == ranks * 4 * 2 * (32 // dp)
+
+
+def test_expert_tensor_ranks_exchange_all_rows_that_they_work_on() -> None:
+    """128 tokens on two ranks are 64 x top_k 2 = 128 rows of 256 values in bf16 each. Both ranks work on the rows of
+    both: gathered before the products and scattered behind them, and so again backward."""
+    workload = load_workload(job(moe={"top_k": 2}, parallelism={"tp": 2, "dp": 2, "ep": 2, "etp": 2}))
+    part = next(part for part in stage_parts(workload, 0) if part.name == "moe layer")
+    for ops in (part.forward, part.backward):
+        moved = [(op.op, op.nbytes) for op in ops if isinstance(op, Collective) and op.name.startswith("etp.")]
+        assert moved == [("all_gather", 2 * 128 * 256 * 2), ("reduce_scatter", 2 * 128 * 256 * 2)]
 
 
 @pytest.mark.parametrize(("nodes", "limit"), [(2, 1), (4, 1), (4, 2), (4, 3)])

@@ -24,8 +24,7 @@ from tests.support.replay import Part, Place, Script, Wire
 
 IDEAL = Costs.ideal()
 SIZE = 1e9
-EVERY_N = range(2, 65)
-#: Of which messages are played one by one: small ones, powers of two and their neighbours, and odd ones.
+#: Numbers of ranks: small ones, powers of two and their neighbours, and odd ones.
 PLAYED_N = (*range(2, 12), 15, 16, 17, 23, 31, 32, 33, 45, 63, 64)
 #: Where messages go as the square of the ranks.
 FEWER_N = (*range(2, 10), 15, 16, 17, 33, 64)
@@ -140,7 +139,7 @@ def ports(operation: Plan, cluster: Cluster) -> dict[tuple[str, int], float]:
 def test_steps_and_bytes_are_those_of_the_closed_form(op: str, name: str) -> None:
     """steps x latency, and then bytes / bandwidth, on an idle switch that blocks nothing."""
     form = FORMS[op, name]
-    for n in (2,) if op == "send" else FEWER_N if name in POSTED else EVERY_N:
+    for n in (2,) if op == "send" else FEWER_N if name in POSTED else PLAYED_N:
         operation = plan(op, SIZE, range(n), cluster_of(n), IDEAL, name)
         assert operation.latency_s == pytest.approx(form.steps(n) * HOP_s, rel=1e-9), n
         assert sum(phase.nbytes for phase in operation.phases) == pytest.approx(form.sizes(n) * SIZE, rel=1e-9), n
@@ -249,7 +248,7 @@ def test_bytes_of_a_tree(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["tree", "binary_tree"])
-@pytest.mark.parametrize("n", [2, 3, 4, 5, 7, 8, 9, 15, 16, 17])
+@pytest.mark.parametrize("n", [2, 3, 4, 5, 8, 9, 15])
 def test_a_pipelined_tree_is_what_its_chunks_tend_to(name: str, n: int) -> None:
     """The fluid has the longest way up and down as latency, and what the busiest port sends at its bandwidth. k chunks
     last longer by what it takes to fill the pipeline, at most one chunk's share of the port per hop; that goes as 1/k,

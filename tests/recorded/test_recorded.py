@@ -9,12 +9,15 @@ import pytest
 from jobs import JOBS
 from record import differences, read, record
 
+from tests.support.unadvised import without_advice  # noqa: F401
+
 
 @cache
 def recorded() -> dict[str, dict[str, Any]]:
     return read()
 
 
+@pytest.mark.usefixtures("without_advice")
 @pytest.mark.parametrize("name", JOBS)
 def test_a_job_comes_out_as_recorded(name: str) -> None:
     changed = differences(recorded()[name], record(JOBS[name]))

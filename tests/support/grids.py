@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import combinations, product
 from typing import Any
 
@@ -29,11 +29,12 @@ def grid(*axes: Iterable[Any], every: int) -> list[Any]:
     return thinned(product(*axes), every)
 
 
-def every_pair(axes: Mapping[str, Iterable[Any]]) -> pytest.MarkDecorator:
+def every_pair(axes: Mapping[str, Iterable[Any]], indirect: Sequence[str] = ()) -> pytest.MarkDecorator:
     """Return the parametrization of a test by the product of ``axes``: names of arguments -> values.
 
     `make test` has points in which each value meets each of every other axis; the others are marked slow. Of the points
-    not yet taken comes next the one with most new pairs, the first of equals.
+    not yet taken comes next the one with most new pairs, the first of equals. Arguments that are ``indirect`` are
+    parameters of the fixtures of these names.
     """
     values = [list(axis) for axis in axes.values()]
     several = ["," in names for names in axes]
@@ -50,4 +51,5 @@ def every_pair(axes: Mapping[str, Iterable[Any]]) -> pytest.MarkDecorator:
         for axis, i, is_several in zip(values, place, several, strict=True):
             point += axis[i] if is_several else [axis[i]]
         params.append(pytest.param(*point, marks=() if place in kept else pytest.mark.slow))
-    return pytest.mark.parametrize([name.strip() for names in axes for name in names.split(",")], params)
+    names = [name.strip() for together in axes for name in together.split(",")]
+    return pytest.mark.parametrize(names, params, indirect=list(indirect))

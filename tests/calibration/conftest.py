@@ -1,0 +1,4 @@
+"""Fixtures of several files of these tests."""
+
+from tests.support.comparison import made, predictions  # noqa: F401
+from tests.support.train_command import found  # noqa: F401

@@ -1,0 +1,78 @@
+"""What hosts take, fitted to steps of narrow models."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from calibration.compare.record import Run
+from calibration.fit import frameworks, hosts
+from calibration.fit.cases import STEPS, Cases, steps_in
+from calibration.fit.part import Part
+from simulator.config import load_workload
+from simulator.config.profile import load_profile
+from simulator.frameworks.framework import LaunchSection
+from tests.support.fitting import CHOICES
+
+SECTIONS = ["compiled", "compiled_model", "deepspeed", "hugging_face", "megatron", "torchtitan"]
+
+
+@pytest.fixture(scope="module")
+def host_steps() -> tuple[Run, ...]:
+    return tuple(steps_in(CHOICES.parent / STEPS))
+
+
+@pytest.fixture(scope="module")
+def fitted_hosts(host_steps: tuple[Run, ...]) -> Part:
+    return frameworks.fit(Cases((), (), steps=host_steps), load_profile("h200-sxm-141gb"))
+
+
+def test_steps_that_hosts_bound_give_a_section_for_each_software(fitted_hosts: Part) -> None:
+    assert [*fitted_hosts.figures] == [*(f"host.launch_s.{name}" for name in SECTIONS), "sources.host_steps"]
+
+
+@pytest.mark.parametrize("section", SECTIONS)
+def test_what_hosts_take_follows_from_steps_that_they_bound(fitted_hosts: Part, section: LaunchSection) -> None:
+    """The shipped figures are those of the fit. Steps are met within an eighth in the mean, each within a quarter."""
+    shipped = load_profile("h200-sxm-141gb").host.launch_s[section]
+    fitted = fitted_hosts.figures[f"host.launch_s.{section}"]
+    assert shipped.forward_s == pytest.approx(fitted["forward_s"], rel=1e-3)
+    assert shipped.backward_s == pytest.approx(fitted["backward_s"], rel=1e-3)
+    assert shipped.optimizer_s == pytest.approx(fitted["optimizer_s"], rel=1e-3)
+    assert shipped.around_s == pytest.approx(fitted["around_s"], rel=1e-3)
+    errors = [abs(point.error) for point in fitted_hosts.points if point.group == f"launch.{section}"]
+    assert len(errors) > 5
+    assert max(errors) < 0.25
+    assert sum(errors) / len(errors) < 0.125
+
+
+def test_steps_of_a_host_half_as_fast_give_the_same_figures(host_steps: tuple[Run, ...]) -> None:
+    """Steps and the probes beside them take twice as long: what the usual host takes stays."""
+    profile = load_profile("h200-sxm-141gb")
+    steps = tuple(run for run in host_steps if run.name.startswith("mh"))
+    slow = tuple(_twice(run) for run in steps)
+    once, twice = (frameworks.fit(Cases((), (), steps=runs), profile).figures for runs in (steps, slow))
+    key = "host.launch_s.megatron"
+    assert twice[key]["forward_s"] == pytest.approx(once[key]["forward_s"], rel=0.1)
+
+
+def test_collectives_of_ranks_that_are_not_there_take_no_time(host_steps: tuple[Run, ...]) -> None:
+    """The first of two ranks, made alone, issued as many collectives as a real one, which are not counted."""
+    usual = hosts.Pace(0.02264, 0.03891)
+    by_name = {run.name: run for run in host_steps}
+    alone, real = by_name["th2_tp_llama_l16"], by_name["th2_tp_llama_l16_two"]
+    assert (alone.n_gpus, real.n_gpus) == (1, 2)
+    counts = [frameworks.issued_at_pace(run, load_workload(run.workload.resolved), usual) for run in (alone, real)]
+    assert "collective" not in counts[0]
+    assert counts[1]["collective"] > 0
+    assert counts[0]["dtensor"] > counts[1]["collective"]
+
+
+def _twice(run: Run) -> Run:
+    """Return the run on a host half as fast."""
+    data = json.loads(json.dumps(run.model_dump(mode="json", by_alias=True)))
+    data["step_time_s"]["median"] *= 2
+    for rank in data["ranks"]:
+        rank["host"] = {name: [2 * seconds for seconds in values] for name, values in rank["host"].items()}
+    return Run.model_validate(data)

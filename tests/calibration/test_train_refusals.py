@@ -1,0 +1,138 @@
+"""What training refuses before it begins."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from calibration.__main__ import main
+from calibration.train.limits import refusal, refusals
+from simulator.config import load_workload
+from tests.support.train_command import ENVIRONMENT, ROOT
+from tests.support.training import EIGHT, JOBS, LLAMA, MOE, TRAINING, workload
+
+pytest.importorskip("torch")
+
+
+REFUSED = {
+    "training.precision": ({}, {}, {"precision": "fp16", "grad_dtype": "fp16"}),
+    "training.grad_dtype": ({}, {"dp": 2}, {"precision": "bf16", "grad_dtype": "fp32"}),
+    "training.recompute": ({}, {}, {"recompute": "ops"}),
+    "training.optimizer.implementation": ({}, {}, {"optimizer": {"implementation": "fused"}}),
+    "model.sliding_window": ({"sliding_window": 4}, {}, {}),
+    "model.attention": ({"attention": "unfused"}, {}, {}),
+    "parallelism.cp": ({}, {"cp": 2}, {}),
+    "parallelism.zero": ({}, {"dp": 2, "zero": 1}, {}),
+    "parallelism.schedule": ({}, {"pp": 2, "schedule": "zb_h1"}, {}),
+    "parallelism.overlap.grad_reduce": ({}, {"pp": 2, "dp": 2, "schedule": "zb_v"}, {}),
+    "model.tied_embeddings": ({"tied_embeddings": True}, {"pp": 2}, {}),
+    "training.fused_rms_norm": ({}, {}, {"fused_rms_norm": False}),
+    "training.attention_kernel": ({}, {}, {"attention_kernel": "flash2"}),
+    "parallelism.copy_to_buckets": ({}, {"dp": 2, "copy_to_buckets": True}, {}),
+    "parallelism.collective_algorithm": ({}, {"dp": 2, "collective_algorithm": "ring"}, {}),
+    "parallelism.prefetch": ({}, {"dp": 2, "zero": 3, "prefetch": 0}, {}),
+    "parallelism.overlap.param_gather": ({}, {"dp": 2, "zero": 3, "overlap": {"param_gather": False}}, {}),
+    "parallelism.overlap.tp": ({}, {"tp": 2, "overlap": {"tp": True}}, {}),
+    "model.moe.router_dtype": (MOE | {"moe": MOE["moe"] | {"router_dtype": "fp16"}}, {}, {}),
+    "model.bias": (MOE | {"bias": True}, {}, {}),
+    "parallelism.offload.activations": ({}, {"offload": {"activations": "cpu"}}, {}),
+    "parallelism.overlap.p2p": ({}, {"pp": 2, "overlap": {"p2p": False}}, {}),
+    "parallelism.deallocate_pipeline_outputs": ({}, {"pp": 2, "deallocate_pipeline_outputs": True}, {}),
+}
+
+#: Stacks that are not trained -> the key that says so.
+STACKS: dict[str, Any] = {
+    "framework": {"name": "pytorch", "compile": True},
+    "framework.version": {"name": "pytorch", "version": "2.11"},
+}
+
+
+@pytest.mark.parametrize("key", [*REFUSED, *STACKS])
+def test_what_is_not_written_is_refused_by_its_key(key: str) -> None:
+    model, layout, training = REFUSED.get(key, ({}, {}, {}))
+    framework = STACKS.get(key, "pytorch")
+    made = {
+        "model": LLAMA | model,
+        "parallelism": layout,
+        "training": {**TRAINING, **training},
+        "framework": framework,
+        "cluster": "dgx_h100",
+    }
+    (reason,) = refusals(load_workload(made))
+    assert reason.key == key
+    assert reason.allowed
+
+
+#: Key of a workload with adapters that refuses it -> what is changed of training and layout.
+UNTRAINED_ADAPTERS: dict[str, Any] = {
+    "training.base": ({"base": "nf4"}, {}),
+    "training.freeze": ({"freeze": ["embedding", "head", "norms", "layers"]}, {}),
+    "parallelism.dp": ({"global_batch": 8}, {"dp": 2}),
+}
+
+
+@pytest.mark.parametrize("key", UNTRAINED_ADAPTERS)
+def test_adapters_are_trained_on_one_gpu_beside_what_is_frozen(key: str) -> None:
+    training, layout = UNTRAINED_ADAPTERS[key]
+    tuned = {"seq": 64, "global_batch": 4, "adapters": {"rank": 8, "targets": ["q", "v"]}} | training
+    made = {"model": LLAMA, "parallelism": layout, "training": tuned, "cluster": "dgx_h100"}
+    (reason,) = refusals(load_workload(made | {"framework": "hugging_face"}))
+    assert reason.key == key
+
+
+def test_all_that_is_in_the_way_is_said_at_once() -> None:
+    """A line for each key, those of the layout too; what follows from another has none: with the default,
+    ``framework: megatron_core``, weight gradients are added up by the product and pipelines deallocate outputs, which
+    nobody has asked for, and FSDP would reduce in the type of parameters that are not its masters."""
+    made = workload("llama one") | {"parallelism": {"pp": 2, "dp": 2, "zero": 3, "prefetch": 0}}
+    made["model"] = LLAMA | {"sliding_window": 4}
+    made["training"], made["framework"] = {"seq": 16, "global_batch": 8, "attention_kernel": "flash2"}, "megatron_core"
+    said = refusal(load_workload(made))
+    assert said.splitlines()[:2] == [
+        "cannot be trained here:",
+        "  framework: is not plain PyTorch; found: 'megatron_core'; allowed: pytorch",
+    ]
+    assert [line.split(":")[0].strip() for line in said.splitlines()[1:]] == [
+        "framework",
+        "model.sliding_window",
+        "training.attention_kernel",
+        "parallelism.prefetch",
+        "parallelism.zero",
+    ]
+
+
+@pytest.mark.slow
+def test_the_workload_to_begin_with_is_trained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """That of the README; without any of the keys that it explains it is not."""
+    text = (ROOT / "calibration" / "README.md").read_text().split("```yaml\n")[1].split("```")[0]
+    explained = [line.split(":")[0].strip() for line in text.splitlines() if "#" in line]
+    keys = ["framework", "training.grad_dtype", "training.optimizer.state_dtype"]
+    assert explained == [key.rpartition(".")[2] for key in keys]
+    for key, name in zip(keys, explained, strict=True):
+        without = [line for line in text.splitlines() if line.split(":")[0].strip() != name]
+        path = tmp_path / f"{name}.yaml"
+        path.write_text("\n".join(without))
+        assert f"\n  {key}: " in refusal(load_workload(path))
+    path = tmp_path / "my_run.yaml"
+    path.write_text(text)
+    monkeypatch.chdir(ROOT)  # the other rank and the workers are processes
+    monkeypatch.setenv("PYTHONPATH", ENVIRONMENT["PYTHONPATH"])
+    assert main(["train", str(path), "--device", "cpu", "--smoke", "--gpus", "2", "--out", str(tmp_path / "out")]) == 0
+
+
+def test_fsdp_without_overlap_is_refused() -> None:
+    layout = {"dp": 2, "zero": 3, "overlap": {"grad_reduce": False}}
+    (reason,) = refusals(load_workload(workload("llama one") | {"parallelism": layout}))
+    assert reason.key == "parallelism.overlap.grad_reduce"
+
+
+@pytest.mark.parametrize("job", [*JOBS, *EIGHT])
+def test_what_is_trained_here_is_not_refused(job: str) -> None:
+    assert not refusal(load_workload(workload(job)))
+
+
+def test_the_set_of_runs_is_not_refused() -> None:
+    for path in sorted((ROOT / "calibration" / "runs").glob("*/*.yaml")):
+        assert not refusal(load_workload(path)), path.name

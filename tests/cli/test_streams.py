@@ -1,0 +1,130 @@
+"""Standard output and files: closed, full, refused, interrupted; no traceback ever."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from simulator.cli.outputs import check_outputs, write_json
+from simulator.cli.streams import signals_raise
+from simulator.errors import InputError
+from simulator.output.files import writing
+from tests.support.commands import command
+
+
+def test_python_m_simulator_is_the_same_command(workload: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "simulator", "check", workload], capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    done = subprocess.run(
+        [sys.executable, "-m", "simulator", "check", "x"], capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("error: ")
+
+
+def shell(line: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    """One line of bash, where ``$llmsim`` is the command."""
+    environment = os.environ | {"llmsim": f"{sys.executable} -m simulator", "PYTHONPATH": str(Path.cwd())}
+    return subprocess.run(
+        ["bash", "-c", line], env=environment, cwd=folder, capture_output=True, text=True, check=False, timeout=60
+    )
+
+
+@pytest.mark.parametrize("arguments", ["check gpt22b_tp8", "check gpt22b_tp8 --json -", "--help"])
+def test_a_standard_output_that_fails_is_one_line_and_status_2(arguments: str, tmp_path: Path) -> None:
+    done = shell(f"$llmsim {arguments} >/dev/full", tmp_path)
+    assert (done.returncode, done.stderr) == (2, "error: standard output cannot be written: No space left on device\n")
+
+
+@pytest.mark.parametrize("arguments", ["check gpt22b_tp8", "--help"])
+def test_a_standard_output_that_is_closed_is_one_line_and_status_2(arguments: str, tmp_path: Path) -> None:
+    """The first writing fails, of a command and of the help."""
+    done = shell(f"$llmsim {arguments} >&-", tmp_path)
+    assert (done.returncode, done.stderr) == (2, "error: standard output cannot be written: it is closed\n")
+
+
+@pytest.mark.parametrize("arguments", ["check gpt22b_tp8 --json -", "list schedules"])
+def test_a_reader_that_has_gone_ends_a_command_quietly(arguments: str, tmp_path: Path) -> None:
+    done = shell(f"$llmsim {arguments} | true; exit ${{PIPESTATUS[0]}}", tmp_path)
+    assert done.stderr == ""
+    assert done.returncode == 141
+
+
+def test_a_closed_standard_output_does_not_matter_to_a_quiet_command(tmp_path: Path) -> None:
+    assert shell("$llmsim check gpt22b_tp8 --quiet --json x.json >&-", tmp_path).returncode == 0
+    assert (tmp_path / "x.json").is_file()
+    assert shell("$llmsim check absent >&- 2>&-", tmp_path).returncode == 2
+    assert shell("PYTHONIOENCODING=ascii $llmsim run gpt22b_tp8", tmp_path).returncode == 0
+
+
+def test_no_command_writes_over_its_input(workload: Path, tmp_path: Path) -> None:
+    cluster = tmp_path / "c.yaml"
+    cluster.write_text("node: {gpus: {type: a100-sxm-80gb, count: 8}, pcie: {generation: 4}}")
+    rows = tmp_path / "rows.csv"
+    rows.write_text("id\n")
+    on_it = ["--set", f"cluster={cluster}"]
+    before = {path: path.read_bytes() for path in tmp_path.iterdir()}
+    for arguments in (
+        ["run", workload, "--json", workload],
+        ["run", workload, "--trace", tmp_path / "gone" / ".." / "w.yaml"],
+        ["run", workload, *on_it, "--json", cluster],
+        ["check", workload, *on_it, "--json", cluster],
+        ["topology", cluster, "--json", cluster],
+        ["collective", "--cluster", cluster, "--op", "all_reduce", "--json", cluster],
+        ["validate", "--rows", rows, "--json", rows],
+    ):
+        assert command(*arguments) == 2
+    assert {path: path.read_bytes() for path in tmp_path.iterdir()} == before
+
+
+def test_a_file_is_whole_or_not_there(tmp_path: Path) -> None:
+    path = tmp_path / "r.json"
+    write_json(path, {"a": 1})
+    assert json.loads(path.read_text()) == {"a": 1}
+    with pytest.raises(ValueError, match="JSON"):
+        write_json(path, {"a": float("nan")})
+    assert json.loads(path.read_text()) == {"a": 1}
+    assert [file.name for file in tmp_path.iterdir()] == ["r.json"]
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_leaves_no_half_written_file(number: signal.Signals, tmp_path: Path) -> None:
+    before = signal.signal(number, signal.SIG_DFL)  # whoever runs the tests under nohup has SIGHUP ignored
+    try:
+        with pytest.raises(SystemExit) as caught, signals_raise(), writing(tmp_path / "x.json.gz") as file:  # noqa: PT012
+            file.write(b"half")
+            os.kill(os.getpid(), number)
+        assert caught.value.code == 128 + number
+        assert list(tmp_path.iterdir()) == []
+        assert signal.getsignal(number) is signal.SIG_DFL
+        signal.signal(number, signal.SIG_IGN)
+        with signals_raise():
+            os.kill(os.getpid(), number)  # stays ignored
+    finally:
+        signal.signal(number, before)
+
+
+def test_links_and_devices_are_written_through(tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to(tmp_path / "target")
+    write_json(tmp_path / "link", {"a": 1})
+    assert (tmp_path / "link").is_symlink()
+    assert json.loads((tmp_path / "target").read_text()) == {"a": 1}
+    write_json(Path(os.devnull), {"a": 1})
+    assert not Path(os.devnull).is_file()
+
+
+def test_a_refused_write_is_bad_input(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="cannot be written"):
+        write_json(tmp_path / "gone" / "x", {})
+    with pytest.raises(InputError, match="No space left"), writing("/dev/full") as file:
+        file.write(b"x")
+    with pytest.raises(InputError, match="--json"):
+        check_outputs({"--json": tmp_path / "gone" / "x"})
