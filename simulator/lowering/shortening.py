@@ -14,6 +14,8 @@ from simulator.schedules import Order, Schedule, Slot
 PERIODS, MICROBATCHES = 2.5, 8
 #: A step is shortened where no more than this share of its micro-batches is left.
 MOST = 0.8
+#: Fewer passes are not worth the attempt: where no period settles, the shortened step was played for nothing.
+LEAST_LEFT_OUT = 5_000
 
 
 class ShortenedStep(NamedTuple):
@@ -24,7 +26,7 @@ class ShortenedStep(NamedTuple):
 
 
 def shortened(workload: Workload) -> ShortenedStep | None:
-    """Return the step of ``workload`` with fewer micro-batches; None where its schedule does not repeat itself.
+    """Return the step of ``workload`` with fewer micro-batches; None where its schedule does not repeat itself, or too seldom.
 
     The order of passes tells the period, and that the whole is the shortened one with periods put in. Orders that
     depend on the seconds of passes, that a file gives, or that go on into the next step are left as they are.
@@ -46,7 +48,9 @@ def shortened(workload: Workload) -> ShortenedStep | None:
         if fits:
             times = int(fits - max(PERIODS, MICROBATCHES / period))
             fewer = microbatches - times * period
-            if times < 1 or fewer > MOST * microbatches or not size.is_like(fewer, microbatches):
+            left_out = times * period / microbatches * sum(map(len, whole))
+            worth_it = times >= 1 and fewer <= MOST * microbatches and left_out >= LEAST_LEFT_OUT
+            if not worth_it or not size.is_like(fewer, microbatches):
                 return None
             repetition = Repetition(period, times, frozenset(_passes(whole, shorter, period)))
             return ShortenedStep(_with_microbatches(workload, fewer), repetition)
