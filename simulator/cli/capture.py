@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import sys
+import traceback
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Annotated, Any
@@ -53,7 +54,7 @@ def command(
     check_outputs({"--out": out}, {"--out": (".json",)})
     function = _function(maker)
     with without_device():
-        answer = function()
+        answer = _answer(function, maker)
     options: dict[str, Any] = {
         key: value for key, value in (("dtype", dtype), ("layers", layers), ("seq", seq)) if value is not None
     }
@@ -74,6 +75,17 @@ def command(
         say(f"  tensor par.   {captured.unsplit or f'up to {captured.widest_split} ranks'}")
         say(f"  pipeline      {captured.one_piece or 'splits between layers'}")
         say(f"written: {out}; a workload names it by  model: {{captured: {out}}}")
+
+
+def _answer(function: Callable[[], Any], maker: str) -> Any:
+    """Return what the user's function returns. Raises `InputError` with the line at which it failed."""
+    try:
+        return function()
+    except Exception as error:  # whatever a user's own code raises
+        last = traceback.extract_tb(error.__traceback__)[-1]
+        raise InputError(
+            f"failed: {type(error).__name__}: {error}", file=maker, found=f"line {last.lineno} of {last.filename}"
+        ) from error
 
 
 def _function(maker: str) -> Callable[[], Any]:

@@ -20,6 +20,8 @@ def mfu_lines(report: JsonReport) -> list[str]:
     for dtype in ("fp8", "fp4"):
         if other := report[f"{dtype}_peak_flops_per_s_per_gpu"]:
             shares.append(f"{percent(mfu * peak / other)} of the dense {dtype} peak of {tflops(other)}")
+    if mfu > 1:
+        first += ", which products in fewer bits pass"
     return [first, *(["; ".join(shares)] if shares else [])]
 
 

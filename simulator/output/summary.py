@@ -328,7 +328,11 @@ def _key_figures(report: JsonReport) -> Table:
     grid.add_row(
         "HFU",
         f"{percent(report['hfu'])}, {tflops(report['hfu'] * peak)} per GPU: what the kernels compute"
-        + ("; of attention they skip half" if report["hfu"] < report["mfu"] else ""),
+        + (
+            "; of attention they skip half"
+            if report["hfu"] < report["mfu"] and report["mfu_causal"] < report["mfu"]
+            else ""
+        ),
     )
     if report["parallelism"]["pp"] > 1:
         grid.add_row(

@@ -15,6 +15,7 @@ from simulator.analysis.training.report import StepFlops, TrainingJob, report
 from simulator.analysis.training.static_memory import StaticMemory
 from simulator.config import altered, load_workload
 from simulator.models import StateBytes
+from simulator.output.efficiency_text import mfu_lines
 from simulator.output.memory_summary import fit_verdict
 from simulator.output.notebook_view import step_view
 from simulator.output.summary import compare, compared_rows, summary
@@ -312,3 +313,11 @@ def test_two_workloads_side_by_side_fit_the_terminal(width: int) -> None:
     text = console.file.getvalue()
     assert max(len(line) for line in text.splitlines()) <= width
     assert "…" not in text
+
+
+def test_a_share_of_the_bf16_peak_above_one_is_explained_by_narrower_products() -> None:
+    """102.5 % of a peak of 2.5 PFLOP/s are a quarter of 10 PFLOP/s."""
+    shares = {"mfu": 1.025, "mfu_causal": 1.025, "peak_precision": "bf16", "peak_flops_per_s_per_gpu": 2.5e15}
+    lines = mfu_lines({**shares, "fp8_peak_flops_per_s_per_gpu": None, "fp4_peak_flops_per_s_per_gpu": 1e16})
+    assert lines[0] == "of the dense bf16 peak of 2500.0 TFLOP/s, which products in fewer bits pass"
+    assert lines[1] == "25.6 % of the dense fp4 peak of 10000.0 TFLOP/s"

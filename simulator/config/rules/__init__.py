@@ -47,6 +47,7 @@ _PROBLEMS = (
 _CAPTURED_PROBLEMS = (
     *(captured.problems, training.problems, framework.problems, pipeline.problems),
     *(servers.problems, offload.problems, optimizer.problems, precision.problems),
+    *(hidden_exchange.problems, dispatching.problems),
 )
 _LAYOUT_PROBLEMS = (
     *(scale.layout_problems, placement.layout_problems, data.layout_problems),
