@@ -9,8 +9,8 @@ from simulator.config import Workload
 from simulator.program import Repetition
 from simulator.schedules import Order, Schedule, Slot
 
-#: Periods that are played where the pipeline is full, and micro-batches in them: some until it has settled, and two
-#: that are compared.
+#: Periods that are played where the pipeline is full, and micro-batches in them at least: some until it has settled,
+#: and two that are compared.
 PERIODS, MICROBATCHES = 2.5, 8
 #: A step is shortened where no more than this share of its micro-batches is left.
 MOST = 0.8
@@ -46,7 +46,8 @@ def shortened(workload: Workload) -> ShortenedStep | None:
         shorter = size.order(microbatches - period)
         fits = _periods(whole, shorter, period)
         if fits:
-            times = int(fits - max(PERIODS, MICROBATCHES / period))
+            # What the last rank holds back comes to the first from one rank to the next, a pass later at each.
+            times = int(fits - max(PERIODS, MICROBATCHES / period, parallelism.pp / period))
             fewer = microbatches - times * period
             left_out = times * period / microbatches * sum(map(len, whole))
             worth_it = times >= 1 and fewer <= MOST * microbatches and left_out >= LEAST_LEFT_OUT

@@ -8,7 +8,7 @@ import pytest
 
 from simulator.api import StepResult
 from simulator.config import load_workload
-from simulator.lowering import shortened
+from simulator.lowering import shortened, shortening
 from tests.support.exact import steady_differences
 from tests.support.jobs import job, play
 from tests.support.random_checks import differences
@@ -24,6 +24,12 @@ SECTIONS: dict[str, dict[str, Any]] = {
     "dualpipe_v": {"pp": 2, "vpp": 2, "schedule": "dualpipe_v", "overlap": P2P},
     "no pipeline": {"dp": 2, "zero": 3, "overlap": GRADIENTS},
 }
+
+
+@pytest.fixture(autouse=True)
+def small_steps_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let steps be shortened however few passes that leaves out."""
+    monkeypatch.setattr(shortening, "LEAST_LEFT_OUT", 0)
 
 
 def both(section: dict[str, Any], batch: int = 64, **simulation: bool | str) -> tuple[StepResult, StepResult]:
