@@ -99,9 +99,9 @@ def play_together(
     began = time.perf_counter()
     for placed in jobs:
         validate(placed.program, grows=placed.more is not None)
-    simulated = fold_cluster(jobs, cluster, folded=fold)
-    if any(placed.repetition for placed in jobs) and (len(jobs) > 1 or simulated.background):
+    if any(placed.repetition for placed in jobs) and (len(jobs) > 1 or cluster.background):
         raise UnsteadyError("a job beside others, or beside background traffic, has no period of its own")
+    simulated = fold_cluster(jobs, cluster, folded=fold)
     playing, events = player(engine, jobs, simulated, cluster, coalesce), 0
     clocks = [first_clocks(placed, cluster) for placed in jobs]
     for number in range(MOST_PLAYS):

@@ -12,8 +12,9 @@ from simulator.schedules import Order, Schedule, Slot
 #: Periods that are played where the pipeline is full, and micro-batches in them at least: some until it has settled,
 #: and two that are compared.
 PERIODS, MICROBATCHES = 2.5, 8
-#: A step is shortened where no more than this share of its micro-batches is left.
-MOST = 0.8
+#: A step is shortened where no more than this share of its micro-batches is left: it costs as much for nothing where no
+#: period settles.
+MOST = 0.5
 #: Fewer passes are not worth the attempt: where no period settles, the shortened step was played for nothing.
 LEAST_LEFT_OUT = 5_000
 
@@ -29,9 +30,13 @@ def shortened(workload: Workload) -> ShortenedStep | None:
     """Return the step of ``workload`` with fewer micro-batches; None where its schedule does not repeat itself, or too seldom.
 
     The order of passes tells the period, and that the whole is the shortened one with periods put in. Orders that
-    depend on the seconds of passes, that a file gives, or that go on into the next step are left as they are.
+    depend on the seconds of passes, that a file gives, or that go on into the next step are left as they are. So are
+    steps that cannot settle: with background traffic, which has a period of its own, and with replicas beside a changed
+    part, of which one falls behind the others.
     """
     parallelism, microbatches = workload.parallelism, workload.microbatches
+    if workload.cluster.background or (workload.cluster.overrides and parallelism.dp > 1):
+        return None
     schedule = parallelism.pipeline_schedule
     fixed = schedule.search is None and schedule.size is None and schedule.drains and not schedule.steady
     # What graphs of split passes keep is given back all at once behind the last pass.

@@ -83,3 +83,30 @@ def test_what_piles_up_until_the_optimizer_is_played_whole() -> None:
     workload = job(parallelism=section, training__global_batch=4 * 32)
     assert shortened(load_workload(workload)) is not None
     assert play(workload).repetition is None
+
+
+def test_rates_that_settle_from_the_last_rank_to_the_first_are_waited_for() -> None:
+    # Ranks in racks of NVLink share network cards, whose rates settle by a share of what is missing with each pass. The
+    # first of 35 ranks has settled some 30 passes after the pipeline is full.
+    section = {"pp": 35, "tp": 8, "schedule": "1f1b"}
+    training = {"seq": 2048, "micro_batch": 1, "global_batch": 160, "precision": "bf16"}
+    name = {"name": "racks", "model": {"preset": "gpt-530b"}, "cluster": "gb200_nvl72"}
+    workload = name | {"training": training, "parallelism": section}
+    short, whole = play(workload), play(workload, steady=False)
+    assert short.repetition is not None
+    assert_equal(short, whole)
+
+
+@pytest.mark.parametrize(
+    ("key", "change"),
+    [
+        ("background", {"from": "node0.nic0", "to": "node1.nic0", "bandwidth": "10 Gbps"}),
+        ("overrides", {"gpu": "node0.gpu1", "speed_scale": 0.9}),
+    ],
+)
+def test_what_cannot_settle_is_not_tried(key: str, change: dict[str, Any]) -> None:
+    # Background traffic comes and goes without the pipeline; the replica of a slow GPU falls behind the other one.
+    workload = job(parallelism={"pp": 4, "dp": 2, "tp": 2, "schedule": "1f1b"}, training__global_batch=128)
+    assert shortened(load_workload(workload)) is not None
+    workload["cluster"][key] = [change]
+    assert shortened(load_workload(workload)) is None

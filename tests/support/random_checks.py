@@ -98,7 +98,7 @@ def same_without_shortcuts(job: Job) -> Iterator[str]:
 
 def same_until_steady(job: Job) -> Iterator[str]:
     """Yield what differs where a job of many micro-batches is played only until its pipeline repeats itself."""
-    many = 2 * job["parallelism"].get("pp", 1) * job["parallelism"].get("vpp", 1) + 16
+    many = 4 * job["parallelism"].get("pp", 1) * job["parallelism"].get("vpp", 1) + 16
     training = job["training"] | {"global_batch": many * job["training"]["global_batch"]}
     workload = load(job | {"training": training})
     with patch.object(shortening, "LEAST_LEFT_OUT", 0):
