@@ -12,6 +12,10 @@ from simulator.schedules import Order, Schedule, Slot
 #: Periods that are played where the pipeline is full, and micro-batches in them at least: some until it has settled,
 #: and two that are compared.
 PERIODS, MICROBATCHES = 2.5, 8
+#: Micro-batches for each rank that are played where the pipeline is full. What the last rank holds back comes to the
+#: first from rank to rank, a pass later at each, and rates of shared links settle for as long again: of GPT-530B in 35
+#: stages on racks of 72 GPUs the first rank is settled 41 passes after the pipeline is full, of others earlier.
+SETTLING = 1.5
 #: A step is shortened where no more than this share of its micro-batches is left: it costs as much for nothing where no
 #: period settles.
 MOST = 0.5
@@ -27,7 +31,7 @@ class ShortenedStep(NamedTuple):
 
 
 def shortened(workload: Workload) -> ShortenedStep | None:
-    """Return the step of ``workload`` with fewer micro-batches; None where its schedule does not repeat itself, or too seldom.
+    """Return the step of ``workload`` with fewer micro-batches; None where it does not repeat itself, or too seldom.
 
     The order of passes tells the period, and that the whole is the shortened one with periods put in. Orders that
     depend on the seconds of passes, that a file gives, or that go on into the next step are left as they are. So are
@@ -51,8 +55,7 @@ def shortened(workload: Workload) -> ShortenedStep | None:
         shorter = size.order(microbatches - period)
         fits = _periods(whole, shorter, period)
         if fits:
-            # What the last rank holds back comes to the first from one rank to the next, a pass later at each.
-            times = int(fits - max(PERIODS, MICROBATCHES / period, parallelism.pp / period))
+            times = int(fits - max(PERIODS, max(MICROBATCHES, SETTLING * parallelism.pp) / period))
             fewer = microbatches - times * period
             left_out = times * period / microbatches * sum(map(len, whole))
             worth_it = times >= 1 and fewer <= MOST * microbatches and left_out >= LEAST_LEFT_OUT
