@@ -13,8 +13,8 @@ from simulator.schedules import Order, Schedule, Slot
 #: and two that are compared.
 PERIODS, MICROBATCHES = 2.5, 8
 #: Micro-batches for each rank that are played where the pipeline is full. What the last rank holds back comes to the
-#: first from rank to rank, a pass later at each, and rates of shared links settle for as long again: of GPT-530B in 35
-#: stages on racks of 72 GPUs the first rank is settled 41 passes after the pipeline is full, of others earlier.
+#: first from rank to rank, a pass later at each. Rates of shared links settle for half as long again. In a step of
+#: GPT-530B in 35 stages on racks of 72 GPUs the first rank has settled after 41 passes.
 SETTLING = 1.5
 #: A step is shortened where no more than this share of its micro-batches is left: it costs as much for nothing where no
 #: period settles.
@@ -35,8 +35,8 @@ def shortened(workload: Workload) -> ShortenedStep | None:
 
     The order of passes tells the period, and that the whole is the shortened one with periods put in. Orders that
     depend on the seconds of passes, that a file gives, or that go on into the next step are left as they are. So are
-    steps that cannot settle: with background traffic, which has a period of its own, and with replicas beside a changed
-    part, of which one falls behind the others.
+    steps that do not settle. Background traffic has a period of its own. A replica on a changed part of the cluster
+    falls behind the others.
     """
     parallelism, microbatches = workload.parallelism, workload.microbatches
     if workload.cluster.background or (workload.cluster.overrides and parallelism.dp > 1):
