@@ -20,8 +20,8 @@ class CastKernel(NamedTuple):
     written: float
 
 
-#: How operands of a product are scaled: by tensor, rows, blocks of 128, every 32 elements (mx) or every 16 (sixteens);
-#: by none where another kernel applies the scales. Profiles have a speed of rows, blocks and mx.
+#: How operands of a product are scaled: by tensor, rows, blocks of 128, every 32 elements (mx) or every 16 (sixteens).
+#: By none where another kernel applies the scales. Profiles have a speed of rows, blocks and mx.
 OperandScales = Literal["tensor", "rows", "blocks", "mx", "sixteens", "none"]
 
 #: Kernels one after another.

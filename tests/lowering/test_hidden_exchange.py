@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from simulator.lowering.lanes import Lanes
 from simulator.lowering.passes.hide_all_to_alls import _layers_in_turns, _PartOfPass, hide_all_to_alls
 from simulator.program import AllToAll, Axis, Block, Compute, GroupedMatmul, Purpose, Step, StepPhase
 from simulator.schedules import SCHEDULES, paired
+from simulator.schedules.csv_form import to_csv
 from tests.support import quick
 from tests.support.jobs import job
 from tests.support.lanes import pipeline_passes, rank
@@ -119,8 +121,8 @@ def test_passes_that_are_taken_apart_do_what_they_did(name: str, delayed: bool) 
         apart = hide_all_to_alls(whole, context)
         assert len(apart["ep"]) > 0
         assert Counter(_ops(apart)) == Counter(_ops(whole))
-        taken = [sum(step.alloc_bytes - step.free_bytes for step in lanes["compute"]) for lanes in (whole, apart)]
-        assert taken[1] == pytest.approx(taken[0], abs=1.0)
+        activations = [sum(step.alloc_bytes - step.free_bytes for step in lanes["compute"]) for lanes in (whole, apart)]
+        assert activations[1] == pytest.approx(activations[0], abs=1.0)
 
 
 def test_a_layer_with_three_all_to_alls_is_no_layer_of_experts() -> None:
@@ -196,6 +198,18 @@ def test_shortcuts_and_engines_agree(name: str) -> None:
 def test_megatron_core_alone_runs_two_micro_batches_at_once_in_1f1b(name: str) -> None:
     """DeepSpeed, whose kernels are Megatron-Core's in part, has its own experts."""
     assert FRAMEWORKS[name].has_core_experts == (name in ("megatron_core", "megatron_core_local"))
+
+
+def test_a_file_may_say_which_passes_overlap(tmp_path: Path) -> None:
+    """DualPipeV written to a file, whose slots have a forward and a backward pass, hides as much as by its name."""
+    name, pp, vpp = "dualpipe_v", 2, 2
+    path = tmp_path / "pairs.csv"
+    description = described({"dp": 2, "pp": pp, "vpp": vpp, "schedule": name}, HIDDEN)
+    by_name = quick.load(description)
+    path.write_text(to_csv(SCHEDULES[name].order(pp, by_name.microbatches, vpp), joined=True))
+    description["parallelism"] |= {"schedule": str(path), "optimizer_sync": by_name.parallelism.optimizer_sync}
+    times = [quick.play(workload).to_dict()["step_time_s"] for workload in (by_name, quick.load(description))]
+    assert times[1] == pytest.approx(times[0])
 
 
 REFUSED: tuple[tuple[str, dict[str, Any], dict[str, Any], str], ...] = (

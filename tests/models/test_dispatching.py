@@ -39,10 +39,7 @@ def test_a_node_limit_confines_ranks_and_nodes() -> None:
 
 @pytest.mark.parametrize("dispatcher", ["all_to_all", "deepep"])
 def test_a_wider_node_limit_sends_a_token_to_more_nodes(dispatcher: str) -> None:
-    """Of eight nodes; a limit of all is none.
-
-    DeepSeek-V3 chooses 8 of 256 experts: of 32 one node has, of 64 on two nodes each has some but for 2 in 384 tokens.
-    """
+    """DeepSeek-V3's 8 of 256 experts are chosen at random among those of some nodes; a limit of all eight is none."""
     layout = {"dp": 64, "ep": 64, "dispatcher": dispatcher}
 
     def loaded(limit: int | None) -> Workload:
@@ -67,7 +64,7 @@ def test_nodes_of_a_group_are_rounded_up() -> None:
 
 
 def test_copies_of_experts_are_places_and_no_further_choices() -> None:
-    """With a copy of each of 16 experts a node of two holds 16, of which a token may choose 12."""
+    """A node holds 16 of 16 experts and 16 copies. A token of 12 choices that may go to one node goes to all its ranks."""
     moe = {"experts": 16, "redundant_experts": 16, "top_k": 12, "node_limit": 1}
     work = load_workload(job(moe=moe, parallelism=NODES, training__global_batch=16))
     assert reach(work) == (pytest.approx(8.0), pytest.approx(1.0))

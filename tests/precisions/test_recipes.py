@@ -118,7 +118,7 @@ def test_transformer_engine_keeps_inputs_in_8_bits() -> None:
 def test_nvfp4_reads_and_keeps_half_a_byte_and_a_scale_for_sixteen_elements() -> None:
     """A cast reads 2 bytes of each element and writes two copies of 1/2 + 1/16 bytes; the one for dW is kept of x.
 
-    Inputs of h, h and ffn elements a token go from 2 to 0.5625 bytes; attention keeps its own output in bf16, beside
+    Inputs of h, h and ffn elements a token go from 2 to 0.5625 bytes. Attention keeps its own output in bf16, beside
     which the output projection's copy is new. A product reads half a byte of each element of both operands.
     """
     part, plain = layer(workload("te_nvfp4")), layer(workload("te_nvfp4", training__fp4=None))
