@@ -199,6 +199,14 @@ class Parallelism(Section):
         """The axis of the groups that hold the same shard."""
         return axis if self.shards(axis) == 1 else REPLICAS[Axis(axis)].replica
 
+    def expert_nodes(self, gpus_per_node: int) -> int:
+        """Nodes that an expert-parallel group takes, with neighbouring ranks on each.
+
+        >>> Parallelism(dp=12, ep=12).expert_nodes(8)
+        2
+        """
+        return math.ceil(self.ep * self.etp / gpus_per_node)
+
     @property
     def server_count(self) -> int:
         """Parameter servers that the job has."""

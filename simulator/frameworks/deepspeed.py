@@ -60,5 +60,6 @@ FRAMEWORK = replace(
     launch_section="eager",
     defaults=defaults,
     adds_in_products=False,
+    has_core_experts=False,
     replication=replication,
 )

@@ -321,6 +321,8 @@ class Framework:
     live_parameters: int = 0
     """layers are gathered ahead until so many parameters are whole; 0: ``parallelism.prefetch`` layers"""
 
+    has_core_experts: bool = False
+    """experts are run by Megatron-Core, which has several dispatchers, and 1F1B that hides their all-to-alls"""
     limits: tuple[Limit, ...] = ()
     """what alone it is simulated with"""
     master_weights: bool = True

@@ -72,6 +72,7 @@ FRAMEWORK = Framework(
     residual=fused_kernels.residual,
     embedding_mask=fused_kernels.embedding_mask,
     experts=fused_kernels.EXPERTS,
+    has_core_experts=True,
     adapters=lora.ADAPTERS,
     replication=replication,
     by_row="residual",

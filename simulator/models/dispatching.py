@@ -41,7 +41,7 @@ def distinct(experts: int, chosen: int, groups: int) -> float:
     """
     without = experts - experts // groups
     none = 1.0
-    for number in range(chosen):
+    for number in range(min(chosen, experts)):
         none *= max(without - number, 0) / (experts - number)
     return groups * (1 - none)
 
@@ -50,25 +50,21 @@ def reach(workload: Workload) -> Reach:
     """Return the `Reach` of tokens that are routed evenly, within as many nodes as each may go to."""
     layout, moe = workload.parallelism, workload.model.moe
     assert moe is not None
-    nodes = max(1, layout.ep * layout.etp // workload.cluster.gpus_per_node)
-    if moe.node_limit is None or moe.node_limit >= nodes:
-        return Reach(distinct(moe.experts, moe.top_k, layout.ep), distinct(moe.experts, moe.top_k, nodes))
-    allowed = moe.node_limit
+    nodes = layout.expert_nodes(workload.cluster.gpus_per_node)
+    allowed = min(moe.node_limit or nodes, nodes)
     ranks, experts = layout.ep * allowed // nodes, moe.experts * allowed // nodes
-    return Reach(distinct(experts, moe.top_k, ranks), min(allowed, moe.top_k))
+    return Reach(distinct(experts, moe.top_k, ranks), distinct(experts, moe.top_k, allowed))
 
 
 def bytes_per_node(workload: Workload) -> float:
     """Return ``per_node`` of the all-to-alls (see `AllToAll`), 0 where copies cross the network one by one."""
     layout, moe = workload.parallelism, workload.model.moe
     assert moe is not None
-    if layout.dispatcher in ONCE_TO_EACH_RANK:
-        crossing = layout.ep * layout.etp > workload.cluster.gpus_per_node
-        to = reach(workload)
-        return to.nodes / to.ranks if crossing else 0.0
-    # A token goes to as many nodes as it may: at least one expert on each.
-    limited = moe.node_limit is not None and layout.ep > 1
-    return min(moe.node_limit or 0, moe.top_k) / moe.top_k if limited else 0.0
+    once = layout.dispatcher in ONCE_TO_EACH_RANK
+    if layout.expert_nodes(workload.cluster.gpus_per_node) == 1 or (moe.node_limit is None and not once):
+        return 0.0
+    to = reach(workload)
+    return to.nodes / (to.ranks if once else moe.top_k)
 
 
 def dispatch(z: FrameworkShapes, x: Experts) -> Node:

@@ -82,7 +82,7 @@ def weight_copy_bytes(workload: Workload, weights: Iterable[Weight]) -> float:
     if recipe is None or not keeps_weight_copies(workload):
         return 0.0
     elements = sum(weight.elements for weight in weights if weight.in_low_precision and weight.is_stored)
-    return recipe.weight_copy_bytes * elements
+    return recipe.weight_copies * recipe.copy_bytes * elements
 
 
 class _Casts:
@@ -122,7 +122,7 @@ def _inputs_again(z: FrameworkShapes, recipe: ProductRecipe, cast: _Casts, saved
     if not first or (recipe.activation_backward and saved.endswith(MADE_BY_ACTIVATION)):
         return ()
     casts = cast("W", "input", "x", recipe.input_backward)
-    if recipe.kept_input_bytes is None and saved.endswith(MADE_BY_NORM):
+    if not recipe.keeps_input_copy and saved.endswith(MADE_BY_NORM):
         again = CastKernel("normed again", "norm" if z.norm == "layernorm" else "rms_norm", 1, 1)
         casts = (*cast("W", "input", "x", (again,)), *casts)
     return casts
@@ -131,11 +131,11 @@ def _inputs_again(z: FrameworkShapes, recipe: ProductRecipe, cast: _Casts, saved
 def _kept(z: FrameworkShapes, recipe: ProductRecipe, tensors: tuple[Tensor, ...], x_bytes: float) -> tuple[Tensor, ...]:
     """Return what is kept of the product's input, the first of ``tensors``."""
     x, *rest = tensors
-    if recipe.kept_input_bytes is None and x.name.endswith((MADE_BY_ACTIVATION, MADE_BY_NORM)):
+    if not recipe.keeps_input_copy and x.name.endswith((MADE_BY_ACTIVATION, MADE_BY_NORM)):
         return tuple(rest)
-    if recipe.kept_input_bytes is None:
+    if not recipe.keeps_input_copy:
         return tensors
-    return (Tensor(f"{x.name} in {recipe.bits} bits", recipe.kept_input_bytes * x.nbytes / z.element), *rest)
+    return (Tensor(f"{x.name} in {recipe.bits} bits", recipe.copy_bytes * x.nbytes / z.element), *rest)
 
 
 def _copied(z: FrameworkShapes, recipe: ProductRecipe, elements: Mapping[str, int]) -> float:
@@ -143,9 +143,9 @@ def _copied(z: FrameworkShapes, recipe: ProductRecipe, elements: Mapping[str, in
 
     Those that are kept since the forward pass are no others.
     """
-    x = elements["x"] if recipe.kept_input_bytes is None else 0
+    x = 0 if recipe.keeps_input_copy else elements["x"]
     w = 0 if z.keeps_weight_copies else elements["w"]
-    return recipe.bits / 8 * (x + w + 2 * elements["y"])
+    return recipe.copy_bytes * (x + w + 2 * elements["y"])
 
 
 def _conversion(recipe: ProductRecipe, dtype: str, cast: _Casts) -> Callable[[Ops], Ops]:

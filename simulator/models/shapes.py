@@ -34,7 +34,7 @@ class FrameworkShapes(Shapes):
 def keeps_weight_copies(workload: Workload) -> bool:
     """Return True where copies of weights in 8 bits stay beside them; of gathered weights none stays."""
     recipe = workload.training.product_recipe
-    return recipe is not None and recipe.weight_copy_bytes > 0 and workload.parallelism.zero != 3
+    return recipe is not None and recipe.weight_copies > 0 and workload.parallelism.zero != 3
 
 
 def representative_seat(workload: Workload, seat: Seat) -> Seat:

@@ -1,6 +1,7 @@
 """Recipes of training in 8 or 4 bits: kernels around products, and what is kept.
 
-A new one is a file with an `ProductRecipe`, and a line here."""
+A new one is a file with a `ProductRecipe`, and a line here.
+"""
 
 from __future__ import annotations
 

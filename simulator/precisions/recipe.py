@@ -20,8 +20,8 @@ class CastKernel(NamedTuple):
     written: float
 
 
-#: How operands of a product are scaled: by tensor, rows, blocks of 128, every 32 elements (mx) or every 16 (sixteens);
-#: by none where another kernel applies the scales. Profiles have a speed of rows, blocks and mx.
+#: How operands of a product are scaled: by tensor, rows, blocks of 128, every 32 elements (mx) or every 16 (sixteens).
+#: By none where another kernel applies the scales. Profiles have a speed of rows, blocks and mx.
 OperandScales = Literal["tensor", "rows", "blocks", "mx", "sixteens", "none"]
 
 #: Kernels one after another.
@@ -71,11 +71,13 @@ class ProductRecipe:
     """role of a product -> kernels on its output"""
     weights_once: bool = False
     """weights are cast for the first micro-batch of a step, and their copies kept for the others"""
-    weight_copy_bytes: float = 0.0
-    """of copies that stay beside each element of W"""
-    kept_input_bytes: float | None = None
-    """of what is kept of each element of x until the backward pass; None: x itself, in working precision, but for x
-    that a norm or an activation makes, which the backward pass makes again"""
+    scale_bytes: float = 0.0
+    """of scales, for each element of a copy; 0 where they are too few to count"""
+    weight_copies: int = 0
+    """copies that stay beside W"""
+    keeps_input_copy: bool = False
+    """a copy of x is kept until the backward pass; false: x itself, in working precision, but for x that a norm or an
+    activation makes, which the backward pass makes again"""
     activation_backward: tuple[str, str] | None = None
     """cost classes of the two kernels that stand for the backward pass of an activation: one finds scales for its
     gradients and for its output, one writes all of these in 8 bits"""
@@ -86,6 +88,11 @@ class ProductRecipe:
     def dtype(self) -> Literal["fp8", "fp4"]:
         """Type of the operands."""
         return "fp8" if self.bits == 8 else "fp4"
+
+    @property
+    def copy_bytes(self) -> float:
+        """Bytes of an element of a copy in so few bits, with its part of a scale."""
+        return self.bits / 8 + self.scale_bytes
 
     @property
     def key(self) -> str:

@@ -25,8 +25,8 @@ RECIPE = ProductRecipe(
     weight_forward=BOTH,
     gradient=BOTH,
     weights_once=True,
-    weight_copy_bytes=2.0,
-    kept_input_bytes=1.0,
+    weight_copies=2,
+    keeps_input_copy=True,
 )
 
 

@@ -10,9 +10,9 @@ from __future__ import annotations
 from simulator.precisions import te_delayed
 from simulator.precisions.recipe import CastKernel
 
-#: Bytes of an element with its part of a scale.
-WITH_SCALE = 1 + 1 / 32
-BOTH = (CastKernel("cast both ways", "fp8_cast_transpose", 1, WITH_SCALE),)
+SCALE_BYTES = 1 / 32
+#: Two copies, in tensors of 16 bits.
+BOTH = (CastKernel("cast both ways", "fp8_cast_transpose", 1, 1 + SCALE_BYTES),)
 
 RECIPE = te_delayed.with_casts(
     BOTH,
@@ -20,6 +20,5 @@ RECIPE = te_delayed.with_casts(
     about="Transformer Engine on Blackwell, a scale for every 32 elements of a row or of a column (MXFP8)",
     products={"fwd": "mx", "dgrad": "mx", "wgrad": "mx"},
     multiple=32,
-    weight_copy_bytes=2 * WITH_SCALE,
-    kept_input_bytes=WITH_SCALE,
+    scale_bytes=SCALE_BYTES,
 )

@@ -13,12 +13,11 @@ from __future__ import annotations
 from simulator.precisions import te_delayed
 from simulator.precisions.recipe import CastKernel
 
-#: Bytes of an element with its part of a scale.
-WITH_SCALE = 1 / 2 + 1 / 16
+SCALE_BYTES = 1 / 16
 BOTH = (
     CastKernel("amax", "fp8_amax", 1, 0),
     # Two copies, in tensors of 16 bits.
-    CastKernel("cast both ways", "fp8_cast_transpose", 1, WITH_SCALE),
+    CastKernel("cast both ways", "fp8_cast_transpose", 1, 1 / 2 + SCALE_BYTES),
 )
 
 RECIPE = te_delayed.with_casts(
@@ -28,6 +27,5 @@ RECIPE = te_delayed.with_casts(
     bits=4,
     products={"fwd": "sixteens", "dgrad": "sixteens", "wgrad": "sixteens"},
     multiple=32,
-    weight_copy_bytes=2 * WITH_SCALE,
-    kept_input_bytes=WITH_SCALE,
+    scale_bytes=SCALE_BYTES,
 )

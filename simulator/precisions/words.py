@@ -40,13 +40,13 @@ def in_words(recipe: ProductRecipe, gather: str = "") -> Iterator[str]:
     yield f"gradients: {_kernels((*recipe.gradient, *recipe.gradient_again))}"
     for role, kernels in recipe.behind.items():
         yield f"behind the product of the {_ROLES[role]}: {_kernels(kernels)}"
-    if recipe.kept_input_bytes is None:
-        yield "kept: inputs in bf16; what a norm or an activation makes is made again"
+    if recipe.keeps_input_copy:
+        yield f"kept: {recipe.copy_bytes:.3g} bytes for each element of an input"
     else:
-        yield f"kept: {recipe.kept_input_bytes:.3g} bytes for each element of an input"
+        yield "kept: inputs in bf16; what a norm or an activation makes is made again"
     yield (
-        f"copies of weights that stay: {recipe.weight_copy_bytes:.3g} bytes for each element"
-        if (recipe.weight_copy_bytes)
+        f"copies of weights that stay: {recipe.weight_copies * recipe.copy_bytes:.3g} bytes for each element"
+        if recipe.weight_copies
         else f"no copies of weights stay{f'; ZeRO-3 gathers them in {gather}' if gather else ''}"
     )
 

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from simulator.errors import InputError
-from simulator.lowering.passes.hide_all_to_alls import hide_all_to_alls
-from simulator.program import Block, Compute, GroupedMatmul
+from simulator.frameworks import FRAMEWORKS
+from simulator.lowering.lanes import Lanes
+from simulator.lowering.passes.hide_all_to_alls import _layers_in_turns, _PartOfPass, hide_all_to_alls
+from simulator.program import AllToAll, Axis, Block, Compute, GroupedMatmul, Purpose, Step, StepPhase
 from simulator.schedules import SCHEDULES, paired
+from simulator.schedules.csv_form import to_csv
 from tests.support import quick
 from tests.support.jobs import job
 from tests.support.lanes import pipeline_passes, rank
@@ -76,6 +82,58 @@ def test_weight_gradients_of_an_mlp_wait_for_none_of_its_exchanges() -> None:
     assert products == ["moe.fc2 wgrad", "moe.fc1 wgrad"]
 
 
+#: Layouts of four stages at most, and what else a layer has.
+TAKEN_APART: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "1f1b": ({}, {}),
+    "tp": ({"tp": 2, "etp": 1}, {}),
+    "ulysses": ({"cp": 2, "cp_method": "ulysses"}, {}),
+    "predictor": ({}, {"mtp_layers": 1}),
+    "dense layers": ({}, {"moe": MOE["moe"] | {"every": 2, "shared_experts": 1}}),
+    "interleaved": ({"pp": 2, "vpp": 2, "schedule": "interleaved"}, {}),
+    "dualpipe": ({"pp": 2, "schedule": "dualpipe"}, {}),
+    "dualpipe_v": ({"pp": 2, "vpp": 2, "schedule": "dualpipe_v"}, {}),
+}
+
+
+def _ops(lanes: Lanes) -> Iterator[object]:
+    """Yield the operations of all lanes, with those in blocks."""
+    for step in (step for steps in lanes.values() for step in steps):
+        yield from step.op.ops if isinstance(step.op, Block) else (step.op,)
+
+
+@pytest.mark.parametrize("delayed", [False, True])
+@pytest.mark.parametrize("name", TAKEN_APART)
+def test_passes_that_are_taken_apart_do_what_they_did(name: str, delayed: bool) -> None:
+    """Every kernel and every transfer comes as often as before, and as many bytes stay."""
+    layout, model = TAKEN_APART[name]
+    overlap = {**HIDDEN, "delayed_weight_grad": delayed}
+    for pipeline_rank in range(layout.get("pp", 1)):
+        context = rank(
+            pipeline_rank,
+            dp=2,
+            ep=2,
+            overlap=overlap,
+            model=MOE | {"layers": 4} | model,
+            training={"global_batch": 16, "recompute": "none"},
+            **layout,
+        )
+        whole = pipeline_passes(context)
+        apart = hide_all_to_alls(whole, context)
+        assert len(apart["ep"]) > 0
+        assert Counter(_ops(apart)) == Counter(_ops(whole))
+        activations = [sum(step.alloc_bytes - step.free_bytes for step in lanes["compute"]) for lanes in (whole, apart)]
+        assert activations[1] == pytest.approx(activations[0], abs=1.0)
+
+
+def test_a_layer_with_three_all_to_alls_is_no_layer_of_experts() -> None:
+    """Turns are those of layers that send tokens there and back: nothing else is left out in silence."""
+    work = Step("work", Block("work", ()), phase=StepPhase.FORWARD)
+    travel = Step("travel", AllToAll("travel", 1.0, Axis.EP, Purpose.EXPERT))
+    part = _PartOfPass(segments=[[work], [], [], []], travels=[travel] * 3)
+    with pytest.raises(RuntimeError, match="4 steps would run 3"):
+        _layers_in_turns(part, _PartOfPass())
+
+
 @pytest.mark.parametrize("name", ["1f1b", "interleaved"])
 def test_a_schedule_in_pairs_runs_one_forward_pass_more_ahead(name: str) -> None:
     """Megatron-Core counts one more pass of warm-up, so that no slot has both passes of one micro-batch."""
@@ -136,11 +194,30 @@ def test_shortcuts_and_engines_agree(name: str) -> None:
         assert list(check(description)) == []
 
 
+@pytest.mark.parametrize("name", FRAMEWORKS)
+def test_megatron_core_alone_runs_two_micro_batches_at_once_in_1f1b(name: str) -> None:
+    """DeepSpeed, whose kernels are Megatron-Core's in part, has its own experts."""
+    assert FRAMEWORKS[name].has_core_experts == (name in ("megatron_core", "megatron_core_local"))
+
+
+def test_a_file_may_say_which_passes_overlap(tmp_path: Path) -> None:
+    """DualPipeV written to a file, whose slots have a forward and a backward pass, hides as much as by its name."""
+    name, pp, vpp = "dualpipe_v", 2, 2
+    path = tmp_path / "pairs.csv"
+    description = described({"dp": 2, "pp": pp, "vpp": vpp, "schedule": name}, HIDDEN)
+    by_name = quick.load(description)
+    path.write_text(to_csv(SCHEDULES[name].order(pp, by_name.microbatches, vpp), joined=True))
+    description["parallelism"] |= {"schedule": str(path), "optimizer_sync": by_name.parallelism.optimizer_sync}
+    times = [quick.play(workload).to_dict()["step_time_s"] for workload in (by_name, quick.load(description))]
+    assert times[1] == pytest.approx(times[0])
+
+
 REFUSED: tuple[tuple[str, dict[str, Any], dict[str, Any], str], ...] = (
     ("no ranks to send to", {"ep": 1}, {}, "no tokens travel"),
     ("one pass at a time", {"pp": 2, "schedule": "gpipe"}, {}, "one pass at a time"),
     ("one chunk a rank", {"pp": 2}, {}, "only where ranks have several"),
     ("whole layers again", {}, {"recompute": "full"}, "whole layers are recomputed"),
+    ("shared experts", {"overlap": {"ep": True}}, {}, "hide behind another micro-batch where shared experts"),
     ("the exchange again", {}, {"recompute": {"granularity": "selective", "modules": ["moe"]}}, "would be recomputed"),
     ("unit by unit", {"zero": 3}, {}, "layer by layer"),
     ("activations leave", {"offload": {"activations": "cpu"}}, {}, "activations leave"),

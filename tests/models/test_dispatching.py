@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from simulator.config import load_workload
+from simulator.config import Workload, load_workload
 from simulator.errors import InputError
-from simulator.models.dispatching import distinct, reach
+from simulator.models.dispatching import bytes_per_node, distinct, reach
 from tests.support.experts import job, play
 from tests.support.random_checks import same_without_shortcuts
 
@@ -35,6 +35,39 @@ def test_a_node_limit_confines_ranks_and_nodes() -> None:
     for limit, ranks, nodes in ((1, 4.0, 1.0), (2, 4.0, distinct(16, 4, 2)), (None, 4.0, distinct(16, 4, 2))):
         work = load_workload(job(moe=SIXTEEN | {"node_limit": limit}, parallelism=NODES))
         assert reach(work) == pytest.approx((ranks, nodes))
+
+
+@pytest.mark.parametrize("dispatcher", ["all_to_all", "deepep"])
+def test_a_wider_node_limit_sends_a_token_to_more_nodes(dispatcher: str) -> None:
+    """DeepSeek-V3's 8 of 256 experts are chosen at random among those of some nodes; a limit of all eight is none."""
+    layout = {"dp": 64, "ep": 64, "dispatcher": dispatcher}
+
+    def loaded(limit: int | None) -> Workload:
+        moe = {"experts": 256, "top_k": 8, "node_limit": limit}
+        return load_workload(job(moe=moe, parallelism=layout, training__global_batch=64))
+
+    nodes = [reach(loaded(limit)).nodes for limit in range(1, 9)]
+    assert nodes == sorted(nodes)
+    assert nodes[:2] == pytest.approx([1.0, distinct(64, 8, 2)])
+    assert reach(loaded(None)).nodes == nodes[-1] == pytest.approx(distinct(256, 8, 8))
+    crossing = [bytes_per_node(loaded(limit)) for limit in range(1, 9)]
+    each = [8.0] * 8 if dispatcher == "all_to_all" else [reach(loaded(limit)).ranks for limit in range(1, 9)]
+    assert [share * copies for share, copies in zip(crossing, each, strict=True)] == pytest.approx(nodes)
+
+
+def test_nodes_of_a_group_are_rounded_up() -> None:
+    """Twelve ranks need two nodes of eight, so that half of twelve experts are on a node that a token may go to."""
+    moe = {"experts": 12, "top_k": 4, "node_limit": 1}
+    work = load_workload(job(moe=moe, parallelism={"dp": 12, "ep": 12}, training__global_batch=12))
+    assert reach(work) == pytest.approx((4.0, 1.0))
+    assert bytes_per_node(work) == pytest.approx(1 / 4)
+
+
+def test_copies_of_experts_are_places_and_no_further_choices() -> None:
+    """A node holds 16 of 16 experts and 16 copies. A token of 12 choices goes to all ranks of its one node."""
+    moe = {"experts": 16, "redundant_experts": 16, "top_k": 12, "node_limit": 1}
+    work = load_workload(job(moe=moe, parallelism=NODES, training__global_batch=16))
+    assert reach(work) == pytest.approx((8.0, 1.0))
 
 
 def sent(dispatcher: str, layout: dict[str, Any], moe: dict[str, Any]) -> float:

@@ -118,7 +118,7 @@ def test_transformer_engine_keeps_inputs_in_8_bits() -> None:
 def test_nvfp4_reads_and_keeps_half_a_byte_and_a_scale_for_sixteen_elements() -> None:
     """A cast reads 2 bytes of each element and writes two copies of 1/2 + 1/16 bytes; the one for dW is kept of x.
 
-    Inputs of h, h and ffn elements a token go from 2 to 0.5625 bytes; attention keeps its own output in bf16, beside
+    Inputs of h, h and ffn elements a token go from 2 to 0.5625 bytes. Attention keeps its own output in bf16, beside
     which the output projection's copy is new. A product reads half a byte of each element of both operands.
     """
     part, plain = layer(workload("te_nvfp4")), layer(workload("te_nvfp4", training__fp4=None))
@@ -127,6 +127,15 @@ def test_nvfp4_reads_and_keeps_half_a_byte_and_a_scale_for_sixteen_elements() ->
     assert plain.saved_bytes - part.saved_bytes == TOKENS * (1.4375 * (2 * HIDDEN + FFN) - 0.5625 * QUERIES)
     down = next(one for one in products(part.forward) if one.k == FFN)
     assert down.bytes == 0.5 * (TOKENS * FFN + FFN * HIDDEN) + 2 * TOKENS * HIDDEN
+
+
+@pytest.mark.parametrize(("name", "nbytes"), [("te_delayed", 1.0), ("te_mxfp8", 33 / 32), ("te_nvfp4", 9 / 16)])
+def test_every_copy_has_its_scales(name: str, nbytes: float) -> None:
+    """A byte for every 32 elements, or for every 16 of half a byte; a cast writes two copies."""
+    recipe = PRODUCT_RECIPES[name]
+    assert recipe.copy_bytes == nbytes
+    (cast,) = (one for one in recipe.input_forward if one.written)
+    assert cast.written * 2 == 2 * nbytes  # in tensors of 16 bits
 
 
 def test_a_product_is_in_8_bits_or_in_4() -> None:
@@ -228,7 +237,7 @@ def test_a_recipe_says_what_it_does() -> None:
 
 
 def test_backward_passes_make_no_copies_that_are_kept_already() -> None:
-    """Two copies of dy, a byte an element in 8 bits, are made by each recipe.
+    """Two copies of dy, a byte an element in 8 bits and its part of a scale, are made by each recipe.
 
     Transformer Engine has those of x and of W since the forward pass. Torchao makes one of each.
     """
@@ -242,7 +251,8 @@ def test_backward_passes_make_no_copies_that_are_kept_already() -> None:
         return eight.grad_bytes - plain.grad_bytes
 
     assert copied("te_delayed") == 2 * TOKENS * n
-    assert copied("te_nvfp4") == TOKENS * n  # half a byte an element
+    assert copied("te_mxfp8") == 2 * (1 + 1 / 32) * TOKENS * n
+    assert copied("te_nvfp4") == 2 * (1 / 2 + 1 / 16) * TOKENS * n
     assert copied("torchao_tensorwise") == 2 * TOKENS * n + TOKENS * k + n * k
 
 

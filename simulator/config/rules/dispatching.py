@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
@@ -24,7 +23,7 @@ def problems(workload: Workload) -> Iterator[InputError]:
     if moe is None:
         yield InputError("the model has no experts", key=_KEY, found=layout.dispatcher, allowed="all_to_all")
         return
-    if not workload.framework.name.startswith("megatron_core"):
+    if not workload.software.has_core_experts:
         yield InputError(
             "kernels around other dispatchers than the all-to-all are Megatron-Core's",
             key=_KEY,
@@ -63,7 +62,7 @@ def layout_problems(workload: Workload) -> Iterator[InputError]:
     if layout.dispatcher != "deepep" or layout.ep == 1:
         return
     per_node = max(node.gpus.count for node in workload.cluster.kinds)
-    nodes = math.ceil(layout.ep * layout.etp / per_node)
+    nodes = layout.expert_nodes(workload.cluster.gpus_per_node)
     if per_node > DEEPEP_GPUS or nodes > DEEPEP_NODES:
         yield InputError(
             f"DeepEP reaches {DEEPEP_GPUS} GPUs of a node and {DEEPEP_NODES} nodes, not {per_node} of {nodes}",

@@ -73,7 +73,7 @@ TABLE: tuple[tuple[str, Condition, str], ...] = (
     ("training.attention_kernel", _one_attention, "the profile has no FlashAttention 2 beside a newer kernel"),
     (
         "model.moe.node_limit",
-        lambda w: w.parallelism.ep * w.parallelism.etp <= w.cluster.gpus_per_node,
+        lambda w: w.parallelism.expert_nodes(w.cluster.gpus_per_node) == 1,
         "the ranks of an expert-parallel group share a node",
     ),
     ("model.moe.node_limit", lambda w: w.parallelism.dispatcher == "all_gather", "all ranks get all tokens"),

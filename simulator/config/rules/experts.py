@@ -217,7 +217,7 @@ def layout_problems(workload: Workload) -> Iterator[InputError]:
             fix="rank_order: tp-cp-ep-dp-pp",
         )
     if moe.node_limit is not None:
-        nodes = max(1, layout.ep * layout.etp // max(node.gpus.count for node in workload.cluster.kinds))
+        nodes = layout.expert_nodes(workload.cluster.gpus_per_node)
         reachable = (moe.experts + moe.redundant_experts) // nodes * moe.node_limit
         if reachable < moe.top_k:
             yield InputError(

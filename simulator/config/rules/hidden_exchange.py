@@ -6,22 +6,24 @@ Source: github.com/NVIDIA/Megatron-LM, megatron/core/transformer/transformer_con
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
+from simulator.config.pipelines import find_schedule
 from simulator.errors import InputError
 from simulator.input_files import brief
+from simulator.schedules import SCHEDULES
 
 if TYPE_CHECKING:
     from simulator.config.workload import Workload
 
 _KEY = "parallelism.overlap.expert_all_to_all"
-#: Schedules in whose slots a forward and a backward pass overlap whoever runs them.
-_PAIRS = ("dualpipe", "dualpipe_v")
+#: Names of schedules in whose slots a forward and a backward pass overlap whoever runs them.
+_PAIRS = tuple(name for name, schedule in SCHEDULES.items() if schedule.joined)
 
 
 def problems(workload: Workload) -> Iterator[InputError]:
     """Yield what stands in the way of hiding all-to-alls of experts behind another micro-batch."""
-    layout, training = workload.parallelism, workload.training
+    layout = workload.parallelism
     if not layout.overlap.expert_all_to_all:
         if layout.overlap.delayed_weight_grad:
             yield InputError(
@@ -36,55 +38,86 @@ def problems(workload: Workload) -> Iterator[InputError]:
             "no tokens travel to experts", key=_KEY, found=brief(True), allowed="false, or model.moe with ep > 1"
         )
     yield from _schedule_problems(workload)
-    recompute = training.recompute
-    for what, key, value, wrong in (
-        ("whole layers are recomputed", "training.recompute", recompute.granularity, recompute.granularity == "full"),
-        ("the exchange would be recomputed", "training.recompute.modules", "moe", "moe" in recompute.modules),
-        ("layers are recomputed whole", "training.recompute.layers", recompute.layers, recompute.layers is not None),
-        ("shared experts hide it", "parallelism.overlap.ep", True, layout.overlap.ep),
-        ("more than one layer predicts further tokens", "model.mtp_layers", workload.model.mtp_layers, _many(workload)),
-        (
-            "activations leave layer by layer",
-            "parallelism.offload.activations",
-            layout.offload.activations,
-            _out(workload),
-        ),
-        ("gradients or parameters are sharded layer by layer", "parallelism.zero", layout.zero, layout.zero > 1),
-    ):
-        if wrong:
+    for row in _obstacles(workload):
+        if row.wrong:
             yield InputError(
-                f"{what}, while all-to-alls hide behind another micro-batch only in passes that are taken apart",
-                key=key,
-                found=brief(value),
-                allowed=_ALLOWED[key],
+                f"all-to-alls cannot hide behind another micro-batch where {row.why}",
+                key=row.key,
+                found=brief(row.value),
+                allowed=row.allowed,
             )
 
 
-_ALLOWED = {
-    "training.recompute": "none, or selective",
-    "training.recompute.modules": "without moe",
-    "training.recompute.layers": "null",
-    "parallelism.overlap.ep": "false",
-    "model.mtp_layers": "0 or 1",
-    "parallelism.offload.activations": "none",
-    "parallelism.zero": "0 or 1",
-}
+class _Obstacle(NamedTuple):
+    """A value that all-to-alls cannot hide with.
+
+    ``wrong``: the workload has such a one. ``why``: the end of a sentence that begins "where".
+    """
+
+    key: str
+    value: object
+    wrong: bool
+    why: str
+    allowed: str
 
 
-def _many(workload: Workload) -> bool:
-    return workload.model.mtp_layers > 1
-
-
-def _out(workload: Workload) -> bool:
-    return workload.parallelism.offload.activations != "none"
+def _obstacles(workload: Workload) -> Iterator[_Obstacle]:
+    """Yield the keys that matter, with their values."""
+    layout, recompute = workload.parallelism, workload.training.recompute
+    yield _Obstacle(
+        "training.recompute",
+        recompute.granularity,
+        recompute.granularity == "full",
+        "whole layers are recomputed",
+        "none, or selective",
+    )
+    yield _Obstacle(
+        "training.recompute.modules",
+        "moe",
+        "moe" in recompute.modules,
+        "the exchange would be recomputed",
+        "without moe",
+    )
+    yield _Obstacle(
+        "training.recompute.layers",
+        recompute.layers,
+        recompute.layers is not None,
+        "some layers are recomputed whole",
+        "null",
+    )
+    yield _Obstacle(
+        "parallelism.overlap.ep",
+        layout.overlap.ep,
+        layout.overlap.ep,
+        "shared experts of the same micro-batch hide them",
+        "false",
+    )
+    mtp_layers, offloaded = workload.model.mtp_layers, layout.offload.activations
+    yield _Obstacle(
+        "model.mtp_layers", mtp_layers, mtp_layers > 1, "more than one layer predicts further tokens", "0 or 1"
+    )
+    yield _Obstacle(
+        "parallelism.offload.activations",
+        offloaded,
+        offloaded != "none",
+        "activations leave layer by layer",
+        "none",
+    )
+    yield _Obstacle(
+        "parallelism.zero",
+        layout.zero,
+        layout.zero > 1,
+        "gradients or parameters are sharded layer by layer",
+        "0 or 1",
+    )
 
 
 def _schedule_problems(workload: Workload) -> Iterator[InputError]:
     """Yield why the schedule runs no forward pass beside a backward pass."""
     layout = workload.parallelism
-    if layout.schedule in _PAIRS:
+    if find_schedule(layout.schedule).joined:
         return
-    if workload.framework.name not in ("megatron_core", "megatron_core_local"):
+    if not workload.software.has_core_experts:
         yield InputError(
             "1F1B runs passes of two micro-batches at once in Megatron-Core alone",
             key=_KEY,

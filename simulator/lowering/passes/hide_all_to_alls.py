@@ -18,11 +18,12 @@ import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import groupby
+from typing import TypeGuard
 
 from simulator.lowering.lanes import Lanes, with_steps
 from simulator.lowering.rank_context import RankContext
 from simulator.models import by_part, pass_bytes
-from simulator.program import COMPUTE_LANE, AllToAll, Block, Compute, Step, StepPhase, reordered
+from simulator.program import COMPUTE_LANE, AllToAll, Axis, Block, Compute, Step, StepPhase, reordered
 from simulator.schedules import Slot
 
 _PASSES = (StepPhase.FORWARD, StepPhase.BACKWARD, StepPhase.INPUT_GRADIENT, StepPhase.WEIGHT_GRADIENT)
@@ -80,6 +81,11 @@ class _PartOfPass:
     segments: list[list[Step]] = field(default_factory=lambda: [[]])
     travels: list[Step] = field(default_factory=list)
     delayed: list[Step] = field(default_factory=list)
+
+    @property
+    def n_steps(self) -> int:
+        """All its steps, on either lane."""
+        return sum(map(len, self.segments)) + len(self.travels) + len(self.delayed)
 
     def segment(self, number: int) -> list[Step]:
         """Return the steps of a segment, none where the part has fewer."""
@@ -144,7 +150,7 @@ class _LayerCutter:
         assert isinstance(piece.op, Block)
         first, label = piece.op.ops[low], f"{piece.label}{suffix}"
         after = () if low else piece.after
-        if isinstance(first, AllToAll):
+        if _takes_tokens(first):
             return Step(label, first, after, microbatch=piece.microbatch, stage=piece.stage)
         block = self._block(piece.op, low, high)
         return reordered(piece, after, label=label, op=block, part=part, alloc_bytes=0.0, free_bytes=0.0)
@@ -182,7 +188,7 @@ class _Waits:
 def _cuts(ops: Sequence[object]) -> Iterable[int]:
     """Yield where a pass is cut: before and behind each all-to-all, and behind weight gradients that follow one."""
     for number, op in enumerate(ops):
-        if not isinstance(op, AllToAll):
+        if not _takes_tokens(op):
             continue
         yield from (place for place in (number, number + 1) if 0 < place < len(ops))
         end = number + 1
@@ -190,6 +196,11 @@ def _cuts(ops: Sequence[object]) -> Iterable[int]:
             end += 1
         if number + 1 < end < len(ops):
             yield end
+
+
+def _takes_tokens(op: object) -> TypeGuard[AllToAll]:
+    """Return whether an operation is an all-to-all of experts; those of context parallelism stay where they are."""
+    return isinstance(op, AllToAll) and op.axis == Axis.EP
 
 
 def _is_weight_gradient(op: object) -> bool:
@@ -213,28 +224,33 @@ def _in_turns(first: list[_PartOfPass], second: list[_PartOfPass]) -> list[Step]
     return steps
 
 
-def _layers_in_turns(forward: _PartOfPass, backward: _PartOfPass) -> list[Step]:
+def _layers_in_turns(first: _PartOfPass, second: _PartOfPass) -> list[Step]:
     """Return the steps of a layer of each pass; one without all-to-alls stands for an MLP between them.
 
-    Either pass is in the middle of its work while the other one computes, and so keeps its workspace.
+    Either pass is in the middle of its work while the other one computes, and so keeps its workspace. Raises
+    RuntimeError where a part has more all-to-alls than a layer of experts.
     """
-    if len(backward.segments) == 1:
-        backward = replace(backward, segments=[[], *backward.segments])
-    travels = [iter(forward.travels), iter(backward.travels)]
+    n_steps = first.n_steps + second.n_steps
+    if len(second.segments) == 1:
+        second = replace(second, segments=[[], *second.segments])
+    travels = [iter(first.travels), iter(second.travels)]
     steps = [
-        *backward.segment(0),
+        *second.segment(0),
         *itertools.islice(travels[1], 1),
-        *forward.segment(0),
-        *backward.segment(1),
+        *first.segment(0),
+        *second.segment(1),
         *itertools.islice(travels[0], 1),
         *itertools.islice(travels[1], 1),
-        *backward.delayed,
-        *forward.segment(1),
+        *second.delayed,
+        *first.segment(1),
         *itertools.islice(travels[0], 1),
-        *backward.segment(2),
-        *forward.segment(2),
+        *first.delayed,
+        *second.segment(2),
+        *first.segment(2),
     ]
-    workspace = forward.workspace_bytes + backward.workspace_bytes
+    if len(steps) != n_steps:
+        raise RuntimeError(f"layers of {n_steps} steps would run {len(steps)} of them: more than two all-to-alls?")
+    workspace = first.workspace_bytes + second.workspace_bytes
     return [
         reordered(step, step.after, workspace_bytes=workspace) if isinstance(step.op, Block) else step for step in steps
     ]
