@@ -201,7 +201,8 @@ def test_flash_attention_2_changes_nothing_where_there_is_no_choice(key: str, va
     there); an H100 has both (the B200's are as there)."""
     work = with_key(JOBS["replicas"], key, value)
     asked = with_key(work, "training.attention_kernel", "flash2")
-    assert warnings(load_workload(asked)) == ([f"training.attention_kernel has no effect: {why}"] if why else [])
+    told = [text for text in warnings(load_workload(asked)) if "NVLink" not in text]
+    assert told == ([f"training.attention_kernel has no effect: {why}"] if why else [])
     assert (answer(asked) == answer(work)) is bool(why)
 
 
