@@ -27,9 +27,8 @@ _MOST_SEQUENCES = 8
 class LayoutHabits:
     """Values of a layout's keys that the users of a framework choose among. Others are for a search of their own.
 
-    ``one_stage``: no pipelines. ``one_rank_layers``: no tensor parallelism. ``begins_sharded``: the layout that a
-    search begins at has the last stage of ``zero``, as without any the framework is not simulated, or keeps weights
-    that products in 8 bits cannot read.
+    ``one_stage``: no pipelines. ``one_rank_layers``: no tensor parallelism. ``begins_sharded``: a search
+    begins at the last stage of ``zero``. Without sharding the framework is not simulated, or not with products in 8 bits.
     """
 
     zero: tuple[int, ...]

@@ -71,7 +71,7 @@ class CallValue:
 
     @property
     def is_empty(self) -> bool:
-        """Whether nothing is said of it: an attribute that was only looked at."""
+        """True where it has neither name nor values: an attribute that was only looked at."""
         return not (self.name or self.arguments or self.values)
 
     def enter(self, name: str) -> Any:
@@ -131,8 +131,8 @@ class PythonFile:
                 _import(statement, names)
             case ast.Assign(targets=targets, value=value):
                 result = self._value(value, names)
-                taken = [self._assign(target, result, names) for target in targets]
-                if not all(taken):
+                outcomes = [self._assign(target, result, names) for target in targets]
+                if not all(outcomes):
                     self._skip(statement)
             case ast.AnnAssign(target=target, value=ast.expr() as value):
                 if not self._assign(target, self._value(value, names), names):
@@ -177,8 +177,8 @@ class PythonFile:
             base.values[target.attr] = _passed(value, ast.unparse(target))
             return True
         if isinstance(target, ast.Tuple | ast.List) and isinstance(value, list) and len(value) == len(target.elts):
-            taken = [self._assign(inner, one, names) for inner, one in zip(target.elts, value, strict=True)]
-            return all(taken)
+            outcomes = [self._assign(inner, one, names) for inner, one in zip(target.elts, value, strict=True)]
+            return all(outcomes)
         return False
 
     def _value(self, node: ast.expr, names: dict[str, Any]) -> Any:
@@ -321,7 +321,7 @@ def _attribute(base: Any, name: str, node: ast.expr) -> Any:
 
 
 def _is_open(value: object) -> bool:
-    """Return whether a value is not in the file: no condition tells what it is."""
+    """Return whether a value comes from outside the file, so that no condition on it can be followed."""
     return isinstance(value, Unsaid | OutsideName | CallValue)
 
 

@@ -60,7 +60,7 @@ def test_points_are_whole_steps(fitted_hosts: Part, host_steps: tuple[Run, ...])
 
 
 def test_steps_that_alone_tell_a_kind_fit_themselves(fitted_hosts: Part) -> None:
-    """Of four sections one step has recomputation: whatever it took, the fit meets it."""
+    """One step of each of four sections has recomputation. Whatever it took, the fit meets it."""
     alone = [point for point in fitted_hosts.points if point.fits_itself]
     assert [point.group.removeprefix("launch.") for point in alone] == [
         "compiled",

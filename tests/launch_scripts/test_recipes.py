@@ -174,7 +174,7 @@ def test_what_is_not_followed_is_named(statement: str, line: str, tmp_path: Path
     ],
 )
 def test_precisions_become_recipes_of_products(precision: str, key: str, recipe_name: str, tmp_path: Path) -> None:
-    """By its name, as by a call of the function of that name."""
+    """A precision is given by its name, or by a call of the function of that name."""
     named = recipe(tmp_path, BRIDGE.replace("bf16_mixed", precision))
     call = f"from megatron.bridge.training.mixed_precision import {precision}\n" + BRIDGE
     called = recipe(tmp_path, call.replace('"bf16_mixed"', f"{precision}()"))
