@@ -28,7 +28,7 @@ class LayoutHabits:
     """Values of a layout's keys that the users of a framework choose among. Others are for a search of their own.
 
     ``one_stage``: no pipelines. ``one_rank_layers``: no tensor parallelism. ``begins_sharded``: a search
-    begins at the last stage of ``zero``. Without sharding the framework is not simulated, or not with products in 8 bits.
+    begins at the last stage of ``zero``. Without it the framework is not simulated, or not with products in 8 bits.
     """
 
     zero: tuple[int, ...]
