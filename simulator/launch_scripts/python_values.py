@@ -45,7 +45,7 @@ _COMPARISONS: Mapping[type[ast.cmpop], Callable[[Any, Any], Any]] = {
 }
 
 
-class _Flow(enum.Enum):
+class _StatementEnd(enum.Enum):
     """How statements end that return nothing: they go on to the next ones."""
 
     GOES_ON = enum.auto()
@@ -110,17 +110,17 @@ class PythonFile:
         return self._run(self.functions[name], [], {})
 
     def follow(self, body: list[ast.stmt], names: dict[str, Any]) -> Any:
-        """Follow statements, with the names that they see; return what they return, or else `_Flow.GOES_ON`."""
+        """Follow statements, with the names that they see; return what they return, or else `_StatementEnd.GOES_ON`."""
         for statement in body:
             if isinstance(statement, ast.Return):
                 return None if statement.value is None else self._value(statement.value, names)
             if isinstance(statement, ast.If | ast.With):
                 inside = self._branch(statement, names) if isinstance(statement, ast.If) else statement.body
-                if (returned := self.follow(inside, names)) is not _Flow.GOES_ON:
+                if (returned := self.follow(inside, names)) is not _StatementEnd.GOES_ON:
                     return returned
             else:
                 self._statement(statement, names)
-        return _Flow.GOES_ON
+        return _StatementEnd.GOES_ON
 
     def _statement(self, statement: ast.stmt, names: dict[str, Any]) -> None:
         """Follow a statement without others inside."""
@@ -261,7 +261,7 @@ class PythonFile:
         self._depth += 1
         try:
             returned = self.follow(function.body, names)
-            return None if returned is _Flow.GOES_ON else returned
+            return None if returned is _StatementEnd.GOES_ON else returned
         finally:
             self._depth -= 1
 
