@@ -5,6 +5,9 @@ always waits. A step is then as long as the host takes for all that it issues. S
 `calibration.fit.hosts` measures one by one. So ops of modules are taken to keep plain PyTorch's proportions, all
 ``slower`` by one factor. Those of compiled code take the same time each, as one wrapper in Python launches them. Only
 the kinds of `APART` have seconds of their own.
+
+What is not told apart takes plain PyTorch's seconds, and is taken off a step first. Least squares are of errors
+relative to that remainder, while points and residuals are of whole steps.
 """
 
 from __future__ import annotations
@@ -16,11 +19,12 @@ from typing import Any, NamedTuple
 
 from calibration.compare.record import Run
 from calibration.fit.cases import Cases
-from calibration.fit.hosts import Counts, Equation, Pace, at_pace, issued_in_step, least_squares
+from calibration.fit.hosts import Counts, Equation, Pace, at_pace, issued_in_step, least_squares, told_by_one
 from calibration.fit.part import Part, Point, rounded
 from simulator.config import Workload, load_workload
 from simulator.config.section import as_data
 from simulator.costs import launch
+from simulator.errors import InputError
 from simulator.frameworks.framework import LaunchSection
 from simulator.hardware.host import LaunchCosts
 from simulator.hardware.profile import Profile
@@ -105,10 +109,13 @@ def _cited(runs: Sequence[Run]) -> str:
 def _fitted(
     section: LaunchSection, steps: Sequence[IssuedStep], plain: LaunchCosts
 ) -> tuple[dict[str, Any], list[Point]]:
-    """Return the costs of a section and the steps behind them; ``plain``: plain PyTorch's on the same host."""
+    """Return the costs of a section and the steps behind them; ``plain``: plain PyTorch's on the same host.
+
+    Raises `InputError` on a step that is no longer than what of it is not fitted.
+    """
     seconds = launch.launch_seconds(plain)
     together = "kernel" if section in COMPILED else "slower"
-    equations = []
+    equations: list[Equation] = []
     for step in steps:
         shares: defaultdict[str, float] = defaultdict(float)
         rest = 0.0
@@ -121,14 +128,28 @@ def _fitted(
                 shares[together] += n * seconds[kind]
             else:
                 rest += n * seconds.get(kind, 0.0)
-        equations.append(Equation(section, step.run.step_time_s.median - rest, shares))
+        remainder = step.run.step_time_s.median - rest
+        if remainder <= 0:
+            raise InputError(
+                "a step is no longer than what of it is taken from plain PyTorch",
+                key=step.run.name,
+                found=f"{step.run.step_time_s.median:g} s, of which {rest:g} s",
+                fix="take its record out of the folder steps",
+            )
+        equations.append(Equation(section, remainder, shares))
     kinds = (together, *sorted({kind for one in equations for kind in one.counts} - {together}))
     fitted = dict(zip(kinds, least_squares(equations, kinds), strict=True))
     points = [
-        Point(f"launch.{section}", one.seconds, one.seconds, sum(n * fitted[k] for k, n in one.counts.items()), False)
-        for one in equations
+        _point(step.run.step_time_s.median, one, fitted, alone)
+        for step, one, alone in zip(steps, equations, told_by_one(equations, fitted), strict=True)
     ]
     return _costs(fitted, plain), points
+
+
+def _point(step_s: float, equation: Equation, fitted: Mapping[str, float], alone: bool) -> Point:
+    """Return a whole step beside its fit; ``alone``: it alone tells some kind of work."""
+    error_s = sum(n * fitted[kind] for kind, n in equation.counts.items()) - equation.seconds
+    return Point(f"launch.{equation.group}", step_s, step_s, step_s + error_s, False, alone)
 
 
 def _costs(fitted: Mapping[str, float], plain: LaunchCosts) -> dict[str, Any]:

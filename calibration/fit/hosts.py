@@ -121,8 +121,8 @@ def fitted(cases: Cases) -> tuple[dict[str, object], list[Point]]:
     figures |= {f"{name}_s": rounded(seconds[name]) for name in ("collective", "p2p") if name in seconds}
     figures["around_s"] = {name: rounded(seconds[name]) for name in get_args(AroundOps) if name in seconds}
     points = [
-        Point(equation.group, equation.seconds, equation.seconds, _sum(equation.counts, seconds), False)
-        for equation in equations
+        Point(one.group, one.seconds, one.seconds, _sum(one.counts, seconds), False, alone)
+        for one, alone in zip(equations, told_by_one(equations, seconds), strict=True)
     ]
     return figures, points
 
@@ -236,6 +236,12 @@ def least_squares(equations: Sequence[Equation], kinds: Sequence[str]) -> list[f
             x[~free] = 0.0
         x = best
     return [float(value) for value in x / scale]
+
+
+def told_by_one(equations: Sequence[Equation], seconds: Mapping[str, float]) -> list[bool]:
+    """Return of each equation whether it is the only one with some kind of work, whose seconds then meet it exactly."""
+    tellers = Counter(kind for one in equations for kind, n in one.counts.items() if n and seconds.get(kind))
+    return [any(n and tellers[kind] == 1 for kind, n in one.counts.items()) for one in equations]
 
 
 def _sum(counts: Counts, seconds: Mapping[str, float]) -> float:

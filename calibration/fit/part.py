@@ -14,13 +14,18 @@ Constants = dict[str, float]
 
 @dataclass(frozen=True)
 class Point:
-    """One measured case beside its fit. ``group``: class and what is told apart in it, as in ``matmul.bf16.fwd``."""
+    """One measured case beside its fit. ``group``: class and what is told apart in it, as in ``matmul.bf16.fwd``.
+
+    ``fits_itself``: the only case that tells one of the figures, which therefore meets it exactly. Such a case says
+    nothing of how good a fit is, and is left out of residuals.
+    """
 
     group: str
     size: float  # bytes or FLOPs: the abscissa of the picture
     measured_s: float
     fitted_s: float
     held_out: bool
+    fits_itself: bool = False
 
     @property
     def kind(self) -> str:
@@ -54,10 +59,13 @@ def residual(points: Iterable[Point]) -> dict[str, float]:
 
 
 def residuals(points: Iterable[Point]) -> dict[str, dict[str, dict[str, float]]]:
-    """Return the errors of each class and each group, apart for fitted and held-out points."""
+    """Return the errors of each class and each group, apart for fitted and held-out points.
+
+    Points that fit themselves are left out.
+    """
     names: dict[str, list[Point]] = {}
     for point in points:
-        for name in dict.fromkeys((point.kind, point.group)):
+        for name in () if point.fits_itself else dict.fromkeys((point.kind, point.group)):
             names.setdefault(name, []).append(point)
     table: dict[str, dict[str, dict[str, float]]] = {}
     for name in sorted(names):

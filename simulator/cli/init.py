@@ -193,7 +193,7 @@ def _answers(
         lambda text: methods.chosen("framework", text, FRAMEWORKS),
         framework,
     )
-    length = ask("Tokens per sequence", "--seq", str(methods.usual_length(method)), _count, _text(seq))
+    length = ask("Tokens per sequence", "--seq", str(methods.METHODS[method].seq), _count, _text(seq))
     sequences = ask("Sequences per step", "--batch", str(methods.usual_batch(number)), _count, _text(batch))
     return JobAnswers(name, machines, number, method, software, length, sequences)
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from simulator.config import load_workload
 from simulator.drafting.job_file import job_text, layout_keys
-from simulator.drafting.layouts import ProposedLayout, proposed_layout
+from simulator.drafting.layouts import HABITS, ProposedLayout, proposed_layout
 from simulator.drafting.machines import JobMachines
 from simulator.drafting.methods import framework_section, training_keys
 from simulator.drafting.model_names import model_section
@@ -69,9 +69,11 @@ def draft(
         "cluster": machines.unsized,
     }
     data["training"] |= training_keys(answers.method, answers.framework, spec.gpu_types[0])
-    if answers.framework == "torchtitan" and gpus > 1:  # which keeps weights in fp32, and shards them
-        data["parallelism"] |= {"zero": 3, "dp": gpus}
-    data["parallelism"] |= _counted_ends(data)
+    habits = HABITS[answers.framework]
+    if habits.begins_sharded and gpus > 1:
+        data["parallelism"] |= {"zero": habits.zero[-1], "dp": gpus}
+    if not habits.one_stage:
+        data["parallelism"] |= _counted_ends(data)
     layout = proposed_layout(data, gpus, budget_s, jobs, watch)
     sections = layout_keys(layout.changes)
     cluster = {"name": str(cluster_file)} if cluster_file else machines.unsized
@@ -91,7 +93,5 @@ def _counted_ends(data: Mapping[str, Any]) -> dict[str, bool]:
 
     Its 126 layers are no multiple of 4, and 128 are (arXiv 2407.21783, section 3.3.2).
     """
-    if data["framework"] != "megatron_core":
-        return {}
     layers = load_workload(data).model.layers
     return {"account_for_embedding": True, "account_for_loss": True} if layers > 64 and layers % 4 == 2 else {}

@@ -2,21 +2,52 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from simulator.config.profile import load_profile
 from simulator.errors import InputError
 from simulator.frameworks import FRAMEWORKS
 from simulator.input_files import closest
+from simulator.precisions import FP8_RECIPES, ProductRecipe
 
-FULL, LORA, QLORA, FP8 = METHODS = ("full", "lora", "qlora", "fp8")
-_ADAPTERS = {"rank": 16, "targets": ["q", "k", "v", "o", "gate", "up", "down"]}
-#: Framework -> recipe of products in 8 bits that runs on every GPU with matrix units for them, and its compiler.
-_RECIPES = {"megatron_core": ("te_current", False), "torchtitan": ("torchao_tensorwise", True)}
+FULL = "full"
+#: Recipes of products in 8 bits that run on every GPU with matrix units for them.
+_RECIPES = ("te_current", "torchao_tensorwise")
 
 
-def chosen(name: str, text: str, allowed: Mapping[str, Any] | tuple[str, ...]) -> str:
+@dataclass(frozen=True)
+class Method:
+    """A way to train. ``seq``: its usual tokens per sequence, of pre-training or of fine-tuning.
+
+    ``adapters``: thin trained matrices beside frozen products. ``base``: in what these are frozen; None: as they are.
+    ``fp8``: products are in 8 bits. ``few_gpus``: below so many GPUs most people train so in Hugging Face's Trainer.
+    """
+
+    name: str
+    seq: int
+    few_gpus: float
+    adapters: Mapping[str, Any] | None = None
+    base: str | None = None
+    fp8: bool = False
+
+
+_ADAPTERS: Mapping[str, Any] = {"rank": 16, "targets": ["q", "k", "v", "o", "gate", "up", "down"]}
+#: By name.
+METHODS: Mapping[str, Method] = {
+    method.name: method
+    for method in (
+        Method(FULL, seq=4096, few_gpus=8),
+        Method("lora", seq=2048, few_gpus=math.inf, adapters=_ADAPTERS),
+        Method("qlora", seq=2048, few_gpus=math.inf, adapters=_ADAPTERS, base="nf4"),
+        Method("fp8", seq=4096, few_gpus=0, fp8=True),
+    )
+}
+
+
+def chosen(name: str, text: str, allowed: Collection[str]) -> str:
     """Return an answer that is one of those ``allowed``. Raises `InputError` for any other."""
     if text in allowed:
         return text
@@ -31,14 +62,7 @@ def usual_framework(method: str, gpus: int) -> str:
     >>> usual_framework("lora", 64), usual_framework("full", 2), usual_framework("full", 64)
     ('hugging_face', 'hugging_face', 'megatron_core')
     """
-    if method in (LORA, QLORA) or (method == FULL and gpus < 8):
-        return "hugging_face"
-    return "megatron_core"
-
-
-def usual_length(method: str) -> int:
-    """Return a usual number of tokens per sequence: of pre-training, or of fine-tuning."""
-    return 2048 if method in (LORA, QLORA) else 4096
+    return "hugging_face" if gpus < METHODS[method].few_gpus else "megatron_core"
 
 
 def usual_batch(gpus: int) -> int:
@@ -59,18 +83,24 @@ def training_keys(method: str, framework: str, gpu: str) -> dict[str, Any]:
     keys: dict[str, Any] = {}
     if "bf16" not in load_profile(gpu).gpu_spec.peak_flops_per_s:
         keys["precision"] = "fp16"
-    if method in (LORA, QLORA):
-        keys["adapters"] = dict(_ADAPTERS)
-    if method == QLORA:
-        keys["base"] = "nf4"
-    if method == FP8:
-        recipe, _ = _RECIPES[chosen("a framework with products in 8 bits", framework, tuple(_RECIPES))]
-        keys["fp8"] = recipe
+    way = METHODS[method]
+    if way.adapters is not None:
+        keys["adapters"] = dict(way.adapters)
+    if way.base is not None:
+        keys["base"] = way.base
+    if way.fp8:
+        keys["fp8"] = _recipe(framework).name
     return keys
 
 
 def framework_section(method: str, framework: str) -> str | dict[str, Any]:
-    """Return the section ``framework``: the name, and a compiler where the method needs one."""
+    """Return the section ``framework``: the name, and a compiler where the method needs one. Raises `InputError`."""
     chosen("framework", framework, FRAMEWORKS)
-    compiled = method == FP8 and _RECIPES.get(framework, ("", False))[1]
+    compiled = METHODS[method].fp8 and _recipe(framework).compiled
     return {"name": framework, "compile": True} if compiled else framework
+
+
+def _recipe(framework: str) -> ProductRecipe:
+    """Return the recipe of products in 8 bits that a framework has. Raises `InputError` where it has none."""
+    recipes = {name: FP8_RECIPES[recipe] for recipe in _RECIPES for name in FP8_RECIPES[recipe].frameworks}
+    return recipes[chosen("a framework with products in 8 bits", framework, recipes)]

@@ -10,12 +10,14 @@ A file is told by what is in it, whatever it is called. What no file says is fil
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from simulator.errors import InputError
 from simulator.importers import ibstat, nccl_xml, slurm_conf, smi_matrix, smi_query, squeue
 from simulator.importers.imported import Device, Imported, unanswered
 from simulator.importers.machine_facts import MachineFacts
+from simulator.importers.pci_ids import WITHOUT_PROFILE
 from simulator.importers.whole_machine import completed, merged_facts, with_facts
 from simulator.input_files import read_text
 
@@ -48,6 +50,18 @@ def read_machine(paths: Sequence[Path]) -> Imported:
     Raises `InputError` with file and line where one is of no tool that is known here, or files contradict themselves or
     each other.
     """
+    imported = _read(paths)
+    gpus = imported.cluster.get("node", {}).get("gpus", [])
+    types = [section["type"] for section in (gpus if isinstance(gpus, list) else [gpus])]
+    lacking = [
+        f"node.gpus.type: {kind}, for which no profile is shipped; a run needs one of your own, or another type"
+        for kind in types
+        if kind in WITHOUT_PROFILE
+    ]
+    return replace(imported, assumed=(*imported.assumed, *lacking))
+
+
+def _read(paths: Sequence[Path]) -> Imported:
     texts = {path: read_text(path) for path in paths}
     read = {path: _facts(text, path) for path, text in texts.items()}
     facts = merged_facts(

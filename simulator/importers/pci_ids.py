@@ -1,6 +1,8 @@
 """Types of GPU by the numbers that a PCI device reports."""
 
-#: Vendor and device -> type of GPU (pci.ids).
+from __future__ import annotations
+
+#: Vendor and device -> type of GPU (pci.ids: 0x2941 is GB100 [HGX GB200], 0x31c2 and 0x31c3 are GB110 [GB300]).
 GPU_TYPES = {
     "0x10de:0x1db1": "v100-sxm-16gb",
     "0x10de:0x1db5": "v100-sxm-32gb",
@@ -27,12 +29,17 @@ GPU_TYPES = {
     "0x10de:0x26b9": "l40s-48gb",
     "0x10de:0x27b8": "l4-24gb",
     "0x10de:0x2901": "b200-sxm-180gb",
+    "0x10de:0x2941": "gb200-186gb",
     "0x10de:0x2b85": "rtx-5090-32gb",
     "0x10de:0x2bb1": "rtx-pro-6000-96gb",
     "0x10de:0x2bb5": "rtx-pro-6000-96gb",
     "0x10de:0x3182": "b300-sxm-288gb",
+    "0x10de:0x31c2": "gb300-288gb",
+    "0x10de:0x31c3": "gb300-288gb",
     "0x1002:0x738c": "mi100-32gb",
     "0x1002:0x740f": "mi210-64gb",
     "0x1002:0x74a1": "mi300x-192gb",
     "0x1002:0x74a5": "mi325x-256gb",
 }
+#: Those of these types that no profile is shipped for.
+WITHOUT_PROFILE = frozenset(["a100-pcie-40gb", "mi100-32gb", "mi210-64gb"])

@@ -7,7 +7,9 @@ else becomes a `CallValue` with its arguments, to which attributes may be assign
 from __future__ import annotations
 
 import ast
+import enum
 import operator
+import textwrap
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,6 +22,8 @@ from simulator.launch_scripts.script import Unsaid
 _MOST_DEEP, _MOST_CALLS = 40, 5000
 #: Signs of a number or text that is computed with, at most.
 _MOST_SIGNS = 1000
+#: Methods whose result is what the command line says, which is not in the file.
+_OF_COMMAND_LINE = ("parse_args", "parse_known_args")
 #: Calls that hold the arguments of another, whose name comes first.
 _WRAPPERS = ("Config", "Partial", "partial")
 _OPERATORS: Mapping[type[ast.operator], Callable[[Any, Any], Any]] = {
@@ -41,6 +45,12 @@ _COMPARISONS: Mapping[type[ast.cmpop], Callable[[Any, Any], Any]] = {
 }
 
 
+class _StatementEnd(enum.Enum):
+    """How statements end that return nothing: they go on to the next ones."""
+
+    GOES_ON = enum.auto()
+
+
 @dataclass(frozen=True)
 class OutsideName:
     """Name that comes from another module, such as ``torch.bfloat16``."""
@@ -59,8 +69,13 @@ class CallValue:
     arguments: list[Any] = field(default_factory=list)
     values: dict[str, Any] = field(default_factory=dict)
 
-    def attribute(self, name: str) -> Any:
-        """Return an attribute; one that nothing has said is a call without a name, to be filled."""
+    @property
+    def is_empty(self) -> bool:
+        """True where it has neither name nor values: an attribute that was only looked at."""
+        return not (self.name or self.arguments or self.values)
+
+    def enter(self, name: str) -> Any:
+        """Return an attribute. One that nothing has said is entered as an empty call, whose attributes may follow."""
         return self.values.setdefault(name, CallValue(""))
 
     def flattened(self, section: str = "") -> dict[str, Any]:
@@ -95,17 +110,17 @@ class PythonFile:
         return self._run(self.functions[name], [], {})
 
     def follow(self, body: list[ast.stmt], names: dict[str, Any]) -> Any:
-        """Follow statements, with the names that they see; return what they return, or None."""
+        """Follow statements, with the names that they see; return what they return, or else `_StatementEnd.GOES_ON`."""
         for statement in body:
             if isinstance(statement, ast.Return):
                 return None if statement.value is None else self._value(statement.value, names)
             if isinstance(statement, ast.If | ast.With):
                 inside = self._branch(statement, names) if isinstance(statement, ast.If) else statement.body
-                if (returned := self.follow(inside, names)) is not None:
+                if (returned := self.follow(inside, names)) is not _StatementEnd.GOES_ON:
                     return returned
             else:
                 self._statement(statement, names)
-        return None
+        return _StatementEnd.GOES_ON
 
     def _statement(self, statement: ast.stmt, names: dict[str, Any]) -> None:
         """Follow a statement without others inside."""
@@ -116,33 +131,55 @@ class PythonFile:
                 _import(statement, names)
             case ast.Assign(targets=targets, value=value):
                 result = self._value(value, names)
-                for target in targets:
-                    self._assign(target, result, names)
+                outcomes = [self._assign(target, result, names) for target in targets]
+                if not all(outcomes):
+                    self._skip(statement)
             case ast.AnnAssign(target=target, value=ast.expr() as value):
-                self._assign(target, self._value(value, names), names)
+                if not self._assign(target, self._value(value, names), names):
+                    self._skip(statement)
+            case ast.AugAssign():
+                self._change(statement, names)
             case ast.Expr(value=value):
                 self._value(value, names)
-            case ast.For() | ast.While() | ast.Try():
-                self.skipped.append(f"line {statement.lineno}: {type(statement).__name__.lower()}")
+            case ast.AnnAssign() | ast.Assert() | ast.Pass():
+                pass  # which give no value to anything
             case _:
-                pass
+                self._skip(statement)
+
+    def _skip(self, statement: ast.stmt) -> None:
+        """Note a statement that is not followed, by its first line."""
+        text = textwrap.shorten(ast.unparse(statement).splitlines()[0].rstrip(":"), 80)
+        self.skipped.append(f"line {statement.lineno}: {text}")
+
+    def _change(self, statement: ast.AugAssign, names: dict[str, Any]) -> None:
+        """Follow ``x += 1`` and its like; where the result is not in the file, ``x`` is `Unsaid` from then on."""
+        result: Any = Unsaid(ast.unparse(statement))
+        if compute := _OPERATORS.get(type(statement.op)):
+            before, by = self._value(statement.target, names), self._value(statement.value, names)
+            result = _computed(compute, before, by, statement)
+        if not self._assign(statement.target, result, names) or isinstance(result, Unsaid):
+            self._skip(statement)
 
     def _branch(self, statement: ast.If, names: dict[str, Any]) -> list[ast.stmt]:
         """Return the branch that a condition takes; none where its value is not in the file."""
         condition = self._value(statement.test, names)
-        if isinstance(condition, Unsaid | OutsideName):
-            self.skipped.append(f"line {statement.lineno}: if {ast.unparse(statement.test)}")
+        if _is_open(condition):
+            self._skip(statement)
             return []
         return statement.body if condition else statement.orelse
 
-    def _assign(self, target: ast.expr, value: Any, names: dict[str, Any]) -> None:
+    def _assign(self, target: ast.expr, value: Any, names: dict[str, Any]) -> bool:
+        """Give a value to a name, an attribute or several; return whether all of them could take it."""
         if isinstance(target, ast.Name):
             names[target.id] = value
-        elif isinstance(target, ast.Attribute) and isinstance(base := self._value(target.value, names), CallValue):
-            base.values[target.attr] = value
-        elif isinstance(target, ast.Tuple | ast.List) and isinstance(value, list) and len(value) == len(target.elts):
-            for inner, one in zip(target.elts, value, strict=True):
-                self._assign(inner, one, names)
+            return True
+        if isinstance(target, ast.Attribute) and isinstance(base := self._value(target.value, names), CallValue):
+            base.values[target.attr] = _passed(value, ast.unparse(target))
+            return True
+        if isinstance(target, ast.Tuple | ast.List) and isinstance(value, list) and len(value) == len(target.elts):
+            outcomes = [self._assign(inner, one, names) for inner, one in zip(target.elts, value, strict=True)]
+            return all(outcomes)
+        return False
 
     def _value(self, node: ast.expr, names: dict[str, Any]) -> Any:
         """Return the value of an expression; `Unsaid` where it is not in the file."""
@@ -204,7 +241,7 @@ class PythonFile:
         if isinstance(node.func, ast.Attribute):
             base = self._value(node.func.value, names)
             if isinstance(base, CallValue):
-                return base
+                return Unsaid(ast.unparse(node)) if node.func.attr in _OF_COMMAND_LINE else base
             if isinstance(base, dict) and node.func.attr == "get" and arguments:
                 return base.get(arguments[0], arguments[1] if len(arguments) > 1 else None)
         function = self._value(node.func, names)
@@ -212,7 +249,7 @@ class PythonFile:
         if name.rpartition(".")[2] in _WRAPPERS and arguments:
             name = arguments[0].text if isinstance(arguments[0], OutsideName | Unsaid) else name
             arguments = arguments[1:]
-        call = CallValue(name, arguments, values)
+        call = CallValue(name, arguments, {key: _passed(value, key) for key, value in values.items()})
         self.calls.append(call)
         return call
 
@@ -223,7 +260,8 @@ class PythonFile:
         names = self._bound(function, arguments, values)
         self._depth += 1
         try:
-            return self.follow(function.body, names)
+            returned = self.follow(function.body, names)
+            return None if returned is _StatementEnd.GOES_ON else returned
         finally:
             self._depth -= 1
 
@@ -278,13 +316,18 @@ def _import(statement: ast.Import | ast.ImportFrom, names: dict[str, Any]) -> No
 
 def _attribute(base: Any, name: str, node: ast.expr) -> Any:
     if isinstance(base, CallValue):
-        return base.attribute(name)
+        return base.enter(name)
     return OutsideName(f"{base.text}.{name}") if isinstance(base, OutsideName) else Unsaid(ast.unparse(node))
 
 
 def _is_open(value: object) -> bool:
-    """Return whether a value is not in the file."""
-    return isinstance(value, Unsaid | OutsideName)
+    """Return whether a value comes from outside the file, so that no condition on it can be followed."""
+    return isinstance(value, Unsaid | OutsideName | CallValue)
+
+
+def _passed(value: Any, text: str) -> Any:
+    """Return a value that a call or an attribute is given; `Unsaid` for an attribute that nothing has said."""
+    return Unsaid(text) if isinstance(value, CallValue) and value.is_empty else value
 
 
 def _unary(sign: ast.unaryop, value: Any, node: ast.expr) -> Any:
@@ -295,7 +338,7 @@ def _unary(sign: ast.unaryop, value: Any, node: ast.expr) -> Any:
     return Unsaid(ast.unparse(node))
 
 
-def _computed(compute: Callable[[Any, Any], Any], left: Any, right: Any, node: ast.expr) -> Any:
+def _computed(compute: Callable[[Any, Any], Any], left: Any, right: Any, node: ast.AST) -> Any:
     """Return the result of two plain values; `Unsaid` where one is none, or they do not go together."""
     numbers = isinstance(left, int | float) and isinstance(right, int | float)
     plain = isinstance(left, int | float | str | None) and isinstance(right, int | float | str | None)

@@ -7,7 +7,7 @@ here for a few; of others it is assumed, and told.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from simulator.errors import InputError
 from simulator.launch_scripts import megatron
 from simulator.launch_scripts.models import preset_of
 from simulator.launch_scripts.python_values import CallValue, OutsideName, PythonFile, read_python
-from simulator.launch_scripts.script import LaunchScript, UnderstoodOption, Unsaid, words_of
+from simulator.launch_scripts.script import LaunchScript, UnderstoodOption, words_of
 
 FORMAT = "recipe in Python (NeMo 2, Megatron-Bridge)"
 #: Ends of the names of calls that make a recipe, of functions in a file that do, and of a whole configuration.
@@ -71,14 +71,18 @@ _READ = frozenset(
         "vocab_size",
     ]
 )
-#: Part of a precision's name -> recipe of products in 8 bits, the longest first.
-_FP8 = {
-    "fp8_subchannel": "blockwise",
-    "fp8_current": "tensorwise",
-    "fp8_delayed": "delayed",
-    "mxfp8": "mxfp8",
-    "fp8": "delayed",
+#: What a precision's name has after ``bf16_with_``, without ``_scaling`` and ``_mixed`` -> arguments of Megatron-LM
+#: (Megatron-Bridge, src/megatron/bridge/training/mixed_precision.py).
+_PRODUCTS: Mapping[str, Mapping[str, Any]] = {
+    "fp8": {"fp8_format": "hybrid", "fp8_recipe": "delayed"},
+    "fp8_current": {"fp8_format": "hybrid", "fp8_recipe": "tensorwise"},
+    "fp8_delayed": {"fp8_format": "hybrid", "fp8_recipe": "delayed"},
+    "fp8_subchannel": {"fp8_format": "hybrid", "fp8_recipe": "blockwise"},
+    "mxfp8": {"fp8_format": "hybrid", "fp8_recipe": "mxfp8"},
+    "nvfp4": {"fp4_format": "e2m1", "fp4_recipe": "nvfp4"},
 }
+#: Attributes that hold a precision.
+_PLACES = ("plugins", "mixed_precision", "precision")
 #: Imported recipe of NeMo 2 -> what its source sets (NeMo, collections/llm/recipes/llama3_8b.py and llama3_70b.py).
 _LISTED: Mapping[str, Mapping[str, Any]] = {
     "llama3_8b": {"context_parallel_size": 2, "nnodes": 1},
@@ -173,9 +177,10 @@ def _options(recipe: CallValue) -> tuple[dict[str, Any], dict[str, str], str]:
         last = key.rpartition(".")[2]
         argument = _ARGUMENTS.get(last, last)
         if isinstance(value, OutsideName):
-            arguments = dict(_precision(value.text, last))
-        elif last in ("precision", "mixed_precision") and isinstance(value, str):
-            arguments = dict(_precision(value, "plugins"))
+            name = value.text.rpartition(".")[2]
+            arguments = _precision(name, key) if last in _PLACES and name.islower() else {}
+        elif last in _PLACES and isinstance(value, str):
+            arguments = _precision(value, key)
         elif last == "grad_reduce_in_fp32" and isinstance(value, bool):
             arguments = {"grad_reduce_in_bf16": not value}
         else:
@@ -209,16 +214,19 @@ def _adapters(recipe: CallValue, options: dict[str, Any], names: dict[str, str])
     }
 
 
-def _precision(text: str, place: str) -> Iterator[tuple[str, Any]]:
-    """Yield the arguments of a precision's name, such as ``bf16_with_fp8_mixed``; nothing for other names."""
-    if place not in ("plugins", "mixed_precision", "precision"):
-        return
-    if half := next((half for half in ("bf16", "fp16") if half in text), None):
-        yield half, True
-    recipe = next((recipe for part, recipe in _FP8.items() if part in text), None)
-    if recipe is not None:
-        yield "fp8_format", "hybrid"
-        yield "fp8_recipe", recipe
+def _precision(text: str, key: str) -> dict[str, Any]:
+    """Return Megatron-LM's arguments of a precision's name. What is not known of it stays under the recipe's key.
+
+    >>> _precision("bf16_with_mxfp8_mixed", "plugins")
+    {'bf16': True, 'fp8_format': 'hybrid', 'fp8_recipe': 'mxfp8'}
+    >>> _precision("bf16-mixed", "plugins"), _precision("bf16_with_int3_mixed", "plugins")
+    ({'bf16': True}, {'bf16': True, 'plugins': 'bf16_with_int3_mixed'})
+    """
+    name = re.fullmatch(r"(?:\w*_)?(bf16|fp16)(?:_with_(\w+?)(?:_scaling)?)?(?:_mixed)?", text.replace("-", "_"))
+    if name is None:
+        return {key: text}
+    products = {} if name[2] is None else _PRODUCTS.get(name[2], {key: text})
+    return {name[1]: True, **products}
 
 
 def _model_words(recipe: CallValue) -> str:
@@ -250,10 +258,10 @@ def _spelt(name: str) -> str:
 
 
 def _product(*values: Any) -> int | None:
-    """Return the product of whole numbers; None where one is not said."""
+    """Return the product of whole numbers; None where one is none."""
     product = 1
     for value in values:
-        if isinstance(value, Unsaid) or not isinstance(value, int):
+        if not isinstance(value, int):
             return None
         product *= value
     return product

@@ -55,9 +55,14 @@ def test_every_second_size_is_held_out_with_all_that_have_it() -> None:
 
 
 def test_residuals_are_of_classes_and_groups() -> None:
-    """Errors +10 % and -30 %: mean 20 %, largest 30 %, bias -10 %; the class has the held-out group too."""
+    """Errors +10 % and -30 %: mean 20 %, largest 30 %, bias -10 %; the class has the held-out group too.
+
+    What fits itself is not counted.
+    """
     points = [Point("a.x", 1, 1.0, 1.1, False), Point("a.x", 2, 1.0, 0.7, False), Point("a.y", 2, 1.0, 1.5, True)]
-    table = residuals(points)
+    exact = [Point("a.x", 3, 1.0, 1.0, False, fits_itself=True), Point("a.z", 3, 1.0, 1.0, False, fits_itself=True)]
+    table = residuals([*points, *exact])
+    assert "a.z" not in table
     assert table["a.x"] == {"fitted": {"n": 2, "mean": 0.2, "max": 0.3, "bias": -0.1}}
     assert table["a"]["held_out"] == {"n": 1, "mean": 0.5, "max": 0.5, "bias": 0.5}
 

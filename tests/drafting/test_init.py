@@ -12,7 +12,9 @@ import pytest
 import simulator
 from simulator.cli.app import main
 from simulator.config import load_workload
-from simulator.drafting.layouts import SPARE
+from simulator.drafting.entry import _counted_ends
+from simulator.drafting.layouts import HABITS, SPARE
+from simulator.frameworks import FRAMEWORKS
 from tests.support.machine_dumps import H100, RTX4090, card, query
 
 #: A Llama of two layers, wide enough that bounds leave little to simulate.
@@ -75,6 +77,8 @@ def test_every_key_has_its_comment(folder: Path) -> None:
         (["--training", "qlora"], {"adapters.rank": 16, "base": "nf4"}),
         (["--training", "fp8"], {"fp8.recipe": "te_current", "adapters": None}),
         (["--training", "fp8", "--framework", "torchtitan"], {"fp8.recipe": "torchao_tensorwise"}),
+        (["--training", "fp8", "--framework", "pytorch"], {"fp8.recipe": "torchao_tensorwise"}),
+        (["--framework", "hugging_face_deepspeed"], {"fp8": None, "adapters": None}),
     ],
 )
 def test_ways_to_train(options: list[str], keys: dict[str, object], folder: Path) -> None:
@@ -125,6 +129,31 @@ def test_machines_are_read_from_outputs_of_commands(folder: Path) -> None:
     assert "like: dgx_h100" in (folder / "a-cluster.yaml").read_text()
 
 
+def test_every_framework_has_habits_that_its_limits_allow() -> None:
+    """No layout that is proposed to search over has a value of which none is simulated."""
+    assert HABITS.keys() == FRAMEWORKS.keys()
+    for name, habits in HABITS.items():
+        for limit in FRAMEWORKS[name].limits:
+            values: dict[str, object] = {
+                "parallelism.zero": habits.zero,
+                "parallelism.tp": (1,) if habits.one_rank_layers else (1, 2),
+                "parallelism.pp": (1,) if habits.one_stage else (1, 2),
+            }
+            if limit.key in values and not limit.where:
+                tried = values[limit.key]
+                assert isinstance(tried, tuple)
+                assert {*tried} <= {*limit.allowed}, (name, limit.key)
+
+
+@pytest.mark.parametrize("framework", ["megatron_core", "megatron_core_local"])
+def test_ends_count_as_layers_where_stages_divide_only_so(framework: str) -> None:
+    """126 layers, of either implementation of Megatron-Core's."""
+    data = {"name": "x", "model": {"preset": "llama3-405b"}, "framework": framework, "parallelism": {}}
+    data |= {"training": {"seq": 512, "global_batch": 8}, "cluster": {"name": "dgx_h100"}}
+    assert not HABITS[framework].one_stage
+    assert _counted_ends(data) == {"account_for_embedding": True, "account_for_loss": True}
+
+
 def test_a_gpu_without_bf16_trains_in_fp16(folder: Path) -> None:
     result("--model", "config.json", "--cluster", "colab_t4")
     assert load_workload("job.yaml").training.precision == "fp16"
@@ -150,7 +179,7 @@ def test_memory_is_left_where_a_layout_leaves_some(folder: Path) -> None:
         (["--gpus", "0"], "--gpus: must be a whole number"),
         (["--gpus", "-3"], "--gpus: must be a whole number"),
         (["--training", "half"], "--training: is none of these"),
-        (["--training", "fp8", "--framework", "pytorch"], "is none of these"),
+        (["--training", "fp8", "--framework", "hugging_face"], "is none of these"),
         (["--framework", "megatron"], "fix:     megatron_core"),
         (["--seq", "0"], "--seq: must be a whole number"),
         (["--batch", "7", "--gpus", "2"], "no layout on 2 GPUs is legal"),

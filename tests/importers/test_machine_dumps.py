@@ -12,6 +12,7 @@ from simulator.config.cluster import load_cluster
 from simulator.errors import InputError
 from simulator.importers import Imported, read_machine
 from simulator.importers.machines import MACHINES, ShippedMachine
+from simulator.importers.pci_ids import GPU_TYPES, WITHOUT_PROFILE
 from tests.support.machine_dumps import H100, RTX3090, RTX4090, card, query
 
 JOBS = """\
@@ -157,3 +158,18 @@ def test_machines_are_of_types_that_have_a_profile() -> None:
     for kind, machines in MACHINES.items():
         for machine in machines:
             load_cluster({"like": machine.name, "node": {"gpus": {"type": kind}}})
+
+
+def test_types_by_pci_device_have_a_profile_or_are_listed_without() -> None:
+    assert {*GPU_TYPES.values()} - {*catalog.names("profile")} == WITHOUT_PROFILE
+
+
+@pytest.mark.parametrize(
+    ("device", "told"),
+    [("0x20F110DE", ["node.gpus.type: a100-pcie-40gb"]), (RTX4090, []), ("0x294110DE", []), ("0x31C210DE", [])],
+)
+def test_a_gpu_without_a_profile_is_told_once(device: str, told: list[str], tmp_path: Path) -> None:
+    """Two GPUs of an A100 PCIe 40 GB, alone and beside their topology; an RTX 4090, a GB200 and a GB300 have one."""
+    for texts in ([query(device, device)], [query(device, device), MATRIX]):
+        assumed = read(tmp_path, *texts).assumed
+        assert [text.split(",")[0] for text in assumed if text.startswith("node.gpus.type")] == told

@@ -36,6 +36,7 @@ def main():
 if __name__ == "__main__":
     main()
 """
+ARGUMENTS = "import argparse\nargs = argparse.ArgumentParser().parse_args()\n"
 BRIDGE = """
 from megatron.bridge import AutoBridge
 from megatron.bridge.training.config import ConfigContainer, GPTDatasetConfig, TrainingConfig
@@ -108,12 +109,87 @@ def test_fine_tuning_has_adapters(tmp_path: Path) -> None:
 
 
 def test_a_value_from_outside_is_none(tmp_path: Path) -> None:
-    """How many GPUs an argument says is asked for; a loop is named."""
-    text = NEMO.replace("nodes=4", "nodes=args.nodes").replace("def main():", "def main():\n    for x in y: pass")
-    read = recipe(tmp_path, text)
-    assert any("for" in line and "not followed" in line for line in read.ignored)
+    """How many GPUs an argument says is asked for; not even the nodes that NeMo's own recipe has count."""
+    text = f"{ARGUMENTS}{NEMO.replace('nodes=4', 'nodes=args.nodes')}"
+    with pytest.raises(InputError, match="does not say how many GPUs"):
+        loaded(recipe(tmp_path, text))
+
+
+@pytest.mark.parametrize("source", ["argparse.ArgumentParser().parse_args()", "OmegaConf.load('job.yaml')"])
+def test_no_branch_of_a_condition_from_outside_is_taken(source: str, tmp_path: Path) -> None:
+    """tp stays at the 2 that the file says in any case; as many nodes as an attribute from outside says are unsaid."""
+    head = f"import argparse\nfrom omegaconf import OmegaConf\nargs = {source}\n"
+    change = "    if args.performance:\n        recipe.trainer.strategy.tensor_model_parallel_size = 8\n"
+    change += "    recipe.trainer.num_nodes = args.nodes\n"
+    read = recipe(tmp_path, head + NEMO.replace("    run.run", f"{change}    run.run"))
+    assert value_at(read.workload, "parallelism.tp") == 2
+    assert [line for line in read.ignored if line.startswith("not followed")] == [
+        "not followed: line 22: if args.performance"
+    ]
     with pytest.raises(InputError, match="does not say how many GPUs"):
         loaded(read)
+
+
+@pytest.mark.parametrize(
+    ("change", "dp"),
+    [
+        ("recipe.trainer.num_nodes = 2\n    recipe.trainer.num_nodes *= 4", 32),
+        ("recipe.trainer.num_nodes = 14\n    recipe.trainer.num_nodes += TP", 64),
+        ("if TP:\n        return\n    recipe.trainer.num_nodes = 9", 16),
+    ],
+)
+def test_changes_of_a_value_are_followed(change: str, dp: int, tmp_path: Path) -> None:
+    """Eight GPUs to a node over tp 2: 8 nodes make 32 replicas, 16 make 64. Behind a return the 4 of before stay."""
+    read = recipe(tmp_path, NEMO.replace("    run.run", f"    {change}\n    run.run"))
+    assert value_at(loaded(read), "parallelism.dp") == dp
+    assert read.ignored == ()
+
+
+@pytest.mark.parametrize(
+    ("statement", "line"),
+    [
+        ("for x in y:\n    TP = 8", "for x in y"),
+        ("async def later():\n    pass", "async def later()"),
+        ("class Sizes:\n    TP = 8", "class Sizes"),
+        ("match TP:\n    case _:\n        TP = 8", "match TP"),
+        ("sizes = {}\nsizes['tp'] = 8", "sizes['tp'] = 8"),
+        ("TP %= 3", "TP %= 3"),
+        ("y.tp = 8", "y.tp = 8"),
+    ],
+)
+def test_what_is_not_followed_is_named(statement: str, line: str, tmp_path: Path) -> None:
+    read = recipe(tmp_path, f"{NEMO}{statement}\n")
+    number = len(NEMO.splitlines()) + (2 if "sizes[" in statement else 1)
+    assert read.ignored == (f"not followed: line {number}: {line}",)
+
+
+@pytest.mark.parametrize(
+    ("precision", "key", "recipe_name"),
+    [
+        ("bf16_with_nvfp4_mixed", "fp4", "te_nvfp4"),
+        ("nemotron_3_super_bf16_with_nvfp4_mixed", "fp4", "te_nvfp4"),
+        ("bf16_with_mxfp8_mixed", "fp8", "te_mxfp8"),
+        ("bf16_with_fp8_current_scaling_mixed", "fp8", "te_current"),
+        ("bf16_with_fp8_subchannel_scaling_mixed", "fp8", "te_blockwise"),
+    ],
+)
+def test_precisions_become_recipes_of_products(precision: str, key: str, recipe_name: str, tmp_path: Path) -> None:
+    """A precision is given by its name, or by a call of the function of that name."""
+    named = recipe(tmp_path, BRIDGE.replace("bf16_mixed", precision))
+    call = f"from megatron.bridge.training.mixed_precision import {precision}\n" + BRIDGE
+    called = recipe(tmp_path, call.replace('"bf16_mixed"', f"{precision}()"))
+    for read in (named, called):
+        assert value_at(read.workload, f"training.{key}") == recipe_name
+        assert value_at(read.workload, "training.precision") == "bf16"
+        assert read.ignored == ()
+
+
+@pytest.mark.parametrize("precision", ["bf16_with_mxfp4_mixed", "fp8_mx"])
+def test_an_unknown_precision_is_named(precision: str, tmp_path: Path) -> None:
+    read = recipe(tmp_path, BRIDGE.replace("bf16_mixed", precision))
+    assert not {"fp8", "fp4"} & read.workload["training"].keys()
+    assert [line for line in read.ignored if precision in line and "mixed_precision" in line] == [*read.ignored]
+    assert len(read.ignored) == 1
 
 
 def test_nothing_is_run(tmp_path: Path) -> None:
