@@ -1,6 +1,7 @@
 """Models that were captured from PyTorch modules: what their files hold."""
 
 from simulator.captured.model import (
+    INPUT,
     CapturedKernel,
     CapturedModel,
     CapturedNode,
@@ -10,6 +11,7 @@ from simulator.captured.model import (
 )
 
 __all__ = [
+    "INPUT",
     "CapturedKernel",
     "CapturedModel",
     "CapturedNode",

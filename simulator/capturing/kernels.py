@@ -144,8 +144,7 @@ def _convolution_backward(call: Call) -> tuple[Launch, ...]:
         Launch(Matmul(c.n, c.k, c.m, c.groups, dtype=dtype, role="wgrad"), (1,), " weight"),
         Launch(Memory("reduce", moved_bytes(grad), float(grad.element_size() * weight.shape[0]), dtype=dtype), (2,)),
     )
-    places = [number for number, wanted in enumerate(mask) if wanted]
-    return tuple(kernels[number]._replace(outputs=(place,)) for place, number in enumerate(places))
+    return tuple(kernel for kernel, wanted in zip(kernels, mask, strict=True) if wanted)
 
 
 # Attention.
@@ -198,23 +197,46 @@ def _efficient_backward(call: Call) -> tuple[Launch, ...]:
 # What memory bounds.
 
 
-def _norm_backward(name: str) -> Callable[[Call], tuple[Launch, ...]]:
-    """Return how both gradients of a norm are computed, each by a kernel that reads both tensors."""
+def _norm(call: Call) -> tuple[Launch, ...]:
+    x, outputs = call.inputs[0], [out for out in call.outputs if out is not None]
+    kind = "rms_norm" if "rms" in call.name else "norm"
+    written = sum(map(moved_bytes, outputs))
+    read = sum(map(moved_bytes, call.inputs))
+    return (Launch(Memory(kind, read, written, dtype=_any_type(x), width=_normed_elements(call))),)
 
-    def both(call: Call) -> tuple[Launch, ...]:
-        grad, x = call.inputs[:2]
-        read, dtype, width = moved_bytes(grad) + moved_bytes(x), _any_type(x), x.shape[-1]
-        kernels = [Launch(Memory(name, read, moved_bytes(call.outputs[0]), dtype=dtype, width=width), (0,))]
-        small = tuple(range(1, len(call.outputs)))
-        if small:
-            written = sum(moved_bytes(call.outputs[number]) for number in small)
-            kernels.append(Launch(Memory(name, read, written, dtype=dtype, width=width), small, " weight"))
-        return tuple(kernels)
 
-    return both
+def _norm_backward(call: Call) -> tuple[Launch, ...]:
+    """Return the gradients of a norm that are wanted: that of its input, and those of its weights in another kernel.
+
+    Each kernel reads both tensors.
+    """
+    grad, x = call.inputs[:2]
+    kind = "rms_norm_bwd" if "rms" in call.name else "norm_bwd"
+    kernels = []
+    for outputs, label in (((0,), ""), (tuple(range(1, len(call.outputs))), " weight")):
+        wanted = tuple(number for number in outputs if call.outputs[number] is not None)
+        if wanted:
+            written = sum(moved_bytes(call.outputs[number]) for number in wanted)
+            read = moved_bytes(grad) + moved_bytes(x)
+            kernel = Memory(kind, read, written, dtype=_any_type(x), width=_normed_elements(call))
+            kernels.append(Launch(kernel, wanted, label))
+    return tuple(kernels)
+
+
+def _normed_elements(call: Call) -> int:
+    """Return how many elements, side by side, a norm takes a mean of; 0 of a batch norm, whose means lie across rows.
+
+    Arguments are those of aten/src/ATen/native/native_functions.yaml.
+    """
+    backward = call.name.endswith("_backward")
+    if "group_norm" in call.name:
+        channels, pixels, groups = call.args[6:9] if backward else call.args[4:7]
+        return int(channels * pixels // groups)
+    return 0 if "batch_norm" in call.name else math.prod(call.args[2 if backward else 1])
 
 
 def _embedding(call: Call) -> tuple[Launch, ...]:
+    """Return the reading of some rows of a table, and of their numbers."""
     out = call.outputs[0]
     indices = sum(moved_bytes(one) for one in call.inputs[1:])
     return (Launch(Memory("embedding", moved_bytes(out) + indices, moved_bytes(out), dtype=_any_type(out))),)
@@ -222,30 +244,30 @@ def _embedding(call: Call) -> tuple[Launch, ...]:
 
 def _embedding_backward(call: Call) -> tuple[Launch, ...]:
     """Return the clearing of a table's gradient, and the addition of rows to it."""
-    return _cleared(call, moved_bytes(call.inputs[0]))
+    rows = moved_bytes(call.inputs[0])
+    return _cleared(call), Launch(Memory("embedding_bwd", rows, rows, dtype=_any_type(call.outputs[0])))
 
 
-def _index_put(call: Call) -> tuple[Launch, ...]:
-    values = moved_bytes(call.inputs[-1])
-    out = call.outputs[0]
-    kernels = [Launch(Memory("embedding_bwd", values, values, dtype=_any_type(out)))]
+def _rows_written(call: Call) -> tuple[Launch, ...]:
+    """Return the writing of rows, or the addition of them, into a table, of which all else is left or copied before."""
+    out, rows = call.outputs[0], call.inputs[-1]
+    written = float(rows.numel() * out.element_size())
+    kernels = [Launch(Memory("embedding_bwd", moved_bytes(rows), written, dtype=_any_type(out)))]
     if not call.name.endswith("_"):
         copied = moved_bytes(out)
         kernels.insert(0, Launch(Memory("copy", copied, copied, dtype=_any_type(out)), label=" copy"))
     return tuple(kernels)
 
 
-def _cleared(call: Call, rows: float) -> tuple[Launch, ...]:
-    out = call.outputs[0]
-    clear = Launch(Memory("zero", 0.0, moved_bytes(out), dtype=_any_type(out)), label=" zero")
-    return clear, Launch(Memory("embedding_bwd", rows, rows, dtype=_any_type(out)))
-
-
 def _slice_backward(call: Call) -> tuple[Launch, ...]:
     """Return the clearing of a gradient, and the copy of a part of it."""
-    out, part = call.outputs[0], moved_bytes(call.inputs[0])
-    clear = Launch(Memory("zero", 0.0, moved_bytes(out), dtype=_any_type(out)), label=" zero")
-    return clear, Launch(Memory("copy", part, part, dtype=_any_type(out)))
+    part = moved_bytes(call.inputs[0])
+    return _cleared(call), Launch(Memory("copy", part, part, dtype=_any_type(call.outputs[0])))
+
+
+def _cleared(call: Call) -> Launch:
+    out = call.outputs[0]
+    return Launch(Memory("zero", 0.0, moved_bytes(out), dtype=_any_type(out)), label=" zero")
 
 
 def _nll(call: Call) -> tuple[Launch, ...]:
@@ -260,11 +282,13 @@ def _by_memory(call: Call) -> Kernel:
     largest = max((*outputs, *call.inputs), key=lambda tensor: int(tensor.numel()))
     written = sum(map(moved_bytes, outputs))
     read = 0.0 if call.name in _WRITES_ONLY else sum(map(moved_bytes, call.inputs))
-    if call.name in ("copy_", "index_copy_"):
+    if call.name == "copy_":
         read -= moved_bytes(call.inputs[0])
     kind = _class_of(call, outputs)
     rows = kind in _BY_ROW and largest.dim()
-    return Memory(kind, read, written, dtype=_any_type(largest), width=largest.shape[-1] if rows else 0)
+    along = _SOFTMAX_DIMENSION.get(call.name)
+    width = largest.shape[-1 if along is None else call.args[along]] if rows else 0
+    return Memory(kind, read, written, dtype=_any_type(largest), width=width)
 
 
 def _class_of(call: Call, outputs: Sequence[Any]) -> str:
@@ -322,14 +346,15 @@ _WRITES_ONLY = {
     *("zeros", "ones", "full", "zeros_like", "ones_like", "full_like", "new_zeros", "new_ones", "new_full"),
     *("fill_", "zero_", "arange", "eye", "scalar_tensor", "rand", "randn", "bernoulli_", "nll_loss_backward"),
 }
-_BY_ROW = {"norm", "rms_norm", "softmax", "softmax_bwd", "loss", "loss_bwd", "reduce"}
+_BY_ROW = {"softmax", "softmax_bwd", "loss", "loss_bwd", "reduce"}
+#: Softmax -> place of the argument that says along which dimension.
+_SOFTMAX_DIMENSION = {
+    **dict.fromkeys(("_softmax", "_safe_softmax", "_log_softmax"), 1),
+    **dict.fromkeys(("_softmax_backward_data", "_log_softmax_backward_data"), 2),
+}
 #: Operation -> class of memory-bound kernels, where its tensors do not tell.
 _CLASSES = {
     **dict.fromkeys(_WRITES_ONLY, "zero"),
-    "native_layer_norm": "norm",
-    "native_group_norm": "norm",
-    "native_batch_norm": "norm",
-    "fused_rms_norm": "rms_norm",
     "native_batch_norm_backward": "norm_bwd",
     "_softmax": "softmax",
     "_safe_softmax": "softmax",
@@ -346,8 +371,6 @@ _CLASSES = {
     "cat": "copy",
     "stack": "copy",
     "repeat": "copy",
-    "gather": "embedding",
-    "index_select": "embedding",
     "sum": "reduce",
     "mean": "reduce",
     "topk": "reduce",
@@ -370,15 +393,21 @@ _SPECIAL: dict[str, Callable[[Call], tuple[Launch, ...]]] = {
     "_scaled_dot_product_flash_attention_backward": _flash_backward,
     "_scaled_dot_product_efficient_attention": _efficient,
     "_scaled_dot_product_efficient_attention_backward": _efficient_backward,
-    "native_layer_norm_backward": _norm_backward("norm_bwd"),
-    "native_group_norm_backward": _norm_backward("norm_bwd"),
-    "fused_rms_norm_backward": _norm_backward("rms_norm_bwd"),
-    "embedding": _embedding,
-    "index": _embedding,
+    **dict.fromkeys(("native_layer_norm", "native_group_norm", "native_batch_norm", "fused_rms_norm"), _norm),
+    **dict.fromkeys(
+        ("native_layer_norm_backward", "native_group_norm_backward", "fused_rms_norm_backward"), _norm_backward
+    ),
+    **dict.fromkeys(("embedding", "index", "index_select", "gather", "take"), _embedding),
     "embedding_dense_backward": _embedding_backward,
-    "index_put": _index_put,
-    "index_put_": _index_put,
-    "_unsafe_index_put": _index_put,
+    "_unsafe_index_put": _rows_written,
+    **dict.fromkeys(
+        (
+            f"{name}{in_place}"
+            for name in ("index_put", "index_add", "index_copy", "scatter", "scatter_add", "scatter_reduce", "put")
+            for in_place in ("", "_")
+        ),
+        _rows_written,
+    ),
     "slice_backward": _slice_backward,
     "select_backward": _slice_backward,
     "nll_loss_forward": _nll,

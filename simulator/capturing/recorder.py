@@ -15,7 +15,10 @@ from simulator.errors import InputError
 
 @dataclass(frozen=True)
 class Use:
-    """A tensor that an operation reads or writes: the number of its storage, and what of it is moved."""
+    """A tensor that an operation reads or writes: the number of its storage, its shape, and whether autograd follows it.
+
+    ``shape`` is that of the view of the storage which the operation has.
+    """
 
     storage: int
     shape: tuple[int, ...]
@@ -198,8 +201,13 @@ def _dispatching(recorder: TapeRecorder) -> Any:
                     raise InputError("branches on, or reads, a value that only real data have", key=recorder.module)
                 return value
             result = _result(func, args, kwargs, value)
-            recorder.known.note(result, value)
-            recorder.write(func, args, kwargs, result)
+            try:
+                recorder.known.note(result, value)
+                recorder.write(func, args, kwargs, result)
+            except InputError:
+                raise
+            except Exception as error:  # which `record` would take for one of the module
+                raise AssertionError(f"a fault of the simulator: {func} was not written down") from error
             return result
 
     return Dispatching()

@@ -162,8 +162,7 @@ def _fill_from_capture(data: dict[str, Any]) -> None:
     if not isinstance(model, Mapping) or not model.get("captured"):
         return
     captured = read_captured(model["captured"])
-    recorded = {"seq": captured.seq, "micro_batch": captured.micro_batch, "precision": captured.dtype}
-    for section, keys in (("training", recorded), ("parallelism", {"sequence_parallel": False})):
+    for section, keys in (("training", captured.recorded), ("parallelism", {"sequence_parallel": False})):
         if isinstance(data.setdefault(section, {}), Mapping):
             data[section] = {**keys, **data[section]}
     data.setdefault("framework", "pytorch")

@@ -22,7 +22,6 @@ def product(name: str, m: int, n: int, k: int, role: str = "fwd") -> CapturedKer
 
 
 LAYER = CapturedPart(
-    name="layer",
     nodes=(
         CapturedNode(
             forward=(product("mm", 16, 8, 8),),
@@ -36,7 +35,7 @@ LAYER = CapturedPart(
 MODEL = CapturedModel(
     **{"format": 1, "name": "Small", "torch": "2.13.0", "micro_batch": 2, "seq": 8, "dtype": "bf16", "hidden": 8},
     **{"heads": 1, "kv_heads": 1, "vocab": 1, "passed_bytes": 256, "one_piece": "", "unsplit": "no plan"},
-    **{"widest_split": 1, "parts": (CapturedPart(name="embedding", nodes=()), LAYER), "before": 0, "after": 0},
+    **{"widest_split": 1, "parts": (CapturedPart(nodes=()), LAYER), "before": 0, "after": 0},
     layers=(1, 1),
 )
 

@@ -38,8 +38,7 @@ def problems(workload: Workload) -> Iterator[InputError]:
     if captured is None:
         return
     training = workload.training
-    recorded = {"seq": captured.seq, "micro_batch": captured.micro_batch, "precision": captured.dtype}
-    for name, value in recorded.items():
+    for name, value in captured.recorded.items():
         if (asked := getattr(training, name)) != value:
             yield InputError(
                 "the captured model was recorded otherwise; capture it again for another",
