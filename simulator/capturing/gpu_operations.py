@@ -7,7 +7,7 @@ kernel (torch 2.13: aten/src/ATen/native/transformers/attention.cpp, Dropout.cpp
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -40,6 +40,21 @@ def fused_as_on_gpus() -> Iterator[None]:
     finally:
         library._destroy()
         norms._destroy()
+
+
+def without_copy(func: Any, args: Sequence[Any]) -> Any:
+    """Return the operation in place that autograd takes for ``func`` where no dispatch mode watches it.
+
+    Gradients of tables are rows that are added to zeros. Under a mode autograd copies these zeros first (torch 2.13:
+    torch/csrc/autograd/FunctionsManual.cpp, aten/src/ATen/TensorSubclassLikeUtils.h).
+    """
+    import torch
+
+    aten = torch.ops.aten
+    if func is aten.index_put.default and len(args) > 3 and args[3]:
+        return aten.index_put_.default
+    in_place = {aten.index_add.default: aten.index_add_.default, aten.scatter_add.default: aten.scatter_add_.default}
+    return in_place.get(func, func)
 
 
 def _attention(

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from simulator.capturing.gpu_operations import fused_as_on_gpus
+from simulator.capturing.gpu_operations import fused_as_on_gpus, without_copy
 from simulator.capturing.kernels import Call, Launch, launches, unpriced
 from simulator.capturing.known_values import KnownValues
 from simulator.errors import InputError
@@ -15,10 +15,7 @@ from simulator.errors import InputError
 
 @dataclass(frozen=True)
 class Use:
-    """A tensor that an operation reads or writes: the number of its storage, its shape, and whether autograd follows it.
-
-    ``shape`` is that of the view of the storage which the operation has.
-    """
+    """A tensor that an operation reads or writes: its storage's number, its shape, and whether autograd follows it."""
 
     storage: int
     shape: tuple[int, ...]
@@ -195,6 +192,8 @@ def _dispatching(recorder: TapeRecorder) -> Any:
             kwargs = kwargs or {}
             if func.namespace == "prim":
                 return func(*args, **kwargs)
+            if recorder.backward:
+                func = without_copy(func, args)
             value = None if recorder.backward else recorder.known.worked_out(func, args, kwargs)
             if func is torch.ops.aten._local_scalar_dense.default:
                 if value is None:

@@ -51,7 +51,7 @@ def _check_part(part: CapturedPart, widest_split: int) -> None:
             _check_kernel(kernel, widest_split)
         for weight in node.weights:
             split = weight.split_dimension
-            if split >= len(weight.shape) or split >= 0 and weight.shape[split] % widest_split:
+            if split >= len(weight.shape) or (split >= 0 and weight.shape[split] % widest_split):
                 raise InputError(
                     f"{weight.name}: is no dimension that {widest_split} ranks can share",
                     key="split_dimension",
@@ -73,7 +73,7 @@ def _check_kernel(recorded: CapturedKernel, widest_split: int) -> None:
         raise InputError(f"{recorded.name}: has an impossible {below[0]}", key="kernel", found=recorded.kernel)
     shared = [name for name, size in numbers.items() if not isinstance(size, bool)]
     for name in recorded.split:
-        if name not in shared or isinstance(numbers[name], int) and numbers[name] % widest_split:
+        if name not in shared or (isinstance(numbers[name], int) and numbers[name] % widest_split):
             raise InputError(
                 f"{recorded.name}: is no size of its kernel that {widest_split} ranks can share",
                 key="split",

@@ -321,6 +321,8 @@ class Framework:
     live_parameters: int = 0
     """layers are gathered ahead until so many parameters are whole; 0: ``parallelism.prefetch`` layers"""
 
+    runs_captured: bool = False
+    """it runs modules of PyTorch operation by operation, as they are captured"""
     limits: tuple[Limit, ...] = ()
     """what alone it is simulated with"""
     master_weights: bool = True
