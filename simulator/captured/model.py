@@ -55,8 +55,8 @@ class CapturedWeight:
     """counted from the part that has it"""
     shape: tuple[Annotated[int, Ge(0)], ...]
     """in elements"""
-    dtype: Literal["bf16", "fp16", "fp32"]
-    """of its elements"""
+    dtype: str
+    """bf16, fp16 or fp32"""
     gradient: str = ""
     """name of the product that computes its gradient; norms, biases and embeddings have none"""
     split_dimension: Annotated[int, Ge(-1)] = -1
@@ -114,7 +114,7 @@ class CapturedModel:
     """sequences, or samples, that were recorded"""
     seq: ModelSize
     """tokens of each; 1 where the module does not read tokens"""
-    dtype: Literal["bf16", "fp16", "fp32"]
+    dtype: str
     """of most weights"""
     hidden: ModelSize
     """elements of a token that pass from a layer to the next"""

@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 from simulator.captured import CapturedModel, CapturedPart
-from simulator.capturing.kernels import DTYPES
+from simulator.capturing.calls import DTYPES
 from simulator.capturing.parts import Parts, folded
 from simulator.capturing.recorder import Tape, record
 from simulator.capturing.sections import chain_of_layers, sections

@@ -7,36 +7,13 @@ PyTorch's CUDA sources (aten/src/ATen/native/cuda).
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
+from simulator.capturing import row_kernels
+from simulator.capturing.calls import Call, Launch, any_type, moved_bytes, type_name
 from simulator.errors import InputError
 from simulator.program import Attention, GroupedMatmul, Kernel, Matmul, Memory
-
-#: Names of torch's types here.
-DTYPES = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
-
-
-class Launch(NamedTuple):
-    """A kernel, and the numbers of the outputs that it makes; ``outputs`` of all of them are None."""
-
-    kernel: Kernel
-    outputs: tuple[int, ...] | None = None
-    label: str = ""
-
-
-class Call(NamedTuple):
-    """One call of an operation. ``inputs`` and ``outputs`` are its tensors in order."""
-
-    name: str
-    args: tuple[Any, ...]
-    kwargs: Mapping[str, Any]
-    inputs: Sequence[Any]
-    outputs: Sequence[Any]
-
-    def argument(self, place: int, name: str, default: Any = None) -> Any:
-        """Return an argument by its place or name."""
-        return self.args[place] if place < len(self.args) else self.kwargs.get(name, default)
 
 
 def launches(call: Call) -> tuple[Launch, ...]:
@@ -45,26 +22,6 @@ def launches(call: Call) -> tuple[Launch, ...]:
         return ()
     special = _SPECIAL.get(call.name)
     return special(call) if special else (Launch(_by_memory(call)),)
-
-
-def type_name(tensor: Any) -> str:
-    """Return the name of a tensor's type here. Raises `InputError` of one that products are not simulated in."""
-    name = str(tensor.dtype).removeprefix("torch.")
-    if name not in DTYPES:
-        raise InputError("products of this type are not simulated", found=name, allowed=", ".join(DTYPES))
-    return DTYPES[name]
-
-
-def moved_bytes(tensor: Any) -> float:
-    """Return the bytes that reading or writing ``tensor`` moves: of an expanded one, those that are there."""
-    if tensor.numel() == 0:
-        return 0.0
-    there = math.prod(size for size, stride in zip(tensor.shape, tensor.stride(), strict=True) if stride)
-    return float(there * tensor.element_size())
-
-
-def _any_type(tensor: Any) -> str:
-    return DTYPES.get(str(tensor.dtype).removeprefix("torch."), "fp32")
 
 
 # Products.
@@ -94,7 +51,7 @@ def _grouped(call: Call) -> tuple[Launch, ...]:
         role = "wgrad"
     else:
         rows, matrix = (a, b) if b.dim() == 3 else (b, a)
-        total, n, k = rows.shape[0], matrix.shape[2], matrix.shape[1]
+        total, n, k = row_kernels.shape[0], matrix.shape[2], matrix.shape[1]
         role = "fwd"
     return (Launch(GroupedMatmul(_shares(total, groups), n, k, dtype=type_name(a), role=role)),)
 
@@ -197,81 +154,8 @@ def _efficient_backward(call: Call) -> tuple[Launch, ...]:
 # What memory bounds.
 
 
-def _norm(call: Call) -> tuple[Launch, ...]:
-    x, outputs = call.inputs[0], [out for out in call.outputs if out is not None]
-    kind = "rms_norm" if "rms" in call.name else "norm"
-    written = sum(map(moved_bytes, outputs))
-    read = sum(map(moved_bytes, call.inputs))
-    return (Launch(Memory(kind, read, written, dtype=_any_type(x), width=_normed_elements(call))),)
-
-
-def _norm_backward(call: Call) -> tuple[Launch, ...]:
-    """Return the gradients of a norm that are wanted: that of its input, and those of its weights in another kernel.
-
-    Each kernel reads both tensors.
-    """
-    grad, x = call.inputs[:2]
-    kind = "rms_norm_bwd" if "rms" in call.name else "norm_bwd"
-    kernels = []
-    for outputs, label in (((0,), ""), (tuple(range(1, len(call.outputs))), " weight")):
-        wanted = tuple(number for number in outputs if call.outputs[number] is not None)
-        if wanted:
-            written = sum(moved_bytes(call.outputs[number]) for number in wanted)
-            read = moved_bytes(grad) + moved_bytes(x)
-            kernel = Memory(kind, read, written, dtype=_any_type(x), width=_normed_elements(call))
-            kernels.append(Launch(kernel, wanted, label))
-    return tuple(kernels)
-
-
-def _normed_elements(call: Call) -> int:
-    """Return how many elements, side by side, a norm takes a mean of; 0 of a batch norm, whose means lie across rows.
-
-    Arguments are those of aten/src/ATen/native/native_functions.yaml.
-    """
-    backward = call.name.endswith("_backward")
-    if "group_norm" in call.name:
-        channels, pixels, groups = call.args[6:9] if backward else call.args[4:7]
-        return int(channels * pixels // groups)
-    return 0 if "batch_norm" in call.name else math.prod(call.args[2 if backward else 1])
-
-
-def _embedding(call: Call) -> tuple[Launch, ...]:
-    """Return the reading of some rows of a table, and of their numbers."""
-    out = call.outputs[0]
-    indices = sum(moved_bytes(one) for one in call.inputs[1:])
-    return (Launch(Memory("embedding", moved_bytes(out) + indices, moved_bytes(out), dtype=_any_type(out))),)
-
-
-def _embedding_backward(call: Call) -> tuple[Launch, ...]:
-    """Return the clearing of a table's gradient, and the addition of rows to it."""
-    rows = moved_bytes(call.inputs[0])
-    return _cleared(call), Launch(Memory("embedding_bwd", rows, rows, dtype=_any_type(call.outputs[0])))
-
-
-def _rows_written(call: Call) -> tuple[Launch, ...]:
-    """Return the writing of rows, or the addition of them, into a table, of which all else is left or copied before."""
-    out, rows = call.outputs[0], call.inputs[-1]
-    written = float(rows.numel() * out.element_size())
-    kernels = [Launch(Memory("embedding_bwd", moved_bytes(rows), written, dtype=_any_type(out)))]
-    if not call.name.endswith("_"):
-        copied = moved_bytes(out)
-        kernels.insert(0, Launch(Memory("copy", copied, copied, dtype=_any_type(out)), label=" copy"))
-    return tuple(kernels)
-
-
-def _slice_backward(call: Call) -> tuple[Launch, ...]:
-    """Return the clearing of a gradient, and the copy of a part of it."""
-    part = moved_bytes(call.inputs[0])
-    return _cleared(call), Launch(Memory("copy", part, part, dtype=_any_type(call.outputs[0])))
-
-
-def _cleared(call: Call) -> Launch:
-    out = call.outputs[0]
-    return Launch(Memory("zero", 0.0, moved_bytes(out), dtype=_any_type(out)), label=" zero")
-
-
 def _nll(call: Call) -> tuple[Launch, ...]:
-    return (Launch(Memory("loss", 0.0, 0.0, dtype=_any_type(call.inputs[0]))),)
+    return (Launch(Memory("loss", 0.0, 0.0, dtype=any_type(call.inputs[0]))),)
 
 
 def _by_memory(call: Call) -> Kernel:
@@ -288,7 +172,7 @@ def _by_memory(call: Call) -> Kernel:
     rows = kind in _BY_ROW and largest.dim()
     along = _SOFTMAX_DIMENSION.get(call.name)
     width = largest.shape[-1 if along is None else call.args[along]] if rows else 0
-    return Memory(kind, read, written, dtype=_any_type(largest), width=width)
+    return Memory(kind, read, written, dtype=any_type(largest), width=width)
 
 
 def _class_of(call: Call, outputs: Sequence[Any]) -> str:
@@ -393,23 +277,26 @@ _SPECIAL: dict[str, Callable[[Call], tuple[Launch, ...]]] = {
     "_scaled_dot_product_flash_attention_backward": _flash_backward,
     "_scaled_dot_product_efficient_attention": _efficient,
     "_scaled_dot_product_efficient_attention_backward": _efficient_backward,
-    **dict.fromkeys(("native_layer_norm", "native_group_norm", "native_batch_norm", "fused_rms_norm"), _norm),
     **dict.fromkeys(
-        ("native_layer_norm_backward", "native_group_norm_backward", "fused_rms_norm_backward"), _norm_backward
+        ("native_layer_norm", "native_group_norm", "native_batch_norm", "fused_rms_norm"), row_kernels.norm
     ),
-    **dict.fromkeys(("embedding", "index", "index_select", "gather", "take"), _embedding),
-    "embedding_dense_backward": _embedding_backward,
-    "_unsafe_index_put": _rows_written,
+    **dict.fromkeys(
+        ("native_layer_norm_backward", "native_group_norm_backward", "fused_rms_norm_backward"),
+        row_kernels.norm_backward,
+    ),
+    **dict.fromkeys(("embedding", "index", "index_select", "gather", "take"), row_kernels.embedding),
+    "embedding_dense_backward": row_kernels.embedding_backward,
+    "_unsafe_index_put": row_kernels.rows_written,
     **dict.fromkeys(
         (
             f"{name}{in_place}"
             for name in ("index_put", "index_add", "index_copy", "scatter", "scatter_add", "scatter_reduce", "put")
             for in_place in ("", "_")
         ),
-        _rows_written,
+        row_kernels.rows_written,
     ),
-    "slice_backward": _slice_backward,
-    "select_backward": _slice_backward,
+    "slice_backward": row_kernels.slice_backward,
+    "select_backward": row_kernels.slice_backward,
     "nll_loss_forward": _nll,
     "nll_loss2d_forward": _nll,
 }

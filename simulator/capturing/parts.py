@@ -9,7 +9,7 @@ from typing import Any
 
 from simulator.captured import INPUT, CapturedKernel, CapturedNode, CapturedPart, CapturedTensor, CapturedWeight
 from simulator.capturing.backward import alive_bytes, for_weights, made_by
-from simulator.capturing.kernels import DTYPES, Launch
+from simulator.capturing.calls import DTYPES, Launch
 from simulator.capturing.recorder import Entry, Tape
 from simulator.capturing.sections import Sections
 from simulator.capturing.splitting import RankShare, Shares

@@ -7,8 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from simulator.capturing.calls import Call, Launch
 from simulator.capturing.gpu_operations import fused_as_on_gpus, without_copy
-from simulator.capturing.kernels import Call, Launch, launches, unpriced
+from simulator.capturing.kernels import launches, unpriced
 from simulator.capturing.known_values import KnownValues
 from simulator.errors import InputError
 

@@ -14,13 +14,13 @@ from fnmatch import fnmatchcase
 from typing import Any, NamedTuple
 
 from simulator.capturing.backward import made_by
-from simulator.capturing.kernels import Launch
+from simulator.capturing.calls import Launch
 from simulator.capturing.recorder import Entry, Tape
 from simulator.program import Attention, Matmul, Memory
 
 
-class Style(NamedTuple):
-    """What ranks share of a module.
+class SplitStyle(NamedTuple):
+    """A way to share a module out to ranks.
 
     ``outputs``: they split the outputs of a product, and else its inputs. ``gathers``: each then gathers all outputs.
     ``embeds``: they split the rows of an embedding.
@@ -33,10 +33,10 @@ class Style(NamedTuple):
 
 #: Styles of plans by name.
 STYLES = {
-    "colwise": Style(outputs=True),
-    "rowwise": Style(),
-    "colwise_gather_output": Style(outputs=True, gathers=True),
-    "embedding_rowwise": Style(embeds=True),
+    "colwise": SplitStyle(outputs=True),
+    "rowwise": SplitStyle(),
+    "colwise_gather_output": SplitStyle(outputs=True, gathers=True),
+    "embedding_rowwise": SplitStyle(embeds=True),
 }
 #: Styles that say nothing of weights or sums: what lies between split layers works on split tensors anyway.
 _IMPLIED = ("replicated_with_grad_allreduce", "local", "sequence_parallel")
@@ -79,9 +79,9 @@ def shares(module: Any, tape: Tape, plan: Mapping[str, str] | None) -> Shares:
     return shared
 
 
-def _styles(module: Any, plan: Mapping[str, str]) -> tuple[dict[str, Style], str]:
+def _styles(module: Any, plan: Mapping[str, str]) -> tuple[dict[str, SplitStyle], str]:
     """Return the styles of modules by their names, and a style or a pattern that is not understood, as a reason."""
-    styles: dict[str, Style] = {}
+    styles: dict[str, SplitStyle] = {}
     for pattern, style in plan.items():
         paths = [path for path, _ in module.named_modules() if fnmatchcase(path, pattern)]
         if style in _IMPLIED:
@@ -95,7 +95,7 @@ def _styles(module: Any, plan: Mapping[str, str]) -> tuple[dict[str, Style], str
 
 
 def _share_of_entry(
-    shared: Shares, tape: Tape, number: int, entry: Entry, style: Style | None, transposed: bool
+    shared: Shares, tape: Tape, number: int, entry: Entry, style: SplitStyle | None, transposed: bool
 ) -> None:
     """Note what ranks share of one entry."""
     if entry.is_view:
@@ -113,7 +113,7 @@ def _share_of_entry(
             _share_of_split(shared, tape, (number, place), entry, launch)
 
 
-def _note_dimensions(shared: Shares, tape: Tape, entry: Entry, style: Style, transposed: bool) -> None:
+def _note_dimensions(shared: Shares, tape: Tape, entry: Entry, style: SplitStyle, transposed: bool) -> None:
     """Note the dimensions along which weights of a split module are split; a bias only with its outputs."""
     for use in entry.inputs:
         if use.storage not in tape.weights or (len(use.shape) == 1 and not style.outputs):
@@ -137,7 +137,13 @@ def _share_of_embedding(shared: Shares, tape: Tape, number: int, entry: Entry) -
 
 
 def _share_of_product(
-    shared: Shares, tape: Tape, place: tuple[int, int], entry: Entry, launch: Launch, style: Style, transposed: bool
+    shared: Shares,
+    tape: Tape,
+    place: tuple[int, int],
+    entry: Entry,
+    launch: Launch,
+    style: SplitStyle,
+    transposed: bool,
 ) -> None:
     """Note the share of a kernel of a layer whose weight is split."""
     results = made_by(entry, launch)
