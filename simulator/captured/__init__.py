@@ -8,6 +8,7 @@ from simulator.captured.model import (
     CapturedPart,
     CapturedTensor,
     CapturedWeight,
+    WeightType,
 )
 
 __all__ = [
@@ -18,4 +19,5 @@ __all__ = [
     "CapturedPart",
     "CapturedTensor",
     "CapturedWeight",
+    "WeightType",
 ]

@@ -15,6 +15,8 @@ from annotated_types import Ge
 from simulator.bounds import ModelSize, NotNegative
 from simulator.errors import InputError
 
+#: Types of weights that are simulated.
+WeightType = Literal["bf16", "fp16", "fp32"]
 #: Name of kept tensors that the layer before passes on.
 INPUT = "input"
 
@@ -55,8 +57,8 @@ class CapturedWeight:
     """counted from the part that has it"""
     shape: tuple[Annotated[int, Ge(0)], ...]
     """in elements"""
-    dtype: str
-    """bf16, fp16 or fp32"""
+    dtype: WeightType
+    """of its elements"""
     gradient: str = ""
     """name of the product that computes its gradient; norms, biases and embeddings have none"""
     split_dimension: Annotated[int, Ge(-1)] = -1
@@ -114,7 +116,7 @@ class CapturedModel:
     """sequences, or samples, that were recorded"""
     seq: ModelSize
     """tokens of each; 1 where the module does not read tokens"""
-    dtype: str
+    dtype: WeightType
     """of most weights"""
     hidden: ModelSize
     """elements of a token that pass from a layer to the next"""

@@ -51,7 +51,7 @@ def _grouped(call: Call) -> tuple[Launch, ...]:
         role = "wgrad"
     else:
         rows, matrix = (a, b) if b.dim() == 3 else (b, a)
-        total, n, k = row_kernels.shape[0], matrix.shape[2], matrix.shape[1]
+        total, n, k = rows.shape[0], matrix.shape[2], matrix.shape[1]
         role = "fwd"
     return (Launch(GroupedMatmul(_shares(total, groups), n, k, dtype=type_name(a), role=role)),)
 
@@ -284,7 +284,10 @@ _SPECIAL: dict[str, Callable[[Call], tuple[Launch, ...]]] = {
         ("native_layer_norm_backward", "native_group_norm_backward", "fused_rms_norm_backward"),
         row_kernels.norm_backward,
     ),
-    **dict.fromkeys(("embedding", "index", "index_select", "gather", "take"), row_kernels.embedding),
+    **dict.fromkeys(
+        ("embedding", "index", "index_select", "gather", "take"),
+        row_kernels.embedding,
+    ),
     "embedding_dense_backward": row_kernels.embedding_backward,
     "_unsafe_index_put": row_kernels.rows_written,
     **dict.fromkeys(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import fields
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -39,13 +39,17 @@ def _read(path: Path, changed: int, size: int) -> CapturedModel:
     if not model.layers:
         raise InputError("has no layers", file=path, key="layers", found=[])
     for number, part in enumerate(model.parts):
-        with located(lambda key, number=number: (path, f"parts[{number}]{key and '.'}{key}")):
+        with located(partial(_place, path, number)):
             _check_part(part, model.widest_split)
     return model
 
 
+def _place(path: Path, part: int, key: str) -> tuple[object, str]:
+    return path, f"parts[{part}].{key}"
+
+
 def _check_part(part: CapturedPart, widest_split: int) -> None:
-    """Raise `InputError` where a kernel cannot be read, or ranks cannot share what they are to."""
+    """Raise `InputError` where a kernel cannot be read, or ranks cannot share its sizes or a weight."""
     for node in part.nodes:
         for kernel in (*node.forward, *node.input_grad, *node.weight_grad):
             _check_kernel(kernel, widest_split)

@@ -36,7 +36,7 @@ def frozen(module: Any) -> Any:
     return module.requires_grad_(False)
 
 
-NORMS = {
+NORMS: dict[str, Any] = {
     "layer": lambda affine: (nn.LayerNorm(WIDTH, elementwise_affine=affine), (ROWS, WIDTH)),
     "group": lambda affine: (nn.GroupNorm(2, 8, affine=affine), IMAGES),
     "rms": lambda affine: (nn.RMSNorm(WIDTH, elementwise_affine=affine), (ROWS, WIDTH)),

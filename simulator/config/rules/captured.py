@@ -45,7 +45,7 @@ def problems(workload: Workload) -> Iterator[InputError]:
                 found=asked,
                 allowed=str(value),
             )
-    if not FRAMEWORKS[workload.framework.name].runs_captured:
+    if not workload.software.runs_captured:
         yield InputError(
             "captured models run as PyTorch runs modules",
             key="framework",
