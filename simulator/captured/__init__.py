@@ -7,8 +7,8 @@ from simulator.captured.model import (
     CapturedNode,
     CapturedPart,
     CapturedTensor,
+    CapturedType,
     CapturedWeight,
-    WeightType,
 )
 
 __all__ = [
@@ -18,6 +18,6 @@ __all__ = [
     "CapturedNode",
     "CapturedPart",
     "CapturedTensor",
+    "CapturedType",
     "CapturedWeight",
-    "WeightType",
 ]

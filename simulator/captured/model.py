@@ -16,7 +16,7 @@ from simulator.bounds import ModelSize, NotNegative
 from simulator.errors import InputError
 
 #: Types of weights that are simulated.
-WeightType = Literal["bf16", "fp16", "fp32"]
+CapturedType = Literal["bf16", "fp16", "fp32"]
 #: Name of kept tensors that the layer before passes on.
 INPUT = "input"
 
@@ -57,7 +57,7 @@ class CapturedWeight:
     """counted from the part that has it"""
     shape: tuple[Annotated[int, Ge(0)], ...]
     """in elements"""
-    dtype: WeightType
+    dtype: CapturedType
     """of its elements"""
     gradient: str = ""
     """name of the product that computes its gradient; norms, biases and embeddings have none"""
@@ -116,7 +116,7 @@ class CapturedModel:
     """sequences, or samples, that were recorded"""
     seq: ModelSize
     """tokens of each; 1 where the module does not read tokens"""
-    dtype: WeightType
+    dtype: CapturedType
     """of most weights"""
     hidden: ModelSize
     """elements of a token that pass from a layer to the next"""

@@ -6,12 +6,12 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from simulator.captured import WeightType
+from simulator.captured import CapturedType
 from simulator.errors import InputError
 from simulator.program import Kernel
 
 #: Names of torch's types here.
-DTYPES: dict[str, WeightType] = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
+DTYPES: dict[str, CapturedType] = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
 
 
 class Launch(NamedTuple):
