@@ -8,10 +8,17 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from simulator.bounds import NotNegative
+from annotated_types import Ge
+
+from simulator.bounds import ModelSize, NotNegative
 from simulator.errors import InputError
+
+#: Types of weights that are simulated.
+CapturedType = Literal["bf16", "fp16", "fp32"]
+#: Name of kept tensors that the layer before passes on.
+INPUT = "input"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,7 +42,7 @@ class CapturedTensor:
     """An activation that is kept from the forward to the backward pass."""
 
     name: str
-    """unique in the model"""
+    """`INPUT`, or else a number in its part"""
     nbytes: NotNegative
     """of the storage"""
     split: bool = False
@@ -48,13 +55,13 @@ class CapturedWeight:
 
     name: str
     """counted from the part that has it"""
-    shape: tuple[int, ...]
+    shape: tuple[Annotated[int, Ge(0)], ...]
     """in elements"""
-    dtype: str
-    """bf16, fp16 or fp32"""
+    dtype: CapturedType
+    """of its elements"""
     gradient: str = ""
     """name of the product that computes its gradient; norms, biases and embeddings have none"""
-    split_dimension: int = -1
+    split_dimension: Annotated[int, Ge(-1)] = -1
     """dimension that tensor-parallel ranks share; -1: all hold the whole"""
     tied_to: str = ""
     """weight before it that is the same"""
@@ -88,8 +95,6 @@ class CapturedNode:
 class CapturedPart:
     """A layer, or what runs before or after all layers. Equal layers are one part."""
 
-    name: str
-    """of its module"""
     nodes: tuple[CapturedNode, ...]
     """in the order of the forward pass"""
 
@@ -107,19 +112,19 @@ class CapturedModel:
     """class of the module"""
     torch: str
     """version of PyTorch that recorded it"""
-    micro_batch: int
+    micro_batch: ModelSize
     """sequences, or samples, that were recorded"""
-    seq: int
+    seq: ModelSize
     """tokens of each; 1 where the module does not read tokens"""
-    dtype: str
+    dtype: CapturedType
     """of most weights"""
-    hidden: int
+    hidden: ModelSize
     """elements of a token that pass from a layer to the next"""
-    heads: int
+    heads: ModelSize
     """heads of attention that were seen, 1 without attention"""
-    kv_heads: int
+    kv_heads: ModelSize
     """heads of keys and values that were seen"""
-    vocab: int
+    vocab: ModelSize
     """tokens of the vocabulary, 1 without an embedding of tokens"""
     passed_bytes: NotNegative
     """of the tensors that pass from a layer to the next"""
@@ -127,7 +132,7 @@ class CapturedModel:
     """why a pipeline cannot split the layers; empty where it can"""
     unsplit: str
     """why tensor-parallel ranks cannot share its products; empty where they can"""
-    widest_split: int
+    widest_split: ModelSize
     """largest number of tensor-parallel ranks of which all shared sizes are a multiple: their common divisor"""
     parts: tuple[CapturedPart, ...]
     """distinct parts"""
@@ -137,6 +142,11 @@ class CapturedModel:
     """part of each layer"""
     after: int
     """part after the last layer, with the loss"""
+
+    @property
+    def recorded(self) -> dict[str, object]:
+        """Keys of a workload's ``training`` that are as they were recorded, with their values."""
+        return {"seq": self.seq, "micro_batch": self.micro_batch, "precision": self.dtype}
 
     @property
     def table(self) -> str:

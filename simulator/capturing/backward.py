@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from simulator.capturing.kernels import Launch
+from simulator.capturing.calls import Launch
 from simulator.capturing.recorder import Entry, Tape, Use
 
 

@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
-from simulator.captured import CapturedModel, CapturedPart
-from simulator.capturing.kernels import DTYPES
+from simulator.captured import CapturedModel, CapturedPart, CapturedType
+from simulator.capturing.calls import DTYPES
 from simulator.capturing.parts import Parts, folded
 from simulator.capturing.recorder import Tape, record
 from simulator.capturing.sections import chain_of_layers, sections
@@ -144,9 +144,9 @@ def _recorded_in_training(module: Any, tensors: Mapping[str, Any], inputs: tuple
             one.training = training
 
 
-def _main_type(weights: Mapping[str, Any]) -> str:
+def _main_type(weights: Mapping[str, Any]) -> CapturedType:
     """Return the type that most elements of the weights have. Raises `InputError` of types that are not simulated."""
-    elements: Counter[str] = Counter()
+    elements: Counter[CapturedType] = Counter()
     for name, weight in weights.items():
         kind = str(weight.dtype).removeprefix("torch.")
         if kind not in DTYPES:

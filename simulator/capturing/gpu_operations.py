@@ -7,7 +7,7 @@ kernel (torch 2.13: aten/src/ATen/native/transformers/attention.cpp, Dropout.cpp
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -24,8 +24,11 @@ def fused_as_on_gpus() -> Iterator[None]:
 
     library, norms = torch.library.Library("aten", "IMPL"), torch.library.Library(_NORMS, "DEF")
     try:
-        norms.define("fused_rms_norm(Tensor x, Tensor? weight) -> (Tensor, Tensor)")
-        norms.define("fused_rms_norm_backward(Tensor grad, Tensor x, Tensor rstd, Tensor? weight) -> Tensor[]")
+        norms.define("fused_rms_norm(Tensor x, int[] shape, Tensor? weight) -> (Tensor, Tensor)")
+        norms.define(
+            "fused_rms_norm_backward(Tensor grad, Tensor x, int[] shape, Tensor rstd, Tensor? weight, bool[2] mask)"
+            " -> (Tensor, Tensor)"
+        )
         norms.impl("fused_rms_norm", _normed, "Meta")
         norms.impl("fused_rms_norm_backward", _normed_backward, "Meta")
         with warnings.catch_warnings():
@@ -37,6 +40,21 @@ def fused_as_on_gpus() -> Iterator[None]:
     finally:
         library._destroy()
         norms._destroy()
+
+
+def without_copy(func: Any, args: Sequence[Any]) -> Any:
+    """Return the operation in place that autograd takes for ``func`` where no dispatch mode watches it.
+
+    Gradients of tables are rows that are added to zeros. Under a mode autograd copies these zeros first (torch 2.13:
+    torch/csrc/autograd/FunctionsManual.cpp, aten/src/ATen/TensorSubclassLikeUtils.h).
+    """
+    import torch
+
+    aten = torch.ops.aten
+    if func is aten.index_put.default and len(args) > 3 and args[3]:
+        return aten.index_put_.default
+    in_place = {aten.index_add.default: aten.index_add_.default, aten.scatter_add.default: aten.scatter_add_.default}
+    return in_place.get(func, func)
 
 
 def _attention(
@@ -93,25 +111,26 @@ def _rms_norm(x: Any, shape: list[int], weight: Any = None, eps: float | None = 
     class RmsNorm(torch.autograd.Function):
         @staticmethod
         def forward(ctx: Any, x: Any, weight: Any) -> Any:
-            normed, rstd = getattr(torch.ops, _NORMS).fused_rms_norm(x, weight)
+            normed, rstd = getattr(torch.ops, _NORMS).fused_rms_norm(x, shape, weight)
             ctx.save_for_backward(x, rstd, weight)
             return normed
 
         @staticmethod
         def backward(ctx: Any, grad: Any) -> Any:
-            grads = getattr(torch.ops, _NORMS).fused_rms_norm_backward(grad, *ctx.saved_tensors)
-            return grads[0], grads[1] if len(grads) > 1 else None
+            x, rstd, weight = ctx.saved_tensors
+            wanted = ctx.needs_input_grad
+            return getattr(torch.ops, _NORMS).fused_rms_norm_backward(grad, x, shape, rstd, weight, wanted)
 
     return RmsNorm.apply(x, weight)
 
 
-def _normed(x: Any, weight: Any) -> tuple[Any, Any]:
+def _normed(x: Any, shape: list[int], weight: Any) -> tuple[Any, Any]:
     import torch
 
-    return torch.empty_like(x), x.new_empty(x.shape[:-1], dtype=torch.float32)
+    return torch.empty_like(x), x.new_empty(x.shape[: x.dim() - len(shape)], dtype=torch.float32)
 
 
-def _normed_backward(grad: Any, x: Any, rstd: Any, weight: Any) -> list[Any]:
+def _normed_backward(grad: Any, x: Any, shape: list[int], rstd: Any, weight: Any, mask: list[bool]) -> tuple[Any, Any]:
     import torch
 
-    return [torch.empty_like(x), *([] if weight is None else [torch.empty_like(weight)])]
+    return torch.empty_like(x) if mask[0] else None, torch.empty_like(weight) if mask[1] else None

@@ -7,36 +7,13 @@ PyTorch's CUDA sources (aten/src/ATen/native/cuda).
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
+from simulator.capturing import row_kernels
+from simulator.capturing.calls import Call, Launch, any_type, moved_bytes, type_name
 from simulator.errors import InputError
 from simulator.program import Attention, GroupedMatmul, Kernel, Matmul, Memory
-
-#: Names of torch's types here.
-DTYPES = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
-
-
-class Launch(NamedTuple):
-    """A kernel, and the numbers of the outputs that it makes; ``outputs`` of all of them are None."""
-
-    kernel: Kernel
-    outputs: tuple[int, ...] | None = None
-    label: str = ""
-
-
-class Call(NamedTuple):
-    """One call of an operation. ``inputs`` and ``outputs`` are its tensors in order."""
-
-    name: str
-    args: tuple[Any, ...]
-    kwargs: Mapping[str, Any]
-    inputs: Sequence[Any]
-    outputs: Sequence[Any]
-
-    def argument(self, place: int, name: str, default: Any = None) -> Any:
-        """Return an argument by its place or name."""
-        return self.args[place] if place < len(self.args) else self.kwargs.get(name, default)
 
 
 def launches(call: Call) -> tuple[Launch, ...]:
@@ -45,26 +22,6 @@ def launches(call: Call) -> tuple[Launch, ...]:
         return ()
     special = _SPECIAL.get(call.name)
     return special(call) if special else (Launch(_by_memory(call)),)
-
-
-def type_name(tensor: Any) -> str:
-    """Return the name of a tensor's type here. Raises `InputError` of one that products are not simulated in."""
-    name = str(tensor.dtype).removeprefix("torch.")
-    if name not in DTYPES:
-        raise InputError("products of this type are not simulated", found=name, allowed=", ".join(DTYPES))
-    return DTYPES[name]
-
-
-def moved_bytes(tensor: Any) -> float:
-    """Return the bytes that reading or writing ``tensor`` moves: of an expanded one, those that are there."""
-    if tensor.numel() == 0:
-        return 0.0
-    there = math.prod(size for size, stride in zip(tensor.shape, tensor.stride(), strict=True) if stride)
-    return float(there * tensor.element_size())
-
-
-def _any_type(tensor: Any) -> str:
-    return DTYPES.get(str(tensor.dtype).removeprefix("torch."), "fp32")
 
 
 # Products.
@@ -144,8 +101,7 @@ def _convolution_backward(call: Call) -> tuple[Launch, ...]:
         Launch(Matmul(c.n, c.k, c.m, c.groups, dtype=dtype, role="wgrad"), (1,), " weight"),
         Launch(Memory("reduce", moved_bytes(grad), float(grad.element_size() * weight.shape[0]), dtype=dtype), (2,)),
     )
-    places = [number for number, wanted in enumerate(mask) if wanted]
-    return tuple(kernels[number]._replace(outputs=(place,)) for place, number in enumerate(places))
+    return tuple(kernel for kernel, wanted in zip(kernels, mask, strict=True) if wanted)
 
 
 # Attention.
@@ -198,58 +154,8 @@ def _efficient_backward(call: Call) -> tuple[Launch, ...]:
 # What memory bounds.
 
 
-def _norm_backward(name: str) -> Callable[[Call], tuple[Launch, ...]]:
-    """Return how both gradients of a norm are computed, each by a kernel that reads both tensors."""
-
-    def both(call: Call) -> tuple[Launch, ...]:
-        grad, x = call.inputs[:2]
-        read, dtype, width = moved_bytes(grad) + moved_bytes(x), _any_type(x), x.shape[-1]
-        kernels = [Launch(Memory(name, read, moved_bytes(call.outputs[0]), dtype=dtype, width=width), (0,))]
-        small = tuple(range(1, len(call.outputs)))
-        if small:
-            written = sum(moved_bytes(call.outputs[number]) for number in small)
-            kernels.append(Launch(Memory(name, read, written, dtype=dtype, width=width), small, " weight"))
-        return tuple(kernels)
-
-    return both
-
-
-def _embedding(call: Call) -> tuple[Launch, ...]:
-    out = call.outputs[0]
-    indices = sum(moved_bytes(one) for one in call.inputs[1:])
-    return (Launch(Memory("embedding", moved_bytes(out) + indices, moved_bytes(out), dtype=_any_type(out))),)
-
-
-def _embedding_backward(call: Call) -> tuple[Launch, ...]:
-    """Return the clearing of a table's gradient, and the addition of rows to it."""
-    return _cleared(call, moved_bytes(call.inputs[0]))
-
-
-def _index_put(call: Call) -> tuple[Launch, ...]:
-    values = moved_bytes(call.inputs[-1])
-    out = call.outputs[0]
-    kernels = [Launch(Memory("embedding_bwd", values, values, dtype=_any_type(out)))]
-    if not call.name.endswith("_"):
-        copied = moved_bytes(out)
-        kernels.insert(0, Launch(Memory("copy", copied, copied, dtype=_any_type(out)), label=" copy"))
-    return tuple(kernels)
-
-
-def _cleared(call: Call, rows: float) -> tuple[Launch, ...]:
-    out = call.outputs[0]
-    clear = Launch(Memory("zero", 0.0, moved_bytes(out), dtype=_any_type(out)), label=" zero")
-    return clear, Launch(Memory("embedding_bwd", rows, rows, dtype=_any_type(out)))
-
-
-def _slice_backward(call: Call) -> tuple[Launch, ...]:
-    """Return the clearing of a gradient, and the copy of a part of it."""
-    out, part = call.outputs[0], moved_bytes(call.inputs[0])
-    clear = Launch(Memory("zero", 0.0, moved_bytes(out), dtype=_any_type(out)), label=" zero")
-    return clear, Launch(Memory("copy", part, part, dtype=_any_type(out)))
-
-
 def _nll(call: Call) -> tuple[Launch, ...]:
-    return (Launch(Memory("loss", 0.0, 0.0, dtype=_any_type(call.inputs[0]))),)
+    return (Launch(Memory("loss", 0.0, 0.0, dtype=any_type(call.inputs[0]))),)
 
 
 def _by_memory(call: Call) -> Kernel:
@@ -260,11 +166,13 @@ def _by_memory(call: Call) -> Kernel:
     largest = max((*outputs, *call.inputs), key=lambda tensor: int(tensor.numel()))
     written = sum(map(moved_bytes, outputs))
     read = 0.0 if call.name in _WRITES_ONLY else sum(map(moved_bytes, call.inputs))
-    if call.name in ("copy_", "index_copy_"):
+    if call.name == "copy_":
         read -= moved_bytes(call.inputs[0])
     kind = _class_of(call, outputs)
     rows = kind in _BY_ROW and largest.dim()
-    return Memory(kind, read, written, dtype=_any_type(largest), width=largest.shape[-1] if rows else 0)
+    along = _SOFTMAX_DIMENSION.get(call.name)
+    width = largest.shape[-1 if along is None else call.args[along]] if rows else 0
+    return Memory(kind, read, written, dtype=any_type(largest), width=width)
 
 
 def _class_of(call: Call, outputs: Sequence[Any]) -> str:
@@ -322,14 +230,15 @@ _WRITES_ONLY = {
     *("zeros", "ones", "full", "zeros_like", "ones_like", "full_like", "new_zeros", "new_ones", "new_full"),
     *("fill_", "zero_", "arange", "eye", "scalar_tensor", "rand", "randn", "bernoulli_", "nll_loss_backward"),
 }
-_BY_ROW = {"norm", "rms_norm", "softmax", "softmax_bwd", "loss", "loss_bwd", "reduce"}
+_BY_ROW = {"softmax", "softmax_bwd", "loss", "loss_bwd", "reduce"}
+#: Softmax -> place of the argument that says along which dimension.
+_SOFTMAX_DIMENSION = {
+    **dict.fromkeys(("_softmax", "_safe_softmax", "_log_softmax"), 1),
+    **dict.fromkeys(("_softmax_backward_data", "_log_softmax_backward_data"), 2),
+}
 #: Operation -> class of memory-bound kernels, where its tensors do not tell.
 _CLASSES = {
     **dict.fromkeys(_WRITES_ONLY, "zero"),
-    "native_layer_norm": "norm",
-    "native_group_norm": "norm",
-    "native_batch_norm": "norm",
-    "fused_rms_norm": "rms_norm",
     "native_batch_norm_backward": "norm_bwd",
     "_softmax": "softmax",
     "_safe_softmax": "softmax",
@@ -346,8 +255,6 @@ _CLASSES = {
     "cat": "copy",
     "stack": "copy",
     "repeat": "copy",
-    "gather": "embedding",
-    "index_select": "embedding",
     "sum": "reduce",
     "mean": "reduce",
     "topk": "reduce",
@@ -370,17 +277,29 @@ _SPECIAL: dict[str, Callable[[Call], tuple[Launch, ...]]] = {
     "_scaled_dot_product_flash_attention_backward": _flash_backward,
     "_scaled_dot_product_efficient_attention": _efficient,
     "_scaled_dot_product_efficient_attention_backward": _efficient_backward,
-    "native_layer_norm_backward": _norm_backward("norm_bwd"),
-    "native_group_norm_backward": _norm_backward("norm_bwd"),
-    "fused_rms_norm_backward": _norm_backward("rms_norm_bwd"),
-    "embedding": _embedding,
-    "index": _embedding,
-    "embedding_dense_backward": _embedding_backward,
-    "index_put": _index_put,
-    "index_put_": _index_put,
-    "_unsafe_index_put": _index_put,
-    "slice_backward": _slice_backward,
-    "select_backward": _slice_backward,
+    **dict.fromkeys(
+        ("native_layer_norm", "native_group_norm", "native_batch_norm", "fused_rms_norm"), row_kernels.norm
+    ),
+    **dict.fromkeys(
+        ("native_layer_norm_backward", "native_group_norm_backward", "fused_rms_norm_backward"),
+        row_kernels.norm_backward,
+    ),
+    **dict.fromkeys(
+        ("embedding", "index", "index_select", "gather", "take"),
+        row_kernels.embedding,
+    ),
+    "embedding_dense_backward": row_kernels.embedding_backward,
+    "_unsafe_index_put": row_kernels.rows_written,
+    **dict.fromkeys(
+        (
+            f"{name}{in_place}"
+            for name in ("index_put", "index_add", "index_copy", "scatter", "scatter_add", "scatter_reduce", "put")
+            for in_place in ("", "_")
+        ),
+        row_kernels.rows_written,
+    ),
+    "slice_backward": row_kernels.slice_backward,
+    "select_backward": row_kernels.slice_backward,
     "nll_loss_forward": _nll,
     "nll_loss2d_forward": _nll,
 }

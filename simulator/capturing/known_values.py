@@ -11,8 +11,6 @@ from typing import Any
 
 #: Elements of the largest tensor whose values are worked out.
 MOST_ELEMENTS = 1 << 22
-#: Operations whose values nobody can know.
-_RANDOM = ("rand", "randn", "randint", "bernoulli", "multinomial", "normal", "uniform", "randperm", "empty")
 
 
 class KnownValues:
@@ -32,14 +30,14 @@ class KnownValues:
         return tensor if tensor.device.type == "cpu" else self._values.get(tensor)
 
     def worked_out(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        """Return what ``func`` gives on known values; None where it has other inputs, or gives something random."""
+        """Return what ``func`` gives on known values; None where it has other inputs, or another result each time."""
         import torch
         from torch.utils._pytree import tree_leaves, tree_map_only
 
         tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
         values = [self.value_of(tensor) for tensor in tensors]
-        name = func._schema.name.split("::")[1]
-        if any(value is None for value in values) or name.lstrip("_").startswith(_RANDOM):
+        random = torch.Tag.nondeterministic_seeded in func.tags or "empty" in func._schema.name
+        if random or any(value is None for value in values):
             return None
         if not tensors and kwargs.get("device") is None:
             return None

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from simulator.captured import CapturedKernel, CapturedNode, CapturedPart, CapturedTensor, CapturedWeight
+from simulator.captured import INPUT, CapturedKernel, CapturedNode, CapturedPart, CapturedTensor, CapturedWeight
 from simulator.capturing.backward import alive_bytes, for_weights, made_by
-from simulator.capturing.kernels import DTYPES, Launch
+from simulator.capturing.calls import DTYPES, Launch
 from simulator.capturing.recorder import Entry, Tape
 from simulator.capturing.sections import Sections
 from simulator.capturing.splitting import RankShare, Shares
 from simulator.program import GroupedMatmul, Matmul, kernel_to_text
-
-#: Name of the tensor that a layer gets from the one before it.
-INPUT = "input"
 
 
 @dataclass(frozen=True)
@@ -45,41 +43,45 @@ class Parts:
         self.first_part_of_weight: dict[str, int] = {}
 
     def _kept(self) -> dict[tuple[int, int], list[CapturedTensor]]:
-        """Return by part and node the tensors that it keeps, each storage once in the model.
+        """Return by part and node the tensors that it keeps, each storage once in the model."""
+        tape, readers = self.tape, dict[int, list[tuple[int, int]]]()
+        for kept in tape.kept:
+            if kept.storage not in tape.weights and kept.storage not in tape.inputs:
+                readers.setdefault(kept.storage, []).append((self.where.part_of_node(kept.node), kept.node))
+        forward = [entry for entry in tape.entries if not entry.backward]
+        carries_gradient = {use.storage for entry in forward for use in entry.inputs if use.has_gradient}
+        tensors: dict[tuple[int, int], list[CapturedTensor]] = {}
+        counts: Counter[int] = Counter()
+        for storage, keys in readers.items():
+            part, node = self._keeper_of(storage, sorted(keys), storage in carries_gradient)
+            counts[part] += 1
+            passed = storage in carries_gradient and self.part_of_storage.get(storage, part) < part
+            name = INPUT if passed else f"kept {counts[part]}"
+            tensor = CapturedTensor(name=name, nbytes=tape.storages[storage], split=storage in self.split.storages)
+            tensors.setdefault((part, node), []).append(tensor)
+        return tensors
 
-        What several parts keep is kept by the one that has made it, or else by the first of them.
+    def _keeper_of(self, storage: int, readers: list[tuple[int, int]], carries_gradient: bool) -> tuple[int, int]:
+        """Return the part and the node that count a kept storage, of the sorted ``readers`` that keep it.
+
+        That is a reader in the part that has made it, or else the first. What carries no gradient, such as positions,
+        stays with the last node of the part that has made it.
         """
-        keepers: dict[int, list[tuple[int, int]]] = {}
-        for kept in self.tape.kept:
-            if kept.storage not in self.tape.weights and kept.storage not in self.tape.inputs:
-                keepers.setdefault(kept.storage, []).append((self.where.part_of_node(kept.node), kept.node))
-        counts: dict[int, int] = {}
-        placed: dict[tuple[int, int], list[CapturedTensor]] = {}
-        carries_gradient = {
-            use.storage for entry in self.tape.entries if not entry.backward for use in entry.inputs if use.has_gradient
-        }
-        for storage, nodes in keepers.items():
-            maker = self.part_of_storage.get(storage, nodes[0][0])
-            shared = maker not in {part for part, _ in nodes} and storage not in carries_gradient
-            part, node = (maker, nodes[0][1]) if shared else min(nodes, key=lambda one: (one[0] != maker, one))
-            if shared:
-                node = max((other for where, other in self.nodes if where == maker), default=node)
-            counts[part] = counts.get(part, 0) + 1
-            passed = maker < part and storage in carries_gradient
-            name = INPUT if passed and part else f"kept {counts[part]}"
-            tensor = CapturedTensor(name=name, nbytes=self.tape.storages[storage], split=storage in self.split.storages)
-            placed.setdefault((part, node), []).append(tensor)
-        return placed
+        maker = self.part_of_storage.get(storage, readers[0][0])
+        inside = [key for key in readers if key[0] == maker]
+        if inside:
+            return inside[0]
+        if carries_gradient:
+            return readers[0]
+        return maker, max(node for part, node in self.nodes if part == maker)
 
     def part(self, number: int) -> CapturedPart:
         """Return a part; parts are to be asked for in order, as weights are of the first that reads them."""
-        prefix = self.where.path(number)
         keys = sorted(key for key in self.nodes | self.kept if key[0] == number)
-        names = _Names(prefix)
+        names = _Names(self.where.path(number))
         owners = self._owners(number, keys)
         nodes = [self._node(key, names, owners.get(key, ())) for key in keys]
-        name = "layer" if prefix or 0 < number < self.where.behind else "embedding" if number == 0 else "head"
-        return CapturedPart(name=name, nodes=tuple(node for node in nodes if node != CapturedNode()))
+        return CapturedPart(nodes=tuple(node for node in nodes if node != CapturedNode()))
 
     def _owners(self, part: int, keys: list[tuple[int, int]]) -> dict[tuple[int, int], list[str]]:
         """Return the weights of each node of a part: of the one that makes its gradient, or else reads it first."""

@@ -7,15 +7,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from simulator.capturing.gpu_operations import fused_as_on_gpus
-from simulator.capturing.kernels import Call, Launch, launches, unpriced
+from simulator.capturing.calls import Call, Launch
+from simulator.capturing.gpu_operations import fused_as_on_gpus, without_copy
+from simulator.capturing.kernels import launches, unpriced
 from simulator.capturing.known_values import KnownValues
 from simulator.errors import InputError
 
 
 @dataclass(frozen=True)
 class Use:
-    """A tensor that an operation reads or writes: the number of its storage, and what of it is moved."""
+    """A tensor that an operation reads or writes: its storage's number, its shape, and whether autograd follows it."""
 
     storage: int
     shape: tuple[int, ...]
@@ -192,14 +193,21 @@ def _dispatching(recorder: TapeRecorder) -> Any:
             kwargs = kwargs or {}
             if func.namespace == "prim":
                 return func(*args, **kwargs)
+            if recorder.backward:
+                func = without_copy(func, args)
             value = None if recorder.backward else recorder.known.worked_out(func, args, kwargs)
             if func is torch.ops.aten._local_scalar_dense.default:
                 if value is None:
                     raise InputError("branches on, or reads, a value that only real data have", key=recorder.module)
                 return value
             result = _result(func, args, kwargs, value)
-            recorder.known.note(result, value)
-            recorder.write(func, args, kwargs, result)
+            try:
+                recorder.known.note(result, value)
+                recorder.write(func, args, kwargs, result)
+            except InputError:
+                raise
+            except Exception as error:  # which `record` would take for one of the module
+                raise AssertionError(f"a fault of the simulator: {func} was not written down") from error
             return result
 
     return Dispatching()

@@ -54,7 +54,7 @@ def sections(module: Any, tape: Tape, layers: str | None) -> Sections:
         if layers not in lists or not calls.get(layers):
             named = [path for path, one in module.named_modules() if _is_list(one) and calls.get(path)]
             raise InputError(
-                "has no list of modules of this name that run",
+                "has no list of this name whose modules run",
                 file=type(module).__name__,
                 key="layers",
                 found=layers,

@@ -11,15 +11,33 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
-from typing import Any
+from typing import Any, NamedTuple
 
 from simulator.capturing.backward import made_by
-from simulator.capturing.kernels import Launch
+from simulator.capturing.calls import Launch
 from simulator.capturing.recorder import Entry, Tape
 from simulator.program import Attention, Matmul, Memory
 
-#: Style of a module -> what becomes of its weight and output.
-STYLES = ("colwise", "rowwise", "colwise_gather_output", "embedding_rowwise")
+
+class SplitStyle(NamedTuple):
+    """A way to share a module out to ranks.
+
+    ``outputs``: they split the outputs of a product, and else its inputs. ``gathers``: each then gathers all outputs.
+    ``embeds``: they split the rows of an embedding.
+    """
+
+    outputs: bool = False
+    gathers: bool = False
+    embeds: bool = False
+
+
+#: Styles of plans by name.
+STYLES = {
+    "colwise": SplitStyle(outputs=True),
+    "rowwise": SplitStyle(),
+    "colwise_gather_output": SplitStyle(outputs=True, gathers=True),
+    "embedding_rowwise": SplitStyle(embeds=True),
+}
 #: Styles that say nothing of weights or sums: what lies between split layers works on split tensors anyway.
 _IMPLIED = ("replicated_with_grad_allreduce", "local", "sequence_parallel")
 _MEMORY = ("read_bytes", "write_bytes")
@@ -57,13 +75,13 @@ def shares(module: Any, tape: Tape, plan: Mapping[str, str] | None) -> Shares:
         if shared.reason:
             return shared
         path = modules.get(entry.node, entry.module) if entry.backward else entry.module
-        _share_of_entry(shared, tape, number, entry, styles.get(path, ""), path in transposed)
+        _share_of_entry(shared, tape, number, entry, styles.get(path), path in transposed)
     return shared
 
 
-def _styles(module: Any, plan: Mapping[str, str]) -> tuple[dict[str, str], str]:
+def _styles(module: Any, plan: Mapping[str, str]) -> tuple[dict[str, SplitStyle], str]:
     """Return the styles of modules by their names, and a style or a pattern that is not understood, as a reason."""
-    styles: dict[str, str] = {}
+    styles: dict[str, SplitStyle] = {}
     for pattern, style in plan.items():
         paths = [path for path, _ in module.named_modules() if fnmatchcase(path, pattern)]
         if style in _IMPLIED:
@@ -72,56 +90,72 @@ def _styles(module: Any, plan: Mapping[str, str]) -> tuple[dict[str, str], str]:
             if paths:
                 return {}, f"the plan says {style} of {pattern}, which is not simulated ({', '.join(STYLES)} are)"
             continue
-        styles |= dict.fromkeys(paths, style)
+        styles |= dict.fromkeys(paths, STYLES[style])
     return styles, "" if styles else "no module has a name of the plan"
 
 
-def _share_of_entry(shared: Shares, tape: Tape, number: int, entry: Entry, style: str, transposed: bool) -> None:
+def _share_of_entry(
+    shared: Shares, tape: Tape, number: int, entry: Entry, style: SplitStyle | None, transposed: bool
+) -> None:
     """Note what ranks share of one entry."""
-    weights = [use for use in entry.inputs if use.storage in tape.weights]
-    split_inputs = [use for use in entry.inputs if use.storage in shared.storages]
     if entry.is_view:
         return
-    products = [launch for launch in entry.launches if isinstance(launch.kernel, Matmul)]
-    if style and style != "embedding_rowwise" and (products or not entry.backward):
-        for use in weights if not entry.backward else ():
-            column = style.startswith("colwise")
-            if len(use.shape) > 1 or column:
-                first = column != (transposed and len(use.shape) > 1)
-                shared.dimensions[tape.weights[use.storage]] = 0 if first else len(use.shape) - 1
-        if products:
-            for place, launch in enumerate(entry.launches):
-                _share_of_product(shared, tape, (number, place), entry, launch, style, transposed)
-            return
-    if style == "embedding_rowwise" and not entry.backward and weights:
+    if style is not None and style.embeds:
+        _share_of_embedding(shared, tape, number, entry)
+        return
+    products = any(isinstance(launch.kernel, Matmul) for launch in entry.launches)
+    if style is not None and not entry.backward:
+        _note_dimensions(shared, tape, entry, style, transposed)
+    for place, launch in enumerate(entry.launches):
+        if style is not None and products:
+            _share_of_product(shared, tape, (number, place), entry, launch, style, transposed)
+        elif any(use.storage in shared.storages for use in entry.inputs):
+            _share_of_split(shared, tape, (number, place), entry, launch)
+
+
+def _note_dimensions(shared: Shares, tape: Tape, entry: Entry, style: SplitStyle, transposed: bool) -> None:
+    """Note the dimensions along which weights of a split module are split; a bias only with its outputs."""
+    for use in entry.inputs:
+        if use.storage not in tape.weights or (len(use.shape) == 1 and not style.outputs):
+            continue
+        first = style.outputs != (transposed and len(use.shape) > 1)
+        shared.dimensions[tape.weights[use.storage]] = 0 if first else len(use.shape) - 1
+
+
+def _share_of_embedding(shared: Shares, tape: Tape, number: int, entry: Entry) -> None:
+    """Note the share of an embedding whose rows are split: ranks sum what they look up, and clear their own rows."""
+    if entry.backward:
+        cleared = (place for place, launch in enumerate(entry.launches) if launch.kernel.kind == "zero")
+        shared.kernels |= {(number, place): RankShare(("write_bytes",)) for place in cleared}
+        return
+    weights = [use for use in entry.inputs if use.storage in tape.weights]
+    if weights:
         shared.dimensions[tape.weights[weights[0].storage]] = 0
         shared.divisor = math.gcd(shared.divisor, weights[0].shape[0])
         out = sum(tape.storages[use.storage] for use in entry.outputs if use is not None)
         shared.kernels[number, 0] = RankShare(summed_bytes=out)
-        return
-    if style == "embedding_rowwise" and entry.backward:
-        cleared = (place for place, launch in enumerate(entry.launches) if launch.kernel.kind == "zero")
-        shared.kernels |= {(number, place): RankShare(("write_bytes",)) for place in cleared}
-        return
-    if split_inputs:
-        for place, launch in enumerate(entry.launches):
-            _share_of_split(shared, tape, (number, place), entry, launch)
 
 
 def _share_of_product(
-    shared: Shares, tape: Tape, place: tuple[int, int], entry: Entry, launch: Launch, style: str, transposed: bool
+    shared: Shares,
+    tape: Tape,
+    place: tuple[int, int],
+    entry: Entry,
+    launch: Launch,
+    style: SplitStyle,
+    transposed: bool,
 ) -> None:
     """Note the share of a kernel of a layer whose weight is split."""
     results = made_by(entry, launch)
     nbytes = sum(tape.storages[use.storage] for use in results)
-    column, kernel = style.startswith("colwise"), launch.kernel
+    kernel = launch.kernel
     if not isinstance(kernel, Matmul):
-        if column:
+        if style.outputs:
             shared.kernels[place] = RankShare(_MEMORY)
         return
-    size, keeps = _split_of_product(tape, entry, results, column, transposed)
+    size, keeps = _split_of_product(tape, entry, results, style.outputs, transposed)
     shared.divisor = math.gcd(shared.divisor, getattr(kernel, size))
-    gathers = style == "colwise_gather_output" and not entry.backward
+    gathers = style.gathers and not entry.backward
     sums = size == "k" and not any(use.storage in tape.gradients for use in results)
     shared.kernels[place] = RankShare((size,), nbytes if sums else 0.0, nbytes if gathers else 0.0)
     if keeps and not gathers:

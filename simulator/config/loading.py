@@ -20,6 +20,7 @@ from simulator.config.stack import check_stack, load_stack
 from simulator.config.validation import validated
 from simulator.config.workload import Workload
 from simulator.errors import InputError, PlaceOfKey, each, located, raise_all
+from simulator.frameworks import FRAMEWORKS
 from simulator.hardware.cluster_spec import ClusterSpec
 from simulator.input_files import as_path, read_yaml, with_changes
 
@@ -162,11 +163,10 @@ def _fill_from_capture(data: dict[str, Any]) -> None:
     if not isinstance(model, Mapping) or not model.get("captured"):
         return
     captured = read_captured(model["captured"])
-    recorded = {"seq": captured.seq, "micro_batch": captured.micro_batch, "precision": captured.dtype}
-    for section, keys in (("training", recorded), ("parallelism", {"sequence_parallel": False})):
+    for section, keys in (("training", captured.recorded), ("parallelism", {"sequence_parallel": False})):
         if isinstance(data.setdefault(section, {}), Mapping):
             data[section] = {**keys, **data[section]}
-    data.setdefault("framework", "pytorch")
+    data.setdefault("framework", next(name for name, one in FRAMEWORKS.items() if one.runs_captured))
 
 
 def _refuse(data: Mapping[str, Any], refused: Mapping[str, InputError], file: object, origin: PlaceOfKey) -> NoReturn:

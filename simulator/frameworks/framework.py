@@ -323,6 +323,8 @@ class Framework:
 
     has_core_experts: bool = False
     """experts are run by Megatron-Core, which has several dispatchers, and 1F1B that hides their all-to-alls"""
+    runs_captured: bool = False
+    """it runs modules of PyTorch operation by operation, as they are captured"""
     limits: tuple[Limit, ...] = ()
     """what alone it is simulated with"""
     master_weights: bool = True

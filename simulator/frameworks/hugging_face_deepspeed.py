@@ -70,6 +70,7 @@ def replication(job: JobTraits) -> Replication:
 FRAMEWORK = replace(
     hugging_face.FRAMEWORK,
     name="hugging_face_deepspeed",
+    runs_captured=False,
     about="DeepSpeed's ZeRO around Hugging Face's transformers",
     launch_section="deepspeed",
     defaults=defaults,

@@ -253,6 +253,7 @@ FRAMEWORK = Framework(
     adds_bias_after_sums=True,
     recompute_ends_before=RECOMPUTE_ENDS_BEFORE,
     magnitudes=lora.magnitudes,
+    runs_captured=True,
     stages=StageRuntime(
         buffers_each_microbatch=True,
         keeps_last_outputs=True,

@@ -72,6 +72,7 @@ FRAMEWORK = replace(
     pytorch.FRAMEWORK,
     name="torchtitan",
     about="torchtitan's Llama 3 on PyTorch, or under torch.compile",
+    runs_captured=False,
     launch_section="torchtitan",
     defaults=defaults,
     limits=LIMITS,

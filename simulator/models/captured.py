@@ -6,7 +6,15 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import Any, cast
 
-from simulator.captured import CapturedKernel, CapturedModel, CapturedNode, CapturedPart, CapturedTensor, CapturedWeight
+from simulator.captured import (
+    INPUT,
+    CapturedKernel,
+    CapturedModel,
+    CapturedNode,
+    CapturedPart,
+    CapturedTensor,
+    CapturedWeight,
+)
 from simulator.config import Workload
 from simulator.models.linear import add_gradient, new_gradient_bytes
 from simulator.models.parts import Checkpoint, Part, part_of
@@ -66,7 +74,7 @@ def _part(z: FrameworkShapes, model: CapturedModel, place: int, again: bool, nam
     part are on another rank.
     """
     nodes = tuple(_node(z, node, model.table, copied) for node in model.parts[place].nodes) or (Node(),)
-    checkpoints = [Checkpoint(nodes, (Tensor("input", model.passed_bytes),))] if again else []
+    checkpoints = [Checkpoint(nodes, (Tensor(INPUT, model.passed_bytes),))] if again else []
     return part_of(z, name, nodes, checkpoints, is_unit=name == "layer")
 
 

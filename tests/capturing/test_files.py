@@ -22,21 +22,22 @@ def product(name: str, m: int, n: int, k: int, role: str = "fwd") -> CapturedKer
 
 
 LAYER = CapturedPart(
-    name="layer",
     nodes=(
         CapturedNode(
             forward=(product("mm", 16, 8, 8),),
             input_grad=(product("mm bwd", 16, 8, 8, "dgrad"),),
             weight_grad=(product("mm wgrad", 8, 8, 16, "wgrad"),),
             saved=(CapturedTensor(name="input", nbytes=256),),
-            weights=(CapturedWeight(name="weight", shape=(8, 8), dtype="bf16", gradient="mm wgrad"),),
+            weights=(
+                CapturedWeight(name="weight", shape=(8, 8), dtype="bf16", gradient="mm wgrad", split_dimension=0),
+            ),
         ),
     ),
 )
 MODEL = CapturedModel(
     **{"format": 1, "name": "Small", "torch": "2.13.0", "micro_batch": 2, "seq": 8, "dtype": "bf16", "hidden": 8},
     **{"heads": 1, "kv_heads": 1, "vocab": 1, "passed_bytes": 256, "one_piece": "", "unsplit": "no plan"},
-    **{"widest_split": 1, "parts": (CapturedPart(name="embedding", nodes=()), LAYER), "before": 0, "after": 0},
+    **{"widest_split": 1, "parts": (CapturedPart(nodes=()), LAYER), "before": 0, "after": 0},
     layers=(1, 1),
 )
 
@@ -121,6 +122,38 @@ def test_files_that_are_no_captured_models_are_refused(file: Path, change: dict[
         read_captured(file)
     file.write_text(file.read_text().replace('"matmul m=16', '"matrix m=16'))
     with pytest.raises(InputError):
+        read_captured(file)
+
+
+@pytest.mark.parametrize(
+    ("written", "instead", "message"),
+    [
+        ('"widest_split": 1', '"widest_split": 3', "is no dimension that 3 ranks can share"),
+        ('"split_dimension": 0', '"split_dimension": 2', "is no dimension"),
+        ('"split_dimension": 0', '"split_dimension": -2', "split_dimension"),
+        ('"kernel": "matmul m=16', '"split": ["nonsense"], "kernel": "matmul m=16', "nonsense"),
+        ('"kernel": "matmul m=16', '"split": ["role"], "kernel": "matmul m=16', "is no size of its kernel"),
+        ('"kernel": "matmul m=16', '"kernel": "matmul m=-16', "has an impossible m"),
+        ('"heads": 1', '"heads": 0', "heads"),
+        ('"dtype": "bf16"', '"dtype": "bf17"', "dtype"),
+    ],
+)
+def test_what_ranks_cannot_share_or_run_is_refused(file: Path, written: str, instead: str, message: str) -> None:
+    assert written in file.read_text()
+    file.write_text(file.read_text().replace(written, instead))
+    with pytest.raises(InputError, match=message) as refusal:
+        read_captured(file)
+    assert str(file) in str(refusal.value)
+
+
+def test_a_shared_size_divides_by_all_ranks_that_may_share_it(file: Path) -> None:
+    # 3 ranks cannot have a third of 16 rows each; 2 can have half.
+    text = file.read_text().replace('"split_dimension": 0', '"split_dimension": -1')
+    text = text.replace('"kernel": "matmul m=16', '"split": ["m"], "kernel": "matmul m=16')
+    file.write_text(text.replace('"widest_split": 1', '"widest_split": 2'))
+    assert read_captured(file).widest_split == 2
+    file.write_text(text.replace('"widest_split": 1', '"widest_split": 3'))
+    with pytest.raises(InputError, match=r"parts\[1\]\.split"):
         read_captured(file)
 
 

@@ -6,14 +6,13 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from simulator.errors import InputError
+from simulator.frameworks import FRAMEWORKS
 from simulator.input_files import brief
 
 if TYPE_CHECKING:
     from simulator.captured import CapturedModel
     from simulator.config.workload import Workload
 
-#: Frameworks that run modules of PyTorch operation by operation, as they are recorded.
-FRAMEWORKS = ("pytorch", "hugging_face")
 #: Dotted keys that would change operations -> the values that leave these as they were recorded.
 UNCHANGED: dict[str, tuple[object, ...]] = {
     "training.fp8": (None,),
@@ -38,8 +37,7 @@ def problems(workload: Workload) -> Iterator[InputError]:
     if captured is None:
         return
     training = workload.training
-    recorded = {"seq": captured.seq, "micro_batch": captured.micro_batch, "precision": captured.dtype}
-    for name, value in recorded.items():
+    for name, value in captured.recorded.items():
         if (asked := getattr(training, name)) != value:
             yield InputError(
                 "the captured model was recorded otherwise; capture it again for another",
@@ -47,12 +45,12 @@ def problems(workload: Workload) -> Iterator[InputError]:
                 found=asked,
                 allowed=str(value),
             )
-    if workload.framework.name not in FRAMEWORKS:
+    if not workload.software.runs_captured:
         yield InputError(
             "captured models run as PyTorch runs modules",
             key="framework",
             found=workload.framework.name,
-            allowed=", ".join(FRAMEWORKS),
+            allowed=", ".join(name for name, one in FRAMEWORKS.items() if one.runs_captured),
         )
     yield from _changes(workload)
     yield from _splits(workload, captured)
