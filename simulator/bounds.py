@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import numbers
+import reprlib
 from typing import Annotated, Literal
 
 from annotated_types import Ge, Gt, Le, Predicate
+
+from simulator.errors import InputError
 
 MAX_GPUS = 1_000_000
 #: Slowest link, in the unit of its key; 0 where there is none.
@@ -30,3 +34,14 @@ SpeedScale = Annotated[float, Ge(1e-3), Le(1e3)]
 Text = Annotated[str, Predicate(str.isprintable)]
 #: Which engine plays: the compiled one, the one in Python, or the compiled one where it is there (`engine.engines`).
 EngineChoice = Literal["auto", "compiled", "python"]
+
+
+def as_number(value: object, *, file: object, allowed: str = "a number, >= 0") -> float:
+    """Return a number of 0 or more that a Python caller gives for ``file``. Raises `InputError` on anything else.
+
+    >>> as_number(3, file="budget_s")
+    3.0
+    """
+    if isinstance(value, bool) or not isinstance(value, numbers.Real) or not float(value) >= 0:
+        raise InputError("must be a number", file=file, found=reprlib.repr(value), allowed=allowed)
+    return float(value)

@@ -6,7 +6,6 @@ import contextlib
 import difflib
 import errno
 import json
-import numbers
 import re
 import reprlib
 import shlex
@@ -273,17 +272,6 @@ def as_mapping(data: Any, path: Path) -> dict[str, Any]:
     if not isinstance(data, dict):
         raise InputError("must hold keys and values at its top level", file=path, found=brief(data))
     return data
-
-
-def as_number(value: object, *, file: object, allowed: str = "a number, >= 0") -> float:
-    """Return a number of 0 or more that a Python caller gives for ``file``. Raises `InputError` on anything else.
-
-    >>> as_number(3, file="budget_s")
-    3.0
-    """
-    if isinstance(value, bool) or not isinstance(value, numbers.Real) or not float(value) >= 0:
-        raise InputError("must be a number", file=file, found=brief(value), allowed=allowed)
-    return float(value)
 
 
 def closest(word: object, names: Iterable[str], likeness: float = 0.75) -> str | None:

@@ -181,7 +181,10 @@ def probe_of(costs: Costs) -> Pace:
 
 
 def counted(role: Role, op: str) -> Issued:
-    """Return the counts of ops until the optimizer, or of the first forward pass alone."""
+    """Return the counts of ops until the optimizer, or of the first forward pass alone.
+
+    Code that is not compiled has no graphs.
+    """
     lanes = {lane: tuple(step for step in steps if step.phase != "O") for lane, steps in role.lanes.items()}
     if op == "forward":
         compute = tuple(step for step in lanes[COMPUTE_LANE] if step.phase == "F")
@@ -191,7 +194,8 @@ def counted(role: Role, op: str) -> Issued:
             lane: tuple(step for step in steps if step.label in needed and not backward & {*step.after})
             for lane, steps in lanes.items()
         } | {COMPUTE_LANE: compute}
-    return issued_in_step(Role(role.name, lanes))
+    counts = issued_in_step(Role(role.name, lanes))
+    return Issued({(kind, by_autograd): n for (kind, by_autograd), n in counts.items() if kind != "graph"})
 
 
 def issued_in_step(role: Role) -> Issued:

@@ -16,46 +16,46 @@ from simulator.cluster.node import FABRIC, NodeLayout
 from simulator.fabrics import Switches
 from simulator.hardware.node import NodeSpec
 
-Part = TypeVar("Part", Gpu, Link)
+ClusterPart = TypeVar("ClusterPart", Gpu, Link)
 
 
-class NodeParts(Sequence[Part]):
+class NodeParts(Sequence[ClusterPart]):
     """Parts of all nodes, numbered node by node, then others; each is made when it is asked for.
 
     ``first[n]`` is the number of the first part of node n. ``changed``: parts that an override changes, by number.
     """
 
-    def __init__(self, first: Sequence[int], size: int, changed: Mapping[int, Part]) -> None:
+    def __init__(self, first: Sequence[int], size: int, changed: Mapping[int, ClusterPart]) -> None:
         self.first = first
-        self.changed: Mapping[int, Part] = changed
+        self.changed: Mapping[int, ClusterPart] = changed
         self._size = size
 
     def __len__(self) -> int:
         return self._size
 
     @overload
-    def __getitem__(self, at: int) -> Part: ...
+    def __getitem__(self, at: int) -> ClusterPart: ...
 
     @overload
-    def __getitem__(self, at: slice) -> tuple[Part, ...]: ...
+    def __getitem__(self, at: slice) -> tuple[ClusterPart, ...]: ...
 
-    def __getitem__(self, at: int | slice) -> Part | tuple[Part, ...]:
+    def __getitem__(self, at: int | slice) -> ClusterPart | tuple[ClusterPart, ...]:
         if isinstance(at, slice):
             return tuple([self._part(number) for number in range(self._size)[at]])
         return self._part(range(self._size)[at])
 
-    def __iter__(self) -> Iterator[Part]:
+    def __iter__(self) -> Iterator[ClusterPart]:
         return map(self._part, range(self._size))
 
     def node_of(self, number: int) -> int:
         """Return the node that holds part ``number``; the last node for parts of none."""
         return bisect_right(self.first, number) - 1
 
-    def _part(self, number: int) -> Part:
+    def _part(self, number: int) -> ClusterPart:
         part = self.changed.get(number)
         return self._new(number) if part is None else part
 
-    def _new(self, number: int) -> Part:
+    def _new(self, number: int) -> ClusterPart:
         """Return a part as no override changes it."""
         raise NotImplementedError
 

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
+from simulator.bounds import as_number
 from simulator.errors import InputError
-from simulator.input_files import as_number, closest
+from simulator.input_files import closest
 from simulator.results import Result
 from simulator.validation import SUITES, Bounds, collectives, evaluate, memory_suite, read_rows, summarise
 from simulator.validation.collective_scores import score

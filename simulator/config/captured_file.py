@@ -24,7 +24,9 @@ def read_captured(path: str | Path) -> CapturedModel:
     try:
         state = file.stat()
     except OSError as error:
-        raise InputError(f"cannot be read: {error.strerror or error}", file=path) from None
+        raise InputError(
+            f"cannot be read: {error.strerror or error}", file=path, allowed="a file that llmsim capture wrote"
+        ) from None
     return _read(file, state.st_mtime_ns, state.st_size)
 
 

@@ -174,7 +174,7 @@ def _refuse(data: Mapping[str, Any], refused: Mapping[str, InputError], file: ob
 
     Without a cluster nothing is said of one against another."""
     left = {key: value for key, value in data.items() if key not in refused and key != "cluster"}
-    if "model" in refused and isinstance(data["model"], Mapping) and "captured" in data["model"]:
+    if "model" in refused and isinstance(data["model"], Mapping) and data["model"].get("captured"):
         left.pop("training", None)  # which would have been filled from the captured model
     try:
         validated(Workload, left, file, place=origin)

@@ -26,7 +26,7 @@ def expand_model(section: Mapping[str, Any], *, base: Path | None, origin: Place
     """
     section = {key: value for key, value in section.items() if value is not None}
     fields = {key: value for key, value in section.items() if key not in ("preset", "hf_config")}
-    if "captured" in section:
+    if section.get("captured", "") != "":
         return _captured(section, base, origin)
     if "preset" in section and "hf_config" in section:
         file, key = origin("model.hf_config")
@@ -62,7 +62,13 @@ def _captured(section: Mapping[str, Any], base: Path | None, origin: PlaceOfKey)
     """
     file, key = origin("model.captured")
     if not isinstance(section["captured"], str):
-        raise InputError("must be a path", file=file, key=key, found=brief(section["captured"]))
+        raise InputError(
+            "must be a path",
+            file=file,
+            key=key,
+            found=brief(section["captured"]),
+            allowed="a file that llmsim capture wrote",
+        )
     path = as_path(section["captured"], base=base, file=file, key=key).absolute()
     keys = model_keys(path)
     for name, value in section.items():

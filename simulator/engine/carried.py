@@ -23,7 +23,7 @@ from simulator.program import HostOperation, PointToPoint
 
 
 @dataclass(frozen=True, eq=False)
-class Route:
+class CommRoute:
     """A pattern, and the ``places`` of its links in the nodes of any group that sits alike.
 
     ``phase`` and ``load`` are of each of the links.
@@ -35,7 +35,7 @@ class Route:
     load: Floats
 
     @classmethod
-    def from_group(cls, pattern: Pattern, cluster: Cluster, nodes: Ints) -> Route:
+    def from_group(cls, pattern: Pattern, cluster: Cluster, nodes: Ints) -> CommRoute:
         """Return the route of a group on ``nodes``, from its pattern."""
         stages = pattern.stages
         places = LinkPlaces(cluster, nodes, np.concatenate([stage.links for stage in stages]))
@@ -64,7 +64,7 @@ class RoutedComms:
     alike: AlikeComms
     rows: Ints
     nodes: Ints
-    route: Route | None
+    route: CommRoute | None
     label: object
 
     @property
@@ -102,10 +102,10 @@ def routed_comms(jobs: Sequence[Placed], cluster: Cluster, comms: Sequence[Alike
 
 def _route(
     jobs: Sequence[Placed], cluster: Cluster, alike: AlikeComms, seats: SeatClass, numbers: dict[object, int]
-) -> Route | None:
+) -> CommRoute | None:
     """Return the route of the fastest pattern; ``numbers``: that of the fastest one by what all patterns take."""
     key = "routes", alike.op, algorithm_of(alike.comm), shares_of(alike.comm), seats.key
-    routes: dict[int, Route] | None
+    routes: dict[int, CommRoute] | None
     candidates, routes = cluster.memo.get(key, ((), None))
     item = alike.one(int(seats.rows[0]))
     if routes is None:
@@ -121,7 +121,7 @@ def _route(
         numbers[timings] = next(number for number, pattern in enumerate(candidates) if pattern is fastest)
     number = numbers[timings]
     if number not in routes:
-        routes[number] = Route.from_group(candidates[number], cluster, seats.nodes[0])
+        routes[number] = CommRoute.from_group(candidates[number], cluster, seats.nodes[0])
     return routes[number]
 
 

@@ -22,13 +22,13 @@ from simulator.arrays import Floats, Ints, joined
 from simulator.cluster import Cluster
 from simulator.engine.carried import Carriage
 from simulator.engine.colours import Classes, Colours, Gathering, labelled, mixed, n_distinct
-from simulator.engine.group_comms import AxisGroups
+from simulator.engine.group_comms import SeatedGroups
 from simulator.engine.link_facts import link_labels
 from simulator.engine.placement import Placed
 
 
 @dataclass(frozen=True)
-class Numbering:
+class RankNumbering:
     """Numbers of ranks and groups through all programs: ``first_rank[job]`` and ``first_group[job][axis]``."""
 
     first_rank: tuple[int, ...]
@@ -37,7 +37,7 @@ class Numbering:
     n_groups: int
 
     @classmethod
-    def from_jobs(cls, jobs: Sequence[Placed]) -> Numbering:
+    def from_jobs(cls, jobs: Sequence[Placed]) -> RankNumbering:
         """Number the ranks and groups of ``jobs``, one after another."""
         first_rank: list[int] = []
         first_group: list[dict[str, int]] = []
@@ -60,7 +60,7 @@ class Folding:
     their classes, in the same order. Background traffic follows the communications.
     """
 
-    numbering: Numbering
+    numbering: RankNumbering
     ranks: Classes
     groups: Classes
     loaded: Ints
@@ -72,9 +72,9 @@ def fold(
     jobs: Sequence[Placed],
     cluster: Cluster,
     capacity: Floats,
-    groups: Sequence[dict[str, AxisGroups]],
+    groups: Sequence[dict[str, SeatedGroups]],
     carried: Sequence[Carriage],
-    numbering: Numbering,
+    numbering: RankNumbering,
     *,
     refine: bool = True,
 ) -> Folding:
@@ -91,7 +91,7 @@ def fold(
     place = np.zeros(len(is_loaded), dtype=np.int64)
     place[loaded] = np.arange(len(loaded))
     labels = link_labels(cluster, capacity)[loaded]
-    crossings = _Crossings(carried, place, labels)
+    crossings = _CommCrossings(carried, place, labels)
     rank, group, row, bundle = _refined(jobs, cluster, groups, carried, numbering, crossings)
     link = mixed(bundle[crossings.bundle_of], labels)
     return Folding(
@@ -104,7 +104,7 @@ def fold(
     )
 
 
-class _Crossings:
+class _CommCrossings:
     """Entries of rows of carriages that load bundles of links: ``load`` is a hash of load and phase of each entry.
 
     A bundle is links that the same rows load alike; ``labels`` of its links are its label.
@@ -141,10 +141,10 @@ class _Crossings:
 def _refined(
     jobs: Sequence[Placed],
     cluster: Cluster,
-    groups: Sequence[dict[str, AxisGroups]],
+    groups: Sequence[dict[str, SeatedGroups]],
     carried: Sequence[Carriage],
-    numbering: Numbering,
-    crossings: _Crossings,
+    numbering: RankNumbering,
+    crossings: _CommCrossings,
 ) -> tuple[Colours, Colours, Colours, Colours]:
     """Return the colours of ranks, groups, rows of carriages and bundles of links."""
     memberships = _Memberships(groups, carried, numbering)
@@ -179,7 +179,7 @@ class _Memberships:
     """
 
     def __init__(
-        self, groups: Sequence[dict[str, AxisGroups]], carried: Sequence[Carriage], numbering: Numbering
+        self, groups: Sequence[dict[str, SeatedGroups]], carried: Sequence[Carriage], numbering: RankNumbering
     ) -> None:
         sends = {
             (one.alike.job, one.alike.axis)

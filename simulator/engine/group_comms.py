@@ -114,7 +114,7 @@ class GroupComm:
 
 
 @dataclass(frozen=True, eq=False)
-class AxisGroups:
+class SeatedGroups:
     """The groups of an axis as arrays: group g has ``size[g]`` of ``members``, from ``start[g]`` on.
 
     ``group_of`` and ``position_of`` are of every rank; -1 where it has no group.
@@ -127,7 +127,7 @@ class AxisGroups:
     position_of: Ints
 
     @classmethod
-    def from_program(cls, program: Program, axis: str) -> AxisGroups:
+    def from_program(cls, program: Program, axis: str) -> SeatedGroups:
         """Return the groups of one axis of a program."""
         groups = program.groups[axis]
         size = np.fromiter(map(len, groups), dtype=np.int64, count=len(groups))
@@ -176,7 +176,7 @@ class AlikeComms:
 
 
 def alike_comms(
-    jobs: Sequence[Placed], cluster: Cluster, groups: Sequence[Mapping[str, AxisGroups]]
+    jobs: Sequence[Placed], cluster: Cluster, groups: Sequence[Mapping[str, SeatedGroups]]
 ) -> list[AlikeComms]:
     """Return every distinct communication of every real group, those that differ in the group alone together.
 
@@ -201,7 +201,7 @@ class _Calls(NamedTuple):
 
 
 def _comms_of_job(
-    job: int, placed: Placed, cluster: Cluster, groups: Mapping[str, AxisGroups], first: int
+    job: int, placed: Placed, cluster: Cluster, groups: Mapping[str, SeatedGroups], first: int
 ) -> list[AlikeComms]:
     by_kind: dict[tuple[str, tuple[object, ...]], list[_Calls]] = {}
     for calls in _calls(placed.program, groups):
@@ -236,7 +236,7 @@ def _comms_of_job(
     return comms
 
 
-def _calls(program: Program, groups: Mapping[str, AxisGroups]) -> Iterator[_Calls]:
+def _calls(program: Program, groups: Mapping[str, SeatedGroups]) -> Iterator[_Calls]:
     """Yield the calls of every role, in the order of its communication."""
     role_of = np.array(program.role_of, dtype=np.int64)
     by_role = np.argsort(role_of, kind="stable")

@@ -14,10 +14,10 @@ from simulator.cluster import Cluster
 from simulator.costs.hosts import THREAD_Bps
 from simulator.engine.binding_links import binding_classes
 from simulator.engine.carried import RoutedComms, carriages, routed_comms
-from simulator.engine.folding import Folding, Numbering, fold
+from simulator.engine.folding import Folding, RankNumbering, fold
 from simulator.engine.group_comms import (
-    AxisGroups,
     GroupComm,
+    SeatedGroups,
     alike_comms,
     is_signal,
     op_of,
@@ -118,9 +118,9 @@ def fold_cluster(jobs: Sequence[Placed], cluster: Cluster, *, folded: bool = Tru
     and every link that carries something is simulated.
     """
     groups = [
-        {axis: AxisGroups.from_program(placed.program, axis) for axis in placed.program.groups} for placed in jobs
+        {axis: SeatedGroups.from_program(placed.program, axis) for axis in placed.program.groups} for placed in jobs
     ]
-    numbering, capacity = Numbering.from_jobs(jobs), link_capacities(jobs, cluster)
+    numbering, capacity = RankNumbering.from_jobs(jobs), link_capacities(jobs, cluster)
     routed = routed_comms(jobs, cluster, alike_comms(jobs, cluster, groups))
     carried = carriages(cluster, routed, numbering.first_group, numbering.n_groups)
     folding = fold(jobs, cluster, capacity, groups, carried, numbering, refine=folded)
@@ -173,7 +173,7 @@ class _Planner:
         jobs: Sequence[Placed],
         cluster: Cluster,
         capacity: Floats,
-        groups: Sequence[Mapping[str, AxisGroups]],
+        groups: Sequence[Mapping[str, SeatedGroups]],
         routed: Sequence[RoutedComms],
         folding: Folding,
         binds: Sequence[bool],

@@ -149,7 +149,7 @@ class ClusterSpec:
 
     @property
     def node_specs(self) -> tuple[NodeSpec, ...]:
-        """What every node is, in order: one of `kinds_in_order`."""
+        """Return what every node is, in order, each one of `kinds_in_order`."""
         nodes: list[NodeSpec] = []
         for end, node in self._spans():
             nodes += [node] * (end - len(nodes))

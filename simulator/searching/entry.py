@@ -8,11 +8,12 @@ from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from simulator.bounds import as_number
 from simulator.config import Workload, load_workload
 from simulator.config.variants import Variants
 from simulator.errors import InputError, located
 from simulator.hardware.cluster_spec import ClusterSpec
-from simulator.input_files import as_number, brief
+from simulator.input_files import brief
 from simulator.output.search_table import layout_text
 from simulator.searching.bounds import LayoutBounds
 from simulator.searching.branch_and_bound import SimulatedLayout, ranked

@@ -69,7 +69,7 @@ def test_a_shipped_profile_is_named_by_its_gpu_and_cites_every_figure(name):
         ("transports.nvlink.source", "hearsay", "not one of the file's sources"),
         ("kernels.memory.eager.copy.kind", "guessed", "known values"),
         ("host.launch_s.eager.optimizer_s", True, "must be a number"),
-        ("host.launch_s", {}, "lacks eager, megatron, compiled"),
+        ("host.launch_s", {}, "lacks eager, megatron, torchtitan"),
         ("interference.memory_speed", {}, "required key"),
         ("schema_version", 2, "known values"),
         ("date", "today", "is no date"),

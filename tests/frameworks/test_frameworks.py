@@ -18,8 +18,8 @@ from tests.support.jobs import job
 
 PACKAGE = Path(__file__).resolve().parents[2] / "simulator"
 #: Where names of frameworks stand as data: what other tools call keys, whose scripts are read, which software has a
-#: recipe, and what measured rows were made with.
-DATA = {"frameworks", "validation", "launch_scripts", "precisions"}
+#: recipe, what measured rows were made with, and among which layouts users of one choose.
+DATA = {"frameworks", "validation", "launch_scripts", "precisions", "drafting"}
 SYNONYMS = PACKAGE / "config" / "synonyms.py"
 SOURCES = [
     path

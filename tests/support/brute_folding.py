@@ -15,10 +15,10 @@ from simulator.cluster import Cluster, Link
 from simulator.costs import Costs
 from simulator.engine import Placed
 from simulator.engine.carried import carriages, routed_comms
-from simulator.engine.folding import Numbering, fold
+from simulator.engine.folding import RankNumbering, fold
 from simulator.engine.group_comms import (
-    AxisGroups,
     GroupComm,
+    SeatedGroups,
     algorithm_of,
     alike_comms,
     ends_of,
@@ -192,8 +192,8 @@ def _numbers(values: Iterable[Hashable]) -> list[int]:
 
 def partition(jobs: Sequence[Placed], cluster: Cluster) -> Partition:
     """Return the partition that `simulator.engine.folding` finds."""
-    groups = [{axis: AxisGroups.from_program(one.program, axis) for axis in one.program.groups} for one in jobs]
-    numbering, capacity = Numbering.from_jobs(jobs), link_capacities(jobs, cluster)
+    groups = [{axis: SeatedGroups.from_program(one.program, axis) for axis in one.program.groups} for one in jobs]
+    numbering, capacity = RankNumbering.from_jobs(jobs), link_capacities(jobs, cluster)
     routed = routed_comms(jobs, cluster, alike_comms(jobs, cluster, groups))
     carried = carriages(cluster, routed, numbering.first_group, numbering.n_groups)
     folding = fold(jobs, cluster, capacity, groups, carried, numbering)

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from simulator.errors import InputError
+from simulator.frameworks import FRAMEWORKS
 
 if TYPE_CHECKING:
     from simulator.config.workload import Workload
@@ -13,6 +14,8 @@ if TYPE_CHECKING:
 _KEY = "parallelism.dispatcher"
 #: DeepEP, csrc/kernels/configs.cuh: NUM_MAX_NVL_PEERS, and NUM_MAX_RDMA_PEERS nodes.
 DEEPEP_GPUS, DEEPEP_NODES = 8, 20
+#: Whose experts are Megatron-Core's.
+CORE_FRAMEWORKS = tuple(name for name, one in FRAMEWORKS.items() if one.has_core_experts)
 
 
 def problems(workload: Workload) -> Iterator[InputError]:
@@ -28,7 +31,7 @@ def problems(workload: Workload) -> Iterator[InputError]:
             "kernels around other dispatchers than the all-to-all are Megatron-Core's",
             key=_KEY,
             found=layout.dispatcher,
-            allowed="all_to_all, or framework megatron_core",
+            allowed=f"all_to_all, or framework {' or '.join(CORE_FRAMEWORKS)}",
         )
     if layout.etp > 1:
         yield InputError(

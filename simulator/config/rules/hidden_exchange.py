@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
 from simulator.config.pipelines import find_schedule
+from simulator.config.rules.dispatching import CORE_FRAMEWORKS
 from simulator.errors import InputError
 from simulator.input_files import brief
 from simulator.schedules import SCHEDULES
@@ -122,7 +123,7 @@ def _schedule_problems(workload: Workload) -> Iterator[InputError]:
             "1F1B runs passes of two micro-batches at once in Megatron-Core alone",
             key=_KEY,
             found=brief(True),
-            allowed=f"framework megatron_core, or schedule {' or '.join(_PAIRS)}",
+            allowed=f"framework {' or '.join(CORE_FRAMEWORKS)}, or schedule {' or '.join(_PAIRS)}",
         )
     if layout.schedule not in ("1f1b", "interleaved"):
         yield InputError(
