@@ -107,8 +107,8 @@ def test_models_that_rows_name(text: str, preset: str | None) -> None:
 def test_a_gpu_without_a_profile_will_do_for_memory_alone() -> None:
     row = ROWS["simumax-b200-001"]
     assert load_workload(workload("simumax-b200-001")).cluster.name == "dgx_h100"
-    with pytest.raises(UnsupportedError, match="gpu 'GB300'"):
-        workload_of({**row, "gpu": "GB300"}, memory_suite.settings_of(row))
+    with pytest.raises(UnsupportedError, match="gpu 'V100-32G'"):
+        workload_of({**row, "gpu": "V100-32G"}, memory_suite.settings_of(row))
 
 
 def test_every_source_says_what_it_measured() -> None:
