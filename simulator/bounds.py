@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import numbers
-import reprlib
 from typing import Annotated, Literal
 
 from annotated_types import Ge, Gt, Le, Predicate
 
 from simulator.errors import InputError
+from simulator.input_files import brief
 
 MAX_GPUS = 1_000_000
 #: Slowest link, in the unit of its key; 0 where there is none.
@@ -43,5 +43,5 @@ def as_number(value: object, *, file: object, allowed: str = "a number, >= 0") -
     3.0
     """
     if isinstance(value, bool) or not isinstance(value, numbers.Real) or not float(value) >= 0:
-        raise InputError("must be a number", file=file, found=reprlib.repr(value), allowed=allowed)
+        raise InputError("must be a number", file=file, found=brief(value), allowed=allowed)
     return float(value)

@@ -128,7 +128,7 @@ def test_an_interrupt_is_one_line_and_what_was_finished_stays(
     assert "Traceback" not in said
     assert "RANK" not in os.environ
     monkeypatch.setenv("RANK", "1")  # other ranks, which are interrupted too, leave the word to the first
-    monkeypatch.setattr("calibration.__main__._run", lambda given: (_ for _ in ()).throw(KeyboardInterrupt))
+    monkeypatch.setattr("calibration.__main__._run", lambda words, program: (_ for _ in ()).throw(KeyboardInterrupt))
     assert main(arguments) == 130
     assert capsys.readouterr().err == ""
     monkeypatch.delenv("RANK")
