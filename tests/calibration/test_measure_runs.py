@@ -30,6 +30,7 @@ def test_two_ranks_measure_every_collective(tmp_path: Path) -> None:
     assert all(one["time_s"] > 0 and one["ranks"] == [0, 1] for one in rows if "time_s" in one)
 
 
+@pytest.mark.slow
 def test_layers_are_issued_alone_and_in_a_pipeline_of_two_ranks(tmp_path: Path) -> None:
     measure(tmp_path, "--gpus", "2", "--only", "layers")
     rows = rows_in(tmp_path)
@@ -102,6 +103,7 @@ def rows_in(folder: Path) -> list[dict[str, Any]]:
     return [one for one in rows if one["kind"] != "environment"]
 
 
+@pytest.mark.slow
 def test_kernels_that_a_cpu_can_run_are_timed_and_a_second_run_adds_what_is_missing(tmp_path: Path) -> None:
     """Of one kind a case is lost before the second run, which is of that kind alone."""
     measure(tmp_path, "--only", "matmul,memory,attention,copy")

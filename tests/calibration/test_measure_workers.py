@@ -153,6 +153,7 @@ def test_a_worker_ends_with_its_agent() -> None:
     assert time.monotonic() - began < 30
 
 
+@pytest.mark.slow
 def test_ranks_end_with_the_one_that_has_started_them(tmp_path: Path) -> None:
     """Rank 0 is killed while rank 1 imports torch, before they have met, or on a busy machine a little later."""
     pytest.importorskip("torch")

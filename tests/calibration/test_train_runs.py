@@ -32,6 +32,7 @@ pytest.importorskip("torch")
 LATE_S = 1.0
 
 
+@pytest.mark.slow
 def test_runs_of_one_and_two_ranks_leave_records_and_are_not_repeated(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
