@@ -17,8 +17,8 @@ from simulator.importers.imported import Imported
 from simulator.importers.machine_facts import GpuFacts, MachineFacts, NicFacts
 from simulator.importers.machines import machine_with
 
-#: Bytes/s of one NVLink per direction where it is another than `imported.NVLINK_Bps`, by the beginning of the type:
-#: GPUs of Blackwell (B200 and B300 data sheets), and those with a bridge of four links (RTX 3090, A40, A6000's).
+#: Beginning of a type of GPU -> bytes/s of one NVLink per direction, where it is not `imported.NVLINK_Bps`. These are
+#: Blackwell's (B200 and B300 data sheets), and bridges of four links (data sheets of RTX 3090, A40 and RTX A6000).
 _LINK_Bps = {"b200": 50e9, "b300": 50e9, "gb": 50e9, "rtx-3090": 14.0625e9, "rtx-a6000": 14.0625e9, "a40": 14.0625e9}
 
 

@@ -49,6 +49,9 @@ def shortened(workload: Workload) -> ShortenedStep | None:
         return None
     size = _Sizes(schedule, parallelism.pp, parallelism.vpp)
     whole = size.order(microbatches)
+    passes = sum(map(len, whole))
+    if passes < LEAST_LEFT_OUT:
+        return None
     for period in range(1, int(microbatches / (PERIODS + 1)) + 1):
         if not size.is_like(microbatches - period, microbatches):
             continue
@@ -57,7 +60,7 @@ def shortened(workload: Workload) -> ShortenedStep | None:
         if fits:
             times = int(fits - max(PERIODS, max(MICROBATCHES, SETTLING * parallelism.pp) / period))
             fewer = microbatches - times * period
-            left_out = times * period / microbatches * sum(map(len, whole))
+            left_out = times * period / microbatches * passes
             worth_it = times >= 1 and fewer <= MOST * microbatches and left_out >= LEAST_LEFT_OUT
             if not worth_it or not size.is_like(fewer, microbatches):
                 return None
@@ -107,7 +110,7 @@ def _periods(whole: Order, shorter: Order, microbatches: int) -> float:
 
 
 def _passes(whole: Order, shorter: Order, microbatches: int) -> Iterator[tuple[int, str, int]]:
-    """Yield the passes of the second period on every rank, without the first and the last micro-batch of the step.
+    """Yield the passes of the second period on every rank.
 
     A weight gradient may be a whole backward pass.
     """

@@ -1,4 +1,4 @@
-"""Transformer Engine's NVFP4: 4 bits, a scale in 8 bits for every 16 elements along the sum, and one for the tensor.
+"""Transformer Engine's NVFP4: 4 bits, with a scale for every 16 elements along the sum, and one for the tensor.
 
 arXiv 2509.25149; github.com/NVIDIA/TransformerEngine, transformer_engine/common/recipe/__init__.py
 (``NVFP4BlockScaling``) and common/hadamard_transform. Blackwell's products take 4 bits in one layout only, so that both

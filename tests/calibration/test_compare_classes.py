@@ -141,8 +141,11 @@ def test_shares_of_a_step_are_judged_where_its_profile_took_as_long() -> None:
 
 
 def test_order_of_layouts() -> None:
-    """a, b and c do the same work and are measured 1.00, 1.02 and 1.10 s: a and b are too close to have an order, a and
-    c come in the measured order, b and c do not. Of d, which does other work, nothing is said."""
+    """Layouts a, b and c do the same work and are measured 1.00, 1.02 and 1.10 s.
+
+    Layouts a and b are too close to have an order. Layouts a and c come in the measured order, b and c do not. Nothing
+    is said of d, which does other work.
+    """
     rows = [
         Row(name, 1, work, simulated=figures(simulated), measured=figures(measured))
         for name, work, measured, simulated in (
@@ -222,8 +225,10 @@ def test_classes_hold_all_of_a_simulated_step(tmp_path: Path, layout: dict[str, 
 
 @pytest.mark.parametrize("layout", [{"tp": 2}, {"dp": 2, "bucket_bytes": 1_000_000}])
 def test_a_kernel_is_not_on_the_gpu_before_its_host_has_launched_it(tmp_path: Path, layout: dict[str, object]) -> None:
-    """Ranks in step wait for nobody: of communication nothing is waiting, be the host late or early. (It may last
-    longer on an early one, where kernels run beside it.)"""
+    """Ranks in step wait for nobody, so that no part of communication is waiting, whether the host is late or early.
+
+    Communication may last longer on an early host, where kernels run beside it.
+    """
     path = runs.workload(tmp_path, "w", layout)
     for speed in (0.2, 1000.0):
         kernels = simulated_kernels(run(path, set={"cluster.node.host_speed": speed}))

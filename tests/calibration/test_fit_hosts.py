@@ -1,4 +1,4 @@
-"""What hosts take, fitted to steps of narrow models."""
+"""The seconds that hosts take are fitted to steps of narrow models."""
 
 from __future__ import annotations
 

@@ -40,8 +40,10 @@ def test_layers_are_issued_alone_and_in_a_pipeline_of_two_ranks(tmp_path: Path) 
 
 
 def test_hosts_are_timed_in_blocks_between_probes() -> None:
-    """A run of 20 ms on a host that grows slower: three of them last 50 ms, so that a block has three; every block
-    stands between two probes."""
+    """Runs of 20 ms are timed on a host that grows slower.
+
+    Three of them last 50 ms, so that a block has three. Every block stands between two probes.
+    """
     pytest.importorskip("torch")
     from calibration.measure import hosts
 
@@ -105,7 +107,7 @@ def rows_in(folder: Path) -> list[dict[str, Any]]:
 
 @pytest.mark.slow
 def test_kernels_that_a_cpu_can_run_are_timed_and_a_second_run_adds_what_is_missing(tmp_path: Path) -> None:
-    """Of one kind a case is lost before the second run, which is of that kind alone."""
+    """A case of one kind is lost before the second run. The second run is of that kind alone."""
     measure(tmp_path, "--only", "matmul,memory,attention,copy")
     rows = rows_in(tmp_path)
     lost = next(one for one in rows if one["kind"] == "memory")

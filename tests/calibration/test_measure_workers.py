@@ -187,7 +187,7 @@ def _within(seconds: float, holds: Callable[[], bool]) -> bool:
 
 
 def _runs(pid: str) -> bool:
-    """Whether a process is there and no zombie."""
+    """Return whether a process is there and no zombie."""
     try:
         return "State:\tZ" not in Path(f"/proc/{pid}/status").read_text()
     except (FileNotFoundError, ProcessLookupError):

@@ -1,4 +1,4 @@
-"""What training refuses before it begins."""
+"""Training refuses workloads that it does not write, before it begins."""
 
 from __future__ import annotations
 
@@ -83,9 +83,11 @@ def test_adapters_are_trained_on_one_gpu_beside_what_is_frozen(key: str) -> None
 
 
 def test_all_that_is_in_the_way_is_said_at_once() -> None:
-    """A line for each key, those of the layout too; what follows from another has none: with the default,
-    ``framework: megatron_core``, weight gradients are added up by the product and pipelines deallocate outputs, which
-    nobody has asked for, and FSDP would reduce in the type of parameters that are not its masters."""
+    """Each key has a line, those of the layout too. A key that follows from another one has none.
+
+    With the default, ``framework: megatron_core``, the product adds up weight gradients and pipelines deallocate
+    outputs. FSDP would reduce in the type of parameters that are not its masters. Nobody has asked for these.
+    """
     made = workload("llama one") | {"parallelism": {"pp": 2, "dp": 2, "zero": 3, "prefetch": 0}}
     made["model"] = LLAMA | {"sliding_window": 4}
     made["training"], made["framework"] = {"seq": 16, "global_batch": 8, "attention_kernel": "flash2"}, "megatron_core"
@@ -105,7 +107,7 @@ def test_all_that_is_in_the_way_is_said_at_once() -> None:
 
 @pytest.mark.slow
 def test_the_workload_to_begin_with_is_trained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """That of the README; without any of the keys that it explains it is not."""
+    """The workload of the README is trained. Without any of the keys that the README explains it is refused."""
     text = (ROOT / "calibration" / "README.md").read_text().split("```yaml\n")[1].split("```")[0]
     explained = [line.split(":")[0].strip() for line in text.splitlines() if "#" in line]
     keys = ["framework", "training.grad_dtype", "training.optimizer.state_dtype"]

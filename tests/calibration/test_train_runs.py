@@ -191,8 +191,10 @@ def test_what_was_tried_does_not_stand_for_a_run(
 def test_steps_are_timed_in_rows_behind_steps_that_are_not(
     length: Length, order: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A GPU that has rested while its host was probed is faster: no step is timed right behind a probe (p), but when
-    others (s) have gone before for long enough. Steps take 0.06 s here."""
+    """A GPU that has rested while its host was probed is faster, so that no step is timed right behind a probe (p).
+
+    Other steps (s) go before for long enough. Steps take 0.06 s here.
+    """
     import torch
 
     from calibration.train import run
