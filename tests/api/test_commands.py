@@ -7,7 +7,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import jsonschema
 import pytest
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -133,6 +132,8 @@ KINDS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_results_keep_to_the_schema_that_is_printed(kind: str) -> None:
+    import jsonschema  # takes seconds, and only here
+
     validator = jsonschema.Draft202012Validator(schema_of("result"))
     result = simulator.run(KINDS[kind])
     advised = {**result.to_dict(), "what_to_change": advise(result, budget_s=1.0).to_dict()}

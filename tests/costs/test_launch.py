@@ -280,6 +280,7 @@ def test_layers_give_the_shipped_figures_and_are_met_by_them() -> None:
     assert max(errors) < 0.2
 
 
+@pytest.mark.slow
 def test_parts_of_tokens_are_told_from_exchanges_by_cases_of_unlike_numbers_alone() -> None:
     """With experts of one model only, as many go with every exchange, which then has the time of both."""
     cases = read(LAYERS)

@@ -14,6 +14,7 @@ from simulator.errors import InputError
 from simulator.hardware.profile import Profile
 from simulator.input_files import read_yaml
 from simulator.program import Attention, Matmul, Memory
+from tests.support.grids import one_in
 from tests.support.profiles import COSTS, PROFILE, PROFILES, changed
 
 
@@ -35,7 +36,7 @@ def test_origin_says_what_was_fitted_and_what_was_not():
 # The file
 
 
-@pytest.mark.parametrize("name", PROFILES)
+@pytest.mark.parametrize("name", one_in(3, PROFILES))
 def test_a_profile_survives_a_round_trip(name, tmp_path):
     profile = PROFILE[name]
     path = tmp_path / f"{name}.yaml"

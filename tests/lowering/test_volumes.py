@@ -13,6 +13,7 @@ from simulator.models import rank_parts
 from simulator.operations.weights import elements
 from simulator.program import Batch, Comm
 from tests.support import quick
+from tests.support.grids import every_pair
 from tests.support.jobs import job
 from tests.support.unadvised import without_advice  # noqa: F401
 
@@ -208,9 +209,9 @@ def per_layer(tp: int, recompute: str, sequence_parallel: bool, micro_batch: int
     return of_layer(2) - of_layer(1)
 
 
-@pytest.mark.parametrize("tp", [2, 4, 8])
-@pytest.mark.parametrize("micro_batch", [1, 2])
-@pytest.mark.parametrize(("recompute", "all_reduces"), [("none", 4), ("selective", 4), ("full", 6)])
+@every_pair(
+    {"tp": [2, 4, 8], "micro_batch": [1, 2], "recompute, all_reduces": [("none", 4), ("selective", 4), ("full", 6)]}
+)
 def test_a_tensor_parallel_layer_moves_eight_bsh(tp: int, micro_batch: int, recompute: str, all_reduces: int) -> None:
     """Two all-reduces of b s h elements forward and two backward, two more where the forward runs again (arXiv
     1909.08053, section 3; 2104.04473, section 3.2). A ring all-reduce of x sends 2 (t-1)/t x: four are 8 (t-1)/t b s h,

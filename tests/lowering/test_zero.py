@@ -28,6 +28,7 @@ from simulator.schedules import SCHEDULES
 from simulator.units import DTYPE_BYTES
 from tests.support import quick
 from tests.support.exact import assert_same
+from tests.support.grids import every_pair
 from tests.support.sharded import load, play
 
 RING = {"collective_algorithm": "ring"}
@@ -54,9 +55,7 @@ def calls(result: StepResult, op: str, rank: int = 0) -> list[Step]:
 # Bytes
 
 
-@pytest.mark.parametrize("n", [2, 4, 8])
-@pytest.mark.parametrize("grad_dtype", ["bf16", "fp32"])
-@pytest.mark.parametrize("overlap", [True, False])
+@every_pair({"n": [2, 4, 8], "grad_dtype": ["bf16", "fp32"], "overlap": [True, False]})
 def test_bytes_of_one_micro_batch(n: int, grad_dtype: str, overlap: bool) -> None:
     """DDP all-reduces gradients: 2 g P. ZeRO-1 and 2 scatter them and gather parameters: (g + 2) P. ZeRO-3 gathers
     parameters once for the forward and, but for the root unit which stays, once more for the backward pass:

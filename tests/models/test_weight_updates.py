@@ -15,6 +15,7 @@ from simulator.models.weight_updates import weight_updates
 from simulator.operations.weights import Weight, elements
 from simulator.program import AllToAll, Axis, Compute, Matmul, Memory
 from tests.support import jobs
+from tests.support.unadvised import without_advice  # noqa: F401
 
 #: Two layers of 64 wide, untied.
 SIZES: dict[str, Any] = {
@@ -170,6 +171,7 @@ def test_optimizers_that_need_whole_matrices_are_not_sharded_without_an_exchange
     assert job({"name": "adafactor"}, parallelism={"dp": 2}).training.optimizer.implementation == "for_loop"
 
 
+@pytest.mark.usefixtures("without_advice")
 def test_a_fused_optimizer_makes_a_large_model_fit() -> None:
     """Llama 2 70B by FSDP on 16 GPUs of 80 GB: PyTorch's default AdamW needs the root of the second moment beside its
     states, 4 bytes for each of 68,977 million parameters over 16 ranks (16.1 GiB); one kernel needs nothing."""

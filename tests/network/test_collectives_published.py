@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import tempfile
 from collections.abc import Sequence
+from pathlib import Path
 
 import pytest
 
@@ -93,12 +95,13 @@ def test_the_table_of_nccl_tests(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def origins(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[str, list[dict[str, str | None]]]:
-    """What ``collective`` says of an all-reduce's constants: under its table, and in its JSON."""
+    """Return what ``collective`` says of an all-reduce's constants: under its table, and in its JSON."""
     words = ["collective", "--op", "all_reduce", "--sizes", "1G", *arguments]
-    assert command(*words) == 0
-    shown = capsys.readouterr().out.splitlines()
-    assert command(*words, "--json", "-") == 0
-    return shown[-1], json.loads(capsys.readouterr().out)["links"]
+    with tempfile.NamedTemporaryFile(suffix=".json") as file:
+        assert command(*words, "--json", file.name) == 0
+        links = json.loads(Path(file.name).read_text(encoding="utf-8"))["links"]
+    lines = capsys.readouterr().out.splitlines()
+    return next(line for line in lines if line.startswith("Constants of links")), links
 
 
 def test_the_table_says_what_the_constants_of_its_links_rest_on(capsys: pytest.CaptureFixture[str]) -> None:

@@ -12,6 +12,8 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
+#: Notebooks that simulate for more than a few seconds.
+SLOW = {"gpt3_175b_up_to_1536_gpus.ipynb", "pipeline_schedules.ipynb"}
 
 
 def test_there_are_notebooks() -> None:
@@ -23,7 +25,10 @@ def test_a_notebook_is_small(path: Path) -> None:
     assert path.stat().st_size < 1_000_000
 
 
-@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.name)
+@pytest.mark.parametrize(
+    "path",
+    [pytest.param(path, id=path.name, marks=[pytest.mark.slow] if path.name in SLOW else []) for path in NOTEBOOKS],
+)
 def test_the_code_of_a_notebook_runs(
     path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

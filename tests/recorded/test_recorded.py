@@ -6,7 +6,7 @@ from functools import cache
 from typing import Any
 
 import pytest
-from jobs import JOBS
+from jobs import JOBS, of_a_form_before
 from record import differences, read, record
 
 from tests.support.unadvised import without_advice  # noqa: F401
@@ -17,8 +17,13 @@ def recorded() -> dict[str, dict[str, Any]]:
     return read()
 
 
+OF_A_FORM_BEFORE = of_a_form_before()
+
+
 @pytest.mark.usefixtures("without_advice")
-@pytest.mark.parametrize("name", JOBS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.slow) if name in OF_A_FORM_BEFORE else name for name in JOBS]
+)
 def test_a_job_comes_out_as_recorded(name: str) -> None:
     changed = differences(recorded()[name], record(JOBS[name]))
     assert not changed, f"{len(changed)} values differ:\n" + "\n".join(changed[:40])

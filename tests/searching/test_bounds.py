@@ -14,6 +14,7 @@ from simulator.schedules import SCHEDULES
 from simulator.searching.in_flight import fullest_moments
 from simulator.searching.memory_floor import least_communicators
 from tests.support.experts import job as experts_job
+from tests.support.grids import grid
 from tests.support.jobs import job
 from tests.support.searches import LARGE, bound_of, figures_of
 
@@ -28,8 +29,7 @@ LAYOUTS: list[dict[str, Any]] = [
 ]
 
 
-@pytest.mark.parametrize("schedule", SCHEDULES)
-@pytest.mark.parametrize("number", range(len(LAYOUTS)))
+@pytest.mark.parametrize(("schedule", "number"), grid(SCHEDULES, range(len(LAYOUTS)), every=3))
 def test_no_step_is_below_its_bounds(schedule: str, number: int) -> None:
     """Bounds hold for every schedule: kernels at their prices, in-line collectives alone on the network."""
     vpp = SCHEDULES[schedule].chunks or 2

@@ -24,6 +24,11 @@ def thinned(points: Iterable[tuple[Any, ...]], every: int) -> list[Any]:
     return params
 
 
+def one_in(every: int, cases: Iterable[Any]) -> list[Any]:
+    """Return the values of one argument; one in ``every`` is left to `make test`, and the others are marked slow."""
+    return [pytest.param(case, marks=pytest.mark.slow if i % every else ()) for i, case in enumerate(cases)]
+
+
 def grid(*axes: Iterable[Any], every: int) -> list[Any]:
     """Return the product of ``axes``, thinned."""
     return thinned(product(*axes), every)

@@ -18,6 +18,7 @@ from simulator.config import Workload, altered, load_workload, parse_changes
 from simulator.schedules import SCHEDULES
 from simulator.units import GiB
 from tests.support.clusters import with_unknown_hosts
+from tests.support.grids import one_in
 
 JOBS: dict[str, dict[str, Any]] = {
     # Unfused attention with dropout: selective recompute and flash attention save much.
@@ -75,7 +76,7 @@ def peak(workload: Workload) -> float:
     return _PEAKS[key]
 
 
-@pytest.mark.parametrize("name", JOBS)
+@pytest.mark.parametrize("name", one_in(2, JOBS))
 def test_what_a_change_is_said_to_need_is_what_the_changed_job_needs(name: str) -> None:
     """Tried with few micro-batches, and here with all."""
     workload = job(JOBS[name] | ({"training.global_batch": 64} if name == "pipeline" else {}))
@@ -250,7 +251,7 @@ LARGE: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("name", LARGE)
+@pytest.mark.parametrize("name", one_in(2, LARGE))
 def test_every_advice_that_is_called_enough_fits_when_it_is_applied(name: str) -> None:
     """As a user would apply it: the keys and values that are printed, laid over the workload."""
     shape = LARGE[name]

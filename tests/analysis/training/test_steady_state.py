@@ -23,6 +23,7 @@ from simulator.lowering import schedule_program
 from simulator.schedules import SCHEDULES, Action, Order, Times
 from simulator.validation import SUITES
 from simulator.validation.rows import workload_of
+from tests.support.grids import every_pair
 from tests.support.jobs import job
 from tests.support.timelines import Span, template, timeline
 
@@ -41,9 +42,7 @@ def test_which_schedules_claim_a_period() -> None:
     assert STEADY == ["zb_h2", "zb_auto", "zb_v", "async_1f1b"]
 
 
-@pytest.mark.parametrize("name", STEADY)
-@pytest.mark.parametrize("p2p", [True, False])
-@pytest.mark.parametrize(("tp", "dp", "zero"), [(1, 1, 0), (2, 2, 1), (1, 4, 0)])
+@every_pair({"name": STEADY, "p2p": [True, False], "tp, dp, zero": [(1, 1, 0), (2, 2, 1), (1, 4, 0)]})
 def test_the_parts_of_a_period_are_the_period(name: str, p2p: bool, tp: int, dp: int, zero: int) -> None:
     """What several steps have played is possible; the breakdown's leaves, the critical path and every rank's spent and
     idle time each sum to one period; each rank's compute lane holds one step's passes; links carry one step's bytes."""
@@ -197,7 +196,7 @@ def published() -> list[dict[str, str]]:
 
 
 def slow_if_large(row: dict[str, str]) -> Any:
-    large = int(row["pp"]) > 16 or int(row["global_batch"]) // int(row["micro_batch"]) > 64
+    large = int(row["pp"]) > 16 or int(row["global_batch"]) // int(row["micro_batch"]) > 32
     return pytest.param(row, marks=[pytest.mark.slow] if large else [], id=row["id"])
 
 
@@ -230,7 +229,7 @@ COLUMNS = list(dict.fromkeys((row["model"], row["global_batch"]) for row in publ
 
 @pytest.mark.parametrize(
     ("model", "batch"),
-    [pytest.param(*key, marks=[] if key[1] in ("72", "144") else [pytest.mark.slow]) for key in COLUMNS],
+    [pytest.param(*key, marks=[] if key[1] == "72" else [pytest.mark.slow]) for key in COLUMNS],
 )
 def test_schedules_are_in_the_measured_order(model: str, batch: str) -> None:
     """In every column of table 4 (a model and a number of micro-batches): of any two schedules the one that was
