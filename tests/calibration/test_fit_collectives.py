@@ -42,6 +42,7 @@ def of_gpus(n: int, gpu: str = H100) -> list[Point]:
     return [point for point in fitted(gpu).points if point.group.endswith(f".{n}")]
 
 
+@pytest.mark.slow
 def test_three_gpus_are_predicted_from_two_and_four() -> None:
     """Nothing of 3 GPUs is fitted; 7 % over all sizes and 4 % above 16 MiB is what a user may expect."""
     three = of_gpus(3)

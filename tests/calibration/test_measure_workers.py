@@ -281,6 +281,7 @@ def test_rows_of_another_gpu_end_the_run_for_all_ranks(tmp_path: Path, monkeypat
     agent.follow(job, store)  # another rank: told to stop, it ends at once
 
 
+@pytest.mark.slow
 def test_ranks_end_at_once_where_the_first_finds_a_mistake(tmp_path: Path) -> None:
     """And say nothing of it themselves."""
     pytest.importorskip("torch")

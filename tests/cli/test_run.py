@@ -14,7 +14,7 @@ from simulator.cli.terminal import console, table
 from tests.support.commands import LEGAL, command
 
 
-@pytest.mark.parametrize("name", ["[bold]x[/bold] [/red]", "[/]", ":smile: [x]", "x\\"])
+@pytest.mark.parametrize("name", ["[bold]x[/bold] [/red] :smile: [x]", "[/]", "x\\"])
 def test_brackets_in_a_name_are_no_markup(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "w.yaml"
     path.write_text(yaml.safe_dump(LEGAL | {"name": name, "cluster": {"name": "dgx_a100", "nodes": 1}}))

@@ -38,20 +38,20 @@ def shell(line: str, folder: Path) -> subprocess.CompletedProcess[str]:
     )
 
 
-@pytest.mark.parametrize("arguments", ["check gpt22b_tp8", "check gpt22b_tp8 --json -", "--help"])
+@pytest.mark.parametrize("arguments", ["list schedules", "list schedules --json -", "--help"])
 def test_a_standard_output_that_fails_is_one_line_and_status_2(arguments: str, tmp_path: Path) -> None:
     done = shell(f"$llmsim {arguments} >/dev/full", tmp_path)
     assert (done.returncode, done.stderr) == (2, "error: standard output cannot be written: No space left on device\n")
 
 
-@pytest.mark.parametrize("arguments", ["check gpt22b_tp8", "--help"])
+@pytest.mark.parametrize("arguments", ["list schedules", "--help"])
 def test_a_standard_output_that_is_closed_is_one_line_and_status_2(arguments: str, tmp_path: Path) -> None:
     """The first writing fails, of a command and of the help."""
     done = shell(f"$llmsim {arguments} >&-", tmp_path)
     assert (done.returncode, done.stderr) == (2, "error: standard output cannot be written: it is closed\n")
 
 
-@pytest.mark.parametrize("arguments", ["check gpt22b_tp8 --json -", "list schedules"])
+@pytest.mark.parametrize("arguments", ["list gpus --json -", "list schedules"])
 def test_a_reader_that_has_gone_ends_a_command_quietly(arguments: str, tmp_path: Path) -> None:
     done = shell(f"$llmsim {arguments} | true; exit ${{PIPESTATUS[0]}}", tmp_path)
     assert done.stderr == ""

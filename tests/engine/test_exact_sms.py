@@ -41,8 +41,14 @@ def play(section: dict[str, Any], costs: Costs, *, shortcuts: bool) -> StepResul
     return StepResult(workload, {H100.gpu: H100}, cluster, costs, program, spans)
 
 
-@pytest.mark.parametrize("software", [pytorch.FRAMEWORK, pytorch.COMPILED], ids=["pytorch", "compiled"])
-@pytest.mark.parametrize("section", SECTIONS, ids=lambda section: "-".join(map(str, list(section.values())[:4])))
+@pytest.mark.parametrize(
+    ("section", "software"),
+    [
+        pytest.param(section, software, marks=[] if i % 2 == j else [pytest.mark.slow])
+        for i, section in enumerate(SECTIONS)
+        for j, software in enumerate((pytorch.FRAMEWORK, pytorch.COMPILED))
+    ],
+)
 def test_fold_and_coalesce_change_nothing_where_communication_waits_for_sms(
     section: dict[str, Any], software: Framework
 ) -> None:

@@ -32,8 +32,13 @@ DATA_PARALLEL: dict[str, dict[str, Any]] = {
 }
 SPLITS: dict[str, dict[str, Any]] = {"tp": {"tp": 2}, "cp": {"cp": 2}, "ep": {"ep": 2}}
 GRID = list(product(SCHEDULES, DATA_PARALLEL, SPLITS))
-#: Every schedule with every mode, over the splits in turn.
-SAMPLE = [where for number, where in enumerate(GRID) if number % len(SPLITS) == number // len(SPLITS) % len(SPLITS)]
+#: Every schedule with every second mode, in turn, and the splits in turn.
+SAMPLE = [
+    (schedule, data, list(SPLITS)[(i + j // 2) % len(SPLITS)])
+    for i, schedule in enumerate(SCHEDULES)
+    for j, data in enumerate(DATA_PARALLEL)
+    if (i + j) % 2 == 0
+]
 
 
 def point(schedule: str, data: str, split: str) -> dict[str, Any]:

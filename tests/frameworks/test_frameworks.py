@@ -222,9 +222,11 @@ def offenders(path: Path) -> list[str]:
         if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in said
     ]
     named = [text for text in texts if re.search(rf"\b({'|'.join(FRAMEWORKS)})\b", text)]
-    tests = [ast.unparse(node) for node in ast.walk(tree) if isinstance(node, ast.Compare)]
-    tests += [ast.unparse(node.test) for node in ast.walk(tree) if isinstance(node, ast.If | ast.IfExp)]
-    asked = [text for text in tests if re.search(r"\b(software|framework)\.(name|version|compile|title|about)\b", text)]
+    asks = r"\b(software|framework)\.(name|version|compile|title|about)\b"
+    nodes = list(ast.walk(tree)) if re.search(asks, source) else []
+    tests = [ast.unparse(node) for node in nodes if isinstance(node, ast.Compare)]
+    tests += [ast.unparse(node.test) for node in nodes if isinstance(node, ast.If | ast.IfExp)]
+    asked = [text for text in tests if re.search(asks, text)]
     return named + asked + re.findall(r"\bz\.(?:eager|fused|compiled)\b|training\.implementation\b", source)
 
 

@@ -68,6 +68,7 @@ def test_two_jobs_stand_side_by_side() -> None:
     assert "step time" in seen
 
 
+@pytest.mark.slow
 def test_the_largest_shipped_page_is_below_5_mb(tmp_path: Path) -> None:
     save_page([page_job("gpt175b_3d")], tmp_path / "page.html")
     assert (tmp_path / "page.html").stat().st_size < 5e6

@@ -29,6 +29,7 @@ SLOW_PAGES = {"docs/sweep.md", "docs/search.md"}
 SLOW = {
     "llmsim run mixtral_8x7b --set model.moe.token_distribution.skew=0.5 --set training.global_batch=64",
     "llmsim search gpt22b_tp8 --gpus 8 --fix tp=4,8 --fix cp=1 --fix micro_batch=1 --top 2 --why tp=8",
+    "llmsim run gpt22b_tp8 llama3_8b_dgx_h100 --report both.html --budget-s 10",
 }
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import cache
 from itertools import product
 from typing import Any
 
@@ -40,10 +41,22 @@ def play(workload: dict[str, Any], **simulation: bool | str) -> StepResult:
     return run({**workload, "simulation": simulation})
 
 
-def layouts(limit: int) -> Iterator[dict[str, Any]]:
-    """Legal parallelism sections of at most ``limit`` ranks: every schedule x tp, dp, pp, with overlap and without."""
+def layouts(limit: int) -> list[dict[str, Any]]:
+    """Return the legal parallelism sections of at most ``limit`` ranks, of 64 at most.
+
+    They are every schedule x tp, dp, pp, with overlap and without.
+    """
+    return [section for section in _layouts() if section["tp"] * section["dp"] * section["pp"] <= limit]
+
+
+@cache
+def _layouts() -> tuple[dict[str, Any], ...]:
+    return tuple(_legal_layouts())
+
+
+def _legal_layouts() -> Iterator[dict[str, Any]]:
     for tp, dp, pp in product((1, 2, 4, 8), (1, 2, 4), (1, 2, 4)):
-        if tp * dp * pp > limit:
+        if tp * dp * pp > 64:
             continue
         for number, (schedule, vpp) in enumerate((("naive", 1), ("gpipe", 1), ("1f1b", 1), ("interleaved", 2))):
             overlap = (tp.bit_length() + dp.bit_length() + pp.bit_length() + number) % 2 == 0
