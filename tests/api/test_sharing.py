@@ -23,6 +23,7 @@ from simulator.hardware.cluster_spec import ClusterSpec
 from simulator.network.collectives import idle_seconds, plan
 from simulator.program import Collective, Program, Role, Step
 from tests.support.clusters import CLUSTERS, HOP_s, NIC_Bps, nic_cluster
+from tests.support.grids import every_pair
 from tests.support.jobs import FAST_HOSTS, job
 from tests.support.transfers import at_once, ends
 
@@ -153,9 +154,7 @@ ODD_CLUSTERS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("placement", ["packed", "interleaved"])
-@pytest.mark.parametrize("servers", [0, 1])
-@pytest.mark.parametrize("name", ODD_CLUSTERS)
+@every_pair({"placement": ["packed", "interleaved"], "servers": [0, 1], "name": ODD_CLUSTERS})
 def test_jobs_on_nodes_with_missing_gpus_have_a_gpu_for_every_rank(name: str, servers: int, placement: str) -> None:
     """Two jobs of four ranks on nodes of two GPUs, some of which are missing: no node is of both, workers' nodes hold
     the ranks and would not without the last one, a server has a node without ranks, and no node is left over that a
@@ -286,7 +285,7 @@ def with_background(*flows: dict[str, Any], nodes: int = 2) -> ClusterSpec:
 @pytest.mark.parametrize("fold", [True, False])
 @pytest.mark.parametrize("others", [0.1, 0.25, 0.5, 0.75, 1.0])
 def test_background_traffic_takes_its_share_and_no_more(others: float, fold: bool) -> None:
-    """On a NIC of C a flow that would take s C leaves (1 - s) C, but half at least. A ring of two nodes sends S bytes
+    """A flow that would take s C of a NIC of C leaves (1 - s) C, but half at least. A ring of two nodes sends S bytes
     through each NIC; where one way of one NIC is slower, all of it is. What it loses is what it takes longer; the
     others lose 1 - 1 / (2 s) of every second where s is above a half."""
     shift = Collective("grads", "all_reduce", 1e9, "dp", "dp", algorithm="ring")

@@ -121,6 +121,7 @@ def refitted() -> tuple[object, list[Point]]:
     ]
 
 
+@pytest.mark.slow
 def test_the_shipped_profile_is_what_its_measurements_give(refitted) -> None:
     """The same constants and residuals, to what arithmetic differs by between machines."""
     figures, points = refitted
@@ -262,7 +263,7 @@ def test_measurements_of_a_profile_s_gpu_are_taken(name: str, said: str) -> None
 def test_switches_that_sum_up_are_those_of_machines_with_several_gpus(
     machines: list[tuple[int, bool]], nvls: bool | None
 ) -> None:
-    """In whichever order their files are."""
+    """The order of their files does not matter."""
     environments = tuple(ENVIRONMENT | {"ranks": ranks, "nvls": told} for ranks, told in machines)
     profile, _ = fit(Cases((), environments), load_profile("h100-sxm-80gb"), "mine")
     assert profile.provenance.nvls == nvls

@@ -129,7 +129,7 @@ def test_what_is_held_out_by_number_of_gpus() -> None:
 
 
 def test_the_fit_can_fail() -> None:
-    """With LL128 and the filling of the pipeline taken away the same points are far off."""
+    """The same points are far off without LL128 and the filling of the pipeline."""
     model = load_profile(H100).transports["nvlink"]
     plain = collectives.changed(model, {"protocols.simple.half_bytes": 0.0, "protocols.ll128.most_bytes": 1.0})
     assert plain.protocols["simple"].half_bytes == 0

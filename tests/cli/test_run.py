@@ -12,6 +12,7 @@ from rich.console import Console
 import simulator
 from simulator.cli.terminal import console, table
 from tests.support.commands import LEGAL, command
+from tests.support.unadvised import without_advice  # noqa: F401
 
 
 @pytest.mark.parametrize("name", ["[bold]x[/bold] [/red] :smile: [x]", "[/]", "x\\"])
@@ -43,6 +44,7 @@ def test_two_workloads_stand_side_by_side(workload: Path, tmp_path: Path, capsys
     assert len(recompute.split()) == 5
 
 
+@pytest.mark.usefixtures("without_advice")
 def test_run_is_strict_about_warnings_and_memory(workload: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert command("run", workload, "--quiet", "--strict") == 0
     assert command("run", workload, "--quiet", "--strict", "--set", "parallelism.dp=1") == 1  # GPUs without a rank

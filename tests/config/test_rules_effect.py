@@ -57,7 +57,8 @@ JOBS = {
 
 
 def answer(work: dict[str, Any]) -> dict[str, Any]:
-    """What is said of a job, but for what repeats its input, names ways to the same end, or tells how long we took."""
+    """Return what is said of a job, but for what repeats its input, names ways to the same end, or tells how long we
+    took."""
     result = copy.deepcopy(simulator.run(work).to_dict())
     for key in ("parallelism", "warnings", "simulation", "accuracy", "nothing_comparable", "name"):
         result.pop(key, None)

@@ -30,7 +30,7 @@ def test_warnings() -> None:
 
 
 def test_a_loaded_workload_can_be_altered_as_its_file_could() -> None:
-    """What followed from other keys follows again; what is not legal is refused as anywhere."""
+    """Values that followed from other keys follow again; what is not legal is refused as anywhere."""
     small = {"training.micro_batch": 1, "cluster.nodes": 1}
     workload = load_workload("gpt22b_tp8", small | {"parallelism.tp": 1, "parallelism.pp": 4})
     assert altered(workload, {}) == workload
@@ -73,7 +73,7 @@ def test_a_schedule_that_can_be_no_file_is_refused(reference: str) -> None:
 
 @pytest.mark.parametrize("framework", [PYTORCH, COMPILED])
 def test_a_job_without_a_pipeline_is_not_warned_of_one(framework: Any) -> None:
-    """What `framework` decides, nobody gave."""
+    """Nobody gave what `framework` decides."""
     given = {"training": {"seq": 128, "global_batch": 8}, "framework": framework, "parallelism": {"dp": 8}}
     job = {"model": {"layers": 2, "hidden": 64, "heads": 4, "vocab": 512}, "cluster": "dgx_h100", **given}
     assert not [text for text in warnings(load_workload(job)) if "pipeline" in text]

@@ -65,7 +65,7 @@ def refusals() -> list[tuple[str, ...]]:
     [pytest.param(*where, marks=() if where in SAMPLE else pytest.mark.slow) for where in GRID],
 )
 def test_a_point_runs_or_is_refused_with_a_reason(schedule: str, data: str, split: str) -> None:
-    """What runs can have happened: the invariants hold, every exposed second is part of the step."""
+    """A job that runs can have happened: the invariants hold, every exposed second is part of the step."""
     try:
         workload = load_workload(point(schedule, data, split))
     except InputError as error:

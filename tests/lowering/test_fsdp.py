@@ -14,6 +14,7 @@ from simulator.lowering import build_program
 from simulator.models import rank_parts
 from simulator.operations.weights import elements
 from simulator.program import Block, Comm, Role, Step
+from tests.support.grids import every_pair
 from tests.support.sharded import load, play
 
 LAYERS = 8
@@ -64,9 +65,7 @@ def steps_of(role: Role) -> dict[str, Step]:
     return {step.label: step for _, _, step in role.steps()}
 
 
-@pytest.mark.parametrize("prefetch", [0, 1, 2, 3])
-@pytest.mark.parametrize("seq", [32, 512])
-@pytest.mark.parametrize("m", [1, 2])
+@every_pair({"prefetch": [0, 1, 2, 3], "seq": [32, 512], "m": [1, 2]})
 def test_at_most_one_and_prefetch_layers_are_whole(prefetch: int, seq: int, m: int) -> None:
     """While layer k computes, k + 1 to k + prefetch may be there or in flight: 1 + prefetch beside the root, whether
     gathers or computation are slower (32 tokens or 512); and the bound is reached where gathers are not what all
@@ -220,7 +219,7 @@ def test_a_table_that_two_stages_of_a_rank_share_is_one_unit() -> None:
 
 
 def test_eager_gradients_are_cast_for_their_reduction() -> None:
-    """Where no product adds to a buffer, autograd makes gradients in 2 bytes, which become 4 when they are reduced."""
+    """Autograd, where no product adds to a buffer, makes gradients in 2 bytes, which become 4 when they are reduced."""
     for fusion, made, cast in ((True, 4, 0), (False, 2, 2)):
         training = {"gradient_accumulation_fusion": fusion, "global_batch": 4}
         role = build_program(load(training, dp=4, zero=3)).roles[0]
@@ -241,10 +240,12 @@ def test_a_long_job_has_few_events() -> None:
     assert result.spans.events < 10 * steps
 
 
-@pytest.mark.parametrize("kind", ["none", "full"])
-@pytest.mark.parametrize("m", [1, 2])
-@pytest.mark.parametrize(
-    "keys", [{}, {"tp": 2}, {"pp": 2}, {"pp": 2, "vpp": 2, "schedule": "zb_v"}, {"pp": 2, "schedule": "zb_h1"}]
+@every_pair(
+    {
+        "kind": ["none", "full"],
+        "m": [1, 2],
+        "keys": [{}, {"tp": 2}, {"pp": 2}, {"pp": 2, "vpp": 2, "schedule": "zb_v"}, {"pp": 2, "schedule": "zb_h1"}],
+    }
 )
 def test_all_that_a_step_takes_is_given_back(keys: dict[str, Any], m: int, kind: str) -> None:
     """Parameters, gradients and activations come and go unit by unit; after the step none is left, and never less than

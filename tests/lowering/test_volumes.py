@@ -53,19 +53,20 @@ def rows(result: StepResult, rank: int, start: str) -> list[tuple[float, float]]
 # Pipeline
 
 
-@pytest.mark.parametrize(
-    ("tp", "keys", "share"),
-    [
-        (1, {}, 1),
-        (2, {"sequence_parallel": False}, 1),
-        (4, {"sequence_parallel": False}, 1),
-        (2, {"sequence_parallel": True}, 2),
-        (4, {"sequence_parallel": True}, 4),
-        (4, {"sequence_parallel": False, "scatter_gather_p2p": True}, 4),
-    ],
+@every_pair(
+    {
+        "tp, keys, share": [
+            (1, {}, 1),
+            (2, {"sequence_parallel": False}, 1),
+            (4, {"sequence_parallel": False}, 1),
+            (2, {"sequence_parallel": True}, 2),
+            (4, {"sequence_parallel": True}, 4),
+            (4, {"sequence_parallel": False, "scatter_gather_p2p": True}, 4),
+        ],
+        "micro_batch, precision, element": [(1, "bf16", 2), (2, "fp32", 4)],
+        "p2p": [True, False],
+    }
 )
-@pytest.mark.parametrize(("micro_batch", "precision", "element"), [(1, "bf16", 2), (2, "fp32", 4)])
-@pytest.mark.parametrize("p2p", [True, False])
 def test_a_pipeline_edge_carries_an_activation_per_direction(
     tp: int, keys: dict[str, Any], share: int, micro_batch: int, precision: str, element: int, p2p: bool
 ) -> None:

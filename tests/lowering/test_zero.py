@@ -186,9 +186,7 @@ def test_shard_groups_are_neighbours_and_replicas_stand_across_them() -> None:
         assert "dp_shard" not in layout(load(tp=2, dp=8, zero=3, hsdp=whole)).groups
 
 
-@pytest.mark.parametrize("n", [4, 8, 16])
-@pytest.mark.parametrize("hsdp", [2, 4])
-@pytest.mark.parametrize("zero", [1, 2, 3])
+@every_pair({"n": [4, 8, 16], "hsdp": [2, 4], "zero": [1, 2, 3]})
 def test_hsdp_reduces_shards_across_replicas(n: int, hsdp: int, zero: int) -> None:
     """In a group of h: reduce-scatter of 4-byte gradients and gathers of 2-byte parameters, (h-1)/h of them; then the
     shard of 4 P / h is all-reduced over the n / h replicas of it: 2 (r-1)/r of that."""

@@ -1,4 +1,4 @@
-"""Which algorithm is chosen, what slow links do, and small groups."""
+"""The algorithm that is chosen, slow links, and small groups."""
 
 from __future__ import annotations
 

@@ -15,6 +15,7 @@ from simulator.errors import InputError
 from simulator.output.files import writing
 from simulator.output.trace import write_trace
 from simulator.timeline import COMMUNICATION, Timeline, covered_s
+from tests.support.grids import one_in
 from tests.support.jobs import job
 from tests.support.timelines import Span, pipeline, template, timeline
 from tests.support.traces import trace_problems
@@ -90,11 +91,12 @@ def test_a_table_by_name_sums_over_micro_batches_and_chunks(tmp_path: Path) -> N
 
 
 def test_the_flagship_has_an_arrow_for_every_hand_over(tmp_path: Path) -> None:
-    """96 micro-batches cross the 11 edges of 12 stages forward and back; the checker refuses arrows to oneself."""
+    """16 of its 96 micro-batches cross the 11 edges of 12 stages forward and back; the checker refuses arrows to
+    oneself."""
     path = tmp_path / "trace.json"
-    simulator.run("gpt175b_3d").save_trace(path)
+    simulator.run("gpt175b_3d", set={"training.global_batch": 256}).save_trace(path)
     assert trace_problems(path) == []
-    assert len(events(path, "s")) == len(events(path, "f")) == 2 * 96 * 11
+    assert len(events(path, "s")) == len(events(path, "f")) == 2 * 16 * 11
 
 
 def test_the_same_timeline_gives_the_same_bytes(tmp_path: Path) -> None:
@@ -175,10 +177,16 @@ def test_the_validator_finds_what_is_wrong(tmp_path: Path, change: dict[str, Any
     assert any(complaint in problem for problem in trace_problems(path))
 
 
-@pytest.mark.parametrize("overlap", [True, False])
 @pytest.mark.parametrize(
-    ("schedule", "vpp", "pp"),
-    [("1f1b", 1, 4), ("interleaved", 2, 4), ("zb_v", 2, 3), ("dualpipe", 1, 4), ("1f1b", 1, 2)],
+    ("schedule", "vpp", "pp", "overlap"),
+    one_in(
+        2,
+        [
+            (*layout, overlap)
+            for layout in [("1f1b", 1, 4), ("interleaved", 2, 4), ("zb_v", 2, 3), ("dualpipe", 1, 4), ("1f1b", 1, 2)]
+            for overlap in (layout[0] in ("1f1b", "zb_v"), layout[0] not in ("1f1b", "zb_v"))
+        ],
+    ),
 )
 def test_arrows_lead_from_the_sender_to_the_receiver(
     tmp_path: Path, schedule: str, vpp: int, pp: int, *, overlap: bool

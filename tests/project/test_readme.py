@@ -29,7 +29,9 @@ SLOW_PAGES = {"docs/sweep.md", "docs/search.md"}
 SLOW = {
     "llmsim run mixtral_8x7b --set model.moe.token_distribution.skew=0.5 --set training.global_batch=64",
     "llmsim search gpt22b_tp8 --gpus 8 --fix tp=4,8 --fix cp=1 --fix micro_batch=1 --top 2 --why tp=8",
+    "llmsim search gpt22b_tp8 --gpus 8 --fix tp=4,8 --fix cp=1 --fix micro_batch=4 --top 1",
     "llmsim run gpt22b_tp8 llama3_8b_dgx_h100 --report both.html --budget-s 10",
+    "llmsim run llama3_70b --set cluster.name=dgx_b200 --set training.fp4=te_nvfp4",
 }
 
 
@@ -80,7 +82,7 @@ def cases() -> Iterator[object]:
 
 def python_cases() -> Iterator[object]:
     for number, code in enumerate(blocks("python")):
-        slow = code.page in SLOW_PAGES
+        slow = code.page in SLOW_PAGES or "simulator.search(" in code.text
         yield pytest.param(code.text, id=f"{code.page}: {number}", marks=[pytest.mark.slow] if slow else [])
 
 

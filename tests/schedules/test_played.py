@@ -39,7 +39,7 @@ def play(
 
 
 def played(name: str, p: int, m: int, v: int, f: float, b: float) -> tuple[Timeline, Timeline]:
-    """What the claim is of, a step or a period between steps, and all that was played for it."""
+    """Return what the claim is of, a step or a period between steps, and all that was played for it."""
     schedule = SCHEDULES[name]
     if not schedule.steady:
         timeline = play(name, p, m, v, f, b)

@@ -110,7 +110,7 @@ def with_changed(made: Path, folder: Path, change: Callable[[dict[str, Any]], An
 
 
 def reasons_of(made: Path, folder: Path, *, pictures: bool = False) -> dict[str, str]:
-    """Of two runs in ``folder``, of which one at least can be compared."""
+    """Return the reasons of two runs in ``folder``, of which one at least can be compared."""
     files = [str(made / f"{name}.yaml") for name in ("alone", "ddp2")]
     out, flags = folder / "out", [] if pictures else [ONLY_TABLES]
     assert main(["compare", *files, "--measured", str(folder / "measured"), "--out", str(out), *flags]) == 0

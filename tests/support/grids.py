@@ -25,8 +25,15 @@ def thinned(points: Iterable[tuple[Any, ...]], every: int) -> list[Any]:
 
 
 def one_in(every: int, cases: Iterable[Any]) -> list[Any]:
-    """Return the values of one argument; one in ``every`` is left to `make test`, and the others are marked slow."""
-    return [pytest.param(case, marks=pytest.mark.slow if i % every else ()) for i, case in enumerate(cases)]
+    """Return ``cases``: values of one argument, or tuples of several arguments' values.
+
+    One in ``every`` is left to `make test`, and the others are marked slow.
+    """
+    params = []
+    for number, case in enumerate(cases):
+        values = case if isinstance(case, tuple) else (case,)
+        params.append(pytest.param(*values, marks=pytest.mark.slow if number % every else ()))
+    return params
 
 
 def grid(*axes: Iterable[Any], every: int) -> list[Any]:

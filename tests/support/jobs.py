@@ -1,4 +1,4 @@
-"""Small jobs for tests: workload mappings, and what it takes to play them."""
+"""Small jobs for tests: workload mappings, and how they are played."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is said to make a job fit, against simulating the job with that change."""
+"""Advice on how to make a job fit, against simulating the job with that change."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def job(changes: dict[str, Any]) -> Workload:
 
 
 def roomy(capacity_bytes: float) -> Trials:
-    """Where jobs are tried on GPUs of so many bytes."""
+    """Return trials of jobs on GPUs of so many bytes."""
     return Trials(peak, capacity_bytes)
 
 
@@ -89,7 +89,7 @@ def test_what_a_change_is_said_to_need_is_what_the_changed_job_needs(name: str) 
 
 
 def alone(workload: Workload) -> float:
-    """What it takes where kernels take what they take alone."""
+    """Return the peak where kernels take what they take alone."""
     return max(memory.total for memory in api.run_step(workload, interference=False).memories)
 
 
@@ -99,8 +99,8 @@ HOLD_ALL = ("gpipe", "looped_bfs", "zb_auto")
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
 def test_few_rounds_hold_what_all_micro_batches_do(schedule: str) -> None:
-    """Where a schedule holds every micro-batch of a step (GPipe), all are needed; of others, those in flight at once,
-    twice over for the allocator to settle, and some to drain."""
+    """A schedule that holds every micro-batch of a step (GPipe) needs all; others need those in flight at once, twice
+    over for the allocator to settle, and some to drain."""
     layout = {"parallelism.pp": 2, "parallelism.schedule": schedule, "parallelism.vpp": SCHEDULES[schedule].chunks or 2}
     workload = job(layout | {"training.global_batch": 80, "model.dropout": 0.0, "parallelism.zero": 0})
     few = few_rounds(workload)
@@ -182,7 +182,7 @@ def test_advice_says_what_lacks_what_is_enough_and_what_is_together() -> None:
 
 
 def test_where_no_change_is_enough_the_first_two_or_more_are_told() -> None:
-    """With two heads tp ends at 2. Together they carry the caveats of all; and with next to no memory nothing helps."""
+    """Two heads end tp at 2. Together they carry the caveats of all; and with next to no memory nothing helps."""
     workload = job(JOBS["pipeline"] | {"model.heads": 2})
     memories, needs = run(workload).memories, peak(workload)
     lines = advice(on(memories, 0.65 * needs), workload, peak)
@@ -214,8 +214,8 @@ def test_what_is_together_has_no_shards_that_nobody_shares() -> None:
 
 
 def test_a_job_that_does_not_fit_does_with_what_is_enough() -> None:
-    """As a user sees it: a few wide layers on two A100s; each change that is called enough makes the job fit, and none
-    that is called not enough does."""
+    """A user has a few wide layers on two A100s. Each change that is called enough makes the job fit, and none that is
+    called not enough does."""
     wide = {
         "model.layers": 10,
         "model.hidden": 8192,
@@ -253,7 +253,7 @@ LARGE: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("name", one_in(2, LARGE))
 def test_every_advice_that_is_called_enough_fits_when_it_is_applied(name: str) -> None:
-    """As a user would apply it: the keys and values that are printed, laid over the workload."""
+    """A user would apply it so: the keys and values that are printed, laid over the workload."""
     shape = LARGE[name]
     base = {
         "model": shape["model"],
@@ -277,7 +277,7 @@ def test_every_advice_that_is_called_enough_fits_when_it_is_applied(name: str) -
 
 
 def test_advice_for_a_placed_job_is_simulated_where_it_runs() -> None:
-    """On the nodes of its own, whatever the cluster's others are."""
+    """The nodes are its own, whatever the cluster's others are."""
 
     def said(other: str) -> list[str]:
         groups = [{"count": 1, "node": other}, {"count": 1, "node": "dgx_a100"}]
@@ -308,8 +308,8 @@ FSDP = {
 
 
 def test_states_that_do_not_fit_are_shared_among_more_or_sent_to_the_host() -> None:
-    """What frees next to nothing (a wider tp, 0.5 GiB) has no line; what costs speed or numerics says so. The state is
-    16 bytes a parameter and 4 of the optimizer's root, 82 GiB of 16 ranks and 41 of 32."""
+    """A change that frees next to nothing (a wider tp, 0.5 GiB) has no line; one that costs speed or numerics says so.
+    The state is 16 bytes a parameter and 4 of the optimizer's root, 82 GiB of 16 ranks and 41 of 32."""
     lines = run(FSDP).to_dict()["memory"]["advice"]
     assert [line.partition(" would free ")[0] for line in lines[1:]] == [
         "--set parallelism.dp=32 --set training.global_batch=32 --set cluster.nodes=4",

@@ -44,7 +44,7 @@ def test_which_schedules_claim_a_period() -> None:
 
 @every_pair({"name": STEADY, "p2p": [True, False], "tp, dp, zero": [(1, 1, 0), (2, 2, 1), (1, 4, 0)]})
 def test_the_parts_of_a_period_are_the_period(name: str, p2p: bool, tp: int, dp: int, zero: int) -> None:
-    """What several steps have played is possible; the breakdown's leaves, the critical path and every rank's spent and
+    """Several steps played are possible ones; the breakdown's leaves, the critical path and every rank's spent and
     idle time each sum to one period; each rank's compute lane holds one step's passes; links carry one step's bytes."""
     overlap = {"p2p": p2p, "grad_reduce": p2p, "param_gather": p2p}
     sizes = {"parallelism__tp": tp, "parallelism__dp": dp, "parallelism__zero": zero, "parallelism__overlap": overlap}
@@ -114,14 +114,14 @@ def test_async_1f1b_never_waits(p: int, m: int) -> None:
 
 @pytest.mark.parametrize("name", ["zb_h2", "zb_v", "async_1f1b"])
 def test_the_steady_period_has_no_bubble(name: str) -> None:
-    """Where F = I = W, transfers are free and m >= 2p - 1."""
+    """The claim holds where F = I = W, transfers are free and m >= 2p - 1."""
     for p, more in itertools.product((1, 2, 3, 5), (0, 1, 6)):
         report = schedule(name, p, 2 * p - 1 + more).to_dict()
         assert report["bubble_ratio"] == pytest.approx(report["bubble_ratio_claimed"], abs=1e-9) == 0
 
 
 def peak(order: Order, times: Times) -> list[float]:
-    """What each rank holds at most: F takes, I changes to what it leaves, W or B gives back."""
+    """Return what each rank holds at most: F takes, I changes to what it leaves, W or B gives back."""
     peaks = []
     for rank, slots in enumerate(order):
         held = most = 0.0
