@@ -24,13 +24,17 @@ PAGES = {
 }
 #: What sets up an environment; the wheel's test covers the packaging.
 INSTALLS = {"pip install ."}
-#: Commands that take more than a few seconds. Pages of sweeps and searches are slow as a whole.
+#: Commands that take more than a few seconds, and one that reads what such a one writes. Pages of sweeps and searches
+#: are slow as a whole.
 SLOW_PAGES = {"docs/sweep.md", "docs/search.md"}
 SLOW = {
     "llmsim run mixtral_8x7b --set model.moe.token_distribution.skew=0.5 --set training.global_batch=64",
     "llmsim search gpt22b_tp8 --gpus 8 --fix tp=4,8 --fix cp=1 --fix micro_batch=1 --top 2 --why tp=8",
     "llmsim search gpt22b_tp8 --gpus 8 --fix tp=4,8 --fix cp=1 --fix micro_batch=4 --top 1",
     "llmsim run gpt22b_tp8 llama3_8b_dgx_h100 --report both.html --budget-s 10",
+    "llmsim run gpt22b_tp8 --report page.html",
+    "llmsim init --model llama2-7b --cluster rtx-4090 --gpus 2 --training lora --seq 1024 --yes --out two.yaml",
+    "llmsim run two.yaml",
     "llmsim run llama3_70b --set cluster.name=dgx_b200 --set training.fp4=te_nvfp4",
 }
 

@@ -123,38 +123,6 @@ def measured() -> dict[str, RecordedJob]:
     return {path.stem: RecordedJob(str(path), changes.get(path.stem, {})) for path in paths}
 
 
-def form_of(workload: Mapping[str, Any]) -> tuple[Any, ...]:
-    """Return what a measured workload is but for sizes: framework, layout, schedule, and options that are texts or
-    switches.
-
-    Workloads of one form pass through the same code.
-    """
-    training, parallelism = workload["training"], workload.get("parallelism", {})
-    split = tuple(key for key, value in parallelism.items() if value != 1)
-    chosen = {key: value for key, value in parallelism.items() if isinstance(value, str | bool | dict)}
-    recompute, zero = training.get("recompute"), parallelism.get("zero")
-    options = (workload.get("framework"), training.get("precision"), training.get("fp8"), recompute, zero, chosen)
-    sections = sorted(workload.keys() - {"name", "cluster"})
-    return (*sections, *split, "moe" in workload["model"], str(options))
-
-
-def of_a_form_before() -> set[str]:
-    """Return names of the measured jobs whose form one with fewer layers and micro-batches has, or one before it."""
-    import yaml
-
-    read = {
-        name: yaml.safe_load(Path(str(job.workload)).read_text(encoding="utf-8")) for name, job in measured().items()
-    }
-
-    def work(name: str) -> int:
-        return read[name]["model"]["layers"] * read[name]["training"]["global_batch"]
-
-    smallest: dict[tuple[Any, ...], str] = {}
-    for name in sorted(read, key=work):
-        smallest.setdefault(form_of(read[name]), name)
-    return set(read) - set(smallest.values())
-
-
 SCHEDULES: dict[str, RecordedJob] = {
     "schedule_naive": gpt({"pp": 2, "schedule": "naive"}),
     "schedule_gpipe": gpt({"pp": 4, "schedule": "gpipe"}),

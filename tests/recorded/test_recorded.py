@@ -6,7 +6,8 @@ from functools import cache
 from typing import Any
 
 import pytest
-from jobs import JOBS, of_a_form_before
+from forms import names_of_repeated_forms
+from jobs import JOBS
 from record import differences, read, record
 
 from tests.support.unadvised import without_advice  # noqa: F401
@@ -18,7 +19,7 @@ def recorded() -> dict[str, dict[str, Any]]:
 
 
 #: Left to `make test-all`: the job that takes longest, too.
-SLOW = of_a_form_before() | {"deepseek_v3_dualpipe"}
+SLOW = names_of_repeated_forms() | {"deepseek_v3_dualpipe"}
 
 
 @pytest.mark.usefixtures("without_advice")
