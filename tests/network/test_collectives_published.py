@@ -105,8 +105,11 @@ def origins(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[str, l
 
 
 def test_the_table_says_what_the_constants_of_its_links_rest_on(capsys: pytest.CaptureFixture[str]) -> None:
-    """The table names links that are crossed and no others: those of a GPU that was measured, of one that is completed
-    from another's profile, and of a stack, whose source is its own."""
+    """The table names links that are crossed and no others.
+
+    They are those of a GPU that was measured, of one that is completed from another's profile, and of a stack, whose
+    source is its own.
+    """
     line, links = origins(capsys, "--cluster", "dgx_h100")
     assert line == "Constants of links on h100-sxm-80gb: nvlink measured."
     assert [(link["link"], link["kind"], link["like"]) for link in links] == [("nvlink", "measured", None)]

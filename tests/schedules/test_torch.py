@@ -36,8 +36,10 @@ SIZES = [
 
 
 def torch_order(name: str, p: int, m: int, v: int) -> list[list[str]]:
-    """Return what PyTorch's class computes in its constructor, which itself would need process groups: its compute
-    actions as text, a forward and a backward that overlap one after the other."""
+    """Return the order that PyTorch's class computes in its constructor, which itself would need process groups.
+
+    It is the compute actions as text, a forward and a backward that overlap one after the other.
+    """
     schedule: Any = object.__new__(getattr(torch_schedules, CLASSES[name]))
     rounds = max(1, m // p)
     vars(schedule).update(

@@ -89,7 +89,7 @@ def test_what_a_change_is_said_to_need_is_what_the_changed_job_needs(name: str) 
 
 
 def alone(workload: Workload) -> float:
-    """Return the peak where kernels take what they take alone."""
+    """Return the peak of a step whose kernels are not slowed by communication."""
     return max(memory.total for memory in api.run_step(workload, interference=False).memories)
 
 
@@ -99,8 +99,10 @@ HOLD_ALL = ("gpipe", "looped_bfs", "zb_auto")
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
 def test_few_rounds_hold_what_all_micro_batches_do(schedule: str) -> None:
-    """A schedule that holds every micro-batch of a step (GPipe) needs all; others need those in flight at once, twice
-    over for the allocator to settle, and some to drain."""
+    """A schedule that holds every micro-batch of a step (GPipe) needs all of them.
+
+    Others need those in flight at once, twice over for the allocator to settle, and some to drain.
+    """
     layout = {"parallelism.pp": 2, "parallelism.schedule": schedule, "parallelism.vpp": SCHEDULES[schedule].chunks or 2}
     workload = job(layout | {"training.global_batch": 80, "model.dropout": 0.0, "parallelism.zero": 0})
     few = few_rounds(workload)

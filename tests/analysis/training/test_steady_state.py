@@ -44,8 +44,11 @@ def test_which_schedules_claim_a_period() -> None:
 
 @every_pair({"name": STEADY, "p2p": [True, False], "tp, dp, zero": [(1, 1, 0), (2, 2, 1), (1, 4, 0)]})
 def test_the_parts_of_a_period_are_the_period(name: str, p2p: bool, tp: int, dp: int, zero: int) -> None:
-    """Several steps played are possible ones; the breakdown's leaves, the critical path and every rank's spent and
-    idle time each sum to one period; each rank's compute lane holds one step's passes; links carry one step's bytes."""
+    """Several steps played are possible ones, and links carry one step's bytes.
+
+    The breakdown's leaves, the critical path and every rank's spent and idle time each sum to one period. Each rank's
+    compute lane holds one step's passes.
+    """
     overlap = {"p2p": p2p, "grad_reduce": p2p, "param_gather": p2p}
     sizes = {"parallelism__tp": tp, "parallelism__dp": dp, "parallelism__zero": zero, "parallelism__overlap": overlap}
     result = run(pipelined(name, **sizes))
