@@ -286,7 +286,7 @@ def with_background(*flows: dict[str, Any], nodes: int = 2) -> ClusterSpec:
 @pytest.mark.parametrize("others", [0.1, 0.25, 0.5, 0.75, 1.0])
 def test_background_traffic_takes_its_share_and_no_more(others: float, fold: bool) -> None:
     """A flow that would take s C of a NIC of C leaves (1 - s) C, but half at least. A ring of two nodes sends S bytes
-    through each NIC; where one way of one NIC is slower, all of it is. It loses the seconds that it takes longer; the
+    through each NIC; where one way of one NIC is slower, all of it is. Its loss is the seconds added to it; the
     others lose 1 - 1 / (2 s) of every second where s is above a half."""
     shift = Collective("grads", "all_reduce", 1e9, "dp", "dp", algorithm="ring")
     left = max(1 - others, 0.5)
