@@ -128,16 +128,19 @@ def memory_of_ranks(
         key = id(static[rank]), places[rank], capacity, in_flight[rank], *_contents_of_curve(timeline, curve)
         if key not in alike:
             at = _peak(curve)
-            alike[key] = at, _rank_memory(
-                timeline,
-                curve,
+            alike[key] = (
                 at,
-                static[rank],
-                rank=rank,
-                stage=places[rank],
-                capacity=capacity,
-                in_flight=in_flight[rank],
-                cached_memory=cached_memory,
+                _rank_memory(
+                    timeline,
+                    curve,
+                    at,
+                    static[rank],
+                    rank=rank,
+                    stage=places[rank],
+                    capacity=capacity,
+                    in_flight=in_flight[rank],
+                    cached_memory=cached_memory,
+                ),
             )
         at, memory = alike[key]
         peak_at_s = float(curve.times[at]) if at >= 0 else 0.0

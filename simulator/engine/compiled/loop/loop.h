@@ -75,21 +75,53 @@ typedef struct {
     int32_t kind, job;
 } Work;
 
-/* ---- The network (network.c) ---- */
+/* ---- The network (network.c, max_min.c) ---- */
 typedef struct {
     double nbytes, latency_s, cap_Bps;
     const int32_t *links;
+    const double *loads; /* bytes on each of its links for each of its own */
     int32_t n_links;
     int32_t unslowed; /* the phase that this one is a slower version of, or itself */
     int32_t alone;    /* its solution with nothing else on its links, or -1 */
 } Phase;
 
-/* Rates of phases that meet, and the states of links that hold some of them up. */
+/* A state of a full link that holds somebody up (simulator.network.max_min.Saturation). */
+typedef struct {
+    double seconds; /* -1: the link never was in this state */
+    int64_t first;  /* of its `n` crossers */
+    int32_t link, n;
+} Saturation;
+
+/* A phase that crosses a full link. */
+typedef struct {
+    double rate_Bps, cap_Bps;
+    int32_t phase; /* without what slows it */
+    int32_t is_held_up;
+} Crosser;
+
+/* Rates of phases that meet, and the states of links that hold some of them up, which have numbers in a row. */
 typedef struct {
     double *rates_Bps;
-    int32_t *saturations;
-    int32_t n_saturations;
+    int32_t first_saturation, n_saturations;
 } Solution;
+
+/* What one of some phases puts on one of their links, for each byte of its own. */
+typedef struct {
+    double load;
+    int32_t phase, link;
+    bool is_held_up;
+} Load;
+
+/* What max_min.c works with: by number of a link among those of the phases. */
+typedef struct {
+    Load *loads;
+    bool *stops;           /* by phase */
+    int32_t *number_of;    /* by link of the cluster: its number, or -1 */
+    int32_t *links;        /* by number: the link */
+    double *left, *pressure, *rise;
+    int32_t *holders, *crossers;
+    int32_t n_loads, n_links, room, room_stops;
+} MaxMin;
 
 typedef struct Crossing {
     struct Crossing *before, *after;
@@ -303,8 +335,6 @@ enum GrowthStep { NEXT_EXTENSION, HAND_OUT };
 enum Extended { NO_MORE, AT_RELEASE };
 typedef struct {
     int32_t *answer;
-    void (*solve)(int32_t n, const int32_t *phases);
-    void (*slowed)(int32_t phase, double speed);
     void (*load)(int32_t interference, int32_t n_spinning, int32_t n_moving, const int32_t *kinds);
     void (*paced)(int32_t template, int32_t load);
     void (*meeting)(int32_t lane, int32_t block, int32_t *lanes);
@@ -340,9 +370,13 @@ typedef struct Simulation {
     int32_t *changed, *reached, *met_phases;
     Flow **met;
     int32_t n_changed, room_met, room_met_phases;
-    double *saturated_s; /* by state; -1: it never was */
-    int32_t *saturated_order, *saturated_link;
-    int32_t n_states, room_states, room_order, n_order, room_links;
+    const double *capacity_Bps; /* by link */
+    MaxMin max_min;
+    Saturation *saturations;
+    Crosser *crossers;
+    int64_t n_crossers, room_crossers;
+    int32_t *saturated_order; /* states in the order in which they first ended */
+    int32_t n_saturations, room_saturations, room_order, n_order;
 
     CommKind *kinds;
     Call *calls;
