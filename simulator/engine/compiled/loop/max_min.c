@@ -29,7 +29,7 @@ static void note_loads(Simulation *s, int32_t n, const int32_t *phases) {
                 m->number_of[link] = m->n_links;
                 m->links[m->n_links++] = link;
             }
-            m->loads[m->n_loads++] = (Load){phase->loads[j], i, m->number_of[link]};
+            m->loads[m->n_loads++] = (Load){phase->loads[j], i, m->number_of[link], false};
         }
     }
     for (int32_t i = 0; i < m->n_links; i++) m->number_of[m->links[i]] = -1;
