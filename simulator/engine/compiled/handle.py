@@ -21,7 +21,8 @@ EVENTS_AT_ONCE = 50_000
 class SimulationHandle:
     """A simulation of the compiled event loop, whose memory is given back by `close`.
 
-    ``capacity_Bps``: of each link, bytes/s. Answers to its questions are functions of Python. What one of them raises, `run` raises.
+    ``capacity_Bps``: of each link, bytes/s. Answers to its questions are functions of Python. What one of them raises,
+    `run` raises.
     """
 
     def __init__(

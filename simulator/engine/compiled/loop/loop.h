@@ -1,11 +1,12 @@
 /* The event loop of simulator.engine and simulator.network, compiled.
  *
  * Everything here mirrors a module in Python, which stays the reference; the same programs take the same times, bit for
- * bit. What is asked rarely and remembered is asked of Python (struct Questions): rates of phases that meet, prices,
+ * bit. What is asked rarely and remembered is asked of Python (struct Questions): prices, loads of communication,
  * pieces of a block, extensions. Things are named by their number: ranks, lanes, steps, phases, templates.
  *
  *   queue.c      SimPy's event queue and simulator.network.simulated_time; memos
  *   network.c    simulator.network.flows
+ *   max_min.c    simulator.network.max_min
  *   gpu.c        engine.gpu, engine.running_segment, engine.kernel_times, engine.memory_bandwidth
  *   rendezvous.c engine.communicator and engine.rendezvous
  *   lane.c       engine.lane, engine.rank, engine.host
@@ -14,7 +15,7 @@
  *   simulation.c what Python calls to describe a simulation, and to run it
  *   results.c    what Python calls to read it
  *
- * loop.h has the structures, functions.h what the files have of each other.
+ * loop.h and network.h have the structures, functions.h what the files have of each other.
  *
  * All times are in s, all rates in bytes/s. A number of -1 is none.
  */
@@ -28,6 +29,8 @@
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
+
+#include "network.h"
 
 /* Seconds within which all happens at once (engine.memory_bandwidth.INSTANT_s). */
 #define INSTANT_s 1e-12
@@ -74,77 +77,6 @@ enum WorkKind { UPDATE_RATES, ASK_FOR_EXTENSION };
 typedef struct {
     int32_t kind, job;
 } Work;
-
-/* ---- The network (network.c, max_min.c) ---- */
-typedef struct {
-    double nbytes, latency_s, cap_Bps;
-    const int32_t *links;
-    const double *loads; /* bytes on each of its links for each of its own */
-    int32_t n_links;
-    int32_t unslowed; /* the phase that this one is a slower version of, or itself */
-    int32_t alone;    /* its solution with nothing else on its links, or -1 */
-} Phase;
-
-/* A state of a full link that holds somebody up (simulator.network.max_min.Saturation). */
-typedef struct {
-    double seconds; /* -1: the link never was in this state */
-    int64_t first;  /* of its `n` crossers */
-    int32_t link, n;
-} Saturation;
-
-/* A phase that crosses a full link. */
-typedef struct {
-    double rate_Bps, cap_Bps;
-    int32_t phase; /* without what slows it */
-    int32_t is_held_up;
-} Crosser;
-
-/* Rates of phases that meet, and the states of links that hold some of them up, which have numbers in a row. */
-typedef struct {
-    double *rates_Bps;
-    int32_t first_saturation, n_saturations;
-} Solution;
-
-/* What one of some phases puts on one of their links, for each byte of its own. */
-typedef struct {
-    double load;
-    int32_t phase, link;
-    bool is_held_up;
-} Load;
-
-/* What max_min.c works with: by number of a link among those of the phases. */
-typedef struct {
-    Load *loads;
-    bool *stops;           /* by phase */
-    int32_t *number_of;    /* by link of the cluster: its number, or -1 */
-    int32_t *links;        /* by number: the link */
-    double *left, *pressure, *rise;
-    int32_t *holders, *crossers;
-    int32_t n_loads, n_links, room, room_stops;
-} MaxMin;
-
-typedef struct Crossing {
-    struct Crossing *before, *after;
-    struct Flow *flow;
-} Crossing;
-
-typedef struct Flow {
-    double left, since_s, rate_Bps;
-    uint64_t timer; /* order of the event at which it is expected to end; 0: of none */
-    int32_t number, phase;
-    int32_t rendezvous; /* whose bytes these are; -1: background traffic */
-    int32_t mark;
-    bool alone, on_links;
-    Crossing crossings[]; /* one for each link of its phase */
-} Flow;
-
-typedef struct {
-    Crossing *first, *last;
-    double since_s;
-    int32_t saturation; /* its state while it holds somebody up, or -1 */
-    int32_t mark;
-    bool changed;
-} Link;
 
 /* ---- Communication (rendezvous.c) ---- */
 typedef struct {
