@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from simulator.engine.block_pieces import BlockCutter, CommLength, CommOp, Piece
 from simulator.engine.rank import PlacedRank, Rank
@@ -29,6 +29,17 @@ class PreparedBlock:
     pieces: tuple[Piece, ...]
     fixed: list[tuple[PlannedComm, str]]
     runs: int = 0
+
+
+class _CalledComm(NamedTuple):
+    """A communication as a rank calls it.
+
+    ``meets``: the lanes whose communication may meet it, where all of that is this rank's; else none.
+    """
+
+    comm: Comm
+    planned: PlannedComm
+    meets: frozenset[str]
 
 
 class CoalescedBlocks:
@@ -57,6 +68,7 @@ class CoalescedBlocks:
         self._labels: dict[tuple[int, str], set[str]] = {}
         self._other_lanes: dict[tuple[int, int], tuple[str, ...]] = {}
         self._prepared: dict[tuple[int, int, str, frozenset[str]], PreparedBlock] = {}
+        self._comms: dict[tuple[int, int], _CalledComm] = {}
 
     def pieces(self, rank: Rank, lane: str, block: Block, phase: str) -> tuple[Piece, ...]:
         """Return the pieces in which ``lane`` runs ``block`` now, in a step of this phase."""
@@ -103,16 +115,18 @@ class CoalescedBlocks:
         # The first kernel tells when its lane came to a block, and so has to stand at its beginning.
         if not self._coalesce or not isinstance(block.ops[0], Compute):
             return ()
-        lanes = [self._callers(rank, comm) for comm in block.comms]
-        return tuple(sorted(set().union(*lanes) - {lane}))
+        lanes = [self._called(rank, comm).meets for comm in block.comms]
+        return tuple(sorted(frozenset().union(*lanes) - {lane}))
 
-    def _callers(self, rank: PlacedRank, comm: Comm) -> set[str]:
-        """Return the lanes whose communication may meet ``comm``, where all of that is this rank's; else none."""
-        lanes = self._lanes_of_axis[rank.role]
-        return set().union(*(lanes[axis] for axis in self._plan_of(rank, comm).met_on))
-
-    def _plan_of(self, rank: PlacedRank, comm: Comm) -> PlannedComm:
-        return self._representatives.plan_of(comm, rank.number, rank.positions[comm.axis])
+    def _called(self, rank: PlacedRank, comm: Comm) -> _CalledComm:
+        key = rank.number, id(comm)
+        called = self._comms.get(key)
+        if called is None:
+            planned = self._representatives.plan_of(comm, rank.number, rank.positions[comm.axis])
+            lanes = self._lanes_of_axis[rank.role]
+            meets = frozenset().union(*(lanes[axis] for axis in planned.met_on))
+            called = self._comms[key] = _CalledComm(comm, planned, meets)
+        return called
 
     def prepare(self, rank: PlacedRank, block: Block, phase: str, idle: frozenset[str]) -> PreparedBlock:
         """Cut ``block`` for a step of this phase; nothing is in flight meanwhile on ``idle``, other lanes of the rank.
@@ -125,10 +139,10 @@ class CoalescedBlocks:
             if isinstance(op, Compute):
                 continue
             comm = comm_of(op)
-            planned = self._plan_of(rank, comm)
+            _, planned, meets = self._called(rank, comm)
             # What goes on beside kernels may slow them, which is played as it happens.
             plays_out = comm.host_waits or (rank.interference is not None and isinstance(op, Beside))
-            is_fixed = self._coalesce and not plays_out and len(self._callers(rank, comm) - idle) == 1
+            is_fixed = self._coalesce and not plays_out and len(meets - idle) == 1
             if is_fixed:
                 fixed.append((planned, comm.purpose))
             seconds = self._network.alone_s(planned.plan) if is_fixed else None

@@ -31,7 +31,7 @@ from simulator.engine.templates import TemplateStore
 from simulator.engine.traffic import CommCounts
 from simulator.errors import DeadlockError
 from simulator.network.flows import Network
-from simulator.network.max_min import Saturation
+from simulator.network.max_min import Saturation, Saturations
 from simulator.network.simulated_time import SimulatedTime
 from simulator.program import COMPUTE_LANE, Program, Step
 
@@ -52,10 +52,10 @@ class PlayedJob:
 
 @dataclass(frozen=True)
 class PlayedJobs:
-    """Jobs that have been played together, the seconds of each state of a full link, and the number of events."""
+    """Jobs that have been played together, the states in which links held transfers up, and the number of events."""
 
     jobs: tuple[PlayedJob, ...]
-    saturated_s: Mapping[Saturation, float]
+    saturations: Saturations
     events: int
 
 
@@ -82,7 +82,7 @@ class SimpyEngine:
         env.run()
         played = tuple([play.end() for play in plays])
         network.finish(max(job.spans.length_s for job in played))
-        return PlayedJobs(played, network.saturated_s, env.events)
+        return PlayedJobs(played, Saturations.from_states(network.saturated_s), env.events)
 
 
 class _Play:

@@ -117,7 +117,7 @@ def play_together(
         if all(after is before for after, before in zip(following, clocks, strict=True)):
             break
         clocks = following
-    contention_of_links = contention(simulated, played.saturated_s, [placed.program.name for placed in jobs])
+    contention_of_links = contention(simulated, played.saturations, [placed.program.name for placed in jobs])
     return tuple(
         PlayedProgram(
             job.program,

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
 from simulator.engine.representatives import Representatives, SimulatedCluster, SimulatedLink
-from simulator.network.max_min import Saturation
+from simulator.network.max_min import Saturations
 from simulator.timeline import Contender, Contention, LinkUse
 
 #: How often each planned communication (by id) was made for each purpose.
@@ -43,53 +42,54 @@ def algorithms_of(representatives: Representatives, counts: CommCounts) -> dict[
     return {purpose: max(by_algorithm, key=lambda name: by_algorithm[name]) for purpose, by_algorithm in sent.items()}
 
 
-def contention(
-    cluster: SimulatedCluster, saturated_s: Mapping[Saturation, float], names: Sequence[str]
-) -> tuple[Contention, ...]:
+def contention(cluster: SimulatedCluster, full: Saturations, names: Sequence[str]) -> tuple[Contention, ...]:
     """Return who was held up on which link, and who was there beside them.
 
-    ``saturated_s``: seconds of each state of a link; ``names``: of the programs. A transfer's cap is the rate that it
-    would reach on an idle network. At rate r it loses 1 - r / cap of every second in which a link holds it below its
-    cap. Added up, that is how much longer it takes than alone.
+    ``names``: of the programs. A transfer's cap is the rate that it would reach on an idle network. At rate r it loses
+    1 - r / cap of every second in which a link holds it below its cap. Added up, that is how much longer it takes than
+    alone.
     """
-    states_of_link: dict[int, list[Saturation]] = {}
-    for saturation in saturated_s:
-        states_of_link.setdefault(saturation.link, []).append(saturation)
+    contenders: dict[int, list[Contender]] = {}
+    for (job, axis, op), link, *figures in sorted(_losses(cluster, full), key=lambda loss: loss[:2]):
+        contenders.setdefault(link, []).append(Contender(names[job] if job >= 0 else "", axis, op, *figures))
     return tuple(
-        Contention(
-            cluster.links[link].name,
-            cluster.links[link].kind,
-            cluster.links[link].count,
-            tuple(
-                Contender(names[job] if job >= 0 else "", axis, op, *figures)
-                for (job, axis, op), figures in sorted(_losses(cluster, link, states, saturated_s).items())
-            ),
-        )
-        for link, states in sorted(states_of_link.items())
+        Contention(cluster.links[link].name, cluster.links[link].kind, cluster.links[link].count, tuple(on_link))
+        for link, on_link in sorted(contenders.items())
     )
 
 
 def _losses(
-    cluster: SimulatedCluster, link: int, states: Sequence[Saturation], saturated_s: Mapping[Saturation, float]
-) -> dict[tuple[int, str, str], tuple[float, float, float]]:
-    """Return for each job, axis and operation on a link three figures, over these ``states`` of the link.
+    cluster: SimulatedCluster, full: Saturations
+) -> list[tuple[tuple[int, str, str], int, float, float, float]]:
+    """Return figures of the transfers of each job, axis and operation on each full link.
 
-    They are the most transfers there at once, the seconds that any was there, and the seconds that each of them lost.
+    The figures are the most of them there at once, the seconds that any was there, and the seconds that each lost.
     """
-    sources = [cluster.sources[id(phase.unslowed or phase)] for state in states for phase in state.phases]
+    sources = [cluster.sources[id(phase)] for phase in full.phases]
     numbers: dict[tuple[int, str, str], int] = {}
-    source = np.array([numbers.setdefault((one.job, one.axis, one.op), len(numbers)) for one in sources])
-    count = np.array([one.at_once[link] for one in sources])
-    held_up = np.array([is_held_up for state in states for is_held_up in state.held_up])
-    cap_Bps = np.array([phase.cap_Bps for state in states for phase in state.phases])
-    rate_Bps = np.array([rate for state in states for rate in state.rates])
-    state = np.repeat(np.arange(len(states)), [len(state.phases) for state in states])
-    shape = len(states), len(numbers)
-    entry = state * len(numbers) + source
-    present = np.bincount(entry, count, math.prod(shape)).reshape(shape)
-    loss = np.where(held_up, count * (1 - rate_Bps / cap_Bps), 0.0)
-    lost = np.bincount(entry, loss, math.prod(shape)).reshape(shape)
-    seconds = np.array([saturated_s[state] for state in states])
-    each = np.divide(lost, present, out=np.zeros(shape), where=present > 0)
-    figures = present.max(axis=0).tolist(), (seconds @ (present > 0)).tolist(), (seconds @ each).tolist()
-    return dict(zip(numbers, zip(*figures, strict=True), strict=True))
+    source = np.array(
+        [numbers.setdefault((one.job, one.axis, one.op), len(numbers)) for one in sources], dtype=np.int64
+    )
+    n_links, n_sources = len(cluster.links), len(numbers)
+    # How many transfers a phase stands for on a link.
+    crossings, where = np.unique(full.phase * n_links + full.link[full.state], return_inverse=True)
+    at_once = np.array([sources[one // n_links].at_once[one % n_links] for one in crossings.tolist()], dtype=np.float64)
+    count = at_once[where]
+    # Transfers of a source in a state of a link, and what they lose of each second together.
+    places, where = np.unique(full.state * n_sources + source[full.phase], return_inverse=True)
+    state, source = places // max(n_sources, 1), places % max(n_sources, 1)
+    present = np.bincount(where, count, len(places))
+    loss = np.where(full.is_held_up, count * (1 - full.rate_Bps / full.cap_Bps), 0.0)
+    lost = np.bincount(where, loss, len(places))
+    each = np.divide(lost, present, out=np.zeros(len(places)), where=present > 0)
+    # Over the states of each link.
+    contenders, where = np.unique(full.link[state] * n_sources + source, return_inverse=True)
+    most = np.zeros(len(contenders))
+    np.maximum.at(most, where, present)
+    seconds = np.bincount(where, full.seconds[state] * (present > 0), len(contenders))
+    lost_s = np.bincount(where, full.seconds[state] * each, len(contenders))
+    by_number, figures = list(numbers), (most.tolist(), seconds.tolist(), lost_s.tolist())
+    return [
+        (by_number[one % n_sources], one // n_sources, *of_link)
+        for one, *of_link in zip(contenders.tolist(), *figures, strict=True)
+    ]

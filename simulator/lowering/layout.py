@@ -85,14 +85,16 @@ def layout(workload: Workload) -> Layout:
     groups |= _instances(workload.parallelism, groups)
     groups |= _other_groups(workload, groups)
     ep = expert_ranks.position(Axis.EP) if expert_ranks else [0] * workload.n_ranks
-    seats = [
-        PipelineSeat(stage, representative_seat(workload, Seat(cp=cp, ep=expert)))
-        for stage, cp, expert in zip(ranks.position(Axis.PP), ranks.position(Axis.CP), ep, strict=True)
-    ]
-    places = {place: number for number, place in enumerate(sorted(set(seats)))}
+    positions = tuple(zip(ranks.position(Axis.PP), ranks.position(Axis.CP), ep, strict=True))
+    seats = {
+        (stage, cp, expert): PipelineSeat(stage, representative_seat(workload, Seat(cp=cp, ep=expert)))
+        for stage, cp, expert in dict.fromkeys(positions)
+    }
+    places = {place: number for number, place in enumerate(sorted(set(seats.values())))}
+    number_at = {position: places[place] for position, place in seats.items()}
     return Layout(
         tuple(places),
-        tuple(places[place] for place in seats),
+        tuple([number_at[position] for position in positions]),
         {axis: members for axis, members in groups.items() if members},
     )
 

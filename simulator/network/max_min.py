@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from simulator.arrays import Bools, Floats, Ints
 from simulator.network.plan import Phase
 
 #: Bytes/s of every link, by index.
@@ -103,6 +104,44 @@ class Saturation:
     phases: tuple[Phase, ...]
     rates: tuple[float, ...]
     held_up: tuple[bool, ...]
+
+
+@dataclass(frozen=True)
+class Saturations:
+    """States of full links as columns, an entry of each per state, and those of the phases that cross their links.
+
+    ``link``, ``seconds``: of each state, its link, and the seconds in which it held somebody up.
+    ``state``: of each phase on a full link, its state; ``phase`` indexes ``phases``, which are without what slows them.
+    ``rate_Bps``, ``cap_Bps``: bytes/s of its reference flow, and the most that it could have. ``is_held_up``: as in
+    `Saturation`.
+    """
+
+    phases: tuple[Phase, ...]
+    link: Ints
+    seconds: Floats
+    state: Ints
+    phase: Ints
+    rate_Bps: Floats
+    cap_Bps: Floats
+    is_held_up: Bools
+
+    @classmethod
+    def from_states(cls, saturated_s: Mapping[Saturation, float]) -> Saturations:
+        """Return the columns of states and their seconds."""
+        states = tuple(saturated_s)
+        crossing = [phase for state in states for phase in state.phases]
+        unslowed = [phase.unslowed or phase for phase in crossing]
+        numbers = {id(phase): number for number, phase in enumerate({id(phase): phase for phase in unslowed}.values())}
+        return cls(
+            phases=tuple({id(phase): phase for phase in unslowed}.values()),
+            link=np.array([state.link for state in states], dtype=np.int64),
+            seconds=np.array(list(saturated_s.values()), dtype=np.float64),
+            state=np.repeat(np.arange(len(states)), np.array([len(state.phases) for state in states], dtype=np.int64)),
+            phase=np.array([numbers[id(phase)] for phase in unslowed], dtype=np.int64),
+            rate_Bps=np.array([rate for state in states for rate in state.rates], dtype=np.float64),
+            cap_Bps=np.array([phase.cap_Bps for phase in crossing], dtype=np.float64),
+            is_held_up=np.array([held_up for state in states for held_up in state.held_up], dtype=bool),
+        )
 
 
 def saturations(phases: Sequence[Phase], rates: Sequence[float], capacity: Capacity) -> tuple[Saturation, ...]:

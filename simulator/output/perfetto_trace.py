@@ -11,8 +11,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from simulator.analysis.time.pipeline_ranks import pipeline_ranks
 from simulator.errors import InputError
 from simulator.output.files import writing
@@ -88,7 +86,7 @@ class _PacketWriter:
         stages = pipeline_ranks(self._timeline)
         yield self._descriptors(stages)
         for rank in self._ranks:
-            for span in np.flatnonzero(self._timeline.rank == rank).tolist():
+            for span in self._timeline.spans_of(rank).tolist():
                 yield self._rows(span)
             yield self._memory(rank)
 

@@ -88,7 +88,7 @@ def _events(timeline: Timeline, ranks: Sequence[int], *, marked: bool) -> Iterat
             yield from _step_mark(timeline, rank)
     writer = _SpanWriter(timeline, tracks)
     for rank in ranks:
-        for span in np.flatnonzero(timeline.rank == rank).tolist():
+        for span in timeline.spans_of(rank).tolist():
             yield writer.text(span)
         yield from _memory_counter(timeline, rank)
     yield from _flows(timeline, ranks, tracks)
@@ -119,7 +119,7 @@ class TraceTracks:
         compute = compute_lane_spans(timeline)
         inside = [set(template.lanes) - {COMPUTE_LANE} for template in timeline.templates]
         for rank in ranks:
-            spans = np.flatnonzero(timeline.rank == rank)
+            spans = timeline.spans_of(rank)
             inline: dict[str, list[int]] = defaultdict(list)
             for code in np.unique(timeline.template[spans[compute[spans]]]).tolist():
                 for lane in sorted(inside[code]):

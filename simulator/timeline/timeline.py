@@ -108,7 +108,7 @@ class Timeline:
         real = sorted(dict.fromkeys(ranks))
         if real and not 0 <= real[0] <= real[-1] < self.n_ranks:
             raise ValueError(f"ranks are 0 to {self.n_ranks - 1}")
-        played = {rank: np.flatnonzero(self.rank == rank) for rank in {self.simulated_as[rank] for rank in real}}
+        played = {rank: self.spans_of(rank) for rank in {self.simulated_as[rank] for rank in real}}
         parts = [played[self.simulated_as[rank]] for rank in real]
         span = np.concatenate(parts) if parts else np.zeros(0, dtype=np.int64)
         like = dict.fromkeys(real, 1)
@@ -197,8 +197,17 @@ class Timeline:
     @cached_property
     def label_code(self) -> Ints:
         """Number of each span's label: equal numbers are equal labels."""
-        codes = {label: code for code, label in enumerate(dict.fromkeys(self.labels))}
-        return np.array([codes[label] for label in self.labels], dtype=np.int64)
+        return _codes(self.labels)
+
+    @cached_property
+    def part_code(self) -> Ints:
+        """Number of each span's part: equal numbers are equal parts."""
+        return _codes(self.parts)
+
+    def spans_of(self, rank: int) -> Ints:
+        """Return the indices of a simulated rank's spans, ascending."""
+        first, last = np.searchsorted(self.rank, (rank, rank + 1))
+        return np.arange(first, last)
 
     def rows(self) -> TimelineRows:
         """Return one row per op, in the order of spans."""
@@ -211,3 +220,9 @@ class Timeline:
         flops. Those of texts are categoricals.
         """
         return self.rows().frame()
+
+
+def _codes(texts: Sequence[str]) -> Ints:
+    """Return a number for each text, in the order in which different ones come first."""
+    codes = {text: code for code, text in enumerate(dict.fromkeys(texts))}
+    return np.array([codes[text] for text in texts], dtype=np.int64)

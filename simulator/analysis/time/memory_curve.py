@@ -34,7 +34,7 @@ def memory_curve(timeline: Timeline, rank: int) -> MemoryHistory:
     between. Spans that end at a moment free their bytes before others that start then take theirs. Where a step is
     several spans in a row its workspace stays while the lane waits between them, into however many it is cut.
     """
-    spans = np.flatnonzero(timeline.rank == rank)
+    spans = timeline.spans_of(rank)
     times = np.concatenate((timeline.end_s[spans], _begins_s(timeline, spans)))
     kept = np.concatenate((-timeline.free_bytes[spans], timeline.alloc_bytes[spans]))
     workspace = np.concatenate((-timeline.workspace_bytes[spans], timeline.workspace_bytes[spans]))

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_left, insort
 from dataclasses import dataclass
+from functools import lru_cache
 
 from simulator.units import MiB
 
@@ -22,6 +23,7 @@ ROUND_LARGE = 2 * MiB
 LARGE_REMAINDER = 1 * MiB
 
 
+@lru_cache(maxsize=4096)
 def rounded(nbytes: float) -> int:
     """Return the bytes of a block for a tensor of ``nbytes``: a multiple of 512.
 

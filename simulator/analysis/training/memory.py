@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cache
 from types import MappingProxyType
 from typing import Any
@@ -121,24 +121,50 @@ def memory_of_ranks(
     them the allocator releases cached blocks.
     """
     in_flight, places, cached_memory = peak_activations(timeline), pipeline_ranks(timeline), CachedMemory()
-    return tuple(
-        _rank_memory(
-            timeline,
-            memory_curve(timeline, rank),
-            static[rank],
-            rank=rank,
-            stage=places[rank],
-            capacity=capacities.get(rank, math.inf),
-            in_flight=in_flight[rank],
-            cached_memory=cached_memory,
-        )
-        for rank in timeline.ranks
-    )
+    alike: dict[Hashable, tuple[int, RankMemory]] = {}
+    memories = []
+    for rank in timeline.ranks:
+        curve, capacity = memory_curve(timeline, rank), capacities.get(rank, math.inf)
+        key = id(static[rank]), places[rank], capacity, in_flight[rank], *_contents_of_curve(timeline, curve)
+        if key not in alike:
+            at = _peak(curve)
+            alike[key] = (
+                at,
+                _rank_memory(
+                    timeline,
+                    curve,
+                    at,
+                    static[rank],
+                    rank=rank,
+                    stage=places[rank],
+                    capacity=capacity,
+                    in_flight=in_flight[rank],
+                    cached_memory=cached_memory,
+                ),
+            )
+        at, memory = alike[key]
+        peak_at_s = float(curve.times[at]) if at >= 0 else 0.0
+        memories.append(replace(memory, rank=rank, peak_at_s=peak_at_s))
+    return tuple(memories)
+
+
+def _contents_of_curve(timeline: Timeline, curve: MemoryHistory) -> Iterator[bytes]:
+    """Yield all columns of a curve but its times; ranks with equal ones hold the same tensors in the same order."""
+    yield from (column.tobytes() for column in (curve.begins, curve.held_bytes, curve.workspace_bytes))
+    for column in (timeline.stage, timeline.microbatch, timeline.phase, timeline.part_code, timeline.lane):
+        yield column[curve.span].tobytes()
+
+
+def _peak(curve: MemoryHistory) -> int:
+    """Return the index of a curve's first entry with the most bytes; -1 where none holds any."""
+    total = curve.held_bytes + curve.workspace_bytes
+    return int(np.argmax(total >= (1 - _ROUNDING) * total.max())) if len(total) and total.max() > 0 else -1
 
 
 def _rank_memory(
     timeline: Timeline,
     curve: MemoryHistory,
+    at: int,
     static: StaticMemory,
     *,
     rank: int,
@@ -147,8 +173,6 @@ def _rank_memory(
     in_flight: int,
     cached_memory: CachedMemory,
 ) -> RankMemory:
-    total = curve.held_bytes + curve.workspace_bytes
-    at = int(np.argmax(total >= (1 - _ROUNDING) * total.max())) if len(total) and total.max() > 0 else -1
     held_bytes = float(curve.held_bytes[at]) if at >= 0 else 0.0
     events, limit = activation_events(timeline, curve.span, static), capacity - static.overhead
     activations = _activations(timeline, curve, events, at, static)
@@ -182,15 +206,18 @@ _ROUNDING = 1e-12
 _KINDS = {"input": "layer inputs", "attn": "attention", "loss": "logits", "output gradient": "output gradients"}
 
 
-def _kind(tensor: Tensor) -> str:
-    word = tensor.name.split(".")[0].rstrip(" 0123456789")
+@cache
+def _kind(name: str) -> str:
+    """Return the kind of the tensor of this ``name`` in a breakdown."""
+    word = name.split(".")[0].rstrip(" 0123456789")
     return _KINDS.get(word, word)
 
 
 def _by_kind(tensors: Iterable[Tensor]) -> dict[str, float]:
     nbytes: dict[str, float] = {}
     for tensor in tensors:
-        nbytes[_kind(tensor)] = nbytes.get(_kind(tensor), 0.0) + tensor.nbytes
+        kind = _kind(tensor.name)
+        nbytes[kind] = nbytes.get(kind, 0.0) + tensor.nbytes
     return nbytes
 
 

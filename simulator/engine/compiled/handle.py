@@ -5,10 +5,11 @@ from __future__ import annotations
 import ctypes
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
 from numpy.typing import NDArray
 
 from simulator.engine.compiled.library import OUT_OF_MEMORY, RUNNING, QuestionsRecord, event_loop
@@ -20,10 +21,13 @@ EVENTS_AT_ONCE = 50_000
 class SimulationHandle:
     """A simulation of the compiled event loop, whose memory is given back by `close`.
 
-    Answers to its questions are functions of Python. What one of them raises, `run` raises.
+    ``capacity_Bps``: of each link, bytes/s. Answers to its questions are functions of Python. What one of them raises,
+    `run` raises.
     """
 
-    def __init__(self, answers: dict[str, Callable[..., int]], sizes: tuple[int, int, int, int, int]) -> None:
+    def __init__(
+        self, answers: dict[str, Callable[..., int]], capacity_Bps: Sequence[float], sizes: tuple[int, int, int, int]
+    ) -> None:
         self._loop = event_loop()
         self._kept: list[Any] = []
         self._error: BaseException | None = None
@@ -33,7 +37,12 @@ class SimulationHandle:
             answer=ctypes.pointer(self._answer),
             **{name: types[name](self._guarded(answer)) for name, answer in answers.items()},
         )
-        self._address = self._loop.new_simulation(ctypes.byref(self._questions), *sizes)
+        self._address = self._loop.new_simulation(
+            ctypes.byref(self._questions),
+            self.kept(np.array(capacity_Bps, dtype=np.float64)),
+            len(capacity_Bps),
+            *sizes,
+        )
         if not self._address:
             raise MemoryError
 

@@ -23,6 +23,10 @@ IS_FIRST, IS_LAST, IN_ROW = 1, 2, 4
 _int, _long, _real, _pointer = c_int32, c_int64, c_double, c_void_p
 
 
+#: An array of the loop's structures.
+Records = NDArray[Any]
+
+
 class CommKindRecord(Structure):
     """`CommKind` of the loop."""
 
@@ -106,8 +110,6 @@ class ShareRecord(Structure):
     )
 
 
-_Solve = CFUNCTYPE(None, _int, POINTER(_int))
-_Slowed = CFUNCTYPE(None, _int, _real)
 _Load = CFUNCTYPE(None, _int, _int, _int, POINTER(_int))
 _Paced = CFUNCTYPE(None, _int, _int)
 _Meeting = CFUNCTYPE(None, _int, _int, POINTER(_int))
@@ -122,8 +124,6 @@ class QuestionsRecord(Structure):
 
     _fields_ = (
         ("answer", POINTER(_int)),
-        ("solve", _Solve),
-        ("slowed", _Slowed),
         ("load", _Load),
         ("paced", _Paced),
         ("meeting", _Meeting),
@@ -134,7 +134,7 @@ class QuestionsRecord(Structure):
     )
 
 
-#: `Step`, `TaggedComm`, `Piece`, `Span` and `Stretched` of the loop.
+#: `Step`, `TaggedComm`, `Piece`, `Span`, `Stretched`, `Saturation` and `Crosser` of the loop.
 STEP = np.dtype(
     [(name, np.int32) for name in ("kind", "op", "n_ops", "tag", "label", "first_after", "n_after", "phase")]
 )
@@ -148,20 +148,21 @@ SPAN = np.dtype(
     + [(name, np.int32) for name in ("rank", "lane_name", "position", "step", "template", "flags")]
 )
 STRETCHED = np.dtype([("span", np.int64), ("at", np.int64), ("n_ops", np.int32), ("unused", np.int32)])
+SATURATION = np.dtype([("seconds", np.float64), ("first", np.int64), ("link", np.int32), ("n", np.int32)])
+CROSSER = np.dtype([("rate_Bps", np.float64), ("cap_Bps", np.float64), ("phase", np.int32), ("is_held_up", np.int32)])
 #: In the order in which the loop says their sizes.
 RECORDS = (
     *(CommKindRecord, CallRecord, TemplateRecord, PacedRecord, WorkRecord, ShareRecord, QuestionsRecord),
-    *(STEP, TAGGED_COMM, PIECE, SPAN, STRETCHED),
+    *(STEP, TAGGED_COMM, PIECE, SPAN, STRETCHED, SATURATION, CROSSER),
 )
 
 #: Function of the loop -> type of its result, types of its arguments.
 _FUNCTIONS: dict[str, tuple[type | None, list[type]]] = {
-    "new_simulation": (_pointer, [POINTER(QuestionsRecord), _int, _int, _int, _int, _int]),
+    "new_simulation": (_pointer, [POINTER(QuestionsRecord), _pointer, _int, _int, _int, _int, _int]),
     "free_simulation": (None, [_pointer]),
-    "add_phase": (_int, [_pointer, _real, _real, _real, _int, _pointer, _int]),
+    "add_phase": (_int, [_pointer, _real, _real, _real, _int, _pointer, _pointer]),
     "add_planned": (_int, [_pointer, _int, _pointer, _int]),
-    "add_states": (_int, [_pointer, _int, _pointer]),
-    "add_solution": (_int, [_pointer, _int, _pointer, _int, _pointer]),
+    "solve_alone": (_int, [_pointer, _int, POINTER(_real), POINTER(_int)]),
     "add_kind": (_int, [_pointer, POINTER(CommKindRecord)]),
     "add_call": (_int, [_pointer, POINTER(CallRecord)]),
     "add_template": (_int, [_pointer, POINTER(TemplateRecord)]),
@@ -181,7 +182,7 @@ _FUNCTIONS: dict[str, tuple[type | None, list[type]]] = {
     "finish": (_int, [_pointer, _real]),
     "read_spans": (_long, [_pointer, _int, POINTER(_pointer)]),
     "read_stretched": (_long, [_pointer, _int, POINTER(_pointer), POINTER(_pointer), POINTER(_long)]),
-    "read_states": (_int, [_pointer, POINTER(_pointer), POINTER(_pointer), POINTER(_int)]),
+    "read_states": (_int, [_pointer, POINTER(_pointer), POINTER(_pointer), POINTER(_pointer), POINTER(_long)]),
     "read_counts": (_int, [_pointer, POINTER(_pointer), POINTER(_pointer), POINTER(_int)]),
     "read_hosts": (None, [_pointer, _pointer]),
     "runs_of_cut": (_long, [_pointer, _int]),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,7 +16,7 @@ from simulator.engine.compiled import library
 from simulator.engine.compiled.description import CommNumbers, JobDescription
 from simulator.engine.compiled.handle import SimulationHandle
 from simulator.engine.compiled.job import CompiledJob, FirstNumbers
-from simulator.engine.compiled.network import NumberedPhases, RememberedRates
+from simulator.engine.compiled.network import NumberedPhases
 from simulator.engine.compiled.tables import Tables
 from simulator.engine.deadlock import BlockedLane, UncalledComm, report
 from simulator.engine.marks import PeriodMark
@@ -37,7 +37,6 @@ class CompiledEngine:
     def __init__(self, jobs: Sequence[Placed], simulated: SimulatedCluster, cluster: Cluster, coalesce: bool) -> None:
         self._jobs, self._simulated, self._cluster, self._coalesce = jobs, simulated, cluster, coalesce
         self._comms = CommNumbers()
-        self._rates = RememberedRates([link.capacity_Bps for link in simulated.links])
         #: Descriptions of jobs that do not grow, which are alike in all plays.
         self._descriptions: dict[int, JobDescription] = {}
 
@@ -49,7 +48,7 @@ class CompiledEngine:
                 self._jobs, self._simulated.representatives, clocks, strict=True
             )
         ]
-        play = _CompiledPlay(self._jobs, self._simulated, ranks, self._comms, self._rates)
+        play = _CompiledPlay(self._jobs, self._simulated, ranks, self._comms)
         try:
             descriptions = [self._description(job, ranks_of_job) for job, ranks_of_job in enumerate(ranks)]
             play.describe(self._jobs, self._simulated, ranks, descriptions, self._coalesce)
@@ -75,14 +74,13 @@ class _CompiledPlay:
         simulated: SimulatedCluster,
         ranks: Sequence[Sequence[PlacedRank]],
         comms: CommNumbers,
-        rates: RememberedRates,
     ) -> None:
         self._jobs: list[CompiledJob] = []
         roles = [placed.program.roles for placed in jobs]
         n_lanes = sum(len(roles[job][rank.role].lanes) for job, job_ranks in enumerate(ranks) for rank in job_ranks)
-        sizes = len(simulated.links), len(jobs), sum(map(len, roles)), sum(map(len, ranks)), n_lanes
-        self._handle = SimulationHandle(self._answers(), sizes)
-        self._phases = NumberedPhases(self._handle, rates)
+        sizes = len(jobs), sum(map(len, roles)), sum(map(len, ranks)), n_lanes
+        self._handle = SimulationHandle(self._answers(), [link.capacity_Bps for link in simulated.links], sizes)
+        self._phases = NumberedPhases(self._handle)
         self._tables = Tables(self._handle, self._phases, comms)
         self._marks: list[PeriodMark[int, int]] = []
 
@@ -122,8 +120,7 @@ class _CompiledPlay:
         counted = self._counted()
         jobs = tuple([self._played(job, counted) for job in self._jobs])
         self._handle.add("finish", max(job.spans.length_s for job in jobs))
-        saturated_s = self._phases.saturated_s(dict(self._seconds_of_states()))
-        return PlayedJobs(jobs, saturated_s, self._handle.call("n_events"))
+        return PlayedJobs(jobs, self._phases.saturations(), self._handle.call("n_events"))
 
     def close(self) -> None:
         """Give the loop's memory back."""
@@ -132,8 +129,6 @@ class _CompiledPlay:
     def _answers(self) -> dict[str, Callable[..., int]]:
         """Return what answers each question of the loop."""
         return {
-            "solve": lambda n, phases: self._phases.add_solution(phases[:n]),
-            "slowed": lambda phase, speed: self._phases.add_slowed(phase, speed),
             "load": lambda *load: self._tables.load(*load),
             "paced": lambda template, load: self._tables.paced(template, load),
             "meeting": self._meeting,
@@ -164,7 +159,7 @@ class _CompiledPlay:
     def _mark(self, now: float) -> int:
         (job,) = self._jobs
         self._marks.append(
-            PeriodMark(now, self._hosts_s(), self._counted(), job.runs(), dict(self._seconds_of_states()))
+            PeriodMark(now, self._hosts_s(), self._counted(), job.runs(), self._phases.seconds_of_states())
         )
         return 0
 
@@ -235,13 +230,6 @@ class _CompiledPlay:
         hosts_s = np.zeros(sum(len(job.ranks) for job in self._jobs))
         self._handle.call("read_hosts", hosts_s.ctypes.data)
         return hosts_s
-
-    def _seconds_of_states(self) -> Iterator[tuple[int, float]]:
-        first, second, n_states = ctypes.c_void_p(), ctypes.c_void_p(), ctypes.c_int32()
-        n = self._handle.call("read_states", ctypes.byref(first), ctypes.byref(second), ctypes.byref(n_states))
-        order = library.array_at(first.value, np.dtype(np.int32), n).tolist()
-        seconds = library.array_at(second.value, np.dtype(np.float64), n_states.value).tolist()
-        return zip(order, [seconds[state] for state in order], strict=True)
 
     # Errors
 

@@ -64,6 +64,10 @@ void flow_timer(Simulation *s, const Event *event);
 void update_rates(Simulation *s);
 void end_saturation(Simulation *s, int32_t link, double at_s);
 
+/* max_min.c */
+const Solution *solution_of(Simulation *s, int32_t n, const int32_t *phases);
+const Solution *solution_alone(Simulation *s, int32_t phase);
+
 /* gpu.c */
 void begin_segment(Simulation *s, Lane *lane, const Piece *segment, double host_s);
 bool go_on_with_segment(Simulation *s, Lane *lane, bool interrupted);

@@ -1,11 +1,12 @@
 /* The event loop of simulator.engine and simulator.network, compiled.
  *
  * Everything here mirrors a module in Python, which stays the reference; the same programs take the same times, bit for
- * bit. What is asked rarely and remembered is asked of Python (struct Questions): rates of phases that meet, prices,
+ * bit. What is asked rarely and remembered is asked of Python (struct Questions): prices, loads of communication,
  * pieces of a block, extensions. Things are named by their number: ranks, lanes, steps, phases, templates.
  *
  *   queue.c      SimPy's event queue and simulator.network.simulated_time; memos
  *   network.c    simulator.network.flows
+ *   max_min.c    simulator.network.max_min
  *   gpu.c        engine.gpu, engine.running_segment, engine.kernel_times, engine.memory_bandwidth
  *   rendezvous.c engine.communicator and engine.rendezvous
  *   lane.c       engine.lane, engine.rank, engine.host
@@ -14,7 +15,7 @@
  *   simulation.c what Python calls to describe a simulation, and to run it
  *   results.c    what Python calls to read it
  *
- * loop.h has the structures, functions.h what the files have of each other.
+ * loop.h and network.h have the structures, functions.h what the files have of each other.
  *
  * All times are in s, all rates in bytes/s. A number of -1 is none.
  */
@@ -28,6 +29,8 @@
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
+
+#include "network.h"
 
 /* Seconds within which all happens at once (engine.memory_bandwidth.INSTANT_s). */
 #define INSTANT_s 1e-12
@@ -74,45 +77,6 @@ enum WorkKind { UPDATE_RATES, ASK_FOR_EXTENSION };
 typedef struct {
     int32_t kind, job;
 } Work;
-
-/* ---- The network (network.c) ---- */
-typedef struct {
-    double nbytes, latency_s, cap_Bps;
-    const int32_t *links;
-    int32_t n_links;
-    int32_t unslowed; /* the phase that this one is a slower version of, or itself */
-    int32_t alone;    /* its solution with nothing else on its links, or -1 */
-} Phase;
-
-/* Rates of phases that meet, and the states of links that hold some of them up. */
-typedef struct {
-    double *rates_Bps;
-    int32_t *saturations;
-    int32_t n_saturations;
-} Solution;
-
-typedef struct Crossing {
-    struct Crossing *before, *after;
-    struct Flow *flow;
-} Crossing;
-
-typedef struct Flow {
-    double left, since_s, rate_Bps;
-    uint64_t timer; /* order of the event at which it is expected to end; 0: of none */
-    int32_t number, phase;
-    int32_t rendezvous; /* whose bytes these are; -1: background traffic */
-    int32_t mark;
-    bool alone, on_links;
-    Crossing crossings[]; /* one for each link of its phase */
-} Flow;
-
-typedef struct {
-    Crossing *first, *last;
-    double since_s;
-    int32_t saturation; /* its state while it holds somebody up, or -1 */
-    int32_t mark;
-    bool changed;
-} Link;
 
 /* ---- Communication (rendezvous.c) ---- */
 typedef struct {
@@ -303,8 +267,6 @@ enum GrowthStep { NEXT_EXTENSION, HAND_OUT };
 enum Extended { NO_MORE, AT_RELEASE };
 typedef struct {
     int32_t *answer;
-    void (*solve)(int32_t n, const int32_t *phases);
-    void (*slowed)(int32_t phase, double speed);
     void (*load)(int32_t interference, int32_t n_spinning, int32_t n_moving, const int32_t *kinds);
     void (*paced)(int32_t template, int32_t load);
     void (*meeting)(int32_t lane, int32_t block, int32_t *lanes);
@@ -340,9 +302,13 @@ typedef struct Simulation {
     int32_t *changed, *reached, *met_phases;
     Flow **met;
     int32_t n_changed, room_met, room_met_phases;
-    double *saturated_s; /* by state; -1: it never was */
-    int32_t *saturated_order, *saturated_link;
-    int32_t n_states, room_states, room_order, n_order, room_links;
+    const double *capacity_Bps; /* by link */
+    MaxMin max_min;
+    Saturation *saturations;
+    Crosser *crossers;
+    int64_t n_crossers, room_crossers;
+    int32_t *saturated_order; /* states in the order in which they first ended */
+    int32_t n_saturations, room_saturations, room_order, n_order;
 
     CommKind *kinds;
     Call *calls;

@@ -1,50 +1,23 @@
 /* Bytes in motion: transfers share links at their max-min fair rates (simulator.network.flows).
  *
- * Rates themselves are worked out by simulator.network.max_min, once for each set of phases that meet.
+ * max_min.c works rates out, once for each set of phases that meet.
  */
 #include "loop.h"
 
-/* Sets of concurrent phases whose rates are remembered. */
-#define REMEMBERED 100000
-
 static void expect(Simulation *s, Flow *flow, double seconds);
 
-/* ---- Rates ---- */
-
-static void forget_solutions(Simulation *s) {
-    for (int32_t i = 0; i < s->n_solutions; i++) {
-        free(s->solutions[i].rates_Bps);
-        free(s->solutions[i].saturations);
-    }
-    s->n_solutions = 0;
-    for (int32_t i = 0; i < s->n_phases; i++) s->phases[i].alone = -1;
-    forget(&s->solved);
-}
-
-/* Return the number of the rates of phases that meet (Network._solve). */
-static int32_t solution_of(Simulation *s, int32_t n, const int32_t *phases) {
-    int32_t solution = recall(&s->solved, phases, n);
-    if (solution >= 0) return solution;
-    if (s->n_solutions >= REMEMBERED) forget_solutions(s);
-    solution = ANSWER_TO(s, solve(n, phases));
-    remember(s, &s->solved, phases, n, solution);
-    return solution;
-}
-
-static const Solution *solution_alone(Simulation *s, int32_t phase) {
-    int32_t solution = s->phases[phase].alone;
-    if (solution < 0) solution = solution_of(s, 1, &phase);
-    s->phases[phase].alone = solution;
-    return &s->solutions[solution];
-}
-
+/* Return the number of a phase at a share of its cap. */
 static int32_t phase_at(Simulation *s, int32_t phase, double speed) {
     if (speed == 1) return phase;
     int32_t key[3] = {phase};
     memcpy(key + 1, &speed, sizeof speed);
     int32_t slower = recall(&s->slowed, key, 3);
     if (slower < 0) {
-        slower = ANSWER_TO(s, slowed(phase, speed));
+        MAKE_ROOM(s, s->phases, s->room_phases, s->n_phases + 1);
+        slower = s->n_phases++;
+        s->phases[slower] = s->phases[phase];
+        s->phases[slower].cap_Bps *= speed;
+        s->phases[slower].alone = -1;
         remember(s, &s->slowed, key, 3, slower);
     }
     return slower;
@@ -53,16 +26,16 @@ static int32_t phase_at(Simulation *s, int32_t phase, double speed) {
 /* ---- The record of contention ---- */
 
 static void add(Simulation *s, int32_t saturation, double seconds) {
-    if (s->saturated_s[saturation] < 0) {
-        s->saturated_s[saturation] = 0;
+    if (s->saturations[saturation].seconds < 0) {
+        s->saturations[saturation].seconds = 0;
         MAKE_ROOM(s, s->saturated_order, s->room_order, s->n_order + 1);
         s->saturated_order[s->n_order++] = saturation;
     }
-    s->saturated_s[saturation] += seconds;
+    s->saturations[saturation].seconds += seconds;
 }
 
 static void begin_saturation(Simulation *s, int32_t saturation, double since_s) {
-    Link *link = &s->links[s->saturated_link[saturation]];
+    Link *link = &s->links[s->saturations[saturation].link];
     s->n_saturated += link->saturation < 0;
     link->saturation = saturation;
     link->since_s = since_s;
@@ -148,7 +121,8 @@ static void end_solitude(Simulation *s, Flow *flow) {
         return;
     }
     const Solution *solution = solution_alone(s, flow->phase);
-    for (int32_t i = 0; i < solution->n_saturations; i++) begin_saturation(s, solution->saturations[i], flow->since_s);
+    for (int32_t i = 0; i < solution->n_saturations; i++)
+        begin_saturation(s, solution->first_saturation + i, flow->since_s);
 }
 
 void join(Simulation *s, Flow *flow) {
@@ -242,7 +216,7 @@ void flow_timer(Simulation *s, const Event *event) {
     } else if (flow->alone) {
         const Solution *solution = solution_alone(s, flow->phase);
         for (int32_t i = 0; i < solution->n_saturations; i++)
-            add(s, solution->saturations[i], s->now_s - flow->since_s);
+            add(s, solution->first_saturation + i, s->now_s - flow->since_s);
     } else {
         for (int32_t i = 0; i < phase.n_links; i++)
             if (s->links[phase.links[i]].saturation >= 0) end_saturation(s, phase.links[i], s->now_s);
@@ -283,9 +257,8 @@ static int32_t connected(Simulation *s, int32_t *n_links) {
 }
 
 static bool holds(const Solution *solution, int32_t saturation) {
-    for (int32_t i = 0; i < solution->n_saturations; i++)
-        if (solution->saturations[i] == saturation) return true;
-    return false;
+    int32_t number = saturation - solution->first_saturation;
+    return 0 <= number && number < solution->n_saturations;
 }
 
 void update_rates(Simulation *s) {
@@ -293,8 +266,7 @@ void update_rates(Simulation *s) {
     int32_t n_links, n = connected(s, &n_links);
     MAKE_ROOM(s, s->met_phases, s->room_met_phases, n);
     for (int32_t i = 0; i < n; i++) s->met_phases[i] = s->met[i]->phase;
-    int32_t number = n ? solution_of(s, n, s->met_phases) : -1;
-    const Solution *solution = n ? &s->solutions[number] : &nothing;
+    const Solution *solution = n ? solution_of(s, n, s->met_phases) : &nothing;
     for (int32_t i = 0; i < n; i++) {
         Flow *flow = s->met[i];
         double rate_Bps = solution->rates_Bps[i];
@@ -313,8 +285,8 @@ void update_rates(Simulation *s) {
         if (before >= 0 && !holds(solution, before)) end_saturation(s, s->reached[i], s->now_s);
     }
     for (int32_t i = 0; i < solution->n_saturations; i++) {
-        int32_t saturation = solution->saturations[i];
-        if (s->links[s->saturated_link[saturation]].saturation != saturation)
+        int32_t saturation = solution->first_saturation + i;
+        if (s->links[s->saturations[saturation].link].saturation != saturation)
             begin_saturation(s, saturation, s->now_s);
     }
 }

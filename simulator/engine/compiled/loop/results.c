@@ -22,9 +22,12 @@ EXPORTED int64_t read_stretched(const Simulation *s, int32_t job, const Stretche
     return s->jobs[job].n_stretched;
 }
 
-/* States of links in the order in which they first ended, and the seconds of each state by its number. */
-EXPORTED int32_t read_states(const Simulation *s, const int32_t **order, const double **seconds, int32_t *n_states) {
-    *order = s->saturated_order, *seconds = s->saturated_s, *n_states = s->n_states;
+/* States of links by their number, with the phases that cross them, and numbers in the order in which they first ended.
+ */
+EXPORTED int32_t read_states(const Simulation *s, const int32_t **order, const Saturation **states,
+                             const Crosser **crossers, int64_t *sizes) {
+    *order = s->saturated_order, *states = s->saturations, *crossers = s->crossers;
+    sizes[0] = s->n_saturations, sizes[1] = s->n_crossers;
     return s->n_order;
 }
 
@@ -77,7 +80,7 @@ EXPORTED const char *digest_of_sources(void) { return SOURCES; }
 EXPORTED int32_t sizes_of_records(int32_t *sizes) {
     const size_t all[] = {sizeof(CommKind), sizeof(Call), sizeof(Template), sizeof(PacedTemplate), sizeof(HostWork),
                           sizeof(Share), sizeof(Questions), sizeof(Step), sizeof(TaggedComm), sizeof(Piece),
-                          sizeof(Span), sizeof(Stretched)};
+                          sizeof(Span), sizeof(Stretched), sizeof(Saturation), sizeof(Crosser)};
     for (size_t i = 0; i < sizeof all / sizeof *all; i++) sizes[i] = (int32_t)all[i];
     return sizeof all / sizeof *all;
 }

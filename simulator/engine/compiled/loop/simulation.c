@@ -9,11 +9,24 @@ EXPORTED void free_simulation(Simulation *s);
 
 /* ---- Description ---- */
 
-EXPORTED Simulation *new_simulation(const Questions *ask, int32_t n_links, int32_t n_jobs, int32_t n_roles,
-                                    int32_t n_ranks, int32_t n_lanes) {
+static bool begin_max_min(MaxMin *m, size_t n_links) {
+    int32_t **numbers[] = {&m->number_of, &m->links, &m->holders, &m->crossers};
+    double **values[] = {&m->left, &m->pressure, &m->rise};
+    bool enough = true;
+    for (size_t i = 0; i < sizeof numbers / sizeof *numbers; i++)
+        enough = (*numbers[i] = calloc(n_links + 1, sizeof **numbers[i])) && enough;
+    for (size_t i = 0; i < sizeof values / sizeof *values; i++)
+        enough = (*values[i] = calloc(n_links + 1, sizeof **values[i])) && enough;
+    for (size_t i = 0; enough && i < n_links; i++) m->number_of[i] = -1;
+    return enough;
+}
+
+EXPORTED Simulation *new_simulation(const Questions *ask, const double *capacity_Bps, int32_t n_links, int32_t n_jobs,
+                                    int32_t n_roles, int32_t n_ranks, int32_t n_lanes) {
     Simulation *s = calloc(1, sizeof *s);
     if (!s) return NULL;
     s->ask = *ask;
+    s->capacity_Bps = capacity_Bps;
     s->n_links = n_links, s->n_jobs = n_jobs, s->n_roles = n_roles, s->n_ranks = n_ranks, s->n_lanes = n_lanes;
     s->links = calloc((size_t)n_links + 1, sizeof *s->links);
     s->changed = calloc((size_t)n_links + 1, sizeof *s->changed);
@@ -22,7 +35,8 @@ EXPORTED Simulation *new_simulation(const Questions *ask, int32_t n_links, int32
     s->roles = calloc((size_t)n_roles + 1, sizeof *s->roles);
     s->ranks = calloc((size_t)n_ranks + 1, sizeof *s->ranks);
     s->lanes = calloc((size_t)n_lanes + 1, sizeof *s->lanes);
-    if (!s->links || !s->changed || !s->reached || !s->jobs || !s->roles || !s->ranks || !s->lanes) {
+    if (!s->links || !s->changed || !s->reached || !s->jobs || !s->roles || !s->ranks || !s->lanes ||
+        !begin_max_min(&s->max_min, (size_t)n_links)) {
         free_simulation(s);
         return NULL;
     }
@@ -31,11 +45,11 @@ EXPORTED Simulation *new_simulation(const Questions *ask, int32_t n_links, int32
 }
 
 EXPORTED int32_t add_phase(Simulation *s, double nbytes, double latency_s, double cap_Bps, int32_t n_links,
-                           const int32_t *links, int32_t unslowed) {
+                           const int32_t *links, const double *loads) {
     DESCRIBE(s);
     MAKE_ROOM(s, s->phases, s->room_phases, s->n_phases + 1);
     int32_t number = s->n_phases++;
-    s->phases[number] = (Phase){nbytes, latency_s, cap_Bps, links, n_links, unslowed < 0 ? number : unslowed, -1};
+    s->phases[number] = (Phase){nbytes, latency_s, cap_Bps, links, loads, n_links, number, -1};
     DESCRIBED(s, number);
 }
 
@@ -48,27 +62,12 @@ EXPORTED int32_t add_planned(Simulation *s, int32_t n_phases, const int32_t *pha
     DESCRIBED(s, s->n_planned++);
 }
 
-/* Add states of these links, in which they hold somebody up; they are numbered on from the one that is returned. */
-EXPORTED int32_t add_states(Simulation *s, int32_t n, const int32_t *links) {
+/* Write the rate of a phase with nothing else on its links, and the first state of a link then; return how many. */
+EXPORTED int32_t solve_alone(Simulation *s, int32_t phase, double *rate_Bps, int32_t *first_state) {
     DESCRIBE(s);
-    MAKE_ROOM(s, s->saturated_s, s->room_states, s->n_states + n);
-    MAKE_ROOM(s, s->saturated_link, s->room_links, s->n_states + n);
-    for (int32_t i = 0; i < n; i++) s->saturated_link[s->n_states + i] = links[i], s->saturated_s[s->n_states + i] = -1;
-    s->n_states += n;
-    DESCRIBED(s, s->n_states - n);
-}
-
-/* Add the rates of phases that meet, and the states of links then. */
-EXPORTED int32_t add_solution(Simulation *s, int32_t n, const double *rates_Bps, int32_t n_states,
-                              const int32_t *states) {
-    DESCRIBE(s);
-    MAKE_ROOM(s, s->solutions, s->room_solutions, s->n_solutions + 1);
-    Solution solution = {allocated(s, (size_t)n * sizeof(double)), NULL, n_states};
-    solution.saturations = allocated(s, (size_t)n_states * sizeof(int32_t));
-    memcpy(solution.rates_Bps, rates_Bps, (size_t)n * sizeof(double));
-    if (n_states) memcpy(solution.saturations, states, (size_t)n_states * sizeof(int32_t));
-    s->solutions[s->n_solutions] = solution;
-    DESCRIBED(s, s->n_solutions++);
+    const Solution *solution = solution_alone(s, phase);
+    *rate_Bps = solution->rates_Bps[0], *first_state = solution->first_saturation;
+    DESCRIBED(s, solution->n_saturations);
 }
 
 EXPORTED int32_t add_kind(Simulation *s, const CommKind *kind) {
@@ -305,14 +304,16 @@ static void free_ranks(Simulation *s) {
 
 EXPORTED void free_simulation(Simulation *s) {
     free_ranks(s);
-    for (int32_t i = 0; i < s->n_solutions; i++) free(s->solutions[i].rates_Bps), free(s->solutions[i].saturations);
+    for (int32_t i = 0; i < s->n_solutions; i++) free(s->solutions[i].rates_Bps);
     for (int32_t i = 0; i < s->n_flows; i++) free(s->flows[i]);
     for (int32_t i = 0; i < s->n_rendezvous; i++) free(s->rendezvous[i]);
     Memo *memos[] = {&s->solved, &s->slowed, &s->called, &s->channels, &s->loads, &s->paced_of, &s->met_at, &s->cut_of};
     for (size_t i = 0; i < sizeof memos / sizeof *memos; i++) forget(memos[i]);
     void *arrays[] = {s->queue, s->put_off, s->links, s->phases, s->solutions, s->flows, s->free_flows, s->changed,
-                      s->reached, s->met_phases, s->met, s->saturated_s, s->saturated_order, s->saturated_link,
-                      s->kinds, s->calls, s->planned, s->plan_phases, s->queues, s->rendezvous, s->free_rendezvous,
+                      s->reached, s->met_phases, s->met, s->saturations, s->saturated_order, s->crossers,
+                      s->max_min.loads, s->max_min.stops, s->max_min.number_of, s->max_min.links,
+                      s->max_min.left, s->max_min.pressure, s->max_min.rise, s->max_min.holders,
+                      s->max_min.crossers, s->kinds, s->calls, s->planned, s->plan_phases, s->queues, s->rendezvous, s->free_rendezvous,
                       s->counts, s->count_order, s->templates, s->paced, s->pieces, s->cuts, s->key, s->met_lanes,
                       s->jobs, s->roles, s->ranks, s->lanes, s->works};
     for (size_t i = 0; i < sizeof arrays / sizeof *arrays; i++) free(arrays[i]);
