@@ -7,14 +7,13 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
-from simulator.captured import CapturedModel, CapturedPart, CapturedType
+from simulator.captured import CapturedInput, CapturedModel, CapturedPart, CapturedType, heads_of, sample_of
 from simulator.capturing.calls import DTYPES
 from simulator.capturing.parts import Parts, folded
 from simulator.capturing.recorder import Tape, record
 from simulator.capturing.sections import chain_of_layers, sections
-from simulator.capturing.splitting import shares
+from simulator.capturing.splitting import check_plan, shares
 from simulator.errors import InputError
-from simulator.program import Attention, kernel_from_text
 
 
 def capture(
@@ -47,23 +46,27 @@ def capture(
     kind = _type(torch, dtype)
     tensors = _without_data(torch, module, kind)
     inputs = _inputs(torch, *_arguments(example_inputs), kind)
+    recorded = _recorded_inputs(torch, inputs)
     tape = _recorded_in_training(module, tensors, inputs, loss)
+    tokens = _tokens(tape, recorded, seq)
     weights = {name: tensors[name] for name, _ in module.named_parameters()}
+    if tp_plan:
+        check_plan(module, tape, tp_plan)
     where = sections(module, tape, layers)
     plan = tp_plan if tp_plan is not None else getattr(module, "_tp_plan", None)
     split = shares(module, tape, plan)
     builder = Parts(tape, where, split, weights)
     parts, places = folded([builder.part(number) for number in range(where.behind + 1)])
     chain = chain_of_layers(tape, where)
-    heads, kv_heads = _heads(parts)
-    batch, tokens = _sample(torch, inputs, seq)
+    heads, kv_heads = heads_of(parts)
+    batch, _ = sample_of(recorded)
     return CapturedModel(
         format=1,
         name=type(module).__name__,
         torch=str(torch.__version__),
         micro_batch=batch,
         seq=tokens,
-        dtype=_main_type(weights),
+        dtype=_main_type(tape, weights),
         hidden=chain.width,
         heads=heads,
         kv_heads=kv_heads,
@@ -76,6 +79,7 @@ def capture(
         before=places[0],
         layers=tuple(places[1:-1]),
         after=places[-1],
+        inputs=recorded,
     )
 
 
@@ -144,10 +148,16 @@ def _recorded_in_training(module: Any, tensors: Mapping[str, Any], inputs: tuple
             one.training = training
 
 
-def _main_type(weights: Mapping[str, Any]) -> CapturedType:
-    """Return the type that most elements of the weights have. Raises `InputError` of types that are not simulated."""
+def _main_type(tape: Tape, weights: Mapping[str, Any]) -> CapturedType:
+    """Return the type that most elements of the weights have that are read.
+
+    Raises `InputError` of types that are not simulated.
+    """
     elements: Counter[CapturedType] = Counter()
+    read = {tape.weights.get(use.storage) for entry in tape.entries for use in entry.inputs}
     for name, weight in weights.items():
+        if name not in read:
+            continue
         kind = str(weight.dtype).removeprefix("torch.")
         if kind not in DTYPES:
             raise InputError("weights of this type are not simulated", key=name, found=kind, allowed=", ".join(DTYPES))
@@ -155,37 +165,47 @@ def _main_type(weights: Mapping[str, Any]) -> CapturedType:
     return elements.most_common(1)[0][0]
 
 
-def _heads(parts: Sequence[CapturedPart]) -> tuple[int, int]:
-    """Return the heads of the first attention in the ``parts``; 1 where there is none."""
-    kernels = (kernel for part in parts for node in part.nodes for kernel in node.forward)
-    for text in (kernel.kernel for kernel in kernels if kernel.kernel.startswith("attention ")):
-        attention = kernel_from_text(text)
-        assert isinstance(attention, Attention)
-        return attention.heads, attention.kv_heads
-    return 1, 1
-
-
-def _sample(torch: Any, inputs: Any, seq: int | None) -> tuple[int, int]:
-    """Return the number of samples of the inputs, and the tokens of each."""
+def _recorded_inputs(torch: Any, inputs: Any) -> tuple[CapturedInput, ...]:
+    """Return the inputs that have a batch dimension. Raises `InputError` where there are none, or one is empty."""
     from torch.utils._pytree import tree_leaves
 
     tensors = [one for one in tree_leaves(inputs) if isinstance(one, torch.Tensor) and one.dim()]
     if not tensors:
         raise InputError("have no tensor with a batch dimension", key="example_inputs")
-    tokens = [one for one in tensors if not one.is_floating_point() and one.dim() == 2]
-    first = (tokens or tensors)[0]
-    return int(first.shape[0]), seq or (int(first.shape[1]) if tokens else 1)
+    for one in tensors:
+        if not one.numel():
+            raise InputError("have a tensor without elements", key="example_inputs", found=tuple(one.shape))
+    return tuple(
+        CapturedInput(shape=tuple(one.shape), tokens=not one.is_floating_point() and one.dim() == 2) for one in tensors
+    )
+
+
+def _tokens(tape: Tape, inputs: Sequence[CapturedInput], asked: int | None) -> int:
+    """Return the tokens of a sample. Raises `InputError` where ``asked`` is a number that the module does not have."""
+    _, tokens = sample_of(inputs)
+    if asked is None or asked == tokens:
+        return tokens
+    if any(one.tokens for one in inputs):
+        raise InputError(
+            "is another than of the example inputs, which say how long sequences are",
+            key="seq",
+            found=asked,
+            allowed=str(tokens),
+        )
+    forward = (entry for entry in tape.entries if not entry.backward)
+    sizes = {size for entry in forward for use in entry.outputs if use is not None for size in use.shape}
+    if isinstance(asked, bool) or asked not in sizes:
+        near = ", ".join(map(str, sorted(sizes - {1})[:12]))
+        raise InputError("is no size of a tensor of the forward pass", key="seq", found=asked, allowed=f"1, or {near}")
+    return asked
 
 
 def _vocabulary(tape: Tape, weights: Mapping[str, Any]) -> int:
     """Return the rows of the largest embedding; 1 without any."""
-    rows = [
-        use.shape[0]
-        for entry in tape.entries
-        if entry.name == "embedding"
-        for use in entry.inputs
-        if tape.weights.get(use.storage) in weights
-    ]
+    names = (
+        tape.weights.get(use.storage) for entry in tape.entries if entry.name == "embedding" for use in entry.inputs
+    )
+    rows = [weights[name].shape[0] for name in names if name in weights]
     return max(rows, default=1)
 
 

@@ -154,6 +154,21 @@ class TapeRecorder:
         )
         tape.entries.append(entry)
 
+    def check_rows(self, func: Any, args: Sequence[Any]) -> None:
+        """Raise `InputError` where known numbers, such as positions, are beyond the rows of a table."""
+        import torch
+
+        if func is not torch.ops.aten.embedding.default:
+            return
+        table, numbers = args[:2]
+        value = self.known.value_of(numbers)
+        if value is not None and value.numel() and int(value.max()) >= table.shape[0]:
+            raise InputError(
+                f"reads row {int(value.max()):,} of a table of {table.shape[0]:,} rows, such as of positions",
+                key=self.module,
+                fix="shorter example inputs, or a model of more positions",
+            )
+
     def _launches(self, func: Any, call: Call) -> tuple[Launch, ...]:
         """Return the kernels of an operation. Raises `InputError` where it computes and they do not."""
         from torch.utils.flop_counter import flop_registry
@@ -200,6 +215,7 @@ def _dispatching(recorder: TapeRecorder) -> Any:
                 if value is None:
                     raise InputError("branches on, or reads, a value that only real data have", key=recorder.module)
                 return value
+            recorder.check_rows(func, args)
             result = _result(func, args, kwargs, value)
             try:
                 recorder.known.note(result, value)

@@ -16,6 +16,8 @@ from typing import Any, NamedTuple
 from simulator.capturing.backward import made_by
 from simulator.capturing.calls import Launch
 from simulator.capturing.recorder import Entry, Tape
+from simulator.errors import InputError
+from simulator.input_files import closest
 from simulator.program import Attention, Matmul, Memory
 
 
@@ -77,6 +79,32 @@ def shares(module: Any, tape: Tape, plan: Mapping[str, str] | None) -> Shares:
         path = modules.get(entry.node, entry.module) if entry.backward else entry.module
         _share_of_entry(shared, tape, number, entry, styles.get(path), path in transposed)
     return shared
+
+
+def check_plan(module: Any, tape: Tape, plan: Mapping[str, str]) -> None:
+    """Raise `InputError` where an entry of a plan that the caller wrote names no module, no style, or no products."""
+    paths = [path for path, _ in module.named_modules()]
+    working = {
+        entry.module
+        for entry in tape.entries
+        if any(isinstance(launch.kernel, Matmul) for launch in entry.launches) or entry.name == "embedding"
+    }
+    for pattern, style in plan.items():
+        key = f"tp_plan[{pattern!r}]"
+        named = [path for path in paths if fnmatchcase(path, pattern)]
+        if style not in (*STYLES, *_IMPLIED):
+            allowed = ", ".join((*STYLES, *_IMPLIED))
+            raise InputError("is no style", key=key, found=style, allowed=allowed, fix=closest(style, STYLES))
+        if not named:
+            raise InputError("is the name of no module", key=key, found=pattern, fix=closest(pattern, paths))
+        if style in STYLES and not working & set(named):
+            below = [path for path in working if any(path.startswith(f"{one}.") for one in named)]
+            raise InputError(
+                "splits no product: the modules of this name have none themselves",
+                key=key,
+                found=pattern,
+                allowed=", ".join(sorted(below)[:5]) or None,
+            )
 
 
 def _styles(module: Any, plan: Mapping[str, str]) -> tuple[dict[str, SplitStyle], str]:

@@ -10,7 +10,7 @@ from pydantic import Discriminator, Field, GetJsonSchemaHandler, Tag
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema
 
-from simulator.bounds import Text
+from simulator.bounds import MAX_LAYERS, Text
 from simulator.captured import CapturedModel
 from simulator.config.captured_file import read_captured
 from simulator.config.presets import presets
@@ -151,7 +151,7 @@ class KeysSeen(NamedTuple):
 class Model(Section):
     """A transformer. `preset` or `hf_config` may stand in a file for these keys; keys beside them win."""
 
-    layers: Annotated[int, Field(ge=1, le=10_000), Integral]
+    layers: Annotated[int, Field(ge=1, le=MAX_LAYERS), Integral]
     """transformer layers"""
     hidden: Size
     """width of the residual stream"""

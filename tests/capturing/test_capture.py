@@ -224,7 +224,8 @@ class Checkpoints(nn.Module):
             "is not simulated|not simulated",
         ),
         ("a module", ids(), "is no torch.nn.Module"),
-        (nn.Linear(8, 8), {}, "Linear"),
+        (nn.Linear(8, 8), {}, "no tensor with a batch dimension"),
+        (nn.Linear(8, 8), torch.zeros(0, 8), "a tensor without elements"),
     ],
 )
 def test_what_cannot_be_recorded_is_refused_in_a_sentence(module: Any, inputs: Any, message: str) -> None:
@@ -307,8 +308,45 @@ def test_layouts_that_the_operations_do_not_allow_are_refused(tmp_path: Path) ->
         workload(captured(Tiny()), tmp_path, parallelism={"tp": 2})
     with pytest.raises(InputError, match="a divisor of 4"):
         workload(captured(Tiny(), tp_plan=PLAN), tmp_path, parallelism={"tp": 8})
-    with pytest.raises(InputError, match="the plan says diagonal"):
-        workload(captured(Tiny(), tp_plan={"head": "diagonal"}), tmp_path, parallelism={"tp": 2})
+
+
+@pytest.mark.parametrize(
+    ("plan", "message"),
+    [
+        ({"head": "diagonal"}, r"tp_plan\['head'\]: is no style"),
+        ({"block.*.qkv": "colwise"}, "is the name of no module"),
+        ({"blocks.*": "colwise"}, r"splits no product[\s\S]*blocks.0.out, blocks.0.qkv"),
+        ({"blocks.*.norm": "colwise"}, "splits no product"),
+    ],
+)
+def test_a_plan_that_splits_nothing_is_refused_at_once(plan: dict[str, str], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        captured(Tiny(), tp_plan=plan)
+
+
+@pytest.mark.parametrize("asked", [0, -1, 8, True, 10**12])
+def test_inputs_of_tokens_say_how_long_sequences_are(asked: int) -> None:
+    with pytest.raises(InputError, match=rf"seq: is another than of the example inputs[\s\S]*allowed: {TOKENS}"):
+        captured(Tiny(), seq=asked)
+
+
+def test_tokens_of_other_inputs_are_a_size_of_the_forward_pass() -> None:
+    # Images of 16 x 16 in patches of 4 x 4 are 16 tokens.
+    net = nn.Sequential(nn.Conv2d(3, 8, 4, 4), nn.Flatten(2), nn.Linear(TOKENS, 4))
+    images = torch.zeros(BATCH, 3, 16, 16)
+    assert (captured(net, images).seq, captured(net, images, seq=TOKENS).seq) == (1, TOKENS)
+    for asked in (0, -3, 17):
+        with pytest.raises(InputError, match="seq: is no size of a tensor"):
+            captured(net, images, seq=asked)
+
+
+def test_positions_beyond_their_table_are_refused() -> None:
+    class Positions(Tiny):
+        def forward(self, ids: Any) -> Any:
+            return self.head(self.table(torch.arange(101, device=ids.device)))
+
+    with pytest.raises(InputError, match="table: reads row 100 of a table of 100 rows"):
+        captured(Positions())
 
 
 def test_the_ends_of_the_model_are_parts_of_their_own(tmp_path: Path) -> None:
