@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from inspect import signature
+from traceback import extract_tb
 from typing import Any
 
 from simulator.captured import CapturedInput, CapturedModel, CapturedPart, CapturedType, heads_of, sample_of
 from simulator.capturing.calls import DTYPES
+from simulator.capturing.known_values import KnownValues, without_device
 from simulator.capturing.parts import Parts, folded
 from simulator.capturing.recorder import Tape, record
 from simulator.capturing.sections import chain_of_layers, sections
@@ -40,14 +42,65 @@ def capture(
 
     Raises `InputError` where PyTorch is missing, or the module cannot run on tensors without data.
     """
+    _torch()
+    options: dict[str, Any] = {"loss": loss, "dtype": dtype, "layers": layers, "tp_plan": tp_plan, "seq": seq}
+    return recorded_model(module, example_inputs, KnownValues(), **options)
+
+
+def capture_made(make: Callable[[], Any], named: str, options: Mapping[str, Any]) -> CapturedModel:
+    """Return the model that a function makes, which runs with no device.
+
+    It returns a module with example inputs, or a mapping of what `capture` takes, beside which ``options`` stand.
+    Raises `InputError` that names the function as ``named``.
+    """
+    _torch()
+    with without_device() as known:
+        answer = _answer(make, named)
+    if isinstance(answer, tuple) and len(answer) == 2:
+        answer = {"module": answer[0], "example_inputs": answer[1]}
+    if not isinstance(answer, Mapping):
+        raise InputError(
+            "returns neither a module with example inputs nor a mapping", file=named, found=type(answer).__name__
+        )
+    words = {**answer, **options}
+    try:
+        signature(capture).bind(**words)
+    except TypeError as error:
+        raise InputError(f"returns what capture does not take: {error}", file=named) from None
+    return recorded_model(words.pop("module"), words.pop("example_inputs"), known, **words)
+
+
+def _answer(make: Callable[[], Any], named: str) -> Any:
+    """Return what the user's function returns. Raises `InputError` with the line at which it failed."""
+    try:
+        return make()
+    except Exception as error:  # whatever a user's own code raises
+        last = extract_tb(error.__traceback__)[-1]
+        raise InputError(
+            f"failed: {type(error).__name__}: {error}", file=named, found=f"line {last.lineno} of {last.filename}"
+        ) from error
+
+
+def recorded_model(
+    module: Any,
+    example_inputs: Any,
+    known: KnownValues,
+    *,
+    loss: Callable[[Any], Any] | None = None,
+    dtype: str | None = None,
+    layers: str | None = None,
+    tp_plan: Mapping[str, str] | None = None,
+    seq: int | None = None,
+) -> CapturedModel:
+    """Return what `capture` does. ``known``: values of example inputs that are on no device."""
     torch = _torch()
     if not isinstance(module, torch.nn.Module):
         raise InputError("is no torch.nn.Module", key="module", found=type(module).__name__)
     kind = _type(torch, dtype)
     tensors = _without_data(torch, module, kind)
-    inputs = _inputs(torch, *_arguments(example_inputs), kind)
+    inputs = _inputs(torch, *_arguments(example_inputs), kind, known)
     recorded = _recorded_inputs(torch, inputs)
-    tape = _recorded_in_training(module, tensors, inputs, loss)
+    tape = _recorded_in_training(module, tensors, inputs, loss, known)
     tokens = _tokens(tape, recorded, seq)
     weights = {name: tensors[name] for name, _ in module.named_parameters()}
     if tp_plan:
@@ -81,12 +134,6 @@ def capture(
         after=places[-1],
         inputs=recorded,
     )
-
-
-def without_device() -> AbstractContextManager[Any]:
-    """Return a context in which PyTorch makes tensors without data. Raises `InputError` where PyTorch is missing."""
-    context: AbstractContextManager[Any] = _torch().device("meta")
-    return context
 
 
 def _torch() -> Any:
@@ -130,19 +177,28 @@ def _like(torch: Any, tensor: Any, kind: Any) -> Any:
     return torch.empty_strided(*sizes, dtype=chosen, device="meta", requires_grad=tensor.requires_grad)
 
 
-def _inputs(torch: Any, args: tuple[Any, ...], kwargs: dict[str, Any], kind: Any) -> tuple[Any, Any]:
+def _inputs(torch: Any, args: tuple[Any, ...], kwargs: dict[str, Any], kind: Any, known: KnownValues) -> Any:
+    """Return the arguments and keywords as tensors without data, and note in ``known`` the values that they have."""
     from torch.utils._pytree import tree_map_only
 
-    without: tuple[Any, Any] = tree_map_only(torch.Tensor, lambda one: _like(torch, one, kind), (args, kwargs))
-    return without
+    def without_data(tensor: Any) -> Any:
+        empty = _like(torch, tensor, kind)
+        value = known.value_of(tensor)
+        if value is not None and not tensor.is_floating_point():
+            known.set(empty, value)
+        return empty
+
+    return tree_map_only(torch.Tensor, without_data, (args, kwargs))
 
 
-def _recorded_in_training(module: Any, tensors: Mapping[str, Any], inputs: tuple[Any, Any], loss: Any) -> Tape:
+def _recorded_in_training(
+    module: Any, tensors: Mapping[str, Any], inputs: tuple[Any, Any], loss: Any, known: KnownValues
+) -> Tape:
     """Return the tape of ``module`` in training mode, and leave it in its own."""
     modes = [(one, one.training) for one in module.modules()]
     module.train()
     try:
-        return record(module, tensors, *inputs, loss)
+        return record(module, tensors, inputs, loss, known)
     finally:
         for one, training in modes:
             one.training = training

@@ -157,7 +157,7 @@ def _share_of_embedding(shared: Shares, tape: Tape, number: int, entry: Entry) -
         shared.kernels |= {(number, place): RankShare(("write_bytes",)) for place in cleared}
         return
     weights = [use for use in entry.inputs if use.storage in tape.weights]
-    if weights:
+    if weights and entry.name == "embedding":  # what scales its rows afterwards is whole
         shared.dimensions[tape.weights[weights[0].storage]] = 0
         shared.divisor = math.gcd(shared.divisor, weights[0].shape[0])
         out = sum(tape.storages[use.storage] for use in entry.outputs if use is not None)

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import importlib
 import sys
-import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -31,9 +30,7 @@ Layers = Annotated[
 ]
 Tokens = Annotated[
     int | None,
-    typer.Option(
-        "--seq", metavar="TOKENS", min=1, help="Tokens of a sample [the second size of integer inputs, or 1]."
-    ),
+    typer.Option("--seq", metavar="TOKENS", help="Tokens of a sample [the second size of integer inputs, or 1]."),
 ]
 
 
@@ -49,23 +46,11 @@ def command(
     Example:
       llmsim capture my_model:job --dtype bf16 --out my_model.json
     """
-    from simulator.capturing.entry import capture, without_device
+    from simulator.capturing.entry import capture_made
 
     check_outputs({"--out": out}, {"--out": (".json",)})
-    function = _function(maker)
-    with without_device():
-        answer = _answer(function, maker)
-    options: dict[str, Any] = {
-        key: value for key, value in (("dtype", dtype), ("layers", layers), ("seq", seq)) if value is not None
-    }
-    if isinstance(answer, Mapping):
-        captured = capture(**{**answer, **options})
-    elif isinstance(answer, tuple) and len(answer) == 2:
-        captured = capture(*answer, **options)
-    else:
-        raise InputError(
-            "returns neither a module with example inputs nor a mapping", file=maker, found=type(answer).__name__
-        )
+    chosen = (("dtype", dtype), ("layers", layers), ("seq", seq))
+    captured = capture_made(_function(maker), maker, {key: value for key, value in chosen if value is not None})
     captured.save(out)
     if not quiet:
         distinct = len(set(captured.layers))
@@ -75,17 +60,6 @@ def command(
         say(f"  tensor par.   {captured.unsplit or f'up to {captured.widest_split} ranks'}")
         say(f"  pipeline      {captured.one_piece or 'splits between layers'}")
         say(f"written: {out}; a workload names it by  model: {{captured: {out}}}")
-
-
-def _answer(function: Callable[[], Any], maker: str) -> Any:
-    """Return what the user's function returns. Raises `InputError` with the line at which it failed."""
-    try:
-        return function()
-    except Exception as error:  # whatever a user's own code raises
-        last = traceback.extract_tb(error.__traceback__)[-1]
-        raise InputError(
-            f"failed: {type(error).__name__}: {error}", file=maker, found=f"line {last.lineno} of {last.filename}"
-        ) from error
 
 
 def _function(maker: str) -> Callable[[], Any]:

@@ -121,7 +121,7 @@ def _check_recording(model: CapturedModel) -> None:
 
 
 def _check_weights(model: CapturedModel) -> None:
-    """Raise `InputError` where the vocabulary is no table's, the type not that of most weights, or a tie leads nowhere."""
+    """Raise `InputError` where the vocabulary is no table's, the type not most weights', or a tie leads nowhere."""
     weights = list(_all_weights(model))
     rows = {weight.shape[0] for weight in weights if len(weight.shape) > 1}
     if model.vocab not in {1, *rows}:
