@@ -45,7 +45,7 @@ GPU_TYPES = {
 WITHOUT_PROFILE = frozenset(["a100-pcie-40gb", "mi100-32gb", "mi210-64gb"])
 #: Names of products as nvidia-smi prints them -> type of GPU (NVIDIA's driver documentation, appendix "Supported NVIDIA
 #: GPU products"), without the brand, in small letters.
-_PRODUCTS = {
+PRODUCTS = {
     "v100-sxm2-16gb": "v100-sxm-16gb",
     "v100-sxm2-32gb": "v100-sxm-32gb",
     "v100-sxm3-32gb": "v100-sxm-32gb",
@@ -85,8 +85,8 @@ _BRANDS = ("nvidia", "tesla", "geforce")
 def type_of_product(name: str) -> str | None:
     """Return the type of a GPU by the name that nvidia-smi prints; None where it is not known here.
 
-    >>> type_of_product("NVIDIA H100 80GB HBM3"), type_of_product("Tesla V100-SXM2-32GB"), type_of_product("Matrox G200")
-    ('h100-sxm-80gb', 'v100-sxm-32gb', None)
+    >>> type_of_product("NVIDIA H100 80GB HBM3"), type_of_product("Tesla T4"), type_of_product("Matrox G200")
+    ('h100-sxm-80gb', 't4-16gb', None)
     """
     words = [word for word in name.lower().split() if word not in _BRANDS]
-    return _PRODUCTS.get(" ".join(words))
+    return PRODUCTS.get(" ".join(words))

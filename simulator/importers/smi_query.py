@@ -111,7 +111,7 @@ def _gpus(text: str) -> Iterator[_Gpu]:
 
 
 def _type(gpu: _Gpu, assumed: Counter[str]) -> str:
-    """Return the type of a GPU by the numbers of its PCI device, which stand as one: 0x233010DE, or else by its name."""
+    """Return the type of a GPU by the numbers of its PCI device, which stand as one (0x233010DE), or by its name."""
     number = gpu.value("PCI/Device Id")
     device = re.fullmatch(r"0x([0-9A-Fa-f]{4})([0-9A-Fa-f]{4})", number)
     kind = GPU_TYPES.get(f"0x{device[2]}:0x{device[1]}".lower()) if device else None
