@@ -162,6 +162,10 @@ class CapturedModel:
         """Keys of a workload's ``training`` that are as they were recorded, with their values."""
         return {"seq": self.seq, "micro_batch": self.micro_batch, "precision": self.dtype}
 
+    def part_of_layer(self, number: int) -> int:
+        """Return the part of a layer; after those that were recorded the last of them comes again."""
+        return self.layers[min(number, len(self.layers) - 1)]
+
     @property
     def table(self) -> str:
         """Name of the weight of the first part that the last one reads too; empty where there is none."""

@@ -9,12 +9,13 @@ from traceback import extract_tb
 from typing import Any
 
 from simulator.captured import CapturedInput, CapturedModel, CapturedPart, CapturedType, heads_of, sample_of
+from simulator.capturing.adapters import AdapterChoice, adapter_weights, beside
 from simulator.capturing.calls import DTYPES
 from simulator.capturing.known_values import KnownValues, without_device
 from simulator.capturing.parts import Parts, folded
 from simulator.capturing.recorder import Tape, record
 from simulator.capturing.sections import chain_of_layers, sections
-from simulator.capturing.splitting import check_plan, shares
+from simulator.capturing.splitting import Shares, check_plan, shares
 from simulator.errors import InputError
 
 
@@ -27,6 +28,7 @@ def capture(
     layers: str | None = None,
     tp_plan: Mapping[str, str] | None = None,
     seq: int | None = None,
+    adapters: Mapping[str, Any] | None = None,
 ) -> CapturedModel:
     """Return ``module``, a PyTorch module, as a model that workload files name once it is saved.
 
@@ -38,13 +40,15 @@ def capture(
     from gradients of all outputs. ``dtype`` is the type of weights and inputs, such as ``bf16``: the module's own. The
     children of the list of modules named ``layers`` are what pipelines split: the list with most weights. ``tp_plan``
     says how tensor parallelism splits modules, by patterns of their names: a Hugging Face model's own. ``seq`` is the
-    number of tokens of a sample: the second size of integer inputs, else 1.
+    number of tokens of a sample: the second size of integer inputs, else 1. ``adapters`` freezes all weights and puts
+    thin trained matrices beside linear layers, as peft does: ``{"rank": 16, "targets": ["q_proj", "v_proj"]}``, with
+    ``dtype`` and ``dropout`` where they are not the layer's type and 0.
 
     Raises `InputError` where PyTorch is missing, or the module cannot run on tensors without data.
     """
     _torch()
     options: dict[str, Any] = {"loss": loss, "dtype": dtype, "layers": layers, "tp_plan": tp_plan, "seq": seq}
-    return recorded_model(module, example_inputs, KnownValues(), **options)
+    return recorded_model(module, example_inputs, KnownValues(), **options, adapters=adapters)
 
 
 def capture_made(make: Callable[[], Any], named: str, options: Mapping[str, Any]) -> CapturedModel:
@@ -91,23 +95,28 @@ def recorded_model(
     layers: str | None = None,
     tp_plan: Mapping[str, str] | None = None,
     seq: int | None = None,
+    adapters: Mapping[str, Any] | None = None,
 ) -> CapturedModel:
     """Return what `capture` does. ``known``: values of example inputs that are on no device."""
     torch = _torch()
     if not isinstance(module, torch.nn.Module):
         raise InputError("is no torch.nn.Module", key="module", found=type(module).__name__)
     kind = _type(torch, dtype)
-    tensors = _without_data(torch, module, kind)
+    choice = None if adapters is None else AdapterChoice.from_mapping(adapters)
+    tensors = _without_data(torch, module, kind, frozen=choice is not None)
+    thin = {} if choice is None else adapter_weights(module, choice, tensors)
     inputs = _inputs(torch, *_arguments(example_inputs), kind, known)
     recorded = _recorded_inputs(torch, inputs)
-    tape = _recorded_in_training(module, tensors, inputs, loss, known)
+    added = {name: weight for pair in thin.values() for name, weight in pair.items()}
+    with beside(module, thin, 0.0 if choice is None else choice.dropout):
+        tape = _recorded_in_training(module, {**tensors, **added}, inputs, loss, known)
     tokens = _tokens(tape, recorded, seq)
-    weights = {name: tensors[name] for name, _ in module.named_parameters()}
+    weights = {**{name: tensors[name] for name, _ in module.named_parameters()}, **added}
     if tp_plan:
         check_plan(module, tape, tp_plan)
     where = sections(module, tape, layers)
     plan = tp_plan if tp_plan is not None else getattr(module, "_tp_plan", None)
-    split = shares(module, tape, plan)
+    split = Shares(reason="adapters are not split over ranks") if thin else shares(module, tape, plan)
     builder = Parts(tape, where, split, weights)
     parts, places = folded([builder.part(number) for number in range(where.behind + 1)])
     chain = chain_of_layers(tape, where)
@@ -164,10 +173,11 @@ def _type(torch: Any, dtype: str | None) -> Any:
     return names[dtype]
 
 
-def _without_data(torch: Any, module: Any, kind: Any) -> dict[str, Any]:
-    """Return the parameters and buffers of ``module`` by name as tensors without data."""
+def _without_data(torch: Any, module: Any, kind: Any, *, frozen: bool) -> dict[str, Any]:
+    """Return the parameters and buffers of ``module`` by name as tensors without data, ``frozen`` without gradients."""
     named = {**dict(module.named_parameters()), **dict(module.named_buffers())}
-    return {name: _like(torch, tensor, kind) for name, tensor in named.items()}
+    tensors = {name: _like(torch, tensor, kind) for name, tensor in named.items()}
+    return {name: one.requires_grad_(False) for name, one in tensors.items()} if frozen else tensors
 
 
 def _like(torch: Any, tensor: Any, kind: Any) -> Any:

@@ -253,6 +253,7 @@ def _result(func: Any, args: Any, kwargs: Any, value: Any) -> Any:
 def record(module: Any, weights: Mapping[str, Any], inputs: tuple[Any, Any], loss: Any, known: KnownValues) -> Tape:
     """Return the tape of a forward and backward pass of ``module`` with the tensors ``weights`` in place of its own.
 
+    Others among them are of its adapters.
     ``inputs`` are its arguments and keywords, ``known`` their values. ``loss`` is a function of its output, or None.
     Raises `InputError` where the module cannot run without data.
     """
@@ -262,11 +263,13 @@ def record(module: Any, weights: Mapping[str, Any], inputs: tuple[Any, Any], los
     for name, weight in weights.items():
         recorder.tape.weights.setdefault(recorder.number(weight), name)
     recorder.tape.inputs |= {recorder.number(one) for one in _tensors(inputs)}
+    names = {name for name, _ in (*module.named_parameters(), *module.named_buffers())}
+    named = {name: weight for name, weight in weights.items() if name in names}
     dispatching = _dispatching(recorder)
     with fused_as_on_gpus(), torch.device("meta"), _followed(module, recorder):
         try:
             with dispatching, torch.autograd.graph.saved_tensors_hooks(recorder.keep, lambda tensor: tensor):
-                output = torch.func.functional_call(module, dict(weights), *inputs)
+                output = torch.func.functional_call(module, named, *inputs)
                 results = _results(output, loss)
                 recorder.backward = True
                 torch.autograd.backward(results, [None if one.dim() == 0 else torch.empty_like(one) for one in results])

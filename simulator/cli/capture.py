@@ -32,10 +32,25 @@ Tokens = Annotated[
     int | None,
     typer.Option("--seq", metavar="TOKENS", help="Tokens of a sample [the second size of integer inputs, or 1]."),
 ]
+ThinMatrices = Annotated[
+    str | None,
+    typer.Option(
+        "--adapters",
+        metavar="RANK:NAME,...",
+        help="Freeze all weights and put LoRA's matrices beside linear layers, such as 16:q_proj,v_proj or "
+        "16:all-linear.",
+    ),
+]
 
 
 def command(
-    maker: Maker, out: Out, dtype: WeightType = None, layers: Layers = None, seq: Tokens = None, quiet: Quiet = False
+    maker: Maker,
+    out: Out,
+    dtype: WeightType = None,
+    layers: Layers = None,
+    seq: Tokens = None,
+    adapters: ThinMatrices = None,
+    quiet: Quiet = False,
 ) -> None:
     """Record a PyTorch module as a model that plays.
 
@@ -43,13 +58,16 @@ def command(
     `simulator.capture` takes. It runs with no device, so that its weights take no memory. A workload file then says
     `model: {captured: FILE}`.
 
-    Example:
+    \b
+    Examples:
       llmsim capture my_model:job --dtype bf16 --out my_model.json
+      llmsim capture my_model:job --dtype bf16 --adapters 16:q_proj,v_proj --out my_lora.json
     """
     from simulator.capturing.entry import capture_made
 
     check_outputs({"--out": out}, {"--out": (".json",)})
-    chosen = (("dtype", dtype), ("layers", layers), ("seq", seq))
+    thin = None if adapters is None else _adapters(adapters)
+    chosen = (("dtype", dtype), ("layers", layers), ("seq", seq), ("adapters", thin))
     captured = capture_made(_function(maker), maker, {key: value for key, value in chosen if value is not None})
     captured.save(out)
     if not quiet:
@@ -60,6 +78,18 @@ def command(
         say(f"  tensor par.   {captured.unsplit or f'up to {captured.widest_split} ranks'}")
         say(f"  pipeline      {captured.one_piece or 'splits between layers'}")
         say(f"written: {out}; a workload names it by  model: {{captured: {out}}}")
+
+
+def _adapters(text: str) -> dict[str, Any]:
+    """Return what an option such as ``16:q_proj,v_proj`` says. Raises `InputError`.
+
+    >>> _adapters("16:q_proj,v_proj")
+    {'rank': 16, 'targets': ['q_proj', 'v_proj']}
+    """
+    rank, colon, names = text.partition(":")
+    if not colon or not rank.strip().isdecimal():
+        raise InputError("is no RANK:NAME,...", file="--adapters", found=text, allowed="such as 16:q_proj,v_proj")
+    return {"rank": int(rank), "targets": [name.strip() for name in names.split(",")]}
 
 
 def _function(maker: str) -> Callable[[], Any]:

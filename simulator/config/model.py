@@ -265,8 +265,10 @@ class Model(Section):
         """Some layer has a dense MLP."""
         return any(self.mlp(layer) == "dense" for layer in range(self.layers))
 
-    def alike(self, layer: int) -> tuple[str, MlpKind]:
-        """Return what tells layers of the model apart: mixer and MLP."""
+    def alike(self, layer: int) -> object:
+        """Return what tells layers of the model apart: mixer and MLP; of a captured one its part."""
+        if captured := self.captured_model:
+            return captured.part_of_layer(layer)
         return self.mixer(layer).name, self.mlp(layer)
 
     def mixer_sizes(self, layer: int) -> Any:

@@ -12,7 +12,8 @@ import simulator
 from simulator.captured import CapturedModel
 from simulator.config import load_workload
 from simulator.errors import InputError
-from simulator.models import embedding, head, layer, parameters
+from simulator.models import embedding, hardware_flops_per_step, head, layer, parameters, trained_parameters
+from simulator.models.stage import stage_parts
 from simulator.program import Attention, Matmul, kernel_from_text
 
 torch = pytest.importorskip("torch")
@@ -283,6 +284,57 @@ def test_a_captured_model_plays_in_every_layout(layout: dict[str, Any], tmp_path
     products = 6 * (2 * 4 * WIDTH**2 + 100 * WIDTH)
     assert figures["model_flops_per_step"] == 8 * TOKENS * (products + 2 * 12 * TOKENS * WIDTH)
     assert figures["memory"]["fits"]
+
+
+@pytest.mark.parametrize("pp", [1, 3])
+def test_layers_of_several_kinds_are_played_each(pp: int, tmp_path: Path) -> None:
+    # Three linear layers of 8 x 8: 6 FLOPs for each of 8 rows and weight, 2 less where the input has no gradient.
+    net = nn.ModuleDict({"layers": nn.Sequential(*(nn.Linear(8, 8, bias=bias) for bias in (False, True, False)))})
+    net.layers[1].register_forward_hook(lambda _, __, output: output.relu())
+    net.forward = lambda x: net.layers(x)  # type: ignore[method-assign]
+    job = workload(captured(net, torch.zeros(BATCH, 8)), tmp_path, parallelism={"pp": pp})
+    assert len(set(job.model.captured_model.layers)) == 3
+    assert (
+        hardware_flops_per_step(job) == 8 * (3 * 6 - 2) * 8 * 8 == simulator.run(job).to_dict()["model_flops_per_step"]
+    )
+    stages = [[op.name for part in stage_parts(job, stage) for op in part.forward] for stage in range(pp)]
+    assert [name for names in stages for name in names].count("relu") == 1
+
+
+ADAPTERS = {"rank": 4, "targets": ["qkv"]}
+
+
+def test_adapters_are_trained_beside_frozen_layers(tmp_path: Path) -> None:
+    # A of 64 x 4 and B of 4 x 192 elements in each of two layers. A layer keeps what it kept, but for the context and
+    # the norm's output that gradients of the out layer's weight need, and x A beside: 4 columns.
+    model = captured(Tiny(), adapters=ADAPTERS)
+    job = workload(model, tmp_path)
+    assert trained_parameters(job) == 2 * 4 * (WIDTH + 3 * WIDTH)
+    assert parameters(job) == captured(Tiny()).parameters + trained_parameters(job)
+    products = [one for one in kernels(model, Matmul) if one.role == "wgrad"]
+    assert {(one.m, one.n, one.k) for one in products} == {(4, WIDTH, ROWS), (3 * WIDTH, 4, ROWS)}
+    for layout in ({"dp": 4}, {"dp": 4, "zero": 3}, {"pp": 2}):
+        assert simulator.run(workload(model, tmp_path, parallelism=layout)).to_dict()["memory"]["fits"]
+    with pytest.raises(InputError, match="adapters are not split"):
+        workload(model, tmp_path, parallelism={"tp": 2})
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"rank": 0}, "adapters.rank"),
+        ({"rank": 2.5}, "adapters.rank"),
+        ({"targets": []}, "adapters.targets"),
+        ({"targets": ["qvk"]}, r"is the name of no linear layer[\s\S]*fix: +qkv"),
+        ({"targets": ["norm"]}, "is the name of no linear layer"),
+        ({"dtype": "int8"}, "adapters.dtype"),
+        ({"dropout": 1}, "adapters.dropout"),
+        ({"alpha": 16}, "adapters.alpha: unknown key"),
+    ],
+)
+def test_adapters_that_cannot_be_are_refused(change: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        captured(Tiny(), adapters={**ADAPTERS, **change})
 
 
 def test_recomputed_layers_keep_their_input_alone(tmp_path: Path) -> None:

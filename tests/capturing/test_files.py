@@ -210,3 +210,11 @@ def test_the_command_writes_the_file(capsys: Any, tmp_path: Path, monkeypatch: p
     assert end.value.code == 0
     assert "Linear: 36 parameters in bf16" in capsys.readouterr().out
     assert read_captured(tmp_path / "m.json").parameters == 36
+
+
+@pytest.mark.parametrize("text", ["q_proj", "x:q_proj", "-1:q_proj", ":"])
+def test_the_option_of_adapters_is_a_rank_and_names(text: str, capsys: Any, tmp_path: Path) -> None:
+    with pytest.raises(SystemExit) as end:
+        main(["capture", "json:loads", "--adapters", text, "--out", str(tmp_path / "m.json")])
+    assert end.value.code == 2
+    assert "--adapters: is no RANK:NAME" in capsys.readouterr().err

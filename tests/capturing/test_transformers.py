@@ -13,7 +13,14 @@ import yaml
 import simulator
 from simulator.capturing.entry import capture_made
 from simulator.config import load_workload
-from simulator.models import hardware_flops_per_step, head, layer, model_flops_per_step_causal, parameters
+from simulator.models import (
+    hardware_flops_per_step,
+    head,
+    layer,
+    model_flops_per_step_causal,
+    parameters,
+    trained_parameters,
+)
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
@@ -100,6 +107,33 @@ def test_a_captured_model_is_the_built_in_one(name: str, tmp_path: Path) -> None
     # Behind the layers: the norm's deviations, the targets, and the sum of their weights.
     norms = 2 if name == "gpt2" else 1
     assert head(job).saved_bytes - head(built_in).saved_bytes == norms * PER_ROW + 8 * ROWS + 4
+
+
+@pytest.mark.parametrize("targets", [["q", "v"], ["q", "k", "v", "o", "gate", "up", "down"]], ids=len)
+def test_adapters_of_a_captured_llama_are_the_built_in_ones(targets: list[str], tmp_path: Path) -> None:
+    """All layers but the first, of whose input the captured one has no gradient, as autograd takes none."""
+    ids = torch.zeros(BATCH, SEQ, dtype=torch.long)
+    with torch.device("meta"):
+        module = llama()
+    adapters = {"rank": 16, "targets": [f"{name}_proj" for name in targets]}
+    model = simulator.capture(
+        module, {"input_ids": ids, "labels": ids, "use_cache": False}, dtype="bf16", adapters=adapters
+    )
+    model.save(tmp_path / "model.json")
+    common = {"cluster": "dgx_h100", "framework": "hugging_face"}
+    job = load_workload(
+        {**common, "model": {"captured": str(tmp_path / "model.json")}, "training": {"global_batch": 2}}
+    )
+    training = {"seq": SEQ, "micro_batch": BATCH, "global_batch": 2, "adapters": {"rank": 16, "targets": targets}}
+    built_in = load_workload({**common, "model": LLAMA, "training": training})
+    assert (parameters(job), trained_parameters(job)) == (parameters(built_in), trained_parameters(built_in))
+    first, second = layer(job, number=1), layer(built_in, number=1)
+    for way in ("forward", "backward"):
+        of_captured, of_built_in = (
+            sum(op.kernel.flops for op in getattr(part, way) if hasattr(op, "kernel")) for part in (first, second)
+        )
+        assert of_captured == of_built_in
+    assert first.saved_bytes - second.saved_bytes == 2 * PER_ROW + SEEDS
 
 
 def test_a_measured_run_is_met_in_time_and_memory(tmp_path: Path) -> None:

@@ -30,6 +30,8 @@ UNCHANGED: dict[str, tuple[object, ...]] = {
     "framework.compile": (False,),
     "framework.version": (None,),
 }
+#: Key -> how to capture the model with what it asks for.
+_CAPTURED_SO = {"training.adapters": "capture it so: llmsim capture ... --adapters RANK:NAMES"}
 
 
 def problems(workload: Workload) -> Iterator[InputError]:
@@ -74,6 +76,7 @@ def _changes(workload: Workload) -> Iterator[InputError]:
                 key=key,
                 found=brief(value) if isinstance(value, bool | int | str) else "a value",
                 allowed=brief(allowed[0]) or "null",
+                fix=_CAPTURED_SO.get(key),
             )
     training = workload.training
     if training.recompute.granularity not in ("none", "full"):
