@@ -1,7 +1,7 @@
 """Adapters beside the linear layers of a module: y = x W + (x A) B, with W and all other weights frozen.
 
-They are put there as Hugging Face's peft does (peft 0.17: src/peft/tuners/lora/layer.py, ``Linear.forward``): the input
-is dropped out and cast to the adapter's type, passes A and B, is scaled, and is added to the layer's output.
+They are put there as Hugging Face's peft does (src/peft/tuners/lora/layer.py, ``Linear.forward``). The input is dropped
+out and cast to the adapter's type, passes A and B, is scaled, and is added to the layer's output.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ ALL = "all-linear"
 
 @dataclass(frozen=True)
 class AdapterChoice:
-    """Which layers have an adapter, by the ends of their names, and of how many columns A is.
+    """Choice of layers that have an adapter, by the ends of their names. ``rank``: columns of A.
 
     ``dtype``: of A and B; None: of the layer's weight. ``dropout``: probability, of the adapter's input.
     """
@@ -34,11 +34,11 @@ class AdapterChoice:
     @classmethod
     def from_mapping(cls, data: Mapping[str, Any]) -> AdapterChoice:
         """Return the choice that a mapping with the keys of ``training.adapters`` means. Raises `InputError`."""
-        known = ("rank", "targets", "dtype", "dropout")
+        keys = ("rank", "targets", "dtype", "dropout")
         for key in data:
-            if key not in known:
-                raise InputError("unknown key", key=f"adapters.{key}", allowed=", ".join(known))
-        rank, targets, dtype, dropout = (data.get(key) for key in known)
+            if key not in keys:
+                raise InputError("unknown key", key=f"adapters.{key}", allowed=", ".join(keys))
+        rank, targets, dtype, dropout = (data.get(key) for key in keys)
         if isinstance(rank, bool) or not isinstance(rank, int) or not 1 <= rank <= 1 << 16:
             raise InputError("must be a whole number", key="adapters.rank", found=brief(rank), allowed="1 to 65,536")
         names = (targets,) if isinstance(targets, str) else tuple(targets or ())

@@ -58,7 +58,7 @@ def capture_made(make: Callable[[], Any], named: str, options: Mapping[str, Any]
     Raises `InputError` that names the function as ``named``.
     """
     _torch()
-    with without_device() as known:
+    with without_device() as values:
         answer = _answer(make, named)
     if isinstance(answer, tuple) and len(answer) == 2:
         answer = {"module": answer[0], "example_inputs": answer[1]}
@@ -71,7 +71,7 @@ def capture_made(make: Callable[[], Any], named: str, options: Mapping[str, Any]
         signature(capture).bind(**words)
     except TypeError as error:
         raise InputError(f"returns what capture does not take: {error}", file=named) from None
-    return recorded_model(words.pop("module"), words.pop("example_inputs"), known, **words)
+    return recorded_model(words.pop("module"), words.pop("example_inputs"), values, **words)
 
 
 def _answer(make: Callable[[], Any], named: str) -> Any:
@@ -88,7 +88,7 @@ def _answer(make: Callable[[], Any], named: str) -> Any:
 def recorded_model(
     module: Any,
     example_inputs: Any,
-    known: KnownValues,
+    values: KnownValues,
     *,
     loss: Callable[[Any], Any] | None = None,
     dtype: str | None = None,
@@ -97,7 +97,7 @@ def recorded_model(
     seq: int | None = None,
     adapters: Mapping[str, Any] | None = None,
 ) -> CapturedModel:
-    """Return what `capture` does. ``known``: values of example inputs that are on no device."""
+    """Return what `capture` does. ``values``: those of example inputs that are on no device."""
     torch = _torch()
     if not isinstance(module, torch.nn.Module):
         raise InputError("is no torch.nn.Module", key="module", found=type(module).__name__)
@@ -105,11 +105,11 @@ def recorded_model(
     choice = None if adapters is None else AdapterChoice.from_mapping(adapters)
     tensors = _without_data(torch, module, kind, frozen=choice is not None)
     thin = {} if choice is None else adapter_weights(module, choice, tensors)
-    inputs = _inputs(torch, *_arguments(example_inputs), kind, known)
+    inputs = _inputs(torch, *_arguments(example_inputs), kind, values)
     recorded = _recorded_inputs(torch, inputs)
     added = {name: weight for pair in thin.values() for name, weight in pair.items()}
     with beside(module, thin, 0.0 if choice is None else choice.dropout):
-        tape = _recorded_in_training(module, {**tensors, **added}, inputs, loss, known)
+        tape = _recorded_in_training(module, {**tensors, **added}, inputs, loss, values)
     tokens = _tokens(tape, recorded, seq)
     weights = {**{name: tensors[name] for name, _ in module.named_parameters()}, **added}
     if tp_plan:
@@ -187,28 +187,28 @@ def _like(torch: Any, tensor: Any, kind: Any) -> Any:
     return torch.empty_strided(*sizes, dtype=chosen, device="meta", requires_grad=tensor.requires_grad)
 
 
-def _inputs(torch: Any, args: tuple[Any, ...], kwargs: dict[str, Any], kind: Any, known: KnownValues) -> Any:
-    """Return the arguments and keywords as tensors without data, and note in ``known`` the values that they have."""
+def _inputs(torch: Any, args: tuple[Any, ...], kwargs: dict[str, Any], kind: Any, values: KnownValues) -> Any:
+    """Return the arguments and keywords as tensors without data. ``values`` then has what they held."""
     from torch.utils._pytree import tree_map_only
 
     def without_data(tensor: Any) -> Any:
         empty = _like(torch, tensor, kind)
-        value = known.value_of(tensor)
+        value = values.value_of(tensor)
         if value is not None and not tensor.is_floating_point():
-            known.set(empty, value)
+            values.set(empty, value)
         return empty
 
     return tree_map_only(torch.Tensor, without_data, (args, kwargs))
 
 
 def _recorded_in_training(
-    module: Any, tensors: Mapping[str, Any], inputs: tuple[Any, Any], loss: Any, known: KnownValues
+    module: Any, tensors: Mapping[str, Any], inputs: tuple[Any, Any], loss: Any, values: KnownValues
 ) -> Tape:
     """Return the tape of ``module`` in training mode, and leave it in its own."""
     modes = [(one, one.training) for one in module.modules()]
     module.train()
     try:
-        return record(module, tensors, inputs, loss, known)
+        return record(module, tensors, inputs, loss, values)
     finally:
         for one, training in modes:
             one.training = training

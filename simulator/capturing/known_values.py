@@ -98,14 +98,14 @@ def without_device() -> Iterator[KnownValues]:
     import torch
     from torch.utils._python_dispatch import TorchDispatchMode
 
-    known = KnownValues()
+    values = KnownValues()
 
     class Noting(TorchDispatchMode):
         def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            value = known.worked_out(func, args, kwargs or {})
+            value = values.worked_out(func, args, kwargs or {})
             result = func(*args, **(kwargs or {}))
-            known.note(result, value)
+            values.note(result, value)
             return result
 
     with torch.device("meta"), Noting():
-        yield known
+        yield values

@@ -74,8 +74,8 @@ class Tape:
 class TapeRecorder:
     """Numbers storages, follows modules, and writes operations down as they are dispatched."""
 
-    def __init__(self, known: KnownValues) -> None:
-        self.tape, self.known = Tape(), known
+    def __init__(self, values: KnownValues) -> None:
+        self.tape, self.values = Tape(), values
         self._numbers: dict[int, int] = {}
         self._alive: list[Any] = []  # so that no storage has the address of another
         self._modules: list[str] = [""]
@@ -157,7 +157,7 @@ class TapeRecorder:
     def unknown(self, tensor: Any) -> InputError:
         """Return the error of a module that reads a value which is not known."""
         why = "branches on, or reads, a value that only real data have"
-        if self.known.is_chance(tensor):
+        if self.values.is_chance(tensor):
             why = "branches on a value that chance decides, as layers do that are left out at random (layerdrop)"
         return InputError(why, key=self.module)
 
@@ -168,7 +168,7 @@ class TapeRecorder:
         if func is not torch.ops.aten.embedding.default:
             return
         table, numbers = args[:2]
-        value = self.known.value_of(numbers)
+        value = self.values.value_of(numbers)
         if value is not None and value.numel() and int(value.max()) >= table.shape[0]:
             raise InputError(
                 f"reads row {int(value.max()):,} of a table of {table.shape[0]:,} rows, such as of positions",
@@ -217,7 +217,7 @@ def _dispatching(recorder: TapeRecorder) -> Any:
                 return func(*args, **kwargs)
             if recorder.backward:
                 func = without_copy(func, args)
-            value = None if recorder.backward else recorder.known.worked_out(func, args, kwargs)
+            value = None if recorder.backward else recorder.values.worked_out(func, args, kwargs)
             if func is torch.ops.aten._local_scalar_dense.default:
                 if value is None:
                     raise recorder.unknown(args[0])
@@ -225,8 +225,8 @@ def _dispatching(recorder: TapeRecorder) -> Any:
             recorder.check_rows(func, args)
             result = _result(func, args, kwargs, value)
             try:
-                recorder.known.note(result, value)
-                recorder.known.follow_chance(func, args, kwargs, result)
+                recorder.values.note(result, value)
+                recorder.values.follow_chance(func, args, kwargs, result)
                 recorder.write(func, args, kwargs, result)
             except InputError:
                 raise
@@ -250,16 +250,17 @@ def _result(func: Any, args: Any, kwargs: Any, value: Any) -> Any:
         return tree_map_only(torch.Tensor, lambda one: torch.empty_like(one, device="meta"), value)
 
 
-def record(module: Any, weights: Mapping[str, Any], inputs: tuple[Any, Any], loss: Any, known: KnownValues) -> Tape:
+def record(module: Any, weights: Mapping[str, Any], inputs: tuple[Any, Any], loss: Any, values: KnownValues) -> Tape:
     """Return the tape of a forward and backward pass of ``module`` with the tensors ``weights`` in place of its own.
 
     Others among them are of its adapters.
-    ``inputs`` are its arguments and keywords, ``known`` their values. ``loss`` is a function of its output, or None.
+    ``inputs`` are its arguments and keywords, ``values`` what is known of these. ``loss`` is a function of its output,
+    or None.
     Raises `InputError` where the module cannot run without data.
     """
     import torch
 
-    recorder = TapeRecorder(known)
+    recorder = TapeRecorder(values)
     for name, weight in weights.items():
         recorder.tape.weights.setdefault(recorder.number(weight), name)
     recorder.tape.inputs |= {recorder.number(one) for one in _tensors(inputs)}

@@ -1,4 +1,4 @@
-"""What the file of a captured model may not say: kernels that nothing runs, and keys that contradict each other."""
+"""Checks of a captured model: kernels that nothing runs, and keys that contradict each other, are refused."""
 
 from __future__ import annotations
 

@@ -9,71 +9,14 @@ from typing import Any
 import pytest
 
 import simulator
-from simulator.captured import CapturedModel
-from simulator.config import load_workload
 from simulator.errors import InputError
-from simulator.models import embedding, hardware_flops_per_step, head, layer, parameters, trained_parameters
+from simulator.models import embedding, hardware_flops_per_step, head, layer, parameters
 from simulator.models.stage import stage_parts
-from simulator.program import Attention, Matmul, kernel_from_text
+from simulator.program import Attention, Matmul
+from tests.support.captured_modules import BATCH, ROWS, TOKENS, WIDTH, Tiny, captured, ids, kernels, workload
 
 torch = pytest.importorskip("torch")
 nn = torch.nn
-WIDTH, TOKENS, BATCH = 64, 16, 2
-ROWS = TOKENS * BATCH
-
-
-class Block(nn.Module):
-    """A residual block with attention and an MLP."""
-
-    def __init__(self, drop: float = 0.0) -> None:
-        super().__init__()
-        self.norm = nn.LayerNorm(WIDTH)
-        self.qkv, self.out = nn.Linear(WIDTH, 3 * WIDTH, bias=False), nn.Linear(WIDTH, WIDTH, bias=False)
-        self.drop = nn.Dropout(drop)
-
-    def forward(self, x: Any) -> Any:
-        q, k, v = self.qkv(self.norm(x)).view(*x.shape[:2], 3, 4, WIDTH // 4).permute(2, 0, 3, 1, 4)
-        y = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
-        return x + self.drop(self.out(y.transpose(1, 2).reshape(x.shape)))
-
-
-class Tiny(nn.Module):
-    """Two blocks between an embedding and a head with its weight."""
-
-    def __init__(self, drop: float = 0.0) -> None:
-        super().__init__()
-        self.table = nn.Embedding(100, WIDTH)
-        self.blocks = nn.ModuleList(Block(drop) for _ in range(2))
-        self.head = nn.Linear(WIDTH, 100, bias=False)
-        self.head.weight = self.table.weight
-
-    def forward(self, ids: Any) -> Any:
-        x = self.table(ids)
-        for block in self.blocks:
-            x = block(x)
-        return self.head(x)
-
-
-def ids() -> Any:
-    return torch.zeros(BATCH, TOKENS, dtype=torch.long)
-
-
-def captured(module: Any, inputs: Any = None, **options: Any) -> CapturedModel:
-    return simulator.capture(module, ids() if inputs is None else inputs, **{"dtype": "bf16", **options})
-
-
-def kernels(model: CapturedModel, kind: type) -> list[Any]:
-    """All kernels of a kind, of each part once."""
-    nodes = [node for part in model.parts for node in part.nodes]
-    all_of_it = [one for node in nodes for one in (*node.forward, *node.input_grad, *node.weight_grad)]
-    return [kernel for one in all_of_it if isinstance(kernel := kernel_from_text(one.kernel), kind)]
-
-
-def workload(model: CapturedModel, folder: Path, **sections: Any) -> Any:
-    model.save(folder / "model.json")
-    training = {"global_batch": 8, **sections.pop("training", {})}
-    keys = {"model": {"captured": str(folder / "model.json")}, "training": training}
-    return load_workload({**keys, "cluster": "dgx_h100", **sections})
 
 
 def test_equal_layers_are_one_part_and_a_shared_weight_counts_once(tmp_path: Path) -> None:
@@ -299,42 +242,6 @@ def test_layers_of_several_kinds_are_played_each(pp: int, tmp_path: Path) -> Non
     )
     stages = [[op.name for part in stage_parts(job, stage) for op in part.forward] for stage in range(pp)]
     assert [name for names in stages for name in names].count("relu") == 1
-
-
-ADAPTERS = {"rank": 4, "targets": ["qkv"]}
-
-
-def test_adapters_are_trained_beside_frozen_layers(tmp_path: Path) -> None:
-    # A of 64 x 4 and B of 4 x 192 elements in each of two layers. A layer keeps what it kept, but for the context and
-    # the norm's output that gradients of the out layer's weight need, and x A beside: 4 columns.
-    model = captured(Tiny(), adapters=ADAPTERS)
-    job = workload(model, tmp_path)
-    assert trained_parameters(job) == 2 * 4 * (WIDTH + 3 * WIDTH)
-    assert parameters(job) == captured(Tiny()).parameters + trained_parameters(job)
-    products = [one for one in kernels(model, Matmul) if one.role == "wgrad"]
-    assert {(one.m, one.n, one.k) for one in products} == {(4, WIDTH, ROWS), (3 * WIDTH, 4, ROWS)}
-    for layout in ({"dp": 4}, {"dp": 4, "zero": 3}, {"pp": 2}):
-        assert simulator.run(workload(model, tmp_path, parallelism=layout)).to_dict()["memory"]["fits"]
-    with pytest.raises(InputError, match="adapters are not split"):
-        workload(model, tmp_path, parallelism={"tp": 2})
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"rank": 0}, "adapters.rank"),
-        ({"rank": 2.5}, "adapters.rank"),
-        ({"targets": []}, "adapters.targets"),
-        ({"targets": ["qvk"]}, r"is the name of no linear layer[\s\S]*fix: +qkv"),
-        ({"targets": ["norm"]}, "is the name of no linear layer"),
-        ({"dtype": "int8"}, "adapters.dtype"),
-        ({"dropout": 1}, "adapters.dropout"),
-        ({"alpha": 16}, "adapters.alpha: unknown key"),
-    ],
-)
-def test_adapters_that_cannot_be_are_refused(change: dict[str, Any], message: str) -> None:
-    with pytest.raises(InputError, match=message):
-        captured(Tiny(), adapters={**ADAPTERS, **change})
 
 
 def test_recomputed_layers_keep_their_input_alone(tmp_path: Path) -> None:

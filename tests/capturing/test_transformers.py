@@ -129,10 +129,10 @@ def test_adapters_of_a_captured_llama_are_the_built_in_ones(targets: list[str], 
     assert (parameters(job), trained_parameters(job)) == (parameters(built_in), trained_parameters(built_in))
     first, second = layer(job, number=1), layer(built_in, number=1)
     for way in ("forward", "backward"):
-        of_captured, of_built_in = (
+        recorded, expected = (
             sum(op.kernel.flops for op in getattr(part, way) if hasattr(op, "kernel")) for part in (first, second)
         )
-        assert of_captured == of_built_in
+        assert recorded == expected
     assert first.saved_bytes - second.saved_bytes == 2 * PER_ROW + SEEDS
 
 
@@ -184,7 +184,7 @@ def t5() -> Any:
 
 
 def bert() -> Any:
-    """With a mask that hides nothing, which transformers looks at."""
+    """Return BERT with a mask that hides nothing, which transformers looks at."""
     from transformers import BertConfig, BertForMaskedLM
 
     config = BertConfig(**CONFIG, max_position_embeddings=32)
@@ -219,7 +219,7 @@ def clip() -> Any:
 
 
 def swin() -> Any:
-    """Windows of images, and layers of four kinds."""
+    """Return Swin, with windows of images and unlike layers."""
     from transformers import SwinConfig, SwinForImageClassification
 
     config = SwinConfig(image_size=32, patch_size=2, embed_dim=32, depths=[2, 2], num_heads=[2, 4], window_size=4)
@@ -227,7 +227,7 @@ def swin() -> Any:
 
 
 def gemma2() -> Any:
-    """Whose embedding is scaled, and split over ranks by a plan of its own."""
+    """Return Gemma 2, whose embedding is scaled, and split over ranks by its own plan."""
     from transformers import Gemma2Config, Gemma2ForCausalLM
 
     tokens = torch.zeros(BATCH, 32, dtype=torch.long)

@@ -71,7 +71,7 @@ def test_gpus_of_two_types_are_listed_in_order(tmp_path: Path) -> None:
 
 
 def test_one_slower_slot_is_told_and_slows_no_other_gpu(tmp_path: Path) -> None:
-    """Of four GPUs, one of them in a slot of generation 3, all have what most have; the odd one is named."""
+    """The fourth GPU is in a slot of generation 3: all have generation 4, as most do, and it is named."""
     text = query(*[RTX4090] * 4)
     odd = text.rindex("Max                       : 4")
     machine = read(tmp_path, text[:odd] + text[odd:].replace(": 4", ": 3", 1))
