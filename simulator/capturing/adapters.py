@@ -77,7 +77,7 @@ def adapter_weights(module: Any, choice: AdapterChoice, tensors: Mapping[str, An
                 fix=closest(target, ends),
             )
         paths += named
-    kinds = {kind: getattr(torch, name) for name, kind in DTYPES.items()}
+    kinds: dict[str, Any] = {kind: getattr(torch, name) for name, kind in DTYPES.items()}
     weights: dict[str, dict[str, Any]] = {}
     for path in dict.fromkeys(paths):
         weight = tensors[f"{path}.weight"]

@@ -271,7 +271,7 @@ def _vocabulary(tape: Tape, weights: Mapping[str, Any]) -> int:
     names = (
         tape.weights.get(use.storage) for entry in tape.entries if entry.name == "embedding" for use in entry.inputs
     )
-    rows = [weights[name].shape[0] for name in names if name in weights]
+    rows = [weights[name].shape[0] for name in names if name is not None and name in weights]
     return max(rows, default=1)
 
 

@@ -6,6 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import fields
+from functools import partial
 from typing import Any
 
 from simulator.bounds import MAX_LAYERS
@@ -19,11 +20,16 @@ def check(model: CapturedModel) -> None:
     _check_numbers(model)
     for number, part in enumerate(model.parts):
         for place, node in enumerate(part.nodes):
-            with located(lambda key, where=f"parts[{number}].nodes[{place}]": (None, f"{where}.{key}")):
+            with located(partial(_inside, f"parts[{number}].nodes[{place}]")):
                 _check_node(node, model.widest_split)
     _check_recording(model)
     _check_weights(model)
     _check_chain(model)
+
+
+def _inside(section: str, key: str) -> tuple[None, str]:
+    """Return the place of a key inside a section; the file is named further out."""
+    return None, f"{section}.{key}"
 
 
 def _check_numbers(model: CapturedModel) -> None:
@@ -44,10 +50,10 @@ def _check_node(node: CapturedNode, widest_split: int) -> None:
     products: dict[str, Any] = {}
     for field in ("forward", "input_grad", "weight_grad"):
         for number, one in enumerate(getattr(node, field)):
-            with located(lambda key, where=f"{field}[{number}]": (None, f"{where}.{key}")):
+            with located(partial(_inside, f"{field}[{number}]")):
                 products[one.name] = _checked_kernel(one, widest_split)
     for number, weight in enumerate(node.weights):
-        with located(lambda key, where=f"weights[{number}]": (None, f"{where}.{key}")):
+        with located(partial(_inside, f"weights[{number}]")):
             _check_weight(weight, products, widest_split)
 
 

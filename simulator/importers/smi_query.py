@@ -83,7 +83,8 @@ def _usual(links: Sequence[_Link]) -> _Link:
     told = Counter(link for link in links if None not in link)
     if told:
         return min(told, key=lambda link: (-told[link], link))
-    generations, lanes = ({link[part] for link in links} - {None} for part in (0, 1))
+    generations = [generation for generation, _ in links if generation is not None]
+    lanes = [width for _, width in links if width is not None]
     return min(generations, default=None), min(lanes, default=None)
 
 
