@@ -41,8 +41,8 @@ def capture(
     children of the list of modules named ``layers`` are what pipelines split: the list with most weights. ``tp_plan``
     says how tensor parallelism splits modules, by patterns of their names: a Hugging Face model's own. ``seq`` is the
     number of tokens of a sample: the second size of integer inputs, else 1. ``adapters`` freezes all weights and puts
-    thin trained matrices beside linear layers, as peft does: ``{"rank": 16, "targets": ["q_proj", "v_proj"]}``, with
-    ``dtype`` and ``dropout`` where they are not the layer's type and 0.
+    thin trained matrices beside linear layers, as peft does: ``{"rank": 16, "targets": ["q_proj", "v_proj"]}``. It has
+    ``dtype`` and ``dropout`` too.
 
     Raises `InputError` where PyTorch is missing, or the module cannot run on tensors without data.
     """

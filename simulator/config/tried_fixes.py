@@ -43,7 +43,9 @@ def _working(error: InputError, trial: Trial) -> Iterator[str]:
 
 
 def _whole_key(name: str, beside: str) -> str | None:
-    """Return the dotted key that a fix means: as it stands, in the section of the key ``beside``, or the only one.
+    """Return the dotted key that a fix means.
+
+    It is that as it stands, or in the section of the key ``beside``, or the only one of this name.
 
     >>> _whole_key("micro_batch", "training.global_batch"), _whole_key("granularity", "training.recompute.granularity")
     ('training.micro_batch', 'training.recompute.granularity')
