@@ -91,7 +91,7 @@ def _run(words: Sequence[str], program: str) -> int:
         problem = InputError(f"{chosen.command} needs PyTorch, which is not installed", fix=INSTALL)
     # Of a machine's ranks, which all meet it, one says so.
     if chosen.command not in RANKED or os.environ.get("LOCAL_RANK", "0") == "0":
-        print(problem, file=sys.stderr)
+        print(f"error: {problem}", file=sys.stderr)
     return 2
 
 

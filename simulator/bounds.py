@@ -27,6 +27,8 @@ InNodeOrNone = Annotated[int, Ge(0), Le(MAX_IN_NODE)]
 Bandwidth = Annotated[float, Ge(MIN_BANDWIDTH), Le(1e18)]
 #: A size of a model: heads, widths, tokens.
 ModelSize = Annotated[int, Ge(1), Le(1_000_000_000)]
+#: Layers of a model.
+MAX_LAYERS = 10_000
 Latency = Annotated[float, Ge(0), Le(10)]
 #: Speed as a multiple of another one.
 SpeedScale = Annotated[float, Ge(1e-3), Le(1e3)]

@@ -2,6 +2,7 @@
 
 from simulator.captured.model import (
     INPUT,
+    CapturedInput,
     CapturedKernel,
     CapturedModel,
     CapturedNode,
@@ -9,10 +10,13 @@ from simulator.captured.model import (
     CapturedTensor,
     CapturedType,
     CapturedWeight,
+    heads_of,
+    sample_of,
 )
 
 __all__ = [
     "INPUT",
+    "CapturedInput",
     "CapturedKernel",
     "CapturedModel",
     "CapturedNode",
@@ -20,4 +24,6 @@ __all__ = [
     "CapturedTensor",
     "CapturedType",
     "CapturedWeight",
+    "heads_of",
+    "sample_of",
 ]

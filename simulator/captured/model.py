@@ -6,6 +6,7 @@ All sizes are those of the recorded micro-batch on a single GPU. ``split`` marks
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -14,6 +15,7 @@ from annotated_types import Ge
 
 from simulator.bounds import ModelSize, NotNegative
 from simulator.errors import InputError
+from simulator.program import Attention, kernel_from_text
 
 #: Types of weights that are simulated.
 CapturedType = Literal["bf16", "fp16", "fp32"]
@@ -100,6 +102,16 @@ class CapturedPart:
 
 
 @dataclass(frozen=True, kw_only=True)
+class CapturedInput:
+    """A tensor that the module was called with."""
+
+    shape: tuple[Annotated[int, Ge(1)], ...]
+    """in elements"""
+    tokens: bool = False
+    """whether it holds numbers of tokens, a row for each sequence"""
+
+
+@dataclass(frozen=True, kw_only=True)
 class CapturedModel:
     """A model that was captured from a PyTorch module.
 
@@ -142,11 +154,17 @@ class CapturedModel:
     """part of each layer"""
     after: int
     """part after the last layer, with the loss"""
+    inputs: tuple[CapturedInput, ...] = ()
+    """what the module was called with"""
 
     @property
     def recorded(self) -> dict[str, object]:
         """Keys of a workload's ``training`` that are as they were recorded, with their values."""
         return {"seq": self.seq, "micro_batch": self.micro_batch, "precision": self.dtype}
+
+    def part_of_layer(self, number: int) -> int:
+        """Return the part of a layer; after those that were recorded the last of them comes again."""
+        return self.layers[min(number, len(self.layers) - 1)]
 
     @property
     def table(self) -> str:
@@ -169,6 +187,23 @@ class CapturedModel:
             Path(path).write_text(json.dumps(_without_defaults(self), indent=1) + "\n", encoding="utf-8")
         except OSError as error:
             raise InputError(f"cannot be written: {error.strerror or error}", file=path) from None
+
+
+def heads_of(parts: Sequence[CapturedPart]) -> tuple[int, int]:
+    """Return the heads of the first attention in the ``parts``, and those of its keys and values; 1 without any."""
+    kernels = (one for part in parts for node in part.nodes for one in node.forward)
+    for text in (one.kernel for one in kernels if one.kernel.startswith("attention ")):
+        attention = kernel_from_text(text)
+        assert isinstance(attention, Attention)
+        return attention.heads, attention.kv_heads
+    return 1, 1
+
+
+def sample_of(inputs: Sequence[CapturedInput]) -> tuple[int, int]:
+    """Return the number of samples of ``inputs``, and the tokens of each; 1 where none has tokens."""
+    tokens = [one for one in inputs if one.tokens]
+    first = (tokens or inputs)[0]
+    return first.shape[0], first.shape[1] if tokens else 1
 
 
 def _weights(part: CapturedPart) -> list[CapturedWeight]:

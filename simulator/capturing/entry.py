@@ -4,17 +4,19 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from inspect import signature
+from traceback import extract_tb
 from typing import Any
 
-from simulator.captured import CapturedModel, CapturedPart, CapturedType
+from simulator.captured import CapturedInput, CapturedModel, CapturedPart, CapturedType, heads_of, sample_of
+from simulator.capturing.adapters import AdapterChoice, adapter_weights, beside
 from simulator.capturing.calls import DTYPES
+from simulator.capturing.known_values import KnownValues, without_device
 from simulator.capturing.parts import Parts, folded
 from simulator.capturing.recorder import Tape, record
 from simulator.capturing.sections import chain_of_layers, sections
-from simulator.capturing.splitting import shares
+from simulator.capturing.splitting import Shares, check_plan, shares
 from simulator.errors import InputError
-from simulator.program import Attention, kernel_from_text
 
 
 def capture(
@@ -26,6 +28,7 @@ def capture(
     layers: str | None = None,
     tp_plan: Mapping[str, str] | None = None,
     seq: int | None = None,
+    adapters: Mapping[str, Any] | None = None,
 ) -> CapturedModel:
     """Return ``module``, a PyTorch module, as a model that workload files name once it is saved.
 
@@ -37,33 +40,95 @@ def capture(
     from gradients of all outputs. ``dtype`` is the type of weights and inputs, such as ``bf16``: the module's own. The
     children of the list of modules named ``layers`` are what pipelines split: the list with most weights. ``tp_plan``
     says how tensor parallelism splits modules, by patterns of their names: a Hugging Face model's own. ``seq`` is the
-    number of tokens of a sample: the second size of integer inputs, else 1.
+    number of tokens of a sample: the second size of integer inputs, else 1. ``adapters`` freezes all weights and puts
+    thin trained matrices beside linear layers, as peft does: ``{"rank": 16, "targets": ["q_proj", "v_proj"]}``. It has
+    ``dtype`` and ``dropout`` too.
 
     Raises `InputError` where PyTorch is missing, or the module cannot run on tensors without data.
     """
+    _torch()
+    options: dict[str, Any] = {"loss": loss, "dtype": dtype, "layers": layers, "tp_plan": tp_plan, "seq": seq}
+    return recorded_model(module, example_inputs, KnownValues(), **options, adapters=adapters)
+
+
+def capture_made(make: Callable[[], Any], named: str, options: Mapping[str, Any]) -> CapturedModel:
+    """Return the model that a function makes, which runs with no device.
+
+    It returns a module with example inputs, or a mapping of what `capture` takes, beside which ``options`` stand.
+    Raises `InputError` that names the function as ``named``.
+    """
+    _torch()
+    with without_device() as values:
+        answer = _answer(make, named)
+    if isinstance(answer, tuple) and len(answer) == 2:
+        answer = {"module": answer[0], "example_inputs": answer[1]}
+    if not isinstance(answer, Mapping):
+        raise InputError(
+            "returns neither a module with example inputs nor a mapping", file=named, found=type(answer).__name__
+        )
+    words = {**answer, **options}
+    try:
+        signature(capture).bind(**words)
+    except TypeError as error:
+        raise InputError(f"returns what capture does not take: {error}", file=named) from None
+    return recorded_model(words.pop("module"), words.pop("example_inputs"), values, **words)
+
+
+def _answer(make: Callable[[], Any], named: str) -> Any:
+    """Return what the user's function returns. Raises `InputError` with the line at which it failed."""
+    try:
+        return make()
+    except Exception as error:  # whatever a user's own code raises
+        last = extract_tb(error.__traceback__)[-1]
+        raise InputError(
+            f"failed: {type(error).__name__}: {error}", file=named, found=f"line {last.lineno} of {last.filename}"
+        ) from error
+
+
+def recorded_model(
+    module: Any,
+    example_inputs: Any,
+    values: KnownValues,
+    *,
+    loss: Callable[[Any], Any] | None = None,
+    dtype: str | None = None,
+    layers: str | None = None,
+    tp_plan: Mapping[str, str] | None = None,
+    seq: int | None = None,
+    adapters: Mapping[str, Any] | None = None,
+) -> CapturedModel:
+    """Return what `capture` does. ``values``: those of example inputs that are on no device."""
     torch = _torch()
     if not isinstance(module, torch.nn.Module):
         raise InputError("is no torch.nn.Module", key="module", found=type(module).__name__)
     kind = _type(torch, dtype)
-    tensors = _without_data(torch, module, kind)
-    inputs = _inputs(torch, *_arguments(example_inputs), kind)
-    tape = _recorded_in_training(module, tensors, inputs, loss)
-    weights = {name: tensors[name] for name, _ in module.named_parameters()}
+    choice = None if adapters is None else AdapterChoice.from_mapping(adapters)
+    tensors = _without_data(torch, module, kind, frozen=choice is not None)
+    thin = {} if choice is None else adapter_weights(module, choice, tensors)
+    inputs = _inputs(torch, *_arguments(example_inputs), kind, values)
+    recorded = _recorded_inputs(torch, inputs)
+    added = {name: weight for pair in thin.values() for name, weight in pair.items()}
+    with beside(module, thin, 0.0 if choice is None else choice.dropout):
+        tape = _recorded_in_training(module, {**tensors, **added}, inputs, loss, values)
+    tokens = _tokens(tape, recorded, seq)
+    weights = {**{name: tensors[name] for name, _ in module.named_parameters()}, **added}
+    if tp_plan:
+        check_plan(module, tape, tp_plan)
     where = sections(module, tape, layers)
     plan = tp_plan if tp_plan is not None else getattr(module, "_tp_plan", None)
-    split = shares(module, tape, plan)
+    split = Shares(reason="adapters are not split over ranks") if thin else shares(module, tape, plan)
     builder = Parts(tape, where, split, weights)
     parts, places = folded([builder.part(number) for number in range(where.behind + 1)])
     chain = chain_of_layers(tape, where)
-    heads, kv_heads = _heads(parts)
-    batch, tokens = _sample(torch, inputs, seq)
+    heads, kv_heads = heads_of(parts)
+    batch, _ = sample_of(recorded)
     return CapturedModel(
         format=1,
         name=type(module).__name__,
         torch=str(torch.__version__),
         micro_batch=batch,
         seq=tokens,
-        dtype=_main_type(weights),
+        dtype=_main_type(tape, weights),
         hidden=chain.width,
         heads=heads,
         kv_heads=kv_heads,
@@ -76,13 +141,8 @@ def capture(
         before=places[0],
         layers=tuple(places[1:-1]),
         after=places[-1],
+        inputs=recorded,
     )
-
-
-def without_device() -> AbstractContextManager[Any]:
-    """Return a context in which PyTorch makes tensors without data. Raises `InputError` where PyTorch is missing."""
-    context: AbstractContextManager[Any] = _torch().device("meta")
-    return context
 
 
 def _torch() -> Any:
@@ -113,10 +173,11 @@ def _type(torch: Any, dtype: str | None) -> Any:
     return names[dtype]
 
 
-def _without_data(torch: Any, module: Any, kind: Any) -> dict[str, Any]:
-    """Return the parameters and buffers of ``module`` by name as tensors without data."""
+def _without_data(torch: Any, module: Any, kind: Any, *, frozen: bool) -> dict[str, Any]:
+    """Return the parameters and buffers of ``module`` by name as tensors without data, ``frozen`` without gradients."""
     named = {**dict(module.named_parameters()), **dict(module.named_buffers())}
-    return {name: _like(torch, tensor, kind) for name, tensor in named.items()}
+    tensors = {name: _like(torch, tensor, kind) for name, tensor in named.items()}
+    return {name: one.requires_grad_(False) for name, one in tensors.items()} if frozen else tensors
 
 
 def _like(torch: Any, tensor: Any, kind: Any) -> Any:
@@ -126,28 +187,43 @@ def _like(torch: Any, tensor: Any, kind: Any) -> Any:
     return torch.empty_strided(*sizes, dtype=chosen, device="meta", requires_grad=tensor.requires_grad)
 
 
-def _inputs(torch: Any, args: tuple[Any, ...], kwargs: dict[str, Any], kind: Any) -> tuple[Any, Any]:
+def _inputs(torch: Any, args: tuple[Any, ...], kwargs: dict[str, Any], kind: Any, values: KnownValues) -> Any:
+    """Return the arguments and keywords as tensors without data. ``values`` then has what they held."""
     from torch.utils._pytree import tree_map_only
 
-    without: tuple[Any, Any] = tree_map_only(torch.Tensor, lambda one: _like(torch, one, kind), (args, kwargs))
-    return without
+    def without_data(tensor: Any) -> Any:
+        empty = _like(torch, tensor, kind)
+        value = values.value_of(tensor)
+        if value is not None and not tensor.is_floating_point():
+            values.set(empty, value)
+        return empty
+
+    return tree_map_only(torch.Tensor, without_data, (args, kwargs))
 
 
-def _recorded_in_training(module: Any, tensors: Mapping[str, Any], inputs: tuple[Any, Any], loss: Any) -> Tape:
+def _recorded_in_training(
+    module: Any, tensors: Mapping[str, Any], inputs: tuple[Any, Any], loss: Any, values: KnownValues
+) -> Tape:
     """Return the tape of ``module`` in training mode, and leave it in its own."""
     modes = [(one, one.training) for one in module.modules()]
     module.train()
     try:
-        return record(module, tensors, *inputs, loss)
+        return record(module, tensors, inputs, loss, values)
     finally:
         for one, training in modes:
             one.training = training
 
 
-def _main_type(weights: Mapping[str, Any]) -> CapturedType:
-    """Return the type that most elements of the weights have. Raises `InputError` of types that are not simulated."""
+def _main_type(tape: Tape, weights: Mapping[str, Any]) -> CapturedType:
+    """Return the type that most elements of the weights have that are read.
+
+    Raises `InputError` of types that are not simulated.
+    """
     elements: Counter[CapturedType] = Counter()
+    read = {tape.weights.get(use.storage) for entry in tape.entries for use in entry.inputs}
     for name, weight in weights.items():
+        if name not in read:
+            continue
         kind = str(weight.dtype).removeprefix("torch.")
         if kind not in DTYPES:
             raise InputError("weights of this type are not simulated", key=name, found=kind, allowed=", ".join(DTYPES))
@@ -155,37 +231,47 @@ def _main_type(weights: Mapping[str, Any]) -> CapturedType:
     return elements.most_common(1)[0][0]
 
 
-def _heads(parts: Sequence[CapturedPart]) -> tuple[int, int]:
-    """Return the heads of the first attention in the ``parts``; 1 where there is none."""
-    kernels = (kernel for part in parts for node in part.nodes for kernel in node.forward)
-    for text in (kernel.kernel for kernel in kernels if kernel.kernel.startswith("attention ")):
-        attention = kernel_from_text(text)
-        assert isinstance(attention, Attention)
-        return attention.heads, attention.kv_heads
-    return 1, 1
-
-
-def _sample(torch: Any, inputs: Any, seq: int | None) -> tuple[int, int]:
-    """Return the number of samples of the inputs, and the tokens of each."""
+def _recorded_inputs(torch: Any, inputs: Any) -> tuple[CapturedInput, ...]:
+    """Return the inputs that have a batch dimension. Raises `InputError` where there are none, or one is empty."""
     from torch.utils._pytree import tree_leaves
 
     tensors = [one for one in tree_leaves(inputs) if isinstance(one, torch.Tensor) and one.dim()]
     if not tensors:
         raise InputError("have no tensor with a batch dimension", key="example_inputs")
-    tokens = [one for one in tensors if not one.is_floating_point() and one.dim() == 2]
-    first = (tokens or tensors)[0]
-    return int(first.shape[0]), seq or (int(first.shape[1]) if tokens else 1)
+    for one in tensors:
+        if not one.numel():
+            raise InputError("have a tensor without elements", key="example_inputs", found=tuple(one.shape))
+    return tuple(
+        CapturedInput(shape=tuple(one.shape), tokens=not one.is_floating_point() and one.dim() == 2) for one in tensors
+    )
+
+
+def _tokens(tape: Tape, inputs: Sequence[CapturedInput], asked: int | None) -> int:
+    """Return the tokens of a sample. Raises `InputError` where ``asked`` is a number that the module does not have."""
+    _, tokens = sample_of(inputs)
+    if asked is None or asked == tokens:
+        return tokens
+    if any(one.tokens for one in inputs):
+        raise InputError(
+            "is another than of the example inputs, which say how long sequences are",
+            key="seq",
+            found=asked,
+            allowed=str(tokens),
+        )
+    forward = (entry for entry in tape.entries if not entry.backward)
+    sizes = {size for entry in forward for use in entry.outputs if use is not None for size in use.shape}
+    if isinstance(asked, bool) or asked not in sizes:
+        near = ", ".join(map(str, sorted(sizes - {1})[:12]))
+        raise InputError("is no size of a tensor of the forward pass", key="seq", found=asked, allowed=f"1, or {near}")
+    return asked
 
 
 def _vocabulary(tape: Tape, weights: Mapping[str, Any]) -> int:
     """Return the rows of the largest embedding; 1 without any."""
-    rows = [
-        use.shape[0]
-        for entry in tape.entries
-        if entry.name == "embedding"
-        for use in entry.inputs
-        if tape.weights.get(use.storage) in weights
-    ]
+    names = (
+        tape.weights.get(use.storage) for entry in tape.entries if entry.name == "embedding" for use in entry.inputs
+    )
+    rows = [weights[name].shape[0] for name in names if name is not None and name in weights]
     return max(rows, default=1)
 
 

@@ -74,8 +74,8 @@ class Tape:
 class TapeRecorder:
     """Numbers storages, follows modules, and writes operations down as they are dispatched."""
 
-    def __init__(self) -> None:
-        self.tape, self.known = Tape(), KnownValues()
+    def __init__(self, values: KnownValues) -> None:
+        self.tape, self.values = Tape(), values
         self._numbers: dict[int, int] = {}
         self._alive: list[Any] = []  # so that no storage has the address of another
         self._modules: list[str] = [""]
@@ -154,6 +154,28 @@ class TapeRecorder:
         )
         tape.entries.append(entry)
 
+    def unknown(self, tensor: Any) -> InputError:
+        """Return the error of a module that reads a value which is not known."""
+        why = "branches on, or reads, a value that only real data have"
+        if self.values.is_chance(tensor):
+            why = "branches on a value that chance decides, as layers do that are left out at random (layerdrop)"
+        return InputError(why, key=self.module)
+
+    def check_rows(self, func: Any, args: Sequence[Any]) -> None:
+        """Raise `InputError` where known numbers, such as positions, are beyond the rows of a table."""
+        import torch
+
+        if func is not torch.ops.aten.embedding.default:
+            return
+        table, numbers = args[:2]
+        value = self.values.value_of(numbers)
+        if value is not None and value.numel() and int(value.max()) >= table.shape[0]:
+            raise InputError(
+                f"reads row {int(value.max()):,} of a table of {table.shape[0]:,} rows, such as of positions",
+                key=self.module,
+                fix="shorter example inputs, or a model of more positions",
+            )
+
     def _launches(self, func: Any, call: Call) -> tuple[Launch, ...]:
         """Return the kernels of an operation. Raises `InputError` where it computes and they do not."""
         from torch.utils.flop_counter import flop_registry
@@ -195,14 +217,16 @@ def _dispatching(recorder: TapeRecorder) -> Any:
                 return func(*args, **kwargs)
             if recorder.backward:
                 func = without_copy(func, args)
-            value = None if recorder.backward else recorder.known.worked_out(func, args, kwargs)
+            value = None if recorder.backward else recorder.values.worked_out(func, args, kwargs)
             if func is torch.ops.aten._local_scalar_dense.default:
                 if value is None:
-                    raise InputError("branches on, or reads, a value that only real data have", key=recorder.module)
+                    raise recorder.unknown(args[0])
                 return value
+            recorder.check_rows(func, args)
             result = _result(func, args, kwargs, value)
             try:
-                recorder.known.note(result, value)
+                recorder.values.note(result, value)
+                recorder.values.follow_chance(func, args, kwargs, result)
                 recorder.write(func, args, kwargs, result)
             except InputError:
                 raise
@@ -226,22 +250,27 @@ def _result(func: Any, args: Any, kwargs: Any, value: Any) -> Any:
         return tree_map_only(torch.Tensor, lambda one: torch.empty_like(one, device="meta"), value)
 
 
-def record(module: Any, weights: Mapping[str, Any], args: Sequence[Any], kwargs: Mapping[str, Any], loss: Any) -> Tape:
+def record(module: Any, weights: Mapping[str, Any], inputs: tuple[Any, Any], loss: Any, values: KnownValues) -> Tape:
     """Return the tape of a forward and backward pass of ``module`` with the tensors ``weights`` in place of its own.
 
-    ``loss`` is a function of its output, or None. Raises `InputError` where the module cannot run without data.
+    Others among them are of its adapters.
+    ``inputs`` are its arguments and keywords, ``values`` what is known of these. ``loss`` is a function of its output,
+    or None.
+    Raises `InputError` where the module cannot run without data.
     """
     import torch
 
-    recorder = TapeRecorder()
+    recorder = TapeRecorder(values)
     for name, weight in weights.items():
         recorder.tape.weights.setdefault(recorder.number(weight), name)
-    recorder.tape.inputs |= {recorder.number(one) for one in _tensors((args, kwargs))}
+    recorder.tape.inputs |= {recorder.number(one) for one in _tensors(inputs)}
+    names = {name for name, _ in (*module.named_parameters(), *module.named_buffers())}
+    named = {name: weight for name, weight in weights.items() if name in names}
     dispatching = _dispatching(recorder)
     with fused_as_on_gpus(), torch.device("meta"), _followed(module, recorder):
         try:
             with dispatching, torch.autograd.graph.saved_tensors_hooks(recorder.keep, lambda tensor: tensor):
-                output = torch.func.functional_call(module, dict(weights), tuple(args), dict(kwargs))
+                output = torch.func.functional_call(module, named, *inputs)
                 results = _results(output, loss)
                 recorder.backward = True
                 torch.autograd.backward(results, [None if one.dim() == 0 else torch.empty_like(one) for one in results])
@@ -249,8 +278,9 @@ def record(module: Any, weights: Mapping[str, Any], args: Sequence[Any], kwargs:
             raise _at(error, module) from None
         except (RuntimeError, NotImplementedError, ValueError, TypeError, AttributeError, IndexError) as error:
             first = next(iter(str(error).splitlines()), "")
+            kind = type(error).__name__
             raise InputError(
-                f"{type(module).__name__} cannot be run on tensors without data: {type(error).__name__}: {first}",
+                f"{type(module).__name__} fails on tensors without data of these sizes: {kind}: {first}",
                 key=recorder.module or None,
             ) from error
     for name, weight in weights.items():

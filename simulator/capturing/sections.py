@@ -119,7 +119,8 @@ def chain_of_layers(tape: Tape, where: Sections) -> Chain:
     if not broken and len(set(sizes)) > 1:
         broken = "its layers pass on tensors of different sizes"
     shapes = [shape for storages in (entering[1:] or entering) for shape in storages.values()]
-    return Chain(max(sizes, default=0.0), shapes[0][-1] if shapes and shapes[0] else 1, broken)
+    nbytes, width = max(sizes, default=0.0), shapes[0][-1] if shapes and shapes[0] else 1
+    return Chain(nbytes, width if nbytes % width == 0 else 1, broken)
 
 
 def _place(entry: Entry) -> str:

@@ -16,6 +16,8 @@ from typing import Any, NamedTuple
 from simulator.capturing.backward import made_by
 from simulator.capturing.calls import Launch
 from simulator.capturing.recorder import Entry, Tape
+from simulator.errors import InputError
+from simulator.input_files import closest
 from simulator.program import Attention, Matmul, Memory
 
 
@@ -79,6 +81,32 @@ def shares(module: Any, tape: Tape, plan: Mapping[str, str] | None) -> Shares:
     return shared
 
 
+def check_plan(module: Any, tape: Tape, plan: Mapping[str, str]) -> None:
+    """Raise `InputError` where an entry of a plan that the caller wrote names no module, no style, or no products."""
+    paths = [path for path, _ in module.named_modules()]
+    working = {
+        entry.module
+        for entry in tape.entries
+        if any(isinstance(launch.kernel, Matmul) for launch in entry.launches) or entry.name == "embedding"
+    }
+    for pattern, style in plan.items():
+        key = f"tp_plan[{pattern!r}]"
+        named = [path for path in paths if fnmatchcase(path, pattern)]
+        if style not in (*STYLES, *_IMPLIED):
+            allowed = ", ".join((*STYLES, *_IMPLIED))
+            raise InputError("is no style", key=key, found=style, allowed=allowed, fix=closest(style, STYLES))
+        if not named:
+            raise InputError("is the name of no module", key=key, found=pattern, fix=closest(pattern, paths))
+        if style in STYLES and not working & set(named):
+            below = [path for path in working if any(path.startswith(f"{one}.") for one in named)]
+            raise InputError(
+                "splits no product: the modules of this name have none themselves",
+                key=key,
+                found=pattern,
+                allowed=", ".join(sorted(below)[:5]) or None,
+            )
+
+
 def _styles(module: Any, plan: Mapping[str, str]) -> tuple[dict[str, SplitStyle], str]:
     """Return the styles of modules by their names, and a style or a pattern that is not understood, as a reason."""
     styles: dict[str, SplitStyle] = {}
@@ -129,7 +157,7 @@ def _share_of_embedding(shared: Shares, tape: Tape, number: int, entry: Entry) -
         shared.kernels |= {(number, place): RankShare(("write_bytes",)) for place in cleared}
         return
     weights = [use for use in entry.inputs if use.storage in tape.weights]
-    if weights:
+    if weights and entry.name == "embedding":  # what scales its rows afterwards is whole
         shared.dimensions[tape.weights[weights[0].storage]] = 0
         shared.divisor = math.gcd(shared.divisor, weights[0].shape[0])
         out = sum(tape.storages[use.storage] for use in entry.outputs if use is not None)

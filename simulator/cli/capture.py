@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import importlib
 import sys
-import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -31,14 +30,27 @@ Layers = Annotated[
 ]
 Tokens = Annotated[
     int | None,
+    typer.Option("--seq", metavar="TOKENS", help="Tokens of a sample [the second size of integer inputs, or 1]."),
+]
+ThinMatrices = Annotated[
+    str | None,
     typer.Option(
-        "--seq", metavar="TOKENS", min=1, help="Tokens of a sample [the second size of integer inputs, or 1]."
+        "--adapters",
+        metavar="RANK:NAME,...",
+        help="Freeze all weights and put LoRA's matrices beside linear layers, such as 16:q_proj,v_proj or "
+        "16:all-linear.",
     ),
 ]
 
 
 def command(
-    maker: Maker, out: Out, dtype: WeightType = None, layers: Layers = None, seq: Tokens = None, quiet: Quiet = False
+    maker: Maker,
+    out: Out,
+    dtype: WeightType = None,
+    layers: Layers = None,
+    seq: Tokens = None,
+    adapters: ThinMatrices = None,
+    quiet: Quiet = False,
 ) -> None:
     """Record a PyTorch module as a model that plays.
 
@@ -46,26 +58,17 @@ def command(
     `simulator.capture` takes. It runs with no device, so that its weights take no memory. A workload file then says
     `model: {captured: FILE}`.
 
-    Example:
+    \b
+    Examples:
       llmsim capture my_model:job --dtype bf16 --out my_model.json
+      llmsim capture my_model:job --dtype bf16 --adapters 16:q_proj,v_proj --out my_lora.json
     """
-    from simulator.capturing.entry import capture, without_device
+    from simulator.capturing.entry import capture_made
 
     check_outputs({"--out": out}, {"--out": (".json",)})
-    function = _function(maker)
-    with without_device():
-        answer = _answer(function, maker)
-    options: dict[str, Any] = {
-        key: value for key, value in (("dtype", dtype), ("layers", layers), ("seq", seq)) if value is not None
-    }
-    if isinstance(answer, Mapping):
-        captured = capture(**{**answer, **options})
-    elif isinstance(answer, tuple) and len(answer) == 2:
-        captured = capture(*answer, **options)
-    else:
-        raise InputError(
-            "returns neither a module with example inputs nor a mapping", file=maker, found=type(answer).__name__
-        )
+    thin = None if adapters is None else _adapters(adapters)
+    chosen = (("dtype", dtype), ("layers", layers), ("seq", seq), ("adapters", thin))
+    captured = capture_made(_function(maker), maker, {key: value for key, value in chosen if value is not None})
     captured.save(out)
     if not quiet:
         distinct = len(set(captured.layers))
@@ -77,15 +80,16 @@ def command(
         say(f"written: {out}; a workload names it by  model: {{captured: {out}}}")
 
 
-def _answer(function: Callable[[], Any], maker: str) -> Any:
-    """Return what the user's function returns. Raises `InputError` with the line at which it failed."""
-    try:
-        return function()
-    except Exception as error:  # whatever a user's own code raises
-        last = traceback.extract_tb(error.__traceback__)[-1]
-        raise InputError(
-            f"failed: {type(error).__name__}: {error}", file=maker, found=f"line {last.lineno} of {last.filename}"
-        ) from error
+def _adapters(text: str) -> dict[str, Any]:
+    """Return what an option such as ``16:q_proj,v_proj`` says. Raises `InputError`.
+
+    >>> _adapters("16:q_proj,v_proj")
+    {'rank': 16, 'targets': ['q_proj', 'v_proj']}
+    """
+    rank, colon, names = text.partition(":")
+    if not colon or not rank.strip().isdecimal():
+        raise InputError("is no RANK:NAME,...", file="--adapters", found=text, allowed="such as 16:q_proj,v_proj")
+    return {"rank": int(rank), "targets": [name.strip() for name in names.split(",")]}
 
 
 def _function(maker: str) -> Callable[[], Any]:

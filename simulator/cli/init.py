@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, TypeVar
 
@@ -14,13 +14,24 @@ from simulator.cli.outputs import STDOUT, check_outputs, write_json
 from simulator.cli.search import search_watch
 from simulator.cli.streams import complain
 from simulator.cli.terminal import progress, say, warn
-from simulator.errors import InputError
+from simulator.errors import InputError, amended
 
 if TYPE_CHECKING:
     from simulator.drafting.entry import Draft, JobAnswers
     from simulator.drafting.machines import JobMachines
 
 T = TypeVar("T")
+#: Beginning of a key of workload files -> the option that it follows from.
+_OPTIONS = {
+    "training.seq": "--seq",
+    "training.micro_batch": "--seq",
+    "training.global_batch": "--batch",
+    "training": "--training",
+    "model": "--model",
+    "framework": "--framework",
+    "cluster": "--cluster",
+    "calibration": "--cluster",
+}
 #: How often a question is asked where the answer cannot be used.
 _TRIES = 5
 
@@ -85,12 +96,27 @@ def command(
         from simulator.drafting.entry import draft
 
         target = Path(cluster_file.name) if imported else None
-        result = draft(answers, out.stem, target, budget_s=budget_s, jobs=jobs, watch=search_watch(far))
+        with amended(_by_option):
+            result = draft(answers, out.stem, target, budget_s=budget_s, jobs=jobs, watch=search_watch(far))
     _write(result, answers, out, cluster_file)
     write_json(json, _content(result, out, cluster_file if imported else None))
     warn(f"assumed: {text}" for text in (imported.assumed if imported else ()))
+    warn(_doubts(result, answers, budget_s))
     if not quiet and json != STDOUT:
         _show(result, answers, out, cluster_file if imported else None)
+
+
+def _by_option(error: InputError) -> None:
+    """Name the option that an error of the file is about, as nobody has written the file's keys.
+
+    What would mend the file is then left out.
+    """
+    if error.file == "search":
+        error.file, error.fix = "--gpus", "another number of GPUs, or a --batch that they share evenly"
+        return
+    option = next((one for key, one in _OPTIONS.items() if (error.key or "").startswith(key)), None)
+    if error.file is None and option is not None:
+        error.file, error.key, error.fix = option, None, None
 
 
 class Interview:
@@ -133,10 +159,10 @@ def _named(read: Callable[[str], T], text: str, option: str) -> T:
         raise
 
 
-def _count(text: str) -> int:
-    """Return a whole number above 0. Raises `InputError` for anything else."""
-    if not text.isdecimal() or not 0 < int(text) <= 10**9:
-        raise InputError("must be a whole number", found=text, allowed=">= 1")
+def _count(text: str, most: int = 10**9) -> int:
+    """Return a whole number above 0, of ``most`` or less. Raises `InputError` for anything else."""
+    if not text.isascii() or not text.isdecimal() or not 0 < int(text[:12]) <= most:
+        raise InputError("must be a whole number", found=text, allowed=f">= 1, <= {most:,}")
     return int(text)
 
 
@@ -155,18 +181,26 @@ def _answers(
     batch: int | None,
 ) -> JobAnswers:
     """Return all answers, each by its option, by the usual one, or asked for in turn. Raises `InputError`."""
+    from simulator.bounds import MAX_GPUS
     from simulator.drafting import methods
     from simulator.drafting.entry import JobAnswers
     from simulator.drafting.machines import job_machines
     from simulator.drafting.model_names import model_section
     from simulator.frameworks import FRAMEWORKS
+    from simulator.importers import is_foreign
 
     def checked_model(text: str) -> str:
         model_section(text)
         return text
 
     def machines_of(text: str) -> JobMachines:
-        return job_machines(text.split(), gpus)
+        files = text.split()
+        return job_machines(files if any(is_foreign(Path(one)) for one in files) else [text], gpus)
+
+    def checked_count(text: str, there: JobMachines) -> int:
+        number = _count(text, MAX_GPUS)
+        there.for_gpus(number).spec(number)
+        return number
 
     ask = interview.ask
     name = ask(
@@ -177,7 +211,7 @@ def _answers(
     else:
         question = "Machines: a shipped cluster, a type of GPU, or files of nvidia-smi, ibstat and squeue"
         machines = ask(question, "--cluster", "dgx_h100", machines_of)
-    number = ask("GPUs", "--gpus", str(machines.spec().n_gpus), _count, _text(gpus))
+    number = ask("GPUs", "--gpus", str(machines.spec().n_gpus), lambda text: checked_count(text, machines), _text(gpus))
     machines = machines.for_gpus(number)
     method = ask(
         f"Training: {', '.join(methods.METHODS)}",
@@ -234,24 +268,39 @@ def _content(result: Draft, out: Path, cluster_file: Path | None) -> dict[str, o
         figures=dict(layout.figures),
         n_legal=layout.n_legal,
         n_simulated=layout.n_simulated,
+        in_time=layout.in_time,
+        idle_gpus=result.idle_gpus,
     )
+
+
+def _doubts(result: Draft, answers: JobAnswers, budget_s: float) -> Iterator[str]:
+    """Yield what a user would not expect of the layout: little memory left, idle GPUs, a search that was cut short."""
+    from simulator.drafting.job_file import tight_memory
+    from simulator.drafting.layouts import SPARE
+    from simulator.units import counted
+
+    if result.layout.spare < SPARE:
+        yield tight_memory(result.layout)
+    if idle := result.idle_gpus:
+        whole = answers.gpus + idle
+        yield f"{counted(idle, 'GPU')} of the {whole} in whole nodes stay idle; --gpus {whole} uses all of them"
+    if not result.layout.in_time:
+        yield f"the search ended after --budget-s {budget_s:g}: layouts that were not simulated may be faster"
 
 
 def _show(result: Draft, answers: JobAnswers, out: Path, cluster_file: Path | None) -> None:
     from simulator.drafting.job_file import layout_keys
-    from simulator.drafting.layouts import SPARE
     from simulator.output.search_table import layout_text
     from simulator.units import counted, format_gib, format_time
 
     layout, figures = result.layout, result.layout.figures
     legal = f"{counted(layout.n_legal, 'legal layout')} with simple schedules, {layout.n_simulated:,} simulated"
-    spare = "" if layout.spare >= SPARE else f"; only {layout.spare:.1%} of memory is left"
     say(f"{answers.model} on {counted(answers.gpus, 'GPU')}: {legal}")
     keys = {key: value for section in layout_keys(layout.changes).values() for key, value in section.items()}
     say(f"  {layout_text(keys)}")
     say(
         f"  a step of {format_time(figures['step_time_s'])}, {figures['tokens_per_s']:,.0f} tokens/s, "
-        f"{format_gib(figures['peak_bytes'])} of {format_gib(figures['capacity_bytes'])} on the fullest GPU{spare}"
+        f"{format_gib(figures['peak_bytes'])} of {format_gib(figures['capacity_bytes'])} on the fullest GPU"
     )
     for path in (out, cluster_file):
         if path is not None:

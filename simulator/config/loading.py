@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NoReturn, TypeVar, cast
@@ -17,9 +18,10 @@ from simulator.config.presets import expand_model
 from simulator.config.profile import check_gpu, check_one_vendor, check_precision, check_recipe, load_profile
 from simulator.config.section import Section, as_data
 from simulator.config.stack import check_stack, load_stack
+from simulator.config.tried_fixes import keep_what_works
 from simulator.config.validation import validated
 from simulator.config.workload import Workload
-from simulator.errors import InputError, PlaceOfKey, each, located, raise_all
+from simulator.errors import InputError, PlaceOfKey, amended, each, located, raise_all
 from simulator.frameworks import FRAMEWORKS
 from simulator.hardware.cluster_spec import ClusterSpec
 from simulator.input_files import as_path, read_yaml, with_changes
@@ -153,8 +155,14 @@ def load_workload(
     if refused:
         _refuse(data, refused, file, origin)
     _fill_from_capture(data)
-    workload = _completed(data, file, origin)
+    with amended(lambda error: keep_what_works(error, partial(_tried, data))):
+        workload = _completed(data, file, origin)
     return _with_stack(_with_profiles(workload, base, origin), base, origin)
+
+
+def _tried(data: Mapping[str, Any], changes: Mapping[str, Any]) -> Workload:
+    """Return the workload of ``data`` with dotted keys changed. Raises `InputError`."""
+    return _completed(with_changes(data, changes, SHORTHANDS, "fix"), None, lambda key: (None, key))
 
 
 def _fill_from_capture(data: dict[str, Any]) -> None:
@@ -166,7 +174,10 @@ def _fill_from_capture(data: dict[str, Any]) -> None:
     for section, keys in (("training", captured.recorded), ("parallelism", {"sequence_parallel": False})):
         if isinstance(data.setdefault(section, {}), Mapping):
             data[section] = {**keys, **data[section]}
-    data.setdefault("framework", next(name for name, one in FRAMEWORKS.items() if one.runs_captured))
+    usual = next(name for name, one in FRAMEWORKS.items() if one.runs_captured)
+    section = data.setdefault("framework", usual)
+    if isinstance(section, Mapping):
+        data["framework"] = {"name": usual, **section}
 
 
 def _refuse(data: Mapping[str, Any], refused: Mapping[str, InputError], file: object, origin: PlaceOfKey) -> NoReturn:

@@ -10,7 +10,7 @@ from pydantic import Discriminator, Field, GetJsonSchemaHandler, Tag
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema
 
-from simulator.bounds import Text
+from simulator.bounds import MAX_LAYERS, Text
 from simulator.captured import CapturedModel
 from simulator.config.captured_file import read_captured
 from simulator.config.presets import presets
@@ -151,7 +151,7 @@ class KeysSeen(NamedTuple):
 class Model(Section):
     """A transformer. `preset` or `hf_config` may stand in a file for these keys; keys beside them win."""
 
-    layers: Annotated[int, Field(ge=1, le=10_000), Integral]
+    layers: Annotated[int, Field(ge=1, le=MAX_LAYERS), Integral]
     """transformer layers"""
     hidden: Size
     """width of the residual stream"""
@@ -265,8 +265,10 @@ class Model(Section):
         """Some layer has a dense MLP."""
         return any(self.mlp(layer) == "dense" for layer in range(self.layers))
 
-    def alike(self, layer: int) -> tuple[str, MlpKind]:
-        """Return what tells layers of the model apart: mixer and MLP."""
+    def alike(self, layer: int) -> object:
+        """Return what tells layers of the model apart: mixer and MLP; of a captured one its part."""
+        if captured := self.captured_model:
+            return captured.part_of_layer(layer)
         return self.mixer(layer).name, self.mlp(layer)
 
     def mixer_sizes(self, layer: int) -> Any:

@@ -27,11 +27,14 @@ class MemoryCost:
     @classmethod
     def from_sections(cls, spec: GpuSpec, model: MemoryModel, sections: Iterable[str]) -> MemoryCost:
         """Return the prices of the kernels in ``sections`` of a profile; a later section replaces classes of an earlier
-        one."""
+        one. Casts to 4 bits are priced as those to 8 bits by their bytes: nobody has measured them apart."""
         curves: dict[str, MemoryCurve] = {}
         for section in sections:
             curves.update(getattr(model, section))
-        return cls(spec, curves)
+        narrow = {
+            f"fp4_{name.removeprefix('fp8_')}": curve for name, curve in curves.items() if name.startswith("fp8_")
+        }
+        return cls(spec, narrow | curves)
 
     def seconds(self, kernel: Memory) -> float:
         """Return start + bytes / (share * peak bandwidth), or ``element_s`` for each element written if that is longer.

@@ -36,11 +36,15 @@ class JobAnswers:
 
 @dataclass(frozen=True)
 class Draft:
-    """A workload file. ``data``: its keys. ``text``: as it is written. ``layout``: what was found to fit."""
+    """A workload file. ``data``: its keys. ``text``: as it is written. ``layout``: what was found to fit.
+
+    ``idle_gpus``: those of its nodes that do not train.
+    """
 
     data: Mapping[str, Any]
     text: str
     layout: ProposedLayout
+    idle_gpus: int
 
 
 def draft(
@@ -85,7 +89,7 @@ def draft(
     }
     where = cluster_file.stem if cluster_file else machines.unsized["name"]
     heading = f"{name}.yaml: {answers.model} on {counted(gpus, 'GPU')} of {where}, by llmsim init."
-    return Draft(written, job_text(written, layout, heading), layout)
+    return Draft(written, job_text(written, layout, heading), layout, spec.n_gpus - gpus)
 
 
 def _counted_ends(data: Mapping[str, Any]) -> dict[str, bool]:

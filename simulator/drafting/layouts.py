@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
+from time import monotonic
 from typing import Any
 
 from simulator.config import load_workload
@@ -16,8 +18,8 @@ from simulator.units import counted, format_gib
 #: Share of a GPU's memory that a proposed layout leaves free if any does: figures of memory are met within 6 % in the
 #: mean (docs/how-to/fit.md).
 SPARE = 0.05
-#: Places of the ranking among which one is looked for that leaves so much.
-_PLACES = 3
+#: Places of the ranking among which one is looked for that leaves so much; more where none of the first does.
+_PLACES, _MORE_PLACES = 3, 12
 #: Tokens per sequence from which on sequences are split over ranks too.
 _LONG = 32768
 _MOST_SEQUENCES = 8
@@ -62,13 +64,14 @@ HABITS: Mapping[str, LayoutHabits] = {
 class ProposedLayout:
     """A layout that fits. ``changes``: its keys with their values. ``figures``: of its simulated step.
 
-    ``n_legal`` layouts were weighed, ``n_simulated`` of them simulated.
+    ``n_legal`` layouts were weighed, ``n_simulated`` of them simulated. ``in_time``: none that is left can be faster.
     """
 
     changes: Mapping[str, Any]
     figures: Mapping[str, Any]
     n_legal: int
     n_simulated: int
+    in_time: bool
 
     @property
     def spare(self) -> float:
@@ -80,6 +83,8 @@ def proposed_layout(
     data: Mapping[str, Any], gpus: int, budget_s: float, jobs: int | None, watch: SearchWatch | None
 ) -> ProposedLayout:
     """Return the fastest layout of a workload's data that leaves `SPARE` of memory, or else the fastest that fits.
+
+    Only those count that were simulated.
 
     ``budget_s`` and ``jobs``: as of `search`. Raises `InputError` where none fits, and says what would.
     """
@@ -93,16 +98,24 @@ def proposed_layout(
     per_node = max(node.gpus.count for node in base.cluster.kinds)
     limit = {"tp": (1, per_node), "micro_batch": (1, _MOST_SEQUENCES)}
     choices = {**fix, **HABITS[base.framework.name].values}
-    result = search(data, gpus=gpus, fix=choices, limit=limit, top=_PLACES, budget_s=budget_s, jobs=jobs, watch=watch)
+    began = monotonic()
+    look = partial(search, data, gpus=gpus, fix=choices, limit=limit, jobs=jobs, watch=watch)
+    result = look(top=_PLACES, budget_s=budget_s)
     fitting = result.ranking.fitting
     if not fitting:
         raise _nothing_fits(result, base.training.adapters is not None)
-    best = next((one for one in fitting[:_PLACES] if _leaves_enough(one)), fitting[0])
+    left_s = budget_s - (monotonic() - began)
+    if not any(map(_leaves_enough, fitting)) and left_s > 0:
+        more = look(top=_MORE_PLACES, budget_s=left_s)
+        result = more if more.ranking.fitting else result
+    fitting = result.ranking.fitting
+    best = next(filter(_leaves_enough, fitting), fitting[0])
     return ProposedLayout(
         changes=best.candidate.changes,
         figures=best.outcome.figures,
         n_legal=result.bounded.n_legal,
         n_simulated=len(result.ranking.simulated),
+        in_time=result.is_proven,
     )
 
 
@@ -115,7 +128,10 @@ def _nothing_fits(result: SearchResult, has_adapters: bool) -> InputError:
     """Return the error of a job of which no layout fits, or of which none was simulated in time."""
     layouts = counted(result.bounded.n_legal, "layout")
     if not result.is_proven:
-        return InputError(f"none of {layouts} was found to fit in time", file="--budget-s", fix="a larger one")
+        message = (
+            f"none of {layouts} was found to fit in time, {counted(len(result.ranking.simulated), 'layout')} simulated"
+        )
+        return InputError(message, file="--budget-s", fix="a larger one")
     lost, simulated = result.lost, result.ranking.simulated
     lacking = [-one.outcome.figures["headroom_bytes"] for one in simulated if one.outcome.figures]
     lacking += [lost.least_lacking_bytes] if lost.too_large else []

@@ -14,7 +14,9 @@ from simulator.errors import InputError
 from simulator.hardware.cluster_spec import ClusterSpec
 from simulator.importers import Imported, is_foreign, read_machine
 from simulator.importers.machines import MACHINES, machines_for
+from simulator.importers.pci_ids import type_of_product
 from simulator.input_files import as_path, closest
+from simulator.units import counted
 
 
 @dataclass(frozen=True)
@@ -48,7 +50,16 @@ class JobMachines:
         cluster = load_cluster(self.imported.cluster if self.imported else self.reference)
         if gpus is None or cluster.fixed_nodes:
             return cluster
-        return load_cluster(self.unsized, nodes=max(cluster.nodes_for(gpus), 1))
+        nodes, node = max(cluster.nodes_for(gpus), 1), cluster.node_at(0)
+        if nodes > 1 and not node.nics.count:
+            raise InputError(
+                f"are more than the {counted(node.gpus.count, 'GPU')} of {cluster.name}, whose nodes have no network "
+                "cards to be joined by",
+                file="--gpus",
+                found=gpus,
+                allowed=f"<= {node.gpus.count}, or a larger machine: llmsim list topologies",
+            )
+        return load_cluster(self.unsized, nodes=nodes)
 
 
 def job_machines(answers: Sequence[str], gpus: int | None) -> JobMachines:
@@ -71,11 +82,16 @@ def job_machines(answers: Sequence[str], gpus: int | None) -> JobMachines:
 
 
 def _gpu_type(text: str) -> str:
-    """Return the one shipped type of GPU that has all words of a text. Raises `InputError`.
+    """Return the one shipped type of GPU that has all words of a text, or that nvidia-smi calls so.
 
-    >>> _gpu_type("4090"), _gpu_type("H100 SXM 80GB")
-    ('rtx-4090-24gb', 'h100-sxm-80gb')
+    Raises `InputError`.
+
+    >>> _gpu_type("4090"), _gpu_type("H100 SXM 80GB"), _gpu_type("NVIDIA A100-SXM4-80GB")
+    ('rtx-4090-24gb', 'h100-sxm-80gb', 'a100-sxm-80gb')
     """
+    if (product := type_of_product(text)) in catalog.names("profile"):
+        assert product is not None
+        return product
     words = set(re.findall(r"[a-z0-9]+", text.lower())) - {"nvidia", "amd", "geforce", "gb"}
     types = [kind for kind in catalog.names("profile") if words and words <= set(kind.split("-"))]
     if text in types or len(types) == 1:

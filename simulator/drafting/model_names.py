@@ -7,7 +7,7 @@ from typing import Any
 
 from simulator.config.presets import presets
 from simulator.errors import InputError
-from simulator.input_files import as_path, closest
+from simulator.input_files import as_path, closest, read_json
 from simulator.launch_scripts.models import preset_of
 
 CONFIG = "config.json"
@@ -25,6 +25,13 @@ def model_section(text: str) -> dict[str, Any]:
     if path.is_dir() and (path / CONFIG).is_file():
         path = path / CONFIG
     if path.suffix == ".json":
+        if path.is_file() and "widest_split" in read_json(path):
+            raise InputError(
+                "is a captured model, whose file says how it is trained",
+                file="model",
+                found=text,
+                fix=f"a file with model: {{captured: {path}}}, global_batch and cluster (docs/how-to/your-model.md)",
+            )
         return {"hf_config": str(path)}
     if (preset := preset_of(text)) is not None:
         return {"preset": preset}

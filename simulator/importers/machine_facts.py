@@ -10,7 +10,7 @@ from dataclasses import dataclass
 class GpuFacts:
     """GPUs of a node. ``types``: type -> number, in order.
 
-    ``generation`` and ``lanes``: of the slowest PCIe link; None where the file does not say it.
+    ``generation`` and ``lanes``: of the PCIe link that most have; None where the file does not say it.
     """
 
     types: Mapping[str, int]

@@ -1,4 +1,4 @@
-"""Types of GPU by the numbers that a PCI device reports."""
+"""Types of GPU by the numbers that a PCI device reports, and by the names that nvidia-smi prints."""
 
 from __future__ import annotations
 
@@ -43,3 +43,50 @@ GPU_TYPES = {
 }
 #: Those of these types that no profile is shipped for.
 WITHOUT_PROFILE = frozenset(["a100-pcie-40gb", "mi100-32gb", "mi210-64gb"])
+#: Names of products as nvidia-smi prints them -> type of GPU (NVIDIA's driver documentation, appendix "Supported NVIDIA
+#: GPU products"), without the brand, in small letters.
+PRODUCTS = {
+    "v100-sxm2-16gb": "v100-sxm-16gb",
+    "v100-sxm2-32gb": "v100-sxm-32gb",
+    "v100-sxm3-32gb": "v100-sxm-32gb",
+    "t4": "t4-16gb",
+    "a100-sxm4-40gb": "a100-sxm-40gb",
+    "a100-sxm4-80gb": "a100-sxm-80gb",
+    "a100 80gb pcie": "a100-pcie-80gb",
+    "a100-pcie-40gb": "a100-pcie-40gb",
+    "a10": "a10-24gb",
+    "a10g": "a10g-24gb",
+    "a40": "a40-48gb",
+    "h100 80gb hbm3": "h100-sxm-80gb",
+    "h100 pcie": "h100-pcie-80gb",
+    "h100 nvl": "h100-nvl-94gb",
+    "h800": "h800-sxm-80gb",
+    "h20": "h20-sxm-96gb",
+    "h200": "h200-sxm-141gb",
+    "gh200 480gb": "gh200-480gb",
+    "b200": "b200-sxm-180gb",
+    "gb200": "gb200-186gb",
+    "b300 sxm6 ac": "b300-sxm-288gb",
+    "gb300": "gb300-288gb",
+    "l4": "l4-24gb",
+    "l40s": "l40s-48gb",
+    "rtx 3080": "rtx-3080-10gb",
+    "rtx 3090": "rtx-3090-24gb",
+    "rtx 4090": "rtx-4090-24gb",
+    "rtx 5090": "rtx-5090-32gb",
+    "rtx a6000": "rtx-a6000-48gb",
+    "rtx 6000 ada generation": "rtx-6000-ada-48gb",
+    "rtx pro 6000 blackwell workstation edition": "rtx-pro-6000-96gb",
+    "rtx pro 6000 blackwell server edition": "rtx-pro-6000-96gb",
+}
+_BRANDS = ("nvidia", "tesla", "geforce")
+
+
+def type_of_product(name: str) -> str | None:
+    """Return the type of a GPU by the name that nvidia-smi prints; None where it is not known here.
+
+    >>> type_of_product("NVIDIA H100 80GB HBM3"), type_of_product("Tesla T4"), type_of_product("Matrox G200")
+    ('h100-sxm-80gb', 't4-16gb', None)
+    """
+    words = [word for word in name.lower().split() if word not in _BRANDS]
+    return PRODUCTS.get(" ".join(words))

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from simulator.errors import InputError
 from simulator.importers import imported
 from simulator.importers.machine_facts import GpuFacts, MachineFacts
-from simulator.importers.pci_ids import GPU_TYPES
+from simulator.importers.pci_ids import GPU_TYPES, type_of_product
 
 FORM = "nvidia-smi -q"
 _HEADER = re.compile(r"GPU [0-9A-Fa-f]{4,8}:[0-9A-Fa-f]{2}:[0-9A-Fa-f]{2}\.[0-9A-Fa-f]\s*$")
@@ -54,16 +54,38 @@ def read(text: str, path: Path) -> MachineFacts:
                 f"line {gpus[position].line}: GPUs of one type do not follow each other", file=path, found=kind
             )
         counts[kind] = counts.get(kind, 0) + 1
-    generations = [int(text) for gpu in gpus if (text := gpu.value("PCI/GPU Link Info/PCIe Generation/Max")).isdigit()]
-    widths = [
-        int(match[0]) for gpu in gpus if (match := re.match(r"\d+", gpu.value("PCI/GPU Link Info/Link Width/Max")))
-    ]
-    facts = GpuFacts(
-        types=counts,
-        generation=max(min(generations), 3) if generations else None,
-        lanes=min(widths) if widths and min(widths) in _LANES else None,
+    links = [_link(gpu) for gpu in gpus]
+    usual = _usual(links)
+    facts = GpuFacts(types=counts, generation=usual[0], lanes=usual[1])
+    slower = [(number, link) for number, link in enumerate(links) if None not in (*link, *usual) and link != usual]
+    assumed.update(
+        f"node.pcie: generation {usual[0]} x {usual[1]} lanes, as most; GPU {number} has generation {link[0]} x "
+        f"{link[1]}, which overrides of a cluster file can say (link: node0.gpu{number}.pcie)"
+        for number, link in slower
     )
     return MachineFacts(FORM, gpus=facts, assumed=tuple(assumed), left_out=tuple(_left_out(gpus)))
+
+
+#: PCIe generation and lanes; None where the output does not say it.
+_Link = tuple[int | None, int | None]
+
+
+def _link(gpu: _Gpu) -> _Link:
+    """Return the fastest PCIe link that a GPU and its slot can have."""
+    generation = gpu.value("PCI/GPU Link Info/PCIe Generation/Max")
+    width = re.match(r"\d+", gpu.value("PCI/GPU Link Info/Link Width/Max"))
+    lanes = int(width[0]) if width else None
+    return max(int(generation), 3) if generation.isdigit() else None, lanes if lanes in _LANES else None
+
+
+def _usual(links: Sequence[_Link]) -> _Link:
+    """Return the link that most GPUs have, of equally frequent ones the slowest; parts that none says are None."""
+    told = Counter(link for link in links if None not in link)
+    if told:
+        return min(told, key=lambda link: (-told[link], link))
+    generations = [generation for generation, _ in links if generation is not None]
+    lanes = [width for _, width in links if width is not None]
+    return min(generations, default=None), min(lanes, default=None)
 
 
 def _gpus(text: str) -> Iterator[_Gpu]:
@@ -90,10 +112,11 @@ def _gpus(text: str) -> Iterator[_Gpu]:
 
 
 def _type(gpu: _Gpu, assumed: Counter[str]) -> str:
-    """Return the type of a GPU by the numbers of its PCI device, which stand as one: 0x233010DE."""
+    """Return the type of a GPU by the numbers of its PCI device, which stand as one (0x233010DE), or by its name."""
     number = gpu.value("PCI/Device Id")
     device = re.fullmatch(r"0x([0-9A-Fa-f]{4})([0-9A-Fa-f]{4})", number)
     kind = GPU_TYPES.get(f"0x{device[2]}:0x{device[1]}".lower()) if device else None
+    kind = kind or type_of_product(gpu.value("Product Name"))
     if kind is None:
         name = gpu.value("Product Name") or "without a name"
         assumed[f"node.gpus.type: {imported.NO_TYPE}, as {name} ({number or 'no Device Id'}) is not known here"] += 1

@@ -15,7 +15,8 @@ from simulator.errors import InputError
 from simulator.importers import imported
 from simulator.importers.imported import Imported
 from simulator.importers.machine_facts import GpuFacts, MachineFacts, NicFacts
-from simulator.importers.machines import machine_with
+from simulator.importers.machines import MACHINES, machine_with
+from simulator.units import counted
 
 #: Beginning of a type of GPU -> bytes/s of one NVLink per direction, where it is not `imported.NVLINK_Bps`. These are
 #: Blackwell's (B200 and B300 data sheets), and bridges of four links (data sheets of RTX 3090, A40 and RTX A6000).
@@ -57,7 +58,7 @@ def completed(facts: MachineFacts, path: Path) -> Imported:
         assumed.append(f"node.pcie: devices are plugged in as in {machine.name}")
     else:
         node["pcie"] = {"generation": gpus.generation or 4}
-        assumed.append("node.nvlink: none, as no shipped cluster has such GPUs")
+        assumed.append(f"node.nvlink: none, {_why_no_machine(gpus)}")
         cluster |= {"nodes": facts.nodes or 1, "node": node}
     if machine is None or not machine.tree:
         _put_pcie(node, gpus, assumed)
@@ -67,6 +68,17 @@ def completed(facts: MachineFacts, path: Path) -> Imported:
         fix = "add the output of ibstat"
         raise InputError("is of several nodes, and no file says what joins them", file=path, found=facts.nodes, fix=fix)
     return Imported(facts.form, cluster, (), tuple(assumed), facts.left_out)
+
+
+def _why_no_machine(gpus: GpuFacts) -> str:
+    """Return why no shipped cluster completes a machine."""
+    (kind, count), *more = gpus.types.items()
+    if more:
+        return "as no shipped cluster has GPUs of several types"
+    most = max((machine.gpus for machine in MACHINES.get(kind, ())), default=0)
+    if most:
+        return f"as shipped clusters have at most {counted(most, 'GPU')} of type {kind} in a node, and this has {count}"
+    return f"as no shipped cluster has GPUs of type {kind}"
 
 
 def _gpu_section(gpus: GpuFacts) -> Any:

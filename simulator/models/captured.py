@@ -28,7 +28,7 @@ from simulator.program import Attention, Compute, Kernel, StepPhase, kernel_from
 
 def captured_layer(workload: Workload, model: CapturedModel, number: int, recompute: str, turn: Turn) -> Part:
     """Return layer ``number`` of a captured model; after those that were recorded, the last of them again."""
-    place = model.layers[min(number, len(model.layers) - 1)]
+    place = model.part_of_layer(number)
     return _part(shapes(workload, turn=turn), model, place, recompute == "full", "layer", False)
 
 
@@ -48,7 +48,7 @@ def captured_flops(model: CapturedModel, layers: int, *, causal: bool) -> float:
 
     Attention counts three times its forward pass, and in full where it is not ``causal``, as in other models.
     """
-    places = [model.layers[min(number, len(model.layers) - 1)] for number in range(layers)]
+    places = [model.part_of_layer(number) for number in range(layers)]
     return sum(_part_flops(model.parts[place], causal=causal) for place in (model.before, *places, model.after))
 
 

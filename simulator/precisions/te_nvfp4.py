@@ -15,9 +15,9 @@ from simulator.precisions.recipe import CastKernel
 
 SCALE_BYTES = 1 / 16
 BOTH = (
-    CastKernel("amax", "fp8_amax", 1, 0),
+    CastKernel("amax", "fp4_amax", 1, 0),
     # Two copies, in tensors of 16 bits.
-    CastKernel("cast both ways", "fp8_cast_transpose", 1, 1 / 2 + SCALE_BYTES),
+    CastKernel("cast both ways", "fp4_cast_transpose", 1, 1 / 2 + SCALE_BYTES),
 )
 
 RECIPE = te_delayed.with_casts(

@@ -74,7 +74,9 @@ def test_bad_predictions_are_said_with_their_key(
     capsys.readouterr()
     command = ["compare", alone, "--measured", str(made / "measured"), "--predictions", str(path)]
     assert main([*command, "--out", str(tmp_path / "out")]) == 2
-    assert words in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert words in said
+    assert said.startswith("error: ")
 
 
 def test_shipped_predictions_are_read() -> None:

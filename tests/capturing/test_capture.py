@@ -9,70 +9,14 @@ from typing import Any
 import pytest
 
 import simulator
-from simulator.captured import CapturedModel
-from simulator.config import load_workload
 from simulator.errors import InputError
-from simulator.models import embedding, head, layer, parameters
-from simulator.program import Attention, Matmul, kernel_from_text
+from simulator.models import embedding, hardware_flops_per_step, head, layer, parameters
+from simulator.models.stage import stage_parts
+from simulator.program import Attention, Matmul
+from tests.support.captured_modules import BATCH, ROWS, TOKENS, WIDTH, Tiny, captured, ids, kernels, workload
 
 torch = pytest.importorskip("torch")
 nn = torch.nn
-WIDTH, TOKENS, BATCH = 64, 16, 2
-ROWS = TOKENS * BATCH
-
-
-class Block(nn.Module):
-    """A residual block with attention and an MLP."""
-
-    def __init__(self, drop: float = 0.0) -> None:
-        super().__init__()
-        self.norm = nn.LayerNorm(WIDTH)
-        self.qkv, self.out = nn.Linear(WIDTH, 3 * WIDTH, bias=False), nn.Linear(WIDTH, WIDTH, bias=False)
-        self.drop = nn.Dropout(drop)
-
-    def forward(self, x: Any) -> Any:
-        q, k, v = self.qkv(self.norm(x)).view(*x.shape[:2], 3, 4, WIDTH // 4).permute(2, 0, 3, 1, 4)
-        y = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
-        return x + self.drop(self.out(y.transpose(1, 2).reshape(x.shape)))
-
-
-class Tiny(nn.Module):
-    """Two blocks between an embedding and a head with its weight."""
-
-    def __init__(self, drop: float = 0.0) -> None:
-        super().__init__()
-        self.table = nn.Embedding(100, WIDTH)
-        self.blocks = nn.ModuleList(Block(drop) for _ in range(2))
-        self.head = nn.Linear(WIDTH, 100, bias=False)
-        self.head.weight = self.table.weight
-
-    def forward(self, ids: Any) -> Any:
-        x = self.table(ids)
-        for block in self.blocks:
-            x = block(x)
-        return self.head(x)
-
-
-def ids() -> Any:
-    return torch.zeros(BATCH, TOKENS, dtype=torch.long)
-
-
-def captured(module: Any, inputs: Any = None, **options: Any) -> CapturedModel:
-    return simulator.capture(module, ids() if inputs is None else inputs, **{"dtype": "bf16", **options})
-
-
-def kernels(model: CapturedModel, kind: type) -> list[Any]:
-    """All kernels of a kind, of each part once."""
-    nodes = [node for part in model.parts for node in part.nodes]
-    all_of_it = [one for node in nodes for one in (*node.forward, *node.input_grad, *node.weight_grad)]
-    return [kernel for one in all_of_it if isinstance(kernel := kernel_from_text(one.kernel), kind)]
-
-
-def workload(model: CapturedModel, folder: Path, **sections: Any) -> Any:
-    model.save(folder / "model.json")
-    training = {"global_batch": 8, **sections.pop("training", {})}
-    keys = {"model": {"captured": str(folder / "model.json")}, "training": training}
-    return load_workload({**keys, "cluster": "dgx_h100", **sections})
 
 
 def test_equal_layers_are_one_part_and_a_shared_weight_counts_once(tmp_path: Path) -> None:
@@ -216,7 +160,7 @@ class Checkpoints(nn.Module):
     [
         (Branches(), torch.zeros(2, WIDTH), "branches on, or reads, a value that only real data have"),
         (Checkpoints(), torch.zeros(2, WIDTH, requires_grad=True), "training.recompute: full"),
-        (nn.Linear(8, 8), torch.zeros(2, 9), "cannot be run on tensors without data"),
+        (nn.Linear(8, 8), torch.zeros(2, 9), "fails on tensors without data of these sizes"),
         (nn.Linear(8, 8).requires_grad_(False), torch.zeros(2, 8), "no output has a gradient"),
         (
             nn.Linear(8, 8, dtype=torch.float64),
@@ -224,7 +168,8 @@ class Checkpoints(nn.Module):
             "is not simulated|not simulated",
         ),
         ("a module", ids(), "is no torch.nn.Module"),
-        (nn.Linear(8, 8), {}, "Linear"),
+        (nn.Linear(8, 8), {}, "no tensor with a batch dimension"),
+        (nn.Linear(8, 8), torch.zeros(0, 8), "a tensor without elements"),
     ],
 )
 def test_what_cannot_be_recorded_is_refused_in_a_sentence(module: Any, inputs: Any, message: str) -> None:
@@ -284,6 +229,21 @@ def test_a_captured_model_plays_in_every_layout(layout: dict[str, Any], tmp_path
     assert figures["memory"]["fits"]
 
 
+@pytest.mark.parametrize("pp", [1, 3])
+def test_layers_of_several_kinds_are_played_each(pp: int, tmp_path: Path) -> None:
+    # Three linear layers of 8 x 8: 6 FLOPs for each of 8 rows and weight, 2 less where the input has no gradient.
+    net = nn.ModuleDict({"layers": nn.Sequential(*(nn.Linear(8, 8, bias=bias) for bias in (False, True, False)))})
+    net.layers[1].register_forward_hook(lambda _, __, output: output.relu())
+    net.forward = lambda x: net.layers(x)  # type: ignore[method-assign]
+    job = workload(captured(net, torch.zeros(BATCH, 8)), tmp_path, parallelism={"pp": pp})
+    assert len(set(job.model.captured_model.layers)) == 3
+    assert (
+        hardware_flops_per_step(job) == 8 * (3 * 6 - 2) * 8 * 8 == simulator.run(job).to_dict()["model_flops_per_step"]
+    )
+    stages = [[op.name for part in stage_parts(job, stage) for op in part.forward] for stage in range(pp)]
+    assert [name for names in stages for name in names].count("relu") == 1
+
+
 def test_recomputed_layers_keep_their_input_alone(tmp_path: Path) -> None:
     part = layer(workload(captured(Tiny()), tmp_path, training={"recompute": "full"}))
     assert part.saved_bytes == 2 * ROWS * WIDTH
@@ -307,8 +267,45 @@ def test_layouts_that_the_operations_do_not_allow_are_refused(tmp_path: Path) ->
         workload(captured(Tiny()), tmp_path, parallelism={"tp": 2})
     with pytest.raises(InputError, match="a divisor of 4"):
         workload(captured(Tiny(), tp_plan=PLAN), tmp_path, parallelism={"tp": 8})
-    with pytest.raises(InputError, match="the plan says diagonal"):
-        workload(captured(Tiny(), tp_plan={"head": "diagonal"}), tmp_path, parallelism={"tp": 2})
+
+
+@pytest.mark.parametrize(
+    ("plan", "message"),
+    [
+        ({"head": "diagonal"}, r"tp_plan\['head'\]: is no style"),
+        ({"block.*.qkv": "colwise"}, "is the name of no module"),
+        ({"blocks.0": "colwise"}, r"splits no product[\s\S]*blocks.0.out, blocks.0.qkv"),
+        ({"blocks.*.norm": "colwise"}, "splits no product"),
+    ],
+)
+def test_a_plan_that_splits_nothing_is_refused_at_once(plan: dict[str, str], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        captured(Tiny(), tp_plan=plan)
+
+
+@pytest.mark.parametrize("asked", [0, -1, 8, True, 10**12])
+def test_inputs_of_tokens_say_how_long_sequences_are(asked: int) -> None:
+    with pytest.raises(InputError, match=rf"seq: is another than of the example inputs[\s\S]*allowed: {TOKENS}"):
+        captured(Tiny(), seq=asked)
+
+
+def test_tokens_of_other_inputs_are_a_size_of_the_forward_pass() -> None:
+    # Images of 16 x 16 in patches of 4 x 4 are 16 tokens.
+    net = nn.Sequential(nn.Conv2d(3, 8, 4, 4), nn.Flatten(2), nn.Linear(TOKENS, 4))
+    images = torch.zeros(BATCH, 3, 16, 16)
+    assert (captured(net, images).seq, captured(net, images, seq=TOKENS).seq) == (1, TOKENS)
+    for asked in (0, -3, 17):
+        with pytest.raises(InputError, match="seq: is no size of a tensor"):
+            captured(net, images, seq=asked)
+
+
+def test_positions_beyond_their_table_are_refused() -> None:
+    class Positions(Tiny):
+        def forward(self, ids: Any) -> Any:
+            return self.head(self.table(torch.arange(101, device=ids.device)))
+
+    with pytest.raises(InputError, match="table: reads row 100 of a table of 100 rows"):
+        captured(Positions())
 
 
 def test_the_ends_of_the_model_are_parts_of_their_own(tmp_path: Path) -> None:

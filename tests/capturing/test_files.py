@@ -9,7 +9,15 @@ from typing import Any
 
 import pytest
 
-from simulator.captured import CapturedKernel, CapturedModel, CapturedNode, CapturedPart, CapturedTensor, CapturedWeight
+from simulator.captured import (
+    CapturedInput,
+    CapturedKernel,
+    CapturedModel,
+    CapturedNode,
+    CapturedPart,
+    CapturedTensor,
+    CapturedWeight,
+)
 from simulator.cli.app import main
 from simulator.config import load_workload
 from simulator.config.captured_file import read_captured
@@ -39,6 +47,7 @@ MODEL = CapturedModel(
     **{"heads": 1, "kv_heads": 1, "vocab": 1, "passed_bytes": 256, "one_piece": "", "unsplit": "no plan"},
     **{"widest_split": 1, "parts": (CapturedPart(nodes=()), LAYER), "before": 0, "after": 0},
     layers=(1, 1),
+    inputs=(CapturedInput(shape=(2, 8), tokens=True),),
 )
 
 
@@ -79,7 +88,7 @@ def test_a_sweep_knows_a_model_by_what_its_file_holds(file: Path) -> None:
     copy = file.with_name("copy.json")
     copy.write_bytes(file.read_bytes())
     assert job_key(job(copy)) == before
-    replace(MODEL, hidden=16).save(copy)
+    replace(MODEL, hidden=4).save(copy)
     assert job_key(job(copy)) != before
 
 
@@ -98,6 +107,8 @@ def test_a_sweep_knows_a_model_by_what_its_file_holds(file: Path) -> None:
         ({"framework": "hugging_face", "training": {"optimizer": {"master_weights": True}}}, "training.optimizer"),
         ({"parallelism": {"cp": 2}}, "parallelism.cp"),
         ({"parallelism": {"tp": 2}}, "parallelism.tp"),
+        ({"training": {"fp8": "te_current"}}, "training.fp8"),
+        ({"framework": {"version": "2.8"}}, "framework.version"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
@@ -105,6 +116,14 @@ def test_what_would_change_recorded_operations_is_refused(file: Path, sections: 
     with pytest.raises(InputError) as refusal:
         job(file, **sections)
     assert key in str(refusal.value)
+    assert "fix:" not in str(refusal.value)  # of what was recorded, nothing but another capture helps
+
+
+def test_no_fix_is_told_that_is_refused_in_turn(file: Path) -> None:
+    """A batch of 7 divides by neither 2 samples x 1 GPU nor 2 x 7; micro_batch: 1 is not what was recorded."""
+    with pytest.raises(InputError) as refusal:
+        job(file, training={"global_batch": 7}, parallelism={"dp": 1})
+    assert refusal.value.fix in ("global_batch: 6", "global_batch: 8")
 
 
 @pytest.mark.parametrize(
@@ -113,6 +132,8 @@ def test_what_would_change_recorded_operations_is_refused(file: Path, sections: 
         ({"format": 2}, "format"),
         ({"layers": []}, "has no layers"),
         ({"layers": [7]}, "is no number of a part"),
+        ({"layers": [0, 0]}, "no layer has an operation"),
+        ({"layers": [1] * 10_001}, "too many layers"),
         ({"extra": 1}, "unknown key"),
     ],
 )
@@ -135,6 +156,17 @@ def test_files_that_are_no_captured_models_are_refused(file: Path, change: dict[
         ('"kernel": "matmul m=16', '"split": ["role"], "kernel": "matmul m=16', "is no size of its kernel"),
         ('"kernel": "matmul m=16', '"kernel": "matmul m=-16', "has an impossible m"),
         ('"heads": 1', '"heads": 0', "heads"),
+        # Keys that contradict each other: the inputs are 2 x 8, nothing attends, and the one weight has 8 x 8 elements.
+        ('"micro_batch": 2', '"micro_batch": 4', "micro_batch: is not that of the recorded inputs"),
+        ('"seq": 8', '"seq": 16', "seq: is not that of the recorded inputs"),
+        ('"heads": 1', '"heads": 2', "heads: is not that of the first attention"),
+        ('"vocab": 1', '"vocab": 9', "vocab: is no number of rows of a weight"),
+        ('"dtype": "bf16",\n "hidden"', '"dtype": "fp16",\n "hidden"', "dtype: is not the type of most weights"),
+        ('"hidden": 8', '"hidden": 7', "passed_bytes: is no multiple of 7 elements"),
+        ('"passed_bytes": 256', '"passed_bytes": 128', "keep 256 bytes of what passes between them"),
+        ("n=8 k=16", "n=4 k=16", r"parts\[1\].nodes\[0\].weights\[0\].shape: weight: mm wgrad .* 32 elements"),
+        ("m=16 n=8 k=8", "m=16 n=8 k=4", r"weights\[0\].shape: weight: mm .* 32 elements"),
+        ('"gradient": "mm wgrad"', '"gradient": "nothing"', "is no product beside it"),
         ('"dtype": "bf16"', '"dtype": "bf17"', "dtype"),
     ],
 )
@@ -153,7 +185,7 @@ def test_a_shared_size_divides_by_all_ranks_that_may_share_it(file: Path) -> Non
     file.write_text(text.replace('"widest_split": 1', '"widest_split": 2'))
     assert read_captured(file).widest_split == 2
     file.write_text(text.replace('"widest_split": 1', '"widest_split": 3'))
-    with pytest.raises(InputError, match=r"parts\[1\]\.split"):
+    with pytest.raises(InputError, match=r"parts\[1\]\.nodes\[0\]\.forward\[0\]\.split"):
         read_captured(file)
 
 
@@ -178,3 +210,11 @@ def test_the_command_writes_the_file(capsys: Any, tmp_path: Path, monkeypatch: p
     assert end.value.code == 0
     assert "Linear: 36 parameters in bf16" in capsys.readouterr().out
     assert read_captured(tmp_path / "m.json").parameters == 36
+
+
+@pytest.mark.parametrize("text", ["q_proj", "x:q_proj", "-1:q_proj", ":"])
+def test_the_option_of_adapters_is_a_rank_and_names(text: str, capsys: Any, tmp_path: Path) -> None:
+    with pytest.raises(SystemExit) as end:
+        main(["capture", "json:loads", "--adapters", text, "--out", str(tmp_path / "m.json")])
+    assert end.value.code == 2
+    assert "--adapters: is no RANK:NAME" in capsys.readouterr().err

@@ -87,7 +87,7 @@ def test_what_is_allowed_is_said_of_every_key(value: object) -> None:
     [
         ("parallelism.zero", 5, ">= 0, <= 3", "zero: 3"),
         ("parallelism.zero", -1, ">= 0, <= 3", "zero: 0"),
-        ("parallelism.hsdp", 0, ">= 1, <= 1,000,000", "hsdp: 1"),
+        ("parallelism.hsdp", 0, ">= 1, <= 1,000,000", None),  # 1 is refused in turn: one GPU is no group of shards
         ("parallelism.layers_per_stage", [2, -2], ">= 0", "layers_per_stage[1]: 0"),
         ("parallelism.zb_memory_limit", 0, "> 0, <= 1,000,000", None),
         ("model.dropout", 1.5, ">= 0, < 1", None),

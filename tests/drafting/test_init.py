@@ -11,9 +11,11 @@ import pytest
 
 import simulator
 from simulator.cli.app import main
+from simulator.cli.init import _doubts
 from simulator.config import load_workload
-from simulator.drafting.entry import _counted_ends
-from simulator.drafting.layouts import HABITS, SPARE
+from simulator.drafting.entry import Draft, JobAnswers, _counted_ends
+from simulator.drafting.layouts import HABITS, SPARE, ProposedLayout
+from simulator.drafting.machines import JobMachines
 from simulator.frameworks import FRAMEWORKS
 from tests.support.machine_dumps import H100, RTX4090, card, query
 
@@ -178,11 +180,17 @@ def test_memory_is_left_where_a_layout_leaves_some(folder: Path) -> None:
         (["--cluster", "h800-sxm-80gb"], "--cluster: is in no shipped cluster"),
         (["--gpus", "0"], "--gpus: must be a whole number"),
         (["--gpus", "-3"], "--gpus: must be a whole number"),
+        (["--gpus", "1000001"], "--gpus: must be a whole number"),
+        (["--gpus", "3", "--cluster", "one_gpu"], "--gpus: are more than the 1 GPU of one_gpu"),
+        (["--model", "captured.json"], "--model: is a captured model"),
+        (["--seq", "1000000000"], "--seq: makes tensors"),
+        (["--seq", "100", "--training", "fp8"], "--seq: te_current sums over"),
+        (["--training", "fp8", "--cluster", "colab_t4"], "--training: operands in 8 bits"),
+        (["--batch", "7", "--gpus", "2", "--framework", "hugging_face"], "--gpus: no layout on 2 GPUs is legal"),
         (["--training", "half"], "--training: is none of these"),
         (["--training", "fp8", "--framework", "hugging_face"], "is none of these"),
         (["--framework", "megatron"], "fix:     megatron_core"),
         (["--seq", "0"], "--seq: must be a whole number"),
-        (["--batch", "7", "--gpus", "2"], "no layout on 2 GPUs is legal"),
         (["--budget-s", "0"], "--budget-s: must be a number of seconds"),
         (["--out", "job.txt"], "--out: no file of this kind"),
         (["--out", "there.yaml"], "--out: is there already"),
@@ -193,6 +201,7 @@ def test_what_cannot_be_is_refused_in_a_sentence(
     arguments: list[str], message: str, folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (folder / "there.yaml").write_text("name: mine")
+    (folder / "captured.json").write_text('{"format": 1, "widest_split": 1}')
     default = [] if "--model" in arguments else ["--model", "config.json"]
     assert init(*default, *arguments, *USUAL) == 2
     assert message in capsys.readouterr().err
@@ -204,3 +213,22 @@ def test_an_input_at_its_end_is_named(monkeypatch: pytest.MonkeyPatch, capsys: p
     monkeypatch.setattr("sys.stdin", io.StringIO(""))
     assert init() == 2
     assert "--model: is not answered" in capsys.readouterr().err
+
+
+def test_gpus_that_stay_idle_and_a_search_cut_short_are_told(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """12 GPUs of nodes of 8 are two nodes, of which 4 stay idle; a clock that jumps ends the search at once."""
+    assert init("--model", "config.json", "--cluster", "dgx_h100", "--gpus", 12, "--budget-s", 0.1, *USUAL) == 2
+    assert "none of" in capsys.readouterr().err
+    layout = ProposedLayout({}, {"headroom_bytes": 1.0, "capacity_bytes": 200.0}, 9, 3, in_time=False)
+    answers = JobAnswers("m", JobMachines({"name": "dgx_h100"}), 12, "full", "pytorch", 1, 1)
+    assert list(_doubts(Draft({}, "", layout, idle_gpus=4), answers, 2.5)) == [
+        "Only 0.5% of memory is left, and figures of memory are 6 % off in the mean.",
+        "4 GPUs of the 16 in whole nodes stay idle; --gpus 16 uses all of them",
+        "the search ended after --budget-s 2.5: layouts that were not simulated may be faster",
+    ]
+
+
+def test_names_that_nvidia_smi_prints_are_types_of_gpu(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.stdin", io.StringIO("config.json\nNVIDIA GeForce RTX 4090\n1\n\n\n256\n\n"))
+    assert init("--jobs", 1) == 0
+    assert load_workload("job.yaml").gpu_types == ("rtx-4090-24gb",)

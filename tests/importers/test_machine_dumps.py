@@ -12,7 +12,7 @@ from simulator.config.cluster import load_cluster
 from simulator.errors import InputError
 from simulator.importers import Imported, read_machine
 from simulator.importers.machines import MACHINES, ShippedMachine
-from simulator.importers.pci_ids import GPU_TYPES, WITHOUT_PROFILE
+from simulator.importers.pci_ids import GPU_TYPES, PRODUCTS, WITHOUT_PROFILE
 from tests.support.machine_dumps import H100, RTX3090, RTX4090, card, query
 
 JOBS = """\
@@ -68,6 +68,37 @@ def test_a_lower_power_limit_is_told(tmp_path: Path) -> None:
 def test_gpus_of_two_types_are_listed_in_order(tmp_path: Path) -> None:
     node = load_cluster(read(tmp_path, query(RTX3090, RTX4090, RTX4090)).cluster).node_at(0)
     assert node.gpus.by_number == ("rtx-3090-24gb", "rtx-4090-24gb", "rtx-4090-24gb")
+
+
+def test_one_slower_slot_is_told_and_slows_no_other_gpu(tmp_path: Path) -> None:
+    """The fourth GPU is in a slot of generation 3: all have generation 4, as most do, and it is named."""
+    text = query(*[RTX4090] * 4)
+    odd = text.rindex("Max                       : 4")
+    machine = read(tmp_path, text[:odd] + text[odd:].replace(": 4", ": 3", 1))
+    node = load_cluster(machine.cluster).node_at(0)
+    assert (node.pcie.generation, node.pcie.lanes) == (4, 8)
+    (told,) = [text for text in machine.assumed if "GPU 3" in text]
+    assert told.startswith("node.pcie: generation 4 x 8 lanes, as most; GPU 3 has generation 3 x 8")
+    overrides = [{"link": "node0.gpu3.pcie", "bandwidth_scale": 0.5}]
+    load_cluster({**machine.cluster, "overrides": overrides})  # as it is told
+
+
+@pytest.mark.parametrize(
+    ("devices", "why"),
+    [
+        ([RTX4090, RTX3090], "as no shipped cluster has GPUs of several types"),
+        (["0x1EB810DE"] * 2, "as shipped clusters have at most 1 GPU of type t4-16gb in a node, and this has 2"),
+        (["0x232110DE"], "as no shipped cluster has GPUs of type h100-nvl-94gb"),
+    ],
+)
+def test_why_no_shipped_machine_completes_gpus_is_true(devices: list[str], why: str, tmp_path: Path) -> None:
+    assert f"node.nvlink: none, {why}" in read(tmp_path, query(*devices)).assumed
+
+
+def test_a_device_that_is_not_known_goes_by_its_product_name(tmp_path: Path) -> None:
+    text = query("0x123410DE").replace("NVIDIA Something", "NVIDIA H100 80GB HBM3")
+    assert read(tmp_path, text).cluster["node"]["gpus"]["type"] == "h100-sxm-80gb"
+    assert set(PRODUCTS.values()) <= {*catalog.names("profile"), *WITHOUT_PROFILE}
 
 
 def test_an_unknown_gpu_is_asked_for(tmp_path: Path) -> None:

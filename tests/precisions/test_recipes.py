@@ -10,6 +10,8 @@ import pytest
 
 from simulator.api import run
 from simulator.config import Workload, load_workload
+from simulator.config.profile import load_profile
+from simulator.costs.memory import MemoryCost
 from simulator.errors import InputError
 from simulator.hardware.kernels import UNSCALED, Scaling
 from simulator.models import layer, model_weights, stage_parts
@@ -127,6 +129,17 @@ def test_nvfp4_reads_and_keeps_half_a_byte_and_a_scale_for_sixteen_elements() ->
     assert plain.saved_bytes - part.saved_bytes == TOKENS * (1.4375 * (2 * HIDDEN + FFN) - 0.5625 * QUERIES)
     down = next(one for one in products(part.forward) if one.k == FFN)
     assert down.bytes == 0.5 * (TOKENS * FFN + FFN * HIDDEN) + 2 * TOKENS * HIDDEN
+
+
+def test_casts_to_4_bits_are_called_so_and_priced_by_their_bytes_as_those_to_8() -> None:
+    part = layer(workload("te_nvfp4"))
+    memory = [op.kernel for op in (*part.forward, *part.backward) if isinstance(getattr(op, "kernel", None), Memory)]
+    names = {kernel.op for kernel in memory if kernel.op.startswith(("fp8_", "fp4_"))}
+    assert names == {"fp4_amax", "fp4_cast_transpose"}
+    profile = load_profile("b200-sxm-180gb")
+    cost = MemoryCost.from_sections(profile.gpu_spec, profile.kernels.memory, ("fp8",))
+    for name in ("amax", "cast_transpose"):
+        assert cost.curves[f"fp4_{name}"] is cost.curves[f"fp8_{name}"]
 
 
 @pytest.mark.parametrize(("name", "nbytes"), [("te_delayed", 1.0), ("te_mxfp8", 33 / 32), ("te_nvfp4", 9 / 16)])

@@ -114,6 +114,8 @@ class _AllocatorReplay:
         #: (stage, micro-batch, index of a part) -> name of a tensor -> block.
         self._saved: dict[tuple[int, int, int], dict[str, CachedBlock]] = {}
         self._swapped: set[tuple[int, int, int]] = set()
+        #: What was released before it was saved: passes without kernels take no time, and ends come before starts.
+        self._early: set[tuple[int, int, int]] = set()
         self._other_blocks: list[tuple[float, CachedBlock]] = []
         state = static.state
         for nbytes in (
@@ -131,7 +133,8 @@ class _AllocatorReplay:
         if event.effect == "save":
             self.allocate(moved - sum(part.saved_bytes for part in parts.values()))
             for key, part in replayed.items():
-                self._saved[key] = self._forward(part)
+                if key not in self._early:
+                    self._saved[key] = self._forward(part)
             return
         allocated, freed = swapped_bytes(tuple(parts.values())) if "swap" in event.effect else (0.0, 0.0)
         if event.effect == "begin swap":  # its tensors are allocated with the swap
@@ -140,12 +143,15 @@ class _AllocatorReplay:
         if event.effect == "swap":
             self._swapped |= parts.keys()
             for key, part in replayed.items():
-                self._saved[key] = self._input_gradient(part, self._saved[key])
+                if key in self._saved:
+                    self._saved[key] = self._input_gradient(part, self._saved[key])
             self.free(moved - freed)
             return
         for key, part in reversed(replayed.items()):
             self.touch((*(tensor.nbytes for tensor in part.recomputed), part.grad_bytes))
-            self._release(self._saved.pop(key).values())
+            if key not in self._saved:
+                self._early.add(key)
+            self._release(self._saved.pop(key, {}).values())
         moved -= sum(part.held_bytes if key in self._swapped else part.saved_bytes for key, part in parts.items())
         self.free(moved)
         self.allocate(-moved)  # gradients that the pass leaves

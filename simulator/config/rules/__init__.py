@@ -43,10 +43,9 @@ _PROBLEMS = (
     *(mixers.problems, tuning.problems, servers.problems, offload.problems, optimizer.problems, precision.problems),
     *(hidden_exchange.problems, dispatching.problems),
 )
-#: Checks of captured models, whose operations nothing changes.
+#: Checks of captured models, whose operations nothing changes: not those of keys that `captured` refuses anyway.
 _CAPTURED_PROBLEMS = (
-    *(captured.problems, training.problems, framework.problems, pipeline.problems),
-    *(servers.problems, offload.problems, optimizer.problems, precision.problems),
+    *(captured.problems, training.problems, pipeline.problems, servers.problems, offload.problems, optimizer.problems),
     *(hidden_exchange.problems, dispatching.problems),
 )
 _LAYOUT_PROBLEMS = (

@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from simulator.errors import InputError
-from simulator.frameworks import FRAMEWORKS
 from simulator.input_files import brief
 
 if TYPE_CHECKING:
@@ -16,6 +15,7 @@ if TYPE_CHECKING:
 #: Dotted keys that would change operations -> the values that leave these as they were recorded.
 UNCHANGED: dict[str, tuple[object, ...]] = {
     "training.fp8": (None,),
+    "training.fp4": (None,),
     "training.adapters": (None,),
     "training.freeze": (None,),
     "training.base": (None,),
@@ -28,7 +28,10 @@ UNCHANGED: dict[str, tuple[object, ...]] = {
     "parallelism.overlap.tp": (False,),
     "parallelism.vocab_parallel": (True,),
     "framework.compile": (False,),
+    "framework.version": (None,),
 }
+#: Key -> how to capture the model with what it asks for.
+_CAPTURED_SO = {"training.adapters": "capture it so: llmsim capture ... --adapters RANK:NAMES"}
 
 
 def problems(workload: Workload) -> Iterator[InputError]:
@@ -45,13 +48,6 @@ def problems(workload: Workload) -> Iterator[InputError]:
                 found=asked,
                 allowed=str(value),
             )
-    if not workload.software.runs_captured:
-        yield InputError(
-            "captured models run as PyTorch runs modules",
-            key="framework",
-            found=workload.framework.name,
-            allowed=", ".join(name for name, one in FRAMEWORKS.items() if one.runs_captured),
-        )
     yield from _changes(workload)
     yield from _splits(workload, captured)
 
@@ -80,6 +76,7 @@ def _changes(workload: Workload) -> Iterator[InputError]:
                 key=key,
                 found=brief(value) if isinstance(value, bool | int | str) else "a value",
                 allowed=brief(allowed[0]) or "null",
+                fix=_CAPTURED_SO.get(key),
             )
     training = workload.training
     if training.recompute.granularity not in ("none", "full"):

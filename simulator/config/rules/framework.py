@@ -19,6 +19,14 @@ def choice_problems(workload: Workload) -> Iterator[InputError]:
     """Yield keys of the section ``framework`` that the framework does not know."""
     choice = workload.framework
     framework = FRAMEWORKS[choice.name]
+    if workload.model.captured and not framework.runs_captured:
+        yield InputError(
+            "captured models run as PyTorch runs modules",
+            key="framework",
+            found=choice.name,
+            allowed=_those(lambda one: one.runs_captured),
+        )
+        return
     if choice.version is not None and not framework.before:
         yield InputError(
             f"nothing that is simulated of {choice.name} depends on its version",
