@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import signal
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -15,7 +18,7 @@ from simulator.cli.terminal import progress, say, show, warn
 
 if TYPE_CHECKING:
     from simulator.searching.branch_and_bound import SimulatedLayout
-    from simulator.searching.entry import SearchWatch
+    from simulator.searching.layout_search import SearchWatch
     from simulator.searching.result import SearchResult
 
 
@@ -34,6 +37,15 @@ SearchBudget = Annotated[
     float | None, typer.Option("--budget-s", metavar="S", help="Seconds after which no simulation begins. [no end]")
 ]
 SearchProcesses = Annotated[int | None, typer.Option(metavar="N", help="Processes. [one per core]", show_default=False)]
+LayoutDatabase = Annotated[
+    Path | None,
+    typer.Option(
+        "--out", metavar="FILE", help="Database of simulated layouts. [WORKLOAD.search.db]", show_default=False
+    ),
+]
+RetriedLayouts = Annotated[
+    bool, typer.Option("--retry", help="Try layouts again whose process was killed, or that broke the simulator.")
+]
 WhyNot = Annotated[
     list[str] | None,
     typer.Option("--why", metavar="KEY=V,...", help="Why layouts with these values are not first. Repeatable."),
@@ -50,6 +62,8 @@ def command(
     top: ProvenPlaces = 10,
     budget_s: SearchBudget = None,
     jobs: SearchProcesses = None,
+    out: LayoutDatabase = None,
+    retry: RetriedLayouts = False,
     why: WhyNot = None,
     json: Json = None,
     csv: LayoutsCsv = None,
@@ -59,7 +73,8 @@ def command(
 
     Layouts are tp, cp, pp, dp, ep, etp, micro_batch, schedule, vpp, recompute, zero and sequence_parallel. All else is
     as the workload says. Every legal layout gets lower bounds of its memory and step time. Layouts are simulated in
-    the order of their bounds, until no other layout can be among the best.
+    the order of their bounds, until no other layout can be among the best. Every simulated one is kept in a database
+    at once. The same command again goes on, whatever ended it.
 
     \b
     Examples:
@@ -72,10 +87,11 @@ def command(
     from simulator.searching.entry import search
     from simulator.searching.space import whole_key
 
-    check_outputs({"--json": json, "--csv": csv})
+    out = Path(f"{Path(workload).stem}.search.db") if out is None else out
+    check_outputs({"--out": out, "--json": json, "--csv": csv})
     changes = parse_changes(set_ or ())
     questions = [{whole_key(key, "--why"): value for key, value in _settings(text).items()} for text in why or ()]
-    with progress("looking for layouts") as far:
+    with progress("looking for layouts") as far, resumable(out):
         result = search(
             workload,
             gpus=gpus,
@@ -85,6 +101,8 @@ def command(
             top=top,
             budget_s=math.inf if budget_s is None else budget_s,
             jobs=jobs,
+            out=out,
+            retry_failed=retry,
             watch=search_watch(far),
         )
     write_json(json, result.to_dict())
@@ -93,12 +111,25 @@ def command(
     if not quiet and json != STDOUT:
         show(result.summary())
         _answer(result, questions)
+        kept = f", {result.kept:,} of them from before" if result.kept else ""
+        say(f"Simulated layouts are in {out}{kept}.")
     warn(result.warnings)
+
+
+@contextmanager
+def resumable(out: Path) -> Iterator[None]:
+    """End with a word of how to go on where the block is interrupted."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        told = f"interrupted: layouts that were simulated are kept in {out}; the same command goes on from there"
+        say(told, sys.stderr)
+        raise typer.Exit(128 + signal.SIGINT) from None
 
 
 def search_watch(far: Callable[[str], None]) -> SearchWatch:
     """Return what says on standard error how far a search is."""
-    from simulator.searching.entry import SearchWatch
+    from simulator.searching.layout_search import SearchWatch
 
     best: list[float] = []
 

@@ -154,8 +154,9 @@ def _database(workloads: Sequence[str]) -> Path:
 
 def _result(space: Space, jobs: int | None, out: Path, retry: bool) -> SweepResult:
     """Simulate what is missing, and say how far it is; what ends it leaves a word of how to go on."""
-    from simulator.sweeping.entry import runner_on, sweep_space
+    from simulator.sweeping.entry import sweep_space
     from simulator.sweeping.outcome import PointOutcome, Status
+    from simulator.sweeping.runners import runner_on
 
     finished = 0
     try:
