@@ -95,8 +95,8 @@ def command(
         result = search(
             workload,
             gpus=gpus,
-            fix=_fixed(fix or (), workload, changes),
-            limit={key: _range(key, text) for key, text in _assignments(limit or (), "--limit")},
+            fix=fixed_by_key(fix or (), workload, changes),
+            limit=limits_by_key(limit or ()),
             set=changes,
             top=top,
             budget_s=math.inf if budget_s is None else budget_s,
@@ -154,10 +154,12 @@ def _answer(result: SearchResult, questions: Sequence[Mapping[str, Any]]) -> Non
         say(f"Why not {layout_text(settings)}: {'; '.join(result.why(settings))}.")
 
 
-def _assignments(texts: Iterable[str], option: str) -> list[tuple[str, str]]:
+def limits_by_key(texts: Iterable[str]) -> dict[str, tuple[float, float]]:
+    """Return key -> least and most of ``--limit``. Raises `InputError`."""
     from simulator.input_files import parse_assignment
 
-    return [parse_assignment(text, option, "parallelism.pp=1..8") for text in texts]
+    pairs = (parse_assignment(text, "--limit", "parallelism.pp=1..8") for text in texts)
+    return {key: _range(key, text) for key, text in pairs}
 
 
 def _range(key: str, text: str) -> tuple[float, float]:
@@ -174,7 +176,7 @@ def _range(key: str, text: str) -> tuple[float, float]:
         raise InputError("is no range of numbers", file="--limit", key=key, found=text, allowed=allowed) from None
 
 
-def _fixed(texts: Sequence[str], workload: str, changes: Mapping[str, Any]) -> dict[str, list[Any]]:
+def fixed_by_key(texts: Sequence[str], workload: str, changes: Mapping[str, Any]) -> dict[str, list[Any]]:
     """Return key -> values of ``--fix``; of a key alone the workload's own value. Raises `InputError`."""
     from simulator.config import load_workload
     from simulator.config.section import Section

@@ -15,7 +15,7 @@ from simulator.hardware.cluster_spec import ClusterSpec
 from simulator.output.search_table import layout_text
 from simulator.searching.bounds import LayoutBounds
 from simulator.searching.branch_and_bound import SimulatedLayout, ranked
-from simulator.searching.candidates import Candidate, bounded_space
+from simulator.searching.candidates import NO_LAYOUTS, Candidate, bounded_space
 from simulator.searching.dimensions import DIMENSIONS
 from simulator.searching.result import SearchResult
 from simulator.searching.space import LayoutSpace, SizeLimit
@@ -71,9 +71,11 @@ class LayoutSearch:
             changes["cluster.nodes"] = cluster.n_nodes
         space = LayoutSpace(Variants(base, cluster), self.gpus, self.fixed, self.limits)
         _check_set(self.changes, self.fixed)
-        sizes = base.parallelism.model_copy(update={"tp": 1, "cp": 1, "pp": 1, "dp": self.gpus})
-        there = base.model_copy(update={"cluster": cluster, "parallelism": sizes})
-        bounded = bounded_space(space, LayoutBounds.for_workload(there), watch.bounded, is_over)
+        bounded = NO_LAYOUTS
+        if next(space.layouts(), None) is not None:  # else the cluster need not be built
+            sizes = base.parallelism.model_copy(update={"tp": 1, "cp": 1, "pp": 1, "dp": self.gpus})
+            there = base.model_copy(update={"cluster": cluster, "parallelism": sizes})
+            bounded = bounded_space(space, LayoutBounds.for_workload(there), watch.bounded, is_over)
         bounded_s = time.monotonic() - began
 
         def point_of(candidate: Candidate) -> Point:

@@ -173,6 +173,7 @@ class SearchResult(Result):
             return everything
         layout, base = load_workload(self.workload, everything), self.space.variants.workload
         needed = {key: value for key, value in everything.items() if value_at(layout, key) != value_at(base, key)}
+        needed = {**self.changes, **needed}
         without_nodes = {key: value for key, value in needed.items() if key != "cluster.nodes"}
         for settings in (without_nodes, needed):
             try:
