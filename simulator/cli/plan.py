@@ -9,14 +9,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from simulator.cli.options import Json, Quiet, Set
+from simulator.cli.options import Jobs, Json, On, Quiet, Set, options_named
 from simulator.cli.outputs import STDOUT, check_outputs, write_json
 from simulator.cli.search import (
     FixedValues,
     LayoutDatabase,
     NumberLimits,
     RetriedLayouts,
-    SearchProcesses,
     fixed_by_key,
     limits_by_key,
     resumable,
@@ -71,7 +70,8 @@ def command(
     fix: FixedValues = None,
     limit: NumberLimits = None,
     set_: Set = None,
-    jobs: SearchProcesses = None,
+    jobs: Jobs = None,
+    on: On = None,
     out: LayoutDatabase = None,
     retry: RetriedLayouts = False,
     json: Json = None,
@@ -100,7 +100,8 @@ def command(
     check_outputs({"--out": out, "--json": json, "--csv": csv})
     changes = parse_changes(set_ or ()) | _run_changes(tokens, price)
     numbers, between = _counts(gpus)
-    with progress("planning") as far, resumable(out):
+    named = options_named("gpus", "days", "more", "vary", "jobs", "on")
+    with progress("planning") as far, resumable(out), named:
         result = plan(
             workload,
             gpus=numbers,
@@ -112,6 +113,7 @@ def command(
             limit=limits_by_key(limit or ()),
             set=changes,
             jobs=jobs,
+            on=on,
             out=out,
             retry_failed=retry,
             watch=_watch(far),

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from simulator.cli.options import Json, Quiet, Set
+from simulator.cli.options import Jobs, Json, On, Quiet, Set, options_named
 from simulator.cli.outputs import STDOUT, check_outputs, write_json
 from simulator.cli.terminal import progress, say, show, warn
 
@@ -36,7 +36,6 @@ ProvenPlaces = Annotated[int, typer.Option(metavar="K", help="Places of the rank
 SearchBudget = Annotated[
     float | None, typer.Option("--budget-s", metavar="S", help="Seconds after which no simulation begins. [no end]")
 ]
-SearchProcesses = Annotated[int | None, typer.Option(metavar="N", help="Processes. [one per core]", show_default=False)]
 LayoutDatabase = Annotated[
     Path | None,
     typer.Option(
@@ -61,7 +60,8 @@ def command(
     set_: Set = None,
     top: ProvenPlaces = 10,
     budget_s: SearchBudget = None,
-    jobs: SearchProcesses = None,
+    jobs: Jobs = None,
+    on: On = None,
     out: LayoutDatabase = None,
     retry: RetriedLayouts = False,
     why: WhyNot = None,
@@ -91,7 +91,7 @@ def command(
     check_outputs({"--out": out, "--json": json, "--csv": csv})
     changes = parse_changes(set_ or ())
     questions = [{whole_key(key, "--why"): value for key, value in _settings(text).items()} for text in why or ()]
-    with progress("looking for layouts") as far, resumable(out):
+    with progress("looking for layouts") as far, resumable(out), options_named("gpus", "top", "jobs", "on"):
         result = search(
             workload,
             gpus=gpus,
@@ -101,6 +101,7 @@ def command(
             top=top,
             budget_s=math.inf if budget_s is None else budget_s,
             jobs=jobs,
+            on=on,
             out=out,
             retry_failed=retry,
             watch=search_watch(far),

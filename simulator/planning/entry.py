@@ -19,9 +19,8 @@ from simulator.searching.entry import check_counts, fixed_values, size_limits
 from simulator.searching.layout_search import SearchWatch
 from simulator.sweeping.entry import database_path
 from simulator.sweeping.evaluator import Evaluator
-from simulator.sweeping.in_turn import InTurn
 from simulator.sweeping.point import Source
-from simulator.sweeping.runners import runner_on
+from simulator.sweeping.runners import search_runner_on
 from simulator.sweeping.space import grid
 from simulator.sweeping.store import Store
 
@@ -41,6 +40,7 @@ def plan(
     limit: Mapping[str, tuple[float, float]] | None = None,
     set: Mapping[str, Any] | None = None,
     jobs: int | None = None,
+    on: str | None = None,
     out: str | Path | None = None,
     retry_failed: bool = False,
     watch: Callable[[int], SearchWatch] | None = None,
@@ -66,7 +66,7 @@ def plan(
         limits=size_limits(limit or {}),
         changes=dict(set or {}),
     )
-    runner = InTurn() if jobs == 1 else runner_on(jobs)
+    runner = search_runner_on(jobs, on)
     rows: list[PlanRow] = []
     with Store.open(None if out is None else database_path(out)) as store:
         evaluator = Evaluator(runner, store, retry_failed)

@@ -189,17 +189,16 @@ def why_not(row: PlanRow) -> str:
     search = row.search
     if not row.is_legal:
         return "no legal layout"
-    late = _late(search.best.step_time_s if search.best else search.ranking.next_bound_s, row)
     if search.best is not None:
-        return f"the fastest is too slow: {late}"
+        return f"the fastest is too slow: {_late(search.best.step_time_s, '', row)}"
+    late = _late(search.ranking.next_bound_s, " or more", row)
     if math.isfinite(row.slowest_s) and search.ranking.next_bound_s > row.slowest_s and search.lost.bounded:
-        return f"all that may fit are too slow: {late} or more"
+        return f"all that may fit are too slow: {late}"
     return f"none fits in memory{_lacking(row)}"
 
 
-def _late(step_time_s: float, row: PlanRow) -> str:
-    days = step_time_s / row.slowest_s
-    return f"{format_time(step_time_s)} a step, {days:.3g} times the time that there is"
+def _late(step_time_s: float, least: str, row: PlanRow) -> str:
+    return f"{format_time(step_time_s)}{least} a step, {step_time_s / row.slowest_s:.3g} times the time that there is"
 
 
 def _lacking(row: PlanRow) -> str:

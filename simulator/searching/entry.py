@@ -19,9 +19,8 @@ from simulator.searching.result import SearchResult
 from simulator.searching.space import LayoutSpace, SizeLimit, whole_key
 from simulator.sweeping.entry import database_path
 from simulator.sweeping.evaluator import Evaluator
-from simulator.sweeping.in_turn import InTurn
 from simulator.sweeping.point import Source
-from simulator.sweeping.runners import runner_on
+from simulator.sweeping.runners import search_runner_on
 from simulator.sweeping.store import Store
 
 
@@ -35,6 +34,7 @@ def search(
     top: int = 10,
     budget_s: float = math.inf,
     jobs: int | None = None,
+    on: str | None = None,
     out: str | Path | None = None,
     retry_failed: bool = False,
     watch: SearchWatch | None = None,
@@ -45,9 +45,9 @@ def search(
     `simulator.searching.dimensions`, its last part. ``limit``: key of a number -> least and most. ``set``: what all
     layouts change. ``top``: how many are to be proven. ``budget_s``: seconds after which no simulation begins.
 
-    ``jobs``: simulations at once [one per core]. ``out``: a database that keeps every simulated layout as soon as it is
-    finished [none]. Its layouts are not simulated again, unless their simulator or process broke down and
-    ``retry_failed`` is set.
+    ``jobs``: simulations at once [one per core]. ``on``: where they run, as of `simulator.sweep`. ``out``: a database
+    that keeps every simulated layout as soon as it is finished [none]. Its layouts are not simulated again, unless
+    their simulator or process broke down and ``retry_failed`` is set.
 
     Raises `InputError` on what cannot be used, and where no layout is legal.
     """
@@ -55,7 +55,7 @@ def search(
     check_counts(gpus=gpus, top=top)
     budget_s = as_number(budget_s, file="budget_s")
     asked = LayoutSearch(workload, gpus, fixed_values(fix or {}), size_limits(limit or {}), dict(set or {}), top)
-    runner = InTurn() if jobs == 1 else runner_on(jobs)
+    runner = search_runner_on(jobs, on)
     with Store.open(None if out is None else database_path(out)) as store:
         result = asked.result(
             Evaluator(runner, store, retry_failed),

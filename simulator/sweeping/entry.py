@@ -27,13 +27,15 @@ def sweep(
     points: Sequence[Mapping[str, Any]] | None = None,
     set: Mapping[str, Any] | None = None,
     jobs: int | None = None,
+    on: str | None = None,
     out: str | Path | None = None,
     watch: Callable[[PointOutcome], object] | None = None,
 ) -> SweepResult:
     """Simulate every combination of changes of ``workloads``: files, shipped names or mappings.
 
     ``grid``: dotted key -> values, all combined. ``zip``: keys whose values walk together. ``points``: mappings of
-    dotted keys, one after another. ``set``: what all points change. ``jobs``: processes [one per core].
+    dotted keys, one after another. ``set``: what all points change. ``jobs``: points at once [one per core]. ``on``:
+    where they run [processes of this machine]; ray://HOST:PORT is a Ray cluster, local-ray one of this machine.
 
     ``out``: a database that keeps every point as soon as it is finished [none]. Its points are not simulated
     again. A point that is not legal has an error in place of figures. ``watch`` is told of every outcome as it comes.
@@ -48,7 +50,7 @@ def sweep(
         *([listed(points)] if points is not None else []),
     )
     space = Space(tuple(sources), dimensions, {} if set is None else set)
-    runner, database = runner_on(jobs), None if out is None else database_path(out)
+    runner, database = runner_on(jobs, on), None if out is None else database_path(out)
     space.check()
     return sweep_space(space, runner, database, watch=watch)
 
