@@ -80,10 +80,10 @@ def command(
 ) -> None:
     """Find how many GPUs a job needs, and the best layout on each number.
 
-    The fastest layout that fits is searched on every number of GPUs, as by `search`. With --days numbers of whole nodes
-    are tried from the fewest on, until one is enough: more GPUs need not be faster, so that none is left out. With
-    --vary all of it is done for each value. Every simulated layout is kept in a database at once. The same command
-    again goes on, whatever ended it.
+    The fastest layout that fits is searched on every number of GPUs, as by `search`. With --days whole nodes are tried,
+    from the fewest on, until the time is enough. No number is left out, as more GPUs need not be faster. With --vary
+    each value has searches of its own. Every simulated layout is kept in a database at once. The same command again
+    goes on, whatever ended it.
 
     \b
     Examples:

@@ -98,17 +98,19 @@ class PlanResult(Result):
 
     @cached_property
     def table_rows(self) -> tuple[SearchRow, ...]:
-        """A flat mapping per row: the setting, GPUs, layout, and figures of the best, or why there is none."""
+        """A flat mapping per row: the setting, GPUs, layout, and figures of the best, or why there is none.
+
+        ``speedup``: tokens per second over those of the first row that has figures.
+        """
         table: list[SearchRow] = []
-        for setting in self.question.settings:
-            first: Mapping[str, Any] | None = None
-            for row in self.rows_of(setting):
-                figures = row.best.outcome.figures if row.best else {}
-                first = first or figures or None
-                gain = {"speedup": figures["tokens_per_s"] / first["tokens_per_s"]} if figures and first else {}
-                layout = dict(row.best.candidate.changes) if row.best else {}
-                status = {"status": "simulated" if figures else why_not(row)}
-                table.append({**setting, **layout, **figures, **gain, **status, "n_gpus": row.gpus})
+        first: Mapping[str, Any] = {}
+        for row in self.rows:
+            figures = row.best.outcome.figures if row.best else {}
+            first = first or figures
+            gain = {"speedup": figures["tokens_per_s"] / first["tokens_per_s"]} if figures else {}
+            layout = dict(row.best.candidate.changes) if row.best else {}
+            status = {"status": "simulated" if figures else why_not(row)}
+            table.append({**row.setting, **layout, **figures, **gain, **status, "n_gpus": row.gpus})
         return tuple(table)
 
     @cached_property

@@ -82,9 +82,9 @@ class LayoutSearch:
             return Point(candidate.number, self.workload, {**changes, **candidate.changes})
 
         ranking = ranked(bounded, evaluator, point_of, self.top, is_over, watch.simulated, self.slowest_s)
-        own: PointOutcome | None = None
+        file_layout: PointOutcome | None = None
         if compare_own and bounded.n_legal and base.n_ranks == self.gpus:
-            own = _own_outcome(Point(_OWN, self.workload, changes), evaluator, ranking.simulated, is_over)
+            file_layout = _own_outcome(Point(_OWN, self.workload, changes), evaluator, ranking.simulated, is_over)
         return SearchResult(
             workload=self.workload,
             gpus=self.gpus,
@@ -93,7 +93,7 @@ class LayoutSearch:
             bounded=bounded,
             ranking=ranking,
             top=self.top,
-            file_layout=own,
+            file_layout=file_layout,
             seconds=(bounded_s, time.monotonic() - began),
             kept=evaluator.n_kept - n_kept,
         )

@@ -1,4 +1,4 @@
-"""What a machine of a cluster does with a point: it makes sure that it reads the same job, and simulates it."""
+"""Simulation of a point on a machine of a cluster, which first makes sure that it would simulate the same job."""
 
 from __future__ import annotations
 

@@ -133,7 +133,7 @@ def test_a_cluster_of_a_fixed_size_has_no_more_gpus() -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "message"),
     [
         ({}, "there is no number of GPUs to plan for"),
         ({"gpus": [8], "between": (1, 8)}, "is given beside a range"),
@@ -146,8 +146,8 @@ def test_a_cluster_of_a_fixed_size_has_no_more_gpus() -> None:
         ({"gpus": [8], "vary": {"cluster.node.nics.speed": [1]}}, "unknown key"),
     ],
 )
-def test_what_cannot_be_planned_is_refused(options: dict[str, Any], said: str) -> None:
-    with pytest.raises(InputError, match=said):
+def test_what_cannot_be_planned_is_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=message):
         planned(None, **options)
 
 

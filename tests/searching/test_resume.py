@@ -90,7 +90,7 @@ def test_a_killed_search_goes_on(tmp_path: Path, uninterrupted: SearchResult) ->
 
 
 def test_a_search_takes_what_a_sweep_has_simulated(tmp_path: Path, uninterrupted: SearchResult) -> None:
-    """One format for both, and points are known by what they are: the best layout is swept, then searched."""
+    """The best layout is swept, then searched. Both have one format, and know a point by its whole job."""
     out = tmp_path / "both.db"
     best = dict(uninterrupted.ranking.fitting[0].candidate.changes)
     swept = simulator.sweep(LARGE, points=[best], jobs=1, out=out)
