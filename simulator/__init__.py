@@ -1,10 +1,10 @@
 """A discrete-event simulator of LLM training on GPU clusters: how fast, how full, and why, before anything is rented.
 
 `run` simulates a training step of a workload, and `sweep` many that differ in a few keys. `search` finds the best
-layout, `plan` the fewest GPUs, and `advise` single changes that help. `share` simulates several jobs on one cluster, `schedule`
-a pipeline schedule without a model, and `capture` makes a model of a PyTorch module. `check`, `collective`, `topology`
-and `validate` are the commands of those names. `plot` draws results. `simulate` is the engine beneath: a program on a
-cluster. Unusable input raises `errors.InputError`.
+layout, `plan` the fewest GPUs, and `advise` single changes that help. `share` simulates several jobs on one cluster,
+`schedule` a pipeline schedule without a model, and `capture` makes a model of a PyTorch module. `check`, `collective`,
+`topology` and `validate` are the commands of those names. `plot` draws results. `simulate` is the engine beneath: a
+program on a cluster. Unusable input raises `errors.InputError`.
 
 >>> import simulator
 >>> simulator.schedule("1f1b", stages=4, microbatches=8).to_dict()["bubble_ratio"]

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from simulator.cli.options import Jobs, Json, On, Quiet, Set, options_named
-from simulator.cli.outputs import STDOUT, check_outputs, write_json
+from simulator.cli.outputs import check_outputs
 from simulator.cli.search import (
     FixedValues,
     LayoutDatabase,
@@ -20,8 +20,9 @@ from simulator.cli.search import (
     limits_by_key,
     resumable,
     search_watch,
+    write_layouts,
 )
-from simulator.cli.terminal import progress, say, show, warn
+from simulator.cli.terminal import progress, warn
 from simulator.errors import InputError
 
 if TYPE_CHECKING:
@@ -100,8 +101,7 @@ def command(
     check_outputs({"--out": out, "--json": json, "--csv": csv})
     changes = parse_changes(set_ or ()) | _run_changes(tokens, price)
     numbers, between = _counts(gpus)
-    named = options_named("gpus", "days", "more", "vary", "jobs", "on")
-    with progress("planning") as far, resumable(out), named:
+    with progress("planning") as far, resumable(out), options_named("gpus", "days", "more", "vary", "jobs", "on"):
         result = plan(
             workload,
             gpus=numbers,
@@ -118,13 +118,7 @@ def command(
             retry_failed=retry,
             watch=_watch(far),
         )
-    write_json(json, result.to_dict())
-    if csv is not None:
-        result.save_csv(csv)
-    if not quiet and json != STDOUT:
-        show(result.summary())
-        kept = f", {result.kept:,} of them from before" if result.kept else ""
-        say(f"Simulated layouts are in {out}{kept}.")
+    write_layouts(result, out, json, csv, quiet)
     warn(result.warnings)
 
 

@@ -17,6 +17,7 @@ from simulator.cli.outputs import STDOUT, check_outputs, write_json
 from simulator.cli.terminal import progress, say, show, warn
 
 if TYPE_CHECKING:
+    from simulator.planning.result import PlanResult
     from simulator.searching.branch_and_bound import SimulatedLayout
     from simulator.searching.layout_search import SearchWatch
     from simulator.searching.result import SearchResult
@@ -106,15 +107,23 @@ def command(
             retry_failed=retry,
             watch=search_watch(far),
         )
+    write_layouts(result, out, json, csv, quiet)
+    if not quiet and json != STDOUT:
+        _answer(result, questions)
+    warn(result.warnings)
+
+
+def write_layouts(
+    result: SearchResult | PlanResult, out: Path, json: Path | None, csv: Path | None, quiet: bool
+) -> None:
+    """Write the files of a search or a plan, and print its tables; ``out`` is its database."""
     write_json(json, result.to_dict())
     if csv is not None:
         result.save_csv(csv)
     if not quiet and json != STDOUT:
         show(result.summary())
-        _answer(result, questions)
         kept = f", {result.kept:,} of them from before" if result.kept else ""
         say(f"Simulated layouts are in {out}{kept}.")
-    warn(result.warnings)
 
 
 @contextmanager

@@ -12,6 +12,7 @@ from simulator.config.profile import load_profiles
 from simulator.config.rules.numbers import divisors
 from simulator.errors import InputError
 from simulator.hardware.cluster_spec import ClusterSpec
+from simulator.hardware.overrides import GpuOverride
 from simulator.models import model_flops_per_step_causal
 
 #: A plan without any other end goes up to so many times the GPUs that would do at their peak: 6 % of it.
@@ -56,7 +57,8 @@ def least_gpus(workload: Workload, step_time_s: float) -> int:
     products are of another precision, the peak of the fastest one counts.
     """
     profiles = load_profiles(workload.calibrations, workload.training.attention_kernel)
-    training, scales = workload.training, [one.speed_scale or 1.0 for one in workload.cluster.overrides]
+    training, overrides = workload.training, workload.cluster.overrides
+    scales = [one.speed_scale or 1.0 for one in overrides if isinstance(one, GpuOverride)]
     whole = workload.parallelism.model_copy(update={"tp": 1, "pp": 1, "cp": 1})  # which pads the vocabulary least
     flops = model_flops_per_step_causal(workload.model_copy(update={"parallelism": whole}))
     plain = training.fp8 is None and training.fp4 is None and training.adapters is None

@@ -108,7 +108,10 @@ class RayCluster:
 
 @dataclass
 class _Tasks:
-    """Points under way on a cluster, and those that are ``left``. ``losses``: processes lost, by number of the point."""
+    """Points under way on a cluster, and those that are ``left``.
+
+    ``losses``: processes lost, by number of the point.
+    """
 
     ray: Any
     jobs: int | None

@@ -8,7 +8,7 @@ from __future__ import annotations
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
@@ -31,27 +31,32 @@ ROOT = Path(__file__).resolve().parents[2]
 VALUES: dict[str, list[Any]] = {"model.layers": [1, 2], "parallelism.tp": [1, 2, 3]}
 
 
+def patiently(start: Callable[[], Any]) -> Any:
+    """Start a node. Ray gives its processes 15 s to load, which a busy machine may miss twice."""
+    for _ in range(2):
+        with suppress(Exception):  # Ray raises no narrower one
+            return start()
+    return start()
+
+
 class TwoNodes:
     """A cluster of a head and a worker, of a core each, on this machine."""
 
     def __init__(self) -> None:
         from ray.cluster_utils import Cluster
 
-        port, *_ = self._ports(1)
+        def head() -> tuple[int, Cluster]:
+            port, *_ = self._ports(1)
+            arguments = {**self._node(), "ray_client_server_port": port}
+            return port, Cluster(initialize_head=True, head_node_args=arguments, connect=False)
+
+        port, self.cluster = patiently(head)
         self.address = f"ray://127.0.0.1:{port}"
-        self.cluster = Cluster(
-            initialize_head=True, head_node_args={**self._node(), "ray_client_server_port": port}, connect=False
-        )
         self.worker: Any = None
         self.join()
 
     def join(self) -> None:
-        """Start a worker. Ray gives its processes 15 s to load, in which a busy machine may fail twice."""
-        for _ in range(3):
-            with suppress(Exception):  # Ray raises no narrower one
-                self.worker = self.cluster.add_node(**self._node())
-                return
-        raise AssertionError("no node starts: the machine is too busy")
+        self.worker = patiently(lambda: self.cluster.add_node(**self._node()))
 
     def kill_worker(self) -> None:
         """End the worker's processes without a word."""
@@ -157,7 +162,7 @@ def test_a_cluster_of_this_machine_begins_and_ends_with_the_command(tmp_path: Pa
 
 
 def test_a_machine_with_another_simulator_or_other_files_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Such a machine simulates nothing, and says what is wrong."""
+    """No simulation begins there, and the message says what is wrong."""
     opened = open_point(Point(0, SMALLEST, {}))
     assert isinstance(opened, OpenedPoint)
     outcome = remote.simulated_alike(opened)
