@@ -148,8 +148,8 @@ def test_a_search_finds_the_same(nodes: TwoNodes) -> None:
 
 
 @pytest.mark.slow
-def test_a_cluster_of_this_machine_begins_and_ends_with_the_command(tmp_path: Path) -> None:
-    """The database then has the points, and no process of Ray is left that was not there before."""
+def test_the_command_starts_a_cluster_of_this_machine(tmp_path: Path) -> None:
+    """All three points are simulated on it, and the command ends as it does without Ray."""
     pytest.importorskip("ray")
     write_job(tmp_path)
     words = ["sweep", "tiny.yaml", "--grid", "seed=1,2,3", "--on", "local-ray", "--jobs", "1"]
