@@ -1,5 +1,6 @@
 # make run    simulate the main job into out/ (summary, JSON, trace, Gantt chart)
 # make test   format, lint, type and test checks;  make test-all adds the slow tests
+# make test-cluster   tests of sweeps on a Ray cluster, which needs 250 MB more
 # make docs   build the documentation's pages into out/site, and check their links
 # make wheel  build the wheel into out/wheel, and check it in a clean environment outside of this tree
 # make mutate PACKAGE=engine   change one thing at a time in a package, and see whether its tests notice
@@ -14,7 +15,7 @@ INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c c
 # Tests start Python a hundred times, which then finds what it has compiled before.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: run test test-all docs wheel mutate format clean
+.PHONY: run test test-all test-cluster docs wheel mutate format clean
 
 run: .venv/.run
 	mkdir -p out
@@ -30,6 +31,10 @@ test: .venv/.test
 
 test-all: test
 	$(PYTEST) -m slow
+
+test-cluster: .venv/.test
+	$(INSTALL) --editable '.[cluster]'
+	$(BIN)/pytest -m "slow or not slow" tests/sweeping/test_on_ray.py
 
 docs: .venv/.docs
 	$(BIN)/python -m documentation

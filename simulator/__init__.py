@@ -1,10 +1,10 @@
 """A discrete-event simulator of LLM training on GPU clusters: how fast, how full, and why, before anything is rented.
 
-`run` simulates a training step of a workload, `sweep` many that differ in a few keys, `search` finds the best layout,
-and `advise` single changes that help. `share` simulates several jobs on one cluster, `schedule` a pipeline schedule
-without a model, and `capture` makes a model of a PyTorch module. `check`, `collective`, `topology` and `validate` are
-the commands of those names. `plot` draws results. `simulate` is the engine beneath: a program on a cluster. Unusable
-input raises `errors.InputError`.
+`run` simulates a training step of a workload, and `sweep` many that differ in a few keys. `search` finds the best
+layout, `plan` the fewest GPUs, and `advise` single changes that help. `share` simulates several jobs on one cluster,
+`schedule` a pipeline schedule without a model, and `capture` makes a model of a PyTorch module. `check`, `collective`,
+`topology` and `validate` are the commands of those names. `plot` draws results. `simulate` is the engine beneath: a
+program on a cluster. Unusable input raises `errors.InputError`.
 
 >>> import simulator
 >>> simulator.schedule("1f1b", stages=4, microbatches=8).to_dict()["bubble_ratio"]
@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from simulator.commands.topology import TopologyResult, topology
     from simulator.commands.validate import ValidationResult, validate
     from simulator.engine import simulate
+    from simulator.planning.entry import plan
+    from simulator.planning.result import PlanResult
     from simulator.results import Result
     from simulator.schedule_alone import ScheduleResult, schedule
     from simulator.searching.entry import search
@@ -39,6 +41,7 @@ __all__ = [
     "CapturedModel",
     "CheckResult",
     "CollectiveResult",
+    "PlanResult",
     "Result",
     "ScheduleResult",
     "SearchResult",
@@ -52,6 +55,7 @@ __all__ = [
     "capture",
     "check",
     "collective",
+    "plan",
     "plot",
     "run",
     "schedule",
@@ -78,6 +82,8 @@ _HOME = {
     "schedule": "simulator.schedule_alone",
     "ScheduleResult": "simulator.schedule_alone",
     "search": "simulator.searching.entry",
+    "plan": "simulator.planning.entry",
+    "PlanResult": "simulator.planning.result",
     "SearchResult": "simulator.searching.result",
     "share": "simulator.sharing",
     "SharedResult": "simulator.sharing",

@@ -22,6 +22,7 @@ from simulator.cli import (
     importing,
     init,
     listing,
+    plan,
     run,
     schedule,
     search,
@@ -39,6 +40,7 @@ from simulator.garbage import rarely_searched
 COMMANDS: dict[str, Callable[..., Any] | typer.Typer] = {
     "run": run.command,
     "search": search.command,
+    "plan": plan.command,
     "sweep": sweep.command,
     "check": check.command,
     "list": listing.command,

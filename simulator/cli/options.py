@@ -23,6 +23,18 @@ Set = Annotated[
     typer.Option("--set", metavar="KEY=VALUE", help="Change a key of the workload, as a dotted path; repeatable."),
 ]
 ClusterNodes = Annotated[int | None, typer.Option("--nodes", metavar="N", help="Nodes of the cluster [as its file].")]
+Jobs = Annotated[
+    int | None, typer.Option("--jobs", metavar="N", help="Simulations at once. [one per core]", show_default=False)
+]
+On = Annotated[
+    str | None,
+    typer.Option(
+        "--on",
+        metavar="WHERE",
+        help="A Ray cluster to simulate on: ray://HOST:PORT, or local-ray. [processes of this machine]",
+        show_default=False,
+    ),
+]
 Json = Annotated[
     Path | None, typer.Option("--json", metavar="FILE", help="Write the result as JSON; - is standard output.")
 ]

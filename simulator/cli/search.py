@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import signal
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from simulator.cli.options import Json, Quiet, Set
+from simulator.cli.options import Jobs, Json, On, Quiet, Set, options_named
 from simulator.cli.outputs import STDOUT, check_outputs, write_json
 from simulator.cli.terminal import progress, say, show, warn
 
 if TYPE_CHECKING:
+    from simulator.planning.result import PlanResult
     from simulator.searching.branch_and_bound import SimulatedLayout
-    from simulator.searching.entry import SearchWatch
+    from simulator.searching.layout_search import SearchWatch
     from simulator.searching.result import SearchResult
 
 
@@ -33,7 +37,15 @@ ProvenPlaces = Annotated[int, typer.Option(metavar="K", help="Places of the rank
 SearchBudget = Annotated[
     float | None, typer.Option("--budget-s", metavar="S", help="Seconds after which no simulation begins. [no end]")
 ]
-SearchProcesses = Annotated[int | None, typer.Option(metavar="N", help="Processes. [one per core]", show_default=False)]
+LayoutDatabase = Annotated[
+    Path | None,
+    typer.Option(
+        "--out", metavar="FILE", help="Database of simulated layouts. [WORKLOAD.search.db]", show_default=False
+    ),
+]
+RetriedLayouts = Annotated[
+    bool, typer.Option("--retry", help="Try layouts again whose process was killed, or that broke the simulator.")
+]
 WhyNot = Annotated[
     list[str] | None,
     typer.Option("--why", metavar="KEY=V,...", help="Why layouts with these values are not first. Repeatable."),
@@ -49,7 +61,10 @@ def command(
     set_: Set = None,
     top: ProvenPlaces = 10,
     budget_s: SearchBudget = None,
-    jobs: SearchProcesses = None,
+    jobs: Jobs = None,
+    on: On = None,
+    out: LayoutDatabase = None,
+    retry: RetriedLayouts = False,
     why: WhyNot = None,
     json: Json = None,
     csv: LayoutsCsv = None,
@@ -59,7 +74,8 @@ def command(
 
     Layouts are tp, cp, pp, dp, ep, etp, micro_batch, schedule, vpp, recompute, zero and sequence_parallel. All else is
     as the workload says. Every legal layout gets lower bounds of its memory and step time. Layouts are simulated in
-    the order of their bounds, until no other layout can be among the best.
+    the order of their bounds, until no other layout can be among the best. Every simulated one is kept in a database
+    at once. The same command again goes on, whatever ended it.
 
     \b
     Examples:
@@ -72,33 +88,58 @@ def command(
     from simulator.searching.entry import search
     from simulator.searching.space import whole_key
 
-    check_outputs({"--json": json, "--csv": csv})
+    out = Path(f"{Path(workload).stem}.search.db") if out is None else out
+    check_outputs({"--out": out, "--json": json, "--csv": csv})
     changes = parse_changes(set_ or ())
     questions = [{whole_key(key, "--why"): value for key, value in _settings(text).items()} for text in why or ()]
-    with progress("looking for layouts") as far:
+    with progress("looking for layouts") as far, resumable(out), options_named("gpus", "top", "jobs", "on"):
         result = search(
             workload,
             gpus=gpus,
-            fix=_fixed(fix or (), workload, changes),
-            limit={key: _range(key, text) for key, text in _assignments(limit or (), "--limit")},
+            fix=fixed_by_key(fix or (), workload, changes),
+            limit=limits_by_key(limit or ()),
             set=changes,
             top=top,
             budget_s=math.inf if budget_s is None else budget_s,
             jobs=jobs,
+            on=on,
+            out=out,
+            retry_failed=retry,
             watch=search_watch(far),
         )
+    write_layouts(result, out, json, csv, quiet)
+    if not quiet and json != STDOUT:
+        _answer(result, questions)
+    warn(result.warnings)
+
+
+def write_layouts(
+    result: SearchResult | PlanResult, out: Path, json: Path | None, csv: Path | None, quiet: bool
+) -> None:
+    """Write the files of a search or a plan, and print its tables; ``out`` is its database."""
     write_json(json, result.to_dict())
     if csv is not None:
         result.save_csv(csv)
     if not quiet and json != STDOUT:
         show(result.summary())
-        _answer(result, questions)
-    warn(result.warnings)
+        kept = f", {result.kept:,} of them from before" if result.kept else ""
+        say(f"Simulated layouts are in {out}{kept}.")
+
+
+@contextmanager
+def resumable(out: Path) -> Iterator[None]:
+    """End with a word of how to go on where the block is interrupted."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        told = f"interrupted: layouts that were simulated are kept in {out}; the same command goes on from there"
+        say(told, sys.stderr)
+        raise typer.Exit(128 + signal.SIGINT) from None
 
 
 def search_watch(far: Callable[[str], None]) -> SearchWatch:
     """Return what says on standard error how far a search is."""
-    from simulator.searching.entry import SearchWatch
+    from simulator.searching.layout_search import SearchWatch
 
     best: list[float] = []
 
@@ -123,10 +164,12 @@ def _answer(result: SearchResult, questions: Sequence[Mapping[str, Any]]) -> Non
         say(f"Why not {layout_text(settings)}: {'; '.join(result.why(settings))}.")
 
 
-def _assignments(texts: Iterable[str], option: str) -> list[tuple[str, str]]:
+def limits_by_key(texts: Iterable[str]) -> dict[str, tuple[float, float]]:
+    """Return key -> least and most of ``--limit``. Raises `InputError`."""
     from simulator.input_files import parse_assignment
 
-    return [parse_assignment(text, option, "parallelism.pp=1..8") for text in texts]
+    pairs = (parse_assignment(text, "--limit", "parallelism.pp=1..8") for text in texts)
+    return {key: _range(key, text) for key, text in pairs}
 
 
 def _range(key: str, text: str) -> tuple[float, float]:
@@ -143,7 +186,7 @@ def _range(key: str, text: str) -> tuple[float, float]:
         raise InputError("is no range of numbers", file="--limit", key=key, found=text, allowed=allowed) from None
 
 
-def _fixed(texts: Sequence[str], workload: str, changes: Mapping[str, Any]) -> dict[str, list[Any]]:
+def fixed_by_key(texts: Sequence[str], workload: str, changes: Mapping[str, Any]) -> dict[str, list[Any]]:
     """Return key -> values of ``--fix``; of a key alone the workload's own value. Raises `InputError`."""
     from simulator.config import load_workload
     from simulator.config.section import Section

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from simulator.cli.options import Json, Quiet, Set
+from simulator.cli.options import Jobs, Json, On, Quiet, Set, options_named
 from simulator.cli.outputs import STDOUT, check_outputs, write_json
 from simulator.cli.terminal import progress, progress_bar, say, show, warn
 from simulator.errors import InputError
@@ -35,7 +35,6 @@ ZippedValues = Annotated[
 PointList = Annotated[
     Path | None, typer.Option(metavar="FILE", help="Points one by one: a CSV table of keys, or a YAML list.")
 ]
-WorkerCount = Annotated[int | None, typer.Option(metavar="N", help="Processes. [one per core]", show_default=False)]
 DatabaseFile = Annotated[
     Path | None,
     typer.Option(metavar="FILE", help="Database of finished points. [WORKLOAD.sweep.db]", show_default=False),
@@ -63,7 +62,8 @@ def command(
     zip: ZippedValues = None,
     list: PointList = None,
     set_: Set = None,
-    jobs: WorkerCount = None,
+    jobs: Jobs = None,
+    on: On = None,
     out: DatabaseFile = None,
     retry: RetryFailed = False,
     sort: SortFigure = "step_time_s",
@@ -97,7 +97,8 @@ def command(
     check_outputs(outputs, {"--plot": PICTURES})
     if parquet is not None:
         check_parquet()
-    result = _result(space, jobs, out, retry)
+    with options_named("jobs", "on"):
+        result = _result(space, jobs, on, out, retry)
     write_json(json, result.to_dict())
     _write_points(result, csv, parquet)
     check_present(result.rows, sort, "--sort")
@@ -152,10 +153,11 @@ def _database(workloads: Sequence[str]) -> Path:
     return Path("+".join([*names[:_MOST_NAMES], *more]) + ".sweep.db")
 
 
-def _result(space: Space, jobs: int | None, out: Path, retry: bool) -> SweepResult:
+def _result(space: Space, jobs: int | None, on: str | None, out: Path, retry: bool) -> SweepResult:
     """Simulate what is missing, and say how far it is; what ends it leaves a word of how to go on."""
-    from simulator.sweeping.entry import runner_on, sweep_space
+    from simulator.sweeping.entry import sweep_space
     from simulator.sweeping.outcome import PointOutcome, Status
+    from simulator.sweeping.runners import runner_on
 
     finished = 0
     try:
@@ -166,7 +168,7 @@ def _result(space: Space, jobs: int | None, out: Path, retry: bool) -> SweepResu
                 finished += 1
                 done(outcome.status != Status.KEPT)
 
-            return sweep_space(space, runner_on(jobs, "--jobs"), out, retry_failed=retry, watch=watch)
+            return sweep_space(space, runner_on(jobs, on), out, retry_failed=retry, watch=watch)
     except KeyboardInterrupt:
         told = f"interrupted: {finished:,} of {len(space):,} points are finished, and kept in {out}"
         say(f"{told}; the same command goes on from there", sys.stderr)

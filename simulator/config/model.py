@@ -247,7 +247,7 @@ class Model(Section):
     @property
     def kinds(self) -> tuple[Mixer, ...]:
         """The mixers that some layer has, each once."""
-        return tuple(dict.fromkeys(map(self.mixer, range(self.layers))))
+        return tuple(MIXERS[name] for name in dict.fromkeys(self._mixers[: self.layers]))
 
     def mlp(self, layer: int) -> MlpKind:
         """Return what MLP a layer has: a dense one, experts, or none.

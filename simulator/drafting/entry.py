@@ -13,7 +13,7 @@ from simulator.drafting.layouts import HABITS, ProposedLayout, proposed_layout
 from simulator.drafting.machines import JobMachines
 from simulator.drafting.methods import framework_section, training_keys
 from simulator.drafting.model_names import model_section
-from simulator.searching.entry import SearchWatch
+from simulator.searching.layout_search import SearchWatch
 from simulator.units import counted
 
 

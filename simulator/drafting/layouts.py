@@ -11,7 +11,8 @@ from typing import Any
 from simulator.config import load_workload
 from simulator.errors import InputError
 from simulator.searching.branch_and_bound import SimulatedLayout
-from simulator.searching.entry import SearchWatch, search
+from simulator.searching.entry import search
+from simulator.searching.layout_search import SearchWatch
 from simulator.searching.result import SearchResult
 from simulator.units import counted, format_gib
 

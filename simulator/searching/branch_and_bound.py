@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing
 from dataclasses import dataclass
 from typing import Any
 
 from simulator.searching.candidates import BoundedSpace, Candidate
+from simulator.sweeping.evaluator import Evaluator
 from simulator.sweeping.outcome import PointOutcome, Status
 from simulator.sweeping.point import Point
-from simulator.sweeping.runner import Runner
 
 
 @dataclass(frozen=True)
@@ -47,17 +48,19 @@ class Ranking:
 
 def ranked(
     space: BoundedSpace,
-    runner: Runner,
+    evaluator: Evaluator,
     point_of: Callable[[Candidate], Point],
     top: int,
     is_over: Callable[[], bool],
     watch: Callable[[SimulatedLayout], object],
+    slowest_s: float = math.inf,
 ) -> Ranking:
     """Return the ranking of a space.
 
     Its first ``top`` are those of an exhaustive search, unless it ``is_over`` before. Candidates are simulated in the
     order of their bounds. Once the next bound is not below the ``top``-th best step time so far, no layout that is left
-    can be faster than that.
+    can be faster than that. Nor is one simulated whose bound
+    is above ``slowest_s``.
     """
     candidates = {one.number: one for one in space.fitting}
     best: list[float] = []
@@ -65,16 +68,18 @@ def ranked(
 
     def points() -> Iterator[Point]:
         for candidate in space.fitting:
-            if is_over() or (len(best) >= top and candidate.bound.step_time_s >= best[top - 1]):
+            least_s = candidate.bound.step_time_s
+            if is_over() or least_s > slowest_s or (len(best) >= top and least_s >= best[top - 1]):
                 return
             yield point_of(candidate)
 
-    for point, outcome in runner.outcomes(points(), frozenset()):
-        one = SimulatedLayout(candidates[point.number], outcome)
-        simulated.append(one)
-        best.append(one.step_time_s)
-        best.sort()
-        watch(one)
+    with closing(evaluator.outcomes(points())) as stream:
+        for point, outcome, _ in stream:
+            one = SimulatedLayout(candidates[point.number], outcome)
+            simulated.append(one)
+            best.append(one.step_time_s)
+            best.sort()
+            watch(one)
     simulated.sort(key=lambda one: (one.step_time_s, one.candidate.number))
     numbers = {one.candidate.number for one in simulated if one.outcome.status != Status.FAILED}
     left = [one.bound.step_time_s for one in space.fitting if one.number not in numbers]

@@ -65,6 +65,10 @@ class BoundedSpace:
         return len(self.fitting) + len(self.too_large)
 
 
+#: A space of which arithmetic leaves nothing.
+NO_LAYOUTS = BoundedSpace((), (), Refusals(), 0.0, True)
+
+
 def bounded_space(
     space: LayoutSpace,
     bounds: LayoutBounds,

@@ -42,6 +42,7 @@ class SearchResult(Result):
 
     ``changes``: what all layouts change. ``top``: how many were to be proven. ``file_layout``: outcome of the file's
     own, where it is for so many GPUs. ``seconds``: wall time until all layouts had bounds, and until the end.
+    ``kept``: how many outcomes were in the database before.
     """
 
     command: ClassVar[str] = "search"
@@ -55,6 +56,7 @@ class SearchResult(Result):
     top: int
     file_layout: PointOutcome | None
     seconds: tuple[float, float]
+    kept: int = 0
 
     @property
     def best(self) -> SimulatedLayout | None:
@@ -171,6 +173,7 @@ class SearchResult(Result):
             return everything
         layout, base = load_workload(self.workload, everything), self.space.variants.workload
         needed = {key: value for key, value in everything.items() if value_at(layout, key) != value_at(base, key)}
+        needed = {**self.changes, **needed}
         without_nodes = {key: value for key, value in needed.items() if key != "cluster.nodes"}
         for settings in (without_nodes, needed):
             try:
@@ -192,6 +195,7 @@ class SearchResult(Result):
             "layouts": {
                 "legal": self.bounded.n_legal,
                 "simulated": len(self.ranking.simulated),
+                "kept": self.kept,
                 "skipped_by_key": lost.skipped,
                 "refused_by_key": lost.refused,
                 "do_not_fit": lost.too_large,

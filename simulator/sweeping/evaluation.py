@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 import traceback
 from collections.abc import Callable, Container, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from simulator.api import run_step
 from simulator.config import Workload, catalog, load_workload
@@ -23,6 +23,15 @@ def _tell_nobody(key: str) -> None:
     pass
 
 
+@dataclass(frozen=True)
+class OpenedPoint:
+    """A point with its loaded workload and its key: all that a simulation needs, wherever it runs."""
+
+    point: Point
+    workload: Workload
+    key: str
+
+
 def evaluate(
     point: Point, finished: Container[str] = frozenset(), begin: Callable[[str], object] = _tell_nobody
 ) -> PointOutcome:
@@ -30,7 +39,15 @@ def evaluate(
 
     A point whose key is in ``finished`` is not simulated again. ``begin`` is told the key before a simulation.
     """
-    began = time.perf_counter()
+    opened = open_point(point, finished)
+    if isinstance(opened, PointOutcome):
+        return opened
+    begin(opened.key)
+    return simulated(opened)
+
+
+def open_point(point: Point, finished: Container[str] = frozenset()) -> OpenedPoint | PointOutcome:
+    """Return a point with its workload, or its outcome where it is not legal or its key is in ``finished``."""
     try:
         workload = load_workload(point.workload, point.changes, by=CHANGES)
         key = job_key(workload)
@@ -38,23 +55,24 @@ def evaluate(
         return PointOutcome(written_key(point), Status.REFUSED, error=_sentence(error))
     except Exception as error:
         return PointOutcome(written_key(point), Status.FAILED, error=_breakdown(error))
-    if key in finished:
-        return PointOutcome(key, Status.KEPT)
-    begin(key)
-    return replace(_simulated(point, workload, key), wall_s=time.perf_counter() - began)
+    return PointOutcome(key, Status.KEPT) if key in finished else OpenedPoint(point, workload, key)
 
 
-def _simulated(point: Point, workload: Workload, key: str) -> PointOutcome:
+def simulated(opened: OpenedPoint) -> PointOutcome:
+    """Return the outcome of a point whose workload is loaded."""
+    began, point, key = time.perf_counter(), opened.point, opened.key
     source = None if isinstance(point.workload, Mapping) else point.workload
     try:
         with located(written_in(source, point.changes, CHANGES)):
-            result = run_step(workload)
+            result = run_step(opened.workload)
             figures = result.key_figures()
     except SimulatorError as error:
-        return PointOutcome(key, Status.REFUSED, error=_sentence(error))
+        outcome = PointOutcome(key, Status.REFUSED, error=_sentence(error))
     except Exception as error:
-        return PointOutcome(key, Status.FAILED, error=_breakdown(error))
-    return PointOutcome(key, Status.SIMULATED, figures, warnings=tuple(result.warnings))
+        outcome = PointOutcome(key, Status.FAILED, error=_breakdown(error))
+    else:
+        outcome = PointOutcome(key, Status.SIMULATED, figures, warnings=tuple(result.warnings))
+    return replace(outcome, wall_s=time.perf_counter() - began)
 
 
 def _sentence(error: SimulatorError) -> str:

@@ -24,7 +24,7 @@ from simulator.sweeping.point import Point
 #: Fields of a workload that name something, and do not describe it.
 _NAMES = {"name", "note", "calibration", "stack"}
 #: Packages on whose sources no figure depends.
-_FIGURELESS = ("cli", "output", "sweeping")
+_FIGURELESS = ("cli", "output", "sweeping", "searching", "planning")
 #: Most descriptions whose digests are remembered.
 _MOST_DIGESTS = 64
 

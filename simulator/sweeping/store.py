@@ -1,4 +1,4 @@
-"""The file of a sweep: an SQLite database with a row per point, written as each is finished.
+"""The file of sweeps and searches: an SQLite database with a row per point, written as each is finished.
 
 Points are known by their keys, so that any number of sweeps may share a file. It is in WAL mode: a row that has been
 committed outlives its process however that ends, and others may read, or sweep into the same file, meanwhile.

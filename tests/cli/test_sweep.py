@@ -11,7 +11,7 @@ import pytest
 
 from simulator.cli.app import main
 from simulator.cli.sweep import _database
-from simulator.sweeping import entry
+from simulator.sweeping import runners
 from tests.support.sweeps import InProcess, write_job
 
 
@@ -19,7 +19,7 @@ from tests.support.sweeps import InProcess, write_job
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder with a tiny job, in which points are simulated without processes."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(entry, "Processes", lambda _: InProcess())
+    monkeypatch.setattr(runners, "Processes", lambda _: InProcess())
     write_job(tmp_path)
     return tmp_path
 

@@ -25,6 +25,7 @@ ONLY = {
     "jinja2": {"output"},
     "perfetto": {"output"},
     "typer": {"cli"},
+    "ray": {"sweeping"},
 }
 
 

@@ -26,7 +26,7 @@ PAGES = {
 INSTALLS = {"pip install ."}
 #: Commands that take more than a few seconds, and one that reads what such a one writes. Pages of sweeps and searches
 #: are slow as a whole.
-SLOW_PAGES = {"docs/sweep.md", "docs/search.md"}
+SLOW_PAGES = {"docs/sweep.md", "docs/search.md", "docs/how-to/plan.md"}
 SLOW = {
     "llmsim run mixtral_8x7b --set model.moe.token_distribution.skew=0.5 --set training.global_batch=64",
     "llmsim search gpt22b_tp8 --gpus 8 --fix tp=4,8 --fix cp=1 --fix micro_batch=1 --top 2 --why tp=8",

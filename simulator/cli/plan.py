@@ -1,0 +1,170 @@
+"""``plan``: how many GPUs a job needs, and the best layout on each number of them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from simulator.cli.options import Jobs, Json, On, Quiet, Set, options_named
+from simulator.cli.outputs import check_outputs
+from simulator.cli.search import (
+    FixedValues,
+    LayoutDatabase,
+    NumberLimits,
+    RetriedLayouts,
+    fixed_by_key,
+    limits_by_key,
+    resumable,
+    search_watch,
+    write_layouts,
+)
+from simulator.cli.terminal import progress, warn
+from simulator.errors import InputError
+
+if TYPE_CHECKING:
+    from simulator.searching.layout_search import SearchWatch
+
+#: Letter behind a number of tokens -> its power of ten.
+_POWERS = {"K": 3, "M": 6, "B": 9, "T": 12}
+
+PlannedWorkload = Annotated[str, typer.Argument(metavar="WORKLOAD", help="A file, or a name in workloads/.")]
+GpuCounts = Annotated[
+    str | None,
+    typer.Option(
+        "--gpus",
+        metavar="N1,N2|MIN..MAX",
+        help="Numbers of GPUs, or a range of which whole nodes are tried. [with --days all that could be enough]",
+        show_default=False,
+    ),
+]
+RunLength = Annotated[
+    str | None, typer.Option("--tokens", metavar="N", help="Tokens of the whole run: 1T, 300B, 15e12. [as the file]")
+]
+RunDays = Annotated[
+    float | None, typer.Option("--days", metavar="D", help="The fewest GPUs are found that train no longer. [no end]")
+]
+GpuPrice = Annotated[
+    float | None, typer.Option("--price", metavar="P", help="Price of a GPU-hour, in any currency. [as the file]")
+]
+MoreCounts = Annotated[
+    int, typer.Option("--more", metavar="K", help="So many larger numbers of GPUs that have a layout, too.")
+]
+VariedValues = Annotated[
+    list[str] | None,
+    typer.Option(metavar="KEY=V1,V2", help="Values of a key that is no part of the layout. Repeatable."),
+]
+PlanCsv = Annotated[Path | None, typer.Option(metavar="FILE", help="Write a row per number of GPUs as a CSV table.")]
+
+
+def command(
+    workload: PlannedWorkload,
+    gpus: GpuCounts = None,
+    tokens: RunLength = None,
+    days: RunDays = None,
+    price: GpuPrice = None,
+    more: MoreCounts = 0,
+    vary: VariedValues = None,
+    fix: FixedValues = None,
+    limit: NumberLimits = None,
+    set_: Set = None,
+    jobs: Jobs = None,
+    on: On = None,
+    out: LayoutDatabase = None,
+    retry: RetriedLayouts = False,
+    json: Json = None,
+    csv: PlanCsv = None,
+    quiet: Quiet = False,
+) -> None:
+    """Find how many GPUs a job needs, and the best layout on each number.
+
+    The fastest layout that fits is searched on every number of GPUs, as by `search`. With --days whole nodes are tried,
+    from the fewest on, until the time is enough. No number is left out, as more GPUs need not be faster. With --vary
+    each value has searches of its own. Every simulated layout is kept in a database at once. The same command again
+    goes on, whatever ended it.
+
+    \b
+    Examples:
+      llmsim plan gpt175b_3d --tokens 300B --days 30
+      llmsim plan gpt175b_3d --gpus 512,1024 --more 1 --price 2
+      llmsim plan gpt22b_tp8 --gpus 8 --vary cluster=dgx_a100,dgx_h100
+      llmsim plan gpt175b_3d --gpus 1024 --vary cluster.node.nics.bandwidth_bps=100e9,200e9,400e9
+    """
+    from simulator.config import parse_changes
+    from simulator.planning.entry import plan
+    from simulator.sweeping.reading import values_by_key
+
+    out = Path(f"{Path(workload).stem}.search.db") if out is None else out
+    check_outputs({"--out": out, "--json": json, "--csv": csv})
+    changes = parse_changes(set_ or ()) | _run_changes(tokens, price)
+    numbers, between = _counts(gpus)
+    with progress("planning") as far, resumable(out), options_named("gpus", "days", "more", "vary", "jobs", "on"):
+        result = plan(
+            workload,
+            gpus=numbers,
+            between=between,
+            days=days,
+            more=more,
+            vary=values_by_key(vary or (), "--vary"),
+            fix=fixed_by_key(fix or (), workload, changes),
+            limit=limits_by_key(limit or ()),
+            set=changes,
+            jobs=jobs,
+            on=on,
+            out=out,
+            retry_failed=retry,
+            watch=_watch(far),
+        )
+    write_layouts(result, out, json, csv, quiet)
+    warn(result.warnings)
+
+
+def _watch(far: Callable[[str], None]) -> Callable[[int], SearchWatch]:
+    """Return what says on standard error how far the search on a number of GPUs is."""
+    return lambda gpus: search_watch(lambda text: far(f"{gpus:,} GPUs: {text}"))
+
+
+def _run_changes(tokens: str | None, price: float | None) -> dict[str, Any]:
+    """Return the keys of the workload that the length of the run and the price stand for."""
+    changes: dict[str, Any] = {}
+    if tokens is not None:
+        changes["training.total_tokens"] = _token_count(tokens)
+    if price is not None:
+        changes["cluster.price_per_gpu_hour"] = price
+    return changes
+
+
+def _token_count(text: str) -> float:
+    """Return a number of tokens. Raises `InputError`.
+
+    >>> _token_count("1T"), _token_count("1.5b"), _token_count("300e9")
+    (1000000000000.0, 1500000000.0, 300000000000.0)
+    """
+    number = re.fullmatch(r"\s*([\d.]+(?:e\+?\d+)?)\s*([KMBT]?)\s*", text, flags=re.IGNORECASE)
+    try:
+        if number is None:
+            raise ValueError
+        return float(f"{number[1]}") * 10.0 ** _POWERS.get(number[2].upper(), 0)
+    except ValueError:
+        raise InputError("is no number of tokens", file="--tokens", found=text, allowed="1T, 300B or 15e12") from None
+
+
+def _counts(text: str | None) -> tuple[list[int] | None, tuple[int, int] | None]:
+    """Return numbers of GPUs, or least and most of them. Raises `InputError`.
+
+    >>> _counts("512,1024"), _counts("64..2048"), _counts(None)
+    (([512, 1024], None), (None, (64, 2048)), (None, None))
+    """
+    if text is None:
+        return None, None
+    least, dots, most = text.partition("..")
+    try:
+        if dots:
+            return None, (int(least), int(most))
+        return [int(number) for number in text.split(",")], None
+    except ValueError:
+        allowed = "numbers such as 512,1024, or a range such as 64..2048"
+        raise InputError("are no numbers of GPUs", file="--gpus", found=text, allowed=allowed) from None

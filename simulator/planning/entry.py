@@ -1,0 +1,121 @@
+"""Python entry point of plans: `plan`."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from simulator.bounds import as_number
+from simulator.config.section import is_whole
+from simulator.errors import InputError
+from simulator.input_files import brief
+from simulator.planning.gpu_counts import CountRange
+from simulator.planning.plan_rows import PlanQuestion, PlanRow
+from simulator.planning.result import PlanResult
+from simulator.searching.dimensions import DIMENSIONS
+from simulator.searching.entry import check_counts, fixed_values, size_limits
+from simulator.searching.layout_search import SearchWatch
+from simulator.sweeping.entry import database_path
+from simulator.sweeping.evaluator import Evaluator
+from simulator.sweeping.point import Source
+from simulator.sweeping.runners import search_runner_on
+from simulator.sweeping.space import grid
+from simulator.sweeping.store import Store
+
+#: Shortest run of a plan: a tenth of a second.
+LEAST_DAYS = 1e-6
+
+
+def plan(
+    workload: Source,
+    *,
+    gpus: Sequence[int] | None = None,
+    between: tuple[int, int] | None = None,
+    days: float | None = None,
+    more: int = 0,
+    vary: Mapping[str, Sequence[Any]] | None = None,
+    fix: Mapping[str, Sequence[Any]] | None = None,
+    limit: Mapping[str, tuple[float, float]] | None = None,
+    set: Mapping[str, Any] | None = None,
+    jobs: int | None = None,
+    on: str | None = None,
+    out: str | Path | None = None,
+    retry_failed: bool = False,
+    watch: Callable[[int], SearchWatch] | None = None,
+) -> PlanResult:
+    """Find the fastest layout on several numbers of GPUs, or the fewest GPUs that are fast enough.
+
+    ``gpus``: the numbers to try. ``between``: least and most of them, of which whole nodes are tried. ``days``: a run
+    of ``training.total_tokens`` is to take no longer. Numbers are then tried from the fewest on, until one is enough.
+    ``more``: so many larger numbers with a legal layout are tried too, for what they would buy.
+
+    ``vary``: dotted key -> values, such as another cluster or speed of its network; every combination has rows of its
+    own. ``watch``: returns the listeners to the search on a number of GPUs. All else is as of `simulator.search`.
+
+    Raises `InputError` on what cannot be used.
+    """
+    question = PlanQuestion(
+        workload=workload,
+        counts=_counts(gpus, between, days),
+        days=None if days is None else _days(days),
+        more=_more(more),
+        settings=_settings(vary or {}, set or {}),
+        fixed=fixed_values(fix or {}),
+        limits=size_limits(limit or {}),
+        changes=dict(set or {}),
+    )
+    runner = search_runner_on(jobs, on)
+    rows: list[PlanRow] = []
+    with Store.open(None if out is None else database_path(out)) as store:
+        evaluator = Evaluator(runner, store, retry_failed)
+        rows.extend(question.rows(evaluator) if watch is None else question.rows(evaluator, watch))
+    return PlanResult(question, tuple(rows), evaluator.n_kept)
+
+
+def _counts(
+    gpus: Sequence[int] | None, between: tuple[int, int] | None, days: float | None
+) -> Sequence[int] | CountRange | None:
+    if gpus is not None and between is not None:
+        raise InputError("is given beside a range", file="gpus", found=brief(gpus), fix="one of both")
+    if between is not None:
+        check_counts(least=between[0], most=between[1])
+        return CountRange(*between)
+    if gpus is not None:
+        if isinstance(gpus, str) or not isinstance(gpus, Sequence) or not gpus:
+            raise InputError("must be a list of numbers", file="gpus", found=brief(gpus), allowed="such as [512, 1024]")
+        for number in gpus:
+            check_counts(gpus=number)
+        return list(gpus)
+    if days is None:
+        fix = "--gpus 512,1024 or --gpus 512..1024; or --days 30 for the fewest that are enough"
+        raise InputError("there is no number of GPUs to plan for", file="gpus", fix=fix)
+    return None
+
+
+def _days(days: object) -> float:
+    allowed = f"a number, >= {LEAST_DAYS:g}"
+    number = as_number(days, file="days", allowed=allowed)
+    if number < LEAST_DAYS:
+        raise InputError("is too short a run", file="days", found=brief(days), allowed=allowed)
+    return number
+
+
+def _more(more: object) -> int:
+    if not is_whole(more) or more < 0:
+        raise InputError("must be a whole number", file="more", found=brief(more), allowed=">= 0")
+    return int(more)
+
+
+def _settings(vary: Mapping[str, Sequence[Any]], changes: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return every combination of values of the varied keys. Raises `InputError` for keys that layouts differ in."""
+    dimensions = grid(vary, "vary")
+    for key in vary:
+        if key in changes:
+            raise InputError("is changed for all layouts too", file="vary", key=key, fix="one of both")
+        if key in {one.key for one in DIMENSIONS}:
+            fix = f"--fix {key}=V1,V2"
+            raise InputError("is what layouts differ in, so that every search varies it", file="vary", key=key, fix=fix)
+    combinations = itertools.product(*(one.settings for one in dimensions))
+    return [{key: value for setting in settings for key, value in setting.items()} for settings in combinations]

@@ -1,0 +1,220 @@
+"""The result of a plan: a row per number of GPUs and setting, the fewest GPUs that are enough, and Pareto fronts."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from simulator.output.plan_table import PlanView, plan_summary, setting_words
+from simulator.output.search_files import write_csv
+from simulator.output.search_table import SearchRow, changed_keys, layout_text
+from simulator.planning.pareto import undominated
+from simulator.planning.plan_rows import PlanQuestion, PlanRow
+from simulator.results import Result
+from simulator.searching.result import DEGREES
+from simulator.sweeping.point import source_name
+from simulator.units import counted, format_gib, format_time
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+#: Rules that are told of a number of GPUs without a legal layout.
+_MOST_WARNINGS = 5
+
+
+@dataclass(frozen=True, repr=False)
+class PlanResult(Result):
+    """Result of a plan. ``kept``: how many outcomes were in the database before."""
+
+    command: ClassVar[str] = "plan"
+
+    question: PlanQuestion
+    rows: tuple[PlanRow, ...]
+    kept: int = 0
+
+    @cached_property
+    def warnings(self) -> list[str]:
+        """Layouts that broke the simulator, and warnings of the best layouts, each once."""
+        told = dict.fromkeys(text for row in self.rows if row.best for text in row.best.outcome.warnings)
+        broken = [text for row in self.rows for text in row.search.warnings if "broke the simulator" in text]
+        rest = len(told) - _MOST_WARNINGS
+        shown = list(told)[:_MOST_WARNINGS]
+        return [*broken, *shown, *([f"and {rest:,} other warnings"] if rest > 0 else [])]
+
+    def rows_of(self, setting: Mapping[str, Any]) -> list[PlanRow]:
+        """Return the rows of a setting, fewest GPUs first."""
+        return [row for row in self.rows if row.setting == setting]
+
+    def fewest(self, setting: Mapping[str, Any]) -> PlanRow | None:
+        """Return the row with the fewest GPUs that are fast enough, of a setting."""
+        return next((row for row in self.rows_of(setting) if row.best is not None), None)
+
+    def pareto(self, setting: Mapping[str, Any]) -> list[SearchRow]:
+        """Return the simulated layouts of a setting than which no other is as good in all of four figures.
+
+        These are step time, memory left, GPUs and, with a price, cost. The fastest is first.
+        """
+        layouts = [
+            {"n_gpus": row.gpus, **one.candidate.changes, **one.outcome.figures}
+            for row in self.rows_of(setting)
+            for one in row.search.ranking.fitting
+        ]
+        return undominated(layouts)
+
+    def content(self) -> dict[str, Any]:
+        """Return settings and rows under the names of the JSON output."""
+        question = self.question
+        return {
+            "workload": source_name(question.workload),
+            "set": dict(question.changes),
+            "days": question.days,
+            "kept": self.kept,
+            "settings": [
+                {
+                    "set": dict(setting),
+                    "fewest_gpus": None if question.days is None or (one := self.fewest(setting)) is None else one.gpus,
+                    "rows": [self._entry(row) for row in self.rows_of(setting)],
+                    "pareto": [dict(one) for one in self.pareto(setting)],
+                }
+                for setting in question.settings
+            ],
+        }
+
+    def _entry(self, row: PlanRow) -> dict[str, Any]:
+        best = row.best
+        return {
+            "n_gpus": row.gpus,
+            "legal_layouts": row.search.bounded.n_legal,
+            "simulated": len(row.search.ranking.simulated),
+            "layout": None if best is None else dict(best.candidate.changes),
+            "figures": None if best is None else dict(best.outcome.figures),
+            "why": why_not(row) or None,
+            "command_line": None if best is None else row.search.command_line(best),
+        }
+
+    @cached_property
+    def table_rows(self) -> tuple[SearchRow, ...]:
+        """A flat mapping per row: the setting, GPUs, layout, and figures of the best, or why there is none.
+
+        ``speedup``: tokens per second over those of the first row that has figures.
+        """
+        table: list[SearchRow] = []
+        first: Mapping[str, Any] = {}
+        for row in self.rows:
+            figures = row.best.outcome.figures if row.best else {}
+            first = first or figures
+            gain = {"speedup": figures["tokens_per_s"] / first["tokens_per_s"]} if figures else {}
+            layout = dict(row.best.candidate.changes) if row.best else {}
+            status = {"status": "simulated" if figures else why_not(row)}
+            table.append({**row.setting, **layout, **figures, **gain, **status, "n_gpus": row.gpus})
+        return tuple(table)
+
+    @cached_property
+    def keys(self) -> tuple[str, ...]:
+        """The degrees of layouts, and the keys in which the best ones differ."""
+        layouts = [row.best.candidate.changes for row in self.rows if row.best]
+        differing = changed_keys(layouts) if len(layouts) > 1 else ()
+        return tuple(key for key in (layouts[0] if layouts else ()) if key in DEGREES or key in differing)
+
+    def save_csv(self, path: str | Path) -> None:
+        """Write a CSV file, a row per number of GPUs and setting."""
+        varied = tuple(self.question.settings[0])
+        layout = next((tuple(row.best.candidate.changes) for row in self.rows if row.best), ())
+        write_csv(self.table_rows, (*varied, *layout), Path(path))
+
+    def summary(self) -> RenderableType:
+        """Return the results as tables for a terminal."""
+        question = self.question
+        several = len(question.settings) > 1
+        return plan_summary(
+            PlanView(
+                head=f"{source_name(question.workload)}: {'; '.join(self._head())}",
+                varied=tuple(question.settings[0]) if several else (),
+                keys=self.keys,
+                rows=[row for row in self.table_rows if row["status"] == "simulated"],
+                without=self._without(),
+                front=[] if several else self.pareto(question.settings[0]),
+                foot=list(self._foot()),
+            )
+        )
+
+    def _head(self) -> Iterator[str]:
+        """Yield the answer where the fewest GPUs were asked for, and how much was looked at."""
+        question = self.question
+        for setting in question.settings if question.days is not None else ():
+            where = f" with {setting_words(setting)}" if setting else ""
+            fewest = self.fewest(setting)
+            if fewest is None:
+                yield f"no number of GPUs that was tried is enough for {question.days:g} days{where}"
+            else:
+                yield f"the fewest for {question.days:g} days{where} are {counted(fewest.gpus, 'GPU')}"
+        simulated = sum(len(row.search.ranking.simulated) for row in self.rows)
+        yield f"{counted(len(self.rows), 'search', 'es')}, {counted(simulated, 'layout')} simulated"
+
+    def _without(self) -> list[tuple[Mapping[str, Any], str, str]]:
+        """Return the numbers of GPUs without a layout: setting, numbers and reason; neighbours alike stand together."""
+        told: list[tuple[Mapping[str, Any], list[int], str]] = []
+        for row in self.rows:
+            if row.best is not None:
+                continue
+            why = why_not(row)
+            if told and told[-1][0] == row.setting and told[-1][2] == why:
+                told[-1][1].append(row.gpus)
+            else:
+                told.append((row.setting, [row.gpus], why))
+        return [(setting, _numbers(gpus), why) for setting, gpus, why in told]
+
+    def _foot(self) -> Iterator[str]:
+        """Yield the command that shows the row asked for, of each setting."""
+        for setting in self.question.settings:
+            if (row := self.fewest(setting)) is not None and row.best is not None:
+                yield f"To see {row.gpus:,} GPUs: {row.search.command_line(row.best)}"
+
+    def __repr__(self) -> str:
+        """Return the answer, and the best layout of every row."""
+        lines = [
+            f"{row.gpus:,} GPUs: {format_time(row.best.step_time_s)}, {layout_text(dict(row.best.candidate.changes))}"
+            for row in self.rows
+            if row.best
+        ]
+        return "\n".join(["; ".join(self._head()), *lines])
+
+
+def why_not(row: PlanRow) -> str:
+    """Return why a number of GPUs has no layout in the plan; nothing where it has one."""
+    if row.best is not None:
+        return ""
+    search = row.search
+    if not row.is_legal:
+        return "no legal layout"
+    if search.best is not None:
+        return f"the fastest is too slow: {_late(search.best.step_time_s, '', row)}"
+    late = _late(search.ranking.next_bound_s, " or more", row)
+    if math.isfinite(row.slowest_s) and search.ranking.next_bound_s > row.slowest_s and search.lost.bounded:
+        return f"all that may fit are too slow: {late}"
+    return f"none fits in memory{_lacking(row)}"
+
+
+def _late(step_time_s: float, least: str, row: PlanRow) -> str:
+    return f"{format_time(step_time_s)}{least} a step, {step_time_s / row.slowest_s:.3g} times the time that there is"
+
+
+def _lacking(row: PlanRow) -> str:
+    search = row.search
+    headrooms = [one.outcome.figures["headroom_bytes"] for one in search.ranking.simulated if one.outcome.figures]
+    lacking = [-nbytes for nbytes in headrooms if nbytes < 0]
+    lacking += [search.lost.least_lacking_bytes] if search.lost.too_large else []
+    return f": each lacks {format_gib(min(lacking))} or more" if lacking else ""
+
+
+def _numbers(gpus: Sequence[int]) -> str:
+    """Return a run of numbers as a user would say it.
+
+    >>> _numbers([8]), _numbers([8, 16]), _numbers([8, 16, 24])
+    ('8', '8, 16', '8 to 24')
+    """
+    return f"{gpus[0]:,} to {gpus[-1]:,}" if len(gpus) > 2 else ", ".join(f"{one:,}" for one in gpus)

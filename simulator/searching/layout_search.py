@@ -1,0 +1,128 @@
+"""One search as it was asked for, and how it is carried out."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from simulator.config import Workload, load_workload
+from simulator.config.variants import Variants
+from simulator.errors import InputError, located
+from simulator.hardware.cluster_spec import ClusterSpec
+from simulator.output.search_table import layout_text
+from simulator.searching.bounds import LayoutBounds
+from simulator.searching.branch_and_bound import SimulatedLayout, ranked
+from simulator.searching.candidates import NO_LAYOUTS, Candidate, bounded_space
+from simulator.searching.dimensions import DIMENSIONS
+from simulator.searching.result import SearchResult
+from simulator.searching.space import LayoutSpace, SizeLimit
+from simulator.sweeping.evaluator import Evaluator
+from simulator.sweeping.outcome import PointOutcome
+from simulator.sweeping.point import Point, Source
+
+#: Number of the point that is the file's own layout.
+_OWN = -1
+
+
+@dataclass(frozen=True)
+class SearchWatch:
+    """Listeners to a search under way: one is told how many layouts have bounds, one each simulated layout."""
+
+    bounded: Callable[[int], object] = lambda count: None
+    simulated: Callable[[SimulatedLayout], object] = lambda one: None
+
+
+@dataclass(frozen=True)
+class LayoutSearch:
+    """A search for the ``top`` fastest layouts of ``workload`` on so many ``gpus``.
+
+    ``fixed``: dotted key -> the only values to try. ``limits``: dotted key of a number -> its bounds. ``changes``: what
+    all layouts change. ``slowest_s``: no layout with a slower step is of interest.
+    """
+
+    workload: Source
+    gpus: int
+    fixed: Mapping[str, Sequence[Any]] = field(default_factory=dict)
+    limits: Mapping[str, SizeLimit] = field(default_factory=dict)
+    changes: Mapping[str, Any] = field(default_factory=dict)
+    top: int = 10
+    slowest_s: float = math.inf
+
+    def result(
+        self,
+        evaluator: Evaluator,
+        watch: SearchWatch,
+        is_over: Callable[[], bool] = lambda: False,
+        *,
+        compare_own: bool = True,
+    ) -> SearchResult:
+        """Return what the search comes to, which may be that no layout is legal. No simulation begins once ``is_over``.
+
+        ``compare_own``: the file's own layout is simulated too. Raises `InputError` on what cannot be used.
+        """
+        began, n_kept = time.monotonic(), evaluator.n_kept
+        base = load_workload(self.workload, self.changes)
+        cluster = _cluster_with(base, self.gpus)
+        changes = dict(self.changes)
+        if cluster != base.cluster and not cluster.fixed_nodes:
+            changes["cluster.nodes"] = cluster.n_nodes
+        space = LayoutSpace(Variants(base, cluster), self.gpus, self.fixed, self.limits)
+        _check_set(self.changes, self.fixed)
+        bounded = NO_LAYOUTS
+        if next(space.layouts(), None) is not None:  # else the cluster need not be built
+            sizes = base.parallelism.model_copy(update={"tp": 1, "cp": 1, "pp": 1, "dp": self.gpus})
+            there = base.model_copy(update={"cluster": cluster, "parallelism": sizes})
+            bounded = bounded_space(space, LayoutBounds.for_workload(there), watch.bounded, is_over)
+        bounded_s = time.monotonic() - began
+
+        def point_of(candidate: Candidate) -> Point:
+            return Point(candidate.number, self.workload, {**changes, **candidate.changes})
+
+        ranking = ranked(bounded, evaluator, point_of, self.top, is_over, watch.simulated, self.slowest_s)
+        file_layout: PointOutcome | None = None
+        if compare_own and bounded.n_legal and base.n_ranks == self.gpus:
+            file_layout = _own_outcome(Point(_OWN, self.workload, changes), evaluator, ranking.simulated, is_over)
+        return SearchResult(
+            workload=self.workload,
+            gpus=self.gpus,
+            changes=changes,
+            space=space,
+            bounded=bounded,
+            ranking=ranking,
+            top=self.top,
+            file_layout=file_layout,
+            seconds=(bounded_s, time.monotonic() - began),
+            kept=evaluator.n_kept - n_kept,
+        )
+
+
+def _check_set(changes: Mapping[str, Any], fixed: Mapping[str, Any]) -> None:
+    """Raise `InputError` for a change of a key that layouts differ in: none of them would have it."""
+    for key in changes:
+        if key in {one.key for one in DIMENSIONS} - fixed.keys():
+            value = layout_text(changes[key])
+            raise InputError("is what layouts differ in", file="set", key=key, found=value, fix=f"--fix {key}={value}")
+
+
+def _cluster_with(base: Workload, gpus: int) -> ClusterSpec:
+    """Return the workload's cluster with the fewest nodes that hold so many GPUs, beside its parameter servers."""
+    cluster = base.cluster
+    with located(lambda key: (None, f"cluster.{key}" if key else "cluster")):
+        if base.nodes is not None or cluster.fixed_nodes:
+            if cluster.n_gpus < gpus:
+                raise InputError("has fewer GPUs, and a size of its own", found=cluster.n_gpus, allowed=f">= {gpus}")
+            return cluster
+        return replace(cluster, nodes=cluster.nodes_for(gpus) + base.parallelism.server_count)
+
+
+def _own_outcome(
+    point: Point, evaluator: Evaluator, simulated: Sequence[SimulatedLayout], is_over: Callable[[], bool]
+) -> PointOutcome | None:
+    """Return the outcome of the file's own layout, simulated now unless it was among the layouts."""
+    for one in simulated:
+        if one.candidate.is_own:
+            return one.outcome
+    return None if is_over() else evaluator.here(point)

@@ -1,0 +1,20 @@
+"""Runner that simulates one point after another in this process."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterable
+
+from simulator.sweeping.evaluation import evaluate
+from simulator.sweeping.outcome import PointOutcome
+from simulator.sweeping.point import Point
+
+
+class InTurn:
+    """Runner without other processes, for points so few or quick that starting one would take longer."""
+
+    def outcomes(
+        self, points: Iterable[Point], finished: frozenset[str]
+    ) -> Generator[tuple[Point, PointOutcome], None, None]:
+        """Yield points with their outcomes (see `simulator.sweeping.runner.Runner`)."""
+        for point in points:
+            yield point, evaluate(point, finished)

@@ -1,0 +1,213 @@
+"""Runner on the machines of a Ray cluster (extra `cluster`), or on a cluster of this machine alone.
+
+A point is a task of one core. Ray hands tasks to machines that join, and reports those that were lost with a process or
+a machine. Points are opened here, so that workload files need not be on the machines.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from collections import deque
+from collections.abc import Generator, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from simulator.errors import InputError
+from simulator.sweeping.evaluation import OpenedPoint, open_point
+from simulator.sweeping.outcome import PointOutcome, Status
+from simulator.sweeping.point import Point
+from simulator.sweeping.processes import cores
+from simulator.sweeping.remote import Mismatch, simulated_alike
+
+#: The cluster of this machine alone, which begins and ends with the runner.
+LOCAL = "local-ray"
+_SCHEME = "ray://"
+#: Processes that a point may lose before it has failed: a machine that leaves takes along all that it runs.
+MOST_LOSSES = 4
+#: Seconds between two looks at how many cores the cluster has.
+_LOOK_s = 1.0
+#: Seconds for which the cluster may have no core at all.
+_PATIENCE_s = 60.0
+#: Seconds for the first answer of a cluster.
+_GREETING_s = 5.0
+_GOES_ON = "what is finished is kept, and the same command goes on"
+#: Ray reports nothing about its use, and leaves the visible GPUs of tasks alone.
+QUIET = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
+
+
+@dataclass(frozen=True)
+class RayCluster:
+    """Runner on the cluster at ``address``: `LOCAL` or ray://HOST:PORT. ``jobs``: points at once [one per core]."""
+
+    address: str
+    jobs: int | None = None
+
+    def __post_init__(self) -> None:
+        """Raise `InputError` where the address is none."""
+        _, _, port = self.address.removeprefix(_SCHEME).rpartition(":")
+        if self.address != LOCAL and not (self.address.startswith(_SCHEME) and port.isdecimal()):
+            allowed = f"{LOCAL}, or {_SCHEME}HOST:PORT (the port of Ray's client server is 10001 unless said otherwise)"
+            raise InputError("is no place to run", file="on", found=self.address, allowed=allowed)
+
+    def outcomes(
+        self, points: Iterable[Point], finished: frozenset[str]
+    ) -> Generator[tuple[Point, PointOutcome], None, None]:
+        """Yield points with their outcomes as they are ready (see `Runner`)."""
+        with self._connected() as ray:
+            tasks = _Tasks(ray, self.jobs, iter(points), finished)
+            try:
+                yield from tasks.outcomes()
+            except ConnectionError as error:
+                fix = f"a cluster that answers; {_GOES_ON}"
+                raise InputError(f"the connection is lost: {error}", file=self.address, fix=fix) from None
+            finally:
+                tasks.cancel()
+
+    @contextmanager
+    def _connected(self) -> Iterator[Any]:
+        """Hand out Ray, connected; end the connection that was begun here, and a cluster of this machine with it."""
+        os.environ.update({name: os.environ.get(name, value) for name, value in QUIET.items()})
+        try:
+            import ray
+        except ImportError:
+            fix = "pip install 'llm-cluster-simulator[cluster]'"
+            raise InputError("Ray is not installed", file="on", found=self.address, fix=fix) from None
+        if ray.is_initialized():
+            yield ray
+            return
+        self._connect(ray)
+        try:
+            yield ray
+        finally:
+            ray.shutdown()
+
+    def _connect(self, ray: Any) -> None:
+        quiet = {"log_to_driver": False, "logging_level": "ERROR"}
+        if self.address == LOCAL:
+            self._start(ray, quiet)
+            return
+        host, _, port = self.address.removeprefix(_SCHEME).rpartition(":")
+        try:
+            socket.create_connection((host.strip("[]"), int(port)), timeout=_GREETING_s).close()
+            ray.init(address=self.address, **quiet)
+        except (OSError, OverflowError, RuntimeError) as error:
+            fix = "ray start --head, and its --ray-client-server-port"
+            raise InputError(f"no Ray cluster answers: {error}", file=self.address, fix=fix) from None
+
+    def _start(self, ray: Any, quiet: dict[str, Any]) -> None:
+        """Start a cluster of this machine alone. Raises `InputError` where it does not come up."""
+        try:
+            ray.init(address="local", num_cpus=self.jobs or cores(), include_dashboard=False, **quiet)
+        except Exception as error:  # Ray raises no narrower one
+            fix = "a less busy machine, or --jobs without --on"
+            raise InputError(f"a Ray cluster does not start here: {error}", file="on", fix=fix) from None
+
+
+@dataclass
+class _Tasks:
+    """Points under way on a cluster, and those that are ``left``.
+
+    ``losses``: processes lost, by number of the point.
+    """
+
+    ray: Any
+    jobs: int | None
+    left: Iterator[Point]
+    finished: frozenset[str]
+    under_way: dict[Any, OpenedPoint] = field(default_factory=dict)
+    lost: deque[OpenedPoint] = field(default_factory=deque)
+    losses: dict[int, int] = field(default_factory=dict)
+    slots: int = 0
+    looked_s: float = -_LOOK_s
+    alive_s: float = field(default_factory=time.monotonic)
+
+    def outcomes(self) -> Iterator[tuple[Point, PointOutcome]]:
+        """Yield outcomes until nothing is left. Raises `InputError` where no machine can go on."""
+        task = self.ray.remote(num_cpus=1, max_retries=0)(simulated_alike)
+        drained = False
+        while True:
+            self._look()
+            while len(self.under_way) < self.slots and not (drained and not self.lost):
+                opened = self.lost.popleft() if self.lost else self._next()
+                if opened is None:
+                    drained = True
+                elif isinstance(opened, OpenedPoint):
+                    self.under_way[task.remote(opened)] = opened
+                else:
+                    yield opened
+            if drained and not self.under_way and not self.lost:
+                return
+            yield from self._done()
+
+    def _next(self) -> OpenedPoint | tuple[Point, PointOutcome] | None:
+        """Return the next point that needs a simulation, or has its outcome already; None where none is left."""
+        point = next(self.left, None)
+        if point is None:
+            return None
+        opened = open_point(point, self.finished)
+        return (point, opened) if isinstance(opened, PointOutcome) else opened
+
+    def _look(self) -> None:
+        """Count the cores of the cluster, once in a while. Raises `InputError` where it has had none for long."""
+        now = time.monotonic()
+        if now - self.looked_s < _LOOK_s:
+            return
+        count = int(self.ray.cluster_resources().get("CPU", 0))
+        self.slots, self.looked_s = min(count, self.jobs or count), now
+        if count:
+            self.alive_s = now
+        elif now - self.alive_s > _PATIENCE_s:
+            fix = f"ray start --address=HEAD on a machine; {_GOES_ON}"
+            raise InputError(f"the cluster has had no core for {_PATIENCE_s:.0f} s", file="on", fix=fix)
+
+    def _done(self) -> Iterator[tuple[Point, PointOutcome]]:
+        """Yield what has become of the tasks that end within a moment."""
+        if not self.under_way:
+            time.sleep(_LOOK_s)
+            return
+        ready, _ = self.ray.wait(list(self.under_way), num_returns=1, timeout=_LOOK_s)
+        for reference in ready:
+            opened = self.under_way.pop(reference)
+            outcome = self._outcome(reference, opened)
+            if outcome is not None:
+                yield opened.point, outcome
+
+    def _outcome(self, reference: Any, opened: OpenedPoint) -> PointOutcome | None:
+        """Return the outcome of a task, or None where its process is lost and the point is to be tried again.
+
+        Raises `InputError` where the machine has another simulator, or none.
+        """
+        exceptions = self.ray.exceptions
+        try:
+            outcome = self.ray.get(reference)
+        except (exceptions.WorkerCrashedError, exceptions.NodeDiedError, exceptions.OutOfMemoryError) as error:
+            return self._lost(opened, error)
+        except exceptions.RayError as error:
+            why = str(error).strip().splitlines()[-1]
+            fix = "the same llm-cluster-simulator and Python on all machines"
+            raise InputError(f"a machine of the cluster cannot run the simulator: {why}", file="on", fix=fix) from None
+        if isinstance(outcome, Mismatch):
+            fix = "the same version on all machines, and the files that the job names under the same paths"
+            raise InputError(f"{outcome.machine} reads another job: {outcome.why}", file="on", fix=fix)
+        assert isinstance(outcome, PointOutcome)
+        return outcome
+
+    def _lost(self, opened: OpenedPoint, error: Exception) -> PointOutcome | None:
+        number = opened.point.number
+        self.losses[number] = self.losses.get(number, 0) + 1
+        if self.losses[number] < MOST_LOSSES:
+            self.lost.append(opened)
+            return None
+        told = f"its process was lost {MOST_LOSSES} times ({type(error).__name__}), as where memory runs out"
+        return PointOutcome(opened.key, Status.FAILED, error=told)
+
+    def cancel(self) -> None:
+        """End all tasks under way."""
+        for reference in self.under_way:
+            try:
+                self.ray.cancel(reference, force=True)
+            except Exception:  # the cluster, or the connection to it, has gone first
+                return
