@@ -174,6 +174,20 @@ class StepResult(TimelineResult, StepFigures):
 
         return summary(self.report)
 
+    def save_chakra(self, folder: str | Path) -> list[Path]:
+        """Write the step into ``folder`` as Chakra's execution traces, a file per rank, and return the files.
+
+        Raises `InputError` where the step has work that these have no nodes for, or protobuf is not installed.
+        """
+        from simulator.traces.execution.writing import write_chakra
+
+        if self.steady is not None:
+            raise InputError(
+                "steps that overlap have no traces of one step", key="parallelism.schedule",
+                found=self.workload.parallelism.schedule, fix="a schedule whose steps follow one another",
+            )  # fmt: skip
+        return write_chakra(self.program, self.spans, Path(folder))
+
     @property
     def title(self) -> str:
         """Title of pictures: name, step time and bubble."""

@@ -45,6 +45,10 @@ TraceFolder = Annotated[
     Path | None,
     typer.Option(metavar="DIR", help="Write a trace per rank into this folder, for HolisticTraceAnalysis."),
 ]
+ChakraFolder = Annotated[
+    Path | None,
+    typer.Option("--chakra", metavar="DIR", help="Write the step as Chakra's execution traces, for ASTRA-sim."),
+]
 TraceRanks = Annotated[
     str | None, typer.Option(metavar="all|LIST", help="Ranks in the trace, such as 0-7,16. [one per pipeline stage]")
 ]
@@ -78,6 +82,7 @@ def command(
     trace: TraceFile = None,
     trace_dir: TraceFolder = None,
     trace_ranks: TraceRanks = None,
+    chakra: ChakraFolder = None,
     gantt: StepGantt = None,
     memory: MemoryPlot = None,
     advise: Advise = False,
@@ -111,6 +116,7 @@ def command(
     check_outputs(outputs, {"--gantt": PICTURES, "--memory": PICTURES, "--report": (".html", ".htm")})
     advises = _advises(advise, report_file, budget_s, share_fabric)
     ranks = _trace_ranks(trace, trace_dir, trace_ranks, jobs)
+    _check_chakra(chakra, jobs)
 
     run = _shared(workload, jobs, changes) if share_fabric else _alone(names, jobs, changes, advises, budget_s)
     write_json(json, run.report)
@@ -120,6 +126,9 @@ def command(
     if trace_dir is not None:
         with progress("writing the traces"):
             run.results[0].save_traces(trace_dir, ranks)
+    if chakra is not None:
+        with progress("writing the traces"):
+            run.results[0].save_chakra(chakra)
     _draw(run.results, gantt, memory, set_ or ())
     if report_file is not None:
         _write_page(report_file, run, set_ or ())
@@ -233,12 +242,30 @@ def _trace_ranks(
     for option, path in (("--trace", trace), ("--trace-dir", trace_dir)):
         if path is not None and len(jobs) > 1:
             raise InputError("shows one workload", file=option, found=f"{len(jobs)} workloads", fix="a run for each")
-    if trace_dir is not None and not (trace_dir.is_dir() and os.access(trace_dir, os.W_OK)):
-        what = "no folder that can be written to"
-        raise InputError(what, file="--trace-dir", found=str(trace_dir), fix=f"mkdir -p {trace_dir}")
+    _check_folder("--trace-dir", trace_dir)
     if ranks is not None and trace is None and trace_dir is None:
         raise InputError("chooses the ranks of a trace, and none is written", file="--trace-ranks", fix="--trace FILE")
     return None if ranks is None else parse_ranks(ranks, jobs[0].n_ranks, "--trace-ranks")
+
+
+def _check_chakra(folder: Path | None, jobs: Sequence[Workload]) -> None:
+    """Raise `InputError` where execution traces cannot be written."""
+    if folder is not None:
+        from simulator.traces.execution.messages import chakra_messages
+
+        if len(jobs) > 1:
+            raise InputError(
+                "shows one workload", file="--chakra", found=f"{len(jobs)} workloads", fix="a run for each"
+            )
+        _check_folder("--chakra", folder)
+        chakra_messages()
+
+
+def _check_folder(option: str, folder: Path | None) -> None:
+    """Raise `InputError` where files cannot be written into a folder."""
+    if folder is not None and not (folder.is_dir() and os.access(folder, os.W_OK)):
+        what = "no folder that can be written to"
+        raise InputError(what, file=option, found=str(folder), fix=f"mkdir -p {folder}")
 
 
 def _draw(results: Sequence[StepResult], gantt: Path | None, memory: Path | None, changes: Sequence[str]) -> None:

@@ -116,7 +116,8 @@ class NodeLengths:
         return self.job.members(node.comm.group) if is_collective else (rank.rank, node.comm.peer)
 
     def _idle_seconds(self, rank: RankGraph, node: GraphNode) -> float:
-        assert node.comm is not None and self.target is not None
+        assert node.comm is not None
+        assert self.target is not None
         members = self._members(rank, node)
         nbytes = self.job.message_bytes(node.comm)
         asked = TracedCollective(node.comm.operation or TRANSFER, nbytes, "", len(members), members)

@@ -12,7 +12,7 @@ from simulator.cluster.ideal import ideal_cluster
 from simulator.costs import Costs
 from simulator.engine import simulate
 from simulator.timeline import Timeline
-from simulator.traces.execution.graph import EXCHANGES, GraphNode, JobGraph, NodeKind, RankGraph
+from simulator.traces.execution.graph import EXCHANGES, JobGraph, NodeKind, RankGraph
 from simulator.traces.execution.lengths import NodeLengths, TargetCluster
 from simulator.traces.execution.program import graph_program, label
 from simulator.traces.overlap import busy_time
@@ -101,16 +101,17 @@ def _played(rank: RankGraph, spans: Mapping[str, tuple[float, float]]) -> Played
     )
 
 
+def missing(job: JobGraph) -> list[str]:
+    """Return everything that files lack, once each, with the rank where there are several."""
+    several = len(job.ranks) > 1
+    told = [f"rank {rank.rank}: {text}" if several else text for rank in job.ranks for text in rank.missing]
+    return list(dict.fromkeys(told))
+
+
 def _warnings(job: JobGraph, lengths: NodeLengths) -> list[str]:
-    told: dict[str, None] = {}
-    for rank in job.ranks:
-        told |= dict.fromkeys(f"rank {rank.rank}: {text}" if len(job.ranks) > 1 else text for text in rank.missing)
-    alone = sum(_is_alone(node, lengths) for rank in job.ranks for node in rank.nodes)
+    told = missing(job)
+    alone = sum(node.kind in EXCHANGES and not lengths.is_complete(node) for rank in job.ranks for node in rank.nodes)
     if alone:
         kept = "recorded lengths are kept, or those of an idle network"
-        told[f"{counted(alone, 'communication')} with ranks that have no trace here: {kept}"] = None
-    return list(told)
-
-
-def _is_alone(node: GraphNode, lengths: NodeLengths) -> bool:
-    return node.kind in EXCHANGES and not lengths.is_complete(node)
+        told.append(f"{counted(alone, 'communication')} with ranks that have no trace here: {kept}")
+    return told

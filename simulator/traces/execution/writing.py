@@ -1,8 +1,8 @@
 """A simulated step as Chakra's execution traces: a file per rank, and ASTRA-sim's file of communicator groups.
 
 Kernels are computing nodes with their FLOPs and bytes, collectives and transfers are nodes of their kinds. What a node
-waits for stands in ``data_deps``, which ASTRA-sim follows. A wait that nothing in the trace explains, as for a host that
-is late, is a node of the host. Durations are whole microseconds, rounded so that sums are right; the attribute
+waits for stands in ``data_deps``, which ASTRA-sim follows. A wait that nothing in the trace explains, as for a late
+host, is a node of the host. Durations are whole microseconds, rounded so that sums are right; the attribute
 ``duration_nanos`` has them exactly.
 """
 
@@ -158,7 +158,7 @@ def _own_work(node: PlannedNode, numbering: _Numbering) -> Any:
 
 
 def _communication(node: PlannedNode, rank: int, numbering: _Numbering) -> Iterator[bytes]:
-    """Yield the message of a communication of ``rank``; of a ring's exchange one to the next rank, one from the last."""
+    """Yield the message of a communication of ``rank``; of a ring's exchange its send and its receive."""
     op = node.op
     assert isinstance(op, Comm)
     members, number = numbering.members(op.axis, rank), _first(node.number)
