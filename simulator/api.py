@@ -109,6 +109,11 @@ class StepResult(TimelineResult, StepFigures):
         return Placed.on(self.program, self.costs, self.cluster, self.workload.nodes)
 
     @property
+    def whole_program(self) -> Program | None:
+        """The program of the spans; None of steps that overlap, whose spans are parts of several."""
+        return self.program if self.steady is None else None
+
+    @property
     def capacities(self) -> dict[int, float]:
         """Simulated rank -> bytes of its GPU's memory."""
         return {rank: self.profiles[self.gpus[rank]].gpu_spec.memory_bytes.value for rank in self.spans.ranks}

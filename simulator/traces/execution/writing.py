@@ -11,8 +11,11 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import groupby
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from simulator.errors import InputError
 from simulator.output.files import writing
@@ -37,12 +40,15 @@ from simulator.traces.execution.process_groups import GROUPS_FILE
 _LOAD, _STORE, _COMPUTE, _SEND, _RECEIVE, _COLLECTIVE = range(2, 8)
 #: Names of files before the number of the rank.
 STEM = "step"
+#: Nodes that are written at most, of all ranks together.
+MOST_NODES = 20_000_000
 _SCHEMA = "1.0.2-chakra.0.0.4"
 
 
 def write_chakra(program: Program, timeline: Timeline, folder: Path) -> list[Path]:
     """Write the step of every rank into ``folder``, and return the files. Raises `InputError`."""
     chakra_messages()
+    _check_size(program, timeline, folder)
     files = [folder / f"{STEM}.{rank}.et" for rank in range(program.n_ranks)]
     others = sorted({one.name for one in folder.glob("*.et")} - {file.name for file in files})
     if others:
@@ -109,14 +115,26 @@ def _framed(message: Any) -> bytes:
 
 
 def _prepared(nodes: Sequence[PlannedNode], numbering: _Numbering) -> list[bytes | PlannedNode]:
-    """Return nodes as bytes where they are alike for all ranks that a simulated one stands for."""
+    """Return nodes as bytes where they are alike for all ranks that a simulated one stands for, joined."""
     ready: list[bytes | PlannedNode] = []
-    for node in nodes:
-        if isinstance(node.op, Collective | PointToPoint):
-            ready.append(node)
+    for communicates, run in groupby(nodes, key=lambda node: isinstance(node.op, Collective | PointToPoint)):
+        if communicates:
+            ready += run
         else:
-            ready.append(_framed(_own_work(node, numbering)))
+            ready.append(b"".join(_framed(_own_work(node, numbering)) for node in run))
     return ready
+
+
+def _check_size(program: Program, timeline: Timeline, folder: Path) -> None:
+    """Raise `InputError` where the ranks have too many nodes together."""
+    lengths = np.array([len(template) for template in timeline.templates], dtype=np.int64)[timeline.template]
+    of_rank = np.bincount(timeline.rank, weights=lengths, minlength=program.n_ranks)
+    nodes = int(of_rank[list(timeline.simulated_as)].sum())
+    if nodes > MOST_NODES:
+        raise InputError(
+            f"{program.n_ranks:,} ranks have {nodes:,} kernels and transfers", file=folder,
+            allowed=f"at most {MOST_NODES:,}, about two gigabytes", fix="fewer layers, micro-batches or replicas",
+        )  # fmt: skip
 
 
 def _message(node: PlannedNode, kind: int, number: int, **attributes: Any) -> Any:
