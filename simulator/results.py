@@ -150,6 +150,12 @@ class TimelineResult(PlayedResult):
             write_trace(spans, files[-1], ranks=[rank], name=self.job_name, gpu=gpu, communication=communication)
         return files
 
+    def save_timeline(self, path: str | Path) -> None:
+        """Write the rows of `timeline` as a Parquet file, with a dictionary of its columns. Raises `InputError`."""
+        from simulator.output.timeline_file import write_timeline
+
+        write_timeline(self.spans, path, step_time_s=self.spans.step_time_s)
+
     def _traced(self, ranks: Sequence[int] | None, path: str | Path) -> tuple[Timeline, Sequence[int] | None]:
         """Return the spans of ``ranks`` and these, each once [all that were simulated]. Raises `InputError`."""
         if ranks is None:

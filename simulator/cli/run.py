@@ -24,6 +24,13 @@ if TYPE_CHECKING:
     from simulator.api import StepResult
     from simulator.config import Workload
 
+#: Option -> endings of its files.
+_ENDINGS = {
+    "--gantt": PICTURES,
+    "--memory": PICTURES,
+    "--report": (".html", ".htm"),
+    "--timeline": (".parquet",),
+}
 #: Characters of what --set was given that stand over a picture.
 _TITLE_LENGTH = 80
 
@@ -51,6 +58,10 @@ ChakraFolder = Annotated[
 ]
 TraceRanks = Annotated[
     str | None, typer.Option(metavar="all|LIST", help="Ranks in the trace, such as 0-7,16. [one per pipeline stage]")
+]
+TimelineTable = Annotated[
+    Path | None,
+    typer.Option(metavar="FILE", help="Write a row per kernel and communication, with a dictionary (.parquet)."),
 ]
 StepGantt = Annotated[
     Path | None, typer.Option(metavar="FILE", help="Draw the pipeline as a Gantt chart (.png, .svg or .pdf).")
@@ -83,6 +94,7 @@ def command(
     trace_dir: TraceFolder = None,
     trace_ranks: TraceRanks = None,
     chakra: ChakraFolder = None,
+    timeline: TimelineTable = None,
     gantt: StepGantt = None,
     memory: MemoryPlot = None,
     advise: Advise = False,
@@ -113,22 +125,14 @@ def command(
     jobs = [load_workload(name, changes) for name in names]
     _check_number(len(jobs), share_fabric)
     outputs = {"--json": json, "--trace": trace, "--gantt": gantt, "--memory": memory, "--report": report_file}
-    check_outputs(outputs, {"--gantt": PICTURES, "--memory": PICTURES, "--report": (".html", ".htm")})
+    check_outputs({**outputs, "--timeline": timeline}, _ENDINGS)
     advises = _advises(advise, report_file, budget_s, share_fabric)
     ranks = _trace_ranks(trace, trace_dir, trace_ranks, jobs)
-    _check_chakra(chakra, jobs)
+    _check_tables(chakra, timeline, jobs)
 
     run = _shared(workload, jobs, changes) if share_fabric else _alone(names, jobs, changes, advises, budget_s)
     write_json(json, run.report)
-    if trace is not None:
-        with progress("writing the trace"):
-            run.results[0].save_trace(trace, ranks)
-    if trace_dir is not None:
-        with progress("writing the traces"):
-            run.results[0].save_traces(trace_dir, ranks)
-    if chakra is not None:
-        with progress("writing the traces"):
-            run.results[0].save_chakra(chakra)
+    _write_traces(run.results[0], (trace, trace_dir), ranks, chakra, timeline)
     _draw(run.results, gantt, memory, set_ or ())
     if report_file is not None:
         _write_page(report_file, run, set_ or ())
@@ -248,17 +252,40 @@ def _trace_ranks(
     return None if ranks is None else parse_ranks(ranks, jobs[0].n_ranks, "--trace-ranks")
 
 
-def _check_chakra(folder: Path | None, jobs: Sequence[Workload]) -> None:
-    """Raise `InputError` where execution traces cannot be written."""
-    if folder is not None:
+def _check_tables(chakra: Path | None, timeline: Path | None, jobs: Sequence[Workload]) -> None:
+    """Raise `InputError` where execution traces, or a table of the timeline, cannot be written."""
+    for option, path in (("--chakra", chakra), ("--timeline", timeline)):
+        if path is not None and len(jobs) > 1:
+            raise InputError("is of one workload", file=option, found=f"{len(jobs)} workloads", fix="a run for each")
+    if timeline is not None:
+        from simulator.output.timeline_file import check_timeline_file
+
+        check_timeline_file()
+    if chakra is not None:
         from simulator.traces.execution.messages import chakra_messages
 
-        if len(jobs) > 1:
-            raise InputError(
-                "shows one workload", file="--chakra", found=f"{len(jobs)} workloads", fix="a run for each"
-            )
-        _check_folder("--chakra", folder)
+        _check_folder("--chakra", chakra)
         chakra_messages()
+
+
+def _write_traces(
+    result: StepResult,
+    traces: tuple[Path | None, Path | None],
+    ranks: list[int] | None,
+    chakra: Path | None,
+    timeline: Path | None,
+) -> None:
+    """Write what of a step is asked for: a trace and one per rank of ``ranks``, execution traces, a table."""
+    trace, trace_dir = traces
+    with progress("writing the trace"):
+        if trace is not None:
+            result.save_trace(trace, ranks)
+        if trace_dir is not None:
+            result.save_traces(trace_dir, ranks)
+        if chakra is not None:
+            result.save_chakra(chakra)
+        if timeline is not None:
+            result.save_timeline(timeline)
 
 
 def _check_folder(option: str, folder: Path | None) -> None:

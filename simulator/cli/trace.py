@@ -205,13 +205,9 @@ def replay_command(
         }  # fmt: skip
         replay_graph_files(files, played_cluster(cluster, set_), groups, json, quiet, refused)
         return
-    if groups is not None:
-        raise InputError("is of execution traces, and these are a profiler's", file="--groups", found=groups)
-    if recorded_gpu is not None and gpu is None:
-        raise InputError("has no meaning without --gpu", file="--recorded-gpu", found=recorded_gpu)
     target = target_cluster(cluster, set_, recorded_cluster)
     factors = parse_factors(scale, "--scale"), parse_factors(rank, "--rank")
-    trace = _opened(files)
+    trace = _opened(files, groups)
     with naming_options(name="--step"):
         trace = one_step(trace, step)
     check_outputs({"--json": json})
@@ -264,7 +260,10 @@ def stragglers_command(
         show(*trace_tables.job_stragglers(result))
 
 
-def _opened(files: list[str]) -> RunTrace:
+def _opened(files: list[str], groups: str | None = None) -> RunTrace:
+    """Return a profiler's trace, for which no file of ``groups`` may be given. Raises `InputError`."""
+    if groups is not None:
+        raise InputError("is of execution traces, and these are a profiler's", file="--groups", found=groups)
     from simulator.traces.files import open_trace
 
     with progress("reading the trace"):

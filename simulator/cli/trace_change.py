@@ -106,6 +106,8 @@ def asked_change(
     from simulator.traces.what_if import OVERLAPS, WhatIf
 
     classes, ranks = factors
+    if gpus[1] is not None and gpus[0] is None:
+        raise InputError("has no meaning without --gpu", file="--recorded-gpu", found=gpus[1])
     if unknown := [name for name in classes if name not in CLASSES]:
         meant = _class_meant(unknown[0])
         fix = meant and f"--scale {meant}={classes[unknown[0]]:g}"

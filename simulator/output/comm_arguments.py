@@ -38,21 +38,21 @@ class CommArguments:
         groups = ((axis, index) for axis, groups in program.groups.items() for index in range(len(groups)))
         self._number = {group: str(number) for number, group in enumerate(groups)}
 
-    def of(self, rank: int, label: str, name: str, kind: str) -> Mapping[str, Any]:
+    def arguments(self, rank: int, label: str, name: str, kind: str) -> Mapping[str, Any]:
         """Return the arguments of a communication of the step ``label``; none of copies to and from hosts."""
         comm = self._comms[self._program.role_of[rank]].get((label, name, kind))
-        return {} if comm is None or isinstance(comm, HostOperation) else self._arguments(rank, comm)
+        return {} if comm is None or isinstance(comm, HostOperation) else self._written(rank, comm)
 
-    def _arguments(self, rank: int, comm: Comm) -> dict[str, Any]:
+    def _written(self, rank: int, comm: Comm) -> dict[str, Any]:
         index = self._program.group_index(comm.axis, rank)
         members = self._program.groups[comm.axis][index]
         size, nbytes = len(members), round(comm.nbytes)
-        given, taken = (nbytes // size if comm.op in kinds else nbytes for kinds in (_PART_IN, _PART_OUT))
+        put_in, taken_out = (nbytes // size if comm.op in kinds else nbytes for kinds in (_PART_IN, _PART_OUT))
         listed = ", ".join(map(str, members[:_LISTED])) + (", ..." if size > _LISTED else "")
         arguments = {
             "Collective name": _NAMES.get(comm.op, str(comm.op)) if isinstance(comm, Collective) else str(comm.op),
-            "In msg nelems": given,
-            "Out msg nelems": taken,
+            "In msg nelems": put_in,
+            "Out msg nelems": taken_out,
             "Group size": size,
             "dtype": "Byte",
             "Process Group Name": self._number[comm.axis, index],

@@ -9,14 +9,14 @@ from simulator.output.fitted_table import FittedTable
 from simulator.output.tables import percent, time_beside
 from simulator.units import counted, format_time
 
-Report = Mapping[str, Any]
+GraphResult = Mapping[str, Any]
 _NAME_LENGTH = 70
 #: Ranks, or ranges of ranks that are alike, of which tables have rows.
 _ROWS = 16
-Row = TypeVar("Row")
+Cells = TypeVar("Cells")
 
 
-def shown_graphs(report: Report) -> Iterator[FittedTable]:
+def shown_graphs(report: GraphResult) -> Iterator[FittedTable]:
     """Yield the tables of ``trace show`` for execution traces."""
     ranks = report["ranks"]
     table = FittedTable(
@@ -45,7 +45,7 @@ def shown_graphs(report: Report) -> Iterator[FittedTable]:
     yield names
 
 
-def _exchanges(report: Report) -> FittedTable:
+def _exchanges(report: GraphResult) -> FittedTable:
     table = FittedTable(
         "Communication of all ranks",
         ("operation", "left"), ("ranks", "right"), ("calls", "right"), ("MB that ranks put in", "right"),
@@ -58,7 +58,7 @@ def _exchanges(report: Report) -> FittedTable:
     return table
 
 
-def replayed_graphs(report: Report) -> Iterator[FittedTable]:
+def replayed_graphs(report: GraphResult) -> Iterator[FittedTable]:
     """Yield the table of ``trace replay`` for execution traces."""
     ranks = report["ranks"]
     where = f"on {report['cluster']}" if report["cluster"] else "as recorded"
@@ -77,13 +77,13 @@ def replayed_graphs(report: Report) -> Iterator[FittedTable]:
     yield table
 
 
-def _alike(rows: Iterable[tuple[int, Row]]) -> Iterator[tuple[str, Row]]:
-    """Yield what is equal of ranks in a row once, with these; of the first `_ROWS` that differ.
+def _alike(rows: Iterable[tuple[int, Cells]]) -> Iterator[tuple[str, Cells]]:
+    """Yield equal rows of consecutive ranks once, with these ranks. Rows beyond `_ROWS` are left out.
 
     >>> list(_alike([(0, "a"), (1, "a"), (2, "b")]))
     [('0-1', 'a'), ('2', 'b')]
     """
-    runs: list[tuple[int, int, Row]] = []
+    runs: list[tuple[int, int, Cells]] = []
     for rank, row in rows:
         if runs and runs[-1][2] == row and runs[-1][1] == rank - 1:
             runs[-1] = runs[-1][0], rank, row

@@ -271,7 +271,9 @@ class _SpanWriter:
             if template.nbytes[op]:
                 args["bytes"] = float(template.nbytes[op])
             if self.communication is not None and template.category[op] >= FIRST_COMMUNICATION:
-                args |= self.communication.of(rank, timeline.labels[span], template.names[op], template.kinds[op])
+                args |= self.communication.arguments(
+                    rank, timeline.labels[span], template.names[op], template.kinds[op]
+                )
             event = {"ph": "X", "cat": "kernel", "name": title, "pid": rank, "tid": thread}
             head, tail = (_dump(part).replace("%", "%%") for part in (event, args))
             lines.append(f'{head[:-1]},"ts":%d.%03d,"dur":%d.%03d,"args":{tail}}}')

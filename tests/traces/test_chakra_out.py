@@ -37,7 +37,7 @@ JOBS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("name", JOBS)
 def test_a_step_read_back_is_the_step(tmp_path: Path, name: str) -> None:
-    """As recorded, and on the same cluster too, where kernels and communication leave each other alone."""
+    """The step is the same as recorded, and on its cluster where kernels and communication leave each other alone."""
     job = load_workload("llama3_8b_dgx_h100", {**SMALL, **JOBS[name]})
     result = run_step(job, interference=False)
     result.save_chakra(tmp_path)

@@ -26,7 +26,7 @@ def nodes_of(path: str) -> tuple[GraphNode, ...]:
 
 
 def test_bytes_of_the_format_are_read(tmp_path: Path) -> None:
-    """By hand: field 1 is 300 (ac 02), 2 "k", 3 COMP_NODE, 5 after 1, 7 takes 9; 10: attribute 27, is_cpu_op, true."""
+    """A message by hand has the id 300 (ac 02), the name k, type 4, link 1, 9 us, and the attribute is_cpu_op."""
     attribute = b"\x0a\x09is_cpu_op\xd8\x01\x01"
     message = b"\x08\xac\x02\x12\x01k\x18\x04\x2a\x01\x01\x38\x09\x52" + bytes([len(attribute)]) + attribute
     path = tmp_path / "a.3.et"

@@ -88,9 +88,9 @@ def test_a_cluster_plays_communication_and_prices_kernels_by_the_roofline(tmp_pa
 
 
 def test_lanes_of_ranks_do_not_wait_for_each_other_for_ever(tmp_path: Path) -> None:
-    """Rank 0 must run kernel 2 before kernel 1, though 1 stands first: 1 waits for rank 1, which waits for 2's result.
+    """Rank 0 must run kernel 2 before kernel 1, which waits for rank 1, and that for the result of 2.
 
-    2 us, the first transfer of 1, rank 1's kernel of 3, the second transfer of 1, and 4 us.
+    They take 2 us, 1 for a transfer, 3 on rank 1, 1 for the way back, and 4.
     """
     first = [
         node(0, RECEIVE, 1, comm_src=1, comm_tag=1, comm_size=4),

@@ -47,10 +47,10 @@ group dp 0,1,2
 
 
 def test_gathers_put_in_a_part_and_scatters_take_one_out() -> None:
-    arguments = CommArguments(from_text(TEXT))
-    gather = arguments.of(1, "gather", "g", "all_gather")
-    scatter = arguments.of(1, "scatter", "s", "reduce_scatter")
+    written = CommArguments(from_text(TEXT))
+    gather = written.arguments(1, "gather", "g", "all_gather")
+    scatter = written.arguments(1, "scatter", "s", "reduce_scatter")
     assert (gather["In msg nelems"], gather["Out msg nelems"]) == (10, 30)
     assert (scatter["In msg nelems"], scatter["Out msg nelems"]) == (30, 10)
     assert gather["Process Group Ranks"] == "[0, 1, 2]"
-    assert arguments.of(1, "gather", "other", "all_gather") == {}
+    assert written.arguments(1, "gather", "other", "all_gather") == {}

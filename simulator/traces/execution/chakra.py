@@ -45,7 +45,8 @@ _LARGEST = 2.0**63
 
 def read_messages(content: bytes, path: Path, rank: int) -> RankGraph:
     """Return the graph in a file of protocol buffers. Raises `InputError` where it is cut off or no such file."""
-    linked, groups = [], {}
+    linked: list[LinkedNode] = []
+    groups: dict[str, tuple[int, ...]] = {}
     for number, message in enumerate(_messages(content, path)):
         if not number:  # the metadata
             continue

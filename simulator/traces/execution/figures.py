@@ -21,7 +21,7 @@ class KindFigures:
 
 
 @dataclass(frozen=True)
-class RankFigures:
+class GraphFigures:
     """The nodes of one rank by kind. ``path_s``: the longest chain of recorded lengths, by what nodes wait for."""
 
     rank: int
@@ -50,7 +50,7 @@ class NameFigures:
     seconds: float
 
 
-def rank_figures(rank: RankGraph) -> RankFigures:
+def rank_figures(rank: RankGraph) -> GraphFigures:
     """Return the figures of one rank."""
     by_kind: dict[NodeKind, list[GraphNode]] = {}
     ends: dict[int, float] = {}
@@ -58,7 +58,7 @@ def rank_figures(rank: RankGraph) -> RankFigures:
         by_kind.setdefault(node.kind, []).append(node)
         ends[node.number] = max((ends[other] for other in node.after), default=0.0) + (node.seconds or 0.0)
     kinds = tuple(_kind(kind, by_kind[kind]) for kind in NodeKind if kind in by_kind)
-    return RankFigures(rank.rank, kinds, max(ends.values()))
+    return GraphFigures(rank.rank, kinds, max(ends.values()))
 
 
 def _kind(kind: NodeKind, nodes: Sequence[GraphNode]) -> KindFigures:

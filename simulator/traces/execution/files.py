@@ -19,7 +19,7 @@ from simulator.traces.execution.pytorch import read_operations
 MESSAGES = (".et", ".et.gz")
 _JSON = (".json", ".json.gz")
 _GZIP = b"\x1f\x8b"
-#: Bytes of a JSON file that tell what it is.
+#: Bytes at the beginning of a JSON file, in which its kind is looked for.
 _BEGINNING = 1 << 16
 #: Keys of PyTorch's and of Chakra's JSON; a profiler's file has ``schemaVersion`` instead.
 _KEYS = re.compile(rb'"(schema|workload_graph)"\s*:')

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
@@ -30,7 +31,7 @@ EXCHANGES = (NodeKind.COLLECTIVE, NodeKind.SEND, NodeKind.RECEIVE)
 
 @dataclass(frozen=True, slots=True)
 class GraphComm:
-    """What a node communicates.
+    """Communication of a node.
 
     ``operation``: a collective by its name here; empty of a transfer. ``nbytes``: what a rank puts in, or what is
     transferred. ``group``: name of the ranks that take part; empty: all.
@@ -52,7 +53,7 @@ class GraphComm:
 
 @dataclass(frozen=True, slots=True)
 class GraphNode:
-    """A node. It begins when those that it is ``after`` have ended, and its ``lane`` has come to it.
+    """A node, which begins when the nodes in ``after`` have ended and its ``lane`` is free.
 
     ``seconds``: its recorded length; None where there is none. ``flops`` and ``nbytes``: operations, and bytes that it
     moves. ``dtype``: type of the operands, as GPUs' peaks are told by it; empty where the trace does not tell.
@@ -134,9 +135,8 @@ def in_running_order(linked: Sequence[LinkedNode], file: object) -> tuple[tuple[
     """
     numbers = {one.node.number for one in linked}
     if len(numbers) < len(linked):
-        seen: set[int] = set()
-        twice = next(one.node.number for one in linked if one.node.number in seen or seen.add(one.node.number))
-        raise InputError("two nodes have one number", file=file, found=twice)
+        counts = Counter(one.node.number for one in linked)
+        raise InputError("two nodes have one number", file=file, found=counts.most_common(1)[0][0])
     missing: list[str] = []
     lost = sum(other not in numbers for one in linked for other in one.node.after)
     if lost:
@@ -189,4 +189,4 @@ def _circle(nodes: Sequence[GraphNode], order: Sequence[GraphNode]) -> str:
     while number not in path:
         path.append(number)
         number = next(other for other in left[number].after if other in left)
-    return brief(" after ".join(map(str, [*path[path.index(number) :], number])))
+    return str(brief(" after ".join(map(str, [*path[path.index(number) :], number]))))

@@ -24,14 +24,14 @@ _MEMORY = (NodeKind.LOAD, NodeKind.STORE)
 
 
 @dataclass(frozen=True)
-class TargetCluster:
+class GraphTarget:
     """The cluster that a graph is to run on: its idle network, and its first rank's GPU."""
 
     exchanges: ExchangeTimes
     gpu: GpuSpec
 
     @classmethod
-    def on(cls, reference: str | Mapping[str, Any], n_ranks: int) -> TargetCluster:
+    def on(cls, reference: str | Mapping[str, Any], n_ranks: int) -> GraphTarget:
         """Return a cluster of as many nodes as hold ``n_ranks``.
 
         Raises `InputError` whose keys begin with ``target``.
@@ -69,7 +69,7 @@ class NodeLengths:
     """Seconds of the nodes of a job on ``target``; None: as recorded."""
 
     job: JobGraph
-    target: TargetCluster | None
+    target: GraphTarget | None
     _idle_s: dict[TracedCollective, float] = field(default_factory=dict, repr=False, compare=False)
 
     def plays(self, node: GraphNode) -> bool:
@@ -90,7 +90,7 @@ class NodeLengths:
     def seconds(self, rank: RankGraph, node: GraphNode) -> float:
         """Return how long a node takes that the network does not play. Raises `InputError` where nothing tells.
 
-        Communication with ranks that have no trace takes what it takes on an idle network, where it has no duration.
+        Without a duration, communication with ranks that have no trace takes its time on an idle network.
         """
         if node.seconds is not None:
             return node.seconds

@@ -16,7 +16,7 @@ from simulator.traces.execution.graph import EXCHANGES, GraphNode, JobGraph, Nod
 from simulator.traces.execution.lengths import NodeLengths
 
 #: A node: position of its rank in the job, and its own among the rank's nodes.
-Place = tuple[int, int]
+NodePlace = tuple[int, int]
 
 
 def lane_of(node: GraphNode) -> str:
@@ -32,13 +32,13 @@ def lane_of(node: GraphNode) -> str:
             return ""
 
 
-def meetings(job: JobGraph, lengths: NodeLengths) -> dict[Place, tuple[Place, ...]]:
+def meetings(job: JobGraph, lengths: NodeLengths) -> dict[NodePlace, tuple[NodePlace, ...]]:
     """Return for each communication whose ranks are all in the trace the nodes that are one with it.
 
     The n-th collective of a group is one on all its ranks, and the n-th send with a tag to a rank is one with its n-th
     receive. Raises `InputError` where ranks call different things.
     """
-    calls: dict[Hashable, list[Place]] = {}
+    calls: dict[Hashable, list[NodePlace]] = {}
     for at, rank in enumerate(job.ranks):
         numbers: Counter[Hashable] = Counter()
         for place, node in enumerate(rank.nodes):
@@ -46,11 +46,11 @@ def meetings(job: JobGraph, lengths: NodeLengths) -> dict[Place, tuple[Place, ..
                 call = _call(job, rank, node)
                 calls.setdefault((call, numbers[call, node.kind]), []).append((at, place))
                 numbers[call, node.kind] += 1
-    found: dict[Place, tuple[Place, ...]] = {}
+    meeting_of: dict[NodePlace, tuple[NodePlace, ...]] = {}
     for places in calls.values():
         _check(job, places)
-        found |= dict.fromkeys(places, tuple(places))
-    return found
+        meeting_of |= dict.fromkeys(places, tuple(places))
+    return meeting_of
 
 
 def _call(job: JobGraph, rank: RankGraph, node: GraphNode) -> Hashable:
@@ -63,7 +63,7 @@ def _call(job: JobGraph, rank: RankGraph, node: GraphNode) -> Hashable:
     return *ends, comm.tag
 
 
-def _check(job: JobGraph, places: Sequence[Place]) -> None:
+def _check(job: JobGraph, places: Sequence[NodePlace]) -> None:
     """Raise `InputError` unless these nodes are one communication, of all that take part."""
     nodes = [job.ranks[at].nodes[place] for at, place in places]
     first, rank = nodes[0], job.ranks[places[0][0]]
@@ -72,10 +72,10 @@ def _check(job: JobGraph, places: Sequence[Place]) -> None:
     expected = len(job.members(first.comm.group)) if first.kind == NodeKind.COLLECTIVE else 2
     if len(nodes) != expected:
         callers = {job.ranks[at].rank for at, _ in places}
-        others = set(job.members(first.comm.group)) if expected != 2 or first.kind == NodeKind.COLLECTIVE else {
+        partners = set(job.members(first.comm.group)) if expected != 2 or first.kind == NodeKind.COLLECTIVE else {
             first.comm.peer
         }  # fmt: skip
-        lacking = ", ".join(map(str, sorted(others - callers)[:4]))
+        lacking = ", ".join(map(str, sorted(partners - callers)[:4]))
         raise InputError(f"rank {lacking} has no call that belongs to it", file=rank.file, key=where)
     for (at, _), node in zip(places, nodes, strict=True):
         if _message(node) != _message(first):
@@ -97,15 +97,15 @@ def _text(node: GraphNode) -> str:
 class _Run:
     """Nodes that have come so far. ``free_s``: when each lane of a rank is free; ``came``: members of meetings."""
 
-    waits: dict[Place, int]
-    behind: dict[Place, list[Place]]
+    waits: dict[NodePlace, int]
+    behind: dict[NodePlace, list[NodePlace]]
     ready: list[tuple[float, int, int]] = field(default_factory=list)
-    ready_s: dict[Place, float] = field(default_factory=dict)
+    ready_s: dict[NodePlace, float] = field(default_factory=dict)
     free_s: dict[tuple[int, str], float] = field(default_factory=dict)
-    came: Counter[tuple[Place, ...]] = field(default_factory=Counter)
-    latest_s: dict[tuple[Place, ...], float] = field(default_factory=dict)
+    came: Counter[tuple[NodePlace, ...]] = field(default_factory=Counter)
+    latest_s: dict[tuple[NodePlace, ...], float] = field(default_factory=dict)
 
-    def end(self, place: Place, end_s: float) -> None:
+    def end(self, place: NodePlace, end_s: float) -> None:
         """Let everything behind a node that has ended come."""
         for other in self.behind.get(place, ()):
             self.ready_s[other] = max(self.ready_s.get(other, 0.0), end_s)
@@ -115,11 +115,11 @@ class _Run:
 
 
 def running_order(
-    job: JobGraph, lengths: NodeLengths, meeting_of: Mapping[Place, tuple[Place, ...]]
-) -> tuple[Place, ...]:
+    job: JobGraph, lengths: NodeLengths, meeting_of: Mapping[NodePlace, tuple[NodePlace, ...]]
+) -> tuple[NodePlace, ...]:
     """Return all nodes of all ranks in the order in which they come. Raises `InputError` where some never do."""
     run = _begun(job, meeting_of)
-    order: list[Place] = []
+    order: list[NodePlace] = []
     while run.ready:
         start_s, at, place = heapq.heappop(run.ready)
         order.append((at, place))
@@ -141,7 +141,7 @@ def running_order(
     return tuple(order)
 
 
-def _begun(job: JobGraph, meeting_of: Mapping[Place, tuple[Place, ...]]) -> _Run:
+def _begun(job: JobGraph, meeting_of: Mapping[NodePlace, tuple[NodePlace, ...]]) -> _Run:
     """Return the run at its start: links of nodes, and of the collectives of a group, which take turns."""
     run = _Run({}, {})
     for at, rank in enumerate(job.ranks):
@@ -162,7 +162,7 @@ def _begun(job: JobGraph, meeting_of: Mapping[Place, tuple[Place, ...]]) -> _Run
     return run
 
 
-def _deadlock(job: JobGraph, run: _Run, came: set[Place]) -> InputError:
+def _deadlock(job: JobGraph, run: _Run, came: set[NodePlace]) -> InputError:
     """Return the error of ranks that wait for each other for ever: what the first of them wait in."""
     waiting = []
     for at, rank in enumerate(job.ranks):

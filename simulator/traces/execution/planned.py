@@ -60,7 +60,7 @@ def planned_nodes(program: Program, timeline: Timeline, rank: int) -> tuple[Plan
     return _RankPlan(program.roles[program.role_of[rank]], _times(timeline, rank)).nodes()
 
 
-class _Row(NamedTuple):
+class _TimedRow(NamedTuple):
     """A row of the rank's Timeline: its name, whether it is a kernel, and its times."""
 
     name: str
@@ -68,7 +68,7 @@ class _Row(NamedTuple):
     times: OpTimes
 
 
-def _times(timeline: Timeline, rank: int) -> dict[str, list[_Row]]:
+def _times(timeline: Timeline, rank: int) -> dict[str, list[_TimedRow]]:
     """Return label of a step -> its rows in the order of their starts.
 
     A communication that the network has timed begins when its last member comes; the rank has come to it before.
@@ -78,22 +78,22 @@ def _times(timeline: Timeline, rank: int) -> dict[str, list[_Row]]:
     span, start_s, end_s = (rows[name].tolist() for name in ("span", "start_s", "end_s"))
     single = [len(template) == 1 for template in mine.templates]
     names, lanes, flops, nbytes = (rows[name].tolist() for name in ("name", "lane", "flops", "nbytes"))
-    of_label: dict[str, list[_Row]] = {}
+    rows_by_label: dict[str, list[_TimedRow]] = {}
     for row, at in enumerate(span):
         is_kernel = mine.lane_names[lanes[row]] == COMPUTE_LANE
         timed = single[int(mine.template[at])] and not is_kernel
         came_s = min(float(mine.launched_s[at]), start_s[row]) if timed else start_s[row]
         times = OpTimes(came_s, start_s[row], end_s[row], flops[row], nbytes[row])
-        of_label.setdefault(mine.labels[at], []).append(_Row(names[row], is_kernel, times))
-    for told in of_label.values():
+        rows_by_label.setdefault(mine.labels[at], []).append(_TimedRow(names[row], is_kernel, times))
+    for told in rows_by_label.values():
         told.sort(key=lambda one: (one.times.start_s, one.times.end_s))
-    return of_label
+    return rows_by_label
 
 
 class _RankPlan:
     """Nodes of a role, whose rows are known."""
 
-    def __init__(self, role: Role, rows: Mapping[str, list[_Row]]) -> None:
+    def __init__(self, role: Role, rows: Mapping[str, list[_TimedRow]]) -> None:
         self._role, self._rows = role, rows
         self._nodes: list[PlannedNode] = []
         self._ends: dict[str, tuple[int, ...]] = {}  # label -> its last nodes
@@ -116,7 +116,7 @@ class _RankPlan:
             case Block():
                 return self._add_block(lane, step, step.op, before)
             case Batch():
-                return tuple(self._node(comm, lane, step, before, _taken(rows, comm.name)) for comm in step.op.comms)
+                return tuple(self._node(comm, lane, step, before, _first_of(rows, comm.name)) for comm in step.op.comms)
             case Comm():
                 _check(step.op)
                 return (self._node(step.op, lane, step, before, rows[0].times),)
@@ -161,7 +161,7 @@ class _RankPlan:
             yield replace(node, after=after)
 
 
-def _taken(rows: list[_Row], name: str) -> OpTimes:
+def _first_of(rows: list[_TimedRow], name: str) -> OpTimes:
     """Take the first row of a name out of ``rows``; return its times."""
     return rows.pop(next(at for at, row in enumerate(rows) if row.name == name)).times
 

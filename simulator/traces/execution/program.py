@@ -28,7 +28,7 @@ from simulator.program import (
 )
 from simulator.traces.execution.graph import GraphComm, GraphNode, JobGraph, NodeKind, RankGraph
 from simulator.traces.execution.lengths import NodeLengths
-from simulator.traces.execution.meeting_order import Place, lane_of, meetings, running_order
+from simulator.traces.execution.meeting_order import NodePlace, lane_of, meetings, running_order
 
 _NO_TIME = "no time"
 _TRANSFERS = "transfers"
@@ -45,7 +45,7 @@ def graph_program(job: JobGraph, lengths: NodeLengths) -> Program:
     order = running_order(job, lengths, meeting_of)
     n_ranks = max(rank.rank for rank in job.ranks) + 1
     groups = _Groups(job, n_ranks)
-    lanes = [_RankLanes(job, at, lengths, groups, meeting_of) for at in range(len(job.ranks))]
+    lanes = [_GraphLanes(job, at, lengths, groups, meeting_of) for at in range(len(job.ranks))]
     for at, place in order:
         lanes[at].add(place)
     roles: list[Role] = []
@@ -99,7 +99,7 @@ class _Arrival:
     after: tuple[str, ...]
 
 
-class _RankLanes:
+class _GraphLanes:
     """The lanes of one rank, which nodes are added to in the order in which they come."""
 
     def __init__(
@@ -108,7 +108,7 @@ class _RankLanes:
         at: int,
         lengths: NodeLengths,
         groups: _Groups,
-        meeting_of: Mapping[Place, tuple[Place, ...]],
+        meeting_of: Mapping[NodePlace, tuple[NodePlace, ...]],
     ) -> None:
         self._job, self._at, self._lengths, self._groups = job, at, lengths, groups
         self._meeting_of = meeting_of
@@ -128,8 +128,8 @@ class _RankLanes:
             return
         seconds = self._lengths.seconds(self._rank, node)
         if together is not None:
-            others = [(self._job.ranks[at], self._job.ranks[at].nodes[other]) for at, other in together]
-            seconds = min(self._lengths.seconds(rank, one) for rank, one in others)
+            calls = [(self._job.ranks[at], self._job.ranks[at].nodes[other]) for at, other in together]
+            seconds = min(self._lengths.seconds(rank, one) for rank, one in calls)
             meeting = f"m{node.number}"
             steps.append(Step(meeting, self._meeting(node), after))
             after = (meeting,)

@@ -191,8 +191,8 @@ def _communication(operation: _Operation, after: tuple[int, ...]) -> GraphNode |
     if not kind or kind == "send_recv":
         return None
     if "in_msg_nelems" in facts:
-        given = collective_of({"In msg nelems": facts["in_msg_nelems"], "dtype": facts.get("dtype", "")}, kind)
-        nbytes = given.nbytes
+        told = collective_of({"In msg nelems": facts["in_msg_nelems"], "dtype": facts.get("dtype", "")}, kind)
+        nbytes = told.nbytes
     else:
         first = operation.inputs[0] if operation.inputs else []
         nbytes = float(sum(tensor[3] * tensor[4] for tensor in _tensors(first)))

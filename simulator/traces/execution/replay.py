@@ -13,7 +13,7 @@ from simulator.costs import Costs
 from simulator.engine import simulate
 from simulator.timeline import Timeline
 from simulator.traces.execution.graph import EXCHANGES, JobGraph, NodeKind, RankGraph
-from simulator.traces.execution.lengths import NodeLengths, TargetCluster
+from simulator.traces.execution.lengths import GraphTarget, NodeLengths
 from simulator.traces.execution.program import graph_program, label
 from simulator.traces.overlap import busy_time
 from simulator.units import counted
@@ -23,7 +23,7 @@ _KERNELS = (NodeKind.GPU, NodeKind.LOAD, NodeKind.STORE)
 
 @dataclass(frozen=True)
 class PlayedRank:
-    """What a rank's time goes to. Communication counts from when all have come.
+    """Uses of a rank's time. Communication counts from when all have come.
 
     ``host_s``: work of hosts. ``exposed_s``: communication that no kernel covers; ``overlap``: share of it beside
     kernels, None where the rank does not communicate.
@@ -55,7 +55,7 @@ def replay_graphs(job: JobGraph, cluster: str | Mapping[str, Any] | None = None)
     begin with ``target``.
     """
     n_ranks = max(rank.rank for rank in job.ranks) + 1
-    target = None if cluster is None else TargetCluster.on(cluster, job.n_ranks)
+    target = None if cluster is None else GraphTarget.on(cluster, job.n_ranks)
     lengths = NodeLengths(job, target)
     program = graph_program(job, lengths)
     if target is None:

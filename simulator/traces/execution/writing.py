@@ -50,9 +50,9 @@ def write_chakra(program: Program, timeline: Timeline, folder: Path) -> list[Pat
     chakra_messages()
     _check_size(program, timeline, folder)
     files = [folder / f"{STEM}.{rank}.et" for rank in range(program.n_ranks)]
-    others = sorted({one.name for one in folder.glob("*.et")} - {file.name for file in files})
-    if others:
-        raise InputError("holds traces of other ranks or steps", file=folder, found=others[0], fix="an empty folder")
+    strangers = sorted({one.name for one in folder.glob("*.et")} - {file.name for file in files})
+    if strangers:
+        raise InputError("holds traces of other ranks or steps", file=folder, found=strangers[0], fix="an empty folder")
     numbering = _Numbering(program)
     prepared: dict[int, list[bytes | PlannedNode]] = {}
     for rank, file in enumerate(files):
@@ -128,8 +128,8 @@ def _prepared(nodes: Sequence[PlannedNode], numbering: _Numbering) -> list[bytes
 def _check_size(program: Program, timeline: Timeline, folder: Path) -> None:
     """Raise `InputError` where the ranks have too many nodes together."""
     lengths = np.array([len(template) for template in timeline.templates], dtype=np.int64)[timeline.template]
-    of_rank = np.bincount(timeline.rank, weights=lengths, minlength=program.n_ranks)
-    nodes = int(of_rank[list(timeline.simulated_as)].sum())
+    rank_nodes = np.bincount(timeline.rank, weights=lengths, minlength=program.n_ranks)
+    nodes = int(rank_nodes[list(timeline.simulated_as)].sum())
     if nodes > MOST_NODES:
         raise InputError(
             f"{program.n_ranks:,} ranks have {nodes:,} kernels and transfers", file=folder,
