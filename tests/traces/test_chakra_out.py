@@ -18,6 +18,7 @@ from simulator.traces.execution.graph import NodeKind
 from simulator.traces.execution.messages import chakra_messages
 from simulator.traces.execution.replay import replay_graphs
 from tests.support.commands import command
+from tests.support.kineto import save_step
 from tests.support.unadvised import without_advice  # noqa: F401
 
 pytest.importorskip("google.protobuf")
@@ -116,6 +117,9 @@ def test_commands_write_and_play(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert "reduce_scatter" in capsys.readouterr().out
     assert command("trace", "replay", folder, "--scale", "matmul=2") == 2
     assert "--scale: is of profilers' traces" in capsys.readouterr().err
+    profiled = save_step(tmp_path)
+    assert command("trace", "replay", *profiled, "--groups", folder / "comm_group.json") == 2
+    assert "--groups: is of execution traces" in capsys.readouterr().err
     (folder / "step.8.et").write_bytes(b"")
     assert command(*run, "--chakra", folder) == 2
     assert "holds traces of other ranks or steps" in capsys.readouterr().err

@@ -191,7 +191,13 @@ REAL = {
 }
 
 
-@pytest.mark.parametrize("name", REAL)
+#: A file that differs from another one in little but its size.
+LIKE_ANOTHER = "traces/param_resnet_1gpu_et_1.0.3.json.gz"
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.slow] if name == LIKE_ANOTHER else []) for name in REAL]
+)
 def test_real_files_are_read(name: str) -> None:
     if not (SHARED / name).exists():
         pytest.skip("the file of another project is not here")

@@ -112,6 +112,8 @@ def test_lanes_of_ranks_do_not_wait_for_each_other_for_ever(tmp_path: Path) -> N
         ([[node(0, COLLECTIVE, 1, comm_size=8)], [node(0, COLLECTIVE, 1, comm_size=9)]], "ranks call different things"),
         ([[node(0, COLLECTIVE, 1, comm_size=8)], [node(0, COMPUTE, 1)]], "rank 1 has no call that belongs to it"),
         ([[node(0, SEND, 1, comm_dst=1, comm_size=8)], [node(0, COMPUTE, 1)]], "rank 1 has no call that belongs to it"),
+        ([[node(0, SEND, 1, comm_dst=0, comm_size=8)]], "rank 0 sends to itself"),
+        ([[node(0, SEND, 1, comm_dst=-7, comm_size=8)]], "is no rank"),
         ([[node(0, COMPUTE, num_ops=5)]], "has no duration"),
         ([[node(0, COLLECTIVE, comm_size=8)]], "has no duration"),
     ],

@@ -18,7 +18,7 @@ from simulator.errors import InputError
 from simulator.input_files import brief
 from simulator.traces.execution.graph import GraphComm, GraphNode, LinkedNode, NodeKind, RankGraph, in_running_order
 from simulator.traces.execution.messages import chakra_messages
-from simulator.traces.execution.process_groups import GROUPS_NODE, listed_groups
+from simulator.traces.execution.process_groups import GROUPS_NODE, MOST_RANKS, listed_groups
 from simulator.units import us
 
 #: Numbers of ``CollectiveCommType`` -> the collective's name here.
@@ -180,7 +180,12 @@ def _comm(kind: NodeKind, details: Mapping[str, Any], path: Path, where: str) ->
         key = "comm_dst" if kind == NodeKind.SEND else "comm_src"
         if key not in details:
             raise InputError(f"the trace does not tell {key}", file=path, key=where)
-        return GraphComm("", nbytes, group, whole(key, -1), whole("comm_tag", 0), early)
+        peer = whole(key, -1)
+        if not 0 <= peer < MOST_RANKS:
+            raise InputError(
+                "is no rank", file=path, key=f"{where}.{key}", found=peer, allowed=f"0 to {MOST_RANKS - 1}"
+            )
+        return GraphComm("", nbytes, group, peer, whole("comm_tag", 0), early)
     code = whole("comm_type", 0)
     if not 0 <= code < len(COLLECTIVES):
         allowed = f"0 to {len(COLLECTIVES) - 1}"

@@ -69,12 +69,11 @@ def _check(job: JobGraph, places: Sequence[NodePlace]) -> None:
     first, rank = nodes[0], job.ranks[places[0][0]]
     assert first.comm is not None
     where = f"node {first.number} ({first.name[:60]})"
-    expected = len(job.members(first.comm.group)) if first.kind == NodeKind.COLLECTIVE else 2
-    if len(nodes) != expected:
-        callers = {job.ranks[at].rank for at, _ in places}
-        partners = set(job.members(first.comm.group)) if expected != 2 or first.kind == NodeKind.COLLECTIVE else {
-            first.comm.peer
-        }  # fmt: skip
+    partners = set(job.members(first.comm.group)) if first.kind == NodeKind.COLLECTIVE else {rank.rank, first.comm.peer}
+    callers = {job.ranks[at].rank for at, _ in places}
+    if first.comm.peer == rank.rank:
+        raise InputError(f"rank {rank.rank} sends to itself", file=rank.file, key=where)
+    if callers != partners:
         lacking = ", ".join(map(str, sorted(partners - callers)[:4]))
         raise InputError(f"rank {lacking} has no call that belongs to it", file=rank.file, key=where)
     for (at, _), node in zip(places, nodes, strict=True):

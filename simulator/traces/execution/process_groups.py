@@ -13,8 +13,8 @@ from simulator.input_files import brief, files_read
 GROUPS_NODE = "## process_group:init ##"
 #: Name of ASTRA-sim's file of communicator groups, as it is written here.
 GROUPS_FILE = "comm_group.json"
-#: Ranks that are believed of a group whose size alone is told.
-_MOST_RANKS = 1 << 20
+#: Ranks that a job may have: larger numbers are mistakes.
+MOST_RANKS = 1 << 20
 
 
 def listed_groups(text: str) -> dict[str, tuple[int, ...]]:
@@ -34,9 +34,9 @@ def listed_groups(text: str) -> dict[str, tuple[int, ...]]:
         if not isinstance(entry, dict):
             continue
         ranks, size = entry.get("ranks"), entry.get("group_size")
-        if not ranks and type(size) is int and 0 < size <= _MOST_RANKS:
+        if not ranks and type(size) is int and 0 < size <= MOST_RANKS:
             ranks = list(range(size))
-        if isinstance(ranks, list) and ranks and all(type(rank) is int and rank >= 0 for rank in ranks):
+        if isinstance(ranks, list) and ranks and all(_is_rank(rank) for rank in ranks):
             groups[str(entry.get("pg_name", ""))] = tuple(ranks)
     return groups
 
@@ -56,7 +56,11 @@ def read_groups(path: Path) -> dict[str, tuple[int, ...]]:
 
 
 def _ranks(value: Any, path: Path, name: str) -> tuple[int, ...]:
-    is_list = isinstance(value, list) and value and all(type(rank) is int and rank >= 0 for rank in value)
+    is_list = isinstance(value, list) and value and all(_is_rank(rank) for rank in value)
     if not is_list or len(set(value)) < len(value):
         raise InputError("is no list of ranks, each once", file=path, key=name, found=brief(value))
     return tuple(value)
+
+
+def _is_rank(value: object) -> bool:
+    return type(value) is int and 0 <= value < MOST_RANKS

@@ -8,7 +8,6 @@ have waited. A group's collectives are a lane. A transfer stands in the lane of 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 from simulator.program import (
     AllToAll,
@@ -26,12 +25,14 @@ from simulator.program import (
     Step,
     numbered_axis,
 )
-from simulator.traces.execution.graph import GraphComm, GraphNode, JobGraph, NodeKind, RankGraph
+from simulator.traces.execution.graph import GraphComm, GraphNode, JobGraph, NodeKind
 from simulator.traces.execution.lengths import NodeLengths
 from simulator.traces.execution.meeting_order import NodePlace, lane_of, meetings, running_order
 
 _NO_TIME = "no time"
 _TRANSFERS = "transfers"
+#: Roles with which that of another rank is compared: ranks that do the same are played once.
+_COMPARED = 8
 
 
 def label(number: int) -> str:
@@ -51,22 +52,22 @@ def graph_program(job: JobGraph, lengths: NodeLengths) -> Program:
     roles: list[Role] = []
     role_of = [-1] * n_ranks
     for rank, one in zip(job.ranks, lanes, strict=True):
-        finished = {lane: tuple(steps) for lane, steps in one.lanes.items()}
-        like = next(
-            (at for at, role in enumerate(roles[-_LIKE:], max(len(roles) - _LIKE, 0)) if role.lanes == finished), -1
+        role_of[rank.rank] = _role(
+            roles, f"rank {rank.rank}", {lane: tuple(steps) for lane, steps in one.lanes.items()}
         )
-        if like < 0:
-            like = len(roles)
-            roles.append(Role(f"rank {rank.rank}", finished))
-        role_of[rank.rank] = like
     if -1 in role_of:
         roles.append(Role("without a trace", {}))
         role_of = [len(roles) - 1 if at < 0 else at for at in role_of]
     return Program(tuple(roles), tuple(role_of), groups.of_axes, name="execution trace")
 
 
-#: Roles with which that of another rank is compared: ranks that do the same are played once.
-_LIKE = 8
+def _role(roles: list[Role], name: str, lanes: dict[str, tuple[Step, ...]]) -> int:
+    """Return the number of a role with these lanes: one of the last of ``roles``, or a new one."""
+    for number in range(max(len(roles) - _COMPARED, 0), len(roles)):
+        if roles[number].lanes == lanes:
+            return number
+    roles.append(Role(name, lanes))
+    return len(roles) - 1
 
 
 class _Groups:
@@ -90,15 +91,6 @@ class _Groups:
         return self._axes[comm.group, members]
 
 
-@dataclass(frozen=True)
-class _Arrival:
-    """Rank and node of an operation that is added."""
-
-    rank: RankGraph
-    node: GraphNode
-    after: tuple[str, ...]
-
-
 class _GraphLanes:
     """The lanes of one rank, which nodes are added to in the order in which they come."""
 
@@ -113,7 +105,8 @@ class _GraphLanes:
         self._job, self._at, self._lengths, self._groups = job, at, lengths, groups
         self._meeting_of = meeting_of
         self._rank = job.ranks[at]
-        self._last_transfer: dict[int, str] = {}
+        self._last_transfer: dict[int, str] = {}  # last node of a lane of transfers -> the lane
+        self._transfer_lanes = 0
         self.lanes: dict[str, list[Step]] = {}
 
     def add(self, place: int) -> None:
@@ -144,8 +137,8 @@ class _GraphLanes:
             return f"{_NO_TIME} {node.number}"
         lane = next((self._last_transfer.pop(other) for other in node.after if other in self._last_transfer), "")
         if not lane:
-            self._n_transfer_lanes = getattr(self, "_n_transfer_lanes", 0) + 1
-            lane = f"{_TRANSFERS} {self._n_transfer_lanes}"
+            self._transfer_lanes += 1
+            lane = f"{_TRANSFERS} {self._transfer_lanes}"
         self._last_transfer[node.number] = lane
         return lane
 
