@@ -110,7 +110,7 @@ def _metadata() -> Any:
 
 
 def _framed(message: Any) -> bytes:
-    content = message.SerializeToString(deterministic=True)
+    content: bytes = message.SerializeToString(deterministic=True)
     return varint(len(content)) + content
 
 
