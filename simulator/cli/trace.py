@@ -180,8 +180,8 @@ def replay_command(
 ) -> None:
     """Play a step of a trace, as recorded and with a change.
 
-    Without a step's name the first that all ranks have is played. A FACTOR of 2 takes twice as long. Execution traces
-    of Chakra and PyTorch are played on --cluster, or as recorded.
+    Execution traces of Chakra and PyTorch are played on --cluster, or as recorded. Of a profiler's, without a step's
+    name, the first that all ranks have is played. A FACTOR of 2 takes twice as long.
 
     \b
     Examples:

@@ -8,7 +8,7 @@ from simulator.errors import InputError
 from simulator.output.files import writing
 from simulator.timeline import Timeline
 
-#: Column -> its unit, empty where it has none, and what it holds. Pages for users list the same.
+#: Column -> unit, empty where it has none, and description. Pages for users list the same.
 COLUMNS: dict[str, tuple[str, str]] = {
     "rank": ("", "simulated rank, which stands for all that do the same at the same time"),
     "lane": ("", "stream: compute, or that of a kind of communication"),
