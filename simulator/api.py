@@ -109,6 +109,11 @@ class StepResult(TimelineResult, StepFigures):
         return Placed.on(self.program, self.costs, self.cluster, self.workload.nodes)
 
     @property
+    def whole_program(self) -> Program | None:
+        """The program of the spans; None of steps that overlap, whose spans are parts of several."""
+        return self.program if self.steady is None else None
+
+    @property
     def capacities(self) -> dict[int, float]:
         """Simulated rank -> bytes of its GPU's memory."""
         return {rank: self.profiles[self.gpus[rank]].gpu_spec.memory_bytes.value for rank in self.spans.ranks}
@@ -173,6 +178,20 @@ class StepResult(TimelineResult, StepFigures):
         from simulator.output.summary import summary
 
         return summary(self.report)
+
+    def save_chakra(self, folder: str | Path) -> list[Path]:
+        """Write the step into ``folder`` as Chakra's execution traces, a file per rank, and return the files.
+
+        Raises `InputError` where the step has work that these have no nodes for, or protobuf is not installed.
+        """
+        from simulator.traces.execution.writing import write_chakra
+
+        if self.steady is not None:
+            raise InputError(
+                "steps that overlap have no traces of one step", key="parallelism.schedule",
+                found=self.workload.parallelism.schedule, fix="a schedule whose steps follow one another",
+            )  # fmt: skip
+        return write_chakra(self.program, self.spans, Path(folder))
 
     @property
     def title(self) -> str:

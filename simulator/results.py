@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+    from simulator.program import Program
+
 #: Rows of a trace that a viewer can still open.
 MAX_TRACE_ROWS = 5_000_000
 
@@ -90,6 +92,11 @@ class TimelineResult(PlayedResult):
         return ()
 
     @property
+    def whole_program(self) -> Program | None:
+        """The program of the spans, which tells bytes and groups of communication; None where nothing does."""
+        return None
+
+    @property
     def title(self) -> str:
         """Title of pictures."""
         return self.job_name
@@ -127,19 +134,27 @@ class TimelineResult(PlayedResult):
     def save_traces(self, folder: str | Path, ranks: Sequence[int] | None = None) -> list[Path]:
         """Write a trace per rank into ``folder``, as PyTorch's profiler does, and return the files.
 
-        HolisticTraceAnalysis reads such a folder. They hold what a GPU runs, its type and
-        the step's mark, without the host's launches. ``ranks`` and
-        errors: as of `save_trace`.
+        HolisticTraceAnalysis reads such a folder. They hold what a GPU runs, its type, the bytes and groups of
+        communication, and the step's mark, without the host's launches. ``ranks`` and errors: as of `save_trace`.
         """
+        from simulator.output.comm_arguments import CommArguments
         from simulator.output.trace import drawn_ranks, write_trace
 
         spans, some = self._traced(ranks, folder)
+        program = self.whole_program
+        communication = None if program is None else CommArguments(program)
         files = []
         for rank in drawn_ranks(spans, some):
             files.append(Path(folder) / f"rank{rank}.pt.trace.json.gz")
             gpu = self.gpus[rank] if self.gpus else ""
-            write_trace(spans, files[-1], ranks=[rank], name=self.job_name, gpu=gpu)
+            write_trace(spans, files[-1], ranks=[rank], name=self.job_name, gpu=gpu, communication=communication)
         return files
+
+    def save_timeline(self, path: str | Path) -> None:
+        """Write the rows of `timeline` as a Parquet file, with a dictionary of its columns. Raises `InputError`."""
+        from simulator.output.timeline_file import write_timeline
+
+        write_timeline(self.spans, path, step_time_s=self.spans.step_time_s)
 
     def _traced(self, ranks: Sequence[int] | None, path: str | Path) -> tuple[Timeline, Sequence[int] | None]:
         """Return the spans of ``ranks`` and these, each once [all that were simulated]. Raises `InputError`."""

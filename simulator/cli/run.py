@@ -24,6 +24,13 @@ if TYPE_CHECKING:
     from simulator.api import StepResult
     from simulator.config import Workload
 
+#: Option -> endings of its files.
+_ENDINGS = {
+    "--gantt": PICTURES,
+    "--memory": PICTURES,
+    "--report": (".html", ".htm"),
+    "--timeline": (".parquet",),
+}
 #: Characters of what --set was given that stand over a picture.
 _TITLE_LENGTH = 80
 
@@ -45,8 +52,16 @@ TraceFolder = Annotated[
     Path | None,
     typer.Option(metavar="DIR", help="Write a trace per rank into this folder, for HolisticTraceAnalysis."),
 ]
+ChakraFolder = Annotated[
+    Path | None,
+    typer.Option("--chakra", metavar="DIR", help="Write the step as Chakra's execution traces, for ASTRA-sim."),
+]
 TraceRanks = Annotated[
     str | None, typer.Option(metavar="all|LIST", help="Ranks in the trace, such as 0-7,16. [one per pipeline stage]")
+]
+TimelineTable = Annotated[
+    Path | None,
+    typer.Option(metavar="FILE", help="Write a row per kernel and communication, with a dictionary (.parquet)."),
 ]
 StepGantt = Annotated[
     Path | None, typer.Option(metavar="FILE", help="Draw the pipeline as a Gantt chart (.png, .svg or .pdf).")
@@ -78,6 +93,8 @@ def command(
     trace: TraceFile = None,
     trace_dir: TraceFolder = None,
     trace_ranks: TraceRanks = None,
+    chakra: ChakraFolder = None,
+    timeline: TimelineTable = None,
     gantt: StepGantt = None,
     memory: MemoryPlot = None,
     advise: Advise = False,
@@ -108,18 +125,14 @@ def command(
     jobs = [load_workload(name, changes) for name in names]
     _check_number(len(jobs), share_fabric)
     outputs = {"--json": json, "--trace": trace, "--gantt": gantt, "--memory": memory, "--report": report_file}
-    check_outputs(outputs, {"--gantt": PICTURES, "--memory": PICTURES, "--report": (".html", ".htm")})
+    check_outputs({**outputs, "--timeline": timeline}, _ENDINGS)
     advises = _advises(advise, report_file, budget_s, share_fabric)
     ranks = _trace_ranks(trace, trace_dir, trace_ranks, jobs)
+    _check_tables(chakra, timeline, jobs)
 
     run = _shared(workload, jobs, changes) if share_fabric else _alone(names, jobs, changes, advises, budget_s)
     write_json(json, run.report)
-    if trace is not None:
-        with progress("writing the trace"):
-            run.results[0].save_trace(trace, ranks)
-    if trace_dir is not None:
-        with progress("writing the traces"):
-            run.results[0].save_traces(trace_dir, ranks)
+    _write_traces(run.results[0], (trace, trace_dir), ranks, chakra, timeline)
     _draw(run.results, gantt, memory, set_ or ())
     if report_file is not None:
         _write_page(report_file, run, set_ or ())
@@ -233,12 +246,53 @@ def _trace_ranks(
     for option, path in (("--trace", trace), ("--trace-dir", trace_dir)):
         if path is not None and len(jobs) > 1:
             raise InputError("shows one workload", file=option, found=f"{len(jobs)} workloads", fix="a run for each")
-    if trace_dir is not None and not (trace_dir.is_dir() and os.access(trace_dir, os.W_OK)):
-        what = "no folder that can be written to"
-        raise InputError(what, file="--trace-dir", found=str(trace_dir), fix=f"mkdir -p {trace_dir}")
+    _check_folder("--trace-dir", trace_dir)
     if ranks is not None and trace is None and trace_dir is None:
         raise InputError("chooses the ranks of a trace, and none is written", file="--trace-ranks", fix="--trace FILE")
     return None if ranks is None else parse_ranks(ranks, jobs[0].n_ranks, "--trace-ranks")
+
+
+def _check_tables(chakra: Path | None, timeline: Path | None, jobs: Sequence[Workload]) -> None:
+    """Raise `InputError` where execution traces, or a table of the timeline, cannot be written."""
+    for option, path in (("--chakra", chakra), ("--timeline", timeline)):
+        if path is not None and len(jobs) > 1:
+            raise InputError("is of one workload", file=option, found=f"{len(jobs)} workloads", fix="a run for each")
+    if timeline is not None:
+        from simulator.output.timeline_file import check_timeline_file
+
+        check_timeline_file()
+    if chakra is not None:
+        from simulator.traces.execution.messages import chakra_messages
+
+        _check_folder("--chakra", chakra)
+        chakra_messages()
+
+
+def _write_traces(
+    result: StepResult,
+    traces: tuple[Path | None, Path | None],
+    ranks: list[int] | None,
+    chakra: Path | None,
+    timeline: Path | None,
+) -> None:
+    """Write what of a step is asked for: a trace and one per rank of ``ranks``, execution traces, a table."""
+    trace, trace_dir = traces
+    with progress("writing the trace"):
+        if trace is not None:
+            result.save_trace(trace, ranks)
+        if trace_dir is not None:
+            result.save_traces(trace_dir, ranks)
+        if chakra is not None:
+            result.save_chakra(chakra)
+        if timeline is not None:
+            result.save_timeline(timeline)
+
+
+def _check_folder(option: str, folder: Path | None) -> None:
+    """Raise `InputError` where files cannot be written into a folder."""
+    if folder is not None and not (folder.is_dir() and os.access(folder, os.W_OK)):
+        what = "no folder that can be written to"
+        raise InputError(what, file=option, found=str(folder), fix=f"mkdir -p {folder}")
 
 
 def _draw(results: Sequence[StepResult], gantt: Path | None, memory: Path | None, changes: Sequence[str]) -> None:

@@ -1,32 +1,28 @@
-"""``trace``: what is in a profiler's traces, what differs between two of them, what a step would be otherwise."""
+"""``trace``: what is in traces, what differs between two of them, what a step would be otherwise."""
 
 from __future__ import annotations
 
-import math
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
+from simulator.cli.execution_trace import are_execution_traces, replay_graph_files, show_graphs
 from simulator.cli.options import APP_SETTINGS, Json, Quiet, Set
 from simulator.cli.outputs import STDOUT, check_outputs, write_json
 from simulator.cli.terminal import progress, show, warn
-from simulator.errors import InputError, located
-from simulator.input_files import parse_assignment
+from simulator.cli.trace_change import asked_change, naming_options, parse_factors, played_cluster, target_cluster
+from simulator.errors import InputError
 from simulator.output.files import PICTURES
 
 if TYPE_CHECKING:
-    from contextlib import AbstractContextManager
-
     from simulator.traces.compare import Side
     from simulator.traces.trace import RunTrace
-    from simulator.traces.what_if import WhatIf
 
 #: A step that is so much longer or shorter when it is played as recorded is not understood.
 UNLIKE = 0.02
 app = typer.Typer(
-    help="Look at traces of PyTorch's profiler.",
+    help="Look at traces of PyTorch's profiler, and at execution traces of Chakra and PyTorch.",
     epilog="Example: llmsim trace show rank0.json.gz rank1.json.gz",
     **APP_SETTINGS,
 )
@@ -75,6 +71,12 @@ OverlapChoice = Annotated[
         metavar="HOW", help="recorded; none: one stream; full: nothing waits for communication, which is a bound."
     ),
 ]
+GroupsFile = Annotated[
+    str | None,
+    typer.Option(
+        metavar="FILE", help="Of execution traces: ASTRA-sim's communicator groups [comm_group.json beside them]."
+    ),
+]
 
 
 @app.command("show")
@@ -102,9 +104,12 @@ def show_command(
     from simulator.traces.windows import one_step
 
     check_outputs({"--json": json, "--gantt": gantt}, {"--gantt": PICTURES})
+    if are_execution_traces(files):
+        show_graphs(files, top, json, quiet, {"--step": step, "--gantt": gantt})
+        return
     trace = _opened(files)
     if step is not None:
-        with _options(name="--step"):
+        with naming_options(name="--step"):
             trace = one_step(trace, step)
     check_outputs({"--json": json, "--gantt": gantt})
     result = report.shown(trace, top)
@@ -169,12 +174,14 @@ def replay_command(
     set_: SetOfTarget = None,
     recorded_cluster: RecordedCluster = None,
     overlap: OverlapChoice = "recorded",
+    groups: GroupsFile = None,
     json: Json = None,
     quiet: Quiet = False,
 ) -> None:
     """Play a step of a trace, as recorded and with a change.
 
-    Without a step's name the first that all ranks have is played. A FACTOR of 2 takes twice as long.
+    Execution traces of Chakra and PyTorch are played on --cluster, or as recorded. Of a profiler's, without a step's
+    name, the first that all ranks have is played. A FACTOR of 2 takes twice as long.
 
     \b
     Examples:
@@ -182,6 +189,7 @@ def replay_command(
       llmsim trace replay rank0.json.gz --gpu h200-sxm-141gb
       llmsim trace replay traces/ --recorded-cluster dgx_h100 --cluster gb200_nvl72
       llmsim trace replay traces/ --recorded-cluster dgx_h100 --set node.nics.bandwidth_bps=800e9
+      llmsim trace replay step.0.et step.1.et --cluster dgx_h100
     """
     from simulator.output import trace_tables
     from simulator.traces import report
@@ -189,17 +197,23 @@ def replay_command(
     from simulator.traces.windows import one_step
 
     check_outputs({"--json": json})
-    if recorded_gpu is not None and gpu is None:
-        raise InputError("has no meaning without --gpu", file="--recorded-gpu", found=recorded_gpu)
-    target = _target(cluster, set_, recorded_cluster)
-    factors = _factors(scale, "--scale"), _factors(rank, "--rank")
-    trace = _opened(files)
-    with _options(name="--step"):
+    if are_execution_traces(files):
+        refused = {
+            "--step": step, "--scale": scale, "--rank": rank, "--host": host, "--gpu": gpu,
+            "--recorded-gpu": recorded_gpu, "--recorded-cluster": recorded_cluster,
+            "--overlap": None if overlap == "recorded" else overlap,
+        }  # fmt: skip
+        replay_graph_files(files, played_cluster(cluster, set_), groups, json, quiet, refused)
+        return
+    target = target_cluster(cluster, set_, recorded_cluster)
+    factors = parse_factors(scale, "--scale"), parse_factors(rank, "--rank")
+    trace = _opened(files, groups)
+    with naming_options(name="--step"):
         trace = one_step(trace, step)
     check_outputs({"--json": json})
     warnings = list(trace.missing)
-    change = _change(trace, factors, host, (gpu, recorded_gpu), (target, recorded_cluster), overlap, warnings)
-    with progress("playing the step"), _options(ranks="--rank"):
+    change = asked_change(trace, factors, host, (gpu, recorded_gpu), (target, recorded_cluster), overlap, warnings)
+    with progress("playing the step"), naming_options(ranks="--rank"):
         played = replay(trace, change)
     if abs(played.error) > UNLIKE:
         warnings.append(f"played as recorded, the step is {100 * played.error:+.1f} % off: its order is not understood")
@@ -246,21 +260,14 @@ def stragglers_command(
         show(*trace_tables.job_stragglers(result))
 
 
-def _opened(files: list[str]) -> RunTrace:
+def _opened(files: list[str], groups: str | None = None) -> RunTrace:
+    """Return a profiler's trace, for which no file of ``groups`` may be given. Raises `InputError`."""
+    if groups is not None:
+        raise InputError("is of execution traces, and these are a profiler's", file="--groups", found=groups)
     from simulator.traces.files import open_trace
 
     with progress("reading the trace"):
         return open_trace(files)
-
-
-def _options(**options: str) -> AbstractContextManager[None]:
-    """Errors of the block name the option that gives a parameter, ``options``: parameter -> option."""
-
-    def place(key: str) -> tuple[str | None, str]:
-        parameter, _, rest = key.partition(".")
-        return (options[parameter], rest) if parameter in options else (None, key)
-
-    return located(place)
 
 
 def _is_workload(name: str) -> bool:
@@ -287,111 +294,3 @@ def _side(name: str, title: str, changes: dict[str, Any], warnings: list[str]) -
     with progress("simulating the workload"):
         result = simulator.run(name, set=changes)
     return simulated_side(result.spans, f"{title} (simulated)")
-
-
-def _factors(texts: list[str] | None, option: str) -> dict[str, float]:
-    """Return ``KEY=FACTOR`` texts as key -> factor. Raises `InputError`."""
-    factors: dict[str, float] = {}
-    for text in texts or ():
-        key, value = parse_assignment(text, option, "matmul=0.8" if option == "--scale" else "1=1.2")
-        key = str(int(key)) if key.isdecimal() else key
-        if key in factors:
-            raise InputError("is given twice", file=f"{option} {key}", found=text, fix="one of them")
-        factors[key] = _factor(value, f"{option} {key}")
-    return factors
-
-
-def _factor(value: object, place: str) -> float:
-    try:
-        factor = float(cast(str, value))
-    except ValueError:
-        factor = math.nan
-    if not 0 <= factor <= 1e6:
-        raise InputError("is no factor", file=place, found=value, allowed="0 to 1e6")
-    return factor
-
-
-def _class_meant(name: str) -> str | None:
-    """Return the class that a misspelt one means, or to which a kernel of that name belongs; None: none is likely."""
-    from simulator.input_files import closest
-    from simulator.traces.classes import CLASSES, kernel_class
-
-    by_kernel = kernel_class(name).name
-    return closest(name, CLASSES) or (by_kernel if by_kernel != "memory" else None)
-
-
-def _without_effect(trace: RunTrace, classes: dict[str, float], overlap: str) -> list[str]:
-    """Return a sentence per option that changes kernels of which the trace has none."""
-    from simulator.traces.classes import EXCHANGES
-    from simulator.traces.figures import class_seconds
-
-    there = {name for rank in trace.ranks for name in class_seconds(rank.ops)}
-    idle = [f"--scale {name} has no effect: no kernel is of this class" for name in classes if name not in there]
-    if overlap == "full" and there.isdisjoint(EXCHANGES):
-        idle.append("--overlap full has no effect: no kernel communicates")
-    return idle
-
-
-def _target(cluster: str | None, changes: list[str] | None, recorded: str | None) -> dict[str, Any] | None:
-    """Return the cluster that communication is to run on; None where it stays. Raises `InputError`."""
-    from simulator.input_files import parse_changes, with_changes
-
-    option, value = ("--cluster", cluster) if cluster is not None else ("--set", changes[0] if changes else None)
-    if value is None and recorded is not None:
-        raise InputError("needs --cluster or --set beside it", file="--recorded-cluster", found=recorded)
-    if value is None:
-        return None
-    if recorded is None:
-        raise InputError("needs --recorded-cluster beside it", file=option, found=value)
-    return with_changes({"name": cluster or recorded}, parse_changes(changes or ()), {})
-
-
-def _change(
-    trace: RunTrace,
-    factors: tuple[dict[str, float], dict[str, float]],
-    host: float | None,
-    gpus: tuple[str | None, str | None],
-    clusters: tuple[dict[str, Any] | None, str | None],
-    overlap: str,
-    warnings: list[str],
-) -> WhatIf | None:
-    """Return what the options change; None where they change nothing. Raises `InputError`."""
-    from simulator.traces.classes import CLASSES
-    from simulator.traces.hardware import exchange_factor, gpu_factors, unknown_exchanges
-    from simulator.traces.what_if import OVERLAPS, WhatIf
-
-    classes, ranks = factors
-    if unknown := [name for name in classes if name not in CLASSES]:
-        meant = _class_meant(unknown[0])
-        fix = meant and f"--scale {meant}={classes[unknown[0]]:g}"
-        raise InputError(
-            "is no class of kernels", file="--scale", found=unknown[0], allowed=", ".join(CLASSES), fix=fix
-        )
-    if numbers := [number for number in ranks if not number.isdecimal()]:
-        raise InputError("is no rank", file="--rank", found=numbers[0], allowed="0, 1, ..")
-    if overlap not in OVERLAPS:
-        raise InputError("is no way to overlap", file="--overlap", found=overlap, allowed=", ".join(OVERLAPS))
-    if host is not None and not any((one.ops.call >= 0).any() for one in trace.ranks):
-        raise InputError("the trace does not tell which call launched which kernel", file="--host", found=host)
-    warnings += _without_effect(trace, classes, overlap)
-    scaled = dict(classes)
-    if gpus[0] is not None:
-        with _options(target="--gpu", recorded="--recorded-gpu"):
-            factors_of_gpu = gpu_factors(trace, gpus[0], gpus[1])
-        for name, factor in factors_of_gpu.items():
-            scaled[name] = scaled.get(name, 1.0) * factor
-    change = WhatIf(
-        classes=scaled,
-        ranks={int(number): factor for number, factor in ranks.items()},
-        host=1.0 if host is None else _factor(host, "--host"),
-        overlap=cast(Any, overlap),
-    )
-    target, recorded = clusters
-    if target is not None and recorded is not None:
-        with _options(target="--cluster", recorded="--recorded-cluster"):
-            exchange = exchange_factor(trace, recorded, target)
-        change = replace(change, exchange=exchange)
-        if count := unknown_exchanges(trace):
-            warnings.append(f"{count:,} communications do not tell their bytes or group, and keep their times")
-    nothing = not (scaled or ranks or target) and host is None and overlap == "recorded"
-    return None if nothing else change

@@ -191,4 +191,13 @@ def _legend(*pictures: Picture) -> tuple[list[Any], str]:
         handles.append(Patch(facecolor=IDLE_COLOUR, label="idle"))
     if any(picture.chunks > 1 for picture in pictures):
         handles.append(Patch(facecolor=lighter(PHASE_COLOUR["F"], 0.6), label="lighter: the rank's other chunks"))
-    return handles, "colours stacked in a box are shares of its time" if stacked else ""
+    told = ["colours stacked in a box are shares of its time"] if stacked else []
+    if any(_names_layers(picture) for picture in pictures):
+        told.append("L1, L2, ..: layers whose weights are gathered one by one")
+    return handles, "; ".join(told)
+
+
+def _names_layers(picture: Picture) -> bool:
+    """Tell whether layers are named in boxes: those of a single micro-batch."""
+    boxes = picture.boxes
+    return bool(boxes.layer.any()) and len(np.unique(boxes.microbatch[boxes.microbatch >= 0])) < 2

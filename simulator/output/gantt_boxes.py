@@ -11,6 +11,7 @@ import numpy as np
 from simulator.analysis.time.activity import compute_lane_spans
 from simulator.analysis.time.pipeline_ranks import one_rank_per_stage, pipeline_ranks
 from simulator.arrays import Floats, Ints
+from simulator.output.gantt_layers import gathered_layers
 from simulator.timeline import CATEGORIES, COMMUNICATION, FIRST_COMMUNICATION, Timeline
 from simulator.units import ms, us
 
@@ -22,6 +23,7 @@ STRIP, GAP = 0.13, 0.04
 class Boxes:
     """Columns of boxes: one per step on the compute lane, in however many spans it ran.
 
+    ``layer``: number of the layer whose weights are gathered for it, from 1 on; 0 where there is none.
     ``share``: share of a box's time in each of `CATEGORIES`; the rest is waiting between its pieces.
     ``pieces``: the spans of all boxes, box by box in order of time; those of box i begin at ``first_piece[i]``.
     """
@@ -33,6 +35,7 @@ class Boxes:
     microbatch: Ints
     chunk: Ints
     stage: Ints
+    layer: Ints
     share: Floats
     pieces: Ints
     first_piece: Ints
@@ -152,6 +155,7 @@ def _boxes(timeline: Timeline, ranks: Sequence[int]) -> Boxes:
         microbatch=timeline.microbatch[origin],
         chunk=timeline.chunk[origin],
         stage=timeline.stage[origin],
+        layer=gathered_layers(timeline, origin),
         share=share,
         pieces=spans[in_boxes],
         first_piece=np.searchsorted(group[in_boxes], np.arange(n)),

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from simulator.arrays import Bools, Floats, Ints
-from simulator.output.gantt_boxes import GAP, STRIP, Picture
+from simulator.output.gantt_boxes import GAP, STRIP, Boxes, Picture
 from simulator.timeline import CATEGORIES, COMMUNICATION
 
 if TYPE_CHECKING:
@@ -168,23 +168,36 @@ def _numbers(
     window: tuple[float, float],
     width_points: float,
 ) -> None:
-    """Write micro-batch numbers into boxes where they fit; none for a single micro-batch or where few fit."""
+    """Write micro-batch numbers into boxes where they fit; none for a single micro-batch or where few fit.
+
+    For a single micro-batch whose layers are gathered one by one, the layers' names stand there.
+    """
     boxes = picture.boxes
     start, end = np.maximum(boxes.start_s[visible], window[0]), np.minimum(boxes.end_s[visible], window[1])
-    microbatch = boxes.microbatch[visible]
     points = (end - start) / (window[1] - window[0]) * width_points
-    if len(np.unique(boxes.microbatch[boxes.microbatch >= 0])) < 2:
-        return
-    fits = np.flatnonzero((microbatch >= 0) & (points >= number_points(picture) * 0.98))
-    if len(fits) < 0.2 * len(microbatch):
+    texts = _texts(boxes, visible)
+    room = np.array([(len(text) + 0.6) * _POINTS_PER_DIGIT for text in texts])
+    if (boxes.layer == 0).all():
+        room = np.full(len(texts), number_points(picture))
+    named = np.array([bool(text) for text in texts], dtype=bool)
+    fits = np.flatnonzero(named & (points >= room * 0.98))
+    if len(fits) < 0.2 * len(texts):
         return
     for index in fits.tolist():
         axes.text(
             (start[index] + end[index]) / 2 / picture.axis.seconds,
             boxes.row[visible][index] + _MARGIN + level[index] / 2,
-            str(microbatch[index]),
+            texts[index],
             ha="center", va="center", fontsize=_FONT, color=_ink(colours[index]), clip_on=True,
         )  # fmt: skip
+
+
+def _texts(boxes: Boxes, visible: Bools) -> list[str]:
+    """Return what stands in each visible box: its micro-batch, or its layer where there is one micro-batch alone."""
+    numbers = np.unique(boxes.microbatch[boxes.microbatch >= 0])
+    if len(numbers) >= 2:
+        return [str(number) if number >= 0 else "" for number in boxes.microbatch[visible].tolist()]
+    return [f"L{layer}" if layer else "" for layer in boxes.layer[visible].tolist()]
 
 
 def shades(picture: Picture) -> dict[tuple[str, int], str]:

@@ -20,6 +20,7 @@ from simulator.analysis.time.activity import compute_lane_spans
 from simulator.analysis.time.memory_curve import memory_curve
 from simulator.analysis.time.pipeline_ranks import one_rank_per_stage, pipeline_ranks
 from simulator.arrays import Floats, Ints
+from simulator.output.comm_arguments import CommArguments
 from simulator.output.files import writing
 from simulator.program import COMPUTE_LANE
 from simulator.timeline import CATEGORIES, FIRST_COMMUNICATION, Template, Timeline
@@ -31,7 +32,13 @@ _MICROBATCH = "\x00"  # stands for the micro-batch's number in a format
 
 
 def write_trace(
-    timeline: Timeline, path: str | Path, *, ranks: Sequence[int] | None = None, name: str = "", gpu: str | None = None
+    timeline: Timeline,
+    path: str | Path,
+    *,
+    ranks: Sequence[int] | None = None,
+    name: str = "",
+    gpu: str | None = None,
+    communication: CommArguments | None = None,
 ) -> None:
     """Write the rows of ``ranks`` (simulated ones; default: one per pipeline stage) as trace events.
 
@@ -40,7 +47,7 @@ def write_trace(
     Sends point to their receives by flow events (``s``, ``f``). Memory that the step takes and frees (activations,
     workspace and more) is a counter (``C``). Equal Timelines give equal bytes. ``.gz`` compresses.
     ``gpu``: type of the ranks' GPU. With it the file is as PyTorch's profiler writes it: it names the GPU and marks the
-    step.
+    step. ``communication``: bytes and groups, which are written where they are known.
     Raises ValueError for a rank that is not simulated, `InputError` where the file cannot be written.
     """
     chosen = drawn_ranks(timeline, ranks)
@@ -62,7 +69,7 @@ def write_trace(
         head["deviceProperties"] = [{"id": rank, "name": gpu} for rank in chosen]
     with writing(path) as file:
         file.write((json.dumps(head, ensure_ascii=False, indent=1)[:-2] + ',\n "traceEvents": [\n').encode())
-        lines = _events(timeline, chosen, marked=gpu is not None)
+        lines = _events(timeline, chosen, communication, marked=gpu is not None)
         file.write(next(lines, "").encode())
         for text in lines:
             file.write((",\n" + text).encode())
@@ -78,7 +85,9 @@ def drawn_ranks(timeline: Timeline, ranks: Sequence[int] | None) -> list[int]:
     return chosen
 
 
-def _events(timeline: Timeline, ranks: Sequence[int], *, marked: bool) -> Iterator[str]:
+def _events(
+    timeline: Timeline, ranks: Sequence[int], communication: CommArguments | None, *, marked: bool
+) -> Iterator[str]:
     """Yield pieces of one or more events, comma-separated."""
     stages = pipeline_ranks(timeline)
     tracks = TraceTracks(timeline, ranks)
@@ -86,7 +95,7 @@ def _events(timeline: Timeline, ranks: Sequence[int], *, marked: bool) -> Iterat
         yield from _names(rank, stages[rank], timeline, tracks)
         if marked:
             yield from _step_mark(timeline, rank)
-    writer = _SpanWriter(timeline, tracks)
+    writer = _SpanWriter(timeline, tracks, communication)
     for rank in ranks:
         for span in timeline.spans_of(rank).tolist():
             yield writer.text(span)
@@ -209,10 +218,11 @@ class _SpanWriter:
     for these.
     """
 
-    def __init__(self, timeline: Timeline, tracks: TraceTracks) -> None:
+    def __init__(self, timeline: Timeline, tracks: TraceTracks, communication: CommArguments | None) -> None:
         self.timeline = timeline
         self.tracks = tracks
-        self.formats: dict[tuple[int, ...], str] = {}
+        self.communication = communication
+        self.formats: dict[tuple[int | str, ...], str] = {}
         self.times = RowTimes(timeline)
 
     def text(self, span: int) -> str:
@@ -230,7 +240,9 @@ class _SpanWriter:
         )
         thread = self.tracks.span_thread.get(span, 0)  # 0 on the compute lane
         phase, has_microbatch = str(timeline.phase[span]), int(timeline.microbatch[span] >= 0)
-        key = (code, rank, stage, chunk, thread, ord(phase), has_microbatch)
+        communicates = timeline.templates[code].category.max(initial=0) >= FIRST_COMMUNICATION
+        label = timeline.labels[span] if self.communication is not None and communicates else ""
+        key = (code, rank, stage, chunk, thread, ord(phase), has_microbatch, label)
         if key not in self.formats:
             self.formats[key] = self._new_format(span, thread)
         return self.formats[key]
@@ -258,6 +270,10 @@ class _SpanWriter:
                 args["flops"] = float(template.flops[op])
             if template.nbytes[op]:
                 args["bytes"] = float(template.nbytes[op])
+            if self.communication is not None and template.category[op] >= FIRST_COMMUNICATION:
+                args |= self.communication.arguments(
+                    rank, timeline.labels[span], template.names[op], template.kinds[op]
+                )
             event = {"ph": "X", "cat": "kernel", "name": title, "pid": rank, "tid": thread}
             head, tail = (_dump(part).replace("%", "%%") for part in (event, args))
             lines.append(f'{head[:-1]},"ts":%d.%03d,"dur":%d.%03d,"args":{tail}}}')

@@ -48,7 +48,9 @@ def step_ops(rank: RankTrace, step: TracedStep) -> RankTrace:
 def in_steps(rank: RankTrace) -> RankTrace:
     """Return a rank's trace with the ops of its steps alone, without those before, between and behind them."""
     steps = steps_of(rank)
-    chosen = np.any([_launched_in(rank, step) for step in steps], axis=0)
+    chosen = np.zeros(len(rank.ops), dtype=bool)
+    for step in steps:  # one by one: a row per step and an entry per op would fill the memory
+        chosen |= _launched_in(rank, step)
     return replace(rank, ops=rank.ops.select(chosen), steps=steps)
 
 

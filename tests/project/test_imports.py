@@ -24,6 +24,7 @@ ONLY = {
     "bokeh": {"output"},
     "jinja2": {"output"},
     "perfetto": {"output"},
+    "google": {"traces"},
     "typer": {"cli"},
     "ray": {"sweeping"},
 }

@@ -8,7 +8,7 @@ import pytest
 
 import simulator
 from simulator.errors import InputError
-from simulator.traces.columns import NO_BYTES, NO_LAUNCHES
+from simulator.traces.columns import NO_LAUNCHES
 from simulator.traces.compare import compare, missing_classes, short_name, simulated_side, traced_side
 from simulator.traces.files import open_trace
 from simulator.traces.kineto import read_trace
@@ -138,7 +138,7 @@ def test_a_job_is_like_its_own_traces(layout: dict[str, int], classes: set[str],
     assert second.exposed_s == pytest.approx(first.exposed_s, rel=1e-3)
     assert second.overlap == pytest.approx(first.overlap, abs=1e-3)
     assert trace.ranks[0].gpu == "h100-sxm-80gb"
-    assert trace.missing == [NO_LAUNCHES, NO_BYTES]
+    assert trace.missing == [NO_LAUNCHES]
 
 
 def test_a_simulated_hand_over_does_not_count_its_wait() -> None:

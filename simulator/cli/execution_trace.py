@@ -1,0 +1,78 @@
+"""``trace show`` and ``trace replay`` where the files are execution traces, which have no clock."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from simulator.cli.outputs import STDOUT, check_outputs, write_json
+from simulator.cli.terminal import progress, show, warn
+from simulator.errors import InputError, located
+
+if TYPE_CHECKING:
+    from simulator.traces.execution.graph import JobGraph
+
+
+def are_execution_traces(files: list[str]) -> bool:
+    """Tell whether the first of the files is an execution trace."""
+    from simulator.traces.execution.files import is_execution_trace
+
+    return is_execution_trace(files[0])
+
+
+def show_graphs(files: list[str], top: int, json: Path | None, quiet: bool, refused: Mapping[str, object]) -> None:
+    """Say what is in execution traces. ``refused``: option -> its value, which has to be absent here."""
+    from simulator.output.graph_tables import shown_graphs
+    from simulator.traces.execution import report
+
+    _refuse(refused)
+    result = report.shown_graphs(_opened(files, None), top)
+    _tell(result, shown_graphs, json, quiet)
+
+
+def replay_graph_files(
+    files: list[str],
+    cluster: Mapping[str, Any] | str | None,
+    groups: str | None,
+    json: Path | None,
+    quiet: bool,
+    refused: Mapping[str, object],
+) -> None:
+    """Play execution traces on a cluster, or as recorded. ``refused``: as of `show_graphs`."""
+    from simulator.output.graph_tables import replayed_graphs
+    from simulator.traces.execution import report
+    from simulator.traces.execution.replay import replay_graphs
+
+    _refuse(refused)
+    job = _opened(files, groups)
+
+    def place(key: str) -> tuple[str | None, str]:
+        parameter, _, rest = key.partition(".")
+        return ("--cluster", rest) if parameter == "target" else (None, key)
+
+    with progress("playing the step"), located(place):
+        played = replay_graphs(job, cluster)
+    _tell(report.replayed_graphs(job, played), replayed_graphs, json, quiet)
+
+
+def _refuse(options: Mapping[str, object]) -> None:
+    """Raise `InputError` where an option is given that needs a clock."""
+    for option, value in options.items():
+        if value is not None:
+            raise InputError("is of profilers' traces, and these are execution traces", file=option, found=str(value))
+
+
+def _opened(files: list[str], groups: str | None) -> JobGraph:
+    from simulator.traces.execution.files import open_graphs
+
+    with progress("reading the trace"):
+        return open_graphs(files, groups)
+
+
+def _tell(result: Mapping[str, Any], tables: Any, json: Path | None, quiet: bool) -> None:
+    check_outputs({"--json": json})
+    write_json(json, result)
+    warn(result["warnings"])
+    if not quiet and json != STDOUT:
+        show(*tables(result))

@@ -1,0 +1,178 @@
+"""The order in which ranks of a job come to their nodes, where they meet in communication.
+
+Nodes of a lane take turns: the one that could begin first is first. So lanes of all ranks follow one order in which
+everything can run, and no two of them wait for each other.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import Counter
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from simulator.errors import InputError
+from simulator.traces.execution.graph import EXCHANGES, GraphNode, JobGraph, NodeKind, RankGraph
+from simulator.traces.execution.lengths import NodeLengths
+
+#: A node: position of its rank in the job, and its own among the rank's nodes.
+NodePlace = tuple[int, int]
+
+
+def lane_of(node: GraphNode) -> str:
+    """Return the lane in which a node takes its turn; empty of communication, and of what takes no time."""
+    match node.kind:
+        case NodeKind.HOST:
+            return f"host {node.lane}".strip()
+        case NodeKind.GPU:
+            return f"stream {node.lane}" if node.lane else "kernels"
+        case NodeKind.LOAD | NodeKind.STORE:
+            return f"{node.kind} {node.lane}".strip()
+        case _:
+            return ""
+
+
+def meetings(job: JobGraph, lengths: NodeLengths) -> dict[NodePlace, tuple[NodePlace, ...]]:
+    """Return for each communication whose ranks are all in the trace the nodes that are one with it.
+
+    The n-th collective of a group is one on all its ranks, and the n-th send with a tag to a rank is one with its n-th
+    receive. Raises `InputError` where ranks call different things.
+    """
+    calls: dict[Hashable, list[NodePlace]] = {}
+    for at, rank in enumerate(job.ranks):
+        numbers: Counter[Hashable] = Counter()
+        for place, node in enumerate(rank.nodes):
+            if node.kind in EXCHANGES and lengths.is_complete(node):
+                call = _call(job, rank, node)
+                calls.setdefault((call, numbers[call, node.kind]), []).append((at, place))
+                numbers[call, node.kind] += 1
+    meeting_of: dict[NodePlace, tuple[NodePlace, ...]] = {}
+    for places in calls.values():
+        _check(job, places)
+        meeting_of |= dict.fromkeys(places, tuple(places))
+    return meeting_of
+
+
+def _call(job: JobGraph, rank: RankGraph, node: GraphNode) -> Hashable:
+    """Return what the callers of a communication share."""
+    comm = node.comm
+    assert comm is not None
+    if node.kind == NodeKind.COLLECTIVE:
+        return comm.group, job.members(comm.group)
+    ends = (rank.rank, comm.peer) if node.kind == NodeKind.SEND else (comm.peer, rank.rank)
+    return *ends, comm.tag
+
+
+def _check(job: JobGraph, places: Sequence[NodePlace]) -> None:
+    """Raise `InputError` unless these nodes are one communication, of all that take part."""
+    nodes = [job.ranks[at].nodes[place] for at, place in places]
+    first, rank = nodes[0], job.ranks[places[0][0]]
+    assert first.comm is not None
+    where = f"node {first.number} ({first.name[:60]})"
+    partners = set(job.members(first.comm.group)) if first.kind == NodeKind.COLLECTIVE else {rank.rank, first.comm.peer}
+    callers = {job.ranks[at].rank for at, _ in places}
+    if first.comm.peer == rank.rank:
+        raise InputError(f"rank {rank.rank} sends to itself", file=rank.file, key=where)
+    if callers != partners:
+        lacking = ", ".join(map(str, sorted(partners - callers)[:4]))
+        raise InputError(f"rank {lacking} has no call that belongs to it", file=rank.file, key=where)
+    for (at, _), node in zip(places, nodes, strict=True):
+        if _message(node) != _message(first):
+            told = f"{_text(first)} here, {_text(node)} at node {node.number} of rank {job.ranks[at].rank}"
+            raise InputError("ranks call different things", file=rank.file, key=where, found=told)
+
+
+def _message(node: GraphNode) -> tuple[str, float]:
+    assert node.comm is not None
+    return node.comm.operation, node.comm.nbytes
+
+
+def _text(node: GraphNode) -> str:
+    operation, nbytes = _message(node)
+    return f"{operation or node.kind} of {nbytes:,.0f} bytes"
+
+
+@dataclass
+class _Run:
+    """Nodes that have come so far. ``free_s``: when each lane of a rank is free; ``came``: members of meetings."""
+
+    waits: dict[NodePlace, int]
+    behind: dict[NodePlace, list[NodePlace]]
+    ready: list[tuple[float, int, int]] = field(default_factory=list)
+    ready_s: dict[NodePlace, float] = field(default_factory=dict)
+    free_s: dict[tuple[int, str], float] = field(default_factory=dict)
+    came: Counter[tuple[NodePlace, ...]] = field(default_factory=Counter)
+    latest_s: dict[tuple[NodePlace, ...], float] = field(default_factory=dict)
+
+    def end(self, place: NodePlace, end_s: float) -> None:
+        """Let everything behind a node that has ended come."""
+        for other in self.behind.get(place, ()):
+            self.ready_s[other] = max(self.ready_s.get(other, 0.0), end_s)
+            self.waits[other] -= 1
+            if not self.waits[other]:
+                heapq.heappush(self.ready, (self.ready_s[other], *other))
+
+
+def running_order(
+    job: JobGraph, lengths: NodeLengths, meeting_of: Mapping[NodePlace, tuple[NodePlace, ...]]
+) -> tuple[NodePlace, ...]:
+    """Return all nodes of all ranks in the order in which they come. Raises `InputError` where some never do."""
+    run = _begun(job, meeting_of)
+    order: list[NodePlace] = []
+    while run.ready:
+        start_s, at, place = heapq.heappop(run.ready)
+        order.append((at, place))
+        rank, node = job.ranks[at], job.ranks[at].nodes[place]
+        if lane := lane_of(node):
+            start_s = max(start_s, run.free_s.get((at, lane), 0.0))
+        end_s = start_s + lengths.expected_s(rank, node)
+        run.free_s[at, lane] = end_s
+        together = meeting_of.get((at, place), ((at, place),))
+        run.came[together] += 1
+        run.latest_s[together] = end_s = max(end_s, run.latest_s.get(together, 0.0))
+        if run.came[together] == len(together):
+            for member in together:
+                run.end(member, end_s)
+    if len(order) < sum(len(rank.nodes) for rank in job.ranks) or any(
+        run.came[together] < len(together) for together in meeting_of.values()
+    ):
+        raise _deadlock(job, run, set(order))
+    return tuple(order)
+
+
+def _begun(job: JobGraph, meeting_of: Mapping[NodePlace, tuple[NodePlace, ...]]) -> _Run:
+    """Return the run at its start: links of nodes, and of the collectives of a group, which take turns."""
+    run = _Run({}, {})
+    for at, rank in enumerate(job.ranks):
+        number = {node.number: place for place, node in enumerate(rank.nodes)}
+        last_of_group: dict[str, int] = {}
+        for place, node in enumerate(rank.nodes):
+            before = {number[other] for other in node.after}
+            if node.kind == NodeKind.COLLECTIVE and node.comm is not None and (at, place) in meeting_of:
+                if node.comm.group in last_of_group:
+                    before.add(last_of_group[node.comm.group])
+                last_of_group[node.comm.group] = place
+            run.waits[at, place] = len(before)
+            for other in sorted(before):
+                run.behind.setdefault((at, other), []).append((at, place))
+            if not before:
+                run.ready.append((0.0, at, place))
+    heapq.heapify(run.ready)
+    return run
+
+
+def _deadlock(job: JobGraph, run: _Run, came: set[NodePlace]) -> InputError:
+    """Return the error of ranks that wait for each other for ever: what the first of them wait in."""
+    waiting = []
+    for at, rank in enumerate(job.ranks):
+        stuck = [
+            rank.nodes[place]
+            for together, count in run.came.items()
+            for other, place in together
+            if other == at and (at, place) in came and count < len(together)
+        ]
+        if stuck:
+            waiting.append(f"rank {rank.rank} in node {stuck[0].number}")
+    return InputError(
+        "ranks wait for each other for ever", file=job.ranks[0].file, found="; ".join(waiting[:4]) or "no node can run"
+    )

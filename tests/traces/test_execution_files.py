@@ -1,0 +1,214 @@
+"""Execution traces of Chakra and PyTorch are read as they were written, and broken ones are named in a sentence."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import re
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from simulator.errors import InputError
+from simulator.traces.execution.files import is_execution_trace, open_graphs
+from simulator.traces.execution.graph import GraphNode, NodeKind
+from simulator.traces.execution.messages import _FIELDS, _VALUES, chakra_messages
+from tests.support.chakra import COLLECTIVE, COMPUTE, SEND, ChakraNode, framed, node, save_chakra
+
+pytest.importorskip("google.protobuf")
+SHARED = Path(__file__).resolve().parents[3] / "shared/reference/files"
+
+
+def nodes_of(path: str) -> tuple[GraphNode, ...]:
+    return open_graphs([path]).ranks[0].nodes
+
+
+def test_bytes_of_the_format_are_read(tmp_path: Path) -> None:
+    """A message by hand has the id 300 (ac 02), the name k, type 4, link 1, 9 us, and the attribute is_cpu_op."""
+    attribute = b"\x0a\x09is_cpu_op\xd8\x01\x01"
+    message = b"\x08\xac\x02\x12\x01k\x18\x04\x2a\x01\x01\x38\x09\x52" + bytes([len(attribute)]) + attribute
+    path = tmp_path / "a.3.et"
+    path.write_bytes(framed(b"", b"\x08\x01\x18\x04", message))
+    (rank,) = open_graphs([str(path)]).ranks
+    assert rank.rank == 3
+    assert rank.nodes[1] == GraphNode(300, "k", NodeKind.HOST, (1,), pytest.approx(9e-6))
+
+
+def test_field_numbers_are_those_of_the_published_schema() -> None:
+    schema = SHARED / "traces/chakra_et_def.proto"
+    if not schema.exists():
+        pytest.skip("the file of another project is not here")
+    text = schema.read_text()
+    for message, fields in _FIELDS.items():
+        body = re.search(rf"message {message} {{(.*?)\n}}", text, re.DOTALL)
+        assert body is not None
+        numbers = dict(re.findall(r"(\w+) = (\d+);", body[1]))
+        assert numbers == {name: str(number) for number, (name, _, _) in enumerate(fields, 1)}
+    values = re.findall(r"(\w+)_val = (\d+);", text)
+    assert values == [(kind, str(3 + 2 * place)) for place, kind in enumerate(_VALUES)]
+
+
+def test_json_is_read_whatever_its_capitals(tmp_path: Path) -> None:
+    told = [
+        {"Id": 1, "Name": "load", "NodeType": 4, "is_cpu_op": True, "runtime": 5},
+        {"Id": 2, "Name": "sum", "NodeType": 7, "ctrlDeps": [1], "comm_type": 7, "comm_size": 64, "runtime": 8},
+    ]
+    path = tmp_path / "job.0.json.gz"
+    path.write_bytes(gzip.compress(json.dumps({"workload_graph": told, "ngpus": 2}).encode()))
+    assert is_execution_trace(str(path))
+    load, reduction = nodes_of(str(path))
+    assert (load.kind, load.seconds) == (NodeKind.HOST, pytest.approx(5e-6))
+    assert reduction.comm is not None
+    assert (reduction.after, reduction.comm.operation, reduction.comm.nbytes) == ((1,), "reduce_scatter", 64)
+
+
+def test_callers_count_unless_they_contradict_what_nodes_wait_for(tmp_path: Path) -> None:
+    """Node 1 calls 2, which waits for 0; or node 1 waits for 2, which it calls, and only the waiting counts."""
+    path = tmp_path / "a.0.et"
+    called = ChakraNode(2, COMPUTE, 1, after=[0], callers=[1])
+    agreed = save_chakra(path, node(0, COMPUTE, 1), node(1, COMPUTE, 1), called)
+    assert {one.number: one.after for one in nodes_of(agreed)}[2] == (0, 1)
+    contradicted = save_chakra(path, node(0, COMPUTE, 1), node(1, COMPUTE, 1, after=[2]), called)
+    (rank,) = open_graphs([contradicted]).ranks
+    assert [one.number for one in rank.nodes] == [0, 2, 1]
+    assert rank.nodes[1].after == (0,)
+    assert "callers" in rank.missing[0]
+
+
+def test_an_exact_length_counts_until_somebody_changes_the_microseconds(tmp_path: Path) -> None:
+    same = node(0, COMPUTE, 3, duration_nanos=2600.5)
+    changed = node(1, COMPUTE, 30, duration_nanos=2600.5)
+    lengths = [one.seconds for one in nodes_of(save_chakra(tmp_path / "a.0.et", same, changed))]
+    assert lengths == pytest.approx([2600.5e-9, 30e-6])
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"", "is empty"),
+        (framed(b"", b"\x08\x01\x18\x04")[:-1], "is cut off in message 1"),
+        (b"\xff" * 12, "is cut off in message 0"),
+        (framed(b"", b"\x0b\x0b"), "message 1 cannot be read"),
+        (framed(b"", b"\x08\x01\x18\x63"), "is no type of node"),
+        (framed(b"", b"\x08\x01", b"\x08\x01"), "two nodes have one number"),
+        (framed(b""), "has no nodes"),
+        (framed(b"", b"\x08\x01\x2a\x01\x02", b"\x08\x02\x2a\x01\x01"), "wait for each other in a circle"),
+        (framed(b"", b"\x08\x01\x2a\x01\x01"), "wait for each other in a circle"),
+        (framed(b"", b"\x08\x01\x18\x05"), "does not tell comm_dst"),
+        (gzip.compress(framed(b"", b"\x08\x01" * 9))[:-9], "cannot be unpacked to its end"),
+    ],
+)
+def test_broken_messages_are_named_in_a_sentence(tmp_path: Path, content: bytes, message: str) -> None:
+    path = tmp_path / "broken.0.et"
+    path.write_bytes(content)
+    with pytest.raises(InputError) as problem:
+        open_graphs([str(path)])
+    assert message in str(problem.value)
+    assert str(path) in str(problem.value)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ({"workload_graph": 7}, "is no list of nodes"),
+        ({"workload_graph": [{"Id": "x"}]}, "is no whole number"),
+        ({"workload_graph": [{"Id": 1, "NodeType": 4, "runtime": -3}]}, "is no amount"),
+        ({"schema": "1.1.0", "nodes": [{}]}, "has an operation that cannot be read"),
+        ({"schema": "1.1.0", "nodes": []}, "has no operation with a tensor on a GPU"),
+    ],
+)
+def test_broken_json_is_named_in_a_sentence(tmp_path: Path, content: Any, message: str) -> None:
+    path = tmp_path / "broken.json"
+    path.write_text(json.dumps(content))
+    with pytest.raises(InputError, match=message):
+        open_graphs([str(path)])
+    path.write_text(json.dumps(content)[:-1])
+    with pytest.raises(InputError, match="is cut off, or no JSON: line 1"):
+        open_graphs([str(path)])
+
+
+def test_groups_stand_beside_the_traces_or_in_a_file_that_is_named(tmp_path: Path) -> None:
+    gathers = node(0, COLLECTIVE, comm_type=2, comm_size=8, pg_name="5")
+    names = [save_chakra(tmp_path / f"a.{rank}.et", gathers) for rank in range(2)]
+    assert open_graphs(names).members("5") == (0, 1)
+    (tmp_path / "comm_group.json").write_text('{"5": [1, 0, 2]}')
+    job = open_graphs([str(tmp_path)])
+    assert job.members("5") == (1, 0, 2)
+    comm = job.ranks[0].nodes[0].comm
+    assert comm is not None
+    assert job.message_bytes(comm) == 24  # what three ranks put in
+    (tmp_path / "other.json").write_text('{"5": [0, 0]}')
+    with pytest.raises(InputError, match="is no list of ranks, each once"):
+        open_graphs(names, str(tmp_path / "other.json"))
+
+
+def _operation(number: int, parent: int, name: str, inputs: list[Any], outputs: list[Any]) -> dict[str, Any]:
+    def shapes(values: list[Any]) -> list[list[int]]:
+        return [[4, 8] if value[0] == 1 else [8, 2] if value[0] == 2 else [4, 2] for value in values]
+
+    return {
+        "id": number, "parent": parent, "rf_id": number, "name": name, "inputs": inputs, "outputs": outputs,
+        "input_shapes": shapes(inputs), "output_shapes": shapes(outputs), "input_types": ["Tensor(c10::Half)"],
+        "output_types": [],
+    }  # fmt: skip
+
+
+def test_kernels_of_pytorch_are_the_innermost_operations(tmp_path: Path) -> None:
+    """A linear layer calls a view, which runs nothing, and a product; an addition in place follows.
+
+    The product does 2 * 4 * 8 * 2 FLOPs, and moves 32 + 16 + 8 elements of 2 bytes; the addition moves 8.
+    """
+    a, b, c = [1, 1, 0, 32, 2, "cuda:0"], [2, 2, 0, 16, 2, "cuda:0"], [3, 3, 0, 8, 2, "cuda:0"]
+    view = [4, 2, 0, 16, 2, "cuda:0"]
+    told = [
+        _operation(12, 11, "aten::t", [b], [view]),
+        _operation(13, 11, "aten::mm", [a, b], [c]),
+        _operation(11, 10, "aten::linear", [a, b], [c]),
+        _operation(14, 10, "aten::add_", [c], [c]),
+    ]
+    path = tmp_path / "rank1.json"
+    path.write_text(json.dumps({"schema": "1.0.1", "pid": 1, "nodes": told}))
+    (rank,) = open_graphs([str(path)]).ranks
+    assert rank.rank == 1
+    assert [(one.name, one.flops, one.nbytes, one.after, one.dtype) for one in rank.nodes] == [
+        ("aten::mm", 128, 112, (), "fp16"),
+        ("aten::add_", 0, 16, (13,), "fp16"),
+    ]
+
+
+#: File -> nodes by kind.
+REAL = {
+    "chakra/chakra.0.et.gz": {"host": 2448, "gpu": 1209, "collective": 7},
+    "chakra/small_chakra.0.json": {"host": 5, "gpu": 1, "collective": 1},
+    "traces/astra_custom_ring_allreduce.0.et": {"send": 14, "receive": 14, "gpu": 7},
+    "traces/astra_custom_ring_allreduce.1.et": {"send": 14, "receive": 14, "gpu": 7},
+    "traces/hta_pytorch_et_simple_add.json.gz": {"gpu": 4},
+    "traces/param_linear_et.json.gz": {"gpu": 217},
+    "traces/param_resnet_1gpu_et_1.0.3.json.gz": {"gpu": 3180, "collective": 21},
+    "traces/param_resnet_2gpu_et_1.1.0.json.gz": {"gpu": 3180, "collective": 21},
+}
+
+
+#: A file that differs from another one in little but its size.
+LIKE_ANOTHER = "traces/param_resnet_1gpu_et_1.0.3.json.gz"
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.slow] if name == LIKE_ANOTHER else []) for name in REAL]
+)
+def test_real_files_are_read(name: str) -> None:
+    if not (SHARED / name).exists():
+        pytest.skip("the file of another project is not here")
+    assert is_execution_trace(str(SHARED / name))
+    assert Counter(str(one.kind) for one in nodes_of(str(SHARED / name))) == REAL[name]
+
+
+def test_protobuf_that_is_not_installed_is_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = save_chakra(tmp_path / "a.0.et", node(0, SEND, comm_dst=1))
+    chakra_messages.cache_clear()
+    monkeypatch.setitem(__import__("sys").modules, "google.protobuf", None)
+    with pytest.raises(InputError, match="need protobuf"):
+        open_graphs([path])
+    chakra_messages.cache_clear()

@@ -1,0 +1,148 @@
+"""Graphs are played: their lengths follow from hand-made cases."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from simulator.cluster import build_cluster
+from simulator.config.cluster import load_cluster
+from simulator.config.profile import load_profile
+from simulator.costs import Costs
+from simulator.errors import InputError
+from simulator.network.collectives import idle_seconds, plan
+from simulator.traces.execution.files import open_graphs
+from simulator.traces.execution.replay import GraphReplay, replay_graphs
+from tests.support.chakra import COLLECTIVE, COMPUTE, RECEIVE, SEND, ChakraNode, node, save_chakra
+
+pytest.importorskip("google.protobuf")
+us = 1e-6
+
+
+def played(folder: Path, *ranks: list[ChakraNode], cluster: str | None = None) -> GraphReplay:
+    for rank, nodes in enumerate(ranks):
+        save_chakra(folder / f"a.{rank}.et", *nodes)
+    return replay_graphs(open_graphs([str(folder)]), cluster)
+
+
+def test_kernels_take_turns_and_the_host_runs_beside_them(tmp_path: Path) -> None:
+    """Two kernels of 3 and 4 us on one GPU take 7; the host's 5 beside them take none; the last kernel waits for it."""
+    host = node(2, COMPUTE, 9, is_cpu_op=True)
+    result = played(tmp_path, [node(0, COMPUTE, 3), node(1, COMPUTE, 4), host, node(3, COMPUTE, 1, after=[2])])
+    assert result.step_s == pytest.approx(10 * us)
+    assert (result.ranks[0].compute_s, result.ranks[0].host_s) == pytest.approx((8 * us, 9 * us))
+
+
+def test_streams_and_threads_run_beside_each_other(tmp_path: Path) -> None:
+    result = played(tmp_path, [node(0, COMPUTE, 3, tid=7), node(1, COMPUTE, 4, tid=20)])
+    assert result.step_s == pytest.approx(4 * us)
+
+
+def test_a_kernel_that_could_begin_first_is_first(tmp_path: Path) -> None:
+    """Kernel 1 stands in front in the file, and waits 10 us for the host. Kernel 2 can run at once: 6, then 10 + 2."""
+    host = node(0, COMPUTE, 10, is_cpu_op=True)
+    result = played(tmp_path, [host, node(1, COMPUTE, 2, after=[0]), node(2, COMPUTE, 6)])
+    assert result.step_s == pytest.approx(12 * us)
+
+
+def test_ranks_meet_in_a_collective_and_then_take_the_shorter_length(tmp_path: Path) -> None:
+    """Rank 1 comes 20 us later; rank 0's kernel of communication lasted 25 us, for it has waited 20. 30 + 5."""
+    result = played(
+        tmp_path,
+        [node(0, COMPUTE, 10), node(1, COLLECTIVE, 25, after=[0], comm_size=8)],
+        [node(0, COMPUTE, 30), node(1, COLLECTIVE, 5, after=[0], comm_size=8)],
+    )
+    assert result.step_s == pytest.approx(35 * us)
+    assert [rank.communication_s for rank in result.ranks] == pytest.approx([5 * us, 5 * us])
+    assert [rank.exposed_s for rank in result.ranks] == pytest.approx([5 * us, 5 * us])
+
+
+def test_transfers_wait_for_both_ends(tmp_path: Path) -> None:
+    """Rank 0 sends at 10; rank 1 is there at 4, gets it at 10 + 6, and computes until 18. Tags tell transfers apart."""
+    sends = [node(0, COMPUTE, 10), node(1, SEND, 6, after=[0], comm_dst=1, comm_tag=3, comm_size=4)]
+    other = node(2, SEND, 2, comm_dst=1, comm_tag=4, comm_size=4)
+    receives = [
+        node(0, COMPUTE, 4),
+        node(1, RECEIVE, 12, after=[0], comm_src=0, comm_tag=3, comm_size=4),
+        node(2, COMPUTE, 2, after=[1]),
+        node(3, RECEIVE, 2, comm_src=0, comm_tag=4, comm_size=4),
+    ]
+    assert played(tmp_path, [*sends, other], receives).step_s == pytest.approx(18 * us)
+
+
+def test_a_cluster_plays_communication_and_prices_kernels_by_the_roofline(tmp_path: Path) -> None:
+    """A kernel at the peak of bf16, one at the memory's bandwidth, then an all-gather of what two ranks put in."""
+    gpu = load_profile("h100-sxm-80gb").gpu_spec
+    flops, nbytes = gpu.peak_flops_per_s["bf16"].value, gpu.memory_bandwidth_Bps.value
+    nodes = [
+        node(0, COMPUTE, num_ops=round(flops * 1e-3), tensor_size=1000),
+        node(1, COMPUTE, num_ops=1000, tensor_size=round(nbytes * 2e-3), after=[0]),
+        node(2, COLLECTIVE, comm_type=2, comm_size=1 << 20, after=[1]),
+    ]
+    cluster = build_cluster(load_cluster("dgx_h100"))
+    costs = Costs.from_profiles({"h100-sxm-80gb": load_profile("h100-sxm-80gb")})
+    gather_s = idle_seconds(plan("all_gather", 2 << 20, (0, 1), cluster, costs), cluster, costs)
+    result = played(tmp_path, nodes, nodes, cluster="dgx_h100")
+    assert result.step_s == pytest.approx(3e-3 + gather_s, rel=1e-6)
+
+
+def test_lanes_of_ranks_do_not_wait_for_each_other_for_ever(tmp_path: Path) -> None:
+    """Rank 0 must run kernel 2 before kernel 1, which waits for rank 1, and that for the result of 2.
+
+    They take 2 us, 1 for a transfer, 3 on rank 1, 1 for the way back, and 4.
+    """
+    first = [
+        node(0, RECEIVE, 1, comm_src=1, comm_tag=1, comm_size=4),
+        node(1, COMPUTE, 4, after=[0]),
+        node(2, COMPUTE, 2),
+        node(3, SEND, 1, after=[2], comm_dst=1, comm_tag=0, comm_size=4),
+    ]
+    second = [
+        node(0, RECEIVE, 1, comm_src=0, comm_tag=0, comm_size=4),
+        node(1, COMPUTE, 3, after=[0]),
+        node(2, SEND, 1, after=[1], comm_dst=0, comm_tag=1, comm_size=4),
+    ]
+    assert played(tmp_path, first, second).step_s == pytest.approx(11 * us)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "message"),
+    [
+        ([[node(0, COLLECTIVE, 1, comm_size=8)], [node(0, COLLECTIVE, 1, comm_size=9)]], "ranks call different things"),
+        ([[node(0, COLLECTIVE, 1, comm_size=8)], [node(0, COMPUTE, 1)]], "rank 1 has no call that belongs to it"),
+        ([[node(0, SEND, 1, comm_dst=1, comm_size=8)], [node(0, COMPUTE, 1)]], "rank 1 has no call that belongs to it"),
+        ([[node(0, SEND, 1, comm_dst=0, comm_size=8)]], "rank 0 sends to itself"),
+        ([[node(0, SEND, 1, comm_dst=-7, comm_size=8)]], "is no rank"),
+        ([[node(0, COMPUTE, num_ops=5)]], "has no duration"),
+        ([[node(0, COLLECTIVE, comm_size=8)]], "has no duration"),
+    ],
+)
+def test_traces_that_cannot_be_played_are_named(tmp_path: Path, ranks: list[list[ChakraNode]], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        played(tmp_path, *ranks)
+
+
+def test_ranks_that_wait_for_each_other_are_named(tmp_path: Path) -> None:
+    """Each receives before it sends what the other one receives."""
+    ranks = [
+        [
+            node(0, RECEIVE, 1, comm_src=1 - rank, comm_size=4),
+            node(1, SEND, 1, after=[0], comm_dst=1 - rank, comm_size=4),
+        ]
+        for rank in range(2)
+    ]
+    with pytest.raises(InputError, match="wait for each other for ever") as problem:
+        played(tmp_path, *ranks)
+    assert problem.value.found == "rank 0 in node 0; rank 1 in node 0"
+
+
+def test_communication_with_ranks_that_have_no_trace_keeps_its_length(tmp_path: Path) -> None:
+    alone = played(tmp_path, [node(0, COLLECTIVE, 7, comm_size=8)], cluster="dgx_h100")
+    assert alone.step_s == pytest.approx(7 * us)
+    assert "1 communication with ranks that have no trace here" in alone.warnings[0]
+    with pytest.raises(InputError, match="nothing tells which ranks take part"):
+        played(tmp_path, [node(0, COLLECTIVE, comm_size=8)], cluster="dgx_h100")
+    (tmp_path / "comm_group.json").write_text('{"1": [0, 1]}')
+    idle = played(tmp_path, [node(0, COLLECTIVE, comm_size=8, pg_name="1")], cluster="dgx_h100")
+    assert 1 * us < idle.step_s < 100 * us

@@ -1,0 +1,46 @@
+"""Steps that were recorded on one GPU and on two are played to their own length and overlap."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from simulator.traces.kineto import read_trace
+from simulator.traces.replay import replay
+from tests.support.kineto import KinetoWriter
+
+RUNS = Path(__file__).resolve().parents[2] / "calibration/results/runs"
+
+
+def save_run(name: str, folder: Path) -> list[Path]:
+    """Write the timeline of a run as its profiler did, a file per rank, without the host's calls."""
+    rows = pd.read_csv(RUNS / f"{name}.timeline.csv.gz")
+    ranks = sorted(map(int, rows["rank"].unique()))
+    files = []
+    for rank in ranks:
+        trace = KinetoWriter(rank, len(ranks))
+        mine = rows[rows["rank"] == rank]
+        streams = {stream: number for number, stream in enumerate(mine["stream"].unique(), 7)}
+        for row in mine.itertuples():
+            group = {}
+            if row.name.startswith("nccl"):
+                listed = str(ranks)
+                group = {"Group size": len(ranks), "Process Group Name": "0", "Process Group Ranks": listed}
+            length_us = (row.end_s - row.start_s) * 1e6
+            trace.kernel(row.name, streams[row.stream], row.start_s * 1e6, length_us, -1, **group)
+        trace.event("user_annotation", "ProfilerStep#1", 0.0, mine["end_s"].max() * 1e6)
+        files.append(trace.save(folder / f"rank{rank}.json.gz"))
+    return files
+
+
+@pytest.mark.parametrize("name", ["dense_h2048_l24_s2k", "ddp2_h3072_l12", "ddp2_no_overlap_h3072_l12"])
+def test_a_recorded_step_is_played_to_its_length_and_overlap(name: str, tmp_path: Path) -> None:
+    """Its length is within 2 %, and its overlap within 2 points."""
+    played = replay(read_trace(save_run(name, tmp_path)))
+    assert abs(played.error) < 0.02
+    recorded, again = played.recorded.overlap, played.played.overlap
+    assert (recorded is None) == (again is None)
+    if recorded is not None and again is not None:
+        assert abs(again - recorded) < 0.02
