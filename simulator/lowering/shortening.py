@@ -56,7 +56,7 @@ def shortened(workload: Workload) -> ShortenedStep | None:
     order = size.order(microbatches)
     whole, passes = [_Row(slots) for slots in order], sum(map(len, order))
     for period in range(1, int(microbatches / (PERIODS + 1)) + 1):
-        spells = _spells(whole, period, microbatches)
+        spells = _spells(whole, period) if size.is_like(microbatches - period, microbatches) else []
         if spells:
             fits = min(spell.length / spell.stride + 1 for spell in spells)
             times = int(fits - max(PERIODS, max(MICROBATCHES, SETTLING * parallelism.pp) / period))
@@ -120,21 +120,21 @@ class _Row:
         self.kind: Ints = np.array([stage, np.array(letter, "U1").view(np.uint32), size, place], dtype=np.int64)
         self.microbatch: Ints = np.array(microbatch, dtype=np.int64)
 
-    def spell(self, period: int, microbatches: int) -> _Spell | None:
-        """Return the passes around the middle of all that come again ``period`` micro-batches later, if any do.
-
-        A rank has as many passes of one of the ``microbatches`` as of any other.
-        """
+    def spell(self, period: int) -> _Spell | None:
+        """Return the passes around the middle that come again ``period`` micro-batches later; None unless most do."""
         kind, microbatch = self.kind, self.microbatch
-        stride, rest = divmod(len(microbatch) * period, microbatches)
         middle = len(microbatch) // 2 - 1
-        if rest or microbatch[middle + stride] != microbatch[middle] + period:
+        later = np.flatnonzero(microbatch[middle:] == microbatch[middle] + period)
+        later = later[(kind[:, middle + later] == kind[:, middle : middle + 1]).all(axis=0)]
+        if not len(later) or later[0] == 0:
             return None
+        stride = int(later[0])
         again = (kind[:, stride:] == kind[:, :-stride]).all(axis=0)
         again &= microbatch[stride:] == microbatch[:-stride] + period
         ends = np.flatnonzero(~np.concatenate(([False], again, [False])))
         at = int(np.searchsorted(ends, middle + 1))
-        return _Spell(int(ends[at - 1]), int(ends[at] - ends[at - 1] - 1), stride) if again[middle] else None
+        first, length = int(ends[at - 1]), int(ends[at] - ends[at - 1] - 1)
+        return _Spell(first, length, stride) if length + stride >= MOST * len(microbatch) else None
 
     def is_longer(self, shorter: _Row, spell: _Spell, microbatches: int, times: int) -> bool:
         """Return whether this row is ``shorter`` with ``times`` strides of a spell, which are so many micro-batches."""
@@ -147,11 +147,11 @@ class _Row:
         )
 
 
-def _spells(rows: Sequence[_Row], period: int, microbatches: int) -> list[_Spell]:
+def _spells(rows: Sequence[_Row], period: int) -> list[_Spell]:
     """Return the spell of each row; none where a row has none."""
     spells: list[_Spell] = []
     for row in rows:
-        spell = row.spell(period, microbatches)
+        spell = row.spell(period)
         if spell is None:
             return []
         spells.append(spell)
