@@ -59,10 +59,10 @@ class HandOver(NamedTuple):
 
 
 class SingleTransfers:
-    """Makes steps of one end of a transfer of ``nbytes`` each; those alike share all but tag, label and micro-batch."""
+    """Steps of one end of a transfer of ``nbytes`` each; those alike differ in tag, label and micro-batch."""
 
     def __init__(self, hops: Sequence[HandOver], nbytes: float) -> None:
-        self._nbytes, self._several = nbytes, _several_peers(hops)
+        self.nbytes, self._several = nbytes, _several_peers(hops)
         self._alike: dict[tuple[PointToPointKind, str, int, int], tuple[Step, PointToPoint]] = {}
 
     def step(self, hop: HandOver, op: PointToPointKind, after: tuple[str, ...], *, as_it_comes: bool = False) -> Step:
@@ -72,11 +72,11 @@ class SingleTransfers:
         alike = self._alike.get(key)
         if alike is None:
             name_peer = (hop.rank(op), op, DIRECTION[source.kind]) in self._several
-            comm = hop.comm(op, self._nbytes, name_peer=name_peer, as_it_comes=as_it_comes)
+            comm = hop.comm(op, self.nbytes, name_peer=name_peer, as_it_comes=as_it_comes)
             alike = self._alike[key] = Step(hop.label(op), comm, stage=source.stage), comm
         first, comm = alike
-        op_step = tagged(comm, str(source))
-        return reordered(first, after, label=hop.label(op), op=op_step, microbatch=source.microbatch)
+        tagged_comm = tagged(comm, str(source))
+        return reordered(first, after, label=hop.label(op), op=tagged_comm, microbatch=source.microbatch)
 
 
 def _several_peers(hops: Sequence[HandOver]) -> set[End]:

@@ -154,7 +154,7 @@ def _as_written(
         for cell in row:
             if isinstance(cell, Post):
                 hop, op = ends[str(cell)]
-                _post_one(lanes, hop, op, singles, nbytes, overlap=overlap, batched=batched)
+                _post_one(lanes, hop, op, singles, overlap=overlap, batched=batched)
                 continue
             for action in cell:
                 waits = dict.fromkeys([*_last(lanes, PIPELINE_LANE), *needs.get(action, [])])
@@ -168,7 +168,6 @@ def _post_one(
     hop: HandOver,
     op: PointToPointKind,
     singles: SingleTransfers,
-    nbytes: float,
     *,
     overlap: bool,
     batched: bool,
@@ -182,7 +181,7 @@ def _post_one(
     """
     after = _last(lanes, COMPUTE_LANE)
     if not overlap:
-        lanes.setdefault(PIPELINE_LANE, []).append(_post([(hop, op)], nbytes, after))
+        lanes.setdefault(PIPELINE_LANE, []).append(_post([(hop, op)], singles.nbytes, after))
         return
     lane = f"pp_{hop.peer(op)}"
     if batched and op == SEND:
@@ -227,7 +226,7 @@ def _one_by_one(
         done.add(action)
         for hop in sends.get(action, ()):
             for op in (SEND, RECV):
-                _post_one(lanes[hop.rank(op)], hop, op, singles, nbytes, overlap=overlap, batched=batched)
+                _post_one(lanes[hop.rank(op)], hop, op, singles, overlap=overlap, batched=batched)
 
     moving = True
     while moving:
