@@ -24,7 +24,7 @@ from simulator.config.profile import load_profiles
 from simulator.config.stack import load_stack
 from simulator.costs import Costs
 from simulator.engine import UnsteadyError, simulate
-from simulator.lowering import build_program, shortened
+from simulator.lowering import ShortenedStep, build_program, shortened
 from simulator.program import Program, Repetition
 from simulator.timeline import Timeline
 
@@ -111,10 +111,13 @@ def job_seconds(workload: Workload, engine: str) -> JobSeconds:
         options: dict[str, Any] = {"nodes": workload.nodes, "engine": engine, "repetition": repetition}
         return program_s, seconds_of(lambda: timelines.append(simulate(programs[-1], cluster, costs, **options)))
 
-    program_s, simulation_s, short = 0.0, 0.0, shortened(workload)
+    shorter: list[ShortenedStep | None] = []
+    program_s, simulation_s = seconds_of(lambda: shorter.append(shortened(workload))), 0.0
+    (short,) = shorter
     if short is not None:
         try:
-            program_s, simulation_s = play(*short)
+            more_s = play(*short)
+            program_s, simulation_s = program_s + more_s[0], simulation_s + more_s[1]
         except UnsteadyError:
             short = None
     if short is None:

@@ -47,8 +47,6 @@ class OverlappedCall:
 
 
 Piece = Segment | CollectiveCall | OverlappedCall
-#: An op of a block that communicates.
-CommOp = Collective | Beside
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,35 +77,36 @@ class BlockCutter:
         self._costs = costs
         self._store = store
         self._pieces: dict[tuple[object, ...], tuple[Piece, ...]] = {}
-        self._rows: dict[tuple[object, ...], OpRow] = {}
+        self._pricing: dict[tuple[GpuSpeed, str], _Pricing] = {}
         self._segments: dict[tuple[int, ...], Segment] = {}
 
     def pieces(
-        self, block: Block, phase: str, speed: GpuSpeed, lengths: dict[CommOp, CommLength], coalesce: bool
+        self, block: Block, phase: str, speed: GpuSpeed, lengths: dict[int, CommLength], coalesce: bool
     ) -> tuple[Piece, ...]:
         """Return the pieces of ``block`` in a step of this phase, on a GPU of this speed.
 
-        ``lengths`` are of its ops that communicate. Without ``coalesce`` every op is a piece of its own.
+        ``lengths`` are of its ops that communicate, by their id. Without ``coalesce`` every op is a piece of its own.
         """
         key = (id(block), phase, speed, tuple(lengths.values()))
         if key not in self._pieces:
-            at = _Pricing(self._costs.for_gpu(speed.gpu), speed, phase)
-            self._pieces[key] = tuple(self._cut(block, at, lengths, coalesce))
+            if (speed, phase) not in self._pricing:
+                self._pricing[speed, phase] = _Pricing(self._costs.for_gpu(speed.gpu), speed, phase)
+            self._pieces[key] = tuple(self._cut(block, self._pricing[speed, phase], lengths, coalesce))
         return self._pieces[key]
 
-    def _cut(self, block: Block, at: _Pricing, lengths: dict[CommOp, CommLength], coalesce: bool) -> Iterable[Piece]:
+    def _cut(self, block: Block, at: _Pricing, lengths: dict[int, CommLength], coalesce: bool) -> Iterable[Piece]:
         interference = at.costs.interference
         rows: list[OpRow] = []
         for op in block.ops:
             match op:
                 case Compute():
-                    rows.append(self._kernel_row(op, at))
+                    rows.append(at.kernel_row(op))
                     if op.host_waits:
                         yield from (replace(one, host_waits=True) for one in self._segment(rows, interference))
                         rows = []
                 case Beside():
-                    kernels = [self._kernel_row(kernel, at) for kernel in op.kernels]
-                    row = self._comm_row(op.comm, lengths[op], at, len(kernels))
+                    kernels = [at.kernel_row(kernel) for kernel in op.kernels]
+                    row = at.comm_row(op.comm, lengths[id(op)], len(kernels))
                     if row is not None:
                         rows += [row, *kernels]
                         continue
@@ -120,7 +119,7 @@ class BlockCutter:
                     yield OverlappedCall(op.comm, at.issue_s(op.comm), segments)
                     continue
                 case Collective():
-                    row = self._comm_row(op, lengths[op], at)
+                    row = at.comm_row(op, lengths[id(op)])
                     if row is None:
                         yield from self._segment(rows, interference)
                         rows = []
@@ -132,24 +131,7 @@ class BlockCutter:
                 rows = []
         yield from self._segment(rows, interference)
 
-    # Blocks share their ops, and ranks of one kind share whole segments.
-
-    def _kernel_row(self, op: Compute, at: _Pricing) -> OpRow:
-        key = id(op), at.speed, at.phase
-        if key not in self._rows:
-            seconds = at.costs.kernel_s(op.kernel, at.speed.gpu, at.speed.clock_hz) / at.speed.scale
-            self._rows[key] = OpRow.from_kernel(op, seconds, at.issue_s(op), at.costs.intensity(op.kernel))
-        return self._rows[key]
-
-    def _comm_row(self, comm: Collective, length: CommLength, at: _Pricing, beside: int = 0) -> OpRow | None:
-        """Return the row of a collective of known length; None where others can delay it."""
-        if length.seconds is None:
-            return None
-        issue_s = at.issue_s(comm)
-        key = id(comm), length, issue_s, beside
-        if key not in self._rows:
-            self._rows[key] = OpRow.from_comm(comm, length.seconds, length.wire_bytes, issue_s, beside)
-        return self._rows[key]
+    # Ranks of one kind share whole segments.
 
     def _segment(self, rows: Sequence[OpRow], interference: InterferenceCost | None) -> Iterable[Segment]:
         if not rows:
@@ -163,13 +145,33 @@ class BlockCutter:
         yield self._segments[key]
 
 
-class _Pricing(NamedTuple):
-    """The prices of a step: costs, the speed of GPU and host, and the step's phase."""
+class _Pricing:
+    """The prices of steps of one phase: costs, the speed of GPU and host. Blocks share their ops, each priced once."""
 
-    costs: Costs
-    speed: GpuSpeed
-    phase: str
+    def __init__(self, costs: Costs, speed: GpuSpeed, phase: str) -> None:
+        self.costs, self._speed, self._phase = costs, speed, phase
+        self._kernel_rows: dict[int, OpRow] = {}
+        self._comm_rows: dict[tuple[int, CommLength, int], OpRow] = {}
 
     def issue_s(self, op: Compute | Collective) -> float:
         """Return the host's seconds to issue ``op``."""
-        return self.speed.host.issue_s(self.costs, op, self.phase)
+        return self._speed.host.issue_s(self.costs, op, self._phase)
+
+    def kernel_row(self, op: Compute) -> OpRow:
+        """Return the row of a kernel."""
+        if id(op) not in self._kernel_rows:
+            speed = self._speed
+            seconds = self.costs.kernel_s(op.kernel, speed.gpu, speed.clock_hz) / speed.scale
+            row = OpRow.from_kernel(op, seconds, self.issue_s(op), self.costs.intensity(op.kernel))
+            self._kernel_rows[id(op)] = row
+        return self._kernel_rows[id(op)]
+
+    def comm_row(self, comm: Collective, length: CommLength, beside: int = 0) -> OpRow | None:
+        """Return the row of a collective of known length; None where others can delay it."""
+        if length.seconds is None:
+            return None
+        key = id(comm), length, beside
+        if key not in self._comm_rows:
+            row = OpRow.from_comm(comm, length.seconds, length.wire_bytes, self.issue_s(comm), beside)
+            self._comm_rows[key] = row
+        return self._comm_rows[key]

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
-from simulator.engine.block_pieces import BlockCutter, CommLength, CommOp, Piece
+from simulator.engine.block_pieces import BlockCutter, CommLength, Piece
 from simulator.engine.rank import PlacedRank, Rank
 from simulator.engine.representatives import PlannedComm, Representatives
 from simulator.engine.traffic import CommCounts
@@ -133,20 +133,23 @@ class CoalescedBlocks:
 
         `finish` counts its runs.
         """
-        lengths: dict[CommOp, CommLength] = {}
+        lengths: dict[int, CommLength] = {}
+        alone: dict[int, tuple[PlannedComm, str]] = {}
         fixed: list[tuple[PlannedComm, str]] = []
         for op in block.ops:
             if isinstance(op, Compute):
                 continue
-            comm = comm_of(op)
-            _, planned, meets = self._called(rank, comm)
-            # What goes on beside kernels may slow them, which is played as it happens.
-            plays_out = comm.host_waits or (rank.interference is not None and isinstance(op, Beside))
-            is_fixed = self._coalesce and not plays_out and len(meets - idle) == 1
-            if is_fixed:
-                fixed.append((planned, comm.purpose))
-            seconds = self._network.alone_s(planned.plan) if is_fixed else None
-            lengths[op] = CommLength(seconds, planned.wire_bytes)
+            if id(op) not in lengths:  # layers share their ops
+                comm, planned, meets = self._called(rank, comm_of(op))
+                # What goes on beside kernels may slow them, which is played as it happens.
+                plays_out = comm.host_waits or (rank.interference is not None and isinstance(op, Beside))
+                is_fixed = self._coalesce and not plays_out and len(meets - idle) == 1
+                if is_fixed:
+                    alone[id(op)] = planned, comm.purpose
+                seconds = self._network.alone_s(planned.plan) if is_fixed else None
+                lengths[id(op)] = CommLength(seconds, planned.wire_bytes)
+            if id(op) in alone:
+                fixed.append(alone[id(op)])
         prepared = PreparedBlock(self._cutter.pieces(block, phase, rank.speed, lengths, self._coalesce), fixed)
         self._prepared[rank.number, id(block), phase, idle] = prepared
         return prepared

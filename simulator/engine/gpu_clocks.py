@@ -37,13 +37,17 @@ def first_clocks(placed: Placed, cluster: Cluster) -> GpuClocks:
         power = costs.power
         if power is None:
             return None
-        loads = Loads()
+        loads, times = Loads(), Counter[int]()
+        blocks: dict[int, Block] = {}
         for _, _, step in placed.program.roles[role].steps():
             if isinstance(step.op, Block):
-                key = id(step.op), gpu
-                if key not in loads_of_block:
-                    loads_of_block[key] = _loads(step.op, costs, power.highest_hz, loads_of_kernel)
-                loads.add_all(loads_of_block[key], 1 if repetition is None else repetition.runs(step))
+                blocks[id(step.op)] = step.op
+                times[id(step.op)] += 1 if repetition is None else repetition.runs(step)
+        for number, block in blocks.items():
+            key = number, gpu
+            if key not in loads_of_block:
+                loads_of_block[key] = _loads(block, costs, power.highest_hz, loads_of_kernel)
+            loads.add_all(loads_of_block[key], times[number])
         length_s = sum(loads.seconds.values())
         drawn = Drawn(0.0, length_s, loads.seconds, loads.drawing_s)
         return power.clock_hz(power.trace([drawn], length_s), power.highest_hz)

@@ -68,8 +68,8 @@ def host_work(
     Of an extension ``role`` has only the steps of this; what follows ``earlier`` computation is issued first of them.
     """
     compute, positions = role.lanes.get(COMPUTE_LANE, ()), _compute_positions(role)
-    starts = [speeds.seconds(costs, step.phase, kinds) for step, kinds in _starts(role, earlier.last)]
     seconds: dict[tuple[str, int, str], float] = {}
+    nothing: dict[float, HostWork] = {}
 
     def issue(step: Step, behind: int | None, before: int) -> tuple[str, float]:
         phase = _phase_of_pass(compute, before, behind, earlier)
@@ -79,10 +79,27 @@ def host_work(
             seconds[key] = speeds.issue_s(costs, comm, phase)
         return step.label if behind is not None else "", seconds[key]
 
-    return tuple(
-        HostWork(tuple([issue(step, behind, number) for step, behind in steps]), start_s)
-        for number, (steps, start_s) in enumerate(zip(_issues(role, positions, earlier), [*starts, 0.0], strict=True))
-    )
+    def work(number: int, steps: Sequence[tuple[Step, int | None]], start_s: float) -> HostWork:
+        if steps:
+            return HostWork(tuple([issue(step, behind, number) for step, behind in steps]), start_s)
+        return nothing.setdefault(start_s, HostWork((), start_s))
+
+    starts = [*_starts_s(role, costs, speeds, earlier.last), 0.0]
+    rows = zip(_issues(role, positions, earlier), starts, strict=True)
+    return tuple([work(number, steps, start_s) for number, (steps, start_s) in enumerate(rows)])
+
+
+def _starts_s(role: Role, costs: Costs, speeds: HostSpeeds, last: Step | None) -> Iterator[float]:
+    """Yield the host's seconds at each step of the compute lane beside issuing its ops; see `_starts`."""
+    seconds: dict[tuple[object, ...], float] = {}
+    for step, kinds in _starts(role, last):
+        if not kinds:
+            yield 0.0
+            continue
+        key = step.phase, *kinds.items()
+        if key not in seconds:
+            seconds[key] = speeds.seconds(costs, step.phase, kinds)
+        yield seconds[key]
 
 
 def issue_order(role: Role, earlier: EarlierCompute = NOTHING_EARLIER) -> tuple[tuple[Step, ...], ...]:

@@ -5,15 +5,19 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from simulator.program import Axis, PointToPoint, PointToPointKind, Purpose
+from simulator.program import Axis, PointToPoint, PointToPointKind, Purpose, Step, reordered, tagged
 from simulator.schedules import Action, Order, Schedule, Slot, requires
 
 SEND, RECV = PointToPointKind.SEND, PointToPointKind.RECV
 
 DIRECTION = {"F": "fwd", "B": "bwd", "I": "bwd"}
+#: An end of a transfer as ``torch.distributed.pipelining`` writes it.
+_VERB = {SEND: "SEND", RECV: "RECV"}
 #: Kind of the action -> name of its result in torch's text form.
 _RESULT = {"F": "F", "B": "B", "I": "B"}
 
+#: A rank, an end of its transfers, and their direction.
+End = tuple[int, PointToPointKind, str]
 #: Action -> those whose results it needs.
 Sources = Mapping[Action, Sequence[Action]]
 
@@ -42,16 +46,47 @@ class HandOver(NamedTuple):
 
     def rank(self, op: PointToPointKind) -> int:
         """Return the pipeline rank that calls this end."""
-        return self.sender if op == SEND else self.receiver
+        return self.sender if op is SEND else self.receiver
 
     def peer(self, op: PointToPointKind) -> int:
         """Return the pipeline rank that calls the other end."""
-        return self.receiver if op == SEND else self.sender
+        return self.receiver if op is SEND else self.sender
 
     def label(self, op: PointToPointKind) -> str:
         """Return the name in ``torch.distributed.pipelining``: 0SEND_F3, 1RECV_F3."""
-        stage = self.source.stage if op == SEND else self.target.stage
-        return f"{stage}{op.upper()}_{_RESULT[self.source.kind]}{self.source.microbatch}"
+        stage = self.source.stage if op is SEND else self.target.stage
+        return f"{stage}{_VERB[op]}_{_RESULT[self.source.kind]}{self.source.microbatch}"
+
+
+class SingleTransfers:
+    """Steps of one end of a transfer of ``nbytes`` each; those alike differ in tag, label and micro-batch."""
+
+    def __init__(self, hops: Sequence[HandOver], nbytes: float) -> None:
+        self.nbytes, self._several = nbytes, _several_peers(hops)
+        self._alike: dict[tuple[PointToPointKind, str, int, int], tuple[Step, PointToPoint]] = {}
+
+    def step(self, hop: HandOver, op: PointToPointKind, after: tuple[str, ...], *, as_it_comes: bool = False) -> Step:
+        """Return one end of ``hop`` as a step, named by its neighbour where the rank has several."""
+        source = hop.source
+        key = op, source.kind, source.stage, hop.target.stage
+        alike = self._alike.get(key)
+        if alike is None:
+            name_peer = (hop.rank(op), op, DIRECTION[source.kind]) in self._several
+            comm = hop.comm(op, self.nbytes, name_peer=name_peer, as_it_comes=as_it_comes)
+            alike = self._alike[key] = Step(hop.label(op), comm, stage=source.stage), comm
+        first, comm = alike
+        tagged_comm = tagged(comm, str(source))
+        return reordered(first, after, label=hop.label(op), op=tagged_comm, microbatch=source.microbatch)
+
+
+def _several_peers(hops: Sequence[HandOver]) -> set[End]:
+    """Return the (rank, op, direction) with more than one neighbour, as in a V. Their lanes name the neighbour."""
+    peers: dict[End, set[int]] = {}
+    for hop in hops:
+        direction = DIRECTION[hop.source.kind]
+        peers.setdefault((hop.sender, SEND, direction), set()).add(hop.receiver)
+        peers.setdefault((hop.receiver, RECV, direction), set()).add(hop.sender)
+    return {end for end, neighbours in peers.items() if len(neighbours) > 1}
 
 
 def flat(slots: list[Slot]) -> list[Action]:

@@ -17,13 +17,21 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import cast
 
-from simulator.lowering.hand_overs import DIRECTION, RECV, SEND, HandOver, Sources, flat, joined, sources_in, transfers
+from simulator.lowering.hand_overs import (
+    RECV,
+    SEND,
+    HandOver,
+    SingleTransfers,
+    Sources,
+    flat,
+    joined,
+    sources_in,
+    transfers,
+)
 from simulator.lowering.lanes import PIPELINE_LANE, Lanes
 from simulator.program import COMPUTE_LANE, Batch, PointToPoint, PointToPointKind, Step, reordered
 from simulator.schedules import Action, Cell, Order, Post, Schedule, Slot
 
-#: A rank, an end of its transfers, and their direction.
-End = tuple[int, PointToPointKind, str]
 #: A hand-over, and the end of it that a rank posts.
 PostedEnd = tuple[HandOver, PointToPointKind]
 
@@ -114,10 +122,10 @@ def _as_it_comes(order: Order, hops: list[HandOver], nbytes: float, step_of: Cal
             lanes[rank][COMPUTE_LANE].append(_wait(step_of(action), needs.get(action, [])))
     # There is a lane per direction and neighbour, and receives are posted in the sender's order, whatever the
     # receiver's own. A lane never waits for what comes later, nor for another neighbour.
-    several = _several_peers(hops)
+    singles = SingleTransfers(hops, nbytes)
     for hop in hops:
         for op, after in ((SEND, (str(hop.sent_after),)), (RECV, ())):
-            step = _alone(hop, op, nbytes, after, several, as_it_comes=op == RECV)
+            step = singles.step(hop, op, after, as_it_comes=op is RECV)
             lanes[hop.rank(op)].setdefault(cast(PointToPoint, step.op).lane, []).append(step)
     return lanes
 
@@ -135,7 +143,7 @@ def _as_written(
 
     Each comes after the computation that is written before it; see `_post_one`.
     """
-    several = _several_peers(hops)
+    singles = SingleTransfers(hops, nbytes)
     ends = {hop.label(op): (hop, op) for hop in hops for op in PointToPointKind}
     needs: dict[Action, list[str]] = {}
     for hop in hops:
@@ -146,7 +154,7 @@ def _as_written(
         for cell in row:
             if isinstance(cell, Post):
                 hop, op = ends[str(cell)]
-                _post_one(lanes, hop, op, nbytes, several, overlap=overlap, batched=batched)
+                _post_one(lanes, hop, op, singles, overlap=overlap, batched=batched)
                 continue
             for action in cell:
                 waits = dict.fromkeys([*_last(lanes, PIPELINE_LANE), *needs.get(action, [])])
@@ -159,8 +167,7 @@ def _post_one(
     lanes: Lanes,
     hop: HandOver,
     op: PointToPointKind,
-    nbytes: float,
-    several: set[End],
+    singles: SingleTransfers,
     *,
     overlap: bool,
     batched: bool,
@@ -174,38 +181,14 @@ def _post_one(
     """
     after = _last(lanes, COMPUTE_LANE)
     if not overlap:
-        lanes.setdefault(PIPELINE_LANE, []).append(_post([(hop, op)], nbytes, after))
+        lanes.setdefault(PIPELINE_LANE, []).append(_post([(hop, op)], singles.nbytes, after))
         return
     lane = f"pp_{hop.peer(op)}"
     if batched and op == SEND:
         after += _last(lanes, "pp_recv")
     elif batched:
         lane = "pp_recv"
-    lanes.setdefault(lane, []).append(_alone(hop, op, nbytes, after, several))
-
-
-def _alone(
-    hop: HandOver,
-    op: PointToPointKind,
-    nbytes: float,
-    after: tuple[str, ...],
-    several: set[End],
-    *,
-    as_it_comes: bool = False,
-) -> Step:
-    """Return one end of ``hop`` as a step, named by its neighbour where the rank has several."""
-    name_peer = (hop.rank(op), op, DIRECTION[hop.source.kind]) in several
-    comm = hop.comm(op, nbytes, name_peer=name_peer, as_it_comes=as_it_comes)
-    return Step(hop.label(op), comm, after, microbatch=hop.source.microbatch, stage=hop.source.stage)
-
-
-def _several_peers(hops: list[HandOver]) -> set[End]:
-    """Return the (rank, op, direction) with more than one neighbour, as in a V. Their lanes name the neighbour."""
-    peers: dict[End, set[int]] = {}
-    for hop in hops:
-        for op in (SEND, RECV):
-            peers.setdefault((hop.rank(op), op, DIRECTION[hop.source.kind]), set()).add(hop.peer(op))
-    return {end for end, neighbours in peers.items() if len(neighbours) > 1}
+    lanes.setdefault(lane, []).append(singles.step(hop, op, after))
 
 
 def _one_by_one(
@@ -233,7 +216,7 @@ def _one_by_one(
         receives.setdefault(hop.awaited_by, []).append(hop)
     queues = [deque(slots) for slots in order]
     lanes: list[Lanes] = [{COMPUTE_LANE: []} for _ in order]
-    several = _several_peers(hops)
+    singles = SingleTransfers(hops, nbytes)
     done: set[Action] = set()
 
     def run(rank: int, action: Action) -> None:
@@ -243,7 +226,7 @@ def _one_by_one(
         done.add(action)
         for hop in sends.get(action, ()):
             for op in (SEND, RECV):
-                _post_one(lanes[hop.rank(op)], hop, op, nbytes, several, overlap=overlap, batched=batched)
+                _post_one(lanes[hop.rank(op)], hop, op, singles, overlap=overlap, batched=batched)
 
     moving = True
     while moving:

@@ -11,7 +11,7 @@ from simulator.lowering.host_copies import gradients_to_host
 from simulator.lowering.servers import exchange
 from simulator.lowering.sharding import gradient_bytes, leaving, named_by_axis, part_of_pass
 from simulator.operations.weights import Weight, elements
-from simulator.program import Collective, CollectiveKind, Purpose, Step
+from simulator.program import Collective, CollectiveKind, Purpose, Step, reordered
 from simulator.units import DTYPE_BYTES
 
 
@@ -42,6 +42,7 @@ class Reductions:
         self._sets_of_pass: Counter[tuple[str, str]] = Counter()
         #: Of weights, kept so that no others have their id: what leaves of them.
         self._leaving: dict[int, tuple[Sequence[Weight], list[LeavingGradients]]] = {}
+        self._first_like: dict[tuple[str, int, float], list[Step]] = {}
 
     def add(self, label: str, weights: Sequence[Weight], after: Sequence[str], like: Step | None = None) -> None:
         """Reduce the gradients of ``weights`` once the steps ``after`` have ended, for the pass ``like`` if any."""
@@ -52,7 +53,7 @@ class Reductions:
             if parallelism.server_count:
                 self.steps += exchange(workload, named, axis, count, tuple(after))
                 continue
-            steps = reduce_steps(workload, named, axis, count, after, freed_bytes)
+            steps = self._reduce_steps(named, axis, count, after, freed_bytes)
             first_steps += [step.label for step in steps[:1]]
             if parallelism.offload.optimizer != "none":
                 ready = (steps[-1].label,) if steps else tuple(after)
@@ -62,6 +63,17 @@ class Reductions:
             self.steps += [part_of_pass(step, like) for step in steps]
         if first_steps:
             self._first_steps.append(tuple(first_steps))
+
+    def _reduce_steps(self, label: str, axis: str, count: int, after: Sequence[str], freed_bytes: float) -> list[Step]:
+        """Return `reduce_steps`; reductions of as many gradients over an axis differ in labels alone."""
+        key = axis, count, freed_bytes
+        if key not in self._first_like:
+            self._first_like[key] = reduce_steps(self._workload, label, axis, count, after, freed_bytes)
+        steps: list[Step] = []
+        for like in self._first_like[key]:
+            name = label + like.label.removeprefix(self._first_like[key][0].label)
+            steps.append(reordered(like, (steps[-1].label,) if steps else tuple(after), label=name))
+        return steps
 
     def _leaving_of(self, weights: Sequence[Weight]) -> list[LeavingGradients]:
         """Return what leaves of ``weights``, axis by axis; those of a bucket are reduced in many micro-batches."""

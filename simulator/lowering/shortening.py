@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
+import numpy as np
+
+from simulator.arrays import Ints
 from simulator.config import Workload
 from simulator.program import Repetition
-from simulator.schedules import Order, Schedule, Slot
+from simulator.schedules import Action, Order, Schedule, Slot
 
 #: Periods that are played where the pipeline is full, and micro-batches in them at least: some until it has settled,
 #: and two that are compared.
@@ -47,24 +50,25 @@ def shortened(workload: Workload) -> ShortenedStep | None:
     gives_back_late = schedule.splits and workload.stage_runtime.keeps_graphs
     if not fixed or gives_back_late or schedule.copies > 1 or parallelism.data_parallel == "async":
         return None
-    size = _Sizes(schedule, parallelism.pp, parallelism.vpp)
-    whole = size.order(microbatches)
-    passes = sum(map(len, whole))
-    if passes < LEAST_LEFT_OUT:
+    if microbatches * parallelism.n_stages * (3 if schedule.splits else 2) < LEAST_LEFT_OUT:
         return None
+    size = _Sizes(schedule, parallelism.pp, parallelism.vpp)
+    order = size.order(microbatches)
+    whole, passes = [_Row(slots) for slots in order], sum(map(len, order))
     for period in range(1, int(microbatches / (PERIODS + 1)) + 1):
-        if not size.is_like(microbatches - period, microbatches):
-            continue
-        shorter = size.order(microbatches - period)
-        fits = _periods(whole, shorter, period)
-        if fits:
+        spells = _spells(whole, period) if size.is_like(microbatches - period, microbatches) else []
+        if spells:
+            fits = min(spell.length / spell.stride + 1 for spell in spells)
             times = int(fits - max(PERIODS, max(MICROBATCHES, SETTLING * parallelism.pp) / period))
-            fewer = microbatches - times * period
-            left_out = times * period / microbatches * passes
+            fewer, left_out = microbatches - times * period, times * period / microbatches * passes
             worth_it = times >= 1 and fewer <= MOST * microbatches and left_out >= LEAST_LEFT_OUT
             if not worth_it or not size.is_like(fewer, microbatches):
                 return None
-            repetition = Repetition(period, times, frozenset(_passes(whole, shorter, period)))
+            shorter = [_Row(slots) for slots in size.order(fewer)]
+            rows = zip(whole, shorter, spells, strict=True)
+            if not all(row.is_longer(other, spell, times * period, times) for row, other, spell in rows):
+                return None
+            repetition = Repetition(period, times, frozenset(_passes(whole, spells)))
             return ShortenedStep(_with_microbatches(workload, fewer), repetition)
     return None
 
@@ -92,40 +96,76 @@ def _with_microbatches(workload: Workload, microbatches: int) -> Workload:
     return workload.model_copy(update={"training": training.model_copy(update={"global_batch": batch})})
 
 
-def _periods(whole: Order, shorter: Order, microbatches: int) -> float:
-    """Return how many periods of ``microbatches`` follow each other on every rank; 0 where the orders differ otherwise.
+class _Spell(NamedTuple):
+    """The passes of a rank that come again ``stride`` passes later: so many, from the ``first`` on."""
 
-    ``shorter`` has one period less.
+    first: int
+    length: int
+    stride: int
+
+
+class _Row:
+    """The passes of a rank in their order.
+
+    ``kind``: their stages, letters, numbers of passes in their slots and places there, a row each. ``microbatch``: of
+    each pass.
     """
-    fits: list[float] = []
-    for slots, fewer_slots in zip(whole, shorter, strict=True):
-        stride = len(slots) - len(fewer_slots)
-        same = _common(slots, fewer_slots, 0)
-        late = _common(slots[::-1], fewer_slots[::-1], microbatches)
-        if stride < 1 or same + late < len(fewer_slots):
-            return 0
-        # From the first slot of the common end to the last of the common beginning, slots come again a period later.
-        fits.append((same + late - len(fewer_slots)) / stride + 1)
-    return min(fits)
+
+    def __init__(self, slots: Sequence[Slot]) -> None:
+        self.passes = [action for slot in slots for action in slot]
+        stage, letter, microbatch = zip(*self.passes, strict=True)
+        sizes = np.fromiter(map(len, slots), np.int64, len(slots))
+        size = np.repeat(sizes, sizes)
+        place = np.arange(len(size)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
+        self.kind: Ints = np.array([stage, np.array(letter, "U1").view(np.uint32), size, place], dtype=np.int64)
+        self.microbatch: Ints = np.array(microbatch, dtype=np.int64)
+
+    def spell(self, period: int) -> _Spell | None:
+        """Return the passes around the middle that come again ``period`` micro-batches later; None unless most do."""
+        kind, microbatch = self.kind, self.microbatch
+        middle = len(microbatch) // 2 - 1
+        later = np.flatnonzero(microbatch[middle:] == microbatch[middle] + period)
+        later = later[(kind[:, middle + later] == kind[:, middle : middle + 1]).all(axis=0)]
+        if not len(later) or later[0] == 0:
+            return None
+        stride = int(later[0])
+        again = (kind[:, stride:] == kind[:, :-stride]).all(axis=0)
+        again &= microbatch[stride:] == microbatch[:-stride] + period
+        ends = np.flatnonzero(~np.concatenate(([False], again, [False])))
+        at = int(np.searchsorted(ends, middle + 1))
+        first, length = int(ends[at - 1]), int(ends[at] - ends[at - 1] - 1)
+        return _Spell(first, length, stride) if length + stride >= MOST * len(microbatch) else None
+
+    def is_longer(self, shorter: _Row, spell: _Spell, microbatches: int, times: int) -> bool:
+        """Return whether this row is ``shorter`` with ``times`` strides of a spell, which are so many micro-batches."""
+        cut = times * spell.stride
+        kept = np.ones(len(self.microbatch), dtype=bool)
+        kept[spell.first : spell.first + cut] = False
+        later = np.where(np.arange(len(kept)) < spell.first, 0, microbatches)
+        return np.array_equal(self.kind[:, kept], shorter.kind) and np.array_equal(
+            (self.microbatch - later)[kept], shorter.microbatch
+        )
 
 
-def _passes(whole: Order, shorter: Order, microbatches: int) -> Iterator[tuple[int, str, int]]:
+def _spells(rows: Sequence[_Row], period: int) -> list[_Spell]:
+    """Return the spell of each row; none where a row has none."""
+    spells: list[_Spell] = []
+    for row in rows:
+        spell = row.spell(period)
+        if spell is None:
+            return []
+        spells.append(spell)
+    return spells
+
+
+def _passes(rows: Sequence[_Row], spells: Sequence[_Spell]) -> Iterator[Action]:
     """Yield the passes of the second period on every rank.
 
     A weight gradient may be a whole backward pass.
     """
-    for slots, fewer_slots in zip(whole, shorter, strict=True):
-        stride = len(slots) - len(fewer_slots)
-        first = len(fewer_slots) - _common(slots[::-1], fewer_slots[::-1], microbatches) + stride
-        for action in (action for slot in slots[first : first + stride] for action in slot):
+    for row, spell in zip(rows, spells, strict=True):
+        second = spell.first + spell.stride
+        for action in row.passes[second : second + spell.stride]:
             yield action
             if action.kind == "W":
                 yield action._replace(kind="B")
-
-
-def _common(slots: Sequence[Slot], fewer_slots: Sequence[Slot], later: int) -> int:
-    """Return how many slots at the beginning are those of ``fewer_slots``, so many micro-batches ``later``."""
-    for number, (slot, like) in enumerate(zip(slots, fewer_slots, strict=False)):
-        if slot != (tuple([one._replace(microbatch=one.microbatch + later) for one in like]) if later else like):
-            return number
-    return min(len(slots), len(fewer_slots))

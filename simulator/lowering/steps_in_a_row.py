@@ -19,10 +19,10 @@ def repeated(lanes: Lanes, steps: int, microbatches: int) -> Lanes:
         return lanes
     row: Lanes = {lane: [] for lane in lanes}
     ends = lanes[COMPUTE_LANE][-1].label
-    closing = _closing(lanes, ends)
+    closing, labels = _closing(lanes, ends), _labels(lanes)
     for number in range(steps):
         for lane, work in lanes.items():
-            for index, step in enumerate(_numbered(work, _labels(lanes), number, microbatches)):
+            for index, step in enumerate(_numbered(work, labels, number, microbatches)):
                 before: tuple[str, ...] = ()
                 if number and lane == COMPUTE_LANE and index == 0:
                     before = tuple(_label(label, number - 1) for label in closing)

@@ -17,6 +17,7 @@ from simulator.program.ops import (
     comm_of,
     comms_of,
     kernels_of,
+    tagged,
 )
 from simulator.program.program import Program, Role, Step, reordered
 from simulator.program.repetition import Repetition, later_label
@@ -88,6 +89,7 @@ __all__ = [
     "later_label",
     "numbered_axis",
     "reordered",
+    "tagged",
     "to_text",
     "undivided",
     "validate",

@@ -240,6 +240,11 @@ def but_tag(comm: Comm) -> Hashable:
     return comm.name, comm.op, comm.nbytes, comm.axis, comm.purpose, comm.peer, comm.as_it_comes
 
 
+def tagged(comm: PointToPoint, tag: str) -> PointToPoint:
+    """Return ``comm`` with another tag, in a fifth of the time that `dataclasses.replace` takes."""
+    return PointToPoint(comm.name, comm.op, comm.nbytes, comm.axis, comm.purpose, comm.peer, tag, comm.as_it_comes)
+
+
 def comm_of(op: Collective | Beside) -> Collective:
     """Return the collective of a block's op that has one."""
     return op.comm if isinstance(op, Beside) else op

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from functools import lru_cache
+from itertools import chain
 from typing import NamedTuple
 
 from simulator.program.program import Step
@@ -33,4 +35,13 @@ def later_label(label: str, microbatches: int) -> str:
     >>> later_label("reduce 3B17.0", 2), later_label("1SEND_F3+0RECV_B1", 2), later_label("optimizer", 2)
     ('reduce 3B19.0', '1SEND_F5+0RECV_B3', 'optimizer')
     """
-    return _MICROBATCH.sub(lambda number: str(int(number[0]) + microbatches), label)
+    texts, numbers = _parts(label)
+    if len(numbers) == 1:
+        return f"{texts[0]}{numbers[0] + microbatches}{texts[1]}"
+    return "".join(chain(*[(text, str(n + microbatches)) for text, n in zip(texts, numbers, strict=False)], texts[-1:]))
+
+
+@lru_cache(maxsize=1 << 17)
+def _parts(label: str) -> tuple[tuple[str, ...], tuple[int, ...]]:
+    """Return the numbers of micro-batches in a label, and the text before, between and behind them."""
+    return tuple(_MICROBATCH.split(label)), tuple([int(number) for number in _MICROBATCH.findall(label)])

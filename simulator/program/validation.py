@@ -97,16 +97,16 @@ def _validate_role(
     memory: set[tuple[float, float, float]] = set()
     ends: set[tuple[str, int | None]] = set()
     ops: set[tuple[str, Hashable]] = set()
+    same: set[tuple[str, int]] = set()
     for lane, _, step in role.steps():
         if not grows and not labels.issuperset(step.after):
             label = next(label for label in step.after if label not in labels)
             raise ProgramError(f"{where}: step {step.label!r} waits for {label!r}, which does not exist")
         if _is_new((step.alloc_bytes, step.free_bytes, step.workspace_bytes), memory):
             validate_memory(where, step)
-        op = lane, _same_rules(step.op)
-        if not _is_new(op, ops):
+        if not (_is_new((lane, id(step.op)), same) and _is_new((lane, _same_rules(step.op)), ops)):
             continue
-        if _is_new(op, checked):
+        if _is_new((lane, _same_rules(step.op)), checked):
             validate_op(where, lane, step)
         for comm in comms_of(step.op):
             if _is_new(_ends(comm), ends):

@@ -24,26 +24,24 @@ def warmup(p: int, m: int, v: int, rank: int) -> int:
     return min(2 * (p - rank - 1) + (v - 1) * (m // rounds(p, m)), m * v)
 
 
-def chunk_action(kind: str, index: int, rank: int, p: int, m: int, v: int) -> Action:
-    """The ``index``-th forward of a rank, or (any other kind) its ``index``-th backward."""
+def chunk_actions(kind: str, rank: int, p: int, m: int, v: int) -> list[Action]:
+    """Return the forwards of a rank in their order, or (any other kind) its backwards."""
     per_round = m // rounds(p, m)
-    round_, within = divmod(index, per_round * v)
-    chunk, microbatch = divmod(within, per_round)
-    return Action(
-        (chunk if kind == "F" else v - 1 - chunk) * p + rank,
-        kind,
-        round_ * per_round + microbatch,
-    )
+    chunks = range(v) if kind == "F" else range(v - 1, -1, -1)
+    return [
+        Action(chunk * p + rank, kind, microbatch)
+        for first in range(0, m, per_round)
+        for chunk in chunks
+        for microbatch in range(first, first + per_round)
+    ]
 
 
 def _rank_order(rank: int, p: int, m: int, v: int) -> list[Slot]:
-    def action(kind: str, index: int) -> Action:
-        return chunk_action(kind, index, rank, p, m, v)
-
-    total, lead = m * v, warmup(p, m, v, rank)
-    slots: list[Slot] = [(action("F", i),) for i in range(lead)]
-    slots += [(action("F", lead + i), action("B", i)) for i in range(total - lead)]
-    slots += [(action("B", i),) for i in range(total - lead, total)]
+    forwards, backwards = (chunk_actions(kind, rank, p, m, v) for kind in "FB")
+    lead = warmup(p, m, v, rank)
+    slots: list[Slot] = [(action,) for action in forwards[:lead]]
+    slots += zip(forwards[lead:], backwards, strict=False)
+    slots += [(action,) for action in backwards[len(forwards) - lead :]]
     return slots
 
 

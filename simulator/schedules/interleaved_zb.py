@@ -1,7 +1,7 @@
 """Interleaved 1F1B whose weight gradients fill the drain of the pipeline, as PyTorch has it."""
 
 from simulator.schedules.actions import Order, Schedule
-from simulator.schedules.interleaved import chunk_action, rounds, whole_rounds
+from simulator.schedules.interleaved import chunk_actions, rounds, whole_rounds
 from simulator.schedules.zb_h1 import bubble, split_order
 
 
@@ -11,8 +11,8 @@ def order(p: int, m: int, v: int) -> Order:
     Each W comes r input gradients behind its I. With one chunk this is ZB-H1."""
     return [
         split_order(
-            [chunk_action("F", index, rank, p, m, v) for index in range(m * v)],
-            [chunk_action("I", index, rank, p, m, v) for index in range(m * v)],
+            chunk_actions("F", rank, p, m, v),
+            chunk_actions("I", rank, p, m, v),
             warmup=min(p - rank - 1 + (v - 1) * (m // rounds(p, m)), m * v),
             lag=rank,
         )

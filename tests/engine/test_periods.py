@@ -9,6 +9,7 @@ import pytest
 from simulator.api import StepResult
 from simulator.config import load_workload
 from simulator.lowering import shortened, shortening
+from simulator.schedules import Order
 from tests.support.exact import steady_differences
 from tests.support.jobs import job, play
 from tests.support.random_checks import differences
@@ -74,6 +75,31 @@ def test_the_order_of_passes_tells_the_period() -> None:
     assert period(pp=4, vpp=2, schedule="interleaved") == 4
     # GPipe runs all forward passes first: the more micro-batches, the longer each of its two halves.
     assert period(pp=4, schedule="gpipe") is None
+
+
+@pytest.mark.parametrize(
+    ("schedule", "most"),
+    [
+        # Its period is found in the order of the whole step, and proven by that of the shortened one.
+        ("interleaved", 2),
+        # No micro-batch of its passes comes again, whichever of the 36 periods that would fit is tried.
+        ("looped_bfs", 1),
+    ],
+)
+def test_no_order_is_built_for_a_period_that_is_only_tried(
+    monkeypatch: pytest.MonkeyPatch, schedule: str, most: int
+) -> None:
+    built: list[int] = []
+    build = shortening._Sizes.order
+
+    def order(sizes: shortening._Sizes, microbatches: int) -> Order:
+        built.append(microbatches)
+        return build(sizes, microbatches)
+
+    monkeypatch.setattr(shortening._Sizes, "order", order)
+    section = {"pp": 4, "vpp": 2, "schedule": schedule}
+    shortened(load_workload(job(parallelism=section, training__global_batch=128)))
+    assert len(built) == most
 
 
 def test_what_piles_up_until_the_optimizer_is_played_whole() -> None:

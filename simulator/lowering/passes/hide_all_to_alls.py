@@ -15,13 +15,15 @@ from __future__ import annotations
 
 import bisect
 import itertools
-from collections.abc import Iterable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import groupby
-from typing import TypeGuard
+from typing import NamedTuple, TypeGuard
 
 from simulator.lowering.lanes import Lanes, with_steps
 from simulator.lowering.rank_context import RankContext
+from simulator.lowering.stage_variants import Variant
 from simulator.models import by_part, pass_bytes
 from simulator.program import COMPUTE_LANE, AllToAll, Axis, Block, Compute, Step, StepPhase, reordered
 from simulator.schedules import Slot
@@ -47,7 +49,7 @@ def hide_all_to_alls(lanes: Lanes, context: RankContext) -> Lanes:
     """Take passes apart, layer by layer, so that their all-to-alls have a lane of their own."""
     if not context.parallelism.overlap.expert_all_to_all:
         return lanes
-    cutter = _LayerCutter(context)
+    turns = _Turns(_LayerCutter(context))
     runs = [list(run) for _, run in groupby(lanes[COMPUTE_LANE], key=_pass_of)]
     compute: list[Step] = []
     travels: list[Step] = []
@@ -57,9 +59,72 @@ def hide_all_to_alls(lanes: Lanes, context: RankContext) -> Lanes:
             compute += run
             continue
         other = runs.pop(0) if runs and (run[-1].label, runs[0][-1].label) in context.pairs else []
-        for step in _in_turns(cutter.parts(run), cutter.parts(other)):
+        for step in turns.steps(run, other):
             (compute if isinstance(step.op, Block) else travels).append(step)
     return with_steps(lanes, compute, travels)
+
+
+class _PatternStep(NamedTuple):
+    """A step of a pair of passes, whatever their micro-batches.
+
+    It is ``like`` a step of the first such pair, and is made of the piece number ``piece`` of both passes. ``suffix``
+    follows the label of that. Where it ``begins`` the piece, it waits for what the piece waits for. It ``awaits`` other
+    steps of the pair, by piece and suffix.
+    """
+
+    like: Step
+    piece: int
+    suffix: str
+    begins: bool
+    awaits: tuple[tuple[int, str], ...]
+
+
+class _Turns:
+    """Takes turns between the layers of two passes. Pairs that differ in their micro-batches alone are cut once."""
+
+    def __init__(self, cutter: _LayerCutter) -> None:
+        self._cutter = cutter
+        self._patterns: dict[Hashable, list[_PatternStep]] = {}
+
+    def steps(self, run: Sequence[Step], other: Sequence[Step]) -> list[Step]:
+        """Return the steps of two passes, each whole or in pieces, in the order in which they are issued."""
+        pieces = [*run, *other]
+        key = (
+            len(run),
+            *[self._cutter.variant(one[-1]) for one in (run, other) if one],
+            *[(id(one.op), one.part, one.alloc_bytes, one.free_bytes, one.workspace_bytes) for one in pieces],
+        )
+        if key not in self._patterns:
+            steps = _in_turns(self._cutter.parts(run), self._cutter.parts(other))
+            self._patterns[key] = list(_pattern(steps, pieces))
+        return [_repeated(one, pieces) for one in self._patterns[key]]
+
+
+def _pattern(steps: Sequence[Step], pieces: Sequence[Step]) -> Iterator[_PatternStep]:
+    """Yield what ``steps`` are whatever the micro-batches of the ``pieces`` that they were cut from."""
+    number = {piece.label: index for index, piece in enumerate(pieces)}
+
+    def place(label: str) -> tuple[int, str]:
+        """Return the number of the piece that a step was cut from, and how the step's label goes on behind it."""
+        if label in number:
+            return number[label], ""
+        whole, colon, at = label.rpartition(":")
+        return number[whole], colon + at
+
+    n_steps = Counter(place(step.label)[0] for step in steps)
+    for step in steps:
+        piece, suffix = place(step.label)
+        begins = suffix == ":0" or n_steps[piece] == 1
+        inside = step.after[len(pieces[piece].after) :] if begins else step.after
+        yield _PatternStep(step, piece, suffix, begins, tuple([place(label) for label in inside]))
+
+
+def _repeated(one: _PatternStep, pieces: Sequence[Step]) -> Step:
+    """Return a step of a pattern for passes in these ``pieces``."""
+    piece = pieces[one.piece]
+    inside = tuple([pieces[number].label + suffix for number, suffix in one.awaits])
+    after = (*piece.after, *inside) if one.begins else inside
+    return reordered(one.like, after, label=piece.label + one.suffix, microbatch=piece.microbatch)
 
 
 def _pass_of(step: Step) -> object:
@@ -108,12 +173,16 @@ class _LayerCutter:
         self._stages = context.stages
         self._blocks: dict[tuple[int, int, int], Block] = {}
 
+    def variant(self, step: Step) -> Variant:
+        """Return the variant of the pass that ``step`` is, or is a piece of."""
+        return self._stages.variants.variant_of_step(step)
+
     def parts(self, run: Sequence[Step]) -> list[_PartOfPass]:
         """Return the parts of the pass that ``run`` is, or is the pieces of, in the order in which they run."""
         if not run:
             return []
         phase = run[-1].phase
-        model_parts = self._stages.variants.parts_in(self._stages.variants.variant_of_step(run[-1]))
+        model_parts = self._stages.variants.parts_in(self.variant(run[-1]))
         lengths = {index: len(block.ops) for index, block in self._stages.by_part(run[-1])}
         groups = [tuple(model_parts[index] for index in group) for group in by_part(model_parts, phase)]
         moved = [pass_bytes(group, phase) for group in groups]
