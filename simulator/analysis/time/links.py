@@ -65,11 +65,12 @@ def links_of_purpose(timeline: Timeline, purpose: str) -> list[dict[str, Any]]:
 def contention(timeline: Timeline, limit: int = 8) -> list[dict[str, Any]]:
     """Return the links on which transfers slowed each other, the largest loss first (see `Contention`).
 
+    Of equal losses the order is that of everything else that a row tells, so that rounding does not decide.
     Links of a kind that are alike share a row, under the name of the link with the largest loss. ``flows``: job (None
     for background traffic), axis, operation, number at once, seconds together and seconds lost of each contender.
     """
     rows: list[dict[str, Any]] = []
-    for contention in sorted(timeline.contention, key=lambda contention: -_largest_loss(contention)):
+    for contention in sorted(timeline.contention, key=_worst_first):
         if _largest_loss(contention) <= _LEAST * timeline.step_time_s:
             continue
         flows = [
@@ -95,6 +96,15 @@ def contention(timeline: Timeline, limit: int = 8) -> list[dict[str, Any]]:
 def _rounded(figure: float) -> float:
     """Return ``figure`` without rounding's last digits: of equally busy links the first one counts, not chance."""
     return float(f"{figure:.9e}")
+
+
+def _worst_first(contention: Contention) -> tuple[float, str, list[tuple[object, ...]]]:
+    """Return what rows of contention are ordered by: the largest loss, then the kind of link and who met there."""
+    flows: list[tuple[object, ...]] = [
+        (flow.job, flow.axis, flow.op, -flow.at_once, -_rounded(flow.lost_s), -_rounded(flow.seconds))
+        for flow in contention.flows
+    ]
+    return -_rounded(_largest_loss(contention)), contention.kind, flows
 
 
 def _largest_loss(contention: Contention) -> float:
