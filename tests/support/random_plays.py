@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 from unittest.mock import patch
 
@@ -42,6 +42,11 @@ class Plays:
     def quick(self) -> StepResult:
         """The step with every shortcut."""
         return played(self.workload)
+
+    @cached_property
+    def plain(self) -> StepResult:
+        """The step with neither folding nor coalescing."""
+        return played(self.workload, fold=False, coalesce=False)
 
     @cached_property
     def alone(self) -> StepResult:
@@ -92,10 +97,14 @@ class IdleNetwork(Network):
         super().__init__(env, [math.inf] * len(capacity_Bps))  # the cap of a phase is its rate on an idle network
 
 
+def _rates_of_idle_links(kind: type[RememberedRates], capacity_Bps: Sequence[float]) -> RememberedRates:
+    return kind([math.inf] * len(capacity_Bps))
+
+
 @contextmanager
 def idle_links() -> Iterator[None]:
     """Let both engines play on links that are never full, as in `IdleNetwork`."""
-    rates: Callable[[Sequence[float]], RememberedRates] = lambda links: RememberedRates([math.inf] * len(links))
+    rates = partial(_rates_of_idle_links, RememberedRates)
     with ExitStack() as stack:
         stack.enter_context(patch("simulator.engine.play.Network", IdleNetwork))
         stack.enter_context(patch("simulator.engine.compiled.play.RememberedRates", rates))
