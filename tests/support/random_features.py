@@ -1,4 +1,4 @@
-"""What a random job has, so that a run of many can say what it covered."""
+"""Features of random jobs, by which a run of many says what it covered."""
 
 from __future__ import annotations
 

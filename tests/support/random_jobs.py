@@ -1,7 +1,7 @@
 """Random legal jobs: every kind of model, parallelism, schedule, way of data parallelism and odd cluster.
 
 A job is a mapping as a workload file holds it, drawn from a seeded `random.Random`. Models are so small that a step has
-a few hundred events; sizes divide, so that most of what is drawn is legal, and what is not is drawn again.
+a few hundred events. Sizes divide, so that much of what is drawn is legal. The rest is drawn again.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def random_job(random: Random, most_ranks: int = MOST_RANKS) -> Job:
 def any_job(random: Random, most_ranks: int = MOST_RANKS) -> Job:
     """Return a job that may be illegal."""
     one = random.choice
-    layout = _layout(random, min(most_ranks, one((4, 8, 8, MOST_RANKS))))
+    layout = _layout(random, min(most_ranks, one((4, 4, 8, 8, MOST_RANKS))))
     experts = layout["ep"] > 1 or one((True, False, False))
     model = random_model(random, layout["pp"] * layout["vpp"], experts, layout["ep"])
     named = _framework(random)
@@ -56,7 +56,7 @@ def any_job(random: Random, most_ranks: int = MOST_RANKS) -> Job:
     if "data_parallel" in layout:
         training["grad_clip"] = None
     layout |= _details(random, layout, model, framework)
-    microbatches = one((1, 2, 3)) if layout["pp"] == 1 else one((1, 1, 2)) * layout["pp"]
+    microbatches = one((1, 2, 3)) if layout["pp"] == 1 else one((1, 1, 1, 2)) * layout["pp"]
     training["global_batch"] = training["micro_batch"] * layout["dp"] * microbatches
     shipped = SHIPPED
     if recipe:

@@ -24,7 +24,7 @@ def random_model(random: Random, stages: int, experts: bool, ep: int) -> Section
     one = random.choice
     hidden = one((256, 512, 1024))
     model: Section = {
-        "layers": stages * one((1, 1, 2)),
+        "layers": stages * one((1, 1, 1, 2)),
         "hidden": hidden,
         "heads": 8,
         "kv_heads": one((8, 8, 4)),

@@ -24,7 +24,7 @@ from simulator.timeline import Timeline
 from tests.support.random_jobs import Job, load
 
 #: Steps in a row that are played at most: what has not settled until then is compared all the same.
-MAX_STEPS = 2 * steady_state.STEPS
+MAX_STEPS = steady_state.STEPS
 
 
 @dataclass(frozen=True)

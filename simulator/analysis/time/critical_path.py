@@ -26,8 +26,9 @@ def critical_path(timeline: Timeline, window: tuple[float, float] | None = None)
     The walk starts at the span that ends last, of several that of the first rank. It goes back from each span to the
     one that released it. A communication that waited for a partner was released on the partner's rank. A communication
     that waited for SMs was released by the computation that still goes on. All others were released by a span of their
-    rank that ended when they began, if possible of their lane. Classes are kinds of kernels (matmul, attention, norm ...), ``recompute``, ``optimizer``,
-    ``tp communication`` and so on, and ``host launch``. A gap that no record explains is ``waiting``.
+    rank that ended when they began, if possible of their lane. Classes are kinds of kernels (matmul, attention, norm
+    ...), ``recompute``, ``optimizer``, ``tp communication`` and so on, and ``host launch``. A gap that no record
+    explains is ``waiting``.
     """
     low, high = window or (0.0, timeline.length_s)
     seconds = _Walker(timeline, low, high).walk()

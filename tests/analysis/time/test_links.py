@@ -19,8 +19,8 @@ def _met(link: str, kind: str, loss_s: float, sends_s: float) -> Contention:
 
 @pytest.mark.parametrize("rounding_s", [1e-14, 0.0, -1e-14])
 def test_rows_of_equal_losses_come_in_an_order_of_their_own(rounding_s: float) -> None:
-    # Copies lost 2 ms on both links, give or take the last digit. Sends lost 1 ms on the second and half on the first:
-    # of equally large losses the row with the larger other loss comes first, whatever the links' numbers are.
+    # Copies lost 2 ms on both links, give or take the last digit. Sends lost 1 ms on the second and half on the first.
+    # Of equally large losses the row with the larger other loss comes first, whatever the links' numbers are.
     step = timeline([Span(0, "compute", template(("mm", "matmul", "compute", 1.0)), 0.0)])
     first, second = _met("a", "pcie", 2e-3 + rounding_s, 0.5e-3), _met("b", "pcie", 2e-3, 1e-3)
     worst = _met("c", "roce", 3e-3, 0.0)
