@@ -19,21 +19,25 @@ from simulator.optimizers import OPTIMIZERS
 from simulator.precisions import PRODUCT_RECIPES, ProductRecipe
 from simulator.schedules import SCHEDULES
 from tests.support.random_clusters import EIGHT_BITS, FOUR_BITS, SHIPPED, random_cluster, shipped_cluster
-from tests.support.random_models import random_model
+from tests.support.random_models import random_llama, random_model
 
 Job = dict[str, Any]
 Section = dict[str, Any]
 
 #: Ranks of a job at most: all of them are played where nothing is folded.
 MOST_RANKS = 16
+#: Frameworks whose models are mostly simulated as Llama's, and those of them that split no model over ranks.
+UNDIVIDED = ("hugging_face", "hugging_face_deepspeed")
+LLAMAS = (*UNDIVIDED, "torchtitan", "megatron_core_local")
 #: Tries to draw a legal job before giving up.
 TRIES = 1000
 
 
 def random_job(random: Random, most_ranks: int = MOST_RANKS) -> Job:
-    """Return a legal job. Raises RuntimeError where `TRIES` draws gave none."""
+    """Return a legal job, each framework as often. Raises RuntimeError where `TRIES` draws gave none."""
+    framework = _framework(random)
     for _ in range(TRIES):
-        job = any_job(random, most_ranks)
+        job = any_job(random, framework, most_ranks)
         try:
             cluster_of(load(job))
         except InputError:
@@ -42,14 +46,16 @@ def random_job(random: Random, most_ranks: int = MOST_RANKS) -> Job:
     raise RuntimeError(f"none of {TRIES} random jobs was legal")
 
 
-def any_job(random: Random, most_ranks: int = MOST_RANKS) -> Job:
-    """Return a job that may be illegal."""
+def any_job(random: Random, named: Any, most_ranks: int = MOST_RANKS) -> Job:
+    """Return a job on a framework, as workload files name it, that may be illegal."""
     one = random.choice
-    layout = _layout(random, min(most_ranks, one((4, 4, 8, 8, MOST_RANKS))))
-    experts = layout["ep"] > 1 or one((True, False, False))
-    model = random_model(random, layout["pp"] * layout["vpp"], experts, layout["ep"])
-    named = _framework(random)
     framework = FRAMEWORKS[named if isinstance(named, str) else named["name"]]
+    layout = _layout(random, min(most_ranks, one((4, 4, 8, 8, MOST_RANKS))), framework.name in UNDIVIDED)
+    stages = layout["pp"] * layout["vpp"]
+    if framework.name in LLAMAS and one((True, True, True, False)):
+        model = random_llama(random, stages)
+    else:
+        model = random_model(random, stages, layout["ep"] > 1 or one((True, False, False)), layout["ep"])
     layout |= _data_parallel(random, layout)
     on_hosts = "data_parallel" in layout or "offload" in layout
     training, recipe = _training(random, framework, model, on_hosts), _recipe(random, framework)
@@ -82,17 +88,20 @@ def _ranks(layout: Mapping[str, int]) -> int:
     return layout["tp"] * layout["cp"] * layout["pp"] * layout["dp"]
 
 
-def _layout(random: Random, most_ranks: int) -> Section:
-    """Return sizes of the axes and a schedule."""
+def _layout(random: Random, most_ranks: int, undivided: bool) -> Section:
+    """Return sizes of the axes and a schedule; an ``undivided`` model is on each rank as a whole."""
     one = random.choice
     while True:
+        if undivided:
+            sizes = {"tp": 1, "cp": 1, "pp": 1, "dp": one((1, 2, 4))}
+            break
         sizes = {"tp": one((1, 1, 2, 4)), "cp": one((1, 1, 1, 2)), "pp": one((1, 2, 2, 4)), "dp": one((1, 2, 4))}
         if _ranks(sizes) <= most_ranks:
             break
     name = one(list(SCHEDULES)) if sizes["pp"] > 1 else "1f1b"
     chunks = SCHEDULES[name].chunks or 2
     spread = sizes["tp"] * sizes["cp"] * sizes["dp"]
-    ep = one([size for size in (1, 1, 2, 4) if spread % size == 0])
+    ep = 1 if undivided else one([size for size in (1, 1, 2, 4) if spread % size == 0])
     etp = one([size for size in (1, 2) if spread % (ep * size) == 0 and size <= sizes["tp"]])
     etp = etp if ep > 1 else 1
     return {**sizes, "ep": ep, "etp": etp, "schedule": name, "vpp": chunks if sizes["pp"] > 1 else 1}
@@ -147,7 +156,7 @@ def _recipe(random: Random, framework: Framework) -> ProductRecipe | None:
 def _data_parallel(random: Random, layout: Mapping[str, Any]) -> Section:
     """Return how replicas share gradients: all-reduces, ZeRO in its stages, parameter servers, or asynchronously."""
     one = random.choice
-    way = one(("allreduce", "zero", "zero", "parameter_server", "async"))
+    way = one(("allreduce", "allreduce", "zero", "zero", "zero", "parameter_server", "async"))
     if way in ("parameter_server", "async"):
         return {"data_parallel": way, "servers": one((1, 1, 2))}
     if way == "allreduce":
@@ -171,7 +180,8 @@ def _details(random: Random, layout: Mapping[str, Any], model: Mapping[str, Any]
     overlap["tp"] = layout["tp"] > 1 and one((True, False, False))
     overlap["ep"] = layout["ep"] > 1 and bool(model.get("moe", {}).get("shared_experts")) and one((True, False))
     megatron = layout["ep"] > 1 and framework.name == DEFAULT.name
-    if megatron and SCHEDULES[layout["schedule"]].chunks != 1 and one((True, False)):
+    pairs_passes = layout["pp"] == 1 or SCHEDULES[layout["schedule"]].chunks != 1
+    if megatron and pairs_passes and one((True, False)):
         overlap |= {"ep": False, "expert_all_to_all": True, "delayed_weight_grad": one((True, False))}
     section: Section = {"overlap": overlap, "bucket_bytes": one((20_000, 1_000_000, 25_000_000))}
     if megatron:

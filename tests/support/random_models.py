@@ -55,6 +55,24 @@ def random_model(random: Random, stages: int, experts: bool, ep: int) -> Section
     return model
 
 
+def random_llama(random: Random, stages: int) -> Section:
+    """Return the section of a model of Llama's kind, whose layers divide by ``stages``."""
+    one = random.choice
+    return {
+        "layers": stages * one((1, 1, 2)),
+        "hidden": one((256, 512)),
+        "heads": 8,
+        "kv_heads": one((8, 4)),
+        "ffn_hidden": one((512, 1024)),
+        "vocab": one((500, 5000)),
+        "activation": "swiglu",
+        "norm": "rmsnorm",
+        "position": "rope",
+        "bias": False,
+        "tied_embeddings": one((True, False)),
+    }
+
+
 def _kinds(random: Random, stages: int, names: tuple[str, ...]) -> list[str]:
     """Return kinds of layers in turn, the first of which is something."""
     kinds = [random.choice(names) for _ in range(min(stages, random.choice((1, 2, 3))))]
