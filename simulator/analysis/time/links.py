@@ -101,10 +101,15 @@ def _rounded(figure: float) -> float:
 def _worst_first(contention: Contention) -> tuple[float, str, list[tuple[object, ...]]]:
     """Return what rows of contention are ordered by: the largest loss, then the kind of link and who met there."""
     flows: list[tuple[object, ...]] = [
-        (flow.job, flow.axis, flow.op, -flow.at_once, -_rounded(flow.lost_s), -_rounded(flow.seconds))
+        (flow.job, _axis(flow.job, flow.axis), flow.op, -flow.at_once, -_rounded(flow.lost_s), -_rounded(flow.seconds))
         for flow in contention.flows
     ]
     return -_rounded(_largest_loss(contention)), contention.kind, flows
+
+
+def _axis(job: str | None, axis: str) -> str:
+    """Return the axis of a flow; background traffic has none, but the name of its link, and is alike on others."""
+    return axis if job else ""
 
 
 def _largest_loss(contention: Contention) -> float:
@@ -113,7 +118,10 @@ def _largest_loss(contention: Contention) -> float:
 
 def _alike(first: list[dict[str, Any]], second: list[dict[str, Any]]) -> bool:
     """Tell whether the same flows contend in both lists, for as long and at the same loss."""
-    keys = [[(flow["job"], flow["axis"], flow["op"], flow["at_once"]) for flow in flows] for flows in (first, second)]
+    keys = [
+        [(flow["job"], _axis(flow["job"], flow["axis"]), flow["op"], flow["at_once"]) for flow in flows]
+        for flows in (first, second)
+    ]
     return keys[0] == keys[1] and all(
         abs(a[key] - b[key]) <= _ALIKE * max(a[key], b[key])
         for a, b in zip(first, second, strict=True)
