@@ -30,7 +30,7 @@ PROGRESS = 20
 
 @dataclass(frozen=True)
 class Options:
-    """What to play: jobs of a ``seed``, each by these ``checks``, and whether jobs that differ are made small."""
+    """Choice of jobs by a ``seed`` and of ``checks``. ``whole``: jobs that differ are not made small."""
 
     seed: int
     checks: tuple[str, ...]
@@ -39,7 +39,7 @@ class Options:
 
 @dataclass(frozen=True)
 class CaseReport:
-    """What came of a job: its features, a text for each check that failed, and seconds of processor time."""
+    """Outcome for a job: its features, a text for each check that failed, and seconds of processor time."""
 
     number: int
     features: Mapping[str, list[str]]
