@@ -54,6 +54,8 @@ PACKAGES = {
     "operations": ("operations", "models", "lowering/test_feature_pairs.py"),
     "costs": ("costs", "engine/test_exact_sms.py", "engine/test_power.py"),
 }
+#: Built beside its sources, and unknown to git.
+COMPILED_LOOP = "simulator/engine/compiled/loop.so"
 #: Imported once, before forks; what is changed, and what tests it, is imported in each fork.
 LIBRARIES = (
     "numpy",
@@ -99,14 +101,14 @@ def main() -> int:
 
 
 def copy(directory: Path) -> None:
-    """Copy what git knows of the tree, as it is."""
+    """Copy what git knows of the tree, as it is, and the compiled event loop where it was built."""
     listed = subprocess.run(
         ["git", "ls-files", "--cached", "--others", "--exclude-standard", "-z"],
         cwd=ROOT,
         capture_output=True,
         check=True,
     )
-    for name in filter(None, listed.stdout.decode().split("\0")):
+    for name in filter(None, [*listed.stdout.decode().split("\0"), COMPILED_LOOP]):
         if (ROOT / name).is_file():
             (directory / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(ROOT / name, directory / name)

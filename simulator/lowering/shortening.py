@@ -9,6 +9,7 @@ import numpy as np
 
 from simulator.arrays import Ints
 from simulator.config import Workload
+from simulator.models import checks_every_pass
 from simulator.program import Repetition
 from simulator.schedules import Action, Order, Schedule, Slot
 
@@ -38,10 +39,12 @@ def shortened(workload: Workload) -> ShortenedStep | None:
 
     The order of passes tells the period, and that the whole is the shortened one with periods put in. Orders that
     depend on the seconds of passes, that a file gives, or that go on into the next step are left as they are. So are
-    steps that do not settle. Background traffic has a period of its own. A replica on a changed part of the cluster
-    falls behind the others.
+    steps that do not settle, and those whose end grows with the number of passes. Background traffic has a period of
+    its own. A replica on a changed part of the cluster falls behind the others.
     """
     parallelism, microbatches = workload.parallelism, workload.microbatches
+    if checks_every_pass(workload):
+        return None
     if workload.cluster.background or (workload.cluster.overrides and parallelism.dp > 1):
         return None
     schedule = parallelism.pipeline_schedule

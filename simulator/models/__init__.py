@@ -18,6 +18,7 @@ from simulator.models.model_warnings import warnings
 from simulator.models.multi_token_prediction import predictor
 from simulator.models.optimizer import (
     StateBytes,
+    checks_every_pass,
     host_state_bytes,
     host_update_bytes,
     optimized_elements,
@@ -49,6 +50,7 @@ __all__ = [
     "activation_bytes",
     "active_parameters",
     "by_part",
+    "checks_every_pass",
     "embedding",
     "hardware_flops_per_step",
     "head",

@@ -230,6 +230,12 @@ def _gradient_checks(workload: Workload, weights: Sequence[Weight], gradient_byt
     return ops
 
 
+def checks_every_pass(workload: Workload) -> bool:
+    """Return whether the step ends with a check of the gradients of all passes one by one, not of their sum alone."""
+    here = workload.parallelism.offload.optimizer == "none" and not workload.parallelism.server_count
+    return here and workload.software.gradient_kernels is not None and workload.parallelism.zero >= 2
+
+
 def _gradients_by_hook(
     workload: Workload, weights: Sequence[Weight], kernels: Callable[[ReducedGradients], GradientKernels]
 ) -> list[Op]:
@@ -240,7 +246,7 @@ def _gradients_by_hook(
         tensors=_most_tensors(workload, weights),
         element_bytes=DTYPE_BYTES[training.grad_dtype],
         zero=layout.zero,
-        passes=workload.microbatches if layout.zero >= 2 else 1,
+        passes=workload.microbatches if checks_every_pass(workload) else 1,
         alone=all(layout.replicas(axis) == 1 for axis in by_axis(weights)),
     )
     work = kernels(facts)

@@ -13,7 +13,8 @@
     group tp 0,1
     servers 4,5
 
-Fields at their defaults are left out. Behind the lanes of a role, ``later LANE`` stands before the communication that
+Fields at their defaults are left out. Those of a compute line stand before its kernel: ``compute read O host_waits=True
+memory ..``. Behind the lanes of a role, ``later LANE`` stands before the communication that
 extensions may bring to a lane.
 """
 
@@ -75,7 +76,8 @@ def kernel_to_text(kernel: Kernel) -> str:
 def _op(op: Compute | Comm) -> str:
     if isinstance(op, Comm):
         return f"comm {shlex.quote(op.name)} {op.op}{_values(op, ('name', 'op'))}"
-    return f"compute {shlex.quote(op.name)} {op.phase} {kernel_to_text(op.kernel)}"
+    values = _values(op, ("name", "phase", "kernel"))
+    return f"compute {shlex.quote(op.name)} {op.phase}{values} {kernel_to_text(op.kernel)}"
 
 
 def _lanes(role: Role, number: dict[int, int]) -> Iterator[str]:

@@ -96,7 +96,10 @@ class _Reader:
         self._beside = _BesideLines(int(words[0]))
 
     def _compute(self, words: list[str]) -> None:
-        self._add_op(Compute(words[0], _kernel(words[2], words[3:]), _word(StepPhase, words[1])))
+        name, phase, *rest = words
+        n_fields = next((index for index, word in enumerate(rest) if "=" not in word), len(rest))
+        kernel = _kernel(rest[n_fields], rest[n_fields + 1 :])
+        self._add_op(_build(Compute, rest[:n_fields], name=name, kernel=kernel, phase=_word(StepPhase, phase)))
 
     def _comm(self, words: list[str]) -> None:
         self._add_op(_comm(words[0], words[1], words[2:]))

@@ -132,3 +132,13 @@ def test_what_cannot_settle_is_not_tried(key: str, change: dict[str, Any]) -> No
     assert shortened(load_workload(workload)) is not None
     workload["cluster"][key] = [change]
     assert shortened(load_workload(workload)) is None
+
+
+@pytest.mark.parametrize(("zero", "shortens"), [(1, True), (2, False), (3, False)])
+def test_a_step_that_ends_with_a_check_of_every_pass_is_played_whole(zero: int, shortens: bool) -> None:
+    # DeepSpeed looks for infinities in the sum of ZeRO-1, but in the shards of ZeRO-2 and 3 pass by pass.
+    layout = {"dp": 2, "zero": zero, "overlap": {"grad_reduce": False, "param_gather": False}}
+    workload = job(parallelism=layout, training__global_batch=2 * 64, training__precision="fp16")
+    workload["framework"] = "hugging_face_deepspeed"
+    workload["model"] |= {"activation": "swiglu", "norm": "rmsnorm", "position": "rope", "bias": False}
+    assert (shortened(load_workload(workload)) is not None) == shortens

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from unittest.mock import patch
+
 import pytest
 
 from simulator.network.flows import Network
 from simulator.network.plan import Phase, Plan
 from simulator.network.simulated_time import SimulatedTime
-from tests.support.random_checks import CHECKS, IdleNetwork, differences, problems
-from tests.support.random_jobs import drawn
+from tests.random_jobs import main
+from tests.support.random_checks import CHECKS, Problem, differences, problems
+from tests.support.random_features import coverage, features, table
+from tests.support.random_jobs import Job, drawn
+from tests.support.random_plays import IdleNetwork, Plays
 
 #: Jobs of a seed that `make test` plays, of few ranks, each by one of the checks in turn; and those of the slow tests.
 FEW, MANY, SEED = 24, 2000, 7
@@ -46,3 +52,49 @@ def test_critical_paths_differ_where_a_class_of_one_is_missing_in_the_other() ->
     other = [{"class": "waiting", "seconds": 3.0}, {"class": "matmul", "seconds": 5.0}]
     assert list(differences({"critical_path": path}, {"critical_path": path[::-1]})) == []
     assert len(list(differences({"critical_path": path}, {"critical_path": other}))) == 2
+
+
+def test_features_of_a_job_are_those_of_its_file() -> None:
+    # A job without a pipeline and experts, on a node of two types of GPU, with adapters on a frozen base in 4 bits.
+    gpus = [{"type": "a100-sxm-80gb", "count": 1}, {"type": "h100-sxm-80gb", "count": 1}]
+    job: Job = {
+        "name": "small",
+        "framework": "pytorch",
+        "model": {"layers": 2, "hidden": 256, "heads": 4, "vocab": 500, "position": "rope"},
+        "training": {"seq": 128, "global_batch": 2, "adapters": {"rank": 4, "targets": ["q"]}, "base": "nf4"},
+        "parallelism": {"dp": 2, "zero": 2},
+        "cluster": {"name": "mixed", "node": {"gpus": gpus, "nvlink": {"kind": "none"}, "pcie": {"generation": 4}}},
+    }
+    job["model"] |= {"mixers": ["window", "none"], "sliding_window": 64}
+    seen = features(job)
+    assert seen["parallelism"] == ["dp"]
+    assert seen["schedule"] == seen["dispatcher"] == seen["recipe"] == ["none"]
+    assert seen["data parallel"] == ["zero 2"]
+    assert set(seen["model"]) == {"window", "no mixer", "MLP dense"}
+    assert seen["adapters"] == ["lora", "base nf4"]
+    assert seen["parts of clusters"] == ["several types of GPU in a node"]
+
+
+def test_coverage_counts_jobs_with_a_feature_the_most_frequent_first() -> None:
+    # Two of three jobs have GPipe; both layers of a job with a window are one job with windows.
+    jobs = [{"model": ["window", "window"], "schedule": ["1f1b"]}, {"schedule": ["gpipe"]}, {"schedule": ["gpipe"]}]
+    assert table(coverage(jobs)) == "model: window 1\nschedule: gpipe 2, 1f1b 1"
+
+
+def test_reports_are_the_same_however_many_processes_make_them(capsys: pytest.CaptureFixture[str]) -> None:
+    # What is printed stands in the order of jobs; the last line has seconds, which differ.
+    printed = []
+    for processes in ("1", "2"):
+        with patch("sys.argv", ["random_jobs", "--cases", "3", "--checks", "fold", "--jobs", processes]):
+            assert main() == 0
+        printed.append(capsys.readouterr().out.splitlines()[:-1])
+    assert printed[0] == printed[1]
+    assert any(line.startswith("parallelism: ") for line in printed[0])
+
+
+def test_a_play_that_raises_is_a_problem() -> None:
+    def raises(plays: Plays) -> Iterator[str]:
+        yield str(1 / 0)
+
+    (problem,) = problems({}, {"broken": raises})
+    assert problem == Problem("broken", "ZeroDivisionError: division by zero")

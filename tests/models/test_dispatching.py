@@ -12,6 +12,7 @@ from simulator.errors import InputError
 from simulator.models.dispatching import bytes_per_node, distinct, reach
 from tests.support.experts import job, play
 from tests.support.random_checks import same_without_shortcuts
+from tests.support.random_plays import Plays
 
 #: Eight experts on eight ranks of a node, or on sixteen of two.
 NODE: dict[str, Any] = {"dp": 8, "ep": 8}
@@ -126,7 +127,7 @@ def test_between_nodes_a_token_travels_once() -> None:
 def test_other_dispatchers_keep_the_rules(dispatcher: str, layout: dict[str, Any], skew: float) -> None:
     moe = SIXTEEN | {"token_distribution": {"skew": skew}, "shared_experts": 1}
     work = job(moe=moe, parallelism={**layout, "dispatcher": dispatcher, "zero": 1}, training__global_batch=16)
-    assert list(same_without_shortcuts(work)) == []
+    assert list(same_without_shortcuts(Plays(work))) == []
 
 
 REFUSED: tuple[tuple[dict[str, Any], str], ...] = (

@@ -39,7 +39,7 @@ block 1 name='B layer'
   compute fc1.wgrad W matmul m=8 n=16 k=4 role=wgrad out_dtype=fp32 accumulate=True
   compute attn B attention batch=1 heads=2 kv_heads=1 q_len=4 kv_len=4 head_dim=8 causal=False backward=True
   compute norm B memory op=norm read_bytes=64.0 write_bytes=32.0
-  compute wait B fixed seconds=0.25
+  compute wait B host_waits=True fixed seconds=0.25
 role stage0 ranks=0-1
   lane compute
     step 0F0 block=0 phase=F microbatch=0 stage=0 alloc_bytes=1000000.0
@@ -81,7 +81,7 @@ def golden_program() -> Program:
             Compute("fc1.wgrad", Matmul(8, 16, 4, role="wgrad", out_dtype="fp32", accumulate=True), "W"),
             Compute("attn", Attention(1, 2, 1, 4, 4, 8, causal=False, backward=True), "B"),
             Compute("norm", Memory("norm", 64.0, 32.0), "B"),
-            Compute("wait", Fixed(0.25), "B"),
+            Compute("wait", Fixed(0.25), "B", host_waits=True),
         ),
     )
     out = PointToPoint("send_fwd", "send", 64.0, "pp", "pp", peer=1, tag="0F0")
@@ -184,6 +184,7 @@ def test_names_come_back_whatever_is_in_them(name: str) -> None:
             3,
             "no kernel 'matmull'; there are matmul, grouped_matmul, attention, tiled, memory, fixed",
         ),
+        ("host_waits=True", "host_wait=True", 9, "no field 'host_wait'; there are host_waits"),
         ("'tp.all_reduce mlp'", "'tp.all_reduce mlp", 4, "No closing quotation"),
         ("accumulate=True", "accumulate=yes", 6, "yes"),
         ("nbytes=32.0 axis=tp", "nbytes=many axis=tp", 4, "many"),

@@ -1,41 +1,43 @@
 """Random legal jobs: every kind of model, parallelism, schedule, way of data parallelism and odd cluster.
 
 A job is a mapping as a workload file holds it, drawn from a seeded `random.Random`. Models are so small that a step has
-a few hundred events; sizes divide, so that most of what is drawn is legal, and what is not is drawn again.
+a few hundred events. Sizes divide, so that much of what is drawn is legal. The rest is drawn again.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import lru_cache
 from random import Random
 from typing import Any
 
 from simulator.api import cluster_of
 from simulator.config import Workload, load_workload
-from simulator.config.cluster import cluster_data
+from simulator.config.training import FREEZABLE
 from simulator.errors import InputError
+from simulator.frameworks import DEFAULT, FRAMEWORKS, Framework
+from simulator.optimizers import OPTIMIZERS
+from simulator.precisions import PRODUCT_RECIPES, ProductRecipe
 from simulator.schedules import SCHEDULES
-from tests.support.clusters import CLUSTERS
-from tests.support.frameworks import STACKS
+from tests.support.random_clusters import EIGHT_BITS, FOUR_BITS, SHIPPED, random_cluster, shipped_cluster
+from tests.support.random_models import random_llama, random_model
 
 Job = dict[str, Any]
 Section = dict[str, Any]
 
 #: Ranks of a job at most: all of them are played where nothing is folded.
 MOST_RANKS = 16
-#: Shipped clusters whose hosts and drives are told, and those with odd nodes.
-SHIPPED = ("dgx_a100", "dgx_h100", "dgx_b200", "pcie_l40s", "pcie_a100_nvlink_pairs", "dgx1_v100", "mi300x")
-#: Bytes/s of a host's memory, for clusters that do not say it.
-HOST_MEMORY_Bps = 200e9
+#: Frameworks whose models are mostly simulated as Llama's, and those of them that split no model over ranks.
+UNDIVIDED = ("hugging_face", "hugging_face_deepspeed")
+LLAMAS = (*UNDIVIDED, "torchtitan", "megatron_core_local")
 #: Tries to draw a legal job before giving up.
 TRIES = 1000
 
 
 def random_job(random: Random, most_ranks: int = MOST_RANKS) -> Job:
-    """Return a legal job. Raises RuntimeError where `TRIES` draws gave none."""
+    """Return a legal job, each framework as often. Raises RuntimeError where `TRIES` draws gave none."""
+    framework = _framework(random)
     for _ in range(TRIES):
-        job = any_job(random, most_ranks)
+        job = any_job(random, framework, most_ranks)
         try:
             cluster_of(load(job))
         except InputError:
@@ -44,142 +46,78 @@ def random_job(random: Random, most_ranks: int = MOST_RANKS) -> Job:
     raise RuntimeError(f"none of {TRIES} random jobs was legal")
 
 
-def any_job(random: Random, most_ranks: int = MOST_RANKS) -> Job:
-    """Return a job that may be illegal."""
+def any_job(random: Random, named: Any, most_ranks: int = MOST_RANKS) -> Job:
+    """Return a job on a framework, as workload files name it, that may be illegal."""
     one = random.choice
-    layout = _layout(random, most_ranks)
+    framework = FRAMEWORKS[named if isinstance(named, str) else named["name"]]
+    layout = _layout(random, min(most_ranks, one((4, 4, 8, 8, MOST_RANKS))), framework.name in UNDIVIDED)
     stages = layout["pp"] * layout["vpp"]
-    experts = layout["ep"] > 1 or one((True, False, False))
-    model = _model(random, stages, experts)
-    training = _training(random)
+    if framework.name in LLAMAS and one((True, True, True, False)):
+        model = random_llama(random, stages)
+    else:
+        model = random_model(random, stages, layout["ep"] > 1 or one((True, False, False)), layout["ep"])
     layout |= _data_parallel(random, layout)
+    on_hosts = "data_parallel" in layout or "offload" in layout
+    training, recipe = _training(random, framework, model, on_hosts), _recipe(random, framework)
     if "data_parallel" in layout:
         training["grad_clip"] = None
-    layout |= _details(random, layout, model)
-    microbatches = one((1, 2, 3)) if layout["pp"] == 1 else one((1, 1, 2)) * layout["pp"]
+    layout |= _details(random, layout, model, framework)
+    microbatches = one((1, 2, 3)) if layout["pp"] == 1 else one((1, 1, 1, 2)) * layout["pp"]
     training["global_batch"] = training["micro_batch"] * layout["dp"] * microbatches
-    cluster = _cluster(random, _ranks(layout), layout.get("servers", 0))
+    shipped = SHIPPED
+    if recipe:
+        training |= {"precision": "bf16", f"fp{recipe.bits}": recipe.name}
+        shipped = FOUR_BITS if recipe.bits == 4 or recipe.name == "te_mxfp8" else EIGHT_BITS
+        named = {"name": named, "compile": True} if recipe.compiled and isinstance(named, str) else named
+    cluster = random_cluster(random, _ranks(layout), layout.get("servers", 0), shipped)
     sections = {"model": model, "training": training, "parallelism": layout, "cluster": cluster}
-    return {"name": "random", "framework": one(STACKS), **sections}
+    return {"name": "random", "framework": named, **sections}
 
 
 def load(job: Mapping[str, Any]) -> Workload:
     """Return the job as a `Workload`; a shipped cluster's file is read once for all jobs. Raises `InputError`."""
     cluster = job["cluster"]
     if cluster["name"] in SHIPPED:
-        inline = {key: value for key, value in _shipped(cluster["name"]).items() if key != "nodes"}
+        inline = {key: value for key, value in shipped_cluster(cluster["name"]).items() if key != "nodes"}
         node = {**inline["node"], **cluster.get("node", {})}
         cluster = {**inline, **cluster, "node": node, "name": f"inline_{cluster['name']}"}
     return load_workload({**job, "cluster": cluster})
-
-
-@lru_cache(maxsize=len(SHIPPED))
-def _shipped(name: str) -> Mapping[str, Any]:
-    return cluster_data(name)[0]
 
 
 def _ranks(layout: Mapping[str, int]) -> int:
     return layout["tp"] * layout["cp"] * layout["pp"] * layout["dp"]
 
 
-def _layout(random: Random, most_ranks: int) -> Section:
-    """Return sizes of the axes and a schedule."""
+def _layout(random: Random, most_ranks: int, undivided: bool) -> Section:
+    """Return sizes of the axes and a schedule; an ``undivided`` model is on each rank as a whole."""
     one = random.choice
     while True:
+        if undivided:
+            sizes = {"tp": 1, "cp": 1, "pp": 1, "dp": one((1, 2, 4))}
+            break
         sizes = {"tp": one((1, 1, 2, 4)), "cp": one((1, 1, 1, 2)), "pp": one((1, 2, 2, 4)), "dp": one((1, 2, 4))}
         if _ranks(sizes) <= most_ranks:
             break
     name = one(list(SCHEDULES)) if sizes["pp"] > 1 else "1f1b"
     chunks = SCHEDULES[name].chunks or 2
     spread = sizes["tp"] * sizes["cp"] * sizes["dp"]
-    ep = one([size for size in (1, 1, 2, 4) if spread % size == 0])
+    ep = 1 if undivided else one([size for size in (1, 1, 2, 4) if spread % size == 0])
     etp = one([size for size in (1, 2) if spread % (ep * size) == 0 and size <= sizes["tp"]])
     etp = etp if ep > 1 else 1
     return {**sizes, "ep": ep, "etp": etp, "schedule": name, "vpp": chunks if sizes["pp"] > 1 else 1}
 
 
-def _model(random: Random, stages: int, experts: bool) -> Section:
+def _framework(random: Random) -> Any:
+    """Return a framework as a workload file names it, Megatron-Core more often, compiled at times where it can be."""
+    name = random.choice([*FRAMEWORKS, DEFAULT.name, DEFAULT.name])
+    compiled = FRAMEWORKS[name].compiled is not None and random.choice((True, False))
+    return {"name": name, "compile": True} if compiled else name
+
+
+def _training(random: Random, framework: Framework, model: Mapping[str, Any], on_hosts: bool) -> Section:
+    """Return how a ``model`` is trained; ``on_hosts``: optimizer states lie there, where AdamW alone is simulated."""
     one = random.choice
-    hidden = one((256, 512, 1024))
-    model: Section = {
-        "layers": stages * one((1, 1, 2)),
-        "hidden": hidden,
-        "heads": 8,
-        "kv_heads": one((8, 8, 4)),
-        "vocab": one((500, 1250, 5000)),
-        "activation": one(("gelu", "swiglu", "geglu", "relu")),
-        "norm": one(("layernorm", "rmsnorm")),
-        "position": one(("learned", "rope", "none")),
-        "bias": one((True, False)),
-        "tied_embeddings": one((True, False)),
-        "dropout": one((0.0, 0.0, 0.1)),
-        "attention": one(("flash", "flash", "unfused")),
-        "sliding_window": one((None, None, 64)),
-        "mtp_layers": one((0, 0, 0, 1)),
-    }
-    if experts:
-        model["moe"] = _experts(random)
-    if one((True, False, False, False)):
-        del model["kv_heads"]
-        model |= {"mla": _latent(random), "position": "rope"}
-    elif one((True, False)):
-        model |= _pattern(random, stages)
-    return model
-
-
-def _pattern(random: Random, stages: int) -> Section:
-    """Return kinds of layers in turn, with what each needs, and forms of attention."""
-    one = random.choice
-    kinds = [
-        one(("attention", "window", "chunked", "no_rope", "gated_delta", "mamba2"))
-        for _ in range(min(stages, one((1, 2, 3))))
-    ]
-    needs: Section = {
-        "window": {"sliding_window": 64},
-        "chunked": {"attention_chunk": 48},
-        "gated_delta": {"gated_delta": {"key_heads": 4, "value_heads": 8, "key_dim": 16, "value_dim": 32}},
-        "mamba2": {"mamba2": {"heads": 8, "head_dim": 32, "state": 16, "groups": 4, "chunk": 64}},
-    }
-    section: Section = {"mixers": kinds, "sliding_window": None}
-    for kind in kinds:
-        section |= needs.get(kind, {})
-    return section | {
-        "norm_place": one(("before", "after", "both")),
-        "qk_norm": one((True, False)),
-        "attention_gate": one((True, False)),
-        "attention_sinks": one((True, False, False)),
-    }
-
-
-def _experts(random: Random) -> Section:
-    one = random.choice
-    moe = {
-        "experts": 8,
-        "top_k": one((1, 2)),
-        "ffn_hidden": one((128, 256)),
-        "shared_experts": one((0, 1)),
-        "first_dense_layers": one((0, 0, 1)),
-        "every": one((1, 1, 2)),
-        "token_distribution": one(("balanced", "balanced", {"skew": 0.7})),
-    }
-    if one((True, False, False)):
-        moe |= {"capacity_factor": 1.25, "pad_to_capacity": one((True, False))}
-    return moe
-
-
-def _latent(random: Random) -> Section:
-    return {
-        "q_lora_rank": random.choice((None, 96)),
-        "kv_lora_rank": 64,
-        "qk_nope_head_dim": 32,
-        "qk_rope_head_dim": 16,
-        "v_head_dim": 32,
-    }
-
-
-def _training(random: Random) -> Section:
-    one = random.choice
-    return {
+    training = {
         "seq": one((128, 256, 512)),
         "micro_batch": one((1, 1, 2)),
         "precision": one(("bf16", "bf16", "fp16", "fp32")),
@@ -187,12 +125,38 @@ def _training(random: Random) -> Section:
         "grad_clip": one((None, None, 1.0)),
         "recompute": one(("none", "none", "selective", "ops", "full", {"granularity": "full", "layers": 1})),
     }
+    if one((True, False, False)):
+        training["loss"] = one(framework.losses)
+    if one((True, False, False)):
+        training["optimizer"] = {"name": "adamw" if on_hosts else one(list(OPTIMIZERS))}
+        if training["precision"] != "fp32":
+            training["optimizer"]["master_weights"] = one((True, False))
+    if one((True, False, False, False)):
+        training |= _adapters(random, "mla" in model)
+    elif one((True, *[False] * 7)):
+        training["freeze"] = random.sample(FREEZABLE, one((1, 2)))
+    return training
+
+
+def _adapters(random: Random, latent: bool) -> Section:
+    """Return thin trained matrices beside frozen products; ``latent``: of latent attention."""
+    one = random.choice
+    whole = (["q", "v"], ["q", "k", "v", "o"], ["qkv", "o"], ["q", "up", "down"])
+    targets = one((["kv_down", "kv_up", "o"], ["o"]) if latent else whole)
+    adapters = {"rank": one((4, 16)), "targets": targets, "dropout": one((0.0, 0.1)), "method": one(("lora", "dora"))}
+    return {"adapters": adapters, "base": one((None, None, "nf4"))}
+
+
+def _recipe(random: Random, framework: Framework) -> ProductRecipe | None:
+    """Return a recipe of products in 8 or 4 bits that the framework has, one time in four."""
+    recipes = [one for one in PRODUCT_RECIPES.values() if framework.name in one.frameworks]
+    return random.choice(recipes) if recipes and random.choice((True, False, False, False)) else None
 
 
 def _data_parallel(random: Random, layout: Mapping[str, Any]) -> Section:
     """Return how replicas share gradients: all-reduces, ZeRO in its stages, parameter servers, or asynchronously."""
     one = random.choice
-    way = one(("allreduce", "zero", "zero", "parameter_server", "async"))
+    way = one(("allreduce", "allreduce", "zero", "zero", "zero", "parameter_server", "async"))
     if way in ("parameter_server", "async"):
         return {"data_parallel": way, "servers": one((1, 1, 2))}
     if way == "allreduce":
@@ -210,12 +174,22 @@ def _data_parallel(random: Random, layout: Mapping[str, Any]) -> Section:
     return section
 
 
-def _details(random: Random, layout: Mapping[str, Any], model: Mapping[str, Any]) -> Section:
+def _details(random: Random, layout: Mapping[str, Any], model: Mapping[str, Any], framework: Framework) -> Section:
     one = random.choice
     overlap = {key: one((True, True, False)) for key in ("grad_reduce", "param_gather", "p2p")}
     overlap["tp"] = layout["tp"] > 1 and one((True, False, False))
     overlap["ep"] = layout["ep"] > 1 and bool(model.get("moe", {}).get("shared_experts")) and one((True, False))
+    megatron = layout["ep"] > 1 and framework.name == DEFAULT.name
+    pairs_passes = layout["pp"] == 1 or SCHEDULES[layout["schedule"]].chunks != 1
+    if megatron and pairs_passes and one((True, False)):
+        overlap |= {"ep": False, "expert_all_to_all": True, "delayed_weight_grad": one((True, False))}
     section: Section = {"overlap": overlap, "bucket_bytes": one((20_000, 1_000_000, 25_000_000))}
+    if megatron:
+        section["dispatcher"] = one(("all_to_all", "all_to_all", "deepep", "hybridep", "all_gather"))
+    if one((True, False, False, False)):
+        section["collective_algorithm"] = one(("ring", "tree", "direct", "halving_doubling", "hierarchical"))
+    if layout["pp"] * layout["vpp"] > 1 and one((True, False, False, False)):
+        section["layers_per_stage"] = _uneven(random, layout["pp"] * layout["vpp"], model["layers"])
     if layout["tp"] > 1:
         section |= {"sequence_parallel": one((True, True, False)), "vocab_parallel": one((True, True, False))}
         if layout["pp"] > 1 and not section["sequence_parallel"]:
@@ -233,35 +207,12 @@ def _details(random: Random, layout: Mapping[str, Any], model: Mapping[str, Any]
     return section
 
 
-def _cluster(random: Random, ranks: int, servers: int) -> Section:
-    """Return a cluster that holds the ranks; often one with a slow GPU, a slow link, or a kind of node of its own."""
-    one = random.choice
-    overrides = one(
-        (
-            [],
-            [],
-            [],
-            [{"gpu": "node0.gpu0", "speed_scale": 0.9}],
-            [{"gpu": "node*.gpu1", "speed_scale": 0.8}],
-            [{"gpu": "node0.gpu1", "host_speed": 0.5}],
-            [{"link": "node0.nic0", "bandwidth_scale": 0.5}],
-        )
-    )
-    if one((True, True, False)):
-        cluster: Section = {"name": one(SHIPPED)}
-        per_node = _shipped(cluster["name"])["node"]["gpus"]["count"]
-        if "host_memory_bandwidth_Bps" not in _shipped(cluster["name"])["node"]:
-            cluster["node"] = {"host_memory_bandwidth_Bps": HOST_MEMORY_Bps}
-        cluster["nodes"] = -(-ranks // per_node) + servers + one((0, 0, 1))
-        if one((True, False, False)):
-            cluster["fabric"] = {"kind": one(("fat_tree", "rail_only"))}
-    else:
-        cluster = dict(CLUSTERS[one(list(CLUSTERS))])
-        gpus = {**cluster["node"]["gpus"], "type": one(("a100-sxm-80gb", "h100-sxm-80gb"))}
-        cluster["node"] = {**cluster["node"], "gpus": gpus, "host_memory_bandwidth_Bps": HOST_MEMORY_Bps}
-        if cluster["fabric" if "fabric" in cluster else "node"].get("shape") is None:
-            cluster["nodes"] = -(-ranks // gpus["count"]) + servers
-    return {**cluster, "overrides": overrides} if overrides else cluster
+def _uneven(random: Random, stages: int, layers: int) -> list[int]:
+    """Return layers of each stage, one of which has one more than its share, and another one less."""
+    split = [layers // stages] * stages
+    more, less = random.sample(range(stages), 2)
+    split[more], split[less] = split[more] + 1, split[less] - 1
+    return split
 
 
 def drawn(seed: int, number: int, most_ranks: int = MOST_RANKS) -> Job:

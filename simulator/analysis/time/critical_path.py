@@ -23,11 +23,12 @@ def critical_path(timeline: Timeline, window: tuple[float, float] | None = None)
 
     ``window``: begin and end (s) of the time that counts, where ``timeline`` is of several steps [all].
 
-    The walk starts at the span that ends last and goes back from each span to the one that released it. A communication
-    that waited for a partner was released on the partner's rank. A communication that waited for SMs was released by
-    the computation that still goes on. All others were released by a span of their rank that ended when they began, if
-    possible of their lane. Classes are kinds of kernels (matmul, attention, norm ...), ``recompute``, ``optimizer``,
-    ``tp communication`` and so on, and ``host launch``. A gap that no record explains is ``waiting``.
+    The walk starts at the span that ends last, of several that of the first rank. It goes back from each span to the
+    one that released it. A communication that waited for a partner was released on the partner's rank. A communication
+    that waited for SMs was released by the computation that still goes on. All others were released by a span of their
+    rank that ended when they began, if possible of their lane. Classes are kinds of kernels (matmul, attention, norm
+    ...), ``recompute``, ``optimizer``, ``tp communication`` and so on, and ``host launch``. A gap that no record
+    explains is ``waiting``.
     """
     low, high = window or (0.0, timeline.length_s)
     seconds = _Walker(timeline, low, high).walk()
@@ -71,8 +72,8 @@ class _Walker:
         timeline = self.timeline
         if not len(timeline.rank):
             return {}
-        span = int(np.argmax(timeline.end_s))
-        now = float(timeline.end_s[span])
+        now = float(timeline.end_s.max())
+        span = int(np.argmax(timeline.end_s >= now - self.tolerance))
         while True:
             self.visited.add(span)
             self._spend(span, now)
@@ -139,9 +140,12 @@ class _Walker:
         return int(spans[0]) if len(spans) and int(spans[0]) not in self.visited else None
 
     def _last_member(self, span: int, now: float) -> int:
-        """Return the last launched of the spans that are one communication, each on another rank; else ``span``."""
+        """Return the last launched of the spans that are one communication, each on another rank; else ``span``.
+
+        Of several that were launched together it is that of the first rank, so that rounding does not decide.
+        """
         timeline = self.timeline
-        rank = int(timeline.rank[span])
+        rank, last = int(timeline.rank[span]), span
         if self.category[span] < FIRST_COMMUNICATION or timeline.launched_s[span] >= now - self.tolerance:
             return span
         index = bisect_right(self.starts, now + self.tolerance) - 1
@@ -153,9 +157,9 @@ class _Walker:
                 and abs(timeline.end_s[other] - timeline.end_s[span]) <= self.tolerance
                 and timeline.launched_s[other] >= now - self.tolerance
             ):
-                return other
+                last = other if last == span else min(last, other)
             index -= 1
-        return span
+        return last
 
     def _spend(self, span: int, until: float) -> None:
         """Count the span's time up to ``until`` among the classes of its ops."""

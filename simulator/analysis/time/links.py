@@ -65,11 +65,12 @@ def links_of_purpose(timeline: Timeline, purpose: str) -> list[dict[str, Any]]:
 def contention(timeline: Timeline, limit: int = 8) -> list[dict[str, Any]]:
     """Return the links on which transfers slowed each other, the largest loss first (see `Contention`).
 
+    Of equal losses the order is that of everything else that a row tells, so that rounding does not decide.
     Links of a kind that are alike share a row, under the name of the link with the largest loss. ``flows``: job (None
     for background traffic), axis, operation, number at once, seconds together and seconds lost of each contender.
     """
     rows: list[dict[str, Any]] = []
-    for contention in sorted(timeline.contention, key=lambda contention: -_largest_loss(contention)):
+    for contention in sorted(timeline.contention, key=_worst_first):
         if _largest_loss(contention) <= _LEAST * timeline.step_time_s:
             continue
         flows = [
@@ -97,13 +98,30 @@ def _rounded(figure: float) -> float:
     return float(f"{figure:.9e}")
 
 
+def _worst_first(contention: Contention) -> tuple[float, str, list[tuple[object, ...]]]:
+    """Return what rows of contention are ordered by: the largest loss, then the kind of link and who met there."""
+    flows: list[tuple[object, ...]] = [
+        (flow.job, _axis(flow.job, flow.axis), flow.op, -flow.at_once, -_rounded(flow.lost_s), -_rounded(flow.seconds))
+        for flow in contention.flows
+    ]
+    return -_rounded(_largest_loss(contention)), contention.kind, flows
+
+
+def _axis(job: str | None, axis: str) -> str:
+    """Return the axis of a flow; background traffic has none, but the name of its link, and is alike on others."""
+    return axis if job else ""
+
+
 def _largest_loss(contention: Contention) -> float:
     return max(flow.lost_s for flow in contention.flows)
 
 
 def _alike(first: list[dict[str, Any]], second: list[dict[str, Any]]) -> bool:
     """Tell whether the same flows contend in both lists, for as long and at the same loss."""
-    keys = [[(flow["job"], flow["axis"], flow["op"], flow["at_once"]) for flow in flows] for flows in (first, second)]
+    keys = [
+        [(flow["job"], _axis(flow["job"], flow["axis"]), flow["op"], flow["at_once"]) for flow in flows]
+        for flows in (first, second)
+    ]
     return keys[0] == keys[1] and all(
         abs(a[key] - b[key]) <= _ALIKE * max(a[key], b[key])
         for a, b in zip(first, second, strict=True)

@@ -55,6 +55,33 @@ def test_the_path_crosses_to_the_rank_that_was_last_to_join_a_collective() -> No
     assert seconds(play) == {"attention": 5.0, "dp communication": 1.0}
 
 
+@pytest.mark.parametrize("rounding_s", [1e-15, 0.0, -1e-15])
+def test_of_ranks_that_end_together_the_path_is_the_first_ones(rounding_s: float) -> None:
+    # Rank 0 multiplies for 5 s, rank 1 attends for 5 s, give or take the last digit, which says nothing.
+    play = timeline(
+        [
+            Span(0, "compute", template(("mm", "matmul", "compute", 5.0)), 0.0),
+            Span(1, "compute", template(("fa", "attention", "compute", 5.0 + rounding_s)), 0.0),
+        ]
+    )
+    assert seconds(play) == {"matmul": pytest.approx(5.0)}
+
+
+@pytest.mark.parametrize("rounding_s", [1e-15, 0.0, -1e-15])
+def test_of_ranks_that_join_a_collective_together_the_path_goes_on_with_the_first(rounding_s: float) -> None:
+    # Ranks 0 and 1 join after 5 s of products and of attention; rank 2, which ends last by a norm, waits for both.
+    reduce = template(("grads", "all_reduce", "dp", 1.0), phase="C")
+    play = timeline(
+        [
+            Span(0, "compute", template(("mm", "matmul", "compute", 5.0)), 0.0),
+            Span(1, "compute", template(("fa", "attention", "compute", 5.0 + rounding_s)), 0.0),
+            *(Span(rank, "dp", reduce, 5.0, posted=5.0 if rank < 2 else 0.0, phase="C") for rank in range(3)),
+            Span(2, "compute", template(("ln", "norm", "compute", 1.0)), 6.0),
+        ]
+    )
+    assert seconds(play) == {"matmul": pytest.approx(5.0), "dp communication": 1.0, "norm": 1.0}
+
+
 def test_recompute_optimizer_and_unexplained_gaps_have_classes_of_their_own() -> None:
     block = template(("re", "matmul", "recompute", 1.0), ("ln", "norm", "compute", 2.0), phase="B")
     adam = template(("adam", "optimizer", "optimizer", 3.0), phase="O")
