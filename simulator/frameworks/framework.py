@@ -81,7 +81,10 @@ class ExpertHooks:
     of tokens in order before anything is sent. ``weighs_in_activation``: outputs are weighed by their probabilities
     before the second product, which needs the probabilities only. ``host_waits_for_counts``: the host reads how many
     tokens come before it issues the next kernel. ``activation``: the function between the two products, where it has
-    other kernels than that of a dense MLP.
+    other kernels than that of a dense MLP. ``one_by_one``: each expert has weights, products and an activation of its
+    own, and their results are joined. ``sorts_alone``: also rows of one rank alone are put in order once more behind
+    the permutation. ``biased``: kernels that add biases to the experts' outputs, forward, backward, and of the biases'
+    gradients, where they are no part of products.
     """
 
     router: Callable[[Shapes, Experts], Node]
@@ -93,6 +96,9 @@ class ExpertHooks:
     weighs_in_activation: bool
     host_waits_for_counts: bool
     activation: Callable[[Shapes], ActivationKernels] | None = None
+    one_by_one: bool = False
+    sorts_alone: bool = False
+    biased: Callable[[Shapes, Experts], tuple[Ops, Ops, Ops]] | None = None
 
 
 @dataclass(frozen=True)

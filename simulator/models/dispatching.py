@@ -275,7 +275,7 @@ def _expert_tensor_comm(x: Experts, op: str, nbytes: float) -> Ops:
 
 def _regroup(z: FrameworkShapes, x: Experts, phase: str, name: str) -> Ops:
     """Return the copy that puts rows of several ranks in the order of the experts, or back."""
-    if x.ep * x.etp == 1 or len(x.loads) == 1:
+    if (x.ep * x.etp == 1 and not z.framework.experts.sorts_alone) or len(x.loads) == 1:
         return ()
     nbytes = z.element * x.worked_on * z.hidden
     parts = len(x.loads) * x.ep * x.etp
