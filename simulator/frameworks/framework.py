@@ -82,7 +82,8 @@ class ExpertHooks:
     before the second product, which needs the probabilities only. ``host_waits_for_counts``: the host reads how many
     tokens come before it issues the next kernel. ``activation``: the function between the two products, where it has
     other kernels than that of a dense MLP. ``one_by_one``: each expert has weights, products and an activation of its
-    own, and their results are joined. ``sorts_alone``: also rows of one rank alone are put in order once more behind
+    own, and their results are joined. ``calls_each``: the host calls cuBLAS for each expert's product, whose kernels
+    run on several streams and count as one. ``sorts_alone``: also rows of one rank alone are put in order once more behind
     the permutation. ``biased``: kernels that add biases to the experts' outputs, forward, backward, and of the biases'
     gradients, where they are no part of products.
     """
@@ -98,6 +99,7 @@ class ExpertHooks:
     activation: Callable[[Shapes], ActivationKernels] | None = None
     one_by_one: bool = False
     sorts_alone: bool = False
+    calls_each: bool = False
     biased: Callable[[Shapes, Experts], tuple[Ops, Ops, Ops]] | None = None
 
 

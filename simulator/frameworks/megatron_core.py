@@ -71,6 +71,8 @@ EXPERTS = replace(
     unpermute=lambda z, x: permuting(z, x).unpermute(z, x),
     kept_by_dispatch=lambda z, x: permuting(z, x).kept_by_dispatch(z, x),
     activation=megatron_experts.weighted,
+    # Transformer Engine, common/gemm/cublaslt_gemm.cu: a call of cuBLASLt for each expert, on several streams in turns.
+    calls_each=True,
     sorts_alone=True,
     biased=megatron_experts.biased,
 )

@@ -74,7 +74,6 @@ def mapped(x: Experts) -> Ops:
 
     return (
         kernel("counts", "reduce", CHOICE * pairs, INDEX * x.experts),
-        kernel("counts to host", "copy", INDEX * x.experts, INDEX * x.experts),
         kernel("counts of ranks to host", "copy", INDEX * x.experts, INDEX * x.experts),
         kernel("map turned", "strided", CHOICE * pairs, CHOICE * pairs),
         kernel("sort indices", "zero", 0, INDEX * pairs),

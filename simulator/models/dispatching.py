@@ -82,6 +82,7 @@ def dispatch(z: FrameworkShapes, x: Experts) -> Node:
             *hooks.sort(x),
             *_counts(z, x),
             *permute,
+            *_counts_alone(z, x),
             *_exchange(x, "dispatch", sent, back=False),
             *_expert_tensor_comm(x, "all_gather", worked_on),
             *_regroup(z, x, "F", "sort"),
@@ -255,6 +256,18 @@ def _counts(z: FrameworkShapes, x: Experts) -> Ops:
     nbytes = float(COUNT * x.experts * x.ep)
     name, kind = "ep.all_gather token counts", CollectiveKind.ALL_GATHER
     return (Collective(name, kind, nbytes, Axis.EP, Purpose.EXPERT, host_waits=waits),)
+
+
+def _counts_alone(z: FrameworkShapes, x: Experts) -> Ops:
+    """Return the copy of counts to a host that waits for them though no other rank has any.
+
+    Megatron-Core's does before it puts rows in order a second time (``cuda_sync_point``).
+    """
+    hooks = z.framework.experts
+    if x.ep > 1 or not (x.counted and hooks.sorts_alone and hooks.host_waits_for_counts):
+        return ()
+    nbytes = float(COUNT * x.experts)
+    return (replace(memory("F", "moe.counts to host", "copy", nbytes, nbytes, "fp32"), host_waits=True),)
 
 
 def _exchange(x: Experts, name: str, nbytes: float, *, back: bool) -> Ops:
