@@ -83,9 +83,9 @@ class ExpertHooks:
     tokens come before it issues the next kernel. ``activation``: the function between the two products, where it has
     other kernels than that of a dense MLP. ``one_by_one``: each expert has weights, products and an activation of its
     own, and their results are joined. ``calls_each``: the host calls cuBLAS for each expert's product, whose kernels
-    run on several streams and count as one. ``sorts_alone``: also rows of one rank alone are put in order once more behind
-    the permutation. ``biased``: kernels that add biases to the experts' outputs, forward, backward, and of the biases'
-    gradients, where they are no part of products.
+    run on several streams and count as one. ``sorts_alone``: also rows of one rank alone are put in order once more
+    behind the permutation. ``biased``: kernels that add biases to the experts' outputs, forward, backward, and of the
+    biases' gradients, where they are no part of products.
     """
 
     router: Callable[[Shapes, Experts], Node]
