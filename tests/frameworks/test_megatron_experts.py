@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from simulator.config import Workload, load_workload
+from simulator.config.profile import load_profile
 from simulator.costs import Costs
 from simulator.costs.launch import MET_SIZES_S, NEW_SIZES_S, issued
 from simulator.errors import InputError
-from simulator.config.profile import load_profile
 from simulator.models.experts import experts, mixture
 from simulator.models.shapes import shapes
 from simulator.operations.nodes import Ops
