@@ -62,8 +62,8 @@ class AdapterKernels:
     """Kernels around the thin products of an adapter, in tensors of its output's size, or of its input's.
 
     ``added``: its output is scaled and added to the product that it stands beside; ``added_backward``: of that.
-    ``input_summed``: the gradient of its input is added to that product's. ``copied``: kernels before that on the output
-    of a product of a 4-bit weight.
+    ``input_summed``: the gradient of its input is added to that product's. ``copied``: kernels before that on the
+    output of a product of a 4-bit weight.
     """
 
     added: tuple[Traffic, ...]
@@ -105,9 +105,9 @@ class JobTraits:
     """Facts of a job that decide how a framework runs it.
 
     ``reduces_beside``: replicas all-reduce gradients while the backward pass goes on. ``updates_on_gpu``: the optimizer
-    is neither on the host nor on parameter servers. ``stages``: of the model. ``shares_cpus``: hosts update weights, and
-    each has several ranks. ``etp``: ranks that split each expert if those that split other layers do, 1 where such groups
-    do not cover all ranks. ``experts``: some layers have them.
+    is neither on the host nor on parameter servers. ``stages``: of the model. ``shares_cpus``: hosts update weights,
+    and each has several ranks. ``etp``: ranks that split each expert if those that split other layers do, 1 where such
+    groups do not cover all ranks. ``experts``: some layers have them.
     """
 
     norm: str
@@ -220,7 +220,6 @@ class Limit(NamedTuple):
 
 def plain_layers(whose: str) -> tuple[Limit, ...]:
     """Return the limits of a framework of which only layers of one kind were looked at; ``whose`` names them."""
-    message = f"{whose} are simulated as Llama's and GPT's are, all of one kind"
     usual: dict[str, tuple[object, ...]] = {
         "model.mixers": (None,),
         "model.mlps": (None,),
@@ -233,6 +232,7 @@ def plain_layers(whose: str) -> tuple[Limit, ...]:
         "model.indexer": (None,),
         "model.moe.shared_gate": (None, False),
     }
+    message = f"{whose} are simulated as Llama's and GPT's are, all of one kind"
     return tuple(Limit(key, allowed, message) for key, allowed in usual.items())
 
 
@@ -290,14 +290,12 @@ class Framework:
     """of ``host.launch_s`` in a profile: seconds that its host takes to issue work"""
     memory_sections: tuple[str, ...]
     """of ``kernels.memory`` in a profile: its memory-bound kernels; later sections replace classes of earlier ones"""
-
     defaults: Callable[[JobTraits], Mapping[str, object]]
     """dotted key of a workload -> its value where the file leaves it open"""
     losses: tuple[str, ...]
     """values of ``training.loss`` that it can run"""
     adds_in_products: bool
     """a product that makes a weight gradient can add it to the buffer"""
-
     activation: Callable[[Shapes], ActivationKernels]
     """the function between the two products of an MLP"""
     rotation: tuple[Traffic, ...]
@@ -318,7 +316,6 @@ class Framework:
     """how gradients are kept, and how replicas share them"""
     by_row: str
     """class of kernels that take the same number for a whole row"""
-
     gradient_kernels: Callable[[ReducedGradients], GradientKernels] | None = None
     """kernels between reduction and update, where they are not Megatron-Core's"""
     hooked_modules: Callable[[Sequence[Weight]], int] | None = None
@@ -329,7 +326,7 @@ class Framework:
     has_core_experts: bool = False
     """experts are run by Megatron-Core, which has several dispatchers, and 1F1B that hides their all-to-alls"""
     runs_captured: bool = False
-    """it runs modules of PyTorch operation by operation, as they are captured"""
+    """it runs modules of PyTorch operation by operation"""
     limits: tuple[Limit, ...] = ()
     """what alone it is simulated with"""
     master_weights: bool = True
