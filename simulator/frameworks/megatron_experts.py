@@ -58,7 +58,10 @@ def router(z: Shapes, x: Experts) -> Node:
         kernel("B", "top-k bwd", "strided", scores, scores),
     )
     fused_names = {"moe.router softmax", "moe.router top-k", "moe.router softmax bwd", "moe.router top-k bwd"}
-    rest = [[op for op in ops if op.name not in fused_names] for ops in (fused.forward, fused.input_grad)]
+    rest = [
+        [op for op in ops if isinstance(op, Compute) and op.name not in fused_names]
+        for ops in (fused.forward, fused.input_grad)
+    ]
     return replace(fused, forward=(*rest[0], *chooses), input_grad=(*back, *rest[1]))
 
 

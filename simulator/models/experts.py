@@ -204,8 +204,8 @@ def _each(ops: Ops, x: Experts) -> Ops:
     def part(op: Compute) -> Compute:
         kernel = op.kernel
         assert isinstance(kernel, Memory)
-        sizes = {"read_bytes": kernel.read_bytes / experts, "write_bytes": kernel.write_bytes / experts}
-        return replace(op, kernel=replace(kernel, **sizes))
+        read, written = kernel.read_bytes / experts, kernel.write_bytes / experts
+        return replace(op, kernel=replace(kernel, read_bytes=read, write_bytes=written))
 
     return tuple(part(op) for op in ops if isinstance(op, Compute) for _ in range(experts))
 
