@@ -41,9 +41,9 @@ DATA_PARALLEL = {"all_reduce": "bucket", "all_gather": "gather", "reduce_scatter
 
 #: Products of one expert, whose rows are as many as tokens chose it.
 ROUTED = ("moe.fc1", "moe.fc2")
-#: Seconds in which cuBLAS looks for the kernel of a product whose sizes it has not met, and of a call of it for sizes
-#: that it has, on an H200's host (calibration/measurements/new-sizes.csv: what new ones take longer, the mean of five
-#: cases in which no kernel was loaded; those that were met, the median).
+#: Seconds in which cuBLAS looks for the kernel of a product whose sizes it has not met, on an H200's host. It is what
+#: new sizes take longer, the mean of five cases in which no kernel was loaded. A call with known sizes takes the
+#: second, the median (calibration/measurements/new-sizes.csv).
 NEW_SIZES_S, MET_SIZES_S = 92e-6, 19.5e-6
 #: Rows of an expert from which on numbers of rows hardly come twice. With 16 of them, 22 sizes at most, all are met in
 #: a few steps; with 2,048 a third of the calls is still slow after 60 steps.

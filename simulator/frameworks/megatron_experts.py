@@ -1,6 +1,6 @@
 """Experts in Megatron-Core where PyTorch's own kernels route, permute and compute them, one after another.
 
-github.com/NVIDIA/Megatron-LM, core_v0.19, megatron/core/transformer/moe: router.py and moe_utils.py
+Source: github.com/NVIDIA/Megatron-LM, core_v0.19, megatron/core/transformer/moe: router.py, moe_utils.py
 (``topk_routing_with_score_function``, ``permute``, ``unpermute``, ``sort_chunks_by_idxs``), token_dispatcher.py
 (``MoEAlltoAllTokenDispatcher``), experts.py (``SequentialMLP``, ``TEGroupedMLP._apply_bias``).
 """

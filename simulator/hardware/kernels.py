@@ -29,8 +29,8 @@ Direction = Literal["forward", "backward"]
 #: its states, ``foreach_copy`` copies within a type; ``bnb_adam``, ``bnb_lion`` and those of 8 bits the optimizers of
 #: bitsandbytes and torchao (``ao``), a kernel a tensor; ``split_copy`` and ``chunk_cat`` out of and into the flat
 #: buffers of PyTorch's FSDP, ``chunk_upcast`` into one of a wider type; ``liger_loss`` Liger's cross-entropy; ``zero``
-#: writing only; ``top_k`` PyTorch's choice of the largest of a row, ``scatter_add`` and ``index_add`` sums of rows that
-#: atomic additions make, ``outer`` products in fp32 of a row and a column without vector loads.
+#: writing only; ``top_k`` the choice of the largest; ``scatter_add``, ``index_add`` atomic sums of rows; ``outer``
+#: products of a row and a column in fp32.
 MemoryClass = Literal[
     "norm",
     "norm_bwd",

@@ -65,7 +65,7 @@ def _permutation_problems(workload: Workload) -> Iterator[InputError]:
                 f"{workload.framework.title} has no fused permutation",
                 key="training.fused_permutation",
                 found=brief(True),
-                allowed="false, or framework: megatron_core",
+                allowed=f"false, or framework: {_those(lambda one: one.experts.calls_each)}",
             )
         return
     if not (software.has_core_experts and workload.model.moe and workload.parallelism.dispatcher == "all_to_all"):
@@ -73,7 +73,7 @@ def _permutation_problems(workload: Workload) -> Iterator[InputError]:
             "only Megatron-Core's all-to-all dispatcher permutes by PyTorch's kernels where experts are",
             key="training.fused_permutation",
             found=brief(False),
-            allowed="true, or framework: megatron_core, model.moe and dispatcher: all_to_all",
+            allowed=f"true, or framework: {_those(lambda one: one.has_core_experts)}, with experts and all_to_all",
         )
 
 
