@@ -69,6 +69,8 @@ class Pace(NamedTuple):
     backward: float
 
 
+#: Calls of cuBLAS for each expert, whose seconds are measured by themselves; plain PyTorch makes none.
+CALLS = {"expert", "new_sizes"}
 #: How often the host did what is called so, and whether autograd's thread did it.
 Issued = Counter[tuple[str, bool]]
 
@@ -104,7 +106,7 @@ def fitted(cases: Cases) -> tuple[dict[str, object], list[Point]]:
     """``forward_s``, ``backward_s``, ``collective_s``, ``p2p_s`` and ``around_s``, and the times behind them."""
     usual = usual_pace(cases)
     equations = [equation for case in cases.rows_of("layers") for equation in _equations(case, members(case, usual))]
-    kinds = sorted({kind for equation in equations for kind in equation.counts} - _untold(cases))
+    kinds = sorted({kind for equation in equations for kind in equation.counts} - _untold(cases) - CALLS)
     seconds = dict(zip(kinds, least_squares(equations, kinds), strict=True))
     needed = {f"{way}_{name}" for way in ("forward", "backward") for name in get_args(LaunchClass)}
     if untold := sorted(kind for kind in needed | (seconds.keys() & {"collective", "p2p"}) if not seconds.get(kind)):

@@ -178,6 +178,10 @@ class Training(Section):
     """RMSNorm is a kernel each way (PyTorch from 2.9 on, Triton's, Apex's); false: operation by operation, as PyTorch's
     before and the modules of Meta's and Hugging Face's Llama, where nothing is compiled [the framework's: true but for
     pytorch before 2.9 and eager hugging_face]"""
+    fused_permutation: bool = True
+    """tokens are put in the order of experts, and back, by a kernel each way (Megatron-Core with --moe-permute-fusion,
+    as recipes of Megatron-Bridge have it); false: by PyTorch's own kernels, Megatron-Core's default, with atomic
+    additions [the framework's: true but for megatron_core_local with experts]"""
     keep_gradients: bool = False
     """gradients of a micro-batch, once added to the buffer, stay in the working precision until the next backward pass,
     as in DeepSpeed's BF16_Optimizer (``update_hp_grads(clear_lp_grads=False)``) [the framework's: true for deepspeed in

@@ -15,8 +15,7 @@ from simulator.operations.shapes import Shapes
 from simulator.operations.tuning import ThinProducts
 from simulator.operations.weights import Weight
 
-#: Sections of a profile, by the software that issues operations. The last two are torch.compile of each layer, and of
-#: a whole model.
+#: Sections of a profile, by software. The last two are torch.compile of each layer, and of a whole model.
 LaunchSection = Literal["eager", "megatron", "torchtitan", "hugging_face", "deepspeed", "compiled", "compiled_model"]
 
 
@@ -63,8 +62,8 @@ class AdapterKernels:
     """Kernels around the thin products of an adapter, in tensors of its output's size, or of its input's.
 
     ``added``: its output is scaled and added to the product that it stands beside; ``added_backward``: of that.
-    ``input_summed``: the gradient of its input is added to that product's. ``copied``: kernels
-    before that on the output of a product of a 4-bit weight.
+    ``input_summed``: the gradient of its input is added to that product's. ``copied``: kernels before that on the
+    output of a product of a 4-bit weight.
     """
 
     added: tuple[Traffic, ...]
@@ -81,7 +80,9 @@ class ExpertHooks:
     of tokens in order before anything is sent. ``weighs_in_activation``: outputs are weighed by their probabilities
     before the second product, which needs the probabilities only. ``host_waits_for_counts``: the host reads how many
     tokens come before it issues the next kernel. ``activation``: the function between the two products, where it has
-    other kernels than that of a dense MLP.
+    other kernels than that of a dense MLP. ``one_by_one``: each expert has weights, products and an activation of its
+    own. ``calls_each``: the host calls cuBLAS for each. ``sorts_alone``: rows of one rank alone are put in order again.
+    ``biased``: kernels that add biases to outputs, forward, backward, and of their gradients, where products do not.
     """
 
     router: Callable[[Shapes, Experts], Node]
@@ -93,6 +94,10 @@ class ExpertHooks:
     weighs_in_activation: bool
     host_waits_for_counts: bool
     activation: Callable[[Shapes], ActivationKernels] | None = None
+    one_by_one: bool = False
+    calls_each: bool = False
+    sorts_alone: bool = False
+    biased: Callable[[Shapes, Experts], tuple[Ops, Ops, Ops]] | None = None
 
 
 @dataclass(frozen=True)
@@ -100,9 +105,9 @@ class JobTraits:
     """Facts of a job that decide how a framework runs it.
 
     ``reduces_beside``: replicas all-reduce gradients while the backward pass goes on. ``updates_on_gpu``: the optimizer
-    is neither on the host nor on parameter servers. ``stages``: of the model. ``shares_cpus``: hosts update
-    weights, and each has several ranks. ``etp``: ranks that split each expert if those
-    that split other layers do, 1 where such groups do not cover all ranks. ``experts``: some layers have them.
+    is neither on the host nor on parameter servers. ``stages``: of the model. ``shares_cpus``: hosts update weights,
+    and each has several ranks. ``etp``: ranks that split each expert if those that split other layers do, 1 where such
+    groups do not cover all ranks. ``experts``: some layers have them.
     """
 
     norm: str
@@ -132,16 +137,16 @@ class JobTraits:
 class Replication:
     """How gradients are kept, and how replicas share them.
 
-    ``fully_sharded``: parameters are sharded by torch's ``fully_shard``. ``weights_are_masters``: the
-    master weights alone are kept, and cast where they are gathered or used. ``in_ddp``: gradients go into the
-    buckets of torch's ``DistributedDataParallel``. ``hands_over_gradients``: they are what autograd has made, from
-    their first backward pass to the optimizer's step, and no parts of a buffer that is always there.
+    ``fully_sharded``: parameters are sharded by torch's ``fully_shard``. ``weights_are_masters``: the master weights
+    alone are kept, and cast where they are gathered or used. ``in_ddp``: gradients go into the buckets of torch's
+    ``DistributedDataParallel``. ``hands_over_gradients``: they are what autograd has made, from their first backward
+    pass to the optimizer's step, and no parts of a buffer that is always there.
     ``adds_first_gradients`` and ``adds_later_gradients``: those of a step's first micro-batch, and of others, are added
-    to a buffer. ``clears_buffers``: the optimizer's step sets buffers to zero. ``shards_buckets``: a bucket
-    of sharded gradients is divided by the number of ranks and put together by rank. Of the sum, which is that of an
-    all-reduce up to ZeRO-2, each rank copies its shard. ``bucket``: the bytes that always stay of a bucket that
-    gradients are copied into: the ``filled`` ones, the ``whole``, or ``none``, where it lives in backward passes alone.
-    ``widens_for_host``: gradients are cast to fp32 before they go to the host.
+    to a buffer. ``clears_buffers``: the optimizer's step sets buffers to zero. ``shards_buckets``: a bucket of sharded
+    gradients is divided by the number of ranks and put together by rank. Of the sum, which is that of an all-reduce up
+    to ZeRO-2, each rank copies its shard. ``bucket``: the bytes that always stay of a bucket that gradients are copied
+    into: the ``filled`` ones, the ``whole``, or ``none``, where it lives in backward passes alone. ``widens_for_host``:
+    gradients are cast to fp32 before they go to the host.
     """
 
     fully_sharded: bool = False
@@ -215,7 +220,6 @@ class Limit(NamedTuple):
 
 def plain_layers(whose: str) -> tuple[Limit, ...]:
     """Return the limits of a framework of which only layers of one kind were looked at; ``whose`` names them."""
-    message = f"{whose} are simulated as Llama's and GPT's are, all of one kind"
     usual: dict[str, tuple[object, ...]] = {
         "model.mixers": (None,),
         "model.mlps": (None,),
@@ -228,6 +232,7 @@ def plain_layers(whose: str) -> tuple[Limit, ...]:
         "model.indexer": (None,),
         "model.moe.shared_gate": (None, False),
     }
+    message = f"{whose} are simulated as Llama's and GPT's are, all of one kind"
     return tuple(Limit(key, allowed, message) for key, allowed in usual.items())
 
 
@@ -285,14 +290,12 @@ class Framework:
     """of ``host.launch_s`` in a profile: seconds that its host takes to issue work"""
     memory_sections: tuple[str, ...]
     """of ``kernels.memory`` in a profile: its memory-bound kernels; later sections replace classes of earlier ones"""
-
     defaults: Callable[[JobTraits], Mapping[str, object]]
     """dotted key of a workload -> its value where the file leaves it open"""
     losses: tuple[str, ...]
     """values of ``training.loss`` that it can run"""
     adds_in_products: bool
     """a product that makes a weight gradient can add it to the buffer"""
-
     activation: Callable[[Shapes], ActivationKernels]
     """the function between the two products of an MLP"""
     rotation: tuple[Traffic, ...]
@@ -313,7 +316,6 @@ class Framework:
     """how gradients are kept, and how replicas share them"""
     by_row: str
     """class of kernels that take the same number for a whole row"""
-
     gradient_kernels: Callable[[ReducedGradients], GradientKernels] | None = None
     """kernels between reduction and update, where they are not Megatron-Core's"""
     hooked_modules: Callable[[Sequence[Weight]], int] | None = None
@@ -324,7 +326,7 @@ class Framework:
     has_core_experts: bool = False
     """experts are run by Megatron-Core, which has several dispatchers, and 1F1B that hides their all-to-alls"""
     runs_captured: bool = False
-    """it runs modules of PyTorch operation by operation, as they are captured"""
+    """it runs modules of PyTorch operation by operation"""
     limits: tuple[Limit, ...] = ()
     """what alone it is simulated with"""
     master_weights: bool = True

@@ -7,10 +7,12 @@ Source: github.com/NVIDIA/Megatron-LM, megatron/core.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
-from simulator.frameworks import fused_kernels, lora
-from simulator.frameworks.framework import Framework, JobTraits, Replication
+from simulator.frameworks import fused_kernels, lora, megatron_experts
+from simulator.frameworks.framework import ExpertHooks, Framework, JobTraits, Replication
 from simulator.operations.dropout import dropout
+from simulator.operations.experts import Experts
 from simulator.operations.nodes import Node, Tensor, memory
 from simulator.operations.shapes import Shapes
 
@@ -57,6 +59,23 @@ def replication(job: JobTraits) -> Replication:
     return Replication()
 
 
+def permuting(z: Shapes, x: Experts) -> ExpertHooks:
+    """Return the hooks whose kernels permute: Transformer Engine's, or without ``--moe-permute-fusion`` PyTorch's."""
+    return megatron_experts.EXPERTS if x.permutes_by_operations else fused_kernels.EXPERTS
+
+
+EXPERTS = replace(
+    fused_kernels.EXPERTS,
+    sort=lambda x: megatron_experts.mapped(x) if x.permutes_by_operations else (),
+    permute=lambda z, x: permuting(z, x).permute(z, x),
+    unpermute=lambda z, x: permuting(z, x).unpermute(z, x),
+    kept_by_dispatch=lambda z, x: permuting(z, x).kept_by_dispatch(z, x),
+    activation=megatron_experts.weighted,
+    # Transformer Engine, common/gemm/cublaslt_gemm.cu: a call of cuBLASLt for each expert, on several streams in turns.
+    calls_each=True,
+    sorts_alone=True,
+    biased=megatron_experts.biased,
+)
 FRAMEWORK = Framework(
     name="megatron_core",
     about="Megatron-Core, with kernels of Transformer Engine and Apex",
@@ -71,7 +90,7 @@ FRAMEWORK = Framework(
     softmax=softmax,
     residual=fused_kernels.residual,
     embedding_mask=fused_kernels.embedding_mask,
-    experts=fused_kernels.EXPERTS,
+    experts=EXPERTS,
     has_core_experts=True,
     adapters=lora.ADAPTERS,
     replication=replication,

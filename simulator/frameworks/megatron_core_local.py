@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from simulator.frameworks import megatron_core
+from simulator.frameworks import megatron_core, megatron_experts
 from simulator.frameworks.framework import ActivationKernels, JobTraits, Limit, Traffic, plain_layers
 from simulator.frameworks.rotation import rotated
 from simulator.operations.dropout import dropout
@@ -55,7 +55,9 @@ LIMITS = (
     *plain_layers("local modules"),
     Limit("model.attention", ("unfused",), "local modules have no fused attention"),
     Limit("model.activation", ("swiglu", "gelu"), "others have no fused kernel in local modules"),
-    Limit("model.moe", (None,), "experts as local modules run them are not simulated"),
+    Limit("parallelism.dispatcher", ("all_to_all",), "experts' all-gather as it is here was not looked at"),
+    Limit("parallelism.overlap.expert_all_to_all", (False,), "hidden all-to-alls need Transformer Engine"),
+    Limit("parallelism.overlap.ep", (False,), "shared experts beside all-to-alls were not looked at"),
     Limit("model.mla", (None,), "latent attention as local modules run it is not simulated"),
     Limit("parallelism.cp", (1,), "context parallelism of Megatron-Core needs Transformer Engine"),
     Limit("parallelism.zero", (0, 1), "the distributed optimizer is ZeRO 1"),
@@ -65,6 +67,13 @@ LIMITS = (
 def activation(z: Shapes) -> ActivationKernels:
     """Return a kernel each way, made by torch.compile (``jit_fuser``)."""
     return GATED if z.gated else GELU
+
+
+def activation_of_experts(z: Shapes) -> ActivationKernels:
+    """Return Inductor's kernels of experts, weighted: that of the weights' gradients is one more."""
+    plain = activation(z)
+    weights = Traffic(" weights", "activation_bwd", 3 if z.gated else 2, 0)
+    return replace(plain, backward=(*plain.backward, weights))
 
 
 def softmax(z: Shapes, elements: int) -> tuple[Node, Node]:
@@ -120,7 +129,9 @@ def defaults(job: JobTraits) -> Mapping[str, object]:
     Stages wait for what they send and receive (model_parallel_config.py, ``overlap_p2p_comm``).
     """
     waiting: dict[str, object] = {"parallelism.overlap.p2p": False} if job.stages > 1 else {}
+    permutes: dict[str, object] = {"training.fused_permutation": False} if job.experts else {}
     return {
+        **permutes,
         "model.attention": "unfused",
         "training.loss.name": "vocab_parallel",
         "training.optimizer.implementation": "foreach",
@@ -143,6 +154,7 @@ FRAMEWORK = replace(
     joined_qkv_width=joined_qkv_width,
     joined_qkv_kernel=joined_qkv_kernel,
     softmax=softmax,
+    experts=replace(megatron_experts.EXPERTS, activation=activation_of_experts, biased=None),
     by_row="strided",
     adds_qkv_bias=True,
     updates_by_tensor=True,

@@ -29,7 +29,8 @@ Direction = Literal["forward", "backward"]
 #: its states, ``foreach_copy`` copies within a type; ``bnb_adam``, ``bnb_lion`` and those of 8 bits the optimizers of
 #: bitsandbytes and torchao (``ao``), a kernel a tensor; ``split_copy`` and ``chunk_cat`` out of and into the flat
 #: buffers of PyTorch's FSDP, ``chunk_upcast`` into one of a wider type; ``liger_loss`` Liger's cross-entropy; ``zero``
-#: writing only.
+#: writing only; ``top_k`` the choice of the largest; ``scatter_add``, ``index_add`` atomic sums of rows; ``outer``
+#: products of a row and a column in fp32.
 MemoryClass = Literal[
     "norm",
     "norm_bwd",
@@ -76,6 +77,10 @@ MemoryClass = Literal[
     "transposed",
     "copy",
     "zero",
+    "top_k",
+    "scatter_add",
+    "index_add",
+    "outer",
 ]
 #: Kernels around products in 8 and 4 bits.
 Fp8Class = Literal[

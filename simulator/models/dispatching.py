@@ -82,6 +82,7 @@ def dispatch(z: FrameworkShapes, x: Experts) -> Node:
             *hooks.sort(x),
             *_counts(z, x),
             *permute,
+            *_counts_alone(z, x),
             *_exchange(x, "dispatch", sent, back=False),
             *_expert_tensor_comm(x, "all_gather", worked_on),
             *_regroup(z, x, "F", "sort"),
@@ -257,6 +258,18 @@ def _counts(z: FrameworkShapes, x: Experts) -> Ops:
     return (Collective(name, kind, nbytes, Axis.EP, Purpose.EXPERT, host_waits=waits),)
 
 
+def _counts_alone(z: FrameworkShapes, x: Experts) -> Ops:
+    """Return the copy of counts to a host that waits for them though no other rank has any.
+
+    Megatron-Core's does before it puts rows in order a second time (``cuda_sync_point``).
+    """
+    hooks = z.framework.experts
+    if x.ep > 1 or not (x.counted and hooks.sorts_alone and hooks.host_waits_for_counts):
+        return ()
+    nbytes = float(COUNT * x.experts)
+    return (replace(memory("F", "moe.counts to host", "copy", nbytes, nbytes, "fp32"), host_waits=True),)
+
+
 def _exchange(x: Experts, name: str, nbytes: float, *, back: bool) -> Ops:
     """Return the all-to-all that takes tokens to the ranks that hold their experts, or ``back``."""
     if x.ep == 1:
@@ -275,7 +288,7 @@ def _expert_tensor_comm(x: Experts, op: str, nbytes: float) -> Ops:
 
 def _regroup(z: FrameworkShapes, x: Experts, phase: str, name: str) -> Ops:
     """Return the copy that puts rows of several ranks in the order of the experts, or back."""
-    if x.ep * x.etp == 1 or len(x.loads) == 1:
+    if (x.ep * x.etp == 1 and not z.framework.experts.sorts_alone) or len(x.loads) == 1:
         return ()
     nbytes = z.element * x.worked_on * z.hidden
     parts = len(x.loads) * x.ep * x.etp

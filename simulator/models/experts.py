@@ -23,7 +23,7 @@ from simulator.operations.experts import Experts
 from simulator.operations.nodes import Node, Ops, Tensor, memory
 from simulator.operations.shapes import ANY_SEAT, Seat
 from simulator.operations.weights import Weight
-from simulator.program import AllToAll, Beside, Compute, GroupedMatmul, StepPhase
+from simulator.program import AllToAll, Beside, Compute, GroupedMatmul, Matmul, Memory, StepPhase
 
 #: Bytes of a probability (fp32).
 PROBABILITY = 4
@@ -57,6 +57,7 @@ def experts(workload: Workload, seat: Seat = ANY_SEAT) -> Experts:
         router_dtype=moe.router_dtype,
         overlaps=layout.overlap.ep and layout.ep > 1,
         hidden_by_others=layout.overlap.expert_all_to_all,
+        permutes_by_operations=not workload.training.fused_permutation,
     )
 
 
@@ -87,6 +88,8 @@ def mixture(z: FrameworkShapes, x: Experts) -> Mixture:
     fc1 = x.ffn * (2 if z.gated else 1)
     elements = x.worked_on * x.ffn
     act = activation(z, "moe", elements)
+    if z.framework.experts.one_by_one:
+        act = replace(act, forward=_each(act.forward, x), input_grad=_each(act.input_grad, x))
     if z.framework.experts.weighs_in_activation:
         act = replace(act, saved=(*act.saved, Tensor("moe.probs", float(PROBABILITY * x.worked_on))))
     add = memory("F", "shared.add", "residual", 2 * z.row_bytes, z.row_bytes, z.dtype)
@@ -165,8 +168,50 @@ def _router_weight(z: FrameworkShapes, x: Experts) -> Weight:
     return Weight(weight_name(name), shape, shape, z.dtype, partial_rows=partial, gradient_product=product)
 
 
+class _Around(NamedTuple):
+    """Kernels behind experts' products, before and behind those of the backward pass, and of gradients of biases."""
+
+    forward: Ops = ()
+    before: Ops = ()
+    behind: Ops = ()
+    gradients: Ops = ()
+
+
+def _around(z: FrameworkShapes, x: Experts, split: str) -> _Around:
+    """Return what stands around the experts' first product, which is ``split`` by column, or around their second.
+
+    Experts one by one read parts of all rows, whose gradients are joined, and what they give is joined.
+    """
+    hooks, nbytes = z.framework.experts, float(z.element * x.worked_on * z.hidden)
+    joins = hooks.one_by_one and len(x.loads) > 1
+
+    def join(phase: str, name: str) -> Ops:
+        parts = len(x.loads)
+        return (memory(phase, f"moe.{name}", "copy", nbytes, nbytes, z.dtype, parts=parts),) if joins else ()
+
+    if split == "column":
+        return _Around(behind=join("B", "split bwd"))
+    if "experts" in z.biases and hooks.biased:
+        added, back, gradients = hooks.biased(z, x)
+        return _Around((*added, *join("F", "join")), back, (), gradients)
+    return _Around(join("F", "join"))
+
+
+def _each(ops: Ops, x: Experts) -> Ops:
+    """Return memory-bound kernels of all experts as one kernel for each of these."""
+    experts = len(x.loads)
+
+    def part(op: Compute) -> Compute:
+        kernel = op.kernel
+        assert isinstance(kernel, Memory)
+        read, written = kernel.read_bytes / experts, kernel.write_bytes / experts
+        return replace(op, kernel=replace(kernel, read_bytes=read, write_bytes=written))
+
+    return tuple(part(op) for op in ops if isinstance(op, Compute) for _ in range(experts))
+
+
 def _grouped(z: FrameworkShapes, x: Experts, name: str, n: int, k: int, *, split: str, saved: str) -> Node:
-    """Return y = x W for every expert of the rank at once.
+    """Return y = x W for every expert of the rank.
 
     W is n x k, and etp ranks ``split`` it by ``column`` or by ``row``.
     """
@@ -175,22 +220,30 @@ def _grouped(z: FrameworkShapes, x: Experts, name: str, n: int, k: int, *, split
     x_bytes, y_bytes = (float(z.element * x.worked_on * size) for size in (k, n))
     params = local * n * k
 
-    def grouped(phase: str, role: str, n: int, k: int) -> Compute:
+    def products(phase: str, role: str, n: int, k: int) -> Ops:
+        """Return all experts' products, in one kernel or one after another."""
+        called = name if role == "fwd" else f"{name} {role}"
+        if z.framework.experts.one_by_one:
+            sizes = ((n, k, load) if role == "wgrad" else (load, n, k) for load in x.loads if load)
+            return tuple(Compute(called, Matmul(*one, dtype=z.dtype, role=role), StepPhase(phase)) for one in sizes)
         accumulate = role == "wgrad" and z.accumulates_in_product
         out_dtype = z.grad_dtype if accumulate else ""
         kernel = GroupedMatmul(x.loads, n, k, dtype=z.dtype, role=role, out_dtype=out_dtype, accumulate=accumulate)
-        return Compute(name if role == "fwd" else f"{name} {role}", kernel, StepPhase(phase))
+        return (Compute(called, kernel, StepPhase(phase)),)
 
-    weight_grad: Ops = (grouped("W", "wgrad", n, k),)
+    around = _around(z, x, split)
+    weight_grad: Ops = (*around.gradients, *products("W", "wgrad", n, k))
     if not z.accumulates_in_product:
-        weight_grad += add_gradient(z, name, params)
+        added = add_gradient(z, name, params)
+        weight_grad += _each(added, x) if z.framework.experts.one_by_one else added
     if "experts" in z.biases:
-        weight_grad += (memory("W", f"{name} bias grad", "reduce", y_bytes, z.element * local * n, z.dtype, n),)
+        if not (split == "row" and z.framework.experts.biased):
+            weight_grad += (memory("W", f"{name} bias grad", "reduce", y_bytes, z.element * local * n, z.dtype, n),)
         weight_grad += add_gradient(z, f"{name} bias", local * n)
     weight_grad_bytes = 0.0 if z.accumulates_in_product else new_gradient_bytes(z, params)
     node = Node(
-        forward=(grouped("F", "fwd", n, k),),
-        input_grad=(grouped("B", "dgrad", k, n),),
+        forward=(*products("F", "fwd", n, k), *around.forward),
+        input_grad=(*around.before, *products("B", "dgrad", k, n), *around.behind),
         weight_grad=weight_grad,
         saved=(Tensor(saved, x_bytes),),
         saved_for_weights=(Tensor(saved, x_bytes),),
@@ -207,7 +260,15 @@ def _expert_weights(z: FrameworkShapes, x: Experts, name: str, n: int, k: int, *
     local, over = len(x.loads), ("ep", "etp")
     wide, deep = (n, k * x.etp) if split == "row" else (n * x.etp, k)
     shape, whole = (local, n, k), (x.experts, wide, deep)
-    weight = Weight(weight_name(name), shape, whole, z.dtype, sharded_over=over, gradient_product=f"{name} wgrad")
+    weight = Weight(
+        weight_name(name),
+        shape,
+        whole,
+        z.dtype,
+        sharded_over=over,
+        gradient_product=f"{name} wgrad",
+        tensors=local if z.framework.experts.one_by_one else 1,
+    )
     if "experts" not in z.biases:
         return (weight,)
     bias = Weight(weight_name(name, "bias"), (local, n), (x.experts, wide), z.dtype, sharded_over=over)

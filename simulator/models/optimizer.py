@@ -208,7 +208,7 @@ def _launches(workload: Workload, weights: Iterable[Weight]) -> int:
     """
     if not workload.software.updates_by_tensor:
         return 0
-    return round(sum(1 / workload.parallelism.shards(weight.axis) for weight in trained(weights)))
+    return round(sum(weight.tensors / workload.parallelism.shards(weight.axis) for weight in trained(weights)))
 
 
 def _gradient_checks(workload: Workload, weights: Sequence[Weight], gradient_bytes: float, *, here: bool) -> list[Op]:

@@ -32,6 +32,7 @@ class Weight:
     ``trainable`` is False of frozen weights, which have no gradients and no states. ``storage`` is the type that the
     values are stored in, such as ``nf4``, where it is not ``dtype``.
     ``in_low_precision``: its products read copies in 8 bits. ``gathered_in_8_bits``: ZeRO-3 gathers these.
+    ``tensors``: tensors of the software that make up this one, such as those of each expert.
     ``tied_to`` is the weight whose values these are. Both are one tensor, unless ``copied``: then the rank holds these
     values a second time, as the other tensor is on another rank.
     """
@@ -49,6 +50,7 @@ class Weight:
     storage: str = ""
     in_low_precision: bool = False
     gathered_in_8_bits: bool = False
+    tensors: int = 1
 
     @property
     def elements(self) -> int:

@@ -90,7 +90,12 @@ def _megatron_core(workload: Workload) -> Iterator[Limit]:
     """Yield limits of this trainer."""
     model, training, layout = workload.model, workload.training, workload.parallelism
     yield "model.attention", model.attention, ("unfused",), "local modules have no fused attention"
-    yield "model.moe", model.moe is not None, (False,), "experts are not written"
+    moe = model.moe
+    if moe is not None:
+        yield "model.bias", model.bias, (False,), "biases of experts are not written"
+        yield "model.moe.first_dense_layers", moe.first_dense_layers, (0,), "is not written"
+        yield "model.moe.capacity_factor", moe.capacity_factor, (None,), "experts are dropless"
+        yield "parallelism.dispatcher", layout.dispatcher, ("all_to_all", "all_gather"), "needs DeepEP"
     yield "training.precision", training.precision, ("bf16",), "is not written"
     yield "training.grad_dtype", training.grad_dtype, ("fp32",), "main gradients are in fp32"
     yield "parallelism.zero", layout.zero, (0, 1), "is the distributed optimizer (1) or none (0)"

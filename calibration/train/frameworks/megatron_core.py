@@ -39,6 +39,7 @@ def _config(workload: Workload) -> Any:
     elif training.recompute.granularity == "selective":
         recompute = {"recompute_granularity": "selective"}
     return TransformerConfig(
+        **_experts(workload),
         num_layers=model.layers,
         hidden_size=model.hidden,
         num_attention_heads=model.heads,
@@ -69,6 +70,28 @@ def _config(workload: Workload) -> Any:
     )
 
 
+def _experts(workload: Workload) -> Mapping[str, object]:
+    """Return the settings of a mixture of experts: dropless, balanced by nothing, permuted by PyTorch's kernels."""
+    moe, layout = workload.model.moe, workload.parallelism
+    if moe is None:
+        return {}
+    shared: Mapping[str, object] = {}
+    if moe.shared_experts:
+        shared = {"moe_shared_expert_intermediate_size": moe.shared_ffn_hidden}
+    return {
+        "num_moe_experts": moe.experts,
+        "moe_ffn_hidden_size": moe.ffn_hidden,
+        "moe_router_topk": moe.top_k,
+        "moe_router_dtype": "fp32" if moe.router_dtype == "fp32" else None,
+        "moe_router_load_balancing_type": "none",
+        "moe_token_dispatcher_type": "allgather" if layout.dispatcher == "all_gather" else "alltoall",
+        "moe_grouped_gemm": False,
+        "expert_model_parallel_size": layout.ep,
+        "expert_tensor_parallel_size": layout.etp,
+        **shared,
+    }
+
+
 class Trainer:
     """Trains a GPT of Megatron-Core on this rank."""
 
@@ -76,7 +99,12 @@ class Trainer:
         training, layout = workload.training, workload.parallelism
         config = _config(workload)
         parallel_state.initialize_model_parallel(
-            layout.tp, layout.pp, config.virtual_pipeline_model_parallel_size, create_gloo_process_groups=False
+            layout.tp,
+            layout.pp,
+            config.virtual_pipeline_model_parallel_size,
+            expert_model_parallel_size=layout.ep,
+            expert_tensor_parallel_size=layout.etp,
+            create_gloo_process_groups=False,
         )
         tensor_parallel.model_parallel_cuda_manual_seed(workload.seed + 1)
         chunks = [self._chunk(workload, config, number, device) for number in range(layout.n_stages // layout.pp)]
@@ -120,7 +148,9 @@ class Trainer:
         stage = None if layout.n_stages == layout.pp else number
         chunk = GPTModel(
             config=config,
-            transformer_layer_spec=get_gpt_layer_local_spec(normalization=config.normalization),
+            transformer_layer_spec=get_gpt_layer_local_spec(
+                num_experts=config.num_moe_experts, normalization=config.normalization
+            ),
             vocab_size=model.padded_vocab(layout.tp),
             max_sequence_length=workload.training.seq,
             pre_process=parallel_state.is_pipeline_first_stage(ignore_virtual=False, vp_stage=stage),

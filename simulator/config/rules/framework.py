@@ -64,8 +64,30 @@ def problems(workload: Workload) -> Iterator[InputError]:
         )
 
 
+def _permutation_problems(workload: Workload) -> Iterator[InputError]:
+    """Yield where tokens cannot be permuted as the workload says."""
+    software, fused = workload.software, workload.training.fused_permutation
+    if fused:
+        if workload.model.moe and software.experts.one_by_one:
+            yield InputError(
+                f"{workload.framework.title} has no fused permutation",
+                key="training.fused_permutation",
+                found=brief(True),
+                allowed=f"false, or framework: {_those(lambda one: one.experts.calls_each)}",
+            )
+        return
+    if not (software.has_core_experts and workload.model.moe and workload.parallelism.dispatcher == "all_to_all"):
+        yield InputError(
+            "only Megatron-Core's all-to-all dispatcher permutes by PyTorch's kernels where experts are",
+            key="training.fused_permutation",
+            found=brief(False),
+            allowed=f"true, or framework: {_those(lambda one: one.has_core_experts)}, with experts and all_to_all",
+        )
+
+
 def layout_problems(workload: Workload) -> Iterator[InputError]:
     """Yield what the framework is not simulated with, when every default has its value."""
+    yield from _permutation_problems(workload)
 
     def value_of(key: str) -> object:
         section: object = workload

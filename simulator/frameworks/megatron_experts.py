@@ -1,0 +1,191 @@
+"""Experts in Megatron-Core where PyTorch's own kernels route, permute and compute them, one after another.
+
+Source: github.com/NVIDIA/Megatron-LM, core_v0.19, megatron/core/transformer/moe: router.py, moe_utils.py
+(``topk_routing_with_score_function``, ``permute``, ``unpermute``, ``sort_chunks_by_idxs``), token_dispatcher.py
+(``MoEAlltoAllTokenDispatcher``), experts.py (``SequentialMLP``, ``TEGroupedMLP._apply_bias``).
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from simulator.frameworks import fused_kernels
+from simulator.frameworks.framework import ActivationKernels, ExpertHooks, Traffic
+from simulator.operations.experts import Experts
+from simulator.operations.nodes import Node, Ops, Tensor, memory
+from simulator.operations.shapes import Shapes
+from simulator.program import Compute, Memory, StepPhase
+
+#: Bytes of an index (int64), of a probability (fp32), and of an entry of the map of choices (bool).
+INDEX, PROBABILITY, CHOICE = 8, 4, 1
+#: PyTorch's top-k has a block for each row of scores, which takes as long as for so many scores more
+#: (calibration/measurements/expert-kernels.csv).
+SCORES_OF_A_BLOCK = 40
+
+
+def searched(phase: str, name: str, op: str, elements: float, read: float, written: float) -> Compute:
+    """Return a kernel whose time goes with the ``elements`` that it works on, where bytes take less."""
+    return Compute(name, Memory(op, read, written, dtype="fp32", elements=elements), StepPhase(phase))
+
+
+def router(z: Shapes, x: Experts) -> Node:
+    """Return the product with the router's weight, top-k, softmax of the choices, and both maps of tokens to experts.
+
+    Probabilities and choices are written into zeros as wide as all experts.
+    """
+    fused = fused_kernels.router(z, x)
+    scores, chosen = float(PROBABILITY * x.tokens * x.experts), float(PROBABILITY * x.tokens * x.top_k)
+    choices = float(CHOICE * x.tokens * x.experts)
+
+    def kernel(phase: str, name: str, op: str, read: float, written: float) -> Compute:
+        return memory(phase, f"moe.router {name}", op, read, written, "fp32")
+
+    searched_scores = float(x.tokens * (x.experts + SCORES_OF_A_BLOCK))
+    chooses = (
+        searched("F", "moe.router top-k", "top_k", searched_scores, scores, chosen + INDEX * x.tokens * x.top_k),
+        kernel("F", "softmax", "softmax", chosen, chosen),
+        kernel("F", "probs zero", "zero", 0, scores),
+        kernel("F", "probs", "strided", scores, scores),
+        kernel("F", "map zero", "zero", 0, scores),
+        kernel("F", "map whole", "copy", scores, scores),
+        kernel("F", "map", "strided", scores, scores),
+        kernel("F", "map cast", "cast", scores, choices),
+    )
+    back = (
+        kernel("B", "probs bwd", "strided", chosen, chosen),
+        kernel("B", "softmax bwd", "softmax_bwd", 2 * chosen, chosen),
+        kernel("B", "top-k zero grad", "zero", 0, scores),
+        kernel("B", "top-k bwd", "strided", scores, scores),
+    )
+    fused_names = {"moe.router softmax", "moe.router top-k", "moe.router softmax bwd", "moe.router top-k bwd"}
+    rest = [
+        [op for op in ops if isinstance(op, Compute) and op.name not in fused_names]
+        for ops in (fused.forward, fused.input_grad)
+    ]
+    return replace(fused, forward=(*rest[0], *chooses), input_grad=(*back, *rest[1]))
+
+
+def mapped(x: Experts) -> Ops:
+    """Return the kernels that count tokens, and sort the map of choices into the order of the experts.
+
+    The map is a row for each expert, so that all pairs of tokens and experts are sorted. Counts go to the host.
+    """
+    pairs, sent = float(x.tokens * x.experts), float(INDEX * x.sent)
+
+    def kernel(name: str, op: str, read: float, written: float) -> Compute:
+        return memory("F", f"moe.{name}", op, read, written, "fp32")
+
+    return (
+        kernel("counts", "reduce", CHOICE * pairs, INDEX * x.experts),
+        kernel("counts of ranks to host", "copy", INDEX * x.experts, INDEX * x.experts),
+        kernel("map turned", "strided", CHOICE * pairs, CHOICE * pairs),
+        kernel("sort indices", "zero", 0, INDEX * pairs),
+        kernel("sort", "strided", (CHOICE + INDEX) * pairs, (CHOICE + INDEX) * pairs),
+        kernel("tokens of rows", "copy", sent, sent),
+        kernel("probs turned", "strided", PROBABILITY * pairs, PROBABILITY * pairs),
+        kernel("probs of rows", "copy", sent, PROBABILITY * x.sent),
+    )
+
+
+def permute(z: Shapes, x: Experts) -> tuple[Ops, Ops]:
+    """Return the gathering of rows, and the sum of their gradients into zeros, with atomic additions row by row.
+
+    Gradients of probabilities are sorted once more to be put back.
+    """
+    elements = float(x.sent * z.hidden)
+    token_bytes, sent = float(z.element * x.tokens * z.hidden), z.element * elements
+    pairs = float(PROBABILITY * x.tokens * x.experts)
+    return (
+        (memory("F", "moe.permute", "embedding", sent, sent, z.dtype),),
+        (
+            memory("B", "moe.probs zero grad", "zero", 0, pairs, "fp32"),
+            memory("B", "moe.probs sort", "strided", INDEX * x.sent, INDEX * x.sent, "fp32"),
+            memory("B", "moe.probs bwd", "strided", PROBABILITY * x.sent, pairs, "fp32"),
+            memory("B", "moe.permute zero grad", "zero", 0, token_bytes, z.dtype),
+            searched("B", "moe.permute bwd", "index_add", elements, sent, token_bytes),
+        ),
+    )
+
+
+def unpermute(z: Shapes, x: Experts) -> tuple[Ops, Ops]:
+    """Return the sum of outputs into zeros, with an atomic addition for each number, and the gathered gradient.
+
+    Each number has its own index (``scatter_add_`` with an index as wide as a row, which is no copy).
+    """
+    elements = float(x.sent * z.hidden)
+    token_bytes, sent = float(z.element * x.tokens * z.hidden), z.element * elements
+    return (
+        (
+            memory("F", "moe.unpermute zero", "zero", 0, token_bytes, z.dtype),
+            searched("F", "moe.unpermute", "scatter_add", elements, sent, token_bytes),
+        ),
+        (memory("B", "moe.unpermute bwd", "embedding", sent, sent, z.dtype),),
+    )
+
+
+def order(z: Shapes, x: Experts) -> tuple[Tensor, ...]:
+    """Return the kept indices: of the tokens of all rows, and of their probabilities."""
+    return (Tensor("moe.order", 2.0 * INDEX * x.sent),)
+
+
+def weighted(z: Shapes) -> ActivationKernels:
+    """Return the activation with its weights, and a kernel of its own that sums their gradients (Inductor)."""
+    plain = fused_kernels.activation(z)
+    read = 3 if z.gated else 2
+    return replace(plain, backward=(*plain.backward, Traffic(" weights", "activation_bwd", read, 0)))
+
+
+def biased(z: Shapes, x: Experts) -> tuple[Ops, Ops, Ops]:
+    """Return the kernels that add biases to experts' outputs: forward, backward, and of the biases' gradients.
+
+    Expert by expert the bias is multiplied by the probabilities of its rows in fp32, and added. All are joined, and
+    cast. Rows of experts whose counts differ are taken to be as many.
+    """
+    experts = len(x.loads)
+    elements = float(x.worked_on * z.hidden)
+    narrow, wide = z.element * elements / experts, PROBABILITY * elements / experts
+    numbers = elements / experts
+
+    def each(phase: str, *ops: tuple[str, str, float, float]) -> Ops:
+        return tuple(
+            searched(phase, f"moe.bias {name}", op, numbers, read, written)
+            if op == "outer"
+            else memory(phase, f"moe.bias {name}", op, read, written, "fp32")
+            for _ in range(experts)
+            for name, op, read, written in ops
+        )
+
+    forward = (
+        *each("F", ("weigh", "outer", 0, wide), ("add", "strided", narrow + wide, wide)),
+        memory("F", "moe.bias join", "copy", wide * experts, wide * experts, "fp32", parts=experts),
+        memory("F", "moe.bias cast", "cast", wide * experts, narrow * experts, z.dtype),
+    )
+    backward = (
+        memory("B", "moe.bias cast bwd", "upcast", narrow * experts, wide * experts, z.dtype),
+        *each(
+            "B",
+            ("cast bwd each", "cast", wide, narrow),
+            ("weigh bwd", "outer", wide, wide),
+            ("probs", "reduce", wide, 0),
+        ),
+        memory("B", "moe.bias join bwd", "copy", narrow * experts, narrow * experts, z.dtype, parts=experts),
+    )
+    gradients = each(
+        "W", ("wgrad product", "outer", wide, wide), ("wgrad", "reduce", wide, 0), ("wgrad cast", "cast", 0, 0)
+    )
+    return forward, backward, gradients
+
+
+EXPERTS = ExpertHooks(
+    router=router,
+    sort=mapped,
+    permute=permute,
+    unpermute=unpermute,
+    kept_by_dispatch=order,
+    kept_by_combine=lambda z, x: (),
+    weighs_in_activation=True,
+    host_waits_for_counts=True,
+    activation=weighted,
+    one_by_one=True,
+    sorts_alone=True,
+)
