@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from functools import cached_property
 from typing import Any, get_args
@@ -157,6 +158,18 @@ class ClusterColumns:
         src[self.links.n_inside :] = [outer[link.src] for link in self.links.trunks]
         dst[self.links.n_inside :] = [outer[link.dst] for link in self.links.trunks]
         return src, dst
+
+    @cached_property
+    def leaf_numbers(self) -> Ints:
+        """Number of the switch that each NIC is cabled to, a row for each node; -1 where it has no such NIC."""
+        leaves = self.switches.leaves
+        kinds = list(dict.fromkeys(leaves))
+        numbers = {leaf: number for number, leaf in enumerate(dict.fromkeys(itertools.chain.from_iterable(kinds)))}
+        of_kind = np.full((len(kinds), max(map(len, kinds), default=0)), -1, dtype=np.int64)
+        for row, on_node in enumerate(kinds):
+            of_kind[row, : len(on_node)] = [numbers[leaf] for leaf in on_node]
+        row_of = {on_node: row for row, on_node in enumerate(kinds)}
+        return of_kind[np.array([row_of[on_node] for on_node in leaves], dtype=np.int64)]
 
     @cached_property
     def nodes_of_layout(self) -> list[tuple[NodeLayout, Ints]]:

@@ -8,10 +8,9 @@ from typing import NamedTuple, cast
 
 import numpy as np
 
-from simulator.arrays import Bools, Floats, Ints, joined
+from simulator.arrays import Bools, Floats, Ints, distinct, joined
 from simulator.cluster import Cluster
 from simulator.engine.carried import Carriage
-from simulator.engine.colours import distinct
 from simulator.engine.folding import Folding
 from simulator.engine.link_facts import link_labels
 

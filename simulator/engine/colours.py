@@ -75,12 +75,6 @@ class Gathering:
         return gathered
 
 
-def distinct(values: NDArray[Any]) -> NDArray[Any]:
-    """Return the different values in order; by sorting, which is faster than the hashes of `numpy.unique`."""
-    ordered = np.sort(values)
-    return ordered[np.flatnonzero(np.concatenate([ordered[:1] == ordered[:1], ordered[1:] != ordered[:-1]]))]
-
-
 def n_distinct(colours: Colours) -> int:
     """Return the number of different colours."""
     ordered = np.sort(colours)

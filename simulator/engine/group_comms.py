@@ -9,10 +9,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from simulator.arrays import Ints
+from simulator.arrays import Ints, distinct
 from simulator.cluster import Cluster
 from simulator.costs import Costs
-from simulator.engine.colours import distinct
 from simulator.engine.placement import Placed
 from simulator.network import hosts
 from simulator.network.collectives import patterns
