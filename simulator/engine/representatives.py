@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from simulator.arrays import Floats, joined
+from simulator.arrays import Floats, Ints, joined
 from simulator.cluster import Cluster
 from simulator.costs.hosts import THREAD_Bps
 from simulator.engine.binding_links import binding_classes
@@ -248,13 +248,12 @@ class _Planner:
         real = real.by_nic(self._cluster.is_port)
         links, load = real.columns
         class_of, size_of_class = self._link_class[links], self._folding.links.size
-        _, first, place = np.unique(class_of, return_index=True, return_inverse=True)
-        classes = class_of[first]
+        classes, first, place = _numbered(class_of, len(size_of_class))
         # All of the class move together. One link carries the sum over them, divided by the number of links in its
         # class; the links have equal parts by equitability.
         each = size / size_of_class[classes]
-        at_once = np.bincount(place) * each
-        total = np.bincount(place, load) * each
+        at_once = np.bincount(place, minlength=len(classes)) * each
+        total = np.bincount(place, load, len(classes)) * each
         binds = self._binds[classes]
         limiting = binds[place]
         idle_Bps = min(real.cap_Bps, float((self._capacity[links[limiting]] / load[limiting]).min(initial=math.inf)))
@@ -284,6 +283,16 @@ class _Planner:
         }
         counts = dict(zip(simulated.tolist(), multiplicity.tolist(), strict=True))
         return Representatives(counts, simulated_as, group_key, planned)
+
+
+def _numbered(class_of: Ints, n_classes: int) -> tuple[Ints, Ints, Ints]:
+    """Return the classes that are there in order, the first element of each, and each element's place among them."""
+    first = np.full(n_classes, -1)
+    first[class_of[::-1]] = np.arange(len(class_of))[::-1]
+    classes = np.flatnonzero(first >= 0)
+    place = np.zeros(n_classes, dtype=np.int64)
+    place[classes] = np.arange(len(classes))
+    return classes, first[classes], place[class_of]
 
 
 def _simulated_as(folding: Folding, job: int, n_ranks: int) -> tuple[int, ...]:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 
 import numpy as np
 
@@ -18,6 +17,7 @@ from simulator.arrays import Floats, Ints, distinct
 from simulator.cluster.cluster import Cluster
 from simulator.hardware.transport import TransportKind
 from simulator.network.moves import KINDS, Moves
+from simulator.network.plan import LinkLoads
 from simulator.network.shape import NicLoads, Shape
 
 
@@ -25,10 +25,10 @@ from simulator.network.shape import NicLoads, Shape
 class Stage:
     """Moves on a group of ranks of a cluster.
 
-    Phases have as reference flow the one on the tightest link, of several the first that is crossed: it carries ``flow_bytes`` per byte of message, and
-    ``links[i]`` carries ``load[i]`` of that. ``line_s`` holds, per kind of link, the seconds per byte of message that
-    its busiest link needs at line rate. ``kind`` is the transport that sets the pace, the last in `KINDS` that is
-    crossed. ``hops`` and ``link_latency_s`` (of all links) are as in `Shape`.
+    Phases have as reference flow the one on the tightest link, of several on the first that is crossed. It carries
+    ``flow_bytes`` per byte of message, and ``links[i]`` carries ``load[i]`` of that. ``line_s`` holds, per kind of
+    link, the seconds per byte of message that its busiest link needs at line rate. ``kind`` is the transport that sets
+    the pace, the last in `KINDS` that is crossed. ``hops`` and ``link_latency_s`` (of all links) are as in `Shape`.
     """
 
     moves: Moves
@@ -40,10 +40,10 @@ class Stage:
     hops: tuple[tuple[TransportKind, float], ...]
     link_latency_s: float
 
-    @cached_property
-    def loads(self) -> tuple[tuple[int, float], ...]:
+    @property
+    def loads(self) -> LinkLoads:
         """Links, and the load on each."""
-        return tuple(zip(self.links.tolist(), self.load.tolist(), strict=True))
+        return LinkLoads(self.links, self.load)
 
     @property
     def timing(self) -> tuple[object, ...]:
@@ -149,7 +149,10 @@ _NicPair = tuple[int, int, int, int, float, float]
 
 
 def _between_nics(across: NicLoads, cluster: Cluster, nodes: Sequence[int]) -> Iterator[_NicPair]:
-    """Yield what goes between NICs under different leaves, added up by leaves, in order; the first NICs stand for all."""
+    """Yield what goes between NICs under different leaves, added up by leaves.
+
+    The first two NICs under each two leaves stand for all.
+    """
     at = np.array(nodes, dtype=np.int64)
     start = cluster.leaf_numbers[at[across.a], across.nic_a]
     goal = cluster.leaf_numbers[at[across.b], across.nic_b]
