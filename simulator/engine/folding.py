@@ -22,9 +22,9 @@ from simulator.arrays import Floats, Ints, joined
 from simulator.cluster import Cluster
 from simulator.engine.carried import Carriage
 from simulator.engine.colours import Classes, Colours, Gathering, labelled, mixed, n_distinct
-from simulator.engine.group_comms import SeatedGroups
 from simulator.engine.link_facts import link_labels
 from simulator.engine.placement import Placed
+from simulator.program import SeatedGroups
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,6 @@ from simulator.engine.carried import RoutedComms, carriages, routed_comms
 from simulator.engine.folding import Folding, RankNumbering, fold
 from simulator.engine.group_comms import (
     GroupComm,
-    SeatedGroups,
     alike_comms,
     is_signal,
     op_of,
@@ -30,7 +29,7 @@ from simulator.engine.placement import Placed
 from simulator.network.collectives import plan_of
 from simulator.network.pattern import Pattern
 from simulator.network.plan import Phase, Plan
-from simulator.program import Comm, RecordedWork
+from simulator.program import Comm, RecordedWork, SeatedGroups
 
 #: What links that lead out of a GPU begin at.
 _GPU = re.compile(r"node\d+\.gpu\d+")
@@ -117,9 +116,7 @@ def fold_cluster(jobs: Sequence[Placed], cluster: Cluster, *, folded: bool = Tru
     The efficiency of links is that of the first job's costs, for the GPUs of all jobs. With ``folded`` false every rank
     and every link that carries something is simulated.
     """
-    groups = [
-        {axis: SeatedGroups.from_program(placed.program, axis) for axis in placed.program.groups} for placed in jobs
-    ]
+    groups = [{axis: placed.program.seated(axis) for axis in placed.program.groups} for placed in jobs]
     numbering, capacity = RankNumbering.from_jobs(jobs), link_capacities(jobs, cluster)
     routed = routed_comms(jobs, cluster, alike_comms(jobs, cluster, groups))
     carried = carriages(cluster, routed, numbering.first_group, numbering.n_groups)

@@ -15,7 +15,7 @@ import numpy as np
 from simulator.arrays import Ints
 from simulator.cluster.cluster import Cluster
 from simulator.errors import InputError
-from simulator.network.channels import Channel, by_node, channels
+from simulator.network.channels import Channel, alike_nodes, by_node, channels
 from simulator.network.collnet import check, through_fabric
 from simulator.network.moves import SWITCH, HopTable, Moves
 from simulator.network.tree import between_nodes
@@ -97,16 +97,17 @@ def _check(cluster: Cluster, ranks: tuple[int, ...], *, several: bool, other: st
     what the operation has for groups that sit otherwise."""
     name = "nvls_tree" if several else "nvls"
     nodes = by_node(cluster, ranks)
-    if not all(cluster.spec.node_at(node).nvlink.sharp for node in nodes):
+    makes = {int(cluster.node_makes[node]): node for node in nodes}
+    if not all(cluster.spec.node_at(node).nvlink.sharp for node in makes.values()):
         raise InputError(
             f"{name} needs NVSwitches that sum up (NVLink SHARP, from Hopper on), which {cluster.name} lacks",
             key="algorithm",
             found=name,
             fix="node.nvlink.sharp: true in the cluster file, where its switches can",
         )
-    slots = {node: [cluster.locate(rank)[1] for rank in members] for node, members in nodes.items()}
-    for node, (first, *rest) in slots.items():
-        if not all((first, other) in cluster.layout_of(node).nvlink for other in rest):
+    for kind in alike_nodes(cluster, list(nodes), Channel.through(None, list(nodes.values()))):
+        node, (first, *rest) = list(nodes)[kind.rows[0]], kind.slots
+        if not all((first, other) in kind.layout.nvlink for other in rest):
             raise InputError(
                 f"{name} needs NVLink from every member to the switches, and links of node{node} are dead",
                 key="algorithm",

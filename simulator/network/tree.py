@@ -123,7 +123,12 @@ def _double_tree(n: int) -> tuple[tuple[tuple[int, ...], tuple[int, ...]], ...]:
     trees = []
     for parent_in_tree in (parent, other_parent):
         parents = tuple([parent_in_tree(node, n) for node in range(n)])
-        trees.append((parents, max((_way_to_root(node, parents) for node in range(n)), key=len)))
+        above = np.array(parents, dtype=np.int64)
+        depth, at = np.zeros(n, dtype=np.int64), above.copy()
+        while (below_root := at >= 0).any():
+            depth += below_root
+            at = np.where(below_root, above[at], -1)
+        trees.append((parents, _way_to_root(int(np.argmax(depth)), parents)))
     return tuple(trees)
 
 
