@@ -129,9 +129,7 @@ def _stage(shape: Shape, cluster: Cluster, nodes: Sequence[int], inside: Ints) -
     busy_s, longest_s = loads / cluster.bandwidths_Bps[crossed], np.zeros(len(KINDS))
     np.maximum.at(longest_s, cluster.kinds[crossed], busy_s)
     kinds = np.flatnonzero(longest_s).tolist()
-    tightest = np.flatnonzero(busy_s == busy_s.max())
-    turn = np.concatenate((shape.inside.turn, np.full(len(trunks), np.iinfo(np.int64).max)))
-    flow_bytes = float(loads[tightest[np.argmin(turn[tightest])]])
+    flow_bytes = float(loads[np.argmax(busy_s)])
     return Stage(
         moves=shape.moves,
         kind=KINDS[kinds[-1]],

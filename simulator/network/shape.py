@@ -18,13 +18,12 @@ from simulator.network.moves import KINDS, SWITCH, AllPairs, HopTable, Moves
 class InsideLoads(NamedTuple):
     """Bytes per byte of message on links inside nodes, by the node of a shape and the position in its layout.
 
-    ``turn`` orders links by the first hop that crosses each.
+    Links come in the order of the first hops that cross them.
     """
 
     node: Ints
     position: Ints
     load: Floats
-    turn: Ints
 
 
 class NicLoads(NamedTuple):
@@ -119,9 +118,7 @@ def _shape_of_pairs(
     nobody, nothing = np.zeros(0, dtype=np.int64), np.zeros(0)
     return Shape(
         moves,
-        inside=InsideLoads(
-            np.repeat(np.arange(n), len(one.node)), np.tile(one.position, n), np.tile(one.load, n), np.tile(one.turn, n)
-        ),
+        inside=InsideLoads(np.repeat(np.arange(n), len(one.node)), np.tile(one.position, n), np.tile(one.load, n)),
         across=NicLoads(nobody, nobody, nobody, nobody, nothing, nothing),
         summed=(),
         hops=path,
@@ -199,8 +196,10 @@ def _inside_loads(ways: Sequence[Sequence[_Way]], kind: Ints, ends: Ints, load: 
     total = np.bincount(cell, share[entry] * load[hop], minlength=n_nodes * width)
     turn = np.full(len(total), -1)
     turn[cell[::-1]] = np.arange(len(cell))[::-1]
-    crossed = np.flatnonzero(turn >= 0)
-    return InsideLoads(*np.divmod(crossed, width), total[crossed], turn[crossed])
+    is_first = np.zeros(len(cell), dtype=bool)
+    is_first[turn[turn >= 0]] = True
+    crossed = cell[is_first]
+    return InsideLoads(*np.divmod(crossed, width), total[crossed])
 
 
 def _expanded(count: Ints, kind: Ints) -> tuple[Ints, Ints]:
