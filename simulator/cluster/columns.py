@@ -85,10 +85,11 @@ class ClusterColumns:
     def located(self, ends: Ints) -> tuple[Ints, Ints]:
         """Return the nodes and numbers of many end points, each as `locate` does."""
         nodes, slots = self.gpu_places
-        host, which = np.divmod(np.maximum(ends - len(nodes), 0), len(HOST_ENDS))
-        is_gpu, gpu = ends < len(nodes), np.minimum(ends, len(nodes) - 1)
+        is_gpu = ends < len(nodes)
         if is_gpu.all():
-            return nodes[gpu], slots[gpu]
+            return nodes[ends], slots[ends]
+        host, which = np.divmod(np.maximum(ends - len(nodes), 0), len(HOST_ENDS))
+        gpu = np.minimum(ends, len(nodes) - 1)
         first_slots = np.array([layout.host for layout in self.layouts], dtype=np.int64)
         return np.where(is_gpu, nodes[gpu], host), np.where(is_gpu, slots[gpu], first_slots[host] + which)
 

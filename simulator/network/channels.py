@@ -84,7 +84,7 @@ def _strung(cluster: Cluster, ranks: tuple[int, ...]) -> tuple[Channel, ...]:
         orders = _orders(cluster.layout_of(node), dict(zip(gpus, ranks, strict=True)))
         return tuple([Channel.through(None, (order,)) for order in orders])
     groups = Channel.through(None, list(members.values()))
-    kinds = alike_nodes(cluster, list(members), groups)
+    kinds = _alike_nodes(cluster, list(members), groups)
     served = [{nic for slot in kind.slots for nic in kind.layout.own_nics[slot]} for kind in kinds]
     common = sorted(served[0].intersection(*served[1:]))
     if not common:
@@ -103,7 +103,7 @@ def _strung(cluster: Cluster, ranks: tuple[int, ...]) -> tuple[Channel, ...]:
 
 
 @dataclass(frozen=True, eq=False)
-class AlikeNodes:
+class _AlikeNodes:
     """Nodes of one ``layout`` on which a group has the same ``slots``; ``rows``: their places among its nodes."""
 
     layout: NodeLayout
@@ -111,17 +111,17 @@ class AlikeNodes:
     rows: list[int]
 
 
-def alike_nodes(cluster: Cluster, nodes: Sequence[int], groups: Channel) -> list[AlikeNodes]:
+def _alike_nodes(cluster: Cluster, nodes: Sequence[int], groups: Channel) -> list[_AlikeNodes]:
     """Return the nodes of a group by what they have in common."""
-    kinds: dict[object, AlikeNodes] = {}
+    kinds: dict[object, _AlikeNodes] = {}
     slots_of = np.split(cluster.gpu_places[1][groups.members], groups.first[1:])
     for row, (node, in_node) in enumerate(zip(nodes, slots_of, strict=True)):
         layout, slots = cluster.layout_of(node), tuple(in_node.tolist())
-        kinds.setdefault((id(layout), slots), AlikeNodes(layout, slots, [])).rows.append(row)
+        kinds.setdefault((id(layout), slots), _AlikeNodes(layout, slots, [])).rows.append(row)
     return list(kinds.values())
 
 
-def _reordered(groups: Channel, kinds: Sequence[AlikeNodes], nic: int) -> Channel:
+def _reordered(groups: Channel, kinds: Sequence[_AlikeNodes], nic: int) -> Channel:
     """Return the channel that goes through every node in the order of `_through`."""
     members = np.empty_like(groups.members)
     for kind in kinds:

@@ -15,7 +15,7 @@ import numpy as np
 from simulator.arrays import Ints
 from simulator.cluster.cluster import Cluster
 from simulator.errors import InputError
-from simulator.network.channels import Channel, alike_nodes, by_node, channels
+from simulator.network.channels import Channel, by_node, channels
 from simulator.network.collnet import check, through_fabric
 from simulator.network.moves import SWITCH, HopTable, Moves
 from simulator.network.tree import between_nodes
@@ -105,9 +105,10 @@ def _check(cluster: Cluster, ranks: tuple[int, ...], *, several: bool, other: st
             found=name,
             fix="node.nvlink.sharp: true in the cluster file, where its switches can",
         )
-    for kind in alike_nodes(cluster, list(nodes), Channel.through(None, list(nodes.values()))):
-        node, (first, *rest) = list(nodes)[kind.rows[0]], kind.slots
-        if not all((first, other) in kind.layout.nvlink for other in rest):
+    layouts = {id(layout): layout for layout in map(cluster.layout_of, nodes)}
+    for node in () if all(layout.joins_all for layout in layouts.values()) else nodes:
+        first, *rest = [cluster.locate(rank)[1] for rank in nodes[node]]
+        if not all((first, other) in cluster.layout_of(node).nvlink for other in rest):
             raise InputError(
                 f"{name} needs NVLink from every member to the switches, and links of node{node} are dead",
                 key="algorithm",
