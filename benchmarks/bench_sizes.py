@@ -99,7 +99,7 @@ def _all_to_all(nodes: int) -> Callable[[], Any]:
 
 
 class SizeRow(NamedTuple):
-    """A row: what it is, what prepares it, and the seconds that are asked of it."""
+    """A row of the table: its title, a function that prepares its work, and the seconds asked."""
 
     title: str
     prepared: Callable[[], Callable[[], Any]]

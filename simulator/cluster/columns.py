@@ -166,11 +166,11 @@ class ClusterColumns:
         leaves = self.switches.leaves
         kinds = list(dict.fromkeys(leaves))
         numbers = {leaf: number for number, leaf in enumerate(dict.fromkeys(itertools.chain.from_iterable(kinds)))}
-        of_kind = np.full((len(kinds), max(map(len, kinds), default=0)), -1, dtype=np.int64)
+        table = np.full((len(kinds), max(map(len, kinds), default=0)), -1, dtype=np.int64)
         for row, on_node in enumerate(kinds):
-            of_kind[row, : len(on_node)] = [numbers[leaf] for leaf in on_node]
+            table[row, : len(on_node)] = [numbers[leaf] for leaf in on_node]
         row_of = {on_node: row for row, on_node in enumerate(kinds)}
-        return of_kind[np.array([row_of[on_node] for on_node in leaves], dtype=np.int64)]
+        return table[np.array([row_of[on_node] for on_node in leaves], dtype=np.int64)]
 
     @cached_property
     def nodes_of_layout(self) -> list[tuple[NodeLayout, Ints]]:

@@ -44,8 +44,8 @@ class Layout:
     @property
     def pipeline_rank(self) -> tuple[int, ...]:
         """Pipeline rank of every rank."""
-        of_place = [place.pipeline_rank for place in self.places]
-        return tuple([of_place[index] for index in self.place_of])
+        stages = [place.pipeline_rank for place in self.places]
+        return tuple([stages[index] for index in self.place_of])
 
 
 class _Ranks:

@@ -112,7 +112,7 @@ class _AlikeNodes:
 
 
 def _alike_nodes(cluster: Cluster, nodes: Sequence[int], groups: Channel) -> list[_AlikeNodes]:
-    """Return the nodes of a group by what they have in common."""
+    """Return the nodes of a group, those together whose layout and slots are equal."""
     kinds: dict[object, _AlikeNodes] = {}
     slots_of = np.split(cluster.gpu_places[1][groups.members], groups.first[1:])
     for row, (node, in_node) in enumerate(zip(nodes, slots_of, strict=True)):

@@ -181,14 +181,14 @@ def _inside_loads(ways: Sequence[Sequence[_Way]], kind: Ints, ends: Ints, load: 
     entries = [
         [
             (end, position, way.share)
-            for way in of_kind
+            for way in kind_ways
             for end, part in enumerate((way.out, way.back))
             for position in part
         ]
-        for of_kind in ways
+        for kind_ways in ways
     ]
     hop, entry = _expanded(np.fromiter(map(len, entries), dtype=np.int64, count=len(entries)), kind)
-    flat = [one for of_kind in entries for one in of_kind]
+    flat = [one for kind_entries in entries for one in kind_entries]
     end, position = (np.array([one[which] for one in flat], dtype=np.int64) for which in (0, 1))
     share = np.array([one[2] for one in flat], dtype=float)
     width = int(position.max(initial=0)) + 1
@@ -204,17 +204,17 @@ def _inside_loads(ways: Sequence[Sequence[_Way]], kind: Ints, ends: Ints, load: 
 
 def _expanded(count: Ints, kind: Ints) -> tuple[Ints, Ints]:
     """Return hop and entry of everything that hops have, as ``count[kind]`` entries of each, kind after kind."""
-    of_hop = count[kind]
-    hop = np.repeat(np.arange(len(kind)), of_hop)
+    per_hop = count[kind]
+    hop = np.repeat(np.arange(len(kind)), per_hop)
     first = np.cumsum(count) - count
-    return hop, np.arange(len(hop)) + np.repeat(first[kind] - (np.cumsum(of_hop) - of_hop), of_hop)
+    return hop, np.arange(len(hop)) + np.repeat(first[kind] - (np.cumsum(per_hop) - per_hop), per_hop)
 
 
 def _across(hops: _HopKinds, ends: Ints, table: HopTable) -> NicLoads:
     """Return what goes from NIC to NIC."""
-    entries = [[(*way.nics, way.share) for way in of_kind if way.nics is not None] for of_kind in hops.ways]
+    entries = [[(*way.nics, way.share) for way in kind_ways if way.nics is not None] for kind_ways in hops.ways]
     hop, entry = _expanded(np.fromiter(map(len, entries), dtype=np.int64, count=len(entries)), hops.kind)
-    flat = [one for of_kind in entries for one in of_kind]
+    flat = [one for kind_entries in entries for one in kind_entries]
     nic_a, nic_b = (np.array([one[which] for one in flat], dtype=np.int64)[entry] for which in (0, 1))
     share = np.array([one[2] for one in flat], dtype=float)[entry]
     return NicLoads(ends[0][hop], nic_a, ends[1][hop], nic_b, share * table.load[hop], share * table.weight[hop])
@@ -238,8 +238,8 @@ def _critical_path(hops: _HopKinds, weight: Floats) -> tuple[tuple[tuple[Transpo
     """Return the weights of kinds of transport on the critical path, and the latency of its links inside nodes."""
     path: dict[TransportKind, float] = {}
     latency_s = 0.0
-    for of_kind, total in zip(hops.ways, np.bincount(hops.kind, weight, len(hops.ways)).tolist(), strict=True):
-        for way in of_kind if total else ():
+    for kind_ways, total in zip(hops.ways, np.bincount(hops.kind, weight, len(hops.ways)).tolist(), strict=True):
+        for way in kind_ways if total else ():
             path[way.kind] = path.get(way.kind, 0.0) + total * way.share
             latency_s += total * way.share * way.latency_s
     return tuple([(kind, path[kind]) for kind in KINDS if kind in path]), latency_s
