@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, get_args
 
@@ -24,8 +25,13 @@ from simulator.hardware.transport import TransportKind
 LinkFigure = Callable[[NodeLayout | None, int, Edge | Link], Any]
 
 
+@dataclass(frozen=True, eq=False)
 class ClusterColumns:
-    """The part of `simulator.cluster.cluster.Cluster` that is arrays over all of its nodes, GPUs or links."""
+    """The parts of a `simulator.cluster.cluster.Cluster`, and arrays over all of its nodes, GPUs or links.
+
+    ``layouts``: what each node is inside; alike nodes share one. Node n's links are those of its layout in the same
+    order, from ``first_link[n]`` on, and its GPUs are numbered from ``first_gpu[n]`` on; trunks follow all nodes.
+    """
 
     spec: ClusterSpec
     gpus: Sequence[Gpu]
