@@ -8,11 +8,14 @@ from typing import NamedTuple
 
 import numpy as np
 
-from simulator.arrays import Floats, Ints, distinct
+from simulator.arrays import Floats, Ints, distinct, joined
 from simulator.cluster.cluster import Cluster
 from simulator.cluster.node import NodeLayout, Route
 from simulator.hardware.transport import TransportKind
 from simulator.network.moves import KINDS, SWITCH, AllPairs, HopTable, Moves
+
+#: Hops that are added up together: enough for arrays, and few enough for what is between to stay in caches.
+HOPS_AT_ONCE = 1 << 15
 
 
 class InsideLoads(NamedTuple):
@@ -163,7 +166,9 @@ def _hop_kinds(cluster: Cluster, table: HopTable) -> _HopKinds:
     node_kinds = np.array(cluster.way_kinds, dtype=np.int64)
     code = np.zeros(len(sender), dtype=np.int64)
     for column in (node_kinds[node_a], slot_a, node_kinds[node_b], slot_b, node_a == node_b, to_switch, table.nic):
-        code = code * (int(column.max(initial=0)) + 2) + column + 1
+        code *= int(column.max(initial=0)) + 2
+        code += column
+        code += 1
     kinds = distinct(code)
     kind = np.searchsorted(kinds, code)
     first = np.zeros(len(kinds), dtype=np.int64)
@@ -187,18 +192,23 @@ def _inside_loads(ways: Sequence[Sequence[_Way]], kind: Ints, ends: Ints, load: 
         ]
         for kind_ways in ways
     ]
-    hop, entry = _expanded(np.fromiter(map(len, entries), dtype=np.int64, count=len(entries)), kind)
+    count = np.fromiter(map(len, entries), dtype=np.int64, count=len(entries))
     flat = [one for kind_entries in entries for one in kind_entries]
     end, position = (np.array([one[which] for one in flat], dtype=np.int64) for which in (0, 1))
     share = np.array([one[2] for one in flat], dtype=float)
     width = int(position.max(initial=0)) + 1
-    cell = ends[end[entry], hop] * width + position[entry]
-    total = np.bincount(cell, share[entry] * load[hop], minlength=n_nodes * width)
-    turn = np.full(len(total), -1)
-    turn[cell[::-1]] = np.arange(len(cell))[::-1]
-    is_first = np.zeros(len(cell), dtype=bool)
-    is_first[turn[turn >= 0]] = True
-    crossed = cell[is_first]
+    total, is_crossed = np.zeros(n_nodes * width), np.zeros(n_nodes * width, dtype=bool)
+    in_order = []
+    for start in range(0, len(kind), HOPS_AT_ONCE):
+        hops = slice(start, start + HOPS_AT_ONCE)
+        hop, entry = _expanded(count, kind[hops])
+        cell = ends[:, hops][end[entry], hop] * width + position[entry]
+        np.add.at(total, cell, share[entry] * load[hops][hop])
+        later = cell[~is_crossed[cell]]
+        _, first = np.unique(later, return_index=True)
+        in_order.append(later[np.sort(first)])
+        is_crossed[later] = True
+    crossed = joined(in_order)
     return InsideLoads(*np.divmod(crossed, width), total[crossed])
 
 
