@@ -24,7 +24,7 @@ from simulator.engine.carried import Carriage
 from simulator.engine.colours import Classes, Colours, Gathering, labelled, mixed, n_distinct
 from simulator.engine.link_facts import link_labels
 from simulator.engine.placement import Placed
-from simulator.program import SeatedGroups
+from simulator.program.seated_groups import SeatedGroups
 
 
 @dataclass(frozen=True)

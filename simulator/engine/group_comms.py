@@ -25,9 +25,9 @@ from simulator.program import (
     PointToPoint,
     Program,
     RecordedWork,
-    SeatedGroups,
     axis_of,
 )
+from simulator.program.seated_groups import SeatedGroups
 
 #: A gradient norm, or whether one was infinite: one number of fp32.
 SIGNAL_BYTES = 4.0

@@ -29,7 +29,8 @@ from simulator.engine.placement import Placed
 from simulator.network.collectives import plan_of
 from simulator.network.pattern import Pattern
 from simulator.network.plan import Phase, Plan
-from simulator.program import Comm, RecordedWork, SeatedGroups
+from simulator.program import Comm, RecordedWork
+from simulator.program.seated_groups import SeatedGroups
 
 #: What links that lead out of a GPU begin at.
 _GPU = re.compile(r"node\d+\.gpu\d+")

@@ -47,9 +47,9 @@ class HopTable:
         """Return the columns of hops."""
         rows = [(hop.sender, hop.receiver, -1 if hop.nic is None else hop.nic) for hop in hops]
         figures = [(hop.load, hop.weight) for hop in hops]
-        ends = np.array(rows, dtype=np.int64).reshape(-1, 3).T
+        sender, receiver, nic = np.array(rows, dtype=np.int64).reshape(-1, 3).T
         load, weight = np.array(figures, dtype=float).reshape(-1, 2).T
-        return cls(*ends, load, weight)
+        return cls(sender, receiver, nic, load, weight)
 
     @classmethod
     def alike(cls, sender: Ints, receiver: Ints, nic: int | Ints | None, load: float, weight: float) -> HopTable:

@@ -87,7 +87,8 @@ def _spread(gpus: Ints, heads: Ints, share: float) -> list[HopTable]:
 def _by_switch(gpus: Ints, load: float, *, up: bool) -> HopTable:
     """Return a hop of each GPU to its switch, or from there; that of the first is on the critical path."""
     switch = np.full(len(gpus), SWITCH)
-    hops = HopTable.alike(*((gpus, switch) if up else (switch, gpus)), None, load, 0.0)
+    sender, receiver = (gpus, switch) if up else (switch, gpus)
+    hops = HopTable.alike(sender, receiver, None, load, 0.0)
     hops.weight[0] = 1.0
     return hops
 

@@ -45,7 +45,7 @@ def broadcast(cluster: Cluster, ranks: tuple[int, ...]) -> tuple[Moves, ...]:
 def reduce(cluster: Cluster, ranks: tuple[int, ...]) -> tuple[Moves, ...]:
     """Do `broadcast` backwards: the message comes through all ranks to the first, added up on the way."""
     (moves,) = broadcast(cluster, ranks)
-    hops = HopTable.from_hops(moves.hops)
+    hops = HopTable.from_hops(list(moves.hops))
     return (replace(moves, hops=replace(hops, sender=hops.receiver, receiver=hops.sender)),)
 
 

@@ -20,7 +20,6 @@ from simulator.program.ops import (
 )
 from simulator.program.program import Program, Role, Step, reordered
 from simulator.program.repetition import Repetition, later_label
-from simulator.program.seated_groups import SeatedGroups
 from simulator.program.text import kernel_to_text, to_text
 from simulator.program.text_reader import from_text, kernel_from_text
 from simulator.program.validation import ProgramError, validate
@@ -73,7 +72,6 @@ __all__ = [
     "RecordedWork",
     "Repetition",
     "Role",
-    "SeatedGroups",
     "Step",
     "StepPhase",
     "Tiled",

@@ -11,14 +11,14 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
-from simulator.arrays import Ints
 from simulator.program.ops import Batch, Block, Comm, but_tag, comms_of
-from simulator.program.seated_groups import SeatedGroups
 from simulator.program.vocabulary import StepPhase
+
+if TYPE_CHECKING:  # numpy is loaded where a program is played
+    from simulator.arrays import Ints
+    from simulator.program.seated_groups import SeatedGroups
 
 
 @dataclass(frozen=True)
@@ -122,6 +122,8 @@ class Program:
 
     def seated(self, axis: str) -> SeatedGroups:
         """Return the groups of an axis as arrays."""
+        from simulator.program.seated_groups import SeatedGroups
+
         if axis not in self._seated:
             self._seated[axis] = SeatedGroups.from_groups(self.groups[axis], self.n_ranks)
         return self._seated[axis]
@@ -129,11 +131,15 @@ class Program:
     @cached_property
     def role_numbers(self) -> Ints:
         """`role_of` as an array."""
+        import numpy as np
+
         return np.array(self.role_of, dtype=np.int64)
 
     @cached_property
     def ranks_of_roles(self) -> tuple[Ints, ...]:
         """The ranks of every role."""
+        import numpy as np
+
         by_role = np.argsort(self.role_numbers, kind="stable")
         cuts = np.searchsorted(self.role_numbers[by_role], np.arange(1, len(self.roles)))
         return tuple(np.split(by_role, cuts)) if self.roles else ()

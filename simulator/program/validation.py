@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Hashable
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
-import numpy as np
-
-from simulator.arrays import Ints
 from simulator.errors import SimulatorError
 from simulator.program.kernels import Attention, Fixed, GroupedMatmul, Matmul, Memory, Tiled
 from simulator.program.ops import (
@@ -38,6 +35,9 @@ from simulator.program.vocabulary import (
     RecordedKind,
     axis_of,
 )
+
+if TYPE_CHECKING:
+    from simulator.arrays import Ints
 
 T = TypeVar("T", bound=Hashable)
 
@@ -237,5 +237,5 @@ def _validate_ends(where: str, program: Program, comm: Comm, ranks: Ints) -> Non
         return
     is_wrong = (groups.position_of[ranks] == comm.peer) | (groups.size[groups.group_of[ranks]] <= comm.peer)
     if comm.peer < 0 or is_wrong.any():
-        rank = ranks[0 if comm.peer < 0 else np.argmax(is_wrong)]
+        rank = ranks[0 if comm.peer < 0 else is_wrong.argmax()]
         raise ProgramError(f"{where}: peer {comm.peer} of rank {rank} is not another member of its {comm.axis} group")
