@@ -127,9 +127,9 @@ class _CommCrossings:
         rows, numbers, hashes = list[Ints](), list[Ints](), [np.zeros(0, dtype=np.uint64)]
         for one, start, load in zip(carried, starts.tolist(), loads, strict=False):
             bundle = bundle_at[one.links]
-            row, column = np.nonzero(bundle >= 0)
-            rows.append(start + row)
-            numbers.append(bundle[row, column])
+            entry_row, column = np.nonzero(bundle >= 0)
+            rows.append(start + entry_row)
+            numbers.append(bundle[entry_row, column])
             hashes.append(load[column])
         self.row, self.bundle, self.load = joined(rows), joined(numbers), np.concatenate(hashes)
         self._at_row, self._at_bundle = Gathering(self.row, self.n_rows), Gathering(self.bundle, n_bundles)
