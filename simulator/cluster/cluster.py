@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, overload
 
 from simulator.arrays import Ints
 from simulator.cluster.columns import ClusterColumns
-from simulator.cluster.gpu import Gpu
 from simulator.cluster.link import Link, Spread
 from simulator.cluster.nic_pairs import NicPair, joined_pair, no_way_between
 from simulator.cluster.node import HOST_ENDS, MEMORY, NodeLayout, Route
-from simulator.cluster.parts import ClusterLinks
 from simulator.cluster.switch_tree import NodePlaces
 from simulator.cluster.trunk_ways import TrunkWays
 from simulator.errors import InputError
-from simulator.fabrics import Switches
-from simulator.hardware.cluster_spec import ClusterSpec
 
 if TYPE_CHECKING:
     import networkx as nx
@@ -37,18 +33,9 @@ class BackgroundFlow:
 class Cluster(ClusterColumns):
     """GPUs, numbered node by node, and the links between them. Rank i of a job sits on GPU i.
 
-    ``layouts``: what each node is inside; alike nodes share one. Node n's links are those of its layout in the same
-    order, from ``first_link[n]`` on, and its GPUs are numbered from ``first_gpu[n]`` on; trunks follow all nodes.
     ``memo`` keeps what others work out about this cluster, under keys of their own, for as long as it lives.
     """
 
-    spec: ClusterSpec
-    gpus: Sequence[Gpu]
-    links: ClusterLinks
-    layouts: tuple[NodeLayout, ...]
-    first_gpu: tuple[int, ...]
-    first_link: tuple[int, ...]
-    switches: Switches
     background: tuple[BackgroundFlow, ...] = ()
     memo: dict[Any, Any] = field(default_factory=dict, init=False, repr=False)
 

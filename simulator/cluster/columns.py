@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, get_args
 
@@ -23,8 +25,13 @@ from simulator.hardware.transport import TransportKind
 LinkFigure = Callable[[NodeLayout | None, int, Edge | Link], Any]
 
 
+@dataclass(frozen=True, eq=False)
 class ClusterColumns:
-    """The part of `simulator.cluster.cluster.Cluster` that is arrays over all of its nodes, GPUs or links."""
+    """The parts of a `simulator.cluster.cluster.Cluster`, and arrays over all of its nodes, GPUs or links.
+
+    ``layouts``: what each node is inside; alike nodes share one. Node n's links are those of its layout in the same
+    order, from ``first_link[n]`` on, and its GPUs are numbered from ``first_gpu[n]`` on; trunks follow all nodes.
+    """
 
     spec: ClusterSpec
     gpus: Sequence[Gpu]
@@ -84,10 +91,11 @@ class ClusterColumns:
     def located(self, ends: Ints) -> tuple[Ints, Ints]:
         """Return the nodes and numbers of many end points, each as `locate` does."""
         nodes, slots = self.gpu_places
-        host, which = np.divmod(np.maximum(ends - len(nodes), 0), len(HOST_ENDS))
-        is_gpu, gpu = ends < len(nodes), np.minimum(ends, len(nodes) - 1)
+        is_gpu = ends < len(nodes)
         if is_gpu.all():
-            return nodes[gpu], slots[gpu]
+            return nodes[ends], slots[ends]
+        host, which = np.divmod(np.maximum(ends - len(nodes), 0), len(HOST_ENDS))
+        gpu = np.minimum(ends, len(nodes) - 1)
         first_slots = np.array([layout.host for layout in self.layouts], dtype=np.int64)
         return np.where(is_gpu, nodes[gpu], host), np.where(is_gpu, slots[gpu], first_slots[host] + which)
 
@@ -157,6 +165,18 @@ class ClusterColumns:
         src[self.links.n_inside :] = [outer[link.src] for link in self.links.trunks]
         dst[self.links.n_inside :] = [outer[link.dst] for link in self.links.trunks]
         return src, dst
+
+    @cached_property
+    def leaf_numbers(self) -> Ints:
+        """Number of the switch that each NIC is cabled to, a row for each node; -1 where it has no such NIC."""
+        leaves = self.switches.leaves
+        kinds = list(dict.fromkeys(leaves))
+        numbers = {leaf: number for number, leaf in enumerate(dict.fromkeys(itertools.chain.from_iterable(kinds)))}
+        table = np.full((len(kinds), max(map(len, kinds), default=0)), -1, dtype=np.int64)
+        for row, on_node in enumerate(kinds):
+            table[row, : len(on_node)] = [numbers[leaf] for leaf in on_node]
+        row_of = {on_node: row for row, on_node in enumerate(kinds)}
+        return table[np.array([row_of[on_node] for on_node in leaves], dtype=np.int64)]
 
     @cached_property
     def nodes_of_layout(self) -> list[tuple[NodeLayout, Ints]]:

@@ -74,6 +74,11 @@ class NodeLayout:
         """The NIC of each port, by its position in ``edges``."""
         return {port: nic for ports in (self.port_out, self.port_in) for nic, port in ports.items()}
 
+    @cached_property
+    def joins_all(self) -> bool:
+        """NVLink joins every GPU to every other one."""
+        return len(self.nvlink) == len(self.gpus) * (len(self.gpus) - 1)
+
     def out(self, gpu: int, nic: int) -> Route:
         """Return the route from a GPU through a NIC's port into the fabric."""
         return (*self.to_nic[gpu, nic], self.port_out[nic])

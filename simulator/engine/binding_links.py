@@ -8,10 +8,9 @@ from typing import NamedTuple, cast
 
 import numpy as np
 
-from simulator.arrays import Bools, Floats, Ints, joined
+from simulator.arrays import Bools, Floats, Ints, distinct, joined
 from simulator.cluster import Cluster
 from simulator.engine.carried import Carriage
-from simulator.engine.colours import distinct
 from simulator.engine.folding import Folding
 from simulator.engine.link_facts import link_labels
 
@@ -30,11 +29,11 @@ def binding_classes(cluster: Cluster, capacity: Floats, carried: Sequence[Carria
     class_of[folding.loaded] = folding.links.class_of
     is_first = np.zeros(len(capacity), dtype=bool)
     is_first[firsts] = True
-    loads, label = _loads_on(is_first, carried), link_labels(cluster, capacity)
     src, dst = cluster.link_ends
+    loads, label = _loads_on(is_first, _nearby(is_first, src, dst), carried), link_labels(cluster, capacity)
     limiters: dict[int, list[Ints]] = {}  # of each link the sets of links that limit before it
     for near_end, far_end in ((src, dst), (dst, src)):
-        link, neighbour = _neighbours(loads, near_end, far_end)
+        link, neighbour = _neighbours(loads, is_first, near_end, far_end)
         room = np.bincount(link, weights=capacity[neighbour], minlength=len(capacity))
         enough = is_first & (room <= capacity * (1 + 1e-12))
         starts = np.flatnonzero(np.diff(link, prepend=-1))
@@ -58,39 +57,51 @@ class _Loads(NamedTuple):
     load: Floats
 
 
-def _loads_on(is_first: Bools, carried: Sequence[Carriage]) -> _Loads:
-    """Return all loads of the communications that cross the first link of a class. Phases are numbered through."""
+def _nearby(is_first: Bools, src: Ints, dst: Ints) -> Bools:
+    """Tell which links are the first of a class, or lead to where one begins, or on from where one ends."""
+    begins, ends = np.zeros((2, int(max(src.max(), dst.max())) + 1), dtype=bool)
+    begins[src[is_first]] = ends[dst[is_first]] = True
+    nearby: Bools = is_first | begins[dst] | ends[src]
+    return nearby
+
+
+def _loads_on(is_first: Bools, nearby: Bools, carried: Sequence[Carriage]) -> _Loads:
+    """Return the loads on ``nearby`` links of the communications that cross the first link of a class.
+
+    Phases are numbered through.
+    """
     phases, links, loads = list[Ints](), list[Ints](), [np.zeros(0)]
     n_phases = 0
     for one in carried:
         rows = np.flatnonzero(is_first[one.links].any(axis=1))
         width = int(one.phase.max(initial=0)) + 1
-        phases.append((n_phases + np.arange(len(rows))[:, None] * width + one.phase).reshape(-1))
-        links.append(one.links[rows].reshape(-1))
-        loads.append(np.tile(one.load, len(rows)))
+        row, column = np.nonzero(nearby[one.links[rows]])
+        phases.append(n_phases + row * width + one.phase[column])
+        links.append(one.links[rows[row], column])
+        loads.append(one.load[column])
         n_phases += len(rows) * width
     return _Loads(joined(phases), joined(links), np.concatenate(loads))
 
 
-def _neighbours(loads: _Loads, near_end: Ints, far_end: Ints) -> tuple[Ints, Ints]:
-    """Return sorted pairs of a link and a neighbour at its ``near_end`` that carries the same phase.
+def _neighbours(loads: _Loads, is_first: Bools, near_end: Ints, far_end: Ints) -> tuple[Ints, Ints]:
+    """Return sorted pairs of the first link of a class and a neighbour at its ``near_end`` that carries the same phase.
 
     The vertex ``near_end[link]`` is ``far_end[neighbour]``. A link where a phase begins or ends has no pairs: the phase
     loads it more than all of those neighbours.
     """
-    links = loads.link
     n_links, n_vertices = len(near_end), int(max(near_end.max(), far_end.max())) + 1
-    phase = loads.phase
-    far = phase * n_vertices + far_end[links]
+    far = loads.phase * n_vertices + far_end[loads.link]
     order = np.argsort(far, kind="stable")
-    near = phase * n_vertices + near_end[links]
+    firsts = np.flatnonzero(is_first[loads.link])
+    links, load = loads.link[firsts], loads.load[firsts]
+    near = loads.phase[firsts] * n_vertices + near_end[links]
     low, high = (np.searchsorted(far[order], near, side) for side in ("left", "right"))
     count = high - low
     entry = np.repeat(np.arange(len(links)), count)
     neighbour = order[np.arange(len(entry)) - np.repeat(np.cumsum(count) - count - low, count)]
     load_before = np.bincount(entry, weights=loads.load[neighbour], minlength=len(links))
     begins = np.zeros(n_links, dtype=bool)
-    begins[links[load_before < loads.load * (1 - 1e-12)]] = True
-    pairs = distinct(links[entry] * n_links + links[neighbour])
+    begins[links[load_before < load * (1 - 1e-12)]] = True
+    pairs = distinct(links[entry] * n_links + loads.link[neighbour])
     link, other = np.divmod(pairs, n_links)
     return link[~begins[link]], other[~begins[link]]

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from simulator.arrays import Ints
+from simulator.arrays import Ints, distinct
 
 Colours = NDArray[np.uint64]
 
@@ -25,11 +25,15 @@ class Classes:
     @classmethod
     def by(cls, colours: Colours) -> Classes:
         """Return the classes of elements of equal colours."""
-        _, first, inverse, counts = np.unique(colours, return_index=True, return_inverse=True, return_counts=True)
-        order = np.argsort(first, kind="stable")
+        values = distinct(colours)
+        at = np.searchsorted(values, colours)
+        first = np.zeros(len(values), dtype=np.int64)
+        first[at[::-1]] = np.arange(len(at))[::-1]
+        order = np.argsort(first)
         number = np.empty_like(order)
         number[order] = np.arange(len(order))
-        return cls(first[order], number[inverse], counts[order])
+        class_of = number[at]
+        return cls(first[order], class_of, np.bincount(class_of, minlength=len(values)))
 
     @classmethod
     def each_alone(cls, size: int) -> Classes:
@@ -75,16 +79,9 @@ class Gathering:
         return gathered
 
 
-def distinct(values: NDArray[Any]) -> NDArray[Any]:
-    """Return the different values in order; by sorting, which is faster than the hashes of `numpy.unique`."""
-    ordered = np.sort(values)
-    return ordered[np.flatnonzero(np.concatenate([ordered[:1] == ordered[:1], ordered[1:] != ordered[:-1]]))]
-
-
 def n_distinct(colours: Colours) -> int:
     """Return the number of different colours."""
-    ordered = np.sort(colours)
-    return int(np.count_nonzero(ordered[1:] != ordered[:-1])) + min(len(ordered), 1)
+    return len(distinct(colours))
 
 
 def labelled(values: Iterable[object]) -> Colours:

@@ -22,9 +22,9 @@ from simulator.arrays import Floats, Ints, joined
 from simulator.cluster import Cluster
 from simulator.engine.carried import Carriage
 from simulator.engine.colours import Classes, Colours, Gathering, labelled, mixed, n_distinct
-from simulator.engine.group_comms import SeatedGroups
 from simulator.engine.link_facts import link_labels
 from simulator.engine.placement import Placed
+from simulator.program.seated_groups import SeatedGroups
 
 
 @dataclass(frozen=True)
@@ -88,10 +88,8 @@ def fold(
         sizes = numbering.n_ranks, numbering.n_groups, len(loaded), n_comms
         ranks, group_classes, links, comms = map(Classes.each_alone, sizes)
         return Folding(numbering, ranks, group_classes, loaded, links, comms)
-    place = np.zeros(len(is_loaded), dtype=np.int64)
-    place[loaded] = np.arange(len(loaded))
     labels = link_labels(cluster, capacity)[loaded]
-    crossings = _CommCrossings(carried, place, labels)
+    crossings = _CommCrossings(carried, loaded, labels)
     rank, group, row, bundle = _refined(jobs, cluster, groups, carried, numbering, crossings)
     link = mixed(bundle[crossings.bundle_of], labels)
     return Folding(
@@ -107,26 +105,33 @@ def fold(
 class _CommCrossings:
     """Entries of rows of carriages that load bundles of links: ``load`` is a hash of load and phase of each entry.
 
-    A bundle is links that the same rows load alike; ``labels`` of its links are its label.
+    A bundle is links that the same rows load alike; ``labels`` of its links are its label. ``loaded``: all links of
+    bundles.
     """
 
-    def __init__(self, carried: Sequence[Carriage], place: Ints, labels: Colours) -> None:
-        widths = joined(np.full(len(one.links), len(one.phase)) for one in carried)
-        self.n_rows = len(widths)
-        rows, links = np.repeat(np.arange(len(widths)), widths), place[joined(one.links.reshape(-1) for one in carried)]
-        hashes = (mixed(np.round(one.load, 12).view(np.uint64), one.phase) for one in carried)
-        row_hashes = [np.tile(row_hash, len(one.links)) for row_hash, one in zip(hashes, carried, strict=True)]
-        load = np.concatenate([np.zeros(0, dtype=np.uint64), *row_hashes])
-        signature = np.zeros(len(labels), dtype=np.uint64)
-        np.add.at(signature, links, mixed(rows, load))
-        bundles = Classes.by(signature)
+    def __init__(self, carried: Sequence[Carriage], loaded: Ints, labels: Colours) -> None:
+        starts = np.cumsum([0, *[len(one.links) for one in carried]])
+        self.n_rows = int(starts[-1])
+        loads = [mixed(np.round(one.load, 12).view(np.uint64), one.phase) for one in carried]
+        # The sum over what crosses a link of hash of row x hash of load, by which the same rows load it alike or not.
+        signature = np.zeros(int(loaded.max(initial=-1)) + 1, dtype=np.uint64)
+        for one, start, load in zip(carried, starts.tolist(), loads, strict=False):
+            row = mixed(start + np.arange(len(one.links)))
+            np.add.at(signature, one.links.reshape(-1), np.multiply.outer(row, mixed(load)).reshape(-1))
+        bundles = Classes.by(signature[loaded])
         self.bundle_of, n_bundles = bundles.class_of, len(bundles.first)
         self.labels = np.zeros(n_bundles, dtype=np.uint64)
         np.add.at(self.labels, self.bundle_of, mixed(labels))
-        stands = np.zeros(len(labels), dtype=bool)
-        stands[bundles.first] = True
-        kept = stands[links]
-        self.row, self.bundle, self.load = rows[kept], self.bundle_of[links[kept]], load[kept]
+        bundle_at = np.full(len(signature), -1)
+        bundle_at[loaded[bundles.first]] = np.arange(n_bundles)
+        rows, numbers, hashes = list[Ints](), list[Ints](), [np.zeros(0, dtype=np.uint64)]
+        for one, start, load in zip(carried, starts.tolist(), loads, strict=False):
+            bundle = bundle_at[one.links]
+            entry_row, column = np.nonzero(bundle >= 0)
+            rows.append(start + entry_row)
+            numbers.append(bundle[entry_row, column])
+            hashes.append(load[column])
+        self.row, self.bundle, self.load = joined(rows), joined(numbers), np.concatenate(hashes)
         self._at_row, self._at_bundle = Gathering(self.row, self.n_rows), Gathering(self.bundle, n_bundles)
 
     def around_rows(self, bundle: Colours) -> Colours:

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
 
-from simulator.arrays import Ints
+from simulator.arrays import Ints, distinct
 from simulator.cluster import Cluster
 from simulator.costs import Costs
-from simulator.engine.colours import distinct
 from simulator.engine.placement import Placed
 from simulator.network import hosts
 from simulator.network.collectives import patterns
@@ -29,6 +27,7 @@ from simulator.program import (
     RecordedWork,
     axis_of,
 )
+from simulator.program.seated_groups import SeatedGroups
 
 #: A gradient norm, or whether one was infinite: one number of fp32.
 SIGNAL_BYTES = 4.0
@@ -111,36 +110,6 @@ class GroupComm:
         if isinstance(self.comm, RecordedWork):
             return ()
         return patterns(op_of(self.comm), self.ends, cluster, algorithm_of(self.comm), shares_of(self.comm))
-
-
-@dataclass(frozen=True, eq=False)
-class SeatedGroups:
-    """The groups of an axis as arrays: group g has ``size[g]`` of ``members``, from ``start[g]`` on.
-
-    ``group_of`` and ``position_of`` are of every rank; -1 where it has no group.
-    """
-
-    size: Ints
-    start: Ints
-    members: Ints
-    group_of: Ints
-    position_of: Ints
-
-    @classmethod
-    def from_program(cls, program: Program, axis: str) -> SeatedGroups:
-        """Return the groups of one axis of a program."""
-        groups = program.groups[axis]
-        size = np.fromiter(map(len, groups), dtype=np.int64, count=len(groups))
-        start = np.cumsum(size) - size
-        members = np.fromiter(itertools.chain.from_iterable(groups), dtype=np.int64, count=int(size.sum()))
-        group_of, position_of = np.full((2, program.n_ranks), -1, dtype=np.int64)
-        group_of[members] = np.repeat(np.arange(len(groups)), size)
-        position_of[members] = np.arange(len(members)) - np.repeat(start, size)
-        return cls(size, start, members, group_of, position_of)
-
-    def ranks(self, groups: Ints) -> Ints:
-        """Return the members of these groups of one size, a row each."""
-        return self.members[self.start[groups][:, None] + np.arange(self.size[groups[0]])]
 
 
 @dataclass(frozen=True, eq=False)
@@ -238,11 +207,7 @@ def _comms_of_job(
 
 def _calls(program: Program, groups: Mapping[str, SeatedGroups]) -> Iterator[_Calls]:
     """Yield the calls of every role, in the order of its communication."""
-    role_of = np.array(program.role_of, dtype=np.int64)
-    by_role = np.argsort(role_of, kind="stable")
-    cuts = np.searchsorted(role_of[by_role], np.arange(len(program.roles) + 1))
-    for number, role in enumerate(program.roles):
-        ranks = by_role[cuts[number] : cuts[number + 1]]
+    for role, ranks in zip(program.roles, program.ranks_of_roles, strict=True):
         if not len(ranks):
             continue
         firsts: dict[str, tuple[Ints, Ints]] = {}

@@ -87,9 +87,7 @@ class Placed:
 
     def _kinds(self, cluster: Cluster) -> tuple[Ints, list[RankKind]]:
         gpu_kind, gpus = cluster.gpu_kinds
-        kind = (
-            np.array(self.program.role_of, dtype=np.int64) * len(gpus) + gpu_kind[np.array(self.gpus, dtype=np.int64)]
-        )
+        kind = self.program.role_numbers * len(gpus) + gpu_kind[np.array(self.gpus, dtype=np.int64)]
         _, first, number = np.unique(kind, return_index=True, return_inverse=True)
         order = np.argsort(first)
         place = np.empty_like(order)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from simulator.arrays import Floats, joined
+from simulator.arrays import Floats, Ints, joined
 from simulator.cluster import Cluster
 from simulator.costs.hosts import THREAD_Bps
 from simulator.engine.binding_links import binding_classes
@@ -17,7 +17,6 @@ from simulator.engine.carried import RoutedComms, carriages, routed_comms
 from simulator.engine.folding import Folding, RankNumbering, fold
 from simulator.engine.group_comms import (
     GroupComm,
-    SeatedGroups,
     alike_comms,
     is_signal,
     op_of,
@@ -31,6 +30,7 @@ from simulator.network.collectives import plan_of
 from simulator.network.pattern import Pattern
 from simulator.network.plan import Phase, Plan
 from simulator.program import Comm, RecordedWork
+from simulator.program.seated_groups import SeatedGroups
 
 #: What links that lead out of a GPU begin at.
 _GPU = re.compile(r"node\d+\.gpu\d+")
@@ -117,9 +117,7 @@ def fold_cluster(jobs: Sequence[Placed], cluster: Cluster, *, folded: bool = Tru
     The efficiency of links is that of the first job's costs, for the GPUs of all jobs. With ``folded`` false every rank
     and every link that carries something is simulated.
     """
-    groups = [
-        {axis: SeatedGroups.from_program(placed.program, axis) for axis in placed.program.groups} for placed in jobs
-    ]
+    groups = [{axis: placed.program.seated(axis) for axis in placed.program.groups} for placed in jobs]
     numbering, capacity = RankNumbering.from_jobs(jobs), link_capacities(jobs, cluster)
     routed = routed_comms(jobs, cluster, alike_comms(jobs, cluster, groups))
     carried = carriages(cluster, routed, numbering.first_group, numbering.n_groups)
@@ -248,13 +246,12 @@ class _Planner:
         real = real.by_nic(self._cluster.is_port)
         links, load = real.columns
         class_of, size_of_class = self._link_class[links], self._folding.links.size
-        _, first, place = np.unique(class_of, return_index=True, return_inverse=True)
-        classes = class_of[first]
+        classes, first, place = _numbered(class_of, len(size_of_class))
         # All of the class move together. One link carries the sum over them, divided by the number of links in its
         # class; the links have equal parts by equitability.
         each = size / size_of_class[classes]
-        at_once = np.bincount(place) * each
-        total = np.bincount(place, load) * each
+        at_once = np.bincount(place, minlength=len(classes)) * each
+        total = np.bincount(place, load, len(classes)) * each
         binds = self._binds[classes]
         limiting = binds[place]
         idle_Bps = min(real.cap_Bps, float((self._capacity[links[limiting]] / load[limiting]).min(initial=math.inf)))
@@ -284,6 +281,16 @@ class _Planner:
         }
         counts = dict(zip(simulated.tolist(), multiplicity.tolist(), strict=True))
         return Representatives(counts, simulated_as, group_key, planned)
+
+
+def _numbered(class_of: Ints, n_classes: int) -> tuple[Ints, Ints, Ints]:
+    """Return the classes that are there in order, the first element of each, and each element's place among them."""
+    first = np.full(n_classes, -1)
+    first[class_of[::-1]] = np.arange(len(class_of))[::-1]
+    classes = np.flatnonzero(first >= 0)
+    place = np.zeros(n_classes, dtype=np.int64)
+    place[classes] = np.arange(len(classes))
+    return classes, first[classes], place[class_of]
 
 
 def _simulated_as(folding: Folding, job: int, n_ranks: int) -> tuple[int, ...]:

@@ -3,6 +3,20 @@
 Of groups that sit alike only the first needs to be routed. Each link that it crosses is a place: a position inside one
 of its nodes, or the trunk above one of their NICs. The same places of another group are the links which that one
 crosses.
+
+Words for what is alike, from the description of a cluster to its colours::
+
+    node 0          node 1          node 2 ...        one layout: what these nodes are inside
+    [0 1 2 3]       [4 5 6 7]       [8 9 10 11]       GPUs by number; gpu 6 has slot 2 of node 1
+       |               |                |             a port is a link of the layout at the same position in each
+
+* A *layout* is shared by nodes that are alike inside, whatever an override scales and wherever they hang.
+* A *make* (`ClusterColumns.node_makes`) is shared by nodes of a layout whose links are as fast.
+* A *kind* (`ClusterColumns.node_kinds`) is shared by nodes of a make that hang on the same switches.
+* A *place in the tree* (`NodePlaces`) says on which switches a node hangs, level by level.
+* A *seat class* (here) is groups with equal slots in nodes of equal makes, which share switches alike.
+* A *link place* (`LinkPlaces`) is a link as counted from one of a group's nodes.
+* A *colour* (`folding`) is shared by what refinement cannot tell apart. Seats are the start, colours the proof.
 """
 
 from __future__ import annotations

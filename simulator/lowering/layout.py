@@ -44,7 +44,8 @@ class Layout:
     @property
     def pipeline_rank(self) -> tuple[int, ...]:
         """Pipeline rank of every rank."""
-        return tuple(self.places[index].pipeline_rank for index in self.place_of)
+        stages = [place.pipeline_rank for place in self.places]
+        return tuple([stages[index] for index in self.place_of])
 
 
 class _Ranks:
@@ -61,16 +62,18 @@ class _Ranks:
         if size == 1:
             return ()
         moved = np.moveaxis(self.grid, [self._dimension[axis] for axis in inner], range(-len(inner), 0))
-        return tuple(tuple(row) for row in moved.reshape(-1, size).tolist())
+        return tuple(map(tuple, moved.reshape(-1, size).tolist()))
 
     def first_along(self, *inner: str) -> tuple[int, ...]:
         """Return the group of rank 0 among those of `along`; itself alone if each would have one member."""
         moved = np.moveaxis(self.grid, [self._dimension[axis] for axis in inner], range(-len(inner), 0))
         return tuple(moved[(0,) * (moved.ndim - len(inner))].reshape(-1).tolist())
 
-    def position(self, axis: str) -> list[int]:
+    def position(self, axis: str) -> Grid:
         """Return the position of every rank on an axis."""
-        return [int(at) for at in np.indices(self.grid.shape)[self._dimension[axis]].reshape(-1)]
+        dimension = self._dimension[axis]
+        shape = [size if at == dimension else 1 for at, size in enumerate(self.grid.shape)]
+        return np.broadcast_to(np.arange(self.sizes[axis]).reshape(shape), self.grid.shape).reshape(-1)
 
 
 def layout(workload: Workload) -> Layout:
@@ -84,17 +87,19 @@ def layout(workload: Workload) -> Layout:
         groups |= _expert_groups(workload, expert_ranks)
     groups |= _instances(workload.parallelism, groups)
     groups |= _other_groups(workload, groups)
-    ep = expert_ranks.position(Axis.EP) if expert_ranks else [0] * workload.n_ranks
-    positions = tuple(zip(ranks.position(Axis.PP), ranks.position(Axis.CP), ep, strict=True))
-    seats = {
-        (stage, cp, expert): PipelineSeat(stage, representative_seat(workload, Seat(cp=cp, ep=expert)))
-        for stage, cp, expert in dict.fromkeys(positions)
-    }
-    places = {place: number for number, place in enumerate(sorted(set(seats.values())))}
-    number_at = {position: places[place] for position, place in seats.items()}
+    columns = [ranks.position(Axis.PP), ranks.position(Axis.CP)]
+    columns.append(expert_ranks.position(Axis.EP) if expert_ranks else np.zeros_like(columns[0]))
+    code = np.ravel_multi_index(columns, [int(column.max()) + 1 for column in columns])
+    codes, first = np.unique(code, return_index=True)
+    seats = [
+        PipelineSeat(stage, representative_seat(workload, Seat(cp=cp, ep=ep)))
+        for stage, cp, ep in zip(*[column[first].tolist() for column in columns], strict=True)
+    ]
+    places = {place: number for number, place in enumerate(sorted(set(seats)))}
+    place_of = np.array([places[seat] for seat in seats], dtype=np.int64)[np.searchsorted(codes, code)]
     return Layout(
         tuple(places),
-        tuple([number_at[position] for position in positions]),
+        tuple(place_of.tolist()),
         {axis: members for axis, members in groups.items() if members},
     )
 

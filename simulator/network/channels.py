@@ -2,23 +2,59 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
+import numpy as np
+
+from simulator.arrays import Bools, Ints
 from simulator.cluster.cluster import Cluster
 from simulator.cluster.node import NodeLayout
 from simulator.network.search import path, rings
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, eq=False)
 class Channel:
     """One of the parallel rings or trees among which a message is split evenly.
 
-    ``nodes`` holds the group's GPUs node by node. Data enters a node at its first GPU and leaves it at its last.
-    ``nic``: the NIC of the node by which it does (None: inside one node, or each GPU through its own NIC).
+    ``members`` holds the group's GPUs node by node, those of each node from its place in ``first`` on. Data enters a
+    node at its first GPU and leaves it at its last. ``nic``: the NIC of the node by which it does (None: inside one
+    node, or each GPU through its own NIC).
     """
 
     nic: int | None
-    nodes: tuple[tuple[int, ...], ...]
+    members: Ints
+    first: Ints
+
+    @classmethod
+    def through(cls, nic: int | None, nodes: Sequence[Sequence[int]]) -> Channel:
+        """Return the channel through the GPUs of these nodes."""
+        sizes = np.fromiter(map(len, nodes), dtype=np.int64, count=len(nodes))
+        members = np.fromiter((gpu for node in nodes for gpu in node), dtype=np.int64, count=int(sizes.sum()))
+        return cls(nic, members, np.cumsum(sizes) - sizes)
+
+    @cached_property
+    def heads(self) -> Ints:
+        """The first GPU of every node."""
+        return self.members[self.first]
+
+    @cached_property
+    def sizes(self) -> Ints:
+        """Number of GPUs of every node."""
+        return np.diff(self.first, append=len(self.members))
+
+    @cached_property
+    def ends_node(self) -> Bools:
+        """True of the last GPU of every node."""
+        ends = np.zeros(len(self.members), dtype=bool)
+        ends[self.first - 1] = True
+        return ends
+
+    @property
+    def nodes(self) -> tuple[tuple[int, ...], ...]:
+        """The GPUs of every node."""
+        return tuple([tuple(gpus.tolist()) for gpus in np.split(self.members, self.first[1:])])
 
 
 def channels(cluster: Cluster, ranks: tuple[int, ...]) -> tuple[Channel, ...]:
@@ -35,29 +71,63 @@ def channels(cluster: Cluster, ranks: tuple[int, ...]) -> tuple[Channel, ...]:
     their own, there are rings that together use all of these links equally. Where some have, there are as many rings
     along them as there are, or one that keeps near GPUs side by side.
     """
+    strung: tuple[Channel, ...] | None = cluster.memo.get(("channels", ranks))
+    if strung is None:
+        strung = cluster.memo["channels", ranks] = _strung(cluster, ranks)
+    return strung
+
+
+def _strung(cluster: Cluster, ranks: tuple[int, ...]) -> tuple[Channel, ...]:
     members = by_node(cluster, ranks)
-    slots = {node: [cluster.locate(rank)[1] for rank in group] for node, group in members.items()}
     if len(members) == 1:
-        ((node, gpus),) = slots.items()
+        ((node, gpus),) = ((node, [cluster.locate(rank)[1] for rank in group]) for node, group in members.items())
         orders = _orders(cluster.layout_of(node), dict(zip(gpus, ranks, strict=True)))
-        return tuple(Channel(None, (order,)) for order in orders)
-    served = [{nic for rank in group for nic in cluster.own_nics(rank)} for group in members.values()]
+        return tuple([Channel.through(None, (order,)) for order in orders])
+    groups = Channel.through(None, list(members.values()))
+    kinds = _alike_nodes(cluster, list(members), groups)
+    served = [{nic for slot in kind.slots for nic in kind.layout.own_nics[slot]} for kind in kinds]
     common = sorted(served[0].intersection(*served[1:]))
     if not common:
-        return (Channel(None, tuple(members.values())),)
-    if all(len(gpus) > 2 and cluster.layout_of(node).meshed(gpus) for node, gpus in slots.items()):
-        groups = list(members.values())
+        return (groups,)
+    if all(len(kind.slots) > 2 and kind.layout.meshed(kind.slots) for kind in kinds):
         return tuple(
-            Channel(None, tuple([_zigzag(group, start)[:: -1 if odd % 2 else 1] for odd, group in enumerate(groups)]))
-            for start in range(min(map(len, groups)))
+            [
+                Channel.through(
+                    None,
+                    [_zigzag(group, start)[:: -1 if odd % 2 else 1] for odd, group in enumerate(members.values())],
+                )
+                for start in range(min(map(len, members.values())))
+            ]
         )
-    return tuple(
-        Channel(
-            nic,
-            tuple(_through(cluster, node, group, nic) for node, group in members.items()),
-        )
-        for nic in common
-    )
+    return tuple([_reordered(groups, kinds, nic) for nic in common])
+
+
+@dataclass(frozen=True, eq=False)
+class _AlikeNodes:
+    """Nodes of one ``layout`` on which a group has the same ``slots``; ``rows``: their places among its nodes."""
+
+    layout: NodeLayout
+    slots: tuple[int, ...]
+    rows: list[int]
+
+
+def _alike_nodes(cluster: Cluster, nodes: Sequence[int], groups: Channel) -> list[_AlikeNodes]:
+    """Return the nodes of a group, those together whose layout and slots are equal."""
+    kinds: dict[object, _AlikeNodes] = {}
+    slots_of = np.split(cluster.gpu_places[1][groups.members], groups.first[1:])
+    for row, (node, in_node) in enumerate(zip(nodes, slots_of, strict=True)):
+        layout, slots = cluster.layout_of(node), tuple(in_node.tolist())
+        kinds.setdefault((id(layout), slots), _AlikeNodes(layout, slots, [])).rows.append(row)
+    return list(kinds.values())
+
+
+def _reordered(groups: Channel, kinds: Sequence[_AlikeNodes], nic: int) -> Channel:
+    """Return the channel that goes through every node in the order of `_through`."""
+    members = np.empty_like(groups.members)
+    for kind in kinds:
+        places = groups.first[kind.rows][:, None] + np.arange(len(kind.slots))
+        members[places] = groups.members[places[:, _through(kind.layout, kind.slots, nic)]]
+    return Channel(nic, members, groups.first)
 
 
 def _orders(layout: NodeLayout, rank_of: dict[int, int]) -> tuple[tuple[int, ...], ...]:
@@ -83,8 +153,8 @@ def _chain(layout: NodeLayout, gpus: tuple[int, ...]) -> tuple[int, ...]:
 def by_node(cluster: Cluster, ranks: tuple[int, ...]) -> dict[int, tuple[int, ...]]:
     """Return the members on each node, nodes and members in the order of the group."""
     members: dict[int, list[int]] = {}
-    for rank in ranks:
-        members.setdefault(cluster.node_of(rank), []).append(rank)
+    for node, rank in zip(cluster.gpu_places[0][list(ranks)].tolist(), ranks, strict=True):
+        members.setdefault(node, []).append(rank)
     return {node: tuple(group) for node, group in members.items()}
 
 
@@ -120,17 +190,15 @@ def _zigzag(group: tuple[int, ...], start: int) -> tuple[int, ...]:
     return tuple([group[(start + step) % len(group)] for step in steps])
 
 
-def _through(cluster: Cluster, node: int, group: tuple[int, ...], nic: int) -> tuple[int, ...]:
-    """Return the GPUs of a node with the one that ``nic`` serves first, and the nearest other last.
+def _through(layout: NodeLayout, slots: tuple[int, ...], nic: int) -> list[int]:
+    """Return the places among ``slots`` of the GPU that ``nic`` serves, of all others, and of the nearest other one.
 
     Between them the order follows links of their own where these lead through all, else it goes from near to near."""
-    if len(group) == 1:
-        return group
-    first = next(gpu for gpu in group if nic in cluster.own_nics(gpu))
-    inner = [gpu for gpu in group if gpu != first]
-    layout = cluster.layout_of(node)
-    last = min(inner, key=lambda gpu: len(layout.to_nic[cluster.locate(gpu)[1], nic]))
-    rank_of = {cluster.locate(gpu)[1]: gpu for gpu in (first, *[gpu for gpu in inner if gpu != last], last)}
-    slots = tuple(rank_of)
-    order = path(slots, slots[0], slots[-1], layout.direct_Bps(slots)) or (*_chain(layout, slots[:-1]), slots[-1])
-    return tuple([rank_of[slot] for slot in order])
+    if len(slots) == 1:
+        return [0]
+    first = next(slot for slot in slots if nic in layout.own_nics[slot])
+    inner = [slot for slot in slots if slot != first]
+    last = min(inner, key=lambda slot: len(layout.to_nic[slot, nic]))
+    gpus = (first, *[slot for slot in inner if slot != last], last)
+    order = path(gpus, first, last, layout.direct_Bps(gpus)) or (*_chain(layout, gpus[:-1]), last)
+    return [slots.index(slot) for slot in order]

@@ -242,9 +242,11 @@ def _seated(cluster: Cluster, ranks: tuple[int, ...]) -> tuple[int, tuple[int, .
     """Return how a group's members sit in their nodes, as a number that alike groups share, and the nodes."""
     seated: tuple[int, tuple[int, ...]] | None = cluster.memo.get(("seated", ranks))
     if seated is None:
-        nodes: dict[int, int] = {}
-        places = [cluster.locate(rank) for rank in ranks]
-        seats = tuple([(nodes.setdefault(node, len(nodes)), slot) for node, slot in places])
+        node, slot = cluster.located(np.array(ranks, dtype=np.int64))
+        nodes = dict.fromkeys(node.tolist())
+        number_of = np.zeros(cluster.n_nodes, dtype=np.int64)
+        number_of[list(nodes)] = np.arange(len(nodes))
+        seats = number_of[node].tobytes(), slot.tobytes()
         alike = cluster.memo.setdefault("seats", {})
         kinds = tuple([cluster.way_kinds[node] for node in nodes])
         number = alike.setdefault((seats, kinds), len(alike))

@@ -7,10 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import numpy as np
+
 from simulator.cluster.cluster import Cluster
 from simulator.errors import InputError
 from simulator.network.channels import Channel, by_node, channels
-from simulator.network.moves import SWITCH, Hop, Moves
+from simulator.network.moves import SWITCH, Hop, HopTable, Moves
 
 
 def all_reduce(cluster: Cluster, ranks: tuple[int, ...]) -> tuple[Moves, ...]:
@@ -25,17 +27,18 @@ def all_reduce(cluster: Cluster, ranks: tuple[int, ...]) -> tuple[Moves, ...]:
     check(cluster, ranks, "collnet")
     strung = channels(cluster, ranks)
     share = 1 / len(strung)
-    hops = [hop for channel in strung for hop in _inside(channel, share)]
-    hops += [hop for channel in strung for hop in through_fabric(channel, share)]
+    inside = HopTable.from_hops([hop for channel in strung for hop in _inside(channel, share)])
+    hops = HopTable.joined([inside, *[through_fabric(channel, share) for channel in strung]])
     return (Moves(hops, local_share=1 / len(ranks), way="in_switch", channels=len(strung)),)
 
 
-def through_fabric(channel: Channel, share: float) -> Iterator[Hop]:
-    """Yield the hops of a channel's heads to the switches and back."""
-    for number, members in enumerate(channel.nodes):
-        weight = 0.0 if number else share
-        yield Hop(members[0], SWITCH, channel.nic, share, weight)
-        yield Hop(SWITCH, members[0], channel.nic, share, weight)
+def through_fabric(channel: Channel, share: float) -> HopTable:
+    """Return the hops of a channel's heads to the switches and back; those of the first are on the critical path."""
+    heads = channel.heads
+    ends = np.stack([heads, np.full(len(heads), SWITCH)], axis=1)
+    hops = HopTable.alike(ends.reshape(-1), ends[:, ::-1].reshape(-1), channel.nic, share, 0.0)
+    hops.weight[:2] = share
+    return hops
 
 
 def check(cluster: Cluster, ranks: tuple[int, ...], name: str) -> None:
@@ -59,7 +62,7 @@ def check(cluster: Cluster, ranks: tuple[int, ...], name: str) -> None:
 
 
 def _inside(channel: Channel, share: float) -> Iterator[Hop]:
-    largest = max(range(len(channel.nodes)), key=lambda number: len(channel.nodes[number]))
+    largest = int(np.argmax(channel.sizes))
     for number, (head, *members) in enumerate(channel.nodes):
         for position, gpu in enumerate(members):
             weight = share if number == largest and not position else 0.0

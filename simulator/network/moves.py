@@ -6,6 +6,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, get_args
 
+import numpy as np
+
+from simulator.arrays import Floats, Ints
 from simulator.hardware.transport import TransportKind, Way
 
 #: From the least to the most limiting: a hop is of the last kind that it crosses.
@@ -27,6 +30,47 @@ class Hop(NamedTuple):
     nic: int | None
     load: float
     weight: float
+
+
+@dataclass(frozen=True, eq=False)
+class HopTable:
+    """Hops by columns, a place in each for every hop; ``nic`` is -1 where the hop names none."""
+
+    sender: Ints
+    receiver: Ints
+    nic: Ints
+    load: Floats
+    weight: Floats
+
+    @classmethod
+    def from_hops(cls, hops: Sequence[Hop]) -> HopTable:
+        """Return the columns of hops."""
+        rows = [(hop.sender, hop.receiver, -1 if hop.nic is None else hop.nic) for hop in hops]
+        figures = [(hop.load, hop.weight) for hop in hops]
+        sender, receiver, nic = np.array(rows, dtype=np.int64).reshape(-1, 3).T
+        load, weight = np.array(figures, dtype=float).reshape(-1, 2).T
+        return cls(sender, receiver, nic, load, weight)
+
+    @classmethod
+    def alike(cls, sender: Ints, receiver: Ints, nic: int | Ints | None, load: float, weight: float) -> HopTable:
+        """Return hops of one load and one weight, through one NIC unless ``nic`` is a column."""
+        through = np.full(len(sender), -1 if nic is None else nic) if not isinstance(nic, np.ndarray) else nic
+        return cls(sender, receiver, through, np.full(len(sender), load), np.full(len(sender), weight))
+
+    @classmethod
+    def joined(cls, tables: Sequence[HopTable]) -> HopTable:
+        """Return the hops of one table after those of another."""
+        columns = zip(*[(one.sender, one.receiver, one.nic, one.load, one.weight) for one in tables], strict=True)
+        sender, receiver, nic, load, weight = map(np.concatenate, columns)
+        return cls(sender, receiver, nic, load, weight)
+
+    def __len__(self) -> int:
+        return len(self.sender)
+
+    def __iter__(self) -> Iterator[Hop]:
+        ends = zip(self.sender.tolist(), self.receiver.tolist(), self.nic.tolist(), strict=True)
+        for (sender, receiver, nic), load, weight in zip(ends, self.load.tolist(), self.weight.tolist(), strict=True):
+            yield Hop(sender, receiver, None if nic < 0 else nic, load, weight)
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,7 +99,7 @@ class Moves:
     step of the kernel that made the moves before it, in the same protocol; else a kernel starts with it.
     """
 
-    hops: AllPairs | Sequence[Hop]
+    hops: AllPairs | HopTable | Sequence[Hop]
     local_share: float = 0.0
     efficiency: float = 1.0
     way: Way = "protocols"

@@ -8,13 +8,16 @@ head. A GPU of a ring sends 2 (n-1)/n S.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
+import numpy as np
+
+from simulator.arrays import Ints
 from simulator.cluster.cluster import Cluster
 from simulator.errors import InputError
-from simulator.network.channels import by_node, channels
+from simulator.network.channels import Channel, by_node, channels
 from simulator.network.collnet import check, through_fabric
-from simulator.network.moves import SWITCH, Hop, Moves
+from simulator.network.moves import SWITCH, HopTable, Moves
 from simulator.network.tree import between_nodes
 
 
@@ -30,27 +33,25 @@ def all_reduce(cluster: Cluster, ranks: tuple[int, ...]) -> tuple[Moves, ...]:
         check(cluster, ranks, "nvls")
         _check(cluster, ranks, several=True, other="nvls")
         strung = channels(cluster, ranks)
-        return _in_nodes(
-            cluster, ranks, [hop for channel in strung for hop in through_fabric(channel, 1 / len(strung))]
-        )
+        return _in_nodes(ranks, strung, [through_fabric(channel, 1 / len(strung)) for channel in strung])
     _check(cluster, ranks, several=False, other="nvls_tree")
-    n = len(ranks)
-    hops = [*_up(ranks, 1.0), *_to_heads(ranks, 1 / n), *_from_heads(ranks, 1 / n), *_down(ranks, 1.0)]
-    return (Moves(hops, way="in_switch", channels=n),)
+    n, gpus = len(ranks), np.array(ranks, dtype=np.int64)
+    summed, spread = _summed(gpus, gpus, 1 / n), _spread(gpus, gpus, 1 / n)
+    return (Moves(HopTable.joined([*summed, *spread]), way="in_switch", channels=n),)
 
 
 def reduce_scatter(cluster: Cluster, ranks: tuple[int, ...]) -> tuple[Moves, ...]:
     """Each GPU sends S, and loads the sum of its S/n. Raises `InputError` as `all_reduce`."""
     _check(cluster, ranks, several=False, other="ring")
-    n = len(ranks)
-    return (Moves([*_up(ranks, 1.0), *_to_heads(ranks, 1 / n)], way="in_switch", channels=n),)
+    n, gpus = len(ranks), np.array(ranks, dtype=np.int64)
+    return (Moves(HopTable.joined(_summed(gpus, gpus, 1 / n)), way="in_switch", channels=n),)
 
 
 def all_gather(cluster: Cluster, ranks: tuple[int, ...]) -> tuple[Moves, ...]:
     """Each GPU stores its S/n once, and receives S: no less than in a ring. Raises `InputError` as `all_reduce`."""
     _check(cluster, ranks, several=False, other="ring")
-    n = len(ranks)
-    return (Moves([*_from_heads(ranks, 1 / n), *_down(ranks, 1.0)], way="in_switch", channels=n),)
+    n, gpus = len(ranks), np.array(ranks, dtype=np.int64)
+    return (Moves(HopTable.joined(_spread(gpus, gpus, 1 / n)), way="in_switch", channels=n),)
 
 
 def tree_all_reduce(cluster: Cluster, ranks: tuple[int, ...]) -> tuple[Moves, ...]:
@@ -63,41 +64,33 @@ def tree_all_reduce(cluster: Cluster, ranks: tuple[int, ...]) -> tuple[Moves, ..
     """
     _check(cluster, ranks, several=True, other="nvls")
     strung = channels(cluster, ranks)
-    return _in_nodes(cluster, ranks, [hop for channel in strung for hop in between_nodes(channel, 1 / len(strung))])
+    return _in_nodes(ranks, strung, [between_nodes(channel, 1 / len(strung)) for channel in strung])
 
 
-def _in_nodes(cluster: Cluster, ranks: tuple[int, ...], between: list[Hop]) -> tuple[Moves, ...]:
+def _in_nodes(ranks: tuple[int, ...], strung: Sequence[Channel], between: Sequence[HopTable]) -> tuple[Moves, ...]:
     """Return the moves up to the heads of every node and down from them; ``between``: the hops between the heads."""
-    strung = channels(cluster, ranks)
-    share = 1 / len(strung)
-    hops = between
-    for number, members in enumerate(by_node(cluster, ranks).values()):
-        heads = [channel.nodes[number][0] for channel in strung]
-        weight = 1.0 if number == 0 else 0.0
-        hops += [*_up(members, weight), *_to_heads(heads, share, weight)]
-        hops += [*_from_heads(heads, share, weight), *_down(members, weight)]
-    return (Moves(hops, way="in_switch", channels=len(strung)),)
+    gpus, heads = np.array(ranks, dtype=np.int64), np.concatenate([channel.heads for channel in strung])
+    inside = [*_summed(gpus, heads, 1 / len(strung)), *_spread(gpus, heads, 1 / len(strung))]
+    return (Moves(HopTable.joined([*between, *inside]), way="in_switch", channels=len(strung)),)
 
 
-def _up(members: Sequence[int], weight: float) -> Iterator[Hop]:
-    """Every member hands its whole message to the switch, as heads ask for it."""
-    for position, gpu in enumerate(members):
-        yield Hop(gpu, SWITCH, None, 1.0, 0.0 if position else weight)
+def _summed(gpus: Ints, heads: Ints, share: float) -> list[HopTable]:
+    """Every GPU hands its whole message to the switch, as heads ask for it; every head loads its ``share``, summed."""
+    return [_by_switch(gpus, 1.0, up=True), _by_switch(heads, share, up=False)]
 
 
-def _to_heads(heads: Sequence[int], share: float, weight: float = 1.0) -> Iterator[Hop]:
-    for position, gpu in enumerate(heads):
-        yield Hop(SWITCH, gpu, None, share, 0.0 if position else weight)
+def _spread(gpus: Ints, heads: Ints, share: float) -> list[HopTable]:
+    """Every head stores its ``share``, and the switch hands all shares to every GPU."""
+    return [_by_switch(heads, share, up=True), _by_switch(gpus, 1.0, up=False)]
 
 
-def _from_heads(heads: Sequence[int], share: float, weight: float = 1.0) -> Iterator[Hop]:
-    for position, gpu in enumerate(heads):
-        yield Hop(gpu, SWITCH, None, share, 0.0 if position else weight)
-
-
-def _down(members: Sequence[int], weight: float) -> Iterator[Hop]:
-    for position, gpu in enumerate(members):
-        yield Hop(SWITCH, gpu, None, 1.0, 0.0 if position else weight)
+def _by_switch(gpus: Ints, load: float, *, up: bool) -> HopTable:
+    """Return a hop of each GPU to its switch, or from there; that of the first is on the critical path."""
+    switch = np.full(len(gpus), SWITCH)
+    sender, receiver = (gpus, switch) if up else (switch, gpus)
+    hops = HopTable.alike(sender, receiver, None, load, 0.0)
+    hops.weight[0] = 1.0
+    return hops
 
 
 def _check(cluster: Cluster, ranks: tuple[int, ...], *, several: bool, other: str) -> None:
@@ -105,15 +98,17 @@ def _check(cluster: Cluster, ranks: tuple[int, ...], *, several: bool, other: st
     what the operation has for groups that sit otherwise."""
     name = "nvls_tree" if several else "nvls"
     nodes = by_node(cluster, ranks)
-    if not all(cluster.spec.node_at(node).nvlink.sharp for node in nodes):
+    makes = {int(cluster.node_makes[node]): node for node in nodes}
+    if not all(cluster.spec.node_at(node).nvlink.sharp for node in makes.values()):
         raise InputError(
             f"{name} needs NVSwitches that sum up (NVLink SHARP, from Hopper on), which {cluster.name} lacks",
             key="algorithm",
             found=name,
             fix="node.nvlink.sharp: true in the cluster file, where its switches can",
         )
-    slots = {node: [cluster.locate(rank)[1] for rank in members] for node, members in nodes.items()}
-    for node, (first, *rest) in slots.items():
+    layouts = {id(layout): layout for layout in map(cluster.layout_of, nodes)}
+    for node in () if all(layout.joins_all for layout in layouts.values()) else nodes:
+        first, *rest = [cluster.locate(rank)[1] for rank in nodes[node]]
         if not all((first, other) in cluster.layout_of(node).nvlink for other in rest):
             raise InputError(
                 f"{name} needs NVLink from every member to the switches, and links of node{node} are dead",

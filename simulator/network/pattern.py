@@ -10,25 +10,25 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 
 import numpy as np
 
-from simulator.arrays import Floats, Ints
+from simulator.arrays import Floats, Ints, distinct
 from simulator.cluster.cluster import Cluster
 from simulator.hardware.transport import TransportKind
 from simulator.network.moves import KINDS, Moves
-from simulator.network.shape import Shape
+from simulator.network.plan import LinkLoads
+from simulator.network.shape import NicLoads, Shape
 
 
 @dataclass(frozen=True, eq=False)
 class Stage:
     """Moves on a group of ranks of a cluster.
 
-    Phases have as reference flow the one on the tightest link: it carries ``flow_bytes`` per byte of message, and
-    ``links[i]`` carries ``load[i]`` of that. ``line_s`` holds, per kind of link, the seconds per byte of message that
-    its busiest link needs at line rate. ``kind`` is the transport that sets the pace, the last in `KINDS` that is
-    crossed. ``hops`` and ``link_latency_s`` (of all links) are as in `Shape`.
+    Phases have as reference flow the one on the tightest link, of several on the first that is crossed. It carries
+    ``flow_bytes`` per byte of message, and ``links[i]`` carries ``load[i]`` of that. ``line_s`` holds, per kind of
+    link, the seconds per byte of message that its busiest link needs at line rate. ``kind`` is the transport that sets
+    the pace, the last in `KINDS` that is crossed. ``hops`` and ``link_latency_s`` (of all links) are as in `Shape`.
     """
 
     moves: Moves
@@ -40,10 +40,10 @@ class Stage:
     hops: tuple[tuple[TransportKind, float], ...]
     link_latency_s: float
 
-    @cached_property
-    def loads(self) -> tuple[tuple[int, float], ...]:
+    @property
+    def loads(self) -> LinkLoads:
         """Links, and the load on each."""
-        return tuple(zip(self.links.tolist(), self.load.tolist(), strict=True))
+        return LinkLoads(self.links, self.load)
 
     @property
     def timing(self) -> tuple[object, ...]:
@@ -85,7 +85,7 @@ def _placed_stage(shape: Shape, cluster: Cluster, nodes: Sequence[int]) -> Stage
 
     They are alike in all that it depends on, and the trunks between them are the same. Only the links inside differ.
     """
-    key = (shape, tuple([cluster.node_kinds[node] for node in nodes]))
+    key = (shape, np.array(cluster.node_kinds)[list(nodes)].tobytes())
     inside = _links_inside(shape, cluster, nodes)
     stage: Stage | None = cluster.memo.get(key)
     if stage is None:
@@ -96,8 +96,7 @@ def _placed_stage(shape: Shape, cluster: Cluster, nodes: Sequence[int]) -> Stage
 
 def _links_inside(shape: Shape, cluster: Cluster, nodes: Sequence[int]) -> Ints:
     """Return the links of ``shape.inside`` on these nodes."""
-    node_of, positions, _ = shape.columns
-    return np.array([cluster.first_link[node] for node in nodes], dtype=np.int64)[node_of] + positions
+    return cluster.first_links[list(nodes)][shape.inside.node] + shape.inside.position
 
 
 def _stage(shape: Shape, cluster: Cluster, nodes: Sequence[int], inside: Ints) -> Stage:
@@ -105,15 +104,10 @@ def _stage(shape: Shape, cluster: Cluster, nodes: Sequence[int], inside: Ints) -
     trunks: dict[int, float] = {}
     link_latency_s = shape.link_latency_s
     leaves = [cluster.switches.leaves[node] for node in nodes]
-    between = [
-        (leaves[a][nic_a], leaves[b][nic_b], nodes[a], nic_a, nodes[b], nic_b, load, weight)
-        for a, nic_a, b, nic_b, load, weight in shape.across
-    ]
+    between = list(_between_nics(shape.across, cluster, nodes))
     for one in shape.everywhere:
         between += _between_leaves(leaves, nodes, *one)
-    for start, goal, a, nic_a, b, nic_b, load, weight in between:
-        if start == goal:
-            continue
+    for a, nic_a, b, nic_b, load, weight in between:
         for index, share in cluster.trunks_between(a, nic_a, b, nic_b):
             trunks[index] = trunks.get(index, 0.0) + share * load
             link_latency_s += share * weight * links[index].latency_s
@@ -131,7 +125,7 @@ def _stage(shape: Shape, cluster: Cluster, nodes: Sequence[int], inside: Ints) -
         farthest_s = max([sum([share * links[index].latency_s for index, share in way]) for way in up])
         link_latency_s += 2 * weight * farthest_s
     crossed = np.concatenate((inside, np.array(list(trunks), dtype=np.int64)))
-    loads = np.concatenate((shape.columns[2], np.array(list(trunks.values()))))
+    loads = np.concatenate((shape.inside.load, np.array(list(trunks.values()))))
     busy_s, longest_s = loads / cluster.bandwidths_Bps[crossed], np.zeros(len(KINDS))
     np.maximum.at(longest_s, cluster.kinds[crossed], busy_s)
     kinds = np.flatnonzero(longest_s).tolist()
@@ -148,9 +142,32 @@ def _stage(shape: Shape, cluster: Cluster, nodes: Sequence[int], inside: Ints) -
     )
 
 
+#: What goes between two NICs: node, NIC, node, NIC, bytes and weight.
+_NicPair = tuple[int, int, int, int, float, float]
+
+
+def _between_nics(across: NicLoads, cluster: Cluster, nodes: Sequence[int]) -> Iterator[_NicPair]:
+    """Yield what goes between NICs under different leaves, added up by leaves.
+
+    The first two NICs under each two leaves stand for all.
+    """
+    at = np.array(nodes, dtype=np.int64)
+    start = cluster.leaf_numbers[at[across.a], across.nic_a]
+    goal = cluster.leaf_numbers[at[across.b], across.nic_b]
+    apart = np.flatnonzero(start != goal)
+    code = start[apart] * (int(cluster.leaf_numbers.max(initial=0)) + 1) + goal[apart]
+    pairs = distinct(code)
+    pair = np.searchsorted(pairs, code)
+    load, weight = (np.bincount(pair, one[apart], len(pairs)) for one in (across.load, across.weight))
+    first = np.zeros(len(pairs), dtype=np.int64)
+    first[pair[::-1]] = apart[::-1]
+    ends = (at[across.a[first]], across.nic_a[first], at[across.b[first]], across.nic_b[first], load, weight)
+    yield from zip(*[column[np.argsort(first)].tolist() for column in ends], strict=True)
+
+
 def _between_leaves(
     leaves: Sequence[tuple[str, ...]], nodes: Sequence[int], nic_a: int, nic_b: int, load: float, weight: float
-) -> Iterator[tuple[str, str, int, int, int, int, float, float]]:
+) -> Iterator[_NicPair]:
     """Yield what nodes send from one NIC to another NIC of each other node, added up by the leaves of the NICs.
 
     The first node under each leaf stands for all.
@@ -163,4 +180,5 @@ def _between_leaves(
     for start, senders in starts.items():
         for goal, receivers in goals.items():
             count = len(senders) * len(receivers) - len(set(senders).intersection(receivers))
-            yield start, goal, senders[0], nic_a, receivers[0], nic_b, count * load, count * weight
+            if start != goal:
+                yield senders[0], nic_a, receivers[0], nic_b, count * load, count * weight

@@ -3,13 +3,44 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import overload
 
 import numpy as np
-from numpy.typing import NDArray
 
-from simulator.arrays import Bools
+from simulator.arrays import Bools, Floats, Ints
+
+
+class LinkLoads(Sequence[tuple[int, float]]):
+    """Pairs of a link and its load, kept as two arrays until somebody asks for a pair."""
+
+    def __init__(self, links: Ints, load: Floats) -> None:
+        self.links, self.load = links, load
+
+    def __len__(self) -> int:
+        return len(self.links)
+
+    @overload
+    def __getitem__(self, at: int) -> tuple[int, float]: ...
+
+    @overload
+    def __getitem__(self, at: slice) -> LinkLoads: ...
+
+    def __getitem__(self, at: int | slice) -> tuple[int, float] | LinkLoads:
+        if isinstance(at, slice):
+            return LinkLoads(self.links[at], self.load[at])
+        return int(self.links[at]), float(self.load[at])
+
+    def __iter__(self) -> Iterator[tuple[int, float]]:
+        return zip(self.links.tolist(), self.load.tolist(), strict=True)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Sequence) and tuple(self) == tuple(other)
+
+    def __hash__(self) -> int:
+        return hash(tuple(self))
 
 
 @dataclass(frozen=True)
@@ -26,7 +57,7 @@ class Phase:
     """
 
     nbytes: float
-    loads: tuple[tuple[int, float], ...]
+    loads: Sequence[tuple[int, float]]
     latency_s: float
     cap_Bps: float = math.inf
     unslowed: Phase | None = None
@@ -36,12 +67,15 @@ class Phase:
         return replace(self, cap_Bps=self.cap_Bps * speed, unslowed=self)
 
     @cached_property
-    def columns(self) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+    def columns(self) -> tuple[Ints, Floats]:
         """Links with a load, and the loads on them, as arrays."""
-        loaded = [(link, load) for link, load in self.loads if load > 0]
-        return np.array([link for link, _ in loaded], dtype=np.int64), np.array(
-            [load for _, load in loaded], dtype=float
-        )
+        if isinstance(self.loads, LinkLoads):
+            links, load = self.loads.links, self.loads.load
+        else:
+            links = np.array([link for link, _ in self.loads], dtype=np.int64)
+            load = np.array([load for _, load in self.loads], dtype=float)
+        is_loaded = load > 0
+        return (links, load) if is_loaded.all() else (links[is_loaded], load[is_loaded])
 
     def by_nic(self, is_port: Bools) -> Phase:
         """Return the same phase with the flow through its busiest NIC as reference, where it crosses one.
@@ -51,8 +85,7 @@ class Phase:
         """
         links, loads = self.columns
         at_nic = float(loads[is_port[links]].max(initial=0.0)) or 1.0
-        per_nic = tuple(zip(links.tolist(), (loads / at_nic).tolist(), strict=True))
-        return Phase(self.nbytes * at_nic, per_nic, self.latency_s, self.cap_Bps * at_nic)
+        return Phase(self.nbytes * at_nic, LinkLoads(links, loads / at_nic), self.latency_s, self.cap_Bps * at_nic)
 
 
 @dataclass(frozen=True, slots=True)

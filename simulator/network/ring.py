@@ -6,13 +6,14 @@ reduce-scatter, ``2 (n-1)/n S`` in an all-reduce, and S in a broadcast.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
-from itertools import pairwise
 
+import numpy as np
+
+from simulator.arrays import Ints
 from simulator.cluster.cluster import Cluster
 from simulator.network.channels import Channel, channels
-from simulator.network.moves import Hop, Moves
+from simulator.network.moves import HopTable, Moves
 
 
 def all_reduce(cluster: Cluster, ranks: tuple[int, ...]) -> tuple[Moves, ...]:
@@ -32,20 +33,20 @@ def all_gather(cluster: Cluster, ranks: tuple[int, ...]) -> tuple[Moves, ...]:
 
 def broadcast(cluster: Cluster, ranks: tuple[int, ...]) -> tuple[Moves, ...]:
     """Pipeline the message through all ranks from the first on: n-1 hops."""
-    hops = []
     strung = channels(cluster, ranks)
+    tables = []
     for channel in strung:
-        ring = list(_ring(channel))
-        start = next(i for i, (sender, _, _) in enumerate(ring) if sender == ranks[0])
-        for hop in (ring[start:] + ring[:start])[:-1]:
-            hops.append(Hop(*hop, 1 / len(strung), 1 / len(strung)))
-    return (Moves(hops, channels=len(strung)),)
+        start = int(np.flatnonzero(channel.members == ranks[0])[0])
+        sender, receiver, nic = (np.roll(column, -start)[:-1] for column in _ring(channel))
+        tables.append(HopTable.alike(sender, receiver, nic, 1 / len(strung), 1 / len(strung)))
+    return (Moves(HopTable.joined(tables), channels=len(strung)),)
 
 
 def reduce(cluster: Cluster, ranks: tuple[int, ...]) -> tuple[Moves, ...]:
     """Do `broadcast` backwards: the message comes through all ranks to the first, added up on the way."""
     (moves,) = broadcast(cluster, ranks)
-    return (replace(moves, hops=[hop._replace(sender=hop.receiver, receiver=hop.sender) for hop in moves.hops]),)
+    hops = HopTable.from_hops(list(moves.hops))
+    return (replace(moves, hops=replace(hops, sender=hops.receiver, receiver=hops.sender)),)
 
 
 def composed_all_reduce(cluster: Cluster, ranks: tuple[int, ...]) -> tuple[Moves, ...]:
@@ -61,14 +62,12 @@ def _around(cluster: Cluster, ranks: tuple[int, ...], steps: int) -> tuple[Moves
     n = len(ranks)
     strung = channels(cluster, ranks)
     each = steps / n / len(strung)
-    hops = [Hop(*hop, each, each) for channel in strung for hop in _ring(channel)]
+    hops = HopTable.joined([HopTable.alike(*_ring(channel), each, each) for channel in strung])
     return (Moves(hops, local_share=1 / n, channels=len(strung)),)
 
 
-def _ring(channel: Channel) -> Iterator[tuple[int, int, int | None]]:
-    """Yield sender, receiver and, between nodes, NIC of every hop."""
-    following = channel.nodes[1:] + channel.nodes[:1]
-    for chain, after in zip(channel.nodes, following, strict=True):
-        for sender, receiver in pairwise(chain):
-            yield sender, receiver, None
-        yield chain[-1], after[0], channel.nic
+def _ring(channel: Channel) -> tuple[Ints, Ints, Ints]:
+    """Return sender, receiver and, between nodes, NIC of every hop; -1 is no NIC."""
+    members = channel.members
+    nic = -1 if channel.nic is None else channel.nic
+    return members, np.roll(members, -1), np.where(channel.ends_node, nic, -1)

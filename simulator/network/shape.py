@@ -4,77 +4,80 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
 
-from simulator.arrays import Floats, Ints
+from simulator.arrays import Floats, Ints, distinct, joined
 from simulator.cluster.cluster import Cluster
 from simulator.cluster.node import NodeLayout, Route
 from simulator.hardware.transport import TransportKind
-from simulator.network.moves import KINDS, SWITCH, AllPairs, Moves
+from simulator.network.moves import KINDS, SWITCH, AllPairs, HopTable, Moves
+
+#: Hops that are added up together: enough for arrays, and few enough for what is between to stay in caches.
+HOPS_AT_ONCE = 1 << 15
+
+
+class InsideLoads(NamedTuple):
+    """Bytes per byte of message on links inside nodes, by the node of a shape and the position in its layout.
+
+    Links come in the order of the first hops that cross them.
+    """
+
+    node: Ints
+    position: Ints
+    load: Floats
+
+
+class NicLoads(NamedTuple):
+    """Bytes per byte of message, and weights, from NIC ``nic_a`` of nodes ``a`` of a shape to ``nic_b`` of ``b``."""
+
+    a: Ints
+    nic_a: Ints
+    b: Ints
+    nic_b: Ints
+    load: Floats
+    weight: Floats
 
 
 @dataclass(frozen=True, eq=False)
 class Shape:
     """Hops of a group added up, on nodes 0, 1, 2 ... that stand for any others of the same layouts, one by one.
 
-    ``inside``: (node, position in its layout, bytes per byte of message) of links of nodes, NIC ports among them.
-    ``across``: (node, NIC, node, NIC, bytes, weight) between NICs; ``everywhere``: (NIC, NIC, bytes, weight) from each
-    node to each other one. ``summed``: (nodes, NIC, bytes, weight) of what the
-    fabric adds up, each way. ``hops`` counts the hops of the critical path by
-    kind; ``link_latency_s`` is the latency of their links, without those between switches. ``sent`` is what all members
-    together send, per byte of message.
+    ``inside``: of links of nodes, NIC ports among them. ``across``: between NICs. ``everywhere``: (NIC, NIC, bytes,
+    weight) from each node to each other one. ``summed``: (nodes, NIC, bytes, weight) of what the fabric adds up, each
+    way. ``hops`` counts the hops of the critical path by kind. ``link_latency_s`` is the latency of their links,
+    without those between switches. ``sent`` is what all members together send, per byte of message.
     """
 
     moves: Moves
-    inside: tuple[tuple[int, int, float], ...]
-    across: tuple[tuple[int, int, int, int, float, float], ...]
+    inside: InsideLoads
+    across: NicLoads
     summed: tuple[tuple[tuple[int, ...], int, float, float], ...]
     hops: tuple[tuple[TransportKind, float], ...]
     link_latency_s: float
     sent: float
     everywhere: tuple[tuple[int, int, float, float], ...] = ()
 
-    @cached_property
-    def columns(self) -> tuple[Ints, Ints, Floats]:
-        """Nodes, positions and bytes of ``inside``, an array of each."""
-        nodes, positions, loads = zip(*self.inside, strict=True) if self.inside else ((), (), ())
-        return np.array(nodes, dtype=np.int64), np.array(positions, dtype=np.int64), np.array(loads, dtype=float)
-
 
 def shape_of(cluster: Cluster, moves: Moves, number: Mapping[int, int]) -> Shape:
     """Add up hops: loads link by link, latencies along the critical path. ``number``: of each node in the shape."""
     if isinstance(moves.hops, AllPairs) and (slots := _common_slots(cluster, moves.hops.ranks, number)):
         return _shape_of_pairs(cluster, moves, moves.hops, number, slots)
-    total: dict[tuple[int, int, int | None], tuple[float, float]] = {}
-    for sender, receiver, nic, load, weight in moves.hops:
-        before = total.get((sender, receiver, nic), (0.0, 0.0))
-        total[sender, receiver, nic] = before[0] + load, before[1] + weight
-    ways, added = _WaysByPlace(cluster), _AddedUp()
-    across: dict[tuple[int, int, int, int], tuple[float, float]] = {}
-    summed: dict[tuple[int, float], tuple[tuple[int, ...], float]] = {}
-    for (sender, receiver, nic), (load, weight) in total.items():
-        node_a, node_b, all_ways = ways.between(sender, receiver, nic)
-        a, b = number[node_a], number[node_b]
-        for way in all_ways:
-            part, stands = way.share * load, way.share * weight
-            if way.nics is not None:
-                ends = a, way.nics[0], b, way.nics[1]
-                before = across.get(ends, (0.0, 0.0))
-                across[ends] = before[0] + part, before[1] + stands
-            elif receiver == SWITCH and nic is not None:
-                nodes, weights = summed.get((nic, part), ((), 0.0))
-                summed[nic, part] = (*nodes, a), weights + stands
-            added.add_loads(a, way.out, part)
-            added.add_loads(b, way.back, part)
-            added.add_weight(way, stands)
-    return added.shape(
+    table = moves.hops if isinstance(moves.hops, HopTable) else HopTable.from_hops(list(moves.hops))
+    hops = _hop_kinds(cluster, table)
+    number_of = np.zeros(cluster.n_nodes, dtype=np.int64)
+    number_of[list(number)] = np.array(list(number.values()), dtype=np.int64)
+    ends = number_of[hops.nodes]
+    path, latency_s = _critical_path(hops, table.weight)
+    return Shape(
         moves,
-        across=tuple([(*ends, *both) for ends, both in across.items()]),
-        summed=tuple([(nodes, nic, load, weight) for (nic, load), (nodes, weight) in summed.items()]),
-        sent=sum([load for (sender, _, _), (load, _) in total.items() if sender >= 0]),
+        inside=_inside_loads(hops.ways, hops.kind, ends, table.load, len(number)),
+        across=_across(hops, ends, table),
+        summed=_summed(hops, ends, table),
+        hops=path,
+        link_latency_s=latency_s,
+        sent=float(table.load[table.sender >= 0].sum()),
     )
 
 
@@ -93,30 +96,39 @@ def _shape_of_pairs(
 ) -> Shape:
     """Return the shape of equal hops from each to each other one, of ranks that sit alike in all nodes.
 
-    Every pair of places is looked up once: in the first node, and from the first node to the second.
+    Every pair of places is looked up once: in the first node, and from the first node to the last. Hops into the last
+    stand for all that other nodes send, and for what these send into the first.
     """
-    ways, added = _WaysByPlace(cluster), _AddedUp()
     n, nodes = len(number), list(number)
-    here, there = ([cluster.end(node, slot) for slot in slots] for node in (nodes[0], nodes[-1]))
-    inside: dict[int, float] = {}
-    between: dict[tuple[int, int], tuple[float, float]] = {}
-    hops = [(a, b, 1) for a in here for b in here if a != b]
-    hops += [(a, b, n - 1) for a in here for b in there] if n > 1 else []
-    for sender, receiver, count in hops:
-        for way in ways.between(sender, receiver, None)[2]:
-            part, stands = count * way.share * pairs.load, n * count * way.share * pairs.weight
-            for position in (*way.out, *way.back):
-                inside[position] = inside.get(position, 0.0) + part
+    here, there = (np.array([cluster.end(node, slot) for slot in slots]) for node in (nodes[0], nodes[-1]))
+    sender, receiver = (ends.reshape(-1) for ends in np.meshgrid(here, here, indexing="ij"))
+    sender, receiver = sender[sender != receiver], receiver[sender != receiver]
+    count = np.ones(len(sender))
+    if n > 1:
+        outward, inward = (ends.reshape(-1) for ends in np.meshgrid(here, there, indexing="ij"))
+        sender, receiver = np.concatenate([sender, outward]), np.concatenate([receiver, inward])
+        count = np.concatenate([count, np.full(len(outward), n - 1.0)])
+    no_nic = np.full(len(sender), -1)
+    table = HopTable(sender, receiver, no_nic, count * pairs.load, n * count * pairs.weight)
+    hops = _hop_kinds(cluster, table)
+    one = _inside_loads(hops.ways, hops.kind, np.zeros((2, len(sender)), dtype=np.int64), table.load, 1)
+    between: dict[tuple[int, int], float] = {}
+    for kind in hops.kind[len(sender) - len(here) * len(there) :].tolist() if n > 1 else ():
+        for way in hops.ways[kind]:
             if way.nics is not None:
-                before = between.get(way.nics, (0.0, 0.0))
-                between[way.nics] = before[0] + way.share * pairs.load, before[1] + way.share * pairs.weight
-            added.add_weight(way, stands)
-    for node in range(n):
-        for position, load in inside.items():
-            added.add_loads(node, (position,), load)
-    sent = len(pairs.ranks) * (len(pairs.ranks) - 1) * pairs.load
-    everywhere = tuple([(*nics, *both) for nics, both in between.items()])
-    return added.shape(moves, across=(), summed=(), sent=sent, everywhere=everywhere)
+                between[way.nics] = between.get(way.nics, 0.0) + way.share
+    path, latency_s = _critical_path(hops, table.weight)
+    nobody, nothing = np.zeros(0, dtype=np.int64), np.zeros(0)
+    return Shape(
+        moves,
+        inside=InsideLoads(np.repeat(np.arange(n), len(one.node)), np.tile(one.position, n), np.tile(one.load, n)),
+        across=NicLoads(nobody, nobody, nobody, nobody, nothing, nothing),
+        summed=(),
+        hops=path,
+        link_latency_s=latency_s,
+        sent=len(pairs.ranks) * (len(pairs.ranks) - 1) * pairs.load,
+        everywhere=tuple([(*nics, share * pairs.load, share * pairs.weight) for nics, share in between.items()]),
+    )
 
 
 class _Way(NamedTuple):
@@ -134,60 +146,113 @@ class _Way(NamedTuple):
     latency_s: float
 
 
-class _AddedUp:
-    """Loads of links inside nodes, and the critical path, added up hop by hop."""
+class _HopKinds(NamedTuple):
+    """Hops by kind: those of a ``kind`` are between equal places of nodes of equal kinds, and take the same ``ways``.
 
-    def __init__(self) -> None:
-        self._inside: dict[tuple[int, int], float] = {}
-        self._path: dict[TransportKind, float] = {}
-        self._latency_s = 0.0
+    ``nodes``: a row of the nodes in which hops begin, and one of those in which they end.
+    """
 
-    def add_loads(self, node: int, positions: Route, load: float) -> None:
-        """Add bytes per byte of message to the links in these positions of a node."""
-        inside = self._inside
-        for position in positions:
-            inside[node, position] = inside.get((node, position), 0.0) + load
-
-    def add_weight(self, way: _Way, weight: float) -> None:
-        """Let a way stand so many times on the critical path."""
-        if weight:
-            self._path[way.kind] = self._path.get(way.kind, 0.0) + weight
-            self._latency_s += weight * way.latency_s
-
-    def shape(
-        self,
-        moves: Moves,
-        across: tuple[tuple[int, int, int, int, float, float], ...],
-        summed: tuple[tuple[tuple[int, ...], int, float, float], ...],
-        sent: float,
-        everywhere: tuple[tuple[int, int, float, float], ...] = (),
-    ) -> Shape:
-        """Return the shape, with what goes between nodes and what all send together."""
-        inside = tuple([(*at, load) for at, load in self._inside.items()])
-        path = tuple(self._path.items())
-        return Shape(moves, inside, across, summed, path, self._latency_s, sent, everywhere)
+    nodes: Ints
+    kind: Ints
+    ways: list[list[_Way]]
 
 
-class _WaysByPlace:
-    """The ways of hops, looked up once for all between equal places of nodes of equal kinds."""
+def _hop_kinds(cluster: Cluster, table: HopTable) -> _HopKinds:
+    """Return the kinds of hops; the ways of each are looked up once."""
+    sender = np.where(table.sender == SWITCH, table.receiver, table.sender)
+    receiver = np.where(table.receiver == SWITCH, table.sender, table.receiver)
+    (node_a, slot_a), (node_b, slot_b) = cluster.located(sender), cluster.located(receiver)
+    to_switch = (table.sender == SWITCH).astype(np.int64) - (table.receiver == SWITCH)
+    node_kinds = np.array(cluster.way_kinds, dtype=np.int64)
+    code = np.zeros(len(sender), dtype=np.int64)
+    for column in (node_kinds[node_a], slot_a, node_kinds[node_b], slot_b, node_a == node_b, to_switch, table.nic):
+        code *= int(column.max(initial=0)) + 2
+        code += column
+        code += 1
+    kinds = distinct(code)
+    kind = np.searchsorted(kinds, code)
+    first = np.zeros(len(kinds), dtype=np.int64)
+    first[kind[::-1]] = np.arange(len(kind))[::-1]
+    ways = []
+    for hop in first.tolist():
+        a, b, nic = int(table.sender[hop]), int(table.receiver[hop]), int(table.nic[hop])
+        routes = _routes(cluster, a, b, None if nic < 0 else nic)
+        ways.append([_way(cluster, int(node_a[hop]), int(node_b[hop]), *route) for route in routes])
+    return _HopKinds(np.stack([node_a, node_b]), kind, ways)
 
-    def __init__(self, cluster: Cluster) -> None:
-        self._cluster = cluster
-        self._ways: dict[tuple[object, ...], list[_Way]] = {}
-        self._kinds = cluster.way_kinds
 
-    def between(self, sender: int, receiver: int, nic: int | None) -> tuple[int, int, list[_Way]]:
-        """Return the nodes of a hop, and its ways."""
-        cluster = self._cluster
-        node_a, slot_a = cluster.locate(sender if sender != SWITCH else receiver)
-        node_b, slot_b = cluster.locate(receiver if receiver != SWITCH else sender)
-        to_switch = (sender == SWITCH) - (receiver == SWITCH)
-        key = self._kinds[node_a], slot_a, self._kinds[node_b], slot_b, node_a == node_b, to_switch, nic
-        ways = self._ways.get(key)
-        if ways is None:
-            routes = _routes(cluster, sender, receiver, nic)
-            ways = self._ways[key] = [_way(cluster, node_a, node_b, *route) for route in routes]
-        return node_a, node_b, ways
+def _inside_loads(ways: Sequence[Sequence[_Way]], kind: Ints, ends: Ints, load: Floats, n_nodes: int) -> InsideLoads:
+    """Return what hops put on links inside nodes, added up; ``ends``: the nodes of their ends as rows."""
+    entries = [
+        [
+            (end, position, way.share)
+            for way in kind_ways
+            for end, part in enumerate((way.out, way.back))
+            for position in part
+        ]
+        for kind_ways in ways
+    ]
+    count = np.fromiter(map(len, entries), dtype=np.int64, count=len(entries))
+    flat = [one for kind_entries in entries for one in kind_entries]
+    end, position = (np.array([one[which] for one in flat], dtype=np.int64) for which in (0, 1))
+    share = np.array([one[2] for one in flat], dtype=float)
+    width = int(position.max(initial=0)) + 1
+    total, is_crossed = np.zeros(n_nodes * width), np.zeros(n_nodes * width, dtype=bool)
+    in_order = []
+    for start in range(0, len(kind), HOPS_AT_ONCE):
+        hops = slice(start, start + HOPS_AT_ONCE)
+        hop, entry = _expanded(count, kind[hops])
+        cell = ends[:, hops][end[entry], hop] * width + position[entry]
+        np.add.at(total, cell, share[entry] * load[hops][hop])
+        later = cell[~is_crossed[cell]]
+        _, first = np.unique(later, return_index=True)
+        in_order.append(later[np.sort(first)])
+        is_crossed[later] = True
+    crossed = joined(in_order)
+    return InsideLoads(*np.divmod(crossed, width), total[crossed])
+
+
+def _expanded(count: Ints, kind: Ints) -> tuple[Ints, Ints]:
+    """Return hop and entry of everything that hops have, as ``count[kind]`` entries of each, kind after kind."""
+    per_hop = count[kind]
+    hop = np.repeat(np.arange(len(kind)), per_hop)
+    first = np.cumsum(count) - count
+    return hop, np.arange(len(hop)) + np.repeat(first[kind] - (np.cumsum(per_hop) - per_hop), per_hop)
+
+
+def _across(hops: _HopKinds, ends: Ints, table: HopTable) -> NicLoads:
+    """Return what goes from NIC to NIC."""
+    entries = [[(*way.nics, way.share) for way in kind_ways if way.nics is not None] for kind_ways in hops.ways]
+    hop, entry = _expanded(np.fromiter(map(len, entries), dtype=np.int64, count=len(entries)), hops.kind)
+    flat = [one for kind_entries in entries for one in kind_entries]
+    nic_a, nic_b = (np.array([one[which] for one in flat], dtype=np.int64)[entry] for which in (0, 1))
+    share = np.array([one[2] for one in flat], dtype=float)[entry]
+    return NicLoads(ends[0][hop], nic_a, ends[1][hop], nic_b, share * table.load[hop], share * table.weight[hop])
+
+
+def _summed(hops: _HopKinds, ends: Ints, table: HopTable) -> tuple[tuple[tuple[int, ...], int, float, float], ...]:
+    """Return what NICs hand to switches that sum it up."""
+    total: dict[tuple[int, int, int], tuple[float, float]] = {}
+    for hop in np.flatnonzero((table.receiver == SWITCH) & (table.nic >= 0)).tolist():
+        key = int(table.sender[hop]), int(ends[0][hop]), int(table.nic[hop])
+        load, weight = total.get(key, (0.0, 0.0))
+        total[key] = load + float(table.load[hop]), weight + float(table.weight[hop])
+    summed: dict[tuple[int, float], tuple[list[int], float]] = {}
+    for (_, node, nic), (load, weight) in total.items():
+        nodes, weights = summed.get((nic, load), ([], 0.0))
+        summed[nic, load] = [*nodes, node], weights + weight
+    return tuple([(tuple(nodes), nic, load, weight) for (nic, load), (nodes, weight) in summed.items()])
+
+
+def _critical_path(hops: _HopKinds, weight: Floats) -> tuple[tuple[tuple[TransportKind, float], ...], float]:
+    """Return the weights of kinds of transport on the critical path, and the latency of its links inside nodes."""
+    path: dict[TransportKind, float] = {}
+    latency_s = 0.0
+    for kind_ways, total in zip(hops.ways, np.bincount(hops.kind, weight, len(hops.ways)).tolist(), strict=True):
+        for way in kind_ways if total else ():
+            path[way.kind] = path.get(way.kind, 0.0) + total * way.share
+            latency_s += total * way.share * way.latency_s
+    return tuple([(kind, path[kind]) for kind in KINDS if kind in path]), latency_s
 
 
 #: Links out of the first node and into the second, the NICs between the two if they are two, and the share of the hop.

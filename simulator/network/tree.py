@@ -7,13 +7,14 @@ src/graph/trees.cc).
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from dataclasses import replace
 from functools import lru_cache
-from itertools import pairwise
+
+import numpy as np
 
 from simulator.cluster.cluster import Cluster
 from simulator.network.channels import Channel, channels
-from simulator.network.moves import Hop, Moves
+from simulator.network.moves import Hop, HopTable, Moves
 
 #: Bandwidth of a tree relative to a ring of the same load (NCCL src/graph/tuning.cc, ncclTopoTuneModel).
 EFFICIENCY = 0.92
@@ -25,8 +26,8 @@ def all_reduce(cluster: Cluster, ranks: tuple[int, ...]) -> tuple[Moves, ...]:
     NCCL has trees for nothing else (src/graph/tuning.cc).
     """
     strung = channels(cluster, ranks)
-    hops = [hop for channel in strung for hop in _hops(channel, 1 / len(strung))]
-    counted = _counted(cluster, hops) if len(strung[0].nodes) == 1 else 1.0
+    hops = HopTable.joined([_hops(channel, 1 / len(strung)) for channel in strung])
+    counted = _counted(cluster, list(hops)) if len(strung[0].first) == 1 else 1.0
     return (Moves(hops, local_share=1 / len(ranks), efficiency=EFFICIENCY, counted=counted, channels=len(strung)),)
 
 
@@ -56,7 +57,7 @@ def single_all_reduce(cluster: Cluster, ranks: tuple[int, ...]) -> tuple[Moves, 
 
     An inner node with two children sends and receives three times what a leaf does."""
     strung = channels(cluster, ranks)
-    hops = [hop for channel in strung for hop in _hops(channel, 1 / len(strung), trees=1)]
+    hops = HopTable.joined([_hops(channel, 1 / len(strung), trees=1) for channel in strung])
     return (Moves(hops, local_share=1 / len(ranks), efficiency=EFFICIENCY, channels=len(strung)),)
 
 
@@ -89,29 +90,31 @@ def other_parent(node: int, n: int) -> int:
     return -1 if up < 0 else n - 1 - up
 
 
-def _hops(channel: Channel, share: float, trees: int = 2) -> Iterator[Hop]:
-    """Yield the hops of one channel. On the critical path: the longest chain, and what is between nodes."""
-    n = len(channel.nodes)
-    longest_chain = max(range(n), key=lambda node: len(channel.nodes[node]))
-    for number, chain in enumerate(channel.nodes):
-        weight = share if number == longest_chain else 0.0
-        for near, far in pairwise(chain):
-            yield Hop(far, near, None, share, weight)
-            yield Hop(near, far, None, share, weight)
-    yield from between_nodes(channel, share, trees)
+def _hops(channel: Channel, share: float, trees: int = 2) -> HopTable:
+    """Return the hops of one channel. On the critical path: the longest chain, and what is between nodes."""
+    node = np.repeat(np.arange(len(channel.first)), channel.sizes)
+    near = np.flatnonzero(~channel.ends_node)
+    ends = np.stack([channel.members[near + 1], channel.members[near]], axis=1)  # far, near: up; then down
+    inside = HopTable.alike(ends.reshape(-1), ends[:, ::-1].reshape(-1), None, share, share)
+    is_longest = np.repeat(node[near] == np.argmax(channel.sizes), 2)
+    inside = replace(inside, weight=np.where(is_longest, share, 0.0))
+    return HopTable.joined([inside, between_nodes(channel, share, trees)])
 
 
-def between_nodes(channel: Channel, share: float, trees: int = 2) -> Iterator[Hop]:
-    """Yield the hops of ``trees`` trees between the first GPUs of a channel's nodes, each with an equal part of its
+def between_nodes(channel: Channel, share: float, trees: int = 2) -> HopTable:
+    """Return the hops of ``trees`` trees between the first GPUs of a channel's nodes, each with an equal part of its
     ``share``. On the critical path: the longest way to the root of each."""
-    heads = [chain[0] for chain in channel.nodes]
-    each = share / trees
+    heads, each = channel.heads, share / trees
+    tables = []
     for parents, longest_way in _double_tree(len(heads))[:trees]:
-        for node, above in enumerate(parents):
-            if above >= 0:
-                weight = each if node in longest_way else 0.0
-                yield Hop(heads[node], heads[above], channel.nic, each, weight)
-                yield Hop(heads[above], heads[node], channel.nic, each, weight)
+        above = np.array(parents, dtype=np.int64)
+        node = np.flatnonzero(above >= 0)
+        ends = np.stack([heads[node], heads[above[node]]], axis=1)
+        hops = HopTable.alike(ends.reshape(-1), ends[:, ::-1].reshape(-1), channel.nic, each, each)
+        is_longest = np.zeros(len(heads), dtype=bool)
+        is_longest[list(longest_way)] = True
+        tables.append(replace(hops, weight=np.where(np.repeat(is_longest[node], 2), each, 0.0)))
+    return HopTable.joined(tables)
 
 
 @lru_cache(maxsize=256)
@@ -120,7 +123,12 @@ def _double_tree(n: int) -> tuple[tuple[tuple[int, ...], tuple[int, ...]], ...]:
     trees = []
     for parent_in_tree in (parent, other_parent):
         parents = tuple([parent_in_tree(node, n) for node in range(n)])
-        trees.append((parents, max((_way_to_root(node, parents) for node in range(n)), key=len)))
+        above = np.array(parents, dtype=np.int64)
+        depth, at = np.zeros(n, dtype=np.int64), above.copy()
+        while (below_root := at >= 0).any():
+            depth += below_root
+            at = np.where(below_root, above[at], -1)
+        trees.append((parents, _way_to_root(int(np.argmax(depth)), parents)))
     return tuple(trees)
 
 

@@ -11,10 +11,14 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from simulator.program.ops import Batch, Block, Comm, but_tag, comms_of
 from simulator.program.vocabulary import StepPhase
+
+if TYPE_CHECKING:  # numpy is loaded where a program is played
+    from simulator.arrays import Ints
+    from simulator.program.seated_groups import SeatedGroups
 
 
 @dataclass(frozen=True)
@@ -106,7 +110,7 @@ class Program:
     groups: Mapping[str, tuple[tuple[int, ...], ...]]
     name: str = "program"
     servers: tuple[int, ...] = ()
-    _group_of: dict[str, dict[int, int]] = field(default_factory=dict, init=False, repr=False, compare=False)
+    _seated: dict[str, SeatedGroups] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     @property
     def n_ranks(self) -> int:
@@ -114,6 +118,28 @@ class Program:
 
     def group_index(self, axis: str, rank: int) -> int:
         """Return the index in ``groups[axis]`` of the group that holds ``rank``; -1 where it has none."""
-        if axis not in self._group_of:
-            self._group_of[axis] = {r: i for i, group in enumerate(self.groups[axis]) for r in group}
-        return self._group_of[axis].get(rank, -1)
+        return int(self.seated(axis).group_of[rank])
+
+    def seated(self, axis: str) -> SeatedGroups:
+        """Return the groups of an axis as arrays."""
+        from simulator.program.seated_groups import SeatedGroups
+
+        if axis not in self._seated:
+            self._seated[axis] = SeatedGroups.from_groups(self.groups[axis], self.n_ranks)
+        return self._seated[axis]
+
+    @cached_property
+    def role_numbers(self) -> Ints:
+        """`role_of` as an array."""
+        import numpy as np
+
+        return np.array(self.role_of, dtype=np.int64)
+
+    @cached_property
+    def ranks_of_roles(self) -> tuple[Ints, ...]:
+        """The ranks of every role."""
+        import numpy as np
+
+        by_role = np.argsort(self.role_numbers, kind="stable")
+        cuts = np.searchsorted(self.role_numbers[by_role], np.arange(1, len(self.roles)))
+        return tuple(np.split(by_role, cuts)) if self.roles else ()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Hashable
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from simulator.errors import SimulatorError
 from simulator.program.kernels import Attention, Fixed, GroupedMatmul, Matmul, Memory, Tiled
@@ -35,6 +35,9 @@ from simulator.program.vocabulary import (
     RecordedKind,
     axis_of,
 )
+
+if TYPE_CHECKING:
+    from simulator.arrays import Ints
 
 T = TypeVar("T", bound=Hashable)
 
@@ -67,15 +70,13 @@ def validate(program: Program, *, grows: bool = False) -> None:
     Refused are unknown roles, labels, axes, operations and peers, and amounts that are negative or not finite.
     Where it ``grows``, a step may wait for one of an extension to come.
     """
-    if any(not 0 <= role < len(program.roles) for role in program.role_of):
+    if program.role_of and not 0 <= min(program.role_of) <= max(program.role_of) < len(program.roles):
         raise ProgramError(f"{program.name}: role_of names a role that does not exist")
     _validate_groups(program)
-    ranks_of: dict[int, list[int]] = {}
-    for rank, role in enumerate(program.role_of):
-        ranks_of.setdefault(role, []).append(rank)
     checked: set[tuple[str, Hashable]] = set()
-    for role, ranks in sorted(ranks_of.items()):
-        _validate_role(program, program.roles[role], ranks, grows, checked)
+    for role, ranks in zip(program.roles, program.ranks_of_roles, strict=True):
+        if len(ranks):
+            _validate_role(program, role, ranks, grows, checked)
 
 
 def _validate_groups(program: Program) -> None:
@@ -84,13 +85,11 @@ def _validate_groups(program: Program) -> None:
         members = [rank for group in groups for rank in group]
         if len(set(members)) != len(members):
             raise ProgramError(f"{program.name}: a rank stands in two groups of axis '{axis}'")
-        if any(not 0 <= rank < program.n_ranks for rank in members):
+        if members and not 0 <= min(members) <= max(members) < program.n_ranks:
             raise ProgramError(f"{program.name}: axis '{axis}' names a rank outside 0..{program.n_ranks - 1}")
 
 
-def _validate_role(
-    program: Program, role: Role, ranks: list[int], grows: bool, checked: set[tuple[str, Hashable]]
-) -> None:
+def _validate_role(program: Program, role: Role, ranks: Ints, grows: bool, checked: set[tuple[str, Hashable]]) -> None:
     """Raise unless the steps of a role are sound; operations that were ``checked`` on a lane are so for all roles."""
     where = f"{program.name}: role {role.name!r}"
     labels = _labels(where, role)
@@ -228,14 +227,15 @@ def _axis(where: str, name: str) -> Axis:
         raise ProgramError(f"{where}: unknown axis '{name}'; there are {names}") from None
 
 
-def _validate_ends(where: str, program: Program, comm: Comm, ranks: list[int]) -> None:
+def _validate_ends(where: str, program: Program, comm: Comm, ranks: Ints) -> None:
     """Raise unless every rank of a role is able to make the call."""
-    for rank in ranks:
-        index = program.group_index(comm.axis, rank) if comm.axis in program.groups else -1
-        if index < 0:
-            raise ProgramError(f"{where}: rank {rank} has no group on axis '{comm.axis}'")
-        group = program.groups[comm.axis][index]
-        if isinstance(comm, PointToPoint) and (not 0 <= comm.peer < len(group) or group[comm.peer] == rank):
-            raise ProgramError(
-                f"{where}: peer {comm.peer} of rank {rank} is not another member of its {comm.axis} group"
-            )
+    groups = program.seated(comm.axis) if comm.axis in program.groups else None
+    lonely = ranks if groups is None else ranks[groups.group_of[ranks] < 0]
+    if groups is None or len(lonely):
+        raise ProgramError(f"{where}: rank {lonely[0]} has no group on axis '{comm.axis}'")
+    if not isinstance(comm, PointToPoint):
+        return
+    is_wrong = (groups.position_of[ranks] == comm.peer) | (groups.size[groups.group_of[ranks]] <= comm.peer)
+    if comm.peer < 0 or is_wrong.any():
+        rank = ranks[0 if comm.peer < 0 else is_wrong.argmax()]
+        raise ProgramError(f"{where}: peer {comm.peer} of rank {rank} is not another member of its {comm.axis} group")

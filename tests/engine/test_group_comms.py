@@ -10,7 +10,7 @@ from simulator.config.profile import load_profile
 from simulator.costs import Costs
 from simulator.engine import Placed
 from simulator.engine.carried import routed_comms
-from simulator.engine.group_comms import SeatedGroups, alike_comms
+from simulator.engine.group_comms import alike_comms
 from simulator.network.collectives import choose
 from tests.support.programs import comm_called
 from tests.support.ten_nodes import BREAKS, ten_nodes
@@ -30,7 +30,7 @@ def test_the_chosen_pattern_is_the_fastest_of_each_group_alone(overrides: list[d
     comms = [comm_called("sum", "all_reduce", size, axis, axis) for axis in groups for size in (8.0, 1e5, 1e9)]
     gpus = tuple([gpu for node in range(10) for gpu in cluster.gpus_of(node)[:4]])
     placed = Placed(at_once(groups, *comms), COSTS, gpus, ())
-    axes = {axis: SeatedGroups.from_program(placed.program, axis) for axis in groups}
+    axes = {axis: placed.program.seated(axis) for axis in groups}
     routed = routed_comms([placed], cluster, alike_comms([placed], cluster, [axes]))
     each = [(one.alike.one(row), one.pattern(place)) for one in routed for place, row in enumerate(one.rows.tolist())]
     assert len(each) == 3 * 15

@@ -18,7 +18,6 @@ from simulator.engine.carried import carriages, routed_comms
 from simulator.engine.folding import RankNumbering, fold
 from simulator.engine.group_comms import (
     GroupComm,
-    SeatedGroups,
     algorithm_of,
     alike_comms,
     ends_of,
@@ -192,7 +191,7 @@ def _numbers(values: Iterable[Hashable]) -> list[int]:
 
 def partition(jobs: Sequence[Placed], cluster: Cluster) -> Partition:
     """Return the partition that `simulator.engine.folding` finds."""
-    groups = [{axis: SeatedGroups.from_program(one.program, axis) for axis in one.program.groups} for one in jobs]
+    groups = [{axis: one.program.seated(axis) for axis in one.program.groups} for one in jobs]
     numbering, capacity = RankNumbering.from_jobs(jobs), link_capacities(jobs, cluster)
     routed = routed_comms(jobs, cluster, alike_comms(jobs, cluster, groups))
     carried = carriages(cluster, routed, numbering.first_group, numbering.n_groups)
