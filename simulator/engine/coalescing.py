@@ -140,7 +140,8 @@ class CoalescedBlocks:
             if isinstance(op, Compute):
                 continue
             if id(op) not in lengths:  # layers share their ops
-                comm, planned, meets = self._called(rank, comm_of(op))
+                comm = comm_of(op)
+                _, planned, meets = self._called(rank, comm)
                 # What goes on beside kernels may slow them, which is played as it happens.
                 plays_out = comm.host_waits or (rank.interference is not None and isinstance(op, Beside))
                 is_fixed = self._coalesce and not plays_out and len(meets - idle) == 1
