@@ -90,6 +90,6 @@ def _losses(
     lost_s = np.bincount(where, full.seconds[state] * each, len(contenders))
     by_number, figures = list(numbers), (most.tolist(), seconds.tolist(), lost_s.tolist())
     return [
-        (by_number[one % n_sources], one // n_sources, *of_link)
-        for one, *of_link in zip(contenders.tolist(), *figures, strict=True)
+        (by_number[one % n_sources], one // n_sources, *row)
+        for one, *row in zip(contenders.tolist(), *figures, strict=True)
     ]

@@ -18,7 +18,7 @@ class NumberedPhases:
 
     def __init__(self, handle: SimulationHandle) -> None:
         self._handle = handle
-        self._phases: dict[int, Phase] = {}  # as the loop numbers them; those that it has slowed itself are left out
+        self._phases: dict[int, Phase] = {}  # by their number; phases that the loop has slowed are not among them
         self._numbers: dict[int, int] = {}
         self._alone: dict[int, tuple[float, range]] = {}
         self._alone_s: dict[int, float] = {}
