@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any
 from unittest.mock import patch
 
@@ -17,7 +17,7 @@ from simulator.config import Workload
 from simulator.config.workload import Simulation
 from simulator.costs import Costs
 from simulator.engine import simulate
-from simulator.engine.compiled.network import RememberedRates
+from simulator.engine.compiled.handle import SimulationHandle
 from simulator.network.flows import Network
 from simulator.network.simulated_time import SimulatedTime
 from simulator.timeline import Timeline
@@ -97,17 +97,21 @@ class IdleNetwork(Network):
         super().__init__(env, [math.inf] * len(capacity_Bps))  # the cap of a phase is its rate on an idle network
 
 
-def _rates_of_idle_links(kind: type[RememberedRates], capacity_Bps: Sequence[float]) -> RememberedRates:
-    return kind([math.inf] * len(capacity_Bps))
+class HandleOfIdleNetwork(SimulationHandle):
+    """A compiled simulation on such a network."""
+
+    def __init__(
+        self, answers: dict[str, Callable[..., int]], capacity_Bps: Sequence[float], sizes: tuple[int, int, int, int]
+    ) -> None:
+        super().__init__(answers, [math.inf] * len(capacity_Bps), sizes)
 
 
 @contextmanager
 def idle_links() -> Iterator[None]:
     """Let both engines play on links that are never full, as in `IdleNetwork`."""
-    rates = partial(_rates_of_idle_links, RememberedRates)
     with ExitStack() as stack:
         stack.enter_context(patch("simulator.engine.play.Network", IdleNetwork))
-        stack.enter_context(patch("simulator.engine.compiled.play.RememberedRates", rates))
+        stack.enter_context(patch("simulator.engine.compiled.play.SimulationHandle", HandleOfIdleNetwork))
         stack.enter_context(patch.object(steady_state, "MAX_STEPS", MAX_STEPS))
         yield
 
