@@ -12,7 +12,7 @@ from typing import Any, NoReturn, TypeVar, cast
 from simulator.config import catalog, rules
 from simulator.config.captured_file import read_captured
 from simulator.config.cluster import cluster_data
-from simulator.config.optimizer_choices import usual_library
+from simulator.config.optimizer_choices import usual_library, usual_state_dtype
 from simulator.config.pipelines import find_schedule, is_file
 from simulator.config.presets import expand_model
 from simulator.config.profile import check_gpu, check_one_vendor, check_precision, check_recipe, load_profile
@@ -72,6 +72,8 @@ def _resolved(workload: Workload) -> Workload:
     for key, value in workload.software.defaults(workload.traits).items():
         workload = _left_open(workload, key, value)
     workload = _left_open(workload, "training.optimizer.implementation", usual_library(workload, training.optimizer))
+    updater = workload.training.optimizer
+    workload = _left_open(workload, "training.optimizer.state_dtype", usual_state_dtype(workload, updater))
     calibration = _calibrations(workload.calibration, workload.gpu_types, cluster.gpu_types)
     return workload.model_copy(update={"calibration": calibration})
 

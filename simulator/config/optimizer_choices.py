@@ -52,6 +52,15 @@ def usual_library(workload: Workload, updater: Updater) -> str:
     return str(usual) if usual in rule.implementations else next(iter(rule.implementations))
 
 
+def usual_state_dtype(workload: Workload, updater: Updater) -> str:
+    """Return the type of an updater's states where the file leaves it open: the framework's, if the library has it."""
+    implementation = OPTIMIZERS[updater.name].implementations[
+        updater.implementation or usual_library(workload, updater)
+    ]
+    default = str(Updater.model_fields["state_dtype"].default)
+    return updater.state_dtype if updater.state_dtype in implementation.state_dtypes else default
+
+
 def _choice(workload: Workload, updater: Updater, weights: str, key: str) -> Choice:
     rule = OPTIMIZERS[updater.name]
     implementation = rule.implementations[updater.implementation or usual_library(workload, updater)]

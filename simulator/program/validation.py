@@ -151,21 +151,14 @@ def _labels(where: str, role: Role) -> set[str]:
 def validate_op(where: str, lane: str, step: Step) -> None:
     """Raise `ProgramError` unless ``lane`` may run the operation of ``step``, whatever the ranks.
 
-    Blocks hold kernels and collectives, and stand on the compute lane; batches hold transfers.
+    Blocks hold kernels and collectives, one at least, and stand on the compute lane; batches hold transfers.
     """
     if isinstance(step.op, Block) and lane != COMPUTE_LANE:
         raise ProgramError(f"{where}: step {step.label!r} computes on lane {lane!r}, not {COMPUTE_LANE!r}")
     where = f"{where}: step {step.label!r}"
     match step.op:
         case Block():
-            for op in {id(op): op for op in step.op.ops}.values():  # layers share their ops
-                comm: Compute | Comm = op.comm if isinstance(op, Beside) else op
-                if isinstance(comm, Comm) and not isinstance(comm, Collective):
-                    raise ProgramError(f"{where}: {comm.op} {comm.name!r} cannot be in a block; a collective can")
-                if isinstance(op, Beside) and not op.kernels:
-                    raise ProgramError(f"{where}: {op.comm.name!r} must be beside one kernel or more")
-                for compute in kernels_of(op):
-                    _validate_kernel(where, compute)
+            _validate_block(where, step.op)
         case Batch():
             for one in step.op.comms:
                 if not isinstance(one, PointToPoint):
@@ -174,6 +167,19 @@ def validate_op(where: str, lane: str, step: Step) -> None:
             pass
     for comm in {id(comm): comm for comm in comms_of(step.op)}.values():
         _validate_comm(where, comm)
+
+
+def _validate_block(where: str, block: Block) -> None:
+    if not block.ops:
+        raise ProgramError(f"{where}: the block {block.name!r} has no ops; leave the step out")
+    for op in {id(op): op for op in block.ops}.values():  # layers share their ops
+        comm: Compute | Comm = op.comm if isinstance(op, Beside) else op
+        if isinstance(comm, Comm) and not isinstance(comm, Collective):
+            raise ProgramError(f"{where}: {comm.op} {comm.name!r} cannot be in a block; a collective can")
+        if isinstance(op, Beside) and not op.kernels:
+            raise ProgramError(f"{where}: {op.comm.name!r} must be beside one kernel or more")
+        for compute in kernels_of(op):
+            _validate_kernel(where, compute)
 
 
 def validate_memory(where: str, step: Step) -> None:

@@ -118,6 +118,17 @@ def test_a_slow_worker_is_staler() -> None:
 
 
 @pytest.mark.parametrize("mode", ["parameter_server", "async"])
+def test_a_stage_that_trains_nothing_has_no_step_of_the_optimizer(mode: str) -> None:
+    """The first stage has the embedding and all layers, which are frozen; the second trains its head alone."""
+    workload = job(gpus=2, data_parallel=mode, dp=2, pp=2, layers_per_stage=[4, 0])
+    workload["training"] |= {"freeze": ["layers", "embedding"]}
+    workload["model"] |= {"tied_embeddings": False}
+    result = run(workload)
+    labels = ["+".join(step.label for step in role.lanes["compute"]) for role in result.played_program.roles]
+    assert {("optimizer" in lane) for lane in labels} == {True, False}
+
+
+@pytest.mark.parametrize("mode", ["parameter_server", "async"])
 @pytest.mark.parametrize("layout", [{"dp": 4, "tp": 2}, {"dp": 2, "tp": 2, "pp": 2}, {"dp": 2, "pp": 2, "servers": 3}])
 def test_folding_changes_nothing(mode: str, layout: dict[str, Any]) -> None:
     workload = job(gpus=2, data_parallel=mode, bucket_bytes=200_000_000, **layout)

@@ -6,6 +6,7 @@ from typing import get_args
 
 import pytest
 
+from simulator.config import load_workload
 from simulator.hardware.kernels import MemoryClass
 from simulator.optimizers import OPTIMIZERS, Implementation, UpdatedTensor, UpdateTypes
 from simulator.optimizers.update import Kernels
@@ -110,3 +111,12 @@ def test_adafactor_keeps_rows_and_columns() -> None:
     adafactor = implementation("adafactor", "for_loop")
     kept = [adafactor.state_bytes(UpdatedTensor(shape), UpdateTypes("fp32", "fp32", "fp32")) / 4 for shape in SHAPES]
     assert kept == [4 * 384, 768, 768, 256]
+
+
+def test_states_have_a_type_that_the_library_has() -> None:
+    """torchtitan keeps states in the weights' 16 bits, which bitsandbytes' Lion has not: they are fp32, and a workload
+    that is written down says so."""
+    changes = {"framework": "torchtitan", "training.optimizer": {"name": "lion", "master_weights": False}}
+    workload = load_workload("llama3_8b_dgx_h100", changes)
+    assert workload.training.optimizer.state_dtype == "fp32"
+    assert load_workload(workload.model_dump(mode="json")) == workload

@@ -160,6 +160,11 @@ BROKEN: list[tuple[str, Program, str]] = [
         "good: role 'stage0': step 'x': all_to_all is of type AllToAll, not Collective",
     ),
     (
+        "a block of nothing",
+        with_steps(Step("x", Block("b", ()))),
+        "good: role 'stage0': step 'x': the block 'b' has no ops; leave the step out",
+    ),
+    (
         "a transfer in a block",
         with_steps(Step("x", Block("b", (SEND,)))),
         "good: role 'stage0': step 'x': send 'out' cannot be in a block; a collective can",

@@ -218,10 +218,11 @@ def not_below_bounds(plays: Plays) -> Iterator[str]:
     """Yield a step that is shorter, or takes less memory, than the search for layouts says it must."""
     workload = plays.workload
     bound = replace(LayoutBounds.for_workload(workload), capacity_bytes=math.inf).bound({}, workload)
-    figures = plays.quick.key_figures()
+    # The figure `peak_bytes` is that of the GPU with the least left, which need not be the fullest of unlike ones.
+    fullest_bytes = max(memory.total for memory in plays.quick.memories)
     for what, least, simulated in (
-        ("step_time_s", bound.step_time_s, figures["step_time_s"]),
-        ("peak_bytes", bound.memory_bytes, figures["peak_bytes"]),
+        ("step_time_s", bound.step_time_s, plays.quick.key_figures()["step_time_s"]),
+        ("bytes of the fullest GPU", bound.memory_bytes, fullest_bytes),
     ):
         if simulated < least * (1 - TOLERANCE):
             yield f"{what}: {simulated:.9g} is below its bound {least:.9g}"

@@ -6,6 +6,7 @@ import math
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
+from hashlib import sha256
 from types import MappingProxyType
 from typing import Any
 
@@ -125,7 +126,7 @@ def memory_of_ranks(
     memories = []
     for rank in timeline.ranks:
         curve, capacity = memory_curve(timeline, rank), capacities.get(rank, math.inf)
-        key = id(static[rank]), places[rank], capacity, in_flight[rank], *_contents_of_curve(timeline, curve)
+        key = id(static[rank]), places[rank], capacity, in_flight[rank], _digest_without_times(timeline, curve)
         if key not in alike:
             at = _peak(curve)
             alike[key] = (
@@ -148,11 +149,17 @@ def memory_of_ranks(
     return tuple(memories)
 
 
-def _contents_of_curve(timeline: Timeline, curve: MemoryHistory) -> Iterator[bytes]:
-    """Yield all columns of a curve but its times; ranks with equal ones hold the same tensors in the same order."""
-    yield from (column.tobytes() for column in (curve.begins, curve.held_bytes, curve.workspace_bytes))
+def _digest_without_times(timeline: Timeline, curve: MemoryHistory) -> bytes:
+    """Return a digest of a curve's entries but for their times.
+
+    Ranks with equal ones hold the same tensors in the same order. Times count by the order of entries alone.
+    """
+    digest = sha256()
+    for column in (curve.begins, curve.held_bytes, curve.workspace_bytes):
+        digest.update(np.ascontiguousarray(column))
     for column in (timeline.stage, timeline.microbatch, timeline.phase, timeline.part_code, timeline.lane):
-        yield column[curve.span].tobytes()
+        digest.update(column[curve.span].tobytes())
+    return digest.digest()
 
 
 def _peak(curve: MemoryHistory) -> int:

@@ -114,7 +114,7 @@ class _AllocatorReplay:
         #: (stage, micro-batch, index of a part) -> name of a tensor -> block.
         self._saved: dict[tuple[int, int, int], dict[str, CachedBlock]] = {}
         self._swapped: set[tuple[int, int, int]] = set()
-        #: What was released before it was saved: passes without kernels take no time, and ends come before starts.
+        #: Parts that are released before they are saved: a pass of no length ends before it starts. They hold nothing.
         self._early: set[tuple[int, int, int]] = set()
         self._other_blocks: list[tuple[float, CachedBlock]] = []
         state = static.state
@@ -133,7 +133,9 @@ class _AllocatorReplay:
         if event.effect == "save":
             self.allocate(moved - sum(part.saved_bytes for part in parts.values()))
             for key, part in replayed.items():
-                if key not in self._early:
+                if key in self._early:
+                    self._early.remove(key)
+                else:
                     self._saved[key] = self._forward(part)
             return
         allocated, freed = swapped_bytes(tuple(parts.values())) if "swap" in event.effect else (0.0, 0.0)

@@ -23,8 +23,8 @@ def update_weights(lanes: Lanes, context: RankContext) -> Lanes:
     ready = gradients_ready(lanes)
     ops = optimizer_ops(workload, context.weights)
     if parallelism.server_count:
-        step = Step("optimizer", Block("optimizer", ops), ready, phase=StepPhase.OPTIMIZER)
-        return with_steps(lanes, [*lanes[COMPUTE_LANE], step])
+        steps = [Step("optimizer", Block("optimizer", ops), ready, phase=StepPhase.OPTIMIZER)] if ops else []
+        return with_steps(lanes, [*lanes[COMPUTE_LANE], *steps])
     ops = (*replicated_gradient_ops(workload, context.weights, context.stages.seat), *ops)
     late = [
         op for op in ops if isinstance(op, Comm) and op.axis in (Axis.MP, Axis.EMP) and not parallelism.optimizer_sync
