@@ -116,7 +116,11 @@ def test_adafactor_keeps_rows_and_columns() -> None:
 def test_states_have_a_type_that_the_library_has() -> None:
     """torchtitan keeps states in the weights' 16 bits, which bitsandbytes' Lion has not: they are fp32, and a workload
     that is written down says so."""
-    changes = {"framework": "torchtitan", "training.optimizer": {"name": "lion", "master_weights": False}}
+    changes = {
+        "framework": "torchtitan",
+        "parallelism.zero": 3,
+        "training.optimizer": {"name": "lion", "master_weights": False},
+    }
     workload = load_workload("llama3_8b_dgx_h100", changes)
     assert workload.training.optimizer.state_dtype == "fp32"
     assert load_workload(workload.model_dump(mode="json")) == workload
