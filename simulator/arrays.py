@@ -1,4 +1,4 @@
-"""Types of numpy arrays that annotations name, and how parts of one kind are joined."""
+"""Types of numpy arrays that annotations name, how parts of one kind are joined, and figures that are put in order."""
 
 from __future__ import annotations
 
@@ -22,3 +22,8 @@ def distinct(values: NDArray[Any]) -> NDArray[Any]:
     """Return the different values in order; by sorting, which is faster than the hashes of `numpy.unique`."""
     ordered = np.sort(values)
     return ordered[np.flatnonzero(np.concatenate([ordered[:1] == ordered[:1], ordered[1:] != ordered[:-1]]))]
+
+
+def without_rounding(figure: float) -> float:
+    """Return ``figure`` to ten digits: where equal figures are ordered, the last digits of sums do not decide."""
+    return float(f"{figure:.9e}")

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from simulator.arrays import Floats
+from simulator.arrays import Floats, without_rounding
 from simulator.program import COMPUTE_LANE
 from simulator.timeline import CATEGORIES, FIRST_COMMUNICATION, Template, Timeline
 
@@ -33,7 +33,7 @@ def critical_path(timeline: Timeline, window: tuple[float, float] | None = None)
     low, high = window or (0.0, timeline.length_s)
     seconds = _Walker(timeline, low, high).walk()
     step = high - low
-    ranked = sorted(seconds.items(), key=lambda item: (-item[1], item[0]))
+    ranked = sorted(seconds.items(), key=lambda item: (-without_rounding(item[1]), item[0]))
     return [{"class": name, "seconds": value, "share": value / step} for name, value in ranked if value > 0]
 
 

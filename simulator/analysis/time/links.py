@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
+from simulator.arrays import without_rounding
 from simulator.timeline import Contention, Timeline
 
 #: Links of a kind whose bytes, or losses, differ by less are one row.
@@ -22,7 +23,7 @@ def busiest_links(timeline: Timeline, limit: int = 8) -> list[dict[str, Any]]:
     step = timeline.step_time_s
     used = [(link.nbytes / (link.capacity_Bps * step), link) for link in timeline.links if link.nbytes and step]
     rows: list[dict[str, Any]] = []
-    for utilisation, link in sorted(used, key=lambda pair: -_rounded(pair[0])):
+    for utilisation, link in sorted(used, key=lambda pair: -without_rounding(pair[0])):
         like = next(
             (r for r in rows if r["kind"] == link.kind and utilisation >= (1 - _ALIKE) * r["utilisation"]), None
         )
@@ -57,9 +58,9 @@ def links_of_purpose(timeline: Timeline, purpose: str) -> list[dict[str, Any]]:
             (name, link.kind), {"links": name, "kind": link.kind, "count": 0, "bytes": 0.0, "busy_s": 0.0}
         )
         row["count"] += link.count
-        if _rounded(nbytes / link.capacity_Bps) > _rounded(row["busy_s"]):
+        if without_rounding(nbytes / link.capacity_Bps) > without_rounding(row["busy_s"]):
             row |= {"bytes": nbytes, "busy_s": nbytes / link.capacity_Bps}
-    return sorted(rows.values(), key=lambda row: -float(row["busy_s"]))
+    return sorted(rows.values(), key=lambda row: -without_rounding(float(row["busy_s"])))
 
 
 def contention(timeline: Timeline, limit: int = 8) -> list[dict[str, Any]]:
@@ -93,18 +94,20 @@ def contention(timeline: Timeline, limit: int = 8) -> list[dict[str, Any]]:
     return rows[:limit]
 
 
-def _rounded(figure: float) -> float:
-    """Return ``figure`` without rounding's last digits: of equally busy links the first one counts, not chance."""
-    return float(f"{figure:.9e}")
-
-
 def _worst_first(contention: Contention) -> tuple[float, str, list[tuple[object, ...]]]:
     """Return what rows of contention are ordered by: the largest loss, then the kind of link and who met there."""
     flows: list[tuple[object, ...]] = [
-        (flow.job, _axis(flow.job, flow.axis), flow.op, -flow.at_once, -_rounded(flow.lost_s), -_rounded(flow.seconds))
+        (
+            flow.job,
+            _axis(flow.job, flow.axis),
+            flow.op,
+            -flow.at_once,
+            -without_rounding(flow.lost_s),
+            -without_rounding(flow.seconds),
+        )
         for flow in contention.flows
     ]
-    return -_rounded(_largest_loss(contention)), contention.kind, flows
+    return -without_rounding(_largest_loss(contention)), contention.kind, flows
 
 
 def _axis(job: str | None, axis: str) -> str:
