@@ -177,7 +177,7 @@ def test_good_rows_are_read_and_equal_lines_count_once(tmp_path: Path) -> None:
     assert len(cases.environments) == 1
 
 
-PACKED = gzip.compress(json.dumps(MEMORY).encode() * 50)
+PACKED = gzip.compress(json.dumps(MEMORY).encode() * 50, mtime=0)
 
 
 @pytest.mark.parametrize(
