@@ -131,9 +131,10 @@ class Saturations:
         states = tuple(saturated_s)
         crossing = [phase for state in states for phase in state.phases]
         unslowed = [phase.unslowed or phase for phase in crossing]
-        numbers = {id(phase): number for number, phase in enumerate({id(phase): phase for phase in unslowed}.values())}
+        by_id = {id(phase): phase for phase in unslowed}
+        numbers = {key: number for number, key in enumerate(by_id)}
         return cls(
-            phases=tuple({id(phase): phase for phase in unslowed}.values()),
+            phases=tuple(by_id.values()),
             link=np.array([state.link for state in states], dtype=np.int64),
             seconds=np.array(list(saturated_s.values()), dtype=np.float64),
             state=np.repeat(np.arange(len(states)), np.array([len(state.phases) for state in states], dtype=np.int64)),
