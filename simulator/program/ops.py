@@ -249,8 +249,9 @@ def but_tag(comm: Comm) -> Hashable:
 
 def tagged(comm: PointToPoint, tag: str) -> PointToPoint:
     """Return ``comm`` with another tag, in a fifth of the time that `dataclasses.replace` takes."""
-    values = _values(comm)
-    return PointToPoint(*values[:_TAG], tag, *values[_TAG + 1 :])
+    values = list(_values(comm))
+    values[_TAG] = tag
+    return PointToPoint(*values)
 
 
 def comm_of(op: Collective | Beside) -> Collective:

@@ -36,7 +36,7 @@ GROUPS: dict[str, Callable[[int], Sequence[int]]] = {
 @pytest.mark.parametrize("group", GROUPS)
 @pytest.mark.parametrize("cluster", CLUSTERS)
 def test_loads_are_those_of_every_hop_alone(cluster: str, group: str) -> None:
-    """On each link is what the hops put there that cross it, and latencies are of the critical path, link by link.
+    """Loads of a link are those of the hops that cross it, and latencies are of the critical path, link by link.
 
     This holds for all operations and algorithms that the group can use, but for hops to switches that sum up.
     """

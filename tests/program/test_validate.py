@@ -358,7 +358,7 @@ def test_a_changed_copy_has_groups_of_its_own() -> None:
 
 @pytest.mark.parametrize("rank", [-1, -4, 4, 1000])
 def test_a_rank_outside_of_the_program_is_in_no_group(rank: int) -> None:
-    """It has ranks 0 to 3; a negative number does not count from the end."""
+    """Ranks are 0 to 3 here; a negative number does not count from the end."""
     assert GOOD.group_index("tp", rank) == -1
 
 
