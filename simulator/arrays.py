@@ -18,6 +18,17 @@ def joined(parts: Iterable[Ints]) -> Ints:
     return np.concatenate([np.zeros(0, dtype=np.int64), *parts])
 
 
+def first_places(numbers: Ints, n: int) -> Ints:
+    """Return for each number below ``n`` the first place that has it; -1 where none has.
+
+    >>> first_places(np.array([2, 0, 2]), 4).tolist()
+    [1, -1, 0, -1]
+    """
+    first = np.full(n, -1)
+    first[numbers[::-1]] = np.arange(len(numbers))[::-1]  # of values for one element numpy keeps the last
+    return first
+
+
 def distinct(values: NDArray[Any]) -> NDArray[Any]:
     """Return the different values in order; by sorting, which is faster than the hashes of `numpy.unique`."""
     ordered = np.sort(values)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from simulator.arrays import Ints, distinct
+from simulator.arrays import Ints, distinct, first_places
 
 Colours = NDArray[np.uint64]
 
@@ -27,8 +27,7 @@ class Classes:
         """Return the classes of elements of equal colours."""
         values = distinct(colours)
         at = np.searchsorted(values, colours)
-        first = np.zeros(len(values), dtype=np.int64)
-        first[at[::-1]] = np.arange(len(at))[::-1]
+        first = first_places(at, len(values))
         order = np.argsort(first)
         number = np.empty_like(order)
         number[order] = np.arange(len(order))

@@ -110,12 +110,12 @@ class _CommCrossings:
     """
 
     def __init__(self, carried: Sequence[Carriage], loaded: Ints, labels: Colours) -> None:
-        starts = np.cumsum([0, *[len(one.links) for one in carried]])
-        self.n_rows = int(starts[-1])
+        *first_rows, self.n_rows = np.cumsum([0, *[len(one.links) for one in carried]]).tolist()
         loads = [mixed(np.round(one.load, 12).view(np.uint64), one.phase) for one in carried]
-        # The sum over what crosses a link of hash of row x hash of load, by which the same rows load it alike or not.
+        # For each link the sum, over the entries that cross it, of the hash of their row times the hash of their load.
+        # Links of equal sums are loaded alike by the same rows.
         signature = np.zeros(int(loaded.max(initial=-1)) + 1, dtype=np.uint64)
-        for one, start, load in zip(carried, starts.tolist(), loads, strict=False):
+        for one, start, load in zip(carried, first_rows, loads, strict=True):
             row = mixed(start + np.arange(len(one.links)))
             np.add.at(signature, one.links.reshape(-1), np.multiply.outer(row, mixed(load)).reshape(-1))
         bundles = Classes.by(signature[loaded])
@@ -125,7 +125,7 @@ class _CommCrossings:
         bundle_at = np.full(len(signature), -1)
         bundle_at[loaded[bundles.first]] = np.arange(n_bundles)
         rows, numbers, hashes = list[Ints](), list[Ints](), [np.zeros(0, dtype=np.uint64)]
-        for one, start, load in zip(carried, starts.tolist(), loads, strict=False):
+        for one, start, load in zip(carried, first_rows, loads, strict=True):
             bundle = bundle_at[one.links]
             entry_row, column = np.nonzero(bundle >= 0)
             rows.append(start + entry_row)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from simulator.arrays import Floats, Ints, joined
+from simulator.arrays import Floats, Ints, first_places, joined
 from simulator.cluster import Cluster
 from simulator.costs.hosts import THREAD_Bps
 from simulator.engine.binding_links import binding_classes
@@ -285,8 +285,7 @@ class _Planner:
 
 def _numbered(class_of: Ints, n_classes: int) -> tuple[Ints, Ints, Ints]:
     """Return the classes that are there in order, the first element of each, and each element's place among them."""
-    first = np.full(n_classes, -1)
-    first[class_of[::-1]] = np.arange(len(class_of))[::-1]
+    first = first_places(class_of, n_classes)
     classes = np.flatnonzero(first >= 0)
     place = np.zeros(n_classes, dtype=np.int64)
     place[classes] = np.arange(len(classes))

@@ -59,19 +59,23 @@ class HandOver(NamedTuple):
 
 
 class SingleTransfers:
-    """Steps of one end of a transfer of ``nbytes`` each; those alike differ in tag, label and micro-batch."""
+    """Steps of one end of a transfer of ``nbytes`` each; those alike differ in tag, label and micro-batch.
 
-    def __init__(self, hops: Sequence[HandOver], nbytes: float) -> None:
-        self.nbytes, self._several = nbytes, _several_peers(hops)
+    ``as_they_come``: receives are posted when their bytes come.
+    """
+
+    def __init__(self, hops: Sequence[HandOver], nbytes: float, *, as_they_come: bool = False) -> None:
+        self.nbytes, self._several, self._as_they_come = nbytes, _several_peers(hops), as_they_come
         self._alike: dict[tuple[PointToPointKind, str, int, int], tuple[Step, PointToPoint]] = {}
 
-    def step(self, hop: HandOver, op: PointToPointKind, after: tuple[str, ...], *, as_it_comes: bool = False) -> Step:
+    def step(self, hop: HandOver, op: PointToPointKind, after: tuple[str, ...]) -> Step:
         """Return one end of ``hop`` as a step, named by its neighbour where the rank has several."""
         source = hop.source
         key = op, source.kind, source.stage, hop.target.stage
         alike = self._alike.get(key)
         if alike is None:
             name_peer = (hop.rank(op), op, DIRECTION[source.kind]) in self._several
+            as_it_comes = self._as_they_come and op is RECV
             comm = hop.comm(op, self.nbytes, name_peer=name_peer, as_it_comes=as_it_comes)
             alike = self._alike[key] = Step(hop.label(op), comm, stage=source.stage), comm
         first, comm = alike

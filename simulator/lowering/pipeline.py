@@ -122,10 +122,10 @@ def _as_it_comes(order: Order, hops: list[HandOver], nbytes: float, step_of: Cal
             lanes[rank][COMPUTE_LANE].append(_wait(step_of(action), needs.get(action, [])))
     # There is a lane per direction and neighbour, and receives are posted in the sender's order, whatever the
     # receiver's own. A lane never waits for what comes later, nor for another neighbour.
-    singles = SingleTransfers(hops, nbytes)
+    singles = SingleTransfers(hops, nbytes, as_they_come=True)
     for hop in hops:
         for op, after in ((SEND, (str(hop.sent_after),)), (RECV, ())):
-            step = singles.step(hop, op, after, as_it_comes=op is RECV)
+            step = singles.step(hop, op, after)
             lanes[hop.rank(op)].setdefault(cast(PointToPoint, step.op).lane, []).append(step)
     return lanes
 

@@ -65,14 +65,14 @@ class Reductions:
             self._first_steps.append(tuple(first_steps))
 
     def _reduce_steps(self, label: str, axis: str, count: int, after: Sequence[str], freed_bytes: float) -> list[Step]:
-        """Return `reduce_steps`; reductions of as many gradients over an axis differ in labels alone."""
+        """Return `reduce_steps` in a row; reductions of as many gradients over an axis differ in labels alone."""
         key = axis, count, freed_bytes
         if key not in self._first_like:
-            self._first_like[key] = reduce_steps(self._workload, label, axis, count, after, freed_bytes)
+            self._first_like[key] = reduce_steps(self._workload, axis, count, freed_bytes)
         steps: list[Step] = []
         for like in self._first_like[key]:
-            name = label + like.label.removeprefix(self._first_like[key][0].label)
-            steps.append(reordered(like, (steps[-1].label,) if steps else tuple(after), label=name))
+            before = (steps[-1].label,) if steps else tuple(after)
+            steps.append(reordered(like, before, label=label + like.label))
         return steps
 
     def _leaving_of(self, weights: Sequence[Weight]) -> list[LeavingGradients]:
@@ -104,11 +104,10 @@ class Reductions:
         return steps
 
 
-def reduce_steps(
-    workload: Workload, label: str, axis: str, count: int, after: Sequence[str], freed_bytes: float
-) -> list[Step]:
+def reduce_steps(workload: Workload, axis: str, count: int, freed_bytes: float) -> list[Step]:
     """Return the reduction of ``count`` gradients over the ranks of ``axis``; with `hsdp` the second one of its shards.
 
+    Each step is to follow the one before. Its label here is what stands behind that of the whole reduction.
     ``freed_bytes`` are alive for that alone, and given back unless the host gets them. Where the type in which they
     are reduced needs more, the step takes the difference. Nothing where one rank holds the parameters.
     """
@@ -121,13 +120,11 @@ def reduce_steps(
     comm = Collective(f"dp.{op} grads", op, nbytes, parallelism.shard_axis(axis), Purpose.DATA)
     cast = max(nbytes - freed_bytes, 0.0) if freed_bytes else 0.0
     stays = parallelism.offload.optimizer != "none"
-    steps = [
-        Step(label, comm, tuple(after), alloc_bytes=cast, free_bytes=0.0 if stays else freed_bytes + cast),
-    ]
+    steps = [Step("", comm, alloc_bytes=cast, free_bytes=0.0 if stays else freed_bytes + cast)]
     if 1 < shards < parallelism.replicas(axis):
         over = parallelism.replica_axis(axis)
         comm = Collective(
             "dp.all_reduce shards", CollectiveKind.ALL_REDUCE, nbytes / shards, over, Purpose.DATA, stream="replica"
         )
-        steps.append(Step(f"{label} shard", comm, (label,)))
+        steps.append(Step(" shard", comm))
     return steps

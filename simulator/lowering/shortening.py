@@ -23,6 +23,9 @@ SETTLING = 1.5
 #: A step is shortened where no more than this share of its micro-batches is left: it costs as much for nothing where no
 #: period settles.
 MOST = 0.5
+#: A period is one of the step where at least this share of each rank's passes repeats with it. The others fill and
+#: drain the pipeline, where other periods may come.
+LEAST_REPEATED = 0.5
 #: Fewer passes are not worth the attempt: where no period settles, the shortened step was played for nothing.
 LEAST_LEFT_OUT = 5_000
 
@@ -57,7 +60,8 @@ def shortened(workload: Workload) -> ShortenedStep | None:
         return None
     size = _Sizes(schedule, parallelism.pp, parallelism.vpp)
     order = size.order(microbatches)
-    whole, passes = [_Row(slots) for slots in order], sum(map(len, order))
+    whole = [_Row(slots) for slots in order]
+    passes = sum(len(row.passes) for row in whole)
     for period in range(1, int(microbatches / (PERIODS + 1)) + 1):
         spells = _spells(whole, period) if size.is_like(microbatches - period, microbatches) else []
         if spells:
@@ -137,7 +141,7 @@ class _Row:
         ends = np.flatnonzero(~np.concatenate(([False], again, [False])))
         at = int(np.searchsorted(ends, middle + 1))
         first, length = int(ends[at - 1]), int(ends[at] - ends[at - 1] - 1)
-        return _Spell(first, length, stride) if length + stride >= MOST * len(microbatch) else None
+        return _Spell(first, length, stride) if length + stride >= LEAST_REPEATED * len(microbatch) else None
 
     def is_longer(self, shorter: _Row, spell: _Spell, microbatches: int, times: int) -> bool:
         """Return whether this row is ``shorter`` with ``times`` strides of a spell, which are so many micro-batches."""

@@ -48,7 +48,8 @@ class Channel:
     def ends_node(self) -> Bools:
         """True of the last GPU of every node."""
         ends = np.zeros(len(self.members), dtype=bool)
-        ends[self.first - 1] = True
+        ends[self.first[1:] - 1] = True
+        ends[-1:] = True
         return ends
 
     @property

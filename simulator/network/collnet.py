@@ -36,9 +36,8 @@ def through_fabric(channel: Channel, share: float) -> HopTable:
     """Return the hops of a channel's heads to the switches and back; those of the first are on the critical path."""
     heads = channel.heads
     ends = np.stack([heads, np.full(len(heads), SWITCH)], axis=1)
-    hops = HopTable.alike(ends.reshape(-1), ends[:, ::-1].reshape(-1), channel.nic, share, 0.0)
-    hops.weight[:2] = share
-    return hops
+    weight = np.where(np.arange(ends.size) < 2, share, 0.0)
+    return HopTable.alike(ends.reshape(-1), ends[:, ::-1].reshape(-1), channel.nic, share, weight)
 
 
 def check(cluster: Cluster, ranks: tuple[int, ...], name: str) -> None:

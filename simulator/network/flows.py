@@ -16,7 +16,7 @@ from simulator.network.plan import Phase, Plan
 from simulator.network.simulated_time import SimulatedTime
 
 #: Sets of concurrent phases whose rates are remembered.
-_REMEMBERED = 100_000
+REMEMBERED = 100_000
 
 
 @dataclass(slots=True, eq=False)
@@ -34,7 +34,6 @@ class _Flow:
     """A phase under way: ``left`` bytes at time ``since_s``, moving at ``rate_Bps``; ``on_end`` is called at its end.
 
     ``timer`` is the end now expected. A flow that found its links empty is ``alone`` until another comes.
-    ``saturations`` are of links that hold it up even then.
     """
 
     phase: Phase
@@ -43,7 +42,6 @@ class _Flow:
     since_s: float
     rate_Bps: float = 0.0
     alone: bool = False
-    saturations: tuple[Saturation, ...] = ()
     timer: simpy.Event | None = None
 
 
@@ -134,7 +132,7 @@ class Network:
 
     def finish(self, at_s: float) -> None:
         """Complete the record of background traffic, which is there until ``at_s``."""
-        for link in list(self._saturated):
+        for link in sorted(self._saturated):
             self._end_saturation(link, at_s)
 
     # A transmission goes from phase to phase, a flow each.
@@ -159,8 +157,7 @@ class Network:
             self._join_later(flow)
             return
         flow.alone = True
-        solution = self._solve([phase])
-        flow.rate_Bps, flow.saturations = solution.rates_Bps[0], solution.saturations
+        flow.rate_Bps = self._solve([phase]).rates_Bps[0]
         for link, _ in phase.loads:
             self._links[link].flows[flow] = None
         self._expect(flow, phase.latency_s + flow.left / flow.rate_Bps)
@@ -185,7 +182,7 @@ class Network:
             flow.rate_Bps, flow.timer = 0.0, None
             self._join_later(flow)
             return
-        for saturation in flow.saturations:
+        for saturation in self._solve([flow.phase]).saturations:
             self._begin_saturation(saturation, flow.since_s)
 
     def _join_later(self, flow: _Flow) -> None:
@@ -219,7 +216,7 @@ class Network:
         if shared:
             self._touch(flow.phase)
         elif flow.alone:
-            for saturation in flow.saturations:
+            for saturation in self._solve([flow.phase]).saturations:
                 self._add(saturation, self._env.now - flow.since_s)
         else:
             for link in [link for link, _ in flow.phase.loads if link in self._saturated]:
@@ -248,7 +245,7 @@ class Network:
             self._expect(flow, flow.left / rate_Bps)
         if solution.saturations or self._saturated:
             begun = {saturation.link: saturation for saturation in solution.saturations}
-            for link in self._saturated.keys() & links:
+            for link in [link for link in links if link in self._saturated]:
                 if begun.get(link) is self._links[link].saturation:
                     del begun[link]
                 else:
@@ -256,10 +253,10 @@ class Network:
             for saturation in begun.values():
                 self._begin_saturation(saturation, now)
 
-    def _connected(self) -> tuple[list[_Flow], set[int]]:
+    def _connected(self) -> tuple[list[_Flow], list[int]]:
         """Return the flows connected with a changed link through shared links, and all their links.
 
-        Flows are in the order of their discovery. A flow that is alone keeps its rate and its own record: its first
+        Both are in the order of their discovery. A flow that is alone keeps its rate and its own record: its first
         bytes may still be on the way.
         """
         links = list(self._changed)
@@ -274,13 +271,15 @@ class Network:
                     if other not in seen_links:
                         seen_links.add(other)
                         links.append(other)
-        return list(flows), seen_links
+        return list(flows), links
 
     def _solve(self, phases: list[Phase]) -> _Solution:
         """Solve for the rates of ``phases`` once: a pipeline's micro-batches meet in the same ways again and again."""
+        if not phases:
+            return _Solution([], [], ())
         key = tuple(map(id, phases))
         if key not in self._solutions:
-            if len(self._solutions) >= _REMEMBERED:
+            if len(self._solutions) >= REMEMBERED:
                 self._solutions.clear()
             rates_Bps = max_min_rates(phases, self._capacity_Bps)
             self._solutions[key] = _Solution(phases, rates_Bps, saturations(phases, rates_Bps, self._capacity_Bps))

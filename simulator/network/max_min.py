@@ -16,9 +16,9 @@ from simulator.network.plan import Phase
 #: Bytes/s of every link, by index.
 Capacity = Sequence[float] | NDArray[np.float64]
 #: Two constraints closer than this (relative) bind together.
-_TIE = 1e-12
+TIE = 1e-12
 #: A flow slower than its cap by less than this share is not held up, and a link less short of full than that is full.
-_SLACK = 1e-9
+SLACK = 1e-9
 
 
 def max_min_rates(phases: Sequence[Phase], capacity: Capacity) -> list[float]:
@@ -52,7 +52,7 @@ def max_min_rates(phases: Sequence[Phase], capacity: Capacity) -> list[float]:
         if math.isinf(rise):
             rates[rising] = math.inf
             break
-        threshold = rise + _TIE * (level + rise)
+        threshold = rise + TIE * (level + rise)
         stopped = caps - level <= threshold
         stopped[on.phase[(rise_of_link <= threshold)[on.link]]] = True
         level += rise
@@ -131,9 +131,10 @@ class Saturations:
         states = tuple(saturated_s)
         crossing = [phase for state in states for phase in state.phases]
         unslowed = [phase.unslowed or phase for phase in crossing]
-        numbers = {id(phase): number for number, phase in enumerate({id(phase): phase for phase in unslowed}.values())}
+        by_id = {id(phase): phase for phase in unslowed}
+        numbers = {key: number for number, key in enumerate(by_id)}
         return cls(
-            phases=tuple({id(phase): phase for phase in unslowed}.values()),
+            phases=tuple(by_id.values()),
             link=np.array([state.link for state in states], dtype=np.int64),
             seconds=np.array(list(saturated_s.values()), dtype=np.float64),
             state=np.repeat(np.arange(len(states)), np.array([len(state.phases) for state in states], dtype=np.int64)),
@@ -150,14 +151,14 @@ def saturations(phases: Sequence[Phase], rates: Sequence[float], capacity: Capac
     A phase that several links hold up alike is held up by each.
     """
     rate = np.asarray(rates)
-    slow = rate < np.array([phase.cap_Bps for phase in phases]) * (1 - _SLACK)
+    slow = rate < np.array([phase.cap_Bps for phase in phases]) * (1 - SLACK)
     if not slow.any():
         return ()
     on = _Crossings.from_phases(phases)
-    full = on.sums(rate) >= np.asarray(capacity, dtype=float)[on.links] * (1 - _SLACK)
+    full = on.sums(rate) >= np.asarray(capacity, dtype=float)[on.links] * (1 - SLACK)
     fastest = np.zeros(len(on.links))
     np.maximum.at(fastest, on.link, rate[on.phase])
-    held_up = slow[on.phase] & full[on.link] & (rate[on.phase] >= fastest[on.link] * (1 - _SLACK))
+    held_up = slow[on.phase] & full[on.link] & (rate[on.phase] >= fastest[on.link] * (1 - SLACK))
     is_bottleneck = np.zeros(len(on.links), dtype=bool)
     is_bottleneck[on.link[held_up]] = True
     entries = np.flatnonzero(is_bottleneck[on.link])

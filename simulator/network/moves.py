@@ -52,10 +52,12 @@ class HopTable:
         return cls(sender, receiver, nic, load, weight)
 
     @classmethod
-    def alike(cls, sender: Ints, receiver: Ints, nic: int | Ints | None, load: float, weight: float) -> HopTable:
-        """Return hops of one load and one weight, through one NIC unless ``nic`` is a column."""
+    def alike(
+        cls, sender: Ints, receiver: Ints, nic: int | Ints | None, load: float, weight: float | Floats
+    ) -> HopTable:
+        """Return hops of one load, through one NIC and of one weight unless these are columns."""
         through = np.full(len(sender), -1 if nic is None else nic) if not isinstance(nic, np.ndarray) else nic
-        return cls(sender, receiver, through, np.full(len(sender), load), np.full(len(sender), weight))
+        return cls(sender, receiver, through, np.full(len(sender), load), np.full(len(sender), weight, dtype=float))
 
     @classmethod
     def joined(cls, tables: Sequence[HopTable]) -> HopTable:

@@ -14,6 +14,7 @@ import numpy as np
 
 from simulator.arrays import Ints
 from simulator.cluster.cluster import Cluster
+from simulator.cluster.node import NodeLayout
 from simulator.errors import InputError
 from simulator.network.channels import Channel, by_node, channels
 from simulator.network.collnet import check, through_fabric
@@ -88,9 +89,7 @@ def _by_switch(gpus: Ints, load: float, *, up: bool) -> HopTable:
     """Return a hop of each GPU to its switch, or from there; that of the first is on the critical path."""
     switch = np.full(len(gpus), SWITCH)
     sender, receiver = (gpus, switch) if up else (switch, gpus)
-    hops = HopTable.alike(sender, receiver, None, load, 0.0)
-    hops.weight[0] = 1.0
-    return hops
+    return HopTable.alike(sender, receiver, None, load, np.where(np.arange(len(gpus)) == 0, 1.0, 0.0))
 
 
 def _check(cluster: Cluster, ranks: tuple[int, ...], *, several: bool, other: str) -> None:
@@ -106,10 +105,9 @@ def _check(cluster: Cluster, ranks: tuple[int, ...], *, several: bool, other: st
             found=name,
             fix="node.nvlink.sharp: true in the cluster file, where its switches can",
         )
-    layouts = {id(layout): layout for layout in map(cluster.layout_of, nodes)}
-    for node in () if all(layout.joins_all for layout in layouts.values()) else nodes:
-        first, *rest = [cluster.locate(rank)[1] for rank in nodes[node]]
-        if not all((first, other) in cluster.layout_of(node).nvlink for other in rest):
+    for node, members in nodes.items():
+        layout = cluster.layout_of(node)
+        if not layout.joins_all and not _are_joined(layout, [cluster.locate(rank)[1] for rank in members]):
             raise InputError(
                 f"{name} needs NVLink from every member to the switches, and links of node{node} are dead",
                 key="algorithm",
@@ -123,3 +121,8 @@ def _check(cluster: Cluster, ranks: tuple[int, ...], *, several: bool, other: st
         raise InputError(
             f"{name} needs two members or more in each node", key="algorithm", found=name, fix="algorithm tree or ring"
         )
+
+
+def _are_joined(layout: NodeLayout, slots: Sequence[int]) -> bool:
+    """Return whether NVLinks join the first of some GPUs of a node with each other one."""
+    return all((slots[0], other) in layout.nvlink for other in slots[1:])

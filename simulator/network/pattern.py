@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from simulator.arrays import Floats, Ints, distinct
+from simulator.arrays import Floats, Ints, distinct, first_places
 from simulator.cluster.cluster import Cluster
 from simulator.hardware.transport import TransportKind
 from simulator.network.moves import KINDS, Moves
@@ -159,8 +159,7 @@ def _between_nics(across: NicLoads, cluster: Cluster, nodes: Sequence[int]) -> I
     pairs = distinct(code)
     pair = np.searchsorted(pairs, code)
     load, weight = (np.bincount(pair, one[apart], len(pairs)) for one in (across.load, across.weight))
-    first = np.zeros(len(pairs), dtype=np.int64)
-    first[pair[::-1]] = apart[::-1]
+    first = apart[first_places(pair, len(pairs))]
     ends = (at[across.a[first]], across.nic_a[first], at[across.b[first]], across.nic_b[first], load, weight)
     yield from zip(*[column[np.argsort(first)].tolist() for column in ends], strict=True)
 

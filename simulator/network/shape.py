@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from simulator.arrays import Floats, Ints, distinct, joined
+from simulator.arrays import Floats, Ints, distinct, first_places, joined
 from simulator.cluster.cluster import Cluster
 from simulator.cluster.node import NodeLayout, Route
 from simulator.hardware.transport import TransportKind
@@ -171,10 +171,8 @@ def _hop_kinds(cluster: Cluster, table: HopTable) -> _HopKinds:
         code += 1
     kinds = distinct(code)
     kind = np.searchsorted(kinds, code)
-    first = np.zeros(len(kinds), dtype=np.int64)
-    first[kind[::-1]] = np.arange(len(kind))[::-1]
     ways = []
-    for hop in first.tolist():
+    for hop in first_places(kind, len(kinds)).tolist():
         a, b, nic = int(table.sender[hop]), int(table.receiver[hop]), int(table.nic[hop])
         routes = _routes(cluster, a, b, None if nic < 0 else nic)
         ways.append([_way(cluster, int(node_a[hop]), int(node_b[hop]), *route) for route in routes])

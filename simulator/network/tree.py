@@ -7,7 +7,6 @@ src/graph/trees.cc).
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import lru_cache
 
 import numpy as np
@@ -95,9 +94,9 @@ def _hops(channel: Channel, share: float, trees: int = 2) -> HopTable:
     node = np.repeat(np.arange(len(channel.first)), channel.sizes)
     near = np.flatnonzero(~channel.ends_node)
     ends = np.stack([channel.members[near + 1], channel.members[near]], axis=1)  # far, near: up; then down
-    inside = HopTable.alike(ends.reshape(-1), ends[:, ::-1].reshape(-1), None, share, share)
     is_longest = np.repeat(node[near] == np.argmax(channel.sizes), 2)
-    inside = replace(inside, weight=np.where(is_longest, share, 0.0))
+    weight = np.where(is_longest, share, 0.0)
+    inside = HopTable.alike(ends.reshape(-1), ends[:, ::-1].reshape(-1), None, share, weight)
     return HopTable.joined([inside, between_nodes(channel, share, trees)])
 
 
@@ -110,10 +109,10 @@ def between_nodes(channel: Channel, share: float, trees: int = 2) -> HopTable:
         above = np.array(parents, dtype=np.int64)
         node = np.flatnonzero(above >= 0)
         ends = np.stack([heads[node], heads[above[node]]], axis=1)
-        hops = HopTable.alike(ends.reshape(-1), ends[:, ::-1].reshape(-1), channel.nic, each, each)
         is_longest = np.zeros(len(heads), dtype=bool)
         is_longest[list(longest_way)] = True
-        tables.append(replace(hops, weight=np.where(np.repeat(is_longest[node], 2), each, 0.0)))
+        weight = np.where(np.repeat(is_longest[node], 2), each, 0.0)
+        tables.append(HopTable.alike(ends.reshape(-1), ends[:, ::-1].reshape(-1), channel.nic, each, weight))
     return HopTable.joined(tables)
 
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Hashable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from functools import cached_property
+from operator import attrgetter
 from typing import ClassVar
 
 from simulator.program.kernels import Kernel
@@ -233,16 +234,24 @@ class Batch:
     comms: tuple[PointToPoint, ...]
 
 
+_FIELDS = tuple([field.name for field in fields(PointToPoint)])
+_TAG = _FIELDS.index("tag")
+_values = attrgetter(*_FIELDS)
+
+
 def but_tag(comm: Comm) -> Hashable:
     """Return a key that communication shares where it differs in the tag alone: programs have many transfers."""
     if type(comm) is not PointToPoint:
         return comm
-    return comm.name, comm.op, comm.nbytes, comm.axis, comm.purpose, comm.peer, comm.as_it_comes
+    values = _values(comm)
+    return (*values[:_TAG], *values[_TAG + 1 :])
 
 
 def tagged(comm: PointToPoint, tag: str) -> PointToPoint:
     """Return ``comm`` with another tag, in a fifth of the time that `dataclasses.replace` takes."""
-    return PointToPoint(comm.name, comm.op, comm.nbytes, comm.axis, comm.purpose, comm.peer, tag, comm.as_it_comes)
+    values = list(_values(comm))
+    values[_TAG] = tag
+    return PointToPoint(*values)
 
 
 def comm_of(op: Collective | Beside) -> Collective:

@@ -117,8 +117,11 @@ class Program:
         return len(self.role_of)
 
     def group_index(self, axis: str, rank: int) -> int:
-        """Return the index in ``groups[axis]`` of the group that holds ``rank``; -1 where it has none."""
-        return int(self.seated(axis).group_of[rank])
+        """Return the index in ``groups[axis]`` of the group that holds ``rank``; -1 where none does.
+
+        No group holds a rank that is not in the program.
+        """
+        return int(self.seated(axis).group_of[rank]) if 0 <= rank < self.n_ranks else -1
 
     def seated(self, axis: str) -> SeatedGroups:
         """Return the groups of an axis as arrays."""

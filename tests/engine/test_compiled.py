@@ -218,3 +218,6 @@ def test_files_of_the_event_loop_are_no_longer_than_a_reader_can_hold() -> None:
     lengths = {path.name: len(path.read_text().splitlines()) for path in build.sources()}
     assert {"lane.c", "network.c", "gpu.c"} <= lengths.keys()
     assert {name: n for name, n in lengths.items() if n > 400} == {}
+    assert [
+        path.name for path in build.sources() if any(len(line) > 120 for line in path.read_text().splitlines())
+    ] == []

@@ -102,6 +102,21 @@ def test_no_order_is_built_for_a_period_that_is_only_tried(
     assert len(built) == most
 
 
+def test_what_is_left_out_is_counted_in_passes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """DualPipe runs passes of two micro-batches in one slot; each of them counts, whatever slot it is in."""
+    workload = load_workload(job(parallelism=SECTIONS["dualpipe_v"], training__global_batch=64))
+    step = shortened(workload)
+    assert step is not None
+    slots = [slot for rank in workload.parallelism.pipeline_schedule.order(2, 64, 2) for slot in rank]
+    passes = sum(map(len, slots))
+    assert passes > len(slots)
+    left_out = step.repetition.times * step.repetition.microbatches / 64 * passes
+    monkeypatch.setattr(shortening, "LEAST_LEFT_OUT", left_out)
+    assert shortened(workload) is not None
+    monkeypatch.setattr(shortening, "LEAST_LEFT_OUT", left_out + 1)
+    assert shortened(workload) is None
+
+
 def test_what_piles_up_until_the_optimizer_is_played_whole() -> None:
     # The second reduction of hybrid shards waits for the first and not for computation. Its launch comes before the
     # first computation that waits for it, the optimizer, where the launches of all micro-batches pile up.

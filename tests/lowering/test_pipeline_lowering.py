@@ -5,9 +5,10 @@ import pytest
 from simulator.cluster.ideal import ideal_cluster
 from simulator.costs import Costs
 from simulator.engine import simulate
+from simulator.lowering.hand_overs import HandOver, SingleTransfers
 from simulator.lowering.lanes import Lanes
 from simulator.lowering.pipeline import lower
-from simulator.program import Block, Compute, Fixed, Program, Role, Step, comms_of
+from simulator.program import Block, Compute, Fixed, PointToPointKind, Program, Role, Step, comms_of
 from simulator.schedules import SCHEDULES, Action
 
 WORK = Block("work", ())
@@ -155,3 +156,19 @@ def test_every_transfer_has_two_ends(name: str, overlap: bool) -> None:
         receives = [label for label in labels if "RECV" in label]
         turns = v - 1 if SCHEDULES[name].chunks == 2 else 0  # of a V, where the next stage is on the same rank
         assert len(sends) == len(receives) == 2 * (p * v - 1 - turns) * m
+
+
+@pytest.mark.parametrize("as_they_come", [False, True])
+def test_receives_alone_are_posted_as_their_bytes_come(as_they_come: bool) -> None:
+    """Stage 0 on rank 0 hands micro-batches 0 and 1 to stage 1 on rank 1; the second follows what is kept of the first.
+
+    Both differ in label and tag alone.
+    """
+    passes = [(Action(0, "F", microbatch), Action(1, "F", microbatch)) for microbatch in range(2)]
+    hops = [HandOver(source, target, 0, 1, source, target) for source, target in passes]
+    singles = SingleTransfers(hops, 8.0, as_they_come=as_they_come)
+    for hop in hops:
+        for op in PointToPointKind:
+            step = singles.step(hop, op, ("before",))
+            expected = hop.comm(op, 8.0, as_it_comes=as_they_come and op is PointToPointKind.RECV)
+            assert (step.op, step.label, step.after) == (expected, hop.label(op), ("before",))

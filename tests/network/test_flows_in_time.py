@@ -255,3 +255,18 @@ def test_rates_are_fair_at_every_instant(case: tuple[list[tuple[float, Plan]], l
         moved += sum(rate * max(later - max(now, since), 0.0) for _, rate, since in flows)
     assert instants[-1][1] == []
     assert moved == pytest.approx(sum(p.nbytes for _, wanted in transfers for p in wanted.phases), rel=1e-9)
+
+
+def test_states_of_links_end_in_the_order_in_which_links_are_reached() -> None:
+    """Traffic fills links 5 and 2, which it names in this order; after a second more of it comes, for two seconds.
+
+    The first states end as links are named, and the last, when all is over, as links are numbered.
+    """
+    env = SimulatedTime()
+    network = Network(env, [1.0] * 6)
+    network.occupy(phase(math.inf, 5, 2))
+    env.timeout(1.0).callbacks.append(lambda _: network.occupy(phase(math.inf, 5, 2)))
+    env.run()
+    network.finish(3.0)
+    ended = [(state.link, seconds) for state, seconds in network.saturated_s.items()]
+    assert ended == [(5, 1.0), (2, 1.0), (2, 2.0), (5, 2.0)]

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections import Counter, defaultdict
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
 
 from simulator.cluster import build_cluster
 from simulator.config import load_cluster
-from simulator.network.collectives import algorithms, patterns
+from simulator.errors import InputError
+from simulator.network.collectives import OPERATIONS, algorithms, patterns
 from simulator.network.moves import SWITCH, Hop, HopTable
 from simulator.network.plan import LinkLoads, Phase
 
@@ -17,25 +20,59 @@ CLUSTERS: dict[str, dict[str, Any]] = {
     "one leaf for a node": {"name": "dgx_a100", "fabric": {"kind": "fat_tree", "tiers": 2, "radix": 16}},
     "a card for several GPUs": {"name": "dgx1_v100"},
     "a missing GPU": {"name": "dgx_a100", "nodes": 5, "overrides": [{"gpu": "node1.gpu3", "missing": True}]},
+    "a slow NIC": {"name": "dgx_a100", "nodes": 5, "overrides": [{"link": "node0.nic0", "bandwidth_scale": 0.5}]},
+    "rails alone": {"name": "dgx_h100", "fabric": {"kind": "rail_only"}},
 }
 
 
-@pytest.mark.parametrize("algorithm", ["ring", "tree"])
-@pytest.mark.parametrize("cluster", CLUSTERS.values(), ids=CLUSTERS)
-def test_loads_are_those_of_every_hop_alone(cluster: dict[str, Any], algorithm: str) -> None:
-    """Five nodes, in an order that turns back: on each link is what the hops put there that cross it."""
-    built = build_cluster(load_cluster(cluster), 5)
-    ranks = (*range(8, len(built.gpus)), *range(8))
-    (pattern,) = patterns("all_reduce", ranks, built, algorithm)
-    (moves,) = algorithms("all_reduce")[algorithm](built, ranks)
-    expected: dict[int, float] = {}
-    for hop in moves.hops:
-        for link, share in built.spread(hop.sender, hop.receiver, hop.nic):
-            expected[link] = expected.get(link, 0.0) + share * hop.load
-    (stage,) = pattern.stages
-    loads = {link: load * stage.flow_bytes for link, load in stage.loads}
-    assert loads == pytest.approx(expected, rel=1e-12)
-    assert stage.links[0] == built.spread(*next(iter(moves.hops))[:3])[0][0]  # links come in the order of hops
+#: Members of a group among the ``n`` GPUs of five nodes of eight, of which one may be missing.
+GROUPS: dict[str, Callable[[int], Sequence[int]]] = {
+    "three nodes, backwards": lambda n: (*range(n - 8, n), *range(8, 15), *range(8)),
+    "one of a node": lambda n: range(0, n, 8),
+    "not whole nodes": lambda n: range(3, 19),
+}
+
+
+@pytest.mark.parametrize("group", GROUPS)
+@pytest.mark.parametrize("cluster", CLUSTERS)
+def test_loads_are_those_of_every_hop_alone(cluster: str, group: str) -> None:
+    """Loads of a link are those of the hops that cross it, and latencies are of the critical path, link by link.
+
+    This holds for all operations and algorithms that the group can use, but for hops to switches that sum up.
+    """
+    built = build_cluster(load_cluster(CLUSTERS[cluster]), 5)
+    ranks = tuple(GROUPS[group](len(built.gpus)))
+    compared = Counter[str]()
+    for op in OPERATIONS:
+        for algorithm, moves_of in algorithms(op).items():
+            try:
+                (pattern, *_), stages = patterns(op, ranks, built, algorithm), moves_of(built, ranks)
+            except InputError:
+                continue
+            for stage, moves in zip(pattern.stages, stages, strict=True):
+                hops = list(moves.hops)
+                if any(SWITCH in (hop.sender, hop.receiver) for hop in hops):
+                    continue
+                expected, latency_s = defaultdict[int, float](float), 0.0
+                for hop in hops:
+                    for link, share in built.spread(hop.sender, hop.receiver, hop.nic):
+                        expected[link] += share * hop.load
+                        latency_s += share * hop.weight * built.links[link].latency_s
+                loads = {link: load * stage.flow_bytes for link, load in stage.loads if load}
+                assert loads == pytest.approx({link: load for link, load in expected.items() if load}, rel=1e-9)
+                assert stage.link_latency_s == pytest.approx(latency_s, rel=1e-9)
+                compared[op] += 1
+    assert compared.keys() >= {"all_reduce", "all_to_all", "broadcast"}
+
+
+@pytest.mark.parametrize("cluster", CLUSTERS)
+def test_links_come_in_the_order_of_hops(cluster: str) -> None:
+    built = build_cluster(load_cluster(CLUSTERS[cluster]), 5)
+    ranks = tuple(range(len(built.gpus)))
+    for algorithm in ("ring", "tree"):
+        (pattern,) = patterns("all_reduce", ranks, built, algorithm)
+        (moves,) = algorithms("all_reduce")[algorithm](built, ranks)
+        assert pattern.stages[0].links[0] == built.spread(*next(iter(moves.hops))[:3])[0][0]
 
 
 def test_hops_as_columns_are_the_hops() -> None:

@@ -361,6 +361,12 @@ def test_a_changed_copy_has_groups_of_its_own() -> None:
     assert GOOD.group_index("pp", 3) == 1
 
 
+@pytest.mark.parametrize("rank", [-1, -4, 4, 1000])
+def test_a_rank_outside_of_the_program_is_in_no_group(rank: int) -> None:
+    """Ranks are 0 to 3 here; a negative number does not count from the end."""
+    assert GOOD.group_index("tp", rank) == -1
+
+
 MICRO_BATCHES = [(8.0, "0F0"), (8.0, "0F1"), (9.0, "0F2")]
 
 

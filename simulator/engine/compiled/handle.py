@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simulator.engine.compiled.library import OUT_OF_MEMORY, RUNNING, QuestionsRecord, event_loop
+from simulator.network import flows, max_min
 
 #: Events between looks at what Python has to do, such as an interrupt by the user: a fraction of a second.
 EVENTS_AT_ONCE = 50_000
@@ -42,6 +43,9 @@ class SimulationHandle:
             self.kept(np.array(capacity_Bps, dtype=np.float64)),
             len(capacity_Bps),
             *sizes,
+            max_min.TIE,
+            max_min.SLACK,
+            flows.REMEMBERED,
         )
         if not self._address:
             raise MemoryError

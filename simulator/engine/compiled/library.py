@@ -158,11 +158,13 @@ RECORDS = (
 
 #: Function of the loop -> type of its result, types of its arguments.
 _FUNCTIONS: dict[str, tuple[type | None, list[type]]] = {
-    "new_simulation": (_pointer, [POINTER(QuestionsRecord), _pointer, _int, _int, _int, _int, _int]),
+    "new_simulation": (_pointer, [POINTER(QuestionsRecord), _pointer, *[_int] * 5, _real, _real, _int]),
     "free_simulation": (None, [_pointer]),
     "add_phase": (_int, [_pointer, _real, _real, _real, _int, _pointer, _pointer]),
     "add_planned": (_int, [_pointer, _int, _pointer, _int]),
-    "solve_alone": (_int, [_pointer, _int, POINTER(_real), POINTER(_int)]),
+    "work_out_rates": (_int, [_pointer, _int, _pointer, _pointer]),
+    "add_alone": (_int, [_pointer, _int, _long]),
+    "prolong": (_int, [_pointer, _int, _real]),
     "add_kind": (_int, [_pointer, POINTER(CommKindRecord)]),
     "add_call": (_int, [_pointer, POINTER(CallRecord)]),
     "add_template": (_int, [_pointer, POINTER(TemplateRecord)]),

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from simulator.arrays import Floats
 from simulator.engine.compiled import library
 from simulator.engine.compiled.handle import SimulationHandle
 from simulator.network.max_min import Saturations
@@ -20,8 +21,7 @@ class NumberedPhases:
         self._handle = handle
         self._phases: dict[int, Phase] = {}  # by their number; phases that the loop has slowed are not among them
         self._numbers: dict[int, int] = {}
-        self._alone: dict[int, tuple[float, range]] = {}
-        self._alone_s: dict[int, float] = {}
+        self._alone_Bps: dict[int, float] = {}
 
     def number(self, phase: Phase) -> int:
         """Return the number of ``phase``."""
@@ -43,28 +43,22 @@ class NumberedPhases:
         """Add to the record that ``plan`` has been played so often with nothing else on its links."""
         for phase in plan.phases:
             if phase.nbytes > 0:
-                rate_Bps, states = self._rate_alone(self.number(phase))
-                for state in states:
-                    self._alone_s[state] = self._alone_s.get(state, 0.0) + times * phase.nbytes / rate_Bps
+                self._handle.add("add_alone", self.number(phase), times)
 
     def prolong(self, seconds: Mapping[int, float]) -> None:
         """Add to the record the seconds of states, by their number, in time that was not played."""
         for state, more in seconds.items():
             if more:
-                self._alone_s[state] = self._alone_s.get(state, 0.0) + more
+                self._handle.add("prolong", state, more)
 
     def seconds_of_states(self) -> dict[int, float]:
-        """Return the seconds of each state of a full link so far that the loop has played, by its number."""
+        """Return the seconds of each state of a full link so far, by its number."""
         order, states, _ = self._states()
         return dict(zip(order.tolist(), states["seconds"][order].tolist(), strict=True))
 
     def saturations(self) -> Saturations:
         """Return all states in which links held phases up."""
-        by_state = self.seconds_of_states()
-        for state, seconds_alone in self._alone_s.items():
-            by_state[state] = by_state.get(state, 0.0) + seconds_alone
-        numbers = np.array(list(by_state), dtype=np.int64)
-        _, states, crossers = self._states()
+        numbers, states, crossers = self._states()
         chosen = states[numbers]
         crossing = np.repeat(np.arange(len(numbers)), chosen["n"])
         first_of_state = np.cumsum(chosen["n"]) - chosen["n"]
@@ -73,7 +67,7 @@ class NumberedPhases:
         return Saturations(
             phases=tuple([self._phases[number] for number in phases.tolist()]),
             link=chosen["link"].astype(np.int64),
-            seconds=np.array(list(by_state.values()), dtype=np.float64),
+            seconds=chosen["seconds"].copy(),
             state=crossing,
             phase=place,
             rate_Bps=rows["rate_Bps"].copy(),
@@ -93,12 +87,16 @@ class NumberedPhases:
         )
 
     def _moving_s(self, phase: Phase) -> float:
-        return phase.nbytes / self._rate_alone(self.number(phase))[0] if phase.nbytes > 0 else 0.0
+        return phase.nbytes / self._rate_alone_Bps(self.number(phase)) if phase.nbytes > 0 else 0.0
 
-    def _rate_alone(self, number: int) -> tuple[float, range]:
-        """Return the rate of a phase with nothing else on its links, and the numbers of the states of links then."""
-        if number not in self._alone:
-            rate_Bps, first = ctypes.c_double(), ctypes.c_int32()
-            n = self._handle.add("solve_alone", number, ctypes.byref(rate_Bps), ctypes.byref(first))
-            self._alone[number] = rate_Bps.value, range(first.value, first.value + n)
-        return self._alone[number]
+    def rates_Bps(self, numbers: Sequence[int]) -> Floats:
+        """Return the rates of phases that meet, by their numbers, of which there is one at least."""
+        rates, phases = np.zeros(len(numbers)), np.array(numbers, dtype=np.int32)
+        self._handle.add("work_out_rates", len(phases), phases.ctypes.data, rates.ctypes.data)
+        return rates
+
+    def _rate_alone_Bps(self, number: int) -> float:
+        """Return the rate of a phase with nothing else on its links."""
+        if number not in self._alone_Bps:
+            self._alone_Bps[number] = float(self.rates_Bps([number])[0])
+        return self._alone_Bps[number]

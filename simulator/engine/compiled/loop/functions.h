@@ -63,10 +63,13 @@ void join(Simulation *s, Flow *flow);
 void flow_timer(Simulation *s, const Event *event);
 void update_rates(Simulation *s);
 void end_saturation(Simulation *s, int32_t link, double at_s);
+void add_seconds(Simulation *s, int32_t saturation, double seconds);
+void add_seconds_alone(Simulation *s, int32_t phase, double seconds);
 
 /* max_min.c */
-const Solution *solution_of(Simulation *s, int32_t n, const int32_t *phases);
-const Solution *solution_alone(Simulation *s, int32_t phase);
+void forget_solutions(Simulation *s);
+Solution *solution_of(Simulation *s, int32_t n, const int32_t *phases);
+Solution *solution_alone(Simulation *s, int32_t phase);
 
 /* gpu.c */
 void begin_segment(Simulation *s, Lane *lane, const Piece *segment, double host_s);

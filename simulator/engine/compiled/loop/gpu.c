@@ -201,10 +201,10 @@ static void read_load(Simulation *s, Gpu *gpu) {
         key[3 + gpu->n_spinning + i] = s->rendezvous[gpu->moving[i].rendezvous]->kind;
         gpu->memory_demand += gpu->moving[i].memory_demand;
     }
-    int32_t load = recall(&s->loads, key, n + 3);
+    int32_t load = recall(&s->loads_of_gpus, key, n + 3);
     if (load < 0) {
         load = ANSWER_TO(s, load(key[0], key[1], key[2], key + 3));
-        remember(s, &s->loads, key, n + 3, load);
+        remember(s, &s->loads_of_gpus, key, n + 3, load);
     }
     gpu->load = load;
 }

@@ -186,8 +186,9 @@ static void call_comms(Simulation *s, Lane *lane) {
     lane->n_pending = n;
     lane->at_pending = 0;
     for (int32_t i = 0; i < n; i++) {
-        lane->pending_kind[i] = comms[i].kind;
-        lane->pending[i] = call(s, (int32_t)(lane - s->lanes), comms[i].kind, comms[i].tag, &lane->pending_call[i])->number;
+        const TaggedComm *comm = &comms[i];
+        lane->pending_kind[i] = comm->kind;
+        lane->pending[i] = call(s, (int32_t)(lane - s->lanes), comm->kind, comm->tag, &lane->pending_call[i])->number;
     }
 }
 

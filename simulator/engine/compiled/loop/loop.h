@@ -315,7 +315,7 @@ typedef struct Simulation {
     Planned *planned;
     int32_t *plan_phases;
     int32_t n_kinds, room_kinds, n_calls, room_calls, n_planned, room_planned, n_plan_phases, room_plan_phases;
-    Memo called, channels, loads, paced_of, met_at, cut_of;
+    Memo called, channels, loads_of_gpus, paced_of, met_at, cut_of;
     Rendezvous **queues; /* first rendezvous of each channel */
     Rendezvous **rendezvous;
     int32_t *free_rendezvous;

@@ -1,27 +1,27 @@
 /* Max-min fair rates, and the links that hold phases up: sum by sum as simulator.network.max_min works them out. */
 #include "loop.h"
 
-/* Sets of concurrent phases whose rates are remembered. */
-#define REMEMBERED 100000
-/* Two constraints closer than this (relative) bind together. */
-#define TIE 1e-12
-/* A phase slower than its cap by less than this share is not held up, and a link less short of full is full. */
-#define SLACK 1e-9
+static void free_solution(Solution *solution) {
+    free(solution->rates_Bps);
+    free(solution->full);
+    free(solution->crossers);
+}
 
-static void forget_solutions(Simulation *s) {
-    for (int32_t i = 0; i < s->n_solutions; i++) free(s->solutions[i].rates_Bps);
+/* Give all solutions up, with the states that no link has come to; those that are recorded stay. */
+void forget_solutions(Simulation *s) {
+    for (int32_t i = 0; i < s->n_solutions; i++) free_solution(&s->solutions[i]);
     s->n_solutions = 0;
     for (int32_t i = 0; i < s->n_phases; i++) s->phases[i].alone = -1;
     forget(&s->solved);
 }
 
 /* Note which of these phases puts how much on which link. Links are numbered in the order in which phases name them. */
-static void note_loads(Simulation *s, int32_t n, const int32_t *phases) {
+static void note_loaded_links(Simulation *s, int32_t n, const int32_t *phases) {
     MaxMin *m = &s->max_min;
-    m->n_loads = m->n_links = 0;
+    m->n_loaded = m->n_links = 0;
     for (int32_t i = 0; i < n; i++) {
         const Phase *phase = &s->phases[phases[i]];
-        MAKE_ROOM(s, m->loads, m->room, m->n_loads + phase->n_links);
+        MAKE_ROOM(s, m->loaded, m->room, m->n_loaded + phase->n_links);
         for (int32_t j = 0; j < phase->n_links; j++) {
             int32_t link = phase->links[j];
             if (phase->loads[j] <= 0) continue;
@@ -29,7 +29,7 @@ static void note_loads(Simulation *s, int32_t n, const int32_t *phases) {
                 m->number_of[link] = m->n_links;
                 m->links[m->n_links++] = link;
             }
-            m->loads[m->n_loads++] = (Load){phase->loads[j], i, m->number_of[link], false};
+            m->loaded[m->n_loaded++] = (LoadedLink){phase->loads[j], i, m->number_of[link], false};
         }
     }
     for (int32_t i = 0; i < m->n_links; i++) m->number_of[m->links[i]] = -1;
@@ -45,8 +45,8 @@ static void fill(Simulation *s, int32_t n, const int32_t *phases, double *rates)
     while (n_rising) {
         double rise = INFINITY, least_cap = INFINITY;
         for (int32_t link = 0; link < m->n_links; link++) m->pressure[link] = 0;
-        for (int32_t i = 0; i < m->n_loads; i++)
-            if (rates[m->loads[i].phase] < 0) m->pressure[m->loads[i].link] += m->loads[i].load;
+        for (int32_t i = 0; i < m->n_loaded; i++)
+            if (rates[m->loaded[i].phase] < 0) m->pressure[m->loaded[i].link] += m->loaded[i].load;
         for (int32_t link = 0; link < m->n_links; link++) {
             m->rise[link] = m->pressure[link] > 0 ? m->left[link] / m->pressure[link] : INFINITY;
             if (m->rise[link] < rise) rise = m->rise[link];
@@ -54,10 +54,10 @@ static void fill(Simulation *s, int32_t n, const int32_t *phases, double *rates)
         for (int32_t i = 0; i < n; i++)
             if (rates[i] < 0 && s->phases[phases[i]].cap_Bps < least_cap) least_cap = s->phases[phases[i]].cap_Bps;
         if (least_cap - level < rise) rise = least_cap - level;
-        double threshold = rise + TIE * (level + rise), next_level = level + rise;
+        double threshold = rise + m->tie * (level + rise), next_level = level + rise;
         for (int32_t i = 0; i < n; i++) m->stops[i] = isinf(rise) || s->phases[phases[i]].cap_Bps - level <= threshold;
-        for (int32_t i = 0; i < m->n_loads; i++)
-            if (m->rise[m->loads[i].link] <= threshold) m->stops[m->loads[i].phase] = true;
+        for (int32_t i = 0; i < m->n_loaded; i++)
+            if (m->rise[m->loaded[i].link] <= threshold) m->stops[m->loaded[i].phase] = true;
         for (int32_t i = 0; i < n; i++)
             if (rates[i] < 0 && m->stops[i]) rates[i] = next_level, n_rising--;
         for (int32_t link = 0; link < m->n_links; link++) {
@@ -68,55 +68,74 @@ static void fill(Simulation *s, int32_t n, const int32_t *phases, double *rates)
     }
 }
 
-/* Add the states of links that hold a phase below its cap at these rates (saturations); return how many. */
-static int32_t add_saturations(Simulation *s, int32_t n, const int32_t *phases, const double *rates) {
+/* Mark which phase is held up where, at these rates; return on how many links any is, and how many cross these. */
+static int32_t mark_held_up(Simulation *s, int32_t n, const int32_t *phases, const double *rates, int32_t *n_crossers) {
     MaxMin *m = &s->max_min;
-    int32_t n_slow = 0, before = s->n_saturations;
-    for (int32_t i = 0; i < n; i++) n_slow += m->stops[i] = rates[i] < s->phases[phases[i]].cap_Bps * (1 - SLACK);
+    int32_t n_slow = 0, n_full = 0;
+    *n_crossers = 0;
+    for (int32_t i = 0; i < n; i++) n_slow += m->is_slow[i] = rates[i] < s->phases[phases[i]].cap_Bps * (1 - m->slack);
     if (!n_slow) return 0;
-    for (int32_t link = 0; link < m->n_links; link++) m->pressure[link] = m->rise[link] = 0;
-    double *carried = m->pressure, *fastest = m->rise;
-    for (int32_t i = 0; i < m->n_loads; i++) {
-        const Load *load = &m->loads[i];
-        carried[load->link] += load->load * rates[load->phase];
-        if (rates[load->phase] > fastest[load->link]) fastest[load->link] = rates[load->phase];
-    }
-    for (int32_t link = 0; link < m->n_links; link++) m->holders[link] = m->crossers[link] = 0;
-    for (int32_t i = 0; i < m->n_loads; i++) {
-        Load *load = &m->loads[i];
-        bool full = carried[load->link] >= s->capacity_Bps[m->links[load->link]] * (1 - SLACK);
-        load->is_held_up = m->stops[load->phase] && full && rates[load->phase] >= fastest[load->link] * (1 - SLACK);
-        m->holders[load->link] += load->is_held_up;
-        m->crossers[load->link]++;
-    }
     for (int32_t link = 0; link < m->n_links; link++) {
-        if (!m->holders[link]) continue;
-        MAKE_ROOM(s, s->saturations, s->room_saturations, s->n_saturations + 1);
-        s->saturations[s->n_saturations++] = (Saturation){-1, s->n_crossers, m->links[link], m->crossers[link]};
-        MAKE_ROOM(s, s->crossers, s->room_crossers, s->n_crossers + m->crossers[link]);
-        m->crossers[link] = (int32_t)(s->n_crossers - s->saturations[before].first); /* of the next that is written */
-        s->n_crossers += s->saturations[s->n_saturations - 1].n;
+        m->carried[link] = m->fastest[link] = 0;
+        m->n_held_up[link] = m->n_crossers[link] = 0;
     }
-    if (s->n_saturations == before) return 0;
-    for (int32_t i = 0; i < m->n_loads; i++) {
-        const Load *load = &m->loads[i];
-        if (!m->holders[load->link]) continue;
-        const Phase *phase = &s->phases[phases[load->phase]];
-        s->crossers[s->saturations[before].first + m->crossers[load->link]++] =
-            (Crosser){rates[load->phase], phase->cap_Bps, phase->unslowed, load->is_held_up};
+    for (int32_t i = 0; i < m->n_loaded; i++) {
+        const LoadedLink *at = &m->loaded[i];
+        m->carried[at->link] += at->load * rates[at->phase];
+        if (rates[at->phase] > m->fastest[at->link]) m->fastest[at->link] = rates[at->phase];
     }
-    return s->n_saturations - before;
+    for (int32_t i = 0; i < m->n_loaded; i++) {
+        LoadedLink *at = &m->loaded[i];
+        bool is_full = m->carried[at->link] >= s->capacity_Bps[m->links[at->link]] * (1 - m->slack);
+        at->is_held_up =
+            m->is_slow[at->phase] && is_full && rates[at->phase] >= m->fastest[at->link] * (1 - m->slack);
+        m->n_held_up[at->link] += at->is_held_up;
+        m->n_crossers[at->link]++;
+    }
+    for (int32_t link = 0; link < m->n_links; link++)
+        if (m->n_held_up[link]) n_full++, *n_crossers += m->n_crossers[link];
+    return n_full;
+}
+
+/* Write the states of links that hold a phase below its cap, in the order of links (saturations). */
+static void write_full_links(Simulation *s, const int32_t *phases, Solution *solution) {
+    MaxMin *m = &s->max_min;
+    int32_t n = 0, first = 0;
+    for (int32_t link = 0; link < m->n_links; link++) {
+        if (!m->n_held_up[link]) continue;
+        solution->full[n++] = (FullLink){solution->crossers + first, m->links[link], m->n_crossers[link], -1};
+        m->next_crosser[link] = first;
+        first += m->n_crossers[link];
+    }
+    for (int32_t i = 0; i < m->n_loaded; i++) {
+        const LoadedLink *at = &m->loaded[i];
+        if (!m->n_held_up[at->link]) continue;
+        const Phase *phase = &s->phases[phases[at->phase]];
+        solution->crossers[m->next_crosser[at->link]++] =
+            (Crosser){solution->rates_Bps[at->phase], phase->cap_Bps, phase->unslowed, at->is_held_up};
+    }
 }
 
 static int32_t solve(Simulation *s, int32_t n, const int32_t *phases) {
-    if (s->n_solutions >= REMEMBERED) forget_solutions(s);
+    MaxMin *m = &s->max_min;
+    if (s->n_solutions >= m->remembered) forget_solutions(s);
     MAKE_ROOM(s, s->solutions, s->room_solutions, s->n_solutions + 1);
-    MAKE_ROOM(s, s->max_min.stops, s->max_min.room_stops, n);
-    note_loads(s, n, phases);
-    Solution solution = {allocated(s, (size_t)n * sizeof(double)), s->n_saturations, 0};
-    s->solutions[s->n_solutions++] = solution;
-    fill(s, n, phases, solution.rates_Bps);
-    s->solutions[s->n_solutions - 1].n_saturations = add_saturations(s, n, phases, solution.rates_Bps);
+    int32_t room = m->room_stops;
+    MAKE_ROOM(s, m->stops, room, n);
+    MAKE_ROOM(s, m->is_slow, m->room_stops, n);
+    note_loaded_links(s, n, phases);
+    /* It is counted at once, so that what it has is freed whenever memory is short. */
+    Solution *solution = &s->solutions[s->n_solutions++];
+    *solution = (Solution){0};
+    solution->rates_Bps = allocated(s, (size_t)n * sizeof *solution->rates_Bps);
+    fill(s, n, phases, solution->rates_Bps);
+    int32_t n_crossers, n_full = mark_held_up(s, n, phases, solution->rates_Bps, &n_crossers);
+    if (n_full) {
+        solution->full = allocated(s, (size_t)n_full * sizeof *solution->full);
+        solution->crossers = allocated(s, (size_t)n_crossers * sizeof *solution->crossers);
+        solution->n_full = n_full;
+        write_full_links(s, phases, solution);
+    }
     remember(s, &s->solved, phases, n, s->n_solutions - 1);
     return s->n_solutions - 1;
 }
@@ -127,13 +146,13 @@ static int32_t number_of_solution(Simulation *s, int32_t n, const int32_t *phase
 }
 
 /* Return the rates of phases that meet, worked out once. They are good until the next ones are asked for. */
-const Solution *solution_of(Simulation *s, int32_t n, const int32_t *phases) {
+Solution *solution_of(Simulation *s, int32_t n, const int32_t *phases) {
     int32_t number = number_of_solution(s, n, phases);
     return &s->solutions[number];
 }
 
 /* Return the rate of a phase with nothing else on its links; it is as good as those of `solution_of`. */
-const Solution *solution_alone(Simulation *s, int32_t phase) {
+Solution *solution_alone(Simulation *s, int32_t phase) {
     if (s->phases[phase].alone < 0) {
         int32_t number = number_of_solution(s, 1, &phase);
         s->phases[phase].alone = number;

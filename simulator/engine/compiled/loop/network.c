@@ -25,7 +25,19 @@ static int32_t phase_at(Simulation *s, int32_t phase, double speed) {
 
 /* ---- The record of contention ---- */
 
-static void add(Simulation *s, int32_t saturation, double seconds) {
+/* Return the number of a state in the record, into which it comes with its crossers when it is first asked for. */
+static int32_t recorded_state(Simulation *s, FullLink *full) {
+    if (full->recorded >= 0) return full->recorded;
+    MAKE_ROOM(s, s->saturations, s->room_saturations, s->n_saturations + 1);
+    MAKE_ROOM(s, s->crossers, s->room_crossers, s->n_crossers + full->n);
+    s->saturations[s->n_saturations] = (Saturation){-1, s->n_crossers, full->link, full->n};
+    memcpy(s->crossers + s->n_crossers, full->crossers, (size_t)full->n * sizeof *s->crossers);
+    s->n_crossers += full->n;
+    return full->recorded = s->n_saturations++;
+}
+
+/* Add to the record the seconds of a state. */
+void add_seconds(Simulation *s, int32_t saturation, double seconds) {
     if (s->saturations[saturation].seconds < 0) {
         s->saturations[saturation].seconds = 0;
         MAKE_ROOM(s, s->saturated_order, s->room_order, s->n_order + 1);
@@ -34,8 +46,15 @@ static void add(Simulation *s, int32_t saturation, double seconds) {
     s->saturations[saturation].seconds += seconds;
 }
 
-static void begin_saturation(Simulation *s, int32_t saturation, double since_s) {
-    Link *link = &s->links[s->saturations[saturation].link];
+/* Add to the record that a phase has been played so many seconds with nothing else on its links. */
+void add_seconds_alone(Simulation *s, int32_t phase, double seconds) {
+    Solution *solution = solution_alone(s, phase);
+    for (int32_t i = 0; i < solution->n_full; i++) add_seconds(s, recorded_state(s, &solution->full[i]), seconds);
+}
+
+static void begin_saturation(Simulation *s, FullLink *full, double since_s) {
+    Link *link = &s->links[full->link];
+    int32_t saturation = recorded_state(s, full);
     s->n_saturated += link->saturation < 0;
     link->saturation = saturation;
     link->since_s = since_s;
@@ -45,7 +64,7 @@ void end_saturation(Simulation *s, int32_t number, double at_s) {
     Link *link = &s->links[number];
     double seconds = at_s - link->since_s;
     s->n_saturated--;
-    add(s, link->saturation, seconds > 0 ? seconds : 0);
+    add_seconds(s, link->saturation, seconds > 0 ? seconds : 0);
     link->saturation = -1;
 }
 
@@ -120,9 +139,8 @@ static void end_solitude(Simulation *s, Flow *flow) {
         join_later(s, flow);
         return;
     }
-    const Solution *solution = solution_alone(s, flow->phase);
-    for (int32_t i = 0; i < solution->n_saturations; i++)
-        begin_saturation(s, solution->first_saturation + i, flow->since_s);
+    Solution *solution = solution_alone(s, flow->phase);
+    for (int32_t i = 0; i < solution->n_full; i++) begin_saturation(s, &solution->full[i], flow->since_s);
 }
 
 void join(Simulation *s, Flow *flow) {
@@ -214,9 +232,7 @@ void flow_timer(Simulation *s, const Event *event) {
     if (has_neighbours(s, &phase)) {
         touch(s, flow->phase);
     } else if (flow->alone) {
-        const Solution *solution = solution_alone(s, flow->phase);
-        for (int32_t i = 0; i < solution->n_saturations; i++)
-            add(s, solution->first_saturation + i, s->now_s - flow->since_s);
+        add_seconds_alone(s, flow->phase, s->now_s - flow->since_s);
     } else {
         for (int32_t i = 0; i < phase.n_links; i++)
             if (s->links[phase.links[i]].saturation >= 0) end_saturation(s, phase.links[i], s->now_s);
@@ -256,17 +272,12 @@ static int32_t connected(Simulation *s, int32_t *n_links) {
     return n;
 }
 
-static bool holds(const Solution *solution, int32_t saturation) {
-    int32_t number = saturation - solution->first_saturation;
-    return 0 <= number && number < solution->n_saturations;
-}
-
 void update_rates(Simulation *s) {
-    static const Solution nothing = {0};
+    Solution nothing = {0};
     int32_t n_links, n = connected(s, &n_links);
     MAKE_ROOM(s, s->met_phases, s->room_met_phases, n);
     for (int32_t i = 0; i < n; i++) s->met_phases[i] = s->met[i]->phase;
-    const Solution *solution = n ? solution_of(s, n, s->met_phases) : &nothing;
+    Solution *solution = n ? solution_of(s, n, s->met_phases) : &nothing;
     for (int32_t i = 0; i < n; i++) {
         Flow *flow = s->met[i];
         double rate_Bps = solution->rates_Bps[i];
@@ -279,14 +290,17 @@ void update_rates(Simulation *s) {
         flow->rate_Bps = rate_Bps;
         expect(s, flow, flow->left / rate_Bps);
     }
-    if (!solution->n_saturations && !s->n_saturated) return;
+    if (!solution->n_full && !s->n_saturated) return;
+    int32_t stays = ++s->mark; /* of links that are in the same state as before */
+    for (int32_t i = 0; i < solution->n_full; i++) {
+        const FullLink *full = &solution->full[i];
+        Link *link = &s->links[full->link];
+        if (full->recorded >= 0 && link->saturation == full->recorded) link->mark = stays;
+    }
     for (int32_t i = 0; i < n_links; i++) {
-        int32_t before = s->links[s->reached[i]].saturation;
-        if (before >= 0 && !holds(solution, before)) end_saturation(s, s->reached[i], s->now_s);
+        const Link *link = &s->links[s->reached[i]];
+        if (link->saturation >= 0 && link->mark != stays) end_saturation(s, s->reached[i], s->now_s);
     }
-    for (int32_t i = 0; i < solution->n_saturations; i++) {
-        int32_t saturation = solution->first_saturation + i;
-        if (s->links[s->saturations[saturation].link].saturation != saturation)
-            begin_saturation(s, saturation, s->now_s);
-    }
+    for (int32_t i = 0; i < solution->n_full; i++)
+        if (s->links[solution->full[i].link].mark != stays) begin_saturation(s, &solution->full[i], s->now_s);
 }

@@ -14,9 +14,9 @@ typedef struct {
     int32_t alone;    /* its solution with nothing else on its links, or -1 */
 } Phase;
 
-/* A state of a full link that holds somebody up (simulator.network.max_min.Saturation). */
+/* A state in which a full link held somebody up, as it is recorded (simulator.network.max_min.Saturation). */
 typedef struct {
-    double seconds; /* -1: the link never was in this state */
+    double seconds; /* -1: the state has not ended yet */
     int64_t first;  /* of its `n` crossers */
     int32_t link, n;
 } Saturation;
@@ -28,28 +28,40 @@ typedef struct {
     int32_t is_held_up;
 } Crosser;
 
-/* Rates of phases that meet, and the states of links that hold some of them up, which have numbers in a row. */
+/* A state that a link would come to; once a link has, it is `recorded` as the saturation of that number, else -1. */
+typedef struct {
+    const Crosser *crossers;
+    int32_t link, n, recorded;
+} FullLink;
+
+/* Rates of phases that meet, and the states of links that hold some of them up. */
 typedef struct {
     double *rates_Bps;
-    int32_t first_saturation, n_saturations;
+    FullLink *full;
+    Crosser *crossers; /* of one state after another */
+    int32_t n_full;
 } Solution;
 
-/* What one of some phases puts on one of their links, for each byte of its own. */
+/* A link that one of the phases crosses, and what it puts there for each byte of its own. */
 typedef struct {
     double load;
     int32_t phase, link;
     bool is_held_up;
-} Load;
+} LoadedLink;
 
-/* What max_min.c works with: by number of a link among those of the phases. */
+/* What max_min.c works with: by number of a phase, or of a link, among those that meet. */
 typedef struct {
-    Load *loads;
-    bool *stops;           /* by phase */
+    LoadedLink *loaded;
+    bool *stops, *is_slow; /* by phase */
     int32_t *number_of;    /* by link of the cluster: its number, or -1 */
     int32_t *links;        /* by number: the link */
     double *left, *pressure, *rise;
-    int32_t *holders, *crossers;
-    int32_t n_loads, n_links, room, room_stops;
+    double *carried, *fastest;
+    int32_t *n_held_up, *n_crossers;
+    int32_t *next_crosser; /* where the next crosser of a link is written */
+    int32_t n_loaded, n_links, room, room_stops;
+    double tie, slack; /* of simulator.network.max_min */
+    int32_t remembered; /* of simulator.network.flows */
 } MaxMin;
 
 typedef struct Crossing {

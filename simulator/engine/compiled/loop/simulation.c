@@ -10,8 +10,8 @@ EXPORTED void free_simulation(Simulation *s);
 /* ---- Description ---- */
 
 static bool begin_max_min(MaxMin *m, size_t n_links) {
-    int32_t **numbers[] = {&m->number_of, &m->links, &m->holders, &m->crossers};
-    double **values[] = {&m->left, &m->pressure, &m->rise};
+    int32_t **numbers[] = {&m->number_of, &m->links, &m->n_held_up, &m->n_crossers, &m->next_crosser};
+    double **values[] = {&m->left, &m->pressure, &m->rise, &m->carried, &m->fastest};
     bool enough = true;
     for (size_t i = 0; i < sizeof numbers / sizeof *numbers; i++)
         enough = (*numbers[i] = calloc(n_links + 1, sizeof **numbers[i])) && enough;
@@ -22,12 +22,14 @@ static bool begin_max_min(MaxMin *m, size_t n_links) {
 }
 
 EXPORTED Simulation *new_simulation(const Questions *ask, const double *capacity_Bps, int32_t n_links, int32_t n_jobs,
-                                    int32_t n_roles, int32_t n_ranks, int32_t n_lanes) {
+                                    int32_t n_roles, int32_t n_ranks, int32_t n_lanes, double tie, double slack,
+                                    int32_t remembered) {
     Simulation *s = calloc(1, sizeof *s);
     if (!s) return NULL;
     s->ask = *ask;
     s->capacity_Bps = capacity_Bps;
     s->n_links = n_links, s->n_jobs = n_jobs, s->n_roles = n_roles, s->n_ranks = n_ranks, s->n_lanes = n_lanes;
+    s->max_min.tie = tie, s->max_min.slack = slack, s->max_min.remembered = remembered;
     s->links = calloc((size_t)n_links + 1, sizeof *s->links);
     s->changed = calloc((size_t)n_links + 1, sizeof *s->changed);
     s->reached = calloc((size_t)n_links + 1, sizeof *s->reached);
@@ -62,12 +64,25 @@ EXPORTED int32_t add_planned(Simulation *s, int32_t n_phases, const int32_t *pha
     DESCRIBED(s, s->n_planned++);
 }
 
-/* Write the rate of a phase with nothing else on its links, and the first state of a link then; return how many. */
-EXPORTED int32_t solve_alone(Simulation *s, int32_t phase, double *rate_Bps, int32_t *first_state) {
+/* Write the rates of phases that meet, of which there is one at least. */
+EXPORTED int32_t work_out_rates(Simulation *s, int32_t n, const int32_t *phases, double *rates_Bps) {
     DESCRIBE(s);
-    const Solution *solution = solution_alone(s, phase);
-    *rate_Bps = solution->rates_Bps[0], *first_state = solution->first_saturation;
-    DESCRIBED(s, solution->n_saturations);
+    memcpy(rates_Bps, solution_of(s, n, phases)->rates_Bps, (size_t)n * sizeof *rates_Bps);
+    DESCRIBED(s, n);
+}
+
+/* Add to the record that a phase has been played so often with nothing else on its links. */
+EXPORTED int32_t add_alone(Simulation *s, int32_t phase, int64_t times) {
+    DESCRIBE(s);
+    add_seconds_alone(s, phase, (double)times * s->phases[phase].nbytes / solution_alone(s, phase)->rates_Bps[0]);
+    DESCRIBED(s, phase);
+}
+
+/* Add to the record the seconds of a state in time that was not played. */
+EXPORTED int32_t prolong(Simulation *s, int32_t state, double seconds) {
+    DESCRIBE(s);
+    add_seconds(s, state, seconds);
+    DESCRIBED(s, state);
 }
 
 EXPORTED int32_t add_kind(Simulation *s, const CommKind *kind) {
@@ -304,18 +319,20 @@ static void free_ranks(Simulation *s) {
 
 EXPORTED void free_simulation(Simulation *s) {
     free_ranks(s);
-    for (int32_t i = 0; i < s->n_solutions; i++) free(s->solutions[i].rates_Bps);
+    forget_solutions(s);
     for (int32_t i = 0; i < s->n_flows; i++) free(s->flows[i]);
     for (int32_t i = 0; i < s->n_rendezvous; i++) free(s->rendezvous[i]);
-    Memo *memos[] = {&s->solved, &s->slowed, &s->called, &s->channels, &s->loads, &s->paced_of, &s->met_at, &s->cut_of};
+    Memo *memos[] = {&s->slowed, &s->called, &s->channels, &s->loads_of_gpus, &s->paced_of, &s->met_at, &s->cut_of};
     for (size_t i = 0; i < sizeof memos / sizeof *memos; i++) forget(memos[i]);
+    MaxMin *m = &s->max_min;
+    void *of_max_min[] = {m->loaded, m->stops, m->is_slow, m->number_of, m->links, m->left, m->pressure, m->rise,
+                          m->carried, m->fastest, m->n_held_up, m->n_crossers, m->next_crosser};
     void *arrays[] = {s->queue, s->put_off, s->links, s->phases, s->solutions, s->flows, s->free_flows, s->changed,
                       s->reached, s->met_phases, s->met, s->saturations, s->saturated_order, s->crossers,
-                      s->max_min.loads, s->max_min.stops, s->max_min.number_of, s->max_min.links,
-                      s->max_min.left, s->max_min.pressure, s->max_min.rise, s->max_min.holders,
-                      s->max_min.crossers, s->kinds, s->calls, s->planned, s->plan_phases, s->queues, s->rendezvous, s->free_rendezvous,
+                      s->kinds, s->calls, s->planned, s->plan_phases, s->queues, s->rendezvous, s->free_rendezvous,
                       s->counts, s->count_order, s->templates, s->paced, s->pieces, s->cuts, s->key, s->met_lanes,
                       s->jobs, s->roles, s->ranks, s->lanes, s->works};
+    for (size_t i = 0; i < sizeof of_max_min / sizeof *of_max_min; i++) free(of_max_min[i]);
     for (size_t i = 0; i < sizeof arrays / sizeof *arrays; i++) free(arrays[i]);
     free(s);
 }
