@@ -149,7 +149,10 @@ def _with(kernel: object) -> str:
         (b'{"traceEvents": [{"ph": "X", "na', "is cut off: its JSON does not end"),
         (b'{"traceEvents": [{"ph": "M"}]', "is cut off: its JSON does not end"),
         (b'{"traceEvents": [{"ph": "X"; "name": 1}], "a": [1, 2, 3]}', "cannot be read from"),
-        (gzip.compress(b'{"traceEvents": [' + bytes(range(32, 90)) * 50, mtime=0)[:60], "cannot be unpacked to its end"),
+        (
+            gzip.compress(b'{"traceEvents": [' + bytes(range(32, 90)) * 50, mtime=0)[:60],
+            "cannot be unpacked to its end",
+        ),
         (b'{"traceEvents": []}', "has no kernels of a GPU"),
         (b'{"schema": "1.1.0", "nodes": [{}]}', "is an execution trace of PyTorch"),
         (b'{"workload_graph": [{}], "ngpus": 8}', "is an execution trace of Chakra"),

@@ -6,13 +6,12 @@ import math
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
-from hashlib import sha256
 from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 
-from simulator.analysis.time.memory_curve import MemoryHistory, memory_curve
+from simulator.analysis.time.memory_curve import MemoryHistory, digest_without_times, memory_curve
 from simulator.analysis.time.pipeline_ranks import pipeline_ranks
 from simulator.analysis.training.activation_lifetimes import ActivationEvents, activation_events, have_events
 from simulator.analysis.training.in_flight import peak_activations
@@ -126,7 +125,7 @@ def memory_of_ranks(
     memories = []
     for rank in timeline.ranks:
         curve, capacity = memory_curve(timeline, rank), capacities.get(rank, math.inf)
-        key = id(static[rank]), places[rank], capacity, in_flight[rank], _digest_without_times(timeline, curve)
+        key = id(static[rank]), places[rank], capacity, in_flight[rank], digest_without_times(timeline, curve)
         if key not in alike:
             at = _peak(curve)
             alike[key] = (
@@ -147,19 +146,6 @@ def memory_of_ranks(
         peak_at_s = float(curve.times[at]) if at >= 0 else 0.0
         memories.append(replace(memory, rank=rank, peak_at_s=peak_at_s))
     return tuple(memories)
-
-
-def _digest_without_times(timeline: Timeline, curve: MemoryHistory) -> bytes:
-    """Return a digest of a curve's entries but for their times.
-
-    Ranks with equal ones hold the same tensors in the same order. Times count by the order of entries alone.
-    """
-    digest = sha256()
-    for column in (curve.begins, curve.held_bytes, curve.workspace_bytes):
-        digest.update(np.ascontiguousarray(column))
-    for column in (timeline.stage, timeline.microbatch, timeline.phase, timeline.part_code, timeline.lane):
-        digest.update(column[curve.span].tobytes())
-    return digest.digest()
 
 
 def _peak(curve: MemoryHistory) -> int:
