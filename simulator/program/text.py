@@ -14,8 +14,8 @@
     servers 4,5
 
 Fields at their defaults are left out. Those of a compute line stand before its kernel: ``compute read O host_waits=True
-memory ..``. Behind the lanes of a role, ``later LANE`` stands before the communication that
-extensions may bring to a lane.
+memory ..``. Behind the lanes of a role, ``later LANE`` stands before the communication that extensions may bring to a
+lane.
 """
 
 from __future__ import annotations
