@@ -102,7 +102,7 @@ def _nccl_xml(gpus: int, nodes: int) -> Callable[[], Cluster]:
             f'<nic><net name="mlx5_{number}" dev="{number}" speed="400000"/></nic></pci>',
         ]
     text = "\n".join(['<system version="1"><cpu numaid="0">', *lines, "</cpu></system>"])
-    return _cluster_of_file("topo.xml", text, {"nodes": nodes, "fabric": {"tiers": 3}}, gpus * nodes)
+    return _cluster_of_file("topo.xml", text, {"nodes": nodes, "fabric": {"tiers": 3, "radix": 128}}, gpus * nodes)
 
 
 def _slurm() -> Callable[[], Cluster]:

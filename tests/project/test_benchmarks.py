@@ -8,7 +8,14 @@ from benchmarks.bench_sizes import ROWS, GiB, Most, SizeFigures, with_compared
 from simulator.cluster import Cluster
 
 
-@pytest.mark.parametrize(("row", "n_gpus"), [("xml-20k", 20_000), ("xml-576", 20_160), ("slurm-5k", 313_536)])
+@pytest.mark.parametrize(
+    ("row", "n_gpus"),
+    [
+        ("xml-20k", 20_000),
+        pytest.param("xml-576", 20_160, marks=pytest.mark.slow),
+        ("slurm-5k", 313_536),
+    ],
+)
 def test_files_of_other_tools_become_clusters(row: str, n_gpus: int) -> None:
     """2,500 nodes of 8 GPUs, 35 of 576; 4,899 leaves of 8 nodes of 8. None is refused."""
     cluster = ROWS[row].prepared()()
