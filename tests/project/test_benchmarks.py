@@ -1,11 +1,19 @@
-"""What the benchmark of large jobs reads, and how it compares that with what is asked."""
+"""What benchmarks play and read, and how that is compared with what is asked."""
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
+from benchmarks import bench_engines
+from benchmarks.bench_engines import JobSeconds, job_seconds
 from benchmarks.bench_sizes import ROWS, GiB, Most, SizeFigures, with_compared
 from simulator.cluster import Cluster
+from simulator.config import load_workload
+from simulator.engine import UnsteadyError, simulate
+from simulator.lowering import shortening
+from tests.support.jobs import job
 
 
 @pytest.mark.parametrize(
@@ -52,3 +60,22 @@ def test_a_row_is_over_by_times_the_seconds_of_another(seconds: float, is_kept: 
 def test_a_row_that_another_is_compared_with_is_run_before_it() -> None:
     assert with_compared(["dense-64k"]) == ["dense-1k", "dense-64k"]
     assert with_compared(["a2a-256"]) == ["a2a-256"]
+
+
+@pytest.mark.parametrize(("is_steady", "programs", "plays"), [(True, 1, 1), (False, 2, 2)])
+def test_the_seconds_of_a_step_that_was_shortened_in_vain_count(
+    monkeypatch: pytest.MonkeyPatch, is_steady: bool, programs: int, plays: int
+) -> None:
+    """A second for each part: shortening counts to the program, as do both programs where the first is not steady."""
+
+    def played(*arguments: Any, repetition: Any, **options: Any) -> Any:
+        if repetition is not None and not is_steady:
+            raise UnsteadyError("settles for ever")
+        return simulate(*arguments, repetition=repetition, **options)
+
+    monkeypatch.setattr(shortening, "LEAST_LEFT_OUT", 0)
+    monkeypatch.setattr(bench_engines, "simulate", played)
+    monkeypatch.setattr(bench_engines, "timed", lambda work: (work(), 1.0))
+    workload = load_workload(job(parallelism={"pp": 4, "schedule": "1f1b"}, training__global_batch=64))
+    figures = job_seconds(workload, "python")
+    assert figures == JobSeconds(1.0, 1.0 + programs, float(plays), figures.events)
