@@ -13,8 +13,10 @@ from __future__ import annotations
 import argparse
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from functools import partial
 from itertools import product
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import simpy
 
@@ -24,9 +26,11 @@ from simulator.config.profile import load_profiles
 from simulator.config.stack import load_stack
 from simulator.costs import Costs
 from simulator.engine import UnsteadyError, simulate
-from simulator.lowering import ShortenedStep, build_program, shortened
+from simulator.lowering import build_program, shortened
 from simulator.program import Program, Repetition
 from simulator.timeline import Timeline
+
+T = TypeVar("T")
 
 #: Seconds of the bare loop on the machine whose times are compared.
 REFERENCE_s = 1.1
@@ -77,11 +81,11 @@ class JobSeconds(NamedTuple):
     events: int
 
 
-def seconds_of(work: Callable[[], Any]) -> float:
-    """Return the seconds of the processor that ``work`` takes."""
+def timed(work: Callable[[], T]) -> tuple[T, float]:
+    """Return what ``work`` returns, and the seconds of the processor that it takes."""
     began = time.process_time()
-    work()
-    return time.process_time() - began
+    result = work()
+    return result, time.process_time() - began
 
 
 def bare_loop_s() -> float:
@@ -94,36 +98,35 @@ def bare_loop_s() -> float:
 
     for _ in range(PROCESSES):
         env.process(process())
-    return seconds_of(env.run)
+    return timed(env.run)[1]
 
 
 def job_seconds(workload: Workload, engine: str) -> JobSeconds:
-    """Return the seconds of a workload, step by step."""
+    """Return the seconds of a workload, step by step.
+
+    Those of a shortened step that turned out not to be steady count too.
+    """
     profiles = load_profiles(workload.calibrations, workload.training.attention_kernel)
     stack = load_stack(workload.stack) if workload.stack else None
     costs = Costs.from_profiles(profiles, workload.software, stack)
-    built: list[Any] = []
-    cluster_s = seconds_of(lambda: built.append(cluster_of(workload)))
-    (cluster,), programs, timelines = built, list[Program](), list[Timeline]()
+    cluster, cluster_s = timed(lambda: cluster_of(workload))
+    short, program_s = timed(lambda: shortened(workload))
 
-    def play(part: Workload, repetition: Repetition | None) -> tuple[float, float]:
-        program_s = seconds_of(lambda: programs.append(build_program(part)))
+    def play(program: Program, repetition: Repetition | None) -> Timeline | None:
         options: dict[str, Any] = {"nodes": workload.nodes, "engine": engine, "repetition": repetition}
-        return program_s, seconds_of(lambda: timelines.append(simulate(programs[-1], cluster, costs, **options)))
+        with suppress(UnsteadyError):
+            return simulate(program, cluster, costs, **options)
+        return None
 
-    shorter: list[ShortenedStep | None] = []
-    program_s, simulation_s = seconds_of(lambda: shorter.append(shortened(workload))), 0.0
-    (short,) = shorter
-    if short is not None:
-        try:
-            more_s = play(*short)
-            program_s, simulation_s = program_s + more_s[0], simulation_s + more_s[1]
-        except UnsteadyError:
-            short = None
-    if short is None:
-        more_s = play(workload, None)
-        program_s, simulation_s = program_s + more_s[0], simulation_s + more_s[1]
-    return JobSeconds(cluster_s, program_s, simulation_s, timelines[0].events)
+    whole, simulation_s = (workload, None), 0.0
+    for part, repetition in (whole,) if short is None else (short, whole):
+        program, more_s = timed(partial(build_program, part))
+        program_s += more_s
+        timeline, more_s = timed(partial(play, program, repetition))
+        simulation_s += more_s
+        if timeline is not None:
+            break
+    return JobSeconds(cluster_s, program_s, simulation_s, timeline.events)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

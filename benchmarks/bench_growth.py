@@ -11,8 +11,8 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 
-from benchmarks.bench_engines import REFERENCE_s, bare_loop_s, seconds_of
-from simulator.cluster import Cluster, build_cluster
+from benchmarks.bench_engines import REFERENCE_s, bare_loop_s, timed
+from simulator.cluster import build_cluster
 from simulator.config import load_workload
 from simulator.config.profile import load_profiles
 from simulator.costs import Costs
@@ -30,11 +30,9 @@ def growth_s(dp: int) -> tuple[float, float, float]:
     changes = {"parallelism.pp": 16, "parallelism.dp": dp, "training.global_batch": micro_batches * dp}
     workload = load_workload("gpt175b_3d", {**changes, "cluster.fabric.radix": 64})
     costs = Costs.from_profiles(load_profiles(workload.calibrations, workload.training.attention_kernel))
-    clusters: list[Cluster] = []
-    placed: list[Placed] = []
-    cluster_s = seconds_of(lambda: clusters.append(build_cluster(workload.cluster)))
-    program_s = seconds_of(lambda: placed.append(Placed.on(build_program(workload), costs, clusters[0])))
-    return cluster_s, program_s, seconds_of(lambda: fold_cluster(placed, clusters[0]))
+    cluster, cluster_s = timed(lambda: build_cluster(workload.cluster))
+    placed, program_s = timed(lambda: Placed.on(build_program(workload), costs, cluster))
+    return cluster_s, program_s, timed(lambda: fold_cluster([placed], cluster))[1]
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -47,7 +45,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     print(f"{'GPUs':>8} {'cluster':>8} {'program':>8} {'folding':>8} {'all':>8}")
     dp = 8
     while dp * REPLICA <= options.most:
-        scale = REFERENCE_s / bare_loop_s()
+        scale = REFERENCE_s / min(bare_loop_s() for _ in range(2))
         cluster_s, program_s, fold_s = min((growth_s(dp) for _ in range(options.repeat)), key=sum)
         parts = [scale * seconds for seconds in (cluster_s, program_s, fold_s)]
         print(f"{dp * REPLICA:8,} {parts[0]:8.3f} {parts[1]:8.3f} {parts[2]:8.3f} {sum(parts):8.3f}", flush=True)

@@ -3,8 +3,8 @@
     python -m benchmarks.bench_search [--gpus 4096] [--top 10] [--jobs 2] [--bounds]
 
 The job is the 175B model on DGX A100s with a global batch of 1,536 and every layout that a search tries. ``--bounds``
-stops when all layouts have bounds. Seconds of bounds are of the processor, those of the search of the clock; both are
-also given as on the machine of `benchmarks.bench_engines`. Counts do not depend on the machine.
+stops when all layouts have bounds. Seconds of bounds are of the processor, those of the search of the clock; beside
+both stands what they are when scaled as in `benchmarks.bench_engines`. Counts do not depend on the machine.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import simulator
-from benchmarks.bench_engines import REFERENCE_s, bare_loop_s, seconds_of
+from benchmarks.bench_engines import REFERENCE_s, bare_loop_s, timed
 from simulator.config import load_workload
 from simulator.config.variants import Variants
 from simulator.searching.bounds import LayoutBounds
@@ -45,11 +45,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = parser.parse_args(arguments)
 
     scale = REFERENCE_s / bare_loop_s()
-    spaces: list[BoundedSpace] = []
-    seconds = seconds_of(lambda: spaces.append(bounded_layouts(options.gpus)))
-    space = spaces[0]
+    space, seconds = timed(lambda: bounded_layouts(options.gpus))
     print(f"{WORKLOAD} on {options.gpus:,} GPUs: {space.n_legal:,} legal layouts, {len(space.fitting):,} may fit")
-    print(f"  bounds {seconds:8.2f} s, {scale * seconds:.2f} s as divided; {1e3 * seconds / space.n_legal:.2f} ms each")
+    print(f"  bounds {seconds:8.2f} s, {scale * seconds:.2f} s scaled; {1e3 * seconds / space.n_legal:.2f} ms each")
     if options.bounds:
         return
     began = time.perf_counter()
@@ -57,9 +55,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     seconds = time.perf_counter() - began
     simulated = result.ranking.simulated
     each = sum(one.outcome.wall_s for one in simulated) / max(len(simulated), 1)
-    print(
-        f"  search {seconds:8.2f} s, {scale * seconds:.2f} s as divided; {len(simulated)} simulated, {each:.2f} s each"
-    )
+    print(f"  search {seconds:8.2f} s, {scale * seconds:.2f} s scaled; {len(simulated)} simulated, {each:.2f} s each")
     print(f"  best step {result.ranking.fitting[0].step_time_s:.3f} s, {result.ranking.n_proven} places proven")
 
 

@@ -13,6 +13,8 @@ Words for what is alike, from the description of a cluster to its colours::
 * A *layout* is shared by nodes that are alike inside, whatever an override scales and wherever they hang.
 * A *make* (`ClusterColumns.node_makes`) is shared by nodes of a layout whose links are as fast.
 * A *kind* (`ClusterColumns.node_kinds`) is shared by nodes of a make that hang on the same switches.
+* A *way kind* (`ClusterColumns.way_kinds`) is shared by nodes that a hop leaves and enters alike: those of a layout,
+  or of a kind where trunks are dead.
 * A *place in the tree* (`NodePlaces`) says on which switches a node hangs, level by level.
 * A *seat class* (here) is groups with equal slots in nodes of equal makes, which share switches alike.
 * A *link place* (`LinkPlaces`) is a link as counted from one of a group's nodes.

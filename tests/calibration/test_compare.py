@@ -29,6 +29,8 @@ from simulator.costs import Costs
 from tests.support import runs
 from tests.support.comparison import LAYOUTS, ONLY_TABLES, ROOT, SLOWER, compare, reasons_of, suite, with_changed
 
+pytestmark = pytest.mark.usefixtures("equal_jobs_are_played_once")
+
 
 @pytest.fixture(scope="module")
 def compared(made: Path) -> dict[str, Any]:

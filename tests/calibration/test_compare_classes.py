@@ -25,6 +25,8 @@ from simulator.validation.suite import Bounds
 from tests.support import runs
 from tests.support.comparison import ROOT, SLOWER, figures, with_value
 
+pytestmark = pytest.mark.usefixtures("equal_jobs_are_played_once")
+
 
 def test_kernels_are_compared_on_the_rank_that_is_furthest_off() -> None:
     """Two ranks take 2 and 1 s of products, 1.5 s each in the mean as simulated: the second is off by a half. Where no

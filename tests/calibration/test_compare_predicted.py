@@ -20,6 +20,8 @@ from simulator.api import run
 from tests.support import runs
 from tests.support.comparison import ONLY_TABLES, SLOWER, compare, suite, with_changed, with_value
 
+pytestmark = pytest.mark.usefixtures("equal_jobs_are_played_once")
+
 
 class TestPredictedBefore:
     """Predictions count as made before a run where they are in a commit that is older than the run, and unchanged."""

@@ -23,6 +23,8 @@ from simulator.config import load_workload
 from tests.support import runs
 from tests.support.comparison import reasons_of, with_changed, with_value
 
+pytestmark = pytest.mark.usefixtures("equal_jobs_are_played_once")
+
 
 def _probes(*of_ranks: tuple[list[float], list[float]]) -> Callable[[dict[str, Any]], Any]:
     """Puts probes of all ranks, and the forward ones, into a record."""

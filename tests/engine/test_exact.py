@@ -55,19 +55,19 @@ def test_a_period_begins_with_the_gathering_that_its_first_step_begins_with() ->
 
 
 @pytest.mark.parametrize(
-    ("name", "overlap"),
+    ("name", "overlap", "zero"),
     [
-        pytest.param(name, overlap, marks=[] if overlap is (number % 2 == 0) else [pytest.mark.slow])
+        pytest.param(name, overlap, zero, marks=[] if overlap is (number % 2 == 0) else [pytest.mark.slow])
         for number, (name, schedule) in enumerate(SCHEDULES.items())
         if schedule.splits or name in ("looped_bfs", "async_1f1b")
-        for overlap in (True, False)
+        for overlap, zero in ((True, 1), (False, 0))
     ],
 )
-def test_fold_and_coalesce_change_nothing_whatever_the_schedule(name: str, overlap: bool) -> None:
+def test_fold_and_coalesce_change_nothing_whatever_the_schedule(name: str, overlap: bool, zero: int) -> None:
     """Communication overlaps under ZeRO, or there is neither; in `make test` schedules take turns."""
     schedule = SCHEDULES[name]
     sync = {"grad_reduce": overlap, "p2p": overlap, "param_gather": overlap}
-    section = {"tp": 2, "dp": 2, "pp": 2, "vpp": schedule.chunks or 2, "schedule": name, "zero": int(overlap)}
+    section = {"tp": 2, "dp": 2, "pp": 2, "vpp": schedule.chunks or 2, "schedule": name, "zero": zero}
     compare(section | {"overlap": sync}, model__layers=4, training__global_batch=8)
 
 

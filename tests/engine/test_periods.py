@@ -78,7 +78,7 @@ def test_the_order_of_passes_tells_the_period() -> None:
 
 
 @pytest.mark.parametrize(
-    ("schedule", "most"),
+    ("schedule", "n_orders"),
     [
         # Its period is found in the order of the whole step, and proven by that of the shortened one.
         ("interleaved", 2),
@@ -87,7 +87,7 @@ def test_the_order_of_passes_tells_the_period() -> None:
     ],
 )
 def test_no_order_is_built_for_a_period_that_is_only_tried(
-    monkeypatch: pytest.MonkeyPatch, schedule: str, most: int
+    monkeypatch: pytest.MonkeyPatch, schedule: str, n_orders: int
 ) -> None:
     built: list[int] = []
     build = shortening._Sizes.order
@@ -99,7 +99,7 @@ def test_no_order_is_built_for_a_period_that_is_only_tried(
     monkeypatch.setattr(shortening._Sizes, "order", order)
     section = {"pp": 4, "vpp": 2, "schedule": schedule}
     shortened(load_workload(job(parallelism=section, training__global_batch=128)))
-    assert len(built) == most
+    assert len(built) == n_orders
 
 
 def test_what_is_left_out_is_counted_in_passes(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -32,22 +32,23 @@ LAYOUTS: dict[str, dict[str, object]] = {
 }
 
 
-_PLAYED: dict[str, StepResult] = {}
+@pytest.fixture(scope="module")
+def equal_jobs_are_played_once() -> Iterator[None]:
+    """Let the comparisons of a file, each of which simulates the same few jobs, share their steps.
 
+    Jobs are equal where their profiles are too. Steps are kept until the last test of the file."""
+    steps: dict[str, StepResult] = {}
 
-def played_once(workload: Workload) -> StepResult:
-    """Return the step of ``workload``, simulated when it is first asked for with these profiles."""
-    profiles = load_profiles(workload.calibrations, workload.training.attention_kernel)
-    key = workload.model_dump_json() + repr(profiles)
-    if key not in _PLAYED:
-        _PLAYED[key] = run(workload)
-    return _PLAYED[key]
+    def play_once(workload: Workload) -> StepResult:
+        profiles = load_profiles(workload.calibrations, workload.training.attention_kernel)
+        key = workload.model_dump_json() + repr(profiles)
+        if key not in steps:
+            steps[key] = run(workload)
+        return steps[key]
 
-
-@pytest.fixture(autouse=True)
-def equal_jobs_are_played_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let comparisons, each of which simulates the same few jobs, share their steps."""
-    monkeypatch.setattr("calibration.predict.predictions.run", played_once)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("calibration.predict.predictions.run", play_once)
+        yield
 
 
 @pytest.fixture(scope="module")

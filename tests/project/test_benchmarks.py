@@ -1,0 +1,81 @@
+"""What benchmarks play and read, and how that is compared with what is asked."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from benchmarks import bench_engines
+from benchmarks.bench_engines import JobSeconds, job_seconds
+from benchmarks.bench_sizes import ROWS, GiB, Most, SizeFigures, with_compared
+from simulator.cluster import Cluster
+from simulator.config import load_workload
+from simulator.engine import UnsteadyError, simulate
+from simulator.lowering import shortening
+from tests.support.jobs import job
+
+
+@pytest.mark.parametrize(
+    ("row", "n_gpus"),
+    [
+        ("xml-20k", 20_000),
+        pytest.param("xml-576", 20_160, marks=pytest.mark.slow),
+        ("slurm-5k", 313_536),
+    ],
+)
+def test_files_of_other_tools_become_clusters(row: str, n_gpus: int) -> None:
+    """2,500 nodes of 8 GPUs, 35 of 576; 4,899 leaves of 8 nodes of 8. None is refused."""
+    cluster = ROWS[row].prepared()()
+    assert isinstance(cluster, Cluster)
+    assert len(cluster.gpus) == n_gpus
+    assert cluster.route(0, n_gpus - 1)
+
+
+def test_the_tree_of_slurm_has_5000_switches() -> None:
+    cluster = ROWS["slurm-5k"].prepared()()
+    # Every switch but the root has one trunk above it.
+    assert len(cluster.switches.trunks) == 5_000 - 1
+
+
+@pytest.mark.parametrize(
+    ("figures", "is_kept"),
+    [
+        (SizeFigures(3.0, GiB), True),
+        (SizeFigures(3.01, GiB), False),
+        (SizeFigures(1.0, GiB + 1), False),
+    ],
+)
+def test_a_row_is_over_by_its_seconds_or_by_its_memory(figures: SizeFigures, is_kept: bool) -> None:
+    assert Most(3, GiB).is_kept("row", {"row": figures}) is is_kept
+    assert str(Most(3, GiB)) == "3 s, 1 GiB"
+
+
+@pytest.mark.parametrize(("seconds", "is_kept"), [(0.59, True), (0.61, False)])
+def test_a_row_is_over_by_times_the_seconds_of_another(seconds: float, is_kept: bool) -> None:
+    figures = {"small": SizeFigures(0.5, 0), "row": SizeFigures(seconds, 0)}
+    assert Most(times=1.2, row="small").is_kept("row", figures) is is_kept
+
+
+def test_a_row_that_another_is_compared_with_is_run_before_it() -> None:
+    assert with_compared(["dense-64k"]) == ["dense-1k", "dense-64k"]
+    assert with_compared(["a2a-256"]) == ["a2a-256"]
+
+
+@pytest.mark.parametrize(("is_steady", "programs", "plays"), [(True, 1, 1), (False, 2, 2)])
+def test_the_seconds_of_a_step_that_was_shortened_in_vain_count(
+    monkeypatch: pytest.MonkeyPatch, is_steady: bool, programs: int, plays: int
+) -> None:
+    """A second for each part: shortening counts to the program, as do both programs where the first is not steady."""
+
+    def played(*arguments: Any, repetition: Any, **options: Any) -> Any:
+        if repetition is not None and not is_steady:
+            raise UnsteadyError("settles for ever")
+        return simulate(*arguments, repetition=repetition, **options)
+
+    monkeypatch.setattr(shortening, "LEAST_LEFT_OUT", 0)
+    monkeypatch.setattr(bench_engines, "simulate", played)
+    monkeypatch.setattr(bench_engines, "timed", lambda work: (work(), 1.0))
+    workload = load_workload(job(parallelism={"pp": 4, "schedule": "1f1b"}, training__global_batch=64))
+    figures = job_seconds(workload, "python")
+    assert figures == JobSeconds(1.0, 1.0 + programs, float(plays), figures.events)
