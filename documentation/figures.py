@@ -26,9 +26,10 @@ TABLE = re.compile(r"^<!-- validation -->\n(?P<head>\|.*\n)(?P<rule>\|.*\n)(?P<r
 def with_figures(text: str) -> str:
     """Return a page with the recorded figures of suites, frameworks and single steps.
 
-    Only tables behind ``<!-- validation -->`` are touched. A row begins with a name, and heads of columns say which
-    figures stand below them, as `error_figures`, `framework_figures` and `step_figures` call these. Raises ``KeyError`` where nothing of the
-    row's name is recorded.
+    Only tables behind ``<!-- validation -->`` are touched. A row begins with a name. Heads of columns say which figures
+    stand below them, as `error_figures`, `framework_figures` and `step_figures` call these.
+
+    Raises ``KeyError`` where nothing is recorded under a row's name.
     """
     suites = {suite: error_figures(rows.values()) for suite, rows in recorded().items()}
     figures = {**suites, **framework_figures(), **step_figures()}
