@@ -10,8 +10,10 @@ from documentation.keys import keys_page
 
 ROOT = Path(__file__).resolve().parents[1]
 REFERENCE = ROOT / "docs" / "reference"
-#: Files with a table of the suites' errors.
-WITH_FIGURES = (ROOT / "README.md", ROOT / "docs" / "accuracy.md", ROOT / "docs" / "frameworks.md")
+#: Files with tables of recorded errors or steps.
+WITH_FIGURES = tuple(
+    ROOT / page for page in ("README.md", "docs/accuracy.md", "docs/frameworks.md", "docs/how-to/experts.md")
+)
 
 
 def generated() -> dict[Path, str]:

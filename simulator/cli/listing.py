@@ -34,7 +34,7 @@ def command(
 ) -> None:
     """List what is shipped.
 
-    KIND is models, topologies, gpus, schedules, profiles, stacks, collectives, recipes (of products in 8 bits),
+    KIND is models, topologies, gpus, schedules, profiles, stacks, collectives, recipes (of products in 8 and 4 bits),
     workloads or suites (what validate compares with).
 
     \b
@@ -224,7 +224,7 @@ def _recipes() -> Rows:
         {
             "name": name,
             "key": recipe.key,
-            "frameworks": ", ".join(f"{one}, compiled" if recipe.compiled else one for one in recipe.frameworks),
+            "frameworks": ", ".join(recipe.frameworks) + (" (compiled)" if recipe.compiled else ""),
             "what": recipe.about,
         }
         for name, recipe in PRODUCT_RECIPES.items()

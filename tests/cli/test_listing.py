@@ -11,7 +11,18 @@ import pytest
 from simulator.cli import listing
 from tests.support.commands import command
 
-KINDS = ["models", "topologies", "gpus", "schedules", "profiles", "stacks", "collectives", "workloads", "suites"]
+KINDS = [
+    "models",
+    "topologies",
+    "gpus",
+    "schedules",
+    "profiles",
+    "stacks",
+    "collectives",
+    "recipes",
+    "workloads",
+    "suites",
+]
 
 
 #: Kind -> its rows, worked out once.
@@ -60,3 +71,11 @@ def test_a_listing_of_workloads_has_every_axis_and_says_what_does_not_fit(capsys
     assert "ep 8" in rows["mixtral_8x7b"]["layout"]
     assert "cp 16" in rows["llama3_405b_131k"]["layout"]
     assert [name for name, row in rows.items() if "does not fit" in row["note"]] == ["deepseek_v3_dualpipe"]
+
+
+def test_a_recipe_says_once_that_its_frameworks_compile(capsys: pytest.CaptureFixture[str]) -> None:
+    """torchao's casts are fused by torch.compile alone, under either framework; Transformer Engine's need none."""
+    assert command("list", "recipes", "--json", "-") == 0
+    frameworks = {row["name"]: row["frameworks"] for row in json.loads(capsys.readouterr().out)["rows"]}
+    assert frameworks["torchao_rowwise"] == "torchtitan, pytorch (compiled)"
+    assert frameworks["te_nvfp4"] == "megatron_core"
