@@ -12,11 +12,10 @@ from simulator.config.section import is_whole
 from simulator.errors import InputError
 from simulator.input_files import brief
 from simulator.planning.gpu_counts import CountRange
-from simulator.planning.plan_rows import PlanQuestion, PlanRow
+from simulator.planning.plan_rows import PlanQuestion
 from simulator.planning.result import PlanResult
-from simulator.searching.dimensions import DIMENSIONS
 from simulator.searching.entry import check_counts, fixed_values, size_limits
-from simulator.searching.layout_search import SearchWatch
+from simulator.searching.layout_search import SearchWatch, check_no_dimension
 from simulator.sweeping.entry import database_path
 from simulator.sweeping.evaluator import Evaluator
 from simulator.sweeping.point import Source
@@ -43,7 +42,7 @@ def plan(
     on: str | None = None,
     out: str | Path | None = None,
     retry_failed: bool = False,
-    watch: Callable[[int], SearchWatch] | None = None,
+    watch: Callable[[int], SearchWatch] = lambda gpus: SearchWatch(),
 ) -> PlanResult:
     """Find the fastest layout on several numbers of GPUs, or the fewest GPUs that are fast enough.
 
@@ -67,11 +66,10 @@ def plan(
         changes=dict(set or {}),
     )
     runner = search_runner_on(jobs, on)
-    rows: list[PlanRow] = []
     with Store.open(None if out is None else database_path(out)) as store:
         evaluator = Evaluator(runner, store, retry_failed)
-        rows.extend(question.rows(evaluator) if watch is None else question.rows(evaluator, watch))
-    return PlanResult(question, tuple(rows), evaluator.n_kept)
+        parts = tuple(question.parts(evaluator, watch))
+    return PlanResult(question, parts, evaluator.n_kept)
 
 
 def _counts(
@@ -80,6 +78,9 @@ def _counts(
     if gpus is not None and between is not None:
         raise InputError("is given beside a range", file="gpus", found=brief(gpus), fix="one of both")
     if between is not None:
+        if isinstance(between, str) or not isinstance(between, Sequence) or len(between) != 2:
+            allowed = "least and most, such as (64, 2048)"
+            raise InputError("must be two numbers", file="between", found=brief(between), allowed=allowed)
         check_counts(least=between[0], most=between[1])
         return CountRange(*between)
     if gpus is not None:
@@ -114,8 +115,6 @@ def _settings(vary: Mapping[str, Sequence[Any]], changes: Mapping[str, Any]) -> 
     for key in vary:
         if key in changes:
             raise InputError("is changed for all layouts too", file="vary", key=key, fix="one of both")
-        if key in {one.key for one in DIMENSIONS}:
-            fix = f"--fix {key}=V1,V2"
-            raise InputError("is what layouts differ in, so that every search varies it", file="vary", key=key, fix=fix)
+        check_no_dimension(key, vary[key], "vary")
     combinations = itertools.product(*(one.settings for one in dimensions))
     return [{key: value for setting in settings for key, value in setting.items()} for settings in combinations]

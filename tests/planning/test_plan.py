@@ -128,8 +128,8 @@ def test_no_simulated_step_needs_fewer_gpus_than_the_peak_allows(exhaustive: dic
 
 def test_a_cluster_of_a_fixed_size_has_no_more_gpus() -> None:
     groups = {"name": "two", "groups": [{"count": 2, "node": "dgx_a100"}]}
-    cluster = load_workload({**SMALLEST, "cluster": groups}, {"training.global_batch": 16}).cluster
-    assert list(whole_nodes(cluster, CountRange(4, 100))) == [4, 8, 16]
+    workload = load_workload({**SMALLEST, "cluster": groups}, {"training.global_batch": 16})
+    assert list(whole_nodes(workload, CountRange(4, 100))) == [4, 8, 16]
 
 
 @pytest.mark.parametrize(
