@@ -8,7 +8,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from simulator.analysis.training.report import SECONDS_PER_DAY
-from simulator.config import Workload
+from simulator.bounds import MAX_GPUS
+from simulator.config import Workload, load_workload
 from simulator.errors import InputError
 from simulator.planning.gpu_counts import MOST_TIMES_LEAST, CountRange, least_gpus, most_gpus, whole_nodes
 from simulator.searching.branch_and_bound import SimulatedLayout
@@ -106,10 +107,15 @@ class PlanQuestion:
     def _checked(self, setting: Mapping[str, Any]) -> Workload:
         """Return the workload of a setting. Raises `InputError` where it, or a number of GPUs, cannot be used."""
         listed = () if self.counts is None or isinstance(self.counts, CountRange) else self.counts
+        load_workload(self.workload, self.changes)
+        load_workload(self.workload, {**self.changes, **setting}, by="--vary")
         base, _ = self._search(setting, 1).prepared()
         for gpus in listed:
             self._search(setting, gpus).prepared()
-        self._slowest_s(base)
+        slowest_s = self._slowest_s(base)
+        if self.counts is None and least_gpus(base, slowest_s) > (most := most_gpus(base) or MAX_GPUS):
+            least = f"{least_gpus(base, slowest_s):,} GPUs or more are needed even at their peak"
+            raise InputError(least, file="days", found=f"{self.days:g}", allowed=f"as of {most:,} GPUs at most")
         if isinstance(self.counts, CountRange) and next(whole_nodes(base, self.counts), None) is None:
             ends = f"{self.counts.least}..{self.counts.most}"
             size = f"whole nodes of {base.cluster.gpus_per_node} GPUs, or an even part of one"

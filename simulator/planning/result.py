@@ -136,29 +136,32 @@ class PlanResult(Result):
 
     def summary(self) -> RenderableType:
         """Return the results as tables for a terminal."""
+        return plan_summary(self.summary_view())
+
+    def summary_view(self) -> PlanView:
+        """Return the contents of the tables."""
         question = self.question
         several = len(question.settings) > 1
-        return plan_summary(
-            PlanView(
-                head=f"{source_name(question.workload)}: {'; '.join(self._head())}",
-                varied=tuple(question.settings[0]) if several else (),
-                keys=self.keys,
-                rows=[row for row in self.table_rows if row["status"] == "simulated"],
-                without=self._without(),
-                front=[] if several else self.pareto(question.settings[0]),
-                foot=list(self._foot()),
-            )
+        return PlanView(
+            head=f"{source_name(question.workload)}: {'; '.join(self._head())}",
+            varied=tuple(question.settings[0]) if several else (),
+            keys=self.keys,
+            rows=[row for row in self.table_rows if row["status"] == "simulated"],
+            without=self._without(),
+            front=[] if several else self.pareto(question.settings[0]),
+            foot=list(self._foot()),
         )
 
     def _head(self) -> Iterator[str]:
         """Yield the answer where the fewest GPUs were asked for, and how much was looked at."""
         question = self.question
+        unit = "day" if question.days == 1 else "days"
         for part in self.parts if question.days is not None else ():
             where, fewest = _with(part.setting), part.fewest
             if fewest is None:
-                yield f"no number of GPUs that was tried is enough for {question.days:g} days{where}"
+                yield f"no number of GPUs that was tried is enough for {question.days:g} {unit}{where}"
             else:
-                yield f"the fewest for {question.days:g} days{where} are {counted(fewest.gpus, 'GPU')}"
+                yield f"the fewest for {question.days:g} {unit}{where} are {counted(fewest.gpus, 'GPU')}"
         simulated = sum(len(row.search.ranking.simulated) for row in self.rows)
         yield f"{counted(len(self.rows), 'search', 'es')}, {counted(simulated, 'layout')} simulated"
 
@@ -213,7 +216,8 @@ def why_not(row: PlanRow) -> str:
         return ""
     search = row.search
     if not row.is_legal:
-        return "no legal layout"
+        refused = next(iter(search.bounded.refusals.examples.values()), None)
+        return "no legal layout" if refused is None else f"no legal layout: {refused[0][1]}"
     if search.best is not None:
         return f"the fastest is too slow: {_late(search.best.step_time_s, '', row)}"
     late = _late(search.ranking.next_bound_s, " or more", row)
