@@ -340,3 +340,11 @@ def test_numbers_that_are_none_end_with_2(
         main(["plan", "gpt22b_tp8", *options])
     assert ended.value.code == 2
     assert "number" in capsys.readouterr().err
+
+
+def test_rows_of_the_front_can_be_told_apart(database: Path) -> None:
+    """More layouts fit the GPUs of the best ones, which differ in what no best one differs in."""
+    fixed = {**FIXED, "tp": [2, 4], "pp": [1, 2], "zero": [0, 1], "recompute": ["full", "selective"]}
+    view = planned(database, gpus=[8], fix=fixed).summary_view()
+    assert len(view.front) > 1
+    assert len({tuple(str(row[key]) for key in (*view.keys, "n_gpus")) for row in view.front}) == len(view.front)
