@@ -125,10 +125,8 @@ class PlanResult(Result):
     def keys(self) -> tuple[str, ...]:
         """The degrees of layouts, and the keys in which those that are shown differ."""
         layouts = [row.best.candidate.changes for row in self.rows if row.best]
-        if len(self.parts) == 1:
-            numbers = {(one["n_gpus"], one["step_time_s"]) for one in _pareto(self.parts[0])}
-            fitting = [(row.gpus, one) for row in self.rows for one in row.search.ranking.fitting]
-            layouts += [one.candidate.changes for gpus, one in fitting if (gpus, one.step_time_s) in numbers]
+        if layouts and len(self.parts) == 1:
+            layouts += [{key: one[key] for key in layouts[0]} for one in _pareto(self.parts[0])]
         differing = changed_keys(layouts) if len(layouts) > 1 else ()
         return tuple(key for key in (layouts[0] if layouts else ()) if key in DEGREES or key in differing)
 

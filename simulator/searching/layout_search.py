@@ -61,8 +61,8 @@ class LayoutSearch:
             if key not in self.fixed:
                 check_no_dimension(key, [value], "set")
             elif list(self.fixed[key]) != [value]:
-                found = f"--set {key}={layout_text(value)}"
-                raise InputError("has values of --fix too", file="set", key=key, found=found, fix="one of both")
+                text = layout_text(value)
+                raise InputError("has other values of --fix too", file="set", key=key, found=text, fix="one of both")
         return base, _cluster_with(base, self.gpus)
 
     def result(

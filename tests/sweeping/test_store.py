@@ -181,7 +181,7 @@ def test_a_full_disk_ends_a_sweep_with_what_is_finished(tmp_path: Path, monkeypa
 
 
 def test_a_failure_does_not_take_the_place_of_figures(tmp_path: Path) -> None:
-    """As where another process of the same sweep lost its machine; figures do take the place of a failure."""
+    """A second process of the same sweep may lose its machine. Figures do take the place of a failure."""
     point, worst = Point(0, SMALLEST, {}), PointOutcome("k", Status.FAILED, error="lost")
     best = replace(evaluate(point), key="k")
     with Store.open(tmp_path / "s.db") as store:
