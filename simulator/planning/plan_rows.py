@@ -119,7 +119,7 @@ class PlanQuestion:
         if isinstance(self.counts, CountRange) and next(whole_nodes(base, self.counts), None) is None:
             ends = f"{self.counts.least}..{self.counts.most}"
             size = f"whole nodes of {base.cluster.gpus_per_node} GPUs, or an even part of one"
-            size += "" if (most := most_gpus(base)) is None else f"; the cluster has {most:,}"
+            size += f"; the cluster has {base.cluster.n_gpus:,}" if most_gpus(base) else ""
             raise InputError("has no number that could be tried", file="gpus", found=ends, allowed=size)
         return base
 

@@ -74,7 +74,8 @@ def test_points_are_committed_one_by_one(tmp_path: Path) -> None:
 
 def test_failed_points_are_tried_again_when_asked_for(tmp_path: Path) -> None:
     out, space = tmp_path / "s.db", space_of({"seed": [1, 2]})
-    outcomes = swept({"seed": [1, 2]}, out=out).outcomes
+    outcomes = swept({"seed": [1, 2]}).outcomes
+    swept({"seed": [2]}, out=out)
     with Store.open(out) as store:
         store.add(Point(0, SMALLEST, {"seed": 1}), PointOutcome(outcomes[0].key, Status.FAILED, error="killed"))
     runner = InProcess()
