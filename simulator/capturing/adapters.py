@@ -2,6 +2,9 @@
 
 They are put there as Hugging Face's peft does (src/peft/tuners/lora/layer.py, ``Linear.forward``). The input is dropped
 out and cast to the adapter's type, passes A and B, is scaled, and is added to the layer's output.
+
+A and B have the type of the layer's weight, as with peft's ``autocast_adapter_dtype=False``. By default peft makes them
+fp32 beside weights of 16 bits (src/peft/tuners/tuners_utils.py, ``cast_adapter_dtype``): ``dtype`` fp32 is that.
 """
 
 from __future__ import annotations
@@ -34,6 +37,10 @@ class AdapterChoice:
     @classmethod
     def from_mapping(cls, data: Mapping[str, Any]) -> AdapterChoice:
         """Return the choice that a mapping with the keys of ``training.adapters`` means. Raises `InputError`."""
+        if not isinstance(data, Mapping):
+            raise InputError(
+                "must be a mapping", key="adapters", found=brief(data), allowed="{rank: 16, targets: [q_proj]}"
+            )
         keys = ("rank", "targets", "dtype", "dropout")
         for key in data:
             if key not in keys:
@@ -41,12 +48,13 @@ class AdapterChoice:
         rank, targets, dtype, dropout = (data.get(key) for key in keys)
         if isinstance(rank, bool) or not isinstance(rank, int) or not 1 <= rank <= 1 << 16:
             raise InputError("must be a whole number", key="adapters.rank", found=brief(rank), allowed="1 to 65,536")
-        names = (targets,) if isinstance(targets, str) else tuple(targets or ())
+        listed = targets if isinstance(targets, list | tuple) else ()
+        names = (targets,) if isinstance(targets, str) else tuple(listed)
         if not names or not all(isinstance(name, str) and name for name in names):
             allowed = f"names of layers such as q_proj, or {ALL}"
             raise InputError("must be names", key="adapters.targets", found=brief(targets), allowed=allowed)
-        if dtype is not None and dtype not in DTYPES.values():
-            raise InputError("is no type", key="adapters.dtype", found=dtype, allowed=", ".join(DTYPES.values()))
+        if dtype is not None and dtype not in tuple(DTYPES.values()):
+            raise InputError("is no type", key="adapters.dtype", found=brief(dtype), allowed=", ".join(DTYPES.values()))
         chance = 0.0 if dropout is None else dropout
         if isinstance(chance, bool) or not isinstance(chance, int | float) or not 0 <= chance < 1:
             raise InputError("is no probability", key="adapters.dropout", found=brief(dropout), allowed=">= 0, < 1")

@@ -58,6 +58,8 @@ def capture_made(make: Callable[[], Any], named: str, options: Mapping[str, Any]
     Raises `InputError` that names the function as ``named``.
     """
     _torch()
+    if options.get("adapters") is not None:
+        AdapterChoice.from_mapping(options["adapters"])
     with without_device() as values:
         answer = _answer(make, named)
     if isinstance(answer, tuple) and len(answer) == 2:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -12,6 +13,7 @@ import typer
 from simulator.cli.options import Jobs, Json, On, Quiet, Set, options_named
 from simulator.cli.outputs import check_outputs
 from simulator.cli.search import (
+    SEARCHED,
     FixedValues,
     LayoutDatabase,
     NumberLimits,
@@ -23,7 +25,7 @@ from simulator.cli.search import (
     write_layouts,
 )
 from simulator.cli.terminal import progress, warn
-from simulator.errors import InputError
+from simulator.errors import InputError, amended
 
 if TYPE_CHECKING:
     from simulator.searching.layout_search import SearchWatch
@@ -99,9 +101,9 @@ def command(
 
     out = Path(f"{Path(workload).stem}.search.db") if out is None else out
     check_outputs({"--out": out, "--json": json, "--csv": csv})
-    changes = parse_changes(set_ or ()) | _run_changes(tokens, price)
+    changes = _with_run(parse_changes(set_ or ()), tokens, price)
     numbers, between = _counts(gpus)
-    with progress("planning") as far, resumable(out), options_named("gpus", "days", "more", "vary", "jobs", "on"):
+    with progress("planning") as far, resumable(out), options_named(*SEARCHED, "days", "more", "vary"), _run_named():
         result = plan(
             workload,
             gpus=numbers,
@@ -127,14 +129,31 @@ def _watch(far: Callable[[str], None]) -> Callable[[int], SearchWatch]:
     return lambda gpus: search_watch(lambda text: far(f"{gpus:,} GPUs: {text}"))
 
 
-def _run_changes(tokens: str | None, price: float | None) -> dict[str, Any]:
-    """Return the keys of the workload that the length of the run and the price stand for."""
-    changes: dict[str, Any] = {}
-    if tokens is not None:
-        changes["training.total_tokens"] = _token_count(tokens)
-    if price is not None:
-        changes["cluster.price_per_gpu_hour"] = price
-    return changes
+def _with_run(changes: Mapping[str, Any], tokens: str | None, price: float | None) -> dict[str, Any]:
+    """Return changes with the keys that the length of the run and the price stand for.
+
+    Raises `InputError` where one is among ``changes``.
+    """
+    values = {
+        ("--tokens", "training.total_tokens"): None if tokens is None else _token_count(tokens),
+        ("--price", "cluster.price_per_gpu_hour"): price,
+    }
+    told = {key: value for (_, key), value in values.items() if value is not None}
+    for option, key in values:
+        if key in told and key in changes:
+            raise InputError(f"stands for {key}, which --set changes too", file=option, fix="one of both")
+    return {**changes, **told}
+
+
+def _run_named() -> AbstractContextManager[None]:
+    """Errors of the block that name the price or the length of the run name their options."""
+    options = {"cluster.price_per_gpu_hour": "--price", "training.total_tokens": "--tokens"}
+
+    def name_option(error: InputError) -> None:
+        if error.file == "--set" and error.key in options:
+            error.file, error.key = options[error.key], None
+
+    return amended(name_option)
 
 
 def _token_count(text: str) -> float:

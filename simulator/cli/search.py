@@ -50,6 +50,8 @@ WhyNot = Annotated[
     list[str] | None,
     typer.Option("--why", metavar="KEY=V,...", help="Why layouts with these values are not first. Repeatable."),
 ]
+#: Parameters of `search` and `plan` of which options have the name.
+SEARCHED = ("gpus", "fix", "limit", "set", "jobs", "on", "out")
 LayoutsCsv = Annotated[Path | None, typer.Option(metavar="FILE", help="Write all legal layouts as a CSV table.")]
 
 
@@ -92,7 +94,7 @@ def command(
     check_outputs({"--out": out, "--json": json, "--csv": csv})
     changes = parse_changes(set_ or ())
     questions = [{whole_key(key, "--why"): value for key, value in _settings(text).items()} for text in why or ()]
-    with progress("looking for layouts") as far, resumable(out), options_named("gpus", "top", "jobs", "on"):
+    with progress("looking for layouts") as far, resumable(out), options_named(*SEARCHED, "top", budget_s="--budget-s"):
         result = search(
             workload,
             gpus=gpus,

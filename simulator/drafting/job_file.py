@@ -70,12 +70,19 @@ def job_text(data: Mapping[str, Any], layout: ProposedLayout, heading: str) -> s
     figures = layout.figures
     head = [
         heading,
-        f"The layout is the best that simulation found among {layout.n_legal:,} with simple schedules: a step of",
+        f"The layout is the best {_weighed(layout)}: a step of",
         f"{format_time(figures['step_time_s'])}, {format_gib(figures['peak_bytes'])} of "
         f"{format_gib(figures['capacity_bytes'])} on the fullest GPU.",
         *([tight_memory(layout)] if layout.spare < SPARE else []),
     ]
     return "\n".join([*(f"# {line}" for line in head), *_lines(data)]) + "\n"
+
+
+def _weighed(layout: ProposedLayout) -> str:
+    """Return what a layout is the best of."""
+    if layout.in_time:
+        return f"that simulation found among {layout.n_legal:,} with simple schedules"
+    return f"of {layout.n_simulated:,} that were simulated in time, of {layout.n_legal:,} with simple schedules"
 
 
 def tight_memory(layout: ProposedLayout) -> str:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from math import isfinite
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from time import monotonic
 from typing import Any
 
@@ -99,24 +102,32 @@ def proposed_layout(
     per_node = max(node.gpus.count for node in base.cluster.kinds)
     limit = {"tp": (1, per_node), "micro_batch": (1, _MOST_SEQUENCES)}
     choices = {**fix, **HABITS[base.framework.name].values}
-    began = monotonic()
-    look = partial(search, data, gpus=gpus, fix=choices, limit=limit, jobs=jobs, watch=watch)
-    result = look(top=_PLACES, budget_s=budget_s)
-    fitting = result.ranking.fitting
-    if not fitting:
-        raise _nothing_fits(result, base.training.adapters is not None)
-    left_s = budget_s - (monotonic() - began)
-    if not any(map(_leaves_enough, fitting)) and left_s > 0:
-        more = look(top=_MORE_PLACES, budget_s=left_s)
-        result = more if more.ranking.fitting else result
-    fitting = result.ranking.fitting
+    ends_s = monotonic() + budget_s
+    with TemporaryDirectory() as folder:  # the second search simulates nothing again
+        look = partial(
+            search, data, gpus=gpus, fix=choices, limit=limit, jobs=jobs, watch=watch, out=Path(folder) / "layouts.db"
+        )
+        first = look(top=_PLACES, budget_s=budget_s)
+        if not first.ranking.fitting:
+            raise _nothing_fits(first, base.training.adapters is not None)
+        left_s = ends_s - monotonic()
+        again = not any(map(_leaves_enough, first.ranking.fitting)) and left_s > 0
+        results = [first, look(top=_MORE_PLACES, budget_s=left_s)] if again else [first]
+    return _proposed(results)
+
+
+def _proposed(results: Sequence[SearchResult]) -> ProposedLayout:
+    """Return the layout that searches of one space propose together, each of which time may have ended."""
+    simulated = {one.candidate.number: one for result in results for one in result.ranking.simulated}
+    in_order = sorted(simulated.values(), key=lambda one: (one.step_time_s, one.candidate.number))
+    fitting = [one for one in in_order if isfinite(one.step_time_s)]
     best = next(filter(_leaves_enough, fitting), fitting[0])
     return ProposedLayout(
         changes=best.candidate.changes,
         figures=best.outcome.figures,
-        n_legal=result.bounded.n_legal,
-        n_simulated=len(result.ranking.simulated),
-        in_time=result.is_proven,
+        n_legal=max(result.bounded.n_legal for result in results),
+        n_simulated=len(simulated),
+        in_time=any(best.step_time_s <= result.ranking.next_bound_s for result in results),
     )
 
 

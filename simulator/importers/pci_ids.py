@@ -44,7 +44,7 @@ GPU_TYPES = {
 #: Those of these types that no profile is shipped for.
 WITHOUT_PROFILE = frozenset(["a100-pcie-40gb", "mi100-32gb", "mi210-64gb"])
 #: Names of products as nvidia-smi prints them -> type of GPU (NVIDIA's driver documentation, appendix "Supported NVIDIA
-#: GPU products"), without the brand, in small letters.
+#: GPU products"), without the brand, in small letters. An RTX 3080 may have 10 or 12 GB, which its name does not say.
 PRODUCTS = {
     "v100-sxm2-16gb": "v100-sxm-16gb",
     "v100-sxm2-32gb": "v100-sxm-32gb",
@@ -70,7 +70,6 @@ PRODUCTS = {
     "gb300": "gb300-288gb",
     "l4": "l4-24gb",
     "l40s": "l40s-48gb",
-    "rtx 3080": "rtx-3080-10gb",
     "rtx 3090": "rtx-3090-24gb",
     "rtx 4090": "rtx-4090-24gb",
     "rtx 5090": "rtx-5090-32gb",
@@ -85,7 +84,7 @@ _BRANDS = ("nvidia", "tesla", "geforce")
 def type_of_product(name: str) -> str | None:
     """Return the type of a GPU by the name that nvidia-smi prints; None where it is not known here.
 
-    >>> type_of_product("NVIDIA H100 80GB HBM3"), type_of_product("Tesla T4"), type_of_product("Matrox G200")
+    >>> type_of_product("NVIDIA H100 80GB HBM3"), type_of_product("Tesla T4"), type_of_product("GeForce RTX 3080")
     ('h100-sxm-80gb', 't4-16gb', None)
     """
     words = [word for word in name.lower().split() if word not in _BRANDS]

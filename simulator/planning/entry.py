@@ -12,11 +12,11 @@ from simulator.config.section import is_whole
 from simulator.errors import InputError
 from simulator.input_files import brief
 from simulator.planning.gpu_counts import CountRange
-from simulator.planning.plan_rows import PlanQuestion, PlanRow
+from simulator.planning.plan_rows import PlanQuestion
 from simulator.planning.result import PlanResult
 from simulator.searching.dimensions import DIMENSIONS
-from simulator.searching.entry import check_counts, fixed_values, size_limits
-from simulator.searching.layout_search import SearchWatch
+from simulator.searching.entry import by_key, check_counts, fixed_values, size_limits
+from simulator.searching.layout_search import SearchWatch, check_no_dimension
 from simulator.sweeping.entry import database_path
 from simulator.sweeping.evaluator import Evaluator
 from simulator.sweeping.point import Source
@@ -43,7 +43,7 @@ def plan(
     on: str | None = None,
     out: str | Path | None = None,
     retry_failed: bool = False,
-    watch: Callable[[int], SearchWatch] | None = None,
+    watch: Callable[[int], SearchWatch] = lambda gpus: SearchWatch(),
 ) -> PlanResult:
     """Find the fastest layout on several numbers of GPUs, or the fewest GPUs that are fast enough.
 
@@ -61,17 +61,16 @@ def plan(
         counts=_counts(gpus, between, days),
         days=None if days is None else _days(days),
         more=_more(more),
-        settings=_settings(vary or {}, set or {}),
+        settings=_settings(vary or {}, {**by_key(set or {}, "set"), **fixed_values(fix or {})}),
         fixed=fixed_values(fix or {}),
         limits=size_limits(limit or {}),
         changes=dict(set or {}),
     )
     runner = search_runner_on(jobs, on)
-    rows: list[PlanRow] = []
     with Store.open(None if out is None else database_path(out)) as store:
         evaluator = Evaluator(runner, store, retry_failed)
-        rows.extend(question.rows(evaluator) if watch is None else question.rows(evaluator, watch))
-    return PlanResult(question, tuple(rows), evaluator.n_kept)
+        parts = tuple(question.parts(evaluator, watch))
+    return PlanResult(question, parts, evaluator.n_kept)
 
 
 def _counts(
@@ -80,10 +79,13 @@ def _counts(
     if gpus is not None and between is not None:
         raise InputError("is given beside a range", file="gpus", found=brief(gpus), fix="one of both")
     if between is not None:
+        if isinstance(between, str | bytes) or not isinstance(between, Sequence) or len(between) != 2:
+            allowed = "least and most, such as (64, 2048)"
+            raise InputError("must be two numbers", file="between", found=brief(between), allowed=allowed)
         check_counts(least=between[0], most=between[1])
         return CountRange(*between)
     if gpus is not None:
-        if isinstance(gpus, str) or not isinstance(gpus, Sequence) or not gpus:
+        if isinstance(gpus, str | bytes) or not isinstance(gpus, Sequence) or not gpus:
             raise InputError("must be a list of numbers", file="gpus", found=brief(gpus), allowed="such as [512, 1024]")
         for number in gpus:
             check_counts(gpus=number)
@@ -108,14 +110,29 @@ def _more(more: object) -> int:
     return int(more)
 
 
-def _settings(vary: Mapping[str, Sequence[Any]], changes: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return every combination of values of the varied keys. Raises `InputError` for keys that layouts differ in."""
+def _settings(vary: Mapping[str, Sequence[Any]], same: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return every combination of values of the varied keys; ``same``: what has values for all settings.
+
+    Raises `InputError` for keys that layouts differ in, and for the number of nodes, which follows from the GPUs.
+    """
     dimensions = grid(vary, "vary")
     for key in vary:
-        if key in changes:
-            raise InputError("is changed for all layouts too", file="vary", key=key, fix="one of both")
-        if key in {one.key for one in DIMENSIONS}:
-            fix = f"--fix {key}=V1,V2"
-            raise InputError("is what layouts differ in, so that every search varies it", file="vary", key=key, fix=fix)
+        if key == "cluster.nodes":
+            raise InputError("follows from the number of GPUs", file="vary", key=key, fix="--gpus")
+        check_no_dimension(key, vary[key], "vary")
+        if any(_meet(key, one.key) for one in DIMENSIONS):
+            raise InputError("is what layouts differ in", file="vary", key=key, fix="--fix KEY=V1,V2")
+        if key in same:
+            raise InputError("has values for all settings too", file="vary", key=key, fix="one of both")
     combinations = itertools.product(*(one.settings for one in dimensions))
     return [{key: value for setting in settings for key, value in setting.items()} for settings in combinations]
+
+
+def _meet(key: str, layout_key: str) -> bool:
+    """Tell whether a key is the last part of a layout's, a section around it, or a part of it.
+
+    >>> [_meet(key, "training.recompute") for key in ("recompute", "training", "training.recompute.modules", "train")]
+    [True, True, True, False]
+    """
+    last = layout_key.rpartition(".")[2]
+    return key == last or layout_key.startswith(f"{key}.") or key.startswith(f"{layout_key}.")

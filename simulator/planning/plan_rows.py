@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from simulator.analysis.training.report import SECONDS_PER_DAY
+from simulator.bounds import MAX_GPUS
 from simulator.config import Workload, load_workload
 from simulator.errors import InputError
-from simulator.planning.gpu_counts import MOST_TIMES_LEAST, CountRange, least_gpus, whole_nodes
+from simulator.planning.gpu_counts import MOST_TIMES_LEAST, CountRange, least_gpus, most_gpus, whole_nodes
 from simulator.searching.branch_and_bound import SimulatedLayout
 from simulator.searching.layout_search import LayoutSearch, SearchWatch
 from simulator.searching.result import SearchResult
@@ -47,6 +48,29 @@ class PlanRow:
 
 
 @dataclass(frozen=True)
+class SettingRows:
+    """Rows of one setting of the varied keys, fewest GPUs first.
+
+    ``too_few``: numbers of the range asked for that are not searched, as they are not enough at the peak of the GPUs.
+    """
+
+    setting: Mapping[str, Any]
+    rows: tuple[PlanRow, ...]
+    too_few: tuple[int, ...] = ()
+
+    @property
+    def fewest(self) -> PlanRow | None:
+        """The row with the fewest GPUs that are fast enough."""
+        return next((row for row in self.rows if row.best is not None), None)
+
+    @property
+    def fastest(self) -> PlanRow | None:
+        """The row with the shortest step, of equal ones the first."""
+        with_layout = [(row.best.step_time_s, row.gpus, row) for row in self.rows if row.best is not None]
+        return min(with_layout, key=lambda one: one[:2])[2] if with_layout else None
+
+
+@dataclass(frozen=True)
 class PlanQuestion:
     """The layouts of a plan, and which numbers of GPUs it asks about.
 
@@ -65,39 +89,63 @@ class PlanQuestion:
     limits: Mapping[str, Any] = field(default_factory=dict)
     changes: Mapping[str, Any] = field(default_factory=dict)
 
-    def rows(
-        self, evaluator: Evaluator, watch: Callable[[int], SearchWatch] = lambda gpus: SearchWatch()
-    ) -> Iterator[PlanRow]:
-        """Yield the rows of every setting, fewest GPUs first; ``watch`` returns the listeners of a search.
+    def parts(self, evaluator: Evaluator, watch: Callable[[int], SearchWatch]) -> Iterator[SettingRows]:
+        """Yield the rows of every setting; ``watch`` returns the listeners of a search.
 
         Raises `InputError` on what cannot be used, before the first search.
         """
-        each = [(setting, load_workload(self.workload, {**self.changes, **setting})) for setting in self.settings]
-        for _, base in each:
-            self._slowest_s(base)
+        each = [(setting, self._checked(setting)) for setting in self.settings]
         for setting, base in each:
-            yield from self._rows_of(setting, base, evaluator, watch)
+            blank = self._search(setting, 1, self._slowest_s(base))
+            numbers, too_few = self._counts_of(base, blank.slowest_s)
+            yield SettingRows(setting, tuple(self._rows(setting, base, numbers, blank, evaluator, watch)), too_few)
 
-    def _rows_of(
-        self, setting: Mapping[str, Any], base: Workload, evaluator: Evaluator, watch: Callable[[int], SearchWatch]
+    def _search(self, setting: Mapping[str, Any], gpus: int, slowest_s: float = math.inf) -> LayoutSearch:
+        changes = {**self.changes, **setting}
+        return LayoutSearch(self.workload, gpus, self.fixed, self.limits, changes, top=1, slowest_s=slowest_s)
+
+    def _checked(self, setting: Mapping[str, Any]) -> Workload:
+        """Return the workload of a setting. Raises `InputError` where it, or a number of GPUs, cannot be used."""
+        listed = () if self.counts is None or isinstance(self.counts, CountRange) else self.counts
+        load_workload(self.workload, self.changes)
+        load_workload(self.workload, {**self.changes, **setting}, by="--vary")
+        base, _ = self._search(setting, 1).prepared()
+        for gpus in listed:
+            self._search(setting, gpus).prepared()
+        slowest_s = self._slowest_s(base)
+        if self.counts is None and least_gpus(base, slowest_s) > (most := most_gpus(base) or MAX_GPUS):
+            least = f"{least_gpus(base, slowest_s):,} GPUs or more are needed even at their peak"
+            raise InputError(least, file="days", found=f"{self.days:g}", allowed=f"as of {most:,} GPUs at most")
+        if isinstance(self.counts, CountRange) and next(whole_nodes(base, self.counts), None) is None:
+            ends = f"{self.counts.least}..{self.counts.most}"
+            size = f"whole nodes of {base.cluster.gpus_per_node} GPUs, or an even part of one"
+            size += f"; the cluster has {base.cluster.n_gpus:,}" if most_gpus(base) else ""
+            raise InputError("has no number that could be tried", file="gpus", found=ends, allowed=size)
+        return base
+
+    def _rows(
+        self,
+        setting: Mapping[str, Any],
+        base: Workload,
+        numbers: Iterable[int],
+        blank: LayoutSearch,
+        evaluator: Evaluator,
+        watch: Callable[[int], SearchWatch],
     ) -> Iterator[PlanRow]:
         """Yield the rows of a setting: until the first number of GPUs that is enough, if that is the question."""
-        slowest_s, left, last = self._slowest_s(base), self.more, 0
-        blank = LayoutSearch(
-            self.workload, 1, self.fixed, self.limits, {**self.changes, **setting}, top=1, slowest_s=slowest_s
-        )
 
-        def row_on(gpus: int, search: LayoutSearch = blank) -> PlanRow:
+        def row_on(gpus: int, search: LayoutSearch) -> PlanRow:
             result = replace(search, gpus=gpus).result(evaluator, watch(gpus), compare_own=False)
             return PlanRow(setting, result, search.slowest_s)
 
-        for last in self._counts_of(base, slowest_s):
-            row = row_on(last)
+        left, last = self.more, 0
+        for last in numbers:
+            row = row_on(last, blank)
             yield row
             if self.days is not None and row.best is not None:
                 break
         following = CountRange(last + 1, last * MOST_TIMES_LEAST) if last else None
-        for gpus in whole_nodes(base.cluster, following) if following is not None and left else ():
+        for gpus in whole_nodes(base, following) if following is not None and left else ():
             row = row_on(gpus, replace(blank, slowest_s=math.inf))
             yield row
             left -= row.is_legal
@@ -114,11 +162,15 @@ class PlanQuestion:
             raise InputError("the length of the run is needed", file="days", key="training.total_tokens", fix=fix)
         return self.days * SECONDS_PER_DAY * training.global_batch * training.seq / training.total_tokens
 
-    def _counts_of(self, base: Workload, slowest_s: float) -> Iterator[int]:
-        """Yield the numbers of GPUs to try, ascending, without those too few even at the peak."""
+    def _counts_of(self, base: Workload, slowest_s: float) -> tuple[Iterable[int], tuple[int, ...]]:
+        """Return the numbers of GPUs to try, ascending, and those of a range that are too few even at the peak.
+
+        Numbers that are listed are all tried.
+        """
+        if self.counts is not None and not isinstance(self.counts, CountRange):
+            return sorted(set(self.counts)), ()
         floor = 1 if math.isinf(slowest_s) else least_gpus(base, slowest_s)
-        counts = CountRange(1, floor * MOST_TIMES_LEAST) if self.counts is None else self.counts
-        if not isinstance(counts, CountRange):
-            yield from (gpus for gpus in sorted(set(counts)) if gpus >= floor)
-        elif counts.most >= floor:
-            yield from whole_nodes(base.cluster, CountRange(max(counts.least, floor), counts.most))
+        if self.counts is None:
+            return whole_nodes(base, CountRange(floor, floor * MOST_TIMES_LEAST)), ()
+        asked = list(whole_nodes(base, self.counts))
+        return [gpus for gpus in asked if gpus >= floor], tuple(gpus for gpus in asked if gpus < floor)

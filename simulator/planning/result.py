@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from simulator.output.plan_table import PlanView, plan_summary, setting_words
 from simulator.output.search_files import write_csv
 from simulator.output.search_table import SearchRow, changed_keys, layout_text
-from simulator.planning.pareto import undominated
-from simulator.planning.plan_rows import PlanQuestion, PlanRow
+from simulator.planning.plan_rows import PlanQuestion, PlanRow, SettingRows
 from simulator.results import Result
+from simulator.searching.pareto import losses, undominated
 from simulator.searching.result import DEGREES
 from simulator.sweeping.point import source_name
 from simulator.units import counted, format_gib, format_time
@@ -24,17 +24,26 @@ if TYPE_CHECKING:
 
 #: Rules that are told of a number of GPUs without a legal layout.
 _MOST_WARNINGS = 5
+#: Figures of a Pareto front.
+_WEIGHED = ("step_time_s", "headroom_bytes", "n_gpus", "cost")
+#: Why numbers of GPUs are not searched.
+_TOO_FEW = "too few even if each computed at its peak all the time"
 
 
 @dataclass(frozen=True, repr=False)
 class PlanResult(Result):
-    """Result of a plan. ``kept``: how many outcomes were in the database before."""
+    """Result of a plan. ``parts``: rows by setting. ``kept``: how many outcomes were in the database before."""
 
     command: ClassVar[str] = "plan"
 
     question: PlanQuestion
-    rows: tuple[PlanRow, ...]
+    parts: tuple[SettingRows, ...]
     kept: int = 0
+
+    @property
+    def rows(self) -> tuple[PlanRow, ...]:
+        """The rows of all settings."""
+        return tuple(row for part in self.parts for row in part.rows)
 
     @cached_property
     def warnings(self) -> list[str]:
@@ -47,23 +56,21 @@ class PlanResult(Result):
 
     def rows_of(self, setting: Mapping[str, Any]) -> list[PlanRow]:
         """Return the rows of a setting, fewest GPUs first."""
-        return [row for row in self.rows if row.setting == setting]
+        return list(self._part(setting).rows)
 
     def fewest(self, setting: Mapping[str, Any]) -> PlanRow | None:
         """Return the row with the fewest GPUs that are fast enough, of a setting."""
-        return next((row for row in self.rows_of(setting) if row.best is not None), None)
+        return self._part(setting).fewest
+
+    def _part(self, setting: Mapping[str, Any]) -> SettingRows:
+        return next(part for part in self.parts if part.setting == setting)
 
     def pareto(self, setting: Mapping[str, Any]) -> list[SearchRow]:
         """Return the simulated layouts of a setting than which no other is as good in all of four figures.
 
         These are step time, memory left, GPUs and, with a price, cost. The fastest is first.
         """
-        layouts = [
-            {"n_gpus": row.gpus, **one.candidate.changes, **one.outcome.figures}
-            for row in self.rows_of(setting)
-            for one in row.search.ranking.fitting
-        ]
-        return undominated(layouts)
+        return _pareto(self._part(setting))
 
     def content(self) -> dict[str, Any]:
         """Return settings and rows under the names of the JSON output."""
@@ -75,12 +82,13 @@ class PlanResult(Result):
             "kept": self.kept,
             "settings": [
                 {
-                    "set": dict(setting),
-                    "fewest_gpus": None if question.days is None or (one := self.fewest(setting)) is None else one.gpus,
-                    "rows": [self._entry(row) for row in self.rows_of(setting)],
-                    "pareto": [dict(one) for one in self.pareto(setting)],
+                    "set": dict(part.setting),
+                    "fewest_gpus": None if question.days is None or part.fewest is None else part.fewest.gpus,
+                    "too_few_gpus": list(part.too_few),
+                    "rows": [self._entry(row) for row in part.rows],
+                    "pareto": [dict(one) for one in _pareto(part)],
                 }
-                for setting in question.settings
+                for part in self.parts
             ],
         }
 
@@ -115,8 +123,10 @@ class PlanResult(Result):
 
     @cached_property
     def keys(self) -> tuple[str, ...]:
-        """The degrees of layouts, and the keys in which the best ones differ."""
+        """The degrees of layouts, and the keys in which those that are shown differ."""
         layouts = [row.best.candidate.changes for row in self.rows if row.best]
+        if layouts and len(self.parts) == 1:
+            layouts += [{key: one[key] for key in layouts[0]} for one in _pareto(self.parts[0])]
         differing = changed_keys(layouts) if len(layouts) > 1 else ()
         return tuple(key for key in (layouts[0] if layouts else ()) if key in DEGREES or key in differing)
 
@@ -128,51 +138,56 @@ class PlanResult(Result):
 
     def summary(self) -> RenderableType:
         """Return the results as tables for a terminal."""
+        return plan_summary(self.summary_view())
+
+    def summary_view(self) -> PlanView:
+        """Return the contents of the tables."""
         question = self.question
         several = len(question.settings) > 1
-        return plan_summary(
-            PlanView(
-                head=f"{source_name(question.workload)}: {'; '.join(self._head())}",
-                varied=tuple(question.settings[0]) if several else (),
-                keys=self.keys,
-                rows=[row for row in self.table_rows if row["status"] == "simulated"],
-                without=self._without(),
-                front=[] if several else self.pareto(question.settings[0]),
-                foot=list(self._foot()),
-            )
+        return PlanView(
+            head=f"{source_name(question.workload)}: {'; '.join(self._head())}",
+            varied=tuple(question.settings[0]) if several else (),
+            keys=self.keys,
+            rows=[row for row in self.table_rows if row["status"] == "simulated"],
+            without=self._without(),
+            front=[] if several else self.pareto(question.settings[0]),
+            foot=list(self._foot()),
         )
 
     def _head(self) -> Iterator[str]:
         """Yield the answer where the fewest GPUs were asked for, and how much was looked at."""
         question = self.question
-        for setting in question.settings if question.days is not None else ():
-            where = f" with {setting_words(setting)}" if setting else ""
-            fewest = self.fewest(setting)
+        unit = "day" if question.days == 1 else "days"
+        for part in self.parts if question.days is not None else ():
+            where, fewest = _with(part.setting), part.fewest
             if fewest is None:
-                yield f"no number of GPUs that was tried is enough for {question.days:g} days{where}"
+                yield f"no number of GPUs that was tried is enough for {question.days:g} {unit}{where}"
             else:
-                yield f"the fewest for {question.days:g} days{where} are {counted(fewest.gpus, 'GPU')}"
+                yield f"the fewest for {question.days:g} {unit}{where} are {counted(fewest.gpus, 'GPU')}"
         simulated = sum(len(row.search.ranking.simulated) for row in self.rows)
         yield f"{counted(len(self.rows), 'search', 'es')}, {counted(simulated, 'layout')} simulated"
 
     def _without(self) -> list[tuple[Mapping[str, Any], str, str]]:
         """Return the numbers of GPUs without a layout: setting, numbers and reason; neighbours alike stand together."""
         told: list[tuple[Mapping[str, Any], list[int], str]] = []
-        for row in self.rows:
-            if row.best is not None:
-                continue
-            why = why_not(row)
-            if told and told[-1][0] == row.setting and told[-1][2] == why:
-                told[-1][1].append(row.gpus)
-            else:
-                told.append((row.setting, [row.gpus], why))
+        for part in self.parts:
+            if part.too_few:
+                told.append((part.setting, list(part.too_few), _TOO_FEW))
+            for row in part.rows:
+                why = why_not(row)
+                if why and told and told[-1][0] == row.setting and told[-1][2] == why:
+                    told[-1][1].append(row.gpus)
+                elif why:
+                    told.append((row.setting, [row.gpus], why))
         return [(setting, _numbers(gpus), why) for setting, gpus, why in told]
 
     def _foot(self) -> Iterator[str]:
-        """Yield the command that shows the row asked for, of each setting."""
-        for setting in self.question.settings:
-            if (row := self.fewest(setting)) is not None and row.best is not None:
-                yield f"To see {row.gpus:,} GPUs: {row.search.command_line(row.best)}"
+        """Yield the command that shows the answer, of each setting: the fewest GPUs for the days, or the fastest."""
+        for part in self.parts:
+            row = part.fastest if self.question.days is None else part.fewest
+            if row is not None and row.best is not None:
+                gpus = counted(row.gpus, "GPU")
+                yield f"To see {gpus}{_with(part.setting)}: {row.search.command_line(row.best)}"
 
     def __repr__(self) -> str:
         """Return the answer, and the best layout of every row."""
@@ -184,13 +199,27 @@ class PlanResult(Result):
         return "\n".join(["; ".join(self._head()), *lines])
 
 
+def _with(setting: Mapping[str, Any]) -> str:
+    return f" with {setting_words(setting)}" if setting else ""
+
+
+def _pareto(part: SettingRows) -> list[SearchRow]:
+    layouts = [
+        {"n_gpus": row.gpus, **one.candidate.changes, **one.outcome.figures}
+        for row in part.rows
+        for one in row.search.ranking.fitting
+    ]
+    return undominated(layouts, lambda one: losses(one, _WEIGHED))
+
+
 def why_not(row: PlanRow) -> str:
     """Return why a number of GPUs has no layout in the plan; nothing where it has one."""
     if row.best is not None:
         return ""
     search = row.search
     if not row.is_legal:
-        return "no legal layout"
+        refused = next(iter(search.bounded.refusals.examples.values()), None)
+        return "no legal layout" if refused is None else f"no legal layout: {refused[0][1]}"
     if search.best is not None:
         return f"the fastest is too slow: {_late(search.best.step_time_s, '', row)}"
     late = _late(search.ranking.next_bound_s, " or more", row)

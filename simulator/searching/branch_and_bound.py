@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from simulator.searching.candidates import BoundedSpace, Candidate
+from simulator.searching.pareto import losses, undominated
 from simulator.sweeping.evaluator import Evaluator
 from simulator.sweeping.outcome import PointOutcome, Status
 from simulator.sweeping.point import Point
@@ -59,8 +60,7 @@ def ranked(
 
     Its first ``top`` are those of an exhaustive search, unless it ``is_over`` before. Candidates are simulated in the
     order of their bounds. Once the next bound is not below the ``top``-th best step time so far, no layout that is left
-    can be faster than that. Nor is one simulated whose bound
-    is above ``slowest_s``.
+    can be faster than that. Nor is one simulated whose bound is above ``slowest_s``.
     """
     candidates = {one.number: one for one in space.fitting}
     best: list[float] = []
@@ -93,11 +93,8 @@ def pareto_front(ranking: Ranking) -> tuple[SimulatedLayout, ...]:
 
     The fastest is first; each following one is slower and leaves more.
     """
-    front: list[SimulatedLayout] = []
-    for one in ranking.fitting:
-        if not front or headroom(one.outcome.figures) > headroom(front[-1].outcome.figures):
-            front.append(one)
-    return tuple(front)
+    weighed = ("step_time_s", "headroom_bytes")
+    return tuple(undominated(ranking.fitting, lambda one: losses(one.outcome.figures, weighed)))
 
 
 def headroom(figures: Mapping[str, Any]) -> float:

@@ -115,6 +115,8 @@ def _splits_each_expert(workload: Workload, gpus: int, chosen: Chosen, etp: int)
 
 
 def _sequences(workload: Workload, gpus: int, chosen: Chosen) -> list[int]:
+    if captured := workload.model.captured_model:
+        return [captured.micro_batch]
     shared = divisors(workload.training.global_batch // chosen["parallelism.dp"])
     return [size for size in shared if size <= MOST_SEQUENCES]
 

@@ -54,7 +54,9 @@ def search(
     began = time.monotonic()
     check_counts(gpus=gpus, top=top)
     budget_s = as_number(budget_s, file="budget_s")
-    asked = LayoutSearch(workload, gpus, fixed_values(fix or {}), size_limits(limit or {}), dict(set or {}), top)
+    asked = LayoutSearch(
+        workload, gpus, fixed_values(fix or {}), size_limits(limit or {}), dict(by_key(set or {}, "set")), top
+    )
     runner = search_runner_on(jobs, on)
     with Store.open(None if out is None else database_path(out)) as store:
         result = asked.result(
@@ -76,12 +78,19 @@ def check_counts(**counts: object) -> None:
 
 def fixed_values(fix: Mapping[str, Sequence[Any]]) -> dict[str, tuple[Any, ...]]:
     """Return dotted key -> the only values to try. Raises `InputError` where they are no list."""
-    return {whole_key(key, "fix"): _listed(key, values) for key, values in fix.items()}
+    return {whole_key(key, "fix"): _listed(key, values) for key, values in by_key(fix, "fix").items()}
+
+
+def by_key(values: object, option: str) -> Mapping[str, Any]:
+    """Return a mapping of keys as it is. Raises `InputError`, naming ``option``, where it is something else."""
+    if not isinstance(values, Mapping):
+        raise InputError("must be a mapping of keys", file=option, found=brief(values), allowed="{KEY: ...}")
+    return values
 
 
 def size_limits(limit: Mapping[str, tuple[float, float]]) -> dict[str, SizeLimit]:
     """Return dotted key -> least and most of a number. Raises `InputError` where they are not two numbers."""
-    return {whole_key(key, "limit"): _limit(key, both) for key, both in limit.items()}
+    return {whole_key(key, "limit"): _limit(key, both) for key, both in by_key(limit, "limit").items()}
 
 
 def _listed(key: str, values: object) -> tuple[Any, ...]:
@@ -94,6 +103,10 @@ def _limit(key: str, both: object) -> SizeLimit:
     pair = tuple(both) if isinstance(both, Sequence) and not isinstance(both, str) else ()
     if len(pair) != 2 or not all(isinstance(one, int | float) for one in pair):
         raise InputError("must be least and most", file="limit", key=key, found=brief(both), allowed="such as (1, 8)")
+    if not pair[0] <= pair[1]:
+        raise InputError(
+            "has no number", file="limit", key=key, found=f"{pair[0]:g}..{pair[1]:g}", allowed="MIN <= MAX"
+        )
     return SizeLimit(*pair)
 
 

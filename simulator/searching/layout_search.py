@@ -51,6 +51,20 @@ class LayoutSearch:
     top: int = 10
     slowest_s: float = math.inf
 
+    def prepared(self) -> tuple[Workload, ClusterSpec]:
+        """Return the workload with its changes, and its cluster with so many GPUs.
+
+        Raises `InputError` where a change is of a key that layouts differ in, or the cluster has fewer GPUs.
+        """
+        base = load_workload(self.workload, self.changes)
+        for key, value in self.changes.items():
+            if key not in self.fixed:
+                check_no_dimension(key, [value], "set")
+            elif list(self.fixed[key]) != [value]:
+                text = layout_text(value)
+                raise InputError("has other values of --fix too", file="set", key=key, found=text, fix="one of both")
+        return base, _cluster_with(base, self.gpus)
+
     def result(
         self,
         evaluator: Evaluator,
@@ -64,13 +78,11 @@ class LayoutSearch:
         ``compare_own``: the file's own layout is simulated too. Raises `InputError` on what cannot be used.
         """
         began, n_kept = time.monotonic(), evaluator.n_kept
-        base = load_workload(self.workload, self.changes)
-        cluster = _cluster_with(base, self.gpus)
+        base, cluster = self.prepared()
         changes = dict(self.changes)
         if cluster != base.cluster and not cluster.fixed_nodes:
             changes["cluster.nodes"] = cluster.n_nodes
         space = LayoutSpace(Variants(base, cluster), self.gpus, self.fixed, self.limits)
-        _check_set(self.changes, self.fixed)
         bounded = NO_LAYOUTS
         if next(space.layouts(), None) is not None:  # else the cluster need not be built
             sizes = base.parallelism.model_copy(update={"tp": 1, "cp": 1, "pp": 1, "dp": self.gpus})
@@ -99,12 +111,11 @@ class LayoutSearch:
         )
 
 
-def _check_set(changes: Mapping[str, Any], fixed: Mapping[str, Any]) -> None:
-    """Raise `InputError` for a change of a key that layouts differ in: none of them would have it."""
-    for key in changes:
-        if key in {one.key for one in DIMENSIONS} - fixed.keys():
-            value = layout_text(changes[key])
-            raise InputError("is what layouts differ in", file="set", key=key, found=value, fix=f"--fix {key}={value}")
+def check_no_dimension(key: str, values: Sequence[Any], option: str) -> None:
+    """Raise `InputError`, naming ``option``, for values of a key that layouts differ in: those are for a search."""
+    if key in {one.key for one in DIMENSIONS}:
+        texts = ",".join(map(layout_text, values))
+        raise InputError("is what layouts differ in", file=option, key=key, found=texts, fix=f"--fix {key}={texts}")
 
 
 def _cluster_with(base: Workload, gpus: int) -> ClusterSpec:

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from simulator.config import Workload
 from simulator.config.variants import Variants
 from simulator.errors import InputError
-from simulator.input_files import closest
+from simulator.input_files import brief, closest
 from simulator.searching.dimensions import DIMENSIONS, LayoutDimension
 
 #: Keys that change how much work a step is, so that step times could not be compared.
@@ -59,12 +59,19 @@ class LayoutSpace:
         key = dimension.key
         values = self.fixed[key] if key in self.fixed else dimension.usual(workload, self.gpus, chosen)
         for value in values:
-            if key in self.limits and not self.limits[key].least <= value <= self.limits[key].most:
+            if key in self.limits and not self._within(key, value):
                 continue
             if _is_possible(dimension, workload, self.gpus, chosen, value):
                 yield from self._below({**chosen, key: value}, left[1:])
             else:
                 self.skipped[key] += 1
+
+    def _within(self, key: str, value: object) -> bool:
+        """Tell whether a value is within the limits of its key. Raises `InputError` where it is no number."""
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            fix = f"--fix {key}=V1,V2"
+            raise InputError("has values that are no numbers", file="limit", key=key, found=brief(value), fix=fix)
+        return self.limits[key].least <= value <= self.limits[key].most
 
 
 def _is_possible(dimension: LayoutDimension, *arguments: Any) -> bool:

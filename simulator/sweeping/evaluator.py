@@ -1,4 +1,4 @@
-"""Evaluation of points of which none is simulated twice: a runner beside the store of what is finished."""
+"""Evaluation of points, of which none is simulated that a store has: a runner beside what was finished before."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Evaluator:
     """Evaluates points on a ``runner``, and keeps every outcome in a ``store`` as soon as it is there.
 
     ``retry_failed``: points whose simulator or process broke down before are tried again. ``n_kept``: how many
-    outcomes came from the store.
+    outcomes came from the store. Equal points of one call are simulated once each where they run at the same time.
     """
 
     runner: Runner

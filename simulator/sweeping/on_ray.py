@@ -68,21 +68,24 @@ class RayCluster:
 
     @contextmanager
     def _connected(self) -> Iterator[Any]:
-        """Hand out Ray, connected; end the connection that was begun here, and a cluster of this machine with it."""
-        os.environ.update({name: os.environ.get(name, value) for name, value in QUIET.items()})
-        try:
-            import ray
-        except ImportError:
-            fix = "pip install 'llm-cluster-simulator[cluster]'"
-            raise InputError("Ray is not installed", file="on", found=self.address, fix=fix) from None
-        if ray.is_initialized():
-            yield ray
-            return
-        self._connect(ray)
-        try:
-            yield ray
-        finally:
-            ray.shutdown()
+        """Hand out Ray, connected; end the connection afterwards, and a cluster of this machine with it.
+
+        Raises `InputError` where the process is connected already, as that may be to another cluster.
+        """
+        with _quiet():
+            try:
+                import ray
+            except ImportError:
+                fix = "pip install 'llm-cluster-simulator[cluster]'"
+                raise InputError("Ray is not installed", file="on", found=self.address, fix=fix) from None
+            if ray.is_initialized():
+                message = "this process is connected to a Ray cluster already"
+                raise InputError(message, file="on", found=self.address, fix="ray.shutdown() before")
+            self._connect(ray)
+            try:
+                yield ray
+            finally:
+                ray.shutdown()
 
     def _connect(self, ray: Any) -> None:
         quiet = {"log_to_driver": False, "logging_level": "ERROR"}
@@ -104,6 +107,18 @@ class RayCluster:
         except Exception as error:  # Ray raises no narrower one
             fix = "a less busy machine, or --jobs without --on"
             raise InputError(f"a Ray cluster does not start here: {error}", file="on", fix=fix) from None
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Have the environment say `QUIET`, where it says nothing else, while the context lasts."""
+    added = {name: value for name, value in QUIET.items() if name not in os.environ}
+    os.environ.update(added)
+    try:
+        yield
+    finally:
+        for name in added:
+            os.environ.pop(name, None)
 
 
 @dataclass
@@ -178,17 +193,19 @@ class _Tasks:
     def _outcome(self, reference: Any, opened: OpenedPoint) -> PointOutcome | None:
         """Return the outcome of a task, or None where its process is lost and the point is to be tried again.
 
-        Raises `InputError` where the machine has another simulator, or none.
+        Raises `InputError` where the machine has another simulator, or none: the task, its environment or its answer
+        cannot be read there or here. What else Ray tells of, such as lost objects or a full disk, is a loss.
         """
         exceptions = self.ray.exceptions
+        unable = (exceptions.RayTaskError, exceptions.RuntimeEnvSetupError, exceptions.RaySystemError)
         try:
             outcome = self.ray.get(reference)
-        except (exceptions.WorkerCrashedError, exceptions.NodeDiedError, exceptions.OutOfMemoryError) as error:
-            return self._lost(opened, error)
-        except exceptions.RayError as error:
-            why = str(error).strip().splitlines()[-1]
+        except unable as error:
             fix = "the same llm-cluster-simulator and Python on all machines"
-            raise InputError(f"a machine of the cluster cannot run the simulator: {why}", file="on", fix=fix) from None
+            message = f"a machine of the cluster cannot run the simulator: {_last_line(error)}"
+            raise InputError(message, file="on", fix=fix) from None
+        except exceptions.RayError as error:
+            return self._lost(opened, error)
         if isinstance(outcome, Mismatch):
             fix = "the same version on all machines, and the files that the job names under the same paths"
             raise InputError(f"{outcome.machine} reads another job: {outcome.why}", file="on", fix=fix)
@@ -201,7 +218,7 @@ class _Tasks:
         if self.losses[number] < MOST_LOSSES:
             self.lost.append(opened)
             return None
-        told = f"its process was lost {MOST_LOSSES} times ({type(error).__name__}), as where memory runs out"
+        told = f"its process was lost {MOST_LOSSES} times, as where memory runs out ({_last_line(error)})"
         return PointOutcome(opened.key, Status.FAILED, error=told)
 
     def cancel(self) -> None:
@@ -211,3 +228,13 @@ class _Tasks:
                 self.ray.cancel(reference, force=True)
             except Exception:  # the cluster, or the connection to it, has gone first
                 return
+
+
+def _last_line(error: Exception) -> str:
+    """Return the name of an error, and the last line of what it says.
+
+    >>> _last_line(ValueError("one\\ntwo\\n")), _last_line(ValueError())
+    ('ValueError: two', 'ValueError')
+    """
+    lines = str(error).strip().splitlines()
+    return ": ".join([type(error).__name__, *lines[-1:]])

@@ -33,4 +33,5 @@ def runner_on(jobs: int | None, on: str | None = None) -> Runner:
 
 def search_runner_on(jobs: int | None, on: str | None = None) -> Runner:
     """Return `runner_on`, but of one point at a time this process itself: a search may end after a few points."""
-    return InTurn() if jobs == 1 and on is None else runner_on(jobs, on)
+    runner = runner_on(jobs, on)
+    return InTurn() if jobs == 1 and on is None else runner

@@ -29,6 +29,7 @@ _ANOTHER_NAME = "another name"
 #: Seconds for which another sweep may hold up a commit.
 _PATIENCE_s = 60.0
 _SQL_TYPES = {float: "REAL", int: "INTEGER", bool: "INTEGER"}
+_FAILED = str(Status.FAILED)
 _HEAD = ("key", "workload", "changes", "status")
 _TAIL = ("error", "warnings", "wall_s", "simulator", "finished_at")
 _COLUMNS = (*_HEAD, *FIGURES, *_TAIL)
@@ -77,7 +78,10 @@ class Store:
         return frozenset(key for key, status in rows if failed or status != Status.FAILED)
 
     def add(self, point: Point, outcome: PointOutcome) -> None:
-        """Commit a finished point; a later outcome of the same key takes the place of an earlier one."""
+        """Commit a finished point.
+
+        A later outcome of the same key takes the place of an earlier one, but a failure only that of another failure.
+        """
         values: dict[str, Any] = {
             "key": outcome.key,
             "workload": source_name(point.workload),
@@ -93,8 +97,9 @@ class Store:
         places = ", ".join("?" * len(_COLUMNS))
         with _problems(self.path):
             self.connection.execute(
-                f"INSERT OR REPLACE INTO points ({', '.join(_COLUMNS)}) VALUES ({places})",
-                [values[name] for name in _COLUMNS],
+                f"INSERT OR REPLACE INTO points ({', '.join(_COLUMNS)}) SELECT {places} "
+                "WHERE ? != ? OR NOT EXISTS (SELECT 1 FROM points WHERE key = ? AND status != ?)",
+                [*(values[name] for name in _COLUMNS), values["status"], _FAILED, outcome.key, _FAILED],
             )
 
     def outcome(self, key: str) -> PointOutcome:

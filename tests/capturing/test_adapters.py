@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 import simulator
+from simulator.capturing.entry import capture_made
 from simulator.errors import InputError
 from simulator.models import parameters, trained_parameters
 from simulator.program import Matmul
@@ -37,6 +38,8 @@ def test_adapters_are_trained_beside_frozen_layers(tmp_path: Path) -> None:
         ({"rank": 0}, "adapters.rank"),
         ({"rank": 2.5}, "adapters.rank"),
         ({"targets": []}, "adapters.targets"),
+        ({"targets": 5}, "adapters.targets"),
+        ({"dtype": ["bf16"]}, "adapters.dtype"),
         ({"targets": ["qvk"]}, r"is the name of no linear layer[\s\S]*fix: +qkv"),
         ({"targets": ["norm"]}, "is the name of no linear layer"),
         ({"dtype": "int8"}, "adapters.dtype"),
@@ -47,3 +50,10 @@ def test_adapters_are_trained_beside_frozen_layers(tmp_path: Path) -> None:
 def test_adapters_that_cannot_be_are_refused(change: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError, match=message):
         captured(Tiny(), adapters={**ADAPTERS, **change})
+
+
+def test_adapters_of_an_option_are_checked_before_the_function_runs() -> None:
+    with pytest.raises(InputError, match="must be a whole number"):
+        capture_made(lambda: pytest.fail("has run"), "m:f", {"adapters": {"rank": 99999, "targets": ["q"]}})
+    with pytest.raises(InputError, match="must be a mapping"):
+        capture_made(lambda: pytest.fail("has run"), "m:f", {"adapters": [16, "q"]})

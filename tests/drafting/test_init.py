@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import itertools
 import json
 from pathlib import Path
 from typing import Any
@@ -13,11 +14,14 @@ import simulator
 from simulator.cli.app import main
 from simulator.cli.init import _doubts
 from simulator.config import load_workload
+from simulator.drafting import layouts
 from simulator.drafting.entry import Draft, JobAnswers, _counted_ends
 from simulator.drafting.layouts import HABITS, SPARE, ProposedLayout
 from simulator.drafting.machines import JobMachines
 from simulator.frameworks import FRAMEWORKS
+from simulator.sweeping import evaluation
 from tests.support.machine_dumps import H100, RTX4090, card, query
+from tests.support.sweeps import SMALLEST
 
 #: A Llama of two layers, wide enough that bounds leave little to simulate.
 CONFIG = {
@@ -215,10 +219,15 @@ def test_an_input_at_its_end_is_named(monkeypatch: pytest.MonkeyPatch, capsys: p
     assert "--model: is not answered" in capsys.readouterr().err
 
 
-def test_gpus_that_stay_idle_and_a_search_cut_short_are_told(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_gpus_that_stay_idle_and_a_search_cut_short_are_told(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """12 GPUs of nodes of 8 are two nodes, of which 4 stay idle; a clock that jumps ends the search at once."""
-    assert init("--model", "config.json", "--cluster", "dgx_h100", "--gpus", 12, "--budget-s", 0.1, *USUAL) == 2
-    assert "none of" in capsys.readouterr().err
+    hours = itertools.count(0.0, 3600.0)
+    with monkeypatch.context() as patch:
+        patch.setattr("time.monotonic", lambda: next(hours))
+        assert init("--model", "config.json", "--cluster", "dgx_h100", "--gpus", 12, "--budget-s", 60, *USUAL) == 2
+    assert "none of 0 layouts was found to fit in time" in capsys.readouterr().err
     layout = ProposedLayout({}, {"headroom_bytes": 1.0, "capacity_bytes": 200.0}, 9, 3, in_time=False)
     answers = JobAnswers("m", JobMachines({"name": "dgx_h100"}), 12, "full", "pytorch", 1, 1)
     assert list(_doubts(Draft({}, "", layout, idle_gpus=4), answers, 2.5)) == [
@@ -226,6 +235,32 @@ def test_gpus_that_stay_idle_and_a_search_cut_short_are_told(folder: Path, capsy
         "4 GPUs of the 16 in whole nodes stay idle; --gpus 16 uses all of them",
         "the search ended after --budget-s 2.5: layouts that were not simulated may be faster",
     ]
+
+
+@pytest.mark.parametrize("cut_short", [False, True])
+def test_a_second_search_simulates_nothing_again(monkeypatch: pytest.MonkeyPatch, cut_short: bool) -> None:
+    """No layout leaves enough, so that a longer ranking is asked for; ended at once, it takes nothing away."""
+    simulated: list[Any] = []
+    run_step, search = evaluation.run_step, layouts.search
+    budgets: list[float] = []
+
+    def hurried(data: Any, *, budget_s: float, **options: Any) -> Any:
+        budgets.append(0.0 if cut_short and budgets else budget_s)
+        return search(data, **{**options, "budget_s": budgets[-1]})
+
+    monkeypatch.setattr(evaluation, "run_step", lambda workload: [simulated.append(workload), run_step(workload)][1])
+    monkeypatch.setattr(layouts, "search", hurried)
+    monkeypatch.setattr(layouts, "_leaves_enough", lambda one: False)
+    data = {**SMALLEST, "training": {**SMALLEST["training"], "global_batch": 8}, "framework": "pytorch"}
+    proposed = layouts.proposed_layout(data, 2, 1e6, 1, None)
+    assert len(budgets) == 2
+    assert proposed.n_simulated == len(simulated) > 3
+    assert proposed.in_time
+    best = simulator.search(
+        data, gpus=2, fix={"zero": [0, 3], "tp": [1], "cp": [1]}, limit={"micro_batch": (1, 8)}, jobs=1
+    ).best
+    assert best is not None
+    assert proposed.figures["step_time_s"] == pytest.approx(best.step_time_s)
 
 
 def test_names_that_nvidia_smi_prints_are_types_of_gpu(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,6 +15,8 @@ from simulator.config import load_workload
 from simulator.errors import InputError
 from simulator.planning.gpu_counts import CountRange, least_gpus, whole_nodes
 from simulator.planning.result import PlanResult, why_not
+from simulator.searching.layout_search import SearchWatch
+from tests.support.jobs import job
 from tests.support.searches import LARGE, figures_of, space_on
 from tests.support.sweeps import SMALLEST, write_job
 
@@ -43,6 +45,12 @@ def exhaustive() -> dict[int, float]:
 def database(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """One file for all plans of this module, so that no layout is simulated twice."""
     return tmp_path_factory.mktemp("plans") / "plans.db"
+
+
+@pytest.fixture
+def in_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
 
 
 def planned(database: Path | None, workload: Any = LARGE, **options: Any) -> PlanResult:
@@ -118,18 +126,125 @@ def test_each_value_of_a_varied_key_has_rows_of_its_own() -> None:
     assert slow[1] > fast[1]
 
 
-def test_no_simulated_step_needs_fewer_gpus_than_the_peak_allows(exhaustive: dict[int, float]) -> None:
-    """The floor of a number's best step is at most that number; half the time needs twice as many, but for rounding."""
-    for gpus, step_time_s in exhaustive.items():
-        assert least_gpus(load_workload(LARGE), step_time_s) <= gpus
+def test_half_the_time_needs_twice_as_many_gpus_at_their_peak() -> None:
     few, many = (least_gpus(load_workload(LARGE), seconds) for seconds in (0.01, 0.001))
     assert 10 * (few - 1) < many <= 10 * few
 
 
+MIXTURE = job(
+    model={"layers": 1, "hidden": 4096, "heads": 32, "vocab": 1000},
+    model__moe={"experts": 8, "top_k": 2, "ffn_hidden": 14336, "capacity_factor": 0.1},
+    training={"seq": 4096, "global_batch": 8, "precision": "bf16"},
+    parallelism={"ep": 8, "dp": 8},
+)
+
+
+@pytest.mark.parametrize(
+    "workload",
+    [
+        MIXTURE,
+        {**MIXTURE, "model": {**MIXTURE["model"], "moe": {**MIXTURE["model"]["moe"], "pad_to_capacity": False}}},
+        {
+            **LARGE,
+            "model": {**LARGE["model"], "tied_embeddings": False},
+            "training": {**LARGE["training"], "freeze": ["layers", "embedding"]},
+        },
+        {**LARGE, "training": {**LARGE["training"], "adapters": {"rank": 8, "targets": ["up"]}}},
+    ],
+    ids=["dropped tokens", "dropped and not padded", "all but the head frozen", "adapters"],
+)
+def test_no_simulated_step_needs_fewer_gpus_than_the_peak_allows(workload: dict[str, Any]) -> None:
+    """Nine tenths of the tokens are dropped by experts, or most of the backward pass is not there."""
+    loaded = load_workload(workload)
+    assert least_gpus(loaded, simulator.run(loaded).report["step_time_s"]) <= loaded.n_ranks
+
+
+def test_products_of_a_captured_model_may_be_of_another_type_than_its_weights(tmp_path: Path) -> None:
+    """Most weights are the fp32 table's, and all products are in bf16, of sixteen times the peak."""
+    torch = pytest.importorskip("torch")
+
+    class Mixed(torch.nn.Module):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.table = torch.nn.Embedding(60000, 4096)
+            self.layers = torch.nn.ModuleList(
+                torch.nn.Linear(4096, 4096, bias=False, dtype=torch.bfloat16) for _ in range(10)
+            )
+
+        def forward(self, tokens: Any) -> Any:
+            x = self.table(tokens).to(torch.bfloat16)
+            for layer in self.layers:
+                x = layer(x)
+            return x.float().sum()
+
+    with torch.device("meta"):
+        module = Mixed()
+    captured = simulator.capture(module, torch.zeros(8, 2048, dtype=torch.long))
+    assert captured.dtype == "fp32"
+    captured.save(tmp_path / "mixed.json")
+    loaded = load_workload(
+        {
+            "model": {"captured": str(tmp_path / "mixed.json")},
+            "training": {"global_batch": 512},
+            "parallelism": {"dp": 1},
+            "cluster": "dgx_h100",
+        }
+    )
+    assert least_gpus(loaded, simulator.run(loaded).report["step_time_s"]) == 1
+
+
+def test_every_number_that_was_asked_for_is_told_of(database: Path) -> None:
+    """A step of 1 us is too short for any: listed numbers are searched, those of a range fall to the peak alone."""
+    listed = planned(database, gpus=[8, 16], days=1e-6)
+    assert [(row.gpus, row.best) for row in listed.rows] == [(8, None), (16, None)]
+    assert all("too slow" in why_not(row) for row in listed.rows)
+    between = planned(database, between=(8, 16), days=1e-6)
+    setting = between.to_dict()["settings"][0]
+    assert (setting["rows"], setting["too_few_gpus"]) == ([], [8, 16])
+    assert [(numbers, why) for _, numbers, why in between.summary_view().without] == [
+        ("8, 16", "too few even if each computed at its peak all the time")
+    ]
+
+
+def test_the_command_that_is_shown_is_of_the_answer(exhaustive: dict[int, float], database: Path) -> None:
+    """Without days that is the fastest step, with them the fewest GPUs that are enough; settings are named."""
+    fastest = min(exhaustive, key=lambda gpus: (exhaustive[gpus], gpus))
+    (line,) = planned(database, gpus=COUNTS).summary_view().foot
+    assert line.startswith(f"To see {fastest} GPUs: ")
+    assert fastest > 4
+    (line,) = planned(database, gpus=COUNTS, days=1.001 * exhaustive[4]).summary_view().foot
+    assert line.startswith("To see 4 GPUs: ")
+    varied = planned(database, gpus=[8], vary={"seed": [1, 2]}, fix={**FIXED, "tp": [8]}).summary_view().foot
+    assert [line.partition(":")[0] for line in varied] == ["To see 8 GPUs with seed=1", "To see 8 GPUs with seed=2"]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"gpus": [8, 16, 64]},
+        {"gpus": [8], "set": {"parallelism.tp": 2}, "fix": {"cp": [1]}},
+        {"between": (17, 64)},
+    ],
+    ids=["more than the cluster has", "a key that layouts differ in", "a range beyond the cluster"],
+)
+def test_what_cannot_be_used_is_told_before_the_first_search(options: dict[str, Any]) -> None:
+    searched: list[int] = []
+
+    def watch(gpus: int) -> SearchWatch:
+        searched.append(gpus)
+        return SearchWatch()
+
+    two = {**SMALLEST, "cluster": {"name": "two", "groups": [{"count": 2, "node": "dgx_a100"}]}}
+    two["training"] = {**SMALLEST["training"], "global_batch": 16}
+    with pytest.raises(InputError):
+        simulator.plan(two, **{"fix": FIXED, "jobs": 1, "watch": watch, **options})
+    assert searched == []
+
+
 def test_a_cluster_of_a_fixed_size_has_no_more_gpus() -> None:
     groups = {"name": "two", "groups": [{"count": 2, "node": "dgx_a100"}]}
-    cluster = load_workload({**SMALLEST, "cluster": groups}, {"training.global_batch": 16}).cluster
-    assert list(whole_nodes(cluster, CountRange(4, 100))) == [4, 8, 16]
+    workload = load_workload({**SMALLEST, "cluster": groups}, {"training.global_batch": 16})
+    assert list(whole_nodes(workload, CountRange(4, 100))) == [4, 8, 16]
 
 
 @pytest.mark.parametrize(
@@ -139,6 +254,26 @@ def test_a_cluster_of_a_fixed_size_has_no_more_gpus() -> None:
         ({"gpus": [8], "between": (1, 8)}, "is given beside a range"),
         ({"gpus": [0]}, "must be a whole number"),
         ({"between": (8, 4)}, "is no range"),
+        ({"between": (16,)}, "must be two numbers"),
+        ({"between": 8}, "must be two numbers"),
+        ({"between": ()}, "must be two numbers"),
+        ({"gpus": b"a"}, "must be a list of numbers"),
+        ({"gpus": [8], "jobs": True}, "needs a process"),
+        ({"gpus": [8], "fix": [("tp", 8)]}, "must be a mapping"),
+        ({"gpus": [8], "limit": 3}, "must be a mapping"),
+        ({"gpus": [8], "set": 3}, "must be a mapping"),
+        ({"gpus": [8], "vary": {"cluster.nodes": [1, 2]}}, "follows from the number of GPUs"),
+        ({"gpus": [8], "vary": {"parallelism": [{}]}}, "is what layouts differ in"),
+        ({"gpus": [8], "vary": {"training.recompute.granularity": ["full"]}}, "is what layouts differ in"),
+        (
+            {"gpus": [8], "vary": {"training.precision": ["bf16"]}, "fix": {"training.precision": ["fp16"]}},
+            "one of both",
+        ),
+        ({"gpus": [8], "set": {"parallelism.tp": 4}, "fix": {"tp": [8]}}, "one of both"),
+        ({"days": 1e-6, "set": {"training.total_tokens": 1e18}}, "GPUs or more are needed even at their peak"),
+        ({"between": (3, 3)}, "has no number that could be tried"),
+        ({"gpus": [8], "limit": {"tp": (8, 1)}}, "has no number"),
+        ({"gpus": [8], "limit": {"schedule": (1, 8)}}, "has values that are no numbers"),
         ({"gpus": [8], "days": 0}, "is too short a run"),
         ({"days": 3.0, "set": {}}, "the length of the run is needed"),
         ({"gpus": [8], "more": -1}, "must be a whole number"),
@@ -162,7 +297,7 @@ def test_the_command_prints_the_answer_and_writes_files(
         main([*words, "--days", "1", "--json", "p.json", "--csv", "p.csv"])
     out = capsys.readouterr().out
     assert ended.value.code == 0
-    assert out.startswith("tiny.yaml: the fewest for 1 days are 1 GPU; ")
+    assert out.startswith("tiny.yaml: the fewest for 1 day are 1 GPU; ")
     setting = json.loads(Path("p.json").read_text())["settings"][0]
     assert setting["fewest_gpus"] == 1
     assert setting["rows"][0]["figures"]["cost"] == pytest.approx(2 * setting["rows"][0]["figures"]["gpu_hours"])
@@ -170,15 +305,46 @@ def test_the_command_prints_the_answer_and_writes_files(
     with pytest.raises(SystemExit) as ended:
         main([*words, "--days", "1e-6", "--gpus", "1..2"])
     assert ended.value.code == 0
-    assert "no number of GPUs that was tried is enough" in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert "no number of GPUs that was tried is enough" in out
+    assert "all that may fit are too slow" in out
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--set", "parallelism.tp=4"], "--set: parallelism.tp: is what layouts differ in"),
+        (["--vary", "parallelism.tp=4,2"], "--vary: parallelism.tp: is what layouts differ in"),
+        (["--limit", "tp=8..1"], "--limit: tp: has no number"),
+        (["--vary", "tp=4,8"], "--vary: tp: is what layouts differ in"),
+        (["--vary", "clustr=a"], "--vary: clustr: unknown key"),
+        (["--price", "-1"], "--price: is out of range"),
+        (["--price", "2", "--set", "cluster.price_per_gpu_hour=5"], "--price: stands for cluster.price_per_gpu_hour"),
+        (["--tokens", "1T", "--set", "training.total_tokens=5"], "--tokens: stands for training.total_tokens"),
+    ],
+)
+def test_errors_name_the_option(
+    options: list[str], message: str, capsys: pytest.CaptureFixture[str], in_folder: Path
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["plan", "gpt22b_tp8", "--gpus", "8", *options])
+    assert ended.value.code == 2
+    assert message in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("options", [["--tokens", "many", "--days", "3"], ["--gpus", "8-16"], ["--gpus", "8..x"]])
 def test_numbers_that_are_none_end_with_2(
-    options: list[str], capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    options: list[str], capsys: pytest.CaptureFixture[str], in_folder: Path
 ) -> None:
-    monkeypatch.chdir(tmp_path)
     with pytest.raises(SystemExit) as ended:
         main(["plan", "gpt22b_tp8", *options])
     assert ended.value.code == 2
     assert "number" in capsys.readouterr().err
+
+
+def test_rows_of_the_front_can_be_told_apart() -> None:
+    """They differ in the micro-batch, in which the best layout, the only one of its table, differs from none."""
+    fixed = {**FIXED, "tp": [1, 2], "micro_batch": [1, 2], "recompute": ["selective"], "zero": [1], "pp": [1]}
+    view = planned(None, gpus=[8], fix=fixed).summary_view()
+    assert len(view.front) > len(view.rows) == 1
+    assert "training.micro_batch" in view.keys

@@ -190,3 +190,19 @@ def test_a_cluster_of_one_size_keeps_it() -> None:
     assert simulator.search(workload, gpus=4, fix=fixed, jobs=1, top=1).best is not None
     with pytest.raises(InputError, match="has fewer GPUs"):
         simulator.search(workload, gpus=16, fix=fixed, jobs=1)
+
+
+def test_a_captured_model_is_searched_with_the_micro_batch_that_was_recorded(tmp_path: Path) -> None:
+    """32 sequences, more than are tried of other models, as no other number has kernels."""
+    torch = pytest.importorskip("torch")
+    layers = torch.nn.Sequential(*(torch.nn.Linear(64, 64) for _ in range(2)))
+    simulator.capture(layers, torch.zeros(32, 64), dtype="bf16").save(tmp_path / "two.json")
+    workload = {
+        "model": {"captured": str(tmp_path / "two.json")},
+        "training": {"global_batch": 64},
+        "parallelism": {"dp": 1},
+        "cluster": "dgx_h100",
+    }
+    searched = simulator.search(workload, gpus=2, fix={"pp": [1], "tp": [1], "recompute": ["none"]}, jobs=1)
+    assert searched.best is not None
+    assert searched.best.candidate.changes["training.micro_batch"] == 32

@@ -5,12 +5,14 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -191,3 +193,46 @@ def test_without_ray_is_said_what_to_install(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(InputError, match="Ray is not installed"):
         simulator.sweep(SMALLEST, grid={"seed": [1]}, on="local-ray")
+
+
+def test_a_process_that_is_connected_elsewhere_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The address would not be used otherwise. The environment is as before."""
+    ray = pytest.importorskip("ray")
+    monkeypatch.setattr(ray, "is_initialized", lambda: True)
+    before = dict(os.environ)
+    with pytest.raises(InputError, match="connected to a Ray cluster already"):
+        simulator.sweep(SMALLEST, grid={"seed": [1]}, on="ray://127.0.0.1:1")
+    assert dict(os.environ) == before
+
+
+@pytest.mark.parametrize("lost", ["WorkerCrashedError", "NodeDiedError", "ObjectLostError", "OutOfDiskError"])
+def test_what_a_cluster_loses_is_tried_again_until_it_has_failed(lost: str) -> None:
+    opened = open_point(Point(0, SMALLEST, {}))
+    assert isinstance(opened, OpenedPoint)
+    tasks = _tasks_that_raise(lost)
+    seen = [tasks._outcome(None, opened) for _ in range(on_ray.MOST_LOSSES)]
+    assert seen[:-1] == [None] * (on_ray.MOST_LOSSES - 1)
+    assert seen[-1] is not None
+    assert seen[-1].status == Status.FAILED
+    assert lost in seen[-1].error
+
+
+@pytest.mark.parametrize("unable", ["RayTaskError", "RaySystemError"])
+def test_a_machine_that_cannot_run_the_simulator_ends_the_sweep(unable: str) -> None:
+    """Also where Ray says nothing of it."""
+    opened = open_point(Point(0, SMALLEST, {}))
+    assert isinstance(opened, OpenedPoint)
+    with pytest.raises(InputError, match=f"cannot run the simulator: {unable}"):
+        _tasks_that_raise(unable)._outcome(None, opened)
+
+
+def _tasks_that_raise(name: str) -> Any:
+    """Tasks on a cluster whose every answer is one of Ray's errors, without a word."""
+    exceptions = pytest.importorskip("ray").exceptions
+    silent = type(name, (getattr(exceptions, name),), {"__init__": lambda self: None, "__str__": lambda self: ""})
+
+    def answer(reference: object) -> None:
+        raise silent
+
+    ray = SimpleNamespace(exceptions=exceptions, get=answer)
+    return on_ray._Tasks(ray, 1, iter(()), frozenset())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 
 from simulator.errors import InputError
 from simulator.sweeping.entry import sweep_space
+from simulator.sweeping.evaluation import evaluate
 from simulator.sweeping.outcome import PointOutcome, Status
 from simulator.sweeping.point import Point
 from simulator.sweeping.result import SweepResult
@@ -72,7 +74,8 @@ def test_points_are_committed_one_by_one(tmp_path: Path) -> None:
 
 def test_failed_points_are_tried_again_when_asked_for(tmp_path: Path) -> None:
     out, space = tmp_path / "s.db", space_of({"seed": [1, 2]})
-    outcomes = swept({"seed": [1, 2]}, out=out).outcomes
+    outcomes = swept({"seed": [1, 2]}).outcomes
+    swept({"seed": [2]}, out=out)
     with Store.open(out) as store:
         store.add(Point(0, SMALLEST, {"seed": 1}), PointOutcome(outcomes[0].key, Status.FAILED, error="killed"))
     runner = InProcess()
@@ -176,3 +179,13 @@ def test_a_full_disk_ends_a_sweep_with_what_is_finished(tmp_path: Path, monkeypa
     assert "the same command goes on" in str(caught.value)
     monkeypatch.setattr(sqlite3, "connect", connect)
     assert 0 < len(seen) == len(rows(out)) < len(space)
+
+
+def test_a_failure_does_not_take_the_place_of_figures(tmp_path: Path) -> None:
+    """A second process of the same sweep may lose its machine. Figures do take the place of a failure."""
+    point, worst = Point(0, SMALLEST, {}), PointOutcome("k", Status.FAILED, error="lost")
+    best = replace(evaluate(point), key="k")
+    with Store.open(tmp_path / "s.db") as store:
+        for outcome, status in ((worst, Status.FAILED), (best, Status.SIMULATED), (worst, Status.SIMULATED)):
+            store.add(point, outcome)
+            assert store.outcome("k").status == status
