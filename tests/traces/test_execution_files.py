@@ -15,6 +15,7 @@ from simulator.errors import InputError
 from simulator.traces.execution.files import is_execution_trace, open_graphs
 from simulator.traces.execution.graph import GraphNode, NodeKind
 from simulator.traces.execution.messages import _FIELDS, _VALUES, chakra_messages
+from simulator.traces.execution.operation_flops import operation_flops
 from tests.support.chakra import COLLECTIVE, COMPUTE, SEND, ChakraNode, framed, node, save_chakra
 
 pytest.importorskip("google.protobuf")
@@ -176,6 +177,72 @@ def test_kernels_of_pytorch_are_the_innermost_operations(tmp_path: Path) -> None
         ("aten::mm", 128, 112, (), "fp16"),
         ("aten::add_", 0, 16, (13,), "fp16"),
     ]
+
+
+def _pytorch_kernels(folder: Path, *operations: dict[str, Any]) -> list[tuple[str, float]]:
+    path = folder / "rank0.json"
+    path.write_text(json.dumps({"schema": "1.1.0", "nodes": list(operations)}))
+    return [(one.name.removeprefix("aten::"), one.flops) for one in nodes_of(str(path))]
+
+
+def _shaped(number: int, parent: int, name: str, shapes: list[list[int]], result: list[int]) -> dict[str, Any]:
+    """An operation on a GPU's tensors of its own, and a new one."""
+    tensors = [[100 * number + at, 100 * number + at, 0, 8, 2, "cuda:0"] for at in range(len(shapes) + 1)]
+    return {
+        "id": number, "parent": parent, "rf_id": number, "name": f"aten::{name}", "inputs": tensors[:-1],
+        "outputs": tensors[-1:], "input_shapes": shapes, "output_shapes": [result], "input_types": [], "output_types": [],
+    }  # fmt: skip
+
+
+def test_attention_is_one_kernel_each_way(tmp_path: Path) -> None:
+    """Heads stand before tokens outside, and behind them in the kernel's own call.
+
+    Scores of 2 sequences, 3 heads and 16 by 16 tokens, of 8 elements each, and their sums: 4 * 2 * 3 * 16 * 16 * 8.
+    Five products go back for two. Two packed sequences of 16 tokens take as much as a batch of two.
+    """
+    heads_first, tokens_first, packed = [2, 3, 16, 8], [2, 16, 3, 8], [32, 3, 8]
+    forward = 4.0 * 2 * 3 * 16 * 16 * 8
+    told = _pytorch_kernels(
+        tmp_path,
+        _shaped(1, 0, "scaled_dot_product_attention", [heads_first] * 3, heads_first),
+        _shaped(2, 1, "_fused_sdp_choice", [heads_first] * 3, []) | {"outputs": [1]},
+        _shaped(3, 1, "_scaled_dot_product_flash_attention", [heads_first] * 3, heads_first),
+        _shaped(4, 3, "_flash_attention_forward", [tokens_first] * 3 + [[], []], tokens_first),
+        _shaped(5, 0, "_scaled_dot_product_flash_attention_backward", [heads_first] * 4, heads_first),
+        _shaped(6, 5, "_flash_attention_backward", [tokens_first] * 5 + [[2, 3, 16], [], []], tokens_first),
+        _shaped(7, 0, "_scaled_dot_product_efficient_attention", [heads_first] * 3, heads_first),
+        _shaped(8, 0, "_flash_attention_forward", [packed] * 3 + [[3], [3]], packed),
+    )
+    assert told == [
+        ("_flash_attention_forward", forward), ("_flash_attention_backward", 2.5 * forward),
+        ("_scaled_dot_product_efficient_attention", forward), ("_flash_attention_forward", forward),
+    ]  # fmt: skip
+
+
+def test_names_count_as_a_whole(tmp_path: Path) -> None:
+    """``index_put_`` and ``sqrt_`` end like ``t_``, which only transposes; ``result_type`` has it inside, and asks."""
+    kernels = ("index_put_", "_foreach_sqrt_", "native_dropout_backward", "repeat_interleave", "split_copy", "sum")
+    others = ("t_", "squeeze_", "resize_", "empty_like", "new_empty_strided", "result_type")
+    operations = [_shaped(number, 0, name, [[8]], [8]) for number, name in enumerate((*kernels, *others), 1)]
+    assert [name for name, _ in _pytorch_kernels(tmp_path, *operations)] == list(kernels)
+
+
+@pytest.mark.parametrize(
+    ("name", "shapes", "results", "expected"),
+    [
+        ("mm", [[4, 8], [8, 2], [4, 2]], [[4, 2]], 2 * 4 * 8 * 2),  # written into a tensor that is there
+        ("addmm", [[4, 2], [4, 8], [8, 2], [], []], [[4, 2]], 2 * 4 * 8 * 2),
+        ("_scaled_mm", [[4, 8], [8, 2], [4, 1], [1, 2], []], [[4, 2]], 2 * 4 * 8 * 2),  # a scale for each row
+        ("baddbmm", [[3, 4, 2], [3, 4, 8], [3, 8, 2]], [[3, 4, 2]], 2 * 3 * 4 * 8 * 2),
+        ("convolution_backward", [[1, 6, 5, 5], [1, 3, 5, 5], [6, 3, 1, 1]], [[1, 3, 5, 5], [6, 3, 1, 1]], 4 * 150 * 3),
+        ("convolution_backward", [[1, 6, 5, 5], [1, 3, 5, 5], [6, 3, 1, 1]], [[], [6, 3, 1, 1], []], 2 * 150 * 3),
+    ],
+)
+def test_products_take_their_factors(
+    name: str, shapes: list[list[int]], results: list[list[int]], expected: float
+) -> None:
+    """Neither scales nor buffers of results are factors. A gradient without a shape was not computed."""
+    assert operation_flops(f"aten::{name}", shapes, results) == expected
 
 
 #: File -> nodes by kind.

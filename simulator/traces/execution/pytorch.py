@@ -25,8 +25,17 @@ from simulator.units import counted
 #: The host's record of a communication; its parts are NCCL's calls.
 _COMM_CALL = "record_param_comms"
 _WAIT = "wait"
-#: Parts of names of operations that only make, name or shape tensors.
-_WITHOUT_KERNEL = ("empty", "resize_", "detach", "set_", "as_strided", "squeeze", "transpose_", "t_", "view", "lift")
+#: Operations that only make tensors, change a tensor's shape in place, or ask about tensors. Views are told by what
+#: they share.
+_WITHOUT_KERNEL = frozenset(
+    {
+        *("empty", "empty_like", "empty_strided", "empty_permuted", "empty_quantized", "new_empty"),
+        *("new_empty_strided", "_efficientzerotensor", "lift", "lift_fresh", "detach", "retain_grad"),
+        *("resize_", "resize_as_", "_resize_output_", "set_", "detach_", "as_strided_", "squeeze_", "unsqueeze_"),
+        *("transpose_", "t_", "swapaxes_", "swapdims_", "requires_grad_", "rename_"),
+        *("result_type", "_fused_sdp_choice", "is_same_size", "is_pinned", "numel", "sym_numel", "sym_size"),
+    }
+)
 #: Fields of a tensor's list: tensor, storage, offset, elements, bytes of an element, device.
 _TENSOR_FIELDS = 6
 
@@ -50,7 +59,7 @@ class _Operation:
     def has_kernel(self) -> bool:
         """True where it reads or writes a tensor on a GPU, and does more than make or shape it."""
         short = self.name.partition("::")[2]
-        if not short or any(part in short for part in _WITHOUT_KERNEL) or self.name.startswith("c10d::"):
+        if not short or short in _WITHOUT_KERNEL or self.name.startswith("c10d::"):
             return False
         before, after = (_storages(values) for values in (self.inputs, self.outputs))
         changes_in_place = short.endswith("_") or short.endswith("out")
