@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from simulator.errors import InputError
+from simulator.output.comm_arguments import PART_IN
 from simulator.output.files import writing
 from simulator.program import (
     AllToAll,
@@ -212,10 +213,9 @@ def _transfer(op: Comm, end: str, peer: int, tag: int) -> Mapping[str, Any]:
 
 def _collective(op: Collective, group: int, size: int) -> Mapping[str, Any]:
     """Return the attributes of a collective; ``comm_size`` is what a rank puts in."""
-    several = op.op in (CollectiveKind.ALL_GATHER, CollectiveKind.GATHER)
     attributes: dict[str, Any] = {
         "comm_type": ("int64_val", COLLECTIVES.index(op.op)),
-        "comm_size": ("int64_val", round(op.nbytes / (size if several else 1))),
+        "comm_size": ("int64_val", round(op.nbytes / (size if op.op in PART_IN else 1))),
         "pg_name": ("string_val", str(group)),
     }
     if op.algorithm != "auto":
