@@ -93,7 +93,7 @@ def test_an_exact_length_counts_until_somebody_changes_the_microseconds(tmp_path
         (b"\xff" * 12, "is cut off in message 0"),
         (framed(b"", b"\x0b\x0b"), "message 1 cannot be read"),
         (framed(b"", b"\x08\x01\x18\x63"), "is no type of node"),
-        (framed(b"", b"\x08\x01", b"\x08\x01"), "two nodes have one number"),
+        (framed(b"", b"\x08\x01", b"\x08\x01"), "two operations have one number"),
         (framed(b""), "has no nodes"),
         (framed(b"", b"\x08\x01\x2a\x01\x02", b"\x08\x02\x2a\x01\x01"), "wait for each other in a circle"),
         (framed(b"", b"\x08\x01\x2a\x01\x01"), "wait for each other in a circle"),
@@ -145,6 +145,26 @@ def test_groups_stand_beside_the_traces_or_in_a_file_that_is_named(tmp_path: Pat
         open_graphs(names, str(tmp_path / "other.json"))
 
 
+def test_files_that_tell_no_rank_are_ranks_in_the_order_of_their_numbers(tmp_path: Path) -> None:
+    """``et_2`` stands before ``et_10``, and it is said. What else is in the folder is left out, and named."""
+    for rank in range(12):
+        one = _shaped(1, 0, "mm", [[2, rank + 1], [rank + 1, 2]], [2, 2])
+        (tmp_path / f"pytorch_et_{rank}.json").write_text(json.dumps({"schema": "1.1.0", "nodes": [one]}))
+    (tmp_path / "a.json").write_text('{"schemaVersion": 1, "traceEvents": []}')
+    (tmp_path / "r.json").write_text('{\n  "schema_version": 1, "command": "trace replay"}')
+    assert is_execution_trace(str(tmp_path))
+    job = open_graphs([str(tmp_path)])
+    assert [rank.nodes[0].flops / 8 for rank in job.ranks] == list(range(1, 13))
+    left_out, order = job.missing
+    assert left_out.startswith("a.json in ")
+    assert "pytorch_et_0.json is taken as rank 0, pytorch_et_11.json as rank 11" in order
+
+
+def test_a_folder_without_execution_traces_is_named(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="holds no execution traces"):
+        open_graphs([str(tmp_path)])
+
+
 def _operation(number: int, parent: int, name: str, inputs: list[Any], outputs: list[Any]) -> dict[str, Any]:
     def shapes(values: list[Any]) -> list[list[int]]:
         return [[4, 8] if value[0] == 1 else [8, 2] if value[0] == 2 else [4, 2] for value in values]
@@ -190,7 +210,8 @@ def _shaped(number: int, parent: int, name: str, shapes: list[list[int]], result
     tensors = [[100 * number + at, 100 * number + at, 0, 8, 2, "cuda:0"] for at in range(len(shapes) + 1)]
     return {
         "id": number, "parent": parent, "rf_id": number, "name": f"aten::{name}", "inputs": tensors[:-1],
-        "outputs": tensors[-1:], "input_shapes": shapes, "output_shapes": [result], "input_types": [], "output_types": [],
+        "outputs": tensors[-1:], "input_shapes": shapes, "output_shapes": [result], "input_types": [],
+        "output_types": [],
     }  # fmt: skip
 
 

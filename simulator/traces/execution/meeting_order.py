@@ -77,7 +77,7 @@ def _check(job: JobGraph, places: Sequence[NodePlace]) -> None:
     if strangers := sorted(callers - partners):
         stranger = next(job.ranks[at] for at, _ in places if job.ranks[at].rank == strangers[0])
         group = f"group {first.comm.group}" if first.comm.group else "the group"
-        told = f"rank {stranger.rank} calls a {first.comm.operation} of {group}, and is not in it"
+        told = f"rank {stranger.rank} calls {first.comm.operation} of {group}, and is not in it"
         raise InputError(told, file=stranger.file, found=f"ranks {', '.join(map(str, sorted(partners)[:8]))}")
     if lacking := sorted(partners - callers):
         told = ", ".join(map(str, lacking[:4]))

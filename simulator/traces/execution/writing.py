@@ -33,9 +33,11 @@ from simulator.program import (
 )
 from simulator.timeline import Timeline
 from simulator.traces.execution.chakra import ALGORITHM, COLLECTIVES, EARLY, EXACT, PER_NODE, RING, SHARES
+from simulator.traces.execution.files import MESSAGES
 from simulator.traces.execution.messages import chakra_messages, varint
 from simulator.traces.execution.planned import PlannedNode, planned_nodes
 from simulator.traces.execution.process_groups import GROUPS_FILE
+from simulator.traces.files import files_in
 
 #: Numbers of types of nodes (``NodeType`` in et_def.proto).
 _LOAD, _STORE, _COMPUTE, _SEND, _RECEIVE, _COLLECTIVE = range(2, 8)
@@ -51,7 +53,7 @@ def write_chakra(program: Program, timeline: Timeline, folder: Path) -> list[Pat
     chakra_messages()
     _check_size(program, timeline, folder)
     files = [folder / f"{STEM}.{rank}.et" for rank in range(program.n_ranks)]
-    strangers = sorted({one.name for one in folder.glob("*.et")} - {file.name for file in files})
+    strangers = [one.name for one in files_in(folder, MESSAGES) if one not in files]
     if strangers:
         raise InputError("holds traces of other ranks or steps", file=folder, found=strangers[0], fix="an empty folder")
     numbering = _Numbering(program)
