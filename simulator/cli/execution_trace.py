@@ -14,6 +14,13 @@ if TYPE_CHECKING:
     from simulator.traces.execution.graph import JobGraph
 
 
+#: Option that is refused -> what to do in its place.
+_INSTEAD = {
+    "--gpu": "--cluster: its GPU decides where the trace has no durations",
+    "--recorded-cluster": "--cluster alone, which plays the network",
+}
+
+
 def are_execution_traces(files: list[str]) -> bool:
     """Tell whether the first of the files is an execution trace."""
     from simulator.traces.execution.files import is_execution_trace
@@ -60,7 +67,8 @@ def _refuse(options: Mapping[str, object]) -> None:
     """Raise `InputError` where an option is given that needs a clock."""
     for option, value in options.items():
         if value is not None:
-            raise InputError("is of profilers' traces, and these are execution traces", file=option, found=str(value))
+            what = "is of profilers' traces, and these are execution traces"
+            raise InputError(what, file=option, found=str(value), fix=_INSTEAD.get(option))
 
 
 def _opened(files: list[str], groups: str | None) -> JobGraph:

@@ -282,9 +282,12 @@ def _is_workload(name: str) -> bool:
 
 def _side(name: str, title: str, changes: dict[str, Any], warnings: list[str]) -> Side:
     """Return one side of a comparison, called ``title``; what its files lack is added to ``warnings``."""
+    from simulator.input_files import as_path
     from simulator.traces.compare import simulated_side, traced_side
+    from simulator.traces.execution.files import refuse_execution_trace
 
     if not _is_workload(name):
+        refuse_execution_trace(as_path(name))
         trace = _opened([name])
         warnings += [f"{title}: {text}" for text in trace.missing]
         return traced_side(trace, title)

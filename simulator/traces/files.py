@@ -8,6 +8,7 @@ from pathlib import Path
 
 from simulator.errors import InputError
 from simulator.input_files import as_path
+from simulator.traces.execution.process_groups import GROUPS_FILE
 from simulator.traces.kineto import read_trace
 from simulator.traces.trace import RunTrace
 
@@ -20,9 +21,10 @@ _RESULT = re.compile(rb'\{\s*"schema_version"\s*:')
 def files_in(folder: Path, suffixes: tuple[str, ...]) -> list[Path]:
     """Return the files of a folder with such names, ordered by these; numbers in names count as numbers.
 
-    Results of this project's commands are left out.
+    Results of this project's commands are left out, and files of communicator groups.
     """
-    inside = [one for one in folder.iterdir() if one.name.lower().endswith(suffixes) and one.is_file()]
+    named = [one for one in folder.iterdir() if one.name.lower().endswith(suffixes) and one.name != GROUPS_FILE]
+    inside = [one for one in named if one.is_file()]
     return sorted((one for one in inside if not _is_result(one)), key=lambda one: _natural(one.name))
 
 

@@ -31,8 +31,13 @@ _RANK_OF_CHAKRA = re.compile(r"\.(\d{1,6})\.(?:et|json)(?:\.gz)?$", re.IGNORECAS
 
 
 def is_execution_trace(text: str) -> bool:
-    """Tell whether a file, or any file of a folder, is an execution trace, and no profiler's."""
-    path = Path(text)
+    """Tell whether a file, or any file of a folder, is an execution trace, and no profiler's.
+
+    Raises `InputError` where there is no such file.
+    """
+    path = as_path(text)
+    if not path.exists():
+        raise InputError("cannot be read: No such file or directory", file=path)
     if path.is_dir():
         return any(is_execution_trace(str(one)) for one in _candidates(path))
     if path.name.lower().endswith(MESSAGES):
@@ -44,9 +49,17 @@ def is_execution_trace(text: str) -> bool:
     return beginning.lstrip()[:1] == b"{" and _KEYS.search(beginning) is not None
 
 
+def refuse_execution_trace(path: Path) -> None:
+    """Raise `InputError` where a file or folder is an execution trace, which has no times of a profiler."""
+    if is_execution_trace(str(path)):
+        raise InputError(
+            "execution traces are shown and played, and not compared", file=path, fix="the profiler's trace of the run"
+        )
+
+
 def _candidates(folder: Path) -> list[Path]:
     """Return the files of a folder that may be execution traces."""
-    return [one for one in files_in(folder, (*MESSAGES, *SUFFIXES)) if one.name != GROUPS_FILE]
+    return files_in(folder, (*MESSAGES, *SUFFIXES))
 
 
 def open_graphs(texts: Sequence[str], groups: str | None = None) -> JobGraph:

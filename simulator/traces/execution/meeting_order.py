@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from simulator.errors import InputError
 from simulator.program import CollectiveKind
-from simulator.traces.execution.graph import EXCHANGES, GraphNode, JobGraph, NodeKind, RankGraph
+from simulator.traces.execution.graph import EXCHANGES, GraphComm, GraphNode, JobGraph, NodeKind, RankGraph
 from simulator.traces.execution.lengths import NodeLengths
 
 #: A node: position of its rank in the job, and its own among the rank's nodes.
@@ -82,6 +82,8 @@ def _check(job: JobGraph, places: Sequence[NodePlace]) -> None:
     if lacking := sorted(partners - callers):
         told = ", ".join(map(str, lacking[:4]))
         raise InputError(f"rank {told} has no call that belongs to it", file=rank.file, key=where)
+    if any(len(shares) not in (0, len(partners)) for shares in (first.comm.send_shares, first.comm.receive_shares)):
+        raise InputError(f"has no share for each of {len(partners)} ranks", file=rank.file, key=where)
     for (at, _), node in zip(places, nodes, strict=True):
         if not _agree(node, first):
             told = f"{_text(first)} here, {_text(node)} at operation {node.number} of rank {job.ranks[at].rank}"
@@ -93,12 +95,19 @@ def _agree(one: GraphNode, other: GraphNode) -> bool:
     assert one.comm is not None
     assert other.comm is not None
     same_bytes = one.comm.nbytes == other.comm.nbytes or one.comm.operation == CollectiveKind.ALL_TO_ALL
-    return one.comm.operation == other.comm.operation and same_bytes
+    return same_bytes and _manner(one.comm) == _manner(other.comm)
+
+
+def _manner(comm: GraphComm) -> tuple[object, ...]:
+    return comm.operation, comm.algorithm, comm.send_shares, comm.receive_shares, comm.per_node
 
 
 def _text(node: GraphNode) -> str:
     assert node.comm is not None
-    return f"{node.comm.operation or node.kind} of {node.comm.nbytes:,.0f} bytes"
+    comm = node.comm
+    algorithm = "" if comm.algorithm == "auto" else f" by {comm.algorithm}"
+    shares = " in shares of its own" if comm.send_shares or comm.receive_shares or comm.per_node else ""
+    return f"{comm.operation or node.kind} of {comm.nbytes:,.0f} bytes{algorithm}{shares}"
 
 
 @dataclass

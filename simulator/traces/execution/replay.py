@@ -116,6 +116,8 @@ def _warnings(job: JobGraph, lengths: NodeLengths) -> list[str]:
         kept = "recorded lengths are kept, or those of an idle network"
         told.append(f"{counted(alone, 'communication')} with ranks that have no trace here: {kept}")
     if (target := lengths.target) is not None:
+        if any(node.kind == NodeKind.GPU and node.seconds for rank in job.ranks for node in rank.nodes):
+            told.append(f"kernels last as they were recorded, whatever GPU {target.cluster.spec.name} has")
         priced = ((rank.rank, node) for rank in job.ranks for node in rank.nodes if node.seconds is None and node.flops)
         told += dict.fromkeys(text for rank, node in priced if (text := target.replaced_peak(rank, node)))
     return told

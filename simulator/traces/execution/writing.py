@@ -51,11 +51,8 @@ _SCHEMA = "1.0.2-chakra.0.0.4"
 def write_chakra(program: Program, timeline: Timeline, folder: Path) -> list[Path]:
     """Write the step of every rank into ``folder``, and return the files. Raises `InputError`."""
     chakra_messages()
+    files = rank_files(folder, program.n_ranks)
     _check_size(program, timeline, folder)
-    files = [folder / f"{STEM}.{rank}.et" for rank in range(program.n_ranks)]
-    strangers = [one.name for one in files_in(folder, MESSAGES) if one not in files]
-    if strangers:
-        raise InputError("holds traces of other ranks or steps", file=folder, found=strangers[0], fix="an empty folder")
     numbering = _Numbering(program)
     prepared: dict[int, list[bytes | PlannedNode]] = {}
     for rank, file in enumerate(files):
@@ -70,6 +67,15 @@ def write_chakra(program: Program, timeline: Timeline, folder: Path) -> list[Pat
     with writing(folder / GROUPS_FILE) as stream:
         stream.write((json.dumps(groups) + "\n").encode())
     return [*files, folder / GROUPS_FILE]
+
+
+def rank_files(folder: Path, n_ranks: int) -> list[Path]:
+    """Return the files that a step of ``n_ranks`` is written into. Raises `InputError` where the folder has others."""
+    files = [folder / f"{STEM}.{rank}.et" for rank in range(n_ranks)]
+    strangers = [one.name for one in files_in(folder, MESSAGES) if one not in files]
+    if strangers:
+        raise InputError("holds traces of other ranks or steps", file=folder, found=strangers[0], fix="an empty folder")
+    return files
 
 
 @dataclass
@@ -133,9 +139,14 @@ def _check_size(program: Program, timeline: Timeline, folder: Path) -> None:
     lengths = np.array([len(template) for template in timeline.templates], dtype=np.int64)[timeline.template]
     rank_nodes = np.bincount(timeline.rank, weights=lengths, minlength=program.n_ranks)
     nodes = int(rank_nodes[list(timeline.simulated_as)].sum())
+    check_number(program.n_ranks, nodes, folder)
+
+
+def check_number(n_ranks: int, nodes: int, folder: Path) -> None:
+    """Raise `InputError` where ranks have more ``nodes`` together than are written."""
     if nodes > MOST_NODES:
         raise InputError(
-            f"{program.n_ranks:,} ranks have {nodes:,} kernels and transfers", file=folder,
+            f"{n_ranks:,} ranks have {nodes:,} kernels and transfers or more", file=folder,
             allowed=f"at most {MOST_NODES:,}, about two gigabytes", fix="fewer layers, micro-batches or replicas",
         )  # fmt: skip
 
