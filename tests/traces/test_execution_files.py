@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import math
 import re
 from collections import Counter
 from pathlib import Path
@@ -85,6 +86,25 @@ def test_an_exact_length_counts_until_somebody_changes_the_microseconds(tmp_path
     assert lengths == pytest.approx([2600.5e-9, 30e-6])
 
 
+def _shaped(number: int, parent: int, name: str, shapes: list[list[int]], result: list[int]) -> dict[str, Any]:
+    """An operation on a GPU's tensors of its own, and a new one."""
+    tensors = [[100 * number + at, 100 * number + at, 0, 8, 2, "cuda:0"] for at in range(len(shapes) + 1)]
+    return {
+        "id": number, "parent": parent, "rf_id": number, "name": f"aten::{name}", "inputs": tensors[:-1],
+        "outputs": tensors[-1:], "input_shapes": shapes, "output_shapes": [result], "input_types": [],
+        "output_types": [],
+    }  # fmt: skip
+
+
+def _pytorch(product: dict[str, Any], record: dict[str, Any] | None = None) -> dict[str, Any]:
+    """A file of a product with other fields, and a record of a communication with others."""
+    told = [_shaped(1, 0, "mm", [[2, 4], [4, 2]], [2, 2]) | product]
+    if record is not None:
+        comm = {"name": "record_param_comms", "collective_name": "allreduce", "input_shapes": [], "inputs": []}
+        told.append(_shaped(2, 0, "", [], []) | comm | record)
+    return {"schema": "1.1.0", "nodes": told}
+
+
 @pytest.mark.parametrize(
     ("content", "message"),
     [
@@ -116,7 +136,24 @@ def test_broken_messages_are_named_in_a_sentence(tmp_path: Path, content: bytes,
         ({"workload_graph": 7}, "is no list of nodes"),
         ({"workload_graph": [{"Id": "x"}]}, "is no whole number"),
         ({"workload_graph": [{"Id": 1, "NodeType": 4, "runtime": -3}]}, "is no amount"),
+        ({"workload_graph": [{"Id": 1, "NodeType": 4, "runtime": 10**400}]}, "is no amount"),
+        ({"workload_graph": [{"Id": 1, "NodeType": 4, "runtime": 1 << 62}]}, "is no length of an operation"),
         ({"schema": "1.1.0", "nodes": [{}]}, "has an operation that cannot be read"),
+        (_pytorch({"id": math.inf}), "has an operation that cannot be read"),
+        (_pytorch({"rf_id": math.inf}), "has an operation that cannot be read"),
+        (_pytorch({"attrs": [{"name": [1]}]}), "has an operation that cannot be read"),
+        (_pytorch({"inputs": [[{}, 1, 0, 8, 2, "cuda:0"]]}), "operation 1: has a tensor that cannot be read"),
+        (_pytorch({"inputs": [[1, 1, 0, 10**400, 2, "cuda:0"]]}), "operation 1: has a tensor that cannot be read"),
+        (_pytorch({"inputs": [[1, 1, 0, -8, 2, "cuda:0"]]}), "operation 1: has a tensor that cannot be read"),
+        (_pytorch({"input_shapes": ["a", "b"]}), "operation 1: has sizes that no tensor has"),
+        (_pytorch({"input_shapes": [[-2, 4], [4, 2]]}), "operation 1: has sizes that no tensor has"),
+        (_pytorch({"input_shapes": [[1 << 40, 1 << 40], [1 << 40, 2]]}), "operation 1: has sizes that no tensor has"),
+        (_pytorch({}, {"in_msg_nelems": -1}), "operation 2.in_msg_nelems: is no number of elements"),
+        (_pytorch({}, {"inputs": [[["a", None, 0, "a", None, "cuda:0"]], 5]}), "operation 2: has a tensor"),
+        (
+            _pytorch({}, {"name": "## process_group:init ##", "inputs": ['[{"pg_name": "1", "ranks": [0, 0]}]']}),
+            "group 1",
+        ),
         ({"schema": "1.1.0", "nodes": []}, "has no operation with a tensor on a GPU"),
     ],
 )
@@ -205,14 +242,19 @@ def _pytorch_kernels(folder: Path, *operations: dict[str, Any]) -> list[tuple[st
     return [(one.name.removeprefix("aten::"), one.flops) for one in nodes_of(str(path))]
 
 
-def _shaped(number: int, parent: int, name: str, shapes: list[list[int]], result: list[int]) -> dict[str, Any]:
-    """An operation on a GPU's tensors of its own, and a new one."""
-    tensors = [[100 * number + at, 100 * number + at, 0, 8, 2, "cuda:0"] for at in range(len(shapes) + 1)]
-    return {
-        "id": number, "parent": parent, "rf_id": number, "name": f"aten::{name}", "inputs": tensors[:-1],
-        "outputs": tensors[-1:], "input_shapes": shapes, "output_shapes": [result], "input_types": [],
-        "output_types": [],
-    }  # fmt: skip
+def test_a_wait_for_a_list_of_tensors_waits_for_all(tmp_path: Path) -> None:
+    """It names no call that can be looked up, as a number of one would be."""
+    tensor = [3, 3, 0, 8, 2, "cuda:0"]
+    record = {"name": "record_param_comms", "input_shapes": [], "inputs": [[tensor], 5], "in_msg_nelems": 8}
+    told = [
+        _shaped(1, 0, "mm", [[2, 4], [4, 2]], [2, 2]),
+        _shaped(2, 0, "", [], []) | record | {"collective_name": "allreduce", "dtype": "Half"},
+        _shaped(3, 0, "", [], []) | record | {"collective_name": "wait"},
+        _shaped(4, 0, "mm", [[2, 4], [4, 2]], [2, 2]),
+    ]
+    path = tmp_path / "rank0.json"
+    path.write_text(json.dumps({"schema": "1.1.0", "nodes": told}))
+    assert nodes_of(str(path))[-1].after == (1, 2)
 
 
 def test_attention_is_one_kernel_each_way(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -148,6 +149,36 @@ def test_a_type_that_the_gpu_has_no_peak_of_is_named(tmp_path: Path) -> None:
     result = replay_graphs(replace(job, ranks=(in_fp8,)), "dgx_a100")
     assert result.warnings == ("a100-sxm-80gb has no peak of fp8: such kernels run at its peak of bf16",)
     assert result.step_s == pytest.approx(1e12 / load_profile("a100-sxm-80gb").gpu_spec.peak_flops_per_s["bf16"].value)
+
+
+@pytest.mark.parametrize(
+    ("other", "message"),
+    [
+        (
+            {"comm_algorithm": "tree"},
+            "all_to_all of 8 bytes here, all_to_all of 8 bytes by tree at operation 0 of rank 1",
+        ),
+        ({"send_shares": (0.5, 0.5)}, "in shares of its own"),
+        ({"send_shares": (1e300, 0.5)}, "is no list of shares"),
+        ({"receive_shares": (math.nan, 0.5)}, "is no list of shares"),
+        ({"per_node_share": math.nan}, "is no list of shares"),
+    ],
+)
+def test_ranks_give_an_all_to_all_the_same_shares(tmp_path: Path, other: dict[str, Any], message: str) -> None:
+    even = node(0, COLLECTIVE, 1, comm_type=6, comm_size=8)
+    uneven = node(0, COLLECTIVE, 1, comm_type=6, comm_size=8, **other)
+    with pytest.raises(InputError) as problem:
+        played(tmp_path, [even], [uneven])
+    assert message in str(problem.value)
+
+
+def test_shares_are_one_for_each_rank_and_a_ring_is_of_transfers(tmp_path: Path) -> None:
+    """A collective stays one, whatever ring it names."""
+    three = node(0, COLLECTIVE, 1, comm_type=6, comm_size=8, send_shares=(0.5, 0.25, 0.25))
+    with pytest.raises(InputError, match="has no share for each of 2 ranks"):
+        played(tmp_path, [three], [three])
+    ring = node(0, COLLECTIVE, 7, comm_size=8, ring_group="1")
+    assert [rank.communication_s for rank in played(tmp_path, [ring], [ring]).ranks] == pytest.approx([7 * us] * 2)
 
 
 def test_a_rank_that_calls_a_group_of_others_is_named(tmp_path: Path) -> None:
