@@ -28,13 +28,15 @@ def are_execution_traces(files: list[str]) -> bool:
     return is_execution_trace(files[0])
 
 
-def show_graphs(files: list[str], top: int, json: Path | None, quiet: bool, refused: Mapping[str, object]) -> None:
+def show_graphs(
+    files: list[str], groups: str | None, top: int, json: Path | None, quiet: bool, refused: Mapping[str, object]
+) -> None:
     """Say what is in execution traces. ``refused``: option -> its value, which has to be absent here."""
     from simulator.output.graph_tables import shown_graphs
     from simulator.traces.execution import report
 
     _refuse(refused)
-    result = report.shown_graphs(_opened(files, None), top)
+    result = report.shown_graphs(_opened(files, groups), top)
     _tell(result, shown_graphs, json, quiet)
 
 

@@ -11,7 +11,14 @@ from simulator.cli.execution_trace import are_execution_traces, replay_graph_fil
 from simulator.cli.options import APP_SETTINGS, Json, Quiet, Set
 from simulator.cli.outputs import STDOUT, check_outputs, write_json
 from simulator.cli.terminal import progress, show, warn
-from simulator.cli.trace_change import asked_change, naming_options, parse_factors, played_cluster, target_cluster
+from simulator.cli.trace_change import (
+    ChangeOptions,
+    asked_change,
+    naming_options,
+    parse_factors,
+    played_cluster,
+    target_cluster,
+)
 from simulator.errors import InputError
 from simulator.output.files import PICTURES
 
@@ -88,6 +95,7 @@ def show_command(
     gantt: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Draw the streams (.png, .svg or .pdf).", show_default=False)
     ] = None,
+    groups: GroupsFile = None,
     quiet: Quiet = False,
 ) -> None:
     """Say where the time of a trace goes.
@@ -105,9 +113,9 @@ def show_command(
 
     check_outputs({"--json": json, "--gantt": gantt}, {"--gantt": PICTURES})
     if are_execution_traces(files):
-        show_graphs(files, top, json, quiet, {"--step": step, "--gantt": gantt})
+        show_graphs(files, groups, top, json, quiet, {"--step": step, "--gantt": gantt})
         return
-    trace = _opened(files)
+    trace = _opened(files, groups)
     if step is not None:
         with naming_options(name="--step"):
             trace = one_step(trace, step)
@@ -207,12 +215,13 @@ def replay_command(
         return
     target = target_cluster(cluster, set_, recorded_cluster)
     factors = parse_factors(scale, "--scale"), parse_factors(rank, "--rank")
+    options = ChangeOptions(*factors, host, gpu, recorded_gpu, target, recorded_cluster, overlap)
     trace = _opened(files, groups)
     with naming_options(name="--step"):
         trace = one_step(trace, step)
     check_outputs({"--json": json})
-    warnings = list(trace.missing)
-    change = asked_change(trace, factors, host, (gpu, recorded_gpu), (target, recorded_cluster), overlap, warnings)
+    change, without_effect = asked_change(trace, options)
+    warnings = [*trace.missing, *without_effect]
     with progress("playing the step"), naming_options(ranks="--rank"):
         played = replay(trace, change)
     if abs(played.error) > UNLIKE:

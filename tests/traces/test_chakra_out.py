@@ -115,6 +115,13 @@ def test_commands_write_and_play(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert json.loads(capsys.readouterr().out)["step_s"] < step_s
     assert command("trace", "show", folder) == 0
     assert "reduce_scatter" in capsys.readouterr().out
+    (tmp_path / "groups.json").write_text(json.dumps({"1": [0, 1, 2]}))
+    assert command("trace", "show", folder, "--groups", tmp_path / "groups.json", "--json", "-") == 0
+    assert {one["group_size"] for one in json.loads(capsys.readouterr().out)["exchanges"]} >= {3}
+    assert command("trace", "replay", folder, "--gpu", "h200-sxm-141gb") == 2
+    assert "--cluster: its GPU decides" in capsys.readouterr().err
+    assert command("trace", "replay", tmp_path / "missing", "--cluster", "dgx_h100") == 2
+    assert "missing: cannot be read" in capsys.readouterr().err
     assert command("trace", "replay", folder, "--scale", "matmul=2") == 2
     assert "--scale: is of profilers' traces" in capsys.readouterr().err
     profiled = save_step(tmp_path)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 from simulator.cluster import build_cluster
 from simulator.config.cluster import load_cluster
@@ -16,6 +17,8 @@ from simulator.costs import Costs
 from simulator.errors import InputError
 from simulator.network.collectives import fastest, idle_seconds, patterns, plan
 from simulator.network.direct import ByteShares
+from simulator.output import graph_tables
+from simulator.traces.execution import report
 from simulator.traces.execution.files import open_graphs
 from simulator.traces.execution.graph import GraphComm, GraphNode, JobGraph, NodeKind, RankGraph
 from simulator.traces.execution.lengths import NodeLengths
@@ -131,6 +134,25 @@ def test_ranks_give_bytes_of_their_own_to_an_all_to_all(tmp_path: Path) -> None:
     expected_s = idle_seconds(uneven, cluster, costs)
     assert all_to_all(3, 1) == pytest.approx(expected_s)
     assert all_to_all(3, 1) == pytest.approx(all_to_all(3, 3))
+
+
+def test_tables_say_how_many_ranks_they_leave_out(tmp_path: Path) -> None:
+    """Of 18 ranks that differ 16 have rows."""
+    for rank in range(18):
+        save_chakra(tmp_path / f"a.{rank}.et", node(0, COMPUTE, rank + 1))
+    job = open_graphs([str(tmp_path)])
+    result = report.replayed_graphs(job, replay_graphs(job))
+    for tables in (graph_tables.replayed_graphs(result), graph_tables.shown_graphs(report.shown_graphs(job, 10))):
+        console = Console(width=120)
+        with console.capture() as printed:
+            console.print(*tables)
+        assert "\n 2 more" in printed.get() or "\n2 more" in printed.get()
+
+
+def test_recorded_kernels_keep_their_lengths_on_another_cluster_and_it_is_said(tmp_path: Path) -> None:
+    result = played(tmp_path, [node(0, COMPUTE, 10)], cluster="dgx_a100")
+    assert result.step_s == pytest.approx(10 * us)
+    assert result.warnings == ("kernels last as they were recorded, whatever GPU dgx_a100 has",)
 
 
 def test_each_rank_has_the_peak_of_its_own_gpu(tmp_path: Path) -> None:
