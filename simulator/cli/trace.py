@@ -213,15 +213,15 @@ def replay_command(
         }  # fmt: skip
         replay_graph_files(files, played_cluster(cluster, set_), groups, json, quiet, refused)
         return
-    target = target_cluster(cluster, set_, recorded_cluster)
-    factors = parse_factors(scale, "--scale"), parse_factors(rank, "--rank")
-    options = ChangeOptions(*factors, host, gpu, recorded_gpu, target, recorded_cluster, overlap)
+    target, factors = target_cluster(cluster, set_, recorded_cluster), parse_factors(scale, "--scale")
+    ranks = parse_factors(rank, "--rank")
+    options = ChangeOptions(factors, ranks, host, gpu, recorded_gpu, target, recorded_cluster, overlap)
     trace = _opened(files, groups)
     with naming_options(name="--step"):
         trace = one_step(trace, step)
     check_outputs({"--json": json})
-    change, without_effect = asked_change(trace, options)
-    warnings = [*trace.missing, *without_effect]
+    change, warnings = asked_change(trace, options)
+    warnings = [*trace.missing, *warnings]
     with progress("playing the step"), naming_options(ranks="--rank"):
         played = replay(trace, change)
     if abs(played.error) > UNLIKE:

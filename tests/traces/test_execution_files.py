@@ -243,7 +243,7 @@ def _pytorch_kernels(folder: Path, *operations: dict[str, Any]) -> list[tuple[st
 
 
 def test_a_wait_for_a_list_of_tensors_waits_for_all(tmp_path: Path) -> None:
-    """It names no call that can be looked up, as a number of one would be."""
+    """A list names no call that can be looked up, as the number of a call would."""
     tensor = [3, 3, 0, 8, 2, "cuda:0"]
     record = {"name": "record_param_comms", "input_shapes": [], "inputs": [[tensor], 5], "in_msg_nelems": 8}
     told = [
@@ -285,8 +285,8 @@ def test_attention_is_one_kernel_each_way(tmp_path: Path) -> None:
 def test_names_count_as_a_whole(tmp_path: Path) -> None:
     """``index_put_`` and ``sqrt_`` end like ``t_``, which only transposes; ``result_type`` has it inside, and asks."""
     kernels = ("index_put_", "_foreach_sqrt_", "native_dropout_backward", "repeat_interleave", "split_copy", "sum")
-    others = ("t_", "squeeze_", "resize_", "empty_like", "new_empty_strided", "result_type")
-    operations = [_shaped(number, 0, name, [[8]], [8]) for number, name in enumerate((*kernels, *others), 1)]
+    idle = ("t_", "squeeze_", "resize_", "empty_like", "new_empty_strided", "result_type")
+    operations = [_shaped(number, 0, name, [[8]], [8]) for number, name in enumerate((*kernels, *idle), 1)]
     assert [name for name, _ in _pytorch_kernels(tmp_path, *operations)] == list(kernels)
 
 

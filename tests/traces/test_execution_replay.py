@@ -137,7 +137,7 @@ def test_ranks_give_bytes_of_their_own_to_an_all_to_all(tmp_path: Path) -> None:
 
 
 def test_tables_say_how_many_ranks_they_leave_out(tmp_path: Path) -> None:
-    """Of 18 ranks that differ 16 have rows."""
+    """Rows stand for 16 of 18 ranks that differ."""
     for rank in range(18):
         save_chakra(tmp_path / f"a.{rank}.et", node(0, COMPUTE, rank + 1))
     job = open_graphs([str(tmp_path)])

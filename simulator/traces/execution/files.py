@@ -80,9 +80,9 @@ def open_graphs(texts: Sequence[str], groups: str | None = None) -> JobGraph:
         traces = [one for one in inside if is_execution_trace(str(one))]
         if not traces:
             raise InputError("holds no execution traces", file=path, allowed="Chakra's .et or JSON, PyTorch's JSON")
-        others = [one.name for one in inside if one not in traces]
-        if others:
-            missing.append(f"{_listed(others)} in {path} are left out, for they are no execution traces")
+        left_out = [one.name for one in inside if one not in traces]
+        if left_out:
+            missing.append(f"{_listed(left_out)} in {path} are left out, for they are no execution traces")
         paths += traces
     opened = [_opened(path, number) for number, path in enumerate(paths)]
     ranks = [rank for rank, _ in opened]

@@ -65,9 +65,13 @@ class GraphTarget:
 
     def replaced_peak(self, rank: int, node: GraphNode) -> str:
         """Return a sentence on a kernel whose type the rank's GPU has no peak of; empty where it has."""
-        wanted, taken = node.dtype or _USUAL_DTYPE, self.peak_dtype(rank, node)
+        wanted, peak_dtype = node.dtype or _USUAL_DTYPE, self.peak_dtype(rank, node)
         gpu = self.cluster.gpus[rank].type
-        return "" if wanted == taken else f"{gpu} has no peak of {wanted}: such kernels run at its peak of {taken}"
+        return (
+            ""
+            if wanted == peak_dtype
+            else f"{gpu} has no peak of {wanted}: such kernels run at its peak of {peak_dtype}"
+        )
 
 
 def _without_launches(costs: Costs) -> Costs:

@@ -21,7 +21,7 @@ def _product(shapes: Sequence[TensorSizes], results: Sequence[TensorSizes]) -> f
 
 
 def _product_and_sum(shapes: Sequence[TensorSizes], results: Sequence[TensorSizes]) -> float:
-    """What is added stands before the factors."""
+    """The summand stands before the factors."""
     return _product(shapes[1:], results)
 
 
@@ -65,8 +65,8 @@ def _backward(forward: _Count) -> _Count:
     return lambda shapes, results: _BACKWARD * forward(shapes[1:], results)
 
 
-#: Operation -> the FLOPs that follow from the shapes of what it takes and returns, as ``native_functions.yaml`` of
-#: pytorch lists these. Attention is an operation of each kind of kernel, and inside it the kernel's own.
+#: Operation -> its count. Arguments are in the order of pytorch's ``native_functions.yaml``. Attention is an operation
+#: for each kind of kernel, and inside it the kernel's own.
 _COUNTS: dict[str, _Count] = {
     **dict.fromkeys(("mm", "bmm", "_scaled_mm"), _product),
     **dict.fromkeys(("addmm", "baddbmm", "addmm_", "baddbmm_"), _product_and_sum),

@@ -222,8 +222,8 @@ def _communication(operation: _Operation, after: tuple[int, ...], path: Path) ->
     """Return the node of a collective; None of other records, as those of waits and of batches are."""
     facts = operation.facts
     if not _is_size(facts.get("in_msg_nelems", 0)):
-        found, where = facts["in_msg_nelems"], f"operation {operation.number}.in_msg_nelems"
-        raise InputError("is no number of elements", file=path, key=where, found=brief(found))
+        where = f"operation {operation.number}.in_msg_nelems"
+        raise InputError("is no number of elements", file=path, key=where, found=brief(facts["in_msg_nelems"]))
     name = str(facts.get("collective_name") or _told_name(operation))
     kind = operation_of(name)
     if not kind or kind == "send_recv":
