@@ -221,7 +221,6 @@ def replay_command(
         trace = one_step(trace, step)
     check_outputs({"--json": json})
     change, warnings = asked_change(trace, options)
-    warnings = [*trace.missing, *warnings]
     with progress("playing the step"), naming_options(ranks="--rank"):
         played = replay(trace, change)
     if abs(played.error) > UNLIKE:

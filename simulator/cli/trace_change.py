@@ -110,7 +110,7 @@ class ChangeOptions:
 
 
 def asked_change(trace: RunTrace, options: ChangeOptions) -> tuple[WhatIf | None, list[str]]:
-    """Return what the options change, None where that is nothing; and sentences on what has no effect.
+    """Return what the options change, None where that is nothing; with what the trace lacks and what has no effect.
 
     Raises `InputError`.
     """
@@ -134,7 +134,7 @@ def asked_change(trace: RunTrace, options: ChangeOptions) -> tuple[WhatIf | None
         raise InputError("is no way to overlap", file="--overlap", found=overlap, allowed=", ".join(OVERLAPS))
     if host is not None and not any((one.ops.call >= 0).any() for one in trace.ranks):
         raise InputError("the trace does not tell which call launched which kernel", file="--host", found=host)
-    warnings = _without_effect(trace, classes, overlap)
+    warnings = [*trace.missing, *_without_effect(trace, classes, overlap)]
     scaled = dict(classes)
     if gpu is not None:
         with naming_options(target="--gpu", recorded="--recorded-gpu"):
