@@ -253,10 +253,9 @@ def _result(func: Any, args: Any, kwargs: Any, value: Any) -> Any:
 def record(module: Any, weights: Mapping[str, Any], inputs: tuple[Any, Any], loss: Any, values: KnownValues) -> Tape:
     """Return the tape of a forward and backward pass of ``module`` with the tensors ``weights`` in place of its own.
 
-    Others among them are of its adapters.
-    ``inputs`` are its arguments and keywords, ``values`` what is known of these. ``loss`` is a function of its output,
-    or None.
-    Raises `InputError` where the module cannot run without data.
+    Weights that the module does not have are of its adapters.
+    ``inputs`` are its arguments and keywords, ``values`` what is known of these.
+    ``loss`` is a function of its output, or None. Raises `InputError` where the module cannot run without data.
     """
     import torch
 

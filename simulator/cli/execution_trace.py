@@ -14,6 +14,13 @@ if TYPE_CHECKING:
     from simulator.traces.execution.graph import JobGraph
 
 
+#: Option that is refused -> what to do in its place.
+_INSTEAD = {
+    "--gpu": "--cluster: its GPU decides where the trace has no durations",
+    "--recorded-cluster": "--cluster alone, which plays the network",
+}
+
+
 def are_execution_traces(files: list[str]) -> bool:
     """Tell whether the first of the files is an execution trace."""
     from simulator.traces.execution.files import is_execution_trace
@@ -21,13 +28,15 @@ def are_execution_traces(files: list[str]) -> bool:
     return is_execution_trace(files[0])
 
 
-def show_graphs(files: list[str], top: int, json: Path | None, quiet: bool, refused: Mapping[str, object]) -> None:
+def show_graphs(
+    files: list[str], groups: str | None, top: int, json: Path | None, quiet: bool, refused: Mapping[str, object]
+) -> None:
     """Say what is in execution traces. ``refused``: option -> its value, which has to be absent here."""
     from simulator.output.graph_tables import shown_graphs
     from simulator.traces.execution import report
 
     _refuse(refused)
-    result = report.shown_graphs(_opened(files, None), top)
+    result = report.shown_graphs(_opened(files, groups), top)
     _tell(result, shown_graphs, json, quiet)
 
 
@@ -60,7 +69,8 @@ def _refuse(options: Mapping[str, object]) -> None:
     """Raise `InputError` where an option is given that needs a clock."""
     for option, value in options.items():
         if value is not None:
-            raise InputError("is of profilers' traces, and these are execution traces", file=option, found=str(value))
+            what = "is of profilers' traces, and these are execution traces"
+            raise InputError(what, file=option, found=str(value), fix=_INSTEAD.get(option))
 
 
 def _opened(files: list[str], groups: str | None) -> JobGraph:

@@ -31,6 +31,8 @@ _ENDINGS = {
     "--report": (".html", ".htm"),
     "--timeline": (".parquet",),
 }
+#: Kernels that each pass of a layer has at least: a norm, and the products of its mixer and its MLP.
+_LAYER_KERNELS = 4
 #: Characters of what --set was given that stand over a picture.
 _TITLE_LENGTH = 80
 
@@ -128,11 +130,11 @@ def command(
     check_outputs({**outputs, "--timeline": timeline}, _ENDINGS)
     advises = _advises(advise, report_file, budget_s, share_fabric)
     ranks = _trace_ranks(trace, trace_dir, trace_ranks, jobs)
-    _check_tables(chakra, timeline, jobs)
+    _check_tables(chakra, trace_dir, timeline, jobs)
 
     run = _shared(workload, jobs, changes) if share_fabric else _alone(names, jobs, changes, advises, budget_s)
-    write_json(json, run.report)
     _write_traces(run.results[0], (trace, trace_dir), ranks, chakra, timeline)
+    write_json(json, run.report)
     _draw(run.results, gantt, memory, set_ or ())
     if report_file is not None:
         _write_page(report_file, run, set_ or ())
@@ -252,7 +254,7 @@ def _trace_ranks(
     return None if ranks is None else parse_ranks(ranks, jobs[0].n_ranks, "--trace-ranks")
 
 
-def _check_tables(chakra: Path | None, timeline: Path | None, jobs: Sequence[Workload]) -> None:
+def _check_tables(chakra: Path | None, trace_dir: Path | None, timeline: Path | None, jobs: Sequence[Workload]) -> None:
     """Raise `InputError` where execution traces, or a table of the timeline, cannot be written."""
     for option, path in (("--chakra", chakra), ("--timeline", timeline)):
         if path is not None and len(jobs) > 1:
@@ -262,10 +264,25 @@ def _check_tables(chakra: Path | None, timeline: Path | None, jobs: Sequence[Wor
 
         check_timeline_file()
     if chakra is not None:
-        from simulator.traces.execution.messages import chakra_messages
+        _check_chakra(chakra, trace_dir, jobs[0])
 
-        _check_folder("--chakra", chakra)
-        chakra_messages()
+
+def _check_chakra(folder: Path, trace_dir: Path | None, job: Workload) -> None:
+    """Raise `InputError` where a job has no execution traces, or they cannot be written into a folder."""
+    from simulator.traces.execution.messages import chakra_messages
+    from simulator.traces.execution.writing import check_number, rank_files
+
+    _check_folder("--chakra", folder)
+    if trace_dir is not None and trace_dir.resolve() == folder.resolve():
+        raise InputError("is the folder of --trace-dir too", file="--chakra", found=str(folder), fix="another folder")
+    chakra_messages()
+    schedule = job.parallelism.pipeline_schedule
+    if schedule.steady or job.parallelism.data_parallel == "async":
+        told = schedule.name if schedule.steady else "parallelism.data_parallel=async"
+        raise InputError("steps that overlap have no traces of one step", file="--chakra", found=told)
+    passes = 2 * job.microbatches * job.model.layers // job.parallelism.pp
+    check_number(job.n_ranks, job.n_ranks * passes * _LAYER_KERNELS, folder)
+    rank_files(folder, job.n_ranks)
 
 
 def _write_traces(
@@ -278,12 +295,12 @@ def _write_traces(
     """Write what of a step is asked for: a trace and one per rank of ``ranks``, execution traces, a table."""
     trace, trace_dir = traces
     with progress("writing the trace"):
+        if chakra is not None:  # first, for a step may have work that these traces have no words for
+            result.save_chakra(chakra)
         if trace is not None:
             result.save_trace(trace, ranks)
         if trace_dir is not None:
             result.save_traces(trace_dir, ranks)
-        if chakra is not None:
-            result.save_chakra(chakra)
         if timeline is not None:
             result.save_timeline(timeline)
 

@@ -11,7 +11,14 @@ from simulator.cli.execution_trace import are_execution_traces, replay_graph_fil
 from simulator.cli.options import APP_SETTINGS, Json, Quiet, Set
 from simulator.cli.outputs import STDOUT, check_outputs, write_json
 from simulator.cli.terminal import progress, show, warn
-from simulator.cli.trace_change import asked_change, naming_options, parse_factors, played_cluster, target_cluster
+from simulator.cli.trace_change import (
+    ChangeOptions,
+    asked_change,
+    naming_options,
+    parse_factors,
+    played_cluster,
+    target_cluster,
+)
 from simulator.errors import InputError
 from simulator.output.files import PICTURES
 
@@ -88,6 +95,7 @@ def show_command(
     gantt: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Draw the streams (.png, .svg or .pdf).", show_default=False)
     ] = None,
+    groups: GroupsFile = None,
     quiet: Quiet = False,
 ) -> None:
     """Say where the time of a trace goes.
@@ -105,9 +113,9 @@ def show_command(
 
     check_outputs({"--json": json, "--gantt": gantt}, {"--gantt": PICTURES})
     if are_execution_traces(files):
-        show_graphs(files, top, json, quiet, {"--step": step, "--gantt": gantt})
+        show_graphs(files, groups, top, json, quiet, {"--step": step, "--gantt": gantt})
         return
-    trace = _opened(files)
+    trace = _opened(files, groups)
     if step is not None:
         with naming_options(name="--step"):
             trace = one_step(trace, step)
@@ -205,14 +213,14 @@ def replay_command(
         }  # fmt: skip
         replay_graph_files(files, played_cluster(cluster, set_), groups, json, quiet, refused)
         return
-    target = target_cluster(cluster, set_, recorded_cluster)
-    factors = parse_factors(scale, "--scale"), parse_factors(rank, "--rank")
+    target, factors = target_cluster(cluster, set_, recorded_cluster), parse_factors(scale, "--scale")
+    ranks = parse_factors(rank, "--rank")
+    options = ChangeOptions(factors, ranks, host, gpu, recorded_gpu, target, recorded_cluster, overlap)
     trace = _opened(files, groups)
     with naming_options(name="--step"):
         trace = one_step(trace, step)
     check_outputs({"--json": json})
-    warnings = list(trace.missing)
-    change = asked_change(trace, factors, host, (gpu, recorded_gpu), (target, recorded_cluster), overlap, warnings)
+    change, warnings = asked_change(trace, options)
     with progress("playing the step"), naming_options(ranks="--rank"):
         played = replay(trace, change)
     if abs(played.error) > UNLIKE:
@@ -282,9 +290,12 @@ def _is_workload(name: str) -> bool:
 
 def _side(name: str, title: str, changes: dict[str, Any], warnings: list[str]) -> Side:
     """Return one side of a comparison, called ``title``; what its files lack is added to ``warnings``."""
+    from simulator.input_files import as_path
     from simulator.traces.compare import simulated_side, traced_side
+    from simulator.traces.execution.files import refuse_execution_trace
 
     if not _is_workload(name):
+        refuse_execution_trace(as_path(name))
         trace = _opened([name])
         warnings += [f"{title}: {text}" for text in trace.missing]
         return traced_side(trace, title)

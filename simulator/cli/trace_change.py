@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from contextlib import AbstractContextManager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, cast
 
 from simulator.errors import InputError, located
@@ -56,7 +57,7 @@ def _class_meant(name: str) -> str | None:
     return closest(name, CLASSES) or (by_kernel if by_kernel != "memory" else None)
 
 
-def _without_effect(trace: RunTrace, classes: dict[str, float], overlap: str) -> list[str]:
+def _without_effect(trace: RunTrace, classes: Mapping[str, float], overlap: str) -> list[str]:
     """Return a sentence per option that changes kernels of which the trace has none."""
     from simulator.traces.classes import EXCHANGES
     from simulator.traces.figures import class_seconds
@@ -91,23 +92,36 @@ def target_cluster(cluster: str | None, changes: list[str] | None, recorded: str
     return with_changes({"name": cluster or recorded}, parse_changes(changes or ()), {})
 
 
-def asked_change(
-    trace: RunTrace,
-    factors: tuple[dict[str, float], dict[str, float]],
-    host: float | None,
-    gpus: tuple[str | None, str | None],
-    clusters: tuple[dict[str, Any] | None, str | None],
-    overlap: str,
-    warnings: list[str],
-) -> WhatIf | None:
-    """Return what the options change; None where they change nothing. Raises `InputError`."""
+@dataclass(frozen=True)
+class ChangeOptions:
+    """Options of ``trace replay``. ``classes`` and ``ranks``: factors on times, by class of kernels and by rank.
+
+    ``gpu`` and ``cluster`` are what is asked for, ``recorded_gpu`` and ``recorded_cluster`` what the trace is of.
+    """
+
+    classes: Mapping[str, float]
+    ranks: Mapping[str, float]
+    host: float | None
+    gpu: str | None
+    recorded_gpu: str | None
+    cluster: Mapping[str, Any] | None
+    recorded_cluster: str | None
+    overlap: str
+
+
+def asked_change(trace: RunTrace, options: ChangeOptions) -> tuple[WhatIf | None, list[str]]:
+    """Return what the options change, None where that is nothing; with what the trace lacks and what has no effect.
+
+    Raises `InputError`.
+    """
     from simulator.traces.classes import CLASSES
     from simulator.traces.hardware import exchange_factor, gpu_factors, unknown_exchanges
     from simulator.traces.what_if import OVERLAPS, WhatIf
 
-    classes, ranks = factors
-    if gpus[1] is not None and gpus[0] is None:
-        raise InputError("has no meaning without --gpu", file="--recorded-gpu", found=gpus[1])
+    classes, ranks, host, overlap = options.classes, options.ranks, options.host, options.overlap
+    gpu, recorded_gpu = options.gpu, options.recorded_gpu
+    if recorded_gpu is not None and gpu is None:
+        raise InputError("has no meaning without --gpu", file="--recorded-gpu", found=recorded_gpu)
     if unknown := [name for name in classes if name not in CLASSES]:
         meant = _class_meant(unknown[0])
         fix = meant and f"--scale {meant}={classes[unknown[0]]:g}"
@@ -120,11 +134,11 @@ def asked_change(
         raise InputError("is no way to overlap", file="--overlap", found=overlap, allowed=", ".join(OVERLAPS))
     if host is not None and not any((one.ops.call >= 0).any() for one in trace.ranks):
         raise InputError("the trace does not tell which call launched which kernel", file="--host", found=host)
-    warnings += _without_effect(trace, classes, overlap)
+    warnings = [*trace.missing, *_without_effect(trace, classes, overlap)]
     scaled = dict(classes)
-    if gpus[0] is not None:
+    if gpu is not None:
         with naming_options(target="--gpu", recorded="--recorded-gpu"):
-            factors_of_gpu = gpu_factors(trace, gpus[0], gpus[1])
+            factors_of_gpu = gpu_factors(trace, gpu, recorded_gpu)
         for name, factor in factors_of_gpu.items():
             scaled[name] = scaled.get(name, 1.0) * factor
     change = WhatIf(
@@ -133,7 +147,7 @@ def asked_change(
         host=1.0 if host is None else _factor(host, "--host"),
         overlap=cast(Any, overlap),
     )
-    target, recorded = clusters
+    target, recorded = options.cluster, options.recorded_cluster
     if target is not None and recorded is not None:
         with naming_options(target="--cluster", recorded="--recorded-cluster"):
             exchange = exchange_factor(trace, recorded, target)
@@ -141,4 +155,4 @@ def asked_change(
         if count := unknown_exchanges(trace):
             warnings.append(f"{count:,} communications do not tell their bytes or group, and keep their times")
     nothing = not (scaled or ranks or target) and host is None and overlap == "recorded"
-    return None if nothing else change
+    return None if nothing else change, warnings

@@ -20,7 +20,7 @@ _NAMES = {
     CollectiveKind.SEND_RECV: "send",
 }
 #: Operations of which a rank has a part of the message before, or after it.
-_PART_IN = (CollectiveKind.ALL_GATHER, CollectiveKind.GATHER)
+PART_IN: frozenset[str] = frozenset((CollectiveKind.ALL_GATHER, CollectiveKind.GATHER))
 _PART_OUT = (CollectiveKind.REDUCE_SCATTER, CollectiveKind.SCATTER)
 #: Ranks of a group that are listed: c10 cuts longer lists.
 _LISTED = 30
@@ -47,7 +47,7 @@ class CommArguments:
         index = self._program.group_index(comm.axis, rank)
         members = self._program.groups[comm.axis][index]
         size, nbytes = len(members), round(comm.nbytes)
-        put_in, taken_out = (nbytes // size if comm.op in kinds else nbytes for kinds in (_PART_IN, _PART_OUT))
+        put_in, taken_out = (nbytes // size if comm.op in kinds else nbytes for kinds in (PART_IN, _PART_OUT))
         listed = ", ".join(map(str, members[:_LISTED])) + (", ..." if size > _LISTED else "")
         arguments = {
             "Collective name": _NAMES.get(comm.op, str(comm.op)) if isinstance(comm, Collective) else str(comm.op),

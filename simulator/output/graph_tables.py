@@ -20,23 +20,25 @@ def shown_graphs(report: GraphResult) -> Iterator[FittedTable]:
     """Yield the tables of ``trace show`` for execution traces."""
     ranks = report["ranks"]
     table = FittedTable(
-        f"Nodes of {counted(len(ranks), 'rank')}, as {report['origin']} has them",
-        ("rank", "right"), ("kind", "left"), ("nodes", "right"), ("time", "right"), ("without a time", "right"),
+        f"Operations of {counted(len(ranks), 'rank')}, as {report['origin']} has them",
+        ("rank", "right"), ("kind", "left"), ("operations", "right"), ("time", "right"), ("without a time", "right"),
         ("GFLOP", "right"), ("MB", "right"),
     )  # fmt: skip
-    for who, (kinds, path_s) in _alike((rank["rank"], (rank["kinds"], rank["path_s"])) for rank in ranks):
+    alike = _alike((rank["rank"], (rank["kinds"], rank["path_s"])) for rank in ranks)
+    for who, (kinds, path_s) in alike[:_ROWS]:
         for kind in kinds:
             table.add_row(
                 who, kind["kind"], f"{kind['nodes']:,}", format_time(kind["seconds"]), f"{kind['untimed']:,}",
                 _amount(kind["flops"], 1e9), _amount(kind["nbytes"], 1e6),
             )  # fmt: skip
         table.add_row(who, "longest chain", "", format_time(path_s), "", "", "")
+    _tell_more(table, len(alike), 7)
     yield table
     if report["exchanges"]:
         yield _exchanges(report)
     names = FittedTable(
-        "Nodes that take most time (mean rank)",
-        ("name", "left"), ("kind", "left"), ("nodes", "right"), ("time", "right"),
+        "Operations that take most time (mean rank)",
+        ("name", "left"), ("kind", "left"), ("operations", "right"), ("time", "right"),
     )  # fmt: skip
     longest = max((one["seconds"] for one in report["names"]), default=0.0)
     for one in report["names"]:
@@ -48,7 +50,7 @@ def shown_graphs(report: GraphResult) -> Iterator[FittedTable]:
 def _exchanges(report: GraphResult) -> FittedTable:
     table = FittedTable(
         "Communication of all ranks",
-        ("operation", "left"), ("ranks", "right"), ("calls", "right"), ("MB that ranks put in", "right"),
+        ("kind", "left"), ("ranks", "right"), ("calls", "right"), ("MB that ranks put in", "right"),
         ("time", "right"),
     )  # fmt: skip
     for one in report["exchanges"]:
@@ -72,15 +74,23 @@ def replayed_graphs(report: GraphResult) -> Iterator[FittedTable]:
         keys = ("end_s", "compute_s", "host_s", "communication_s", "exposed_s")
         times = [time_beside(rank[key], report["step_s"]) for key in keys]
         rows.append((rank["rank"], (*times, "-" if rank["overlap"] is None else percent(rank["overlap"]))))
-    for who, cells in _alike(rows):
+    alike = _alike(rows)
+    for who, cells in alike[:_ROWS]:
         table.add_row(who, *cells)
+    _tell_more(table, len(alike), 7)
     yield table
 
 
-def _alike(rows: Iterable[tuple[int, Cells]]) -> Iterator[tuple[str, Cells]]:
-    """Yield equal rows of consecutive ranks once, with these ranks. Rows beyond `_ROWS` are left out.
+def _tell_more(table: FittedTable, count: int, columns: int) -> None:
+    """End a table by how many of ``count`` ranks or ranges of ranks it leaves out."""
+    if count > _ROWS:
+        table.add_row(f"{count - _ROWS:,} more", *[""] * (columns - 1))
 
-    >>> list(_alike([(0, "a"), (1, "a"), (2, "b")]))
+
+def _alike(rows: Iterable[tuple[int, Cells]]) -> list[tuple[str, Cells]]:
+    """Return equal rows of consecutive ranks once, with these ranks.
+
+    >>> _alike([(0, "a"), (1, "a"), (2, "b")])
     [('0-1', 'a'), ('2', 'b')]
     """
     runs: list[tuple[int, int, Cells]] = []
@@ -89,8 +99,7 @@ def _alike(rows: Iterable[tuple[int, Cells]]) -> Iterator[tuple[str, Cells]]:
             runs[-1] = runs[-1][0], rank, row
         else:
             runs.append((rank, rank, row))
-    for first, last, row in runs[:_ROWS]:
-        yield str(first) if first == last else f"{first}-{last}", row
+    return [(str(first) if first == last else f"{first}-{last}", row) for first, last, row in runs]
 
 
 def _amount(value: float, unit: float) -> str:

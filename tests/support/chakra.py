@@ -14,6 +14,8 @@ FIELDS = {
     "is_cpu_op": "bool_val", "num_ops": "int64_val", "tensor_size": "uint64_val", "comm_type": "int64_val",
     "comm_size": "int64_val", "comm_src": "int32_val", "comm_dst": "int32_val", "comm_tag": "int32_val",
     "pg_name": "string_val", "tid": "int64_val", "duration_nanos": "double_val",
+    "comm_algorithm": "string_val", "ring_group": "string_val", "per_node_share": "double_val",
+    "send_shares": "double_list", "receive_shares": "double_list",
 }  # fmt: skip
 COMPUTE, SEND, RECEIVE, COLLECTIVE = 4, 5, 6, 7
 
@@ -35,7 +37,11 @@ class ChakraNode:
             data_deps=self.after, ctrl_deps=self.callers,
         )  # fmt: skip
         for name, value in self.attributes:
-            setattr(node.attr.add(name=name), FIELDS[name], value)
+            attribute = node.attr.add(name=name)
+            if FIELDS[name] == "double_list":
+                attribute.double_list.values.extend(value)
+            else:
+                setattr(attribute, FIELDS[name], value)
         return bytes(node.SerializeToString())
 
 

@@ -115,14 +115,66 @@ def test_commands_write_and_play(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert json.loads(capsys.readouterr().out)["step_s"] < step_s
     assert command("trace", "show", folder) == 0
     assert "reduce_scatter" in capsys.readouterr().out
+    (tmp_path / "groups.json").write_text(json.dumps({"1": [0, 1, 2]}))
+    assert command("trace", "show", folder, "--groups", tmp_path / "groups.json", "--json", "-") == 0
+    assert {one["group_size"] for one in json.loads(capsys.readouterr().out)["exchanges"]} >= {3}
+    assert command("trace", "replay", folder, "--gpu", "h200-sxm-141gb") == 2
+    assert "--cluster: its GPU decides" in capsys.readouterr().err
+    assert command("trace", "replay", tmp_path / "missing", "--cluster", "dgx_h100") == 2
+    assert "missing: cannot be read" in capsys.readouterr().err
     assert command("trace", "replay", folder, "--scale", "matmul=2") == 2
     assert "--scale: is of profilers' traces" in capsys.readouterr().err
     profiled = save_step(tmp_path)
     assert command("trace", "replay", *profiled, "--groups", folder / "comm_group.json") == 2
     assert "--groups: is of execution traces" in capsys.readouterr().err
-    (folder / "step.8.et").write_bytes(b"")
-    assert command(*run, "--chakra", folder) == 2
-    assert "holds traces of other ranks or steps" in capsys.readouterr().err
+    assert command(*run, "--chakra", folder, "--trace-dir", folder) == 2
+    assert "--chakra: is the folder of --trace-dir too" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (["parallelism.pp=4", "parallelism.schedule=zb_h2"], "--chakra: steps that overlap"),
+        (
+            ["parallelism.data_parallel=async", "parallelism.zero=0", "training.grad_clip=null", "cluster.nodes=2"],
+            "--chakra: steps that overlap",
+        ),
+        ([], "holds traces of other ranks or steps"),
+        (
+            ["parallelism.dp=8192", "training.global_batch=1048576", "cluster.nodes=1024"],
+            "8,192 ranks have 33,554,432 kernels",
+        ),
+    ],
+)
+def test_what_cannot_be_written_is_known_before_the_simulation(
+    tmp_path: Path,
+    changes: list[str],
+    message: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """A gzipped file of another rank would be read with the others."""
+    (tmp_path / "step.8.et.gz").write_bytes(b"")
+    monkeypatch.setattr(simulator, "run", None)
+    small = [f"--set={key}={value}" for key, value in SMALL.items()]
+    more = [f"--set={change}" for change in changes]
+    assert command("run", "llama3_8b_dgx_h100", *small, *more, "--chakra", tmp_path) == 2
+    assert message in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("without_advice")
+def test_a_result_beside_traces_is_none_of_them(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A result is written into the folder of the traces; the next one is the same."""
+    small = [f"--set={key}={value}" for key, value in {**SMALL, "parallelism.dp": 2}.items()]
+    for option in ("--chakra", "--trace-dir"):
+        folder = tmp_path / option[2:]
+        folder.mkdir()
+        assert command("run", "llama3_8b_dgx_h100", *small, "--quiet", option, folder) == 0
+        for name in ("a.json", "z.json"):
+            assert command("trace", "replay", folder, "--quiet", "--json", folder / name) == 0
+        assert (folder / "a.json").read_text() == (folder / "z.json").read_text()
+    assert command("trace", "compare", "llama3_8b_dgx_h100", tmp_path / "chakra") == 2
+    assert "execution traces are shown and played, and not compared" in capsys.readouterr().err
 
 
 def test_what_has_no_node_is_refused(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import math
 import re
 from collections import Counter
 from pathlib import Path
@@ -15,6 +16,7 @@ from simulator.errors import InputError
 from simulator.traces.execution.files import is_execution_trace, open_graphs
 from simulator.traces.execution.graph import GraphNode, NodeKind
 from simulator.traces.execution.messages import _FIELDS, _VALUES, chakra_messages
+from simulator.traces.execution.operation_flops import operation_flops
 from tests.support.chakra import COLLECTIVE, COMPUTE, SEND, ChakraNode, framed, node, save_chakra
 
 pytest.importorskip("google.protobuf")
@@ -84,6 +86,25 @@ def test_an_exact_length_counts_until_somebody_changes_the_microseconds(tmp_path
     assert lengths == pytest.approx([2600.5e-9, 30e-6])
 
 
+def _shaped(number: int, parent: int, name: str, shapes: list[list[int]], result: list[int]) -> dict[str, Any]:
+    """An operation on a GPU's tensors of its own, and a new one."""
+    tensors = [[100 * number + at, 100 * number + at, 0, 8, 2, "cuda:0"] for at in range(len(shapes) + 1)]
+    return {
+        "id": number, "parent": parent, "rf_id": number, "name": f"aten::{name}", "inputs": tensors[:-1],
+        "outputs": tensors[-1:], "input_shapes": shapes, "output_shapes": [result], "input_types": [],
+        "output_types": [],
+    }  # fmt: skip
+
+
+def _pytorch(product: dict[str, Any], record: dict[str, Any] | None = None) -> dict[str, Any]:
+    """A file of a product with other fields, and a record of a communication with others."""
+    told = [_shaped(1, 0, "mm", [[2, 4], [4, 2]], [2, 2]) | product]
+    if record is not None:
+        comm = {"name": "record_param_comms", "collective_name": "allreduce", "input_shapes": [], "inputs": []}
+        told.append(_shaped(2, 0, "", [], []) | comm | record)
+    return {"schema": "1.1.0", "nodes": told}
+
+
 @pytest.mark.parametrize(
     ("content", "message"),
     [
@@ -92,7 +113,7 @@ def test_an_exact_length_counts_until_somebody_changes_the_microseconds(tmp_path
         (b"\xff" * 12, "is cut off in message 0"),
         (framed(b"", b"\x0b\x0b"), "message 1 cannot be read"),
         (framed(b"", b"\x08\x01\x18\x63"), "is no type of node"),
-        (framed(b"", b"\x08\x01", b"\x08\x01"), "two nodes have one number"),
+        (framed(b"", b"\x08\x01", b"\x08\x01"), "two operations have one number"),
         (framed(b""), "has no nodes"),
         (framed(b"", b"\x08\x01\x2a\x01\x02", b"\x08\x02\x2a\x01\x01"), "wait for each other in a circle"),
         (framed(b"", b"\x08\x01\x2a\x01\x01"), "wait for each other in a circle"),
@@ -115,7 +136,24 @@ def test_broken_messages_are_named_in_a_sentence(tmp_path: Path, content: bytes,
         ({"workload_graph": 7}, "is no list of nodes"),
         ({"workload_graph": [{"Id": "x"}]}, "is no whole number"),
         ({"workload_graph": [{"Id": 1, "NodeType": 4, "runtime": -3}]}, "is no amount"),
+        ({"workload_graph": [{"Id": 1, "NodeType": 4, "runtime": 10**400}]}, "is no amount"),
+        ({"workload_graph": [{"Id": 1, "NodeType": 4, "runtime": 1 << 62}]}, "is no length of an operation"),
         ({"schema": "1.1.0", "nodes": [{}]}, "has an operation that cannot be read"),
+        (_pytorch({"id": math.inf}), "has an operation that cannot be read"),
+        (_pytorch({"rf_id": math.inf}), "has an operation that cannot be read"),
+        (_pytorch({"attrs": [{"name": [1]}]}), "has an operation that cannot be read"),
+        (_pytorch({"inputs": [[{}, 1, 0, 8, 2, "cuda:0"]]}), "operation 1: has a tensor that cannot be read"),
+        (_pytorch({"inputs": [[1, 1, 0, 10**400, 2, "cuda:0"]]}), "operation 1: has a tensor that cannot be read"),
+        (_pytorch({"inputs": [[1, 1, 0, -8, 2, "cuda:0"]]}), "operation 1: has a tensor that cannot be read"),
+        (_pytorch({"input_shapes": ["a", "b"]}), "operation 1: has sizes that no tensor has"),
+        (_pytorch({"input_shapes": [[-2, 4], [4, 2]]}), "operation 1: has sizes that no tensor has"),
+        (_pytorch({"input_shapes": [[1 << 40, 1 << 40], [1 << 40, 2]]}), "operation 1: has sizes that no tensor has"),
+        (_pytorch({}, {"in_msg_nelems": -1}), "operation 2.in_msg_nelems: is no number of elements"),
+        (_pytorch({}, {"inputs": [[["a", None, 0, "a", None, "cuda:0"]], 5]}), "operation 2: has a tensor"),
+        (
+            _pytorch({}, {"name": "## process_group:init ##", "inputs": ['[{"pg_name": "1", "ranks": [0, 0]}]']}),
+            "group 1",
+        ),
         ({"schema": "1.1.0", "nodes": []}, "has no operation with a tensor on a GPU"),
     ],
 )
@@ -142,6 +180,26 @@ def test_groups_stand_beside_the_traces_or_in_a_file_that_is_named(tmp_path: Pat
     (tmp_path / "other.json").write_text('{"5": [0, 0]}')
     with pytest.raises(InputError, match="is no list of ranks, each once"):
         open_graphs(names, str(tmp_path / "other.json"))
+
+
+def test_files_that_tell_no_rank_are_ranks_in_the_order_of_their_numbers(tmp_path: Path) -> None:
+    """``et_2`` stands before ``et_10``, and it is said. What else is in the folder is left out, and named."""
+    for rank in range(12):
+        one = _shaped(1, 0, "mm", [[2, rank + 1], [rank + 1, 2]], [2, 2])
+        (tmp_path / f"pytorch_et_{rank}.json").write_text(json.dumps({"schema": "1.1.0", "nodes": [one]}))
+    (tmp_path / "a.json").write_text('{"schemaVersion": 1, "traceEvents": []}')
+    (tmp_path / "r.json").write_text('{\n  "schema_version": 1, "command": "trace replay"}')
+    assert is_execution_trace(str(tmp_path))
+    job = open_graphs([str(tmp_path)])
+    assert [rank.nodes[0].flops / 8 for rank in job.ranks] == list(range(1, 13))
+    left_out, order = job.missing
+    assert left_out.startswith("a.json in ")
+    assert "pytorch_et_0.json is taken as rank 0, pytorch_et_11.json as rank 11" in order
+
+
+def test_a_folder_without_execution_traces_is_named(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="holds no execution traces"):
+        open_graphs([str(tmp_path)])
 
 
 def _operation(number: int, parent: int, name: str, inputs: list[Any], outputs: list[Any]) -> dict[str, Any]:
@@ -176,6 +234,78 @@ def test_kernels_of_pytorch_are_the_innermost_operations(tmp_path: Path) -> None
         ("aten::mm", 128, 112, (), "fp16"),
         ("aten::add_", 0, 16, (13,), "fp16"),
     ]
+
+
+def _pytorch_kernels(folder: Path, *operations: dict[str, Any]) -> list[tuple[str, float]]:
+    path = folder / "rank0.json"
+    path.write_text(json.dumps({"schema": "1.1.0", "nodes": list(operations)}))
+    return [(one.name.removeprefix("aten::"), one.flops) for one in nodes_of(str(path))]
+
+
+def test_a_wait_for_a_list_of_tensors_waits_for_all(tmp_path: Path) -> None:
+    """A list names no call that can be looked up, as the number of a call would."""
+    tensor = [3, 3, 0, 8, 2, "cuda:0"]
+    record = {"name": "record_param_comms", "input_shapes": [], "inputs": [[tensor], 5], "in_msg_nelems": 8}
+    told = [
+        _shaped(1, 0, "mm", [[2, 4], [4, 2]], [2, 2]),
+        _shaped(2, 0, "", [], []) | record | {"collective_name": "allreduce", "dtype": "Half"},
+        _shaped(3, 0, "", [], []) | record | {"collective_name": "wait"},
+        _shaped(4, 0, "mm", [[2, 4], [4, 2]], [2, 2]),
+    ]
+    path = tmp_path / "rank0.json"
+    path.write_text(json.dumps({"schema": "1.1.0", "nodes": told}))
+    assert nodes_of(str(path))[-1].after == (1, 2)
+
+
+def test_attention_is_one_kernel_each_way(tmp_path: Path) -> None:
+    """Heads stand before tokens outside, and behind them in the kernel's own call.
+
+    Scores of 2 sequences, 3 heads and 16 by 16 tokens, of 8 elements each, and their sums: 4 * 2 * 3 * 16 * 16 * 8.
+    Five products go back for two. Two packed sequences of 16 tokens take as much as a batch of two.
+    """
+    heads_first, tokens_first, packed = [2, 3, 16, 8], [2, 16, 3, 8], [32, 3, 8]
+    forward = 4.0 * 2 * 3 * 16 * 16 * 8
+    told = _pytorch_kernels(
+        tmp_path,
+        _shaped(1, 0, "scaled_dot_product_attention", [heads_first] * 3, heads_first),
+        _shaped(2, 1, "_fused_sdp_choice", [heads_first] * 3, []) | {"outputs": [1]},
+        _shaped(3, 1, "_scaled_dot_product_flash_attention", [heads_first] * 3, heads_first),
+        _shaped(4, 3, "_flash_attention_forward", [tokens_first] * 3 + [[], []], tokens_first),
+        _shaped(5, 0, "_scaled_dot_product_flash_attention_backward", [heads_first] * 4, heads_first),
+        _shaped(6, 5, "_flash_attention_backward", [tokens_first] * 5 + [[2, 3, 16], [], []], tokens_first),
+        _shaped(7, 0, "_scaled_dot_product_efficient_attention", [heads_first] * 3, heads_first),
+        _shaped(8, 0, "_flash_attention_forward", [packed] * 3 + [[3], [3]], packed),
+    )
+    assert told == [
+        ("_flash_attention_forward", forward), ("_flash_attention_backward", 2.5 * forward),
+        ("_scaled_dot_product_efficient_attention", forward), ("_flash_attention_forward", forward),
+    ]  # fmt: skip
+
+
+def test_names_count_as_a_whole(tmp_path: Path) -> None:
+    """``index_put_`` and ``sqrt_`` end like ``t_``, which only transposes; ``result_type`` has it inside, and asks."""
+    kernels = ("index_put_", "_foreach_sqrt_", "native_dropout_backward", "repeat_interleave", "split_copy", "sum")
+    idle = ("t_", "squeeze_", "resize_", "empty_like", "new_empty_strided", "result_type")
+    operations = [_shaped(number, 0, name, [[8]], [8]) for number, name in enumerate((*kernels, *idle), 1)]
+    assert [name for name, _ in _pytorch_kernels(tmp_path, *operations)] == list(kernels)
+
+
+@pytest.mark.parametrize(
+    ("name", "shapes", "results", "expected"),
+    [
+        ("mm", [[4, 8], [8, 2], [4, 2]], [[4, 2]], 2 * 4 * 8 * 2),  # written into a tensor that is there
+        ("addmm", [[4, 2], [4, 8], [8, 2], [], []], [[4, 2]], 2 * 4 * 8 * 2),
+        ("_scaled_mm", [[4, 8], [8, 2], [4, 1], [1, 2], []], [[4, 2]], 2 * 4 * 8 * 2),  # a scale for each row
+        ("baddbmm", [[3, 4, 2], [3, 4, 8], [3, 8, 2]], [[3, 4, 2]], 2 * 3 * 4 * 8 * 2),
+        ("convolution_backward", [[1, 6, 5, 5], [1, 3, 5, 5], [6, 3, 1, 1]], [[1, 3, 5, 5], [6, 3, 1, 1]], 4 * 150 * 3),
+        ("convolution_backward", [[1, 6, 5, 5], [1, 3, 5, 5], [6, 3, 1, 1]], [[], [6, 3, 1, 1], []], 2 * 150 * 3),
+    ],
+)
+def test_products_take_their_factors(
+    name: str, shapes: list[list[int]], results: list[list[int]], expected: float
+) -> None:
+    """Neither scales nor buffers of results are factors. A gradient without a shape was not computed."""
+    assert operation_flops(f"aten::{name}", shapes, results) == expected
 
 
 #: File -> nodes by kind.

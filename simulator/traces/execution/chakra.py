@@ -9,7 +9,6 @@ there are ranks (``Ring.cc`` there).
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -37,8 +36,12 @@ EXACT, ALGORITHM, EARLY = "duration_nanos", "comm_algorithm", "posted_early"
 RING = "ring_group"
 SHARES = ("send_shares", "receive_shares")
 PER_NODE = "per_node_share"
+#: Largest share; sums of shares round.
+_WHOLE = 1.0 + 1e-9
 #: Longest message that is believed; a node of a large trace has some kilobytes.
 _LONGEST = 1 << 26
+#: Longest duration that is believed, us: thirty years.
+_LONGEST_MICROS = 1e15
 #: Largest number that is believed in a time, a size or a count.
 _LARGEST = 2.0**63
 
@@ -52,7 +55,7 @@ def read_messages(content: bytes, path: Path, rank: int) -> RankGraph:
             continue
         details = {one.name: _value(one) for one in message.attr}
         if message.name == GROUPS_NODE or message.type == 1:
-            groups |= listed_groups(message.inputs.values)
+            groups |= listed_groups(message.inputs.values, path)
         details |= {"runtime": message.duration_micros}
         node = _node(message.id, message.name, message.type, tuple(message.data_deps), details, path)
         linked.append(LinkedNode(node, tuple(message.ctrl_deps)))
@@ -137,7 +140,9 @@ def _node(
     kind = NODE_KINDS[code]
     if kind in (NodeKind.GPU, NodeKind.COLLECTIVE) and _is_true(details.get("is_cpu_op")):
         kind = NodeKind.HOST
-    if RING in details:  # one collective here
+    if kind not in (NodeKind.SEND, NodeKind.RECEIVE):
+        details = {key: value for key, value in details.items() if key != RING}
+    elif RING in details:  # one collective here
         kind = NodeKind.COLLECTIVE if kind == NodeKind.SEND else NodeKind.NOTHING
     amounts = {key: _amount(details.get(key), path, f"{where}.{key}") for key in ("num_ops", "tensor_size")}
     tid = details.get("tid")
@@ -157,8 +162,12 @@ def _node(
 def _seconds(kind: NodeKind, details: Mapping[str, Any], has_work: bool, path: Path, where: str) -> float | None:
     """Return the recorded length of a node; None where there is none, and it would take time."""
     micros = _amount(details.get("runtime"), path, f"{where}.duration_micros")
+    if micros > _LONGEST_MICROS:
+        raise InputError("is no length of an operation", file=path, key=f"{where}.duration_micros", found=micros)
     exact = details.get(EXACT)
-    if isinstance(exact, float) and abs(exact - 1000 * micros) <= 1000:  # else somebody has changed the length
+    if (
+        isinstance(exact, float) and exact >= 0 and abs(exact - 1000 * micros) <= 1000
+    ):  # else somebody has changed the length
         return exact * 1e-9
     if micros:
         return micros * us
@@ -190,12 +199,19 @@ def _comm(kind: NodeKind, details: Mapping[str, Any], path: Path, where: str) ->
     if not 0 <= code < len(COLLECTIVES):
         allowed = f"0 to {len(COLLECTIVES) - 1}"
         raise InputError("is no type of collective", file=path, key=f"{where}.comm_type", found=code, allowed=allowed)
-    sent, received = (tuple(details.get(key) or ()) for key in SHARES)
-    per_node = float(details.get(PER_NODE) or 0.0)
+    sent, received = (_shares(details.get(key) or (), path, f"{where}.{key}") for key in SHARES)
+    (per_node,) = _shares((details.get(PER_NODE) or 0.0,), path, f"{where}.{PER_NODE}")
     return GraphComm(
         COLLECTIVES[code], nbytes, group, algorithm=algorithm, send_shares=sent, receive_shares=received,
         per_node=per_node,
     )  # fmt: skip
+
+
+def _shares(values: Any, path: Path, key: str) -> tuple[float, ...]:
+    """Return shares of bytes. Raises `InputError` where they are none."""
+    if not isinstance(values, tuple) or not all(isinstance(one, float) and 0 <= one <= _WHOLE for one in values):
+        raise InputError("is no list of shares", file=path, key=key, found=brief(values), allowed="0 to 1 each")
+    return values
 
 
 def _is_true(value: Any) -> bool:
@@ -212,8 +228,7 @@ def _amount(value: Any, path: Path, key: str) -> float:
     """Return a time, a size or a count; 0 where the node has none. Raises `InputError` for what is none."""
     if value is None:
         return 0.0
-    usable = isinstance(value, int | float) and math.isfinite(value) and 0 <= value <= _LARGEST
-    if not usable:
+    if not (isinstance(value, int | float) and 0 <= value <= _LARGEST):
         raise InputError("is no amount", file=path, key=key, found=brief(value), allowed="0 or more")
     return float(value)
 

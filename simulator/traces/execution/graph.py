@@ -7,9 +7,11 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from functools import cached_property
 
 from simulator.errors import InputError
 from simulator.input_files import brief
+from simulator.output.comm_arguments import PART_IN
 
 
 class NodeKind(StrEnum):
@@ -76,7 +78,7 @@ class GraphNode:
 class RankGraph:
     """The graph of one rank: nodes in an order in which they can run.
 
-    ``rank`` is -1 where neither file nor name tells. ``groups``: name of a group -> its ranks, as far as the file says.
+    ``groups``: name of a group -> its ranks, as far as the file says.
     ``missing``: sentences on what the file lacks. ``origin``: who wrote it, Chakra or PyTorch.
     """
 
@@ -90,15 +92,18 @@ class RankGraph:
 
 @dataclass(frozen=True)
 class JobGraph:
-    """The graphs of the ranks of one job, by rank, and its ``groups``: name -> ranks."""
+    """The graphs of the ranks of one job, by rank, and its ``groups``: name -> ranks.
+
+    ``missing``: sentences on what the files together lack.
+    """
 
     ranks: tuple[RankGraph, ...]
     groups: Mapping[str, tuple[int, ...]]
+    missing: tuple[str, ...] = ()
 
     def message_bytes(self, comm: GraphComm) -> float:
         """Return the message of a collective as nccl-tests counts it: of gathers what they bring together."""
-        several = comm.operation in ("all_gather", "gather")
-        return comm.nbytes * (len(self.members(comm.group)) if several else 1)
+        return comm.nbytes * (len(self.members(comm.group)) if comm.operation in PART_IN else 1)
 
     @property
     def n_ranks(self) -> int:
@@ -114,8 +119,11 @@ class JobGraph:
 
     def members(self, group: str) -> tuple[int, ...]:
         """Return the ranks of a group: as listed, or all of the trace; none where the trace has one rank alone."""
-        everyone = tuple(rank.rank for rank in self.ranks)
-        return self.groups.get(group) or (everyone if len(everyone) > 1 else ())
+        return self.groups.get(group) or (self._everyone if len(self._everyone) > 1 else ())
+
+    @cached_property
+    def _everyone(self) -> tuple[int, ...]:
+        return tuple(rank.rank for rank in self.ranks)
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +144,7 @@ def in_running_order(linked: Sequence[LinkedNode], file: object) -> tuple[tuple[
     numbers = {one.node.number for one in linked}
     if len(numbers) < len(linked):
         counts = Counter(one.node.number for one in linked)
-        raise InputError("two nodes have one number", file=file, found=counts.most_common(1)[0][0])
+        raise InputError("two operations have one number", file=file, found=counts.most_common(1)[0][0])
     missing: list[str] = []
     lost = sum(other not in numbers for one in linked for other in one.node.after)
     if lost:
@@ -153,7 +161,7 @@ def in_running_order(linked: Sequence[LinkedNode], file: object) -> tuple[tuple[
         missing.append("ctrl_deps name callers, which end after their parts, and are left out")
     order = _order(nodes)
     if len(order) < len(nodes):
-        raise InputError("nodes wait for each other in a circle", file=file, found=_circle(nodes, order))
+        raise InputError("operations wait for each other in a circle", file=file, found=_circle(nodes, order))
     return tuple(order), tuple(missing)
 
 

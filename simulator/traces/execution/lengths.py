@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any, cast
 
 from simulator.cluster import Cluster
@@ -25,10 +26,10 @@ _MEMORY = (NodeKind.LOAD, NodeKind.STORE)
 
 @dataclass(frozen=True)
 class GraphTarget:
-    """The cluster that a graph is to run on: its idle network, and its first rank's GPU."""
+    """The cluster that a graph is to run on: its idle network, and its ``gpus`` by type."""
 
     exchanges: ExchangeTimes
-    gpu: GpuSpec
+    gpus: Mapping[str, GpuSpec]
 
     @classmethod
     def on(cls, reference: str | Mapping[str, Any], n_ranks: int) -> GraphTarget:
@@ -37,8 +38,8 @@ class GraphTarget:
         Raises `InputError` whose keys begin with ``target``.
         """
         exchanges = ExchangeTimes.on(reference, n_ranks, "target")
-        (first, *_) = exchanges.cluster.gpu_types(range(n_ranks))
-        return cls(exchanges, load_profile(first, key="target").gpu_spec)
+        types = exchanges.cluster.gpu_types(range(n_ranks))
+        return cls(exchanges, {name: load_profile(name, key="target").gpu_spec for name in types})
 
     @property
     def cluster(self) -> Cluster:
@@ -50,13 +51,27 @@ class GraphTarget:
         """The costs of its network: nothing disturbs kernels, whose lengths are known, and hosts issue for nothing."""
         return _without_launches(self.exchanges.costs.undisturbed())
 
-    def roofline_s(self, node: GraphNode) -> float:
+    def roofline_s(self, rank: int, node: GraphNode) -> float:
         """Return the seconds of a kernel: its operations at the peak, or its bytes at the memory's bandwidth."""
-        peaks = self.gpu.peak_flops_per_s
-        peak = peaks.get(cast(MatrixDtype, node.dtype or _USUAL_DTYPE)) or max(
-            peaks.values(), key=lambda one: one.value
+        gpu = self.gpus[self.cluster.gpus[rank].type]
+        peak = gpu.peak_flops_per_s[self.peak_dtype(rank, node)]
+        return max(node.flops / peak.value, node.nbytes / gpu.memory_bandwidth_Bps.value)
+
+    def peak_dtype(self, rank: int, node: GraphNode) -> MatrixDtype:
+        """Return the type whose peak a kernel runs at: its own, or the fastest where the rank's GPU has none of it."""
+        peaks = self.gpus[self.cluster.gpus[rank].type].peak_flops_per_s
+        wanted = cast(MatrixDtype, node.dtype or _USUAL_DTYPE)
+        return wanted if wanted in peaks else max(peaks, key=lambda dtype: peaks[dtype].value)
+
+    def replaced_peak(self, rank: int, node: GraphNode) -> str:
+        """Return a sentence on a kernel whose type the rank's GPU has no peak of; empty where it has."""
+        wanted, peak_dtype = node.dtype or _USUAL_DTYPE, self.peak_dtype(rank, node)
+        gpu = self.cluster.gpus[rank].type
+        return (
+            ""
+            if wanted == peak_dtype
+            else f"{gpu} has no peak of {wanted}: such kernels run at its peak of {peak_dtype}"
         )
-        return max(node.flops / peak.value, node.nbytes / self.gpu.memory_bandwidth_Bps.value)
 
 
 def _without_launches(costs: Costs) -> Costs:
@@ -70,7 +85,8 @@ class NodeLengths:
 
     job: JobGraph
     target: GraphTarget | None
-    _idle_s: dict[TracedCollective, float] = field(default_factory=dict, repr=False, compare=False)
+    _idle_s: dict[Hashable, float] = field(default_factory=dict, repr=False, compare=False)
+    _is_present: dict[str, bool] = field(default_factory=dict, repr=False, compare=False)
 
     def plays(self, node: GraphNode) -> bool:
         """Tell whether the network plays the node: on a cluster, where all who take part are in the trace."""
@@ -80,12 +96,18 @@ class NodeLengths:
 
     def is_complete(self, node: GraphNode) -> bool:
         """Tell whether all ranks that take part in a communication are known, and in the trace."""
-        present = {rank.rank for rank in self.job.ranks}
         assert node.comm is not None
-        if node.kind == NodeKind.COLLECTIVE:
-            members = self.job.members(node.comm.group)
-            return bool(members) and present.issuperset(members)
-        return node.comm.peer in present
+        if node.kind != NodeKind.COLLECTIVE:
+            return node.comm.peer in self._present
+        group = node.comm.group
+        if group not in self._is_present:
+            members = self.job.members(group)
+            self._is_present[group] = bool(members) and self._present.issuperset(members)
+        return self._is_present[group]
+
+    @cached_property
+    def _present(self) -> frozenset[int]:
+        return frozenset(rank.rank for rank in self.job.ranks)
 
     def seconds(self, rank: RankGraph, node: GraphNode) -> float:
         """Return how long a node takes that the network does not play. Raises `InputError` where nothing tells.
@@ -94,11 +116,11 @@ class NodeLengths:
         """
         if node.seconds is not None:
             return node.seconds
-        where = f"node {node.number} ({node.name[:60]})"
+        where = f"operation {node.number} ({node.name[:60]})"
         if self.target is None:
             raise InputError("has no duration", file=rank.file, key=where, fix="--cluster, for its GPU and network")
         if node.kind not in EXCHANGES:
-            return self.target.roofline_s(node)
+            return self.target.roofline_s(rank.rank, node)
         if not self._members(rank, node):
             fix = f"the traces of all ranks, or a {GROUPS_FILE} with its group"
             raise InputError("nothing tells which ranks take part in it", file=rank.file, key=where, fix=fix)
@@ -118,9 +140,11 @@ class NodeLengths:
     def _idle_seconds(self, rank: RankGraph, node: GraphNode) -> float:
         assert node.comm is not None
         assert self.target is not None
-        members = self._members(rank, node)
-        nbytes = self.job.message_bytes(node.comm)
-        asked = TracedCollective(node.comm.operation or TRANSFER, nbytes, "", len(members), members)
-        if asked not in self._idle_s:
-            self._idle_s[asked] = self.target.exchanges.seconds(asked) or 0.0
-        return self._idle_s[asked]
+        comm = node.comm
+        members = comm.group if node.kind == NodeKind.COLLECTIVE else (rank.rank, comm.peer)
+        key = comm.operation, comm.nbytes, members
+        if key not in self._idle_s:
+            ranks, nbytes = self._members(rank, node), self.job.message_bytes(comm)
+            asked = TracedCollective(comm.operation or TRANSFER, nbytes, "", len(ranks), ranks)
+            self._idle_s[key] = self.target.exchanges.seconds(asked) or 0.0
+        return self._idle_s[key]

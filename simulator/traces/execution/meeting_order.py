@@ -12,7 +12,8 @@ from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from simulator.errors import InputError
-from simulator.traces.execution.graph import EXCHANGES, GraphNode, JobGraph, NodeKind, RankGraph
+from simulator.program import CollectiveKind
+from simulator.traces.execution.graph import EXCHANGES, GraphComm, GraphNode, JobGraph, NodeKind, RankGraph
 from simulator.traces.execution.lengths import NodeLengths
 
 #: A node: position of its rank in the job, and its own among the rank's nodes.
@@ -43,7 +44,7 @@ def meetings(job: JobGraph, lengths: NodeLengths) -> dict[NodePlace, tuple[NodeP
         numbers: Counter[Hashable] = Counter()
         for place, node in enumerate(rank.nodes):
             if node.kind in EXCHANGES and lengths.is_complete(node):
-                call = _call(job, rank, node)
+                call = _call(rank, node)
                 calls.setdefault((call, numbers[call, node.kind]), []).append((at, place))
                 numbers[call, node.kind] += 1
     meeting_of: dict[NodePlace, tuple[NodePlace, ...]] = {}
@@ -53,12 +54,12 @@ def meetings(job: JobGraph, lengths: NodeLengths) -> dict[NodePlace, tuple[NodeP
     return meeting_of
 
 
-def _call(job: JobGraph, rank: RankGraph, node: GraphNode) -> Hashable:
+def _call(rank: RankGraph, node: GraphNode) -> Hashable:
     """Return what the callers of a communication share."""
     comm = node.comm
     assert comm is not None
     if node.kind == NodeKind.COLLECTIVE:
-        return comm.group, job.members(comm.group)
+        return comm.group
     ends = (rank.rank, comm.peer) if node.kind == NodeKind.SEND else (comm.peer, rank.rank)
     return *ends, comm.tag
 
@@ -68,41 +69,61 @@ def _check(job: JobGraph, places: Sequence[NodePlace]) -> None:
     nodes = [job.ranks[at].nodes[place] for at, place in places]
     first, rank = nodes[0], job.ranks[places[0][0]]
     assert first.comm is not None
-    where = f"node {first.number} ({first.name[:60]})"
+    where = f"operation {first.number} ({first.name[:60]})"
     partners = set(job.members(first.comm.group)) if first.kind == NodeKind.COLLECTIVE else {rank.rank, first.comm.peer}
     callers = {job.ranks[at].rank for at, _ in places}
     if first.comm.peer == rank.rank:
         raise InputError(f"rank {rank.rank} sends to itself", file=rank.file, key=where)
-    if callers != partners:
-        lacking = ", ".join(map(str, sorted(partners - callers)[:4]))
-        raise InputError(f"rank {lacking} has no call that belongs to it", file=rank.file, key=where)
+    if strangers := sorted(callers - partners):
+        stranger = next(job.ranks[at] for at, _ in places if job.ranks[at].rank == strangers[0])
+        group = f"group {first.comm.group}" if first.comm.group else "the group"
+        told = f"rank {stranger.rank} calls {first.comm.operation} of {group}, and is not in it"
+        raise InputError(told, file=stranger.file, found=f"ranks {', '.join(map(str, sorted(partners)[:8]))}")
+    if lacking := sorted(partners - callers):
+        told = ", ".join(map(str, lacking[:4]))
+        raise InputError(f"rank {told} has no call that belongs to it", file=rank.file, key=where)
+    if any(len(shares) not in (0, len(partners)) for shares in (first.comm.send_shares, first.comm.receive_shares)):
+        raise InputError(f"has no share for each of {len(partners)} ranks", file=rank.file, key=where)
     for (at, _), node in zip(places, nodes, strict=True):
-        if _message(node) != _message(first):
-            told = f"{_text(first)} here, {_text(node)} at node {node.number} of rank {job.ranks[at].rank}"
+        if not _agree(node, first):
+            told = f"{_text(first)} here, {_text(node)} at operation {node.number} of rank {job.ranks[at].rank}"
             raise InputError("ranks call different things", file=rank.file, key=where, found=told)
 
 
-def _message(node: GraphNode) -> tuple[str, float]:
-    assert node.comm is not None
-    return node.comm.operation, node.comm.nbytes
+def _agree(one: GraphNode, other: GraphNode) -> bool:
+    """Tell whether two ranks can mean one communication; to an all-to-all each may give bytes of its own."""
+    assert one.comm is not None
+    assert other.comm is not None
+    same_bytes = one.comm.nbytes == other.comm.nbytes or one.comm.operation == CollectiveKind.ALL_TO_ALL
+    return same_bytes and _manner(one.comm) == _manner(other.comm)
+
+
+def _manner(comm: GraphComm) -> tuple[object, ...]:
+    return comm.operation, comm.algorithm, comm.send_shares, comm.receive_shares, comm.per_node
 
 
 def _text(node: GraphNode) -> str:
-    operation, nbytes = _message(node)
-    return f"{operation or node.kind} of {nbytes:,.0f} bytes"
+    assert node.comm is not None
+    comm = node.comm
+    algorithm = "" if comm.algorithm == "auto" else f" by {comm.algorithm}"
+    shares = " in shares of its own" if comm.send_shares or comm.receive_shares or comm.per_node else ""
+    return f"{comm.operation or node.kind} of {comm.nbytes:,.0f} bytes{algorithm}{shares}"
 
 
 @dataclass
 class _Run:
-    """Nodes that have come so far. ``free_s``: when each lane of a rank is free; ``came``: members of meetings."""
+    """Nodes that have come so far. ``free_s``: when each lane of a rank is free.
+
+    ``came``: how many have come to the meeting that begins with a node. ``latest_s``: when the last of them would end.
+    """
 
     waits: dict[NodePlace, int]
     behind: dict[NodePlace, list[NodePlace]]
     ready: list[tuple[float, int, int]] = field(default_factory=list)
     ready_s: dict[NodePlace, float] = field(default_factory=dict)
     free_s: dict[tuple[int, str], float] = field(default_factory=dict)
-    came: Counter[tuple[NodePlace, ...]] = field(default_factory=Counter)
-    latest_s: dict[tuple[NodePlace, ...], float] = field(default_factory=dict)
+    came: Counter[NodePlace] = field(default_factory=Counter)
+    latest_s: dict[NodePlace, float] = field(default_factory=dict)
 
     def end(self, place: NodePlace, end_s: float) -> None:
         """Let everything behind a node that has ended come."""
@@ -128,15 +149,16 @@ def running_order(
         end_s = start_s + lengths.expected_s(rank, node)
         run.free_s[at, lane] = end_s
         together = meeting_of.get((at, place), ((at, place),))
-        run.came[together] += 1
-        run.latest_s[together] = end_s = max(end_s, run.latest_s.get(together, 0.0))
-        if run.came[together] == len(together):
+        first = together[0]
+        run.came[first] += 1
+        run.latest_s[first] = end_s = max(end_s, run.latest_s.get(first, 0.0))
+        if run.came[first] == len(together):
             for member in together:
                 run.end(member, end_s)
     if len(order) < sum(len(rank.nodes) for rank in job.ranks) or any(
-        run.came[together] < len(together) for together in meeting_of.values()
+        run.came[together[0]] < len(together) for together in meeting_of.values()
     ):
-        raise _deadlock(job, run, set(order))
+        raise _deadlock(job, run, order, meeting_of)
     return tuple(order)
 
 
@@ -161,18 +183,16 @@ def _begun(job: JobGraph, meeting_of: Mapping[NodePlace, tuple[NodePlace, ...]])
     return run
 
 
-def _deadlock(job: JobGraph, run: _Run, came: set[NodePlace]) -> InputError:
+def _deadlock(
+    job: JobGraph, run: _Run, order: Sequence[NodePlace], meeting_of: Mapping[NodePlace, tuple[NodePlace, ...]]
+) -> InputError:
     """Return the error of ranks that wait for each other for ever: what the first of them wait in."""
-    waiting = []
-    for at, rank in enumerate(job.ranks):
-        stuck = [
-            rank.nodes[place]
-            for together, count in run.came.items()
-            for other, place in together
-            if other == at and (at, place) in came and count < len(together)
-        ]
-        if stuck:
-            waiting.append(f"rank {rank.rank} in node {stuck[0].number}")
+    stuck: dict[int, int] = {}
+    for at, place in order:
+        together = meeting_of.get((at, place), ((at, place),))
+        if run.came[together[0]] < len(together):
+            stuck.setdefault(at, job.ranks[at].nodes[place].number)
+    waiting = [f"rank {job.ranks[at].rank} in operation {stuck[at]}" for at in sorted(stuck)]
     return InputError(
-        "ranks wait for each other for ever", file=job.ranks[0].file, found="; ".join(waiting[:4]) or "no node can run"
+        "ranks wait for each other for ever", file=job.ranks[0].file, found="; ".join(waiting[:4]) or "nothing can run"
     )

@@ -9,14 +9,20 @@ from collections.abc import Callable, Sequence
 from math import prod
 
 TensorSizes = Sequence[int]
+_Count = Callable[[Sequence[TensorSizes], Sequence[TensorSizes]], float]
 #: Products that attention's backward pass does for each of the forward pass's two (arXiv 2205.14135, section 3.2).
 _BACKWARD = 2.5
 
 
 def _product(shapes: Sequence[TensorSizes], results: Sequence[TensorSizes]) -> float:
-    """The last two shapes are factors; batches stand before rows and columns."""
-    a, b = [shape for shape in shapes if len(shape) >= 2][-2:]
+    """The first two shapes are factors, before scales and a buffer of the result; batches stand before rows."""
+    a, b = shapes[:2]
     return 2.0 * prod(a) * b[-1]
+
+
+def _product_and_sum(shapes: Sequence[TensorSizes], results: Sequence[TensorSizes]) -> float:
+    """The summand stands before the factors."""
+    return _product(shapes[1:], results)
 
 
 def _convolution(shapes: Sequence[TensorSizes], results: Sequence[TensorSizes]) -> float:
@@ -26,9 +32,10 @@ def _convolution(shapes: Sequence[TensorSizes], results: Sequence[TensorSizes]) 
 
 
 def _convolution_backward(shapes: Sequence[TensorSizes], results: Sequence[TensorSizes]) -> float:
-    """Gradients of input and weights take as much as the forward pass each."""
+    """Gradients of input and weights take as much as the forward pass each; one that is not asked for has no shape."""
     out, weight = shapes[0], shapes[2]
-    return 4.0 * prod(out) * prod(weight[1:])
+    gradients = sum(bool(shape) for shape in results[:2])
+    return 2.0 * gradients * prod(out) * prod(weight[1:])
 
 
 def _attention(shapes: Sequence[TensorSizes], results: Sequence[TensorSizes]) -> float:
@@ -38,31 +45,45 @@ def _attention(shapes: Sequence[TensorSizes], results: Sequence[TensorSizes]) ->
     return 2.0 * pairs * (query[-1] + value[-1])
 
 
-def _attention_backward(shapes: Sequence[TensorSizes], results: Sequence[TensorSizes]) -> float:
-    """The gradient of the output stands before queries, keys and values."""
-    return _BACKWARD * _attention(shapes[1:], results)
+def _tokens_first(lengths: int) -> _Count:
+    """Return the count of attention whose tokens stand before heads.
+
+    At the place ``lengths`` are the ends of sequences, where these are packed. Sequences count as equally long.
+    """
+
+    def count(shapes: Sequence[TensorSizes], results: Sequence[TensorSizes]) -> float:
+        query, key, value = shapes[:3]
+        sequences = max(prod(shapes[lengths]) - 1, 1) if len(shapes) > lengths else 1
+        pairs = prod(query[:-1]) * key[-3] / sequences
+        return 2.0 * pairs * (query[-1] + value[-1])
+
+    return count
 
 
-_COUNTS: dict[str, Callable[[Sequence[TensorSizes], Sequence[TensorSizes]], float]] = {
-    **dict.fromkeys(("mm", "addmm", "bmm", "baddbmm", "_scaled_mm"), _product),
+def _backward(forward: _Count) -> _Count:
+    """Return the count of attention's backward pass, where the gradient of the output stands first."""
+    return lambda shapes, results: _BACKWARD * forward(shapes[1:], results)
+
+
+#: Operation -> its count. Arguments are in the order of pytorch's ``native_functions.yaml``. Attention is an operation
+#: for each kind of kernel, and inside it the kernel's own.
+_COUNTS: dict[str, _Count] = {
+    **dict.fromkeys(("mm", "bmm", "_scaled_mm"), _product),
+    **dict.fromkeys(("addmm", "baddbmm", "addmm_", "baddbmm_"), _product_and_sum),
     **dict.fromkeys(("cudnn_convolution", "miopen_convolution", "convolution", "_convolution", "conv2d"), _convolution),
     "convolution_backward": _convolution_backward,
-    **dict.fromkeys(
-        (
-            "_scaled_dot_product_flash_attention",
-            "_scaled_dot_product_efficient_attention",
-            "_scaled_dot_product_cudnn_attention",
-        ),
-        _attention,
-    ),
-    **dict.fromkeys(
-        (
-            "_scaled_dot_product_flash_attention_backward",
-            "_scaled_dot_product_efficient_attention_backward",
-            "_scaled_dot_product_cudnn_attention_backward",
-        ),
-        _attention_backward,
-    ),
+    "_scaled_dot_product_flash_attention": _attention,
+    "_scaled_dot_product_efficient_attention": _attention,
+    "_scaled_dot_product_cudnn_attention": _attention,
+    "_cudnn_attention_forward": _attention,
+    "_flash_attention_forward": _tokens_first(lengths=3),
+    "_efficient_attention_forward": _tokens_first(lengths=4),
+    "_scaled_dot_product_flash_attention_backward": _backward(_attention),
+    "_scaled_dot_product_efficient_attention_backward": _backward(_attention),
+    "_scaled_dot_product_cudnn_attention_backward": _backward(_attention),
+    "_cudnn_attention_backward": _backward(_attention),
+    "_flash_attention_backward": _backward(_tokens_first(lengths=5)),
+    "_efficient_attention_backward": _backward(_tokens_first(lengths=5)),
 }
 
 

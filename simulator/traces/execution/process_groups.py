@@ -17,17 +17,19 @@ GROUPS_FILE = "comm_group.json"
 MOST_RANKS = 1 << 20
 
 
-def listed_groups(text: str) -> dict[str, tuple[int, ...]]:
+def listed_groups(text: str, path: Path) -> dict[str, tuple[int, ...]]:
     """Return the groups that PyTorch lists as JSON inside ``text``: name -> ranks. Of a group of all it tells the size.
 
-    >>> listed_groups('["[{\\\\"pg_name\\\\": \\\\"1\\\\", \\\\"ranks\\\\": [0, 4]}]"]')
+    ``path`` is the file that has it. Raises `InputError` where a group has a rank twice.
+
+    >>> listed_groups('["[{\\\\"pg_name\\\\": \\\\"1\\\\", \\\\"ranks\\\\": [0, 4]}]"]', Path("t.json"))
     {'1': (0, 4)}
     """
     listed = text.replace('\\"', '"')
     first, last = listed.find("[{"), listed.rfind("}]")
     try:
         entries = json.loads(listed[first : last + 2]) if first >= 0 else []
-    except ValueError:
+    except (ValueError, RecursionError):
         return {}
     groups = {}
     for entry in entries:
@@ -37,7 +39,8 @@ def listed_groups(text: str) -> dict[str, tuple[int, ...]]:
         if not ranks and type(size) is int and 0 < size <= MOST_RANKS:
             ranks = list(range(size))
         if isinstance(ranks, list) and ranks and all(_is_rank(rank) for rank in ranks):
-            groups[str(entry.get("pg_name", ""))] = tuple(ranks)
+            name = str(entry.get("pg_name", ""))
+            groups[name] = _ranks(ranks, path, f"process group {name}")
     return groups
 
 

@@ -7,7 +7,7 @@ have waited. A group's collectives are a lane. A transfer stands in the lane of 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from simulator.program import (
     AllToAll,
@@ -75,7 +75,7 @@ class _Groups:
 
     def __init__(self, job: JobGraph, n_ranks: int) -> None:
         self._job = job
-        self._axes: dict[tuple[str, tuple[int, ...]], str] = {}
+        self._axes: dict[str, str] = {}
         self.everyone = numbered_axis(Axis.PROCESS_GROUP, 0)
         self.of_axes: dict[str, tuple[tuple[int, ...], ...]] = {
             str(Axis.RANK): tuple((rank,) for rank in range(n_ranks)),
@@ -84,11 +84,10 @@ class _Groups:
 
     def axis(self, comm: GraphComm) -> str:
         """Return the axis of a collective's group."""
-        members = self._job.members(comm.group)
-        if (comm.group, members) not in self._axes:
-            axis = self._axes[comm.group, members] = numbered_axis(Axis.PROCESS_GROUP, len(self._axes) + 1)
-            self.of_axes[axis] = (members,)
-        return self._axes[comm.group, members]
+        if comm.group not in self._axes:
+            axis = self._axes[comm.group] = numbered_axis(Axis.PROCESS_GROUP, len(self._axes) + 1)
+            self.of_axes[axis] = (self._job.members(comm.group),)
+        return self._axes[comm.group]
 
 
 class _GraphLanes:
@@ -117,7 +116,7 @@ class _GraphLanes:
         together = self._meeting_of.get((self._at, place))
         steps = self.lanes.setdefault(lane, [])
         if self._lengths.plays(node):
-            steps.append(Step(label(node.number), self._operation(node), after))
+            steps.append(Step(label(node.number), self._operation(node, together), after))
             return
         seconds = self._lengths.seconds(self._rank, node)
         if together is not None:
@@ -142,21 +141,35 @@ class _GraphLanes:
         self._last_transfer[node.number] = lane
         return lane
 
-    def _operation(self, node: GraphNode) -> Collective | PointToPoint | HostOperation:
-        """Return the communication that the network plays."""
+    def _operation(
+        self, node: GraphNode, together: tuple[NodePlace, ...] | None
+    ) -> Collective | PointToPoint | HostOperation:
+        """Return the communication that the network plays. ``together``: the nodes of all ranks that are one."""
         comm = node.comm
         if comm is None:
             kind = HostKind.FROM_HOST if node.kind == NodeKind.LOAD else HostKind.TO_HOST
             return HostOperation(node.name, kind, node.nbytes, Axis.RANK, Purpose.OFFLOAD)
         if node.kind != NodeKind.COLLECTIVE:
             return self._transfer(node, comm, comm.nbytes)
-        nbytes, axis = self._job.message_bytes(comm), self._groups.axis(comm)
+        axis = self._groups.axis(comm)
         if comm.operation == CollectiveKind.ALL_TO_ALL:
+            nbytes, send_shares = self._sent(comm, together or ())
             return AllToAll(
-                node.name, nbytes, axis, Purpose.DATA, comm.algorithm, send_shares=comm.send_shares,
+                node.name, nbytes, axis, Purpose.DATA, comm.algorithm, send_shares=send_shares,
                 receive_shares=comm.receive_shares, per_node=comm.per_node,
             )  # fmt: skip
+        nbytes = self._job.message_bytes(comm)
         return Collective(node.name, CollectiveKind(comm.operation), nbytes, axis, Purpose.DATA, comm.algorithm)
+
+    def _sent(self, comm: GraphComm, together: Sequence[NodePlace]) -> tuple[float, tuple[float, ...]]:
+        """Return the mean bytes that ranks give to an all-to-all, and the share of each where they differ."""
+        calls = ((self._job.ranks[at].rank, self._job.ranks[at].nodes[place].comm) for at, place in together)
+        by_rank = {rank: one.nbytes for rank, one in calls if one is not None}
+        total = sum(by_rank.values())
+        if len(set(by_rank.values())) == 1:
+            return comm.nbytes, comm.send_shares
+        shares = tuple(by_rank[member] / total for member in self._job.members(comm.group))
+        return total / len(by_rank), shares
 
     def _meeting(self, node: GraphNode) -> Collective | PointToPoint:
         """Return what makes the ranks of a communication wait for each other, without bytes."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +26,19 @@ from simulator.units import counted
 #: The host's record of a communication; its parts are NCCL's calls.
 _COMM_CALL = "record_param_comms"
 _WAIT = "wait"
-#: Parts of names of operations that only make, name or shape tensors.
-_WITHOUT_KERNEL = ("empty", "resize_", "detach", "set_", "as_strided", "squeeze", "transpose_", "t_", "view", "lift")
+#: Operations that only make tensors, change a tensor's shape in place, or ask about tensors. Views are told by what
+#: they share.
+_WITHOUT_KERNEL = frozenset(
+    {
+        *("empty", "empty_like", "empty_strided", "empty_permuted", "empty_quantized", "new_empty"),
+        *("new_empty_strided", "_efficientzerotensor", "lift", "lift_fresh", "detach", "retain_grad"),
+        *("resize_", "resize_as_", "_resize_output_", "set_", "detach_", "as_strided_", "squeeze_", "unsqueeze_"),
+        *("transpose_", "t_", "swapaxes_", "swapdims_", "requires_grad_", "rename_"),
+        *("result_type", "_fused_sdp_choice", "is_same_size", "is_pinned", "numel", "sym_numel", "sym_size"),
+    }
+)
+#: Largest number of a tensor, of its elements and its bytes that is believed.
+_LARGEST = 1 << 63
 #: Fields of a tensor's list: tensor, storage, offset, elements, bytes of an element, device.
 _TENSOR_FIELDS = 6
 
@@ -50,7 +62,7 @@ class _Operation:
     def has_kernel(self) -> bool:
         """True where it reads or writes a tensor on a GPU, and does more than make or shape it."""
         short = self.name.partition("::")[2]
-        if not short or any(part in short for part in _WITHOUT_KERNEL) or self.name.startswith("c10d::"):
+        if not short or short in _WITHOUT_KERNEL or self.name.startswith("c10d::"):
             return False
         before, after = (_storages(values) for values in (self.inputs, self.outputs))
         changes_in_place = short.endswith("_") or short.endswith("out")
@@ -66,7 +78,7 @@ def read_operations(content: Mapping[str, Any], path: Path, rank: int) -> RankGr
     groups: dict[str, tuple[int, ...]] = {}
     for one in operations:
         if one.name == GROUPS_NODE:
-            groups |= listed_groups(str(one.inputs))
+            groups |= listed_groups(str(one.inputs), path)
     linked = list(_linked(operations, path))
     if not any(one.node.kind == NodeKind.GPU for one in linked):
         raise InputError("has no operation with a tensor on a GPU", file=path, fix="record while the GPU works")
@@ -86,15 +98,41 @@ def _operation(node: Mapping[str, Any], path: Path) -> _Operation:
         order = int(facts.get("rf_id") or 0)
         values, results = node.get("inputs", []), node.get("outputs", [])
         split = isinstance(values, dict)
-        return _Operation(
+        operation = _Operation(
             number, parent, order, str(node.get("name", "")),
             list(values["values"] if split else values), list(results["values"] if split else results),
             list(values["shapes"] if split else node.get("input_shapes", ())),
             list(results["shapes"] if split else node.get("output_shapes", ())),
             list(values["types"] if split else node.get("input_types", ())), facts,
         )  # fmt: skip
-    except (KeyError, TypeError, ValueError):
+    except (AttributeError, KeyError, OverflowError, TypeError, ValueError):
         raise InputError("has an operation that cannot be read", file=path, found=brief(dict(node))) from None
+    _check_sizes(operation, path)
+    return operation
+
+
+def _check_sizes(operation: _Operation, path: Path) -> None:
+    """Raise `InputError` where a tensor's numbers, or sizes, are no whole numbers of a tensor that can be."""
+    where = f"operation {operation.number}"
+    for tensor in _tensors([operation.inputs, operation.outputs]):
+        if not all(_is_size(one) for one in tensor[:-1]):
+            raise InputError("has a tensor that cannot be read", file=path, key=where, found=brief(tensor))
+    for shape in _shapes([operation.shapes, operation.output_shapes]):
+        if not all(_is_size(size) for size in shape) or not _is_size(prod(shape)):
+            raise InputError("has sizes that no tensor has", file=path, key=where, found=brief(shape))
+
+
+def _shapes(values: Sequence[Any]) -> Iterator[list[Any]]:
+    """Yield the innermost lists among values, which are shapes; those of an operation may be lists of them."""
+    inside = [value for value in values if isinstance(value, list)]
+    if not inside:
+        yield [value for value in values if value is not None and value != ""]
+    for value in inside:
+        yield from _shapes(value)
+
+
+def _is_size(value: object) -> bool:
+    return type(value) is int and 0 <= value <= _LARGEST
 
 
 def _tensors(values: object) -> Iterator[Sequence[Any]]:
@@ -127,16 +165,16 @@ def _linked(operations: Sequence[_Operation], path: Path) -> Iterator[LinkedNode
     computing = _innermost(operations)
     last: tuple[int, ...] = ()
     waited: tuple[int, ...] = ()
-    on_the_way: dict[Any, int] = {}
+    on_the_way: dict[int | None, int] = {}
     for one in operations:
         if one.number in computing:
-            yield LinkedNode(_kernel(one, (*last, *waited), path))
+            yield LinkedNode(_kernel(one, (*last, *waited)))
             last, waited = (one.number,), ()
         elif _is_wait(one):
-            call = one.inputs[0] if one.inputs else None
+            call = one.inputs[0] if one.inputs and isinstance(one.inputs[0], int) else None
             chosen = [call] if call in on_the_way else list(on_the_way)
             waited = (*waited, *[on_the_way.pop(key) for key in chosen])
-        elif one.name == _COMM_CALL and (node := _communication(one, (*last, *waited))) is not None:
+        elif one.name == _COMM_CALL and (node := _communication(one, (*last, *waited), path)) is not None:
             yield LinkedNode(node)
             on_the_way[one.inputs[1] if len(one.inputs) > 1 and isinstance(one.inputs[1], int) else one.number] = (
                 one.number
@@ -165,12 +203,9 @@ def _flops(operation: _Operation) -> float:
     return operation_flops(operation.name, operation.shapes, operation.output_shapes)
 
 
-def _kernel(operation: _Operation, after: tuple[int, ...], path: Path) -> GraphNode:
+def _kernel(operation: _Operation, after: tuple[int, ...]) -> GraphNode:
     tensors = {tensor[0]: tensor for tensor in _tensors([*operation.inputs, *operation.outputs])}
-    try:
-        nbytes = float(sum(tensor[3] * tensor[4] for tensor in tensors.values()))
-    except TypeError:
-        raise InputError("has a tensor without a size", file=path, key=f"node {operation.number}") from None
+    nbytes = float(sum(tensor[3] * tensor[4] for tensor in tensors.values()))
     return GraphNode(
         operation.number, operation.name, NodeKind.GPU, after, None, _flops(operation), nbytes, dtype=_dtype(operation)
     )
@@ -183,9 +218,12 @@ def _dtype(operation: _Operation) -> str:
     return next((dtype for part, dtype in names.items() if part in text), "")
 
 
-def _communication(operation: _Operation, after: tuple[int, ...]) -> GraphNode | None:
+def _communication(operation: _Operation, after: tuple[int, ...], path: Path) -> GraphNode | None:
     """Return the node of a collective; None of other records, as those of waits and of batches are."""
     facts = operation.facts
+    if not _is_size(facts.get("in_msg_nelems", 0)):
+        where = f"operation {operation.number}.in_msg_nelems"
+        raise InputError("is no number of elements", file=path, key=where, found=brief(facts["in_msg_nelems"]))
     name = str(facts.get("collective_name") or _told_name(operation))
     kind = operation_of(name)
     if not kind or kind == "send_recv":

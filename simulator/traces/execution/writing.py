@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from simulator.errors import InputError
+from simulator.output.comm_arguments import PART_IN
 from simulator.output.files import writing
 from simulator.program import (
     AllToAll,
@@ -32,9 +33,11 @@ from simulator.program import (
 )
 from simulator.timeline import Timeline
 from simulator.traces.execution.chakra import ALGORITHM, COLLECTIVES, EARLY, EXACT, PER_NODE, RING, SHARES
+from simulator.traces.execution.files import MESSAGES
 from simulator.traces.execution.messages import chakra_messages, varint
 from simulator.traces.execution.planned import PlannedNode, planned_nodes
 from simulator.traces.execution.process_groups import GROUPS_FILE
+from simulator.traces.files import files_in
 
 #: Numbers of types of nodes (``NodeType`` in et_def.proto).
 _LOAD, _STORE, _COMPUTE, _SEND, _RECEIVE, _COLLECTIVE = range(2, 8)
@@ -48,11 +51,8 @@ _SCHEMA = "1.0.2-chakra.0.0.4"
 def write_chakra(program: Program, timeline: Timeline, folder: Path) -> list[Path]:
     """Write the step of every rank into ``folder``, and return the files. Raises `InputError`."""
     chakra_messages()
+    files = rank_files(folder, program.n_ranks)
     _check_size(program, timeline, folder)
-    files = [folder / f"{STEM}.{rank}.et" for rank in range(program.n_ranks)]
-    strangers = sorted({one.name for one in folder.glob("*.et")} - {file.name for file in files})
-    if strangers:
-        raise InputError("holds traces of other ranks or steps", file=folder, found=strangers[0], fix="an empty folder")
     numbering = _Numbering(program)
     prepared: dict[int, list[bytes | PlannedNode]] = {}
     for rank, file in enumerate(files):
@@ -67,6 +67,15 @@ def write_chakra(program: Program, timeline: Timeline, folder: Path) -> list[Pat
     with writing(folder / GROUPS_FILE) as stream:
         stream.write((json.dumps(groups) + "\n").encode())
     return [*files, folder / GROUPS_FILE]
+
+
+def rank_files(folder: Path, n_ranks: int) -> list[Path]:
+    """Return the files that a step of ``n_ranks`` is written into. Raises `InputError` where the folder has others."""
+    files = [folder / f"{STEM}.{rank}.et" for rank in range(n_ranks)]
+    strangers = [one.name for one in files_in(folder, MESSAGES) if one not in files]
+    if strangers:
+        raise InputError("holds traces of other ranks or steps", file=folder, found=strangers[0], fix="an empty folder")
+    return files
 
 
 @dataclass
@@ -130,9 +139,14 @@ def _check_size(program: Program, timeline: Timeline, folder: Path) -> None:
     lengths = np.array([len(template) for template in timeline.templates], dtype=np.int64)[timeline.template]
     rank_nodes = np.bincount(timeline.rank, weights=lengths, minlength=program.n_ranks)
     nodes = int(rank_nodes[list(timeline.simulated_as)].sum())
+    check_number(program.n_ranks, nodes, folder)
+
+
+def check_number(n_ranks: int, nodes: int, folder: Path) -> None:
+    """Raise `InputError` where ranks have more ``nodes`` together than are written."""
     if nodes > MOST_NODES:
         raise InputError(
-            f"{program.n_ranks:,} ranks have {nodes:,} kernels and transfers", file=folder,
+            f"{n_ranks:,} ranks have {nodes:,} kernels and transfers or more", file=folder,
             allowed=f"at most {MOST_NODES:,}, about two gigabytes", fix="fewer layers, micro-batches or replicas",
         )  # fmt: skip
 
@@ -212,10 +226,9 @@ def _transfer(op: Comm, end: str, peer: int, tag: int) -> Mapping[str, Any]:
 
 def _collective(op: Collective, group: int, size: int) -> Mapping[str, Any]:
     """Return the attributes of a collective; ``comm_size`` is what a rank puts in."""
-    several = op.op in (CollectiveKind.ALL_GATHER, CollectiveKind.GATHER)
     attributes: dict[str, Any] = {
         "comm_type": ("int64_val", COLLECTIVES.index(op.op)),
-        "comm_size": ("int64_val", round(op.nbytes / (size if several else 1))),
+        "comm_size": ("int64_val", round(op.nbytes / (size if op.op in PART_IN else 1))),
         "pg_name": ("string_val", str(group)),
     }
     if op.algorithm != "auto":
