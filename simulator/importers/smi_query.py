@@ -57,11 +57,11 @@ def read(text: str, path: Path) -> MachineFacts:
     links = [_link(gpu) for gpu in gpus]
     usual = _usual(links)
     facts = GpuFacts(types=counts, generation=usual[0], lanes=usual[1])
-    others = [(number, link) for number, link in enumerate(links) if None not in (*link, *usual) and link != usual]
+    odd_links = [(number, link) for number, link in enumerate(links) if None not in (*link, *usual) and link != usual]
     assumed.update(
         f"node.pcie: generation {usual[0]} x {usual[1]} lanes, as most; GPU {number} has generation {link[0]} x "
         f"{link[1]}, which overrides of a cluster file can say (link: node0.gpu{number}.pcie)"
-        for number, link in others
+        for number, link in odd_links
     )
     return MachineFacts(FORM, gpus=facts, assumed=tuple(assumed), left_out=tuple(_left_out(gpus)))
 

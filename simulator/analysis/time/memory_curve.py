@@ -58,11 +58,11 @@ def digest_without_times(timeline: Timeline, curve: MemoryHistory) -> bytes:
 
     Ranks with equal ones hold the same tensors in the same order. Times count by the order of entries alone.
     """
+    columns = (timeline.stage, timeline.microbatch, timeline.phase, timeline.part_code, timeline.lane)
+    entries = (curve.begins, curve.held_bytes, curve.workspace_bytes, *(column[curve.span] for column in columns))
     digest = sha256()
-    for column in (curve.begins, curve.held_bytes, curve.workspace_bytes):
-        digest.update(np.ascontiguousarray(column))
-    for column in (timeline.stage, timeline.microbatch, timeline.phase, timeline.part_code, timeline.lane):
-        digest.update(column[curve.span].tobytes())
+    for entry in entries:
+        digest.update(entry.tobytes())
     return digest.digest()
 
 
