@@ -11,14 +11,16 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from annotated_types import Ge
+from annotated_types import Ge, Le
 
-from simulator.bounds import ModelSize, NotNegative
+from simulator.bounds import ModelSize
 from simulator.errors import InputError
 from simulator.program import Attention, kernel_from_text
 
 #: Types of weights that are simulated.
 CapturedType = Literal["bf16", "fp16", "fp32"]
+#: Bytes of one tensor, or of several together: no GPU holds a pebibyte.
+TensorBytes = Annotated[float, Ge(0), Le(2.0**50)]
 #: Name of kept tensors that the layer before passes on.
 INPUT = "input"
 
@@ -33,9 +35,9 @@ class CapturedKernel:
     """its kind and sizes in the text form of programs, such as ``matmul m=4 n=8 k=4``"""
     split: tuple[str, ...] = ()
     """sizes that tensor-parallel ranks share"""
-    summed_bytes: NotNegative = 0.0
+    summed_bytes: TensorBytes = 0.0
     """of a result that tensor-parallel ranks then sum; 0: none"""
-    gathered_bytes: NotNegative = 0.0
+    gathered_bytes: TensorBytes = 0.0
     """of a result of which tensor-parallel ranks have parts, and then gather all; 0: none"""
 
 
@@ -45,7 +47,7 @@ class CapturedTensor:
 
     name: str
     """`INPUT`, or else a number in its part"""
-    nbytes: NotNegative
+    nbytes: TensorBytes
     """of the storage"""
     split: bool = False
     """whether tensor-parallel ranks hold a part each"""
@@ -85,11 +87,11 @@ class CapturedNode:
     """what is kept for the backward pass"""
     weights: tuple[CapturedWeight, ...] = ()
     """weights that it reads"""
-    forward_bytes: NotNegative = 0.0
+    forward_bytes: TensorBytes = 0.0
     """alive in its forward pass, beside what is kept"""
-    grad_bytes: NotNegative = 0.0
+    grad_bytes: TensorBytes = 0.0
     """alive in its backward pass, beside what is kept and gradients of weights"""
-    output_grad_bytes: NotNegative = 0.0
+    output_grad_bytes: TensorBytes = 0.0
     """of the gradient of its output"""
 
 
@@ -138,7 +140,7 @@ class CapturedModel:
     """heads of keys and values that were seen"""
     vocab: ModelSize
     """tokens of the vocabulary, 1 without an embedding of tokens"""
-    passed_bytes: NotNegative
+    passed_bytes: TensorBytes
     """of the tensors that pass from a layer to the next"""
     one_piece: str
     """why a pipeline cannot split the layers; empty where it can"""
@@ -156,6 +158,8 @@ class CapturedModel:
     """part after the last layer, with the loss"""
     inputs: tuple[CapturedInput, ...] = ()
     """what the module was called with"""
+    layer_list: str = ""
+    """list of modules that the layers are of; empty where the whole module is one layer"""
 
     @property
     def recorded(self) -> dict[str, object]:
@@ -177,6 +181,13 @@ class CapturedModel:
         """Elements of all weights, each counted once."""
         numbers = (self.before, *self.layers, self.after)
         return sum(_elements(weight) for number in numbers for weight in _weights(self.parts[number]))
+
+    @property
+    def trained_parameters(self) -> int:
+        """Those of `parameters` that have gradients."""
+        numbers = (self.before, *self.layers, self.after)
+        weights = (weight for number in numbers for weight in _weights(self.parts[number]))
+        return sum(_elements(weight) for weight in weights if weight.trainable)
 
     def save(self, path: str | Path) -> None:
         """Write the file ``path``, which ``model: {captured: PATH}`` in a workload file names.

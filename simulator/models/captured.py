@@ -52,6 +52,19 @@ def captured_flops(model: CapturedModel, layers: int, *, causal: bool) -> float:
     return sum(_part_flops(model.parts[place], causal=causal) for place in (model.before, *places, model.after))
 
 
+def captured_attention_share(model: CapturedModel, layers: int) -> float:
+    """Return attention's part of the FLOPs of layers: of fused kernels, and of products that read no weight."""
+    parts = [model.parts[model.part_of_layer(number)] for number in range(layers)]
+    total = sum(_part_flops(part, causal=False) for part in parts)
+    weighted = sum(_part_flops(_with_weights(part), causal=False) for part in parts)
+    return (total - weighted) / total if total else 0.0
+
+
+@lru_cache(maxsize=256)
+def _with_weights(part: CapturedPart) -> CapturedPart:
+    return CapturedPart(nodes=tuple(node for node in part.nodes if node.weights))
+
+
 @lru_cache(maxsize=256)
 def _part_flops(part: CapturedPart, *, causal: bool) -> float:
     total = 0.0

@@ -103,7 +103,10 @@ def test_ranks_with_all_experts_need_no_dispatcher(tmp_path: Path) -> None:
     ("change", "expected"),
     [
         ("", (None, None)),
-        ("model.moe_token_dispatcher_type = 'flex'; model.moe_flex_dispatcher_backend = 'hybridep'", ("hybridep", None)),
+        (
+            "model.moe_token_dispatcher_type = 'flex'; model.moe_flex_dispatcher_backend = 'hybridep'",
+            ("hybridep", None),
+        ),
         ("model.moe_permute_fusion = False", (None, False)),
     ],
 )
