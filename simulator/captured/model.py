@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
+from functools import lru_cache
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -170,6 +171,13 @@ class CapturedModel:
         """Return the part of a layer; after those that were recorded the last of them comes again."""
         return self.layers[min(number, len(self.layers) - 1)]
 
+    def attention_share(self, layers: int) -> float:
+        """Return attention's part of the FLOPs of so many layers: fused kernels, and products without a weight."""
+        parts = [self.parts[self.part_of_layer(number)] for number in range(layers)]
+        total = sum(part_flops(part, causal=False) for part in parts)
+        weighted = sum(part_flops(_with_weights(part), causal=False) for part in parts)
+        return (total - weighted) / total if total else 0.0
+
     @property
     def table(self) -> str:
         """Name of the weight of the first part that the last one reads too; empty where there is none."""
@@ -208,6 +216,29 @@ def heads_of(parts: Sequence[CapturedPart]) -> tuple[int, int]:
         assert isinstance(attention, Attention)
         return attention.heads, attention.kv_heads
     return 1, 1
+
+
+@lru_cache(maxsize=256)
+def part_flops(part: CapturedPart, *, causal: bool) -> float:
+    """Return the FLOPs of products and attention of a part, forward and backward.
+
+    Attention counts three times its forward pass, and in full where it is not ``causal``, as in other models.
+    """
+    total = 0.0
+    for node in part.nodes:
+        for one in (*node.forward, *node.input_grad, *node.weight_grad):
+            kernel = kernel_from_text(one.kernel)
+            if not isinstance(kernel, Attention):
+                total += kernel.flops
+            elif not kernel.backward:
+                whole = kernel if causal else replace(kernel, causal=False)
+                total += 3 * whole.flops
+    return total
+
+
+@lru_cache(maxsize=256)
+def _with_weights(part: CapturedPart) -> CapturedPart:
+    return CapturedPart(nodes=tuple(node for node in part.nodes if node.weights))
 
 
 def sample_of(inputs: Sequence[CapturedInput]) -> tuple[int, int]:

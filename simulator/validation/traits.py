@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from simulator.config import Workload
-from simulator.models.captured import captured_attention_share
 
 #: Beginning of a GPU's name -> its architecture, as the makers' white papers name it.
 _ARCHITECTURES = {
@@ -116,7 +115,7 @@ def _attention_share(workload: Workload) -> float:
     """
     model, seq = workload.model, workload.training.seq
     if captured := model.captured_model:
-        return captured_attention_share(captured, model.layers)
+        return captured.attention_share(model.layers)
     return seq / (seq + 6 * model.hidden)
 
 

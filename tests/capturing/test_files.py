@@ -22,7 +22,6 @@ from simulator.cli.app import main
 from simulator.config import load_workload
 from simulator.config.captured_file import read_captured
 from simulator.errors import InputError
-from simulator.models.captured import captured_attention_share
 from simulator.sweeping.key import job_key
 
 
@@ -219,20 +218,20 @@ def test_the_command_writes_the_file(capsys: Any, tmp_path: Path, monkeypatch: p
 
 
 def test_frozen_weights_are_told(file: Path, capsys: Any) -> None:
-    """Two layers of 8 x 8 weights are the model; none of them is trained where the recording froze them."""
+    """Two layers of 8 x 8 weights are frozen, and a million beside each are trained."""
     assert (MODEL.parameters, MODEL.trained_parameters) == (128, 128)
     node = LAYER.nodes[0]
     frozen = replace(node, weight_grad=(), weights=(replace(node.weights[0], gradient="", trainable=False),))
-    thin = CapturedNode(weights=(CapturedWeight(name="thin", shape=(8, 2), dtype="bf16"),))
+    thin = CapturedNode(weights=(CapturedWeight(name="thin", shape=(1000, 1000), dtype="bf16"),))
     model = replace(MODEL, parts=(CapturedPart(nodes=()), CapturedPart(nodes=(frozen, thin))))
-    assert (model.parameters, model.trained_parameters) == (160, 32)
+    assert (model.parameters, model.trained_parameters) == (2_000_128, 2_000_000)
     model.save(file)
     text = f"{{model: {{captured: {file}}}, training: {{global_batch: 2}}, cluster: dgx_h100, parallelism: {{dp: 1}}}}"
     (file.parent / "job.yaml").write_text(text)
     with pytest.raises(SystemExit) as end:
         main(["run", str(file.parent / "job.yaml")])
     assert end.value.code == 0
-    assert "160 parameters, 32 trained" in capsys.readouterr().out
+    assert "2.00 M parameters, 2.00 M trained" in capsys.readouterr().out
 
 
 def test_attentions_part_of_the_operations_is_counted(file: Path) -> None:
@@ -242,9 +241,9 @@ def test_attentions_part_of_the_operations_is_counted(file: Path) -> None:
     """
     scores = CapturedNode(forward=(product("scores", 16, 8, 24),))
     model = replace(MODEL, parts=(CapturedPart(nodes=()), CapturedPart(nodes=(*LAYER.nodes, scores))))
-    assert captured_attention_share(model, 2) == 0.5
-    assert captured_attention_share(replace(model, seq=1, inputs=()), 2) == 0.5
-    assert captured_attention_share(MODEL, 2) == 0
+    assert model.attention_share(2) == 0.5
+    assert replace(model, seq=1, inputs=()).attention_share(2) == 0.5
+    assert MODEL.attention_share(2) == 0
 
 
 @pytest.mark.parametrize("text", ["q_proj", "x:q_proj", "-1:q_proj", ":"])
