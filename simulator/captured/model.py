@@ -192,7 +192,7 @@ class CapturedModel:
 
     @property
     def trained_parameters(self) -> int:
-        """Those of `parameters` that have gradients."""
+        """Elements of the weights that have gradients, each counted once."""
         numbers = (self.before, *self.layers, self.after)
         weights = (weight for number in numbers for weight in _weights(self.parts[number]))
         return sum(_elements(weight) for weight in weights if weight.trainable)

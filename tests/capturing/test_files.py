@@ -235,7 +235,7 @@ def test_frozen_weights_are_told(file: Path, capsys: Any) -> None:
 
 
 def test_attentions_part_of_the_operations_is_counted(file: Path) -> None:
-    """A layer has three products of 2 x 16 x 8 x 8, and of scores one of 2 x 16 x 8 x 24, which reads no weight.
+    """A layer has three products of 2 x 16 x 8 x 8. One of scores, 2 x 16 x 8 x 24, reads no weight.
 
     That is half of the operations, whatever number of tokens the file calls a sample's.
     """
