@@ -11,6 +11,7 @@ from simulator.captured.model import (
     CapturedType,
     CapturedWeight,
     heads_of,
+    part_flops,
     sample_of,
 )
 
@@ -25,5 +26,6 @@ __all__ = [
     "CapturedType",
     "CapturedWeight",
     "heads_of",
+    "part_flops",
     "sample_of",
 ]

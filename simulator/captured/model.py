@@ -7,18 +7,21 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
+from functools import lru_cache
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from annotated_types import Ge
+from annotated_types import Ge, Le
 
-from simulator.bounds import ModelSize, NotNegative
+from simulator.bounds import ModelSize
 from simulator.errors import InputError
 from simulator.program import Attention, kernel_from_text
 
 #: Types of weights that are simulated.
 CapturedType = Literal["bf16", "fp16", "fp32"]
+#: Bytes of one tensor, or of several together: no GPU holds a pebibyte.
+TensorBytes = Annotated[float, Ge(0), Le(2.0**50)]
 #: Name of kept tensors that the layer before passes on.
 INPUT = "input"
 
@@ -33,9 +36,9 @@ class CapturedKernel:
     """its kind and sizes in the text form of programs, such as ``matmul m=4 n=8 k=4``"""
     split: tuple[str, ...] = ()
     """sizes that tensor-parallel ranks share"""
-    summed_bytes: NotNegative = 0.0
+    summed_bytes: TensorBytes = 0.0
     """of a result that tensor-parallel ranks then sum; 0: none"""
-    gathered_bytes: NotNegative = 0.0
+    gathered_bytes: TensorBytes = 0.0
     """of a result of which tensor-parallel ranks have parts, and then gather all; 0: none"""
 
 
@@ -45,7 +48,7 @@ class CapturedTensor:
 
     name: str
     """`INPUT`, or else a number in its part"""
-    nbytes: NotNegative
+    nbytes: TensorBytes
     """of the storage"""
     split: bool = False
     """whether tensor-parallel ranks hold a part each"""
@@ -85,11 +88,11 @@ class CapturedNode:
     """what is kept for the backward pass"""
     weights: tuple[CapturedWeight, ...] = ()
     """weights that it reads"""
-    forward_bytes: NotNegative = 0.0
+    forward_bytes: TensorBytes = 0.0
     """alive in its forward pass, beside what is kept"""
-    grad_bytes: NotNegative = 0.0
+    grad_bytes: TensorBytes = 0.0
     """alive in its backward pass, beside what is kept and gradients of weights"""
-    output_grad_bytes: NotNegative = 0.0
+    output_grad_bytes: TensorBytes = 0.0
     """of the gradient of its output"""
 
 
@@ -138,7 +141,7 @@ class CapturedModel:
     """heads of keys and values that were seen"""
     vocab: ModelSize
     """tokens of the vocabulary, 1 without an embedding of tokens"""
-    passed_bytes: NotNegative
+    passed_bytes: TensorBytes
     """of the tensors that pass from a layer to the next"""
     one_piece: str
     """why a pipeline cannot split the layers; empty where it can"""
@@ -156,6 +159,8 @@ class CapturedModel:
     """part after the last layer, with the loss"""
     inputs: tuple[CapturedInput, ...] = ()
     """what the module was called with"""
+    layer_list: str = ""
+    """list of modules that the layers are of; empty where the whole module is one layer"""
 
     @property
     def recorded(self) -> dict[str, object]:
@@ -165,6 +170,13 @@ class CapturedModel:
     def part_of_layer(self, number: int) -> int:
         """Return the part of a layer; after those that were recorded the last of them comes again."""
         return self.layers[min(number, len(self.layers) - 1)]
+
+    def attention_share(self, layers: int) -> float:
+        """Return attention's part of the FLOPs of so many layers: fused kernels, and products without a weight."""
+        parts = [self.parts[self.part_of_layer(number)] for number in range(layers)]
+        total = sum(part_flops(part, causal=False) for part in parts)
+        weighted = sum(part_flops(_with_weights(part), causal=False) for part in parts)
+        return (total - weighted) / total if total else 0.0
 
     @property
     def table(self) -> str:
@@ -177,6 +189,13 @@ class CapturedModel:
         """Elements of all weights, each counted once."""
         numbers = (self.before, *self.layers, self.after)
         return sum(_elements(weight) for number in numbers for weight in _weights(self.parts[number]))
+
+    @property
+    def trained_parameters(self) -> int:
+        """Elements of the weights that have gradients, each counted once."""
+        numbers = (self.before, *self.layers, self.after)
+        weights = (weight for number in numbers for weight in _weights(self.parts[number]))
+        return sum(_elements(weight) for weight in weights if weight.trainable)
 
     def save(self, path: str | Path) -> None:
         """Write the file ``path``, which ``model: {captured: PATH}`` in a workload file names.
@@ -197,6 +216,29 @@ def heads_of(parts: Sequence[CapturedPart]) -> tuple[int, int]:
         assert isinstance(attention, Attention)
         return attention.heads, attention.kv_heads
     return 1, 1
+
+
+@lru_cache(maxsize=256)
+def part_flops(part: CapturedPart, *, causal: bool) -> float:
+    """Return the FLOPs of products and attention of a part, forward and backward.
+
+    Attention counts three times its forward pass, and in full where it is not ``causal``, as in other models.
+    """
+    total = 0.0
+    for node in part.nodes:
+        for one in (*node.forward, *node.input_grad, *node.weight_grad):
+            kernel = kernel_from_text(one.kernel)
+            if not isinstance(kernel, Attention):
+                total += kernel.flops
+            elif not kernel.backward:
+                whole = kernel if causal else replace(kernel, causal=False)
+                total += 3 * whole.flops
+    return total
+
+
+@lru_cache(maxsize=256)
+def _with_weights(part: CapturedPart) -> CapturedPart:
+    return CapturedPart(nodes=tuple(node for node in part.nodes if node.weights))
 
 
 def sample_of(inputs: Sequence[CapturedInput]) -> tuple[int, int]:

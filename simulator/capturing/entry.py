@@ -144,6 +144,7 @@ def recorded_model(
         layers=tuple(places[1:-1]),
         after=places[-1],
         inputs=recorded,
+        layer_list=where.layer_list,
     )
 
 

@@ -279,7 +279,7 @@ def record(module: Any, weights: Mapping[str, Any], inputs: tuple[Any, Any], los
             first = next(iter(str(error).splitlines()), "")
             kind = type(error).__name__
             raise InputError(
-                f"{type(module).__name__} fails on tensors without data of these sizes: {kind}: {first}",
+                f"{type(module).__name__} fails as it runs on tensors without data: {kind}: {first}",
                 key=recorder.module or None,
             ) from error
     for name, weight in weights.items():

@@ -18,6 +18,11 @@ class Sections:
     layers: tuple[ModuleCall, ...]
 
     @property
+    def layer_list(self) -> str:
+        """Dotted name of the list that the layers are of; empty where the module is one layer, or the list."""
+        return self.layers[0].path.rpartition(".")[0] if self.layers else ""
+
+    @property
     def behind(self) -> int:
         """Number of the part behind all layers."""
         return len(self.layers) + 1

@@ -113,6 +113,15 @@ def _checked_kernel(recorded: CapturedKernel, widest_split: int) -> Any:
 
 def _check_recording(model: CapturedModel) -> None:
     """Raise `InputError` where sizes of the recorded inputs, or of attention, are others than the model's."""
+    for number, one in enumerate(model.inputs):
+        sizes = len(one.shape)
+        if not sizes or (one.tokens and sizes != 2):
+            raise InputError(
+                "is no input of this kind",
+                key=f"inputs[{number}].shape",
+                found=list(one.shape),
+                allowed="a row of tokens for each sequence" if one.tokens else "a size or more",
+            )
     if model.inputs:
         samples, tokens = sample_of(model.inputs)
         if model.micro_batch != samples:
@@ -157,6 +166,19 @@ def _check_chain(model: CapturedModel) -> None:
         return
     if model.passed_bytes % model.hidden:
         raise InputError(f"is no multiple of {model.hidden} elements", key="passed_bytes", found=model.passed_bytes)
+    moved = sum(
+        kernel_from_text(one.kernel).bytes
+        for place in (model.before, *model.layers)
+        for node in model.parts[place].nodes
+        for one in node.forward
+    )
+    if model.passed_bytes > moved:
+        raise InputError(
+            "is more than the forward pass moves before the last layer ends",
+            key="passed_bytes",
+            found=model.passed_bytes,
+            allowed=f"<= {moved:,.0f}",
+        )
     for place in dict.fromkeys(model.layers[1:]):
         kept = sum(one.nbytes for node in model.parts[place].nodes for one in node.saved if one.name == INPUT)
         if kept > model.passed_bytes:

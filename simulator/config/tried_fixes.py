@@ -21,8 +21,8 @@ Trial = Callable[[Mapping[str, Any]], object]
 def keep_what_works(error: InputError, trial: Trial) -> None:
     """Take those settings out of the fix of ``error`` that ``trial`` refuses.
 
-    A setting is refused where an error is then told of its own key. Advice in words, and settings of files other than
-    the workload, stay.
+    A setting is refused where an error is then told of its own key, or another one of the key of ``error``. Advice in
+    words, and settings of files other than the workload, stay.
     """
     if error.fix is not None:
         error.fix = ", or ".join(_working(error, trial)) or None
@@ -37,7 +37,7 @@ def _working(error: InputError, trial: Trial) -> Iterator[str]:
             yield part
             continue
         texts = [setting[2]] if setting[2].startswith("[") else setting[2].split(" or ")
-        values = [text for text in texts if not _is_refused(key, text, trial)]
+        values = [text for text in texts if not _is_refused(key, text, error, trial)]
         if values:
             yield f"{setting[1]}: {' or '.join(values)}"
 
@@ -57,11 +57,13 @@ def _whole_key(name: str, beside: str) -> str | None:
     return candidates[0] if candidates and candidates[0] != "cluster" else None
 
 
-def _is_refused(key: str, text: str, trial: Trial) -> bool:
-    """Tell whether errors are told of a key once it has a value."""
+def _is_refused(key: str, text: str, mended: InputError, trial: Trial) -> bool:
+    """Tell whether errors are told of a key once it has a value, or another one of the key that was ``mended``."""
     try:
         trial({key: parse_value(key, text, "fix")})
     except InputError as error:
-        told = [one.key or "" for one in each(error)[0]]
-        return any(one == key or one.startswith(f"{key}.") for one in told)
+        return any(
+            f"{one.key}.".startswith(f"{key}.") or (one.key == mended.key and one.message != mended.message)
+            for one in each(error)[0]
+        )
     return False

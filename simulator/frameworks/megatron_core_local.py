@@ -55,7 +55,7 @@ LIMITS = (
     *plain_layers("local modules"),
     Limit("model.attention", ("unfused",), "local modules have no fused attention"),
     Limit("model.activation", ("swiglu", "gelu"), "others have no fused kernel in local modules"),
-    Limit("parallelism.dispatcher", ("all_to_all",), "experts' all-gather as it is here was not looked at"),
+    Limit("parallelism.dispatcher", ("all_to_all",), "of dispatchers the all-to-all alone was looked at"),
     Limit("parallelism.overlap.expert_all_to_all", (False,), "hidden all-to-alls need Transformer Engine"),
     Limit("parallelism.overlap.ep", (False,), "shared experts beside all-to-alls were not looked at"),
     Limit("model.mla", (None,), "latent attention as local modules run it is not simulated"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from simulator.bounds import MAX_GPUS
 from simulator.errors import InputError
 from simulator.importers.machine_facts import MachineFacts
 
@@ -40,6 +41,8 @@ def read(text: str, path: Path) -> MachineFacts:
         jobs = ", ".join(f"{job} on {count} nodes" for job, count in list(running.items())[:4]) or "none"
         fix = "squeue --job NUMBER, of the job that is meant"
         raise InputError("must hold one running job, or jobs of one size", file=path, found=jobs, fix=fix)
+    if max(sizes) > MAX_GPUS:
+        raise InputError("is no number of nodes", file=path, key="NODES", found=max(sizes), allowed=f"<= {MAX_GPUS:,}")
     return MachineFacts(FORM, nodes=sizes.pop(), left_out=tuple(left_out))
 
 

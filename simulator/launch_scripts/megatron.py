@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from simulator.errors import InputError
+from simulator.launch_scripts.megatron_dispatching import put_dispatcher
 from simulator.launch_scripts.megatron_layers import put_layers
 from simulator.launch_scripts.script import LaunchScript, ScriptReading, flattened, words_of
 
@@ -68,7 +69,6 @@ _USUAL = {
     "distributed_backend": ("nccl",),
     "moe_layer_freq": ("1",),
     "moe_router_load_balancing_type": ("aux_loss", "seq_aux_loss", "none"),
-    "moe_token_dispatcher_type": ("alltoall",),
     "gradient_accumulation_fusion": ("true",),
     "num_virtual_stages_per_pipeline_rank": ("1",),
     "rotary_percent": ("1", "1.0"),
@@ -92,6 +92,7 @@ class Dialect:
     ``names``: Megatron-LM's name of an option -> that of the file. ``neutral``, ``prefixes`` and ``usual``: options of
     the file alone that change nothing, beginnings of such, and values that are what is simulated. ``preset``: the
     shipped model that it trains, over which sizes are laid; None: sizes are all that it says of the model.
+    ``sets_experts``: classes outside the file say how experts run, where the file does not.
     """
 
     form: str = FORMAT
@@ -100,6 +101,7 @@ class Dialect:
     prefixes: tuple[str, ...] = ()
     usual: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     preset: str | None = None
+    sets_experts: bool = False
 
 
 def read(options: Mapping[str, Any], path: Path, gpus: int | None, dialect: Dialect | None = None) -> LaunchScript:
@@ -113,11 +115,12 @@ def read(options: Mapping[str, Any], path: Path, gpus: int | None, dialect: Dial
         reading.take(option, key)
     _modules(reading)
     if dialect.preset is None:
-        put_layers(reading)
+        put_layers(reading, by_default=not dialect.sets_experts)
     else:
         reading.workload.setdefault("model", {})["preset"] = dialect.preset
     _training(reading)
     _parallelism(reading)
+    put_dispatcher(reading, by_default=not dialect.sets_experts)
     for option, values in {**_USUAL, **dialect.usual}.items():
         reading.leave_where(option, *values)
     reading.sort_rest(_NEUTRAL | dialect.neutral, (*_NEUTRAL_PREFIXES, *dialect.prefixes))

@@ -27,8 +27,11 @@ _MLA: dict[str, tuple[str, int | None]] = {
 _VOCABULARIES = {"GPT2BPETokenizer": 50257, "Llama2Tokenizer": 32000}
 
 
-def put_layers(reading: ScriptReading) -> None:
-    """Put what layers are made of. Raises `InputError` where they are of several kinds."""
+def put_layers(reading: ScriptReading, *, by_default: bool) -> None:
+    """Put what layers are made of. Raises `InputError` where they are of several kinds.
+
+    ``by_default``: where the file does not say how experts run, Megatron-LM's defaults hold.
+    """
     put_pattern(reading)
     _vocabulary(reading)
     swiglu = reading.flag("swiglu")
@@ -47,7 +50,7 @@ def put_layers(reading: ScriptReading) -> None:
         reading.put("model.norm", str(norm).lower(), "normalization")
     _switches(reading)
     _dropout(reading)
-    _experts(reading)
+    _experts(reading, by_default=by_default)
     _latent_attention(reading)
     _window(reading)
 
@@ -147,10 +150,10 @@ def _dropout(reading: ScriptReading) -> None:
         reading.ignore("attention_dropout", "attention drops as much as hidden_dropout says")
 
 
-def _experts(reading: ScriptReading) -> None:
+def _experts(reading: ScriptReading, *, by_default: bool) -> None:
     if reading.number("num_experts") is None:
         return
-    reading.leave_where("moe_grouped_gemm", "true")
+    _grouped_products(reading, by_default=by_default)
     for option, key in _MOE.items():
         reading.take(option, key)
     moe = reading.workload["model"]["moe"]
@@ -165,3 +168,18 @@ def _experts(reading: ScriptReading) -> None:
         reading.put("model.moe.every", int(frequency), "moe_layer_freq")
     if (capacity := reading.fraction("moe_expert_capacity_factor")) is not None:
         reading.put("model.moe.capacity_factor", capacity, "moe_expert_capacity_factor")
+
+
+def _grouped_products(reading: ScriptReading, *, by_default: bool) -> None:
+    """Tell where products of experts are run in another way than the script has them run."""
+    grouped = reading.flag("moe_grouped_gemm")
+    if reading.workload.get("framework") == "megatron_core_local":
+        if grouped:
+            reading.ignore("moe_grouped_gemm", "experts of local modules compute one after another here")
+    elif grouped:
+        reading.leave("moe_grouped_gemm")
+    elif by_default or reading.look("moe_grouped_gemm") is not None:
+        reading.assumed.append(
+            "experts of a rank compute together: one after another, as without moe_grouped_gemm, is not simulated with "
+            "Transformer Engine"
+        )

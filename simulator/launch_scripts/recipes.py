@@ -47,6 +47,7 @@ _READ = frozenset(
         *_ARGUMENTS.values(),
         "clip_grad",
         "cp_comm_type",
+        "delay_wgrad_compute",
         "expert_tensor_parallel_size",
         "ffn_hidden_size",
         "global_batch_size",
@@ -54,13 +55,19 @@ _READ = frozenset(
         "kv_channels",
         "make_vocab_size_divisible_by",
         "micro_batch_size",
+        "moe_enable_deepep",
         "moe_ffn_hidden_size",
+        "moe_flex_dispatcher_backend",
+        "moe_permute_fusion",
         "moe_router_topk",
+        "moe_shared_expert_overlap",
+        "moe_token_dispatcher_type",
         "mtp_num_layers",
         "num_attention_heads",
         "num_layers",
         "num_query_groups",
         "overlap_grad_reduce",
+        "overlap_moe_expert_parallel_comm",
         "overlap_param_gather",
         "recompute_granularity",
         "recompute_method",
@@ -138,7 +145,7 @@ def read(text: str, path: Path) -> LaunchScript:
             options[argument], names[argument] = value, _OWN
     adapters = _adapters(recipe, options, names)
     gpus = _product(options.get("nproc_per_node"), options.get("nnodes", 1))
-    dialect = megatron.Dialect(FORMAT, names, prefixes=_NEUTRAL_PREFIXES, preset=preset)
+    dialect = megatron.Dialect(FORMAT, names, prefixes=_NEUTRAL_PREFIXES, preset=preset, sets_experts=True)
     script = megatron.read(options, path, gpus, dialect)
     understood = [one for one in script.understood if one.option != _OWN]
     if preset is not None:

@@ -11,9 +11,9 @@ from simulator.captured import (
     CapturedKernel,
     CapturedModel,
     CapturedNode,
-    CapturedPart,
     CapturedTensor,
     CapturedWeight,
+    part_flops,
 )
 from simulator.config import Workload
 from simulator.models.linear import add_gradient, new_gradient_bytes
@@ -23,7 +23,7 @@ from simulator.models.weight_names import WORDS
 from simulator.operations.nodes import Node, Op, Ops, Tensor, comm
 from simulator.operations.shapes import ANY_TURN, Turn
 from simulator.operations.weights import Weight
-from simulator.program import Attention, Compute, Kernel, StepPhase, kernel_from_text
+from simulator.program import Compute, Kernel, StepPhase, kernel_from_text
 
 
 def captured_layer(workload: Workload, model: CapturedModel, number: int, recompute: str, turn: Turn) -> Part:
@@ -49,21 +49,7 @@ def captured_flops(model: CapturedModel, layers: int, *, causal: bool) -> float:
     Attention counts three times its forward pass, and in full where it is not ``causal``, as in other models.
     """
     places = [model.part_of_layer(number) for number in range(layers)]
-    return sum(_part_flops(model.parts[place], causal=causal) for place in (model.before, *places, model.after))
-
-
-@lru_cache(maxsize=256)
-def _part_flops(part: CapturedPart, *, causal: bool) -> float:
-    total = 0.0
-    for node in part.nodes:
-        for one in (*node.forward, *node.input_grad, *node.weight_grad):
-            kernel = kernel_from_text(one.kernel)
-            if not isinstance(kernel, Attention):
-                total += kernel.flops
-            elif not kernel.backward:
-                whole = kernel if causal else replace(kernel, causal=False)
-                total += 3 * whole.flops
-    return total
+    return sum(part_flops(model.parts[place], causal=causal) for place in (model.before, *places, model.after))
 
 
 @lru_cache(maxsize=256)

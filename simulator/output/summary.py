@@ -253,8 +253,9 @@ def model_and_precision(report: JsonReport) -> str:
 def _trained(report: JsonReport) -> str:
     """Return how many parameters are trained, and how, where it is not all of them."""
     tuning = report["tuning"]
-    if tuning is None:
-        return ""
+    if tuning is None:  # a captured model has weights that were frozen as it was recorded
+        frozen = report["params_trained"] < report["params_total"]
+        return f", {format_count(report['params_trained'])} trained" if frozen else ""
     adapters, base = tuning["adapters"], tuning["base"]
     method = {"lora": "LoRA", "dora": "DoRA"}[adapters["method"]] + f" rank {adapters['rank']}" if adapters else ""
     how = ", ".join([*([method] if adapters else []), *([f"{base} base"] if base else [])])

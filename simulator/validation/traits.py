@@ -101,12 +101,22 @@ def traits_of(workload: Workload, figures: Mapping[str, Any]) -> StepTraits:
         sharded=parallelism.zero == 3,
         recompute=training.recompute.granularity,
         n_gpus=workload.n_ranks,
-        # A layer with an MLP four times as wide as it is computes 24 h^2 FLOPs of products and 4 s h of attention.
-        attention_share=training.seq / (training.seq + 6 * model.hidden),
+        attention_share=_attention_share(workload),
         layer_s=figures["step_time_s"] * (1 - figures["bubble_fraction"]) / layers,
         host_share=figures["host_bound_fraction"],
         communication_share=figures["exposed_communication_fraction"],
     )
+
+
+def _attention_share(workload: Workload) -> float:
+    """Return attention's part of the FLOPs of layers. That of a captured model is counted.
+
+    A layer with an MLP four times as wide as it is computes 24 h^2 FLOPs of products and 4 s h of attention.
+    """
+    model, seq = workload.model, workload.training.seq
+    if captured := model.captured_model:
+        return captured.attention_share(model.layers)
+    return seq / (seq + 6 * model.hidden)
 
 
 def _mixers(workload: Workload) -> str:

@@ -164,6 +164,11 @@ def test_files_that_are_no_captured_models_are_refused(file: Path, change: dict[
         ('"dtype": "bf16",\n "hidden"', '"dtype": "fp16",\n "hidden"', "dtype: is not the type of most weights"),
         ('"hidden": 8', '"hidden": 7', "passed_bytes: is no multiple of 7 elements"),
         ('"passed_bytes": 256', '"passed_bytes": 128', "keep 256 bytes of what passes between them"),
+        ('"passed_bytes": 256', '"passed_bytes": 4096', "passed_bytes: is more than the forward pass moves"),
+        ('"passed_bytes": 256', '"passed_bytes": 1e308', "passed_bytes"),
+        ('"nbytes": 256', '"nbytes": 1e308', "nbytes"),
+        ("    2,\n    8\n", "    8\n", r"inputs\[0\].shape: is no input of this kind"),
+        ("    2,\n    8\n", "", r"inputs\[0\].shape: is no input of this kind"),
         ("n=8 k=16", "n=4 k=16", r"parts\[1\].nodes\[0\].weights\[0\].shape: weight: mm wgrad .* 32 elements"),
         ("m=16 n=8 k=8", "m=16 n=8 k=4", r"weights\[0\].shape: weight: mm .* 32 elements"),
         ('"gradient": "mm wgrad"', '"gradient": "nothing"', "is no product beside it"),
@@ -210,6 +215,35 @@ def test_the_command_writes_the_file(capsys: Any, tmp_path: Path, monkeypatch: p
     assert end.value.code == 0
     assert "Linear: 36 parameters in bf16" in capsys.readouterr().out
     assert read_captured(tmp_path / "m.json").parameters == 36
+
+
+def test_frozen_weights_are_told(file: Path, capsys: Any) -> None:
+    """Two layers of 8 x 8 weights are frozen, and a million beside each are trained."""
+    assert (MODEL.parameters, MODEL.trained_parameters) == (128, 128)
+    node = LAYER.nodes[0]
+    frozen = replace(node, weight_grad=(), weights=(replace(node.weights[0], gradient="", trainable=False),))
+    thin = CapturedNode(weights=(CapturedWeight(name="thin", shape=(1000, 1000), dtype="bf16"),))
+    model = replace(MODEL, parts=(CapturedPart(nodes=()), CapturedPart(nodes=(frozen, thin))))
+    assert (model.parameters, model.trained_parameters) == (2_000_128, 2_000_000)
+    model.save(file)
+    text = f"{{model: {{captured: {file}}}, training: {{global_batch: 2}}, cluster: dgx_h100, parallelism: {{dp: 1}}}}"
+    (file.parent / "job.yaml").write_text(text)
+    with pytest.raises(SystemExit) as end:
+        main(["run", str(file.parent / "job.yaml")])
+    assert end.value.code == 0
+    assert "2.00 M parameters, 2.00 M trained" in capsys.readouterr().out
+
+
+def test_attentions_part_of_the_operations_is_counted(file: Path) -> None:
+    """A layer has three products of 2 x 16 x 8 x 8. One of scores, 2 x 16 x 8 x 24, reads no weight.
+
+    That is half of the operations, whatever number of tokens the file calls a sample's.
+    """
+    scores = CapturedNode(forward=(product("scores", 16, 8, 24),))
+    model = replace(MODEL, parts=(CapturedPart(nodes=()), CapturedPart(nodes=(*LAYER.nodes, scores))))
+    assert model.attention_share(2) == 0.5
+    assert replace(model, seq=1, inputs=()).attention_share(2) == 0.5
+    assert MODEL.attention_share(2) == 0
 
 
 @pytest.mark.parametrize("text", ["q_proj", "x:q_proj", "-1:q_proj", ":"])

@@ -150,6 +150,20 @@ def test_what_local_modules_lack_is_refused(model: dict[str, Any], sections: dic
     assert caught.value.key == key
 
 
+@pytest.mark.parametrize("chosen", [{"dispatcher": "hybridep"}, {"overlap": {"expert_all_to_all": True}}])
+def test_only_frameworks_are_told_that_can_do_it(chosen: dict[str, Any]) -> None:
+    """Other dispatchers and hidden all-to-alls are Megatron-Core's with Transformer Engine, and PyTorch refuses both.
+
+    The permutation, which the file does not mention, is by PyTorch's kernels in local modules anyhow.
+    """
+    experts = {**LLAMA, "moe": {"experts": 4, "top_k": 2, "ffn_hidden": 256}}
+    layout = {"dp": 2, "ep": 2, **chosen}
+    with pytest.raises(InputError) as caught:
+        load(experts, training={"global_batch": 4 * BATCH}, parallelism=layout)
+    assert (caught.value.key or "").startswith("parallelism.")
+    assert caught.value.fix == "framework: megatron_core"
+
+
 def test_defaults() -> None:
     workload = load(GPT, parallelism={"pp": 2, "dp": 1})
     assert workload.model.attention == "unfused"

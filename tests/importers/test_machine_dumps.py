@@ -165,6 +165,10 @@ def test_a_link_of_blackwell_is_twice_as_fast(tmp_path: Path) -> None:
             "must hold one running job",
         ),
         ([query(H100), JOBS.splitlines()[0]], "must hold one running job"),
+        (
+            [query(H100), f"{JOBS.splitlines()[0]}\n1 gpu x me R 1:00 99999999999 n[1-9]"],
+            "NODES: is no number of nodes",
+        ),
         (["SwitchName=s0 Nodes=n[0-1]", query(H100)], "is of the network alone"),
         (["hello"], "is no topology that is known here"),
     ],

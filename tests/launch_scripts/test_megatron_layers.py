@@ -52,7 +52,7 @@ KEYS: list[tuple[str, dict[str, Any]]] = [
     ("--context-parallel-size 2 --cp-comm-type p2p", {"parallelism.cp_method": "ring"}),
     (
         "--num-experts 8 --expert-model-parallel-size 2 --moe-ffn-hidden-size 512 --overlap-moe-expert-parallel-comm "
-        "--delay-wgrad-compute",
+        "--delay-wgrad-compute --moe-token-dispatcher-type alltoall",
         {"parallelism.overlap.expert_all_to_all": True, "parallelism.overlap.delayed_weight_grad": True},
     ),
     ("--no-gradient-accumulation-fusion", {"training.gradient_accumulation_fusion": False}),

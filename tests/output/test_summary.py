@@ -239,7 +239,7 @@ def test_a_host_that_is_too_small_is_told_first() -> None:
 def test_the_header_says_what_is_trained(training: dict[str, Any], words: str) -> None:
     whole = job()
     changes = {f"training.{key}": value for key, value in training.items()}
-    tuned = replace(whole, workload=altered(whole.workload, changes), trained_parameters=3e8)
+    tuned = replace(whole, workload=altered(whole.workload, changes), trained_parameters=3e8 if training else 2e9)
     assert words in printed(summary(report(tuned, play())))
 
 

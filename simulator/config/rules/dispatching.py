@@ -14,8 +14,10 @@ if TYPE_CHECKING:
 _KEY = "parallelism.dispatcher"
 #: DeepEP, csrc/kernels/configs.cuh: NUM_MAX_NVL_PEERS, and NUM_MAX_RDMA_PEERS nodes.
 DEEPEP_GPUS, DEEPEP_NODES = 8, 20
-#: Whose experts are Megatron-Core's.
-CORE_FRAMEWORKS = tuple(name for name, one in FRAMEWORKS.items() if one.has_core_experts)
+#: Whose experts are Megatron-Core's, with all of its dispatchers.
+CORE_FRAMEWORKS = tuple(
+    name for name, one in FRAMEWORKS.items() if one.has_core_experts and all(limit.key != _KEY for limit in one.limits)
+)
 
 
 def problems(workload: Workload) -> Iterator[InputError]:

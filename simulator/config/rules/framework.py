@@ -76,6 +76,8 @@ def _permutation_problems(workload: Workload) -> Iterator[InputError]:
                 allowed=f"false, or framework: {_those(lambda one: one.experts.calls_each)}",
             )
         return
+    if workload.model.moe and software.experts.one_by_one:
+        return  # its experts permute by PyTorch's kernels; whatever else stands in the way has another key
     if not (software.has_core_experts and workload.model.moe and workload.parallelism.dispatcher == "all_to_all"):
         yield InputError(
             "only Megatron-Core's all-to-all dispatcher permutes by PyTorch's kernels where experts are",
