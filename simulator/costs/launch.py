@@ -83,8 +83,8 @@ def issued(op: Compute | Comm, phase: str = "") -> dict[str, int]:
         work[f"{way}_part"] = op.kernel.parts
     if kind.endswith("_attention") or op.name in SCORES:
         work["checkpoint" if op.phase == "R" else "graph"] = 1
-    if isinstance(op.kernel, GroupedMatmul):
-        work["expert"] = max(0, len(op.kernel.products) - 1)
+    if isinstance(op.kernel, GroupedMatmul) and len(op.kernel.products) > 1:
+        work["expert"] = len(op.kernel.products) - 1
     if phase == "W" and kind in WEIGHTS:
         work["weights"] = 1
     return work
