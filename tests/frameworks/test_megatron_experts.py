@@ -113,8 +113,8 @@ def test_a_call_for_an_expert_takes_the_mean_of_those_measured() -> None:
 def test_searches_for_kernels_pass_where_their_sizes_are_remembered() -> None:
     """Most products have new sizes in the first ten steps, few after forty.
 
-    Sizes that cuBLAS remembers are searched for no more. It remembers 8,192, so that a run with more of them meets
-    some that it has forgotten, and searches again.
+    Sizes that cuBLAS remembers are searched for no more. It remembers 8,192. A run with more of them meets some
+    again that are forgotten, and has searches to the end.
     """
     with (MEASUREMENTS / "expert-calls.csv").open(encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
@@ -154,7 +154,7 @@ def test_an_expert_without_tokens_has_no_products_but_a_gradient_of_zeros() -> N
 
 @pytest.mark.parametrize(("padded", "copies"), [(False, 1), (True, 0)])
 def test_counts_go_to_the_host_where_tokens_are_counted(padded: bool, copies: int) -> None:
-    """By expert, and by rank and expert: two copies, even of one rank (``num_global_tokens_per_local_expert``)."""
+    """Counts by expert are one copy, those by rank and expert another (``num_global_tokens_per_local_expert``)."""
     capacity = {"capacity_factor": 1.0, "pad_to_capacity": True} if padded else {}
     forward, _ = passes(workload(moe={**MOE, **capacity}))
     numbers = [len(named(forward, f"moe.{name}")) for name in ("counts to host", "counts by rank to host")]
