@@ -169,7 +169,7 @@ def biased(z: Shapes, x: Experts) -> tuple[Ops, Ops, Ops]:
         ),
         memory("B", "moe.bias join bwd", "copy", narrow, narrow, z.dtype, parts=experts),
     )
-    # Sums of rows are one row, which is cast: so few bytes that its start is all that it takes.
+    # The sum of rows is one row. Its cast takes a start, beside which its bytes take no time.
     gradients = each(
         "W", ("wgrad product", "outer", fp32, fp32), ("wgrad", "reduce", fp32, 0), ("wgrad cast", "cast", 0, 0)
     )
