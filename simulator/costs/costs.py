@@ -70,9 +70,7 @@ class Costs:
             gpu=profile.gpu,
             kernels=kernels,
             launch=launch.launch_seconds(
-                profile.host.launch_s[software.launch_section],
-                dtensors=software.work_on_dtensors,
-                calls_each_expert=software.experts.calls_each,
+                profile.host.launch_s[software.launch_section], dtensors=software.work_on_dtensors
             ),
             transports={**HOST_TRANSPORTS, **profile.transports, **(stack.transports(network) if network else {})},
             interference=_interference(profile, memory),

@@ -39,34 +39,17 @@ WEIGHTS = ("backward_matmul", "backward_grouped", "backward_norm")
 #: Collectives of data parallelism: a bucket of DDP's, a unit of FSDP's with the hooks and copies around it.
 DATA_PARALLEL = {"all_reduce": "bucket", "all_gather": "gather", "reduce_scatter": "reduce"}
 
-#: Products of one expert, whose rows are as many as tokens chose it.
-ROUTED = ("moe.fc1", "moe.fc2")
-#: Seconds in which cuBLAS looks for the kernel of a product whose sizes it has not met, on an H200's host. It is what
-#: new sizes take longer, the mean of five cases in which no kernel was loaded. A call with known sizes takes the
-#: second, the median (calibration/measurements/new-sizes.csv).
-NEW_SIZES_S, MET_SIZES_S = 92e-6, 19.5e-6
-#: Rows of an expert from which on numbers of rows hardly come twice. With 16 of them, 22 sizes at most, all are met in
-#: a few steps; with 2,048 a third of the calls is still slow after 60 steps.
-NEW_FROM_ROWS = 100
-
 #: The kernel that attention without a fused kernel has once, each way.
 SCORES = ("attn.softmax", "attn.softmax bwd")
 
 
-def launch_seconds(
-    costs: LaunchCosts, *, dtensors: Iterable[str] = (), calls_each_expert: bool = False
-) -> dict[str, float]:
-    """Return seconds by the names that `issued` and `issued_with` give.
-
-    ``dtensors``: those that are of DTensors. ``calls_each_expert``: products of experts are calls of cuBLAS for each
-    expert, also where their kernels count as one.
-    """
+def launch_seconds(costs: LaunchCosts, *, dtensors: Iterable[str] = ()) -> dict[str, float]:
+    """Return seconds by the names that `issued` and `issued_with` give. ``dtensors``: those that are of DTensors."""
     table = {f"forward_{name}": seconds for name, seconds in costs.forward_s.items()}
     table |= {f"backward_{name}": seconds for name, seconds in costs.backward_s.items()}
     table |= {"optimizer": costs.optimizer_s, "collective": costs.collective_s, "p2p": costs.p2p_s}
     table |= dict.fromkeys(("exchange", "tp_all_reduce"), costs.collective_s)
     table |= {"update": costs.forward_s["other"], "gradient": costs.backward_s["other"]}
-    table |= {"new_sizes": NEW_SIZES_S, "expert": MET_SIZES_S if calls_each_expert else 0.0}
     for kind in dtensors:
         table[kind] += costs.around_s.get("dtensor", 0.0)
     return table | {f"{way}_grouped": table[f"{way}_matmul"] for way in ("forward", "backward")} | costs.around_s
@@ -82,7 +65,8 @@ def issued(op: Compute | Comm, phase: str = "") -> dict[str, int]:
 
     Kinds are ``forward_matmul``, ``backward_norm``, ``optimizer``, ``collective`` ... A checkpoint is around a layer or
     around its core. Both run one attention again: it is counted with that, a fused kernel or the softmax of scores. So
-    is what compiled software does for each layer each way; what is run again is part of the backward graph.
+    is what compiled software does for each layer each way; what is run again is part of the backward graph. The first
+    product of experts in one kernel is that kernel's launch, ``expert`` each further one.
     """
     if isinstance(op, Collective) and op.hooks:
         return {comm_kind(op): 1, "hook": op.hooks}
@@ -99,11 +83,8 @@ def issued(op: Compute | Comm, phase: str = "") -> dict[str, int]:
         work[f"{way}_part"] = op.kernel.parts
     if kind.endswith("_attention") or op.name in SCORES:
         work["checkpoint" if op.phase == "R" else "graph"] = 1
-    if isinstance(op.kernel, GroupedMatmul):
-        work["expert"] = sum(1 for tokens in op.kernel.tokens if tokens)
-    elif isinstance(op.kernel, Matmul) and op.name.startswith(ROUTED):
-        rows = op.kernel.k if op.kernel.role == "wgrad" else op.kernel.m
-        work |= {"new_sizes": 1} if rows >= NEW_FROM_ROWS else {}
+    if isinstance(op.kernel, GroupedMatmul) and len(op.kernel.products) > 1:
+        work["expert"] = len(op.kernel.products) - 1
     if phase == "W" and kind in WEIGHTS:
         work["weights"] = 1
     return work

@@ -81,8 +81,9 @@ class ExpertHooks:
     before the second product, which needs the probabilities only. ``host_waits_for_counts``: the host reads how many
     tokens come before it issues the next kernel. ``activation``: the function between the two products, where it has
     other kernels than that of a dense MLP. ``one_by_one``: each expert has weights, products and an activation of its
-    own. ``calls_each``: the host calls cuBLAS for each. ``sorts_alone``: rows of one rank alone are put in order again.
-    ``biased``: kernels that add biases to outputs, forward, backward, and of their gradients, where products do not.
+    own. ``sorts_alone``: rows are sorted by the rank's experts once more behind the exchange between ranks, also where
+    no other rank sends any. ``biased``: kernels that add biases to outputs, forward, backward, and of their gradients,
+    where products do not.
     """
 
     router: Callable[[Shapes, Experts], Node]
@@ -95,7 +96,6 @@ class ExpertHooks:
     host_waits_for_counts: bool
     activation: Callable[[Shapes], ActivationKernels] | None = None
     one_by_one: bool = False
-    calls_each: bool = False
     sorts_alone: bool = False
     biased: Callable[[Shapes, Experts], tuple[Ops, Ops, Ops]] | None = None
 

@@ -48,11 +48,29 @@ def embedding_mask(z: Shapes, nbytes: float) -> tuple[Ops, Ops]:
 
 def router(z: Shapes, x: Experts) -> Node:
     """Return the product with the router's weight, softmax (or sigmoid), and the choice of ``top_k`` experts."""
+    scores = float(DTYPE_BYTES[x.router_dtype] * x.tokens * x.experts)
+    probs = float(PROBABILITY * x.tokens * x.experts)
+    chosen = float((PROBABILITY + INDEX) * x.tokens * x.top_k)
+    return router_with(
+        z,
+        x,
+        choice=(
+            memory("F", "moe.router softmax", "softmax", scores, probs, "fp32"),
+            memory("F", "moe.router top-k", "softmax", probs, chosen, "fp32"),
+        ),
+        choice_grad=(
+            memory("B", "moe.router top-k bwd", "softmax_bwd", chosen, probs, "fp32"),
+            memory("B", "moe.router softmax bwd", "softmax_bwd", 2 * probs, scores, "fp32"),
+        ),
+    )
+
+
+def router_with(z: Shapes, x: Experts, *, choice: Ops, choice_grad: Ops) -> Node:
+    """Return the product with the router's weight, and the kernels that choose experts by its scores, each way."""
     element = DTYPE_BYTES[x.router_dtype]
     full = float(z.element * x.tokens * z.hidden)
     scores = float(element * x.tokens * x.experts)
     probs = float(PROBABILITY * x.tokens * x.experts)
-    chosen = float((PROBABILITY + INDEX) * x.tokens * x.top_k)
 
     def product(phase: str, role: str, m: int, n: int, k: int) -> Compute:
         name = "moe.router" if role == "fwd" else f"moe.router {role}"
@@ -68,12 +86,10 @@ def router(z: Shapes, x: Experts) -> Node:
         forward=(
             *cast("F", "moe.router cast", full, wide),
             product("F", "fwd", x.tokens, x.experts, z.hidden),
-            memory("F", "moe.router softmax", "softmax", scores, probs, "fp32"),
-            memory("F", "moe.router top-k", "softmax", probs, chosen, "fp32"),
+            *choice,
         ),
         input_grad=(
-            memory("B", "moe.router top-k bwd", "softmax_bwd", chosen, probs, "fp32"),
-            memory("B", "moe.router softmax bwd", "softmax_bwd", 2 * probs, scores, "fp32"),
+            *choice_grad,
             product("B", "dgrad", x.tokens, z.hidden, x.experts),
             *cast("B", "moe.router cast bwd", wide, full),
             # The input goes to the router, to the experts and to the shared ones: their gradients are summed.

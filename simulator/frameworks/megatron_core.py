@@ -59,7 +59,7 @@ def replication(job: JobTraits) -> Replication:
     return Replication()
 
 
-def permuting(z: Shapes, x: Experts) -> ExpertHooks:
+def permuting(x: Experts) -> ExpertHooks:
     """Return the hooks whose kernels permute: Transformer Engine's, or without ``--moe-permute-fusion`` PyTorch's."""
     return megatron_experts.EXPERTS if x.permutes_by_operations else fused_kernels.EXPERTS
 
@@ -67,12 +67,10 @@ def permuting(z: Shapes, x: Experts) -> ExpertHooks:
 EXPERTS = replace(
     fused_kernels.EXPERTS,
     sort=lambda x: megatron_experts.mapped(x) if x.permutes_by_operations else (),
-    permute=lambda z, x: permuting(z, x).permute(z, x),
-    unpermute=lambda z, x: permuting(z, x).unpermute(z, x),
-    kept_by_dispatch=lambda z, x: permuting(z, x).kept_by_dispatch(z, x),
+    permute=lambda z, x: permuting(x).permute(z, x),
+    unpermute=lambda z, x: permuting(x).unpermute(z, x),
+    kept_by_dispatch=lambda z, x: permuting(x).kept_by_dispatch(z, x),
     activation=megatron_experts.weighted,
-    # Transformer Engine, common/gemm/cublaslt_gemm.cu: a call of cuBLASLt for each expert, on several streams in turns.
-    calls_each=True,
     sorts_alone=True,
     biased=megatron_experts.biased,
 )

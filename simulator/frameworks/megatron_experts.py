@@ -23,7 +23,7 @@ INDEX, PROBABILITY, CHOICE = 8, 4, 1
 SCORES_OF_A_BLOCK = 40
 
 
-def searched(phase: str, name: str, op: str, elements: float, read: float, written: float) -> Compute:
+def per_element(phase: str, name: str, op: str, elements: float, read: float, written: float) -> Compute:
     """Return a kernel whose time goes with the ``elements`` that it works on, where bytes take less."""
     return Compute(name, Memory(op, read, written, dtype="fp32", elements=elements), StepPhase(phase))
 
@@ -33,16 +33,15 @@ def router(z: Shapes, x: Experts) -> Node:
 
     Probabilities and choices are written into zeros as wide as all experts.
     """
-    fused = fused_kernels.router(z, x)
     scores, chosen = float(PROBABILITY * x.tokens * x.experts), float(PROBABILITY * x.tokens * x.top_k)
     choices = float(CHOICE * x.tokens * x.experts)
 
     def kernel(phase: str, name: str, op: str, read: float, written: float) -> Compute:
         return memory(phase, f"moe.router {name}", op, read, written, "fp32")
 
-    searched_scores = float(x.tokens * (x.experts + SCORES_OF_A_BLOCK))
-    chooses = (
-        searched("F", "moe.router top-k", "top_k", searched_scores, scores, chosen + INDEX * x.tokens * x.top_k),
+    scores_by_block = float(x.tokens * (x.experts + SCORES_OF_A_BLOCK))
+    choice = (
+        per_element("F", "moe.router top-k", "top_k", scores_by_block, scores, chosen + INDEX * x.tokens * x.top_k),
         kernel("F", "softmax", "softmax", chosen, chosen),
         kernel("F", "probs zero", "zero", 0, scores),
         kernel("F", "probs", "strided", scores, scores),
@@ -51,33 +50,33 @@ def router(z: Shapes, x: Experts) -> Node:
         kernel("F", "map", "strided", scores, scores),
         kernel("F", "map cast", "cast", scores, choices),
     )
-    back = (
+    choice_grad = (
         kernel("B", "probs bwd", "strided", chosen, chosen),
         kernel("B", "softmax bwd", "softmax_bwd", 2 * chosen, chosen),
         kernel("B", "top-k zero grad", "zero", 0, scores),
         kernel("B", "top-k bwd", "strided", scores, scores),
     )
-    fused_names = {"moe.router softmax", "moe.router top-k", "moe.router softmax bwd", "moe.router top-k bwd"}
-    rest = [
-        [op for op in ops if isinstance(op, Compute) and op.name not in fused_names]
-        for ops in (fused.forward, fused.input_grad)
-    ]
-    return replace(fused, forward=(*rest[0], *chooses), input_grad=(*back, *rest[1]))
+    return fused_kernels.router_with(z, x, choice=choice, choice_grad=choice_grad)
 
 
 def mapped(x: Experts) -> Ops:
     """Return the kernels that count tokens, and sort the map of choices into the order of the experts.
 
-    The map is a row for each expert, so that all pairs of tokens and experts are sorted. Counts go to the host.
+    The map is a row for each expert, so that all pairs of tokens and experts are sorted. Counts of tokens by rank and
+    expert go to the host, which cuts rows by them to sort them by expert. Those by expert go there apart, also where
+    the two are the same (``_maybe_dtoh_and_synchronize``); see `dispatching`.
     """
     pairs, sent = float(x.tokens * x.experts), float(INDEX * x.sent)
 
     def kernel(name: str, op: str, read: float, written: float) -> Compute:
         return memory("F", f"moe.{name}", op, read, written, "fp32")
 
-    return (
+    counted = (
         kernel("counts", "reduce", CHOICE * pairs, INDEX * x.experts),
-        kernel("counts of ranks to host", "copy", INDEX * x.experts, INDEX * x.experts),
+        kernel("counts by rank to host", "copy", INDEX * x.experts, INDEX * x.experts),
+    )
+    return (
+        *(counted if x.counted else ()),
         kernel("map turned", "strided", CHOICE * pairs, CHOICE * pairs),
         kernel("sort indices", "zero", 0, INDEX * pairs),
         kernel("sort", "strided", (CHOICE + INDEX) * pairs, (CHOICE + INDEX) * pairs),
@@ -102,7 +101,7 @@ def permute(z: Shapes, x: Experts) -> tuple[Ops, Ops]:
             memory("B", "moe.probs sort", "strided", INDEX * x.sent, INDEX * x.sent, "fp32"),
             memory("B", "moe.probs bwd", "strided", PROBABILITY * x.sent, pairs, "fp32"),
             memory("B", "moe.permute zero grad", "zero", 0, token_bytes, z.dtype),
-            searched("B", "moe.permute bwd", "index_add", elements, sent, token_bytes),
+            per_element("B", "moe.permute bwd", "index_add", elements, sent, token_bytes),
         ),
     )
 
@@ -117,7 +116,7 @@ def unpermute(z: Shapes, x: Experts) -> tuple[Ops, Ops]:
     return (
         (
             memory("F", "moe.unpermute zero", "zero", 0, token_bytes, z.dtype),
-            searched("F", "moe.unpermute", "scatter_add", elements, sent, token_bytes),
+            per_element("F", "moe.unpermute", "scatter_add", elements, sent, token_bytes),
         ),
         (memory("B", "moe.unpermute bwd", "embedding", sent, sent, z.dtype),),
     )
@@ -139,39 +138,40 @@ def biased(z: Shapes, x: Experts) -> tuple[Ops, Ops, Ops]:
     """Return the kernels that add biases to experts' outputs: forward, backward, and of the biases' gradients.
 
     Expert by expert the bias is multiplied by the probabilities of its rows in fp32, and added. All are joined, and
-    cast. Rows of experts whose counts differ are taken to be as many.
+    cast. An expert without tokens has no kernel.
     """
-    experts = len(x.loads)
-    elements = float(x.worked_on * z.hidden)
-    narrow, wide = z.element * elements / experts, PROBABILITY * elements / experts
-    numbers = elements / experts
+    experts, elements = len(x.loads), float(x.worked_on * z.hidden)
+    narrow, wide = z.element * elements, PROBABILITY * elements
 
-    def each(phase: str, *ops: tuple[str, str, float, float]) -> Ops:
+    def each(phase: str, *ops: tuple[str, str, int, int]) -> Ops:
+        """Return kernels of every expert, which read and write so many bytes for each number of its output."""
         return tuple(
-            searched(phase, f"moe.bias {name}", op, numbers, read, written)
+            per_element(phase, f"moe.bias {name}", op, numbers, read * numbers, written * numbers)
             if op == "outer"
-            else memory(phase, f"moe.bias {name}", op, read, written, "fp32")
-            for _ in range(experts)
+            else memory(phase, f"moe.bias {name}", op, read * numbers, written * numbers, "fp32")
+            for numbers in (float(load * z.hidden) for load in x.loads if load)
             for name, op, read, written in ops
         )
 
+    bf16, fp32 = z.element, PROBABILITY
     forward = (
-        *each("F", ("weigh", "outer", 0, wide), ("add", "strided", narrow + wide, wide)),
-        memory("F", "moe.bias join", "copy", wide * experts, wide * experts, "fp32", parts=experts),
-        memory("F", "moe.bias cast", "cast", wide * experts, narrow * experts, z.dtype),
+        *each("F", ("weigh", "outer", 0, fp32), ("add", "strided", bf16 + fp32, fp32)),
+        memory("F", "moe.bias join", "copy", wide, wide, "fp32", parts=experts),
+        memory("F", "moe.bias cast", "cast", wide, narrow, z.dtype),
     )
     backward = (
-        memory("B", "moe.bias cast bwd", "upcast", narrow * experts, wide * experts, z.dtype),
+        memory("B", "moe.bias cast bwd", "upcast", narrow, wide, z.dtype),
         *each(
             "B",
-            ("cast bwd each", "cast", wide, narrow),
-            ("weigh bwd", "outer", wide, wide),
-            ("probs", "reduce", wide, 0),
+            ("cast bwd each", "cast", fp32, bf16),
+            ("weigh bwd", "outer", fp32, fp32),
+            ("probs", "reduce", fp32, 0),
         ),
-        memory("B", "moe.bias join bwd", "copy", narrow * experts, narrow * experts, z.dtype, parts=experts),
+        memory("B", "moe.bias join bwd", "copy", narrow, narrow, z.dtype, parts=experts),
     )
+    # The sum of rows is one row. Its cast takes a start, beside which its bytes take no time.
     gradients = each(
-        "W", ("wgrad product", "outer", wide, wide), ("wgrad", "reduce", wide, 0), ("wgrad cast", "cast", 0, 0)
+        "W", ("wgrad product", "outer", fp32, fp32), ("wgrad", "reduce", fp32, 0), ("wgrad cast", "cast", 0, 0)
     )
     return forward, backward, gradients
 

@@ -259,9 +259,10 @@ def _counts(z: FrameworkShapes, x: Experts) -> Ops:
 
 
 def _counts_alone(z: FrameworkShapes, x: Experts) -> Ops:
-    """Return the copy of counts to a host that waits for them though no other rank has any.
+    """Return the copy of counts by expert to a host that waits for them though no other rank has any.
 
-    Megatron-Core's does before it puts rows in order a second time (``cuda_sync_point``).
+    Megatron-Core's does before it puts rows in order a second time (``cuda_sync_point``), with PyTorch's kernels by
+    counts that went to the host apart (`simulator.frameworks.megatron_experts.mapped`).
     """
     hooks = z.framework.experts
     if x.ep > 1 or not (x.counted and hooks.sorts_alone and hooks.host_waits_for_counts):

@@ -8,6 +8,7 @@ moe_layer.py.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -20,7 +21,7 @@ from simulator.models.routing import routing
 from simulator.models.shapes import FrameworkShapes
 from simulator.models.weight_names import weight_name
 from simulator.operations.experts import Experts
-from simulator.operations.nodes import Node, Ops, Tensor, memory
+from simulator.operations.nodes import Node, Op, Ops, Tensor, memory
 from simulator.operations.shapes import ANY_SEAT, Seat
 from simulator.operations.weights import Weight
 from simulator.program import AllToAll, Beside, Compute, GroupedMatmul, Matmul, Memory, StepPhase
@@ -89,7 +90,8 @@ def mixture(z: FrameworkShapes, x: Experts) -> Mixture:
     elements = x.worked_on * x.ffn
     act = activation(z, "moe", elements)
     if z.framework.experts.one_by_one:
-        act = replace(act, forward=_each(act.forward, x), input_grad=_each(act.input_grad, x))
+        shares = [load / x.worked_on for load in x.loads if load]
+        act = replace(act, forward=_split(act.forward, shares), input_grad=_split(act.input_grad, shares))
     if z.framework.experts.weighs_in_activation:
         act = replace(act, saved=(*act.saved, Tensor("moe.probs", float(PROBABILITY * x.worked_on))))
     add = memory("F", "shared.add", "residual", 2 * z.row_bytes, z.row_bytes, z.dtype)
@@ -197,17 +199,27 @@ def _around(z: FrameworkShapes, x: Experts, split: str) -> _Around:
     return _Around(join("F", "join"))
 
 
-def _each(ops: Ops, x: Experts) -> Ops:
-    """Return memory-bound kernels of all experts as one kernel for each of these."""
-    experts = len(x.loads)
+def _split(ops: Ops, shares: Sequence[float]) -> Ops:
+    """Return memory-bound kernels of all experts as a kernel for each of these ``shares`` of their work."""
 
-    def part(op: Compute) -> Compute:
-        kernel = op.kernel
-        assert isinstance(kernel, Memory)
-        read, written = kernel.read_bytes / experts, kernel.write_bytes / experts
-        return replace(op, kernel=replace(kernel, read_bytes=read, write_bytes=written))
+    def part(op: Op, share: float) -> Compute:
+        assert isinstance(op, Compute)
+        assert isinstance(op.kernel, Memory)
+        work = {name: getattr(op.kernel, name) * share for name in ("read_bytes", "write_bytes", "flops", "elements")}
+        return replace(op, kernel=replace(op.kernel, **work))
 
-    return tuple(part(op) for op in ops if isinstance(op, Compute) for _ in range(experts))
+    return tuple(part(op, share) for op in ops for share in shares)
+
+
+def _product_alone(z: FrameworkShapes, name: str, role: str, phase: str, m: int, n: int, k: int) -> Ops:
+    """Return the product of one expert.
+
+    Without rows there is none, but the gradient of its weight is set to zero (aten/src/ATen/native/cuda/Blas.cpp,
+    ``addmm_out_cuda_impl``).
+    """
+    if m * n * k:
+        return (Compute(name, Matmul(m, n, k, dtype=z.dtype, role=role), StepPhase(phase)),)
+    return (memory(phase, f"{name} zero", "zero", 0, z.element * m * n, z.dtype),) if role == "wgrad" else ()
 
 
 def _grouped(z: FrameworkShapes, x: Experts, name: str, n: int, k: int, *, split: str, saved: str) -> Node:
@@ -224,8 +236,8 @@ def _grouped(z: FrameworkShapes, x: Experts, name: str, n: int, k: int, *, split
         """Return all experts' products, in one kernel or one after another."""
         called = name if role == "fwd" else f"{name} {role}"
         if z.framework.experts.one_by_one:
-            sizes = ((n, k, load) if role == "wgrad" else (load, n, k) for load in x.loads if load)
-            return tuple(Compute(called, Matmul(*one, dtype=z.dtype, role=role), StepPhase(phase)) for one in sizes)
+            sizes = ((n, k, load) if role == "wgrad" else (load, n, k) for load in x.loads)
+            return tuple(op for one in sizes for op in _product_alone(z, called, role, phase, *one))
         accumulate = role == "wgrad" and z.accumulates_in_product
         out_dtype = z.grad_dtype if accumulate else ""
         kernel = GroupedMatmul(x.loads, n, k, dtype=z.dtype, role=role, out_dtype=out_dtype, accumulate=accumulate)
@@ -235,7 +247,7 @@ def _grouped(z: FrameworkShapes, x: Experts, name: str, n: int, k: int, *, split
     weight_grad: Ops = (*around.gradients, *products("W", "wgrad", n, k))
     if not z.accumulates_in_product:
         added = add_gradient(z, name, params)
-        weight_grad += _each(added, x) if z.framework.experts.one_by_one else added
+        weight_grad += _split(added, [1 / local] * local) if z.framework.experts.one_by_one else added
     if "experts" in z.biases:
         if not (split == "row" and z.framework.experts.biased):
             weight_grad += (memory("W", f"{name} bias grad", "reduce", y_bytes, z.element * local * n, z.dtype, n),)

@@ -65,7 +65,7 @@ PRODUCT, NORM = Matmul(8, 8, 8), Memory("norm", 1.0, 1.0)
         (Compute("gelu", Memory("activation", 1.0, 1.0), "B"), "backward_other"),
         (Compute("adam", Memory("optimizer", 1.0, 1.0), "O"), "optimizer"),
         (Compute("core", Attention(1, 1, 1, 8, 8, 8), "R"), "forward_attention checkpoint"),
-        (Compute("experts", GroupedMatmul((8,), 8, 8), "F"), "forward_grouped expert"),
+        (Compute("experts", GroupedMatmul((8, 8), 8, 8), "F"), "forward_grouped expert"),
         (Collective("x", "all_gather", 8.0, "tp", "tp"), "collective"),
         (Collective("x", "all_reduce", 8.0, "tp", "tp"), "tp_all_reduce"),
         (AllToAll("x", 8.0, "ep", "ep"), "exchange"),

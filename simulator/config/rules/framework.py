@@ -64,6 +64,11 @@ def problems(workload: Workload) -> Iterator[InputError]:
         )
 
 
+def _fuses_permutation(software: Framework) -> bool:
+    """Return whether a kernel of its own can permute tokens: Megatron-Core's, of Transformer Engine."""
+    return software.has_core_experts and not software.experts.one_by_one
+
+
 def _permutation_problems(workload: Workload) -> Iterator[InputError]:
     """Yield where tokens cannot be permuted as the workload says."""
     software, fused = workload.software, workload.training.fused_permutation
@@ -73,7 +78,7 @@ def _permutation_problems(workload: Workload) -> Iterator[InputError]:
                 f"{workload.framework.title} has no fused permutation",
                 key="training.fused_permutation",
                 found=brief(True),
-                allowed=f"false, or framework: {_those(lambda one: one.experts.calls_each)}",
+                allowed=f"false, or framework: {_those(_fuses_permutation)}",
             )
         return
     if workload.model.moe and software.experts.one_by_one:
