@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 from calibration.compare.record import Run
 from calibration.fit.cases import Cases
-from calibration.fit.hosts import Counts, Equation, Pace, at_pace, issued_in_step, least_squares, told_by_one
+from calibration.fit.hosts import CALLS, Counts, Equation, Pace, at_pace, issued_in_step, least_squares, told_by_one
 from calibration.fit.part import Part, Point, rounded
 from simulator.config import Workload, load_workload
 from simulator.config.section import as_data
@@ -77,6 +77,9 @@ def fit(cases: Cases, profile: Profile) -> Part:
     points: list[Point] = []
     for section in sorted(by_section):
         costs, fitted_steps = _fitted(section, by_section[section], plain)
+        if section in profile.host.launch_s:  # what is measured by itself stays
+            around_s = profile.host.launch_s[section].around_s
+            costs["around_s"] |= {str(kind): around_s[kind] for kind in sorted(CALLS & around_s.keys())}
         figures[f"host.launch_s.{section}"] = costs
         points += fitted_steps
     figures[f"sources.{SOURCE}"] = _cited(cases.steps)

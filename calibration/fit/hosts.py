@@ -70,7 +70,7 @@ class Pace(NamedTuple):
 
 
 #: Calls of cuBLAS for each expert, whose seconds are measured by themselves; plain PyTorch makes none.
-CALLS = {"expert", "new_sizes"}
+CALLS = {"expert"}
 #: How often the host did what is called so, and whether autograd's thread did it.
 Issued = Counter[tuple[str, bool]]
 

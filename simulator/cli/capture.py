@@ -74,9 +74,9 @@ def command(
         distinct = len(set(captured.layers))
         trained = captured.trained_parameters
         frozen = f", {trained:,} trained" if trained < captured.parameters else ""
-        of_list = f"; the list {captured.layer_list}" if captured.layer_list else ""
+        chosen_list = f"; the list {captured.layer_list}" if captured.layer_list else ""
         say(f"{captured.name}: {captured.parameters:,} parameters in {captured.dtype}{frozen}")
-        say(f"  layers        {len(captured.layers):,}, of {counted(distinct, 'kind')}{of_list}")
+        say(f"  layers        {len(captured.layers):,}, of {counted(distinct, 'kind')}{chosen_list}")
         say(f"  micro-batch   {captured.micro_batch:,} x {captured.seq:,} tokens")
         say(f"  tensor par.   {captured.unsplit or f'up to {captured.widest_split} ranks'}")
         say(f"  pipeline      {captured.one_piece or 'splits between layers'}")

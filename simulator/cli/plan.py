@@ -81,7 +81,7 @@ def command(
     csv: PlanCsv = None,
     quiet: Quiet = False,
 ) -> None:
-    """Find how many GPUs a job needs, and the best layout on each number.
+    """Find how many GPUs a job needs, and how to lay it out.
 
     The fastest layout that fits is searched on every number of GPUs, as by `search`. With --days whole nodes are tried,
     from the fewest on, until the time is enough. No number is left out, as more GPUs need not be faster. With --vary
@@ -93,7 +93,6 @@ def command(
       llmsim plan gpt175b_3d --tokens 300B --days 30
       llmsim plan gpt175b_3d --gpus 512,1024 --more 1 --price 2
       llmsim plan gpt22b_tp8 --gpus 8 --vary cluster=dgx_a100,dgx_h100
-      llmsim plan gpt175b_3d --gpus 1024 --vary cluster.node.nics.bandwidth_bps=100e9,200e9,400e9
     """
     from simulator.config import parse_changes
     from simulator.planning.entry import plan

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 #: A step that is so much longer or shorter when it is played as recorded is not understood.
 UNLIKE = 0.02
 app = typer.Typer(
-    help="Look at traces of PyTorch's profiler, and at execution traces of Chakra and PyTorch.",
+    help="Look at traces of profilers, and at execution traces.",
     epilog="Example: llmsim trace show rank0.json.gz rank1.json.gz",
     **APP_SETTINGS,
 )

@@ -295,7 +295,7 @@ def test_records_are_the_same_to_train_and_to_compare(
         assert "another --out" in said
         with pytest.raises(InputError) as refused:
             read_record(out, "w")
-        assert str(refused.value) == said.strip()
+        assert f"error: {refused.value}" == said.strip()
         assert (out / "w.json").read_text() == text
 
 

@@ -234,6 +234,6 @@ def test_what_megatron_asks_is_asked(layout: dict[str, Any], training: dict[str,
 
 def test_shared_experts_are_not_asked_for() -> None:
     """``overlap.ep`` needs them, and says which key does not."""
-    with pytest.raises(InputError, match="expert_all_to_all: true"):
+    with pytest.raises(InputError, match="expert_all_to_all has another micro-batch compute beside it"):
         quick.load(described({"dp": 2}, {"ep": True}))
     quick.load(described({"dp": 2}, HIDDEN))
