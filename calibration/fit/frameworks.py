@@ -78,8 +78,8 @@ def fit(cases: Cases, profile: Profile) -> Part:
     for section in sorted(by_section):
         costs, fitted_steps = _fitted(section, by_section[section], plain)
         if section in profile.host.launch_s:  # what is measured by itself stays
-            around_s = profile.host.launch_s[section].around_s
-            costs["around_s"] |= {str(kind): around_s[kind] for kind in sorted(CALLS & around_s.keys())}
+            shipped = profile.host.launch_s[section].around_s
+            costs["around_s"] |= {str(kind): seconds for kind, seconds in shipped.items() if kind in CALLS}
         figures[f"host.launch_s.{section}"] = costs
         points += fitted_steps
     figures[f"sources.{SOURCE}"] = _cited(cases.steps)

@@ -61,7 +61,7 @@ def command(
     \b
     Examples:
       llmsim capture my_model:job --dtype bf16 --out my_model.json
-      llmsim capture my_model:job --dtype bf16 --adapters 16:q_proj,v_proj --out my_lora.json
+      llmsim capture my_model:job --adapters 16:q_proj,v_proj --out my_lora.json
     """
     from simulator.capturing.entry import capture_made
 
