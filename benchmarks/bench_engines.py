@@ -82,7 +82,7 @@ class JobSeconds(NamedTuple):
 
 
 def timed(work: Callable[[], T]) -> tuple[T, float]:
-    """Return what ``work`` returns, and the seconds of the processor that it takes."""
+    """Run ``work``; return its result and its processor seconds."""
     began = time.process_time()
     result = work()
     return result, time.process_time() - began

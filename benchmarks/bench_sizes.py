@@ -89,7 +89,7 @@ def _cluster_of_file(name: str, text: str, keys: dict[str, Any], n_gpus: int) ->
 
 
 def _nccl_xml(gpus: int, nodes: int) -> Callable[[], Cluster]:
-    """So many nodes, all as the XML of one: a node is what NCCL writes a file of."""
+    """Return a reader of a cluster of equal nodes, each as one XML of NCCL describes it; it writes a file per node."""
     slot = 'link_speed="32.0 GT/s PCIe" link_width="16"'
     lines = []
     for number in range(gpus):
@@ -147,7 +147,7 @@ class Most(NamedTuple):
 
 
 class SizeRow(NamedTuple):
-    """A row of the table: its title, a function that prepares its work, and the most that it is to take."""
+    """A row of the table: its title, the function that prepares its work, and the limits of seconds and memory."""
 
     title: str
     prepared: Callable[[], Callable[[], Any]]

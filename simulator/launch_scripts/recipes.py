@@ -222,7 +222,7 @@ def _adapters(recipe: CallValue, options: dict[str, Any], names: dict[str, str])
 
 
 def _precision(text: str, key: str) -> dict[str, Any]:
-    """Return Megatron-LM's arguments of a precision's name. What is not known of it stays under the recipe's key.
+    """Return Megatron-LM's arguments of a precision's name. An unknown part stays under the recipe's key.
 
     >>> _precision("bf16_with_mxfp8_mixed", "plugins")
     {'bf16': True, 'fp8_format': 'hybrid', 'fp8_recipe': 'mxfp8'}

@@ -1,4 +1,4 @@
-"""Training refuses workloads that it does not write, before it begins."""
+"""Training refuses a workload for which it has no code, before the first step."""
 
 from __future__ import annotations
 

@@ -343,7 +343,7 @@ def test_numbers_that_are_none_end_with_2(
 
 
 def test_rows_of_the_front_can_be_told_apart() -> None:
-    """They differ in the micro-batch, in which the best layout, the only one of its table, differs from none."""
+    """Layouts of the front differ in the micro-batch. The table of the best has one row, and needs no such column."""
     fixed = {**FIXED, "tp": [1, 2], "micro_batch": [1, 2], "recompute": ["selective"], "zero": [1], "pp": [1]}
     view = planned(None, gpus=[8], fix=fixed).summary_view()
     assert len(view.front) > len(view.rows) == 1

@@ -1,4 +1,4 @@
-"""What benchmarks play and read, and how that is compared with what is asked."""
+"""Benchmarks play and read what their rows say, and compare their figures with the limits."""
 
 from __future__ import annotations
 
