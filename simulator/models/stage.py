@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 from simulator.config import Workload
@@ -16,33 +16,44 @@ from simulator.operations.shapes import ANY_SEAT, ANY_TURN, Seat, Shapes, Turn
 from simulator.operations.weights import Weight, elements_by_axis
 from simulator.units import DTYPE_BYTES
 
+#: Layers, embeddings and heads by what tells them apart, for stages that are cut in other places.
+PartPool = dict[object, Part]
 
-def stage_parts(workload: Workload, stage: int, seat: Seat = ANY_SEAT, turn: Turn = ANY_TURN) -> tuple[Part, ...]:
+
+def stage_parts(
+    workload: Workload, stage: int, seat: Seat = ANY_SEAT, turn: Turn = ANY_TURN, pool: PartPool | None = None
+) -> tuple[Part, ...]:
     """Return the parts of model stage ``stage`` (0 .. pp * vpp - 1) in order.
 
     They are those for a rank at ``seat`` and a micro-batch whose ``turn`` it is. The embedding opens the first stage,
     the head closes the last; a stage that keeps its output has it with its last part. Where ``recompute.layers`` is
     given, the first so many layers of a stage are recomputed (Megatron's block method).
+
+    ``pool``: parts made before, for this workload or for one that differs in the number of chunks of a rank alone.
     """
     counts = workload.parallelism.layers_per_stage
     recompute = workload.training.recompute
     n_layers = counts[stage]
     n_recomputed = n_layers if recompute.layers is None else min(recompute.layers, n_layers)
     first = sum(counts[:stage])
-    alike: dict[object, Part] = {}
+    pool = {} if pool is None else pool
+
+    def pooled(key: object, make: Callable[[], Part]) -> Part:
+        key = key, seat, turn
+        if key not in pool:
+            pool[key] = make()
+        return pool[key]
 
     def part_at(place: int) -> Part:
         number, granularity = first + place, None if place < n_recomputed else "none"
         key = number if workload.training.frozen else (granularity, workload.model.alike(number))
-        if key not in alike:
-            alike[key] = layer(workload, recompute=granularity, seat=seat, turn=turn, number=number)
-        return alike[key]
+        return pooled(key, lambda: layer(workload, recompute=granularity, seat=seat, turn=turn, number=number))
 
     parts = tuple(map(part_at, range(n_layers)))
     if stage == 0:
-        parts = (embedding(workload, turn), *parts)
+        parts = (pooled("embedding", lambda: embedding(workload, turn)), *parts)
     if stage == len(counts) - 1:
-        parts = (*parts, head(workload, turn))
+        parts = (*parts, pooled("head", lambda: head(workload, turn)))
         for number in range(workload.model.mtp_layers):
             parts += predictor(workload, number, seat, turn)
     elif not workload.parallelism.deallocate_pipeline_outputs:

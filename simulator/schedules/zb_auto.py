@@ -248,7 +248,8 @@ def search(p: int, m: int, v: int, times: Times) -> Order:
     for tried in (times, _whole(times)):
         least = max(*times.forward_bytes, *tried.split_bytes)
         # Less memory is tried too, by whole micro-batches, so that more of it never gives a longer step.
-        for room in [limit, *(least * count for count in range(int(limit * _SLACK / least), 0, -1))]:
+        fewer = int(limit * _SLACK / least) if least else 0  # a stage without layers may hold nothing
+        for room in [limit, *(least * count for count in range(fewer, 0, -1))]:
             for one_more, wait, fill in product((True, False), repeat=3):
                 if room * _SLACK < least:
                     continue

@@ -25,17 +25,20 @@ from simulator.costs import Costs
 from simulator.lowering.layout import groups_of_first_rank
 from simulator.lowering.reductions import Reductions
 from simulator.lowering.sharding import leaving
+from simulator.models import PartPool
 from simulator.operations.weights import Weight
 from simulator.program import Collective, Compute
 from simulator.searching.memory_floor import memory_floor
 from simulator.searching.prices import AxisGroups, LeastPrices
-from simulator.searching.stage_parts import StageParts
+from simulator.searching.stage_parts import StageParts, layer_kinds_of
 from simulator.searching.time_floor import shared_traffic, time_floor
 
 #: Keys on which no weight depends, nor what an optimizer does with it.
 _WEIGHTLESS = ("training.micro_batch", "training.recompute", "parallelism.schedule", "parallelism.vpp")
 #: Pipeline ranks whose weights are remembered.
 _MOST_RANKS = 20_000
+#: Pools of parts that are kept.
+_MOST_POOLS = 2_000
 
 
 @dataclass(frozen=True)
@@ -58,11 +61,14 @@ class LayoutBounds:
     """Bounds of the layouts of one search, which share prices.
 
     ``blas_workspace_bytes``: workspace of one thread on a GPU. ``capacity_bytes``: memory of the largest GPU.
+    ``layer_kinds``: what tells each layer of the model apart.
     """
 
     prices: LeastPrices
     blas_workspace_bytes: float
     capacity_bytes: float
+    layer_kinds: tuple[object, ...]
+    _pools: dict[tuple[Any, ...], PartPool] = field(default_factory=dict, init=False, repr=False, compare=False)
     _memories: dict[tuple[Any, ...], WeightMemory] = field(default_factory=dict, init=False, repr=False, compare=False)
     _updates: dict[tuple[Any, ...], RankUpdate] = field(default_factory=dict, init=False, repr=False, compare=False)
 
@@ -77,6 +83,7 @@ class LayoutBounds:
             LeastPrices.on_cluster(costs, cluster_of(workload), workload.gpu_types),
             min(spec.blas_workspace_bytes for spec in specs),
             max(spec.memory_bytes.value for spec in specs),
+            layer_kinds_of(workload.model),
         )
 
     def bound(self, changes: Mapping[str, Any], workload: Workload) -> LayoutBound:
@@ -85,7 +92,7 @@ class LayoutBounds:
         Where it needs more memory than any GPU has, nothing is said of its time, and parts of its memory may be left
         out.
         """
-        stages = StageParts(workload)
+        stages = StageParts(workload, self.layer_kinds, self._pool(changes, workload))
         keys = self._rank_keys(changes, stages)
         memories = [self._memory(key, stages, rank) for rank, key in enumerate(keys)]
         state_bytes = max(one.state.total - one.step_gradients for one in memories) + CUDA_CONTEXT_BYTES
@@ -94,11 +101,20 @@ class LayoutBounds:
         groups = _priced_groups(workload)
         updates = [self._update(key, stages, rank, groups) for rank, key in enumerate(keys)]
         workspaces = BLAS_THREADS * self.blas_workspace_bytes
-        memory_bytes = memory_floor(stages, memories, [one.workspace_bytes for one in updates], workspaces)
+        beside = [one.workspace_bytes for one in updates]
+        memory_bytes = memory_floor(stages, memories, beside, workspaces, self.capacity_bytes)
         if memory_bytes > self.capacity_bytes:
             return LayoutBound(memory_bytes, 0.0)
         computing_s = time_floor(stages, groups, [one.seconds for one in updates], self.prices)
         return LayoutBound(memory_bytes, max(computing_s, self.prices.links_s(shared_traffic(stages))))
+
+    def _pool(self, changes: Mapping[str, Any], workload: Workload) -> PartPool:
+        """Return the pool of parts of layouts that differ from this one in chunks of a rank alone."""
+        same = tuple((key, repr(value)) for key, value in changes.items() if key != "parallelism.vpp")
+        key = workload.parallelism.n_stages > 1, same
+        if key not in self._pools and len(self._pools) >= _MOST_POOLS:
+            self._pools.clear()
+        return self._pools.setdefault(key, {})
 
     def _rank_keys(self, changes: Mapping[str, Any], stages: StageParts) -> list[tuple[Any, ...]]:
         """Return, by pipeline rank, what its weights and all that is done with them depend on."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 
 from simulator.analysis.training.static_memory import StaticMemory, WeightMemory, static_memory_of
@@ -12,9 +13,13 @@ from simulator.searching.stage_parts import StageParts
 
 
 def memory_floor(
-    stages: StageParts, weight_memories: Sequence[WeightMemory], optimizer_bytes: Sequence[float], workspaces: float
+    stages: StageParts,
+    weight_memories: Sequence[WeightMemory],
+    optimizer_bytes: Sequence[float],
+    workspaces: float,
+    capacity_bytes: float = math.inf,
 ) -> float:
-    """Return bytes that some GPU needs at least.
+    """Return bytes that some GPU needs at least. After the first one that needs more than a capacity none is looked at.
 
     A rank has its static memory always, which is exact but for communicators that few layouts have.
 
@@ -44,6 +49,8 @@ def memory_floor(
             floor,
             static.allocated + static.overhead + max(within, static.step_gradients + optimizer_bytes[rank]),
         )
+        if floor > capacity_bytes:
+            break
     return floor
 
 

@@ -11,7 +11,8 @@ from typing import Any
 
 from simulator import models
 from simulator.config import Workload
-from simulator.models import Part, PassBytes, Turn
+from simulator.config.model import Model
+from simulator.models import Part, PartPool, PassBytes, Turn
 from simulator.operations.shapes import ANY_TURN
 from simulator.operations.weights import Weight
 
@@ -28,10 +29,17 @@ class StageBytes:
 
 
 class StageParts:
-    """The parts of the model's stages in a layout, and what of them can be told by stage."""
+    """The parts of the model's stages in a layout, and what of them can be told by stage.
 
-    def __init__(self, workload: Workload) -> None:
+    ``layer_kinds``: what tells each layer of the model apart. ``pool``: parts of layouts that differ in chunks alone.
+    """
+
+    def __init__(
+        self, workload: Workload, layer_kinds: Sequence[object] | None = None, pool: PartPool | None = None
+    ) -> None:
         self.workload = workload
+        self._layer_kinds = layer_kinds_of(workload.model) if layer_kinds is None else layer_kinds
+        self._pool: PartPool = {} if pool is None else pool
         self._parts: dict[tuple[StageKey, Turn], tuple[Part, ...]] = {}
         self._bytes: dict[StageKey, StageBytes] = {}
         self._moved: dict[tuple[StageKey, str], PassBytes] = {}
@@ -50,18 +58,14 @@ class StageParts:
         """Keys by which stages of the model differ: their layers, and what stands at the model's ends.
 
         Where only some weights are trained every stage counts as another."""
-        layout, model, rank_of = (
-            self.workload.parallelism,
-            self.workload.model,
-            self.workload.parallelism.pipeline_schedule.rank_of,
-        )
+        layout, rank_of = self.workload.parallelism, self.workload.parallelism.pipeline_schedule.rank_of
         counts = layout.layers_per_stage
         if self.workload.training.frozen:
             return tuple((stage,) for stage in range(layout.n_stages))
         keys: list[StageKey] = []
         first = 0
         for stage, count in enumerate(counts):
-            kinds = tuple(map(model.alike, range(first, first + count)))
+            kinds = tuple(self._layer_kinds[first : first + count])
             apart = stage > 0 and rank_of(stage, layout.pp) != rank_of(stage - 1, layout.pp)
             keys.append((kinds, stage == 0, stage == layout.n_stages - 1, apart))
             first += count
@@ -87,7 +91,7 @@ class StageParts:
         """Return the parts of a stage in a turn."""
         key = self.key(stage), turn
         if key not in self._parts:
-            self._parts[key] = models.stage_parts(self.workload, stage % len(self.keys), turn=turn)
+            self._parts[key] = models.stage_parts(self.workload, stage % len(self.keys), turn=turn, pool=self._pool)
         return self._parts[key]
 
     def weights(self, rank: int) -> tuple[Weight, ...]:
@@ -109,3 +113,8 @@ class StageParts:
         if key not in self._moved:
             self._moved[key] = models.pass_bytes(self.parts(stage), kind)
         return self._moved[key]
+
+
+def layer_kinds_of(model: Model) -> tuple[object, ...]:
+    """Return what tells each layer of a model apart, in order."""
+    return tuple(map(model.alike, range(model.layers)))

@@ -8,6 +8,7 @@ from itertools import accumulate
 from typing import NamedTuple
 
 from simulator import models
+from simulator.cluster import Cluster
 from simulator.config import Workload
 from simulator.lowering.layout import groups_of_first_rank
 from simulator.models import Part, Turn
@@ -104,13 +105,15 @@ class _Seconds:
     def __init__(self, stages: StageParts, groups: AxisGroups, prices: LeastPrices) -> None:
         workload = stages.workload
         self._workload, self._stages, self._prices, self._first_groups = workload, stages, prices, groups
-        self._groups = {axis: group for axis, group in groups.items() if _in_every_node(workload, group)}
+        self._groups = {
+            axis: group for axis, group in groups.items() if is_least_apart(workload, group, prices.cluster)
+        }
         self._of_stage: dict[tuple[StageKey, bool], StageSeconds] = {}
 
     def stage(self, stage: int, *, first_rank: bool = False) -> StageSeconds:
         """Return the seconds of a stage: where it is on the ``first_rank``, with all collectives of rank 0.
 
-        Elsewhere those count whose groups have the same network on every rank.
+        Elsewhere those count whose groups have no better network than that of rank 0.
         """
         key = self._stages.key(stage), first_rank
         if key not in self._of_stage:
@@ -141,8 +144,18 @@ class _Seconds:
         return StageSeconds(forward, gradient, backward, min(gradient, first_whole, first_inputs), first_backward)
 
 
-def _in_every_node(workload: Workload, group: Sequence[int]) -> bool:
-    """Return whether every group of an axis, whose first one is ``group``, lies in one of equal nodes."""
-    cluster = workload.cluster
+def is_least_apart(workload: Workload, group: Sequence[int], cluster: Cluster) -> bool:
+    """Return whether no group of an axis, whose first one is ``group``, has a faster network than that one.
+
+    Nodes are equal. Either every group lies in one node, or every group fills nodes next to each other. In the latter
+    case the nodes of the first one hang on the same leaf switches, so that nodes elsewhere are no nearer to each other.
+    """
+    spec, per_node = workload.cluster, workload.cluster.gpus_per_node
+    if not is_uniform(spec) or list(group) != sorted(group):
+        return False
     reach = group[-1] + (group[1] - group[0] if len(group) > 1 else 1)
-    return is_uniform(cluster) and cluster.gpus_per_node % reach == 0 and list(group) == sorted(group)
+    if per_node % reach == 0:
+        return True
+    n_nodes, left = divmod(len(group), per_node)
+    switches = set(cluster.switches.leaves[:n_nodes])
+    return reach == len(group) and not left and workload.nodes is None and len(switches) == 1

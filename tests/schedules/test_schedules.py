@@ -1,9 +1,14 @@
 """Pipeline schedules: what each rank does in which order, and that the order can be run."""
 
+from collections import Counter
+from dataclasses import replace
+
 import pytest
 
 from simulator.schedules import SCHEDULES, Action, requires
+from simulator.schedules.actions import Times
 from simulator.schedules.interleaved import warmup
+from simulator.schedules.zb_auto import _longest
 
 SIZES = [(p, m, v) for p in (1, 2, 3, 4, 8) for m in (1, 2, 4, 8, 24) for v in (1, 2, 3)]
 
@@ -158,3 +163,12 @@ def test_actions_round_trip_as_text() -> None:
     assert [Action.parse(str(action)) for action in actions] == actions
     with pytest.raises(ValueError, match="not an action"):
         Action.parse("2X0")
+
+
+def test_stages_that_hold_nothing_are_scheduled_by_their_times() -> None:
+    """Where no stage keeps activations, memory limits nothing, and the order is as short as that of ZB-H2."""
+    times = Times.equal(2, 1.0, 1.0, 1.0, kept=0.0)
+    empty = replace(times, forward_bytes=(0.0, 0.0))
+    order = SCHEDULES["zb_auto"].tuned(empty).order(2, 4, 1)
+    assert Counter(action.kind for slot in order[0] for action in slot) == {"F": 4, "I": 4, "W": 4}
+    assert _longest(order, empty) == _longest(SCHEDULES["zb_h2"].order(2, 4, 1), empty)

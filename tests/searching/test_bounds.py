@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from simulator.analysis.training.static_memory import communicators
-from simulator.config import load_workload
+from simulator.config import Workload, load_workload
 from simulator.errors import InputError
 from simulator.lowering.layout import groups_of_first_rank, layout
+from simulator.operations.nodes import comm
 from simulator.schedules import SCHEDULES
+from simulator.searching.bounds import LayoutBounds
 from simulator.searching.in_flight import fullest_moments
 from simulator.searching.memory_floor import least_communicators
+from simulator.searching.time_floor import is_least_apart
 from tests.support.experts import job as experts_job
 from tests.support.grids import grid
 from tests.support.jobs import job
-from tests.support.searches import LARGE, bound_of, figures_of
+from tests.support.searches import LARGE, bound_of, figures_of, space_on
 
 #: Step times are sums in another order.
 ROUNDING = 1e-9
@@ -138,3 +144,44 @@ def test_fullest_moment_has_as_many_chunks_as_the_schedule_claims(name: str, p: 
             assert chunks == v  # the order follows from times: one micro-batch in all of its chunks
         else:
             assert chunks == claim
+
+
+def test_layouts_of_one_search_share_parts() -> None:
+    """Bounds of a layout are the same after all others of the space as alone."""
+    space = space_on(4, micro_batch=[1], recompute=["full"], zero=[0, 1])
+    variants, whole = space.variants, {"tp": 1, "cp": 1, "pp": 1, "dp": 4}
+    layout = variants.workload.parallelism.model_copy(update=whole)
+    base = variants.workload.model_copy(update={"cluster": variants.cluster, "parallelism": layout})
+    shared, alone = LayoutBounds.for_workload(base), LayoutBounds.for_workload(base)
+    legal: list[tuple[Mapping[str, Any], Workload]] = []
+    for changes in space.layouts():
+        with contextlib.suppress(InputError):
+            legal.append((changes, variants.variant(changes)))
+    together = [shared.bound(changes, workload) for changes, workload in legal]
+    assert sum(bound.step_time_s > 0 for bound in together) > 10
+    fresh = [replace(alone).bound(changes, workload) for changes, workload in legal]
+    assert together == fresh
+
+
+@pytest.mark.parametrize(
+    "fabric", [{"kind": "rail_fat_tree"}, {"kind": "fat_tree"}, {"kind": "torus", "shape": [2, 4]}]
+)
+def test_groups_of_whole_nodes_have_no_better_network_than_the_first(fabric: dict[str, Any]) -> None:
+    """Tensor-parallel groups of two nodes of 8 GPUs count on all ranks where the first two hang on one switch.
+
+    Leaves of radix 8 have 4 cards of each rail, or half of a node's, below them; nodes of a torus have none in common.
+    """
+    tree = {} if "shape" in fabric else {"radix": 8, "tiers": 3}
+    cluster = {"name": "dgx_a100", "nodes": 8, "fabric": {**fabric, **tree}}
+    workload = load_workload({**LARGE, "cluster": cluster, "parallelism": {"tp": 16, "pp": 4}})
+    bounds = LayoutBounds.for_workload(workload)
+    group = groups_of_first_rank(workload)["tp"]
+    counts = is_least_apart(workload, group, bounds.prices.cluster)
+    assert counts == (fabric["kind"] == "rail_fat_tree")
+    if counts:
+        comms = [comm("all_reduce", "mlp", nbytes) for nbytes in (1e4, 1e6, 1e8)]
+        blocks = [range(first, first + 16) for first in range(0, 64, 16)]
+        for one in comms:
+            first, *others = (bounds.prices.collective_s(one, block) for block in blocks)
+            assert first <= min(others)
+    assert bound_of(workload).step_time_s <= figures_of(workload)["step_time_s"] * (1 + ROUNDING)

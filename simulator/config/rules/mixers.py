@@ -117,14 +117,14 @@ def _mlp_problems(model: Model) -> Iterator[InputError]:
             found=model.qk_norm_kind,
             fix="qk_norm: true",
         )
+    if model.mlps is None:
+        return
     for layer in range(model.layers):
         if model.mixer(layer).name == "none" and model.mlp(layer) == "none":
             yield InputError(
                 f"layer {layer} has neither a mixer nor an MLP", key="model.mlps", found="none", allowed="dense, moe"
             )
             return
-    if model.mlps is None:
-        return
     if model.moe is None and "moe" in model.mlps:
         yield InputError("the model has no experts", key="model.mlps", found="moe", allowed="dense, none; or model.moe")
     elif model.moe is not None and "moe" not in map(model.mlp, range(model.layers)):
