@@ -93,8 +93,8 @@ class Times:
     """Seconds and bytes of passes, to which a schedule can be tuned; one entry per stage.
 
     ``forward_s``, ``input_s`` and ``weight_s``: seconds of a micro-batch. ``forward_bytes``: activations that a forward
-    takes. ``split_bytes``: those that its input gradient leaves to the weight gradient. ``hop_s``: seconds of a transfer to the
-    next stage. ``memory_limit``: activation memory that a rank may hold, as a multiple of 1F1B's peak.
+    takes. ``split_bytes``: those that its input gradient leaves to the weight gradient. ``hop_s``: seconds of a
+    transfer to the next stage. ``memory_limit``: activation memory that a rank may hold, as a multiple of 1F1B's peak.
     """
 
     forward_s: tuple[float, ...]
