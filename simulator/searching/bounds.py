@@ -6,7 +6,7 @@ against it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -24,10 +24,10 @@ from simulator.config.stack import load_stack
 from simulator.costs import Costs
 from simulator.lowering.layout import groups_of_first_rank
 from simulator.lowering.reductions import Reductions
-from simulator.lowering.sharding import leaving
+from simulator.lowering.sharding import gather, leaving
 from simulator.models import PartPool
-from simulator.operations.weights import Weight
-from simulator.program import Collective, Compute
+from simulator.operations.weights import Weight, trained
+from simulator.program import Collective, Compute, Step
 from simulator.searching.memory_floor import memory_floor
 from simulator.searching.prices import AxisGroups, LeastPrices
 from simulator.searching.stage_parts import StageParts, layer_kinds_of
@@ -152,6 +152,7 @@ class LayoutBounds:
             seconds = sum(self.prices.kernel_s(op.kernel) for op in ops if isinstance(op, Compute))
             if rank == 0:
                 seconds += self._reduced_at_end_s(workload, weights, groups)
+                seconds += self._gathered_at_end_s(workload, weights, groups)
             workspace = models.optimizer_workspace_bytes(workload, weights) if here else 0.0
             self._updates[key] = RankUpdate(workspace, seconds)
         return self._updates[key]
@@ -164,7 +165,19 @@ class LayoutBounds:
             return 0.0
         reductions = Reductions(workload)
         reductions.add("", weights, ())
-        comms = [step.op for step in reductions.steps if isinstance(step.op, Collective)]
+        return self._slowest_s(reductions.steps, groups)
+
+    def _gathered_at_end_s(self, workload: Workload, weights: Sequence[Weight], groups: AxisGroups) -> float:
+        """Return the seconds for which rank 0 gathers what the optimizer has updated, where nothing runs beside."""
+        layout = workload.parallelism
+        beside = layout.overlap.param_gather or not layout.pipeline_schedule.drains
+        if layout.zero not in (1, 2) or beside or layout.server_count or layout.offload.optimizer != "none":
+            return 0.0
+        return self._slowest_s(gather(workload, "", trained(weights)), groups)
+
+    def _slowest_s(self, steps: Iterable[Step], groups: AxisGroups) -> float:
+        """Return the seconds of the slowest collective of ``steps``, of those whose axis has a group."""
+        comms = [step.op for step in steps if isinstance(step.op, Collective)]
         each = [self.prices.collective_s(comm, groups[comm.axis]) for comm in comms if comm.axis in groups]
         return max(each, default=0.0)
 
