@@ -51,6 +51,7 @@ def train(
         if groups is not None:
             before = probe(device, PROBES)
             if device.type == "cuda":
+                torch._C._cuda_clearCublasWorkspaces()  # the run's own count as the run's
                 torch.cuda.empty_cache()
             run = _train(workload, groups, device, length)
             run.probe = [*before, *run.probe, *probe(device, PROBES)]
