@@ -44,6 +44,8 @@ class Place(Told):
 class Host(Told):
     probe_s: Annotated[tuple[Positive, ...], AsTuple] = ()
     probe_forward_s: Annotated[tuple[Positive, ...], AsTuple] | None = None
+    backward_s: Annotated[float, Field(ge=0)] | None = None
+    """in backward passes of a timed step, the median"""
 
     @model_validator(mode="after")
     def _pairs(self) -> Self:

@@ -3,8 +3,9 @@
 `python -m calibration train calibration/runs/hosts/*.yaml` makes such steps: their models are so narrow that the GPU
 always waits. A step is then as long as the host takes for all that it issues. Steps tell less than layers do, which
 `calibration.fit.hosts` measures one by one. So ops of modules are taken to keep plain PyTorch's proportions, all
-``slower`` by one factor. Those of compiled code take the same time each, as one wrapper in Python launches them. Only
-the kinds of `APART` have seconds of their own.
+``slower`` by one factor. Where records tell how long backward passes took, there are three factors: of backward ops,
+of products and norms of forward passes, which are modules, and of other forward ops. Those of compiled code take the
+same time each, as one wrapper in Python launches them. Only the kinds of `APART` have seconds of their own.
 
 What is not told apart takes plain PyTorch's seconds, and is taken off a step first. Least squares are of errors
 relative to that remainder, while points and residuals are of whole steps.
@@ -15,18 +16,28 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from statistics import fmean
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_args
 
 from calibration.compare.record import Run
 from calibration.fit.cases import Cases
-from calibration.fit.hosts import CALLS, Counts, Equation, Pace, at_pace, issued_in_step, least_squares, told_by_one
+from calibration.fit.hosts import (
+    CALLS,
+    Counts,
+    Equation,
+    Issued,
+    Pace,
+    at_pace,
+    issued_in_step,
+    least_squares,
+    told_by_one,
+)
 from calibration.fit.part import Part, Point, rounded
 from simulator.config import Workload, load_workload
 from simulator.config.section import as_data
 from simulator.costs import launch
 from simulator.errors import InputError
 from simulator.frameworks.framework import LaunchSection
-from simulator.hardware.host import LaunchCosts
+from simulator.hardware.host import AroundOps, LaunchClass, LaunchCosts
 from simulator.hardware.profile import Profile
 from simulator.lowering import build_program
 
@@ -50,11 +61,22 @@ KERNELS = tuple(f"{way}_{name}" for way in ("forward", "backward") for name in (
 MODULES = ("autograd", *KERNELS)
 
 
+#: Kernels of forward passes that modules launch.
+FORWARD_MODULES = ("forward_matmul", "forward_norm")
+
+
+class IssuedPart(NamedTuple):
+    """Seconds of a step, or of a part of it, and what the first rank issued in them."""
+
+    seconds: float
+    counts: Counts
+
+
 class IssuedStep(NamedTuple):
-    """A step, and what its first rank issued in it."""
+    """A step in one piece, or what autograd's thread did and all else."""
 
     run: Run
-    counts: Counts
+    parts: tuple[IssuedPart, ...]
 
 
 def fit(cases: Cases, profile: Profile) -> Part:
@@ -71,7 +93,7 @@ def fit(cases: Cases, profile: Profile) -> Part:
     for run in cases.steps:
         workload = load_workload(run.workload.resolved)
         by_section.setdefault(workload.software.launch_section, []).append(
-            IssuedStep(run, issued_at_pace(run, workload, usual))
+            IssuedStep(run, issued_parts(run, workload, usual))
         )
     figures: dict[str, Any] = {}
     points: list[Point] = []
@@ -86,14 +108,30 @@ def fit(cases: Cases, profile: Profile) -> Part:
     return Part(figures, points)
 
 
-def issued_at_pace(run: Run, workload: Workload, usual: Pace) -> Counts:
-    """Return what the first rank issued, each times how slow its host was.
+def issued_parts(run: Run, workload: Workload, usual: Pace) -> tuple[IssuedPart, ...]:
+    """Return what the first rank issued, each times how slow its host was: in one piece, or backward passes apart.
 
     Where the other ranks were not there (``train --alone``), collectives take nothing but DTensor's Python code.
     """
     program = build_program(workload)
     issued = issued_in_step(program.roles[program.role_of[0]])
-    counts = dict(at_pace(issued, _slower(run, usual)))
+    slower, step_s, backward_s = _slower(run, usual), run.step_time_s.median, run.ranks[0].host.backward_s
+    if backward_s is None:
+        return (IssuedPart(step_s, _counts(at_pace(issued, slower), run, workload)),)
+    return tuple(
+        IssuedPart(seconds, _counts(at_pace(_by_thread(issued, autograd=autograd), slower), run, workload))
+        for seconds, autograd in ((step_s - backward_s, False), (backward_s, True))
+    )
+
+
+def _by_thread(issued: Issued, *, autograd: bool) -> Issued:
+    """Return what autograd's thread issued, or the main one."""
+    return Issued({(kind, by_autograd): n for (kind, by_autograd), n in issued.items() if by_autograd is autograd})
+
+
+def _counts(at_its_pace: Counts, run: Run, workload: Workload) -> Counts:
+    """Return the counts with DTensor's calls, and without collectives of ranks that were not there."""
+    counts = dict(at_its_pace)
     dtensors = workload.software.work_on_dtensors
     if dtensors:
         counts["dtensor"] = sum(counts.get(kind, 0.0) for kind in dtensors)
@@ -116,58 +154,82 @@ def _fitted(
 
     Raises `InputError` on a step that is no longer than what of it is not fitted.
     """
-    seconds = launch.launch_seconds(plain)
-    together = "kernel" if section in COMPILED else "slower"
-    equations: list[Equation] = []
-    for step in steps:
-        shares: defaultdict[str, float] = defaultdict(float)
-        rest = 0.0
-        for kind, n in step.counts.items():
-            if kind in APART[section]:
-                shares[kind] += n
-            elif section in COMPILED and kind in KERNELS:
-                shares[together] += n
-            elif section not in COMPILED and kind in MODULES:
-                shares[together] += n * seconds[kind]
-            else:
-                rest += n * seconds.get(kind, 0.0)
-        remainder = step.run.step_time_s.median - rest
-        if remainder <= 0:
-            raise InputError(
-                "a step is no longer than what of it is taken from plain PyTorch",
-                key=step.run.name,
-                found=f"{step.run.step_time_s.median:g} s, of which {rest:g} s",
-                fix="take its record out of the folder steps",
-            )
-        equations.append(Equation(section, remainder, shares))
-    kinds = (together, *sorted({kind for one in equations for kind in one.counts} - {together}))
-    fitted = dict(zip(kinds, least_squares(equations, kinds), strict=True))
-    points = [
-        _point(step.run.step_time_s.median, one, fitted, alone)
-        for step, one, alone in zip(steps, equations, told_by_one(equations, fitted), strict=True)
-    ]
+    factors = _factors(section, steps)
+    equations = [[_equation(section, step.run.name, part, plain, factors) for part in step.parts] for step in steps]
+    every = [one for of_step in equations for one in of_step]
+    kinds = (
+        *dict.fromkeys(factors.values()),
+        *sorted({kind for one in every for kind in one.counts} & {*APART[section]}),
+    )
+    fitted = dict(zip(kinds, least_squares(every, kinds), strict=True))
+    alone = iter(told_by_one(every, fitted))
+    points = []
+    for step, of_step in zip(steps, equations, strict=True):
+        told = [next(alone) for _ in of_step]
+        points.append(_point(step.run.step_time_s.median, of_step, fitted, any(told)))
     return _costs(fitted, plain), points
 
 
-def _point(step_s: float, equation: Equation, fitted: Mapping[str, float], alone: bool) -> Point:
+def _factors(section: LaunchSection, steps: Sequence[IssuedStep]) -> Mapping[str, str]:
+    """Return what is fitted for each kind of a module's kernel."""
+    if section in COMPILED:
+        return dict.fromkeys(KERNELS, "kernel")
+    if all(len(step.parts) == 1 for step in steps):
+        return dict.fromkeys(MODULES, "slower")
+    return {
+        kind: "modules" if kind in FORWARD_MODULES else "functions" if kind.startswith("forward") else "backward"
+        for kind in MODULES
+    }
+
+
+def _equation(
+    section: LaunchSection, name: str, part: IssuedPart, plain: LaunchCosts, factors: Mapping[str, str]
+) -> Equation:
+    """Return the seconds of a part of a step that are to be fitted, beside what they are for.
+
+    Raises `InputError` where they are no longer than what of them is not fitted.
+    """
+    seconds = launch.launch_seconds(plain)
+    shares: defaultdict[str, float] = defaultdict(float)
+    rest = 0.0
+    for kind, n in part.counts.items():
+        if kind in APART[section]:
+            shares[kind] += n
+        elif kind in factors:
+            shares[factors[kind]] += n if section in COMPILED else n * seconds[kind]
+        else:
+            rest += n * seconds.get(kind, 0.0)
+    if part.seconds <= rest:
+        raise InputError(
+            "a step is no longer than what of it is taken from plain PyTorch",
+            key=name,
+            found=f"{part.seconds:g} s, of which {rest:g} s",
+            fix="take its record out of the folder steps",
+        )
+    return Equation(section, part.seconds - rest, shares)
+
+
+def _point(step_s: float, equations: Sequence[Equation], fitted: Mapping[str, float], alone: bool) -> Point:
     """Return a whole step beside its fit; ``alone``: it alone tells some kind of work."""
-    error_s = sum(n * fitted[kind] for kind, n in equation.counts.items()) - equation.seconds
-    return Point(f"launch.{equation.group}", step_s, step_s, step_s + error_s, False, alone)
+    error_s = sum(
+        sum(n * fitted[kind] for kind, n in equation.counts.items()) - equation.seconds for equation in equations
+    )
+    return Point(f"launch.{equations[0].group}", step_s, step_s, step_s + error_s, False, alone)
 
 
 def _costs(fitted: Mapping[str, float], plain: LaunchCosts) -> dict[str, Any]:
     """Return a section of a profile: what was ``fitted`` by kind, and all else as plain PyTorch has it."""
     around: dict[str, float] = {str(kind): value for kind, value in plain.around_s.items()}
-    if (slower := fitted.get("slower")) is not None:
-        note = f"ops of modules {slower:.2f} times as long as plain PyTorch's; what is not told apart as there"
-        around["autograd"] = slower * around.get("autograd", 0.0)
-        forward = {name: rounded(slower * value) for name, value in plain.forward_s.items()}
-        backward = {name: rounded(slower * value) for name, value in plain.backward_s.items()}
-    else:
+    if (kernel := fitted.get("kernel")) is not None:
         note = "kernels of compiled code, one as long as another; what is not told apart as in plain PyTorch"
-        forward = dict.fromkeys(plain.forward_s, rounded(fitted["kernel"]))
-        backward = dict.fromkeys(plain.backward_s, rounded(fitted["kernel"]))
-    around |= {kind: value for kind, value in fitted.items() if kind not in ("slower", "kernel", "optimizer")}
+        forward = dict.fromkeys(plain.forward_s, rounded(kernel))
+        backward = dict.fromkeys(plain.backward_s, rounded(kernel))
+    else:
+        note, by_class, slower = _longer(fitted)
+        around["autograd"] = slower * around.get("autograd", 0.0)
+        forward = {name: rounded(by_class.get(name, 1.0) * value) for name, value in plain.forward_s.items()}
+        backward = {name: rounded(slower * value) for name, value in plain.backward_s.items()}
+    around |= {kind: value for kind, value in fitted.items() if kind in get_args(AroundOps)}
     return {
         **as_data(plain, nulls=False),
         "forward_s": forward,
@@ -178,6 +240,23 @@ def _costs(fitted: Mapping[str, float], plain: LaunchCosts) -> dict[str, Any]:
         "source": SOURCE,
         "note": note,
     }
+
+
+def _longer(fitted: Mapping[str, float]) -> tuple[str, Mapping[str, float], float]:
+    """Return a note, and how many times as long as plain PyTorch's ops take: forward by class, and backward.
+
+    Where passes are told apart, attention by one kernel, which none of the steps has, takes as long forward.
+    """
+    last = "what is not told apart as there"
+    if (slower := fitted.get("slower")) is not None:
+        note = f"ops of modules {slower:.2f} times as long as plain PyTorch's; {last}"
+        return note, dict.fromkeys(get_args(LaunchClass), slower), slower
+    modules, functions, backward = (fitted[kind] for kind in ("modules", "functions", "backward"))
+    note = (
+        f"products and norms of forward passes {modules:.2f} times as long as plain PyTorch's, other ops there "
+        f"{functions:.2f} times, backward ops {backward:.2f} times; {last}"
+    )
+    return note, {"matmul": modules, "norm": modules, "other": functions}, backward
 
 
 def _slower(run: Run, usual: Pace) -> Pace:

@@ -32,9 +32,10 @@ NAME is the workload's. The JSON's keys; seconds, bytes, and FLOP/s throughout:
       clocks          {sm_mhz: {median, min, max}, power_w: {..}, temp_c: {..}, throttle: [reasons seen]} of the timed
                       steps, read in each when the host has issued it; power is the driver's mean over a second; empty
                       without NVML
-      host            {probe_s: [before the run, between its rows of timed steps, after it], probe_forward_s: [..]}:
-                      seconds of passes of a small model (`calibration.narrow.PROBE`) that the host issues, and of the
-                      forward ones; empty without GPUs
+      host            {probe_s: [before the run, between its rows of timed steps, after it], probe_forward_s: [..],
+                      backward_s}: seconds of passes of a small model (`calibration.narrow.PROBE`) that the host issues,
+                      and of the forward ones, both empty without GPUs; the median of what a timed step's host spends
+                      in backward passes
       profile         of the one profiled step kept, the last: {span_s (first start to last end on the GPU), busy_s
                       (some kernel runs), exposed_s (communication runs and no other kernel), exposed: {kind: s},
                       step_s (wall, under the profiler)}

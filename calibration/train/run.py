@@ -17,6 +17,7 @@ from calibration.measure.gpu import Telemetry
 from calibration.train.frameworks import StackTrainer, is_stack, stack_trainer
 from calibration.train.host import probe
 from calibration.train.length import PROFILED, Length
+from calibration.train.passes import BackwardClock
 from calibration.train.profile import Span, exposure, profiled, table
 from calibration.train.trainer import Groups, Trainer
 from simulator.config.workload import Workload
@@ -33,6 +34,7 @@ class RankRun:
     loss: list[float] = field(default_factory=list)
     events: list[float] = field(default_factory=list)
     wall: list[float] = field(default_factory=list)
+    backward: list[float] = field(default_factory=list)
     settling: int = 0
     memory: dict[str, int] = field(default_factory=dict)
     telemetry: list[dict[str, Any]] = field(default_factory=list)
@@ -51,6 +53,7 @@ def train(
         if groups is not None:
             before = probe(device, PROBES)
             if device.type == "cuda":
+                torch._C._cuda_clearCublasWorkspaces()  # the run's own count as the run's
                 torch.cuda.empty_cache()
             run = _train(workload, groups, device, length)
             run.probe = [*before, *run.probe, *probe(device, PROBES)]
@@ -75,10 +78,12 @@ def _train(workload: Workload, groups: Groups, device: torch.device, length: Len
             losses.append(trainer.step())
             run.settling += 1
         for _ in _in_a_row(length.row_s, groups, device, least=1):
-            seconds, wall, loss = _timed(trainer.step, lambda: run.telemetry.append(telemetry.read()), cuda=cuda)
+            with BackwardClock() as clock:
+                seconds, wall, loss = _timed(trainer.step, lambda: run.telemetry.append(telemetry.read()), cuda=cuda)
             losses.append(loss)
             run.events.append(seconds)
             run.wall.append(wall)
+            run.backward.append(clock.seconds)
             if len(run.events) == length.most:
                 break
         done, enough = len(run.events), sum(run.wall) >= length.seconds
@@ -213,6 +218,7 @@ def rank_record(rank: int, run: RankRun) -> dict[str, object]:
         "host": {
             "probe_s": [float(f"{sum(seconds):.5g}") for seconds in run.probe],
             "probe_forward_s": [float(f"{forward_s:.5g}") for forward_s, _ in run.probe],
+            "backward_s": float(f"{statistics.median(run.backward):.6g}"),
         },
         "profile": {**exposure(run.spans), "step_s": float(f"{run.profiled_s:.6g}")},
         "kernels": table(run.spans),

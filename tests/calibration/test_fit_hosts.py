@@ -97,13 +97,48 @@ def test_steps_of_a_host_half_as_fast_give_the_same_figures(host_steps: tuple[Ru
     assert twice[key]["forward_s"] == pytest.approx(once[key]["forward_s"], rel=0.1)
 
 
+def test_backward_passes_that_a_record_tells_are_a_part_of_their_own(host_steps: tuple[Run, ...]) -> None:
+    """Autograd's thread issues gradients and their sums in these seconds. The rest of the step is the main thread's."""
+    run = next(run for run in host_steps if run.name == "mh1_gpt_l16_passes")
+    backward_s = run.ranks[0].host.backward_s
+    assert backward_s is not None
+    rest, backward = frameworks.issued_parts(run, load_workload(run.workload.resolved), hosts.Pace(0.02264, 0.03891))
+    assert (rest.seconds, backward.seconds) == (pytest.approx(run.step_time_s.median - backward_s), backward_s)
+    assert {"forward_matmul", "optimizer", "update"} <= rest.counts.keys()
+    assert {"backward_matmul", "gradient", "autograd"} <= backward.counts.keys()
+    assert rest.counts.keys() & backward.counts.keys() == {"graph"}  # of layers, each way
+
+
+def test_forward_passes_are_told_from_backward_ones(host_steps: tuple[Run, ...]) -> None:
+    """Forward passes that take longer, in steps as long as before, make forward ops longer and backward ops shorter."""
+    profile = load_profile("h200-sxm-141gb")
+    steps = tuple(run for run in host_steps if run.name.startswith("mh"))
+    longer = tuple(_with_backward(run, 0.5) for run in steps)
+    before, after = (
+        frameworks.fit(Cases((), (), steps=runs), profile).figures["host.launch_s.megatron"] for runs in (steps, longer)
+    )
+    assert after["forward_s"]["matmul"] > 1.1 * before["forward_s"]["matmul"]
+    assert after["backward_s"]["matmul"] < 0.9 * before["backward_s"]["matmul"]
+
+
+def _with_backward(run: Run, share: float) -> Run:
+    """Return the run with this share of its backward seconds, where it tells them."""
+    data = json.loads(json.dumps(run.model_dump(mode="json", by_alias=True)))
+    for rank in data["ranks"]:
+        if rank["host"]["backward_s"] is not None:
+            rank["host"]["backward_s"] *= share
+    return Run.model_validate(data)
+
+
 def test_collectives_of_ranks_that_are_not_there_take_no_time(host_steps: tuple[Run, ...]) -> None:
     """The first of two ranks, made alone, issued as many collectives as a real one, which are not counted."""
     usual = hosts.Pace(0.02264, 0.03891)
     by_name = {run.name: run for run in host_steps}
     alone, real = by_name["th2_tp_llama_l16"], by_name["th2_tp_llama_l16_two"]
     assert (alone.n_gpus, real.n_gpus) == (1, 2)
-    counts = [frameworks.issued_at_pace(run, load_workload(run.workload.resolved), usual) for run in (alone, real)]
+    counts = [
+        frameworks.issued_parts(run, load_workload(run.workload.resolved), usual)[0].counts for run in (alone, real)
+    ]
     assert "collective" not in counts[0]
     assert counts[1]["collective"] > 0
     assert counts[0]["dtensor"] > counts[1]["collective"]
@@ -114,5 +149,12 @@ def _twice(run: Run) -> Run:
     data = json.loads(json.dumps(run.model_dump(mode="json", by_alias=True)))
     data["step_time_s"]["median"] *= 2
     for rank in data["ranks"]:
-        rank["host"] = {name: [2 * seconds for seconds in values] for name, values in rank["host"].items()}
+        rank["host"] = {name: _doubled(value) for name, value in rank["host"].items()}
     return Run.model_validate(data)
+
+
+def _doubled(value: list[float] | float | None) -> object:
+    """Return twice the seconds; nothing of what was not measured."""
+    if isinstance(value, list):
+        return [2 * seconds for seconds in value]
+    return None if value is None else 2 * value

@@ -71,7 +71,11 @@ def _config(workload: Workload) -> Any:
 
 
 def _experts(workload: Workload) -> Mapping[str, object]:
-    """Return the settings of a mixture of experts: dropless, balanced by nothing, permuted by PyTorch's kernels."""
+    """Return the settings of a mixture of experts: dropless, permuted by PyTorch's kernels.
+
+    Tokens choose experts at random, as in published benchmarks of Megatron-Core. Without that a job that sees one batch
+    again and again sends most tokens to few experts.
+    """
     moe, layout = workload.model.moe, workload.parallelism
     if moe is None:
         return {}
@@ -84,6 +88,7 @@ def _experts(workload: Workload) -> Mapping[str, object]:
         "moe_router_topk": moe.top_k,
         "moe_router_dtype": "fp32" if moe.router_dtype == "fp32" else None,
         "moe_router_load_balancing_type": "none",
+        "moe_router_force_load_balancing": True,
         "moe_token_dispatcher_type": "allgather" if layout.dispatcher == "all_gather" else "alltoall",
         "moe_grouped_gemm": False,
         "expert_model_parallel_size": layout.ep,
