@@ -77,9 +77,10 @@ class ExpertHooks:
     """Operations around the products of experts.
 
     ``permute`` and ``unpermute`` return the kernels of the forward and of the backward pass. ``sort`` puts the choices
-    of tokens in order before anything is sent. ``weighs_in_activation``: outputs are weighed by their probabilities
-    before the second product, which needs the probabilities only. ``host_waits_for_counts``: the host reads how many
-    tokens come before it issues the next kernel. ``activation``: the function between the two products, where it has
+    of tokens in order before anything is sent. ``counted`` returns the kernels before and behind the exchange of how
+    many tokens go where. ``weighs_in_activation``: outputs are weighed by their probabilities before the second
+    product, which needs the probabilities only. ``sends_probabilities``: they travel behind the tokens by themselves.
+    ``host_waits_for_counts``: the host reads how many tokens come before it issues the next kernel. ``activation``: the function between the two products, where it has
     other kernels than that of a dense MLP. ``one_by_one``: each expert has weights, products and an activation of its
     own. ``sorts_alone``: rows are sorted by the rank's experts once more behind the exchange between ranks, also where
     no other rank sends any. ``biased``: kernels that add biases to outputs, forward, backward, and of their gradients,
@@ -98,6 +99,8 @@ class ExpertHooks:
     one_by_one: bool = False
     sorts_alone: bool = False
     biased: Callable[[Shapes, Experts], tuple[Ops, Ops, Ops]] | None = None
+    counted: Callable[[Experts], tuple[Ops, Ops]] | None = None
+    sends_probabilities: bool = False
 
 
 @dataclass(frozen=True)

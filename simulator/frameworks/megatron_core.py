@@ -73,6 +73,8 @@ EXPERTS = replace(
     activation=megatron_experts.weighted,
     sorts_alone=True,
     biased=megatron_experts.biased,
+    counted=megatron_experts.counted,
+    sends_probabilities=True,
 )
 FRAMEWORK = Framework(
     name="megatron_core",
