@@ -268,11 +268,6 @@ def always(position: str) -> bool:
     return True
 
 
-def never(position: str) -> bool:
-    """Return False, whatever the kind of positions."""
-    return False
-
-
 class EarlierDefaults(NamedTuple):
     """Defaults of workload keys in versions before ``version``."""
 
@@ -350,7 +345,7 @@ class Framework:
     """queries and keys turned by their positions as attention reads them, in place of ``rotation``"""
     masks_by_bias: bool = False
     """attention reads its mask as a bias of all scores, and a key and a value for each head"""
-    returns_logits: Callable[[str], bool] = never
+    returns_logits: Callable[[str], bool] | None = None
     """logits of models with such positions are an output, whose gradient of zeros the compiled loss adds its own to"""
     online_softmax: bool = False
     """a compiled loss finds the maximum and the sum of a row in one kernel"""
@@ -389,6 +384,8 @@ class Framework:
     magnitudes: Callable[[Shapes, ThinProducts], Node] | None = None
     """DoRA's magnitudes, in place of ``adapters.added``, where that is modelled"""
 
+    by_operations: tuple[tuple[str, Callable[[Framework], Framework]], ...] = ()
+    """parts that have a fused kernel, and the stack without it (``training.unfused``)"""
     before: tuple[EarlierDefaults, ...] = ()
     """defaults of early versions"""
     compiled: Framework | None = None

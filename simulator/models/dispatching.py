@@ -277,8 +277,11 @@ def _counts_alone(z: FrameworkShapes, x: Experts) -> Ops:
 
 
 def _probabilities(z: FrameworkShapes, x: Experts, name: str, *, back: bool) -> Ops:
-    """Return the all-to-all of the tokens' probabilities, where each travels behind its token."""
-    if not z.framework.experts.sends_probabilities:
+    """Return the all-to-all of the tokens' probabilities, where they travel behind the tokens.
+
+    Where another micro-batch hides both, that of the tokens stands for the two: these are a thousandth of its bytes.
+    """
+    if not z.framework.experts.sends_probabilities or x.hidden_by_others:
         return ()
     return _exchange(x, f"{name} of probabilities", float(PROBABILITY * x.travelling), back=back)
 

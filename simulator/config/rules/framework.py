@@ -92,9 +92,25 @@ def _permutation_problems(workload: Workload) -> Iterator[InputError]:
         )
 
 
+def _unfused_problems(workload: Workload) -> Iterator[InputError]:
+    """Yield parts that are to run operation by operation, and that have no fused kernel in this job."""
+    model = workload.model
+    missing = {"router": model.moe is None, "rotation": model.position != "rope"}
+    for part in workload.training.unfused:
+        if missing[part] or not workload.software.by_operations:
+            yield InputError(
+                f"{workload.framework.title} has no fused {part} in this model",
+                key="training.unfused",
+                found=part,
+                allowed=f"framework: {_those(lambda one: bool(one.by_operations))}, "
+                f"with {'experts' if part == 'router' else 'position: rope'}",
+            )
+
+
 def layout_problems(workload: Workload) -> Iterator[InputError]:
     """Yield what the framework is not simulated with, when every default has its value."""
     yield from _permutation_problems(workload)
+    yield from _unfused_problems(workload)
 
     def value_of(key: str) -> object:
         section: object = workload
