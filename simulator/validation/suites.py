@@ -53,8 +53,7 @@ _COMPOSER = (
 )
 
 #: huggingface.co/moonshotai/Moonlight-16B-A3B, config.json. Of recipes/moonlight/moonlight_16b.py: exp_avg_dtype,
-#: moe_router_fusion; apply_rope_fusion in models/deepseek/deepseek_v3_bridge.py. Its moe_shared_expert_overlap is not
-#: taken: tests of that layout were not made.
+#: moe_router_fusion, moe_shared_expert_overlap; apply_rope_fusion in models/deepseek/deepseek_v3_bridge.py.
 _MOONLIGHT: dict[str, Any] = {
     "training.optimizer": {"state_dtype": "bf16"},
     "training.unfused": ["rotation", "router"],
@@ -253,9 +252,13 @@ SUITES: dict[str, Suite] = {
             bounds=Bounds(mean=0.12),
             special=(
                 *(({"cp": cp}, {"parallelism.cp_method": "ulysses"}) for cp in ("4", "8")),  # "CP comm type a2a"
-                # "first layer dense ... expert capacity factor 1 padded (balanced)"
-                ({"n_experts": "256"}, {"model.mtp_layers": 0, "model.moe": _moe(256, 8, 2048, 1)}),
-                ({"n_experts": "160"}, {"model.moe": _moe(160, 6, 1536, 2)}),
+                # "first layer dense ... expert capacity factor 1 padded (balanced)"; no --moe-router-fusion in
+                # simu_tools/megatron_scripts/scripts/run_pretrain_deepseekv2.sh
+                (
+                    {"n_experts": "256"},
+                    {"model.mtp_layers": 0, "model.moe": _moe(256, 8, 2048, 1), "training.unfused": ["router"]},
+                ),
+                ({"n_experts": "160"}, {"model.moe": _moe(160, 6, 1536, 2), "training.unfused": ["router"]}),
             ),
             measured_by="SimuMax",
         ),
