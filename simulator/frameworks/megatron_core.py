@@ -74,6 +74,15 @@ def rotated_by_operations(stack: Framework) -> Framework:
     return replace(stack, rotation=megatron_rotation.ROTATION, positions=megatron_rotation.positions)
 
 
+def biased_by_operations(stack: Framework) -> Framework:
+    """Return the stack of Megatron-LM's own linear layers, which add a bias that nothing else adds by a kernel.
+
+    Queries, keys and values have such a bias (tensor_parallel/layers.py,
+    ``LinearWithGradAccumulationAndAsyncCommunication``).
+    """
+    return replace(stack, adds_qkv_bias=True)
+
+
 EXPERTS = replace(
     fused_kernels.EXPERTS,
     sort=lambda x: megatron_experts.mapped(x) if x.permutes_by_operations else (),
@@ -105,5 +114,9 @@ FRAMEWORK = Framework(
     adapters=lora.ADAPTERS,
     replication=replication,
     by_row="residual",
-    by_operations=(("rotation", rotated_by_operations), ("router", routed_by_operations)),
+    by_operations=(
+        ("qkv_bias", biased_by_operations),
+        ("rotation", rotated_by_operations),
+        ("router", routed_by_operations),
+    ),
 )
