@@ -80,11 +80,11 @@ class ExpertHooks:
     of tokens in order before anything is sent. ``counted`` returns the kernels before and behind the exchange of how
     many tokens go where. ``weighs_in_activation``: outputs are weighed by their probabilities before the second
     product, which needs the probabilities only. ``sends_probabilities``: they travel behind the tokens by themselves.
-    ``host_waits_for_counts``: the host reads how many tokens come before it issues the next kernel. ``activation``: the function between the two products, where it has
-    other kernels than that of a dense MLP. ``one_by_one``: each expert has weights, products and an activation of its
-    own. ``sorts_alone``: rows are sorted by the rank's experts once more behind the exchange between ranks, also where
-    no other rank sends any. ``biased``: kernels that add biases to outputs, forward, backward, and of their gradients,
-    where products do not.
+    ``host_waits_for_counts``: the host reads how many tokens come before it issues the next kernel. ``activation``: the
+    function between the two products, where it has other kernels than that of a dense MLP. ``one_by_one``: each expert
+    has weights, products and an activation of its own. ``sorts_alone``: rows are sorted by the rank's experts once more
+    behind the exchange between ranks, also where no other rank sends any. ``biased``: kernels that add biases to
+    outputs, forward, backward, and of their gradients, where products do not.
     """
 
     router: Callable[[Shapes, Experts], Node]
