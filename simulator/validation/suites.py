@@ -40,11 +40,13 @@ _NEMOTRON: dict[str, Any] = _LLAMA | {"model.activation": "relu", "model.norm": 
 
 _TIED_LLAMA = _LLAMA | {"model.tied_embeddings": True}
 
-#: PyTorch 1.13 to 2.1 without torch.compile; Composer clips gradients. MPT's vocabulary is padded already.
+#: PyTorch 1.13 to 2.1 without torch.compile; Composer clips gradients, and its AdamW has a kernel for each operation on
+#: each tensor (composer/optim/decoupled_weight_decay.py). MPT's vocabulary is padded already.
 _LLM_FOUNDRY: dict[str, Any] = {
     "framework.name": "pytorch",
     "training.grad_clip": 1.0,
     "training.grad_dtype": "fp32",
+    "training.optimizer": {"implementation": "for_loop"},
     "model.vocab_multiple": 1,
     # The nearest to ``attn_impl: triton``, FlashAttention 1; some rows of 128 GPUs or more have FlashAttention 2.
     "training.attention_kernel": "flash2",
