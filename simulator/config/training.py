@@ -182,6 +182,10 @@ class Training(Section):
     """tokens are put in the order of experts, and back, by a kernel each way (Megatron-Core with --moe-permute-fusion,
     as recipes of Megatron-Bridge have it); false: by PyTorch's own kernels, Megatron-Core's default, with atomic
     additions [the framework's: true but for megatron_core_local with experts]"""
+    unfused: Annotated[tuple[Literal["qkv_bias", "rotation", "router"], ...], AsTuple] = ()
+    """parts of Megatron-Core that PyTorch's kernels run one by one: qkv_bias (of linear layers before Transformer
+    Engine), rotation (rotary positions without apply_rope_fusion), router (experts' without --moe-router-fusion,
+    Megatron-LM's default) [none]"""
     keep_gradients: bool = False
     """gradients of a micro-batch, once added to the buffer, stay in the working precision until the next backward pass,
     as in DeepSpeed's BF16_Optimizer (``update_hp_grads(clear_lp_grads=False)``) [the framework's: true for deepspeed in

@@ -19,7 +19,7 @@ from simulator.config.model import Model
 from simulator.config.parallelism import Parallelism
 from simulator.config.section import AsSection, AsTuple, Integral, Section
 from simulator.config.training import Training
-from simulator.frameworks import Framework, JobTraits, Replication, StageRuntime, find_framework
+from simulator.frameworks import Framework, JobTraits, Replication, StageRuntime, find_framework, without_fused
 from simulator.hardware.cluster_spec import ClusterSpec
 from simulator.units import DTYPE_BYTES
 
@@ -83,7 +83,8 @@ class Workload(Section):
     def software(self) -> Framework:
         """The framework in its version, for layers split or whole: facts, and hooks that return operations."""
         stack = find_framework(self.framework.name, self.framework.version, self.framework.compile)
-        return stack.split if stack.split is not None and self.parallelism.tp > 1 else stack
+        stack = stack.split if stack.split is not None and self.parallelism.tp > 1 else stack
+        return without_fused(stack, self.training.unfused)
 
     @property
     def traits(self) -> JobTraits:

@@ -63,10 +63,10 @@ def by_autograd(phase: str, kind: str) -> bool:
 def issued(op: Compute | Comm, phase: str = "") -> dict[str, int]:
     """Return the host's work for an op of a step of this phase: kind -> how often.
 
-    Kinds are ``forward_matmul``, ``backward_norm``, ``optimizer``, ``collective`` ... A checkpoint is around a layer or
-    around its core. Both run one attention again: it is counted with that, a fused kernel or the softmax of scores. So
-    is what compiled software does for each layer each way; what is run again is part of the backward graph. The first
-    product of experts in one kernel is that kernel's launch, ``expert`` each further one.
+    Kinds are ``forward_matmul``, ``backward_norm``, ``optimizer``, ``collective`` ... A checkpoint is counted with the
+    kernel that it begins with. What compiled software does for each layer each way is counted with its attention, a
+    fused kernel or the softmax of scores; what is run again is part of the backward graph. The first product of experts
+    in one kernel is that kernel's launch, ``expert`` each further one.
     """
     if isinstance(op, Collective) and op.hooks:
         return {comm_kind(op): 1, "hook": op.hooks}
@@ -81,8 +81,10 @@ def issued(op: Compute | Comm, phase: str = "") -> dict[str, int]:
     work = {kind: op.kernel.launches if isinstance(op.kernel, Tiled) else 1}
     if isinstance(op.kernel, Memory) and op.kernel.parts:
         work[f"{way}_part"] = op.kernel.parts
-    if kind.endswith("_attention") or op.name in SCORES:
-        work["checkpoint" if op.phase == "R" else "graph"] = 1
+    if op.begins_checkpoint:
+        work["checkpoint"] = 1
+    elif (kind.endswith("_attention") or op.name in SCORES) and op.phase != "R":
+        work["graph"] = 1
     if isinstance(op.kernel, GroupedMatmul) and len(op.kernel.products) > 1:
         work["expert"] = len(op.kernel.products) - 1
     if phase == "W" and kind in WEIGHTS:

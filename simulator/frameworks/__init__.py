@@ -59,4 +59,22 @@ def find_framework(name: str, version: str | None = None, compile: bool = False)
     return replace(framework, defaults=defaults)
 
 
-__all__ = ["DEFAULT", "FRAMEWORKS", "Framework", "JobTraits", "Replication", "StageRuntime", "find_framework"]
+@lru_cache
+def without_fused(stack: Framework, parts: tuple[str, ...]) -> Framework:
+    """Return the stack whose ``parts`` run operation by operation; those that have no fused kernel stay."""
+    for name, changed in stack.by_operations:
+        if name in parts:
+            stack = changed(stack)
+    return stack
+
+
+__all__ = [
+    "DEFAULT",
+    "FRAMEWORKS",
+    "Framework",
+    "JobTraits",
+    "Replication",
+    "StageRuntime",
+    "find_framework",
+    "without_fused",
+]

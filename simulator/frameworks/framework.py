@@ -77,13 +77,14 @@ class ExpertHooks:
     """Operations around the products of experts.
 
     ``permute`` and ``unpermute`` return the kernels of the forward and of the backward pass. ``sort`` puts the choices
-    of tokens in order before anything is sent. ``weighs_in_activation``: outputs are weighed by their probabilities
-    before the second product, which needs the probabilities only. ``host_waits_for_counts``: the host reads how many
-    tokens come before it issues the next kernel. ``activation``: the function between the two products, where it has
-    other kernels than that of a dense MLP. ``one_by_one``: each expert has weights, products and an activation of its
-    own. ``sorts_alone``: rows are sorted by the rank's experts once more behind the exchange between ranks, also where
-    no other rank sends any. ``biased``: kernels that add biases to outputs, forward, backward, and of their gradients,
-    where products do not.
+    of tokens in order before anything is sent. ``counted`` returns the kernels before and behind the exchange of how
+    many tokens go where. ``weighs_in_activation``: outputs are weighed by their probabilities before the second
+    product, which needs the probabilities only. ``sends_probabilities``: they travel behind the tokens by themselves.
+    ``host_waits_for_counts``: the host reads how many tokens come before it issues the next kernel. ``activation``: the
+    function between the two products, where it has other kernels than that of a dense MLP. ``one_by_one``: each expert
+    has weights, products and an activation of its own. ``sorts_alone``: rows are sorted by the rank's experts once more
+    behind the exchange between ranks, also where no other rank sends any. ``biased``: kernels that add biases to
+    outputs, forward, backward, and of their gradients, where products do not.
     """
 
     router: Callable[[Shapes, Experts], Node]
@@ -98,6 +99,8 @@ class ExpertHooks:
     one_by_one: bool = False
     sorts_alone: bool = False
     biased: Callable[[Shapes, Experts], tuple[Ops, Ops, Ops]] | None = None
+    counted: Callable[[Experts], tuple[Ops, Ops]] | None = None
+    sends_probabilities: bool = False
 
 
 @dataclass(frozen=True)
@@ -265,11 +268,6 @@ def always(position: str) -> bool:
     return True
 
 
-def never(position: str) -> bool:
-    """Return False, whatever the kind of positions."""
-    return False
-
-
 class EarlierDefaults(NamedTuple):
     """Defaults of workload keys in versions before ``version``."""
 
@@ -347,7 +345,7 @@ class Framework:
     """queries and keys turned by their positions as attention reads them, in place of ``rotation``"""
     masks_by_bias: bool = False
     """attention reads its mask as a bias of all scores, and a key and a value for each head"""
-    returns_logits: Callable[[str], bool] = never
+    returns_logits: Callable[[str], bool] | None = None
     """logits of models with such positions are an output, whose gradient of zeros the compiled loss adds its own to"""
     online_softmax: bool = False
     """a compiled loss finds the maximum and the sum of a row in one kernel"""
@@ -386,6 +384,8 @@ class Framework:
     magnitudes: Callable[[Shapes, ThinProducts], Node] | None = None
     """DoRA's magnitudes, in place of ``adapters.added``, where that is modelled"""
 
+    by_operations: tuple[tuple[str, Callable[[Framework], Framework]], ...] = ()
+    """parts that have a fused kernel, and the stack without it (``training.unfused``)"""
     before: tuple[EarlierDefaults, ...] = ()
     """defaults of early versions"""
     compiled: Framework | None = None

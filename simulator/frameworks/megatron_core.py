@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from simulator.frameworks import fused_kernels, lora, megatron_experts
+from simulator.frameworks import fused_kernels, lora, megatron_experts, megatron_rotation
 from simulator.frameworks.framework import ExpertHooks, Framework, JobTraits, Replication
 from simulator.operations.dropout import dropout
 from simulator.operations.experts import Experts
@@ -64,6 +64,25 @@ def permuting(x: Experts) -> ExpertHooks:
     return megatron_experts.EXPERTS if x.permutes_by_operations else fused_kernels.EXPERTS
 
 
+def routed_by_operations(stack: Framework) -> Framework:
+    """Return the stack with PyTorch's kernels in routers, Megatron-Core's default (``moe_router_fusion`` false)."""
+    return replace(stack, experts=replace(stack.experts, router=megatron_experts.router))
+
+
+def rotated_by_operations(stack: Framework) -> Framework:
+    """Return the stack with PyTorch's kernels for rotary positions (``apply_rope_fusion`` false)."""
+    return replace(stack, rotation=megatron_rotation.ROTATION, positions=megatron_rotation.positions)
+
+
+def biased_by_operations(stack: Framework) -> Framework:
+    """Return the stack of Megatron-LM's own linear layers, which add a bias that nothing else adds by a kernel.
+
+    Queries, keys and values have such a bias (tensor_parallel/layers.py,
+    ``LinearWithGradAccumulationAndAsyncCommunication``).
+    """
+    return replace(stack, adds_qkv_bias=True)
+
+
 EXPERTS = replace(
     fused_kernels.EXPERTS,
     sort=lambda x: megatron_experts.mapped(x) if x.permutes_by_operations else (),
@@ -73,6 +92,8 @@ EXPERTS = replace(
     activation=megatron_experts.weighted,
     sorts_alone=True,
     biased=megatron_experts.biased,
+    counted=megatron_experts.counted,
+    sends_probabilities=True,
 )
 FRAMEWORK = Framework(
     name="megatron_core",
@@ -93,4 +114,9 @@ FRAMEWORK = Framework(
     adapters=lora.ADAPTERS,
     replication=replication,
     by_row="residual",
+    by_operations=(
+        ("qkv_bias", biased_by_operations),
+        ("rotation", rotated_by_operations),
+        ("router", routed_by_operations),
+    ),
 )

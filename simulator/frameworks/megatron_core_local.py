@@ -2,7 +2,7 @@
 
 github.com/NVIDIA/Megatron-LM, core_v0.19, megatron/core: models/gpt/gpt_layer_specs.py (``get_gpt_layer_local_spec``),
 transformer/dot_product_attention.py, fusions/fused_softmax.py, fusions/fused_bias_gelu.py, fused_bias_swiglu.py,
-fused_bias_dropout.py, models/common/embeddings/rope_utils.py, tensor_parallel/layers.py, optimizer/clip_grads.py.
+fused_bias_dropout.py, tensor_parallel/layers.py, optimizer/clip_grads.py.
 """
 
 from __future__ import annotations
@@ -12,39 +12,12 @@ from dataclasses import replace
 
 from simulator.frameworks import megatron_core, megatron_experts
 from simulator.frameworks.framework import ActivationKernels, JobTraits, Limit, Traffic, plain_layers
-from simulator.frameworks.rotation import rotated
+from simulator.frameworks.megatron_rotation import ROTATION, positions
 from simulator.operations.dropout import dropout
 from simulator.operations.nodes import Node, Tensor, memory
 from simulator.operations.shapes import Shapes
 from simulator.units import DTYPE_BYTES
 
-#: Kernels that make cosines and sines of angles and cast them, once for queries and once for keys. They are of the size
-#: of a row of the table: next to nothing.
-TABLES = tuple(
-    Traffic(f" {step}", "activation", 0, 0)
-    for step in ("cosine", "cosine scale", "cosine cast", "sine", "sine scale", "sine cast")
-)
-#: ``t * cos + rotate_half(t) * sin``, and the join with the part of a head that is not turned, which is empty
-#: (``_apply_rotary_pos_emb_bshd``).
-ROTATION = (
-    *TABLES,
-    Traffic(" cos", "rope", 1, 1),
-    Traffic(" negate", "rope", 0.5, 0.5),
-    Traffic(" join", "transposed", 1, 1),
-    Traffic(" sin", "rope", 1, 1),
-    Traffic(" add", "residual", 2, 1),
-    Traffic(" whole", "copy", 1, 1),
-)
-#: Autograd adds zeros for the part that is not turned.
-ROTATION_BACKWARD = (
-    Traffic(" sin", "rope", 1, 1),
-    Traffic(" negate", "rope", 0.5, 0.5),
-    Traffic(" join", "transposed", 1, 1),
-    Traffic(" cos", "rope", 1, 1),
-    Traffic(" add", "rope", 2, 1),
-    Traffic(" zero", "zero", 0, 1),
-    Traffic(" whole", "residual", 2, 1),
-)
 #: SiLU with a gate by Inductor. Backward joins both gradients in one kernel. Each half of it reads what it needs: the
 #: gradient, gate and up for one, the gradient and gate for the other.
 GATED = ActivationKernels((Traffic("", "activation", 2, 1),), (Traffic("", "activation_bwd", 5, 2),))
@@ -108,11 +81,6 @@ def softmax(z: Shapes, elements: int) -> tuple[Node, Node]:
     return probs, drop
 
 
-def positions(z: Shapes) -> Node:
-    """Return queries and keys turned by their positions."""
-    return rotated(z, ROTATION, ROTATION_BACKWARD)
-
-
 def joined_qkv_width(z: Shapes) -> int:
     """Return the width of all three gradients: ``torch.split`` of heads has a join as its gradient."""
     return z.q_width + 2 * z.kv_width
@@ -155,6 +123,7 @@ FRAMEWORK = replace(
     joined_qkv_kernel=joined_qkv_kernel,
     softmax=softmax,
     experts=replace(megatron_experts.EXPERTS, activation=activation_of_experts, biased=None),
+    by_operations=(),
     by_row="strided",
     adds_qkv_bias=True,
     updates_by_tensor=True,

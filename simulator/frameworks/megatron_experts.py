@@ -60,23 +60,23 @@ def router(z: Shapes, x: Experts) -> Node:
 
 
 def mapped(x: Experts) -> Ops:
-    """Return the kernels that count tokens, and sort the map of choices into the order of the experts.
+    """Return the kernels that sort the map of choices into the order of the experts, and count where no rank does.
 
-    The map is a row for each expert, so that all pairs of tokens and experts are sorted. Counts of tokens by rank and
-    expert go to the host, which cuts rows by them to sort them by expert. Those by expert go there apart, also where
-    the two are the same (``_maybe_dtoh_and_synchronize``); see `dispatching`.
+    The map is a row for each expert, so that all pairs of tokens and experts are sorted. Without other ranks counts of
+    tokens by expert go to the host, which cuts rows by them to sort them. They go there twice
+    (``_maybe_dtoh_and_synchronize``); see `dispatching`. With other ranks `counted` has these kernels.
     """
     pairs, sent = float(x.tokens * x.experts), float(INDEX * x.sent)
 
     def kernel(name: str, op: str, read: float, written: float) -> Compute:
         return memory("F", f"moe.{name}", op, read, written, "fp32")
 
-    counted = (
+    counts = (
         kernel("counts", "reduce", CHOICE * pairs, INDEX * x.experts),
         kernel("counts by rank to host", "copy", INDEX * x.experts, INDEX * x.experts),
     )
     return (
-        *(counted if x.counted else ()),
+        *(counts if x.counted and x.ep == 1 else ()),
         kernel("map turned", "strided", CHOICE * pairs, CHOICE * pairs),
         kernel("sort indices", "zero", 0, INDEX * pairs),
         kernel("sort", "strided", (CHOICE + INDEX) * pairs, (CHOICE + INDEX) * pairs),
@@ -84,6 +84,43 @@ def mapped(x: Experts) -> Ops:
         kernel("probs turned", "strided", PROBABILITY * pairs, PROBABILITY * pairs),
         kernel("probs of rows", "copy", sent, PROBABILITY * x.sent),
     )
+
+
+def counted(x: Experts) -> tuple[Ops, Ops]:
+    """Return the kernels around the exchange of counts: before it, and behind it with the copies to the host.
+
+    Tokens are counted by expert and by rank. Of all ranks' counts those of this rank's experts are copied, and summed
+    by rank, by the ranks that split an expert, and by expert. The host takes what it sends and receives, the latter
+    also by ranks that split experts, the counts by rank and expert, and those by expert (``preprocess``,
+    ``_maybe_dtoh_and_synchronize``; mc2_ep_e8 in calibration/results/frameworks has each of these kernels).
+    """
+    by_expert, by_rank = float(INDEX * x.experts), float(INDEX * x.ep)
+    local = INDEX * float(x.ep * x.etp * len(x.loads))
+
+    def kernel(name: str, op: str, read: float, written: float) -> Compute:
+        return memory("F", f"moe.counts {name}".rstrip(), op, read, written, "fp32")
+
+    before = (
+        kernel("", "reduce", CHOICE * float(x.tokens * x.experts), by_expert),
+        kernel("by rank", "reduce", by_expert, by_rank),
+    )
+    copied = (
+        ("sent", by_rank),
+        ("received", by_rank),
+        ("received by splitting ranks", INDEX * x.etp),
+        ("by rank and expert", local),
+        ("by expert", INDEX * len(x.loads)),
+    )
+    to_host = tuple(kernel(f"{name} to host", "copy", nbytes, nbytes) for name, nbytes in copied)
+    behind = (
+        kernel("of own experts", "strided", local, local),
+        kernel("received", "reduce", local, by_rank),
+        kernel("received by splitting ranks", "reduce", by_rank, INDEX * x.etp),
+        kernel("by expert", "reduce", local, INDEX * len(x.loads)),
+        *to_host[:-1],
+        replace(to_host[-1], host_waits=True),
+    )
+    return before, behind
 
 
 def permute(z: Shapes, x: Experts) -> tuple[Ops, Ops]:
@@ -188,4 +225,6 @@ EXPERTS = ExpertHooks(
     activation=weighted,
     one_by_one=True,
     sorts_alone=True,
+    counted=counted,
+    sends_probabilities=True,
 )

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from simulator.frameworks import hugging_face, pytorch
-from simulator.frameworks.framework import JobTraits, Limit, Traffic, never, plain_layers
+from simulator.frameworks.framework import JobTraits, Limit, Traffic, plain_layers
 
 #: Queries, or keys, become fp32, are multiplied as complex numbers, and are cast back (``apply_rotary_emb``).
 ROTATION = (
@@ -40,6 +40,11 @@ LIMITS = (
     Limit("parallelism.overlap.tp", (False,), "asynchronous tensor parallelism of torchtitan is not simulated"),
     Limit("parallelism.zero", (0, 3), "replicas are fully_shard (3), or torch's DistributedDataParallel (0)"),
 )
+
+
+def joins_projections(position: str) -> bool:
+    """Return False: queries, keys and values come from products of their own, whatever the positions."""
+    return False
 
 
 def titan_defaults(job: JobTraits) -> dict[str, object]:
@@ -76,7 +81,7 @@ FRAMEWORK = replace(
     launch_section="torchtitan",
     defaults=defaults,
     limits=LIMITS,
-    joins_projections=never,
+    joins_projections=joins_projections,
     activation=hugging_face.activation,
     rotation=ROTATION,
     autocasts=hugging_face.autocasts,
@@ -90,7 +95,7 @@ COMPILED = replace(
     about=FRAMEWORK.about,
     defaults=compiled_defaults,
     limits=LIMITS,
-    joins_projections=never,
+    joins_projections=joins_projections,
     rotation=COMPILED_ROTATION,
     autocasts=hugging_face.autocasts,
     replication=hugging_face.replication,

@@ -20,6 +20,8 @@ from simulator.program import AllToAll, Axis, Collective, CollectiveKind, Purpos
 
 #: Bytes of a count of tokens (int64), of a probability (fp32), and of an entry of a routing map (bool).
 COUNT, PROBABILITY, CHOICE = 8, 4, 1
+#: End of the names of all-to-alls of probabilities.
+PROBABILITIES = " of probabilities"
 #: Dispatchers that send a token once to each rank.
 ONCE_TO_EACH_RANK = ("deepep", "hybridep")
 
@@ -76,6 +78,7 @@ def dispatch(z: FrameworkShapes, x: Experts) -> Node:
     token_bytes, sent, worked_on = _sizes(z, x)
     hooks = z.framework.experts
     permute, permute_bwd = hooks.permute(z, x)
+    with_tokens = PROBABILITY * x.travelling if hooks.sends_probabilities and x.hidden_by_others else 0.0
     return Node(
         forward=(
             *_own_rows(z, token_bytes),
@@ -83,14 +86,16 @@ def dispatch(z: FrameworkShapes, x: Experts) -> Node:
             *_counts(z, x),
             *permute,
             *_counts_alone(z, x),
-            *_exchange(x, "dispatch", sent, back=False),
+            *_exchange(x, "dispatch", sent + with_tokens, back=False),
+            *_probabilities(z, x, "dispatch", back=False),
             *_expert_tensor_comm(x, "all_gather", worked_on),
             *_regroup(z, x, "F", "sort"),
         ),
         input_grad=(
             *_regroup(z, x, "B", "sort bwd"),
             *_expert_tensor_comm(x, "reduce_scatter", worked_on),
-            *_exchange(x, "dispatch grad", sent, back=True),
+            *_probabilities(z, x, "dispatch grad", back=True),
+            *_exchange(x, "dispatch grad", sent + with_tokens, back=True),
             *permute_bwd,
             *_all_rows(z, token_bytes),
         ),
@@ -252,10 +257,13 @@ def _counts(z: FrameworkShapes, x: Experts) -> Ops:
     """Return the exchange of how many tokens go where, without which nobody knows how many come."""
     if x.ep == 1 or not x.counted:
         return ()
-    waits = z.framework.experts.host_waits_for_counts
+    hooks = z.framework.experts
+    by_all_to_all = hooks.counted is not None and x.dispatcher == "all_to_all"
+    before, behind = hooks.counted(x) if hooks.counted and by_all_to_all else ((), ())
+    waits = hooks.host_waits_for_counts and not by_all_to_all
     nbytes = float(COUNT * x.experts * x.ep)
     name, kind = "ep.all_gather token counts", CollectiveKind.ALL_GATHER
-    return (Collective(name, kind, nbytes, Axis.EP, Purpose.EXPERT, host_waits=waits),)
+    return (*before, Collective(name, kind, nbytes, Axis.EP, Purpose.EXPERT, host_waits=waits), *behind)
 
 
 def _counts_alone(z: FrameworkShapes, x: Experts) -> Ops:
@@ -269,6 +277,16 @@ def _counts_alone(z: FrameworkShapes, x: Experts) -> Ops:
         return ()
     nbytes = float(COUNT * x.experts)
     return (replace(memory("F", "moe.counts to host", "copy", nbytes, nbytes, "fp32"), host_waits=True),)
+
+
+def _probabilities(z: FrameworkShapes, x: Experts, name: str, *, back: bool) -> Ops:
+    """Return the all-to-all of the tokens' probabilities, where they travel behind the tokens.
+
+    Where another micro-batch hides both, they travel with the tokens, of whose bytes they are a thousandth.
+    """
+    if not z.framework.experts.sends_probabilities or x.hidden_by_others:
+        return ()
+    return _exchange(x, f"{name}{PROBABILITIES}", float(PROBABILITY * x.travelling), back=back)
 
 
 def _exchange(x: Experts, name: str, nbytes: float, *, back: bool) -> Ops:

@@ -13,7 +13,14 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from simulator.config import Workload
-from simulator.models.dispatching import ONCE_TO_EACH_RANK, bytes_per_node, combine, dispatch, reach
+from simulator.models.dispatching import (
+    ONCE_TO_EACH_RANK,
+    PROBABILITIES,
+    bytes_per_node,
+    combine,
+    dispatch,
+    reach,
+)
 from simulator.models.linear import add_gradient, linear, new_gradient_bytes, product
 from simulator.models.low_precision import in_low_precision
 from simulator.models.pointwise import activation
@@ -137,9 +144,10 @@ def _overlapped(mixture: Mixture) -> Mixture:
 
 
 def _hidden_by(ops: Ops, shared: Ops) -> Ops:
-    """Return ``ops`` with the kernels among the ``shared`` ones beside their all-to-all."""
+    """Return ``ops`` with the kernels among the ``shared`` ones beside their first all-to-all of tokens."""
     kernels = tuple(op for op in shared if isinstance(op, Compute))
-    return tuple(Beside(op, kernels) if isinstance(op, AllToAll) else op for op in ops)
+    tokens = next((op for op in ops if isinstance(op, AllToAll) and not op.name.endswith(PROBABILITIES)), None)
+    return tuple(Beside(op, kernels) if isinstance(op, AllToAll) and op is tokens else op for op in ops)
 
 
 def _comms(ops: Ops) -> Ops:

@@ -98,7 +98,10 @@ def _layer(
         "layer": Checkpoint(nodes, (start,)),
         "ops": Checkpoint(nodes, ()),
         "layernorm": Checkpoint(
-            tuple(node for node, _ in norms), tuple(tensor for _, tensor in norms), ("attn.normed", "mlp.normed")
+            tuple(node for node, _ in norms),
+            tuple(tensor for _, tensor in norms),
+            ("attn.normed", "mlp.normed"),
+            apart=True,
         ),
         **first.checkpoints,
         **second.checkpoints,

@@ -12,7 +12,7 @@ from simulator.models.adapters import tuned
 from simulator.models.shapes import FrameworkShapes
 from simulator.operations.nodes import Node, Op, Ops, Tensor, run_again, unique
 from simulator.operations.weights import Weight
-from simulator.program import AllToAll, Compute, StepPhase
+from simulator.program import AllToAll, Attention, Compute, StepPhase
 
 
 @dataclass(frozen=True)
@@ -197,12 +197,28 @@ class Checkpoint(NamedTuple):
     """Nodes that keep nothing but their ``inputs``, and run forward again before the backward pass.
 
     Nodes behind them still keep the outputs that they need, except tensors named in ``dropped``, which are computed
-    again too.
+    again too. ``apart``: each node is run again by itself.
     """
 
     nodes: tuple[Node, ...]
     inputs: tuple[Tensor, ...]
     dropped: tuple[str, ...] = ()
+    apart: bool = False
+
+    @property
+    def groups(self) -> tuple[tuple[Node, ...], ...]:
+        """Return the nodes that are run again together."""
+        return tuple((node,) for node in self.nodes) if self.apart else (self.nodes,)
+
+
+def _first_kernel(nodes: Sequence[Node]) -> Op | None:
+    """Return the kernel with which the host's work for a checkpoint of ``nodes`` is counted.
+
+    That is its attention or, where it has none, its first kernel.
+    """
+    kernels = [op for node in nodes for op in node.forward if isinstance(op, Compute)]
+    attention = (op for op in kernels if isinstance(op.kernel, Attention) or op.name == "attn.softmax")
+    return next(attention, kernels[0] if kernels else None)
 
 
 def part_of(
@@ -232,10 +248,11 @@ def part_of(
     saved_names = {tensor.name for tensor in saved}
     recomputed = unique(tensor for node in nodes for tensor in node.saved if tensor.name not in saved_names)
     back = tuple(reversed(nodes))
+    beginnings = {id(_first_kernel(group)) for checkpoint in checkpoints for group in checkpoint.groups}
     return Part(
         name=name,
         forward=tuple(op for node in nodes for op in node.forward),
-        recompute=tuple(run_again(op) for node in checkpointed for op in node.forward),
+        recompute=tuple(run_again(op, begins=id(op) in beginnings) for node in checkpointed for op in node.forward),
         input_grad=tuple(op for node in back for op in node.input_grad),
         weight_grad=tuple(op for node in back for op in (*node.gather, *node.weight_grad)),
         backward=_with_delays(z, tuple(op for node in back for op in node.backward)),

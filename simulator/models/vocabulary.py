@@ -140,7 +140,7 @@ def loss_options(workload: Workload, z: FrameworkShapes, *, trained: bool = True
         recompute=choice.recompute,
         compile=choice.compile,
         trained=trained,
-        returns_logits=framework.returns_logits(z.position),
+        returns_logits=framework.returns_logits is not None and framework.returns_logits(z.position),
         online_softmax=framework.online_softmax,
         apart=framework.compiles_loss_apart,
     )

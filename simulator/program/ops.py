@@ -27,12 +27,14 @@ class Compute:
     """One kernel. ``phase`` says what it computes, whichever step it is in (see `StepPhase`).
 
     ``host_waits``: the host issues nothing more before it has ended, for it has to read the result.
+    ``begins_checkpoint``: the host prepares a recomputation before it, with the random states of the forward pass.
     """
 
     name: str
     kernel: Kernel
     phase: StepPhase
     host_waits: bool = False
+    begins_checkpoint: bool = False
 
 
 @dataclass(frozen=True, slots=True)

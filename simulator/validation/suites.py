@@ -19,6 +19,9 @@ _MEGATRON: dict[str, Any] = {
     "parallelism.overlap": {"grad_reduce": False, "p2p": False},
 }
 
+#: Since sequence parallelism (Korthikanti et al.) Megatron-LM's own linear layers add their bias by a kernel.
+_ADDED_BIAS: dict[str, Any] = {"training.unfused": ["qkv_bias"]}
+
 #: The zero-bubble authors' own runtime: sends and receives go on beside the passes.
 _BESIDE = {"grad_reduce": False, "p2p": True}
 
@@ -37,11 +40,13 @@ _NEMOTRON: dict[str, Any] = _LLAMA | {"model.activation": "relu", "model.norm": 
 
 _TIED_LLAMA = _LLAMA | {"model.tied_embeddings": True}
 
-#: PyTorch 1.13 to 2.1 without torch.compile; Composer clips gradients. MPT's vocabulary is padded already.
+#: PyTorch 1.13 to 2.1 without torch.compile; Composer clips gradients, and its AdamW has a kernel for each operation on
+#: each tensor (composer/optim/decoupled_weight_decay.py). MPT's vocabulary is padded already.
 _LLM_FOUNDRY: dict[str, Any] = {
     "framework.name": "pytorch",
     "training.grad_clip": 1.0,
     "training.grad_dtype": "fp32",
+    "training.optimizer": {"implementation": "for_loop"},
     "model.vocab_multiple": 1,
     # The nearest to ``attn_impl: triton``, FlashAttention 1; some rows of 128 GPUs or more have FlashAttention 2.
     "training.attention_kernel": "flash2",
@@ -52,9 +57,12 @@ _COMPOSER = (
     ({"sharding": "SHARD_GRAD_OP"}, {"parallelism.reshard_after_forward": False}),
 )
 
-#: huggingface.co/moonshotai/Moonlight-16B-A3B, config.json.
+#: huggingface.co/moonshotai/Moonlight-16B-A3B, config.json. Of recipes/moonlight/moonlight_16b.py: exp_avg_dtype,
+#: moe_router_fusion, moe_shared_expert_overlap; apply_rope_fusion in models/deepseek/deepseek_v3_bridge.py.
 _MOONLIGHT: dict[str, Any] = {
-    "training.optimizer": {"state_dtype": "bf16"},  # exp_avg_dtype in recipes/moonlight/moonlight_16b.py
+    "training.optimizer": {"state_dtype": "bf16"},
+    "training.unfused": ["rotation", "router"],
+    "parallelism.overlap": {"ep": True},
     "model.hidden": 2048,
     "model.heads": 16,
     "model.vocab": 163840,
@@ -123,7 +131,7 @@ SUITES: dict[str, Suite] = {
             name="megatron-2022",
             about="Korthikanti et al. 2022, arXiv 2205.05198, table 5: 22B to 1T on A100s, full or selective recompute",
             table=DATA / "megatron-2022.csv",
-            settings=_MEGATRON,
+            settings=_MEGATRON | _ADDED_BIAS,
             bounds=Bounds(mean=0.06),
             # With sequence parallelism a rank has 1/tp of the activation anyway.
             special=(({"seq_parallel": "n"}, {"parallelism.scatter_gather_p2p": True}),),
@@ -134,6 +142,7 @@ SUITES: dict[str, Suite] = {
             about="Qi et al. 2023, arXiv 2401.10241, tables 4 and 7: 1.5B to 28.3B on A100s, 1F1B beside zero bubble",
             table=DATA / "zero-bubble.csv",
             settings=_MEGATRON
+            | _ADDED_BIAS
             | {
                 "training.grad_dtype": "fp16",
                 "model.tied_embeddings": False,
@@ -249,9 +258,13 @@ SUITES: dict[str, Suite] = {
             bounds=Bounds(mean=0.12),
             special=(
                 *(({"cp": cp}, {"parallelism.cp_method": "ulysses"}) for cp in ("4", "8")),  # "CP comm type a2a"
-                # "first layer dense ... expert capacity factor 1 padded (balanced)"
-                ({"n_experts": "256"}, {"model.mtp_layers": 0, "model.moe": _moe(256, 8, 2048, 1)}),
-                ({"n_experts": "160"}, {"model.moe": _moe(160, 6, 1536, 2)}),
+                # "first layer dense ... expert capacity factor 1 padded (balanced)"; no --moe-router-fusion in
+                # simu_tools/megatron_scripts/scripts/run_pretrain_deepseekv2.sh
+                (
+                    {"n_experts": "256"},
+                    {"model.mtp_layers": 0, "model.moe": _moe(256, 8, 2048, 1), "training.unfused": ["router"]},
+                ),
+                ({"n_experts": "160"}, {"model.moe": _moe(160, 6, 1536, 2), "training.unfused": ["router"]}),
             ),
             measured_by="SimuMax",
         ),
@@ -262,7 +275,7 @@ SUITES: dict[str, Suite] = {
             # grad_reduce_in_fp32=False, expert_tensor_parallel_size=1 in all of its performance recipes. CUDA graphs of
             # routers and permutations, which some of them have, are not simulated.
             settings={"parallelism.zero": 1, "training.grad_dtype": "bf16", "parallelism.etp": 1},
-            bounds=Bounds(mean=0.36),
+            bounds=Bounds(mean=0.25),
             special=(
                 ({"model": "Moonlight-16B"}, _MOONLIGHT),
                 # Megatron-Core overlaps transfers of interleaved stages only.

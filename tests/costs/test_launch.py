@@ -64,7 +64,8 @@ PRODUCT, NORM = Matmul(8, 8, 8), Memory("norm", 1.0, 1.0)
         (Compute("core", Attention(1, 1, 1, 8, 8, 8), "B"), "backward_attention graph"),
         (Compute("gelu", Memory("activation", 1.0, 1.0), "B"), "backward_other"),
         (Compute("adam", Memory("optimizer", 1.0, 1.0), "O"), "optimizer"),
-        (Compute("core", Attention(1, 1, 1, 8, 8, 8), "R"), "forward_attention checkpoint"),
+        (Compute("core", Attention(1, 1, 1, 8, 8, 8), "R"), "forward_attention"),
+        (Compute("norm", NORM, "R", begins_checkpoint=True), "forward_norm checkpoint"),
         (Compute("experts", GroupedMatmul((8, 8), 8, 8), "F"), "forward_grouped expert"),
         (Collective("x", "all_gather", 8.0, "tp", "tp"), "collective"),
         (Collective("x", "all_reduce", 8.0, "tp", "tp"), "tp_all_reduce"),
@@ -78,9 +79,7 @@ def test_an_op_is_issued_as_its_kinds(op: Compute | Comm, kinds: str) -> None:
 
 
 def test_what_goes_with_an_op_is_issued_with_it() -> None:
-    """The checkpoint with the attention that is run again; a call of autograd's engine with the gradients of each
-    module's weights, where these are computed apart."""
-    assert issued(Compute("core", Attention(1, 1, 1, 8, 8, 8), "R"), "B") == {"forward_attention": 1, "checkpoint": 1}
+    """A call of autograd's engine with the gradients of each module's weights, where these are computed apart."""
     for kernel, kind in ((PRODUCT, "backward_matmul"), (Memory("rms_norm_bwd", 1.0, 1.0), "backward_norm")):
         assert issued(Compute("x", kernel, "W"), "W") == {kind: 1, "weights": 1}
         assert issued(Compute("x", kernel, "W"), "B") == {kind: 1}
@@ -113,14 +112,6 @@ def test_a_layer_of_compiled_code_is_counted_once_each_way() -> None:
     assert seconds == pytest.approx(4 * 20e-6 + 500e-6)
     again = issued(Compute("core", core, "R"), "B")
     assert sum(table.get(kind, 0.0) * n for kind, n in again.items()) == pytest.approx(20e-6)
-
-
-@pytest.mark.parametrize("core", [Attention(1, 1, 1, 8, 8, 8), Memory("softmax", 1.0, 1.0)])
-def test_a_checkpoint_is_counted_with_the_attention_that_runs_again(core: Attention | Memory) -> None:
-    """Whichever kernel attention is; the softmax of a router or a loss is none."""
-    assert issued(Compute("attn.softmax", core, "R"), "B")["checkpoint"] == 1
-    assert "checkpoint" not in issued(Compute("attn.softmax", core, "F"), "F")
-    assert "checkpoint" not in issued(Compute("moe.router softmax", Memory("softmax", 1.0, 1.0), "R"), "B")
 
 
 @pytest.mark.parametrize(

@@ -87,10 +87,12 @@ def load_and_play(work: dict[str, Any]) -> dict[str, Any]:
 def test_a_copy_travels_for_each_expert_or_a_token_once_to_each_rank() -> None:
     """Seven eighths of what is sent leave a rank of eight in a node.
 
-    A token has two copies, for two of sixteen experts, but goes to 8 (1 - 14/16 13/15) = 1.933 ranks.
+    A token has two copies, for two of sixteen experts, but goes to 8 (1 - 14/16 13/15) = 1.933 ranks. Behind each copy
+    goes its probability in fp32, and the gradient of that comes back: 8 bytes in each of two layers.
     """
     moe = {"experts": 16, "top_k": 2}
-    assert sent("all_to_all", NODE, moe) == pytest.approx(2 * TOKEN * TRIPS * 7 / 8)
+    probabilities = 8 * 2 * 128 * 2
+    assert sent("all_to_all", NODE, moe) == pytest.approx((2 * TOKEN * TRIPS + probabilities) * 7 / 8)
     assert sent("deepep", NODE, moe) == pytest.approx(8 * (1 - 14 / 16 * 13 / 15) * TOKEN * TRIPS * 7 / 8)
     assert sent("hybridep", NODE, moe) == sent("deepep", NODE, moe)
 
@@ -109,7 +111,8 @@ def test_all_ranks_get_all_tokens_by_all_gather() -> None:
 def test_between_nodes_a_token_travels_once() -> None:
     """A token goes to all ranks of both nodes, with every expert chosen.
 
-    Its copies for the eight of the other node cross the network one by one, or as one. Gradients cross it too.
+    Its copies for the eight of the other node cross the network one by one, or as one. Gradients cross it too. One by
+    one, the probability of each copy follows it in fp32, and its gradient comes back, in both layers.
     """
     moe = {"experts": 16, "top_k": 16}
     crossing = {}
@@ -118,7 +121,8 @@ def test_between_nodes_a_token_travels_once() -> None:
         result = play(**{key: work[key] for key in ("model", "training", "parallelism")})
         links = [link for link in result.to_dict()["links"] if "nic" in link["name"] and "pcie" not in link["name"]]
         crossing[dispatcher] = max(link["bytes"] for link in links)
-    assert crossing["all_to_all"] - crossing["deepep"] == pytest.approx(7 * TOKEN * TRIPS)
+    probabilities = 8 * 4 * 128 * 2 * 2
+    assert crossing["all_to_all"] - crossing["deepep"] == pytest.approx(7 * TOKEN * TRIPS + probabilities)
 
 
 @pytest.mark.parametrize(

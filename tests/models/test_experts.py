@@ -161,14 +161,17 @@ def test_gradients_of_copies_are_added_up_by_their_holders(
 )
 def test_dispatch_and_combine_bytes(tp: int, dp: int, ep: int, k: int) -> None:
     """Balanced, a rank sends tokens x top_k x hidden x 2 bytes x (ep - 1) / ep per all-to-all; of these there are two
-    forward and two backward per layer and micro-batch."""
+    forward and two backward per layer and micro-batch. Each row's probability in fp32 follows it to its expert, and the
+    gradient of that comes back."""
     result = play(moe={"experts": 16, "top_k": k}, parallelism={"tp": tp, "dp": dp, "ep": ep, "etp": 1})
     each = 128 / tp * k * 256 * 2 * (ep - 1) / ep
     frame = result.timeline
     moved = frame[frame["kind"] == "all_to_all"]
-    assert moved["nbytes"].to_numpy() == pytest.approx(each)
-    ranks = frame["rank"].nunique()
-    assert len(moved) == ranks * 4 * 2 * (32 // dp)
+    behind = moved["name"].str.endswith(" of probabilities")
+    assert moved[~behind]["nbytes"].to_numpy() == pytest.approx(each)
+    assert moved[behind]["nbytes"].to_numpy() == pytest.approx(each * 4 / (2 * 256))
+    passes = frame["rank"].nunique() * 2 * (32 // dp)
+    assert (len(moved[~behind]), len(moved[behind])) == (4 * passes, 2 * passes)
 
 
 def test_expert_tensor_ranks_exchange_all_rows_that_they_work_on() -> None:
@@ -310,6 +313,7 @@ def test_recomputing_moe_keeps_the_normed_rows_and_sends_again() -> None:
     assert [op.name for op in part.recompute if isinstance(op, Comm)] == [
         "ep.all_gather token counts",
         "ep.all_to_all dispatch",
+        "ep.all_to_all dispatch of probabilities",
         "ep.all_to_all combine",
     ]
 

@@ -92,9 +92,29 @@ def _permutation_problems(workload: Workload) -> Iterator[InputError]:
         )
 
 
+def _unfused_problems(workload: Workload) -> Iterator[InputError]:
+    """Yield parts that are to run operation by operation, and that have no fused kernel in this job."""
+    model = workload.model
+    missing = {
+        "qkv_bias": "" if "qkv" in model.biases else "biases: [qkv]",
+        "rotation": "" if model.position == "rope" else "position: rope",
+        "router": "" if model.moe else "experts",
+    }
+    for part in workload.training.unfused:
+        if missing[part] or not workload.software.by_operations:
+            yield InputError(
+                f"{workload.framework.title} has no fused {part} in this model",
+                key="training.unfused",
+                found=part,
+                allowed=f"framework: {_those(lambda one: bool(one.by_operations))}"
+                + (f", with {missing[part]}" if missing[part] else ""),
+            )
+
+
 def layout_problems(workload: Workload) -> Iterator[InputError]:
     """Yield what the framework is not simulated with, when every default has its value."""
     yield from _permutation_problems(workload)
+    yield from _unfused_problems(workload)
 
     def value_of(key: str) -> object:
         section: object = workload

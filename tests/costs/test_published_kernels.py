@@ -1,0 +1,80 @@
+"""Kernels of Blackwell GPUs beside their published times, which profiles of GPUs that nobody here measured rest on."""
+
+from __future__ import annotations
+
+import math
+from statistics import fmean
+
+import pytest
+
+from simulator.program import Attention, GroupedMatmul
+from tests.support.profiles import COSTS
+
+#: Causal attention of 64 heads, 8 of them of keys, 128 wide: keys -> milliseconds, forward and backward. cuDNN 9.19,
+#: github.com/NVIDIA/cudnn-frontend, benchmark/sdpa_benchmark_training/results, gb200_919_only_cudnn and gb300_...
+CUDNN = {
+    "gb200-186gb": {2048: (0.066, 0.206), 4096: (0.206, 0.607), 8192: (0.688, 2.097), 32768: (10.226, 29.863)},
+    "gb300-288gb": {2048: (0.054, 0.190), 4096: (0.164, 0.575), 8192: (0.583, 1.985), 32768: (8.734, 28.390)},
+}
+#: The share of such runs that a step keeps: on an H200 our limits of attention (0.6551 and 0.5757 of the peak) are of
+#: those that fit the H200's runs of that page (0.7178 and 0.6243).
+KEPT = (0.6551 / 0.7178, 0.5757 / 0.6243)
+#: Of a B200, github.com/MooreThreads/SimuMax, configs/system/b200_bf16_ceperm.json: keys, heads, those of keys ->
+#: shares of 2,250 TFLOP/s, forward and backward, of FLOPs that a causal mask does not halve.
+SIMUMAX = {
+    (4096, 64, 8): (0.8715, 0.7294),
+    (4096, 128, 16): (0.9967, 0.8316),
+    (32768, 8, 1): (1.2018, 0.9549),
+    (131072, 16, 2): (0.9888, 0.8267),
+}
+#: The same, 128 heads of which 8 of keys: keys -> milliseconds (cudnn-frontend, artifacts, cuDNN 9.10.2).
+CUDNN_OF_B200 = {4096: (0.642, 1.960), 16384: (6.602, 20.460), 131072: (415.333, 1343.117)}
+#: Grouped products of a B200 (SimuMax): groups, rows, n, k -> shares of the peak: forward, input, weight gradient.
+GROUPED = {
+    (20, 1232, 3072, 5120): (0.4502, 0.3896, 0.3849),
+    (32, 1024, 4096, 7168): (0.4580, 0.4336, 0.3469),
+    (32, 1024, 7168, 2048): (0.4021, 0.4575, 0.2948),
+    (40, 2460, 5120, 1536): (0.4958, 0.4888, 0.4026),
+    (40, 9832, 3072, 5120): (0.4746, 0.4755, 0.4186),
+}
+PEAK = 2250e12
+
+
+def attention_s(gpu: str, keys: int, heads: int, kv_heads: int, *, backward: bool) -> float:
+    """Return what a kernel of causal attention takes by the profile."""
+    return COSTS[gpu].kernel_s(Attention(1, heads, kv_heads, keys, keys, 128, True, backward), gpu)
+
+
+@pytest.mark.parametrize("gpu", CUDNN)
+@pytest.mark.parametrize("backward", [False, True])
+def test_attention_of_racks_takes_a_twelfth_more_than_in_runs_of_a_kernel(gpu: str, backward: bool) -> None:
+    """Short and long kernels are within 4 % of that, which is how far a limit and a half length can follow them."""
+    for keys, milliseconds in CUDNN[gpu].items():
+        expected = milliseconds[backward] * 1e-3 / KEPT[backward]
+        assert attention_s(gpu, keys, 64, 8, backward=backward) == pytest.approx(expected, rel=0.04)
+
+
+@pytest.mark.parametrize("backward", [False, True])
+def test_attention_of_a_b200_lies_between_two_publications(backward: bool) -> None:
+    """Kernel by kernel the two differ by up to a quarter, on either side. Backward computes 2.5 times as much."""
+    measured = {(keys, 128, 8): times[backward] * 1e-3 for keys, times in CUDNN_OF_B200.items()}
+    for (keys, heads, kv_heads), shares in SIMUMAX.items():
+        flops = 2 * keys**2 * heads * (128 + 128) * (2.5 if backward else 1)
+        measured[keys, heads, kv_heads] = flops / (shares[backward] * PEAK)
+    gpu = "b200-sxm-180gb"
+    errors = [math.log(attention_s(gpu, *sizes, backward=backward) / seconds) for sizes, seconds in measured.items()]
+    assert max(map(abs, errors)) < 0.25
+    assert abs(fmean(errors)) < 0.05
+
+
+@pytest.mark.parametrize(("number", "role"), list(enumerate(["fwd", "dgrad", "wgrad"])))
+def test_grouped_products_of_a_b200_are_as_published(number: int, role: str) -> None:
+    errors = []
+    for (groups, rows, n, k), shares in GROUPED.items():
+        width, depth = (k, n) if role == "dgrad" else (n, k)
+        added = {"out_dtype": "bf16", "accumulate": True} if role == "wgrad" else {}
+        kernel = GroupedMatmul((rows,) * groups, width, depth, dtype="bf16", role=role, **added)
+        seconds = 2 * groups * rows * n * k / (shares[number] * PEAK)
+        errors.append(math.log(COSTS["b200-sxm-180gb"].kernel_s(kernel, "b200-sxm-180gb") / seconds))
+    assert max(map(abs, errors)) < 0.15
+    assert abs(fmean(errors)) < 0.05
