@@ -104,9 +104,7 @@ def nothing_is_simulated_here(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.slow
-def test_results_are_those_of_this_machine(
-    nodes: TwoNodes, tmp_path: Path, request: pytest.FixtureRequest
-) -> None:
+def test_results_are_those_of_this_machine(nodes: TwoNodes, tmp_path: Path, request: pytest.FixtureRequest) -> None:
     """Refusals among them. The workload's file is read here alone: the cluster does not know the folder."""
     path = write_job(tmp_path)
     here = swept(VALUES, path)
