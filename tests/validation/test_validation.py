@@ -195,7 +195,7 @@ def kinds(step: MeasuredStep) -> dict[str, Any]:
     one_in(
         2,
         [
-            ("megatron-2022", ["korthikanti-t5-001", "korthikanti-t5-002", "korthikanti-t5-003", "korthikanti-t5-004"]),
+            ("megatron-2022", ["korthikanti-t5-001"]),
             ("megatron-2021", ["megatron-sc21-t2-009"]),
             ("torch-fsdp", ["torchtitan-001", "torchtitan-002", "fms-fsdp-101"]),
             ("llm-foundry", ["mpt-033", "mpt-147"]),
