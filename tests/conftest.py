@@ -4,6 +4,11 @@ import gc
 import os
 import signal
 
+from simulator.garbage import THRESHOLDS
+
+# Tests make as many small objects as simulations do, and search as rarely for garbage among them.
+gc.set_threshold(*THRESHOLDS)
+
 # A shell that starts tests in the background has them ignore Ctrl-C, and they would hand that on to what they start.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -22,7 +22,7 @@ def reports(name: str, key: str) -> list[dict[str, Any]]:
     return [simulator.run(description, set={f"simulation.{key}": on}).to_dict() for on in (True, False)]
 
 
-@pytest.mark.parametrize("name", JOBS)
+@pytest.mark.parametrize("name", ["dp", "tp and pp", pytest.param("zero 2", marks=pytest.mark.slow)])
 def test_the_critical_path_is_the_same(name: str) -> None:
     """A collective that waited for a kernel inside a span follows on it, and not on the one before."""
     quick, plain = (
@@ -39,7 +39,7 @@ def test_the_critical_path_crosses_from_stage_to_stage() -> None:
         assert sum(classes.values()) == pytest.approx(1)
 
 
-@pytest.mark.parametrize("key", ["coalesce", "fold"])
+@pytest.mark.parametrize("key", ["coalesce", pytest.param("fold", marks=pytest.mark.slow)])
 def test_how_even_stages_are_is_the_same(key: str) -> None:
     """A pass lasts from its beginning to its end, also where its collectives are spans of their own."""
     quick, plain = (report["stages"] for report in reports("tp and pp", key))

@@ -16,6 +16,7 @@ from simulator.costs.power import Drawn, PowerBudget
 from simulator.frameworks import pytorch
 from simulator.hardware.power import Power
 from simulator.program import Attention, Kernel, Matmul
+from tests.support.grids import one_in
 
 PROFILE = load_profile("h200-sxm-141gb")
 IDLE_W, LIMIT_W, HIGHEST_MHZ, ALONE_MHZ = 120.0, 690.0, 1980, 1500
@@ -153,7 +154,7 @@ def test_products_that_no_higher_clock_helps_say_so(ceiling_mhz: int) -> None:
     assert product.power_exponent == pytest.approx(2.0, rel=0.02)
 
 
-@pytest.mark.parametrize("averaged_s", [0.03, 0.06, 0.12])
+@pytest.mark.parametrize("averaged_s", one_in(2, [0.03, 0.06, 0.12]))
 def test_turns_that_are_long_say_how_long_the_limit_averages(averaged_s: float) -> None:
     """A GPU that keeps to the model with one time constant gives it back, as far as pieces of half of it can tell."""
     whole = machine(2.0, 0.8, (0.6, 0.7, 0.8, 0.9, 1.0))

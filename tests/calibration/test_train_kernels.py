@@ -35,6 +35,7 @@ from simulator.program import (  # noqa: E402
     Memory,
     kernels_of,
 )
+from tests.support.grids import one_in  # noqa: E402
 
 BATCH, SEQ, HIDDEN = 2, 128, 256
 TOKENS = BATCH * SEQ
@@ -261,7 +262,7 @@ def recomputed(work: Any) -> list[Part]:
     return [replace(part, backward=(*part.recompute, *part.backward)) for part in parts(work, 1)]
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", one_in(2, MODELS))
 def test_a_layer_that_is_run_again_stops_at_the_last_tensor_that_is_kept(name: str) -> None:
     """Not the whole layer: autograd's last product keeps its input first, and neither it nor the sum runs again."""
     work = workload(name, "full")

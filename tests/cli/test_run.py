@@ -15,6 +15,7 @@ from tests.support.commands import LEGAL, command
 from tests.support.unadvised import without_advice  # noqa: F401
 
 
+@pytest.mark.usefixtures("without_advice")
 @pytest.mark.parametrize("name", ["[bold]x[/bold] [/red] :smile: [x]", "[/]", "x\\"])
 def test_brackets_in_a_name_are_no_markup(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "w.yaml"

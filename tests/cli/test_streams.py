@@ -16,6 +16,7 @@ from simulator.cli.streams import signals_raise
 from simulator.errors import InputError
 from simulator.output.files import writing
 from tests.support.commands import command
+from tests.support.grids import one_in
 
 
 def test_python_m_simulator_is_the_same_command(workload: Path) -> None:
@@ -38,7 +39,7 @@ def shell(line: str, folder: Path) -> subprocess.CompletedProcess[str]:
     )
 
 
-@pytest.mark.parametrize("arguments", ["list schedules", "list schedules --json -", "--help"])
+@pytest.mark.parametrize("arguments", ["list schedules --json -", "--help"])
 def test_a_standard_output_that_fails_is_one_line_and_status_2(arguments: str, tmp_path: Path) -> None:
     done = shell(f"$llmsim {arguments} >/dev/full", tmp_path)
     assert (done.returncode, done.stderr) == (2, "error: standard output cannot be written: No space left on device\n")
@@ -51,7 +52,7 @@ def test_a_standard_output_that_is_closed_is_one_line_and_status_2(arguments: st
     assert (done.returncode, done.stderr) == (2, "error: standard output cannot be written: it is closed\n")
 
 
-@pytest.mark.parametrize("arguments", ["list gpus --json -", "list schedules"])
+@pytest.mark.parametrize("arguments", one_in(2, ["list gpus --json -", "list schedules"]))
 def test_a_reader_that_has_gone_ends_a_command_quietly(arguments: str, tmp_path: Path) -> None:
     done = shell(f"$llmsim {arguments} | true; exit ${{PIPESTATUS[0]}}", tmp_path)
     assert done.stderr == ""

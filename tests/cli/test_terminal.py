@@ -11,9 +11,10 @@ from calibration import __main__ as calibration
 from simulator.cli.app import COMMANDS
 from simulator.network.collectives import OPERATIONS
 from tests.support.commands import command
+from tests.support.grids import one_in
 
 
-@pytest.mark.parametrize("columns", [80, 100])
+@pytest.mark.parametrize("columns", one_in(2, [80, 100]))
 def test_help_fits_into_the_terminal(
     columns: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -44,6 +44,7 @@ from simulator.program import (
     Step,
 )
 from simulator.timeline import Timeline
+from tests.support.grids import one_in
 from tests.support.programs import comm_called
 from tests.support.quick import ISSUED
 
@@ -362,7 +363,7 @@ def _played(layout: str, *, fold: bool, coalesce: bool) -> tuple[Program, Timeli
     return program, simulate(program, build_cluster(workload.cluster), costs, fold=fold, coalesce=coalesce), costs
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("layout", one_in(2, LAYOUTS))
 def test_a_narrow_model_is_issued_in_the_time_that_its_ops_take_the_host(layout: str) -> None:
     """The clock, with every collective and hand-over played, and the sum over what the program issues that the fit goes
     by: the GPU adds its last kernels, waiting for the other rank what is not the host's. Without shortcuts the same."""

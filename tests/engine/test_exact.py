@@ -25,9 +25,9 @@ SIZES = list(dict.fromkeys((section["tp"], section["dp"], section["pp"]) for sec
 
 
 def is_sampled(section: dict[str, Any]) -> bool:
-    """Return whether `make test` plays a layout: of each size one of four schedules, in turn."""
+    """Return whether `make test` plays a layout: of every other size one of four schedules, in turn."""
     size = SIZES.index((section["tp"], section["dp"], section["pp"]))
-    return size % 4 == ("naive", "gpipe", "1f1b", "interleaved").index(section["schedule"])
+    return size % 8 == 2 * ("naive", "gpipe", "1f1b", "interleaved").index(section["schedule"])
 
 
 @pytest.mark.parametrize(
@@ -57,14 +57,16 @@ def test_a_period_begins_with_the_gathering_that_its_first_step_begins_with() ->
 @pytest.mark.parametrize(
     ("name", "overlap", "zero"),
     [
-        pytest.param(name, overlap, zero, marks=[] if overlap is (number % 2 == 0) else [pytest.mark.slow])
+        pytest.param(
+            name, overlap, zero, marks=[] if number % 2 == 0 and overlap is (number % 4 == 0) else [pytest.mark.slow]
+        )
         for number, (name, schedule) in enumerate(SCHEDULES.items())
         if schedule.splits or name in ("looped_bfs", "async_1f1b")
         for overlap, zero in ((True, 1), (False, 0))
     ],
 )
 def test_fold_and_coalesce_change_nothing_whatever_the_schedule(name: str, overlap: bool, zero: int) -> None:
-    """Communication overlaps under ZeRO, or there is neither; in `make test` schedules take turns."""
+    """Communication overlaps under ZeRO, or there is neither; in `make test` every other schedule has one, in turn."""
     schedule = SCHEDULES[name]
     sync = {"grad_reduce": overlap, "p2p": overlap, "param_gather": overlap}
     section = {"tp": 2, "dp": 2, "pp": 2, "vpp": schedule.chunks or 2, "schedule": name, "zero": zero}
@@ -90,7 +92,7 @@ def test_what_breaks_a_symmetry_unfolds_only_what_it_touches(overrides: list[dic
 
 
 @pytest.mark.parametrize(
-    ("cluster", "sizes", "overlap"), grid(CLUSTERS, [(2, 2, 1), (1, 4, 2), (2, 2, 2)], [True, False], every=5)
+    ("cluster", "sizes", "overlap"), grid(CLUSTERS, [(2, 2, 1), (1, 4, 2), (2, 2, 2)], [True, False], every=12)
 )
 def test_shared_links_fold_exactly(cluster: str, sizes: tuple[int, int, int], overlap: bool) -> None:
     """PCIe switches, host bridges, NVLink pairs and oversubscribed uplinks are shared by groups that fold together:

@@ -44,7 +44,7 @@ def play(section: dict[str, Any], costs: Costs, *, shortcuts: bool) -> StepResul
 @pytest.mark.parametrize(
     ("section", "software"),
     [
-        pytest.param(section, software, marks=[] if i % 2 == j else [pytest.mark.slow])
+        pytest.param(section, software, marks=[] if i % 4 == 2 * j else [pytest.mark.slow])
         for i, section in enumerate(SECTIONS)
         for j, software in enumerate((pytorch.FRAMEWORK, pytorch.COMPILED))
     ],

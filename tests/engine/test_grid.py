@@ -32,12 +32,12 @@ DATA_PARALLEL: dict[str, dict[str, Any]] = {
 }
 SPLITS: dict[str, dict[str, Any]] = {"tp": {"tp": 2}, "cp": {"cp": 2}, "ep": {"ep": 2}}
 GRID = list(product(SCHEDULES, DATA_PARALLEL, SPLITS))
-#: Every schedule with every second mode, in turn, and the splits in turn.
+#: Every schedule with every third mode, in turn, and the splits in turn.
 SAMPLE = [
-    (schedule, data, list(SPLITS)[(i + j // 2) % len(SPLITS)])
+    (schedule, data, list(SPLITS)[(i + j // 3) % len(SPLITS)])
     for i, schedule in enumerate(SCHEDULES)
     for j, data in enumerate(DATA_PARALLEL)
-    if (i + j) % 2 == 0
+    if (i + j) % 3 == 0
 ]
 
 
@@ -83,7 +83,7 @@ def test_a_point_runs_or_is_refused_with_a_reason(schedule: str, data: str, spli
 
 
 def test_most_of_the_grid_runs() -> None:
-    """At least four of five points."""
+    """At least four of five points of a sample."""
 
     def runs(schedule: str, data: str, split: str) -> bool:
         try:
@@ -92,7 +92,7 @@ def test_most_of_the_grid_runs() -> None:
             return False
         return True
 
-    assert sum(runs(*where) for where in GRID) >= 0.8 * len(GRID)
+    assert sum(runs(*where) for where in SAMPLE) >= 0.8 * len(SAMPLE)
 
 
 def test_every_refusal_has_its_reason_and_source() -> None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -29,7 +30,6 @@ from simulator.program import (
 )
 from tests.support.clusters import HOP_s, NIC_Bps
 from tests.support.engines import ENGINES, each_engine  # noqa: F401
-from tests.support.grids import every_pair
 from tests.support.growing import PieceOf, assert_same, by_start, by_step, cut, in_order
 from tests.support.grown_programs import IDEAL, REDUCTION, B, F, grow, kernel, one_role, spans
 from tests.support.jobs import job
@@ -40,6 +40,7 @@ pytestmark = pytest.mark.usefixtures("each_engine")
 
 WIDE = {"layers": 2, "hidden": 8192, "heads": 64, "vocab": 32000}
 
+SLOW = [pytest.mark.slow]
 SHORT = {"seq": 128, "global_batch": 8}
 
 JOBS: dict[str, dict[str, Any]] = {
@@ -82,7 +83,15 @@ def compare(
     return whole, grown
 
 
-@every_pair({"each_engine": ENGINES, "name": JOBS, "shortcuts": [True, False]}, indirect=["each_engine"])
+def in_turn(choices: Sequence[Any]) -> list[Any]:
+    """Return the product of engines, jobs and choices; `make test` has each job once, with an engine and a choice."""
+    return [
+        pytest.param(engine, name, choice, marks=[] if (i % len(ENGINES), i // 2 % len(choices)) == (e, c) else SLOW)
+        for (e, engine), (i, name), (c, choice) in product(enumerate(ENGINES), enumerate(JOBS), enumerate(choices))
+    ]
+
+
+@pytest.mark.parametrize(("each_engine", "name", "shortcuts"), in_turn([True, False]), indirect=["each_engine"])
 def test_steps_that_come_one_after_another_are_those_of_a_program_in_one_piece(name: str, shortcuts: bool) -> None:
     """Training steps that hosts know of from the beginning: they run ahead into each as into one long program."""
     whole, grown = compare(name, lambda program, placed: by_step, shortcuts, shortcuts, launch=True)
@@ -90,11 +99,12 @@ def test_steps_that_come_one_after_another_are_those_of_a_program_in_one_piece(n
     assert grown.timeline.events <= 1.02 * whole.timeline.events
 
 
-@every_pair(
-    {"each_engine": ENGINES, "name": JOBS, "fold, coalesce": [(True, True), (True, False), (False, True)]},
+@pytest.mark.parametrize(
+    ("each_engine", "name", "shortcuts"),
+    in_turn([(True, True), (True, False), (False, True)]),
     indirect=["each_engine"],
 )
-def test_wherever_a_program_is_cut_it_is_the_same(name: str, fold: bool, coalesce: bool) -> None:
+def test_wherever_a_program_is_cut_it_is_the_same(name: str, shortcuts: tuple[bool, bool]) -> None:
     """Cut in eleven at equal times, through passes and steps: without the time of hosts nothing tells the pieces.
 
     The kernels of the beginning are no longer those of the whole, from which a power limit's first clocks follow.
@@ -103,7 +113,7 @@ def test_wherever_a_program_is_cut_it_is_the_same(name: str, fold: bool, coalesc
     def piece_of(program: Program, placed: Placed) -> PieceOf:
         return by_start(program, simulate(program, cluster_of_job(name), placed.costs), 11)
 
-    compare(name, piece_of, fold, coalesce, launch=False)
+    compare(name, piece_of, *shortcuts, launch=False)
 
 
 def cluster_of_job(name: str) -> Any:

@@ -7,6 +7,7 @@ from unittest.mock import patch
 
 import pytest
 
+from simulator.errors import InputError
 from simulator.network.flows import Network
 from simulator.network.plan import Phase, Plan
 from simulator.network.simulated_time import SimulatedTime
@@ -98,3 +99,11 @@ def test_a_play_that_raises_is_a_problem() -> None:
 
     (problem,) = problems({}, {"broken": raises})
     assert problem == Problem("broken", "ZeroDivisionError: division by zero")
+
+
+@pytest.mark.parametrize(("key", "is_problem"), [("cluster.nodes", False), ("parallelism.dp", True)])
+def test_only_a_cluster_without_room_for_a_node_more_has_no_job_beside(key: str, is_problem: bool) -> None:
+    """A refusal that says anything else is a fault of the check or of the simulator."""
+    with patch("tests.support.random_checks.share", side_effect=InputError("is refused", key=key)):
+        seen = problems(drawn(SEED, 0, FEW_RANKS), {"idle job": CHECKS["idle job"]})
+    assert [problem.text for problem in seen] == ([f"InputError: {key}: is refused"] if is_problem else [])

@@ -131,10 +131,7 @@ def test_without_overlap_nothing_computes_while_gradients_reduce() -> None:
     assert overlapped["step_time_s"] < frame["end"].max()
 
 
-@pytest.mark.parametrize("framework", ["pytorch", "megatron_core"])
-@pytest.mark.parametrize("m", [1, 2])
-@pytest.mark.parametrize("prefetch", [0, 1, 2])
-@pytest.mark.parametrize("seq", [32, 512])
+@every_pair({"framework": ["pytorch", "megatron_core"], "m": [1, 2], "prefetch": [0, 1, 2], "seq": [32, 512]})
 def test_gathers_and_reductions_take_turns_on_one_communicator(framework: str, m: int, prefetch: int, seq: int) -> None:
     """NCCL runs what is issued on one communicator one after another. A gather is issued with the pass that it goes on
     beside, `prefetch` before its own, and before that one's reduction. In the backward pass of head and layers 7 to 0

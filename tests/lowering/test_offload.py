@@ -18,6 +18,7 @@ from simulator.models import stage_parts
 from simulator.program import Comm
 from tests.support.clusters import with_unknown_hosts
 from tests.support.exact import assert_same
+from tests.support.grids import grid, one_in
 
 LAYERS = 6
 PCIE_Bps = 16 * 16e9 / 8 * 128 / 130
@@ -58,8 +59,7 @@ def busy(result: StepResult, lane: str) -> float:
     return float((rows["end_s"] - rows["start_s"]).sum())
 
 
-@pytest.mark.parametrize("zero", [0, 1, 2, 3])
-@pytest.mark.parametrize("dp", [1, 2, 4])
+@pytest.mark.parametrize(("zero", "dp"), grid([0, 1, 2, 3], [1, 2, 4], every=2))
 def test_what_an_offloaded_optimizer_moves(zero: int, dp: int) -> None:
     """Gradients of 2 bytes go out, weights of 2 bytes come back: of ZeRO's share, or of all without it. With ZeRO-2 and
     3 the gradients of each micro-batch go, as nothing of them stays on the GPU."""
@@ -160,8 +160,9 @@ def test_offloaded_parameters_come_in_for_every_use(place: str, dp: int) -> None
     assert held.max() - before.max() < 4.5 * layer
 
 
-@pytest.mark.parametrize("schedule", ["1f1b", "gpipe", "interleaved", "zb_h1"])
-@pytest.mark.parametrize("place", ["cpu", "nvme"])
+@pytest.mark.parametrize(
+    ("schedule", "place"), grid(["1f1b", "gpipe", "interleaved", "zb_h1"], ["cpu", "nvme"], every=2)
+)
 def test_activations_go_out_and_come_back_once(schedule: str, place: str) -> None:
     """What layers save leaves and returns once per micro-batch; the rest of a stage's activations stays. What is held
     ends at nothing, and its peak falls, but where it is of weight gradients that wait, whose inputs stay."""
@@ -227,12 +228,15 @@ def test_copies_slow_each_other_where_gpus_share_an_uplink() -> None:
 
 @pytest.mark.parametrize(
     "section",
-    [
-        {"dp": 4, "offload": {"optimizer": "cpu"}},
-        {"dp": 8, "zero": 2, "offload": {"optimizer": "nvme", "activations": "cpu"}},
-        {"tp": 2, "dp": 2, "zero": 3, "offload": {"optimizer": "cpu", "parameters": "nvme"}},
-        {"tp": 2, "pp": 2, "dp": 2, "zero": 1, "offload": {"optimizer": "cpu", "activations": "nvme"}},
-    ],
+    one_in(
+        2,
+        [
+            {"dp": 4, "offload": {"optimizer": "cpu"}},
+            {"dp": 8, "zero": 2, "offload": {"optimizer": "nvme", "activations": "cpu"}},
+            {"tp": 2, "dp": 2, "zero": 3, "offload": {"optimizer": "cpu", "parameters": "nvme"}},
+            {"tp": 2, "pp": 2, "dp": 2, "zero": 1, "offload": {"optimizer": "cpu", "activations": "nvme"}},
+        ],
+    ),
 )
 def test_folding_and_coalescing_change_nothing(section: dict[str, Any]) -> None:
     workload = job(**section)

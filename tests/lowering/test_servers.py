@@ -11,6 +11,7 @@ from simulator.config import load_workload
 from simulator.engine.invariants import check
 from simulator.errors import InputError
 from tests.support.exact import assert_same
+from tests.support.grids import grid
 
 NIC_Bps = 10e9
 
@@ -128,8 +129,14 @@ def test_a_stage_that_trains_nothing_has_no_step_of_the_optimizer(mode: str) -> 
     assert {("optimizer" in lane) for lane in labels} == {True, False}
 
 
-@pytest.mark.parametrize("mode", ["parameter_server", "async"])
-@pytest.mark.parametrize("layout", [{"dp": 4, "tp": 2}, {"dp": 2, "tp": 2, "pp": 2}, {"dp": 2, "pp": 2, "servers": 3}])
+@pytest.mark.parametrize(
+    ("mode", "layout"),
+    grid(
+        ["parameter_server", "async"],
+        [{"dp": 4, "tp": 2}, {"dp": 2, "tp": 2, "pp": 2}, {"dp": 2, "pp": 2, "servers": 3}],
+        every=2,
+    ),
+)
 def test_folding_changes_nothing(mode: str, layout: dict[str, Any]) -> None:
     workload = job(gpus=2, data_parallel=mode, bucket_bytes=200_000_000, **layout)
     workload["training"] |= {"global_batch": 8}

@@ -65,8 +65,7 @@ class Alive(TorchDispatchMode):
         return sum(self._made.values())
 
 
-@pytest.mark.parametrize("layers", [4, 12])
-@pytest.mark.parametrize("stage", [1, 3])
+@pytest.mark.parametrize(("stage", "layers"), [(1, 4), (3, 4), pytest.param(1, 12, marks=pytest.mark.slow), (3, 12)])
 def test_what_is_alive_between_the_halves_is_what_torch_keeps(stage: int, layers: int) -> None:
     """Torch's own functions on a CPU, every storage counted, but for the weights, the stage's buffers (its input and
     the gradient of its output, which are received) and a percent of statistics. After I: the graph up to the last

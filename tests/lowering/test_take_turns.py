@@ -11,6 +11,7 @@ from simulator.lowering.passes.take_turns import take_turns
 from simulator.program import Block, Comm, Compute, Fixed, HostOperation, PointToPoint, Step
 from tests.support import quick
 from tests.support.frameworks import MEGATRON, PYTORCH
+from tests.support.grids import grid
 from tests.support.jobs import job
 from tests.support.lanes import rank
 from tests.support.programs import comm_called
@@ -65,19 +66,21 @@ def test_what_waits_by_way_of_another_lane_is_issued_behind_it() -> None:
     assert waits["g"] == ("copied", "r")
 
 
-@pytest.mark.parametrize("framework", [MEGATRON, PYTORCH])
 @pytest.mark.parametrize(
-    "section",
-    [
-        {"dp": 8, "zero": 1, "overlap": {"grad_reduce": True, "param_gather": True}},
-        {"dp": 8, "zero": 3},
-        {"dp": 8, "zero": 3, "prefetch": 2},
-        {"dp": 4, "zero": 3, "hsdp": 2},
-        {"dp": 4, "pp": 2, "zero": 3, "schedule": "interleaved_zb", "vpp": 2},
-        {"dp": 4, "tp": 2, "zero": 3},
-        {"dp": 8, "zero": 3, "grad_compression": "int8"},
-    ],
-    ids=lambda section: "-".join(map(str, section.values())),
+    ("section", "framework"),
+    grid(
+        [
+            {"dp": 8, "zero": 1, "overlap": {"grad_reduce": True, "param_gather": True}},
+            {"dp": 8, "zero": 3},
+            {"dp": 8, "zero": 3, "prefetch": 2},
+            {"dp": 4, "zero": 3, "hsdp": 2},
+            {"dp": 4, "pp": 2, "zero": 3, "schedule": "interleaved_zb", "vpp": 2},
+            {"dp": 4, "tp": 2, "zero": 3},
+            {"dp": 8, "zero": 3, "grad_compression": "int8"},
+        ],
+        [MEGATRON, PYTORCH],
+        every=2,
+    ),
 )
 def test_what_one_communicator_does_never_overlaps(section: dict[str, Any], framework: str) -> None:
     result = quick.play(quick.load(job(framework=framework) | {"parallelism": section}))

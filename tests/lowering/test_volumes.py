@@ -13,7 +13,7 @@ from simulator.models import rank_parts
 from simulator.operations.weights import elements
 from simulator.program import Batch, Comm
 from tests.support import quick
-from tests.support.grids import every_pair
+from tests.support.grids import every_pair, grid
 from tests.support.jobs import job
 from tests.support.unadvised import without_advice  # noqa: F401
 
@@ -23,19 +23,13 @@ SEQ, HIDDEN, LAYERS, VOCAB = 128, 256, 8, 1024
 NO_OVERLAP = {"grad_reduce": False, "p2p": False, "param_gather": False}
 
 
-_PLAYED: dict[str, StepResult] = {}
-
-
 def play(model: dict[str, Any] | None = None, training: dict[str, Any] | None = None, **parallelism: Any) -> StepResult:
     """The tiny job of `tests.support.jobs` with these keys; each distinct one is simulated once."""
     workload = job()
     workload["model"] |= model or {}
     workload["training"] |= training or {}
     workload["parallelism"] |= parallelism
-    key = repr(workload)
-    if key not in _PLAYED:
-        _PLAYED[key] = quick.play(quick.load(workload))
-    return _PLAYED[key]
+    return quick.play_once(quick.load(workload))
 
 
 def sent(result: StepResult, kind: str) -> float:
@@ -210,13 +204,14 @@ def per_layer(tp: int, recompute: str, sequence_parallel: bool, micro_batch: int
     return of_layer(2) - of_layer(1)
 
 
-@every_pair(
-    {"tp": [2, 4, 8], "micro_batch": [1, 2], "recompute, all_reduces": [("none", 4), ("selective", 4), ("full", 6)]}
+@pytest.mark.parametrize(
+    ("tp", "micro_batch", "again"), grid([2, 4, 8], [1, 2], [("none", 4), ("selective", 4), ("full", 6)], every=5)
 )
-def test_a_tensor_parallel_layer_moves_eight_bsh(tp: int, micro_batch: int, recompute: str, all_reduces: int) -> None:
+def test_a_tensor_parallel_layer_moves_eight_bsh(tp: int, micro_batch: int, again: tuple[str, int]) -> None:
     """Two all-reduces of b s h elements forward and two backward, two more where the forward runs again (arXiv
     1909.08053, section 3; 2104.04473, section 3.2). A ring all-reduce of x sends 2 (t-1)/t x: four are 8 (t-1)/t b s h,
     8 b s h for large t. Elements have 2 bytes."""
+    recompute, all_reduces = again
     bsh = micro_batch * SEQ * HIDDEN
     moved = per_layer(tp, recompute, False, micro_batch) / 2
     assert moved == pytest.approx(all_reduces * 2 * (tp - 1) / tp * bsh, rel=1e-9)
@@ -224,8 +219,7 @@ def test_a_tensor_parallel_layer_moves_eight_bsh(tp: int, micro_batch: int, reco
         assert moved == pytest.approx(8 * bsh, rel=1 / tp + 1e-9)
 
 
-@pytest.mark.parametrize("tp", [2, 4, 8])
-@pytest.mark.parametrize("recompute", ["none", "full"])
+@pytest.mark.parametrize(("tp", "recompute"), grid([2, 4, 8], ["none", "full"], every=2))
 def test_sequence_parallelism_splits_every_all_reduce_in_two(tp: int, recompute: str) -> None:
     """Each all-reduce becomes an all-gather and a reduce-scatter of the same message, (t-1)/t of it each (arXiv
     2205.05198, section 4.2.2); and the inputs of the two column-split products, kept as shards, are gathered once more

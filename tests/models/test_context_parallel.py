@@ -18,7 +18,7 @@ from simulator.program import Attention, Beside, Comm, comm_of, kernels_of
 from simulator.program.kernels import causal_pairs
 from tests.support import quick
 from tests.support.exact import compare
-from tests.support.grids import every_pair
+from tests.support.grids import every_pair, grid
 from tests.support.jobs import job
 
 SEQ, HEADS, KV_HEADS, DIM = 512, 16, 4, 32
@@ -169,8 +169,7 @@ def test_recomputed_attention_communicates_again(keys: dict[str, Any]) -> None:
     assert {one.phase for op in again.recompute for one in kernels_of(op)} == {"R"}
 
 
-@pytest.mark.parametrize("tp", [1, 2])
-@pytest.mark.parametrize("keys", METHODS)
+@pytest.mark.parametrize(("keys", "tp"), grid(METHODS, [1, 2], every=2))
 def test_context_parallelism_plays_exactly(keys: dict[str, Any], tp: int) -> None:
     """Folding and coalescing change nothing, with a pipeline and replicas around."""
     section = {"cp": 4, "tp": tp, "pp": 2, "dp": 2 // tp, "zero": 1, **keys}

@@ -28,7 +28,7 @@ from tests.support.clusters import carried
 from tests.support.exact import assert_same
 from tests.support.experts import MLA, job, play
 from tests.support.frameworks import MEGATRON, PYTORCH
-from tests.support.grids import every_pair, one_in
+from tests.support.grids import every_pair, grid, one_in
 
 COUNTED = "MFU counts them as worked on"
 SKEW: dict[str, Any] = {"token_distribution": {"skew": 1.0}}
@@ -124,16 +124,18 @@ def test_copies_take_half_of_the_busiest_experts() -> None:
     )
 
 
-@pytest.mark.parametrize("fold", [True, False])
 @pytest.mark.parametrize(
-    ("ep", "redundant", "distribution"),
-    [(8, 8, "balanced"), (4, 8, "balanced"), (8, 8, {"skew": 1.0}), (4, 4, {"skew": 2.0}), (2, 2, {"skew": 1.0})],
+    ("copies", "fold"),
+    grid(
+        [(8, 8, "balanced"), (4, 8, "balanced"), (8, 8, {"skew": 1.0}), (4, 4, {"skew": 2.0}), (2, 2, {"skew": 1.0})],
+        [True, False],
+        every=2,
+    ),
 )
-def test_gradients_of_copies_are_added_up_by_their_holders(
-    ep: int, redundant: int, distribution: object, fold: bool
-) -> None:
+def test_gradients_of_copies_are_added_up_by_their_holders(copies: tuple[int, int, object], fold: bool) -> None:
     """Of 8 experts of 3 x 256 x 256 fp32 gradients in each of 2 layers, those with copies on several ranks are
     all-reduced once a step over these ranks and no others: every rank takes part for each such expert it holds."""
+    ep, redundant, distribution = copies
     moe = {"redundant_experts": redundant, "token_distribution": distribution}
     result = play({"fold": fold}, moe=moe, parallelism={"dp": ep, "ep": ep})
     check(result.program, result.spans)
@@ -222,7 +224,7 @@ def test_uneven_bytes_of_every_pair() -> None:
 @pytest.mark.parametrize(
     ("parallelism", "changes"),
     one_in(
-        2,
+        3,
         [
             ({"dp": 8, "ep": 8}, {}),
             ({"dp": 8, "ep": 4, "zero": 1}, {"moe": SKEW}),

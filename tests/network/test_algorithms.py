@@ -20,6 +20,7 @@ from simulator.network.plan import Plan
 from simulator.network.tree import EFFICIENCY, other_parent, parent
 from tests.support import replay, scripts
 from tests.support.clusters import HOP_s, NIC_Bps, NIC_LATENCY_s
+from tests.support.grids import grid, one_in
 from tests.support.replay import Part, Place, Script, Wire
 
 IDEAL = Costs.ideal()
@@ -147,7 +148,7 @@ def test_steps_and_bytes_are_those_of_the_closed_form(op: str, name: str) -> Non
         assert idle_seconds(operation, cluster_of(n), IDEAL) == pytest.approx(expected, rel=1e-9), n
 
 
-@pytest.mark.parametrize(("op", "name"), FORMS)
+@pytest.mark.parametrize(("op", "name"), one_in(2, FORMS))
 def test_messages_one_by_one_take_as_long_and_bring_the_data(op: str, name: str) -> None:
     """Port by port as many bytes, and the same end; and at that end everybody has what the operation promises."""
     for n in (2,) if op == "send" else FEWER_N if name in POSTED else PLAYED_N:
@@ -247,8 +248,7 @@ def test_bytes_of_a_tree(name: str) -> None:
         assert promised("all_reduce", n, script)
 
 
-@pytest.mark.parametrize("name", ["tree", "binary_tree"])
-@pytest.mark.parametrize("n", [2, 3, 4, 5, 8, 9, 15])
+@pytest.mark.parametrize(("name", "n"), grid(["tree", "binary_tree"], [2, 3, 4, 5, 8, 9, 15], every=2))
 def test_a_pipelined_tree_is_what_its_chunks_tend_to(name: str, n: int) -> None:
     """The fluid has the longest way up and down as latency, and what the busiest port sends at its bandwidth. k chunks
     last longer by what it takes to fill the pipeline, at most one chunk's share of the port per hop; that goes as 1/k,

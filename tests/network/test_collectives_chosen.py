@@ -32,7 +32,7 @@ def members(op: str, group: str) -> list[int]:
     return GROUPS[group][:2] if op == "send" else GROUPS[group]
 
 
-@pytest.mark.parametrize(("op", "group"), grid(OPERATIONS, GROUPS, every=4))
+@pytest.mark.parametrize(("op", "group"), grid(OPERATIONS, GROUPS, every=8))
 def test_auto_is_the_fastest_and_says_which(op: str, group: str) -> None:
     ranks = members(op, group)
     for exponent in range(3, 34, 3):
@@ -95,7 +95,7 @@ def test_a_mesh_uses_all_its_links_alike(n: int) -> None:
 
 @pytest.mark.parametrize(
     ("op", "algorithm", "name"),
-    thinned([(*how, name) for how in dict.fromkeys((op, name) for op, name, _ in EVERY) for name in CLUSTERS], 8),
+    thinned([(*how, name) for how in dict.fromkeys((op, name) for op, name, _ in EVERY) for name in CLUSTERS], 16),
 )
 def test_patterns_are_the_sums_of_their_hops(name: str, op: str, algorithm: str) -> None:
     """Groups that sit alike in their nodes share one list of hops. On each of them, adding up the routes of the hops

@@ -37,7 +37,7 @@ def marked(built: Cluster) -> list[int]:
     return panels
 
 
-@pytest.mark.parametrize("name", CLUSTERS)
+@pytest.mark.parametrize("name", one_in(2, CLUSTERS))
 def test_every_kind_of_cluster_is_drawn_whole(name: str) -> None:
     """A box for every GPU and NIC of the node, and for every node of so small a cluster, but for groups of nodes."""
     built = build_cluster(load_cluster(CLUSTERS[name]))
@@ -49,7 +49,7 @@ def test_every_kind_of_cluster_is_drawn_whole(name: str) -> None:
         assert sum(text.startswith("node ") for text in drawn) == built.n_nodes
 
 
-@pytest.mark.parametrize("name", one_in(3, catalog.names("cluster")))
+@pytest.mark.parametrize("name", one_in(6, catalog.names("cluster")))
 def test_shipped_clusters_are_drawn(name: str) -> None:
     nodes = 2 if load_cluster(name).kinds[0].nics.count and name != "workstation_3gpu" else 1
     assert any(text.startswith("Inside a node") for text in texts(cluster(name, nodes)))

@@ -89,6 +89,7 @@ def test_a_table_by_name_sums_over_micro_batches_and_chunks(tmp_path: Path) -> N
     assert {(row["microbatch"], row["chunk"]) for row in rows} == {(0, 0), (0, 1), (1, 0), (1, 1)}
 
 
+@pytest.mark.slow
 def test_the_flagship_has_an_arrow_for_every_hand_over(tmp_path: Path) -> None:
     """16 of its 96 micro-batches cross the 11 edges of 12 stages forward and back; the checker refuses arrows to
     oneself."""

@@ -74,19 +74,31 @@ def commands() -> list[Shown]:
     return plain + shown
 
 
+def form(shown: Shown) -> tuple[str, ...]:
+    """Return page, command and options but for ``--set``, which changes nothing but the values of a workload.
+
+    Of runs of one form that show no output `make test` has the first.
+    """
+    words = shlex.split(shown.command)
+    return shown.page, *(word for word in words if word.startswith("--") and word != "--set")
+
+
 def cases() -> Iterator[object]:
     """Every command once, where it prints something that is shown rather than elsewhere."""
-    seen = INSTALLS.copy()
+    seen, forms = INSTALLS.copy(), set[tuple[str, ...]]()
     for shown in sorted(commands(), key=lambda shown: not shown.output):
         if shown.output or shown.command not in seen:
-            slow = shown.page in SLOW_PAGES or shown.command in SLOW
+            is_run = shown.command.startswith("llmsim run ")
+            repeats = is_run and form(shown) in forms and not shown.output and shown.page != "README.md"
+            slow = shown.page in SLOW_PAGES or shown.command in SLOW or repeats
+            forms |= {form(shown)} if is_run else set()
             yield pytest.param(shown, id=f"{shown.page}: {shown.command}", marks=[pytest.mark.slow] if slow else [])
         seen.add(shown.command)
 
 
 def python_cases() -> Iterator[object]:
     for number, code in enumerate(blocks("python")):
-        slow = code.page in SLOW_PAGES or "simulator.search(" in code.text
+        slow = code.page in SLOW_PAGES or re.search(r"simulator\.(search|sweep)\(", code.text) is not None
         yield pytest.param(code.text, id=f"{code.page}: {number}", marks=[pytest.mark.slow] if slow else [])
 
 

@@ -18,8 +18,19 @@ def recorded() -> dict[str, dict[str, Any]]:
     return read()
 
 
-#: Left to `make test-all`: the job that takes longest, too.
-SLOW = names_of_repeated_forms() | {"deepseek_v3_dualpipe"}
+#: Jobs that take longer than a quarter of a second each.
+LONG = {
+    *("deepseek_v3_dualpipe", "deepseek_v3", "qwen3_235b", "llama3_405b", "llama3_405b_131k", "llama3_70b"),
+    *("mixtral_8x7b", "gb200", "missing_gpu", "no_fold", "gpt3_175b_256", "palm_540b_1024", "cp_ring_contiguous"),
+    *("pp8_zbv_h4096_l16_b32", "tt2_pp_zbv_llama1b", "tt2_pp_interleaved_llama1b", "tt2_pp_1f1b_llama1b"),
+    *("pp2_dp2_h2560_l24_s2k", "pp2_interleaved_zb_h4096_l12_s4k", "tp2_pp2_dp2_interleaved_h4096_l16_b32"),
+    *("tp2_pp2_dp2_h4096_l16_b32", "pp2_interleaved_h5120_l8_s2k", "pp2_interleaved_h3072_l12"),
+    *("pp2_gpipe_h2048_l24_s4k", "pp2_zbv_h4096_l12_s4k", "pp2_1f1b_h5120_l8_s2k", "hf1_lora_llama8b_full"),
+    *("fp8_delayed_pp", "tp2_pp2_h4096_l16", "pp2_dualpipe_v_h3072_l12", "hf2_ddp_qwen17_ckpt", "pp2_dp2_h4096_l16"),
+    *("host_h1024_l16_s1k_fsdp2", "pp2_dualpipe_v_h4096_l12_s4k", "tp2_dp2_h4096_l16", "pp2_interleaved_zb_h3072_l12"),
+}
+#: Jobs that `make test` leaves out.
+SLOW = names_of_repeated_forms() | LONG
 
 
 @pytest.mark.usefixtures("without_advice")
@@ -33,6 +44,7 @@ def test_a_job_comes_out_as_recorded(name: str) -> None:
 
 def test_every_job_has_a_record() -> None:
     assert recorded().keys() == JOBS.keys()
+    assert not LONG - JOBS.keys()
 
 
 def test_the_comparison_can_fail() -> None:

@@ -161,6 +161,7 @@ def test_what_cannot_be_searched_is_refused(options: dict[str, Any], said: str) 
     assert said in str(refused.value)
 
 
+@pytest.mark.slow
 def test_processes_find_the_same() -> None:
     """Two at a time, on a smaller space: the order in which they end does not matter."""
     fixed = {**FIXED, "recompute": ["full"], "tp": [2, 4]}

@@ -10,7 +10,7 @@ import io
 import re
 import sys
 import tokenize
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -42,13 +42,14 @@ class Offence(NamedTuple):
 def offences(path: Path) -> list[Offence]:
     """Return the offences of the Python file ``path``, in order of lines."""
     source = path.read_text(encoding="utf-8")
-    tree = ast.parse(source)
-    found = [
-        Offence(path, line, *offence) for line, text, first in _texts(tree, source) for offence in _of_text(text, first)
+    nodes = list(ast.walk(ast.parse(source)))
+    in_texts = [
+        Offence(path, line, *offence)
+        for line, text, first in _texts(nodes, source)
+        for offence in _of_text(text, first)
     ]
-    return sorted(
-        [*found, *(Offence(path, line, "empty name", name) for line, name in _names(tree) if _is_empty(name))]
-    )
+    in_names = [Offence(path, line, "empty name", name) for line, name in _names(nodes) if _is_empty(name)]
+    return sorted([*in_texts, *in_names])
 
 
 def _of_text(text: str, is_docstring: bool) -> Iterator[tuple[str, str]]:
@@ -65,9 +66,9 @@ def _of_text(text: str, is_docstring: bool) -> Iterator[tuple[str, str]]:
             yield "pronoun chain", sentence
 
 
-def _texts(tree: ast.Module, source: str) -> Iterator[tuple[int, str, bool]]:
+def _texts(nodes: Iterable[ast.AST], source: str) -> Iterator[tuple[int, str, bool]]:
     """Yield (line, text, True for a docstring) of every docstring and block of comments."""
-    for node in ast.walk(tree):
+    for node in nodes:
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef) and (text := ast.get_docstring(node)):
             yield node.body[0].lineno, text, True
     block: list[str] = []
@@ -85,9 +86,9 @@ def _texts(tree: ast.Module, source: str) -> Iterator[tuple[int, str, bool]]:
         yield begin, " ".join(block), False
 
 
-def _names(tree: ast.Module) -> Iterator[tuple[int, str]]:
+def _names(nodes: Iterable[ast.AST]) -> Iterator[tuple[int, str]]:
     """Yield (line, name) of every variable, argument, function and class that the file defines."""
-    for node in ast.walk(tree):
+    for node in nodes:
         if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
             yield node.lineno, node.id
         elif isinstance(node, ast.arg):

@@ -35,6 +35,9 @@ PATH_s = 1e-10
 NOT_COMPARED = ("simulation", "warnings")
 #: A link of the same kind may be named after another one of the class that it stands for.
 NAMES = ("name", "link", "links")
+#: Keys of clusters that refuse a node more: their number of nodes is fixed, has to be a multiple, or is one, without
+#: network cards.
+NO_ROOM = ("cluster.nodes", "cluster.fabric.sites.count", "cluster.node.nics.count")
 
 
 class Problem(NamedTuple):
@@ -130,19 +133,26 @@ def same_when_read_back(plays: Plays) -> Iterator[str]:
 
 
 def same_beside_an_idle_job(plays: Plays) -> Iterator[str]:
-    """Yield a slowdown other than 1 beside a job of one GPU on a node of its own, with which no link is shared."""
+    """Yield a slowdown other than 1 beside a job of one GPU on a node of its own, with which no link is shared.
+
+    Some clusters have no room for a node more. Any other refusal is raised.
+    """
     job = plays.job
     cluster = {key: value for key, value in job["cluster"].items() if key != "nodes"}
     idle = {
         "name": "idle",
         "model": {"layers": 1, "hidden": 256, "heads": 8, "vocab": 1000},
         "training": {"seq": 128, "global_batch": 1, "precision": job["training"]["precision"]},
+        "parallelism": {"dp": 1},
         "cluster": cluster,
     }
+    both = [load({**job, "cluster": cluster}), load(idle)]
     try:
         with patch.object(steady_state, "MAX_STEPS", MAX_STEPS):
-            shared = share([load({**job, "cluster": cluster}), load(idle)])
-    except InputError:  # such as no node left, where the number is fixed
+            shared = share(both)
+    except InputError as refusal:
+        if refusal.key not in NO_ROOM:
+            raise
         return
     slowdown = shared.to_dict()["runs"][0]["sharing"]["slowdown"]
     if abs(slowdown - 1) > TOLERANCE:
@@ -178,7 +188,8 @@ def slower_gpu_is_no_gain(plays: Plays) -> Iterator[str]:
     """
     if not _is_monotone(plays):
         return
-    for gpu in ("node0.gpu0", "node0.gpu1"):
+    present = [gpu.name for gpu in plays.quick.cluster.gpus]  # one may be missing, or the node have one
+    for gpu in sorted({"node0.gpu0", "node0.gpu1"}.intersection(present)):
         yield from _no_gain(plays.alone, f"{gpu} slower", _changed(plays.job, gpu=gpu, speed_scale=0.9))
 
 
@@ -284,11 +295,8 @@ def _is_monotone(plays: Plays) -> bool:
 
 
 def _settled_s(job: Job) -> float | None:
-    """Return the seconds of a step with nothing shared; None where the job has become illegal, or does not settle."""
-    try:
-        result = alone_step(load(job))
-    except InputError:
-        return None
+    """Return the seconds of a step with nothing shared; None where it does not settle."""
+    result = alone_step(load(job))
     return result.spans.step_time_s if _settled(result) else None
 
 

@@ -19,7 +19,7 @@ import pytest
 
 import simulator
 from simulator.errors import InputError
-from simulator.sweeping import on_ray, remote
+from simulator.sweeping import evaluation, on_ray, remote
 from simulator.sweeping.entry import sweep_space
 from simulator.sweeping.evaluation import OpenedPoint, open_point
 from simulator.sweeping.on_ray import RayCluster
@@ -92,12 +92,25 @@ def nodes() -> Iterator[TwoNodes]:
 pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::DeprecationWarning")
 
 
+@pytest.fixture
+def nothing_is_simulated_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a simulation fail in this process. Processes of the cluster import modules of their own."""
+
+    def refuse(opened: OpenedPoint) -> PointOutcome:
+        raise AssertionError("simulated by the process that asks")
+
+    for module in (evaluation, remote):
+        monkeypatch.setattr(module, "simulated", refuse)
+
+
 @pytest.mark.slow
-def test_results_are_those_of_this_machine(nodes: TwoNodes, tmp_path: Path) -> None:
+def test_results_are_those_of_this_machine(nodes: TwoNodes, tmp_path: Path, request: pytest.FixtureRequest) -> None:
     """Refusals among them. The workload's file is read here alone: the cluster does not know the folder."""
     path = write_job(tmp_path)
+    here = swept(VALUES, path)
+    request.getfixturevalue("nothing_is_simulated_here")
     there = sweep_space(space_of(VALUES, path), RayCluster(nodes.address))
-    assert there.rows == swept(VALUES, path).rows
+    assert there.rows == here.rows
     assert [outcome.status for outcome in there.outcomes].count(Status.REFUSED) == 2
 
 
@@ -142,25 +155,35 @@ def test_a_sweep_that_was_interrupted_goes_on_elsewhere(nodes: TwoNodes, tmp_pat
 
 
 @pytest.mark.slow
-def test_a_search_finds_the_same(nodes: TwoNodes) -> None:
+def test_a_search_finds_the_same(nodes: TwoNodes, request: pytest.FixtureRequest) -> None:
+    """Both prove the two fastest layouts, and the cluster's processes simulate all that the proof takes."""
     fixed: dict[str, list[Any]] = {"cp": [1], "micro_batch": [1], "recompute": ["full"], "zero": [0], "vpp": [1]}
-    here, there = (simulator.search(LARGE, gpus=4, fix=fixed, top=2, jobs=1, on=on) for on in (None, nodes.address))
-    best = [[(one.step_time_s, one.candidate.changes) for one in each.ranking.fitting[:2]] for each in (here, there)]
-    assert best[0] == best[1]
+    here = simulator.search(LARGE, gpus=4, fix=fixed, top=2, jobs=1)
+    request.getfixturevalue("nothing_is_simulated_here")
+    there = simulator.search(LARGE, gpus=4, fix=fixed, top=2, jobs=1, on=nodes.address)
+    proven = [[(one.step_time_s, one.candidate.changes) for one in each.ranking.fitting[:2]] for each in (here, there)]
+    assert proven[0] == proven[1]
+    assert len(proven[0]) == 2
+    assert here.is_proven
+    assert there.is_proven
 
 
 @pytest.mark.slow
 def test_the_command_starts_a_cluster_of_this_machine(tmp_path: Path) -> None:
-    """All three points are simulated on it, and the command ends as it does without Ray."""
+    """It prints the tables that it prints without Ray: two layouts of figures, and one that is refused."""
     pytest.importorskip("ray")
     write_job(tmp_path)
-    words = ["sweep", "tiny.yaml", "--grid", "seed=1,2,3", "--on", "local-ray", "--jobs", "1"]
-    done = subprocess.run(
-        [sys.executable, "-m", "simulator", *words],
-        cwd=tmp_path, env={"PYTHONPATH": str(ROOT), "PATH": "/usr/bin:/bin"}, capture_output=True, text=True,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    assert "3 points of tiny.yaml: 3 fit" in done.stdout
+    words = ["sweep", "tiny.yaml", "--grid", "parallelism.tp=1,2,3", "--jobs", "1"]
+    printed = []
+    for more in (["--out", "here.db"], ["--out", "there.db", "--on", "local-ray"]):
+        done = subprocess.run(
+            [sys.executable, "-m", "simulator", *words, *more],
+            cwd=tmp_path, env={"PYTHONPATH": str(ROOT), "PATH": "/usr/bin:/bin"}, capture_output=True, text=True,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        printed.append(done.stdout.partition("All points are in")[0])
+    assert printed[0].startswith("3 points of tiny.yaml: 2 fit, 1 refused")
+    assert printed[0] == printed[1]
 
 
 def test_a_machine_with_another_simulator_or_other_files_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,7 +17,7 @@ from simulator.analysis.training.reserved_memory import CachedMemory
 from simulator.analysis.training.static_memory import static_memory
 from simulator.api import run
 from tests.support.frameworks import COMPILED, MEGATRON
-from tests.support.grids import every_pair
+from tests.support.grids import grid
 from tests.support.jobs import job
 
 SOFTWARE = {"megatron": MEGATRON, "compiled": COMPILED}
@@ -31,7 +31,9 @@ LAYOUTS: dict[str, dict[str, Any]] = {
 }
 
 
-@every_pair({"layout": LAYOUTS, "software": SOFTWARE, "compression": ["none", "int8", "fp8"]})
+@pytest.mark.parametrize(
+    ("layout", "software", "compression"), grid(LAYOUTS, SOFTWARE, ["none", "int8", "fp8"], every=5)
+)
 def test_a_step_gives_back_what_it_takes(layout: str, software: str, compression: str) -> None:
     """Per rank, bytes taken over a step less bytes given back are none; 16-bit gradients reduce through an fp32 copy
     where products do not accumulate in place."""
@@ -78,7 +80,10 @@ def replays(monkeypatch: pytest.MonkeyPatch) -> list[Replay]:
     return steps
 
 
-@every_pair({"schedule": ["1f1b", "zb_h1", "zb_v", "interleaved_zb"], "recompute": ["none", "full"], "cut": list(CUTS)})
+@pytest.mark.parametrize(
+    ("schedule", "recompute", "cut"),
+    grid(["1f1b", "zb_h1", "zb_v", "interleaved_zb"], ["none", "full"], CUTS, every=7),
+)
 def test_the_allocators_replay_ends_empty(schedule: str, recompute: str, cut: str, replays: list[Replay]) -> None:
     """Passes and gathers take blocks and free them all, however passes are cut: as much is allocated when the replay
     ends as before the first pass."""
@@ -93,8 +98,7 @@ def test_the_allocators_replay_ends_empty(schedule: str, recompute: str, cut: st
         assert step.allocator.allocated == step.allocated_before
 
 
-@pytest.mark.parametrize("zero", [0, 3])
-@pytest.mark.parametrize("schedule", ["1f1b", "zb_h1", "zb_v", "interleaved_zb"])
+@pytest.mark.parametrize(("schedule", "zero"), grid(["1f1b", "zb_h1", "zb_v", "interleaved_zb"], [0, 3], every=2))
 def test_the_replay_hands_out_what_is_counted(schedule: str, zero: int, replays: list[Replay]) -> None:
     """Logits and loss of a large vocabulary, most of what a last stage holds, are let go at the end of torch's input
     gradient, and not taken once more beside it: the replay's most is what is counted, to a few percent of the tensors

@@ -23,7 +23,7 @@ from simulator.lowering import schedule_program
 from simulator.schedules import SCHEDULES, Action, Order, Times
 from simulator.validation import SUITES
 from simulator.validation.rows import workload_of
-from tests.support.grids import every_pair
+from tests.support.grids import every_pair, grid
 from tests.support.jobs import job
 from tests.support.timelines import Span, template, timeline
 
@@ -137,10 +137,10 @@ def peak(order: Order, times: Times) -> list[float]:
     return peaks
 
 
-@pytest.mark.parametrize("kept", [0.4, 1.0, 1.3])
-@pytest.mark.parametrize(("p", "m"), [(2, 3), (4, 8), (5, 11)])
-def test_the_search_keeps_to_its_memory_and_uses_what_it_gets(p: int, m: int, kept: float) -> None:
+@pytest.mark.parametrize(("size", "kept"), grid([(2, 3), (4, 8), (5, 11)], [0.4, 1.0, 1.3], every=3))
+def test_the_search_keeps_to_its_memory_and_uses_what_it_gets(size: tuple[int, int], kept: float) -> None:
     """Never more than the limit times 1F1B's peak, at equal stages and at uneven ones; more memory is never slower."""
+    p, m = size
     for f, i, w, hop in ((1.0, 1.0, 1.0, 0.0), (1.0, 1.3, 0.7, 0.05)):
         slower = float("inf")
         for limit in (1 / 2, 1.0, 1.5, 2.0):
