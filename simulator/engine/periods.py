@@ -208,6 +208,21 @@ def steady_period(
     raise UnsteadyError("no period of the pipeline is as the one before")
 
 
+def stop_unsteady(marks: Sequence[PeriodMark[K, S]], all_marks: int) -> None:
+    """Raise `UnsteadyError` where all marks are put, and no two periods in a row are equally long.
+
+    The pipeline then drains, and no period will be found: see `steady_period`.
+    """
+    lengths_s = [after.time_s - before.time_s for before, after in pairwise(marks)]
+    if len(marks) == all_marks and not any(map(_are_alike, lengths_s, lengths_s[1:])):
+        raise UnsteadyError("no two periods of the pipeline in a row are equally long")
+
+
+def _are_alike(before_s: float, after_s: float) -> bool:
+    """Return whether two periods in a row are equally long."""
+    return abs(before_s - after_s) <= TOLERANCE * after_s
+
+
 def _hosts_keep_up(first: PeriodMark[K, S], period: Period[K, S], hosts_s: Floats) -> bool:
     """Return whether hosts are as far ahead at each mark as a period before, or farther and not waited for again."""
     slack_s = TOLERANCE * period.length_s
@@ -224,7 +239,7 @@ def _strides_if_repeated(
     """Return the strides of lanes in a period; None unless all from ``first`` to its beginning comes again in it."""
     length_s = period.length_s
     slack_s, tolerance_s = SLACK * length_s, TOLERANCE * length_s
-    if abs(period.before.time_s - first.time_s - length_s) > tolerance_s:
+    if not _are_alike(period.before.time_s - first.time_s, length_s):
         return None
     begin_s, middle_s, end_s = (mark.time_s - slack_s for mark in (first, period.before, period.after))
     touched = np.flatnonzero((spans.end_s >= begin_s) & (spans.posted_s < middle_s))

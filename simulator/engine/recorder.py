@@ -182,8 +182,12 @@ class RecordedSpans:
         )
 
     def _of_steps(self, name: str, dtype: type | str) -> NDArray[Any]:
-        """Return a field of all steps."""
-        return np.array(list(map(attrgetter(name), self.steps)), dtype=dtype)
+        """Return a field of all steps, which has few values where it is a text."""
+        values = list(map(attrgetter(name), self.steps))
+        if dtype in (np.int64, np.float64):
+            return np.fromiter(values, dtype, len(values))
+        number = {value: at for at, value in enumerate(dict.fromkeys(values))}
+        return np.array(list(number), dtype=dtype)[np.fromiter(map(number.__getitem__, values), np.int64, len(values))]
 
     def _microbatches(self) -> Ints:
         """Return the micro-batch of each span; -1 where it has none."""

@@ -23,6 +23,9 @@ SETTLING = 1.5
 #: A step is shortened where no more than this share of its micro-batches is left: it costs as much for nothing where no
 #: period settles.
 MOST = 0.5
+#: The same where experts exchange tokens. Their transfers share network cards with those of the pipeline, and may take
+#: dozens of periods to settle: Qwen3-235B comes nearer by a third from period to period.
+MOST_OF_EXPERTS = 0.125
 #: A period is one of the step where at least this share of each rank's passes repeats with it. The others fill and
 #: drain the pipeline, where other periods may come.
 LEAST_REPEATED = 0.5
@@ -68,7 +71,7 @@ def shortened(workload: Workload) -> ShortenedStep | None:
     if microbatches * parallelism.n_stages * (3 if schedule.splits else 2) < LEAST_LEFT_OUT:
         return None
     size = _Sizes(schedule, parallelism.pp, parallelism.vpp)
-    copies = schedule.copies
+    copies, most = schedule.copies, MOST_OF_EXPERTS if parallelism.ep > 1 else MOST
     whole = [_Row(slots) for slots in size.order(microbatches)]
     passes = sum(len(row.passes) for row in whole)
     for period in range(1, int(microbatches / copies / (PERIODS + 1)) + 1):
@@ -78,7 +81,7 @@ def shortened(workload: Workload) -> ShortenedStep | None:
             times = int(fits - max(PERIODS, max(MICROBATCHES, SETTLING * parallelism.pp) / period))
             fewer = microbatches - copies * times * period
             left_out = (microbatches - fewer) / microbatches * passes
-            worth_it = times >= 1 and fewer <= MOST * microbatches and left_out >= LEAST_LEFT_OUT
+            worth_it = times >= 1 and fewer <= most * microbatches and left_out >= LEAST_LEFT_OUT
             if not worth_it or not size.is_like(fewer, microbatches):
                 return None
             order = size.order(fewer, of=microbatches)
