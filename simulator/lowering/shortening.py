@@ -143,8 +143,10 @@ class _Row:
         sizes = np.fromiter(map(len, slots), np.int64, len(slots))
         size = np.repeat(sizes, sizes)
         place = np.arange(len(size)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
-        self.kind: Ints = np.array([stage, np.array(letter, "U1").view(np.uint32), size, place], dtype=np.int64)
-        self.microbatch: Ints = np.array(microbatch, dtype=np.int64)
+        stages, letters, self.microbatch = (
+            np.fromiter(numbers, np.int64, len(size)) for numbers in (stage, map(ord, letter), microbatch)
+        )
+        self.kind: Ints = np.array([stages, letters, size, place])
 
     def spell(self, period: int) -> _Spell | None:
         """Return the passes around the middle that come again ``period`` micro-batches later; None unless most do."""
