@@ -118,9 +118,9 @@ def job_seconds(workload: Workload, engine: str) -> JobSeconds:
             return simulate(program, cluster, costs, **options)
         return None
 
-    whole, simulation_s = (workload, None), 0.0
-    for part, repetition in (whole,) if short is None else (short, whole):
-        program, more_s = timed(partial(build_program, part))
+    whole, simulation_s = (None, None), 0.0
+    for passes, repetition in (whole,) if short is None else (short, whole):
+        program, more_s = timed(partial(build_program, workload, passes=passes))
         program_s += more_s
         timeline, more_s = timed(partial(play, program, repetition))
         simulation_s += more_s

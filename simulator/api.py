@@ -241,7 +241,7 @@ def run_step(workload: Workload, *, interference: bool = True, built: Cluster | 
 
     short = shortened(workload) if workload.simulation.steady else None
     if short is not None:
-        program = build_program(short.workload)
+        program = build_program(workload, passes=short.order)
         with suppress(UnsteadyError):
             timeline = play(program, short.repetition)
             return StepResult(workload, profiles, cluster, costs, program, timeline, repetition=short.repetition)

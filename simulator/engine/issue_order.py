@@ -6,7 +6,7 @@ The host goes through the compute lane; the communication of other lanes is issu
 from __future__ import annotations
 
 from collections.abc import Container, Iterator, Mapping, Sequence
-from itertools import pairwise
+from itertools import chain, pairwise
 from typing import NamedTuple, cast
 
 from simulator.cluster import Gpu
@@ -121,8 +121,8 @@ def _issues(role: Role, positions: Mapping[str, int], earlier: EarlierCompute) -
         for label in step.after:
             first_waiting.setdefault(label, index)
     order: list[list[tuple[Step, int | None]]] = [[] for _ in range(len(compute) + 1)]
-    for lane, _, step in role.steps():
-        if lane != COMPUTE_LANE and isinstance(step.op, Comm):
+    for step in chain.from_iterable(steps for lane, steps in role.lanes.items() if lane != COMPUTE_LANE):
+        if isinstance(step.op, Comm):
             behind = _last_awaited(step, positions, earlier)
             place = first_waiting.get(step.label, 0) if behind is None else behind + 1
             order[place].append((step, behind))
@@ -151,8 +151,12 @@ def _compute_positions(role: Role) -> dict[str, int]:
 
 def _last_awaited(step: Step, positions: Mapping[str, int], earlier: EarlierCompute) -> int | None:
     """Return the position of the last step of the compute lane that ``step`` waits for; -1 for earlier ones."""
-    awaited = [positions.get(label, -1) for label in step.after if label in positions or label in earlier.labels]
-    return max(awaited, default=None)
+    last = None
+    for label in step.after:
+        position = positions.get(label, -1)
+        if (last is None or position > last) and (position >= 0 or label in earlier.labels):
+            last = position
+    return last
 
 
 def _starts(role: Role, last: Step | None = None) -> Iterator[tuple[Step, dict[str, int]]]:

@@ -73,33 +73,48 @@ class RepeatedSteps:
 
     def __init__(self, program: Program, roles: Sequence[int], spans: RecordedSpans, microbatches: int) -> None:
         self._steps, self._microbatches = spans.steps, microbatches
-        number = {id(step): index for index, step in enumerate(spans.steps)}
+        number = np.fromiter(map(id, spans.steps), np.int64, len(spans.steps))
+        by_id = np.argsort(number)
+        ids = number[by_id]
         self.lane, self.position = np.full(len(number), -1, np.int64), np.zeros(len(number), np.int64)
-        self.lengths: list[int] = []
         self._following = np.full(len(number), UNKNOWN, np.int64)
-        self._places: list[dict[str, int]] = []
+        self._lanes: list[Sequence[Step]] = []
+        self._numbers: list[list[int]] = []
+        self._stride: dict[int, int] = {}
         self._computing: list[Sequence[Step]] = []
+        self._computed: dict[int, set[str]] = {}
         for role in roles:
-            place: dict[str, int] = {}
             computing = program.roles[role].lanes.get(COMPUTE_LANE, ())
             for steps in program.roles[role].lanes.values():
-                indices = [number.get(id(step), -1) for step in steps]
-                here = [index for index in indices if index >= 0]
-                self.lane[here] = len(self.lengths)
-                self.position[here] = [at for at, index in enumerate(indices) if index >= 0]
-                place.update(zip([step.label for step in steps], indices, strict=True))
-                self.lengths.append(len(steps))
-                self._places.append(place)
+                indices = _places(np.fromiter(map(id, steps), np.int64, len(steps)), ids, by_id)
+                here = np.flatnonzero(indices >= 0)
+                self._numbers.append(indices.tolist())
+                self.lane[indices[here]] = len(self._lanes)
+                self.position[indices[here]] = here
+                self._lanes.append(steps)
                 self._computing.append(computing)
+        self.lengths = list(map(len, self._lanes))
 
     def following(self, steps: Ints) -> Ints:
         """Return the same step a period later of each of ``steps``; -1 where there is none."""
         for step in np.unique(steps[self._following[steps] == UNKNOWN]).tolist():
-            one, place = self._steps[step], self._places[self.lane[step]]
-            later = place.get(later_label(one.label, self._microbatches), -1)
-            same = later >= 0 and later != step and self.lane[later] == self.lane[step]
-            self._following[step] = later if same and type(self._steps[later].op) is type(one.op) else -1
+            self._following[step] = self._step_later(step)
         return self._following[steps]
+
+    def _step_later(self, number: int) -> int:
+        """Return the number of the step a period after a step on its lane, by its label; -1 where there is none.
+
+        It is as far behind it as that of the step looked for before on that lane, else it is searched for.
+        """
+        step, lane, position = self._steps[number], int(self.lane[number]), int(self.position[number])
+        label, steps = later_label(step.label, self._microbatches), self._lanes[lane]
+        at = position + self._stride.get(lane, len(steps))
+        if at >= len(steps) or steps[at].label != label:
+            at = next((at for at in range(position + 1, len(steps)) if steps[at].label == label), -1)
+        if at < 0 or type(steps[at].op) is not type(step.op):
+            return -1
+        self._stride[lane] = at - position
+        return self._numbers[lane][at]
 
     def strides(self, steps: Ints) -> Ints | None:
         """Return by lane how many of its steps are in a period, from ``steps``; None where they do not agree."""
@@ -119,8 +134,10 @@ class RepeatedSteps:
         first_waiting: dict[int, dict[str, str]] = {}
         for step in steps.tolist():
             one, other = self._steps[step], self._steps[self._following[step]]
-            computing, place = self._computing[self.lane[step]], self._places[self.lane[step]]
-            if not isinstance(one.op, Comm) or any(self._computes(place[label], computing) for label in one.after):
+            computing = self._computing[self.lane[step]]
+            if id(computing) not in self._computed:
+                self._computed[id(computing)] = {step.label for step in computing}
+            if not isinstance(one.op, Comm) or not self._computed[id(computing)].isdisjoint(one.after):
                 continue
             if id(computing) not in first_waiting:
                 first_waiting[id(computing)] = _first_waiting(computing)
@@ -129,9 +146,13 @@ class RepeatedSteps:
                 return False
         return True
 
-    def _computes(self, step: int, computing: Sequence[Step]) -> bool:
-        position = int(self.position[step])
-        return step >= 0 and position < len(computing) and computing[position] is self._steps[step]
+
+def _places(values: Ints, ordered: Ints, order: Ints) -> Ints:
+    """Return where each of ``values`` was before others were ``ordered``; -1 for one that is not among them."""
+    if not len(ordered):
+        return np.full(len(values), -1)
+    at = np.minimum(np.searchsorted(ordered, values), len(ordered) - 1)
+    return np.where(ordered[at] == values, order[at], -1)
 
 
 def _first_waiting(computing: Sequence[Step]) -> dict[str, str]:
@@ -187,6 +208,21 @@ def steady_period(
     raise UnsteadyError("no period of the pipeline is as the one before")
 
 
+def stop_unsteady(marks: Sequence[PeriodMark[K, S]], all_marks: int) -> None:
+    """Raise `UnsteadyError` where all marks are put, and no two periods in a row are equally long.
+
+    The pipeline then drains, and no period will be found: see `steady_period`.
+    """
+    lengths_s = [after.time_s - before.time_s for before, after in pairwise(marks)]
+    if len(marks) == all_marks and not any(map(_are_alike, lengths_s, lengths_s[1:])):
+        raise UnsteadyError("no two periods of the pipeline in a row are equally long")
+
+
+def _are_alike(before_s: float, after_s: float) -> bool:
+    """Return whether two periods in a row are equally long."""
+    return abs(before_s - after_s) <= TOLERANCE * after_s
+
+
 def _hosts_keep_up(first: PeriodMark[K, S], period: Period[K, S], hosts_s: Floats) -> bool:
     """Return whether hosts are as far ahead at each mark as a period before, or farther and not waited for again."""
     slack_s = TOLERANCE * period.length_s
@@ -203,7 +239,7 @@ def _strides_if_repeated(
     """Return the strides of lanes in a period; None unless all from ``first`` to its beginning comes again in it."""
     length_s = period.length_s
     slack_s, tolerance_s = SLACK * length_s, TOLERANCE * length_s
-    if abs(period.before.time_s - first.time_s - length_s) > tolerance_s:
+    if not _are_alike(period.before.time_s - first.time_s, length_s):
         return None
     begin_s, middle_s, end_s = (mark.time_s - slack_s for mark in (first, period.before, period.after))
     touched = np.flatnonzero((spans.end_s >= begin_s) & (spans.posted_s < middle_s))

@@ -20,7 +20,7 @@ from simulator.engine.growth import Growth, host_type
 from simulator.engine.host import SimulatedHost
 from simulator.engine.lane import Lane
 from simulator.engine.marks import PeriodMark, marked_steps
-from simulator.engine.periods import whole_spans
+from simulator.engine.periods import stop_unsteady, whole_spans
 from simulator.engine.placed_ranks import placed_ranks, work_of_hosts
 from simulator.engine.placement import Placed
 from simulator.engine.rank import PlacedRank, Rank
@@ -144,6 +144,7 @@ class _Play:
             if index in marked:
                 counts, saturated_s = dict(self._counts), dict(self._network.saturated_s)
                 self._marks.append(PeriodMark(self._env.now, self._hosts_s(), counts, self._blocks.runs, saturated_s))
+                stop_unsteady(self._marks, len(marked))
             yield step
 
     def _hosts_s(self) -> Floats:

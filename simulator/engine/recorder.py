@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -14,7 +15,7 @@ from simulator.engine.placement import RankKind
 from simulator.engine.representatives import Representatives
 from simulator.engine.templates import TemplateStore
 from simulator.program import Program, Step, later_label
-from simulator.timeline import Contention, LinkUse, Timeline
+from simulator.timeline import Contention, LinkUse, SpanLabels, Timeline
 
 #: Clocks of the GPUs of ranks in Hz; None: each kernel runs at the clock of its price.
 GpuClocks = Mapping[RankKind, float | None]
@@ -138,14 +139,14 @@ class RecordedSpans:
         order = np.lexsort((self.start_s, lane, self.rank))
         step = self.step[order]
 
-        def step_column(values: Sequence[Any], dtype: type | str) -> NDArray[Any]:
-            return np.array(values, dtype=dtype)[step]
+        def step_column(name: str, dtype: type | str) -> NDArray[Any]:
+            return self._of_steps(name, dtype)[step]
 
-        def memory(pieces: Bools, values: Sequence[float]) -> Floats:
-            return np.where(pieces[order], step_column(values, np.float64), 0.0)
+        def memory(pieces: Bools, name: str) -> Floats:
+            return np.where(pieces[order], step_column(name, np.float64), 0.0)
 
         # Memory belongs to a step, not to each of its pieces: held from the first piece, given back after the last.
-        steps, number = self.steps, np.empty(len(order) if self.stretched else 0, dtype=np.int64)
+        number = np.empty(len(order) if self.stretched else 0, dtype=np.int64)
         if self.stretched:
             number[order] = np.arange(len(order))
         return Timeline(
@@ -159,18 +160,18 @@ class RecordedSpans:
             step=self.position_in_lane[order],
             template=self.template[order],
             microbatch=self._microbatches()[order],
-            stage=step_column([one.stage for one in steps], np.int64),
-            chunk=step_column([one.chunk for one in steps], np.int64),
-            phase=step_column([one.phase for one in steps], "U1"),
+            stage=step_column("stage", np.int64),
+            chunk=step_column("chunk", np.int64),
+            phase=step_column("phase", "U1"),
             posted_s=self.posted_s[order],
             launched_s=self.launched_s[order],
             start_s=self.start_s[order],
             end_s=self.end_s[order],
-            labels=tuple(self._labels()[order].tolist()),
-            parts=tuple(step_column([one.part for one in steps], object).tolist()),
-            alloc_bytes=memory(self.is_first, [one.alloc_bytes for one in steps]),
-            free_bytes=memory(self.is_last, [one.free_bytes for one in steps]),
-            workspace_bytes=memory(self.in_row, [one.workspace_bytes for one in steps]),
+            labels=self._labels(order),
+            parts=tuple(step_column("part", object).tolist()),
+            alloc_bytes=memory(self.is_first, "alloc_bytes"),
+            free_bytes=memory(self.is_last, "free_bytes"),
+            workspace_bytes=memory(self.in_row, "workspace_bytes"),
             stretched={int(number[span]): rows_s for span, rows_s in self.stretched.items()},
             links=links,
             contention=contention,
@@ -180,20 +181,23 @@ class RecordedSpans:
             wall_s=wall_s,
         )
 
+    def _of_steps(self, name: str, dtype: type | str) -> NDArray[Any]:
+        """Return a field of all steps, which has few values where it is a text."""
+        values = list(map(attrgetter(name), self.steps))
+        if dtype in (np.int64, np.float64):
+            return np.fromiter(values, dtype, len(values))
+        number = {value: at for at, value in enumerate(dict.fromkeys(values))}
+        return np.array(list(number), dtype=dtype)[np.fromiter(map(number.__getitem__, values), np.int64, len(values))]
+
     def _microbatches(self) -> Ints:
         """Return the micro-batch of each span; -1 where it has none."""
-        microbatch = np.array([step.microbatch for step in self.steps], dtype=np.int64)[self.step]
+        microbatch = self._of_steps("microbatch", np.int64)[self.step]
         return microbatch if self.repeats is None else np.where(microbatch < 0, -1, microbatch + self.repeats.later)
 
-    def _labels(self) -> NDArray[Any]:
-        """Return the label of each span's step."""
-        labels = np.array([step.label for step in self.steps], dtype=object)
-        if self.repeats is None:
-            return labels[self.step]
-        _, first, number = np.unique(self.repeats.run, return_index=True, return_inverse=True)
-        pairs = zip(labels[self.step[first]].tolist(), self.repeats.later[first].tolist(), strict=True)
-        distinct = np.array([later_label(label, later) if later else label for label, later in pairs], dtype=object)
-        return distinct[number]
+    def _labels(self, order: Ints) -> SpanLabels:
+        """Return the labels of the steps of spans in an ``order``."""
+        later = None if self.repeats is None else self.repeats.later[order]
+        return SpanLabels(list(map(attrgetter("label"), self.steps)), self.step[order], later, later_label)
 
     def _lanes(self, store: TemplateStore) -> tuple[tuple[str, ...], Ints]:
         """Return the names of all lanes of spans and of their rows, sorted, and the number of each span's lane."""

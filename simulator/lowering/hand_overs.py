@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
-from simulator.program import Axis, PointToPoint, PointToPointKind, Purpose, Step, reordered, tagged
+from simulator.program import Axis, PointToPoint, PointToPointKind, Purpose, Step, reordered, tagging
 from simulator.schedules import Action, Order, Schedule, Slot, requires
 
 SEND, RECV = PointToPointKind.SEND, PointToPointKind.RECV
@@ -58,6 +58,18 @@ class HandOver(NamedTuple):
         return f"{stage}{_VERB[op]}_{_RESULT[self.source.kind]}{self.source.microbatch}"
 
 
+class _AlikeTransfers(NamedTuple):
+    """Ends of transfers that differ in their micro-batch, which ends their ``label`` and ``tag``.
+
+    ``first``: one of them. ``with_tag``: makes its communication with another tag.
+    """
+
+    first: Step
+    label: str
+    tag: str
+    with_tag: Callable[[str], PointToPoint]
+
+
 class SingleTransfers:
     """Steps of one end of a transfer of ``nbytes`` each; those alike differ in tag, label and micro-batch.
 
@@ -66,21 +78,22 @@ class SingleTransfers:
 
     def __init__(self, hops: Sequence[HandOver], nbytes: float, *, as_they_come: bool = False) -> None:
         self.nbytes, self._several, self._as_they_come = nbytes, _several_peers(hops), as_they_come
-        self._alike: dict[tuple[PointToPointKind, str, int, int], tuple[Step, PointToPoint]] = {}
+        self._alike: dict[tuple[PointToPointKind, str, int, int], _AlikeTransfers] = {}
 
     def step(self, hop: HandOver, op: PointToPointKind, after: tuple[str, ...]) -> Step:
         """Return one end of ``hop`` as a step, named by its neighbour where the rank has several."""
-        source = hop.source
-        key = op, source.kind, source.stage, hop.target.stage
+        stage, kind, microbatch = hop.source
+        key = op, kind, stage, hop.target.stage
         alike = self._alike.get(key)
         if alike is None:
-            name_peer = (hop.rank(op), op, DIRECTION[source.kind]) in self._several
+            name_peer = (hop.rank(op), op, DIRECTION[kind]) in self._several
             as_it_comes = self._as_they_come and op is RECV
             comm = hop.comm(op, self.nbytes, name_peer=name_peer, as_it_comes=as_it_comes)
-            alike = self._alike[key] = Step(hop.label(op), comm, stage=source.stage), comm
-        first, comm = alike
-        tagged_comm = tagged(comm, str(source))
-        return reordered(first, after, label=hop.label(op), op=tagged_comm, microbatch=source.microbatch)
+            step = Step(hop.label(op), comm, stage=stage)
+            texts = [text.removesuffix(str(microbatch)) for text in (step.label, comm.tag)]
+            alike = self._alike[key] = _AlikeTransfers(step, *texts, tagging(comm))
+        label, tagged = f"{alike.label}{microbatch}", alike.with_tag(f"{alike.tag}{microbatch}")
+        return reordered(alike.first, after, label=label, op=tagged, microbatch=microbatch)
 
 
 def _several_peers(hops: Sequence[HandOver]) -> set[End]:

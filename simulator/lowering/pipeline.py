@@ -219,9 +219,18 @@ def _one_by_one(
     singles = SingleTransfers(hops, nbytes)
     done: set[Action] = set()
 
+    def is_ready(slot: Slot) -> bool:
+        for action in slot:
+            for need in sources_of[action]:
+                if need not in done and need not in slot:
+                    return False
+        return True
+
     def run(rank: int, action: Action) -> None:
-        waits = list(_last(lanes[rank], PIPELINE_LANE))
-        waits += [hop.label(RECV) for hop in receives.get(action, ()) if overlap or hop.source not in done]
+        waits = [*_last(lanes[rank], PIPELINE_LANE)]
+        for hop in receives.get(action, ()):
+            if overlap or hop.source not in done:
+                waits.append(hop.label(RECV))
         lanes[rank][COMPUTE_LANE].append(_wait(step_of(action), waits))
         done.add(action)
         for hop in sends.get(action, ()):
@@ -232,7 +241,7 @@ def _one_by_one(
     while moving:
         moving = False
         for rank, queue in enumerate(queues):
-            if queue and all(need in done or need in queue[0] for action in queue[0] for need in sources_of[action]):
+            if queue and is_ready(queue[0]):
                 for action in queue.popleft():
                     run(rank, action)
                 moving = True

@@ -24,14 +24,16 @@ from simulator.schedules import Order, Schedule, Times
 
 
 @rarely_searched()
-def build_program(workload: Workload, *, times: Times | None = None, steps: int = 1) -> Program:
+def build_program(
+    workload: Workload, *, times: Times | None = None, steps: int = 1, passes: Order | None = None
+) -> Program:
     """Return one training step of ``workload``, or ``steps`` in a row with micro-batches numbered through.
 
     Each distinct place of its layout is a role, shared by all ranks that have it. ``times``: what a schedule that can
-    be is tuned to.
+    be is tuned to. ``passes``: the order of a `ShortenedStep`, instead of that of the whole step.
     """
     parallelism, placed = workload.parallelism, layout(workload)
-    order, schedule = _order(workload, times, steps)
+    order, schedule = _order(workload, times, steps, passes)
     pipelines: dict[Seat, tuple[Stages, list[Lanes]]] = {}
     roles: list[Role] = []
     for place in placed.places:
@@ -48,12 +50,15 @@ def build_program(workload: Workload, *, times: Times | None = None, steps: int 
     return Program(tuple(roles), placed.place_of, placed.groups, workload.name, servers)
 
 
-def _order(workload: Workload, times: Times | None, steps: int) -> tuple[Order, Schedule]:
+def _order(workload: Workload, times: Times | None, steps: int, passes: Order | None) -> tuple[Order, Schedule]:
     """Return the order of passes on every pipeline rank, of one step or of as many as run on as one."""
     parallelism = workload.parallelism
     schedule = parallelism.pipeline_schedule if times is None else parallelism.pipeline_schedule.tuned(times)
     size = (parallelism.pp, workload.microbatches, parallelism.vpp)
-    order = schedule.order(*size) if schedule.drains else schedule.over(*size, steps)
+    if passes is not None:
+        order = passes
+    else:
+        order = schedule.order(*size) if schedule.drains else schedule.over(*size, steps)
     if workload.stage_runtime.first_backward_whole and schedule.splits:
         return whole_at_first(order, schedule, parallelism.n_stages)
     return order, schedule

@@ -23,6 +23,9 @@ SETTLING = 1.5
 #: A step is shortened where no more than this share of its micro-batches is left: it costs as much for nothing where no
 #: period settles.
 MOST = 0.5
+#: The same where experts exchange tokens. Their transfers share network cards with those of the pipeline, and may take
+#: dozens of periods to settle: Qwen3-235B comes nearer by a third from period to period.
+MOST_OF_EXPERTS = 0.125
 #: A period is one of the step where at least this share of each rank's passes repeats with it. The others fill and
 #: drain the pipeline, where other periods may come.
 LEAST_REPEATED = 0.5
@@ -31,10 +34,19 @@ LEAST_LEFT_OUT = 5_000
 
 
 class ShortenedStep(NamedTuple):
-    """A ``workload`` with fewer micro-batches than the whole one, and what that leaves out."""
+    """The ``order`` of passes of a step with fewer micro-batches than it has, and what that leaves out.
 
-    workload: Workload
+    Passes have the numbers that they have in the whole step: those before the periods left out, and those of the first
+    period.
+    """
+
+    order: Order
     repetition: Repetition
+
+    @property
+    def microbatches(self) -> int:
+        """Number of micro-batches in the order."""
+        return len({action.microbatch for slots in self.order for slot in slots for action in slot})
 
 
 def shortened(workload: Workload) -> ShortenedStep | None:
@@ -54,29 +66,29 @@ def shortened(workload: Workload) -> ShortenedStep | None:
     fixed = schedule.search is None and schedule.size is None and schedule.drains and not schedule.steady
     # What graphs of split passes keep is given back all at once behind the last pass.
     gives_back_late = schedule.splits and workload.stage_runtime.keeps_graphs
-    if not fixed or gives_back_late or schedule.copies > 1 or parallelism.data_parallel == "async":
+    if not fixed or gives_back_late or parallelism.data_parallel == "async":
         return None
     if microbatches * parallelism.n_stages * (3 if schedule.splits else 2) < LEAST_LEFT_OUT:
         return None
     size = _Sizes(schedule, parallelism.pp, parallelism.vpp)
-    order = size.order(microbatches)
-    whole = [_Row(slots) for slots in order]
+    copies, most = schedule.copies, MOST_OF_EXPERTS if parallelism.ep > 1 else MOST
+    whole = [_Row(slots) for slots in size.order(microbatches)]
     passes = sum(len(row.passes) for row in whole)
-    for period in range(1, int(microbatches / (PERIODS + 1)) + 1):
-        spells = _spells(whole, period) if size.is_like(microbatches - period, microbatches) else []
+    for period in range(1, int(microbatches / copies / (PERIODS + 1)) + 1):
+        spells = _spells(whole, period) if size.is_like(microbatches - copies * period, microbatches) else []
         if spells:
             fits = min(spell.length / spell.stride + 1 for spell in spells)
             times = int(fits - max(PERIODS, max(MICROBATCHES, SETTLING * parallelism.pp) / period))
-            fewer, left_out = microbatches - times * period, times * period / microbatches * passes
-            worth_it = times >= 1 and fewer <= MOST * microbatches and left_out >= LEAST_LEFT_OUT
+            fewer = microbatches - copies * times * period
+            left_out = (microbatches - fewer) / microbatches * passes
+            worth_it = times >= 1 and fewer <= most * microbatches and left_out >= LEAST_LEFT_OUT
             if not worth_it or not size.is_like(fewer, microbatches):
                 return None
-            shorter = [_Row(slots) for slots in size.order(fewer)]
-            rows = zip(whole, shorter, spells, strict=True)
+            order = size.order(fewer, of=microbatches)
+            rows = zip(whole, map(_Row, order), spells, strict=True)
             if not all(row.is_longer(other, spell, times * period, times) for row, other, spell in rows):
                 return None
-            repetition = Repetition(period, times, frozenset(_passes(whole, spells)))
-            return ShortenedStep(_with_microbatches(workload, fewer), repetition)
+            return ShortenedStep(order, Repetition(period, times, frozenset(_passes(whole, spells))))
     return None
 
 
@@ -87,20 +99,27 @@ class _Sizes(NamedTuple):
     ranks: int
     chunks: int
 
-    def order(self, microbatches: int) -> Order:
-        return self.schedule.order(self.ranks, microbatches, self.chunks)
+    def order(self, microbatches: int, of: int | None = None) -> Order:
+        """Return the order of passes of so many ``microbatches``, numbered as those ``of`` a step with more.
+
+        Each copy of the model has its equal share of them, which are numbered on from copy to copy.
+        """
+        order = self.schedule.order(self.ranks, microbatches, self.chunks)
+        copies, n_stages = self.schedule.copies, self.ranks * self.chunks
+        if of is None or copies == 1:
+            return order
+        later = (of - microbatches) // copies
+
+        def numbered(action: Action) -> Action:
+            return action._replace(microbatch=action.microbatch + action.stage // n_stages * later)
+
+        return [[tuple([numbered(action) for action in slot]) for slot in slots] for slots in order]
 
     def is_like(self, fewer: int, microbatches: int) -> bool:
         """Return whether the schedule can be built with ``fewer``, and posts its transfers in the same way."""
         schedule, ranks = self.schedule, self.ranks
         legal = schedule.check(ranks, fewer, self.chunks) is None
         return legal and schedule.batching(ranks, fewer) == schedule.batching(ranks, microbatches)
-
-
-def _with_microbatches(workload: Workload, microbatches: int) -> Workload:
-    training = workload.training
-    batch = microbatches * training.micro_batch * workload.parallelism.dp
-    return workload.model_copy(update={"training": training.model_copy(update={"global_batch": batch})})
 
 
 class _Spell(NamedTuple):
@@ -124,8 +143,10 @@ class _Row:
         sizes = np.fromiter(map(len, slots), np.int64, len(slots))
         size = np.repeat(sizes, sizes)
         place = np.arange(len(size)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
-        self.kind: Ints = np.array([stage, np.array(letter, "U1").view(np.uint32), size, place], dtype=np.int64)
-        self.microbatch: Ints = np.array(microbatch, dtype=np.int64)
+        stages, letters, self.microbatch = (
+            np.fromiter(numbers, np.int64, len(size)) for numbers in (stage, map(ord, letter), microbatch)
+        )
+        self.kind: Ints = np.array([stages, letters, size, place])
 
     def spell(self, period: int) -> _Spell | None:
         """Return the passes around the middle that come again ``period`` micro-batches later; None unless most do."""

@@ -17,7 +17,7 @@ from simulator.program.ops import (
     comm_of,
     comms_of,
     kernels_of,
-    tagged,
+    tagging,
 )
 from simulator.program.program import Program, Role, Step, reordered
 from simulator.program.repetition import Repetition, later_label
@@ -89,7 +89,7 @@ __all__ = [
     "later_label",
     "numbered_axis",
     "reordered",
-    "tagged",
+    "tagging",
     "to_text",
     "undivided",
     "validate",

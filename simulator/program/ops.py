@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field, fields
 from functools import cached_property
 from operator import attrgetter
@@ -238,22 +238,19 @@ class Batch:
 
 _FIELDS = tuple([field.name for field in fields(PointToPoint)])
 _TAG = _FIELDS.index("tag")
-_values = attrgetter(*_FIELDS)
+_but_tag = attrgetter(*[name for name in _FIELDS if name != "tag"])
 
 
 def but_tag(comm: Comm) -> Hashable:
     """Return a key that communication shares where it differs in the tag alone: programs have many transfers."""
-    if type(comm) is not PointToPoint:
-        return comm
-    values = _values(comm)
-    return (*values[:_TAG], *values[_TAG + 1 :])
+    return _but_tag(comm) if type(comm) is PointToPoint else comm
 
 
-def tagged(comm: PointToPoint, tag: str) -> PointToPoint:
-    """Return ``comm`` with another tag, in a fifth of the time that `dataclasses.replace` takes."""
-    values = list(_values(comm))
-    values[_TAG] = tag
-    return PointToPoint(*values)
+def tagging(comm: PointToPoint) -> Callable[[str], PointToPoint]:
+    """Return what makes ``comm`` with another tag, in a fifth of the time that `dataclasses.replace` takes."""
+    values = _but_tag(comm)
+    before, behind = values[:_TAG], values[_TAG:]
+    return lambda tag: PointToPoint(*before, tag, *behind)
 
 
 def comm_of(op: Collective | Beside) -> Collective:

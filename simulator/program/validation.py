@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Hashable
+from itertools import chain
+from operator import attrgetter
 from typing import TYPE_CHECKING, TypeVar
 
 from simulator.errors import SimulatorError
@@ -40,6 +42,9 @@ if TYPE_CHECKING:
     from simulator.arrays import Ints
 
 T = TypeVar("T", bound=Hashable)
+
+_label, _after, _op = map(attrgetter, ("label", "after", "op"))
+_memory = attrgetter("alloc_bytes", "free_bytes", "workspace_bytes")
 
 #: Kind of operation -> the type that has its fields.
 COMM_TYPES: dict[CommKind, type[Collective] | type[PointToPoint] | type[HostOperation] | type[RecordedWork]] = {
@@ -93,23 +98,25 @@ def _validate_role(program: Program, role: Role, ranks: Ints, grows: bool, check
     """Raise unless the steps of a role are sound; operations that were ``checked`` on a lane are so for all roles."""
     where = f"{program.name}: role {role.name!r}"
     labels = _labels(where, role)
-    memory: set[tuple[float, float, float]] = set()
+    memory: dict[tuple[float, float, float], Step] = {}
     ends: set[tuple[str, int | None]] = set()
     ops: set[tuple[str, Hashable]] = set()
-    same: set[tuple[str, int]] = set()
-    for lane, _, step in role.steps():
-        if not grows and not labels.issuperset(step.after):
-            label = next(label for label in step.after if label not in labels)
+    for lane, steps in role.lanes.items():
+        if not grows and not labels.issuperset(chain.from_iterable(map(_after, steps))):
+            step, label = next((step, label) for step in steps for label in step.after if label not in labels)
             raise ProgramError(f"{where}: step {step.label!r} waits for {label!r}, which does not exist")
-        if _is_new((step.alloc_bytes, step.free_bytes, step.workspace_bytes), memory):
-            validate_memory(where, step)
-        if not (_is_new((lane, id(step.op)), same) and _is_new((lane, _same_rules(step.op)), ops)):
-            continue
-        if _is_new((lane, _same_rules(step.op)), checked):
-            validate_op(where, lane, step)
-        for comm in comms_of(step.op):
-            if _is_new(_ends(comm), ends):
-                _validate_ends(f"{where}: step {step.label!r}", program, comm, ranks)
+        first = steps[::-1]  # the first of those alike comes last, and stays
+        for step in dict(zip(map(_memory, first), first, strict=True)).values():
+            if memory.setdefault(_memory(step), step) is step:
+                validate_memory(where, step)
+        for step in dict(zip(map(id, map(_op, first)), first, strict=True)).values():
+            if not _is_new((lane, _same_rules(step.op)), ops):
+                continue
+            if _is_new((lane, _same_rules(step.op)), checked):
+                validate_op(where, lane, step)
+            for comm in comms_of(step.op):
+                if _is_new(_ends(comm), ends):
+                    _validate_ends(f"{where}: step {step.label!r}", program, comm, ranks)
     for lane, comms in role.later.items():
         at = f"{where}: later steps of lane {lane!r}"
         if lane not in role.lanes:
@@ -141,7 +148,7 @@ def _same_rules(op: Block | Comm | Batch) -> Hashable:
 
 def _labels(where: str, role: Role) -> set[str]:
     """Return the labels of a role's steps, each of which must be there once."""
-    labels = [step.label for _, _, step in role.steps()]
+    labels = list(map(_label, chain.from_iterable(role.lanes.values())))
     if len(set(labels)) != len(labels):
         twice = next(label for label in labels if labels.count(label) > 1)
         raise ProgramError(f"{where}: two steps are labelled {twice!r}")

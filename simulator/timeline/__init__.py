@@ -1,6 +1,7 @@
 """Timelines: what ran where and when, and what links carried."""
 
 from simulator.timeline.links import Contender, Contention, LinkUse
+from simulator.timeline.span_labels import SpanLabels
 from simulator.timeline.template import CATEGORIES, COMMUNICATION, FIRST_COMMUNICATION, Template, covered_s, play
 from simulator.timeline.timeline import Timeline
 
@@ -11,6 +12,7 @@ __all__ = [
     "Contender",
     "Contention",
     "LinkUse",
+    "SpanLabels",
     "Template",
     "Timeline",
     "covered_s",

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from simulator.arrays import Floats, Ints
 from simulator.timeline.links import Contention, LinkUse
 from simulator.timeline.rows import TimelineRows
+from simulator.timeline.span_labels import SpanLabels
 from simulator.timeline.template import Template
 
 if TYPE_CHECKING:
@@ -55,7 +56,7 @@ class Timeline:
     launched_s: Floats
     start_s: Floats
     end_s: Floats
-    labels: tuple[str, ...]
+    labels: Sequence[str]
     parts: tuple[str, ...]
     alloc_bytes: Floats
     free_bytes: Floats
@@ -179,6 +180,7 @@ class Timeline:
 
     def select_spans(self, span: Ints) -> Timeline:
         """Return the Timeline of these spans (by index) alone."""
+        labels = self.labels
         columns = {
             name: getattr(self, name)[span]
             for name in (
@@ -189,7 +191,7 @@ class Timeline:
         return replace(
             self,
             **columns,
-            labels=tuple(self.labels[index] for index in span),
+            labels=labels.select(span) if isinstance(labels, SpanLabels) else tuple(labels[index] for index in span),
             parts=tuple(self.parts[index] for index in span),
             stretched={new: self.stretched[old] for new, old in enumerate(span.tolist()) if old in self.stretched},
         )

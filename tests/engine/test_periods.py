@@ -23,6 +23,7 @@ SECTIONS: dict[str, dict[str, Any]] = {
     "interleaved, blocking": {"pp": 2, "vpp": 2, "schedule": "interleaved"},
     "interleaved, beside": {"pp": 4, "vpp": 2, "schedule": "interleaved", "overlap": P2P},
     "dualpipe_v": {"pp": 2, "vpp": 2, "schedule": "dualpipe_v", "overlap": P2P},
+    "dualpipe": {"pp": 2, "schedule": "dualpipe", "overlap": P2P},
     "no pipeline": {"dp": 2, "zero": 3, "overlap": GRADIENTS},
 }
 
@@ -92,9 +93,9 @@ def test_no_order_is_built_for_a_period_that_is_only_tried(
     built: list[int] = []
     build = shortening._Sizes.order
 
-    def order(sizes: shortening._Sizes, microbatches: int) -> Order:
+    def order(sizes: shortening._Sizes, microbatches: int, of: int | None = None) -> Order:
         built.append(microbatches)
-        return build(sizes, microbatches)
+        return build(sizes, microbatches, of)
 
     monkeypatch.setattr(shortening._Sizes, "order", order)
     section = {"pp": 4, "vpp": 2, "schedule": schedule}
@@ -131,7 +132,7 @@ def test_a_deep_pipeline_is_played_until_its_first_rank_has_settled() -> None:
     assert step is not None
     # Seven micro-batches fill the pipeline. A change at the last rank takes one pass for each rank to come to the
     # first, and half as long again to fade: twelve for eight ranks.
-    assert step.workload.microbatches == 7 + 12
+    assert step.microbatches == 7 + 12
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from simulator.program import Axis, PointToPoint, PointToPointKind, Purpose, tagged
+from simulator.program import Axis, PointToPoint, PointToPointKind, Purpose, tagging
 from simulator.program.ops import but_tag
 
 TRANSFER = PointToPoint("recv", PointToPointKind.RECV, 8.0, Axis.PP, Purpose.PIPELINE, 1, "0F0", True)
@@ -29,4 +29,4 @@ def test_a_transfer_is_told_by_every_field_but_its_tag(name: str) -> None:
     other = replace(TRANSFER, **{name: OTHER[name]})
     assert (but_tag(other) == but_tag(TRANSFER)) == (name == "tag")
     # With the other tag, what else differs stays as it is.
-    assert tagged(other, "0F2") == replace(other, tag="0F2")
+    assert tagging(other)("0F2") == replace(other, tag="0F2")

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -21,6 +22,7 @@ from simulator.engine.rank import PlacedRank
 from simulator.program import COMPUTE_LANE, Batch, Block, Collective, Comm, PointToPoint, Role, Step, but_tag
 
 Int32s = NDArray[np.int32]
+_label, _op, _after, _phase = map(attrgetter, ("label", "op", "after", "phase"))
 
 
 class Numbers:
@@ -62,8 +64,7 @@ class CommNumbers:
         numbers = self._numbers.get(id(comm))
         if numbers is None:
             tag = comm.tag if isinstance(comm, PointToPoint) else ""
-            both = self.kinds.number(but_tag(comm), comm), self.tags.number(tag, tag)
-            numbers = self._numbers[id(comm)] = comm, both
+            numbers = self._numbers[id(comm)] = comm, (self.kind(comm), self.tags.number(tag, tag))
         return numbers[1]
 
     def tagged(self, kind: int, tag: int) -> Comm:
@@ -134,11 +135,15 @@ class RoleNumbers:
 
     def add_steps(self, lane: int, steps: Sequence[Step]) -> Int32s:
         """Return the numbers of the labels of ``steps`` that a lane has."""
-        labels = self.labels
-        numbers = np.array([labels.setdefault(step.label, len(labels)) for step in steps], dtype=np.int32)
-        is_batch = np.array([isinstance(step.op, Batch) for step in steps], dtype=np.uint8)
+        numbers = self.numbers(map(_label, steps), len(steps))
+        is_batch = np.fromiter([isinstance(op, Batch) for op in map(_op, steps)], np.uint8, len(steps))
         self._columns.append(LabelColumns(numbers, np.full(len(steps), lane, dtype=np.int32), is_batch))
         return numbers
+
+    def numbers(self, labels: Iterable[str], n: int) -> Int32s:
+        """Return the numbers of so many labels."""
+        known = self.labels
+        return np.fromiter([known.setdefault(label, len(known)) for label in labels], np.int32, n)
 
     def columns(self, first: int) -> LabelColumns:
         """Return the labels of steps that were added later than the first so many times."""
@@ -162,33 +167,37 @@ class ProgramNumbers:
 
     def lane_steps(self, role: RoleNumbers, lane: int, steps: Sequence[Step]) -> LaneSteps:
         """Return the ``steps`` that a lane of a role has as arrays."""
-        ops: list[tuple[int, int, int, int]] = []
         batches: list[tuple[int, int]] = []
         kind_and_tag, block_number, first_step = self._comms.kind_and_tag, self.blocks.number, len(self.steps)
-        for step in steps:
-            op = step.op
-            if isinstance(op, Block):
-                ops.append((RUN_BLOCK, block_number(id(op), op), 1, 0))
-            elif isinstance(op, Batch):
-                ops.append((RUN_BATCH, len(batches), len(op.comms), 0))
-                batches += [kind_and_tag(comm) for comm in op.comms]
-            else:
-                kind, tag = kind_and_tag(op)
-                ops.append((RUN_COMM, kind, 1, tag))
+        #: Of blocks and collectives, which many steps share: kind of the operation, its number, 1 and no tag.
+        shared: dict[int, tuple[int, int, int, int]] = {}
+        ops: list[tuple[int, int, int, int]] = []
+        for op in map(_op, steps):
+            if (row := shared.get(id(op))) is None:
+                if isinstance(op, Block):
+                    row = shared[id(op)] = RUN_BLOCK, block_number(id(op), op), 1, 0
+                elif isinstance(op, Batch):
+                    row = RUN_BATCH, len(batches), len(op.comms), 0
+                    batches += map(kind_and_tag, op.comms)
+                else:
+                    kind, tag = kind_and_tag(op)
+                    row = shared[id(op)] = RUN_COMM, kind, 1, tag
+            ops.append(row)
         columns = np.zeros(len(steps), dtype=STEP)
         numbers = np.fromiter(chain.from_iterable(ops), np.int32, 4 * len(ops)).reshape(-1, 4)
         for name, values in zip(("kind", "op", "n_ops", "tag"), numbers.T, strict=True):
             columns[name] = values
-        labels = role.labels
         columns["label"] = role.add_steps(lane, steps)
-        columns["n_after"] = [len(step.after) for step in steps]
+        after = list(map(_after, steps))
+        columns["n_after"] = list(map(len, after))
         columns["first_after"] = np.cumsum(columns["n_after"]) - columns["n_after"]
-        phase = {one: self.phases.number(one, one) for one in dict.fromkeys([step.phase for step in steps])}
-        columns["phase"] = [phase[step.phase] for step in steps]
-        after = [labels.setdefault(label, len(labels)) for step in steps for label in step.after]
+        phases = list(map(_phase, steps))
+        phase = {one: self.phases.number(one, one) for one in dict.fromkeys(phases)}
+        columns["phase"] = list(map(phase.__getitem__, phases))
         self.steps += steps
         transfers = np.array(batches, dtype=np.int32).reshape(-1, 2).view(TAGGED_COMM)
-        return LaneSteps(columns, np.array(after, dtype=np.int32), transfers, first_step)
+        awaited = role.numbers(chain.from_iterable(after), int(columns["n_after"].sum()))
+        return LaneSteps(columns, awaited, transfers, first_step)
 
 
 def work_of_host(

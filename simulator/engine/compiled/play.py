@@ -20,7 +20,7 @@ from simulator.engine.compiled.network import NumberedPhases
 from simulator.engine.compiled.tables import Tables
 from simulator.engine.deadlock import BlockedLane, UncalledComm, report
 from simulator.engine.marks import PeriodMark
-from simulator.engine.periods import whole_spans
+from simulator.engine.periods import stop_unsteady, whole_spans
 from simulator.engine.placed_ranks import placed_ranks
 from simulator.engine.placement import Placed
 from simulator.engine.play import PlayedJob, PlayedJobs
@@ -83,6 +83,7 @@ class _CompiledPlay:
         self._phases = NumberedPhases(self._handle)
         self._tables = Tables(self._handle, self._phases, comms)
         self._marks: list[PeriodMark[int, int]] = []
+        self._n_marks = 0
 
     def describe(
         self,
@@ -106,6 +107,7 @@ class _CompiledPlay:
         for job in self._jobs:
             job.begin()
             if marked := job.marked_steps():
+                self._n_marks = len(marked)
                 steps = np.array(marked, dtype=np.int32)
                 lane = job.lanes.index((job.ranks[0], COMPUTE_LANE))
                 self._handle.call("set_marks", job.first.lane + lane, len(steps), self._handle.kept(steps))
@@ -161,6 +163,7 @@ class _CompiledPlay:
         self._marks.append(
             PeriodMark(now, self._hosts_s(), self._counted(), job.runs(), self._phases.seconds_of_states())
         )
+        stop_unsteady(self._marks, self._n_marks)
         return 0
 
     # Results
