@@ -89,6 +89,8 @@ def _values(value: Schema) -> str:
     if "const" in value:
         return f"`{value['const']}`"
     kind = str(value.get("type", ""))
+    if kind == "string" and "examples" in value:
+        return f"such as `{value['examples'][0]}`"
     if kind == "array":
         return f"list of {_values(value['items'])}" if "items" in value else "list"
     if isinstance(value.get("additionalProperties"), dict):

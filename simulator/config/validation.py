@@ -16,9 +16,10 @@ from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
 from simulator.config import synonyms
+from simulator.config.quantities import quantity_of
 from simulator.config.section import AsSection, docstring_of, fields_by_key, paths, section_of, sections_in
 from simulator.errors import MAX_ERRORS, InputError, PlaceOfKey, UnknownKeyError, each, located, raise_all
-from simulator.input_files import brief, closest
+from simulator.input_files import brief, closest, nearest_names
 
 T = TypeVar("T")
 
@@ -128,6 +129,8 @@ def _explained(model: type[BaseModel], detail: ErrorDetails, place: PlaceOfKey |
         if kind == "string_type" and isinstance(value, int | float) and not isinstance(value, bool):
             fix = f'{name}: "{value}", in quotes'
         allowed = ", ".join([_WANTED[kind], *(_bounds(field) if "number" in _WANTED[kind] else [])])
+        if "number" in _WANTED[kind] and (quantity := quantity_of(key)):
+            allowed = f"{allowed}; with a unit such as {quantity.example}"
         if kind == "model_type":
             allowed = f"{allowed}: {_keys(field)}"
             fix = _key_of_word(written_key, field, value)
@@ -149,7 +152,8 @@ def _swept(key: str, value: object, one: str) -> str | None:
 def _unknown_key(model: type[BaseModel], owner: type[BaseModel], key: str, value: object) -> InputError:
     name = key.rpartition(".")[2]
     fix = synonyms.replacement(name, value) or _enclosing(model, key, value) or _meant(model, owner, key)
-    return UnknownKeyError("unknown key", key=key, allowed=", ".join(fields_by_key(owner)), fix=fix)
+    where = "llmsim check --schema workload, or docs/reference"
+    return UnknownKeyError("unknown key", key=key, allowed=nearest_names(name, fields_by_key(owner), where), fix=fix)
 
 
 def _enclosing(model: type[BaseModel], key: str, value: object) -> str | None:
