@@ -7,8 +7,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Literal, TypeVar
 
-from simulator.errors import InputError
-from simulator.input_files import as_path, brief, closest, nearest_names, read_text
+from simulator.errors import InputError, nearest_names
+from simulator.input_files import as_path, brief, closest, read_text
 
 FileKind = Literal["workload", "cluster", "profile", "stack"]
 

@@ -1,4 +1,4 @@
-"""What a file is that stands where another kind is asked for, and which command or key takes it."""
+"""Kinds of files that stand where another kind is asked for, and the command or key that takes each."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from simulator.errors import InputError
 
-#: Bytes that are looked at: the first keys of a trace stand behind what it says of its devices.
+#: Bytes that are looked at. The list of a trace comes after its devices.
 _LOOKED_AT = 1 << 20
 _GZIP, _PARQUET = b"\x1f\x8b", b"PAR1"
 #: Cells of a pipeline schedule as torch.distributed.pipelining writes it.
@@ -19,7 +19,7 @@ _KEYS = re.compile(r"^(\w+)\s*:", re.MULTILINE)
 
 
 class FileUse(NamedTuple):
-    """What a file is, and what takes it, with ``FILE`` in place of its name."""
+    """The kind of a file, and what takes it, with ``FILE`` in place of its name."""
 
     kind: str
     use: str
@@ -40,7 +40,7 @@ _SCHEDULE = FileUse("a pipeline schedule", "parallelism: {schedule: FILE} in a w
 _BY_SUFFIX = {
     ".sh": _SCRIPT, ".toml": _SCRIPT, ".py": _SCRIPT, ".xml": _TOPOLOGY, ".conf": _TOPOLOGY, ".et": _GRAPH,
 }  # fmt: skip
-#: Words of a JSON file, the first that it has of which counts.
+#: Words of a JSON file. The first one in it counts.
 _JSON_WORDS = (
     (b'"traceEvents"', _TRACE),
     (b'"widest_split"', _CAPTURED),

@@ -9,8 +9,8 @@ from typing import Any
 
 from simulator.config.captured_file import model_keys
 from simulator.config.hugging_face import from_hugging_face
-from simulator.errors import InputError, PlaceOfKey
-from simulator.input_files import as_path, brief, closest, nearest_names, read_json, read_yaml
+from simulator.errors import InputError, PlaceOfKey, nearest_names
+from simulator.input_files import as_path, brief, closest, read_json, read_yaml
 
 
 @cache

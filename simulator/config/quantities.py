@@ -28,15 +28,15 @@ _SECONDS = {"ns": "1e-9", "us": "1e-6", "µs": "1e-6", "ms": "1e-3", "s": "1", "
 _HERTZ = {"Hz": "1", "kHz": "1e3", "MHz": "1e6", "GHz": "1e9"}
 
 
-class Quantity(NamedTuple):
-    """What a number counts. ``units``: each unit's size in that of the key. ``example``: a number with one."""
+class WrittenUnits(NamedTuple):
+    """Units that a number may have. ``units``: each unit's size in that of the key. ``example``: a number with one."""
 
     units: Mapping[str, Decimal]
     example: str
 
 
-def _quantity(units: Mapping[str, Decimal | str], example: str) -> Quantity:
-    return Quantity(MappingProxyType({unit: Decimal(size) for unit, size in units.items()}), example)
+def _quantity(units: Mapping[str, Decimal | str], example: str) -> WrittenUnits:
+    return WrittenUnits(MappingProxyType({unit: Decimal(size) for unit, size in units.items()}), example)
 
 
 #: Tokens or sequences that are handled together. Lengths are powers of two by habit: 8k of context is 8,192.
@@ -64,7 +64,7 @@ _BY_ENDING = {
 _NUMBER = re.compile(r"\s*([-+]?(?:\d[\d_]*\.?\d*|\.\d+)(?:[eE][-+]?\d{1,3})?)\s*([^\W\d_]+(?:/s)?)\s*")
 
 
-def quantity_of(key: str) -> Quantity | None:
+def quantity_of(key: str) -> WrittenUnits | None:
     """Return what the number under the last part of a dotted ``key`` counts; None where it has no unit.
 
     >>> quantity_of("training.seq").example, quantity_of("parallelism.tp")
@@ -76,7 +76,7 @@ def quantity_of(key: str) -> Quantity | None:
     return next((quantity for ending, quantity in _BY_ENDING.items() if name.endswith(ending)), None)
 
 
-def number_of(text: str, quantity: Quantity) -> float | int | None:
+def number_of(text: str, quantity: WrittenUnits) -> float | int | None:
     """Return the number that a text with a unit means, in the unit of the key; None where it means none.
 
     >>> number_of("8k", LENGTH), number_of("1.5B", TOKENS), number_of("8 apples", LENGTH)
@@ -104,7 +104,7 @@ def as_written(key: str, value: object) -> object:
     return value if number is None else number
 
 
-def read_number(text: str, quantity: Quantity, file: str) -> float | int:
+def read_number(text: str, quantity: WrittenUnits, file: str) -> float | int:
     """Return the number of an answer or option called ``file``, with or without a unit. Raises `InputError`.
 
     >>> read_number("1T", TOKENS, "--tokens"), read_number("4096", LENGTH, "--seq")

@@ -18,8 +18,17 @@ from pydantic_core import ErrorDetails
 from simulator.config import synonyms
 from simulator.config.quantities import quantity_of
 from simulator.config.section import AsSection, docstring_of, fields_by_key, paths, section_of, sections_in
-from simulator.errors import MAX_ERRORS, InputError, PlaceOfKey, UnknownKeyError, each, located, raise_all
-from simulator.input_files import brief, closest, nearest_names
+from simulator.errors import (
+    MAX_ERRORS,
+    InputError,
+    PlaceOfKey,
+    UnknownKeyError,
+    each,
+    located,
+    nearest_names,
+    raise_all,
+)
+from simulator.input_files import brief, closest
 
 T = TypeVar("T")
 

@@ -22,7 +22,8 @@ _RECIPES = ("te_current", "torchao_tensorwise")
 class Method:
     """A way to train. ``seq``: its usual tokens per sequence, of pre-training or of fine-tuning.
 
-    ``adapters``: thin trained matrices stand beside frozen products. ``base``: in what these are frozen; None: as they are.
+    ``adapters``: thin trained matrices stand beside frozen products. ``base``: in what these are frozen; None: as they
+    are.
     ``fp8``: products are in 8 bits. ``few_gpus``: below so many GPUs most people train so in Hugging Face's Trainer.
     """
 
@@ -80,7 +81,8 @@ def usual_batch(gpus: int) -> int:
 def training_keys(method: str, framework: str, gpu: str, products: Collection[str]) -> dict[str, Any]:
     """Return keys of the section ``training`` that a method needs on a type of GPU.
 
-    ``products``: those of the model that may have adapters. Raises `InputError` where the framework has no products in 8 bits.
+    ``products``: those of the model that may have adapters. Raises `InputError` where the framework has no products in
+    8 bits.
     """
     keys: dict[str, Any] = {}
     if "bf16" not in load_profile(gpu).gpu_spec.peak_flops_per_s:
