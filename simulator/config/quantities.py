@@ -45,7 +45,7 @@ _TOKEN_POWERS = {"k": 3, "m": 6, "b": 9, "t": 12}
 #: Tokens of a whole run.
 TOKENS = _quantity(
     {unit: Decimal(10) ** power for letter, power in _TOKEN_POWERS.items() for unit in (letter, letter.upper())},
-    "1T or 300B",
+    "1T, or 300B",
 )
 _BY_KEY = {
     "seq": LENGTH,

@@ -73,7 +73,7 @@ def test_options_of_commands_take_them_too(capsys: pytest.CaptureFixture[str]) -
     """The table of a sweep has the number, by which its rows are ordered."""
     with pytest.raises(SystemExit, match="2"):
         main(["plan", "gpt22b_tp8", "--gpus", "8", "--tokens", "1x"])
-    assert "such as 1T or 300B" in capsys.readouterr().err
+    assert "such as 1T, or 300B" in capsys.readouterr().err
 
 
 def test_the_schema_allows_a_number_or_a_text_with_a_unit() -> None:
