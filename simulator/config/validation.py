@@ -95,6 +95,9 @@ _BOUNDS = {
     "less_than": ("lt", "<"),
     "less_than_equal": ("le", "<="),
 }
+#: Keys of a section of which an error lists all; of more the first few.
+_MOST_KEYS, _FIRST_KEYS = 12, 8
+_ALL_KEYS = "llmsim check --schema workload, or docs/reference"
 _LENGTHS = {"too_short": ("at least", "min_length"), "too_long": ("at most", "max_length")}
 
 
@@ -161,8 +164,7 @@ def _swept(key: str, value: object, one: str) -> str | None:
 def _unknown_key(model: type[BaseModel], owner: type[BaseModel], key: str, value: object) -> InputError:
     name = key.rpartition(".")[2]
     fix = synonyms.replacement(name, value) or _enclosing(model, key, value) or _meant(model, owner, key)
-    where = "llmsim check --schema workload, or docs/reference"
-    return UnknownKeyError("unknown key", key=key, allowed=nearest_names(name, fields_by_key(owner), where), fix=fix)
+    return UnknownKeyError("unknown key", key=key, allowed=nearest_names(name, fields_by_key(owner), _ALL_KEYS), fix=fix)
 
 
 def _enclosing(model: type[BaseModel], key: str, value: object) -> str | None:
@@ -249,7 +251,10 @@ def _bounds(field: FieldInfo | None) -> list[str]:
 def _keys(field: FieldInfo | None) -> str | None:
     """Return the keys of the sections that a field can hold."""
     sections = {} if field is None else sections_in(field.annotation)
-    return ", ".join(dict.fromkeys(key for section in sections.values() for key in fields_by_key(section))) or None
+    names = list(dict.fromkeys(key for section in sections.values() for key in fields_by_key(section)))
+    shown = names if len(names) <= _MOST_KEYS else names[:_FIRST_KEYS]
+    more = f" ... ({len(names)} in all: {_ALL_KEYS})" if len(shown) < len(names) else ""
+    return f"{', '.join(shown)}{more}" or None
 
 
 def _metadata(annotation: Any) -> Iterator[Any]:
