@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
@@ -132,3 +133,30 @@ def located(place: PlaceOfKey) -> AbstractContextManager[None]:
             error.key, error.file = key or None, None if where is None else str(where)
 
     return amended(locate)
+
+
+#: Names of which all are listed in an error; of more the nearest few.
+_MOST_NAMES, _NEAREST = 12, 5
+
+
+def nearest_names(word: object, names: Iterable[str], all_of_them: str) -> str:
+    """Return the names that an error lists as allowed: all of a few, else those most like ``word``.
+
+    ``all_of_them``: where all are listed.
+
+    >>> nearest_names("d", "abc", "the page of letters")
+    'a, b, c'
+    >>> nearest_names("key1", [f"key{number}" for number in range(20)], "llmsim list keys")
+    'key1, key19, key18, key17, key16 ... (20 in all: llmsim list keys)'
+    """
+    listed = list(dict.fromkeys(names))
+    if len(listed) <= _MOST_NAMES:
+        return ", ".join(listed)
+    lower = str(word).lower()
+
+    def likeness(name: str) -> tuple[bool, float]:
+        begins = bool(lower) and name.lower().startswith(lower)
+        return begins, difflib.SequenceMatcher(None, lower, name.lower()).ratio()
+
+    nearest = sorted(listed, key=likeness, reverse=True)[:_NEAREST]
+    return f"{', '.join(nearest)} ... ({len(listed)} in all: {all_of_them})"

@@ -49,11 +49,13 @@ def format_bytes(nbytes: float) -> str:
 
 
 def format_gib(nbytes: float) -> str:
-    """Bytes in GiB (2**30), as device memory is reported.
+    """Return bytes in GiB (2**30), as device memory is reported; the little that would be 0.0 of them in MiB.
 
-    >>> format_gib(85899345920)
-    '80.0 GiB'
+    >>> format_gib(85899345920), format_gib(3 * 2**20), format_gib(0)
+    ('80.0 GiB', '3 MiB', '0.0 GiB')
     """
+    if 0 < abs(nbytes) < 0.05 * GiB:
+        return f"{nbytes / MiB:.0f} MiB" if abs(nbytes) >= 0.5 * MiB else f"{nbytes / KiB:.3g} KiB"
     return f"{nbytes / GiB:.1f} GiB"
 
 

@@ -29,7 +29,7 @@ Layers = Annotated[
     typer.Option("--layers", metavar="NAME", help="The list of modules that pipelines split [that with most weights]."),
 ]
 Tokens = Annotated[
-    int | None,
+    str | None,
     typer.Option("--seq", metavar="TOKENS", help="Tokens of a sample [the second size of integer inputs, or 1]."),
 ]
 ThinMatrices = Annotated[
@@ -64,10 +64,16 @@ def command(
       llmsim capture my_model:job --adapters 16:q_proj,v_proj --out my_lora.json
     """
     from simulator.capturing.entry import capture_made
+    from simulator.config.quantities import LENGTH, read_number
 
     check_outputs({"--out": out}, {"--out": (".json",)})
     thin = None if adapters is None else _adapters(adapters)
-    chosen = (("dtype", dtype), ("layers", layers), ("seq", seq), ("adapters", thin))
+    chosen = (
+        ("dtype", dtype),
+        ("layers", layers),
+        ("seq", None if seq is None else read_number(seq, LENGTH, "--seq")),
+        ("adapters", thin),
+    )
     captured = capture_made(_function(maker), maker, {key: value for key, value in chosen if value is not None})
     captured.save(out)
     if not quiet:

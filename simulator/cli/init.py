@@ -51,7 +51,7 @@ MachineAnswers = Annotated[
 GpuAnswer = Annotated[int | None, typer.Option("--gpus", metavar="N", help="How many GPUs train.")]
 MethodAnswer = Annotated[str | None, typer.Option("--training", metavar="HOW", help="full, lora, qlora or fp8.")]
 FrameworkAnswer = Annotated[str | None, typer.Option("--framework", metavar="NAME", help="Whose software trains.")]
-LengthAnswer = Annotated[int | None, typer.Option("--seq", metavar="N", help="Tokens per sequence.")]
+LengthAnswer = Annotated[str | None, typer.Option("--seq", metavar="N", help="Tokens per sequence: 4096, or 4k.")]
 BatchAnswer = Annotated[int | None, typer.Option("--batch", metavar="N", help="Sequences per step, on all GPUs.")]
 JobFile = Annotated[Path, typer.Option("--out", metavar="FILE", help="The workload file to write (.yaml, .yml).")]
 UsualAnswers = Annotated[bool, typer.Option("--yes", help="Ask nothing: what no option says is as usual.")]
@@ -166,6 +166,14 @@ def _count(text: str, most: int = 10**9) -> int:
     return int(text)
 
 
+def _length(text: str) -> int:
+    """Return a number of tokens, of which 4k are 4,096. Raises `InputError`."""
+    from simulator.config.quantities import LENGTH, number_of
+
+    number = number_of(text, LENGTH)
+    return _count(text if number is None else str(number))
+
+
 def _text(number: int | None) -> str | None:
     return None if number is None else str(number)
 
@@ -177,7 +185,7 @@ def _answers(
     gpus: int | None,
     training: str | None,
     framework: str | None,
-    seq: int | None,
+    seq: str | None,
     batch: int | None,
 ) -> JobAnswers:
     """Return all answers, each by its option, by the usual one, or asked for in turn. Raises `InputError`."""
@@ -227,7 +235,7 @@ def _answers(
         lambda text: methods.chosen("framework", text, FRAMEWORKS),
         framework,
     )
-    length = ask("Tokens per sequence", "--seq", str(methods.METHODS[method].seq), _count, _text(seq))
+    length = ask("Tokens per sequence", "--seq", str(methods.METHODS[method].seq), _length, seq)
     sequences = ask("Sequences per step", "--batch", str(methods.usual_batch(number)), _count, _text(batch))
     return JobAnswers(name, machines, number, method, software, length, sequences)
 
@@ -296,7 +304,8 @@ def _show(result: Draft, answers: JobAnswers, out: Path, cluster_file: Path | No
     layout, figures = result.layout, result.layout.figures
     legal = f"{counted(layout.n_legal, 'legal layout')} with simple schedules, {layout.n_simulated:,} simulated"
     say(f"{answers.model} on {counted(answers.gpus, 'GPU')}: {legal}")
-    keys = {key: value for section in layout_keys(layout.changes).values() for key, value in section.items()}
+    sections = layout_keys(layout.changes).items()
+    keys = {f"{section}.{key}": value for section, values in sections for key, value in values.items()}
     say(f"  {layout_text(keys)}")
     say(
         f"  a step of {format_time(figures['step_time_s'])}, {figures['tokens_per_s']:,.0f} tokens/s, "

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -29,9 +28,6 @@ from simulator.errors import InputError, amended
 
 if TYPE_CHECKING:
     from simulator.searching.layout_search import SearchWatch
-
-#: Letter behind a number of tokens -> its power of ten.
-_POWERS = {"K": 3, "M": 6, "B": 9, "T": 12}
 
 PlannedWorkload = Annotated[str, typer.Argument(metavar="WORKLOAD", help="A file, or a name in workloads/.")]
 GpuCounts = Annotated[
@@ -133,8 +129,10 @@ def _with_run(changes: Mapping[str, Any], tokens: str | None, price: float | Non
 
     Raises `InputError` where one is among ``changes``.
     """
+    from simulator.config.quantities import TOKENS, read_number
+
     values = {
-        ("--tokens", "training.total_tokens"): None if tokens is None else _token_count(tokens),
+        ("--tokens", "training.total_tokens"): None if tokens is None else read_number(tokens, TOKENS, "--tokens"),
         ("--price", "cluster.price_per_gpu_hour"): price,
     }
     told = {key: value for (_, key), value in values.items() if value is not None}
@@ -153,21 +151,6 @@ def _run_named() -> AbstractContextManager[None]:
             error.file, error.key = options[error.key], None
 
     return amended(name_option)
-
-
-def _token_count(text: str) -> float:
-    """Return a number of tokens. Raises `InputError`.
-
-    >>> _token_count("1T"), _token_count("1.5b"), _token_count("300e9")
-    (1000000000000.0, 1500000000.0, 300000000000.0)
-    """
-    number = re.fullmatch(r"\s*([\d.]+(?:e\+?\d+)?)\s*([KMBT]?)\s*", text, flags=re.IGNORECASE)
-    try:
-        if number is None:
-            raise ValueError
-        return float(f"{number[1]}") * 10.0 ** _POWERS.get(number[2].upper(), 0)
-    except ValueError:
-        raise InputError("is no number of tokens", file="--tokens", found=text, allowed="1T, 300B or 15e12") from None
 
 
 def _counts(text: str | None) -> tuple[list[int] | None, tuple[int, int] | None]:

@@ -280,6 +280,12 @@ def _check_chakra(folder: Path, trace_dir: Path | None, job: Workload) -> None:
     if schedule.steady or job.parallelism.data_parallel == "async":
         told = schedule.name if schedule.steady else "parallelism.data_parallel=async"
         raise InputError("steps that overlap have no traces of one step", file="--chakra", found=told)
+    layout = job.parallelism
+    on_drives = [f"parallelism.offload.{key}=nvme" for key, place in layout.offload if place == "nvme"]
+    servers = ["parallelism.data_parallel=parameter_server"] if layout.data_parallel == "parameter_server" else []
+    if unspoken := [*servers, *on_drives]:
+        message = "Chakra's traces have no operations for servers and drives"
+        raise InputError(message, file="--chakra", found=", ".join(unspoken))
     passes = 2 * job.microbatches * job.model.layers // job.parallelism.pp
     check_number(job.n_ranks, job.n_ranks * passes * _LAYER_KERNELS, folder)
     rank_files(folder, job.n_ranks)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import signal
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -14,6 +13,7 @@ import typer
 
 from simulator.cli.options import Jobs, Json, On, Quiet, Set, options_named
 from simulator.cli.outputs import STDOUT, check_outputs, write_json
+from simulator.cli.streams import ended_by
 from simulator.cli.terminal import progress, say, show, warn
 
 if TYPE_CHECKING:
@@ -133,10 +133,10 @@ def resumable(out: Path) -> Iterator[None]:
     """End with a word of how to go on where the block is interrupted."""
     try:
         yield
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, SystemExit) as end:  # the latter by SIGTERM, see `signals_raise`
         told = f"interrupted: layouts that were simulated are kept in {out}; the same command goes on from there"
         say(told, sys.stderr)
-        raise typer.Exit(128 + signal.SIGINT) from None
+        raise typer.Exit(ended_by(end)) from None
 
 
 def search_watch(far: Callable[[str], None]) -> SearchWatch:

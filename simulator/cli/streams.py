@@ -77,5 +77,10 @@ def signals_raise() -> Iterator[None]:
             signal.signal(number, handler)
 
 
+def ended_by(end: KeyboardInterrupt | SystemExit) -> int:
+    """Return the exit status of a command that a signal has ended."""
+    return 128 + signal.SIGINT if isinstance(end, KeyboardInterrupt) else int(end.code or 0)
+
+
 def _exit(number: int, frame: FrameType | None) -> NoReturn:
     raise SystemExit(128 + number)

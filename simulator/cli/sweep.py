@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,6 +11,7 @@ import typer
 
 from simulator.cli.options import Jobs, Json, On, Quiet, Set, options_named
 from simulator.cli.outputs import STDOUT, check_outputs, write_json
+from simulator.cli.streams import ended_by
 from simulator.cli.terminal import progress, progress_bar, say, show, warn
 from simulator.errors import InputError
 from simulator.output.files import PICTURES
@@ -169,7 +169,7 @@ def _result(space: Space, jobs: int | None, on: str | None, out: Path, retry: bo
                 done(outcome.status != Status.KEPT)
 
             return sweep_space(space, runner_on(jobs, on), out, retry_failed=retry, watch=watch)
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, SystemExit) as end:  # the latter by SIGTERM, see `signals_raise`
         told = f"interrupted: {finished:,} of {len(space):,} points are finished, and kept in {out}"
         say(f"{told}; the same command goes on from there", sys.stderr)
-        raise typer.Exit(128 + signal.SIGINT) from None
+        raise typer.Exit(ended_by(end)) from None

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Literal, TypeVar
 
-from simulator.errors import InputError
+from simulator.errors import InputError, nearest_names
 from simulator.input_files import as_path, brief, closest, read_text
 
 FileKind = Literal["workload", "cluster", "profile", "stack"]
@@ -21,6 +21,14 @@ FOLDERS: dict[FileKind, Path] = {
     "cluster": _DATA / "topologies",
     "profile": _PACKAGE.parent / "calibration" / "profiles",
     "stack": _PACKAGE.parent / "calibration" / "stacks",
+}
+
+#: Kind -> what `llmsim list` calls its files.
+_LISTS: dict[FileKind, str] = {
+    "workload": "workloads",
+    "cluster": "topologies",
+    "profile": "profiles",
+    "stack": "stacks",
 }
 
 
@@ -55,12 +63,13 @@ def find(
     near = closest(path.stem if is_path else reference, shipped_names)
     if near and kind in ("profile", "stack") and _number(near) != _number(reference):
         near = None  # an A10 is no A100
+    listed = nearest_names(path.stem if is_path else reference, shipped_names, f"llmsim list {_LISTS[kind]}")
     raise InputError(
         f"no {kind} file of this name" if not is_path else "no such file",
         file=file,
         key=key,
         found=brief(reference),
-        allowed=f"a path, or one of {', '.join(shipped_names) or '(none is shipped)'}",
+        allowed=f"a path, or one of {listed or '(none is shipped)'}",
         fix=f"{kind} {near}" if near else None,
     )
 

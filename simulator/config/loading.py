@@ -12,6 +12,7 @@ from typing import Any, NoReturn, TypeVar, cast
 from simulator.config import catalog, rules
 from simulator.config.captured_file import read_captured
 from simulator.config.cluster import cluster_data
+from simulator.config.misplaced_file import refuse_misplaced
 from simulator.config.optimizer_choices import usual_library, usual_state_dtype
 from simulator.config.pipelines import find_schedule, is_file
 from simulator.config.presets import expand_model
@@ -135,6 +136,7 @@ def load_workload(
         data, file, base = dict(source), None, None
     else:
         file = catalog.find("workload", str(source))
+        refuse_misplaced(file, "a workload file")
         data, base = read_yaml(file), file.parent
     written = data
     data = {key: value for key, value in with_changes(data, set, SHORTHANDS, by).items() if value is not None}

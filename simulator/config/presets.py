@@ -9,7 +9,7 @@ from typing import Any
 
 from simulator.config.captured_file import model_keys
 from simulator.config.hugging_face import from_hugging_face
-from simulator.errors import InputError, PlaceOfKey
+from simulator.errors import InputError, PlaceOfKey, nearest_names
 from simulator.input_files import as_path, brief, closest, read_json, read_yaml
 
 
@@ -34,14 +34,14 @@ def expand_model(section: Mapping[str, Any], *, base: Path | None, origin: Place
     if "preset" in section:
         name = section["preset"]
         if not isinstance(name, str) or name not in presets():
-            near = closest(name, presets())
+            near = nearest_preset(name)
             file, key = origin("model.preset")
             raise InputError(
                 "no shipped model of this name",
                 file=file,
                 key=key,
                 found=brief(name),
-                allowed=", ".join(presets()),
+                allowed=nearest_names(name, presets(), "llmsim list models"),
                 fix=f"preset: {near}" if near else None,
             )
         return _over({key: value for key, value in presets()[name].items() if key != "source"}, fields)
@@ -53,6 +53,16 @@ def expand_model(section: Mapping[str, Any], *, base: Path | None, origin: Place
         file, key = origin("model.hf_config")
         return _over(_config_fields(name, base, file, key), fields)
     return fields
+
+
+def nearest_preset(name: object) -> str | None:
+    """Return the shipped model that a name most likely means: the first of a family, or one with a few other letters.
+
+    >>> nearest_preset("gpt2"), nearest_preset("llama3_8b"), nearest_preset("x")
+    ('gpt2-124m', 'llama3-8b', None)
+    """
+    family = (preset for preset in presets() if preset.startswith(f"{name}-"))
+    return next(family, None) or closest(name, presets())
 
 
 def _captured(section: Mapping[str, Any], base: Path | None, origin: PlaceOfKey) -> dict[str, Any]:

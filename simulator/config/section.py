@@ -34,7 +34,19 @@ from pydantic.fields import FieldInfo
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, core_schema
 
+from simulator.config.quantities import as_written, quantity_of
 from simulator.input_files import closest
+
+
+def _with_units(key: str, schema: JsonSchemaValue) -> JsonSchemaValue:
+    """Return the schema of a number under ``key``, or of such a number with a unit; any other schema as it is."""
+    quantity = quantity_of(key)
+    parts = schema.get("anyOf", [schema])
+    if quantity is None or not any(part.get("type") in ("number", "integer") for part in parts):
+        return schema
+    beside = {name: schema[name] for name in ("title", "default", "description") if name in schema}
+    number = [{name: value for name, value in part.items() if name not in beside} for part in parts]
+    return {**beside, "anyOf": [*number, {"type": "string", "examples": [quantity.example.partition(",")[0]]}]}
 
 
 def _integral(value: object) -> object:
@@ -83,16 +95,21 @@ class Section(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _plain_without_nulls(cls, data: object) -> object:
-        """Leave out keys that are null: they have their default."""
+        """Leave out keys that are null: they have their default. Read numbers with units."""
         if not isinstance(data, Mapping):
             return data
-        return {key: _plain(value) for key, value in data.items() if value is not None or key not in cls.model_fields}
+        return {
+            key: as_written(str(key), _plain(value))
+            for key, value in data.items()
+            if value is not None or key not in cls.model_fields
+        }
 
     @classmethod
     def __get_pydantic_json_schema__(cls, core: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
-        """Return the schema, with the docstrings of the fields."""
+        """Return the schema, with the docstrings of the fields, whose numbers may have units."""
         schema = handler.resolve_ref_schema(handler(core))
         for key in fields_by_key(cls):
+            schema["properties"][key] = _with_units(key, schema["properties"][key])
             if text := docstring_of(cls, key):
                 schema["properties"][key]["description"] = text
         return schema

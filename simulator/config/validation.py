@@ -16,8 +16,18 @@ from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
 from simulator.config import synonyms
+from simulator.config.quantities import quantity_of
 from simulator.config.section import AsSection, docstring_of, fields_by_key, paths, section_of, sections_in
-from simulator.errors import MAX_ERRORS, InputError, PlaceOfKey, UnknownKeyError, each, located, raise_all
+from simulator.errors import (
+    MAX_ERRORS,
+    InputError,
+    PlaceOfKey,
+    UnknownKeyError,
+    each,
+    located,
+    nearest_names,
+    raise_all,
+)
 from simulator.input_files import brief, closest
 
 T = TypeVar("T")
@@ -85,6 +95,9 @@ _BOUNDS = {
     "less_than": ("lt", "<"),
     "less_than_equal": ("le", "<="),
 }
+#: Keys of a section of which an error lists all; of more the first few.
+_MOST_KEYS, _FIRST_KEYS = 12, 8
+_ALL_KEYS = "llmsim check --schema workload, or docs/reference"
 _LENGTHS = {"too_short": ("at least", "min_length"), "too_long": ("at most", "max_length")}
 
 
@@ -128,6 +141,8 @@ def _explained(model: type[BaseModel], detail: ErrorDetails, place: PlaceOfKey |
         if kind == "string_type" and isinstance(value, int | float) and not isinstance(value, bool):
             fix = f'{name}: "{value}", in quotes'
         allowed = ", ".join([_WANTED[kind], *(_bounds(field) if "number" in _WANTED[kind] else [])])
+        if "number" in _WANTED[kind] and (quantity := quantity_of(key)):
+            allowed = f"{allowed}; with a unit such as {quantity.example}"
         if kind == "model_type":
             allowed = f"{allowed}: {_keys(field)}"
             fix = _key_of_word(written_key, field, value)
@@ -149,7 +164,7 @@ def _swept(key: str, value: object, one: str) -> str | None:
 def _unknown_key(model: type[BaseModel], owner: type[BaseModel], key: str, value: object) -> InputError:
     name = key.rpartition(".")[2]
     fix = synonyms.replacement(name, value) or _enclosing(model, key, value) or _meant(model, owner, key)
-    return UnknownKeyError("unknown key", key=key, allowed=", ".join(fields_by_key(owner)), fix=fix)
+    return UnknownKeyError("unknown key", key=key, allowed=nearest_names(name, fields_by_key(owner), _ALL_KEYS), fix=fix)
 
 
 def _enclosing(model: type[BaseModel], key: str, value: object) -> str | None:
@@ -236,7 +251,10 @@ def _bounds(field: FieldInfo | None) -> list[str]:
 def _keys(field: FieldInfo | None) -> str | None:
     """Return the keys of the sections that a field can hold."""
     sections = {} if field is None else sections_in(field.annotation)
-    return ", ".join(dict.fromkeys(key for section in sections.values() for key in fields_by_key(section))) or None
+    names = list(dict.fromkeys(key for section in sections.values() for key in fields_by_key(section)))
+    shown = names if len(names) <= _MOST_KEYS else names[:_FIRST_KEYS]
+    more = f" ... ({len(names)} in all: {_ALL_KEYS})" if len(shown) < len(names) else ""
+    return f"{', '.join(shown)}{more}" or None
 
 
 def _metadata(annotation: Any) -> Iterator[Any]:

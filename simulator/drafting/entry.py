@@ -72,10 +72,10 @@ def draft(
         "parallelism": {},
         "cluster": machines.unsized,
     }
-    data["training"] |= training_keys(answers.method, answers.framework, spec.gpu_types[0])
     habits = HABITS[answers.framework]
     if habits.begins_sharded and gpus > 1:
         data["parallelism"] |= {"zero": habits.zero[-1], "dp": gpus}
+    data["training"] |= training_keys(answers.method, answers.framework, spec.gpu_types[0], _products(data))
     if not habits.one_stage:
         data["parallelism"] |= _counted_ends(data)
     layout = proposed_layout(data, gpus, budget_s, jobs, watch)
@@ -90,6 +90,12 @@ def draft(
     where = cluster_file.stem if cluster_file else machines.unsized["name"]
     heading = f"{name}.yaml: {answers.model} on {counted(gpus, 'GPU')} of {where}, by llmsim init."
     return Draft(written, job_text(written, layout, heading), layout, spec.n_gpus - gpus)
+
+
+def _products(data: Mapping[str, Any]) -> set[str]:
+    """Return the names of the model's products that may have adapters."""
+    model = load_workload(data).model
+    return {name for layer in range(model.layers) for name in model.targets(layer)}
 
 
 def _counted_ends(data: Mapping[str, Any]) -> dict[str, bool]:

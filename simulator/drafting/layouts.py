@@ -102,6 +102,10 @@ def proposed_layout(
     per_node = max(node.gpus.count for node in base.cluster.kinds)
     limit = {"tp": (1, per_node), "micro_batch": (1, _MOST_SEQUENCES)}
     choices = {**fix, **HABITS[base.framework.name].values}
+    if base.model.attention == "flash":  # which keeps no scores to compute again
+        choices["recompute"] = [value for value in choices["recompute"] if value != "selective"]
+    if gpus == 1:  # nothing is shared
+        choices["zero"] = choices["zero"][:1]
     ends_s = monotonic() + budget_s
     with TemporaryDirectory() as folder:  # the second search simulates nothing again
         look = partial(

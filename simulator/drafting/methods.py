@@ -22,26 +22,29 @@ _RECIPES = ("te_current", "torchao_tensorwise")
 class Method:
     """A way to train. ``seq``: its usual tokens per sequence, of pre-training or of fine-tuning.
 
-    ``adapters``: thin trained matrices beside frozen products. ``base``: in what these are frozen; None: as they are.
+    ``adapters``: thin trained matrices stand beside frozen products. ``base``: in what these are frozen; None: as they
+    are.
     ``fp8``: products are in 8 bits. ``few_gpus``: below so many GPUs most people train so in Hugging Face's Trainer.
     """
 
     name: str
     seq: int
     few_gpus: float
-    adapters: Mapping[str, Any] | None = None
+    adapters: bool = False
     base: str | None = None
     fp8: bool = False
 
 
-_ADAPTERS: Mapping[str, Any] = {"rank": 16, "targets": ["q", "k", "v", "o", "gate", "up", "down"]}
+_RANK = 16
+#: Products that have adapters, of those that a model has: latent attention's too.
+_TARGETS = ("q", "q_down", "q_up", "k", "v", "kv_down", "kv_up", "o", "gate", "up", "down")
 #: By name.
 METHODS: Mapping[str, Method] = {
     method.name: method
     for method in (
         Method(FULL, seq=4096, few_gpus=8),
-        Method("lora", seq=2048, few_gpus=math.inf, adapters=_ADAPTERS),
-        Method("qlora", seq=2048, few_gpus=math.inf, adapters=_ADAPTERS, base="nf4"),
+        Method("lora", seq=2048, few_gpus=math.inf, adapters=True),
+        Method("qlora", seq=2048, few_gpus=math.inf, adapters=True, base="nf4"),
         Method("fp8", seq=4096, few_gpus=0, fp8=True),
     )
 }
@@ -75,17 +78,18 @@ def usual_batch(gpus: int) -> int:
     return -(-least // gpus) * gpus
 
 
-def training_keys(method: str, framework: str, gpu: str) -> dict[str, Any]:
+def training_keys(method: str, framework: str, gpu: str, products: Collection[str]) -> dict[str, Any]:
     """Return keys of the section ``training`` that a method needs on a type of GPU.
 
-    Raises `InputError` where the framework has no products in 8 bits.
+    ``products``: those of the model that may have adapters. Raises `InputError` where the framework has no products in
+    8 bits.
     """
     keys: dict[str, Any] = {}
     if "bf16" not in load_profile(gpu).gpu_spec.peak_flops_per_s:
         keys["precision"] = "fp16"
     way = METHODS[method]
-    if way.adapters is not None:
-        keys["adapters"] = dict(way.adapters)
+    if way.adapters:
+        keys["adapters"] = {"rank": _RANK, "targets": [name for name in _TARGETS if name in products]}
     if way.base is not None:
         keys["base"] = way.base
     if way.fp8:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from simulator.config.presets import presets
+from simulator.config.presets import nearest_preset, presets
 from simulator.errors import InputError
-from simulator.input_files import as_path, closest, read_json
+from simulator.input_files import as_path, read_json
 from simulator.launch_scripts.models import preset_of
 
 CONFIG = "config.json"
@@ -35,6 +35,6 @@ def model_section(text: str) -> dict[str, Any]:
         return {"hf_config": str(path)}
     if (preset := preset_of(text)) is not None:
         return {"preset": preset}
-    message, near = "is no shipped model", closest(Path(text).name, presets(), likeness=0.6)
+    message, near = "is no shipped model", nearest_preset(Path(text).name)
     fix = f"{near}, or the path of the model's {CONFIG}" if near else f"the path of the model's {CONFIG}"
     raise InputError(message, file="model", found=text, allowed="llmsim list models", fix=fix)

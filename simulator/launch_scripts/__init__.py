@@ -12,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from simulator.config.misplaced_file import refuse_misplaced
 from simulator.errors import InputError
 from simulator.input_files import parse_yaml, read_json, read_text
 from simulator.launch_scripts import (
@@ -117,6 +118,7 @@ def _keyed(path: Path) -> LaunchScript:
     options = megatron.yaml_options(data)
     if options.keys() >= megatron.MARKS:
         return megatron.read(options, path, None)
+    refuse_misplaced(path, "a launch script")
     raise InputError("is no launch script that is known here", file=path, allowed=KINDS)
 
 

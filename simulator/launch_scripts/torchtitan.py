@@ -52,8 +52,9 @@ def read(text: str, path: Path) -> LaunchScript:
     reading = ScriptReading(FORMAT, path, options)
     reading.workload["framework"] = {"name": "torchtitan"}
     compiled = reading.first_on("compile.enable", "training.compile")
-    if compiled is not None:
-        reading.put("framework.compile", True, compiled)
+    written = compiled or next((one for one in ("compile.enable", "training.compile") if one in options), None)
+    if written is not None:
+        reading.put("framework.compile", compiled is not None, written)
     else:
         reading.assume("framework.compile", False, "torchtitan's default of compile.enable")
     if hint := re.search(r"^[ \t]*#.*?(\d+)\s+(?:[A-Z]\w+\s+)?GPUs", text, flags=re.MULTILINE):

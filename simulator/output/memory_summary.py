@@ -114,4 +114,4 @@ def _fullest(stages: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
 
 
 def _gib(nbytes: float) -> str:
-    return format_gib(nbytes).removesuffix(" GiB")
+    return f"{nbytes / GiB:.1f}"

@@ -322,7 +322,8 @@ def _key_figures(report: JsonReport) -> Table:
     grid.add_row(name, Text.assemble((format_time(report["step_time_s"]), "bold"), beside_step_time(report)))
     if "staleness" in report:
         grid.add_row("staleness", f"{report['staleness']:.2f} updates of other workers between a pull and its push")
-    rate = f"{report['tokens_per_s']:,.0f} tokens/s, {report['tokens_per_s_per_gpu']:,.0f} per GPU"
+    per_gpu = f"{report['tokens_per_s_per_gpu']:,.0f} per GPU"
+    rate = f"{report['tokens_per_s']:,.0f} {report['throughput_counts']}/s, {per_gpu}"
     grid.add_row("throughput", rate)
     grid.add_row("model FLOP/s", f"{tflops(report['model_flops_per_s_per_gpu'])} per GPU")
     grid.add_row("MFU", f"{percent(report['mfu'])} " + "\n".join(mfu_lines(report)))

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -104,11 +103,14 @@ class SearchResult(Result):
     def warnings(self) -> list[str]:
         """Gaps of the proof, and warnings of the layouts in the ranking."""
         told = [] if self.is_proven else [self._unproven()]
-        counts = Counter(text for one in self.ranking.fitting[: self.top] for text in one.outcome.warnings)
+        places: dict[str, list[int]] = {}
+        for place, one in enumerate(self.ranking.fitting[: self.top], start=1):
+            for text in one.outcome.warnings:
+                places.setdefault(text, []).append(place)
         failed = [one for one in self.ranking.simulated if one.outcome.status == Status.FAILED]
         if failed:
             told.append(f"{len(failed):,} layouts broke the simulator: {failed[0].outcome.error}")
-        return [*told, *counts]
+        return [*told, *(f"{_places(numbers, self.top)}{text}" for text, numbers in places.items())]
 
     def _unproven(self) -> str:
         if not self.bounded.complete:
@@ -325,3 +327,14 @@ class SearchResult(Result):
             return f"{first}: none fits"
         layout = layout_text(dict(self.best.candidate.changes))
         return f"{first}\nbest step time {format_time(self.best.step_time_s)}: {layout}"
+
+
+def _places(numbers: Sequence[int], top: int) -> str:
+    """Return the places of a ranking that a warning is about; nothing where it is about all of them.
+
+    >>> _places([1, 3], 5), _places([2], 5), _places([1, 2], 2)
+    ('places 1, 3: ', 'place 2: ', '')
+    """
+    if len(numbers) == top:
+        return ""
+    return f"place{'s' if len(numbers) > 1 else ''} {', '.join(map(str, numbers))}: "

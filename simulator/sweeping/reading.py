@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+from simulator.config.quantities import as_written
 from simulator.errors import InputError
 from simulator.input_files import brief, parse_assignment, parse_value, parse_yaml, read_text
 
@@ -21,6 +22,8 @@ def values_by_key(assignments: Iterable[str], option: str) -> dict[str, list[Any
 
     >>> values_by_key(["parallelism.tp=1,2", "parallelism.layers_per_stage=[3, 5],[4, 4]"], "--grid")
     {'parallelism.tp': [1, 2], 'parallelism.layers_per_stage': [[3, 5], [4, 4]]}
+    >>> values_by_key(["training.seq=4k,8k"], "--grid")
+    {'training.seq': [4096, 8192]}
     """
     values: dict[str, list[Any]] = {}
     for assignment in assignments:
@@ -28,7 +31,7 @@ def values_by_key(assignments: Iterable[str], option: str) -> dict[str, list[Any
         if key in values:
             fix = f"{option} {key}=V1,V2 with all values in one"
             raise InputError("is given twice", file=option, key=key, found=assignment, fix=fix)
-        values[key] = [parse_value(key, part, option) for part in split_values(text)]
+        values[key] = [as_written(key, parse_value(key, part, option)) for part in split_values(text)]
     return values
 
 
@@ -85,7 +88,7 @@ def _rows_of_table(path: Path) -> list[dict[str, Any]]:
         if len(row) != len(head):
             raise InputError(f"line {line}: has not as many cells as the head", file=path, found=brief(",".join(row)))
         cells = {key: text for key, text in zip(head, row, strict=True) if text.strip()}
-        settings.append({key: parse_value(key, text, f"{path}:{line}") for key, text in cells.items()})
+        settings.append({key: as_written(key, parse_value(key, text, f"{path}:{line}")) for key, text in cells.items()})
         filled.update(cells)
     if settings and (empty := [key for key in head if key not in filled]):
         fix = "a value in one of its cells, or no such column"

@@ -15,6 +15,7 @@ from io import BufferedReader
 from pathlib import Path
 from typing import Any
 
+from simulator.config.misplaced_file import use_of
 from simulator.errors import InputError
 from simulator.input_files import brief, files_read
 
@@ -169,6 +170,8 @@ class EventFile:
         return InputError("is cut off: its JSON does not end", file=self.path)
 
     def _no_trace(self, why: str) -> InputError:
+        if (use := use_of(self.path)) is not None and use.use != "llmsim trace show FILE":
+            return InputError(f"is {use.kind}", file=self.path, fix=use.use.replace("FILE", str(self.path)))
         return InputError(
             f"is no trace of a profiler: it {why}", file=self.path, allowed="JSON with traceEvents, gzipped or not"
         )

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+import simulator
 from simulator.captured import (
     CapturedInput,
     CapturedKernel,
@@ -252,3 +253,14 @@ def test_the_option_of_adapters_is_a_rank_and_names(text: str, capsys: Any, tmp_
         main(["capture", "json:loads", "--adapters", text, "--out", str(tmp_path / "m.json")])
     assert end.value.code == 2
     assert "--adapters: is no RANK:NAME" in capsys.readouterr().err
+
+
+def test_images_are_counted_as_samples(file: Path) -> None:
+    """Inputs without tokens are samples of a length of one: what passes in a second are samples."""
+    data = json.loads(file.read_text())
+    counts = {}
+    for seq in (1, data["seq"]):
+        changed = {**data, "seq": seq, "inputs": [] if seq == 1 else data.get("inputs", [])}
+        file.write_text(json.dumps(changed))
+        counts[seq] = simulator.run(job(file)).to_dict()["throughput_counts"]
+    assert counts == {1: "samples", data["seq"]: "tokens"}

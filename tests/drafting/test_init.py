@@ -76,6 +76,15 @@ def test_every_key_has_its_comment(folder: Path) -> None:
     assert bare == ["name", "model", "training", "parallelism"]
 
 
+def test_adapters_stand_beside_products_that_the_model_has(folder: Path) -> None:
+    """GPT-2 has no gate. On one GPU nothing is sharded, and 1k of tokens are 1,024."""
+    options = ("--model", "gpt2-124m", "--cluster", "4090", "--gpus", 1, "--training", "lora", "--seq", "1k")
+    workload = result(*options)["workload"]
+    assert workload["training"]["adapters"]["targets"] == ["q", "k", "v", "o", "up", "down"]
+    assert workload["training"]["seq"] == 1024
+    assert workload["parallelism"].get("zero", 0) == 0
+
+
 @pytest.mark.parametrize(
     ("options", "keys"),
     [

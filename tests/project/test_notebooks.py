@@ -13,7 +13,12 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 #: Notebooks that simulate for more than a few seconds.
-SLOW = {"gpt3_175b_up_to_1536_gpus.ipynb", "pipeline_schedules.ipynb"}
+SLOW = {
+    "gpt3_175b_up_to_1536_gpus.ipynb",
+    "pipeline_schedules.ipynb",
+    "the_network.ipynb",
+    "where_a_step_goes.ipynb",
+}
 
 
 def test_there_are_notebooks() -> None:

@@ -12,10 +12,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import typer
 import yaml
 
 import simulator
 from simulator.cli.app import main
+from simulator.cli.search import resumable
 from simulator.errors import InputError
 from simulator.searching.layout_search import SearchWatch
 from simulator.searching.result import SearchResult
@@ -111,3 +113,14 @@ def test_ctrl_c_tells_how_to_go_on(
         main(["search", "gpt22b_tp8", "--gpus", "8"])
     assert caught.value.code == 130
     assert "are kept in gpt22b_tp8.search.db; the same command goes on from there" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("ending", "status"), [(KeyboardInterrupt(), 130), (SystemExit(143), 143)])
+def test_whoever_ends_a_search_hears_how_to_go_on(
+    ending: BaseException, status: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Ctrl-C, or the SIGTERM of a batch system, which `signals_raise` makes a `SystemExit`: 128 + the signal."""
+    with pytest.raises(typer.Exit) as ended, resumable(Path("job.search.db")):
+        raise ending
+    assert ended.value.exit_code == status
+    assert "job.search.db; the same command goes on from there" in capsys.readouterr().err

@@ -139,6 +139,17 @@ def test_commands_write_and_play(tmp_path: Path, capsys: pytest.CaptureFixture[s
             ["parallelism.data_parallel=async", "parallelism.zero=0", "training.grad_clip=null", "cluster.nodes=2"],
             "--chakra: steps that overlap",
         ),
+        (
+            [
+                "parallelism.data_parallel=parameter_server",
+                "parallelism.zero=0",
+                "training.grad_clip=null",
+                "parallelism.dp=8",
+                "cluster.nodes=2",
+            ],
+            "no operations for servers and drives",
+        ),
+        (["parallelism.offload.optimizer=nvme"], "no operations for servers and drives"),
         ([], "holds traces of other ranks or steps"),
         (
             ["parallelism.dp=8192", "training.global_batch=1048576", "cluster.nodes=1024"],
@@ -191,5 +202,5 @@ def test_what_has_no_node_is_refused(tmp_path: Path) -> None:
     }
     servers["cluster"] = {"name": "dgx_h100", "nodes": 2}
     served = simulator.run("llama3_8b_dgx_h100", set={**SMALL, **servers})
-    with pytest.raises(InputError, match="Chakra's traces have no node for it"):
+    with pytest.raises(InputError, match="Chakra's traces have no operation for it"):
         served.save_chakra(tmp_path)

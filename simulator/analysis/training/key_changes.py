@@ -55,14 +55,19 @@ def smaller_micro_batch(workload: Workload) -> Iterator[KeyChange]:
 
 
 def less_recompute(workload: Workload) -> Iterator[KeyChange]:
-    order = ("full", "selective", "none")
+    order = ("full", "selective", "none") if _keeps_scores(workload) else ("full", "none")
     now = workload.training.recompute.granularity
-    yield from ({"training.recompute": less} for less in order[order.index(now) + 1 if now in order else 2 :])
+    yield from ({"training.recompute": less} for less in order[order.index(now) + 1 if now in order else -1 :])
 
 
 def selective_recompute(workload: Workload) -> Iterator[KeyChange]:
-    if workload.training.recompute.granularity == "none":
+    if workload.training.recompute.granularity == "none" and _keeps_scores(workload):
         yield {"training.recompute": "selective"}
+
+
+def _keeps_scores(workload: Workload) -> bool:
+    """Return whether attention keeps scores, which alone selective recomputation saves where no modules are named."""
+    return workload.model.attention != "flash"
 
 
 def all_gpus(workload: Workload) -> Iterator[KeyChange]:

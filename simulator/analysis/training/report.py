@@ -200,6 +200,7 @@ def throughput(job: ComparedJob, step_time_s: float) -> dict[str, Any]:
     result: dict[str, Any] = {
         "tokens_per_s": tokens / step_time_s,
         "tokens_per_s_per_gpu": tokens / step_time_s / job.workload.n_ranks,
+        "throughput_counts": "samples" if training.seq == 1 and job.workload.model.captured else "tokens",
     }
     if training.total_tokens is not None:
         seconds = training.total_tokens / tokens * step_time_s

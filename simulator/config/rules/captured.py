@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from simulator.config.section import Section
 from simulator.errors import InputError
 from simulator.input_files import brief
 
@@ -74,7 +75,7 @@ def _changes(workload: Workload) -> Iterator[InputError]:
             yield InputError(
                 "changes operations, and those of a captured model are as they were recorded",
                 key=key,
-                found=brief(value) if isinstance(value, bool | int | str) else "a value",
+                found=brief(value.model_dump(exclude_unset=True) if isinstance(value, Section) else value),
                 allowed=brief(allowed[0]) or "null",
                 fix=_CAPTURED_SO.get(key),
             )

@@ -73,7 +73,7 @@ def cards(report: JsonReport) -> list[Card]:
             alarming=fit_verdict(memory) != "fits",
         ),
         Card(
-            "tokens/s",
+            f"{report['throughput_counts']}/s",
             f"{report['tokens_per_s']:,.0f}",
             f"{report['tokens_per_s_per_gpu']:,.0f} per GPU",
         ),

@@ -66,7 +66,7 @@ def read_json(content: Mapping[str, Any], path: Path, rank: int) -> RankGraph:
     """Return the graph in the JSON form, whose nodes stand under ``workload_graph``. Raises `InputError`."""
     nodes = content["workload_graph"]
     if not isinstance(nodes, list) or not all(isinstance(node, dict) for node in nodes):
-        raise InputError("is no list of nodes", file=path, key="workload_graph", found=brief(nodes))
+        raise InputError("is no list of operations", file=path, key="workload_graph", found=brief(nodes))
     linked = []
     for place, told in enumerate(nodes):
         # Writers differ in capitals: Id, ctrlDeps, NodeType.
@@ -88,7 +88,7 @@ _JSON_DETAILS = (
 
 def _graph(linked: list[LinkedNode], groups: Mapping[str, tuple[int, ...]], path: Path, rank: int) -> RankGraph:
     if not linked:
-        raise InputError("has no nodes", file=path)
+        raise InputError("has no operations", file=path)
     nodes, missing = in_running_order(linked, path)
     return RankGraph(rank, str(path), "Chakra", nodes, groups, missing)
 
@@ -134,9 +134,11 @@ def _value(attribute: Any) -> Any:
 def _node(
     number: int, name: str, code: int, after: tuple[int, ...], details: Mapping[str, Any], path: Path
 ) -> GraphNode:
-    where = f"node {number}"
+    where = f"operation {number}"
     if not 0 <= code < len(NODE_KINDS):
-        raise InputError("is no type of node", file=path, key=where, found=code, allowed=f"0 to {len(NODE_KINDS) - 1}")
+        raise InputError(
+            "is no type of operation", file=path, key=where, found=code, allowed=f"0 to {len(NODE_KINDS) - 1}"
+        )
     kind = NODE_KINDS[code]
     if kind in (NodeKind.GPU, NodeKind.COLLECTIVE) and _is_true(details.get("is_cpu_op")):
         kind = NodeKind.HOST
@@ -235,7 +237,7 @@ def _amount(value: Any, path: Path, key: str) -> float:
 
 def _numbers(value: Any, path: Path, key: str) -> tuple[int, ...]:
     if not isinstance(value, list):
-        raise InputError("is no list of nodes", file=path, key=key, found=brief(value))
+        raise InputError("is no list of operations", file=path, key=key, found=brief(value))
     return tuple(_whole(one, path, key) for one in value)
 
 

@@ -148,7 +148,7 @@ def in_running_order(linked: Sequence[LinkedNode], file: object) -> tuple[tuple[
     missing: list[str] = []
     lost = sum(other not in numbers for one in linked for other in one.node.after)
     if lost:
-        missing.append(f"{lost:,} links to nodes that the file lacks, which wait for nothing here")
+        missing.append(f"{lost:,} links to operations that the file lacks, which wait for nothing here")
     nodes = [replace(one.node, after=_distinct(one.node.after, numbers)) for one in linked]
     if any(one.callers for one in linked):
         with_callers = [

@@ -170,6 +170,6 @@ def _check(comm: Comm) -> None:
     """Raise `InputError` for work on hosts that a trace has no nodes for."""
     if isinstance(comm, HostOperation) and comm.op not in _HOST_KINDS:
         raise InputError(
-            "Chakra's traces have no node for it", key=comm.name, found=str(comm.op),
+            "Chakra's traces have no operation for it", key=comm.name, found=str(comm.op),
             allowed="copies to and from the memory of hosts, and updates there",
         )  # fmt: skip

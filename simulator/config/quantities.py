@@ -1,0 +1,124 @@
+"""Numbers with the units that people write beside them: ``8k`` tokens, ``25MiB``, ``400Gbps``, ``3us``.
+
+The key says which units a number may have. A number without one is in the unit of the key.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from decimal import Decimal, InvalidOperation
+from types import MappingProxyType
+from typing import NamedTuple
+
+from simulator.errors import InputError
+from simulator.input_files import brief
+
+_DECIMAL = {"": 0, "k": 3, "K": 3, "M": 6, "G": 9, "T": 12, "P": 15}
+_BINARY = {"Ki": 1, "Mi": 2, "Gi": 3, "Ti": 4, "Pi": 5}
+_BYTES = {
+    **{f"{prefix}B": Decimal(10) ** power for prefix, power in _DECIMAL.items()},
+    **{f"{prefix}B": Decimal(1024) ** power for prefix, power in _BINARY.items()},
+}
+_BITS_PER_S = {
+    f"{prefix}{unit}": Decimal(10) ** power for prefix, power in _DECIMAL.items() for unit in ("bps", "b/s", "bit/s")
+} | {f"{unit}{per}": 8 * size for unit, size in _BYTES.items() for per in ("/s", "ps")}
+_SECONDS = {"ns": "1e-9", "us": "1e-6", "µs": "1e-6", "ms": "1e-3", "s": "1", "min": "60", "h": "3600"}
+_HERTZ = {"Hz": "1", "kHz": "1e3", "MHz": "1e6", "GHz": "1e9"}
+
+
+class WrittenUnits(NamedTuple):
+    """Units that a number may have. ``units``: each unit's size in that of the key. ``example``: a number with one."""
+
+    units: Mapping[str, Decimal]
+    example: str
+
+
+def _quantity(units: Mapping[str, Decimal | str], example: str) -> WrittenUnits:
+    return WrittenUnits(MappingProxyType({unit: Decimal(size) for unit, size in units.items()}), example)
+
+
+#: Tokens or sequences that are handled together. Lengths are powers of two by habit: 8k of context is 8,192.
+LENGTH = _quantity({"k": "1024", "K": "1024", "M": str(1024**2)}, "8k, which is 8192")
+_TOKEN_POWERS = {"k": 3, "m": 6, "b": 9, "t": 12}
+#: Tokens of a whole run.
+TOKENS = _quantity(
+    {unit: Decimal(10) ** power for letter, power in _TOKEN_POWERS.items() for unit in (letter, letter.upper())},
+    "1T, or 300B",
+)
+_BY_KEY = {
+    "seq": LENGTH,
+    "global_batch": LENGTH,
+    "sliding_window": LENGTH,
+    "total_tokens": TOKENS,
+}
+_BY_ENDING = {
+    "_bytes": _quantity(_BYTES, "25MiB"),
+    "_Bps": _quantity({unit: size / 8 for unit, size in _BITS_PER_S.items()}, "450GB/s"),
+    "_bps": _quantity(_BITS_PER_S, "400Gbps"),
+    "_hz": _quantity(_HERTZ, "1.98GHz"),
+    "_s": _quantity(_SECONDS, "3us"),
+    "_w": _quantity({"W": "1", "kW": "1000"}, "700W"),
+}
+_NUMBER = re.compile(r"\s*([-+]?(?:\d[\d_]*\.?\d*|\.\d+)(?:[eE][-+]?\d{1,3})?)\s*([^\W\d_]+(?:/s)?)\s*")
+
+
+def quantity_of(key: str) -> WrittenUnits | None:
+    """Return what the number under the last part of a dotted ``key`` counts; None where it has no unit.
+
+    >>> quantity_of("training.seq").example, quantity_of("parallelism.tp")
+    ('8k, which is 8192', None)
+    """
+    name = key.rpartition(".")[2]
+    if name in _BY_KEY or name.endswith("_per_s"):
+        return _BY_KEY.get(name)
+    return next((quantity for ending, quantity in _BY_ENDING.items() if name.endswith(ending)), None)
+
+
+def number_of(text: str, quantity: WrittenUnits) -> float | int | None:
+    """Return the number that a text with a unit means, in the unit of the key; None where it means none.
+
+    >>> number_of("8k", LENGTH), number_of("1.5B", TOKENS), number_of("8 apples", LENGTH)
+    (8192, 1500000000, None)
+    """
+    match = _NUMBER.fullmatch(text)
+    if match is None or match[2] not in quantity.units:
+        return None
+    try:
+        number = Decimal(match[1].replace("_", "")) * quantity.units[match[2]]
+    except InvalidOperation:
+        return None
+    return int(number) if number == number.to_integral_value() and abs(number) < 10**18 else float(number)
+
+
+def as_written(key: str, value: object) -> object:
+    """Return the number that a text under ``key`` means; any other value as it is.
+
+    >>> as_written("nics.bandwidth_bps", "400Gbps"), as_written("latency_s", "3us"), as_written("bandwidth_Bps", 5e9)
+    (400000000000, 3e-06, 5000000000.0)
+    """
+    if not isinstance(value, str) or (quantity := quantity_of(key)) is None:
+        return value
+    number = number_of(value, quantity)
+    return value if number is None else number
+
+
+def read_number(text: str, quantity: WrittenUnits, file: str) -> float | int:
+    """Return the number of an answer or option called ``file``, with or without a unit. Raises `InputError`.
+
+    >>> read_number("1T", TOKENS, "--tokens"), read_number("4096", LENGTH, "--seq")
+    (1000000000000, 4096)
+    """
+    number = number_of(text, quantity)
+    if number is not None:
+        return number
+    try:
+        plain = float(text) if text.isascii() and "_" not in text else math.nan
+    except ValueError:
+        plain = math.nan
+    if not math.isfinite(plain):
+        raise InputError(
+            "is no number", file=file, found=brief(text), allowed=f"a number, or such as {quantity.example}"
+        )
+    return int(plain) if plain.is_integer() else plain
