@@ -322,7 +322,8 @@ class Framework:
     """modules with these weights, around which hooks gather and release parameters of ZeRO-3"""
     live_parameters: int = 0
     """layers are gathered ahead until so many parameters are whole; 0: ``parallelism.prefetch`` layers"""
-
+    makes_states_early: bool = False
+    """states of optimizers are there before the first step, not made by the first update"""
     has_core_experts: bool = False
     """experts are run by Megatron-Core, which has several dispatchers, and 1F1B that hides their all-to-alls"""
     runs_captured: bool = False

@@ -188,7 +188,7 @@ def test_where_no_change_is_enough_the_first_two_or_more_are_told() -> None:
     workload = job(JOBS["pipeline"] | {"model.heads": 2})
     memories, needs = run(workload).memories, peak(workload)
     lines = advice(on(memories, 0.65 * needs), workload, peak)
-    assert lines[-1] == "together: --set parallelism.tp=2 --set parallelism.dp=1 --set parallelism.pp=4"
+    assert lines[-1] == "together: --set training.micro_batch=1 --set parallelism.tp=2 --set parallelism.dp=1"
     assert all("not enough alone" in line for line in lines[1:-1])
     more = advice(on(memories, 0.5 * needs), workload, peak)[-1]
     assert more.startswith("together: --set model.attention=flash ")
