@@ -226,7 +226,7 @@ def run_step(workload: Workload, *, interference: bool = True, built: Cluster | 
     Without ``interference`` communication does not slow kernels. ``built``: a cluster that is reused if it is the
     workload's.
     """
-    profiles = load_profiles(workload.calibrations, workload.training.attention_kernel)
+    profiles = load_profiles(workload.calibrations, workload.training)
     cluster = built if built is not None and built.spec == workload.cluster else cluster_of(workload)
     network = load_stack(workload.stack) if workload.stack else None
     costs = Costs.from_profiles(profiles, workload.software, network)

@@ -19,8 +19,8 @@ from simulator.timeline import Timeline
 ROUNDS = 2
 #: Last micro-batches that are replayed.
 LAST = 2
-#: Steps that are replayed. States of the optimizer come into what the passes of the first step have left free, and leave
-#: pieces that the second one's tensors may not fit into.
+#: Steps that are replayed. States of the optimizer come into what the passes of the first step have left free. Tensors
+#: of the second one may not fit into the pieces between them.
 STEPS = 2
 #: Bytes that are the rounding of a sum, not a tensor.
 _ROUNDING_BYTES = 1.0
