@@ -15,7 +15,7 @@ from simulator.captured import CapturedModel
 from simulator.config.captured_file import read_captured
 from simulator.config.presets import presets
 from simulator.config.section import AsSection, AsTuple, Integral, Section
-from simulator.mixers import MIXERS, GatedDelta, Indexer, Mamba2, Mixer
+from simulator.mixers import MIXERS, GatedDelta, Indexer, KimiDelta, Mamba2, Mixer
 
 Size = Annotated[int, Field(ge=1, le=1_000_000_000), Integral]
 Share = Annotated[float, Field(ge=0, le=1e30)]
@@ -222,6 +222,8 @@ class Model(Section):
     """of `sparse` layers: sparse attention beside mla [null]"""
     gated_delta: Annotated[GatedDelta, AsSection()] | None = None
     """of `gated_delta` layers: the gated delta rule [null]"""
+    kimi_delta: Annotated[KimiDelta, AsSection()] | None = None
+    """of `kimi_delta` layers: the delta rule of Kimi Linear [null]"""
     mamba2: Annotated[Mamba2, AsSection()] | None = None
     """of `mamba2` layers [null]"""
     captured: Text = ""

@@ -98,6 +98,9 @@ def _shortened(name: str) -> dict[str, Any]:
     period = max(len(fields.get("mixers", [1])), len(fields.get("mlps", [1])))
     if fields["layers"] > 12 >= period:
         fields["layers"] = next(count for count in range(4, 26) if count % period == 0 and count % 2 == 0)
+    if fields["layers"] % 2:
+        fields["layers"] -= 1
+        fields |= {key: fields[key][: fields["layers"]] for key in ("mixers", "mlps") if key in fields}
     if "first_dense_layers" in fields.get("moe", {}):
         fields["moe"]["first_dense_layers"] = 1
     return fields

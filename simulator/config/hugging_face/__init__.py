@@ -59,6 +59,7 @@ ARCHITECTURES: dict[str, tuple[Callable[[Keys], Fields], dict[str, Any]]] = {
     "qwen3_next": (hybrids.qwen3_next, _UNTIED),
     "qwen3_5_text": (hybrids.qwen3_5, _UNTIED),
     "qwen3_5_moe_text": (hybrids.qwen3_5_moe, _UNTIED),
+    "kimi_linear": (hybrids.kimi_linear, _LATENT | {"first_k_dense_replace": 1}),
     "nemotron_h": (hybrids.nemotron_h, _UNTIED),
     "granitemoehybrid": (hybrids.granitemoehybrid, _UNTIED),
     "bamba": (hybrids.bamba, _UNTIED),
@@ -74,6 +75,7 @@ EFFECTS = (
     *("layer_types", "sliding_window", "attention_chunk_size", "attn_logit_softcapping", "final_logit_softcapping"),
     *("attention_bias", "mlp_bias", "qkv_bias", "lm_head_bias", "use_bias", "use_qk_norm", "use_parallel_residual"),
     *("linear_num_value_heads", "mamba_n_heads", "mamba_num_heads", "ssm_state_size", "hybrid_override_pattern"),
+    "linear_attn_config",
     *("hidden_size_per_layer_input", "num_kv_shared_layers", "attention_k_eq_v", "enable_moe_block", "hc_mult"),
     *("num_nextn_predict_layers", "num_mtp_layers", "vision_config", "audio_config"),
 )
