@@ -33,7 +33,7 @@ RECOMPUTE = ("none", "full", "selective")
 #: What some architectures are refused in, by the beginning of the message.
 REFUSED = (
     r"parallelism.tp: a norm over the width of all heads needs them on one rank",  # OLMo, MiniMax
-    r"parallelism.cp: (sinks are of heads|an indexer chooses|the state of \w+ passes)",
+    r"parallelism.cp: (heads of windows are not spread|sinks are of heads|an indexer chooses|the state of \w+ passes)",
     r"parallelism.ep: the model has no experts",
     r"parallelism.tp: does not divide model.mamba2.groups 1",  # Granite 4, Bamba
     r"training.recompute.modules: the model has no such modules",  # Mamba 2 has no attention to recompute

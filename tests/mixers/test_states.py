@@ -60,8 +60,9 @@ def test_a_gated_delta_layer_has_the_weights_of_qwen3_next(tp: int) -> None:
 
 @pytest.mark.parametrize("tp", [1, 2])
 def test_a_kimi_delta_layer_has_the_weights_of_its_class(tp: int) -> None:
-    """Queries, keys and values of 8 x 16, both gates through 16 columns that every rank holds, a strength a head. Decays
-    have a rate a head and a bias a channel."""
+    """Queries, keys and values of 8 x 16, both gates through 16 columns that every rank holds, a strength a head.
+
+    Decays have a rate a head and a bias a channel."""
     assert shapes(layer(KIMI, tp=tp)) == {
         "mixer.qkv.weight": (3 * 128 // tp, 256),
         "mixer.conv.weight": (3 * 128 // tp, 1, 4),

@@ -209,3 +209,17 @@ def glm4_moe(keys: Keys) -> Fields:
     fields = with_biases(decoder(keys), *(("qkv",) if keys.get("attention_bias") else ()))
     fields |= {"qk_norm": True} if keys.get("use_qk_norm") else {}
     return _with_predictions(keys, fine_grained(keys, fields))
+
+
+def mimo_v2_flash(keys: Keys) -> Fields:
+    """Return the fields of MiMo-V2-Flash: windows in five layers of six, with sinks and twice the heads of keys."""
+    fields = decoder(keys) | {"v_head_dim": keys.need("v_head_dim"), "attention_sinks": "window"}
+    if keys.get("attention_bias"):
+        raise keys.refuse("attention_bias", "biases of queries, keys and values alone are not supported here")
+    layers = range(fields["layers"])
+    default = ["window" if layer and (layer + 1) % 6 else "attention" for layer in layers]
+    fields = windows(keys, fields, layer_types(keys, default))
+    fields["window_heads"] = {"kv_heads": 2 * fields["kv_heads"]}
+    moe = _routed(keys, "n_routed_experts", "moe_intermediate_size")
+    has = sparse_layers(keys, len(layers)) if keys.get("mlp_layer_types", "moe_layer_freq") else [*map(bool, layers)]
+    return with_experts(fields, moe, has)
