@@ -45,7 +45,7 @@ DEEPSEEK_16B: dict[str, Any] = {
         "mla": {"kv_lora_rank": 512, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128},
         "moe": {"experts": 64, "top_k": 6, "ffn_hidden": 1408, "shared_experts": 2, "first_dense_layers": 1},
     },
-    "framework": "pytorch",
+    "framework": "torchtitan",
     "training": {"seq": 4096, "micro_batch": 8, "global_batch": 64, "recompute": "full"},
     "parallelism": {"zero": 3, "ep": 8},
     "cluster": {"name": "dgx_h100", "nodes": 1},
