@@ -137,9 +137,9 @@ def test_kimis_rule_takes_the_products_of_its_kernels() -> None:
     # Two kinds of scores, the inverse of a triangle, vectors of keys and of values. What a state gives to a piece and
     # gets from it, and the output from the state and by scores.
     ahead = 2 * one + 2 * c**3 / 3 + 2 * one + 2 * state + (state + one)
-    # Vectors and states again; scores' gradients and values'; of values and of the state from queries and keys; of
-    # queries, keys and vectors by states, of both vectors' inverse each way, and through the inverse; in the piece, of
-    # queries by both kinds of scores and of keys by both.
+    # Vectors and states again, then gradients of scores and of values by them. Those of values and of the state from
+    # queries and keys follow. By states those of queries, keys and vectors are found, by vectors the inverse's both
+    # ways, and two go through it. In the piece both kinds of scores give gradients to queries and to keys.
     back = 2 * one + 2 * state + 2 * one + 3 * state + (3 * state + 4 * one + 2 * inside) + 4 * one
     kernels = tiled(layer(KIMI))
     assert kernels["mixer.rule"].flops == pytest.approx(pieces * ahead)

@@ -57,7 +57,7 @@ DEEPSEEK_16B: dict[str, Any] = {
     [({}, True), ({"parallelism.ep": 1}, False), ({"training.micro_batch": 4, "training.global_batch": 32}, False)],
 )
 def test_a_job_that_fits_at_even_loads_only_says_so(changes: dict[str, Any], told: bool) -> None:
-    """With EP 8 it ran out of memory, with EP 1 it fitted at 96 %, and with EP 8 and four sequences it fitted."""
+    """The run with EP 8 ran out of memory. It fitted at 96 % with EP 1, and with EP 8 and four sequences."""
     result = simulator.run(DEEPSEEK_16B, set=changes)
     assert result.to_dict()["memory"]["fits"]
     assert any(text.startswith("fits while the loads of experts are even") for text in result.warnings) == told
