@@ -35,6 +35,7 @@ from simulator.analysis.training.stage_split import (
 from simulator.analysis.training.staleness import staleness
 from simulator.analysis.training.static_memory import static_memory
 from simulator.analysis.training.steady_state import UNSTEADY, SteadyState, until_steady
+from simulator.analysis.training.uneven_experts import uneven_experts_warning
 from simulator.cluster import Cluster, recent_cluster
 from simulator.config import Workload, altered, load_workload
 from simulator.config.loading import written_in
@@ -140,7 +141,8 @@ class StepResult(TimelineResult, StepFigures):
     def warnings(self) -> list[str]:
         """Notes that a user should read before trusting the figures."""
         unsteady = [] if self.steady is None or self.steady.stable else [UNSTEADY]
-        told = [*second_step_warning(self.memories), *narrow_warning(self.memories)]
+        told = second_step_warning(self.memories) + narrow_warning(self.memories)
+        told += uneven_experts_warning(self.memories, self.workload, partial(_needed_bytes, self.cluster))
         return [*models.warnings(self.workload), *unsteady, *told]
 
     def content(self) -> dict[str, Any]:
@@ -224,7 +226,7 @@ def run_step(workload: Workload, *, interference: bool = True, built: Cluster | 
     Without ``interference`` communication does not slow kernels. ``built``: a cluster that is reused if it is the
     workload's.
     """
-    profiles = load_profiles(workload.calibrations, workload.training.attention_kernel)
+    profiles = load_profiles(workload.calibrations, workload.training)
     cluster = built if built is not None and built.spec == workload.cluster else cluster_of(workload)
     network = load_stack(workload.stack) if workload.stack else None
     costs = Costs.from_profiles(profiles, workload.software, network)

@@ -154,7 +154,7 @@ class _SharedJob:
 
         ``calibrations``: type of GPU -> profile, for all jobs, as they share links.
         """
-        all_profiles = load_profiles(calibrations, workload.training.attention_kernel)
+        all_profiles = load_profiles(calibrations, workload.training)
         profiles = {gpu: all_profiles[gpu] for gpu in workload.gpu_types}
         for profile in profiles.values():
             check_precision(profile, workload.training.precision)

@@ -16,7 +16,14 @@ from simulator.config.misplaced_file import refuse_misplaced
 from simulator.config.optimizer_choices import usual_library, usual_state_dtype
 from simulator.config.pipelines import find_schedule, is_file
 from simulator.config.presets import expand_model
-from simulator.config.profile import check_gpu, check_one_vendor, check_precision, check_recipe, load_profile
+from simulator.config.profile import (
+    check_gpu,
+    check_one_vendor,
+    check_precision,
+    check_recipe,
+    check_tf32,
+    load_profile,
+)
 from simulator.config.section import Section, as_data
 from simulator.config.stack import check_stack, load_stack
 from simulator.config.tried_fixes import keep_what_works
@@ -217,6 +224,8 @@ def _with_profiles(workload: Workload, base: Path | None, origin: PlaceOfKey) ->
     rank_profiles = {gpu: profiles[gpu] for gpu in workload.gpu_types}
     for profile in rank_profiles.values():
         check_precision(profile, workload.training.precision, file=origin("training.precision")[0])
+        if not workload.training.tf32:
+            check_tf32(profile, file=origin("training.tf32")[0])
         if recipe := workload.training.product_recipe:
             check_recipe(profile, recipe, file=origin(recipe.key)[0])
     check_one_vendor(rank_profiles, file=origin("cluster")[0], key="cluster.groups")

@@ -15,7 +15,7 @@ from simulator.captured import CapturedModel
 from simulator.config.captured_file import read_captured
 from simulator.config.presets import presets
 from simulator.config.section import AsSection, AsTuple, Integral, Section
-from simulator.mixers import MIXERS, GatedDelta, Indexer, Mamba2, Mixer
+from simulator.mixers import MIXERS, GatedDelta, Indexer, KimiDelta, Mamba2, Mixer
 
 Size = Annotated[int, Field(ge=1, le=1_000_000_000), Integral]
 Share = Annotated[float, Field(ge=0, le=1e30)]
@@ -204,8 +204,14 @@ class Model(Section):
     """heads of layers with a window, where they differ [null]"""
     attention_chunk: Size | None = None
     """tokens of a piece of the sequence in `chunked` layers [null]"""
-    attention_sinks: bool = False
-    """the softmax of each head has one more score, which is learned (gpt-oss) [false]"""
+    value_norm: bool = False
+    """each head of values passes through a norm without weights (Gemma 4) [false]"""
+    keys_as_values: bool = False
+    """in layers without a window values are the keys before their norm and position, and have no product of their own
+    (Gemma 4) [false]"""
+    attention_sinks: bool | Literal["window"] = False
+    """the softmax of each head has one more score, which is learned (gpt-oss); window: in layers with one (MiMo-V2)
+    [false]"""
     attention_gate: bool = False
     """the output of attention is weighed by a gate as wide as itself, from the layer's input (Qwen3-Next) [false]"""
     attention_softcap: float | None = Field(default=None, gt=0)
@@ -222,6 +228,8 @@ class Model(Section):
     """of `sparse` layers: sparse attention beside mla [null]"""
     gated_delta: Annotated[GatedDelta, AsSection()] | None = None
     """of `gated_delta` layers: the gated delta rule [null]"""
+    kimi_delta: Annotated[KimiDelta, AsSection()] | None = None
+    """of `kimi_delta` layers: the delta rule of Kimi Linear [null]"""
     mamba2: Annotated[Mamba2, AsSection()] | None = None
     """of `mamba2` layers [null]"""
     captured: Text = ""
@@ -294,6 +302,8 @@ class Model(Section):
         ('q', 'k', 'v', 'qkv', 'o', 'gate', 'up', 'gate_up', 'down')
         """
         names: tuple[str, ...] = ("q", "k", "v", "qkv", "o") if self.mixer(layer).attends else ()
+        if self.keys_as_values and self.mixer(layer).name != "window":
+            names = tuple(name for name in names if name != "v")
         if self.mla is not None and names:
             names = (*(("q_down", "q_up") if self.mla.q_lora_rank else ("q",)), "kv_down", "kv_up", "o")
         kind = self.mlp(layer)

@@ -12,6 +12,7 @@ from typing import Annotated, Any
 from simulator.config import catalog
 from simulator.config.profile_completion import completed
 from simulator.config.section import AsSection, Section, as_data
+from simulator.config.training import Training
 from simulator.config.validation import validated
 from simulator.errors import InputError
 from simulator.hardware.gpu import GpuSpec
@@ -61,13 +62,38 @@ def _like(data: Mapping[str, Any], path: Path) -> Profile:
     return _parsed(text, whole)
 
 
-def load_profiles(names: Mapping[str, str], attention_kernel: str) -> dict[str, Profile]:
-    """Type of GPU -> the profile of that name or path, whose attention is that of ``attention_kernel`` (newest, flash2)
-    where it has both. Raises `InputError`."""
+def load_profiles(names: Mapping[str, str], training: Training) -> dict[str, Profile]:
+    """Type of GPU -> the profile of that name or path, as kernels of ``training`` run on it.
+
+    Its attention is that of ``attention_kernel`` where the profile has both, its fp32 that of CUDA cores without
+    ``tf32``. Raises `InputError`.
+    """
     profiles = {gpu: load_profile(name) for gpu, name in names.items()}
-    if attention_kernel == "newest":
-        return profiles
-    return {gpu: _with_older_attention(profile) for gpu, profile in profiles.items()}
+    if training.attention_kernel != "newest":
+        profiles = {gpu: _with_older_attention(profile) for gpu, profile in profiles.items()}
+    if not training.tf32:
+        profiles = {gpu: _without_tf32(profile) for gpu, profile in profiles.items()}
+    return profiles
+
+
+def _without_tf32(profile: Profile) -> Profile:
+    """Return the profile with products of fp32 on CUDA cores, which reach the share of their peak that TF32's do."""
+    rate, spec, matmul = profile.gpu_spec.fp32_flops_per_s, profile.gpu_spec, profile.kernels.matmul
+    if rate is None:
+        return profile
+    sustained = matmul.sustained_flops_per_s["fp32"]
+    scaled = replace(
+        sustained,
+        value=sustained.value * rate.value / spec.peak_flops_per_s["fp32"].value,
+        kind="assumed",
+        note="on CUDA cores, the share of the peak that TF32 reaches",
+    )
+    matmul = replace(matmul, sustained_flops_per_s={**matmul.sustained_flops_per_s, "fp32": scaled})
+    return replace(
+        profile,
+        gpu_spec=replace(spec, peak_flops_per_s={**spec.peak_flops_per_s, "fp32": rate}),
+        kernels=replace(profile.kernels, matmul=matmul),
+    )
 
 
 def _with_older_attention(profile: Profile) -> Profile:
@@ -124,6 +150,18 @@ def _unpriced(profile: Profile, recipe: ProductRecipe) -> str:
         scales = " or ".join(SCALES_IN_WORDS[scaling] for scaling in lacking)
         return f"profile {profile.name} has no speed of products with {scales} (kernels.matmul.scaled)"
     return ""
+
+
+def check_tf32(profile: Profile, *, file: object = None) -> None:
+    """Raise `InputError` where the profile prices products of fp32 as TF32 alone; ``file`` asks for others."""
+    if profile.gpu_spec.has_tf32 and profile.gpu_spec.fp32_flops_per_s is None:
+        raise InputError(
+            f"profile {profile.name} has no speed of fp32 on CUDA cores (gpu_spec.fp32_flops_per_s)",
+            file=file,
+            key="training.tf32",
+            found="false",
+            allowed="true",
+        )
 
 
 def check_precision(profile: Profile, precision: str, *, file: object = None) -> None:

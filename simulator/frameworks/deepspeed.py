@@ -58,6 +58,7 @@ FRAMEWORK = replace(
     name="deepspeed",
     about="DeepSpeed's engine, with the model and kernels of Megatron-DeepSpeed",
     launch_section="eager",
+    makes_states_early=True,
     defaults=defaults,
     adds_in_products=False,
     has_core_experts=False,

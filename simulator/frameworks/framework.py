@@ -228,8 +228,8 @@ def plain_layers(whose: str) -> tuple[Limit, ...]:
         "model.mlps": (None,),
         "model.norm_place": ("before",),
         "model.qk_norm_kind": ("head",),
-        "model.attention_sinks": (False,),
-        "model.attention_gate": (False,),
+        **dict.fromkeys(("model.attention_sinks", "model.attention_gate", "model.value_norm"), (False,)),
+        "model.keys_as_values": (False,),
         "model.attention_softcap": (None,),
         "model.logit_softcap": (None,),
         "model.indexer": (None,),
@@ -320,7 +320,8 @@ class Framework:
     """modules with these weights, around which hooks gather and release parameters of ZeRO-3"""
     live_parameters: int = 0
     """layers are gathered ahead until so many parameters are whole; 0: ``parallelism.prefetch`` layers"""
-
+    makes_states_early: bool = False
+    """states of optimizers are there before the first step, not made by the first update"""
     has_core_experts: bool = False
     """experts are run by Megatron-Core, which has several dispatchers, and 1F1B that hides their all-to-alls"""
     runs_captured: bool = False

@@ -73,6 +73,7 @@ FRAMEWORK = replace(
     runs_captured=False,
     about="DeepSpeed's ZeRO around Hugging Face's transformers",
     launch_section="deepspeed",
+    makes_states_early=True,
     defaults=defaults,
     limits=LIMITS,
     master_weights=True,

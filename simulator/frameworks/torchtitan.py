@@ -1,6 +1,7 @@
-"""torchtitan's Llama 3: modules of Meta's Llama on PyTorch, sharded by ``fully_shard``, split by DTensor.
+"""torchtitan's Llama 3 and DeepSeek-V3: modules on PyTorch, sharded by ``fully_shard``, split by DTensor.
 
-github.com/pytorch/torchtitan 0.2.1: models/llama3/model/model.py, models/attention.py, components/loss.py, train.py.
+github.com/pytorch/torchtitan 0.2.1: models/llama3/model/model.py, models/deepseek_v3/model/model.py, models/moe/moe.py,
+models/attention.py, components/loss.py, train.py. Its experts are those of plain PyTorch (`pytorch_experts`).
 """
 
 from __future__ import annotations
@@ -29,8 +30,6 @@ ON_DTENSORS = ("forward_matmul", "backward_matmul", "forward_norm", "backward_no
 COMPILED_ON_DTENSORS = ("collective",)
 LIMITS = (
     *plain_layers("layers of torchtitan's models"),
-    Limit("model.moe", (None,), "experts as torchtitan runs them are not simulated"),
-    Limit("model.mla", (None,), "latent attention as torchtitan runs it is not simulated"),
     Limit("model.position", ("rope",), "its Llama 3 has rope"),
     Limit("model.norm", ("rmsnorm",), "its Llama 3 has RMSNorm"),
     Limit("model.activation", ("swiglu",), "its Llama 3 has SiLU with a gate"),
@@ -47,6 +46,19 @@ def joins_projections(position: str) -> bool:
     return False
 
 
+#: Experts and latent attention of its DeepSeek-V3 were looked at as they run without torch.compile, on whole tensors.
+COMPILED_LIMITS = (
+    *LIMITS,
+    Limit("model.moe", (None,), "experts under torchtitan's torch.compile are not simulated"),
+    Limit("model.mla", (None,), "latent attention under torchtitan's torch.compile is not simulated"),
+)
+SPLIT_LIMITS = (
+    *LIMITS,
+    Limit("model.moe", (None,), "experts beside torchtitan's tensor parallelism are not simulated"),
+    Limit("model.mla", (None,), "latent attention split by DTensor is not simulated"),
+)
+
+
 def titan_defaults(job: JobTraits) -> dict[str, object]:
     """Return defaults of torchtitan's job configuration: AdamW is PyTorch's fused one."""
     kept = "fp32" if job.master_weights else job.precision
@@ -55,6 +67,7 @@ def titan_defaults(job: JobTraits) -> dict[str, object]:
         "training.grad_dtype": kept,
         "training.optimizer.state_dtype": kept,
         "training.optimizer.implementation": "fused",
+        **({"model.moe.router_dtype": job.precision} if job.experts else {}),
     }
 
 
@@ -76,7 +89,7 @@ def compiled_defaults(job: JobTraits) -> Mapping[str, object]:
 FRAMEWORK = replace(
     pytorch.FRAMEWORK,
     name="torchtitan",
-    about="torchtitan's Llama 3 on PyTorch, or under torch.compile",
+    about="torchtitan's Llama 3 on PyTorch, or under torch.compile; its DeepSeek-V3 on PyTorch",
     runs_captured=False,
     launch_section="torchtitan",
     defaults=defaults,
@@ -94,7 +107,7 @@ COMPILED = replace(
     name="torchtitan",
     about=FRAMEWORK.about,
     defaults=compiled_defaults,
-    limits=LIMITS,
+    limits=COMPILED_LIMITS,
     joins_projections=joins_projections,
     rotation=COMPILED_ROTATION,
     autocasts=hugging_face.autocasts,
@@ -110,6 +123,7 @@ SPLIT = replace(
     copies_gathered=True,
     work_on_dtensors=ON_DTENSORS,
     defaults=split_defaults,
+    limits=SPLIT_LIMITS,
     losses=(*FRAMEWORK.losses, "loss_parallel"),
 )
 COMPILED = replace(COMPILED, split=replace(COMPILED, work_on_dtensors=COMPILED_ON_DTENSORS))

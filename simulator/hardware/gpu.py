@@ -23,7 +23,11 @@ class GpuSpec:
     """resident at most: 1536 on GPUs of compute capability 8.6, 8.9 and 12.0, 1024 on 7.5 (CUDA C++ Programming Guide,
     table of technical specifications)"""
     peak_flops_per_s: dict[MatrixDtype, Figure]
-    """dense matrix FLOP/s by type; fp32 is TF32"""
+    """dense matrix FLOP/s by type; fp32 is TF32, unless ``has_tf32`` is false"""
+    has_tf32: bool = True
+    """matrix units multiply fp32 as TF32: from Ampere on (NVIDIA A100 Tensor Core GPU Architecture, 2020)"""
+    fp32_flops_per_s: Figure | None = None
+    """FLOP/s of fp32 on CUDA cores, where PyTorch is not asked for TF32"""
     memory_bandwidth_Bps: Figure
     """bytes/s of the device memory"""
     memory_bytes: Figure

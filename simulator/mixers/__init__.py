@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from simulator.mixers import attention, chunked, gated_delta, mamba2, no_rope, nothing, sparse, window
+from simulator.mixers import attention, chunked, gated_delta, kimi_delta, mamba2, no_rope, nothing, sparse, window
 from simulator.mixers.gated_delta import GatedDelta
+from simulator.mixers.kimi_delta import KimiDelta
 from simulator.mixers.mamba2 import Mamba2
 from simulator.mixers.mixer import Mixer, MixerProduct, Operations, Refusal, Split
 from simulator.mixers.sparse import Indexer
@@ -20,9 +21,21 @@ MIXERS: Mapping[str, Mixer] = {
         no_rope.MIXER,
         sparse.MIXER,
         gated_delta.MIXER,
+        kimi_delta.MIXER,
         mamba2.MIXER,
         nothing.MIXER,
     )
 }
 
-__all__ = ["MIXERS", "GatedDelta", "Indexer", "Mamba2", "Mixer", "MixerProduct", "Operations", "Refusal", "Split"]
+__all__ = [
+    "MIXERS",
+    "GatedDelta",
+    "Indexer",
+    "KimiDelta",
+    "Mamba2",
+    "Mixer",
+    "MixerProduct",
+    "Operations",
+    "Refusal",
+    "Split",
+]

@@ -19,6 +19,7 @@ from simulator.models.multi_token_prediction import predictor
 from simulator.models.optimizer import (
     StateBytes,
     checks_every_pass,
+    first_update_tensors,
     host_state_bytes,
     host_update_bytes,
     optimized_elements,
@@ -53,6 +54,7 @@ __all__ = [
     "by_part",
     "checks_every_pass",
     "embedding",
+    "first_update_tensors",
     "hardware_flops_per_step",
     "head",
     "host_state_bytes",

@@ -19,10 +19,10 @@ def split_qkv(z: FrameworkShapes) -> Node:
 
     Their gradients are joined by a copy, as far as they are not written side by side.
     """
-    copied = z.element * z.tokens * z.framework.joined_qkv_width(z)
-    if not copied:
+    copied = z.element * z.tokens * (z.framework.joined_qkv_width(z) - (z.v_width - z.projected_v_width))
+    if copied <= 0:
         return Node()
-    width = z.q_width + z.kv_width + z.v_width
+    width = z.q_width + z.kv_width + z.projected_v_width
     kernel = z.framework.joined_qkv_kernel(z)
     return Node(
         input_grad=(memory("B", "attn.qkv join", kernel, copied, copied, z.dtype),),

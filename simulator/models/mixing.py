@@ -82,11 +82,11 @@ def _projections(z: FrameworkShapes) -> tuple[Node, ...]:
 
 def _qkv(z: FrameworkShapes) -> tuple[Node, ...]:
     """Return queries, keys and values as one product that is split, or as three; a gate comes with the queries."""
-    k_shared, v_shared = (z.kv_width, z.v_width) if z.kv_replicas > 1 else (0, 0)
+    k_shared, v_shared = (z.kv_width, z.projected_v_width) if z.kv_replicas > 1 else (0, 0)
     gate = z.context_width if z.gate else 0
     bias = "qkv" in z.biases
     if z.framework.joins_projections(z.position):
-        qkv = z.q_width + gate + z.kv_width + z.v_width
+        qkv = z.q_width + gate + z.kv_width + z.projected_v_width
         joined = linear(
             z,
             "attn",
@@ -104,7 +104,7 @@ def _qkv(z: FrameworkShapes) -> tuple[Node, ...]:
             add = memory("F", "attn.qkv bias", "bias", nbytes, nbytes, z.dtype)
             joined = replace(joined, forward=(*joined.forward, add))
         return joined, split_qkv(z)
-    widths = {"q": (z.q_width + gate, 0), "k": (z.kv_width, k_shared), "v": (z.v_width, v_shared)}
+    widths = {"q": (z.q_width + gate, 0), "k": (z.kv_width, k_shared), "v": (z.projected_v_width, v_shared)}
     return with_summed_gradients(
         z,
         [
@@ -122,6 +122,7 @@ def _qkv(z: FrameworkShapes) -> tuple[Node, ...]:
                 first=name == "q",
             )
             for name, (n, copies) in widths.items()
+            if n
         ],
     )
 

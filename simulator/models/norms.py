@@ -59,18 +59,37 @@ def head_norms(z: FrameworkShapes) -> tuple[Node, ...]:
     """Return the norms of queries and keys over the width of a head, whose weights all heads share, or over all heads.
 
     Each tensor-parallel rank has heads of its own, and so a part of the gradients of these weights. Norms without
-    weights only bring heads to a length.
+    weights only bring heads to a length, as those of values do.
     """
-    if not z.qk_norm:
-        return ()
+    nodes: tuple[Node, ...] = ()
+    if z.qk_norm:
+        width = (z.heads, z.kv_heads) if z.qk_norm == "width" else (1, 1)
+        nodes = tuple(
+            _head_norm(z, name, heads * z.head_dim, joined * z.head_dim, weighted=z.qk_norm != "unweighted")
+            for name, heads, joined in (("q", z.heads, width[0]), ("k", z.kv_heads, width[1]))
+        )
+    return (*nodes, _value_norm(z)) if z.value_norm else nodes
 
-    def normed(name: str, heads: int) -> Node:
-        width = z.head_dim * (heads if z.qk_norm == "width" else 1)
-        rows = replace(z, rows=z.tokens * heads * z.head_dim // width, hidden=width, sequence_parallel=z.tp > 1)
-        node = norm(rows, f"attn.{name}_norm", saved=f"attn.{name} raw", residual=False, per_head=True)
-        return replace(node, weight_grad=(), weights=()) if z.qk_norm == "unweighted" else node
 
-    return normed("q", z.heads), normed("k", z.kv_heads)
+def _head_norm(z: FrameworkShapes, name: str, columns: int, width: int, *, weighted: bool) -> Node:
+    """Return the norm of the ``columns`` of a token over rows ``width`` wide."""
+    rows = replace(z, rows=z.tokens * columns // width, hidden=width, sequence_parallel=z.tp > 1)
+    node = norm(rows, f"attn.{name}_norm", saved=f"attn.{name} raw", residual=False, per_head=True)
+    return node if weighted else replace(node, weight_grad=(), weights=())
+
+
+def _value_norm(z: FrameworkShapes) -> Node:
+    """Return the norm of values over a head, without weights.
+
+    Where values are the keys, it reads what the keys' norm reads, and the two gradients are summed.
+    """
+    node = _head_norm(z, "v", z.v_width, z.v_head_dim, weighted=False)
+    if not z.keys_as_values:
+        return node
+    nbytes = float(z.element * z.tokens * z.kv_width)
+    add = memory("B", "attn.k and v grad", "residual", 2 * nbytes, nbytes, z.dtype)
+    saved = tuple(replace(tensor, name="attn.k raw") for tensor in node.saved)
+    return replace(node, input_grad=(*node.input_grad, add), saved=saved)
 
 
 def _weights(z: FrameworkShapes, name: str) -> tuple[Weight, ...]:

@@ -93,6 +93,18 @@ def _optimizer_bytes(workload: Workload, weights: Sequence[Weight]) -> float:
     return masters * optimized_elements(workload, weights) + states
 
 
+def first_update_tensors(workload: Workload, weights: Sequence[Weight]) -> tuple[float, ...]:
+    """Return the bytes of each tensor of states that the first update of ``weights`` makes on this GPU.
+
+    So do torch's optimizers, Megatron's and bitsandbytes'. DeepSpeed makes states before the first step
+    (``initialize_optimizer_states`` of its runtime/zero).
+    """
+    away = workload.parallelism.offload.optimizer != "none" or workload.parallelism.server_count > 0
+    if away or workload.software.makes_states_early:
+        return ()
+    return tuple(nbytes for update in weight_updates(workload, weights) for nbytes in update.state_tensors())
+
+
 def _weight_bytes(workload: Workload, weights: Iterable[Weight]) -> float:
     """Return the bytes of one version of ``weights``, of sharded ones the shards, without those of masters."""
     shards = workload.parallelism.shards if workload.parallelism.zero == 3 else lambda axis: 1

@@ -97,7 +97,7 @@ def shapes(workload: Workload, seat: Seat = ANY_SEAT, turn: Turn = ANY_TURN, num
         accumulates_in_product=training.gradient_accumulation_fusion,
         keeps_gradients=training.keep_gradients,
         norm_place=model.norm_place,
-        **_forms(model),
+        **_forms(model, number),
         autocast=workload.software.autocasts(workload.traits),
         norm_by_operations=not training.fused_rms_norm and model.norm == "rmsnorm",
         tuning=tuning_at(workload, number),
@@ -116,11 +116,14 @@ def _few_bits(workload: Workload, turn: Turn) -> dict[str, Any]:
     }
 
 
-def _forms(model: Model) -> dict[str, Any]:
-    """Return what surrounds attention in a model."""
+def _forms(model: Model, layer: int) -> dict[str, Any]:
+    """Return what surrounds attention in a layer of a model."""
+    in_window = model.mixer(layer).name == "window"
     return {
         "qk_norm": model.qk_norm_kind if model.qk_norm else "",
-        "sinks": model.attention_sinks,
+        "sinks": model.attention_sinks is True or (model.attention_sinks == "window" and in_window),
+        "value_norm": model.value_norm,
+        "keys_as_values": model.keys_as_values and not in_window,
         "softcap": model.attention_softcap is not None,
         "softcaps_logits": model.logit_softcap is not None,
         "gate": model.attention_gate,

@@ -146,9 +146,7 @@ def made_gradient_bytes(workload: Workload, weights: Iterable[Weight]) -> float:
     replication = workload.replication
     if not replication.hands_over_gradients:
         return 0.0
-    if layout.zero == 2:
+    if layout.zero == 2 or replication.fully_sharded:
         return sum(element * count / layout.shards(axis) for axis, count in counts)
-    if replication.fully_sharded:
-        return sum(element * count / layout.shards(axis) for axis, count in counts if layout.shards(axis) > 1)
     bucketed = replication.in_ddp
     return float(sum(element * n for axis, n in counts if not (bucketed and layout.replicas(axis) > 1)))

@@ -45,13 +45,27 @@ class WeightUpdate:
         """Bytes that the step needs beside states."""
         return self.implementation.workspace_bytes(self.parameters, self.types)
 
+    def state_tensors(self) -> tuple[float, ...]:
+        """Return the bytes of each tensor of the states that are not paged: as many as have the weight's size."""
+        sizes: list[float] = []
+        for parameter in self.parameters:
+            if not self._pages(parameter):
+                nbytes = self.implementation.state_bytes(parameter, self.types)
+                tensors = max(round(nbytes / (DTYPE_BYTES[self.types.state] * parameter.elements)), 1)
+                sizes += [nbytes / tensors] * tensors
+        return tuple(sizes)
+
     def state_bytes(self, *, paged: bool) -> float:
         """Return the bytes of states that are ``paged``, or of those that are not."""
         return sum(
             self.implementation.state_bytes(parameter, self.types)
             for parameter in self.parameters
-            if paged == (self.paged and parameter.elements >= FEWEST_PAGED)
+            if paged == self._pages(parameter)
         )
+
+    def _pages(self, parameter: UpdatedTensor) -> bool:
+        """Tell whether the states of ``parameter`` page to the host's memory."""
+        return self.paged and parameter.elements >= FEWEST_PAGED
 
 
 def weight_updates(workload: Workload, weights: Iterable[Weight]) -> tuple[WeightUpdate, ...]:

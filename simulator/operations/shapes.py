@@ -47,6 +47,7 @@ class Shapes:
     ``chunk``: tokens of a piece of a sequence whose queries see no other piece, 0 for all. ``biases``: linear layers
     that have some. ``qk_norm``: over what queries and keys are normed, empty for not. ``norm_place``: where norms of
     blocks stand. ``sinks``, ``softcap`` and ``gate`` are of attention; ``softcaps_logits``: so are the logits capped.
+    ``value_norm``: heads of values are normed. ``keys_as_values``: values are the keys as their product leaves them.
     ``compressed_queries`` is the width that latent attention compresses queries to. ``autocast``: weights, sums of
     blocks and norms are in fp32, and products cast what they read to the working precision.
     ``adds_gradients`` to those of micro-batches before; ``fills_buckets``: gradients are complete and go into buckets,
@@ -95,6 +96,8 @@ class Shapes:
     softcap: bool
     softcaps_logits: bool
     gate: bool
+    value_norm: bool
+    keys_as_values: bool
     compressed_queries: int
     autocast: bool
     tuning: Tuning = ALL_TRAINED
@@ -124,6 +127,11 @@ class Shapes:
     @property
     def kv_width(self) -> int:
         return self.kv_heads * self.head_dim
+
+    @property
+    def projected_v_width(self) -> int:
+        """Columns of the product that makes values alone; none where they are the keys."""
+        return 0 if self.keys_as_values else self.v_width
 
     @property
     def v_width(self) -> int:

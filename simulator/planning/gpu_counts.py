@@ -62,7 +62,7 @@ def least_gpus(workload: Workload, step_time_s: float) -> int:
     No simulated step is faster, as no kernel is. Half of full attention counts, and the fastest type of GPU. Where
     products may be of several precisions, as in captured models, the peak of the fastest one counts.
     """
-    profiles = load_profiles(workload.calibrations, workload.training.attention_kernel)
+    profiles = load_profiles(workload.calibrations, workload.training)
     training, overrides = workload.training, workload.cluster.overrides
     scales = [one.speed_scale or 1.0 for one in overrides if isinstance(one, GpuOverride)]
     whole = workload.parallelism.model_copy(update={"tp": 1, "pp": 1, "cp": 1})  # which pads the vocabulary least

@@ -75,7 +75,7 @@ class LayoutBounds:
     @classmethod
     def for_workload(cls, workload: Workload) -> LayoutBounds:
         """Return the bounds of layouts of a workload on its cluster."""
-        profiles = load_profiles(workload.calibrations, workload.training.attention_kernel)
+        profiles = load_profiles(workload.calibrations, workload.training)
         network = load_stack(workload.stack) if workload.stack else None
         costs = Costs.from_profiles(profiles, workload.software, network)
         specs = [profile.gpu_spec for profile in profiles.values()]

@@ -33,7 +33,7 @@ RECOMPUTE = ("none", "full", "selective")
 #: What some architectures are refused in, by the beginning of the message.
 REFUSED = (
     r"parallelism.tp: a norm over the width of all heads needs them on one rank",  # OLMo, MiniMax
-    r"parallelism.cp: (sinks are of heads|an indexer chooses|the state of \w+ passes)",
+    r"parallelism.cp: (heads of windows are not spread|sinks are of heads|an indexer chooses|the state of \w+ passes)",
     r"parallelism.ep: the model has no experts",
     r"parallelism.tp: does not divide model.mamba2.groups 1",  # Granite 4, Bamba
     r"training.recompute.modules: the model has no such modules",  # Mamba 2 has no attention to recompute
@@ -98,6 +98,9 @@ def _shortened(name: str) -> dict[str, Any]:
     period = max(len(fields.get("mixers", [1])), len(fields.get("mlps", [1])))
     if fields["layers"] > 12 >= period:
         fields["layers"] = next(count for count in range(4, 26) if count % period == 0 and count % 2 == 0)
+    if fields["layers"] % 2:
+        fields["layers"] -= 1
+        fields |= {key: fields[key][: fields["layers"]] for key in ("mixers", "mlps") if key in fields}
     if "first_dense_layers" in fields.get("moe", {}):
         fields["moe"]["first_dense_layers"] = 1
     return fields

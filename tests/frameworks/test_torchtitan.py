@@ -203,3 +203,35 @@ def test_products_of_a_layer() -> None:
         for ops in (part.forward, part.backward)
     ]
     assert [len(ops) for ops in products] == [7, 14]
+
+
+def deepseek(changes: dict[str, Any]) -> Workload:
+    """A small DeepSeek-V3 of torchtitan's."""
+    model = {
+        **{"layers": 2, "hidden": 256, "heads": 4, "ffn_hidden": 512, "vocab": VOCAB, "activation": "swiglu"},
+        **{"norm": "rmsnorm", "position": "rope", "bias": False, "tied_embeddings": False},
+        "mla": {"kv_lora_rank": 64, "qk_nope_head_dim": 32, "qk_rope_head_dim": 16, "v_head_dim": 32},
+        "moe": {"experts": 8, "top_k": 2, "ffn_hidden": 128, "shared_experts": 1, "first_dense_layers": 1},
+    }
+    parallelism = {"dp": 2, "ep": 2, "zero": 3}
+    training = {"seq": 256, "global_batch": 4}
+    names = {"name": "deepseek", "framework": "torchtitan", "cluster": "dgx_h100"}
+    return load_workload({**names, "model": model, "training": training, "parallelism": parallelism}, changes)
+
+
+def test_a_layer_of_deepseek_v3_has_the_products_of_its_modules() -> None:
+    """Queries, keys and values down and up, the output; router; gate with up, and down, of the shared expert: seven.
+
+    Two are grouped, gate with up and down, as all experts have them here. The router is of the working precision."""
+    workload = deepseek({})
+    part = models.layer(workload, number=1)
+    kernels = Counter(type(op.kernel).__name__ for op in part.forward if isinstance(op, Compute))
+    assert (kernels["Matmul"], kernels["GroupedMatmul"]) == (7, 2)
+    assert workload.model.moe is not None
+    assert workload.model.moe.router_dtype == "bf16"
+
+
+@pytest.mark.parametrize("changes", [{"framework.compile": True}, {"parallelism.tp": 2, "parallelism.dp": 1}])
+def test_experts_compiled_or_split_are_refused(changes: dict[str, Any]) -> None:
+    with pytest.raises(InputError, match=r"model\.(moe|mla)"):
+        deepseek(changes)

@@ -25,6 +25,12 @@ def attention(part: Part) -> Attention:
     return kernel
 
 
+def qkv_shape(part: Part) -> tuple[int, ...]:
+    """The shape of the product of queries, keys and values."""
+    (weight,) = (weight for weight in part.weights if "qkv" in weight.name)
+    return weight.shape
+
+
 def names(part: Part) -> list[str]:
     return [op.name for op in part.forward if isinstance(op, Compute)]
 
@@ -182,3 +188,26 @@ def test_what_cannot_be_is_refused_by_its_key(
 def test_frameworks_whose_layers_were_not_looked_at_refuse_them(framework: str, model: dict[str, Any]) -> None:
     with pytest.raises(InputError, match=r"all of one kind"):
         load_workload(job(model=LLAMA | model, framework=framework))
+
+
+def test_values_that_are_keys_have_no_product_and_a_norm_without_weights() -> None:
+    """8 heads of 32, 4 of keys: of 256 + 4 x 32 columns, values had 128 more. Both norms keep the keys as they
+    come, one tensor. The gradients of both are summed, two tensors read and one written."""
+    form = {"qk_norm": True, "value_norm": True}
+    plain, joined = layer(**form), layer(**form, keys_as_values=True)
+    assert qkv_shape(plain) == (256 + 2 * 128, 256)
+    assert qkv_shape(joined) == (256 + 128, 256)
+    kept = {tensor.name: tensor.nbytes for tensor in plain.saved}
+    assert kept["attn.v raw"] == kept["attn.k raw"] == 2 * SEQ * 128
+    assert plain.saved_bytes - joined.saved_bytes == 2 * SEQ * 128
+    (added,) = [op.kernel for op in joined.input_grad if getattr(op, "name", "") == "attn.k and v grad"]
+    assert (added.read_bytes, added.write_bytes) == (2 * 2 * SEQ * 128, 2 * SEQ * 128)
+    assert not any("v_norm" in weight.name for weight in joined.weights)
+
+
+def test_sinks_of_windows_alone() -> None:
+    """A number a head, in layers that have a window."""
+    pattern = {"mixers": ["attention", "window"], "sliding_window": 32, "attention_sinks": "window"}
+    workload = load_workload(job(model=LLAMA | pattern))
+    counts = [sum("sinks" in weight.name for weight in part.weights) for part in models.rank_parts(workload, 0)]
+    assert sorted(counts) == [0, 0, 0, 0, 1, 1]  # embedding, two layers of each kind, head

@@ -18,6 +18,8 @@ from tests.support.pattern_models import LLAMA, SEQ
 
 #: 4 heads of queries and keys 16 wide, 8 of values 32 wide.
 DELTA = {"mixers": ["gated_delta"], "gated_delta": {"key_heads": 4, "value_heads": 8, "key_dim": 16, "value_dim": 32}}
+#: 8 heads of queries, keys and values 16 wide.
+KIMI = {"mixers": ["kimi_delta"], "kimi_delta": {"heads": 8, "head_dim": 16}}
 #: 8 heads of 32 with states of 16, in 2 groups; pieces of 64 tokens.
 MAMBA = {"mixers": ["mamba2"], "mamba2": {"heads": 8, "head_dim": 32, "state": 16, "groups": 2, "chunk": 64}}
 SPARSE = {
@@ -53,6 +55,26 @@ def test_a_gated_delta_layer_has_the_weights_of_qwen3_next(tp: int) -> None:
         "mixer.dt_bias": (8 // tp,),
         "mixer.norm.weight": (32,),
         "mixer.out.weight": (256, 8 * 32 // tp),
+    }
+
+
+@pytest.mark.parametrize("tp", [1, 2])
+def test_a_kimi_delta_layer_has_the_weights_of_its_class(tp: int) -> None:
+    """Queries, keys and values of 8 x 16, both gates through 16 columns that every rank holds, a strength a head.
+
+    Decays have a rate a head and a bias a channel."""
+    assert shapes(layer(KIMI, tp=tp)) == {
+        "mixer.qkv.weight": (3 * 128 // tp, 256),
+        "mixer.conv.weight": (3 * 128 // tp, 1, 4),
+        "mixer.f_a.weight": (16, 256),
+        "mixer.f_b.weight": (128 // tp, 16),
+        "mixer.b.weight": (8 // tp, 256),
+        "mixer.A_log": (8 // tp,),
+        "mixer.dt_bias": (128 // tp,),
+        "mixer.g_a.weight": (16, 256),
+        "mixer.g_b.weight": (128 // tp, 16),
+        "mixer.norm.weight": (16,),
+        "mixer.out.weight": (256, 128 // tp),
     }
 
 
@@ -108,6 +130,33 @@ def test_the_rule_takes_the_products_of_its_kernels() -> None:
     assert kernels["mixer.rule bwd"].flops == pytest.approx(pieces * back)
 
 
+def test_kimis_rule_takes_the_products_of_its_kernels() -> None:
+    """Products of a piece of c tokens and a head k wide in the kernels of flash-linear-attention."""
+    c, k, pieces = 64, 16, 8 * SEQ // 64
+    one, state, inside = flops(((c, c, k),)), flops(((c, k, k),)), flops(((c, c, c),))
+    # Two kinds of scores, the inverse of a triangle, vectors of keys and of values. What a state gives to a piece and
+    # gets from it, and the output from the state and by scores.
+    ahead = 2 * one + 2 * c**3 / 3 + 2 * one + 2 * state + (state + one)
+    # Vectors and states again, then gradients of scores and of values by them. Those of values and of the state from
+    # queries and keys follow. By states those of queries, keys and vectors are found, by vectors the inverse's both
+    # ways, and two go through it. In the piece both kinds of scores give gradients to queries and to keys.
+    back = 2 * one + 2 * state + 2 * one + 3 * state + (3 * state + 4 * one + 2 * inside) + 4 * one
+    kernels = tiled(layer(KIMI))
+    assert kernels["mixer.rule"].flops == pytest.approx(pieces * ahead)
+    assert kernels["mixer.rule bwd"].flops == pytest.approx(pieces * back)
+
+
+def test_kimis_rule_keeps_raw_decays_and_two_triangles() -> None:
+    """A token and head keeps 16 columns of queries, keys, values and decays, 2 x 64 of triangles, and a strength."""
+    kept = {tensor.name: tensor.nbytes for tensor in layer(KIMI).saved if tensor.name.startswith("mixer.")}
+    rows = 2 * SEQ * 8
+    assert {name: nbytes / rows for name, nbytes in kept.items() if name != "mixer.conv input"} == {
+        **{"mixer.q": 16, "mixer.k": 16, "mixer.v": 16, "mixer.decays": 16, "mixer.strengths": 1, "mixer.beta": 1},
+        **{"mixer.triangles": 128, "mixer.raw": 16, "mixer.gate": 16, "mixer.normed": 16},
+        **{"mixer.f inside": 2, "mixer.g inside": 2},  # 16 columns of a token, which has 8 heads
+    }
+
+
 def test_a_scan_takes_the_products_of_its_kernels() -> None:
     """Products of a piece in the kernels of mamba_ssm: c tokens, heads p and states n wide. What comes before a token
     inside its piece is half of a product."""
@@ -127,6 +176,8 @@ def test_a_scan_takes_the_products_of_its_kernels() -> None:
     [
         # Queries and keys of 8 heads of 16, values of 32, two numbers a head of at least 2 bytes each.
         (DELTA, "mixer.rule", 2 * 8 * (16 + 16 + 32) + 2 * 2 * 8, 2 * 8 * 32),
+        # Queries, keys, values and raw decays of 8 heads of 16, a strength a head.
+        (KIMI, "mixer.rule", 2 * 8 * 4 * 16 + 2 * 8, 2 * 8 * 16),
         # x of 8 heads of 32, B and C of 2 groups of 16, a decay a head.
         (MAMBA, "mixer.scan", 2 * (8 * 32 + 2 * 2 * 16) + 2 * 8, 2 * 8 * 32),
         # Queries of 4 heads of 16, one key, a weight a head; scores of half of the sequence in 4 bytes.
@@ -147,7 +198,7 @@ def test_every_input_is_read_and_every_output_and_gradient_written(
 
 def test_linear_layers_grow_with_the_sequence_and_attention_with_its_square() -> None:
     """A step takes, beside weights, 8 k v a head of the rule, 7 a number of a state, 3 times for both passes."""
-    for model, one in ((DELTA, 8 * 8 * 16 * 32), (MAMBA, 7 * 8 * 32 * 16)):
+    for model, one in ((DELTA, 8 * 8 * 16 * 32), (KIMI, 8 * 8 * 16 * 16), (MAMBA, 7 * 8 * 32 * 16)):
         jobs = [
             load_workload(job(model=LLAMA | model, training={"seq": seq, "global_batch": 16})) for seq in (SEQ, 2 * SEQ)
         ]
@@ -186,7 +237,7 @@ def test_an_indexer_scores_all_tokens_and_attention_sees_the_chosen() -> None:
     assert workload.model.keys_seen(0, SEQ).window == 32
 
 
-@pytest.mark.parametrize("model", [DELTA, MAMBA, SPARSE])
+@pytest.mark.parametrize("model", [DELTA, KIMI, MAMBA, SPARSE])
 def test_prices_of_such_kernels_are_assumed(model: dict[str, Any]) -> None:
     """Nothing of the sort was measured, on whatever GPU. More products or more bytes take longer."""
     from simulator.config.profile import load_profile

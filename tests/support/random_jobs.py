@@ -125,6 +125,8 @@ def _training(random: Random, framework: Framework, model: Mapping[str, Any], on
         "grad_clip": one((None, None, 1.0)),
         "recompute": one(("none", "none", "selective", "ops", "full", {"granularity": "full", "layers": 1})),
     }
+    if training["precision"] == "fp32":
+        training["tf32"] = one((True, False))
     if one((True, False, False)):
         training["loss"] = one(framework.losses)
     if one((True, False, False)):

@@ -12,11 +12,12 @@ SIZES: dict[str, Section] = {
     "window": {"sliding_window": 64},
     "chunked": {"attention_chunk": 48},
     "gated_delta": {"gated_delta": {"key_heads": 4, "value_heads": 8, "key_dim": 16, "value_dim": 32}},
+    "kimi_delta": {"kimi_delta": {"heads": 8, "head_dim": 16}},
     "mamba2": {"mamba2": {"heads": 8, "head_dim": 32, "state": 16, "groups": 4, "chunk": 64}},
 }
 #: Kinds of layers that attend by latent vectors.
 LATENT_KINDS = ("attention", "sparse", "none")
-KINDS = ("attention", "window", "chunked", "no_rope", "gated_delta", "mamba2", "none")
+KINDS = ("attention", "window", "chunked", "no_rope", "gated_delta", "kimi_delta", "mamba2", "none")
 
 
 def random_model(random: Random, stages: int, experts: bool, ep: int) -> Section:
@@ -92,7 +93,8 @@ def _pattern(random: Random, stages: int) -> Section:
         "norm_place": one(("before", "after", "both")),
         "qk_norm": one((True, False)),
         "attention_gate": one((True, False)),
-        "attention_sinks": one((True, False, False)),
+        "attention_sinks": one((True, False, False, "window")),
+        "value_norm": one((True, False)),
     }
 
 

@@ -19,6 +19,9 @@ from simulator.timeline import Timeline
 ROUNDS = 2
 #: Last micro-batches that are replayed.
 LAST = 2
+#: Steps that are replayed. States of the optimizer come into what the passes of the first step have left free. Tensors
+#: of the second one may not fit into the pieces between them.
+STEPS = 2
 #: Bytes that are the rounding of a sum, not a tensor.
 _ROUNDING_BYTES = 1.0
 
@@ -40,13 +43,17 @@ def replay_microbatches(in_flight: int, chunks: int) -> int:
 
 
 class Move(NamedTuple):
-    """Start or end of a span in a replay: its pass, bytes that it moves, and its effect on activations, if any."""
+    """Start or end of a span in a replay: its pass, bytes that it moves, and its effect on activations, if any.
+
+    ``updates``: the span is the optimizer's.
+    """
 
     starts: int
     stage: int
     microbatch: int
     nbytes: float
     workspace_bytes: float
+    updates: bool
     event: ActivationEvent | None
 
 
@@ -80,7 +87,8 @@ class CachedMemory:
         stage, workspace = timeline.stage[spans], timeline.workspace_bytes[spans]
         workspaces = np.where(begins & ~np.isin(stage, list(static.parts)), workspace, 0.0)
         counts = (nbytes != 0) | (workspaces != 0) | have_events(events, spans, begins)
-        columns = [column[counts].tolist() for column in (begins, stage, microbatch, nbytes, workspaces)]
+        updates = timeline.phase[spans] == "O"
+        columns = [column[counts].tolist() for column in (begins, stage, microbatch, nbytes, workspaces, updates)]
         effects = map(events.get, zip(spans[counts].tolist(), columns[0], strict=True))
         moves = tuple(map(Move, *columns, effects))
         key = id(static), limit, chosen, moves
@@ -93,14 +101,8 @@ class CachedMemory:
 def _replayed_bytes(moves: Iterable[Move], static: StaticMemory, replayed: Container[int], limit: float) -> float:
     """Return the most bytes reserved less the most allocated, of the micro-batches that are ``replayed``."""
     replay = _AllocatorReplay(CachingAllocator(limit), static, replayed)
-    for move in moves:
-        if move.event is not None:
-            replay.activations(move.event, move.stage, move.microbatch, move.nbytes)
-        elif move.starts:
-            replay.allocate(move.nbytes)
-            replay.touch((move.workspace_bytes,))
-        else:
-            replay.free(move.nbytes)
+    for _ in range(STEPS):
+        replay.step(moves)
     return float(replay.allocator.most_reserved - replay.allocator.most_allocated)
 
 
@@ -119,12 +121,37 @@ class _AllocatorReplay:
         self._other_blocks: list[tuple[float, CachedBlock]] = []
         state = static.state
         for nbytes in (
-            *(state.weights, static.gradients, state.optimizer),
+            *(state.weights, static.gradients, state.optimizer - sum(static.first_update_tensors)),
             *(static.placeholders, static.bucket, static.receives),
             *(static.workspaces / BLAS_THREADS,) * BLAS_THREADS,
         ):
             if nbytes:
                 allocator.malloc(nbytes)
+
+        self._first_update_tensors = static.first_update_tensors
+
+    def step(self, moves: Iterable[Move]) -> None:
+        """Replay one step."""
+        for blocks in self._saved.values():
+            self._release(blocks.values())
+        self._saved.clear()
+        for move in moves:
+            if move.updates:
+                self._make_states()
+            if move.event is not None:
+                self.activations(move.event, move.stage, move.microbatch, move.nbytes)
+            elif move.starts:
+                self.allocate(move.nbytes)
+                self.touch((move.workspace_bytes,))
+            else:
+                self.free(move.nbytes)
+        self._make_states()
+
+    def _make_states(self) -> None:
+        """Allocate the states that the first update makes."""
+        for nbytes in self._first_update_tensors:
+            self.allocator.malloc(nbytes)
+        self._first_update_tensors = ()
 
     def activations(self, event: ActivationEvent, stage: int, microbatch: int, moved: float) -> None:
         """Replay an event of a pass that moves ``moved`` bytes; bytes beyond its activations are other blocks."""

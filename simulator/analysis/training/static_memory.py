@@ -36,7 +36,8 @@ class StaticMemory:
 
     ``parts``: stage -> the parts that its passes run. ``layers_offloaded``: the layers' saved tensors are left out of
     ``parts``, as copies of their own move them. ``passes_by_part``: passes are cut by part, and each piece moves the
-    activations of its part.
+    activations of its part. ``first_update_tensors``: bytes of each tensor of states that the first update makes, which
+    ``state`` has too.
     """
 
     state: StateBytes
@@ -50,6 +51,7 @@ class StaticMemory:
     parts: Mapping[int, tuple[Part, ...]] = field(default_factory=dict)
     layers_offloaded: bool = False
     passes_by_part: bool = False
+    first_update_tensors: tuple[float, ...] = ()
 
     @property
     def gradients(self) -> float:
@@ -121,6 +123,7 @@ class WeightMemory:
     step_gradients: float
     first_step_bucket: float
     passes_by_part: bool
+    first_update_tensors: tuple[float, ...]
 
 
 def memory_of_weights(workload: Workload, pipeline_rank: int, weights: Sequence[Weight]) -> WeightMemory:
@@ -130,6 +133,7 @@ def memory_of_weights(workload: Workload, pipeline_rank: int, weights: Sequence[
         step_gradients=models.made_gradient_bytes(workload, weights),
         first_step_bucket=_bytes_of_first_step_bucket(workload, weights),
         passes_by_part=keeps_bytes_by_part(workload, weights),
+        first_update_tensors=models.first_update_tensors(workload, weights),
     )
 
 
@@ -159,6 +163,7 @@ def static_memory_of(
         parts=parts,
         layers_offloaded=offloaded,
         passes_by_part=weight_memory.passes_by_part,
+        first_update_tensors=weight_memory.first_update_tensors,
     )
 
 

@@ -106,6 +106,21 @@ def gemma3(keys: Keys) -> Fields:
     return windows(keys, fields, layer_types(keys, kinds))
 
 
+def gemma4(keys: Keys) -> Fields:
+    """Return the fields of Gemma 4's dense text models without inputs of each layer.
+
+    Heads of global layers are wider and fewer, and their values are their keys.
+    """
+    fields = gemma3(keys) | {"value_norm": True}
+    local = {key: fields.pop(key) for key in ("kv_heads", "head_dim")}
+    local["v_head_dim"] = local["head_dim"]
+    joined = bool(keys.get("attention_k_eq_v"))
+    few = keys.get("num_global_key_value_heads") if joined else None
+    fields |= {"head_dim": keys.get("global_head_dim", default=512), "window_heads": local}
+    fields |= {"kv_heads": few or local["kv_heads"], "keys_as_values": joined}
+    return fields
+
+
 def _caps(keys: Keys) -> Fields:
     caps = {
         "attention_softcap": keys.get("attn_logit_softcapping"),

@@ -4,7 +4,14 @@ from __future__ import annotations
 
 from simulator.config.hugging_face.dense import decoder, with_biases
 from simulator.config.hugging_face.keys import PLAIN, Fields, Keys, mixers
-from simulator.config.hugging_face.mixtures import gated_shared, granite_experts, qwen_layers, with_experts
+from simulator.config.hugging_face.mixtures import (
+    gated_shared,
+    granite_experts,
+    latent,
+    qwen_layers,
+    sparse_layers,
+    with_experts,
+)
 from simulator.config.hugging_face.state_space import BAMBA, MAMBA, NEMOTRON, SIGNS, mamba2_section, single_parts
 
 #: Sign of a layer of Nemotron-H -> its name; and the MLPs of layers that are an MLP alone.
@@ -60,6 +67,30 @@ def qwen3_5_moe(keys: Keys) -> Fields:
     """Return the fields of Qwen3.5's mixtures, all of whose layers have experts."""
     fields = _gated_delta(keys, width="moe_intermediate_size")
     return with_experts(fields, gated_shared(keys), [True] * fields["layers"])
+
+
+def kimi_linear(keys: Keys) -> Fields:
+    """Return the fields of Kimi Linear: Kimi delta attention, and latent attention without positions.
+
+    Its file counts layers from 1, and names heads of the delta rule in a section of their own.
+    """
+    linear = keys.get("linear_attn_config", default={})
+    fields = latent(keys, decoder(keys)) | {"position": "none"}
+    full = linear.get("full_attn_layers", [])
+    default = ["attention" if layer + 1 in full else "kimi_delta" for layer in range(fields["layers"])]
+    sizes = {
+        "heads": linear.get("num_heads") or keys.need("linear_num_heads"),
+        "head_dim": linear.get("head_dim") or keys.need("linear_head_dim"),
+        "conv_width": linear.get("short_conv_kernel_size") or keys.get("linear_conv_kernel_dim", default=4),
+    }
+    moe = {
+        "experts": keys.need("num_experts", "num_local_experts"),
+        "top_k": keys.need("num_experts_per_token", "num_experts_per_tok"),
+        "ffn_hidden": keys.need("moe_intermediate_size"),
+        "shared_experts": keys.need("num_shared_experts", "n_shared_experts"),
+    }
+    fields |= mixers(_kinds(keys, "kimi_delta", default)) | {"kimi_delta": sizes}
+    return with_experts(fields, moe, sparse_layers(keys, fields["layers"]))
 
 
 def nemotron_h(keys: Keys) -> Fields:

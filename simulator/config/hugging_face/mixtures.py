@@ -140,7 +140,7 @@ def llama4(keys: Keys) -> Fields:
     return with_experts(fields, moe, [layer in chosen for layer in layers])
 
 
-def _sparse_layers(keys: Keys, layers: int) -> list[bool]:
+def sparse_layers(keys: Keys, layers: int) -> list[bool]:
     """Return which layers of DeepSeek's kind have experts.
 
     From layer ``first_k_dense_replace`` on, those whose number divides by ``moe_layer_freq``, or as
@@ -165,12 +165,19 @@ def fine_grained(keys: Keys, fields: Fields) -> Fields:
     moe = _routed(keys, "n_routed_experts", "moe_intermediate_size")
     shared = keys.get("n_shared_experts")
     moe |= {"shared_experts": shared} if shared else {}
-    return with_experts(fields, moe, _sparse_layers(keys, fields["layers"]))
+    return with_experts(fields, moe, sparse_layers(keys, fields["layers"]))
 
 
 def _with_predictions(keys: Keys, fields: Fields) -> Fields:
     modules = keys.get("num_nextn_predict_layers", "num_mtp_layers")
     return fields | ({"mtp_layers": modules} if modules else {})
+
+
+def latent(keys: Keys, fields: Fields) -> Fields:
+    """Return ``fields`` with latent attention in place of heads of keys and values."""
+    same = ("q_lora_rank", "kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
+    section = {key: keys.get(key) for key in same if keys.get(key) is not None}
+    return {key: value for key, value in fields.items() if key not in ("kv_heads", "head_dim")} | {"mla": section}
 
 
 def deepseek(keys: Keys) -> Fields:
@@ -179,9 +186,7 @@ def deepseek(keys: Keys) -> Fields:
         raise keys.refuse("attention_bias", "biases of latent attention alone are not supported")
     fields = decoder(keys) | {"bias": bool(keys.get("attention_bias"))}
     if keys.get("kv_lora_rank"):
-        same = ("q_lora_rank", "kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
-        fields["mla"] = {key: keys.get(key) for key in same if keys.get(key) is not None}
-        fields = {key: value for key, value in fields.items() if key not in ("kv_heads", "head_dim")}
+        fields = latent(keys, fields)
     return _with_predictions(keys, fine_grained(keys, fields))
 
 
@@ -204,3 +209,17 @@ def glm4_moe(keys: Keys) -> Fields:
     fields = with_biases(decoder(keys), *(("qkv",) if keys.get("attention_bias") else ()))
     fields |= {"qk_norm": True} if keys.get("use_qk_norm") else {}
     return _with_predictions(keys, fine_grained(keys, fields))
+
+
+def mimo_v2_flash(keys: Keys) -> Fields:
+    """Return the fields of MiMo-V2-Flash: windows in five layers of six, with sinks and twice the heads of keys."""
+    fields = decoder(keys) | {"v_head_dim": keys.need("v_head_dim"), "attention_sinks": "window"}
+    if keys.get("attention_bias"):
+        raise keys.refuse("attention_bias", "biases of queries, keys and values alone are not supported here")
+    layers = range(fields["layers"])
+    default = ["window" if layer and (layer + 1) % 6 else "attention" for layer in layers]
+    fields = windows(keys, fields, layer_types(keys, default))
+    fields["window_heads"] = {"kv_heads": 2 * fields["kv_heads"]}
+    moe = _routed(keys, "n_routed_experts", "moe_intermediate_size")
+    has = sparse_layers(keys, len(layers)) if keys.get("mlp_layer_types", "moe_layer_freq") else [*map(bool, layers)]
+    return with_experts(fields, moe, has)

@@ -59,6 +59,12 @@ def _every(workload: Workload, holds: Callable[[NodeSpec], bool]) -> bool:
     return all(holds(node) for node in workload.cluster.kinds)
 
 
+def _multiplies_fp32(workload: Workload) -> bool:
+    """Return whether products of the model, or of its routers, are in fp32."""
+    moe = workload.model.moe
+    return workload.training.precision == "fp32" or (moe is not None and moe.router_dtype == "fp32")
+
+
 def _one_attention(workload: Workload) -> bool:
     """Return whether no profile of its GPUs has kernels of attention of two ages."""
     profiles = (load_profile(workload.calibrations[gpu]) for gpu in workload.gpu_types)
@@ -69,6 +75,7 @@ def _one_attention(workload: Workload) -> bool:
 TABLE: tuple[tuple[str, Condition, str], ...] = (
     ("seed", lambda w: not _skewed(w), "nothing is random without model.moe.token_distribution: {skew: ...}"),
     ("model.sliding_window", lambda w: not _windows(w), "no sequence is longer than the window"),
+    ("training.tf32", lambda w: not _multiplies_fp32(w), "no product is in fp32"),
     ("training.attention_kernel", lambda w: w.model.attention == "unfused", "model.attention is unfused"),
     ("training.attention_kernel", _one_attention, "the profile has no FlashAttention 2 beside a newer kernel"),
     (

@@ -181,8 +181,17 @@ def _attention_problems(workload: Workload) -> Iterator[InputError]:
             found=layout.tp,
             allowed="1, or qk_norm_kind: head",
         )
+    if model.keys_as_values and not _norms_both(model):
+        yield InputError(
+            "values that are keys are as wide, and both have norms of heads",
+            key="model.keys_as_values",
+            found=brief(True),
+            allowed="beside value_norm: true and qk_norm: true, and a v_head_dim that is head_dim",
+        )
     if model.mla is not None:
         alone = (
+            ("value_norm", model.value_norm),
+            ("keys_as_values", model.keys_as_values),
             ("attention_gate", model.attention_gate),
             ("window_heads", model.window_heads is not None),
             ("v_head_dim", model.v_head_dim != model.head_dim),
@@ -192,6 +201,12 @@ def _attention_problems(workload: Workload) -> Iterator[InputError]:
                 "latent attention has heads of its own", key=f"model.{key}", found="given", allowed="left out"
             )
     yield from _window_head_problems(workload)
+
+
+def _norms_both(model: Model) -> bool:
+    """Tell whether keys and values have norms of heads of one width."""
+    both = model.value_norm and model.qk_norm and model.qk_norm_kind == "head"
+    return both and model.head_dim == model.v_head_dim
 
 
 def _window_head_problems(workload: Workload) -> Iterator[InputError]:

@@ -5,14 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from simulator.config.profile import load_profile
 from simulator.errors import InputError
 from simulator.input_files import brief
 
 if TYPE_CHECKING:
     from simulator.config.workload import Workload
-
-#: GPUs before Ampere, whose products in fp32 are on CUDA cores (NVIDIA A100 Tensor Core GPU Architecture, 2020).
-WITHOUT_TF32 = ("v100", "t4")
 
 
 def problems(workload: Workload) -> Iterator[InputError]:
@@ -64,8 +62,11 @@ def _module_problems(workload: Workload) -> Iterator[InputError]:
 
 def warnings(workload: Workload) -> Iterator[str]:
     """Yield the meaning of fp32, recomputation that saves nothing, and names that say nothing."""
-    if workload.training.precision == "fp32" and not all(gpu.startswith(WITHOUT_TF32) for gpu in workload.gpu_types):
-        yield "training.precision fp32: matrix products are TF32's, which PyTorch has to be asked for (allow_tf32)"
+    if workload.training.precision == "fp32" and workload.training.tf32 and _has_tf32(workload):
+        yield (
+            "training.precision fp32: matrix products are TF32's, which PyTorch has to be asked for (allow_tf32); "
+            "training.tf32=false takes CUDA cores"
+        )
     recompute = workload.training.recompute
     alone = recompute.granularity == "selective" and recompute.modules == ("core_attn",)
     if alone and workload.model.attention == "flash":
@@ -75,3 +76,8 @@ def warnings(workload: Workload) -> Iterator[str]:
         yield "training.recompute.modules is empty: nothing is computed again"
     if twice := sorted({module for module in named if named.count(module) > 1}):
         yield f"training.recompute.modules names {', '.join(twice)} more than once, which counts once"
+
+
+def _has_tf32(workload: Workload) -> bool:
+    """Return whether some GPU of the job multiplies fp32 as TF32."""
+    return any(load_profile(workload.calibrations[gpu]).gpu_spec.has_tf32 for gpu in workload.gpu_types)

@@ -185,15 +185,15 @@ def test_advice_says_what_lacks_what_is_enough_and_what_is_together() -> None:
 
 
 def test_where_no_change_is_enough_the_first_two_or_more_are_told() -> None:
-    """Two heads end tp at 2. Together they carry the caveats of all; and with next to no memory nothing helps."""
+    """Two heads end tp at 2. Together they carry their caveats; and with next to no memory nothing helps."""
     workload = job(JOBS["pipeline"] | {"model.heads": 2})
     memories, needs = run(workload).memories, peak(workload)
     lines = advice(on(memories, 0.65 * needs), workload, peak)
-    assert lines[-1] == "together: --set parallelism.tp=2 --set parallelism.dp=1 --set parallelism.pp=4"
+    assert lines[-1] == "together: --set training.micro_batch=1 --set parallelism.tp=2 --set parallelism.dp=1"
     assert all("not enough alone" in line for line in lines[1:-1])
     more = advice(on(memories, 0.5 * needs), workload, peak)[-1]
     assert more.startswith("together: --set model.attention=flash ")
-    assert more.endswith(" (slower: CPUs update the weights; changes the numerics)")
+    assert more.endswith(" (slower: CPUs update the weights)")
     assert advice(on(memories, 0.1 * GiB), workload, peak)[-1].startswith("all of these together are not enough: ")
 
 

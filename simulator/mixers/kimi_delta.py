@@ -1,0 +1,180 @@
+"""Kimi delta attention: the delta rule with a decay for every channel of a key (arXiv 2510.26692).
+
+As in Kimi Linear (transformers 5.24, modeling_kimi_linear.py, ``KimiLinearDeltaAttention``) with the kernels of
+flash-linear-attention (fla/ops/kda/chunk_fwd.py and chunk_bwd.py), which work on pieces of 64 tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from simulator.bounds import ModelSize
+from simulator.mixers.gated_delta import PIECE
+from simulator.mixers.mixer import Mixer, MixerProduct, Operations, Refusal, Split
+from simulator.mixers.state import WIDE, convolution, gated_norm, split_refusals, split_weight
+from simulator.operations.nodes import Node, Tensor, memory
+from simulator.operations.shapes import Shapes
+from simulator.operations.weights import Weight
+from simulator.program import Compute, StepPhase, Tiled
+
+#: Kernels of the rule. Forward: kda_gate_chunk_cumsum, three of chunk_kda_fwd_intra, chunk_gated_delta_rule_fwd_h,
+#: chunk_gla_fwd_o_gk. Backward: gate, recompute_w_u_fwd and _fwd_h again, then chunk_kda_bwd_dAv,
+#: chunk_gated_delta_rule_bwd_dhu, chunk_kda_bwd_wy_dqkg_fused, chunk_kda_bwd_intra, chunk_local_cumsum, kda_gate_bwd.
+KERNELS, BACKWARD_KERNELS = 6, 9
+
+
+@dataclass(frozen=True)
+class KimiDelta:
+    """Sizes of layers with Kimi delta attention (arXiv 2510.26692)."""
+
+    heads: ModelSize
+    """heads of queries, keys and values, each with a state"""
+    head_dim: ModelSize
+    """width of a head of queries, of keys and of values, and of the inside of both gates"""
+    conv_width: ModelSize = 4
+    """tokens that the convolution before the rule sees [4]"""
+
+
+def operations(z: Shapes, sizes: KimiDelta) -> Operations:
+    """Return the operations of a rank, which has a part of the heads."""
+    heads, width = sizes.heads // z.tp, sizes.heads // z.tp * sizes.head_dim
+    norm = Weight("mixer.norm.weight", (sizes.head_dim,), (sizes.head_dim,), z.dtype)
+    if z.tp > 1:  # each rank has a part of the gradient, from its heads
+        norm = Weight(norm.name, norm.shape, norm.whole, z.dtype, partial_rows=sizes.head_dim)
+
+    def low_rank(name: str) -> Operations:
+        down = MixerProduct(f"{name}_a", sizes.head_dim, z.hidden, "none", "attn.normed", sizes.head_dim)
+        up = MixerProduct(f"{name}_b", width, sizes.head_dim, "column", f"mixer.{name} inside", width * z.tp)
+        return down, up
+
+    return (
+        MixerProduct("qkv", 3 * width, z.hidden, "column", "attn.normed", 3 * width * z.tp),
+        convolution(z, 3 * width, sizes.conv_width, bias=False, saved=True),
+        *(_length(z, name, width, sizes.head_dim) for name in "qk"),
+        *low_rank("f"),
+        MixerProduct("b", heads, z.hidden, "column", "attn.normed", heads * z.tp),
+        _strength(z, heads),
+        _rule(z, heads, sizes.head_dim),
+        *low_rank("g"),
+        gated_norm(z, width, sizes.head_dim, norm),
+        MixerProduct("out", z.hidden, width, "row", "mixer.normed", z.hidden),
+    )
+
+
+def _length(z: Shapes, name: str, width: int, head_dim: int) -> Node:
+    """Return the norm of queries, or keys, to length 1."""
+    nbytes = float(z.element * z.tokens * width)
+    return Node(
+        forward=(memory("F", f"mixer.{name} length", "rms_norm", nbytes, nbytes, z.dtype, head_dim),),
+        input_grad=(memory("B", f"mixer.{name} length bwd", "rms_norm_bwd", 2 * nbytes, nbytes, z.dtype, head_dim),),
+        grad_bytes=2 * nbytes,
+    )
+
+
+def _strength(z: Shapes, heads: int) -> Node:
+    """Return the strengths of corrections, a number for every token and head."""
+    nbytes = float(z.element * z.tokens * heads)
+    return Node(
+        forward=(memory("F", "mixer.beta", "activation", nbytes, nbytes, z.dtype),),
+        input_grad=(memory("B", "mixer.beta bwd", "activation_bwd", 2 * nbytes, nbytes, z.dtype),),
+        saved=(Tensor("mixer.beta", nbytes),),
+        grad_bytes=nbytes,
+    )
+
+
+def _multiply_adds(k: int) -> tuple[float, float]:
+    """Return the multiply-adds of a token and head ``k`` wide, forward and backward, by kernel."""
+    c = PIECE
+    vectors, passed = 2 * c * k, 2 * k * k  # recompute_w_u_fwd; chunk_gated_delta_rule_fwd_h
+    forward = (
+        2 * c * k  # scores of queries and of keys with keys
+        + c * c / 3  # with the term before: chunk_kda_fwd_intra, which inverts a triangle
+        + vectors
+        + passed
+        + k * k
+        + c * k  # with the term before: chunk_gla_fwd_o_gk
+    )
+    backward = (
+        vectors  # again
+        + passed  # again
+        + 2 * c * k  # chunk_kda_bwd_dAv
+        + 3 * k * k  # chunk_gated_delta_rule_bwd_dhu
+        + 3 * k * k
+        + 4 * c * k
+        + 2 * c * c  # with the two terms before: chunk_kda_bwd_wy_dqkg_fused
+        + 4 * c * k  # chunk_kda_bwd_intra
+    )
+    return forward, backward
+
+
+def _rule(z: Shapes, heads: int, k: int) -> Node:
+    """Return the rule with its decays, which keeps its inputs and two triangles, and makes the rest again.
+
+    Decays are made in the rule's first kernel, in fp32. Bytes are assumed, as those of the gated delta rule: forward
+    every tensor crosses memory once; backward all that was read is read twice.
+    """
+    (forward, backward), rows = _multiply_adds(k), z.tokens * heads
+    row, decays = float(z.element * rows * k), float(WIDE * rows * k)
+    states, triangles, strengths = row * k / PIECE, 2.0 * z.element * rows * PIECE, float(z.element * rows)
+    read = 4 * row + strengths + decays + 2 * row + states + triangles
+    outputs = 3 * row + 2 * states + decays
+    return Node(
+        forward=(
+            Compute(
+                "mixer.rule",
+                Tiled(
+                    2.0 * rows * forward, read, 3 * row + decays + states + triangles, PIECE, k, KERNELS, dtype=z.dtype
+                ),
+                StepPhase.FORWARD,
+            ),
+        ),
+        input_grad=(
+            Compute(
+                "mixer.rule bwd",
+                Tiled(
+                    2.0 * rows * backward,
+                    2 * read + row,
+                    outputs + 4 * row + strengths,
+                    PIECE,
+                    k,
+                    BACKWARD_KERNELS,
+                    backward=True,
+                    dtype=z.dtype,
+                ),
+                StepPhase.BACKWARD,
+            ),
+        ),
+        weight_grad=(memory("W", "mixer.decay wgrad", "reduce", decays, WIDE * heads * k, z.dtype, heads),),
+        saved=(
+            *(Tensor(f"mixer.{name}", row) for name in ("q", "k", "v", "decays")),
+            Tensor("mixer.strengths", strengths),
+            Tensor("mixer.triangles", triangles),
+        ),
+        saved_for_weights=(Tensor("mixer.decays", row),),
+        forward_bytes=decays + states + 2 * row,
+        grad_bytes=outputs + 4 * row + strengths,
+        output_grad_bytes=decays,
+        weights=(split_weight(z, "A_log", heads), split_weight(z, "dt_bias", heads * k)),
+    )
+
+
+def flops(sizes: KimiDelta, seen: float) -> float:
+    """Return four products of a key and a value a head, as of the gated delta rule, however many are ``seen``."""
+    return 8.0 * sizes.heads * sizes.head_dim**2
+
+
+def refusals(sizes: KimiDelta, split: Split) -> Iterator[Refusal]:
+    """Yield what the layer cannot be split over."""
+    yield from split_refusals("kimi_delta", split, heads=sizes.heads)
+
+
+MIXER = Mixer(
+    "kimi_delta",
+    "linear attention by the delta rule with a decay for every channel",
+    section="kimi_delta",
+    sizes=KimiDelta,
+    operations=operations,
+    flops=flops,
+    refusals=refusals,
+)

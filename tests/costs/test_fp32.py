@@ -1,0 +1,50 @@
+"""Products of fp32 on CUDA cores, in place of TF32."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from simulator.config import load_workload
+from simulator.config.profile import load_profiles
+from simulator.costs.matmul import MatmulCost
+from simulator.errors import InputError
+from simulator.models import warnings
+from simulator.program import Matmul
+
+JOB: dict[str, Any] = {
+    "name": "job",
+    "model": {"layers": 2, "hidden": 1024, "heads": 16, "vocab": 32_000, "attention": "unfused"},
+    "training": {"seq": 1024, "global_batch": 8, "precision": "fp32"},
+    "cluster": {"name": "dgx_a100", "nodes": 1},
+}
+
+
+def seconds(cluster: str, tf32: bool) -> float:
+    """Return the seconds of a product of 8,192 in each dimension on the GPUs of a cluster."""
+    workload = load_workload(JOB | {"cluster": {"name": cluster, "nodes": 1}}, {"training.tf32": tf32})
+    (profile,) = load_profiles(workload.calibrations, workload.training).values()
+    cost = MatmulCost(profile.gpu_spec, profile.kernels.matmul)
+    return cost.seconds(Matmul(8192, 8192, 8192, dtype="fp32", role="fwd"))
+
+
+@pytest.mark.parametrize(
+    ("cluster", "ratio"), [("dgx_a100", 156 / 19.5), ("dgx_h100", 494.7 / 66.9), ("dgx1_v100", 1.0)]
+)
+def test_cuda_cores_take_as_much_longer_as_their_peak_is_lower(cluster: str, ratio: float) -> None:
+    """Data sheets: 156 and 19.5 TFLOP/s of an A100, 494.7 and 66.9 of an H100. A V100 has no TF32 to do without. What a
+    product takes for memory and its start is no longer, but hidden in so large a one."""
+    assert seconds(cluster, False) / seconds(cluster, True) == pytest.approx(ratio, rel=0.04)
+
+
+def test_a_profile_without_the_speed_of_cuda_cores_is_refused() -> None:
+    with pytest.raises(InputError, match="gb300-288gb has no speed of fp32 on CUDA cores") as caught:
+        load_workload(JOB | {"cluster": {"name": "gb300_nvl72"}}, {"training.tf32": False})
+    assert caught.value.key == "training.tf32"
+
+
+def test_without_a_product_in_fp32_the_key_says_nothing() -> None:
+    workload = load_workload(JOB, {"training.tf32": False, "training.precision": "bf16"})
+    assert any("training.tf32" in text and "no product is in fp32" in text for text in warnings(workload))
+    assert not any("tf32" in text for text in warnings(load_workload(JOB, {"training.tf32": False})))
