@@ -146,8 +146,8 @@ def nearest_names(word: object, names: Iterable[str], all_of_them: str) -> str:
 
     >>> nearest_names("d", "abc", "the page of letters")
     'a, b, c'
-    >>> nearest_names("key1", [f"key{number}" for number in range(20)], "llmsim list keys")
-    'key1, key19, key18, key17, key16 ... (20 in all: llmsim list keys)'
+    >>> nearest_names("gpt2", [*(f"gpt2-{size}b" for size in range(1, 7)), *"abcdefgh"], "llmsim list models")
+    'gpt2-1b, gpt2-2b, gpt2-3b, gpt2-4b, gpt2-5b ... (14 in all: llmsim list models)'
     """
     listed = list(dict.fromkeys(names))
     if len(listed) <= _MOST_NAMES:

@@ -44,7 +44,7 @@ def _with_units(key: str, schema: JsonSchemaValue) -> JsonSchemaValue:
     parts = schema.get("anyOf", [schema])
     if quantity is None or not any(part.get("type") in ("number", "integer") for part in parts):
         return schema
-    beside = {name: schema[name] for name in ("title", "default", "description") if name in schema}
+    beside = {name: value for name, value in schema.items() if name in ("title", "default", "description")}
     number = [{name: value for name, value in part.items() if name not in beside} for part in parts]
     return {**beside, "anyOf": [*number, {"type": "string", "examples": [quantity.example.partition(",")[0]]}]}
 

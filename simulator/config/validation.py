@@ -164,7 +164,9 @@ def _swept(key: str, value: object, one: str) -> str | None:
 def _unknown_key(model: type[BaseModel], owner: type[BaseModel], key: str, value: object) -> InputError:
     name = key.rpartition(".")[2]
     fix = synonyms.replacement(name, value) or _enclosing(model, key, value) or _meant(model, owner, key)
-    return UnknownKeyError("unknown key", key=key, allowed=nearest_names(name, fields_by_key(owner), _ALL_KEYS), fix=fix)
+    return UnknownKeyError(
+        "unknown key", key=key, allowed=nearest_names(name, fields_by_key(owner), _ALL_KEYS), fix=fix
+    )
 
 
 def _enclosing(model: type[BaseModel], key: str, value: object) -> str | None:

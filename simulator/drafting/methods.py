@@ -78,23 +78,29 @@ def usual_batch(gpus: int) -> int:
     return -(-least // gpus) * gpus
 
 
-def training_keys(method: str, framework: str, gpu: str, products: Collection[str]) -> dict[str, Any]:
+def training_keys(method: str, framework: str, gpu: str) -> dict[str, Any]:
     """Return keys of the section ``training`` that a method needs on a type of GPU.
 
-    ``products``: those of the model that may have adapters. Raises `InputError` where the framework has no products in
-    8 bits.
+    Adapters stand beside all products that any model has, of which `adapted` takes those of one. Raises `InputError`
+    where the framework has no products in 8 bits.
     """
     keys: dict[str, Any] = {}
     if "bf16" not in load_profile(gpu).gpu_spec.peak_flops_per_s:
         keys["precision"] = "fp16"
     way = METHODS[method]
     if way.adapters:
-        keys["adapters"] = {"rank": _RANK, "targets": [name for name in _TARGETS if name in products]}
+        keys["adapters"] = {"rank": _RANK, "targets": list(_TARGETS)}
     if way.base is not None:
         keys["base"] = way.base
     if way.fp8:
         keys["fp8"] = _recipe(framework).name
     return keys
+
+
+def adapted(training: Mapping[str, Any], products: Collection[str]) -> dict[str, Any]:
+    """Return the section ``training`` with adapters beside those products alone that a model has."""
+    adapters = training["adapters"]
+    return {**training, "adapters": {**adapters, "targets": [name for name in adapters["targets"] if name in products]}}
 
 
 def framework_section(method: str, framework: str) -> str | dict[str, Any]:

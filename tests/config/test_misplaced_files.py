@@ -1,4 +1,4 @@
-"""Files of other kinds in a workload's place: the error says what they are, and what takes them."""
+"""Files of other kinds in a workload's place: the error names their kind, and the command that takes it."""
 
 from __future__ import annotations
 
