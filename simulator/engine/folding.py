@@ -121,7 +121,7 @@ class _CommCrossings:
 
     def __init__(self, carried: Sequence[Carriage], loaded: Ints, labels: Colours, n_links: int) -> None:
         *first_rows, self.n_rows = np.cumsum([0, *[len(one.links) for one in carried]]).tolist()
-        loads = [_load_colours(one) for one in carried]
+        loads = [one.load_colours for one in carried]
         # For each link the sum, over the entries that cross it, of the hash of their row times the hash of their load.
         # Links of equal sums are loaded alike by the same rows.
         signature = np.zeros(n_links, dtype=np.uint64)
@@ -153,17 +153,12 @@ class _CommCrossings:
         return self._at_bundle.sums(mixed(row[self.row], self.load))
 
 
-def _load_colours(one: Carriage) -> Colours:
-    """Return a hash of load and phase of each link of a row."""
-    return mixed(np.round(one.load, 12).view(np.uint64), one.phase)
-
-
 def _around_ample(carried: Sequence[Carriage], row: Colours, ample: Bools) -> Colours:
     """Return for each link of the cluster, where it is ample, a hash of the colours of the rows that cross it."""
     around, start = np.zeros(len(ample), dtype=np.uint64), 0
     for one in carried:
         rows, columns = np.nonzero(ample[one.links])
-        np.add.at(around, one.links[rows, columns], mixed(row[start + rows], _load_colours(one)[columns]))
+        np.add.at(around, one.links[rows, columns], mixed(row[start + rows], one.load_colours[columns]))
         start += len(one.links)
     return around
 
