@@ -38,7 +38,7 @@ def test_uplinks_without_oversubscription_are_ample() -> None:
 
 
 def test_background_traffic_on_an_uplink_is_not_bounded_by_its_ports() -> None:
-    """It begins at the leaf; so the other five trunks are ample alone."""
+    """Background traffic begins at the leaf here. So the other five trunks alone are ample."""
     crowded = workload(1)
     crowded["cluster"]["background"] = [{"link": "leaf0.up:tx", "share": 0.5}]
     assert ample_of(crowded) == (5, 6)
