@@ -15,8 +15,10 @@ from simulator.engine.folding import Folding
 from simulator.engine.link_facts import link_labels
 
 
-def binding_classes(cluster: Cluster, capacity: Floats, carried: Sequence[Carriage], folding: Folding) -> list[bool]:
-    """Tell for each class of links whether one of them can ever limit a communication.
+def binding_classes(
+    cluster: Cluster, capacity: Floats, carried: Sequence[Carriage], folding: Folding, ample: Bools
+) -> list[bool]:
+    """Tell for each class of links whether one of them can ever limit a communication; ``ample`` ones cannot.
 
     A link cannot where everything that crosses it comes in over neighbours that together carry no more than it can. The
     same holds of neighbours over which everything goes on. An example are the uplinks of a leaf switch without
@@ -28,7 +30,7 @@ def binding_classes(cluster: Cluster, capacity: Floats, carried: Sequence[Carria
     class_of = np.zeros(len(capacity), dtype=np.int64)
     class_of[folding.loaded] = folding.links.class_of
     is_first = np.zeros(len(capacity), dtype=bool)
-    is_first[firsts] = True
+    is_first[firsts] = ~ample[firsts]
     src, dst = cluster.link_ends
     loads, label = _loads_on(is_first, _nearby(is_first, src, dst), carried), link_labels(cluster, capacity)
     limiters: dict[int, list[Ints]] = {}  # of each link the sets of links that limit before it
@@ -46,7 +48,7 @@ def binding_classes(cluster: Cluster, capacity: Floats, carried: Sequence[Carria
         for neighbours in limiters[first]:
             if binds[class_of[neighbours]].all() and not (label[neighbours] == label[first]).any():
                 binds[class_of[first]] = False
-    return cast(list[bool], binds.tolist())
+    return cast(list[bool], (binds & ~ample[firsts]).tolist())
 
 
 class _Loads(NamedTuple):

@@ -14,6 +14,7 @@ import numpy as np
 
 from simulator.arrays import Floats, Ints
 from simulator.cluster import Cluster
+from simulator.engine.colours import Colours, mixed
 from simulator.engine.group_comms import AlikeComms, algorithm_of, shares_of
 from simulator.engine.placement import Placed
 from simulator.engine.seats import LinkPlaces, SeatClass, seat_classes
@@ -139,6 +140,11 @@ class Carriage:
     load: Floats
     comms: tuple[RoutedComms, ...]
     labels: tuple[object, ...]
+
+    @cached_property
+    def load_colours(self) -> Colours:
+        """A hash of load and phase of each link of a row."""
+        return mixed(np.round(self.load, 12).view(np.uint64), self.phase)
 
 
 def carriages(

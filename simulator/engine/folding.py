@@ -9,6 +9,9 @@ all.
 
 What has the same neighbours from the start is refined as one: communications of a `Carriage`, and links that the same
 communications load alike. Each keeps its own label for its class in the end.
+
+Links that can never limit a transfer (`ample_links`) tell nothing apart. They have classes when all else has: those of
+a class are crossed by as many communications of each colour.
 """
 
 from __future__ import annotations
@@ -18,7 +21,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from simulator.arrays import Floats, Ints, joined
+from simulator.arrays import Bools, Floats, Ints, joined
 from simulator.cluster import Cluster
 from simulator.engine.carried import Carriage
 from simulator.engine.colours import Classes, Colours, Gathering, labelled, mixed, n_distinct
@@ -75,10 +78,14 @@ def fold(
     groups: Sequence[dict[str, SeatedGroups]],
     carried: Sequence[Carriage],
     numbering: RankNumbering,
+    ample: Bools,
     *,
     refine: bool = True,
 ) -> Folding:
-    """Return the coarsest equitable partition; without ``refine`` every element is a class of its own."""
+    """Return the coarsest equitable partition; without ``refine`` every element is a class of its own.
+
+    ``ample``: whether each link of the cluster never limits a transfer.
+    """
     is_loaded = np.zeros(len(cluster.links), dtype=bool)
     for one in carried:
         is_loaded[one.links.reshape(-1)] = True
@@ -89,9 +96,12 @@ def fold(
         ranks, group_classes, links, comms = map(Classes.each_alone, sizes)
         return Folding(numbering, ranks, group_classes, loaded, links, comms)
     labels = link_labels(cluster, capacity)[loaded]
-    crossings = _CommCrossings(carried, loaded, labels)
+    is_ample = ample[loaded]
+    crossings = _CommCrossings(carried, loaded[~is_ample], labels[~is_ample], len(cluster.links))
     rank, group, row, bundle = _refined(jobs, cluster, groups, carried, numbering, crossings)
-    link = mixed(bundle[crossings.bundle_of], labels)
+    link = np.empty(len(loaded), dtype=np.uint64)
+    link[~is_ample] = mixed(bundle[crossings.bundle_of], labels[~is_ample])
+    link[is_ample] = mixed(_around_ample(carried, row, ample)[loaded[is_ample]], labels[is_ample])
     return Folding(
         numbering,
         Classes.by(rank),
@@ -106,15 +116,15 @@ class _CommCrossings:
     """Entries of rows of carriages that load bundles of links: ``load`` is a hash of load and phase of each entry.
 
     A bundle is links that the same rows load alike; ``labels`` of its links are its label. ``loaded``: all links of
-    bundles.
+    bundles, of ``n_links`` in the cluster.
     """
 
-    def __init__(self, carried: Sequence[Carriage], loaded: Ints, labels: Colours) -> None:
+    def __init__(self, carried: Sequence[Carriage], loaded: Ints, labels: Colours, n_links: int) -> None:
         *first_rows, self.n_rows = np.cumsum([0, *[len(one.links) for one in carried]]).tolist()
-        loads = [mixed(np.round(one.load, 12).view(np.uint64), one.phase) for one in carried]
+        loads = [one.load_colours for one in carried]
         # For each link the sum, over the entries that cross it, of the hash of their row times the hash of their load.
         # Links of equal sums are loaded alike by the same rows.
-        signature = np.zeros(int(loaded.max(initial=-1)) + 1, dtype=np.uint64)
+        signature = np.zeros(n_links, dtype=np.uint64)
         for one, start, load in zip(carried, first_rows, loads, strict=True):
             row = mixed(start + np.arange(len(one.links)))
             np.add.at(signature, one.links.reshape(-1), np.multiply.outer(row, mixed(load)).reshape(-1))
@@ -141,6 +151,16 @@ class _CommCrossings:
     def around_bundles(self, row: Colours) -> Colours:
         """Return for each bundle a hash of the colours of what crosses it."""
         return self._at_bundle.sums(mixed(row[self.row], self.load))
+
+
+def _around_ample(carried: Sequence[Carriage], row: Colours, ample: Bools) -> Colours:
+    """Return for each link of the cluster, where it is ample, a hash of the colours of the rows that cross it."""
+    around, start = np.zeros(len(ample), dtype=np.uint64), 0
+    for one in carried:
+        rows, columns = np.nonzero(ample[one.links])
+        np.add.at(around, one.links[rows, columns], mixed(row[start + rows], one.load_colours[columns]))
+        start += len(one.links)
+    return around
 
 
 def _refined(

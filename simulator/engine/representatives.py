@@ -9,9 +9,10 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from simulator.arrays import Floats, Ints, first_places, joined
+from simulator.arrays import Bools, Floats, Ints, first_places, joined
 from simulator.cluster import Cluster
 from simulator.costs.hosts import THREAD_Bps
+from simulator.engine.ample_links import AmpleLoads, ample_links, ample_loads
 from simulator.engine.binding_links import binding_classes
 from simulator.engine.carried import RoutedComms, carriages, routed_comms
 from simulator.engine.folding import Folding, RankNumbering, fold
@@ -121,9 +122,11 @@ def fold_cluster(jobs: Sequence[Placed], cluster: Cluster, *, folded: bool = Tru
     numbering, capacity = RankNumbering.from_jobs(jobs), link_capacities(jobs, cluster)
     routed = routed_comms(jobs, cluster, alike_comms(jobs, cluster, groups))
     carried = carriages(cluster, routed, numbering.first_group, numbering.n_groups)
-    folding = fold(jobs, cluster, capacity, groups, carried, numbering, refine=folded)
-    binds = binding_classes(cluster, capacity, carried, folding)
-    return _Planner(jobs, cluster, capacity, groups, routed, folding, binds).simulated_cluster()
+    ample = ample_links(cluster, capacity) if folded else np.zeros(len(capacity), dtype=bool)
+    folding = fold(jobs, cluster, capacity, groups, carried, numbering, ample, refine=folded)
+    binds = binding_classes(cluster, capacity, carried, folding, ample)
+    loads = ample_loads(carried, folding, ample)
+    return _Planner(jobs, cluster, capacity, groups, routed, folding, binds, ample, loads).simulated_cluster()
 
 
 @dataclass(frozen=True)
@@ -175,6 +178,8 @@ class _Planner:
         routed: Sequence[RoutedComms],
         folding: Folding,
         binds: Sequence[bool],
+        ample: Bools,
+        ample_loads: AmpleLoads,
     ) -> None:
         self._jobs = jobs
         self._cluster = cluster
@@ -185,6 +190,7 @@ class _Planner:
         self._link_class = np.full(len(cluster.links), -1, dtype=np.int64)
         self._link_class[folding.loaded] = folding.links.class_of
         self._binds = np.array(binds, dtype=bool)
+        self._ample, self._ample_loads = ample, ample_loads
         self._simulated_links: dict[int, int] = {}  # class of links -> number of its simulated link
         self._sources: dict[int, TrafficSource] = {}
         self._simulated_as = [_simulated_as(folding, job, placed.program.n_ranks) for job, placed in enumerate(jobs)]
@@ -193,7 +199,8 @@ class _Planner:
         """Plan every class of communications, and put together what is simulated."""
         classes, link_classes = self._folding.comms, self._folding.links
         pairs = zip(classes.first.tolist(), classes.size.tolist(), strict=True)
-        plans = _with_meetings([self._plan(index, size) for index, size in pairs], len(self._simulated_links))
+        planned = [self._plan(number, index, size) for number, (index, size) in enumerate(pairs)]
+        plans = _with_meetings(planned, len(self._simulated_links))
         links: list[SimulatedLink] = []
         for link_class in self._simulated_links:
             link = self._cluster.links[int(self._folding.loaded[link_classes.first[link_class]])]
@@ -207,8 +214,8 @@ class _Planner:
             sources=self._sources,
         )
 
-    def _plan(self, index: int, size: int) -> _ClassPlan:
-        """Plan communication ``index``, one of ``size`` alike."""
+    def _plan(self, number: int, index: int, size: int) -> _ClassPlan:
+        """Plan communication ``index``, one of the ``size`` of class ``number``."""
         link_bytes: dict[int, float] = {}
         if index >= len(self._routed):
             flow = self._cluster.background[index - len(self._routed)]
@@ -225,7 +232,11 @@ class _Planner:
             plan = plan.at_most(threads * THREAD_Bps)
         real_phases = [replace(phase, loads=()) for phase in plan.phases] if is_signal(item.comm) else plan.phases
         source = item.job, item.axis, op
-        phases = tuple(self._phase(phase, size, source, link_bytes) for phase in real_phases)
+        phases = tuple([self._phase(phase, size, source, link_bytes) for phase in real_phases])
+        for place, phase in enumerate(real_phases):
+            for link_class, load in self._ample_loads.get((number, place), ()):
+                link = self._simulated_link(link_class)
+                link_bytes[link] = link_bytes.get(link, 0.0) + load * phase.nbytes
         sends_nothing = updates(item.comm) or is_signal(item.comm)
         senders = 1 if op == "send" else len(item.ranks)
         simulated_as = self._simulated_as[item.job]
@@ -241,10 +252,12 @@ class _Planner:
     def _phase(self, real: Phase, size: int, source: tuple[int, str, str], link_bytes: dict[int, float]) -> Phase:
         """Return a phase that stands for ``size`` alike, of which ``real`` is one; its cap is that on an idle network.
 
-        What it carries is added to ``link_bytes``.
+        What it carries over links that may limit it is added to ``link_bytes``.
         """
         real = real.by_nic(self._cluster.is_port)
         links, load = real.columns
+        may_limit = ~self._ample[links]
+        links, load = links[may_limit], load[may_limit]
         class_of, size_of_class = self._link_class[links], self._folding.links.size
         classes, first, place = _numbered(class_of, len(size_of_class))
         # All of the class move together. One link carries the sum over them, divided by the number of links in its
@@ -257,13 +270,17 @@ class _Planner:
         idle_Bps = min(real.cap_Bps, float((self._capacity[links[limiting]] / load[limiting]).min(initial=math.inf)))
         simulated = []
         for at in np.argsort(first).tolist():
-            link = self._simulated_links.setdefault(int(classes[at]), len(self._simulated_links))
+            link = self._simulated_link(int(classes[at]))
             link_bytes[link] = link_bytes.get(link, 0.0) + float(total[at]) * real.nbytes
             if binds[at]:
                 simulated.append((link, float(total[at]), float(at_once[at])))
         phase = Phase(real.nbytes, tuple([one[:2] for one in simulated]), real.latency_s, idle_Bps)
         self._sources[id(phase)] = TrafficSource(*source, {link: count for link, _, count in simulated})
         return phase
+
+    def _simulated_link(self, link_class: int) -> int:
+        """Return the number of the simulated link of a class."""
+        return self._simulated_links.setdefault(link_class, len(self._simulated_links))
 
     def _representatives(self, job: int, plans: Sequence[_ClassPlan]) -> Representatives:
         simulated_as = self._simulated_as[job]

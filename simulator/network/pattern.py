@@ -108,9 +108,9 @@ def _stage(shape: Shape, cluster: Cluster, nodes: Sequence[int], inside: Ints) -
     for one in shape.everywhere:
         between += _between_leaves(leaves, nodes, *one)
     for a, nic_a, b, nic_b, load, weight in between:
-        for index, share in cluster.trunks_between(a, nic_a, b, nic_b):
+        for index, share, latency_s in _ways(cluster, a, nic_a, b, nic_b):
             trunks[index] = trunks.get(index, 0.0) + share * load
-            link_latency_s += share * weight * links[index].latency_s
+            link_latency_s += share * weight * latency_s
     for slots, nic, load, weight in shape.summed:
         # The leaf of the first node is the root of the tree; what several leaves send is one sum from where they meet.
         root, other_nodes = nodes[slots[0]], [nodes[slot] for slot in slots[1:]]
@@ -140,6 +140,16 @@ def _stage(shape: Shape, cluster: Cluster, nodes: Sequence[int], inside: Ints) -
         hops=shape.hops,
         link_latency_s=link_latency_s,
     )
+
+
+def _ways(cluster: Cluster, a: int, nic_a: int, b: int, nic_b: int) -> tuple[tuple[int, float, float], ...]:
+    """Return the trunks between two NICs: index, share of what goes there, latency. A cluster keeps them by leaves."""
+    key = "ways", cluster.switches.leaves[a][nic_a], cluster.switches.leaves[b][nic_b]
+    ways: tuple[tuple[int, float, float], ...] | None = cluster.memo.get(key)
+    if ways is None:
+        spread = cluster.trunks_between(a, nic_a, b, nic_b)
+        ways = cluster.memo[key] = tuple([(index, share, cluster.links[index].latency_s) for index, share in spread])
+    return ways
 
 
 #: What goes between two NICs: node, NIC, node, NIC, bytes and weight.

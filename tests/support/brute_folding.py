@@ -14,6 +14,7 @@ import numpy as np
 from simulator.cluster import Cluster, Link
 from simulator.costs import Costs
 from simulator.engine import Placed
+from simulator.engine.ample_links import ample_links
 from simulator.engine.carried import carriages, routed_comms
 from simulator.engine.folding import RankNumbering, fold
 from simulator.engine.group_comms import (
@@ -84,7 +85,9 @@ def _route(jobs: Sequence[Placed], cluster: Cluster, item: GroupComm) -> tuple[H
     """Return what a communication has in common with those like it, and its phases, links and loads."""
     label = item.job, item.axis, item.spec
     if isinstance(item.comm, PointToPoint):
-        return label, [(0, link, round(share, 12)) for link, share in cluster.spread(*item.ends)]
+        ways = cluster.spread(*item.ends)
+        latency_s = sum(share * cluster.links[link].latency_s for link, share in ways)
+        return (*label, f"{latency_s:.9e}"), [(0, link, round(share, 12)) for link, share in ways]
     if isinstance(item.comm, RecordedWork) or len(item.ends) == 1:
         return label, []
     candidates = patterns(item.comm.op, item.ends, cluster, algorithm_of(item.comm), shares_of(item.comm))
@@ -143,10 +146,12 @@ def _refined(
     all_routes = [*routes, *flows]
     comm = _numbers(label for label, _ in all_routes)
     group_of_comm = [group_at[one.job, one.axis, one.group] for one in comms] + [len(groups)] * len(flows)
+    ample = _ample(jobs, cluster)
     crossing: Neighbours = [[] for _ in loaded]
     for at, (_, loads) in enumerate(all_routes):
         for phase, on, load in loads:
             crossing[link_at[on]].append((at, (phase, load)))
+    limiting = [[] if loaded[at] in ample else crossed for at, crossed in enumerate(crossing)]
     members = [
         [
             (rank_at[job, member], place if (job, axis) in sends else 0)
@@ -161,13 +166,16 @@ def _refined(
     comms_of: Neighbours = [[] for _ in group]
     for at, group_number in enumerate(group_of_comm):
         comms_of[group_number].append((at, 0))
-    crossed = [[(link_at[on], (phase, load)) for phase, on, load in loads] for _, loads in all_routes]
+    crossed = [
+        [(link_at[on], (phase, load)) for phase, on, load in loads if on not in ample] for _, loads in all_routes
+    ]
     count = -1
     while count != (count := sum(len(set(colours)) for colours in (rank, group, link, comm))):
         comm = _numbers(zip(comm, [group[one] for one in group_of_comm], _around(crossed, link), strict=True))
-        link = _numbers(zip(link, _around(crossing, comm), strict=True))
+        link = _numbers(zip(link, _around(limiting, comm), strict=True))
         group = _numbers(zip(group, _around(members, rank), _around(comms_of, comm), strict=True))
         rank = _numbers(zip(rank, _around(member_of, group), strict=True))
+    link = _numbers(zip(link, _around(crossing, comm), strict=True))
     by_job = [[rank[at] for at, (job, _) in enumerate(ranks) if job == number] for number in range(len(jobs))]
     keys = [(one.job, one.axis, one.group, one.spec) for one in comms]
     return Partition(
@@ -176,6 +184,23 @@ def _refined(
         dict(zip(loaded, link, strict=True)),
         dict(zip(keys, comm, strict=False)),
     )
+
+
+def _ample(jobs: Sequence[Placed], cluster: Cluster) -> set[int]:
+    """Return the trunks over which no more can come in, or go on, than they carry: one switch, one trunk at a time."""
+    capacity = {link.index: _capacity_Bps(jobs, cluster, link) for link in cluster.links}
+    switches = {name for leaves in cluster.switches.leaves for name in leaves}
+    switches |= {end for trunk in cluster.trunks for end in (trunk.src, trunk.dst)}
+    ample: set[int] = set()
+    for trunk in cluster.trunks:
+        before = [one.index for one in cluster.links if one.dst == trunk.src and one.src != trunk.dst]
+        after = [one.index for one in cluster.links if one.src == trunk.dst and one.dst != trunk.src]
+        for switch, neighbours in ((trunk.src, before), (trunk.dst, after)):
+            room_Bps = sum(capacity[one] for one in neighbours)
+            fits = room_Bps <= capacity[trunk.index] * (1 + 1e-9)
+            if switch in switches and len(neighbours) > 1 and fits and trunk.index not in _background_links(cluster):
+                ample.add(trunk.index)
+    return ample
 
 
 def _around(neighbours: Sequence[Sequence[tuple[int, Hashable]]], colours: Sequence[int]) -> Iterable[Hashable]:
@@ -195,7 +220,7 @@ def partition(jobs: Sequence[Placed], cluster: Cluster) -> Partition:
     numbering, capacity = RankNumbering.from_jobs(jobs), link_capacities(jobs, cluster)
     routed = routed_comms(jobs, cluster, alike_comms(jobs, cluster, groups))
     carried = carriages(cluster, routed, numbering.first_group, numbering.n_groups)
-    folding = fold(jobs, cluster, capacity, groups, carried, numbering)
+    folding = fold(jobs, cluster, capacity, groups, carried, numbering, ample_links(cluster, capacity))
     ranks = folding.ranks.class_of.tolist()
     firsts = [*numbering.first_rank, numbering.n_ranks]
     group_classes = {

@@ -1,0 +1,66 @@
+"""Links between switches that never limit a transfer tell no ranks apart, and are reported all the same."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+import simulator
+from simulator.api import cluster_of
+from simulator.config import load_workload
+from simulator.engine.ample_links import ample_links
+from tests.support.jobs import job
+
+#: Twelve nodes, of which a stage has four.
+PARALLEL = {"tp": 8, "pp": 3, "dp": 4}
+
+
+def workload(oversubscription: float, **simulation: bool) -> dict[str, Any]:
+    """64-port leaves: 4 nodes of 8 cards each without oversubscription, 6 nodes behind 16 uplinks with 3:1."""
+    one = job(parallelism=PARALLEL, simulation=simulation, model__layers=9)
+    fabric = {"kind": "fat_tree", "tiers": 2, "radix": 64, "oversubscription": oversubscription}
+    one["cluster"] |= {"nodes": 12, "fabric": fabric}
+    return one
+
+
+def ample_of(one: dict[str, Any]) -> tuple[int, int]:
+    """How many trunks are ample, and how many there are."""
+    cluster = cluster_of(load_workload(one))
+    ample = ample_links(cluster, cluster.bandwidths_Bps)
+    return int(ample.sum()), len(cluster.trunks)
+
+
+def test_uplinks_without_oversubscription_are_ample() -> None:
+    """Three leaves, their uplinks either way. With 3:1 two leaves, whose 16 uplinks carry a third of 48 ports."""
+    assert ample_of(workload(1)) == (6, 6)
+    assert ample_of(workload(3)) == (0, 4)
+
+
+def test_background_traffic_on_an_uplink_is_not_bounded_by_its_ports() -> None:
+    """Background traffic begins at the leaf here. So the other five trunks alone are ample."""
+    crowded = workload(1)
+    crowded["cluster"]["background"] = [{"link": "leaf0.up:tx", "share": 0.5}]
+    assert ample_of(crowded) == (5, 6)
+
+
+def test_an_uplink_behind_one_port_rests_on_nothing() -> None:
+    """Two leaves of one card each: an uplink carries what the other does, and neither may count on the other."""
+    pair = job(parallelism={"tp": 8, "dp": 2})
+    pair["cluster"]["node"] |= {"nics": {"count": 1}}
+    pair["cluster"] |= {"nodes": 2, "fabric": {"kind": "fat_tree", "tiers": 2, "radix": 2, "oversubscription": 1}}
+    assert ample_of(pair) == (0, 4)
+
+
+def test_ranks_under_other_leaves_are_one_and_every_byte_is_reported() -> None:
+    """Played one by one, with trunks that may limit like any other link, the step is the same and so are its bytes."""
+    folded = simulator.run(workload(1))
+    plain = simulator.run(workload(1, fold=False))
+    assert folded.spans.step_time_s == pytest.approx(plain.spans.step_time_s, rel=1e-9)
+    assert len(folded.spans.ranks) < len(plain.spans.ranks) / 8
+    assert bytes_by_kind(folded, "leaf") == pytest.approx(bytes_by_kind(plain, "leaf"), rel=1e-9)
+    assert bytes_by_kind(plain, "leaf") > 0
+
+
+def bytes_by_kind(result: simulator.StepResult, word: str) -> float:
+    return sum(link.count * link.nbytes for link in result.spans.links if word in link.name)
