@@ -3,9 +3,9 @@
 `python -m calibration train calibration/runs/hosts/*.yaml` makes such steps: their models are so narrow that the GPU
 always waits. A step is then as long as the host takes for all that it issues. Steps tell less than layers do, which
 `calibration.fit.hosts` measures one by one. So ops of modules are taken to keep plain PyTorch's proportions, all
-``slower`` by one factor. Where records tell how long backward passes took, there are three factors: of backward ops,
-of products and norms of forward passes, which are modules, and of other forward ops. Those of compiled code take the
-same time each, as one wrapper in Python launches them. Only the kinds of `APART` have seconds of their own.
+``slower`` by one factor. Where records tell how long backward passes took, there are three factors. One is of backward
+ops, one of products and norms of forward passes, which are modules, one of other forward ops. Those of compiled code
+take the same time each, as one wrapper in Python launches them. Only the kinds of `APART` have seconds of their own.
 
 What is not told apart takes plain PyTorch's seconds, and is taken off a step first. Least squares are of errors
 relative to that remainder, while points and residuals are of whole steps.
@@ -156,7 +156,7 @@ def _fitted(
     """
     factors = _factors(section, steps)
     equations = [[_equation(section, step.run.name, part, plain, factors) for part in step.parts] for step in steps]
-    every = [one for of_step in equations for one in of_step]
+    every = [one for parts in equations for one in parts]
     kinds = (
         *dict.fromkeys(factors.values()),
         *sorted({kind for one in every for kind in one.counts} & {*APART[section]}),
@@ -164,9 +164,9 @@ def _fitted(
     fitted = dict(zip(kinds, least_squares(every, kinds), strict=True))
     alone = iter(told_by_one(every, fitted))
     points = []
-    for step, of_step in zip(steps, equations, strict=True):
-        told = [next(alone) for _ in of_step]
-        points.append(_point(step.run.step_time_s.median, of_step, fitted, any(told)))
+    for step, parts in zip(steps, equations, strict=True):
+        told = [next(alone) for _ in parts]
+        points.append(_point(step.run.step_time_s.median, parts, fitted, any(told)))
     return _costs(fitted, plain), points
 
 
@@ -185,7 +185,7 @@ def _factors(section: LaunchSection, steps: Sequence[IssuedStep]) -> Mapping[str
 def _equation(
     section: LaunchSection, name: str, part: IssuedPart, plain: LaunchCosts, factors: Mapping[str, str]
 ) -> Equation:
-    """Return the seconds of a part of a step that are to be fitted, beside what they are for.
+    """Return the seconds of a part of a step, less what is not fitted, and how often each kind is in them.
 
     Raises `InputError` where they are no longer than what of them is not fitted.
     """
