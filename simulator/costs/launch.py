@@ -65,7 +65,7 @@ def issued(op: Compute | Comm, phase: str = "") -> dict[str, int]:
 
     Kinds are ``forward_matmul``, ``backward_norm``, ``optimizer``, ``collective`` ... A checkpoint is counted with the
     kernel that it begins with. What compiled software does for each layer each way is counted with its attention, a
-    fused kernel or the softmax of scores; what is run again is part of the backward graph. The first product of experts
+    fused kernel or the softmax of scores. What is run again is part of the backward graph. The first product of experts
     in one kernel is that kernel's launch, ``expert`` each further one.
     """
     if isinstance(op, Collective) and op.hooks:

@@ -90,9 +90,9 @@ def counted(x: Experts) -> tuple[Ops, Ops]:
     """Return the kernels around the exchange of counts: before it, and behind it with the copies to the host.
 
     Tokens are counted by expert and by rank. Of all ranks' counts those of this rank's experts are copied, and summed
-    by rank, by the ranks that split an expert, and by expert. The host takes what it sends and receives, the latter
-    also by ranks that split experts, the counts by rank and expert, and those by expert (``preprocess``,
-    ``_maybe_dtoh_and_synchronize``; mc2_ep_e8 in calibration/results/frameworks has each of these kernels).
+    by rank, by the ranks that split an expert, and by expert. The host takes what it sends and what it receives, the
+    latter also by ranks that split experts. It takes the counts by rank and expert too, and those by expert. So have it
+    ``preprocess``, ``_maybe_dtoh_and_synchronize``, and mc2_ep_e8 in calibration/results/frameworks.
     """
     by_expert, by_rank = float(INDEX * x.experts), float(INDEX * x.ep)
     local = INDEX * float(x.ep * x.etp * len(x.loads))

@@ -162,9 +162,11 @@ def test_gradients_of_copies_are_added_up_by_their_holders(copies: tuple[int, in
     ("tp", "dp", "ep", "k"), [(1, 4, 4, 2), (1, 8, 8, 1), (1, 16, 16, 4), (2, 4, 8, 2), (2, 4, 2, 2)]
 )
 def test_dispatch_and_combine_bytes(tp: int, dp: int, ep: int, k: int) -> None:
-    """Balanced, a rank sends tokens x top_k x hidden x 2 bytes x (ep - 1) / ep per all-to-all; of these there are two
-    forward and two backward per layer and micro-batch. Each row's probability in fp32 follows it to its expert, and the
-    gradient of that comes back."""
+    """Balanced, a rank sends tokens x top_k x hidden x 2 bytes x (ep - 1) / ep per all-to-all.
+
+    Of these there are two forward and two backward per layer and micro-batch. Each row's probability in fp32 follows it
+    to its expert, and the gradient of that comes back.
+    """
     result = play(moe={"experts": 16, "top_k": k}, parallelism={"tp": tp, "dp": dp, "ep": ep, "etp": 1})
     each = 128 / tp * k * 256 * 2 * (ep - 1) / ep
     frame = result.timeline

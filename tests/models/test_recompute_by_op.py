@@ -72,11 +72,11 @@ def test_recompute_by_op_counts_products_of_latent_attention_and_shared_experts(
 
 
 def test_recompute_by_op_keeps_what_came_from_other_ranks() -> None:
-    """Of dispatch and combine (ep 4) what was received is kept, 2 copies of every token each, of tensor parallelism's
-    sums the rank's rows; gathered rows are gathered again."""
+    """Of dispatch and combine (ep 4) what was received is kept, 2 copies of every token each and every copy's
+    probability in fp32, of tensor parallelism's sums the rank's rows; gathered rows are gathered again."""
     part = _by_op(model={"moe": MIXTURE}, parallelism={"dp": 4, "ep": 4})
     whole = _by_op(model={"moe": MIXTURE}, parallelism={"dp": 4})
-    assert part.saved_bytes - whole.saved_bytes == 2 * 512 * 2 * 1024 * 2
+    assert part.saved_bytes - whole.saved_bytes == 2 * 512 * 2 * 1024 * 2 + 2 * 512 * 4
     assert not [op for op in part.recompute if isinstance(op, Comm) and op.op == "all_to_all"]
     split = _by_op(parallelism={"tp": 2, "sequence_parallel": True})
     kept = {tensor.name: tensor.nbytes for tensor in split.saved}
