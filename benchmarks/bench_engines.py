@@ -65,6 +65,7 @@ JOBS: dict[str, tuple[str | dict[str, Any], dict[str, Any]]] = {
             **{"parallelism.overlap.p2p": True},
         },
     ),
+    "175B of 1,536 layers": ("gpt175b_3d", {"model.layers": 1536}),
     "530B, 2,520 GPUs, dp 9": (
         LARGE,
         {"parallelism.dp": 9, "training.global_batch": 2520, "parallelism.vpp": 1, "parallelism.schedule": "1f1b"},

@@ -140,7 +140,7 @@ class RecordedSpans:
         step = self.step[order]
 
         def step_column(name: str, dtype: type | str) -> NDArray[Any]:
-            return self._of_steps(name, dtype)[step]
+            return self._step_values(name, dtype)[step]
 
         def memory(pieces: Bools, name: str) -> Floats:
             return np.where(pieces[order], step_column(name, np.float64), 0.0)
@@ -181,7 +181,7 @@ class RecordedSpans:
             wall_s=wall_s,
         )
 
-    def _of_steps(self, name: str, dtype: type | str) -> NDArray[Any]:
+    def _step_values(self, name: str, dtype: type | str) -> NDArray[Any]:
         """Return a field of all steps, which has few values where it is a text."""
         values = list(map(attrgetter(name), self.steps))
         if dtype in (np.int64, np.float64):
@@ -191,7 +191,7 @@ class RecordedSpans:
 
     def _microbatches(self) -> Ints:
         """Return the micro-batch of each span; -1 where it has none."""
-        microbatch = self._of_steps("microbatch", np.int64)[self.step]
+        microbatch = self._step_values("microbatch", np.int64)[self.step]
         return microbatch if self.repeats is None else np.where(microbatch < 0, -1, microbatch + self.repeats.later)
 
     def _labels(self, order: Ints) -> SpanLabels:

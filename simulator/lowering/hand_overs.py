@@ -90,8 +90,8 @@ class SingleTransfers:
             as_it_comes = self._as_they_come and op is RECV
             comm = hop.comm(op, self.nbytes, name_peer=name_peer, as_it_comes=as_it_comes)
             step = Step(hop.label(op), comm, stage=stage)
-            texts = [text.removesuffix(str(microbatch)) for text in (step.label, comm.tag)]
-            alike = self._alike[key] = _AlikeTransfers(step, *texts, tagging(comm))
+            label, tag = (text.removesuffix(str(microbatch)) for text in (step.label, comm.tag))
+            alike = self._alike[key] = _AlikeTransfers(step, label, tag, tagging(comm))
         label, tagged = f"{alike.label}{microbatch}", alike.with_tag(f"{alike.tag}{microbatch}")
         return reordered(alike.first, after, label=label, op=tagged, microbatch=microbatch)
 

@@ -13,7 +13,7 @@ of single transfers without overlap.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from dataclasses import replace
 from typing import cast
 
@@ -219,18 +219,9 @@ def _one_by_one(
     singles = SingleTransfers(hops, nbytes)
     done: set[Action] = set()
 
-    def is_ready(slot: Slot) -> bool:
-        for action in slot:
-            for need in sources_of[action]:
-                if need not in done and need not in slot:
-                    return False
-        return True
-
     def run(rank: int, action: Action) -> None:
-        waits = [*_last(lanes[rank], PIPELINE_LANE)]
-        for hop in receives.get(action, ()):
-            if overlap or hop.source not in done:
-                waits.append(hop.label(RECV))
+        waits = list(_last(lanes[rank], PIPELINE_LANE))
+        waits += [hop.label(RECV) for hop in receives.get(action, ()) if overlap or hop.source not in done]
         lanes[rank][COMPUTE_LANE].append(_wait(step_of(action), waits))
         done.add(action)
         for hop in sends.get(action, ()):
@@ -241,7 +232,7 @@ def _one_by_one(
     while moving:
         moving = False
         for rank, queue in enumerate(queues):
-            if queue and is_ready(queue[0]):
+            if queue and _is_ready(queue[0], sources_of, done):
                 for action in queue.popleft():
                     run(rank, action)
                 moving = True
@@ -249,6 +240,15 @@ def _one_by_one(
         for action in flat(list(queue)):
             run(rank, action)
     return lanes
+
+
+def _is_ready(slot: Slot, sources_of: Sources, done: Container[Action]) -> bool:
+    """Return whether all is ``done`` that a slot needs from others."""
+    for action in slot:
+        for need in sources_of[action]:
+            if need not in done and need not in slot:
+                return False
+    return True
 
 
 def _blocking(

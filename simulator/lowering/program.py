@@ -6,6 +6,8 @@ after another, all else that a step does.
 
 from __future__ import annotations
 
+from functools import partial
+
 from simulator.config import Workload
 from simulator.garbage import rarely_searched
 from simulator.lowering.collective_algorithm import with_algorithm
@@ -55,10 +57,8 @@ def _order(workload: Workload, times: Times | None, steps: int, passes: Order | 
     parallelism = workload.parallelism
     schedule = parallelism.pipeline_schedule if times is None else parallelism.pipeline_schedule.tuned(times)
     size = (parallelism.pp, workload.microbatches, parallelism.vpp)
-    if passes is not None:
-        order = passes
-    else:
-        order = schedule.order(*size) if schedule.drains else schedule.over(*size, steps)
+    whole = schedule.order if schedule.drains else partial(schedule.over, steps=steps)
+    order = whole(*size) if passes is None else passes
     if workload.stage_runtime.first_backward_whole and schedule.splits:
         return whole_at_first(order, schedule, parallelism.n_stages)
     return order, schedule

@@ -36,8 +36,7 @@ LEAST_LEFT_OUT = 5_000
 class ShortenedStep(NamedTuple):
     """The ``order`` of passes of a step with fewer micro-batches than it has, and what that leaves out.
 
-    Passes have the numbers that they have in the whole step: those before the periods left out, and those of the first
-    period.
+    Passes before the periods left out are numbered as in the whole step.
     """
 
     order: Order
@@ -84,7 +83,7 @@ def shortened(workload: Workload) -> ShortenedStep | None:
             worth_it = times >= 1 and fewer <= most * microbatches and left_out >= LEAST_LEFT_OUT
             if not worth_it or not size.is_like(fewer, microbatches):
                 return None
-            order = size.order(fewer, of=microbatches)
+            order = size.order(fewer, in_step_of=microbatches)
             rows = zip(whole, map(_Row, order), spells, strict=True)
             if not all(row.is_longer(other, spell, times * period, times) for row, other, spell in rows):
                 return None
@@ -99,16 +98,16 @@ class _Sizes(NamedTuple):
     ranks: int
     chunks: int
 
-    def order(self, microbatches: int, of: int | None = None) -> Order:
-        """Return the order of passes of so many ``microbatches``, numbered as those ``of`` a step with more.
+    def order(self, microbatches: int, in_step_of: int | None = None) -> Order:
+        """Return the order of passes of so many ``microbatches``, numbered as those of a step with more.
 
         Each copy of the model has its equal share of them, which are numbered on from copy to copy.
         """
         order = self.schedule.order(self.ranks, microbatches, self.chunks)
         copies, n_stages = self.schedule.copies, self.ranks * self.chunks
-        if of is None or copies == 1:
+        if in_step_of is None or copies == 1:
             return order
-        later = (of - microbatches) // copies
+        later = (in_step_of - microbatches) // copies
 
         def numbered(action: Action) -> Action:
             return action._replace(microbatch=action.microbatch + action.stage // n_stages * later)

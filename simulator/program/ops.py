@@ -250,7 +250,12 @@ def tagging(comm: PointToPoint) -> Callable[[str], PointToPoint]:
     """Return what makes ``comm`` with another tag, in a fifth of the time that `dataclasses.replace` takes."""
     values = _but_tag(comm)
     before, behind = values[:_TAG], values[_TAG:]
-    return lambda tag: PointToPoint(*before, tag, *behind)
+
+    def with_tag(tag: str) -> PointToPoint:
+        values = [*before, tag, *behind]
+        return PointToPoint(*values)
+
+    return with_tag
 
 
 def comm_of(op: Collective | Beside) -> Collective:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterable, Sequence
 from itertools import chain
 from operator import attrgetter
 from typing import TYPE_CHECKING, TypeVar
@@ -98,18 +98,14 @@ def _validate_role(program: Program, role: Role, ranks: Ints, grows: bool, check
     """Raise unless the steps of a role are sound; operations that were ``checked`` on a lane are so for all roles."""
     where = f"{program.name}: role {role.name!r}"
     labels = _labels(where, role)
-    memory: dict[tuple[float, float, float], Step] = {}
     ends: set[tuple[str, int | None]] = set()
     ops: set[tuple[str, Hashable]] = set()
     for lane, steps in role.lanes.items():
-        if not grows and not labels.issuperset(chain.from_iterable(map(_after, steps))):
-            step, label = next((step, label) for step in steps for label in step.after if label not in labels)
-            raise ProgramError(f"{where}: step {step.label!r} waits for {label!r}, which does not exist")
-        first = steps[::-1]  # the first of those alike comes last, and stays
-        for step in dict(zip(map(_memory, first), first, strict=True)).values():
-            if memory.setdefault(_memory(step), step) is step:
-                validate_memory(where, step)
-        for step in dict(zip(map(id, map(_op, first)), first, strict=True)).values():
+        if not grows:
+            _validate_awaited(where, steps, labels)
+        for step in _first_of_each(steps, map(_memory, steps)):
+            validate_memory(where, step)
+        for step in _first_of_each(steps, map(id, map(_op, steps))):
             if not _is_new((lane, _same_rules(step.op)), ops):
                 continue
             if _is_new((lane, _same_rules(step.op)), checked):
@@ -117,6 +113,11 @@ def _validate_role(program: Program, role: Role, ranks: Ints, grows: bool, check
             for comm in comms_of(step.op):
                 if _is_new(_ends(comm), ends):
                     _validate_ends(f"{where}: step {step.label!r}", program, comm, ranks)
+    _validate_later(where, program, role, ranks, ends)
+
+
+def _validate_later(where: str, program: Program, role: Role, ranks: Ints, ends: set[tuple[str, int | None]]) -> None:
+    """Raise unless what extensions may bring is sound; whom it is with is so where it is among ``ends``."""
     for lane, comms in role.later.items():
         at = f"{where}: later steps of lane {lane!r}"
         if lane not in role.lanes:
@@ -125,6 +126,21 @@ def _validate_role(program: Program, role: Role, ranks: Ints, grows: bool, check
             _validate_comm(at, comm)
             if _is_new(_ends(comm), ends):
                 _validate_ends(at, program, comm, ranks)
+
+
+def _validate_awaited(where: str, steps: Sequence[Step], labels: set[str]) -> None:
+    """Raise where a step waits for a label that the role does not have."""
+    if not labels.issuperset(chain.from_iterable(map(_after, steps))):
+        step, label = next((step, label) for step in steps for label in step.after if label not in labels)
+        raise ProgramError(f"{where}: step {step.label!r} waits for {label!r}, which does not exist")
+
+
+def _first_of_each(steps: Sequence[Step], keys: Iterable[Hashable]) -> Iterable[Step]:
+    """Return the first of ``steps`` with each key."""
+    first: dict[Hashable, Step] = {}
+    for key, step in zip(keys, steps, strict=True):
+        first.setdefault(key, step)
+    return first.values()
 
 
 def _is_new(key: T, seen: set[T]) -> bool:

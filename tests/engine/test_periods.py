@@ -4,12 +4,18 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 
 from simulator.api import StepResult
 from simulator.config import load_workload
+from simulator.engine import UnsteadyError
+from simulator.engine.marks import PeriodMark
+from simulator.engine.periods import stop_unsteady
 from simulator.lowering import shortened, shortening
+from simulator.program import later_label
 from simulator.schedules import Order
+from simulator.timeline import SpanLabels
 from tests.support.exact import steady_differences
 from tests.support.jobs import job, play
 from tests.support.random_checks import differences
@@ -93,9 +99,9 @@ def test_no_order_is_built_for_a_period_that_is_only_tried(
     built: list[int] = []
     build = shortening._Sizes.order
 
-    def order(sizes: shortening._Sizes, microbatches: int, of: int | None = None) -> Order:
+    def order(sizes: shortening._Sizes, microbatches: int, in_step_of: int | None = None) -> Order:
         built.append(microbatches)
-        return build(sizes, microbatches, of)
+        return build(sizes, microbatches, in_step_of)
 
     monkeypatch.setattr(shortening._Sizes, "order", order)
     section = {"pp": 4, "vpp": 2, "schedule": schedule}
@@ -133,6 +139,36 @@ def test_a_deep_pipeline_is_played_until_its_first_rank_has_settled() -> None:
     # Seven micro-batches fill the pipeline. A change at the last rank takes one pass for each rank to come to the
     # first, and half as long again to fade: twelve for eight ranks.
     assert step.microbatches == 7 + 12
+
+
+def test_a_play_stops_where_its_pipeline_drains_and_no_two_periods_were_equally_long() -> None:
+    def marks(*times_s: float) -> list[PeriodMark[int, int]]:
+        return [PeriodMark(time_s, np.zeros(1), {}, (), {}) for time_s in times_s]
+
+    # Periods of 1, 2 and 3 s, and of 1, 2 and 2 s. Before the last mark a period may still come.
+    with pytest.raises(UnsteadyError):
+        stop_unsteady(marks(0.0, 1.0, 3.0, 6.0), 4)
+    stop_unsteady(marks(0.0, 1.0, 3.0, 6.0), 5)
+    stop_unsteady(marks(0.0, 1.0, 3.0, 5.0), 4)
+
+
+def test_experts_are_tried_where_an_eighth_is_played() -> None:
+    def microbatches(batch: int) -> int | None:
+        section = {"pp": 4, "ep": 2, "dp": 2, "schedule": "1f1b"}
+        moe = {"experts": 4, "top_k": 2, "ffn_hidden": 64}
+        step = shortened(load_workload(job(parallelism=section, training__global_batch=2 * batch, model__moe=moe)))
+        return None if step is None else step.microbatches
+
+    # Three fill the pipeline, and eight are played in it at least.
+    assert microbatches(11 * 8) == 11
+    assert microbatches(11 * 8 - 1) is None
+
+
+def test_labels_are_those_of_steps_so_many_microbatches_later() -> None:
+    labels = SpanLabels(["0F1", "optimizer"], np.array([0, 1, 0, 0]), np.array([0, 2, 2, 1]), later_label)
+    assert labels == ("0F1", "optimizer", "0F3", "0F2")
+    assert labels.select(np.array([3, 1])) == ("0F2", "optimizer")
+    assert list(labels) == [labels[span] for span in range(len(labels))]
 
 
 @pytest.mark.parametrize(

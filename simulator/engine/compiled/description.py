@@ -142,8 +142,8 @@ class RoleNumbers:
 
     def numbers(self, labels: Iterable[str], n: int) -> Int32s:
         """Return the numbers of so many labels."""
-        known = self.labels
-        return np.fromiter([known.setdefault(label, len(known)) for label in labels], np.int32, n)
+        numbers = self.labels
+        return np.fromiter([numbers.setdefault(label, len(numbers)) for label in labels], np.int32, n)
 
     def columns(self, first: int) -> LabelColumns:
         """Return the labels of steps that were added later than the first so many times."""
