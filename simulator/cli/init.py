@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, TypeVar
 import typer
 
 from simulator.cli.options import Json, Quiet
-from simulator.cli.outputs import STDOUT, check_outputs, write_json
+from simulator.cli.outputs import check_outputs, shows_summary, write_json
 from simulator.cli.search import search_watch
 from simulator.cli.streams import complain
 from simulator.cli.terminal import progress, say, warn
@@ -102,7 +102,7 @@ def command(
     write_json(json, _content(result, out, cluster_file if imported else None))
     warn(f"assumed: {text}" for text in (imported.assumed if imported else ()))
     warn(_doubts(result, answers, budget_s))
-    if not quiet and json != STDOUT:
+    if shows_summary(json, quiet):
         _show(result, answers, out, cluster_file if imported else None)
 
 

@@ -76,8 +76,8 @@ class PlanResult(Result):
         """Return settings and rows under the names of the JSON output."""
         question = self.question
         return {
-            "workload": source_name(question.workload),
-            "set": dict(question.changes),
+            "workload": source_name(question.choices.workload),
+            "set": dict(question.choices.changes),
             "days": question.days,
             "kept": self.kept,
             "settings": [
@@ -145,7 +145,7 @@ class PlanResult(Result):
         question = self.question
         several = len(question.settings) > 1
         return PlanView(
-            head=f"{source_name(question.workload)}: {'; '.join(self._head())}",
+            head=f"{source_name(question.choices.workload)}: {'; '.join(self._head())}",
             varied=tuple(question.settings[0]) if several else (),
             keys=self.keys,
             rows=[row for row in self.table_rows if row["status"] == "simulated"],
