@@ -9,10 +9,11 @@ from typing import Any
 
 from simulator.config import load_workload
 from simulator.drafting.job_file import job_text, layout_keys
-from simulator.drafting.layouts import HABITS, ProposedLayout, proposed_layout
+from simulator.drafting.layouts import ProposedLayout, proposed_layout
 from simulator.drafting.machines import JobMachines
 from simulator.drafting.methods import framework_section, training_keys
 from simulator.drafting.model_names import model_section
+from simulator.frameworks import FRAMEWORKS
 from simulator.searching.layout_search import SearchWatch
 from simulator.units import counted
 
@@ -73,7 +74,7 @@ def draft(
         "cluster": machines.unsized,
     }
     data["training"] |= training_keys(answers.method, answers.framework, spec.gpu_types[0])
-    habits = HABITS[answers.framework]
+    habits = FRAMEWORKS[answers.framework].habits
     if habits.begins_sharded and gpus > 1:
         data["parallelism"] |= {"zero": habits.zero[-1], "dp": gpus}
     if not habits.one_stage:

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from simulator.frameworks import megatron_core
-from simulator.frameworks.framework import JobTraits, Replication
+from simulator.frameworks.framework import JobTraits, LayoutHabits, Replication
 from simulator.units import DTYPE_BYTES
 
 #: ``reduce_bucket_size``: elements of a bucket of gradients.
@@ -58,6 +58,7 @@ FRAMEWORK = replace(
     name="deepspeed",
     about="DeepSpeed's engine, with the model and kernels of Megatron-DeepSpeed",
     launch_section="eager",
+    habits=LayoutHabits((0, 1, 2, 3)),
     defaults=defaults,
     adds_in_products=False,
     has_core_experts=False,

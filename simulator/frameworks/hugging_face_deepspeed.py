@@ -14,7 +14,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from simulator.frameworks import deepspeed, hugging_face, zero_kernels
-from simulator.frameworks.framework import JobTraits, Limit, Replication
+from simulator.frameworks.framework import JobTraits, LayoutHabits, Replication
+from simulator.frameworks.limits import Limit
 from simulator.units import DTYPE_BYTES
 
 #: ``stage3_max_live_parameters``. Before each module more is gathered, until so many parameters are whole.
@@ -73,6 +74,7 @@ FRAMEWORK = replace(
     runs_captured=False,
     about="DeepSpeed's ZeRO around Hugging Face's transformers",
     launch_section="deepspeed",
+    habits=LayoutHabits((1, 2, 3), one_rank_layers=True, begins_sharded=True),
     defaults=defaults,
     limits=LIMITS,
     master_weights=True,

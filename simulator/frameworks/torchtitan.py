@@ -9,7 +9,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from simulator.frameworks import hugging_face, pytorch
-from simulator.frameworks.framework import JobTraits, Limit, Traffic, never, plain_layers
+from simulator.frameworks.framework import JobTraits, LayoutHabits, Traffic, never
+from simulator.frameworks.limits import Limit, plain_layers
 
 #: Queries, or keys, become fp32, are multiplied as complex numbers, and are cast back (``apply_rotary_emb``).
 ROTATION = (
@@ -74,6 +75,7 @@ FRAMEWORK = replace(
     about="torchtitan's Llama 3 on PyTorch, or under torch.compile",
     runs_captured=False,
     launch_section="torchtitan",
+    habits=LayoutHabits((0, 3), ("none", "ops", "full"), begins_sharded=True),
     defaults=defaults,
     limits=LIMITS,
     joins_projections=never,
