@@ -197,9 +197,9 @@ def _answers(
         files = text.split()
         return job_machines(files if any(is_foreign(Path(one)) for one in files) else [text], gpus)
 
-    def checked_count(text: str, there: JobMachines) -> int:
+    def checked_count(text: str, machines: JobMachines) -> int:
         number = _count(text, MAX_GPUS)
-        there.for_gpus(number).spec(number)
+        machines.for_gpus(number).spec(number)
         return number
 
     ask = interview.ask

@@ -62,7 +62,7 @@ def check_outputs(
 def reading_inputs(
     outputs: Mapping[str, Path | None], suffixes: Mapping[str, Sequence[str]] | None = None
 ) -> Iterator[None]:
-    """Check outputs before a block that reads large files, and behind it against the files that it has read."""
+    """Check outputs before a block that reads large files, and behind it against these files."""
     check_outputs(outputs, suffixes)
     yield
     check_outputs(outputs)

@@ -134,8 +134,8 @@ def resumable(out: Path) -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt:
-        told = f"interrupted: layouts that were simulated are kept in {out}; the same command goes on from there"
-        say(told, sys.stderr)
+        message = f"interrupted: layouts that were simulated are kept in {out}; the same command goes on from there"
+        say(message, sys.stderr)
         raise typer.Exit(128 + signal.SIGINT) from None
 
 
@@ -152,8 +152,8 @@ def search_watch(far: Callable[[str], None]) -> SearchWatch:
     def simulated(one: SimulatedLayout) -> None:
         best.append(one.step_time_s)
         fastest = min(best)
-        told = "none fits yet" if math.isinf(fastest) else f"best step {fastest:.4g} s"
-        far(f"{len(best):,} simulated, {told}")
+        progress_text = "none fits yet" if math.isinf(fastest) else f"best step {fastest:.4g} s"
+        far(f"{len(best):,} simulated, {progress_text}")
 
     return SearchWatch(bounded, simulated)
 

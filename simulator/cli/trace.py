@@ -249,8 +249,8 @@ def stragglers_command(
     with reading_inputs({"--json": json}):
         job = read_job_trace(file)
     with progress("playing steps") as far:
-        told = straggler_figures(job, cast(Any, by), far)
-    tell(report.job_stragglers(job, told), trace_tables.job_stragglers, json, quiet)
+        figures = straggler_figures(job, cast(Any, by), far)
+    tell(report.job_stragglers(job, figures), trace_tables.job_stragglers, json, quiet)
 
 
 def _opened(files: list[str], groups: str | None = None) -> RunTrace:

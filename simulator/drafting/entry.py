@@ -88,8 +88,8 @@ def draft(
         "parallelism": {**data["parallelism"], **sections.get("parallelism", {})},
         "cluster": cluster if spec.fixed_nodes else {**cluster, "nodes": spec.n_nodes},
     }
-    where = cluster_file.stem if cluster_file else machines.unsized["name"]
-    heading = f"{name}.yaml: {answers.model} on {counted(gpus, 'GPU')} of {where}, by llmsim init."
+    machines_name = cluster_file.stem if cluster_file else machines.unsized["name"]
+    heading = f"{name}.yaml: {answers.model} on {counted(gpus, 'GPU')} of {machines_name}, by llmsim init."
     return Draft(written, job_text(written, layout, heading), layout, spec.n_gpus - gpus)
 
 

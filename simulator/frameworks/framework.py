@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from simulator.frameworks.limits import Limit
 from simulator.operations.experts import Experts
@@ -222,7 +222,7 @@ class LayoutHabits:
     begins_sharded: bool = False
 
     @property
-    def values(self) -> dict[str, list[object]]:
+    def values(self) -> dict[str, list[Any]]:
         """Values by key, as a search takes them."""
         single = {"pp": [1]} if self.one_stage else {}
         single |= {"tp": [1]} if self.one_rank_layers else {}

@@ -179,8 +179,8 @@ def case_of(row: Row) -> Case:
     n_gpus = _whole(row, "n_gpus")
     spec = cluster_of(alias.cluster)
     in_a_node = spec.gpus_per_node
-    told = "" if alias.domain else row["nodes"]
-    nodes = _whole(row, "nodes") if told else -(-n_gpus // in_a_node)
+    stated_nodes = "" if alias.domain else row["nodes"]
+    nodes = _whole(row, "nodes") if stated_nodes else -(-n_gpus // in_a_node)
     if n_gpus < 2 and op != "to_host":
         raise UnsupportedError("one GPU has nobody to send to")
     each, rest = divmod(n_gpus, nodes)
