@@ -20,7 +20,7 @@ from simulator.errors import InputError
 from simulator.hardware.stack import Stack
 from simulator.network.collectives import bus_factor
 from simulator.validation import collectives
-from simulator.validation.collectives import Case
+from simulator.validation.collectives import CollectiveCase
 from simulator.validation.rows import Row, UnsupportedError
 
 #: A busbw is printed to 0.01 or 0.1 GB/s.
@@ -59,7 +59,7 @@ def main(given: Sequence[str] | None = None) -> int:
     return 0
 
 
-def unfitted(stack: Stack, cases: Mapping[str, Sequence[tuple[Case, float]]]) -> str:
+def unfitted(stack: Stack, cases: Mapping[str, Sequence[tuple[CollectiveCase, float]]]) -> str:
     """Why a stack cannot be fitted; empty where it can."""
     if stack.fitted is None:
         return "says nothing of what is to be fitted: it has no key fitted.begun"
@@ -70,11 +70,11 @@ def unfitted(stack: Stack, cases: Mapping[str, Sequence[tuple[Case, float]]]) ->
     return ""
 
 
-def by_stack(table: Path) -> dict[str, list[tuple[Case, float]]]:
+def by_stack(table: Path) -> dict[str, list[tuple[CollectiveCase, float]]]:
     """The rows that can be simulated and have a time, by the stack that they name; of a stack all of whose rows have a
     busbw alone, those."""
-    timed: dict[str, list[tuple[Case, float]]] = {}
-    untimed: dict[str, list[tuple[Case, float]]] = {}
+    timed: dict[str, list[tuple[CollectiveCase, float]]] = {}
+    untimed: dict[str, list[tuple[CollectiveCase, float]]] = {}
     for row in collectives.measurements(table):
         has_time = bool(row["latency_us"] or row["algbw"])
         try:
@@ -87,7 +87,7 @@ def by_stack(table: Path) -> dict[str, list[tuple[Case, float]]]:
     return untimed | timed
 
 
-def by_busbw(row: Row, case: Case) -> float:
+def by_busbw(row: Row, case: CollectiveCase) -> float:
     """Seconds by a printed busbw, where that says enough. Raises `UnsupportedError`."""
     busbw = float(row["busbw"] or 0)
     if busbw < CLEAR_GBps:

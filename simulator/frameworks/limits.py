@@ -1,4 +1,4 @@
-"""What a framework is simulated with, as limits of keys of a workload."""
+"""Limits of what a framework is simulated with, by keys of a workload."""
 
 from __future__ import annotations
 

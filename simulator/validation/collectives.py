@@ -102,7 +102,7 @@ class Aliases(Section):
 
 
 @dataclass(frozen=True)
-class Case:
+class CollectiveCase:
     """A row as an operation: ``ranks`` of ``cluster`` on ``nbytes``, nccl-tests' size, with ``algorithm``, forced or
     ``auto``; ``stack`` is None where the profile of the cluster's GPU counts. ``hardware``: the cluster as the table of
     aliases calls it. ``part`` is one of `PARTS`. Of copies the one rank is the GPU."""
@@ -169,7 +169,7 @@ def size_bytes(row: Row) -> float:
     raise UnsupportedError(f"size {text!r} is no number of bytes above 0 and below 2^63")
 
 
-def case_of(row: Row) -> Case:
+def case_of(row: Row) -> CollectiveCase:
     """The operation of a row. Raises `UnsupportedError` or `InputError` with the reason why it cannot be simulated."""
     op, part = _looked_up(row, "op", OPS)
     if "bidirectional" in row.get("notes", ""):
@@ -186,7 +186,7 @@ def case_of(row: Row) -> Case:
     each, rest = divmod(n_gpus, nodes)
     if rest or each > in_a_node:
         raise UnsupportedError(f"{n_gpus} GPUs are not spread evenly over {nodes} nodes of {in_a_node}")
-    return Case(
+    return CollectiveCase(
         op=alias.op or op,
         nbytes=size_bytes(row),
         ranks=tuple([node * in_a_node + gpu for node in range(nodes) for gpu in range(each)]),
