@@ -134,8 +134,8 @@ def resumable(out: Path) -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt:
-        message = f"interrupted: layouts that were simulated are kept in {out}; the same command goes on from there"
-        say(message, sys.stderr)
+        told = f"interrupted: layouts that were simulated are kept in {out}; the same command goes on from there"
+        say(told, sys.stderr)
         raise typer.Exit(128 + signal.SIGINT) from None
 
 
