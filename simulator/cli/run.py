@@ -278,8 +278,8 @@ def _check_chakra(folder: Path, trace_dir: Path | None, job: Workload) -> None:
     chakra_messages()
     schedule = job.parallelism.pipeline_schedule
     if schedule.steady or job.parallelism.data_parallel == "async":
-        cause = schedule.name if schedule.steady else "parallelism.data_parallel=async"
-        raise InputError("steps that overlap have no traces of one step", file="--chakra", found=cause)
+        told = schedule.name if schedule.steady else "parallelism.data_parallel=async"
+        raise InputError("steps that overlap have no traces of one step", file="--chakra", found=told)
     passes = 2 * job.microbatches * job.model.layers // job.parallelism.pp
     check_number(job.n_ranks, job.n_ranks * passes * _LAYER_KERNELS, folder)
     rank_files(folder, job.n_ranks)

@@ -83,15 +83,15 @@ def validate_extension(program: Program, extension: Extension, labels: Mapping[i
     _validate_lanes(program, extension)
     validate_amount(f"{program.name}: an extension", "release_s", extension.release_s)
     for number, lanes in extension.lanes.items():
-        location = f"{program.name}: role {program.roles[number].name!r}"
+        where = f"{program.name}: role {program.roles[number].name!r}"
         for lane, steps in lanes.items():
             for step in steps:
                 if step.label in labels[number]:
-                    raise ProgramError(f"{location}: two steps are labelled {step.label!r}")
+                    raise ProgramError(f"{where}: two steps are labelled {step.label!r}")
                 labels[number].add(step.label)
-                validate_memory(location, step)
+                validate_memory(where, step)
             for step in {id(step.op): step for step in steps}.values():
-                validate_op(location, lane, step)
+                validate_op(where, lane, step)
 
 
 def _validate_lanes(program: Program, extension: Extension) -> None:

@@ -24,20 +24,20 @@ def from_text(text: str) -> Program:
     for number, line in enumerate(text.splitlines(), start=1):
         if not line.strip() or line.lstrip().startswith("#"):
             continue
-        location = f"line {number}: cannot read {line.strip()!r}"
-        with _naming(location):
-            reader.line(shlex.split(line), location)
+        where = f"line {number}: cannot read {line.strip()!r}"
+        with _naming(where):
+            reader.line(shlex.split(line), where)
     program = reader.program()
     validate(program)
     return program
 
 
 @contextmanager
-def _naming(location: str) -> Iterator[None]:
+def _naming(where: str) -> Iterator[None]:
     try:
         yield
     except (KeyError, ValueError, IndexError, TypeError) as error:
-        raise ProgramError(f"{location}: {error}") from None
+        raise ProgramError(f"{where}: {error}") from None
 
 
 class _Reader:
@@ -54,14 +54,14 @@ class _Reader:
         self._beside: _BesideLines | None = None
         self._where = ""
 
-    def line(self, words: list[str], location: str) -> None:
+    def line(self, words: list[str], where: str) -> None:
         """Take one line, split into words."""
         kind, *rest = words
         if self._beside is not None and kind not in ("comm", "compute"):
             raise ValueError("the communication and kernels of the 'beside' before it are not complete")
         if kind not in _LINES:
             raise ValueError(f"unknown word {kind!r}")
-        self._where = location
+        self._where = where
         _LINES[kind](self, rest)
 
     def _program(self, words: list[str]) -> None:
@@ -173,8 +173,8 @@ class _RoleLines:
 
     def build(self, blocks: dict[int, Block]) -> Role:
         """Return the role."""
-        for location, ops in self.later.values():
-            with _naming(location):
+        for where, ops in self.later.values():
+            with _naming(where):
                 if any(not isinstance(op, Comm) for op in ops):
                     raise ValueError("communication follows; kernels stand in blocks")
         lanes = {lane: tuple(step.build(blocks) for step in steps) for lane, steps in self.lanes.items()}
@@ -202,15 +202,15 @@ class _BesideLines:
 class _StepLines:
     """A step and the comm lines that follow it."""
 
-    def __init__(self, label: str, pairs: dict[str, list[str]], location: str) -> None:
+    def __init__(self, label: str, pairs: dict[str, list[str]], where: str) -> None:
         self.label = label
         self.pairs = pairs
-        self.location = location
+        self.where = where
         self.comms: list[Any] = []
 
     def build(self, blocks: dict[int, Block]) -> Step:
         """Return the step."""
-        with _naming(self.location):
+        with _naming(self.where):
             pairs = dict(self.pairs)
             op = self._op(pairs, blocks)
             after = tuple(pairs.pop("after", ()))

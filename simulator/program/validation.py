@@ -91,8 +91,8 @@ def _validate_groups(program: Program) -> None:
 
 def _validate_role(program: Program, role: Role, ranks: Ints, grows: bool, checked: set[tuple[str, Hashable]]) -> None:
     """Raise unless the steps of a role are sound; operations that were ``checked`` on a lane are so for all roles."""
-    location = f"{program.name}: role {role.name!r}"
-    labels = _labels(location, role)
+    where = f"{program.name}: role {role.name!r}"
+    labels = _labels(where, role)
     memory: set[tuple[float, float, float]] = set()
     ends: set[tuple[str, int | None]] = set()
     ops: set[tuple[str, Hashable]] = set()
@@ -100,18 +100,18 @@ def _validate_role(program: Program, role: Role, ranks: Ints, grows: bool, check
     for lane, _, step in role.steps():
         if not grows and not labels.issuperset(step.after):
             label = next(label for label in step.after if label not in labels)
-            raise ProgramError(f"{location}: step {step.label!r} waits for {label!r}, which does not exist")
+            raise ProgramError(f"{where}: step {step.label!r} waits for {label!r}, which does not exist")
         if _is_new((step.alloc_bytes, step.free_bytes, step.workspace_bytes), memory):
-            validate_memory(location, step)
+            validate_memory(where, step)
         if not (_is_new((lane, id(step.op)), same) and _is_new((lane, _same_rules(step.op)), ops)):
             continue
         if _is_new((lane, _same_rules(step.op)), checked):
-            validate_op(location, lane, step)
+            validate_op(where, lane, step)
         for comm in comms_of(step.op):
             if _is_new(_ends(comm), ends):
-                _validate_ends(f"{location}: step {step.label!r}", program, comm, ranks)
+                _validate_ends(f"{where}: step {step.label!r}", program, comm, ranks)
     for lane, comms in role.later.items():
-        at = f"{location}: later steps of lane {lane!r}"
+        at = f"{where}: later steps of lane {lane!r}"
         if lane not in role.lanes:
             raise ProgramError(f"{at}: there is no such lane")
         for comm in comms:
@@ -139,111 +139,109 @@ def _same_rules(op: Block | Comm | Batch) -> Hashable:
     return tuple(map(but_tag, op.comms)) if isinstance(op, Batch) else but_tag(op)
 
 
-def _labels(location: str, role: Role) -> set[str]:
+def _labels(where: str, role: Role) -> set[str]:
     """Return the labels of a role's steps, each of which must be there once."""
     labels = [step.label for _, _, step in role.steps()]
     if len(set(labels)) != len(labels):
         twice = next(label for label in labels if labels.count(label) > 1)
-        raise ProgramError(f"{location}: two steps are labelled {twice!r}")
+        raise ProgramError(f"{where}: two steps are labelled {twice!r}")
     return set(labels)
 
 
-def validate_op(location: str, lane: str, step: Step) -> None:
+def validate_op(where: str, lane: str, step: Step) -> None:
     """Raise `ProgramError` unless ``lane`` may run the operation of ``step``, whatever the ranks.
 
     Blocks hold kernels and collectives, one at least, and stand on the compute lane; batches hold transfers.
     """
     if isinstance(step.op, Block) and lane != COMPUTE_LANE:
-        raise ProgramError(f"{location}: step {step.label!r} computes on lane {lane!r}, not {COMPUTE_LANE!r}")
-    location = f"{location}: step {step.label!r}"
+        raise ProgramError(f"{where}: step {step.label!r} computes on lane {lane!r}, not {COMPUTE_LANE!r}")
+    where = f"{where}: step {step.label!r}"
     match step.op:
         case Block():
-            _validate_block(location, step.op)
+            _validate_block(where, step.op)
         case Batch():
             for one in step.op.comms:
                 if not isinstance(one, PointToPoint):
-                    raise ProgramError(f"{location}: {one.op} {one.name!r} cannot be in a batch; a send or recv can")
+                    raise ProgramError(f"{where}: {one.op} {one.name!r} cannot be in a batch; a send or recv can")
         case Comm():
             pass
     for comm in {id(comm): comm for comm in comms_of(step.op)}.values():
-        _validate_comm(location, comm)
+        _validate_comm(where, comm)
 
 
-def _validate_block(location: str, block: Block) -> None:
+def _validate_block(where: str, block: Block) -> None:
     if not block.ops:
-        raise ProgramError(f"{location}: the block {block.name!r} has no ops; leave the step out")
+        raise ProgramError(f"{where}: the block {block.name!r} has no ops; leave the step out")
     for op in {id(op): op for op in block.ops}.values():  # layers share their ops
         comm: Compute | Comm = op.comm if isinstance(op, Beside) else op
         if isinstance(comm, Comm) and not isinstance(comm, Collective):
-            raise ProgramError(f"{location}: {comm.op} {comm.name!r} cannot be in a block; a collective can")
+            raise ProgramError(f"{where}: {comm.op} {comm.name!r} cannot be in a block; a collective can")
         if isinstance(op, Beside) and not op.kernels:
-            raise ProgramError(f"{location}: {op.comm.name!r} must be beside one kernel or more")
+            raise ProgramError(f"{where}: {op.comm.name!r} must be beside one kernel or more")
         for compute in kernels_of(op):
-            _validate_kernel(location, compute)
+            _validate_kernel(where, compute)
 
 
-def validate_memory(location: str, step: Step) -> None:
+def validate_memory(where: str, step: Step) -> None:
     """Raise `ProgramError` where memory of ``step`` is not finite, or its workspace negative."""
-    at = f"{location}: step {step.label!r}"
+    at = f"{where}: step {step.label!r}"
     for name, nbytes in (("alloc_bytes", step.alloc_bytes), ("free_bytes", step.free_bytes)):
         if not math.isfinite(nbytes):
             raise ProgramError(f"{at}: {name} is {nbytes:g}; it must be finite")
     validate_amount(at, "workspace_bytes", step.workspace_bytes)
 
 
-def validate_amount(location: str, name: str, amount: float | tuple[float, ...]) -> None:
+def validate_amount(where: str, name: str, amount: float | tuple[float, ...]) -> None:
     """Raise `ProgramError` where ``amount``, or one of several, is negative or not finite."""
     for value in amount if isinstance(amount, tuple) else (amount,):
         if not 0 <= value < math.inf:
-            raise ProgramError(f"{location}: {name} is {value:g}; it must be finite and at least 0")
+            raise ProgramError(f"{where}: {name} is {value:g}; it must be finite and at least 0")
 
 
-def _validate_kernel(location: str, compute: Compute) -> None:
-    at = f"{location}: kernel {compute.name!r}"
+def _validate_kernel(where: str, compute: Compute) -> None:
+    at = f"{where}: kernel {compute.name!r}"
     for name in _AMOUNTS[type(compute.kernel)]:
         validate_amount(at, name, getattr(compute.kernel, name))
 
 
-def _validate_comm(location: str, comm: Comm) -> None:
+def _validate_comm(where: str, comm: Comm) -> None:
     kind = COMM_TYPES.get(comm.op)
     if kind is None:
-        raise ProgramError(f"{location}: unknown operation '{comm.op}'")
+        raise ProgramError(f"{where}: unknown operation '{comm.op}'")
     if type(comm) is not kind:
-        raise ProgramError(f"{location}: {comm.op} is of type {kind.__name__}, not {type(comm).__name__}")
+        raise ProgramError(f"{where}: {comm.op} is of type {kind.__name__}, not {type(comm).__name__}")
     names: tuple[str, ...] = ("nbytes",)
     if isinstance(comm, AllToAll):
         names = ("nbytes", "send_shares", "receive_shares", "per_node")
     elif isinstance(comm, RecordedWork):
         names = ("seconds",)
     for name in names:
-        validate_amount(f"{location}: {comm.op} {comm.name!r}", name, getattr(comm, name))
+        validate_amount(f"{where}: {comm.op} {comm.name!r}", name, getattr(comm, name))
     if isinstance(comm, PointToPoint) and comm.as_it_comes and comm.sends:
-        raise ProgramError(f"{location}: {comm.op} cannot be posted as its bytes come; a recv can")
-    purposes = AXES[_axis(location, comm.axis)].purposes
+        raise ProgramError(f"{where}: {comm.op} cannot be posted as its bytes come; a recv can")
+    purposes = AXES[_axis(where, comm.axis)].purposes
     if comm.purpose not in purposes:
         allowed = " or ".join(purposes)
-        raise ProgramError(f"{location}: {comm.name!r} on axis '{comm.axis}' is for {allowed}, not '{comm.purpose}'")
+        raise ProgramError(f"{where}: {comm.name!r} on axis '{comm.axis}' is for {allowed}, not '{comm.purpose}'")
 
 
-def _axis(location: str, name: str) -> Axis:
+def _axis(where: str, name: str) -> Axis:
     try:
         return axis_of(name)
     except KeyError:
         names = ", ".join(f"{axis}0" if facts.numbered else axis for axis, facts in AXES.items())
-        raise ProgramError(f"{location}: unknown axis '{name}'; there are {names}") from None
+        raise ProgramError(f"{where}: unknown axis '{name}'; there are {names}") from None
 
 
-def _validate_ends(location: str, program: Program, comm: Comm, ranks: Ints) -> None:
+def _validate_ends(where: str, program: Program, comm: Comm, ranks: Ints) -> None:
     """Raise unless every rank of a role is able to make the call."""
     groups = program.seated(comm.axis) if comm.axis in program.groups else None
     lonely = ranks if groups is None else ranks[groups.group_of[ranks] < 0]
     if groups is None or len(lonely):
-        raise ProgramError(f"{location}: rank {lonely[0]} has no group on axis '{comm.axis}'")
+        raise ProgramError(f"{where}: rank {lonely[0]} has no group on axis '{comm.axis}'")
     if not isinstance(comm, PointToPoint):
         return
     is_wrong = (groups.position_of[ranks] == comm.peer) | (groups.size[groups.group_of[ranks]] <= comm.peer)
     if comm.peer < 0 or is_wrong.any():
         rank = ranks[0 if comm.peer < 0 else is_wrong.argmax()]
-        raise ProgramError(
-            f"{location}: peer {comm.peer} of rank {rank} is not another member of its {comm.axis} group"
-        )
+        raise ProgramError(f"{where}: peer {comm.peer} of rank {rank} is not another member of its {comm.axis} group")

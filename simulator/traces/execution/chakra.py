@@ -68,9 +68,9 @@ def read_json(content: Mapping[str, Any], path: Path, rank: int) -> RankGraph:
     if not isinstance(nodes, list) or not all(isinstance(node, dict) for node in nodes):
         raise InputError("is no list of nodes", file=path, key="workload_graph", found=brief(nodes))
     linked = []
-    for place, written in enumerate(nodes):
+    for place, told in enumerate(nodes):
         # Writers differ in capitals: Id, ctrlDeps, NodeType.
-        node = {key.lower().replace("_", ""): value for key, value in written.items()}
+        node = {key.lower().replace("_", ""): value for key, value in told.items()}
         details = {key: node[key.replace("_", "")] for key in _JSON_DETAILS if key.replace("_", "") in node}
         details.setdefault("runtime", node.get("durationmicros", 0))
         where = f"workload_graph.{place}"
@@ -134,11 +134,9 @@ def _value(attribute: Any) -> Any:
 def _node(
     number: int, name: str, code: int, after: tuple[int, ...], details: Mapping[str, Any], path: Path
 ) -> GraphNode:
-    node_key = f"node {number}"
+    where = f"node {number}"
     if not 0 <= code < len(NODE_KINDS):
-        raise InputError(
-            "is no type of node", file=path, key=node_key, found=code, allowed=f"0 to {len(NODE_KINDS) - 1}"
-        )
+        raise InputError("is no type of node", file=path, key=where, found=code, allowed=f"0 to {len(NODE_KINDS) - 1}")
     kind = NODE_KINDS[code]
     if kind in (NodeKind.GPU, NodeKind.COLLECTIVE) and _is_true(details.get("is_cpu_op")):
         kind = NodeKind.HOST
@@ -146,18 +144,18 @@ def _node(
         details = {key: value for key, value in details.items() if key != RING}
     elif RING in details:  # one collective here
         kind = NodeKind.COLLECTIVE if kind == NodeKind.SEND else NodeKind.NOTHING
-    amounts = {key: _amount(details.get(key), path, f"{node_key}.{key}") for key in ("num_ops", "tensor_size")}
+    amounts = {key: _amount(details.get(key), path, f"{where}.{key}") for key in ("num_ops", "tensor_size")}
     tid = details.get("tid")
     return GraphNode(
         number=number,
         name=name,
         kind=kind,
         after=after,
-        seconds=_seconds(kind, details, any(amounts.values()), path, node_key),
+        seconds=_seconds(kind, details, any(amounts.values()), path, where),
         flops=amounts["num_ops"],
         nbytes=amounts["tensor_size"],
         lane="" if tid is None else str(tid),
-        comm=_comm(kind, details, path, node_key),
+        comm=_comm(kind, details, path, where),
     )
 
 
