@@ -58,9 +58,9 @@ FRAMEWORK = replace(
     name="deepspeed",
     about="DeepSpeed's engine, with the model and kernels of Megatron-DeepSpeed",
     launch_section="eager",
-    habits=LayoutHabits((0, 1, 2, 3)),
     defaults=defaults,
     adds_in_products=False,
     has_core_experts=False,
     replication=replication,
+    habits=LayoutHabits((0, 1, 2, 3)),
 )

@@ -74,7 +74,6 @@ FRAMEWORK = replace(
     runs_captured=False,
     about="DeepSpeed's ZeRO around Hugging Face's transformers",
     launch_section="deepspeed",
-    habits=LayoutHabits((1, 2, 3), one_rank_layers=True, begins_sharded=True),
     defaults=defaults,
     limits=LIMITS,
     master_weights=True,
@@ -83,4 +82,5 @@ FRAMEWORK = replace(
     hooked_modules=zero_kernels.hooked_modules,
     live_parameters=MAX_LIVE_PARAMETERS,
     compiled=None,
+    habits=LayoutHabits((1, 2, 3), one_rank_layers=True, begins_sharded=True),
 )
