@@ -63,7 +63,7 @@ def step(stages: StageTimes, name: str, changes: dict[str, Any]) -> StepResult:
 
 
 def counts(timeline: Timeline) -> str:
-    """Events, rows and ranks, and what they are to each other."""
+    """Return the numbers of events, rows and ranks, with their ratios."""
     spans, ranks = len(timeline.rank), len(timeline.ranks)
     return (
         f"{timeline.events:,} events, {spans:,} spans, {timeline.n_rows:,} ops, "

@@ -1,7 +1,9 @@
-"""Fit shipped stacks anew, or one's own: python benchmarks/fit_stacks.py [NAME or FILE.yaml ...] [--rows FILE.csv]
+"""Fit shipped stacks anew, or stacks in files of one's own.
 
-Of each stack the parameters that its key `fitted.begun` lists are moved to the rows (of `validate collectives`, or of
-FILE.csv) that name it and have as many GPUs as `fitted.n_gpus` says; the file is written anew.
+    python benchmarks/fit_stacks.py [NAME or FILE.yaml ...] [--rows FILE.csv]
+
+The parameters that a stack's key `fitted.begun` lists are moved to rows of `validate collectives`, or of FILE.csv. Rows
+count that name the stack and have as many GPUs as `fitted.n_gpus` says. The file is then written anew.
 """
 
 from __future__ import annotations
@@ -31,12 +33,12 @@ HEADER = """\
 """
 
 
-def main(given: Sequence[str] | None = None) -> int:
-    """Exit status 0, or 2 where a stack that is asked for is not known or cannot be fitted."""
+def main(words: Sequence[str] | None = None) -> int:
+    """Return exit status 0, or 2 where a stack that is asked for is not known or cannot be fitted."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("stacks", nargs="*", help="shipped stacks, or files [all that were fitted]")
     parser.add_argument("--rows", type=Path, default=collectives.TABLE, help="measurements [those of the suite]")
-    arguments = parser.parse_args(given)
+    arguments = parser.parse_args(words)
     try:
         cases = by_stack(arguments.rows)
         chosen = {name: load_stack(name) for name in arguments.stacks or catalog.names("stack")}
@@ -54,8 +56,8 @@ def main(given: Sequence[str] | None = None) -> int:
         if fitted.fitted:  # what was searched is told, be it as by default
             data["parameters"] = {key: getattr(fitted.parameters, key) for key in fitted.fitted.begun.told_apart()}
         catalog.find("stack", name).write_text(HEADER + as_yaml(data))
-        found = fitted.fitted
-        print(name, found and (found.rows, found.held_out), flush=True)
+        errors = fitted.fitted and (fitted.fitted.rows, fitted.fitted.held_out)
+        print(name, errors, flush=True)
     return 0
 
 
@@ -65,8 +67,8 @@ def unfitted(stack: Stack, cases: Mapping[str, Sequence[tuple[CollectiveCase, fl
         return "says nothing of what is to be fitted: it has no key fitted.begun"
     gpus = sorted({len(case.ranks) for case, _ in cases.get(stack.name, ())})
     if stack.fitted.n_gpus not in gpus:
-        there = f"those that do have {', '.join(map(str, gpus))}" if gpus else "nor of another number"
-        return f"no row of {stack.fitted.n_gpus} GPUs names it, {there}"
+        counts = f"those that do have {', '.join(map(str, gpus))}" if gpus else "nor of another number"
+        return f"no row of {stack.fitted.n_gpus} GPUs names it, {counts}"
     return ""
 
 
