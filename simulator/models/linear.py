@@ -105,13 +105,12 @@ def linear(
     TransformerEngine keeps an empty tensor per shape for that (``get_dummy_wgrad`` in pytorch/module/base.py, 2.0 and
     later); Megatron-LM's own linear layer (``cached`` false) makes a new one each time.
     """
-    name = f"{block}.{name}"
-    layer = LinearLayer(block, name, n, k, split, bias, shared, rows)
+    layer = LinearLayer(block, f"{block}.{name}", n, k, split, bias, shared, rows)
     x_bytes, y_bytes = layer.x_bytes(z), layer.y_bytes(z)
     forward, input_grad, gather = _passes(z, layer)
     kept, gather = _kept_input(z, layer, saved, gather)
     wgrad = layer.product(z, "wgrad", z.tokens)
-    weight_grad: Ops = (wgrad, *(() if z.accumulates_in_product else add_gradient(z, name, n * k)))
+    weight_grad: Ops = (wgrad, *(() if z.accumulates_in_product else add_gradient(z, layer.name, n * k)))
     if bias:
         added, bias_grad = _bias(z, layer)
         forward, weight_grad = (*forward, *added), (*weight_grad, *bias_grad)
@@ -136,8 +135,8 @@ def linear(
     )
     if z.framework.pads_products and n * z.element % ALIGNED:
         node = _padded(z, layer, node)
-    node = in_low_precision(z, node, name, z.tokens, n, k, first=first)
-    return cast_operands(z, node, name, n, k, wide=wide, bias=bias) if z.autocast else node
+    node = in_low_precision(z, node, layer.name, z.tokens, n, k, first=first)
+    return cast_operands(z, node, layer.name, n, k, wide=wide, bias=bias) if z.autocast else node
 
 
 def _kept_input(
