@@ -30,7 +30,7 @@ from simulator.timeline import Timeline
 T = TypeVar("T")
 
 
-class Stages:
+class StageTimes:
     """Best seconds by stage, in the order in which stages first ran."""
 
     def __init__(self) -> None:
@@ -45,7 +45,7 @@ class Stages:
         return result
 
 
-def step(stages: Stages, name: str, changes: dict[str, Any]) -> StepResult:
+def step(stages: StageTimes, name: str, changes: dict[str, Any]) -> StepResult:
     """One simulated step, all that a ``run`` with picture and trace does, stage by stage."""
     workload = stages.time("read workload", lambda: load_workload(name, changes))
     profile = stages.time("read profile", lambda: load_profile(workload.calibration))
@@ -63,7 +63,7 @@ def step(stages: Stages, name: str, changes: dict[str, Any]) -> StepResult:
 
 
 def counts(timeline: Timeline) -> str:
-    """Events, rows and ranks, and what they are to each other."""
+    """Return the numbers of events, rows and ranks, with their ratios."""
     spans, ranks = len(timeline.rank), len(timeline.ranks)
     return (
         f"{timeline.events:,} events, {spans:,} spans, {timeline.n_rows:,} ops, "
@@ -82,7 +82,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     changes = parse_changes(options.set)
 
-    stages = Stages()
+    stages = StageTimes()
     for _ in range(max(options.repeat, 1)):
         result = step(stages, options.workload, changes)
     timeline = result.spans

@@ -1,7 +1,9 @@
-"""Fit shipped stacks anew, or one's own: python benchmarks/fit_stacks.py [NAME or FILE.yaml ...] [--rows FILE.csv]
+"""Fit shipped stacks anew, or stacks in files of one's own.
 
-Of each stack the parameters that its key `fitted.begun` lists are moved to the rows (of `validate collectives`, or of
-FILE.csv) that name it and have as many GPUs as `fitted.n_gpus` says; the file is written anew.
+    python benchmarks/fit_stacks.py [NAME or FILE.yaml ...] [--rows FILE.csv]
+
+The parameters that a stack's key `fitted.begun` lists are moved to rows of `validate collectives`, or of FILE.csv. Rows
+count that name the stack and have as many GPUs as `fitted.n_gpus` says. The file is then written anew.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ from simulator.errors import InputError
 from simulator.hardware.stack import Stack
 from simulator.network.collectives import bus_factor
 from simulator.validation import collectives
-from simulator.validation.collectives import Case
+from simulator.validation.collectives import CollectiveCase
 from simulator.validation.rows import Row, UnsupportedError
 
 #: A busbw is printed to 0.01 or 0.1 GB/s.
@@ -31,12 +33,12 @@ HEADER = """\
 """
 
 
-def main(given: Sequence[str] | None = None) -> int:
-    """Exit status 0, or 2 where a stack that is asked for is not known or cannot be fitted."""
+def main(words: Sequence[str] | None = None) -> int:
+    """Return exit status 0, or 2 where a stack that is asked for is not known or cannot be fitted."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("stacks", nargs="*", help="shipped stacks, or files [all that were fitted]")
     parser.add_argument("--rows", type=Path, default=collectives.TABLE, help="measurements [those of the suite]")
-    arguments = parser.parse_args(given)
+    arguments = parser.parse_args(words)
     try:
         cases = by_stack(arguments.rows)
         chosen = {name: load_stack(name) for name in arguments.stacks or catalog.names("stack")}
@@ -54,27 +56,27 @@ def main(given: Sequence[str] | None = None) -> int:
         if fitted.fitted:  # what was searched is told, be it as by default
             data["parameters"] = {key: getattr(fitted.parameters, key) for key in fitted.fitted.begun.told_apart()}
         catalog.find("stack", name).write_text(HEADER + as_yaml(data))
-        found = fitted.fitted
-        print(name, found and (found.rows, found.held_out), flush=True)
+        errors = fitted.fitted and (fitted.fitted.rows, fitted.fitted.held_out)
+        print(name, errors, flush=True)
     return 0
 
 
-def unfitted(stack: Stack, cases: Mapping[str, Sequence[tuple[Case, float]]]) -> str:
+def unfitted(stack: Stack, cases: Mapping[str, Sequence[tuple[CollectiveCase, float]]]) -> str:
     """Why a stack cannot be fitted; empty where it can."""
     if stack.fitted is None:
         return "says nothing of what is to be fitted: it has no key fitted.begun"
     gpus = sorted({len(case.ranks) for case, _ in cases.get(stack.name, ())})
     if stack.fitted.n_gpus not in gpus:
-        there = f"those that do have {', '.join(map(str, gpus))}" if gpus else "nor of another number"
-        return f"no row of {stack.fitted.n_gpus} GPUs names it, {there}"
+        counts = f"those that do have {', '.join(map(str, gpus))}" if gpus else "nor of another number"
+        return f"no row of {stack.fitted.n_gpus} GPUs names it, {counts}"
     return ""
 
 
-def by_stack(table: Path) -> dict[str, list[tuple[Case, float]]]:
+def by_stack(table: Path) -> dict[str, list[tuple[CollectiveCase, float]]]:
     """The rows that can be simulated and have a time, by the stack that they name; of a stack all of whose rows have a
     busbw alone, those."""
-    timed: dict[str, list[tuple[Case, float]]] = {}
-    untimed: dict[str, list[tuple[Case, float]]] = {}
+    timed: dict[str, list[tuple[CollectiveCase, float]]] = {}
+    untimed: dict[str, list[tuple[CollectiveCase, float]]] = {}
     for row in collectives.measurements(table):
         has_time = bool(row["latency_us"] or row["algbw"])
         try:
@@ -87,7 +89,7 @@ def by_stack(table: Path) -> dict[str, list[tuple[Case, float]]]:
     return untimed | timed
 
 
-def by_busbw(row: Row, case: Case) -> float:
+def by_busbw(row: Row, case: CollectiveCase) -> float:
     """Seconds by a printed busbw, where that says enough. Raises `UnsupportedError`."""
     busbw = float(row["busbw"] or 0)
     if busbw < CLEAR_GBps:

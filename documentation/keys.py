@@ -9,7 +9,7 @@ from typing import Any
 from documentation.tables import table
 from simulator.commands.schema import schema_of
 
-Schema = Mapping[str, Any]
+JsonSchema = Mapping[str, Any]
 
 ABOUT = {
     "workload": "A workload file has the sections below. `llmsim check` names what is wrong in one of your own.",
@@ -44,7 +44,7 @@ def keys_page(kind: str) -> str:
     return "\n".join(sections)
 
 
-def _sections(part: Schema, schema: Schema) -> list[str]:
+def _sections(part: JsonSchema, schema: JsonSchema) -> list[str]:
     """Return the names of sections below ``part``, each once, the outer ones first."""
     names: dict[str, None] = {}
     parts = [part]
@@ -69,7 +69,7 @@ def _references(part: Any) -> Iterator[str]:
             yield from _references(value)
 
 
-def _keys(section: Schema) -> str:
+def _keys(section: JsonSchema) -> str:
     """Return the table of a section's keys."""
     required = section.get("required", ())
     rows = (
@@ -79,7 +79,7 @@ def _keys(section: Schema) -> str:
     return table(("key", "values", "meaning [default]"), rows)
 
 
-def _values(value: Schema) -> str:
+def _values(value: JsonSchema) -> str:
     """Return what a key may be, in words: the type, its bounds, the names that are allowed."""
     if "$ref" in value:
         name = value["$ref"].rsplit("/", 1)[-1]
@@ -112,7 +112,7 @@ def _names(names: Sequence[object]) -> str:
     return shown if len(names) <= SHOWN else f"{shown} ... ({len(names)} in all)"
 
 
-def _bounds(value: Schema) -> str:
+def _bounds(value: JsonSchema) -> str:
     """Return the bounds of a number."""
     words = {"minimum": "from", "exclusiveMinimum": "above", "maximum": "to", "exclusiveMaximum": "below"}
     return "".join(f" {word} {value[key]:,}" for key, word in words.items() if key in value)

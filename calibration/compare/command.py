@@ -23,12 +23,12 @@ from typing import Any
 
 from calibration.commits import Commit, commit_of, first_with, head
 from calibration.compare import pictures, timelines
-from calibration.compare.comparison import PREDICTED, STEP_TIME, Row, not_before, order, shares, suites, work_of
+from calibration.compare.comparison import PREDICTED, STEP_TIME, ComparedRun, not_before, order, shares, suites, work_of
 from calibration.compare.figures import Figures, pipelines, simulated_figures
 from calibration.compare.kernels import simulated_kernels
-from calibration.compare.measured import Measured, measured_figures, profiled, read_measured, unusable
+from calibration.compare.measured import MeasuredRun, measured_figures, profiled, read_measured, unusable
 from calibration.compare.meetings import meetings
-from calibration.compare.record import Run
+from calibration.compare.record import RunRecord
 from calibration.compare.software import as_it_ran
 from calibration.compare.table import as_csv, as_tables, as_text
 from calibration.folders import folder
@@ -98,7 +98,7 @@ def run(arguments: argparse.Namespace) -> int:
     comparison = compare(arguments, simulated, measured, predicted)
     write_json(out / "comparison.json", comparison)
     text = as_text(comparison)
-    rows = [Row.from_dict(row) for row in comparison["rows"]]
+    rows = [ComparedRun.from_dict(row) for row in comparison["rows"]]
     for name, content in (("table.csv", as_csv(rows)), ("table.txt", text)):
         with writing(out / name) as file:
             file.write(content.encode())
@@ -121,13 +121,13 @@ def _hosted(directory: Path, workload: Path, changes: Mapping[str, Any]) -> tupl
 def compare(
     arguments: argparse.Namespace,
     simulated: Sequence[Simulated],
-    measured: Sequence[Measured],
+    measured: Sequence[MeasuredRun],
     predicted: Sequence[Committed],
 ) -> dict[str, Any]:
     """The content of comparison.json."""
     rows = []
     for one, real in zip(simulated, measured, strict=True):
-        base = Row(
+        base = ComparedRun(
             one.name,
             one.workload.n_ranks,
             work_of(one.workload),
@@ -138,7 +138,7 @@ def compare(
             rows.append(base)
             continue
         ours, theirs, spread, longer = simulated_figures(one.result), None, None, None
-        if isinstance(real.record, Run) and not real.reason:
+        if isinstance(real.record, RunRecord) and not real.reason:
             report = one.result.to_dict()
             flops, peak = report["model_flops_per_step"], report["peak_flops_per_s_per_gpu"]
             theirs = measured_figures(real.record, real.kernels, flops, peak, pipelines(one.result))
@@ -180,7 +180,7 @@ def compare(
     )
 
 
-def _predicted(one: Simulated, real: Measured, files: Sequence[Committed]) -> tuple[str, Figures | None]:
+def _predicted(one: Simulated, real: MeasuredRun, files: Sequence[Committed]) -> tuple[str, Figures | None]:
     """Why nothing was predicted of a run before it was made, or what was, in the file last committed before it."""
     reasons, before = ["not among the predictions"] if files else [""], []
     for file in files:
@@ -191,7 +191,9 @@ def _predicted(one: Simulated, real: Measured, files: Sequence[Committed]) -> tu
     return ("", max(before, key=itemgetter(0))[1]) if before else (reasons[-1], None)
 
 
-def _draw(out: Path, comparison: dict[str, Any], simulated: Sequence[Simulated], measured: Sequence[Measured]) -> None:
+def _draw(
+    out: Path, comparison: dict[str, Any], simulated: Sequence[Simulated], measured: Sequence[MeasuredRun]
+) -> None:
     for name, figure in pictures.draw(comparison).items():
         pictures.save(figure, out / f"{name}.png")
     (out / "timelines").mkdir(exist_ok=True)

@@ -11,7 +11,7 @@ from typing import Any
 
 from calibration.commits import Commit
 from calibration.compare.figures import Figures
-from calibration.compare.measured import Measured
+from calibration.compare.measured import MeasuredRun
 from calibration.predict.predictions import Predictions, Simulated
 from calibration.workloads import texts_of
 from simulator.config import Workload
@@ -38,7 +38,7 @@ SAME_SPEED = 0.03
 
 
 @dataclass(frozen=True)
-class Row:
+class ComparedRun:
     """One workload. ``reason``: why there is no comparison, else empty. ``committed``: the figures predicted before,
     where they were; ``not_before``: else why not. ``work``: equal for runs of the same model on the same sequences.
     ``host_speed``: of the machine, as a multiple of the profile's; ``spread``: of the measured steps, p90 - p10 over
@@ -75,7 +75,7 @@ class Row:
         }
 
     @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> Row:
+    def from_dict(cls, data: Mapping[str, Any]) -> ComparedRun:
         """Return the row that `to_dict` gave as ``data``."""
         fields = {key: value for key, value in data.items() if key != "predicted_before"}
         for side in ("simulated", "measured", "committed"):
@@ -97,7 +97,7 @@ def work_of(workload: Workload) -> str:
     return json.dumps({"model": model, "seq": training.seq, "global_batch": training.global_batch}, sort_keys=True)
 
 
-def not_before(predictions: Predictions, commit: Commit | None, run: Measured, now: Simulated) -> str:
+def not_before(predictions: Predictions, commit: Commit | None, run: MeasuredRun, now: Simulated) -> str:
     """Why the file's prediction of ``run`` was not made before it; empty where it was. ``commit``: the file's; ``now``:
     the same run as it is simulated now."""
     if predictions.workloads[now.name] not in texts_of(now.sha256):
@@ -113,7 +113,7 @@ def not_before(predictions: Predictions, commit: Commit | None, run: Measured, n
     return ""
 
 
-def suites(rows: Sequence[Row], bounds: Bounds, *, predicted: bool) -> list[dict[str, Any]]:
+def suites(rows: Sequence[ComparedRun], bounds: Bounds, *, predicted: bool) -> list[dict[str, Any]]:
     """Per quantity every row and its error, mean, median and largest absolute error, and bias, as `validate` has them.
 
     ``bounds`` are of the step times; ``predicted``: the committed predictions are a suite too.
@@ -140,7 +140,7 @@ def suites(rows: Sequence[Row], bounds: Bounds, *, predicted: bool) -> list[dict
     return summaries
 
 
-def shares(rows: Sequence[Row]) -> list[dict[str, Any]]:
+def shares(rows: Sequence[ComparedRun]) -> list[dict[str, Any]]:
     """Return the differences of exposed communication and of bubbles, as shares of the step.
 
     Each run has its simulated and its measured share. The mean, largest and signed mean difference are of all runs, and
@@ -169,7 +169,7 @@ def _differences(lines: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     return {"n": len(off), "mean_abs": fmean(sizes), "max_abs": max(sizes), "bias": fmean(off)}
 
 
-def order(rows: Iterable[Row]) -> dict[str, Any]:
+def order(rows: Iterable[ComparedRun]) -> dict[str, Any]:
     """Return how many pairs of runs simulate in the measured order, and the wrong ones.
 
     Pairs are of runs of the same work whose measured step times differ by more than `SAME_SPEED`.
@@ -199,18 +199,20 @@ def error(simulated: float | None, measured: float | None) -> float | None:
     return None if simulated is None or not measured else (simulated - measured) / measured
 
 
-def peak_bytes(row: Row) -> tuple[float | None, float | None]:
+def peak_bytes(row: ComparedRun) -> tuple[float | None, float | None]:
     """(measured, simulated) peak bytes of the rank whose error is largest; None where a side is not known."""
     return _worst_rank(row, lambda figures: figures.peak_allocated_bytes)
 
 
-def class_s(row: Row, name: str) -> tuple[float | None, float | None]:
+def class_s(row: ComparedRun, name: str) -> tuple[float | None, float | None]:
     """(measured, simulated) seconds of a class of kernels, of the rank whose error is largest; None where a side is not
     known."""
     return _worst_rank(row, lambda figures: figures.class_s[name])
 
 
-def _worst_rank(row: Row, values: Callable[[Figures], Sequence[float] | None]) -> tuple[float | None, float | None]:
+def _worst_rank(
+    row: ComparedRun, values: Callable[[Figures], Sequence[float] | None]
+) -> tuple[float | None, float | None]:
     """(measured, simulated) of the rank whose error is largest, of several the one that is off by most; where none has
     one, the most that each side has."""
     measured, simulated = (() if side is None else values(side) or () for side in (row.measured, row.simulated))
@@ -220,14 +222,14 @@ def _worst_rank(row: Row, values: Callable[[Figures], Sequence[float] | None]) -
     return max(measured, default=None), max(simulated, default=None)
 
 
-def _memory(row: Row) -> Outcome:
+def _memory(row: ComparedRun) -> Outcome:
     measured, simulated = peak_bytes(row)
     if row.memory_reason and not row.reason:
         return Outcome(row.name, MEMORY, "GiB", None, None, skipped=row.memory_reason)
     return _outcome(row, MEMORY, "GiB", measured and measured / GiB, simulated and simulated / GiB)
 
 
-def _outcome(row: Row, quantity: str, unit: str, measured: float | None, predicted: float | None) -> Outcome:
+def _outcome(row: ComparedRun, quantity: str, unit: str, measured: float | None, predicted: float | None) -> Outcome:
     if row.reason or not measured or predicted is None:
         missing = "not told by the record" if measured is None and row.measured is not None else "not measured"
         return Outcome(row.name, quantity, unit, measured or None, None, skipped=row.reason or missing)

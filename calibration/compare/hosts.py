@@ -12,7 +12,7 @@ from pathlib import Path
 from statistics import fmean, median
 from typing import Any
 
-from calibration.compare.record import Host, Run, read_record
+from calibration.compare.record import RankHost, RunRecord, read_record
 from calibration.fit.hosts import Pace, probe_of
 from calibration.workloads import is_of
 from simulator.config import Workload, load_workload
@@ -35,7 +35,7 @@ def with_host(directory: Path, workload: Path, changes: Mapping[str, Any]) -> Ma
         return changes
     loaded = load_workload(workload, changes)
     run = read_record(directory, loaded.name)
-    if not isinstance(run, Run) or not is_of(run.workload.model_dump(), workload, load_workload(workload)):
+    if not isinstance(run, RunRecord) or not is_of(run.workload.model_dump(), workload, load_workload(workload)):
         return changes
     profile = load_profile(next(iter(loaded.calibrations.values())))
     usual = _usual(profile, loaded)
@@ -64,7 +64,7 @@ def with_host(directory: Path, workload: Path, changes: Mapping[str, Any]) -> Ma
     return merged
 
 
-def median_speeds(runs: Iterable[Run], workload: Path, changes: Mapping[str, Any]) -> dict[str, Any]:
+def median_speeds(runs: Iterable[RunRecord], workload: Path, changes: Mapping[str, Any]) -> dict[str, Any]:
     """Return the median speeds of the hosts of ``runs``, of each run its slowest stage's; nothing without probes.
 
     Speeds are against the profile that ``workload`` has with ``changes``. Raises `InputError` on a bad workload.
@@ -76,7 +76,7 @@ def median_speeds(runs: Iterable[Run], workload: Path, changes: Mapping[str, Any
     return dict(zip((KEY, BACKWARD_KEY), map(median, zip(*speeds, strict=True)), strict=True)) if speeds else {}
 
 
-def _by_stage(run: Run, usual: Pace) -> dict[int, Pace]:
+def _by_stage(run: RunRecord, usual: Pace) -> dict[int, Pace]:
     """Return the pace of the slowest host of each pipeline stage; nothing of a run without probes."""
     stages: dict[int, list[list[Pace]]] = {}
     for rank in run.ranks:
@@ -104,7 +104,7 @@ def _usual(profile: Profile, workload: Workload) -> Pace:
     return probe_of(Costs.from_profile(profile, workload.software))
 
 
-def _around(host: Host, usual: Pace) -> list[Pace]:
+def _around(host: RankHost, usual: Pace) -> list[Pace]:
     """Return the means of a rank's neighbouring probes, one for each step between two.
 
     In records that do not tell forward from backward both are as slow.

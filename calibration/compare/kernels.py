@@ -40,7 +40,7 @@ _OPTIMIZER = CLASSES.index("optimizer")
 
 
 @dataclass(frozen=True)
-class Kernels:
+class KernelColumns:
     """Columns, one entry per kernel: ``rank``; ``code``, which indexes `CLASSES`; ``kind`` of communication (tp, cp,
     ep, pp, dp), else empty; ``start_s``, ``end_s``, from the first start of any rank; ``moves_s``, ``done_s``, from
     when to when bytes of a communication move between all of its ranks, nan where that is not known. ``posts_late``:
@@ -116,7 +116,7 @@ def _resident_s(timeline: Timeline, rows: TimelineRows) -> Floats:
     return np.where(rows["kind"] == PointToPointKind.SEND, start, resident)
 
 
-def simulated_kernels(result: StepResult) -> Kernels:
+def simulated_kernels(result: StepResult) -> KernelColumns:
     """Return the kernels of every rank of the job, also of ranks that another one is simulated for."""
     spans = result.spans.select_ranks(range(result.spans.n_ranks))
     rows = spans.rows()
@@ -125,7 +125,7 @@ def simulated_kernels(result: StepResult) -> Kernels:
     start, rank = rows["start_s"].astype(np.float64), rows["rank"].astype(np.int64)
     resident = _resident_s(spans, rows)
     end, gap = rows["end_s"].astype(np.float64), np.array([_gap_s(gpu, result) for gpu in result.gpus])[rank]
-    return Kernels(
+    return KernelColumns(
         rank=rank,
         code=code,
         kind=np.where(moves, categories(rows), ""),
@@ -148,7 +148,7 @@ def _gap_s(gpu: str, result: StepResult) -> float:
     return gap.value if gap else 0.0
 
 
-def measured_kernels(path: Path, meeting: Meetings) -> Kernels:
+def measured_kernels(path: Path, meeting: Meetings) -> KernelColumns:
     """Return the kernels of a ``timeline.csv.gz`` that `python -m calibration train` wrote.
 
     ``meeting``: which ranks meet in it. Raises `InputError`.
@@ -178,7 +178,7 @@ def measured_kernels(path: Path, meeting: Meetings) -> Kernels:
     frame = frame.assign(rank=rank.astype(np.int64), start_s=start, end_s=end)
     kind, name = frame["kind"].to_numpy(object), frame["class"].to_numpy(object)
     moves, done = moving_s(frame, meeting)
-    return Kernels(
+    return KernelColumns(
         rank=frame["rank"].to_numpy(np.int64),
         code=np.array([CLASSES.index(with_hand_over(*pair)) for pair in zip(name, kind, strict=True)], dtype=np.int64),
         kind=kind,
@@ -189,7 +189,7 @@ def measured_kernels(path: Path, meeting: Meetings) -> Kernels:
     )
 
 
-def binned(kernels: Kernels, rank: int, codes: Any, edges: Floats) -> Floats:
+def binned(kernels: KernelColumns, rank: int, codes: Any, edges: Floats) -> Floats:
     """Share of every bin between neighbouring ``edges`` in which a kernel of each of ``codes`` runs: codes x bins."""
     shares = np.zeros((len(codes), len(edges) - 1))
     for row, code in enumerate(codes):

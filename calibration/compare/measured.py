@@ -13,9 +13,9 @@ from pathlib import Path
 import numpy as np
 
 from calibration.compare.figures import Figures
-from calibration.compare.kernels import PARTS, Kernels, measured_kernels
+from calibration.compare.kernels import PARTS, KernelColumns, measured_kernels
 from calibration.compare.meetings import Meetings
-from calibration.compare.record import Record, Run, read_record
+from calibration.compare.record import Record, RunRecord, read_record
 from calibration.gpus import driver_of
 from calibration.train.record import timeline_of
 from calibration.workloads import is_of
@@ -29,7 +29,7 @@ _ROUNDED_S, _ROUNDED = 1e-7, 1e-4
 
 
 @dataclass(frozen=True)
-class Measured:
+class MeasuredRun:
     """A run: its record and kernels, or the ``reason`` why there is nothing to compare.
 
     There is no ``record`` where the run was never made, or its record cannot be read.
@@ -37,7 +37,7 @@ class Measured:
 
     record: Record | None
     reason: str
-    kernels: Kernels | None = None
+    kernels: KernelColumns | None = None
 
     @property
     def date(self) -> datetime.datetime | None:
@@ -54,7 +54,7 @@ class Measured:
         return ", ".join(str(part) for part in [*parts, driver and f"driver {driver}"] if part)
 
 
-def read_measured(directory: Path, path: Path, workload: Workload, meeting: Meetings) -> Measured:
+def read_measured(directory: Path, path: Path, workload: Workload, meeting: Meetings) -> MeasuredRun:
     """Return the run of the file ``path``, simulated as ``workload``.
 
     A run has a reason where it failed, was skipped or was never made. So has a run of another workload or on other
@@ -64,18 +64,18 @@ def read_measured(directory: Path, path: Path, workload: Workload, meeting: Meet
     try:
         record = read_record(directory, name)
         if record is None:
-            return Measured(None, "not run")
-        if not isinstance(record, Run):
+            return MeasuredRun(None, "not run")
+        if not isinstance(record, RunRecord):
             reason_text = " ".join(record.reason.split())
-            return Measured(record, f"{record.status}: {reason_text}" if reason_text else record.status)
+            return MeasuredRun(record, f"{record.status}: {reason_text}" if reason_text else record.status)
         if reason := unlike(record, path, workload):
-            return Measured(record, reason)
+            return MeasuredRun(record, reason)
         if record.n_gpus != workload.n_ranks:
-            return Measured(record, f"run on {record.n_gpus} GPUs, not {workload.n_ranks}")
+            return MeasuredRun(record, f"run on {record.n_gpus} GPUs, not {workload.n_ranks}")
         timeline = timeline_of(directory, name)
-        return Measured(record, "", _kernels(timeline, record, meeting) if timeline.exists() else None)
+        return MeasuredRun(record, "", _kernels(timeline, record, meeting) if timeline.exists() else None)
     except InputError as problem:
-        return Measured(record, unusable(problem))
+        return MeasuredRun(record, unusable(problem))
 
 
 def unlike(record: Record, path: Path, workload: Workload) -> str:
@@ -84,7 +84,7 @@ def unlike(record: Record, path: Path, workload: Workload) -> str:
     if not is_of(record.workload.model_dump(), path, load_workload(path)):
         return "the workload file, or one that it names, has changed since it was run"
     gpu = record.environment.get("gpu")
-    if gpu is None and isinstance(record, Run):
+    if gpu is None and isinstance(record, RunRecord):
         return "measured without a GPU"
     if gpu is not None and not all(is_of_type(str(gpu), simulated) for simulated in workload.gpu_types):
         return f"run on {gpu}, simulated on {', '.join(workload.gpu_types)}"
@@ -96,7 +96,7 @@ def unusable(problem: InputError) -> str:
     return f"its files cannot be used: {' '.join(str(problem).split())}"
 
 
-def _kernels(path: Path, run: Run, meeting: Meetings) -> Kernels:
+def _kernels(path: Path, run: RunRecord, meeting: Meetings) -> KernelColumns:
     """Return the kernels of the timeline. Raises `InputError` where the record counts other ones."""
     kernels = measured_kernels(path, meeting)
     launches: Counter[tuple[int, int, str]] = Counter()
@@ -125,7 +125,7 @@ def _kernels(path: Path, run: Run, meeting: Meetings) -> Kernels:
     return kernels
 
 
-def profiled(run: Run) -> float | None:
+def profiled(run: RunRecord) -> float | None:
     """How many times as long as the timed steps the profiled one took, on the rank that took longest; None: not
     recorded."""
     steps_s = [
@@ -135,8 +135,8 @@ def profiled(run: Run) -> float | None:
 
 
 def measured_figures(
-    run: Run,
-    kernels: Kernels | None,
+    run: RunRecord,
+    kernels: KernelColumns | None,
     flops_per_step: float,
     peak_flops_per_s: float,
     pipelines: Sequence[Sequence[int]],

@@ -19,7 +19,7 @@ from simulator.arrays import Floats, Ints
 from simulator.program import comms_of
 from simulator.timeline import CATEGORIES
 
-Groups = Sequence[Sequence[int]]
+MeetingGroups = Sequence[Sequence[int]]
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class Meetings:
     """``groups``: kind of communication -> the ranks that meet in it, of kinds with one partition of ranks.
     ``hand_overs``: rank -> its sends and receives in a step, of ranks with one neighbour."""
 
-    groups: Mapping[str, Groups]
+    groups: Mapping[str, MeetingGroups]
     hand_overs: Mapping[int, int]
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from calibration.compare.comparison import JUDGED, Row, class_s, error, peak_bytes
+from calibration.compare.comparison import JUDGED, ComparedRun, class_s, error, peak_bytes
 from simulator.output.files import writing
 from simulator.units import GiB
 
@@ -24,7 +24,7 @@ _IN_A_COLUMN = 40
 
 def draw(comparison: Mapping[str, Any]) -> dict[str, Figure]:
     """Return the pictures by name: step_times, figures, classes; none where no run could be compared."""
-    rows = [row for row in map(Row.from_dict, comparison["rows"]) if row.measured and row.simulated]
+    rows = [row for row in map(ComparedRun.from_dict, comparison["rows"]) if row.measured and row.simulated]
     if not rows:
         return {}
     return {"step_times": step_times(rows), "figures": figures(rows), "classes": classes(rows)}
@@ -35,7 +35,7 @@ def save(figure: Figure, path: Path) -> None:
         figure.savefig(file, format="png", dpi=_DPI)
 
 
-def step_times(rows: Sequence[Row]) -> Figure:
+def step_times(rows: Sequence[ComparedRun]) -> Figure:
     """Simulated over measured step time, and the error of every run, the largest too much first."""
     columns = -(-len(rows) // _IN_A_COLUMN)
     lines = -(-len(rows) // columns)
@@ -59,7 +59,7 @@ def step_times(rows: Sequence[Row]) -> Figure:
     return figure
 
 
-def _errors(axes: Axes, rows: Sequence[Row], reach: float, lines: int) -> None:
+def _errors(axes: Axes, rows: Sequence[ComparedRun], reach: float, lines: int) -> None:
     """Errors of the step time from -``reach`` to ``reach`` %, from above, with room for so many ``lines``."""
     for place, row in enumerate(rows):
         off, colour = 100 * _step_error(row), PREDICTED if row.committed else SIMULATED
@@ -72,9 +72,9 @@ def _errors(axes: Axes, rows: Sequence[Row], reach: float, lines: int) -> None:
     _bare(axes)
 
 
-def figures(rows: Sequence[Row]) -> Figure:
+def figures(rows: Sequence[ComparedRun]) -> Figure:
     """A line per run, a panel per figure, measured beside simulated."""
-    panels: list[tuple[str, Callable[[Row], tuple[float | None, float | None]]]] = [
+    panels: list[tuple[str, Callable[[ComparedRun], tuple[float | None, float | None]]]] = [
         ("step time, ms", lambda row: _pair(row, lambda f: f.step_time_s * 1e3)),
         ("MFU, %", lambda row: _pair(row, lambda f: None if f.mfu is None else f.mfu * 100)),
         ("peak allocated, GiB", _peak_gib),
@@ -107,7 +107,7 @@ def figures(rows: Sequence[Row]) -> Figure:
     return figure
 
 
-def classes(rows: Sequence[Row]) -> Figure:
+def classes(rows: Sequence[ComparedRun]) -> Figure:
     """Simulated against measured seconds of each class of kernel, a panel each that some run has."""
     both = {name: [class_s(row, name) for row in rows] for name in JUDGED}
     pairs = {name: [(1e3 * real, 1e3 * ours) for real, ours in some if real and ours] for name, some in both.items()}
@@ -145,22 +145,22 @@ def _agreement(axes: Axes, pairs: Sequence[tuple[float, float]], unit: str) -> N
     _bare(axes)
 
 
-def _step_error(row: Row) -> float:
+def _step_error(row: ComparedRun) -> float:
     assert row.simulated is not None
     assert row.measured is not None
     return error(row.simulated.step_time_s, row.measured.step_time_s) or 0.0
 
 
-def _pair(row: Row, figure: Callable[[Any], float | None]) -> tuple[float | None, float | None]:
+def _pair(row: ComparedRun, figure: Callable[[Any], float | None]) -> tuple[float | None, float | None]:
     return figure(row.measured), figure(row.simulated)
 
 
-def _peak_gib(row: Row) -> tuple[float | None, float | None]:
+def _peak_gib(row: ComparedRun) -> tuple[float | None, float | None]:
     measured, simulated = peak_bytes(row)
     return measured and measured / GiB, simulated and simulated / GiB
 
 
-def _label(row: Row) -> str:
+def _label(row: ComparedRun) -> str:
     return f"{row.name}  ({row.n_gpus} GPU{'s' if row.n_gpus > 1 else ''})"
 
 

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from calibration.train.record import Told, read_data
+from calibration.train.record import RecordSection, read_data
 from simulator.bounds import Positive, Text
 from simulator.config.section import AsTuple
 from simulator.config.validation import validated
@@ -27,21 +27,21 @@ def _date(value: object) -> datetime.datetime:
 _Empty = BeforeValidator(lambda value: value or None)
 
 
-class StepTime(Told):
+class StepTime(RecordSection):
     median: Positive
     spread: Annotated[float, Field(ge=0)]
 
 
-class Ran(Told):
+class Ran(RecordSection):
     sha256: str
     resolved: dict[str, Any] = Field(default_factory=dict)
 
 
-class Place(Told):
+class RankPlace(RecordSection):
     pp: Annotated[int, Field(ge=0)] = 0
 
 
-class Host(Told):
+class RankHost(RecordSection):
     probe_s: Annotated[tuple[Positive, ...], AsTuple] = ()
     probe_forward_s: Annotated[tuple[Positive, ...], AsTuple] | None = None
     backward_s: Annotated[float, Field(ge=0)] | None = None
@@ -62,12 +62,12 @@ class Host(Told):
         return self
 
 
-class Memory(Told):
+class MeasuredMemory(RecordSection):
     steady_allocated_bytes: Positive
     left_allocated_bytes: Annotated[int, Field(ge=0)] = 0
 
     @model_validator(mode="after")
-    def _leaves_some_to_the_run(self) -> Memory:
+    def _leaves_some_to_the_run(self) -> MeasuredMemory:
         """Bytes that were there before the run are a part of all."""
         if self.left_allocated_bytes >= self.steady_allocated_bytes:
             raise InputError(
@@ -84,29 +84,29 @@ class Memory(Told):
         return self.steady_allocated_bytes - self.left_allocated_bytes
 
 
-class Profiled(Told):
+class ProfiledStep(RecordSection):
     exposed_s: Annotated[float, Field(ge=0)]
     step_s: Positive | None = None
 
 
-class Kernel(Told):
+class RecordedKernels(RecordSection):
     name: Literal["matmul", "attention", "memory", "optimizer", "communication", "copy"] = Field(alias="class")
     kind: str
     seconds: Annotated[float, Field(ge=0)]
     launches: Annotated[int, Field(ge=1)]
 
 
-class Rank(Told):
+class RankRecord(RecordSection):
     rank: int
-    kernels: Annotated[tuple[Kernel, ...], AsTuple]
-    place: Place = Place()
-    host: Host = Host()
-    memory: Annotated[Memory | None, _Empty] = None
-    profile: Annotated[Profiled | None, _Empty] = None
+    kernels: Annotated[tuple[RecordedKernels, ...], AsTuple]
+    place: RankPlace = RankPlace()
+    host: RankHost = RankHost()
+    memory: Annotated[MeasuredMemory | None, _Empty] = None
+    profile: Annotated[ProfiledStep | None, _Empty] = None
 
 
-class Record(Told):
-    """A record as read of any run; a run that went well is a `Run`."""
+class Record(RecordSection):
+    """A record as read of any run; a run that went well is a `RunRecord`."""
 
     name: Text
     status: Literal["ok", "failed", "skipped"]
@@ -117,10 +117,10 @@ class Record(Told):
     environment: dict[str, Any] = Field(default_factory=dict)
 
 
-class Run(Record):
+class RunRecord(Record):
     n_gpus: Annotated[int, Field(ge=1)]
     step_time_s: StepTime
-    ranks: Annotated[tuple[Rank, ...], AsTuple]
+    ranks: Annotated[tuple[RankRecord, ...], AsTuple]
     memory_reason: str = ""
 
     @property
@@ -148,10 +148,12 @@ class Run(Record):
 
 
 def read_record(directory: Path, name: str) -> Record | None:
-    """The record of run ``name``, a `Run` where it went well; None: there is none. Raises `InputError` where the file
-    is not the record of this run, or lacks something."""
+    """Return the record of run ``name``, a `RunRecord` where it went well; None: there is none.
+
+    Raises `InputError` where the file is not the record of this run, or lacks something.
+    """
     path = directory / f"{name}.json"
     if not path.exists():
         return None
     data = read_data(path, name)
-    return validated(Run if data.get("status") == "ok" else Record, data, path)
+    return validated(RunRecord if data.get("status") == "ok" else Record, data, path)

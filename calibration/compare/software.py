@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from calibration.compare.hosts import median_speeds, with_host
-from calibration.compare.record import Record, Run, read_record
+from calibration.compare.record import Record, RunRecord, read_record
 from simulator.config import Workload, load_workload
 from simulator.errors import InputError
 
@@ -47,7 +47,7 @@ def like(directory: Path, workload: Path, changes: Mapping[str, Any]) -> dict[st
     a file that is no record.
     """
     records = [read_record(directory, path.stem) for path in sorted(directory.glob("*.json"))]
-    settings = median_speeds((record for record in records if isinstance(record, Run)), workload, changes)
+    settings = median_speeds((record for record in records if isinstance(record, RunRecord)), workload, changes)
     if not settings:
         fix = "python -m calibration train, on GPUs, probes hosts beside every run"
         raise InputError("no run there was probed", key="--like", found=str(directory), fix=fix)

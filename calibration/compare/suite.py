@@ -15,8 +15,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from calibration.compare.measured import Measured, unlike
-from calibration.compare.record import Run, read_record
+from calibration.compare.measured import MeasuredRun, unlike
+from calibration.compare.record import RunRecord, read_record
 from calibration.compare.software import BATCHED, SHARP, as_it_ran
 from calibration.workloads import by_name
 from simulator.config import load_workload
@@ -63,12 +63,12 @@ def rows_of(workloads: Sequence[Path], records: Path, folder: Path) -> list[dict
         changes: Mapping[str, Any] = as_it_ran(records, path, CLUSTER)
         row = {
             "id": name,
-            "source": f"python -m calibration train, {record.date:%Y-%m-%d}, {Measured(record, '').hardware}",
+            "source": f"python -m calibration train, {record.date:%Y-%m-%d}, {MeasuredRun(record, '').hardware}",
             "gpu": GPU,
             "workload": Path(os.path.relpath(path, folder)).as_posix(),
             "notes": " ".join(record.reason.split()),
         }
-        if isinstance(record, Run):
+        if isinstance(record, RunRecord):
             peaks = [rank.memory.run_bytes for rank in record.ranks if rank.memory is not None]
             row["measured_step_s"] = f"{record.step_time_s.median:.6g}"
             if record.strange_memory:

@@ -11,7 +11,16 @@ from typing import Any
 from rich.console import Console, RenderableType
 from rich.text import Text
 
-from calibration.compare.comparison import AS_TIMED, JUDGED, SHOWN, STEADY_SPREAD, Row, class_s, error, peak_bytes
+from calibration.compare.comparison import (
+    AS_TIMED,
+    JUDGED,
+    SHOWN,
+    STEADY_SPREAD,
+    ComparedRun,
+    class_s,
+    error,
+    peak_bytes,
+)
 from calibration.compare.figures import Figures
 from calibration.compare.kernels import PARTS
 from simulator.cli.terminal import PIPE_WIDTH, table
@@ -28,13 +37,13 @@ FIGURES: dict[str, Callable[[Figures], float | None]] = {
     "bubble_fraction": lambda figures: figures.bubble,
 }
 #: Columns of the CSV, (measured, simulated) of a row; of classes of kernels those of the rank that is furthest off.
-COLUMNS: dict[str, Callable[[Row], tuple[float | None, float | None]]] = {
+COLUMNS: dict[str, Callable[[ComparedRun], tuple[float | None, float | None]]] = {
     **{name: lambda row, name=name: (_figure(row.measured, name), _figure(row.simulated, name)) for name in FIGURES},  # type: ignore[misc]
     **{f"{name}_s": lambda row, name=name: class_s(row, name) for name in (*CLASSES, *chain(*PARTS.values()))},  # type: ignore[misc]
 }
 
 
-def as_csv(rows: Sequence[Row]) -> str:
+def as_csv(rows: Sequence[ComparedRun]) -> str:
     """A line per run, those that failed too; of each figure measured, simulated and error."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
@@ -68,7 +77,7 @@ def as_text(comparison: Mapping[str, Any]) -> str:
 def as_tables(comparison: Mapping[str, Any]) -> list[RenderableType]:
     """Two tables, why runs have no figures in the first, a line for each quantity's errors, the order of layouts, and
     what it all came from."""
-    rows = [Row.from_dict(row) for row in comparison["rows"]]
+    rows = [ComparedRun.from_dict(row) for row in comparison["rows"]]
     lines = [
         "Errors are (simulated - measured) / measured. host: its speed, measured beside the run, of the profile's. "
         f"spread: of the measured steps, p90 - p10 over the median; steady runs are below {STEADY_SPREAD:.0%}. "
@@ -105,7 +114,7 @@ def _reasons(what: str, reasons: Mapping[str, str]) -> list[RenderableType]:
     return [Text("\n".join([f"{what}:", *lines, ""]))] if lines else []
 
 
-def _line(row: Row) -> dict[str, str]:
+def _line(row: ComparedRun) -> dict[str, str]:
     real, ours = row.measured, row.simulated
     peak, simulated_peak = peak_bytes(row)
     step, before = _figure(real, "step_time_s"), _figure(row.committed, "step_time_s")
@@ -131,7 +140,7 @@ def _line(row: Row) -> dict[str, str]:
     }
 
 
-def _classes(row: Row) -> dict[str, str]:
+def _classes(row: ComparedRun) -> dict[str, str]:
     cells = {"run": row.name}
     for name in (*JUDGED[:-1], SHOWN[0], JUDGED[-1], SHOWN[1]):
         real, ours = class_s(row, name)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from calibration.compare.kernels import Kernels, binned
+from calibration.compare.kernels import KernelColumns, binned
 from calibration.compare.pictures import new_figure
 from simulator.arrays import Floats
 from simulator.output.stream_gantt import CLASS_COLOUR, IDLE_COLOUR
@@ -29,7 +29,7 @@ _SPLIT, _TOP = 0.3, 0.92
 _RANKS = 8
 
 
-def draw(name: str, measured: Kernels, simulated: Kernels) -> Figure:
+def draw(name: str, measured: KernelColumns, simulated: KernelColumns) -> Figure:
     """The picture of run ``name``: of both a row per rank, of computation, and below it communication."""
     from matplotlib.patches import Patch
 
@@ -48,7 +48,7 @@ def draw(name: str, measured: Kernels, simulated: Kernels) -> Figure:
     return figure
 
 
-def _panel(axes: Axes, kernels: Kernels, ranks: list[int], edges: Floats, end: float) -> None:
+def _panel(axes: Axes, kernels: KernelColumns, ranks: list[int], edges: Floats, end: float) -> None:
     from matplotlib.collections import PolyCollection
     from matplotlib.patches import Rectangle
 

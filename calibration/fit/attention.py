@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from calibration.fit.cases import Cases, Measured, profiled
-from calibration.fit.part import Constants, Part, Point, every_second, rounded, search
+from calibration.fit.cases import Cases, MeasuredCase, profiled
+from calibration.fit.part import Constants, FittedPoint, ProfilePart, every_second, rounded, search
 from simulator.config.section import as_data
 from simulator.config.validation import validated
 from simulator.costs.attention import AttentionCost, around_bytes
@@ -27,22 +27,24 @@ STARTS = [{"limit": 0.6, "half_length": half_length, "tail": 0.4} for half_lengt
 LIMITS = {"limit": (0.01, 1.0), "half_length": (1.0, 1e4), "tail": (1e-3, 3.0)}
 
 
-def fit(cases: Cases, profile: Profile) -> Part:
+def fit(cases: Cases, profile: Profile) -> ProfilePart:
     """The sections ``kernels.attention`` and, of a GPU that has newer kernels, ``kernels.attention_flash2``; nothing
     where no attention was measured."""
     measured = cases.rows_of("attention")
     backends = {str(case.params["backend"]) for case in measured}
     backend = next((name for name in DEFAULT_BACKENDS if name in backends), None)
     if backend is None:
-        return Part({})
+        return ProfilePart({})
     figures, points = _fit_backend(cases, profile, backend, "attention")
     if backend == "flash" or "flash" not in backends:
-        return Part({"kernels.attention": figures}, points)
+        return ProfilePart({"kernels.attention": figures}, points)
     older, points_of_older = _fit_backend(cases, profile, "flash", "attention_flash2")
-    return Part({"kernels.attention": figures, "kernels.attention_flash2": older}, points + points_of_older)
+    return ProfilePart({"kernels.attention": figures, "kernels.attention_flash2": older}, points + points_of_older)
 
 
-def _fit_backend(cases: Cases, profile: Profile, backend: str, section: str) -> tuple[dict[str, Any], list[Point]]:
+def _fit_backend(
+    cases: Cases, profile: Profile, backend: str, section: str
+) -> tuple[dict[str, Any], list[FittedPoint]]:
     """Return the curves of one backend for a ``section`` of the kernels, and its cases beside the fit.
 
     The points of the section that training uses hold the cases of PyTorch's own choice too.
@@ -55,7 +57,7 @@ def _fit_backend(cases: Cases, profile: Profile, backend: str, section: str) -> 
     if section == "attention":  # what was measured apart stays
         apart = as_data(profile.kernels.attention, nulls=False)
         figures |= {name: apart[name] for name in ("dropout", "bias") if apart.get(name)}
-    halves: dict[bool, list[Measured]] = {False: [], True: []}
+    halves: dict[bool, list[MeasuredCase]] = {False: [], True: []}
     for direction, op in DIRECTIONS.items():
         mine = [case for case in measured if case.op == op and case.params["backend"] == backend]
         curves: dict[int, dict[str, Any]] = {}
@@ -96,7 +98,7 @@ def _fit_backend(cases: Cases, profile: Profile, backend: str, section: str) -> 
     return figures, [_point(cost, case, held_out, section) for held_out, some in halves.items() for case in some]
 
 
-def kernel_of(case: Measured) -> Attention:
+def kernel_of(case: MeasuredCase) -> Attention:
     """The kernel that a case runs."""
     p = case.params
     batch, heads, kv_heads, length = (int(p[name]) for name in ("batch", "heads", "kv_heads", "length"))
@@ -113,11 +115,11 @@ def kernel_of(case: Measured) -> Attention:
     )
 
 
-def _dim(case: Measured) -> int:
+def _dim(case: MeasuredCase) -> int:
     return int(case.params["head_dim"])
 
 
-def _searched(profile: Profile, cases: Sequence[Measured], fixed: Constants) -> Constants:
+def _searched(profile: Profile, cases: Sequence[MeasuredCase], fixed: Constants) -> Constants:
     kernels = [(kernel_of(case), case.seconds) for case in cases]
     base = profile.kernels.attention
 
@@ -162,9 +164,9 @@ def _with_around(profile: Profile, around: AroundCurve | None) -> Profile:
     return replace(profile, kernels=replace(profile.kernels, attention=attention))
 
 
-def _point(cost: AttentionCost, case: Measured, held_out: bool, section: str) -> Point:
+def _point(cost: AttentionCost, case: MeasuredCase, held_out: bool, section: str) -> FittedPoint:
     kernel = kernel_of(case)
     backend = "default." if case.params["backend"] == "default" else ""
-    return Point(
+    return FittedPoint(
         f"{section}.{backend}{_dim(case)}.{case.op}", kernel.flops, case.seconds, cost.seconds(kernel), held_out
     )

@@ -8,8 +8,8 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from calibration.fit.cases import MEASURED, Cases, Measured
-from calibration.fit.part import Constants, Part, Point, every_second, rounded, search
+from calibration.fit.cases import MEASURED, Cases, MeasuredCase
+from calibration.fit.part import Constants, FittedPoint, ProfilePart, every_second, rounded, search
 from simulator.cluster import build_cluster
 from simulator.config.catalog import names
 from simulator.config.cluster import load_cluster
@@ -58,14 +58,14 @@ START: Constants = {
 LIMITS = {name: (0.0, 1.0) for name in START if name.endswith(("efficiency", "fraction"))}
 
 
-def fit(cases: Cases, profile: Profile) -> Part:
+def fit(cases: Cases, profile: Profile) -> ProfilePart:
     """Fit ``transports.nvlink``. Held out: every second size, and all of some numbers of GPUs (`Cases.held_out`).
 
     Raises `InputError` where that leaves nothing.
     """
     rows = [case for case in cases.rows_of("collective", *OPS) if _is_fitted(case)]
     if not rows:
-        return Part({})
+        return ProfilePart({})
     with_sharp = bool(nvls(cases))
     candidates = strung(rows, profile.gpu, nvls=with_sharp)
     apart = cases.held_out(rows)
@@ -73,7 +73,7 @@ def fit(cases: Cases, profile: Profile) -> Part:
     if not inside:
         sizes = ", ".join(str(n) for n in sorted({len(case.ranks) for case in rows}))
         raise InputError("no collectives are left to fit", key="--hold-out", found=sizes, allowed="some of these")
-    fitted: list[Measured] = []
+    fitted: list[MeasuredCase] = []
     for group in sorted({(case.op, len(case.ranks)) for case in inside}):
         group_cases = [case for case in inside if (case.op, len(case.ranks)) == group]
         fitted += every_second(group_cases, _nbytes)[0]
@@ -90,7 +90,7 @@ def fit(cases: Cases, profile: Profile) -> Part:
     model = changed(start, {name: rounded(value) for name, value in constants.items()})
     ids = {id(case) for case in fitted}
     points = [
-        Point(f"collectives.{case.op}.{len(case.ranks)}", _nbytes(case), case.seconds, s, id(case) not in ids)
+        FittedPoint(f"collectives.{case.op}.{len(case.ranks)}", _nbytes(case), case.seconds, s, id(case) not in ids)
         for case, s in zip(rows, seconds(model, rows, candidates), strict=True)
     ]
     ours = bool(cases.environments)
@@ -104,7 +104,7 @@ def fit(cases: Cases, profile: Profile) -> Part:
         + (", without NVLink SHARP" if ours and not with_sharp else "")
         + kept,
     }
-    return Part({"transports.nvlink": {**as_data(model, nulls=False), **origin}}, points)
+    return ProfilePart({"transports.nvlink": {**as_data(model, nulls=False), **origin}}, points)
 
 
 @dataclass(frozen=True)
@@ -120,7 +120,9 @@ class OneTransport:
         return line_Bps * self.model.efficiency
 
 
-def strung(cases: Iterable[Measured], gpu: str, *, nvls: bool = False) -> dict[tuple[str, int], tuple[Pattern, ...]]:
+def strung(
+    cases: Iterable[MeasuredCase], gpu: str, *, nvls: bool = False
+) -> dict[tuple[str, int], tuple[Pattern, ...]]:
     """Return the patterns of each operation on the links of a shipped cluster with such GPUs.
 
     The key is operation and number of GPUs. ``nvls``: whether NVLink SHARP was at hand.
@@ -131,7 +133,7 @@ def strung(cases: Iterable[Measured], gpu: str, *, nvls: bool = False) -> dict[t
 
 
 def seconds(
-    model: Transport, cases: Iterable[Measured], candidates: Mapping[tuple[str, int], Sequence[Pattern]]
+    model: Transport, cases: Iterable[MeasuredCase], candidates: Mapping[tuple[str, int], Sequence[Pattern]]
 ) -> list[float]:
     """Return the seconds of each case by the model."""
     costs = OneTransport(model)
@@ -146,10 +148,10 @@ def changed(model: Transport, constants: Mapping[str, float]) -> Transport:
     return validated(Transport, with_changes(as_data(model), constants, {}))
 
 
-def by_gpus(points: Iterable[Point]) -> list[str]:
+def by_gpus(points: Iterable[FittedPoint]) -> list[str]:
     """A line for each number of GPUs: how far its collectives are off, as a geometric mean, fitted and held out, of
     all sizes and from `LARGE_BYTES` on."""
-    groups: dict[tuple[int, bool], list[Point]] = {}
+    groups: dict[tuple[int, bool], list[FittedPoint]] = {}
     for point in points:
         if point.kind == "collectives":
             groups.setdefault((int(point.group.rpartition(".")[2]), point.held_out), []).append(point)
@@ -162,22 +164,22 @@ def by_gpus(points: Iterable[Point]) -> list[str]:
     return lines
 
 
-def _off(points: Sequence[Point]) -> str:
+def _off(points: Sequence[FittedPoint]) -> str:
     errors = [abs(math.log(point.fitted_s / point.measured_s)) for point in points]
     return f"{len(points)} rows, geometric mean {math.expm1(statistics.fmean(errors)):.1%}"
 
 
-def weight(case: Measured) -> float:
+def weight(case: MeasuredCase) -> float:
     return LARGE_WEIGHT if _nbytes(case) >= LARGE_BYTES else 1.0
 
 
-def _is_fitted(case: Measured) -> bool:
+def _is_fitted(case: MeasuredCase) -> bool:
     if case.op in ONE_WAY and _nbytes(case) < ONE_WAY[case.op]:
         return False
     return not (case.op == "send_recv" and len(case.ranks) > 2) and case.params.get("dtype", "bf16") == "bf16"
 
 
-def _nbytes(case: Measured) -> float:
+def _nbytes(case: MeasuredCase) -> float:
     return float(case.row["bytes"])
 
 

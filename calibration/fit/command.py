@@ -18,7 +18,7 @@ from typing import Any
 
 from calibration.fit import collectives, frameworks, hosts, interference, kernels, launch, picture, power
 from calibration.fit.cases import MEASURED, Cases, files_of, read
-from calibration.fit.part import Point, residuals
+from calibration.fit.part import FittedPoint, residuals
 from calibration.fit.writer import written
 from calibration.folders import folder
 from calibration.gpus import card_of, driver_of
@@ -82,7 +82,7 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def fit(cases: Cases, base: Profile, name: str) -> tuple[Profile, list[Point]]:
+def fit(cases: Cases, base: Profile, name: str) -> tuple[Profile, list[FittedPoint]]:
     """The profile that ``cases`` give and the points behind it; raises `InputError` where they are of another GPU."""
     data = as_data(replace(base, name=name, like=None), nulls=False)
     if cases.environments:
@@ -90,7 +90,7 @@ def fit(cases: Cases, base: Profile, name: str) -> tuple[Profile, list[Point]]:
         data |= {"provenance": provenance, "date": provenance["date"], "kind": "measured"}
         data["sources"] |= {MEASURED: _source(provenance)}
     profile = _checked(data)
-    points: list[Point] = []
+    points: list[FittedPoint] = []
     for part in PARTS:
         fitted = part(cases, profile)
         data = with_changes(data, fitted.figures, {})

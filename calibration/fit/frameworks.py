@@ -18,7 +18,7 @@ from collections.abc import Mapping, Sequence
 from statistics import fmean
 from typing import Any, NamedTuple, get_args
 
-from calibration.compare.record import Run
+from calibration.compare.record import RunRecord
 from calibration.fit.cases import Cases
 from calibration.fit.hosts import (
     CALLS,
@@ -31,7 +31,7 @@ from calibration.fit.hosts import (
     least_squares,
     told_by_one,
 )
-from calibration.fit.part import Part, Point, rounded
+from calibration.fit.part import FittedPoint, ProfilePart, rounded
 from simulator.config import Workload, load_workload
 from simulator.config.section import as_data
 from simulator.costs import launch
@@ -79,14 +79,14 @@ class IssuedStep(NamedTuple):
     parts: tuple[IssuedPart, ...]
 
 
-def fit(cases: Cases, profile: Profile) -> Part:
+def fit(cases: Cases, profile: Profile) -> ProfilePart:
     """Fit ``host.launch_s`` of the frameworks that steps were made with.
 
     Nothing where there are none, or where the profile does not say how fast its own host was.
     """
     told = profile.provenance
     if not cases.steps or told is None or told.host_forward_s is None or told.host_backward_s is None:
-        return Part({})
+        return ProfilePart({})
     usual = Pace(told.host_forward_s, told.host_backward_s)
     plain = profile.host.launch_s["eager"]
     by_section: dict[LaunchSection, list[IssuedStep]] = {}
@@ -96,7 +96,7 @@ def fit(cases: Cases, profile: Profile) -> Part:
             IssuedStep(run, issued_parts(run, workload, usual))
         )
     figures: dict[str, Any] = {}
-    points: list[Point] = []
+    points: list[FittedPoint] = []
     for section in sorted(by_section):
         costs, fitted_steps = _fitted(section, by_section[section], plain)
         if section in profile.host.launch_s:  # what is measured by itself stays
@@ -105,7 +105,7 @@ def fit(cases: Cases, profile: Profile) -> Part:
         figures[f"host.launch_s.{section}"] = costs
         points += fitted_steps
     figures[f"sources.{SOURCE}"] = _cited(cases.steps)
-    return Part(figures, points)
+    return ProfilePart(figures, points)
 
 
 def issued_parts(run: Run, workload: Workload, usual: Pace) -> tuple[IssuedPart, ...]:
@@ -140,7 +140,7 @@ def _counts(at_its_pace: Counts, run: Run, workload: Workload) -> Counts:
     return counts
 
 
-def _cited(runs: Sequence[Run]) -> str:
+def _cited(runs: Sequence[RunRecord]) -> str:
     """Return what the steps are, and on what they were made."""
     dates = sorted({str(run.date.date()) for run in runs})
     gpus = sorted({str(run.environment.get("gpu")) for run in runs})
@@ -149,7 +149,7 @@ def _cited(runs: Sequence[Run]) -> str:
 
 def _fitted(
     section: LaunchSection, steps: Sequence[IssuedStep], plain: LaunchCosts
-) -> tuple[dict[str, Any], list[Point]]:
+) -> tuple[dict[str, Any], list[FittedPoint]]:
     """Return the costs of a section and the steps behind them; ``plain``: plain PyTorch's on the same host.
 
     Raises `InputError` on a step that is no longer than what of it is not fitted.
@@ -209,12 +209,12 @@ def _equation(
     return Equation(section, part.seconds - rest, shares)
 
 
-def _point(step_s: float, equations: Sequence[Equation], fitted: Mapping[str, float], alone: bool) -> Point:
+def _point(step_s: float, equations: Sequence[Equation], fitted: Mapping[str, float], alone: bool) -> FittedPoint:
     """Return a whole step beside its fit; ``alone``: it alone tells some kind of work."""
     error_s = sum(
         sum(n * fitted[kind] for kind, n in equation.counts.items()) - equation.seconds for equation in equations
     )
-    return Point(f"launch.{equations[0].group}", step_s, step_s, step_s + error_s, False, alone)
+    return FittedPoint(f"launch.{equations[0].group}", step_s, step_s, step_s + error_s, False, alone)
 
 
 def _costs(fitted: Mapping[str, float], plain: LaunchCosts) -> dict[str, Any]:

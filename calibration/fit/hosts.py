@@ -16,8 +16,8 @@ from typing import NamedTuple, get_args
 
 import numpy as np
 
-from calibration.fit.cases import Cases, Measured
-from calibration.fit.part import Point, rounded
+from calibration.fit.cases import Cases, MeasuredCase
+from calibration.fit.part import FittedPoint, rounded
 from calibration.narrow import DEPTH, JOINED, PROBE, narrow
 from simulator.costs import Costs, launch
 from simulator.engine.issue_order import issued_by
@@ -81,7 +81,7 @@ def usual_pace(cases: Cases) -> Pace | None:
     return Pace(*map(median, zip(*probes, strict=True))) if probes else None
 
 
-def _probes(case: Measured) -> list[list[Pace]]:
+def _probes(case: MeasuredCase) -> list[list[Pace]]:
     """Return every member's probes, before, between and behind its blocks of runs, where there are any."""
     if "probe_forward_s" not in case.row:
         return []
@@ -89,7 +89,7 @@ def _probes(case: Measured) -> list[list[Pace]]:
     return [[Pace(part, all_s - part) for all_s, part in zip(*member, strict=True)] for member in both]
 
 
-def members(case: Measured, usual: Pace | None) -> list[tuple[float, Pace]]:
+def members(case: MeasuredCase, usual: Pace | None) -> list[tuple[float, Pace]]:
     """Seconds of every member, and how many times longer than the usual host's its threads took, on the mean."""
     probes = _probes(case)
     if usual is None or not probes:
@@ -102,7 +102,7 @@ def members(case: Measured, usual: Pace | None) -> list[tuple[float, Pace]]:
     return times
 
 
-def fitted(cases: Cases) -> tuple[dict[str, object], list[Point]]:
+def fitted(cases: Cases) -> tuple[dict[str, object], list[FittedPoint]]:
     """``forward_s``, ``backward_s``, ``collective_s``, ``p2p_s`` and ``around_s``, and the times behind them."""
     usual = usual_pace(cases)
     equations = [equation for case in cases.rows_of("layers") for equation in _equations(case, members(case, usual))]
@@ -123,7 +123,7 @@ def fitted(cases: Cases) -> tuple[dict[str, object], list[Point]]:
     figures |= {f"{name}_s": rounded(seconds[name]) for name in ("collective", "p2p") if name in seconds}
     figures["around_s"] = {name: rounded(seconds[name]) for name in get_args(AroundOps) if name in seconds}
     points = [
-        Point(one.group, one.seconds, one.seconds, _sum(one.counts, seconds), False, alone)
+        FittedPoint(one.group, one.seconds, one.seconds, _sum(one.counts, seconds), False, alone)
         for one, alone in zip(equations, told_by_one(equations, seconds), strict=True)
     ]
     return figures, points
@@ -142,7 +142,7 @@ def _joins(params: Mapping[str, object]) -> bool:
     return params.get("part") in JOINED or params.get("layout") == "ep"
 
 
-def _equations(case: Measured, timings: Sequence[tuple[float, Pace]]) -> list[Equation]:
+def _equations(case: MeasuredCase, timings: Sequence[tuple[float, Pace]]) -> list[Equation]:
     equations = []
     for (group, counts), (seconds, pace) in zip(_issued(case, len(timings)), timings, strict=True):
         weight = WEIGHT_OF_MODULES if "part" in case.params else 1.0
@@ -150,7 +150,7 @@ def _equations(case: Measured, timings: Sequence[tuple[float, Pace]]) -> list[Eq
     return equations
 
 
-def _issued(case: Measured, n_members: int) -> list[tuple[str, Issued]]:
+def _issued(case: MeasuredCase, n_members: int) -> list[tuple[str, Issued]]:
     """Return the group of points of every member, and the counts of the ops that it issued."""
     params, issued = case.params, Issued()
     if "part" in params:

@@ -10,8 +10,8 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from calibration.fit.cases import MEASURED, Cases, Measured
-from calibration.fit.part import Part, Point, rounded
+from calibration.fit.cases import MEASURED, Cases, MeasuredCase
+from calibration.fit.part import FittedPoint, ProfilePart, rounded
 from simulator.config.section import as_data
 from simulator.config.validation import validated
 from simulator.costs import Costs
@@ -77,14 +77,14 @@ def race(kernel_s: float, collective_s: float, speed: float, kernels: int = RACE
     return now / (kernels * kernel_s)
 
 
-def fit(cases: Cases, profile: Profile) -> Part:
+def fit(cases: Cases, profile: Profile) -> ProfilePart:
     """Fit ``interference``. Held out: all of some numbers of GPUs (`Cases.held_out`). What was not measured stays as it
     was."""
     rows = cases.rows_of("interference")
     apart = cases.held_out(rows)
     fitted = [case for case in rows if len(case.ranks) not in apart]
     if not fitted:
-        return Part({})
+        return ProfilePart({})
     late, moving = [case for case in fitted if case.op == LATE], [case for case in fitted if case.op != LATE]
     model = profile.interference
     figures: dict[str, Any] = as_data(model)
@@ -114,7 +114,7 @@ def fit(cases: Cases, profile: Profile) -> Part:
         }
     speed = speeds(replace(profile, interference=validated(Interference, figures)))
     points = [
-        Point(
+        FittedPoint(
             f"interference.{case.params['kernel']}.{len(case.ranks)}",
             float(case.params["bytes"]),
             float(case.row["kernel_beside_s"]),
@@ -124,7 +124,7 @@ def fit(cases: Cases, profile: Profile) -> Part:
         for case in rows
     ]
     points += [
-        Point(
+        FittedPoint(
             f"{'moving' if case.kind == 'moving' else 'interference.collective'}.{name}.{len(case.ranks)}",
             float(case.params["bytes"]),
             slowed_s(case),
@@ -134,10 +134,10 @@ def fit(cases: Cases, profile: Profile) -> Part:
         for name, some in shown.items()
         for case in some
     ]
-    return Part({"interference": figures}, points)
+    return ProfilePart({"interference": figures}, points)
 
 
-def collective_s(case: Measured, leaves: float, profile: Profile) -> float:
+def collective_s(case: MeasuredCase, leaves: float, profile: Profile) -> float:
     """Return the seconds of a measured collective beside a kernel that leaves it this share of the memory's time.
 
     Where both came in a row it waits until the last of n ranks has ended its kernel. Kernels end at any time, so that
@@ -148,7 +148,7 @@ def collective_s(case: Measured, leaves: float, profile: Profile) -> float:
     return waits_s + _alone_s(case) * max(1.0, takes(case, profile) / leaves)
 
 
-def takes(case: Measured, profile: Profile) -> float:
+def takes(case: MeasuredCase, profile: Profile) -> float:
     """The share of the memory's time that a measured collective takes at full speed."""
     shared = Costs.from_profile(profile, PYTORCH).interference
     assert shared is not None
@@ -164,16 +164,16 @@ def _comm(op: str, nbytes: float = 0.0) -> Comm:
     return Collective("", CollectiveKind(op), nbytes, Axis.DP, Purpose.DATA)
 
 
-def _alone_s(case: Measured) -> float:
+def _alone_s(case: MeasuredCase) -> float:
     return float(case.row["collective_s"]) if case.kind == "interference" else case.seconds
 
 
-def slowed_s(case: Measured) -> float:
+def slowed_s(case: MeasuredCase) -> float:
     """Seconds of a collective as measured beside its kernel: in a row, or from when its bytes move."""
     return float(case.row["collective_beside_s" if case.kind == "interference" else "beside_s"])
 
 
-def beside_kernels(cases: Cases, kernels: Collection[str]) -> list[Measured]:
+def beside_kernels(cases: Cases, kernels: Collection[str]) -> list[MeasuredCase]:
     """Collectives beside some kernels, by the profiler where it was asked, else those in a row that do not mostly wait;
     sends, which have less, apart."""
     in_row = [case for case in cases.rows_of("interference") if case.op != LATE]
@@ -181,7 +181,7 @@ def beside_kernels(cases: Cases, kernels: Collection[str]) -> list[Measured]:
     return [case for case in _rows_of(cases.rows_of("moving") or long, *kernels) if case.op not in P2P]
 
 
-def _share(cases: Sequence[Measured], profile: Profile) -> float:
+def _share(cases: Sequence[MeasuredCase], profile: Profile) -> float:
     """Return the share of the memory's time that kernels leave to the collectives beside them; 0: not measured.
 
     The share is `ALL` where the best one slows no collective: every larger one explains them as well.
@@ -217,7 +217,7 @@ def speeds(profile: Profile) -> Speed:
     return speed
 
 
-def slow_down(case: Measured, speed: Speed) -> float:
+def slow_down(case: MeasuredCase, speed: Speed) -> float:
     """Return the slow-down of a measured kernel: by the race of the two, or beside a receive that waits throughout."""
     beside = speed(case.word("kernel", RACED | STREAMS), case.op)
     if case.op == LATE:
@@ -225,18 +225,18 @@ def slow_down(case: Measured, speed: Speed) -> float:
     return race(float(case.row["kernel_s"]), float(case.row["collective_s"]), beside)
 
 
-def _rows_of(cases: Iterable[Measured], *kernels: str) -> list[Measured]:
+def _rows_of(cases: Iterable[MeasuredCase], *kernels: str) -> list[MeasuredCase]:
     return [case for case in cases if case.params["kernel"] in kernels]
 
 
-def _off(cases: Sequence[Measured], speed: Speed) -> float:
+def _off(cases: Sequence[MeasuredCase], speed: Speed) -> float:
     """Mean distance between measured slow-downs and those that follow from ``speed``."""
     return statistics.fmean(
         abs(slow_down(case, speed) - float(case.row["kernel_beside_s"]) / float(case.row["kernel_s"])) for case in cases
     )
 
 
-def _sms(cases: Sequence[Measured], profile: Profile, *, pairs: bool = False) -> int:
+def _sms(cases: Sequence[MeasuredCase], profile: Profile, *, pairs: bool = False) -> int:
     """How many SMs less explain the cases best, two for each that NCCL holds with ``pairs``."""
 
     def off(sms: int) -> float:
@@ -247,7 +247,7 @@ def _sms(cases: Sequence[Measured], profile: Profile, *, pairs: bool = False) ->
     return min((2 * sms for sms in SMS) if pairs else SMS, key=off)
 
 
-def _speed(cases: Sequence[Measured]) -> float:
+def _speed(cases: Sequence[MeasuredCase]) -> float:
     """The speed of a kernel at which its cases come out as measured."""
     candidates = [rounded(0.4 + 0.01 * step) for step in range(61)]
     return min(candidates, key=lambda speed: _off(cases, lambda *_: speed))

@@ -7,18 +7,18 @@ from typing import Any
 
 from calibration.fit import attention, matmul, memory
 from calibration.fit.cases import Cases
-from calibration.fit.part import Part, rounded
+from calibration.fit.part import ProfilePart, rounded
 from calibration.measure.store import key_of
 from simulator.hardware.profile import Profile
 
 SHORT_S = 20e-6  # of longer kernels a gap is lost in what differs from run to run
 
 
-def fit(cases: Cases, profile: Profile) -> Part:
+def fit(cases: Cases, profile: Profile) -> ProfilePart:
     """The section ``kernels``."""
     parts = [one.fit(cases, profile) for one in (matmul, attention, memory)]
     figures = {key: value for part in parts for key, value in part.figures.items()} | _gap(cases)
-    return Part(figures, [point for part in parts for point in part.points])
+    return ProfilePart(figures, [point for part in parts for point in part.points])
 
 
 def _gap(cases: Cases) -> dict[str, Any]:

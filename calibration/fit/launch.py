@@ -8,11 +8,11 @@ from collections.abc import Mapping
 
 from calibration.fit import hosts
 from calibration.fit.cases import MEASURED, Cases
-from calibration.fit.part import Part, Point, rounded
+from calibration.fit.part import FittedPoint, ProfilePart, rounded
 from simulator.config.section import as_data
 from simulator.hardware.profile import Profile
 
-#: A layer of GPT as `calibration.measure.launch.Block` writes it, as the ops that were measured alone.
+#: A layer of GPT as `calibration.measure.launch.NarrowLayer` writes it, as the ops that were measured alone.
 GPT_FORWARD = Counter(linear_bias_grad=4, layer_norm_grad=2, attention_grad=1, gelu_grad=1, add_grad=2)
 GPT_BACKWARD = Counter(linear_bias_bwd=4, layer_norm_bwd=2, attention_bwd=1, gelu_bwd=1)
 #: One of Llama; a rotation of queries and keys is two products, a negation, a concatenation and a sum of each.
@@ -23,7 +23,7 @@ OPTIMIZER_TENSORS = 100
 NEEDED = {*GPT_FORWARD, *GPT_BACKWARD, *LLAMA_FORWARD, *LLAMA_BACKWARD, "empty_kernel", "linear_bwd"}
 
 
-def fit(cases: Cases, profile: Profile) -> Part:
+def fit(cases: Cases, profile: Profile) -> ProfilePart:
     """Fit the seconds of one op among other ops, from ops measured alone and from whole layers.
 
     Forward, a layer takes longer than its ops do alone, by what modules and views add: spread over them in proportion.
@@ -39,7 +39,7 @@ def fit(cases: Cases, profile: Profile) -> Part:
     }
     steps = {case.params["tensors"]: case.seconds for case in cases.rows_of("launch", "optimizer_fused")}
     if not alone.keys() >= NEEDED or ("block_fwd", "gpt") not in layers or OPTIMIZER_TENSORS not in steps:
-        return Part({})
+        return ProfilePart({})
     modules = layers["block_fwd", "gpt"] / _sum(GPT_FORWARD, alone)
     engine_s = (_sum(GPT_BACKWARD, alone) - layers["block_bwd", "gpt"]) / (GPT_BACKWARD.total() - 1)
     forward = {
@@ -57,7 +57,7 @@ def fit(cases: Cases, profile: Profile) -> Part:
     calls = [float(case.row["host_s"]) for case in cases.rows_of("collective") if case.op not in ("send", "send_recv")]
     sends = [float(case.row["host_s"]) for case in cases.rows_of("collective", "send")]
     if not calls or not sends:
-        return Part({})
+        return ProfilePart({})
     rest = {
         "optimizer_s": rounded(steps[OPTIMIZER_TENSORS]),
         "collective_s": rounded(statistics.median(calls)),
@@ -74,10 +74,10 @@ def fit(cases: Cases, profile: Profile) -> Part:
     around = {"around_s": base.around_s, "note": base.note} if base.around_s else {}
     note = f"an optimizer step of {OPTIMIZER_TENSORS} tensors, fused"
     figures = {"host.launch_s.eager": {**eager, "note": note, **around}}
-    return Part(figures, list(_points(alone, layers, modules, engine_s)))
+    return ProfilePart(figures, list(_points(alone, layers, modules, engine_s)))
 
 
-def _fit_layers(cases: Cases, profile: Profile) -> Part:
+def _fit_layers(cases: Cases, profile: Profile) -> ProfilePart:
     """Eager PyTorch alone: what other software issues was not measured so."""
     figures, points = hosts.fitted(cases)
     steps = [case for case in cases.rows_of("launch", "optimizer_fused") if case.params["tensors"] == OPTIMIZER_TENSORS]
@@ -85,12 +85,12 @@ def _fit_layers(cases: Cases, profile: Profile) -> Part:
         figures["optimizer_s"] = rounded(steps[0].seconds)
     eager = as_data(profile.host.launch_s["eager"], nulls=False) | figures
     note = f"an optimizer step of {OPTIMIZER_TENSORS} tensors, fused"
-    return Part({"host.launch_s.eager": {**eager, "kind": "measured", "source": MEASURED, "note": note}}, points)
+    return ProfilePart({"host.launch_s.eager": {**eager, "kind": "measured", "source": MEASURED, "note": note}}, points)
 
 
 def _points(
     alone: Mapping[str, float], layers: Mapping[tuple[str, str], float], modules: float, engine_s: float
-) -> list[Point]:
+) -> list[FittedPoint]:
     """Whole layers beside the sum of their ops."""
     points = []
     for model, forward, backward in (
@@ -102,7 +102,7 @@ def _points(
             "block_bwd": _sum(backward, alone) - (backward.total() - 1) * engine_s,
         }
         points += [
-            Point(f"launch.{op}", seconds, layers[op, model], seconds, model != "gpt")
+            FittedPoint(f"launch.{op}", seconds, layers[op, model], seconds, model != "gpt")
             for op, seconds in sums.items()
             if (op, model) in layers
         ]

@@ -16,8 +16,8 @@ from typing import Any, get_args
 
 import numpy as np
 
-from calibration.fit.cases import Cases, Measured
-from calibration.fit.part import Constants, Part, Point, every_second, rounded, search
+from calibration.fit.cases import Cases, MeasuredCase
+from calibration.fit.part import Constants, FittedPoint, ProfilePart, every_second, rounded, search
 from calibration.shares import ends
 from simulator.arrays import Floats
 from simulator.config.section import as_data
@@ -62,7 +62,7 @@ class _Sample:
     lasting: bool
 
     @classmethod
-    def from_cases(cls, cases: Sequence[Measured], *, lasting: bool) -> _Sample:
+    def from_cases(cls, cases: Sequence[MeasuredCase], *, lasting: bool) -> _Sample:
         products = Products.from_kernels([kernel_of(case) for case in cases])
         return cls(products, np.array([case.seconds for case in cases]), lasting)
 
@@ -77,19 +77,19 @@ class _Sample:
         return float((weights * errors).sum() / weights.sum() + (errors[large].mean() if large.any() else 0.0))
 
 
-def fit(cases: Cases, profile: Profile) -> Part:
+def fit(cases: Cases, profile: Profile) -> ProfilePart:
     """The section ``kernels.matmul``; nothing where no products were measured of the types that the GPU has."""
     spec, lasting = profile.gpu_spec, bool(cases.environments)
     measured = [case for case in cases.rows_of("matmul") if is_of(case, spec)]
     if not measured:
-        return Part({})
+        return ProfilePart({})
     fitted, held_out = _halves(measured)
     model = _beginning(profile.kernels.matmul, measured, cases.cited)
     by_type = Counter(_dtype(case) for case in fitted)
     main = max(by_type, key=lambda dtype: by_type[dtype])
     single = {dtype: [c for c in fitted if _dtype(c) == dtype and c.op != "grouped"] for dtype in by_type}
 
-    def search_in(model: MatmulModel, start: Constants, some: Sequence[Measured], step: float) -> MatmulModel:
+    def search_in(model: MatmulModel, start: Constants, some: Sequence[MeasuredCase], step: float) -> MatmulModel:
         sample = _Sample.from_cases(some, lasting=lasting)
         limits = LIMITS | {name: (0.1, 1.0) for name in start if name.startswith(("tile_efficiency", "grouped.speed"))}
         limits |= {name: (0.1, FASTEST) for name in start if name.startswith("layout_speed")}
@@ -123,15 +123,15 @@ def fit(cases: Cases, profile: Profile) -> Part:
     ranges = {
         dtype: _range(case for case in measured if _dtype(case) == dtype and case.op != "grouped") for dtype in by_type
     }
-    return Part({"kernels.matmul": as_data(model) | {"fitted_range": ranges}}, points)
+    return ProfilePart({"kernels.matmul": as_data(model) | {"fitted_range": ranges}}, points)
 
 
-def is_of(case: Measured, spec: GpuSpec) -> bool:
+def is_of(case: MeasuredCase, spec: GpuSpec) -> bool:
     """Return True for a case of products in a type that the GPU has; other types are emulated."""
     return DTYPES.get(str(case.params.get("dtype"))) in spec.peak_flops_per_s
 
 
-def kernel_of(case: Measured) -> Product:
+def kernel_of(case: MeasuredCase) -> Product:
     """The kernel that a case runs."""
     p, dtype = case.params, _dtype(case)
     m, n, k, role = int(p["m"]), int(p["n"]), int(p["k"]), str(p["role"])
@@ -143,14 +143,14 @@ def kernel_of(case: Measured) -> Product:
     return Matmul(m, n, k, int(p.get("batch", 1)), dtype, role, OUTPUTS.get(case.op, ""), accumulate)
 
 
-def _dtype(case: Measured) -> str:
+def _dtype(case: MeasuredCase) -> str:
     return DTYPES[str(case.params["dtype"])]
 
 
-def _halves(cases: Sequence[Measured]) -> tuple[list[Measured], list[Measured]]:
+def _halves(cases: Sequence[MeasuredCase]) -> tuple[list[MeasuredCase], list[MeasuredCase]]:
     """Every second size of each op and type is held out, in all layouts."""
-    fitted: list[Measured] = []
-    held_out: list[Measured] = []
+    fitted: list[MeasuredCase] = []
+    held_out: list[MeasuredCase] = []
     for _, some in itertools.groupby(sorted(cases, key=_group), key=_group):
         ours, rest = every_second(some, lambda case: kernel_of(case).flops)
         fitted += ours
@@ -158,29 +158,29 @@ def _halves(cases: Sequence[Measured]) -> tuple[list[Measured], list[Measured]]:
     return fitted, held_out
 
 
-def _group(case: Measured) -> str:
+def _group(case: MeasuredCase) -> str:
     return f"matmul.{_dtype(case)}" + (
         f".{case.op}" if case.op in ("bmm", "grouped") or "accumulate" in case.op else ""
     )
 
 
-def _points(cost: MatmulCost, cases: Sequence[Measured], *, held_out: bool, lasting: bool) -> list[Point]:
+def _points(cost: MatmulCost, cases: Sequence[MeasuredCase], *, held_out: bool, lasting: bool) -> list[FittedPoint]:
     if not cases:
         return []
     sample = _Sample.from_cases(cases, lasting=lasting)
     return [
-        Point(f"{_group(case)}.{case.params['role']}", float(flops), case.seconds, float(predicted), held_out)
+        FittedPoint(f"{_group(case)}.{case.params['role']}", float(flops), case.seconds, float(predicted), held_out)
         for case, flops, predicted in zip(cases, sample.products.flops, sample.predicted(cost), strict=True)
     ]
 
 
-def _range(cases: Iterable[Measured]) -> dict[str, tuple[int, int]]:
+def _range(cases: Iterable[MeasuredCase]) -> dict[str, tuple[int, int]]:
     sizes = [case.params for case in cases]
     values = {name: [int(p.get(name, 1)) for p in sizes] for name in get_args(MatmulSize)}
     return {name: (min(sizes_of_name), max(sizes_of_name)) for name, sizes_of_name in values.items()}
 
 
-def _beginning(model: MatmulModel, measured: Sequence[Measured], cited: dict[str, Any]) -> MatmulModel:
+def _beginning(model: MatmulModel, measured: Sequence[MeasuredCase], cited: dict[str, Any]) -> MatmulModel:
     """The base profile's tiles with constants that do not depend on an earlier fit."""
     tiles = {}
     for tile in model.tile_efficiency:

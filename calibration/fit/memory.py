@@ -9,8 +9,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from calibration.fit.cases import Cases, Measured
-from calibration.fit.part import Part, Point, every_second, rounded, search
+from calibration.fit.cases import Cases, MeasuredCase
+from calibration.fit.part import FittedPoint, ProfilePart, every_second, rounded, search
 from simulator.config.section import as_data
 from simulator.config.validation import validated
 from simulator.costs.memory import MemoryCost
@@ -37,25 +37,25 @@ class Launched(NamedTuple):
     written: float = 0.0
 
 
-Kernels = list[Launched]  # of a case, in order
+LaunchedKernels = list[Launched]  # of a case, in order
 
 
-def _parts(*kernels: tuple[str, float], counted: float = 0.0) -> Callable[[Measured], Kernels]:
+def _parts(*kernels: tuple[str, float], counted: float = 0.0) -> Callable[[MeasuredCase], LaunchedKernels]:
     """Kernels by their bytes per element. ``counted``: those that the row's bytes are of, where not of all kernels."""
     whole = counted or sum(share for _, share in kernels)
     return lambda case: [Launched(name, float(case.row["bytes"]) * share / whole) for name, share in kernels]
 
 
-def _embedding_bwd(case: Measured) -> Kernels:
+def _embedding_bwd(case: MeasuredCase) -> LaunchedKernels:
     """The table's gradient is zeroed, then rows are added into it (one read, one written per token)."""
     tokens, hidden, vocab = (int(case.params[name]) for name in ("tokens", "hidden", "vocab"))
     return [Launched("zero", 2.0 * vocab * hidden), Launched("embedding_bwd", 4.0 * tokens * hidden)]
 
 
-def _token_kernel(name: str, *, rows: bool) -> Callable[[Measured], Kernels]:
+def _token_kernel(name: str, *, rows: bool) -> Callable[[MeasuredCase], LaunchedKernels]:
     """One kernel, which writes ``top_k`` rows of each token, or one."""
 
-    def kernels(case: Measured) -> Kernels:
+    def kernels(case: MeasuredCase) -> LaunchedKernels:
         tokens, top_k, width = (int(case.params[size]) for size in ("tokens", "top_k", "width"))
         return [Launched(name, float(case.row["bytes"]), 2.0 * tokens * width * (top_k if rows else 1))]
 
@@ -64,7 +64,7 @@ def _token_kernel(name: str, *, rows: bool) -> Callable[[Measured], Kernels]:
 
 #: What each measured op launches (`calibration.measure.memory`), with the bytes per element of each kernel; the
 #: rows of kind ``kernels`` have their names.
-OPS: Mapping[str, Callable[[Measured], Kernels]] = {
+OPS: Mapping[str, Callable[[MeasuredCase], LaunchedKernels]] = {
     "layer_norm": _parts(("norm", 4)),
     "rms_norm": _parts(("rms_norm", 4)),
     "layer_norm_bwd": _parts(("norm_bwd", 6), ("norm_bwd", 4), counted=6),
@@ -143,15 +143,15 @@ ROWS = {
 CHECKS = frozenset({"swiglu", "swiglu_bwd"})
 
 
-def fit(cases: Cases, profile: Profile) -> Part:
+def fit(cases: Cases, profile: Profile) -> ProfilePart:
     """The section ``kernels.memory.eager``; nothing where no such kernels were measured."""
     measured = [
         case for case in cases.rows_of("memory") if case.op in OPS and _steady(case) and not _in_cache(case, cases)
     ]
     if not measured:
-        return Part({})
+        return ProfilePart({})
     curves: dict[str, MemoryCurve] = {str(name): curve for name, curve in profile.kernels.memory.eager.items()}
-    halves: dict[bool, list[Measured]] = {False: [], True: []}
+    halves: dict[bool, list[MeasuredCase]] = {False: [], True: []}
     for op in OPS:
         for _, some in itertools.groupby(sorted((case for case in measured if case.op == op), key=_width), key=_width):
             fitted, held_out = every_second(some, _nbytes)
@@ -165,55 +165,57 @@ def fit(cases: Cases, profile: Profile) -> Part:
             changes: dict[str, Any] = {**cases.cited, "fitted_range": (min(sizes), max(sizes))}
             curves[name] = replace(curve, **changes)
     points = [
-        Point(f"memory.{case.op}", _nbytes(case), case.seconds, _predicted(case, curves, profile.gpu_spec), held_out)
+        FittedPoint(
+            f"memory.{case.op}", _nbytes(case), case.seconds, _predicted(case, curves, profile.gpu_spec), held_out
+        )
         for held_out, some in halves.items()
         for case in some
     ]
-    return Part({"kernels.memory.eager": {name: as_data(curve) for name, curve in curves.items()}}, points)
+    return ProfilePart({"kernels.memory.eager": {name: as_data(curve) for name, curve in curves.items()}}, points)
 
 
-def _launched(case: Measured) -> Kernels:
+def _launched(case: MeasuredCase) -> LaunchedKernels:
     return OPS[case.op](case)
 
 
-def _own_class(case: Measured) -> str:
+def _own_class(case: MeasuredCase) -> str:
     return max((one.name for one in _launched(case)), key=ORDER.index)
 
 
-def _nbytes(case: Measured) -> float:
+def _nbytes(case: MeasuredCase) -> float:
     return float(case.row["bytes"])
 
 
-def _tells_elements(cases: Sequence[Measured]) -> bool:
+def _tells_elements(cases: Sequence[MeasuredCase]) -> bool:
     """Return True where kernels of unlike shares of bytes and of elements written tell the costs of both apart."""
     ratios = {one.nbytes / one.written for case in cases for one in _launched(case)}
     return max(ratios) > 1.5 * min(ratios)
 
 
-def _width(case: Measured) -> int:
+def _width(case: MeasuredCase) -> int:
     """Elements of a row, of those that work on rows."""
     key = ROWS.get(case.op)
     return int(case.params[key]) if key else 0
 
 
-def _steady(case: Measured) -> bool:
+def _steady(case: MeasuredCase) -> bool:
     """At the clock of memory-bound work batches take the same time, unless something else was going on."""
     return float(case.row.get("p90_s", 0)) - float(case.row.get("p10_s", 0)) < STEADY * case.seconds
 
 
-def _in_cache(case: Measured, cases: Cases) -> bool:
+def _in_cache(case: MeasuredCase, cases: Cases) -> bool:
     """Lookups are timed again and again on the same tensors, unlike everything else."""
     l2 = max((int(environment.get("l2_bytes", 0)) for environment in cases.environments), default=0)
     return case.op == "embedding" and _nbytes(case) < CACHE * l2
 
 
-def _predicted(case: Measured, curves: Mapping[str, MemoryCurve], spec: GpuSpec) -> float:
+def _predicted(case: MeasuredCase, curves: Mapping[str, MemoryCurve], spec: GpuSpec) -> float:
     cost, width = MemoryCost(spec, curves), _width(case)
     kernels = (Memory(one.name, one.nbytes - one.written, one.written, width=width) for one in _launched(case))
     return sum(map(cost.seconds, kernels))
 
 
-def _curve(cases: Sequence[Measured], name: str, curves: Mapping[str, MemoryCurve], spec: GpuSpec) -> MemoryCurve:
+def _curve(cases: Sequence[MeasuredCase], name: str, curves: Mapping[str, MemoryCurve], spec: GpuSpec) -> MemoryCurve:
     """The class ``name`` from cases whose other kernels are known; one curve per width where it works on rows."""
     base = replace(curves[name], by_width={}, columns=None, element_s=None)
     if name == "reduce":
@@ -228,7 +230,7 @@ def _curve(cases: Sequence[Measured], name: str, curves: Mapping[str, MemoryCurv
 
 
 def _column_sums(
-    cases: Sequence[Measured], base: MemoryCurve, curves: Mapping[str, MemoryCurve], spec: GpuSpec
+    cases: Sequence[MeasuredCase], base: MemoryCurve, curves: Mapping[str, MemoryCurve], spec: GpuSpec
 ) -> MemoryCurve:
     """Sums over columns, whose slices follow from rows and width, so that one curve holds for all."""
 
@@ -244,13 +246,13 @@ def _column_sums(
     return curve({key: rounded(value) for key, value in constants.items()})
 
 
-def _error(cases: Sequence[Measured], curves: Mapping[str, MemoryCurve], spec: GpuSpec) -> float:
+def _error(cases: Sequence[MeasuredCase], curves: Mapping[str, MemoryCurve], spec: GpuSpec) -> float:
     """Mean |log(predicted / measured)|"""
     return statistics.fmean(abs(math.log(_predicted(case, curves, spec) / case.seconds)) for case in cases)
 
 
 def _searched(
-    cases: Sequence[Measured],
+    cases: Sequence[MeasuredCase],
     base: MemoryCurve,
     name: str,
     curves: Mapping[str, MemoryCurve],

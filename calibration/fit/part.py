@@ -13,7 +13,7 @@ Constants = dict[str, float]
 
 
 @dataclass(frozen=True)
-class Point:
+class FittedPoint:
     """One measured case beside its fit. ``group``: class and what is told apart in it, as in ``matmul.bf16.fwd``.
 
     ``fits_itself``: the only case that tells one of the figures, which therefore meets it exactly. Such a case says
@@ -39,14 +39,14 @@ class Point:
 
 
 @dataclass(frozen=True)
-class Part:
+class ProfilePart:
     """``figures``: dotted key of the profile -> plain data that stands there from now on."""
 
     figures: Mapping[str, Any]
-    points: Sequence[Point] = ()
+    points: Sequence[FittedPoint] = ()
 
 
-def residual(points: Iterable[Point]) -> dict[str, float]:
+def residual(points: Iterable[FittedPoint]) -> dict[str, float]:
     """How many, mean and largest absolute error, mean signed error. Needs a point at least."""
     errors = [point.error for point in points]
     sizes = [abs(error) for error in errors]
@@ -58,12 +58,12 @@ def residual(points: Iterable[Point]) -> dict[str, float]:
     }
 
 
-def residuals(points: Iterable[Point]) -> dict[str, dict[str, dict[str, float]]]:
+def residuals(points: Iterable[FittedPoint]) -> dict[str, dict[str, dict[str, float]]]:
     """Return the errors of each class and each group, apart for fitted and held-out points.
 
     Points that fit themselves are left out.
     """
-    names: dict[str, list[Point]] = {}
+    names: dict[str, list[FittedPoint]] = {}
     for point in points:
         for name in () if point.fits_itself else dict.fromkeys((point.kind, point.group)):
             names.setdefault(name, []).append(point)

@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
-from calibration.fit.part import Point
+from calibration.fit.part import FittedPoint
 
 
-def draw(points: Iterable[Point], directory: Path) -> list[Path]:
+def draw(points: Iterable[FittedPoint], directory: Path) -> list[Path]:
     """For each class, fitted / measured over measured seconds by group; filled: fitted, hollow: held out."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    classes: dict[str, dict[str, list[Point]]] = {}
+    classes: dict[str, dict[str, list[FittedPoint]]] = {}
     for point in points:
         classes.setdefault(point.kind, {}).setdefault(point.group, []).append(point)
     paths = []

@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 
 from calibration.fit import attention, matmul
-from calibration.fit.cases import Cases, Measured
-from calibration.fit.part import Constants, Part, Point, rounded, search
+from calibration.fit.cases import Cases, MeasuredCase
+from calibration.fit.part import Constants, FittedPoint, ProfilePart, rounded, search
 from simulator.config.section import as_data
 from simulator.config.validation import validated
 from simulator.costs import Costs
@@ -52,7 +52,7 @@ SIZES = {"rows": 32768, "width": 4096}
 
 
 @dataclass(frozen=True)
-class _Run:
+class _LastingRun:
     """The later half of seconds on end: mean clock and power, seconds of a kernel; ``first_s``: at the beginning.
     ``share``: of the time that the kernel runs."""
 
@@ -63,7 +63,7 @@ class _Run:
     share: float = 1.0
 
     @classmethod
-    def from_case(cls, case: Measured) -> _Run:
+    def from_case(cls, case: MeasuredCase) -> _LastingRun:
         row = case.row
         late = len(row["sm_mhz"]) // 2
         return cls(
@@ -91,7 +91,7 @@ class _Law:
         }
 
 
-def fit(cases: Cases, profile: Profile) -> Part:
+def fit(cases: Cases, profile: Profile) -> ProfilePart:
     """The section ``power``; nothing where no kernels of some class were run for seconds under the limit."""
     lasting = [case for case in cases.rows_of("sustained") if case.row.get("sm_mhz")]
     half = "bf16" if "bf16" in profile.gpu_spec.peak_flops_per_s else "fp16"
@@ -101,7 +101,7 @@ def fit(cases: Cases, profile: Profile) -> Part:
     attentions = [case for case in lasting if case.params.get("backend") == backend and backend]
     streamed = [case for case in lasting if case.op in (*MEMORY_OPS, *ARITHMETIC_OPS)]
     streams, arithmetic = (
-        [_Run.from_case(case) for case in streamed if case.op in ops] for ops in (MEMORY_OPS, ARITHMETIC_OPS)
+        [_LastingRun.from_case(case) for case in streamed if case.op in ops] for ops in (MEMORY_OPS, ARITHMETIC_OPS)
     )
     idle = [float(case.row["power_w"]) for case in cases.rows_of("copy") if "power_w" in case.row]
     moving = [float(case.row["power_w"]) for case in cases.rows_of("collective") if "power_w" in case.row]
@@ -112,31 +112,24 @@ def fit(cases: Cases, profile: Profile) -> Part:
     alike = [case for case in shared if case.op == "mm" and _cube(case) == side]
     waiting = [case for case in alike if _beside(case, "wait")]
     if not (products and attentions and streams and arithmetic and idle and (moving or base)):
-        return Part({})
+        return ProfilePart({})
     highest_hz = max(float(mhz) for case in lasting for mhz in case.row["sm_mhz"]) * 1e6
-    alone = [_Run.from_case(case) for case in products]
+    alone = [_LastingRun.from_case(case) for case in products]
     law = _Law(HIGHEST * highest_hz, SPEED_EXPONENT, EXPONENT)
     if waiting:
         on_end = [case for case in products if _cube(case) == side]
-        law = _law([_Run.from_case(case) for case in (*waiting, *on_end)], min(idle), highest_hz)
+        law = _law([_LastingRun.from_case(case) for case in (*waiting, *on_end)], min(idle), highest_hz)
     scores = _fastest(attentions, _Law(highest_hz, law.speed, law.power))
-
-    def streaming(runs: Sequence[_Run], law: _Law) -> dict[str, float]:
-        drawn = [
-            (run.watts - min(idle)) * (law.highest_hz / useful_hz(run.clock_hz, law.highest_hz)) ** law.power
-            for run in runs
-        ]
-        return {"watts": rounded(min(idle) + statistics.fmean(drawn))} | _at_highest(law) | law.figures()
 
     loads: dict[str, Any] = {
         "matmul": _load(products, profile, law),
         "attention": _load(attentions, profile, scores),
-        "arithmetic": streaming(arithmetic, scores),
-        "norm": streaming(arithmetic, scores),
-        "memory": streaming(streams, _Law(highest_hz, 0.0, law.power)),
+        "arithmetic": _streaming(arithmetic, scores, min(idle)),
+        "norm": _streaming(arithmetic, scores, min(idle)),
+        "memory": _streaming(streams, _Law(highest_hz, 0.0, law.power), min(idle)),
     }
     if moving:
-        loads["communication"] = streaming(streams, _Law(highest_hz, 0.0, 0.0)) | {"watts": max(moving)}
+        loads["communication"] = _streaming(streams, _Law(highest_hz, 0.0, 0.0), min(idle)) | {"watts": max(moving)}
     elif base:
         loads["communication"] = as_data(base.loads["communication"])
     notes = [*(["communication as on another GPU"] if not moving else []), *([] if waiting else [ASSUMED])]
@@ -152,13 +145,21 @@ def fit(cases: Cases, profile: Profile) -> Part:
     alone_s = {case.op: case.seconds for case in cases.rows_of("memory") if case.params == SIZES}
     power = _in_turns(validated(Power, figures), alike, attentions, alone_s, profile)
     points = [_point(case, power, profile, held_out=case not in alike) for case in shared]
-    return Part({"power": as_data(power)}, points)
+    return ProfilePart({"power": as_data(power)}, points)
+
+
+def _streaming(runs: Sequence[_LastingRun], law: _Law, idle_w: float) -> dict[str, float]:
+    """Return what a class draws at its highest clock, from kernels that ran at clocks of the limit."""
+    drawn = [
+        (run.watts - idle_w) * (law.highest_hz / useful_hz(run.clock_hz, law.highest_hz)) ** law.power for run in runs
+    ]
+    return {"watts": rounded(idle_w + statistics.fmean(drawn))} | _at_highest(law) | law.figures()
 
 
 def _in_turns(
     power: Power,
-    shared: Sequence[Measured],
-    attentions: Sequence[Measured],
+    shared: Sequence[MeasuredCase],
+    attentions: Sequence[MeasuredCase],
     alone_s: Mapping[str, float],
     profile: Profile,
 ) -> Power:
@@ -167,7 +168,7 @@ def _in_turns(
     Loads follow from turns that are too short for clocks to follow, as in a step; the seconds from longer turns.
     ``attentions``: cases of seconds on end; ``alone_s``: seconds of streams alone, by op.
     """
-    turns: dict[str, list[Measured]] = {}
+    turns: dict[str, list[MeasuredCase]] = {}
     for case in shared:
         if _beside(case, *OTHERS):
             turns.setdefault(OTHERS[str(case.params["beside"])], []).append(case)
@@ -195,7 +196,7 @@ def _in_turns(
     return power
 
 
-def _law(runs: Sequence[_Run], idle_w: float, highest_hz: float) -> _Law:
+def _law(runs: Sequence[_LastingRun], idle_w: float, highest_hz: float) -> _Law:
     """Return the slopes of the products' power and speed against the clock, all logarithmic.
 
     The slopes hold up to the clock above which neither rises: the ceiling that leaves the least of both unexplained.
@@ -214,14 +215,16 @@ def _law(runs: Sequence[_Run], idle_w: float, highest_hz: float) -> _Law:
     return min(tried, key=lambda one: one[0])[1]
 
 
-def _fastest(cases: Sequence[Measured], law: _Law) -> _Law:
+def _fastest(cases: Sequence[MeasuredCase], law: _Law) -> _Law:
     """The law of kernels whose first batch was as fast as they get: up to the clock that this took."""
-    runs = [_Run.from_case(case) for case in cases]
+    runs = [_LastingRun.from_case(case) for case in cases]
     fastest = [run.clock_hz * (run.seconds / run.first_s) ** (1 / law.speed) for run in runs]
     return _Law(min(statistics.geometric_mean(fastest), law.highest_hz), law.speed, law.power)
 
 
-def _following(turns: Sequence[Measured], alone: Sequence[Measured], power: Power, profile: Profile) -> float | None:
+def _following(
+    turns: Sequence[MeasuredCase], alone: Sequence[MeasuredCase], power: Power, profile: Profile
+) -> float | None:
     """Return the speed exponent of kernels in turns with products; None where clocks differ too little for a slope.
 
     The seconds of the products tell the clock. ``alone``: the same kernels alone, at the clock that was read. One slope
@@ -232,7 +235,7 @@ def _following(turns: Sequence[Measured], alone: Sequence[Measured], power: Powe
         point = math.log(_clock_hz(case, power, profile)), math.log(float(case.row["other_s"]))
         points.setdefault(str(case.params["beside"]), []).append(point)
     for case in alone:
-        run = _Run.from_case(case)
+        run = _LastingRun.from_case(case)
         points.setdefault(case.op, []).append((math.log(run.clock_hz), math.log(run.seconds)))
     if not turns or max(np.ptp([clock for clock, _ in group]) for group in points.values()) < DIFFERENT:
         return None
@@ -241,7 +244,7 @@ def _following(turns: Sequence[Measured], alone: Sequence[Measured], power: Powe
 
 
 def _fastest_hz(
-    turns: Sequence[Measured], alone_s: Mapping[str, float], speed: float, power: Power, profile: Profile
+    turns: Sequence[MeasuredCase], alone_s: Mapping[str, float], speed: float, power: Power, profile: Profile
 ) -> float:
     """Return the clock at which streams in turns with products would be as fast as alone, their highest speed."""
     slower = [
@@ -253,7 +256,7 @@ def _fastest_hz(
     return min([statistics.geometric_mean(fastest), power.highest_clock_hz]) if fastest else power.highest_clock_hz
 
 
-def _drawing(turns: Sequence[Measured], power: Power, profile: Profile) -> dict[str, float]:
+def _drawing(turns: Sequence[MeasuredCase], power: Power, profile: Profile) -> dict[str, float]:
     """Return the watts of kernels in turns with products, and the exponent of the clock in them.
 
     Watts are the mean less those of the products, at the clock that the products' seconds tell. The exponent is fitted
@@ -263,7 +266,7 @@ def _drawing(turns: Sequence[Measured], power: Power, profile: Profile) -> dict[
     highest_hz = power.loads[OTHERS[str(turns[0].params["beside"])]].highest_clock_hz
     points: dict[str, list[tuple[float, float, float]]] = {}
     for case in turns:
-        run, clock_hz = _Run.from_case(case), _clock_hz(case, power, profile)
+        run, clock_hz = _LastingRun.from_case(case), _clock_hz(case, power, profile)
         if clock_hz >= (1 - REACHED) * products.highest_clock_hz:
             clock_hz = run.clock_hz  # no slower products tell it
         left_w = run.watts - power.idle_w - run.share * budget.drawn_w("matmul", clock_hz)
@@ -283,7 +286,7 @@ def _drawing(turns: Sequence[Measured], power: Power, profile: Profile) -> dict[
     return {"watts": rounded(watts), "power_exponent": rounded(exponent, 3)}
 
 
-def _cube(case: Measured) -> int:
+def _cube(case: MeasuredCase) -> int:
     """The side of a product of three alike; 0 of others."""
     sizes = {int(case.params[name]) for name in ("m", "n", "k")}
     return sizes.pop() if len(sizes) == 1 else 0
@@ -298,28 +301,28 @@ def _with(power: Power, kind: LoadClass, changes: Mapping[str, float]) -> Power:
     return replace(power, loads={**power.loads, kind: replace(power.loads[kind], **changes)})
 
 
-def _clock_hz(case: Measured, power: Power, profile: Profile) -> float:
+def _clock_hz(case: MeasuredCase, power: Power, profile: Profile) -> float:
     """The clock at which the model has the products of a case take as long as they took."""
     load = power.loads["matmul"]
     seconds = Costs.from_profile(profile, PYTORCH).kernel_s(kernel_of(case), profile.gpu)
-    return float(load.priced_at_hz * (seconds / _Run.from_case(case).seconds) ** (1 / load.speed_exponent))
+    return float(load.priced_at_hz * (seconds / _LastingRun.from_case(case).seconds) ** (1 / load.speed_exponent))
 
 
-def _beside(case: Measured, *kernels: str) -> bool:
+def _beside(case: MeasuredCase, *kernels: str) -> bool:
     """Products in turns with one of these that are too short for clocks to follow: what is fitted."""
     return case.params["beside"] in kernels and float(case.params["period_s"]) < SETTLING_S
 
 
-def kernel_of(case: Measured) -> Kernel:
+def kernel_of(case: MeasuredCase) -> Kernel:
     """The kernel that a case runs on end."""
     if case.op.startswith("attention"):
-        return attention.kernel_of(Measured("attention", case.op.removeprefix("attention_"), case.params, (0,), {}))
-    return matmul.kernel_of(Measured("matmul", case.op, case.params, (0,), {}))
+        return attention.kernel_of(MeasuredCase("attention", case.op.removeprefix("attention_"), case.params, (0,), {}))
+    return matmul.kernel_of(MeasuredCase("matmul", case.op, case.params, (0,), {}))
 
 
-def _load(cases: Sequence[Measured], profile: Profile, law: _Law) -> dict[str, float]:
+def _load(cases: Sequence[MeasuredCase], profile: Profile, law: _Law) -> dict[str, float]:
     """Watts and clock, means over the cases, and the clock at which their prices are what they took."""
-    runs, costs = [_Run.from_case(case) for case in cases], Costs.from_profile(profile, PYTORCH)
+    runs, costs = [_LastingRun.from_case(case) for case in cases], Costs.from_profile(profile, PYTORCH)
     clock_hz = statistics.geometric_mean(useful_hz(run.clock_hz, law.highest_hz) for run in runs)
     slower = statistics.geometric_mean(
         run.seconds / costs.kernel_s(kernel_of(case), profile.gpu) for case, run in zip(cases, runs, strict=True)
@@ -331,10 +334,10 @@ def _load(cases: Sequence[Measured], profile: Profile, law: _Law) -> dict[str, f
     } | law.figures()
 
 
-def _point(case: Measured, power: Power, profile: Profile, *, held_out: bool) -> Point:
+def _point(case: MeasuredCase, power: Power, profile: Profile, *, held_out: bool) -> FittedPoint:
     """Seconds of a kernel that has a share of the GPU's time, at the clock that the budget leaves it. Long turns with
     others are held out too."""
-    run, kernel, other = _Run.from_case(case), kernel_of(case), OTHERS.get(str(case.params["beside"]))
+    run, kernel, other = _LastingRun.from_case(case), kernel_of(case), OTHERS.get(str(case.params["beside"]))
     budget, costs = PowerBudget(power), Costs.from_profile(replace(profile, power=power), PYTORCH)
     kind = load_class(kernel)
     assert kind is not None
@@ -351,4 +354,4 @@ def _point(case: Measured, power: Power, profile: Profile, *, held_out: bool) ->
     clock_hz = budget.clock_hz(budget.trace(spans, whole_s), budget.highest_hz)
     fitted_s = costs.kernel_s(kernel, profile.gpu, clock_hz)
     group = f"power.{case.params['beside']}" if case.op == "mm" else f"power.{case.op}_alone"
-    return Point(group, run.share, run.seconds, fitted_s, held_out or bool(other and not _beside(case, *OTHERS)))
+    return FittedPoint(group, run.share, run.seconds, fitted_s, held_out or bool(other and not _beside(case, *OTHERS)))

@@ -16,7 +16,7 @@ from simulator.hardware.stack import Stack, StackParameters
 from simulator.network.pattern import Pattern
 from simulator.network.timing import timed
 from simulator.validation.collective_scores import geometric_mean
-from simulator.validation.collectives import Case
+from simulator.validation.collectives import CollectiveCase
 from simulator.validation.record import patterns_of
 
 #: The search goes down into the nearest valley. It begins at the file's own values, and at the best STARTS of TRIED
@@ -28,7 +28,7 @@ STARTS, TRIED, SPREAD = 6, 400, 2.0
 STAYS = 0.003
 
 
-def fit(stack: Stack, measured: Sequence[tuple[Case, float]]) -> Stack:
+def fit(stack: Stack, measured: Sequence[tuple[CollectiveCase, float]]) -> Stack:
     """Return the stack with parameters that meet the rows of ``stack.fitted.n_gpus`` GPUs best, and its errors.
 
     The search begins at ``stack.fitted.begun``. Errors are of these rows and, apart, of rows of other numbers of GPUs.
@@ -67,7 +67,7 @@ def fit(stack: Stack, measured: Sequence[tuple[Case, float]]) -> Stack:
 
 
 def errors_of(
-    stack: Stack, measured: Sequence[tuple[Case, float]], candidates: Sequence[Sequence[Pattern]]
+    stack: Stack, measured: Sequence[tuple[CollectiveCase, float]], candidates: Sequence[Sequence[Pattern]]
 ) -> list[float]:
     """ln(predicted / measured) of every case; ``candidates``: what its algorithms do to the links."""
     costs = Costs.from_stack(stack)

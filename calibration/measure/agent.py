@@ -71,7 +71,7 @@ class Results(Protocol):
 
 
 @dataclass
-class Outcome:
+class WorkersOutcome:
     """How a generation of workers ended: ``reason`` is empty when they did all; ``case`` is what was being measured."""
 
     reason: str = ""
@@ -128,21 +128,11 @@ def follow(job: Job, store: dist.Store) -> None:
         generation += 1
 
 
-def _watch(
-    job: Job,
-    pending: list[int],
-    generation: int,
-    store: dist.Store,
-    rows: Results | None,
-    take: Callable[[dict[str, Any], str], None],
-) -> Outcome:
-    """Run this rank's worker to its end, or until it has to be stopped."""
-    log = job.out / f"log-{job.rank}.txt"
-    said_before = log.stat().st_size if log.exists() else 0
-    read_fd, write_fd = os.pipe()
+def _start_worker(module: str, log: Path, write_fd: int) -> subprocess.Popen[bytes]:
+    """Start a worker that reads its orders from a pipe, and writes messages to ``write_fd`` and all else to ``log``."""
     with log.open("ab") as sink:
-        worker = subprocess.Popen(
-            (*PYTHON, job.worker),
+        return subprocess.Popen(
+            (*PYTHON, module),
             stdin=subprocess.PIPE,
             stdout=sink,
             stderr=sink,
@@ -150,6 +140,21 @@ def _watch(
             process_group=0,  # what a terminal interrupts are the agents, which end their workers
             env={**os.environ, "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0"},
         )
+
+
+def _watch(
+    job: Job,
+    pending: list[int],
+    generation: int,
+    store: dist.Store,
+    rows: Results | None,
+    take: Callable[[dict[str, Any], str], None],
+) -> WorkersOutcome:
+    """Run this rank's worker to its end, or until it has to be stopped."""
+    log = job.out / f"log-{job.rank}.txt"
+    said_before = log.stat().st_size if log.exists() else 0
+    read_fd, write_fd = os.pipe()
+    worker = _start_worker(job.worker, log, write_fd)
     os.close(write_fd)
     messages: queue.Queue[dict[str, Any]] = queue.Queue()
     reader = threading.Thread(target=_listen, args=(os.fdopen(read_fd), messages), daemon=True)
@@ -168,7 +173,7 @@ def _watch(
             while not messages.empty():
                 _heed(messages.get(), current, by_key, rows, take)
             if ended and worker.returncode == 0 and (job.rank or current.done):
-                return Outcome()
+                return WorkersOutcome()
             reason = ""
             if ended:
                 reason = f"rank {job.rank} {_ending(worker.returncode)}: {_last_line(log, said_before)}"
@@ -184,7 +189,7 @@ def _watch(
                 if store.check([f"abort/{generation}"]):
                     reason = store.get(f"abort/{generation}").decode()
             if reason:
-                return Outcome(reason, current.case)
+                return WorkersOutcome(reason, current.case)
             time.sleep(POLL_S)
     finally:
         if worker.poll() is None:

@@ -79,15 +79,15 @@ def prepare(case: Case, bench: Bench, group: dist.ProcessGroup) -> Work:
     make = MAKERS.get(case.op)
     if make is None:
         raise UnavailableError(f"no such collective: {case.op}")
-    calls = [make(Part(bench, group, case.ranks, rank, share, dtype)) for _ in range(sets)]
+    calls = [make(GroupBuffers(bench, group, case.ranks, rank, share, dtype)) for _ in range(sets)]
     return Work(lambda i: calls[i](), nbytes=nbytes, sets=sets)
 
 
-Call = Callable[[], object]
+GroupCall = Callable[[], object]
 
 
 @dataclass(frozen=True)
-class Part:
+class GroupBuffers:
     """The part of one of ``ranks``: its buffers are ``share`` elements, or ``share`` for each rank."""
 
     bench: Bench
@@ -105,52 +105,52 @@ class Part:
         return self.data(len(self.ranks))
 
 
-Maker = Callable[[Part], Call]
+CallMaker = Callable[[GroupBuffers], GroupCall]
 
 
-def _all_reduce(part: Part) -> Call:
+def _all_reduce(part: GroupBuffers) -> GroupCall:
     x = part.whole()
     return lambda: dist.all_reduce(x, group=part.group)
 
 
-def _all_gather(part: Part) -> Call:
+def _all_gather(part: GroupBuffers) -> GroupCall:
     mine, out = part.data(), part.whole()
     return lambda: dist.all_gather_into_tensor(out, mine, group=part.group)
 
 
-def _reduce_scatter(part: Part) -> Call:
+def _reduce_scatter(part: GroupBuffers) -> GroupCall:
     x, out = part.whole(), part.data()
     return lambda: dist.reduce_scatter_tensor(out, x, group=part.group)
 
 
-def _all_to_all(part: Part) -> Call:
+def _all_to_all(part: GroupBuffers) -> GroupCall:
     x, out = part.whole(), part.whole()
     return lambda: dist.all_to_all_single(out, x, group=part.group)
 
 
-def _broadcast(part: Part) -> Call:
+def _broadcast(part: GroupBuffers) -> GroupCall:
     x = part.whole()
     return lambda: dist.broadcast(x, part.ranks[0], group=part.group)
 
 
-def _reduce(part: Part) -> Call:
+def _reduce(part: GroupBuffers) -> GroupCall:
     x = part.whole()
     return lambda: dist.reduce(x, part.ranks[0], group=part.group)
 
 
-def _gather(part: Part) -> Call:
+def _gather(part: GroupBuffers) -> GroupCall:
     mine = part.data()
     parts = [part.data() for _ in part.ranks] if part.rank == 0 else None
     return lambda: dist.gather(mine, parts, part.ranks[0], group=part.group)
 
 
-def _scatter(part: Part) -> Call:
+def _scatter(part: GroupBuffers) -> GroupCall:
     out = part.data()
     parts = [part.data() for _ in part.ranks] if part.rank == 0 else None
     return lambda: dist.scatter(out, parts, part.ranks[0], group=part.group)
 
 
-def _send_recv(part: Part) -> Call:
+def _send_recv(part: GroupBuffers) -> GroupCall:
     """Each sends the whole size to the next rank and receives as much from the one before, at once."""
     ranks, rank, n = part.ranks, part.rank, len(part.ranks)
     x, out = part.whole(), part.whole()
@@ -164,7 +164,7 @@ def _send_recv(part: Part) -> Call:
     return run
 
 
-def _send(part: Part) -> Call:
+def _send(part: GroupBuffers) -> GroupCall:
     """One way, as between two pipeline stages."""
     x = part.whole()
     if part.rank == 0:
@@ -172,7 +172,7 @@ def _send(part: Part) -> Call:
     return lambda: dist.recv(x, part.ranks[0], group=part.group)
 
 
-MAKERS: dict[str, Maker] = {
+MAKERS: dict[str, CallMaker] = {
     "all_reduce": _all_reduce,
     "all_gather": _all_gather,
     "reduce_scatter": _reduce_scatter,

@@ -15,7 +15,7 @@ from collections import Counter
 from calibration.folders import folder
 from calibration.measure import ranks
 from calibration.measure.case import KINDS
-from calibration.measure.store import Rows
+from calibration.measure.store import ResultRows
 from simulator.errors import InputError
 
 SHOWN = 20  # reasons of failures that are printed; all are in the file
@@ -49,7 +49,7 @@ def run(arguments: argparse.Namespace) -> int:
 
     kinds, asked = _kinds(arguments.only), _asked(arguments.groups)
     folder("--out", arguments.out)
-    rows = Rows(arguments.out) if os.environ.get("RANK", "0") == "0" else None  # may be mended: by one rank alone
+    rows = ResultRows(arguments.out) if os.environ.get("RANK", "0") == "0" else None  # may be mended: by one rank alone
     with ranks.ranks(arguments, _again(arguments)) as started:
         world = started.world
         local = int(os.environ.get("LOCAL_WORLD_SIZE", world))

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from calibration.measure.bench import Bench
 from calibration.measure.case import Case, Level, Work
 
-Maker = Callable[[Bench], Work]
+WorkMaker = Callable[[Bench], Work]
 ROWS, WIDTH = 64, 256
 
 
@@ -34,10 +34,10 @@ def prepare(case: Case, bench: Bench) -> Work:
     return OPS[case.op](bench)
 
 
-def _on(*tensors: tuple[int, ...], grad: bool = False) -> Callable[[Callable[..., object]], Maker]:
+def _on(*tensors: tuple[int, ...], grad: bool = False) -> Callable[[Callable[..., object]], WorkMaker]:
     """Work of a function of random tensors of these shapes, recorded by autograd if ``grad``."""
 
-    def maker(function: Callable[..., object]) -> Maker:
+    def maker(function: Callable[..., object]) -> WorkMaker:
         def make(bench: Bench) -> Work:
             inputs = [bench.random(*shape).detach().requires_grad_(grad) for shape in tensors]
             return Work(lambda i: function(*inputs), launches=3)
@@ -47,10 +47,10 @@ def _on(*tensors: tuple[int, ...], grad: bool = False) -> Callable[[Callable[...
     return maker
 
 
-def _gradient(*tensors: tuple[int, ...]) -> Callable[[Callable[..., Tensor]], Maker]:
+def _gradient(*tensors: tuple[int, ...]) -> Callable[[Callable[..., Tensor]], WorkMaker]:
     """Work of the gradients of such a function, through autograd's engine."""
 
-    def maker(function: Callable[..., Tensor]) -> Maker:
+    def maker(function: Callable[..., Tensor]) -> WorkMaker:
         def make(bench: Bench) -> Work:
             inputs = [bench.random(*shape).detach().requires_grad_() for shape in tensors]
             out = function(*inputs)
@@ -142,7 +142,7 @@ def _autocast_linear(bench: Bench) -> Work:
     return Work(run, launches=4)
 
 
-def _module(make: Callable[[], nn.Module]) -> Maker:
+def _module(make: Callable[[], nn.Module]) -> WorkMaker:
     def maker(bench: Bench) -> Work:
         module, x = make().to(bench.device, torch.bfloat16), bench.random(*X)
         return Work(lambda i: module(x), launches=2)
@@ -150,7 +150,7 @@ def _module(make: Callable[[], nn.Module]) -> Maker:
     return maker
 
 
-OPS: dict[str, Maker] = {
+OPS: dict[str, WorkMaker] = {
     "empty_kernel": _nothing,
     "event_record": _event,
     "stream_wait": _stream,
@@ -207,7 +207,7 @@ def _over_parameters(bench: Bench, op: str, tensors: int) -> Work:
     return Work(lambda i: stepper.step(), launches=launches)
 
 
-class Block(nn.Module):
+class NarrowLayer(nn.Module):
     """A transformer layer as people write it: GPT's (LayerNorm, GELU, biases), Llama's (RMSNorm, rotation, SwiGLU)."""
 
     def __init__(self, llama: bool, width: int = WIDTH, heads: int = 4) -> None:
@@ -239,7 +239,7 @@ def _half_turned(x: Tensor) -> Tensor:
 
 
 def _block(bench: Bench, kind: str, *, backward: bool) -> Work:
-    block = Block(kind == "llama").to(bench.device, torch.bfloat16)
+    block = NarrowLayer(kind == "llama").to(bench.device, torch.bfloat16)
     x = bench.random(1, ROWS, WIDTH).detach().requires_grad_()
     cos, sin = (bench.random(ROWS, 1, WIDTH // 4) for _ in range(2))
     if not backward:

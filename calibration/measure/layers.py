@@ -19,15 +19,15 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.pipelining._backward import stage_backward_input, stage_backward_weight
 
-from calibration.measure.bench import Bench, Row
+from calibration.measure.bench import Bench, Telemetered
 from calibration.measure.case import Case, Level, Scalar
 from calibration.measure.hosts import beside_probes
 from calibration.measure.team import Team
 from calibration.narrow import DEPTH, HEADS, JOINED, LAYOUTS, SEQ, WIDTH, narrow
-from calibration.train.experts import Experts, regrouped
+from calibration.train.experts import ExpertsModule, regrouped
 from calibration.train.host import Probe
-from calibration.train.layers import Attention, Builder, Layer, Linear, Norm, Place
-from calibration.train.trainer import Groups, Trainer
+from calibration.train.layers import AttentionModule, Builder, Layer, Linear, Norm, ReplicaPlace
+from calibration.train.trainer import ProcessGroups, Trainer
 
 PARTS = ("linear", "linear_no_bias", "layer_norm", "rms_norm", "attention", "rope", "gelu", "residual", *JOINED)
 #: Layouts on several GPUs, and the models that are measured in them.
@@ -103,7 +103,7 @@ def _case(op: str, model: str, layers: int, gpus: int = 1, **params: Scalar) -> 
     return Case("layers", op, every, tuple(range(gpus)), limit_s=60.0) if gpus > 1 else Case("layers", op, every)
 
 
-def measure(case: Case, bench: Bench, probe: Probe | None, team: Team | None) -> Row:
+def measure(case: Case, bench: Bench, probe: Probe | None, team: Team | None) -> Telemetered:
     """Return the host's seconds, see `calibration.measure.hosts`.
 
     Seconds in which it waits for the GPU and the other hosts, to be told how many tokens it gets, do not count.
@@ -143,14 +143,14 @@ def _prepared(case: Case, bench: Bench, waiting: _Waiting) -> Iterator[Callable[
     if case.op in ("split", "input"):
         yield _split(case, bench)
         return
-    groups = Groups.from_layout(narrow(case.params).parallelism, dist.get_rank() if len(case.ranks) > 1 else 0)
+    groups = ProcessGroups.from_layout(narrow(case.params).parallelism, dist.get_rank() if len(case.ranks) > 1 else 0)
     if groups is None:
         yield lambda: None
         return
     trainer = Trainer(narrow(case.params), groups, bench.device)
     for stage in trainer.modules:
         for module in stage.modules():
-            if isinstance(module, Experts):
+            if isinstance(module, ExpertsModule):
                 module.read = waiting.read
     size = trainer.workload.training.micro_batch
     inputs = trainer.inputs[:size]
@@ -162,7 +162,7 @@ def _row(case: Case, bench: Bench) -> Callable[[], object]:
     """`DEPTH` modules, one after another or, where the output is not as wide as the input, beside each other."""
     part, llama = str(case.params["part"]), "llama"
     model = llama if part in ("rms_norm", "rope", "linear_no_bias") else "gpt"
-    builder = Builder(narrow({"model": model, "layers": 1}), Place(bench.device))
+    builder = Builder(narrow({"model": model, "layers": 1}), ReplicaPlace(bench.device))
     modules, width = _modules(part, builder), 3 * WIDTH if part == "attention" else WIDTH
     beside = part == "attention"
     parameters = [one for module in modules if isinstance(module, nn.Module) for one in module.parameters()]
@@ -201,7 +201,7 @@ def _modules(part: str, builder: Builder) -> list[Callable[[Tensor], Tensor]]:
     if part in JOINED:
         sizes = [[SEQ // JOINED[part]] * 4] * (JOINED[part] // 4)
         return [lambda x: regrouped(x, sizes)] * DEPTH
-    blocks = [Attention(builder, f"{part}{n}") for n in range(DEPTH)]
+    blocks = [AttentionModule(builder, f"{part}{n}") for n in range(DEPTH)]
     if part == "rope":
         return [block._rotated for block in blocks]
     for block in blocks:
@@ -212,7 +212,7 @@ def _modules(part: str, builder: Builder) -> list[Callable[[Tensor], Tensor]]:
 def _split(case: Case, bench: Bench) -> Callable[[], object]:
     """Forward, gradients of the input, and where asked for of the weights: `torch.distributed.pipelining`'s own
     functions."""
-    builder = Builder(narrow(case.params), Place(bench.device))
+    builder = Builder(narrow(case.params), ReplicaPlace(bench.device))
     with torch.device(bench.device):
         layers = nn.Sequential(*(Layer(builder, number) for number in range(int(case.params["layers"]))))
     x, gradient = bench.fresh(SEQ, WIDTH), bench.fresh(SEQ, WIDTH)

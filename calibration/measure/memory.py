@@ -14,7 +14,7 @@ from calibration.measure.case import Case, Level, UnavailableError, Work
 from calibration.measure.sharding import SHARDING
 
 BF16, FP32 = torch.bfloat16, torch.float32
-Run = Callable[[int], object]
+KernelCall = Callable[[int], object]
 #: More shapes of sums over columns, which PyTorch cuts into slices of rows by shape.
 COLUMN_SUMS = (
     *itertools.product((1024, 4096, 16384), (1024, 3072, 4096, 12288)),

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import torch
 
 from calibration.measure import collectives, interference
-from calibration.measure.bench import QUEUE, Bench, Row, summary
+from calibration.measure.bench import QUEUE, Bench, Telemetered, summary
 from calibration.measure.case import Case, Level, Scalar, UnavailableError
 from calibration.measure.interference import Pair
 from calibration.measure.team import Team
@@ -48,7 +48,7 @@ def cases(level: Level, world: int, local: int, only: collectives.Sizes = ()) ->
                 yield Case("moving", op, params, ranks, limit_s=60.0)
 
 
-def measure(case: Case, bench: Bench, team: Team) -> Row:
+def measure(case: Case, bench: Bench, team: Team) -> Telemetered:
     """Seconds of the collective beside the kernel, and right after it (``time_s``)."""
     pair = interference.prepared(KERNELS.get(str(case.params["kernel"]), interference.SMOKE), case, bench, team)
     each_s, collective_s = (max(team.all(interference.loop(work, 5))) for work in (pair.kernel, pair.collective))
@@ -85,14 +85,14 @@ def _in_turn(pair: Pair, n: int) -> None:
 
 
 @dataclass(frozen=True)
-class Span:
+class NcclSpan:
     """A kernel of NCCL's on this GPU; whether the other kernels ran from its start to its end."""
 
     seconds: float
     covered: bool
 
 
-def _spans(profile: torch.profiler.profile, share: float, m: int) -> list[Span]:
+def _spans(profile: torch.profiler.profile, share: float, m: int) -> list[NcclSpan]:
     """Return NCCL's kernels as they began; the first ``share`` of the other kernels run beside the first ``m``."""
     events = [e for e in profile.events() if e.device_type == torch.autograd.DeviceType.CUDA]
     events.sort(key=lambda event: event.time_range.start)
@@ -100,7 +100,7 @@ def _spans(profile: torch.profiler.profile, share: float, m: int) -> list[Span]:
     other = [event.time_range for event in events if not event.name.startswith("nccl") and "spin" not in event.name]
     other = other[: round(share * len(other))]
     return [
-        Span(
+        NcclSpan(
             span.elapsed_us() * 1e-6,
             bool(other) and i < m and other[0].start <= span.start and span.end <= other[-1].end,
         )

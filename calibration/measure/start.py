@@ -15,7 +15,7 @@ import torch.distributed as dist
 
 from calibration.measure.team import FOREVER
 
-Report = Callable[[dict[str, object]], None]
+Reporter = Callable[[dict[str, object]], None]
 
 #: Linux's prctl(2): the signal that a process gets when its parent ends.
 _PR_SET_PDEATHSIG = 1
@@ -72,7 +72,7 @@ def absent_others(world: int) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def reporting(orders: Mapping[str, Any]) -> Iterator[Report]:
+def reporting(orders: Mapping[str, Any]) -> Iterator[Reporter]:
     """Sends messages to the agent, of rank 0 alone. A worker that came through ends here: NCCL may wait for ever in its
     destructors."""
     with os.fdopen(int(orders["report_fd"]), "w", buffering=1) as stream:

@@ -17,7 +17,7 @@ BEGINS = '{"kind"'
 SAME = ("gpu", "torch", "cuda", "nccl", "nvls", "device")
 
 
-class Rows:
+class ResultRows:
     """Results of one directory. Raises `InputError` where its file is not one of measurements."""
 
     def __init__(self, directory: Path) -> None:

@@ -14,11 +14,11 @@ import torch
 import torch.distributed as dist
 
 from calibration.measure import collectives, interference, launch, layers, moving, plan, shared
-from calibration.measure.bench import Bench, Row
+from calibration.measure.bench import Bench, Telemetered
 from calibration.measure.case import Case, UnavailableError, Work
 from calibration.measure.gpu import environment
 from calibration.measure.hosts import beside_probes
-from calibration.measure.start import Report, device_of, end_with_parent, join, reporting
+from calibration.measure.start import Reporter, device_of, end_with_parent, join, reporting
 from calibration.measure.team import Team, collective_time
 from calibration.train.host import Probe
 
@@ -57,7 +57,7 @@ def main() -> None:
 
 
 def _one(
-    case: Case, bench: Bench, team: Team | None, by_key: dict[str, Case], probe: Probe | None, report: Report
+    case: Case, bench: Bench, team: Team | None, by_key: dict[str, Case], probe: Probe | None, report: Reporter
 ) -> None:
     """Measure one case and report it; an error that leaves the GPU or the other ranks unusable goes up."""
     report({"start": case.key, "limit_s": case.limit_s})
@@ -80,7 +80,7 @@ def _one(
     report({"row": {"kind": case.kind, "op": case.op, "params": case.params, "ranks": list(case.ranks), **row}})
 
 
-def _measured(case: Case, bench: Bench, team: Team | None, by_key: dict[str, Case], probe: Probe | None) -> Row:
+def _measured(case: Case, bench: Bench, team: Team | None, by_key: dict[str, Case], probe: Probe | None) -> Telemetered:
     if case.kind == "layers":
         return layers.measure(case, bench, probe, team)
     if case.kind == "launch":

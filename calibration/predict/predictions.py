@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 from calibration.commits import head, sha256
 from calibration.compare.figures import Figures, simulated_figures
-from calibration.train.record import Told
+from calibration.train.record import RecordSection
 from calibration.workloads import check_name, name_clash
 from simulator.api import StepResult, run
 from simulator.bounds import NotNegative, Positive
@@ -112,7 +112,7 @@ def predictions(simulated: Sequence[Simulated], changes: Mapping[str, Any]) -> d
     }
 
 
-class _Figures(Told):
+class _Figures(RecordSection):
     step_time_s: Positive
     mfu: float | None = None
     peak_allocated_bytes: Annotated[tuple[NotNegative, ...], AsTuple]
@@ -121,19 +121,19 @@ class _Figures(Told):
     bubble: float | None = None
 
 
-class _Row(Told):
+class _PredictedRow(RecordSection):
     name: str
     workload_sha256: str
     profile: str
     figures: _Figures | None = None
 
 
-class _File(Told):
+class _File(RecordSection):
     date: str
     commit: str
     changes: dict[str, Any]
     profiles: dict[str, str]
-    predictions: Annotated[tuple[_Row, ...], AsTuple]
+    predictions: Annotated[tuple[_PredictedRow, ...], AsTuple]
 
 
 def read_predictions(path: Path) -> Predictions:

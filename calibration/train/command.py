@@ -20,7 +20,7 @@ from calibration.measure.case import Case
 from calibration.train.frameworks import is_stack
 from calibration.train.length import Length
 from calibration.train.limits import refusal
-from calibration.train.record import Records
+from calibration.train.record import RunResults
 from calibration.workloads import by_name
 from simulator.config.workload import Workload
 from simulator.errors import InputError
@@ -66,7 +66,7 @@ def run(arguments: argparse.Namespace) -> int:
         needed = dict.fromkeys(needed, 1)
     folder("--out", arguments.out)
     gpu, warm_up = arguments.device == "cuda", int(_length(arguments)["warm_up"])
-    records = Records(
+    records = RunResults(
         arguments.out,
         {name: path for name, (path, _) in named.items()},
         _spoken(arguments),

@@ -72,7 +72,7 @@ def grouped(x: Tensor, weight: Tensor, loads: Tensor) -> Tensor:
     return torch.cat([F.linear(part, w) for part, w in zip(x.split(loads.tolist()), weight, strict=True)])
 
 
-class Experts(nn.Module):
+class ExpertsModule(nn.Module):
     """``fc1`` (local experts x ffn (x 2 if gated) x hidden), ``fc2`` (local experts x hidden x ffn) and the ``router``
     (experts x hidden), which every rank holds."""
 

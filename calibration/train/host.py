@@ -10,7 +10,7 @@ import torch
 from torch.nn import functional
 
 from calibration.narrow import PROBE, narrow
-from calibration.train.trainer import Groups, Trainer
+from calibration.train.trainer import ProcessGroups, Trainer
 
 #: Linear layers as PyTorch has them. DeepSpeed's stage 3 puts a function in Python in its place, and leaves it there.
 LINEAR = functional.linear
@@ -21,7 +21,7 @@ class Probe:
 
     def __init__(self, device: torch.device) -> None:
         workload = narrow(PROBE)
-        groups = Groups.from_layout(workload.parallelism, 0)
+        groups = ProcessGroups.from_layout(workload.parallelism, 0)
         assert groups is not None
         self._trainer = Trainer(workload, groups, device)
         self._trainer.forward_backward()

@@ -16,8 +16,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from calibration.train.experts import Experts
-from calibration.train.tensor_parallel import Split, TensorGroup, cross_entropy, embed, linear
+from calibration.train.experts import ExpertsModule
+from calibration.train.tensor_parallel import LayerSplit, TensorGroup, cross_entropy, embed, linear
 from simulator.config.model import Model
 from simulator.config.workload import Workload
 
@@ -27,7 +27,7 @@ ROPE_BASE = 10_000.0
 
 
 @dataclass(frozen=True)
-class Place:
+class ReplicaPlace:
     """A rank's place inside its replica, as far as its parameters and communication go."""
 
     device: torch.device
@@ -40,7 +40,7 @@ class Place:
 class Builder:
     """Draws parameters and puts modules together for one rank."""
 
-    def __init__(self, workload: Workload, place: Place) -> None:
+    def __init__(self, workload: Workload, place: ReplicaPlace) -> None:
         self.workload, self.model, self.place = workload, workload.model, place
         self.dtype = DTYPES[workload.training.precision]
         #: FSDP keeps its shards as the optimizer works on them, and casts what it gathers.
@@ -95,7 +95,7 @@ class Norm(nn.Module):
 class Linear(nn.Module):
     """out x in, split over the tensor-parallel ranks; ``groups``: parts of a column-split layer that are split each."""
 
-    def __init__(self, b: Builder, name: str, n: int, k: int, split: Split, groups: int = 1) -> None:
+    def __init__(self, b: Builder, name: str, n: int, k: int, split: LayerSplit, groups: int = 1) -> None:
         super().__init__()
         dim = {"column": 0, "row": 1}.get(split)
         share: Callable[[Tensor], Tensor] = lambda whole: whole if dim is None else b.cut(whole, dim, groups)  # noqa: E731
@@ -106,7 +106,7 @@ class Linear(nn.Module):
             self.bias = b.constant(0.0, mine)
             if split == "row":
                 b.shared(self.bias)
-        self.split: Split = split
+        self.split: LayerSplit = split
         self.tensor = b.place.tensor
 
     def forward(self, x: Tensor) -> Tensor:
@@ -126,7 +126,7 @@ class QkvLinear(Linear):
         self.split = "column"
 
 
-class Attention(nn.Module):
+class AttentionModule(nn.Module):
     """Causal attention by `F.scaled_dot_product_attention`."""
 
     def __init__(self, b: Builder, name: str) -> None:
@@ -202,7 +202,7 @@ class Mlp(nn.Module):
         return out
 
 
-def mixture(b: Builder, name: str) -> Experts:
+def mixture(b: Builder, name: str) -> ExpertsModule:
     """The rank's experts, drawn one by one."""
     m, moe, place = b.model, b.model.moe, b.place
     assert moe is not None
@@ -212,7 +212,7 @@ def mixture(b: Builder, name: str) -> Experts:
     fc1 = b.draw(f"{name}.fc1", moe.experts, width, m.hidden, cut=lambda whole: whole[mine])
     fc2 = b.draw(f"{name}.fc2", moe.experts, m.hidden, moe.ffn_hidden, cut=lambda whole: whole[mine])
     b.of_experts += [fc1, fc2]
-    return Experts(
+    return ExpertsModule(
         b.shared(b.draw(f"{name}.router", moe.experts, m.hidden)),
         fc1,
         fc2,
@@ -230,7 +230,7 @@ class Layer(nn.Module):
     def __init__(self, b: Builder, number: int) -> None:
         super().__init__()
         name, moe = f"layer{number}", b.model.moe
-        self.attn_norm, self.attn = Norm(b), Attention(b, f"{name}.attn")
+        self.attn_norm, self.attn = Norm(b), AttentionModule(b, f"{name}.attn")
         self.mlp_norm = Norm(b)
         self.mlp = mixture(b, f"{name}.moe") if moe is not None and moe.here(number) else Mlp(b, f"{name}.mlp")
         self.dropout = b.model.dropout
@@ -284,7 +284,7 @@ def _table(b: Builder, name: str) -> nn.Parameter:
     return b.draw(name, words, b.model.hidden, cut=lambda whole: b.cut(whole, 0))
 
 
-class Stage(nn.Module):
+class StageModule(nn.Module):
     """Stage ``number`` of the model: some layers, behind the embedding if it is the first, before the head if it is the
     last. Activations between stages are (tokens, hidden)."""
 
@@ -309,7 +309,7 @@ class Stage(nn.Module):
         return x if self.head is None else self.head(x)
 
 
-def loss_of(workload: Workload, place: Place) -> Callable[[Tensor, Tensor], Tensor]:
+def loss_of(workload: Workload, place: ReplicaPlace) -> Callable[[Tensor, Tensor], Tensor]:
     """Mean loss of a micro-batch over the micro-batches of a step, from logits and targets (batch, seq)."""
     count = workload.microbatches
 

@@ -24,7 +24,7 @@ NAME_LENGTH = 80
 
 
 @dataclass(frozen=True)
-class Span:
+class ProfiledKernel:
     """A kernel, in seconds of the host's clock."""
 
     stream: str
@@ -38,7 +38,7 @@ class Span:
 
 def profiled(
     step: Callable[[], object], meet: Callable[[], object], before: int, kinds_by_op: Mapping[str, str], *, cuda: bool
-) -> list[Span]:
+) -> list[ProfiledKernel]:
     """The spans of one ``step``, in order of start.
 
     Steps go ``before`` it under the profiler, one at least, and the ranks ``meet`` behind each, else they would wait in
@@ -67,7 +67,7 @@ def profiled(
     return sorted(_spans(trace, kinds_by_op, cuda=cuda), key=lambda span: span.start_s)
 
 
-def _spans(trace: dict[str, Any], kinds_by_op: Mapping[str, str], *, cuda: bool) -> Iterable[Span]:
+def _spans(trace: dict[str, Any], kinds_by_op: Mapping[str, str], *, cuda: bool) -> Iterable[ProfiledKernel]:
     base = float(trace.get("baseTimeNanoseconds", 0)) * 1e-9
     events = [event for event in trace["traceEvents"] if event.get("ph") == "X"]
     kept = next(event for event in events if event.get("cat") == "user_annotation" and event["name"] == KEPT)
@@ -86,7 +86,7 @@ def _spans(trace: dict[str, Any], kinds_by_op: Mapping[str, str], *, cuda: bool)
         kernel_class, kind, op = _class(event, updates=updates)
         if kernel_class == "communication" and not kind:
             kind = kinds_by_op.get(op, kinds_by_op[""])
-        yield Span(
+        yield ProfiledKernel(
             stream=f"{'comm' if kernel_class == 'communication' else 'compute'} {event['tid']}",
             kernel_class=kernel_class,
             kind=kind,
@@ -125,7 +125,7 @@ def _class(event: dict[str, Any], *, updates: bool) -> KernelClass:
     )
 
 
-def table(spans: Iterable[Span]) -> list[dict[str, object]]:
+def table(spans: Iterable[ProfiledKernel]) -> list[dict[str, object]]:
     """Seconds and launches by class, kind and op."""
     sums: dict[tuple[str, str, str], list[float]] = {}
     for span in spans:
@@ -138,7 +138,7 @@ def table(spans: Iterable[Span]) -> list[dict[str, object]]:
     ]
 
 
-def exposure(spans: Sequence[Span]) -> dict[str, object]:
+def exposure(spans: Sequence[ProfiledKernel]) -> dict[str, object]:
     """``span_s``, ``busy_s``, ``exposed_s`` and ``exposed`` by kind: communication while no other kernel runs, what
     kinds have in common counted for the first by name."""
     if not spans:

@@ -75,7 +75,7 @@ from simulator.errors import InputError
 from simulator.input_files import read_json, read_text
 
 if TYPE_CHECKING:
-    from calibration.train.profile import Span
+    from calibration.train.profile import ProfiledKernel
     from simulator.config.workload import Workload
 
 FORMAT = 1
@@ -84,17 +84,17 @@ ANEW = "python -m calibration train with another --out writes one"
 COLUMNS = ("rank", "stream", "class", "kind", "name", "start_s", "end_s")
 
 
-class Told(Section):
+class RecordSection(Section):
     """A section of which more is recorded than is read."""
 
     model_config = ConfigDict(extra="ignore")
 
 
-class Steps(Told):
+class Steps(RecordSection):
     warm_up: int = 0
 
 
-class Left(Told):
+class EarlierResult(RecordSection):
     """The part of a record that decides whether its run is to be made again."""
 
     name: str
@@ -105,7 +105,7 @@ class Left(Told):
     steps: Steps = Steps()
 
 
-class Records:
+class RunResults:
     """The results in ``directory`` of workload files by name; ``workloads``: the content of those that can be read.
 
     ``gpu``: results are of GPUs; ``warm_up``: so many steps of each at least. Its functions raise `InputError` where a
@@ -154,9 +154,9 @@ class Records:
     def _path(self, name: str) -> Path:
         return self.directory / f"{name}.json"
 
-    def _read(self, name: str) -> Left:
+    def _read(self, name: str) -> EarlierResult:
         path = self._path(name)
-        return validated(Left, read_data(path, name), path)
+        return validated(EarlierResult, read_data(path, name), path)
 
     def stands(self, name: str, *, failed_too: bool) -> bool:
         """Return True where there is a result of the same workload, or if ``failed_too`` a failure.
@@ -208,7 +208,7 @@ def now() -> str:
     return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
 
 
-def write_timeline(directory: Path, name: str, ranks: Sequence[Sequence[Span]]) -> None:
+def write_timeline(directory: Path, name: str, ranks: Sequence[Sequence[ProfiledKernel]]) -> None:
     """DIR/NAME.timeline.csv.gz, see above."""
     first = min((spans[0].start_s for spans in ranks if spans), default=0.0)
     text = io.StringIO()

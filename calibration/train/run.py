@@ -18,8 +18,8 @@ from calibration.train.frameworks import StackTrainer, is_stack, stack_trainer
 from calibration.train.host import probe
 from calibration.train.length import PROFILED, Length
 from calibration.train.passes import BackwardClock
-from calibration.train.profile import Span, exposure, profiled, table
-from calibration.train.trainer import Groups, Trainer
+from calibration.train.profile import ProfiledKernel, exposure, profiled, table
+from calibration.train.trainer import ProcessGroups, Trainer
 from simulator.config.workload import Workload
 
 #: Passes that a probe of the host is the mean of.
@@ -40,14 +40,14 @@ class RankRun:
     telemetry: list[dict[str, Any]] = field(default_factory=list)
     probe: list[tuple[float, float]] = field(default_factory=list)
     profiled_s: float = 0.0
-    spans: list[Span] = field(default_factory=list)
+    spans: list[ProfiledKernel] = field(default_factory=list)
 
 
 def train(
     workload: Workload, rank: int, device: torch.device, control: dist.ProcessGroup, length: Length
 ) -> RankRun | None:
     """Collective over all processes; None on those that the layout does not use. ``control`` has all of them."""
-    groups = Groups.from_layout(workload.parallelism, rank)
+    groups = ProcessGroups.from_layout(workload.parallelism, rank)
     run = None
     try:
         if groups is not None:
@@ -65,7 +65,7 @@ def train(
     return run
 
 
-def _train(workload: Workload, groups: Groups, device: torch.device, length: Length) -> RankRun:
+def _train(workload: Workload, groups: ProcessGroups, device: torch.device, length: Length) -> RankRun:
     cuda = device.type == "cuda"
     left = torch.cuda.memory_allocated() if cuda else 0
     trainer, run = _trainer(workload, groups, device), RankRun(dict(groups.place))
@@ -109,7 +109,7 @@ def _train(workload: Workload, groups: Groups, device: torch.device, length: Len
     return run
 
 
-def _trainer(workload: Workload, groups: Groups, device: torch.device) -> Trainer | StackTrainer:
+def _trainer(workload: Workload, groups: ProcessGroups, device: torch.device) -> Trainer | StackTrainer:
     if is_stack(workload):
         return stack_trainer(workload, groups, device)
     return Trainer(workload, groups, device)
@@ -168,7 +168,7 @@ def _timed(
     return start.elapsed_time(end) * 1e-3, time.perf_counter() - began, loss
 
 
-def _in_a_row(seconds: float, groups: Groups, device: torch.device, *, least: int = 0) -> Iterator[int]:
+def _in_a_row(seconds: float, groups: ProcessGroups, device: torch.device, *, least: int = 0) -> Iterator[int]:
     """A turn for each of the steps that all ranks make in a row, ``least`` of them and until any rank has spent so
     long."""
     began = time.perf_counter()
@@ -178,7 +178,7 @@ def _in_a_row(seconds: float, groups: Groups, device: torch.device, *, least: in
         yield number
 
 
-def _any_says(mine: bool, groups: Groups, device: torch.device) -> bool:
+def _any_says(mine: bool, groups: ProcessGroups, device: torch.device) -> bool:
     """Return True where any rank says so.
 
     Ranks meet here, so that all make the same steps: none goes on before all have come, as the root of a broadcast

@@ -14,7 +14,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor
 
-Split = Literal["column", "row", "none"]
+LayerSplit = Literal["column", "row", "none"]
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class _SplitLinear(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, t: TensorGroup, split: Split) -> Tensor:
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, t: TensorGroup, split: LayerSplit) -> Tensor:
         ctx.save_for_backward(x, weight)
         ctx.t, ctx.split, ctx.bias = t, split, bias is not None
         if split == "row":
@@ -75,7 +75,7 @@ class _SplitLinear(torch.autograd.Function):
         return sum_rows(grad @ weight, t), grad.t() @ x, grad.sum(0) if ctx.bias else None, None, None
 
 
-def linear(x: Tensor, weight: Tensor, bias: Tensor | None, t: TensorGroup, split: Split) -> Tensor:
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None, t: TensorGroup, split: LayerSplit) -> Tensor:
     """x W^T + b on this rank's share of W (out x in); the bias of a row-split layer is added to the sum."""
     if t.size == 1 or split == "none":
         return F.linear(x, weight, bias)

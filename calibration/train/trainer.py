@@ -16,7 +16,7 @@ from torch.distributed.pipelining import PipelineStage, schedules
 from torch.nn.parallel import DistributedDataParallel
 
 from calibration.train.frameworks.tokens import replica_tokens
-from calibration.train.layers import DTYPES, Builder, Place, Stage, loss_of
+from calibration.train.layers import DTYPES, Builder, ReplicaPlace, StageModule, loss_of
 from calibration.train.limits import SCHEDULES
 from calibration.train.optimizer import Adam, accumulate_in_fp32, gradient, local
 from calibration.train.tensor_parallel import TensorGroup
@@ -28,7 +28,7 @@ MIB = 2**20
 
 
 @dataclass(frozen=True)
-class Groups:
+class ProcessGroups:
     """The groups of this rank, None where it would be alone; ``tp``, ``dp``, ``pp`` are its places."""
 
     place: dict[str, int]
@@ -51,7 +51,7 @@ class Groups:
             dist.destroy_process_group(group)
 
     @classmethod
-    def from_layout(cls, layout: Parallelism, rank: int) -> Groups | None:
+    def from_layout(cls, layout: Parallelism, rank: int) -> ProcessGroups | None:
         """Collective over all processes; None on those that the layout does not use. Ranks count tp first, then dp,
         then pp (Megatron-LM's default order)."""
         sizes = {"tp": layout.tp, "dp": layout.dp, "pp": layout.pp}
@@ -87,17 +87,17 @@ class Groups:
 class Trainer:
     """Trains a workload on the ranks of ``groups``; `step` is one optimizer step over the global batch."""
 
-    def __init__(self, workload: Workload, groups: Groups, device: torch.device) -> None:
+    def __init__(self, workload: Workload, groups: ProcessGroups, device: torch.device) -> None:
         layout = workload.parallelism
         self.workload, self.groups, self.device = workload, groups, device
         sharded = bool(layout.sequence_parallel) and layout.tp > 1
         tensor = TensorGroup(groups.tensor, layout.tp, groups.place["tp"], sharded)
         ep_rank = dist.get_rank(groups.expert) if groups.expert else 0
-        place = Place(device, tensor, groups.expert, layout.ep, ep_rank)
+        place = ReplicaPlace(device, tensor, groups.expert, layout.ep, ep_rank)
         builder = Builder(workload, place)
         numbers = layout.stages_of(groups.place["pp"])
         with torch.device(device):
-            stages = [Stage(builder, number) for number in numbers]
+            stages = [StageModule(builder, number) for number in numbers]
         self.loss = loss_of(workload, place)
         self.by_hand: list[list[nn.Parameter]] = []
         # FSDP makes parameters of its own, in the same order.
@@ -185,7 +185,7 @@ class Trainer:
                 for grad in grads:
                     dist.all_reduce(grad, group=group)
 
-    def _replicated(self, stage: Stage, builder: Builder) -> nn.Module:
+    def _replicated(self, stage: StageModule, builder: Builder) -> nn.Module:
         """``stage`` with what shares its gradients, and with zero 3 its parameters, among data-parallel ranks."""
         layout, training = self.workload.parallelism, self.workload.training
         if training.grad_dtype != training.precision and layout.zero == 0:

@@ -12,7 +12,7 @@ from simulator.captured import CapturedInput, CapturedModel, CapturedPart, Captu
 from simulator.capturing.adapters import AdapterChoice, adapter_weights, beside
 from simulator.capturing.calls import DTYPES
 from simulator.capturing.known_values import KnownValues, without_device
-from simulator.capturing.parts import Parts, folded
+from simulator.capturing.parts import Parts, distinct_parts
 from simulator.capturing.recorder import Tape, record
 from simulator.capturing.sections import chain_of_layers, sections
 from simulator.capturing.splitting import Shares, check_plan, shares
@@ -29,6 +29,7 @@ def capture(
     tp_plan: Mapping[str, str] | None = None,
     seq: int | None = None,
     adapters: Mapping[str, Any] | None = None,
+    values: KnownValues | None = None,
 ) -> CapturedModel:
     """Return ``module``, a PyTorch module, as a model that workload files name once it is saved.
 
@@ -42,13 +43,62 @@ def capture(
     says how tensor parallelism splits modules, by patterns of their names: a Hugging Face model's own. ``seq`` is the
     number of tokens of a sample: the second size of integer inputs, else 1. ``adapters`` freezes all weights and puts
     thin trained matrices beside linear layers, as peft does: ``{"rank": 16, "targets": ["q_proj", "v_proj"]}``. It has
-    ``dtype`` and ``dropout`` too.
+    ``dtype`` and ``dropout`` too. ``values`` are those of example inputs that are on no device.
 
     Raises `InputError` where PyTorch is missing, or the module cannot run on tensors without data.
     """
-    _torch()
-    options: dict[str, Any] = {"loss": loss, "dtype": dtype, "layers": layers, "tp_plan": tp_plan, "seq": seq}
-    return recorded_model(module, example_inputs, KnownValues(), **options, adapters=adapters)
+    torch = _torch()
+    if not isinstance(module, torch.nn.Module):
+        raise InputError("is no torch.nn.Module", key="module", found=type(module).__name__)
+    kind = _type(torch, dtype)
+    choice = None if adapters is None else AdapterChoice.from_mapping(adapters)
+    values = KnownValues() if values is None else values
+    tensors = _without_data(torch, module, kind, frozen=choice is not None)
+    thin = {} if choice is None else adapter_weights(module, choice, tensors)
+    inputs = _inputs(torch, *_arguments(example_inputs), kind, values)
+    recorded = _recorded_inputs(torch, inputs)
+    added = {name: weight for pair in thin.values() for name, weight in pair.items()}
+    with beside(module, thin, 0.0 if choice is None else choice.dropout):
+        tape = _recorded_in_training(module, {**tensors, **added}, inputs, loss, values)
+    tokens = _tokens(tape, recorded, seq)
+    weights = {**{name: tensors[name] for name, _ in module.named_parameters()}, **added}
+    if tp_plan:
+        check_plan(module, tape, tp_plan)
+    places = sections(module, tape, layers)
+    plan = tp_plan if tp_plan is not None else getattr(module, "_tp_plan", None)
+    rank_shares = Shares(reason="adapters are not split over ranks") if thin else shares(module, tape, plan)
+    return _captured_model(type(module).__name__, Parts(tape, places, rank_shares, weights), recorded, tokens)
+
+
+def _captured_model(name: str, builder: Parts, inputs: tuple[CapturedInput, ...], tokens: int) -> CapturedModel:
+    """Return the model of a module's parts, and of its inputs with so many tokens in a sample."""
+    tape, layers, weights = builder.tape, builder.sections, builder.weights
+    parts, places = distinct_parts([builder.part(number) for number in range(layers.behind + 1)])
+    chain = chain_of_layers(tape, layers)
+    heads, kv_heads = heads_of(parts)
+    batch, _ = sample_of(inputs)
+    return CapturedModel(
+        format=1,
+        name=name,
+        torch=str(_torch().__version__),
+        micro_batch=batch,
+        seq=tokens,
+        dtype=_main_type(tape, weights),
+        hidden=chain.width,
+        heads=heads,
+        kv_heads=kv_heads,
+        vocab=_vocabulary(tape, weights),
+        passed_bytes=chain.nbytes,
+        one_piece=chain.broken or _tied_inside(parts, places),
+        unsplit=builder.shares.reason,
+        widest_split=max(builder.shares.divisor, 1),
+        parts=parts,
+        before=places[0],
+        layers=tuple(places[1:-1]),
+        after=places[-1],
+        inputs=inputs,
+        layer_list=layers.layer_list,
+    )
 
 
 def capture_made(make: Callable[[], Any], named: str, options: Mapping[str, Any]) -> CapturedModel:
@@ -70,10 +120,10 @@ def capture_made(make: Callable[[], Any], named: str, options: Mapping[str, Any]
         )
     words = {**answer, **options}
     try:
-        signature(capture).bind(**words)
+        signature(capture).bind(**words, values=values)
     except TypeError as error:
         raise InputError(f"returns what capture does not take: {error}", file=named) from None
-    return recorded_model(words.pop("module"), words.pop("example_inputs"), values, **words)
+    return capture(**words, values=values)
 
 
 def _answer(make: Callable[[], Any], named: str) -> Any:
@@ -85,67 +135,6 @@ def _answer(make: Callable[[], Any], named: str) -> Any:
         raise InputError(
             f"failed: {type(error).__name__}: {error}", file=named, found=f"line {last.lineno} of {last.filename}"
         ) from error
-
-
-def recorded_model(
-    module: Any,
-    example_inputs: Any,
-    values: KnownValues,
-    *,
-    loss: Callable[[Any], Any] | None = None,
-    dtype: str | None = None,
-    layers: str | None = None,
-    tp_plan: Mapping[str, str] | None = None,
-    seq: int | None = None,
-    adapters: Mapping[str, Any] | None = None,
-) -> CapturedModel:
-    """Return what `capture` does. ``values``: those of example inputs that are on no device."""
-    torch = _torch()
-    if not isinstance(module, torch.nn.Module):
-        raise InputError("is no torch.nn.Module", key="module", found=type(module).__name__)
-    kind = _type(torch, dtype)
-    choice = None if adapters is None else AdapterChoice.from_mapping(adapters)
-    tensors = _without_data(torch, module, kind, frozen=choice is not None)
-    thin = {} if choice is None else adapter_weights(module, choice, tensors)
-    inputs = _inputs(torch, *_arguments(example_inputs), kind, values)
-    recorded = _recorded_inputs(torch, inputs)
-    added = {name: weight for pair in thin.values() for name, weight in pair.items()}
-    with beside(module, thin, 0.0 if choice is None else choice.dropout):
-        tape = _recorded_in_training(module, {**tensors, **added}, inputs, loss, values)
-    tokens = _tokens(tape, recorded, seq)
-    weights = {**{name: tensors[name] for name, _ in module.named_parameters()}, **added}
-    if tp_plan:
-        check_plan(module, tape, tp_plan)
-    where = sections(module, tape, layers)
-    plan = tp_plan if tp_plan is not None else getattr(module, "_tp_plan", None)
-    split = Shares(reason="adapters are not split over ranks") if thin else shares(module, tape, plan)
-    builder = Parts(tape, where, split, weights)
-    parts, places = folded([builder.part(number) for number in range(where.behind + 1)])
-    chain = chain_of_layers(tape, where)
-    heads, kv_heads = heads_of(parts)
-    batch, _ = sample_of(recorded)
-    return CapturedModel(
-        format=1,
-        name=type(module).__name__,
-        torch=str(torch.__version__),
-        micro_batch=batch,
-        seq=tokens,
-        dtype=_main_type(tape, weights),
-        hidden=chain.width,
-        heads=heads,
-        kv_heads=kv_heads,
-        vocab=_vocabulary(tape, weights),
-        passed_bytes=chain.nbytes,
-        one_piece=chain.broken or _tied_inside(parts, places),
-        unsplit=split.reason,
-        widest_split=max(split.divisor, 1),
-        parts=parts,
-        before=places[0],
-        layers=tuple(places[1:-1]),
-        after=places[-1],
-        inputs=recorded,
-        layer_list=where.layer_list,
-    )
 
 
 def _torch() -> Any:

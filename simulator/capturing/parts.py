@@ -27,14 +27,14 @@ class _Placed:
 class Parts:
     """Builds the parts of a model, one after another."""
 
-    def __init__(self, tape: Tape, where: Sections, split: Shares, weights: Mapping[str, Any]) -> None:
-        self.tape, self.where, self.split, self.weights = tape, where, split, weights
+    def __init__(self, tape: Tape, sections: Sections, shares: Shares, weights: Mapping[str, Any]) -> None:
+        self.tape, self.sections, self.shares, self.weights = tape, sections, shares, weights
         self.only_weights = for_weights(tape)
         self.alive = alive_bytes(tape, backward=False), alive_bytes(tape, backward=True)
         self.nodes: dict[tuple[int, int], tuple[list[_Placed], list[_Placed]]] = {}
         self.part_of_storage: dict[int, int] = {}
         for number, entry in enumerate(tape.entries):
-            part = where.part_of_node(entry.node) if entry.backward else where.part_of_entry(number)
+            part = sections.part_of_node(entry.node) if entry.backward else sections.part_of_entry(number)
             self.nodes.setdefault((part, entry.node), ([], []))[entry.backward].append(_Placed(number, entry))
             for use in entry.outputs:
                 if use is not None and not entry.backward:
@@ -47,7 +47,7 @@ class Parts:
         tape, readers = self.tape, dict[int, list[tuple[int, int]]]()
         for kept in tape.kept:
             if kept.storage not in tape.weights and kept.storage not in tape.inputs:
-                readers.setdefault(kept.storage, []).append((self.where.part_of_node(kept.node), kept.node))
+                readers.setdefault(kept.storage, []).append((self.sections.part_of_node(kept.node), kept.node))
         forward = [entry for entry in tape.entries if not entry.backward]
         carries_gradient = {use.storage for entry in forward for use in entry.inputs if use.has_gradient}
         tensors: dict[tuple[int, int], list[CapturedTensor]] = {}
@@ -57,7 +57,7 @@ class Parts:
             counts[part] += 1
             passed = storage in carries_gradient and self.part_of_storage.get(storage, part) < part
             name = INPUT if passed else f"kept {counts[part]}"
-            tensor = CapturedTensor(name=name, nbytes=tape.storages[storage], split=storage in self.split.storages)
+            tensor = CapturedTensor(name=name, nbytes=tape.storages[storage], split=storage in self.shares.storages)
             tensors.setdefault((part, node), []).append(tensor)
         return tensors
 
@@ -78,7 +78,7 @@ class Parts:
     def part(self, number: int) -> CapturedPart:
         """Return a part; parts are to be asked for in order, as weights are of the first that reads them."""
         keys = sorted(key for key in self.nodes | self.kept if key[0] == number)
-        names = _Names(self.where.path(number))
+        names = _Names(self.sections.path(number))
         owners = self._owners(number, keys)
         nodes = [self._node(key, names, owners.get(key, ())) for key in keys]
         return CapturedPart(nodes=tuple(node for node in nodes if node != CapturedNode()))
@@ -113,7 +113,7 @@ class Parts:
                 alone = (placed.number, place) in self.only_weights
                 phase = "F" if not placed.entry.backward else "W" if alone else "B"
                 name = names.name_of(placed.entry, launch, phase, self._module(key, placed.entry))
-                share = self.split.kernels.get((placed.number, place), RankShare())
+                share = self.shares.kernels.get((placed.number, place), RankShare())
                 passes[phase].append(_kernel(name, launch, phase, share))
                 if isinstance(launch.kernel, Matmul) and phase == "W":
                     with_gradients = (self.tape.gradients.get(use.storage) for use in made_by(placed.entry, launch))
@@ -135,7 +135,7 @@ class Parts:
         if not entry.backward:
             return entry.module
         forward, _ = self.nodes[key]
-        return forward[0].entry.module if forward else self.where.path(key[0])
+        return forward[0].entry.module if forward else self.sections.path(key[0])
 
     def _weight(self, name: str, part: int, names: _Names, gradient: str) -> CapturedWeight:
         weight = self.weights[name]
@@ -145,7 +145,7 @@ class Parts:
             shape=tuple(weight.shape),
             dtype=DTYPES[str(weight.dtype).removeprefix("torch.")],
             gradient=gradient,
-            split_dimension=self.split.dimensions.get(name, -1),
+            split_dimension=self.shares.dimensions.get(name, -1),
             tied_to=name if first != part else "",
             trainable=weight.requires_grad,
         )
@@ -182,7 +182,7 @@ def _kernel(name: str, launch: Launch, phase: str, share: RankShare) -> Captured
     )
 
 
-def folded(parts: list[CapturedPart]) -> tuple[tuple[CapturedPart, ...], list[int]]:
+def distinct_parts(parts: list[CapturedPart]) -> tuple[tuple[CapturedPart, ...], list[int]]:
     """Return the distinct parts, and the number of each of ``parts`` among them."""
     numbers: dict[CapturedPart, int] = {}
     places = [numbers.setdefault(part, len(numbers)) for part in parts]

@@ -95,7 +95,7 @@ class Chain:
     broken: str
 
 
-def chain_of_layers(tape: Tape, where: Sections) -> Chain:
+def chain_of_layers(tape: Tape, layers: Sections) -> Chain:
     """Return what passes between layers.
 
     A layer may read tensors with gradients of the one before it alone, and all layers must pass on as much. What has no
@@ -107,7 +107,7 @@ def chain_of_layers(tape: Tape, where: Sections) -> Chain:
     for number, entry in enumerate(tape.entries):
         if entry.backward:
             break
-        part = where.part_of_entry(number)
+        part = layers.part_of_entry(number)
         for use in entry.inputs:
             if use.storage not in writer or not use.has_gradient:
                 continue
@@ -119,7 +119,7 @@ def chain_of_layers(tape: Tape, where: Sections) -> Chain:
         for written in entry.outputs:
             if written is not None and not (entry.is_view and written.storage in writer):
                 writer[written.storage] = part, entry
-    entering = [passed.get(part, {}) for part in range(1, where.behind)]
+    entering = [passed.get(part, {}) for part in range(1, layers.behind)]
     sizes = [sum(tape.storages[storage] for storage in storages) for storages in entering[1:]]
     if not broken and len(set(sizes)) > 1:
         broken = "its layers pass on tensors of different sizes"

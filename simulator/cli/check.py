@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from simulator.cli.options import Json, Quiet, Set, options_named
-from simulator.cli.outputs import STDOUT, check_outputs, write_json
+from simulator.cli.outputs import STDOUT, check_outputs, shows_summary, write_json
 from simulator.cli.terminal import say, warn
 from simulator.errors import InputError
 from simulator.units import counted, format_parameters
@@ -72,7 +72,7 @@ def command(
         result = check(job)
     members = result.groups if groups else {}
     write_json(json, {**result.report, **({"groups": members} if groups else {})})
-    if not quiet and json != STDOUT:
+    if shows_summary(json, quiet):
         _say_sizes(job, result.params_total, result.params_active)
         for axis, axis_groups in members.items():
             say(f"  {axis:<13} {_described(axis, axis_groups)}")

@@ -11,8 +11,8 @@ import typer
 from typer.core import TyperCommand
 
 from simulator.cli.options import ClusterNodes, Json, Quiet, options_named, parse_ranks
-from simulator.cli.outputs import STDOUT, check_outputs, write_json
-from simulator.cli.terminal import show, table, warn
+from simulator.cli.outputs import check_outputs, tell
+from simulator.cli.terminal import table
 
 #: What else there is to say of an operation's algorithm.
 _MEANING = {
@@ -104,11 +104,12 @@ def command(
             calibration=calibration,
             stack=stack,
         )
-    write_json(json, result.report)
-    warn(result.warnings)
-    if quiet or json == STDOUT:
-        return
-    show(table([_shown(row) for row in result.rows], result.title), *_trust(result.links))
+    tell(
+        result.report,
+        lambda _: (table([_shown(row) for row in result.rows], result.title), *_trust(result.links)),
+        json,
+        quiet,
+    )
 
 
 def _shown(row: Mapping[str, Any]) -> dict[str, Any]:

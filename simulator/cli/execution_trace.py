@@ -6,9 +6,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from simulator.cli.outputs import STDOUT, check_outputs, write_json
-from simulator.cli.terminal import progress, show, warn
-from simulator.errors import InputError, located
+from simulator.cli.outputs import reading_inputs, tell
+from simulator.cli.terminal import progress
+from simulator.cli.trace_change import naming_options
+from simulator.errors import InputError
 
 if TYPE_CHECKING:
     from simulator.traces.execution.graph import JobGraph
@@ -36,8 +37,9 @@ def show_graphs(
     from simulator.traces.execution import report
 
     _refuse(refused)
-    result = report.shown_graphs(_opened(files, groups), top)
-    _tell(result, shown_graphs, json, quiet)
+    with reading_inputs({"--json": json}):
+        job = _opened(files, groups)
+    tell(report.shown_graphs(job, top), shown_graphs, json, quiet)
 
 
 def replay_graph_files(
@@ -54,15 +56,11 @@ def replay_graph_files(
     from simulator.traces.execution.replay import replay_graphs
 
     _refuse(refused)
-    job = _opened(files, groups)
-
-    def place(key: str) -> tuple[str | None, str]:
-        parameter, _, rest = key.partition(".")
-        return ("--cluster", rest) if parameter == "target" else (None, key)
-
-    with progress("playing the step"), located(place):
+    with reading_inputs({"--json": json}):
+        job = _opened(files, groups)
+    with progress("playing the step"), naming_options(target="--cluster"):
         played = replay_graphs(job, cluster)
-    _tell(report.replayed_graphs(job, played), replayed_graphs, json, quiet)
+    tell(report.replayed_graphs(job, played), replayed_graphs, json, quiet)
 
 
 def _refuse(options: Mapping[str, object]) -> None:
@@ -78,11 +76,3 @@ def _opened(files: list[str], groups: str | None) -> JobGraph:
 
     with progress("reading the trace"):
         return open_graphs(files, groups)
-
-
-def _tell(result: Mapping[str, Any], tables: Any, json: Path | None, quiet: bool) -> None:
-    check_outputs({"--json": json})
-    write_json(json, result)
-    warn(result["warnings"])
-    if not quiet and json != STDOUT:
-        show(*tables(result))

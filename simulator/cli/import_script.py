@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from simulator.cli.outputs import STDOUT, check_outputs, write_json
+from simulator.cli.outputs import check_outputs, shows_summary, write_json
 from simulator.errors import InputError
 from simulator.output.envelope import envelope
 from simulator.output.files import writing
@@ -57,7 +57,7 @@ def import_script(
             ignored=list(script.ignored),
         ),
     )
-    if quiet or json == STDOUT:
+    if not shows_summary(json, quiet):
         return
     _show(script)
     print(f"written: {out}" if out is not None else "\n" + _dumped(data), end="\n" if out is not None else "")

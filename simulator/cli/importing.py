@@ -13,7 +13,7 @@ import yaml
 
 from simulator.cli.import_script import import_script
 from simulator.cli.options import Json, Quiet
-from simulator.cli.outputs import STDOUT, check_outputs, write_json
+from simulator.cli.outputs import check_outputs, shows_summary, write_json
 from simulator.errors import InputError
 from simulator.output.envelope import envelope
 from simulator.output.files import writing
@@ -136,7 +136,7 @@ def _import_topology(
             left_out=list(imported.left_out),
         ),
     )
-    if quiet or json == STDOUT:
+    if not shows_summary(json, quiet):
         return
     if imported.hosts:
         _show_switches(imported)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, TypeVar
 import typer
 
 from simulator.cli.options import Json, Quiet
-from simulator.cli.outputs import STDOUT, check_outputs, write_json
+from simulator.cli.outputs import check_outputs, shows_summary, write_json
 from simulator.cli.search import search_watch
 from simulator.cli.streams import complain
 from simulator.cli.terminal import progress, say, warn
@@ -102,7 +102,7 @@ def command(
     write_json(json, _content(result, out, cluster_file if imported else None))
     warn(f"assumed: {text}" for text in (imported.assumed if imported else ()))
     warn(_doubts(result, answers, budget_s))
-    if not quiet and json != STDOUT:
+    if shows_summary(json, quiet):
         _show(result, answers, out, cluster_file if imported else None)
 
 
@@ -205,9 +205,9 @@ def _answers(
         files = text.split()
         return job_machines(files if any(is_foreign(Path(one)) for one in files) else [text], gpus)
 
-    def checked_count(text: str, there: JobMachines) -> int:
+    def checked_count(text: str, machines: JobMachines) -> int:
         number = _count(text, MAX_GPUS)
-        there.for_gpus(number).spec(number)
+        machines.for_gpus(number).spec(number)
         return number
 
     ask = interview.ask

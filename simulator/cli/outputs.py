@@ -5,13 +5,18 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from simulator.cli.terminal import show, warn
 from simulator.errors import InputError
 from simulator.input_files import as_path, files_read, real_path
 from simulator.output.files import writing
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
 
 STDOUT = Path("-")
 
@@ -53,6 +58,16 @@ def check_outputs(
         option_of_file[target] = option
 
 
+@contextmanager
+def reading_inputs(
+    outputs: Mapping[str, Path | None], suffixes: Mapping[str, Sequence[str]] | None = None
+) -> Iterator[None]:
+    """Check outputs before a block that reads large files, and behind it against these files."""
+    check_outputs(outputs, suffixes)
+    yield
+    check_outputs(outputs)
+
+
 def write_json(path: Path | None, result: Mapping[str, Any]) -> None:
     """Write ``result`` to ``path``, to standard output where that is ``-``, nowhere where it is None."""
     if path is None:
@@ -63,3 +78,21 @@ def write_json(path: Path | None, result: Mapping[str, Any]) -> None:
         return
     with writing(path) as file:
         file.write(text.encode())
+
+
+def shows_summary(json: Path | None, quiet: bool) -> bool:
+    """Tell whether a command prints for a person to read: neither ``--quiet``, nor JSON on standard output."""
+    return not quiet and json != STDOUT
+
+
+def tell(
+    result: Mapping[str, Any],
+    tables: Callable[[Mapping[str, Any]], Iterable[RenderableType]],
+    json: Path | None,
+    quiet: bool,
+) -> None:
+    """Write a ``result`` as JSON, say its warnings, and print its ``tables`` where a summary is shown."""
+    write_json(json, result)
+    warn(result["warnings"])
+    if shows_summary(json, quiet):
+        show(*tables(result))

@@ -135,11 +135,11 @@ def _with_run(changes: Mapping[str, Any], tokens: str | None, price: float | Non
         ("--tokens", "training.total_tokens"): None if tokens is None else read_number(tokens, TOKENS, "--tokens"),
         ("--price", "cluster.price_per_gpu_hour"): price,
     }
-    told = {key: value for (_, key), value in values.items() if value is not None}
+    changed = {key: value for (_, key), value in values.items() if value is not None}
     for option, key in values:
-        if key in told and key in changes:
+        if key in changed and key in changes:
             raise InputError(f"stands for {key}, which --set changes too", file=option, fix="one of both")
-    return {**changes, **told}
+    return {**changes, **changed}
 
 
 def _run_named() -> AbstractContextManager[None]:

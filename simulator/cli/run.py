@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from simulator.cli.options import Json, Quiet, Set, Strict, parse_ranks
-from simulator.cli.outputs import STDOUT, check_outputs, write_json
+from simulator.cli.outputs import check_outputs, shows_summary, write_json
 from simulator.cli.terminal import progress, show, warn
 from simulator.errors import InputError
 from simulator.output.envelope import envelope
@@ -138,7 +138,7 @@ def command(
     _draw(run.results, gantt, memory, set_ or ())
     if report_file is not None:
         _write_page(report_file, run, set_ or ())
-    if not quiet and json != STDOUT:
+    if shows_summary(json, quiet):
         show(run.summary())
     _judge(run, strict)
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from simulator.cli.options import Json, Quiet
-from simulator.cli.outputs import STDOUT, check_outputs, write_json
+from simulator.cli.outputs import check_outputs, shows_summary, write_json
 from simulator.cli.terminal import show, table, warn
 from simulator.errors import InputError, located
 from simulator.output.envelope import envelope
@@ -112,7 +112,7 @@ def command(
         warnings.append(f"{results[0].name}: the file has one step, and is played as one alone when it is read again")
     write_json(json, envelope("schedule", cost=costs) | content | {"warnings": warnings})
     _write(results, csv, gantt)
-    if not quiet and json != STDOUT:
+    if shows_summary(json, quiet):
         _print(reports)
     warn(warnings)
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from simulator.cli.options import Jobs, Json, On, Quiet, Set, options_named
-from simulator.cli.outputs import STDOUT, check_outputs, write_json
+from simulator.cli.outputs import check_outputs, shows_summary, write_json
 from simulator.cli.streams import ended_by
 from simulator.cli.terminal import progress, say, show, warn
 
@@ -110,7 +110,7 @@ def command(
             watch=search_watch(far),
         )
     write_layouts(result, out, json, csv, quiet)
-    if not quiet and json != STDOUT:
+    if shows_summary(json, quiet):
         _answer(result, questions)
     warn(result.warnings)
 
@@ -122,7 +122,7 @@ def write_layouts(
     write_json(json, result.to_dict())
     if csv is not None:
         result.save_csv(csv)
-    if not quiet and json != STDOUT:
+    if shows_summary(json, quiet):
         show(result.summary())
         kept = f", {result.kept:,} of them from before" if result.kept else ""
         say(f"Simulated layouts are in {out}{kept}.")
@@ -152,8 +152,8 @@ def search_watch(far: Callable[[str], None]) -> SearchWatch:
     def simulated(one: SimulatedLayout) -> None:
         best.append(one.step_time_s)
         fastest = min(best)
-        told = "none fits yet" if math.isinf(fastest) else f"best step {fastest:.4g} s"
-        far(f"{len(best):,} simulated, {told}")
+        progress_text = "none fits yet" if math.isinf(fastest) else f"best step {fastest:.4g} s"
+        far(f"{len(best):,} simulated, {progress_text}")
 
     return SearchWatch(bounded, simulated)
 

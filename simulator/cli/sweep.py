@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from simulator.cli.options import Jobs, Json, On, Quiet, Set, options_named
-from simulator.cli.outputs import STDOUT, check_outputs, write_json
+from simulator.cli.outputs import check_outputs, shows_summary, write_json
 from simulator.cli.streams import ended_by
 from simulator.cli.terminal import progress, progress_bar, say, show, warn
 from simulator.errors import InputError
@@ -104,7 +104,7 @@ def command(
     check_present(result.rows, sort, "--sort")
     if plot is not None:
         _draw(result, sort, plot)
-    if not quiet and json != STDOUT:
+    if shows_summary(json, quiet):
         show(result.summary(sort, top))
         kept = f", {result.kept:,} of them from before" if result.kept else ""
         say(f"All points are in {out}{kept}.")

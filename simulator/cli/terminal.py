@@ -67,8 +67,8 @@ def _are_figures(cells: Sequence[str]) -> bool:
     >>> _are_figures(["1.5 GB/s", "-"]), _are_figures(["+3.4%", ""]), _are_figures(["0-31"]), _are_figures(["-"])
     (True, True, False, False)
     """
-    told = [cell for cell in cells if cell not in ("", "-")]
-    return bool(told) and all(_FIGURE.fullmatch(cell) for cell in told)
+    filled = [cell for cell in cells if cell not in ("", "-")]
+    return bool(filled) and all(_FIGURE.fullmatch(cell) for cell in filled)
 
 
 def say(text: str, stream: TextIO | None = None) -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from simulator.cli.options import ClusterNodes, Json, Quiet
-from simulator.cli.outputs import STDOUT, check_outputs, write_json
+from simulator.cli.outputs import check_outputs, shows_summary, write_json
 from simulator.cli.terminal import show, table, warn
 from simulator.output.files import PICTURES
 from simulator.units import GB, Gbit, us
@@ -47,7 +47,7 @@ def command(
         from simulator.output.gantt import save_gantt
 
         save_gantt(result.plot(), plot)
-    if quiet or json == STDOUT:
+    if not shows_summary(json, quiet):
         return
 
     show(*result.opening())

@@ -9,7 +9,7 @@ import typer
 
 from simulator.cli.execution_trace import are_execution_traces, replay_graph_files, show_graphs
 from simulator.cli.options import APP_SETTINGS, Json, Quiet, Set
-from simulator.cli.outputs import STDOUT, check_outputs, write_json
+from simulator.cli.outputs import reading_inputs, shows_summary, tell, write_json
 from simulator.cli.terminal import progress, show, warn
 from simulator.cli.trace_change import (
     ChangeOptions,
@@ -111,22 +111,17 @@ def show_command(
     from simulator.traces import report
     from simulator.traces.windows import one_step
 
-    check_outputs({"--json": json, "--gantt": gantt}, {"--gantt": PICTURES})
     if are_execution_traces(files):
         show_graphs(files, groups, top, json, quiet, {"--step": step, "--gantt": gantt})
         return
-    trace = _opened(files, groups)
+    with reading_inputs({"--json": json, "--gantt": gantt}, {"--gantt": PICTURES}):
+        trace = _opened(files, groups)
     if step is not None:
         with naming_options(name="--step"):
             trace = one_step(trace, step)
-    check_outputs({"--json": json, "--gantt": gantt})
-    result = report.shown(trace, top)
-    write_json(json, result)
-    warn(result["warnings"])
     if gantt is not None:
         save_stream_gantt(report.stream_rows(trace), ", ".join(Path(name).name for name in trace.files), gantt)
-    if not quiet and json != STDOUT:
-        show(*trace_tables.shown(result))
+    tell(report.shown(trace, top), trace_tables.shown, json, quiet)
 
 
 @app.command("compare")
@@ -152,20 +147,19 @@ def compare_command(
     from simulator.traces import report
     from simulator.traces.compare import compare, missing_classes
 
-    check_outputs({"--json": json})
     changes = parse_changes(set_ or ())
     if changes and not any(_is_workload(name) for name in (first, second)):
         raise InputError("changes a workload, and neither side is one", file="--set", found=next(iter(changes)))
     warnings: list[str] = []
     short = [Path(name).name or name for name in (first, second)]
     titles = short if short[0] != short[1] else [first, second]
-    sides = [_side(name, title, changes, warnings) for name, title in zip((first, second), titles, strict=True)]
-    check_outputs({"--json": json})
+    with reading_inputs({"--json": json}):
+        sides = [_side(name, title, changes, warnings) for name, title in zip((first, second), titles, strict=True)]
     comparison = compare(*sides)
     result = report.compared(comparison, warnings)
     write_json(json, result)
     warn([*warnings, *missing_classes(comparison)])
-    if not quiet and json != STDOUT:
+    if shows_summary(json, quiet):
         show(*trace_tables.compared(result))
 
 
@@ -204,7 +198,6 @@ def replay_command(
     from simulator.traces.replay import replay
     from simulator.traces.windows import one_step
 
-    check_outputs({"--json": json})
     if are_execution_traces(files):
         refused = {
             "--step": step, "--scale": scale, "--rank": rank, "--host": host, "--gpu": gpu,
@@ -216,20 +209,16 @@ def replay_command(
     target, factors = target_cluster(cluster, set_, recorded_cluster), parse_factors(scale, "--scale")
     ranks = parse_factors(rank, "--rank")
     options = ChangeOptions(factors, ranks, host, gpu, recorded_gpu, target, recorded_cluster, overlap)
-    trace = _opened(files, groups)
+    with reading_inputs({"--json": json}):
+        trace = _opened(files, groups)
     with naming_options(name="--step"):
         trace = one_step(trace, step)
-    check_outputs({"--json": json})
     change, warnings = asked_change(trace, options)
     with progress("playing the step"), naming_options(ranks="--rank"):
         played = replay(trace, change)
     if abs(played.error) > UNLIKE:
         warnings.append(f"played as recorded, the step is {100 * played.error:+.1f} % off: its order is not understood")
-    result = report.replayed(trace, played, warnings)
-    write_json(json, result)
-    warn(warnings)
-    if not quiet and json != STDOUT:
-        show(*trace_tables.replayed(result))
+    tell(report.replayed(trace, played, warnings), trace_tables.replayed, json, quiet)
 
 
 @app.command("stragglers")
@@ -255,17 +244,13 @@ def stragglers_command(
     from simulator.traces.job_stragglers import PARTS, straggler_figures
     from simulator.traces.job_trace import read_job_trace
 
-    check_outputs({"--json": json})
     if by is not None and by not in PARTS:
         raise InputError("is no part of a job", file="--by", found=by, allowed=", ".join(PARTS))
-    job = read_job_trace(file)
-    check_outputs({"--json": json})
+    with reading_inputs({"--json": json}):
+        job = read_job_trace(file)
     with progress("playing steps") as far:
-        told = straggler_figures(job, cast(Any, by), far)
-    result = report.job_stragglers(job, told)
-    write_json(json, result)
-    if not quiet and json != STDOUT:
-        show(*trace_tables.job_stragglers(result))
+        figures = straggler_figures(job, cast(Any, by), far)
+    tell(report.job_stragglers(job, figures), trace_tables.job_stragglers, json, quiet)
 
 
 def _opened(files: list[str], groups: str | None = None) -> RunTrace:

@@ -62,9 +62,9 @@ def _without_effect(trace: RunTrace, classes: Mapping[str, float], overlap: str)
     from simulator.traces.classes import EXCHANGES
     from simulator.traces.figures import class_seconds
 
-    there = {name for rank in trace.ranks for name in class_seconds(rank.ops)}
-    idle = [f"--scale {name} has no effect: no kernel is of this class" for name in classes if name not in there]
-    if overlap == "full" and there.isdisjoint(EXCHANGES):
+    present = {name for rank in trace.ranks for name in class_seconds(rank.ops)}
+    idle = [f"--scale {name} has no effect: no kernel is of this class" for name in classes if name not in present]
+    if overlap == "full" and present.isdisjoint(EXCHANGES):
         idle.append("--overlap full has no effect: no kernel communicates")
     return idle
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from simulator.cli.options import Json, Quiet, options_named
-from simulator.cli.outputs import STDOUT, check_outputs, write_json
+from simulator.cli.outputs import check_outputs, shows_summary, write_json
 from simulator.cli.terminal import progress, show, table, warn
 from simulator.units import format_time
 
@@ -66,7 +66,7 @@ def command(
 
             suite = list(suite_results([measured], row or [], mean, most, tell))
         results += suite
-        if not quiet and json != STDOUT:
+        if shows_summary(json, quiet):
             for one in suite:
                 _print(one)
     validation = ValidationResult(results, notes_on(tables, rows, results))

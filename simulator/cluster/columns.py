@@ -155,13 +155,13 @@ class ClusterColumns:
             outer.setdefault(link.dst, len(outer))
         src, dst = np.zeros((2, len(self.links)), dtype=np.int64)
         for layout, nodes in self.nodes_of_layout:
-            places = self.first_links[nodes][:, None] + np.arange(len(layout.edges))
+            numbers = self.first_links[nodes][:, None] + np.arange(len(layout.edges))
             first = len(outer) + nodes[:, None] * len(inner)
-            src[places] = first + np.array([inner[edge.src] for edge in layout.edges], dtype=np.int64)
-            dst[places] = first + np.array([inner[edge.dst] for edge in layout.edges], dtype=np.int64)
+            src[numbers] = first + np.array([inner[edge.src] for edge in layout.edges], dtype=np.int64)
+            dst[numbers] = first + np.array([inner[edge.dst] for edge in layout.edges], dtype=np.int64)
             leaves = np.array([[outer[leaf] for leaf in self.switches.leaves[node]] for node in nodes.tolist()])
             for nic in layout.nics:
-                dst[places[:, layout.port_out[nic]]] = src[places[:, layout.port_in[nic]]] = leaves[:, nic]
+                dst[numbers[:, layout.port_out[nic]]] = src[numbers[:, layout.port_in[nic]]] = leaves[:, nic]
         src[self.links.n_inside :] = [outer[link.src] for link in self.links.trunks]
         dst[self.links.n_inside :] = [outer[link.dst] for link in self.links.trunks]
         return src, dst

@@ -50,7 +50,10 @@ class PartNames(Mapping[str, list[int]]):
             if in_head.fullmatch(f"node{node}"):
                 if id(names) not in positions:
                     positions[id(names)] = [
-                        at for inner, places in names.items() if in_rest.fullmatch(inner) for at in places
+                        at
+                        for inner, numbers_inside in names.items()
+                        if in_rest.fullmatch(inner)
+                        for at in numbers_inside
                     ]
                 matches |= dict.fromkeys(self._first[node] + at for at in positions[id(names)])
         for other, numbers in self._others.items():
@@ -66,7 +69,7 @@ def link_names(links: ClusterLinks) -> PartNames:
     """
     in_layout = {id(layout): _both_ways(edge.name for edge in layout.edges) for layout in links.layouts}
     trunks = _both_ways(link.name for link in links.trunks)
-    outside = {name: [links.n_inside + at for at in places] for name, places in trunks.items()}
+    outside = {name: [links.n_inside + at for at in numbers] for name, numbers in trunks.items()}
     return PartNames([in_layout[id(layout)] for layout in links.layouts], links.first, outside)
 
 
@@ -77,14 +80,14 @@ def gpu_names(gpus: ClusterGpus) -> PartNames:
 
 
 def _both_ways(names: Iterable[str]) -> dict[str, list[int]]:
-    """Return the places of the links that each name stands for."""
-    places: dict[str, list[int]] = {}
+    """Return the numbers of the links that each name stands for, counted from 0."""
+    numbers: dict[str, list[int]] = {}
     for at, name in enumerate(names):
-        places[name] = [at]
+        numbers[name] = [at]
         both, way, _ = name.partition(":")
         if way:
-            places.setdefault(both, []).append(at)
-    return places
+            numbers.setdefault(both, []).append(at)
+    return numbers
 
 
 def matching(name: str, names: PartNames, key: str, noun: str) -> list[int]:

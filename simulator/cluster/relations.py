@@ -21,14 +21,16 @@ def relations(node: NodeSpec) -> dict[tuple[str, str], str]:
 
     NVLink goes before PCIe. Devices without a switch in common are joined by a socket."""
     tree = tree_of(node)
-    above: dict[str, list[str]] = {}
+    ways_up: dict[str, list[str]] = {}
     for name in device_names(node):
         way = [tree[name].at]
         while way[-1] in tree:
             way.append(tree[way[-1]].at)
-        above[name] = way
+        ways_up[name] = way
     by_nvlink = _by_nvlink(node)
-    return {(a, b): by_nvlink.get((a, b)) or _by_pcie(above[a], above[b]) for a in above for b in above if a != b}
+    return {
+        (a, b): by_nvlink.get((a, b)) or _by_pcie(ways_up[a], ways_up[b]) for a in ways_up for b in ways_up if a != b
+    }
 
 
 def _by_nvlink(node: NodeSpec) -> dict[tuple[str, str], str]:

@@ -17,40 +17,40 @@ Ancestors = tuple[str, ...]
 class SwitchTree:
     """The trunks of a fabric of which no switch has more than one above it, as two links each, up and down."""
 
-    def __init__(self, above: dict[str, tuple[str, Link, Link]]) -> None:
-        self._above = above
+    def __init__(self, parents: dict[str, tuple[str, Link, Link]]) -> None:
+        self._parents = parents
         self._lines: dict[str, Ancestors] = {}
 
     @classmethod
     def from_trunks(cls, trunks: Sequence[Link]) -> SwitchTree | None:
         """Return the tree of ``trunks``, of which every second one leads up; None where they form none."""
-        above: dict[str, tuple[str, Link, Link]] = {}
+        parents: dict[str, tuple[str, Link, Link]] = {}
         for up, down in zip(trunks[::2], trunks[1::2], strict=True):
-            if up.src in above:
+            if up.src in parents:
                 return None
-            above[up.src] = up.dst, up, down
+            parents[up.src] = up.dst, up, down
         safe: set[str] = set()
-        for switch in above:
+        for switch in parents:
             line: set[str] = set()
-            while switch in above and switch not in safe:
+            while switch in parents and switch not in safe:
                 if switch in line:
                     return None
                 line.add(switch)
-                switch = above[switch][0]
+                switch = parents[switch][0]
             safe |= line
-        return cls(above)
+        return cls(parents)
 
     def line(self, switch: str) -> Ancestors:
         """Return a switch and all above it, in order."""
         line = self._lines.get(switch)
         if line is None:
-            upper = self._above.get(switch)
+            upper = self._parents.get(switch)
             line = self._lines[switch] = (switch,) if upper is None else (switch, *self.line(upper[0]))
         return line
 
     def trunk_above(self, switch: str) -> tuple[Link, Link] | None:
         """Return the links from a switch up and back down; None at the top."""
-        return self._above[switch][1:] if switch in self._above else None
+        return self._parents[switch][1:] if switch in self._parents else None
 
     def joins(self, start: str, goal: str) -> bool:
         """Tell whether trunks lead from one switch to the other."""
@@ -70,8 +70,8 @@ class SwitchTree:
         elif goal in up:
             down = [goal]
             up = up[: up.index(goal) + 1]
-        links = [self._above[switch][1] for switch in up[:-1]]
-        links += [self._above[switch][2] for switch in reversed(down[:-1])]
+        links = [self._parents[switch][1] for switch in up[:-1]]
+        links += [self._parents[switch][2] for switch in reversed(down[:-1])]
         return tuple([(link.index, 1.0) for link in links])
 
 
@@ -82,14 +82,14 @@ class NodePlaces:
     ``trunks[n, k, level, way]``: the link from the switch at this level above NIC k of node n; -1 where there is none.
     Way 0 leads up to the next level, way 1 back down.
 
-    ``above[level][n]``: a number that nodes share whose NICs are below the same switches at this level. Nodes with
-    other numbers have no switch of this level in common. ``pattern[n]``: a number that nodes share whose trunks are as
-    fast, and whose NICs share switches alike.
+    ``subtrees[level][n]``: a number that nodes share whose NICs are below the same switches at this level. Nodes with
+    other numbers have no switch of this level in common. ``trunk_makes[n]``: a number that nodes share whose trunks are
+    as fast, and whose NICs share switches alike.
     """
 
     trunks: Ints
-    above: tuple[Ints, ...]
-    pattern: Ints
+    subtrees: tuple[Ints, ...]
+    trunk_makes: Ints
 
     @classmethod
     def in_tree(cls, tree: SwitchTree, leaves: Sequence[tuple[str, ...]]) -> NodePlaces | None:
@@ -103,8 +103,8 @@ class NodePlaces:
         lines = [[tree.line(leaf) for leaf in on_node] for on_node in kinds]
         depth = max((len(line) for kind_lines in lines for line in kind_lines), default=1)
         trunks = np.full((len(kinds), max(map(len, kinds), default=0), depth, 2), -1, dtype=np.int64)
-        patterns: list[list[object]] = [[] for _ in kinds]
-        above: list[Ints] = []
+        facts: list[list[object]] = [[] for _ in kinds]
+        subtrees: list[Ints] = []
         level_of: dict[str, int] = {}
         for level in range(depth):
             switches = [
@@ -116,17 +116,17 @@ class NodePlaces:
                 for switch in filter(None, one):
                     if owners.setdefault(switch, one) != one or level_of.setdefault(switch, level) != level:
                         return None
-            above.append(np.array([numbers[one] for one in switches], dtype=np.int64)[kind_of])
+            subtrees.append(np.array([numbers[one] for one in switches], dtype=np.int64)[kind_of])
             for kind, one in enumerate(switches):
                 firsts = {switch: place for place, switch in reversed(list(enumerate(one)))}
                 for nic, switch in enumerate(one):
                     both = tree.trunk_above(switch)
-                    patterns[kind].append((firsts[switch], switch == "", *_facts(both)))
+                    facts[kind].append((firsts[switch], switch == "", *_facts(both)))
                     if both is not None:
                         trunks[kind, nic, level] = [link.index for link in both]
-        pattern_numbers: dict[object, int] = {}
-        pattern = [pattern_numbers.setdefault(tuple(one), len(pattern_numbers)) for one in patterns]
-        return cls(trunks[kind_of], tuple(above), np.array(pattern, dtype=np.int64)[kind_of])
+        make_numbers: dict[object, int] = {}
+        makes = [make_numbers.setdefault(tuple(one), len(make_numbers)) for one in facts]
+        return cls(trunks[kind_of], tuple(subtrees), np.array(makes, dtype=np.int64)[kind_of])
 
 
 def _facts(both: tuple[Link, Link] | None) -> tuple[float, ...]:

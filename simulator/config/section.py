@@ -214,14 +214,14 @@ def _base_of(plain: type) -> type[Section]:
 
 def _field_info(field: dataclasses.Field[Any]) -> Any:
     """Return pydantic's form of a field; one called ``from_`` stands under the key ``from``, which Python reserves."""
-    told: dict[str, Any] = {}
+    arguments: dict[str, Any] = {}
     if field.name.endswith("_"):
-        told["alias"] = field.name.rstrip("_")
+        arguments["alias"] = field.name.rstrip("_")
     if field.default is not dataclasses.MISSING:
-        told["default"] = field.default
+        arguments["default"] = field.default
     elif field.default_factory is not dataclasses.MISSING:
-        told["default_factory"] = field.default_factory
-    return Field(**told)
+        arguments["default_factory"] = field.default_factory
+    return Field(**arguments)
 
 
 def _checked(hint: Any, *bounds: Any) -> Any:

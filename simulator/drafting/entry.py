@@ -9,10 +9,11 @@ from typing import Any
 
 from simulator.config import load_workload
 from simulator.drafting.job_file import job_text, layout_keys
-from simulator.drafting.layouts import HABITS, ProposedLayout, proposed_layout
+from simulator.drafting.layouts import ProposedLayout, proposed_layout
 from simulator.drafting.machines import JobMachines
 from simulator.drafting.methods import adapted, framework_section, training_keys
 from simulator.drafting.model_names import model_section
+from simulator.frameworks import FRAMEWORKS
 from simulator.searching.layout_search import SearchWatch
 from simulator.units import counted
 
@@ -72,7 +73,7 @@ def draft(
         "parallelism": {},
         "cluster": machines.unsized,
     }
-    habits = HABITS[answers.framework]
+    habits = FRAMEWORKS[answers.framework].habits
     if habits.begins_sharded and gpus > 1:
         data["parallelism"] |= {"zero": habits.zero[-1], "dp": gpus}
     data["training"] |= training_keys(answers.method, answers.framework, spec.gpu_types[0])
@@ -89,8 +90,8 @@ def draft(
         "parallelism": {**data["parallelism"], **sections.get("parallelism", {})},
         "cluster": cluster if spec.fixed_nodes else {**cluster, "nodes": spec.n_nodes},
     }
-    where = cluster_file.stem if cluster_file else machines.unsized["name"]
-    heading = f"{name}.yaml: {answers.model} on {counted(gpus, 'GPU')} of {where}, by llmsim init."
+    machines_name = cluster_file.stem if cluster_file else machines.unsized["name"]
+    heading = f"{name}.yaml: {answers.model} on {counted(gpus, 'GPU')} of {machines_name}, by llmsim init."
     return Draft(written, job_text(written, layout, heading), layout, spec.n_gpus - gpus)
 
 

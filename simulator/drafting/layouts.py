@@ -30,41 +30,6 @@ _MOST_SEQUENCES = 8
 
 
 @dataclass(frozen=True)
-class LayoutHabits:
-    """Values of a layout's keys that the users of a framework choose among. Others are for a search of their own.
-
-    ``one_stage``: no pipelines. ``one_rank_layers``: no tensor parallelism. ``begins_sharded``: a search
-    begins at the last stage of ``zero``. Without it the framework is not simulated, or not with products in 8 bits.
-    """
-
-    zero: tuple[int, ...]
-    recompute: tuple[str, ...] = ("none", "full")
-    one_stage: bool = True
-    one_rank_layers: bool = False
-    begins_sharded: bool = False
-
-    @property
-    def values(self) -> dict[str, list[Any]]:
-        """Values by key, as a search takes them."""
-        single = {"pp": [1]} if self.one_stage else {}
-        single |= {"tp": [1]} if self.one_rank_layers else {}
-        return {**single, "zero": [*self.zero], "recompute": [*self.recompute]}
-
-
-_MEGATRON = LayoutHabits((0, 1), ("none", "selective", "full"), one_stage=False)
-#: By framework.
-HABITS: Mapping[str, LayoutHabits] = {
-    "megatron_core": _MEGATRON,
-    "megatron_core_local": _MEGATRON,
-    "torchtitan": LayoutHabits((0, 3), ("none", "ops", "full"), begins_sharded=True),
-    "pytorch": LayoutHabits((0, 3), one_rank_layers=True),
-    "hugging_face": LayoutHabits((0, 3), one_rank_layers=True),
-    "deepspeed": LayoutHabits((0, 1, 2, 3)),
-    "hugging_face_deepspeed": LayoutHabits((1, 2, 3), one_rank_layers=True, begins_sharded=True),
-}
-
-
-@dataclass(frozen=True)
 class ProposedLayout:
     """A layout that fits. ``changes``: its keys with their values. ``figures``: of its simulated step.
 
@@ -101,7 +66,7 @@ def proposed_layout(
     }
     per_node = max(node.gpus.count for node in base.cluster.kinds)
     limit = {"tp": (1, per_node), "micro_batch": (1, _MOST_SEQUENCES)}
-    choices = {**fix, **HABITS[base.framework.name].values}
+    choices = {**fix, **base.software.habits.values}
     if base.model.attention == "flash":  # which keeps no scores to compute again
         choices["recompute"] = [value for value in choices["recompute"] if value != "selective"]
     if gpus == 1:  # nothing is shared

@@ -38,10 +38,10 @@ class CommRoute:
     @classmethod
     def from_group(cls, pattern: Pattern, cluster: Cluster, nodes: Ints) -> CommRoute:
         """Return the route of a group on ``nodes``, from its pattern."""
-        stages = pattern.stages
-        places = LinkPlaces(cluster, nodes, np.concatenate([stage.links for stage in stages]))
-        phase = np.repeat(np.arange(len(stages)), [len(stage.links) for stage in stages])
-        return cls(pattern, places, phase, np.concatenate([stage.load for stage in stages]))
+        phases = pattern.phases
+        places = LinkPlaces(cluster, nodes, np.concatenate([pattern_phase.links for pattern_phase in phases]))
+        phase = np.repeat(np.arange(len(phases)), [len(pattern_phase.links) for pattern_phase in phases])
+        return cls(pattern, places, phase, np.concatenate([pattern_phase.load for pattern_phase in phases]))
 
     @cached_property
     def key(self) -> tuple[object, ...]:
@@ -50,9 +50,11 @@ class CommRoute:
 
     def pattern_on(self, nodes: Ints) -> Pattern:
         """Return the pattern of a group on other nodes, which sits alike."""
-        cuts = np.cumsum([len(stage.links) for stage in self.pattern.stages])[:-1]
-        stages = zip(self.pattern.stages, np.split(self.places.on(nodes[None])[0], cuts), strict=True)
-        return replace(self.pattern, stages=tuple([replace(stage, links=links) for stage, links in stages]))
+        cuts = np.cumsum([len(pattern_phase.links) for pattern_phase in self.pattern.phases])[:-1]
+        phases = zip(self.pattern.phases, np.split(self.places.on(nodes[None])[0], cuts), strict=True)
+        return replace(
+            self.pattern, phases=tuple([replace(pattern_phase, links=links) for pattern_phase, links in phases])
+        )
 
 
 @dataclass(frozen=True, eq=False)

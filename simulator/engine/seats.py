@@ -59,11 +59,13 @@ def seat_classes(cluster: Cluster, ends: Ints) -> list[SeatClass]:
     at, row_of = np.arange(len(distinct)) - start[row[first]], row[first]
     places = cluster.node_places
     labels = (
-        np.array(cluster.node_kinds) if places is None else cluster.node_makes * len(places.pattern) + places.pattern
+        np.array(cluster.node_kinds)
+        if places is None
+        else cluster.node_makes * len(places.trunk_makes) + places.trunk_makes
     )
     key = key + np.add.reduceat(mixed(labels[distinct], at), start)
-    for level, above in enumerate(() if places is None else places.above):
-        shared, _, _ = _by_appearance(row_of, above[distinct], n)
+    for level, subtree in enumerate(() if places is None else places.subtrees):
+        shared, _, _ = _by_appearance(row_of, subtree[distinct], n)
         key = key + np.add.reduceat(mixed(shared, at, np.full_like(at, level)), start)
     counts = np.diff(start, append=len(distinct))
     classes = []
@@ -116,10 +118,10 @@ class LinkPlaces:
         if cluster.node_places is not None and not self._is_inside.all():
             table = cluster.node_places.trunks
             self._trunks = table.reshape(len(table), -1)
-            above_nodes, trunk_at = np.unique(self._trunks[nodes], return_index=True)
+            trunks, trunk_at = np.unique(self._trunks[nodes], return_index=True)
             outside = np.flatnonzero(~self._is_inside)
-            found_at = trunk_at[np.searchsorted(above_nodes, links[outside])]
-            self._place[outside], self._offset[outside] = np.divmod(found_at, self._trunks.shape[1])
+            in_table = trunk_at[np.searchsorted(trunks, links[outside])]
+            self._place[outside], self._offset[outside] = np.divmod(in_table, self._trunks.shape[1])
 
     @property
     def key(self) -> tuple[bytes, bytes, bytes]:

@@ -72,22 +72,22 @@ def _losses(
     )
     n_links, n_sources = len(cluster.links), len(numbers)
     # How many transfers a phase stands for on a link.
-    crossings, where = np.unique(full.phase * n_links + full.link[full.state], return_inverse=True)
+    crossings, crossing_of = np.unique(full.phase * n_links + full.link[full.state], return_inverse=True)
     at_once = np.array([sources[one // n_links].at_once[one % n_links] for one in crossings.tolist()], dtype=np.float64)
-    count = at_once[where]
+    count = at_once[crossing_of]
     # Transfers of a source in a state of a link, and what they lose of each second together.
-    places, where = np.unique(full.state * n_sources + source[full.phase], return_inverse=True)
-    state, source = places // max(n_sources, 1), places % max(n_sources, 1)
-    present = np.bincount(where, count, len(places))
+    pairs, pair_of = np.unique(full.state * n_sources + source[full.phase], return_inverse=True)
+    state, source = pairs // max(n_sources, 1), pairs % max(n_sources, 1)
+    present = np.bincount(pair_of, count, len(pairs))
     loss = np.where(full.is_held_up, count * (1 - full.rate_Bps / full.cap_Bps), 0.0)
-    lost = np.bincount(where, loss, len(places))
-    each = np.divide(lost, present, out=np.zeros(len(places)), where=present > 0)
+    lost = np.bincount(pair_of, loss, len(pairs))
+    each = np.divide(lost, present, out=np.zeros(len(pairs)), where=present > 0)
     # Over the states of each link.
-    contenders, where = np.unique(full.link[state] * n_sources + source, return_inverse=True)
+    contenders, contender_of = np.unique(full.link[state] * n_sources + source, return_inverse=True)
     most = np.zeros(len(contenders))
-    np.maximum.at(most, where, present)
-    seconds = np.bincount(where, full.seconds[state] * (present > 0), len(contenders))
-    lost_s = np.bincount(where, full.seconds[state] * each, len(contenders))
+    np.maximum.at(most, contender_of, present)
+    seconds = np.bincount(contender_of, full.seconds[state] * (present > 0), len(contenders))
+    lost_s = np.bincount(contender_of, full.seconds[state] * each, len(contenders))
     by_number, figures = list(numbers), (most.tolist(), seconds.tolist(), lost_s.tolist())
     return [
         (by_number[one % n_sources], one // n_sources, *row)

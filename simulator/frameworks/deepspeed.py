@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from simulator.frameworks import megatron_core
-from simulator.frameworks.framework import JobTraits, Replication
+from simulator.frameworks.framework import JobTraits, LayoutHabits, Replication
 from simulator.units import DTYPE_BYTES
 
 #: ``reduce_bucket_size``: elements of a bucket of gradients.
@@ -63,4 +63,5 @@ FRAMEWORK = replace(
     adds_in_products=False,
     has_core_experts=False,
     replication=replication,
+    habits=LayoutHabits((0, 1, 2, 3)),
 )

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
+from simulator.frameworks.limits import Limit
 from simulator.operations.experts import Experts
 from simulator.operations.nodes import Node, Ops, Tensor, memory
 from simulator.operations.shapes import Shapes
@@ -209,34 +210,26 @@ class StageRuntime:
     awaits_apart: bool = False
 
 
-class Limit(NamedTuple):
-    """Values of a workload's ``key`` that a framework is simulated with, and what to say of others.
+@dataclass(frozen=True)
+class LayoutHabits:
+    """Values of a layout's keys that users of a framework choose among; `llmsim init` looks no further.
 
-    ``where``: dotted keys and their values for which alone this holds.
+    ``one_stage``: no pipelines. ``one_rank_layers``: no tensor parallelism. ``begins_sharded``: a search
+    begins at the last stage of ``zero``. Without it the framework is not simulated, or not with products in 8 bits.
     """
 
-    key: str
-    allowed: tuple[object, ...]
-    message: str
-    where: Mapping[str, object] = {}
+    zero: tuple[int, ...]
+    recompute: tuple[str, ...] = ("none", "full")
+    one_stage: bool = True
+    one_rank_layers: bool = False
+    begins_sharded: bool = False
 
-
-def plain_layers(whose: str) -> tuple[Limit, ...]:
-    """Return the limits of a framework of which only layers of one kind were looked at; ``whose`` names them."""
-    usual: dict[str, tuple[object, ...]] = {
-        "model.mixers": (None,),
-        "model.mlps": (None,),
-        "model.norm_place": ("before",),
-        "model.qk_norm_kind": ("head",),
-        **dict.fromkeys(("model.attention_sinks", "model.attention_gate", "model.value_norm"), (False,)),
-        "model.keys_as_values": (False,),
-        "model.attention_softcap": (None,),
-        "model.logit_softcap": (None,),
-        "model.indexer": (None,),
-        "model.moe.shared_gate": (None, False),
-    }
-    message = f"{whose} are simulated as Llama's and GPT's are, all of one kind"
-    return tuple(Limit(key, allowed, message) for key, allowed in usual.items())
+    @property
+    def values(self) -> dict[str, list[Any]]:
+        """Values by key, as a search takes them."""
+        single = {"pp": [1]} if self.one_stage else {}
+        single |= {"tp": [1]} if self.one_rank_layers else {}
+        return {**single, "zero": [*self.zero], "recompute": [*self.recompute]}
 
 
 def uniform(job: JobTraits) -> bool:
@@ -290,6 +283,8 @@ class Framework:
     """of ``kernels.memory`` in a profile: its memory-bound kernels; later sections replace classes of earlier ones"""
     defaults: Callable[[JobTraits], Mapping[str, object]]
     """dotted key of a workload -> its value where the file leaves it open"""
+    habits: LayoutHabits
+    """layouts that its users choose among"""
     losses: tuple[str, ...]
     """values of ``training.loss`` that it can run"""
     adds_in_products: bool

@@ -16,14 +16,13 @@ from simulator.frameworks import hugging_face_experts, pytorch
 from simulator.frameworks.framework import (
     ActivationKernels,
     JobTraits,
-    Limit,
     NormPlace,
     Replication,
     Traffic,
     gradient_of_lookup,
-    plain_layers,
 )
 from simulator.frameworks.hugging_face_compiled import compiled
+from simulator.frameworks.limits import Limit, plain_layers
 from simulator.frameworks.rotation import rotated
 from simulator.operations.nodes import Node, Ops, Tensor, memory
 from simulator.operations.shapes import Shapes

@@ -13,7 +13,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from simulator.frameworks import fused_kernels
-from simulator.frameworks.framework import ActivationKernels, Framework, JobTraits, Limit, NormPlace, Traffic
+from simulator.frameworks.framework import ActivationKernels, Framework, JobTraits, NormPlace, Traffic
+from simulator.frameworks.limits import Limit
 from simulator.operations.nodes import Node, Ops, Tensor, memory
 from simulator.operations.shapes import Shapes
 from simulator.program import Compute, Memory, StepPhase

@@ -14,7 +14,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from simulator.frameworks import deepspeed, hugging_face, zero_kernels
-from simulator.frameworks.framework import JobTraits, Limit, Replication
+from simulator.frameworks.framework import JobTraits, LayoutHabits, Replication
+from simulator.frameworks.limits import Limit
 from simulator.units import DTYPE_BYTES
 
 #: ``stage3_max_live_parameters``. Before each module more is gathered, until so many parameters are whole.
@@ -82,4 +83,5 @@ FRAMEWORK = replace(
     hooked_modules=zero_kernels.hooked_modules,
     live_parameters=MAX_LIVE_PARAMETERS,
     compiled=None,
+    habits=LayoutHabits((1, 2, 3), one_rank_layers=True, begins_sharded=True),
 )

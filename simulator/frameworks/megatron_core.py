@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from simulator.frameworks import fused_kernels, lora, megatron_experts, megatron_rotation
-from simulator.frameworks.framework import ExpertHooks, Framework, JobTraits, Replication
+from simulator.frameworks.framework import ExpertHooks, Framework, JobTraits, LayoutHabits, Replication
 from simulator.operations.dropout import dropout
 from simulator.operations.experts import Experts
 from simulator.operations.nodes import Node, Tensor, memory
@@ -99,6 +99,7 @@ FRAMEWORK = Framework(
     name="megatron_core",
     about="Megatron-Core, with kernels of Transformer Engine and Apex",
     launch_section="megatron",
+    habits=LayoutHabits((0, 1), ("none", "selective", "full"), one_stage=False),
     memory_sections=("eager", "fused"),
     defaults=defaults,
     losses=("vocab_parallel", "eager"),

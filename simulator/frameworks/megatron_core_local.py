@@ -11,7 +11,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from simulator.frameworks import megatron_core, megatron_experts
-from simulator.frameworks.framework import ActivationKernels, JobTraits, Limit, Traffic, plain_layers
+from simulator.frameworks.framework import ActivationKernels, JobTraits, Traffic
+from simulator.frameworks.limits import Limit, plain_layers
 from simulator.frameworks.megatron_rotation import ROTATION, positions
 from simulator.operations.dropout import dropout
 from simulator.operations.nodes import Node, Tensor, memory

@@ -14,6 +14,7 @@ from simulator.frameworks.framework import (
     EarlierDefaults,
     Framework,
     JobTraits,
+    LayoutHabits,
     NormPlace,
     Replication,
     StageRuntime,
@@ -233,6 +234,7 @@ def compiled_defaults(job: JobTraits) -> Mapping[str, object]:
 FRAMEWORK = Framework(
     name="pytorch",
     about="PyTorch alone, or under torch.compile",
+    habits=LayoutHabits((0, 3), one_rank_layers=True),
     launch_section="eager",
     memory_sections=("eager",),
     defaults=defaults,

@@ -10,7 +10,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from simulator.frameworks import hugging_face, pytorch
-from simulator.frameworks.framework import JobTraits, Limit, Traffic, plain_layers
+from simulator.frameworks.framework import JobTraits, LayoutHabits, Traffic
+from simulator.frameworks.limits import Limit, plain_layers
 
 #: Queries, or keys, become fp32, are multiplied as complex numbers, and are cast back (``apply_rotary_emb``).
 ROTATION = (
@@ -92,6 +93,7 @@ FRAMEWORK = replace(
     about="torchtitan's Llama 3 on PyTorch, or under torch.compile; its DeepSeek-V3 on PyTorch",
     runs_captured=False,
     launch_section="torchtitan",
+    habits=LayoutHabits((0, 3), ("none", "ops", "full"), begins_sharded=True),
     defaults=defaults,
     limits=LIMITS,
     joins_projections=joins_projections,

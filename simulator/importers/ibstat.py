@@ -52,10 +52,10 @@ def read(text: str, path: Path) -> MachineFacts:
         transport=transport,
         unused=tuple(dict.fromkeys(port.card for port in unused if port.card not in {one.card for one in used})),
     )
-    return MachineFacts(FORM, nics=facts, left_out=tuple(map(_told, unused)))
+    return MachineFacts(FORM, nics=facts, left_out=tuple(map(_unused_port, unused)))
 
 
-def _told(port: _Port) -> str:
+def _unused_port(port: _Port) -> str:
     if not port.up:
         return f"{port.card}: its port is not Active"
     return f"{port.card}: {port.rate_Gbps:g} Gb/s of {port.transport}, slower or of another kind than those that count"

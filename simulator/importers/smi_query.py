@@ -80,9 +80,9 @@ def _link(gpu: _Gpu) -> _Link:
 
 def _usual(links: Sequence[_Link]) -> _Link:
     """Return the link that most GPUs have, of equally frequent ones the slowest; parts that none says are None."""
-    told = Counter(link for link in links if None not in link)
-    if told:
-        return min(told, key=lambda link: (-told[link], link))
+    counts = Counter(link for link in links if None not in link)
+    if counts:
+        return min(counts, key=lambda link: (-counts[link], link))
     generations = [generation for generation, _ in links if generation is not None]
     lanes = [width for _, width in links if width is not None]
     return min(generations, default=None), min(lanes, default=None)
@@ -125,15 +125,15 @@ def _type(gpu: _Gpu, assumed: Counter[str]) -> str:
 
 def _left_out(gpus: list[_Gpu]) -> Iterator[str]:
     """Yield what lowers the speed of GPUs and has no place in a cluster file."""
-    told: Counter[str] = Counter()
+    counts: Counter[str] = Counter()
     for gpu in gpus:
         if gpu.value("MIG Mode/Current") == "Enabled":
-            told["MIG is enabled: a GPU is simulated whole"] += 1
+            counts["MIG is enabled: a GPU is simulated whole"] += 1
         now, usual = (_watts(gpu.values, name) for name in ("Current Power Limit", "Default Power Limit"))
         now = now if now is not None else _watts(gpu.values, "Power Limit")
         if now is not None and usual is not None and now < usual:
-            told[f"power limit of {now:g} W, {usual:g} W by default: power.limit_w of a profile of your own"] += 1
-    for text, count in told.items():
+            counts[f"power limit of {now:g} W, {usual:g} W by default: power.limit_w of a profile of your own"] += 1
+    for text, count in counts.items():
         yield text if count == 1 else f"{text} ({count} times)"
 
 

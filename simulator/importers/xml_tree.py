@@ -53,7 +53,7 @@ def parse_xml(text: str, path: Path) -> Element:
     try:
         parser.Parse(text, True)
     except expat.ExpatError as error:
-        where = f", inside <{opened[-1].tag}> of line {opened[-1].line}" if opened else ""
+        position = f", inside <{opened[-1].tag}> of line {opened[-1].line}" if opened else ""
         message = expat.errors.messages.get(error.code) or str(error)
-        raise InputError(f"line {error.lineno}, column {error.offset + 1}: {message}{where}", file=path) from None
+        raise InputError(f"line {error.lineno}, column {error.offset + 1}: {message}{position}", file=path) from None
     return root[0]

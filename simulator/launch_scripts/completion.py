@@ -100,14 +100,14 @@ def _is_missing(data: Mapping[str, Any], script: LaunchScript, key: str) -> bool
 def settled(script: LaunchScript, changes: Mapping[str, Any]) -> LaunchScript:
     """Return a script of which nothing is understood that ``changes`` replace: such options are told instead."""
 
-    kept, told = [], []
+    kept, replaced = [], []
     for entry in script.understood:
         key = next((change for change in changes if f"{entry.key}.".startswith(f"{change}.")), None)
         if key is None or changes[key] == entry.value:
             kept.append(entry)
         else:
-            told.append(f"{entry.option} {brief(entry.value)}: {key} is set to {brief(changes[key])}")
-    return replace(script, understood=tuple(kept), ignored=(*script.ignored, *told))
+            replaced.append(f"{entry.option} {brief(entry.value)}: {key} is set to {brief(changes[key])}")
+    return replace(script, understood=tuple(kept), ignored=(*script.ignored, *replaced))
 
 
 def _replicas(script: LaunchScript, sizes: list[int], gpus: int | None, file: object) -> int:

@@ -77,6 +77,8 @@ _USUAL = {
 _OPTIMIZERS = {"adam": "adamw", "sgd": "sgd_momentum"}
 #: --fp8-recipe -> ours.
 _FP8_RECIPES = {"delayed": "te_delayed", "tensorwise": "te_current", "blockwise": "te_blockwise", "mxfp8": "te_mxfp8"}
+#: --fp4-recipe -> ours: the only one that Megatron-LM has.
+_FP4_RECIPES = {"nvfp4": "te_nvfp4"}
 #: --cp-comm-type -> ours.
 _CONTEXT_METHODS = {"p2p": "ring", "a2a": "ulysses"}
 #: Options of the layers that the first and the last pipeline stage have.
@@ -170,8 +172,8 @@ def _training(reading: ScriptReading) -> None:
         reading.put("training.precision", half, half)
     else:
         reading.assume("training.precision", "fp32", "Megatron-LM's without bf16 and fp16")
-    _eight_bits(reading)
-    _four_bits(reading)
+    _few_bits(reading, 8, _FP8_RECIPES)
+    _few_bits(reading, 4, _FP4_RECIPES)
     clip = reading.fraction("clip_grad")
     if clip is None:
         reading.assume("training.grad_clip", 1.0, "Megatron-LM's default of clip_grad")
@@ -197,35 +199,23 @@ def _training(reading: ScriptReading) -> None:
         reading.assumed.append("training.global_batch: one micro-batch per replica, Megatron-LM's default")
 
 
-def _eight_bits(reading: ScriptReading) -> None:
-    """Put the recipe of products in 8 bits; without one of its own a script has Megatron-LM's default."""
-    switch, form = reading.first_of("fp8_format", "fp8")
+def _few_bits(reading: ScriptReading, bits: int, recipes: Mapping[str, str]) -> None:
+    """Put the recipe of products in so few bits; a script that names none has the first of ``recipes``."""
+    key, option = f"training.fp{bits}", f"fp{bits}_recipe"
+    switch, form = reading.first_of(f"fp{bits}_format", f"fp{bits}")
     if form is None or str(form).lower() == "false":
-        reading.leave("fp8_recipe")
+        reading.leave(option)
         return
-    recipe = _FP8_RECIPES.get(str(reading.look("fp8_recipe", "delayed")).lower())
+    named = reading.look(option)
+    recipe = recipes.get(str(next(iter(recipes)) if named is None else named).lower())
     if recipe is None:
-        reading.ignore(switch, f"its recipe is none of {', '.join(_FP8_RECIPES)}")
-    elif reading.look("fp8_recipe") is not None:
-        reading.put("training.fp8", recipe, switch, "fp8_recipe")
+        reading.ignore(switch, f"its recipe is {'none of' if len(recipes) > 1 else 'not'} {', '.join(recipes)}")
+    elif named is not None:
+        reading.put(key, recipe, switch, option)
     else:
-        reading.put("training.fp8", recipe, switch)
-        reading.assumed.append(f"training.fp8: {recipe}, Megatron-LM's default of fp8_recipe")
-
-
-def _four_bits(reading: ScriptReading) -> None:
-    """Put the recipe of products in 4 bits: NVFP4's is the only one that Megatron-LM has."""
-    switch, form = reading.first_of("fp4_format", "fp4")
-    if form is None or str(form).lower() == "false":
-        reading.leave("fp4_recipe")
-        return
-    name = str(reading.look("fp4_recipe", "nvfp4")).lower()
-    if name != "nvfp4":
-        reading.ignore(switch, "its recipe is not nvfp4")
-    elif reading.look("fp4_recipe") is not None:
-        reading.put("training.fp4", "te_nvfp4", switch, "fp4_recipe")
-    else:
-        reading.put("training.fp4", "te_nvfp4", switch)
+        reading.put(key, recipe, switch)
+        if len(recipes) > 1:
+            reading.assumed.append(f"{key}: {recipe}, Megatron-LM's default of {option}")
 
 
 def _recompute(reading: ScriptReading) -> None:

@@ -99,10 +99,10 @@ def launch_command(text: str, path: Path) -> LaunchCommand:
             allowed="torchrun, deepspeed, accelerate launch, python or srun, with a .py file or -m",
         )
     *earlier, words = commands
-    told = [
+    passed_over = [
         f"{textwrap.shorten(' '.join(word.text for word in each), 80)}, as a later command counts" for each in earlier
     ]
-    return LaunchCommand(words, [*reader.skipped, *told])
+    return LaunchCommand(words, [*reader.skipped, *passed_over])
 
 
 def _starts_training(words: list[Word]) -> bool:

@@ -9,14 +9,14 @@ from typing import NamedTuple
 from simulator.config import Workload
 from simulator.lowering.host_copies import gradients_to_host
 from simulator.lowering.servers import exchange
-from simulator.lowering.sharding import gradient_bytes, leaving, named_by_axis, part_of_pass
+from simulator.lowering.sharding import leaving, named_by_axis, part_of_pass, whole_gradient_bytes
 from simulator.operations.weights import Weight, elements
 from simulator.program import Collective, CollectiveKind, Purpose, Step, reordered
 from simulator.units import DTYPE_BYTES
 
 
 class LeavingGradients(NamedTuple):
-    """Gradients that leave the GPU over an axis: their number, and the bytes of `gradient_bytes`."""
+    """Gradients that leave the GPU over an axis: their number, and the bytes of `whole_gradient_bytes`."""
 
     axis: str
     n_elements: int
@@ -80,7 +80,8 @@ class Reductions:
         if id(weights) not in self._leaving:
             groups = leaving(self._workload.parallelism, weights).items()
             left = [
-                LeavingGradients(axis, elements(group), gradient_bytes(self._workload, group)) for axis, group in groups
+                LeavingGradients(axis, elements(group), whole_gradient_bytes(self._workload, group))
+                for axis, group in groups
             ]
             self._leaving[id(weights)] = weights, left
         return self._leaving[id(weights)][1]

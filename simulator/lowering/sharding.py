@@ -48,7 +48,7 @@ def keeps_bytes_by_part(workload: Workload, weights: Iterable[Weight]) -> bool:
     return apart and layout.offload.activations == "none"
 
 
-def gradient_bytes(workload: Workload, weights: Iterable[Weight]) -> float:
+def whole_gradient_bytes(workload: Workload, weights: Iterable[Weight]) -> float:
     """Return the bytes of whole gradients of ``weights`` that are alive beside the state.
 
     They are there from a backward pass to their reduction, or to their copy to the host. Only ZeRO-2 and 3, whose state

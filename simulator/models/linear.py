@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from simulator.models.autocast import cast_operands
 from simulator.models.low_precision import in_low_precision
@@ -46,6 +46,37 @@ def new_gradient_bytes(z: FrameworkShapes, params: int) -> float:
     return float((DTYPE_BYTES[z.grad_dtype] if z.keeps_gradients else z.weight_element) * params)
 
 
+@dataclass(frozen=True)
+class LinearLayer:
+    """The layer y (tokens x n) = x (tokens x k) W, with n and k as one rank has them; other fields as of `linear`."""
+
+    block: str
+    name: str
+    n: int
+    k: int
+    split: str
+    bias: bool
+    shared: int
+    rows: int
+
+    def x_bytes(self, z: FrameworkShapes) -> float:
+        """Return the bytes of x, whole."""
+        return float(z.element * z.tokens * self.k)
+
+    def y_bytes(self, z: FrameworkShapes) -> float:
+        """Return the bytes of y, whole."""
+        return float(z.element * z.tokens * self.n)
+
+    def w_bytes(self, z: FrameworkShapes) -> float:
+        """Return the bytes of W in working precision."""
+        return float(z.element * self.n * self.k)
+
+    def product(self, z: FrameworkShapes, role: str, rows: int) -> Compute:
+        """Return the product of so many rows in its ``role``: fwd, dgrad or wgrad."""
+        sizes = {"fwd": (rows, self.n, self.k), "dgrad": (rows, self.k, self.n), "wgrad": (self.n, self.k, rows)}
+        return product(z, self.name, role, *sizes[role])
+
+
 def linear(
     z: FrameworkShapes,
     block: str,
@@ -74,16 +105,16 @@ def linear(
     TransformerEngine keeps an empty tensor per shape for that (``get_dummy_wgrad`` in pytorch/module/base.py, 2.0 and
     later); Megatron-LM's own linear layer (``cached`` false) makes a new one each time.
     """
-    x_bytes, y_bytes, w_bytes = (float(z.element * size) for size in (z.tokens * k, z.tokens * n, n * k))
-    name = f"{block}.{name}"
-    forward, input_grad, gather = _passes(z, block, name, n, k, split)
-    kept, gather = _kept_input(z, saved, x_bytes, split, gather)
-    wgrad = product(z, name, "wgrad", n, k, z.tokens)
-    weight_grad: Ops = (wgrad, *(() if z.accumulates_in_product else add_gradient(z, name, n * k)))
+    layer = LinearLayer(block, f"{block}.{name}", n, k, split, bias, shared, rows)
+    x_bytes, y_bytes = layer.x_bytes(z), layer.y_bytes(z)
+    forward, input_grad, gather = _passes(z, layer)
+    kept, gather = _kept_input(z, layer, saved, gather)
+    wgrad = layer.product(z, "wgrad", z.tokens)
+    weight_grad: Ops = (wgrad, *(() if z.accumulates_in_product else add_gradient(z, layer.name, n * k)))
     if bias:
-        added, bias_grad = _bias(z, name, n, y_bytes, split)
+        added, bias_grad = _bias(z, layer)
         forward, weight_grad = (*forward, *added), (*weight_grad, *bias_grad)
-    dgrad, summed = product(z, name, "dgrad", z.tokens, k, n), _summed(z, block, x_bytes)
+    dgrad, summed = layer.product(z, "dgrad", z.tokens), _summed(z, block, x_bytes)
     hidden = (*_hidden(gather, dgrad), *_hidden(summed, wgrad), *weight_grad[1:])
     placeholder = z.accumulates_in_product and cached
     weight_grad_bytes = (x_bytes if gather else 0) + (0 if placeholder else new_gradient_bytes(z, n * k))
@@ -99,26 +130,28 @@ def linear(
         grad_bytes=x_bytes + y_bytes + weight_grad_bytes,
         output_grad_bytes=y_bytes,
         weight_grad_bytes=weight_grad_bytes,
-        placeholders=(Tensor(f"weight gradient {n} x {k}", w_bytes),) if placeholder else (),
-        weights=_weights(z, name, n, k, split=split, bias=bias, shared=shared, rows=rows),
+        placeholders=(Tensor(f"weight gradient {n} x {k}", layer.w_bytes(z)),) if placeholder else (),
+        weights=_weights(z, layer),
     )
     if z.framework.pads_products and n * z.element % ALIGNED:
-        node = _padded(z, node, name, y_bytes, w_bytes)
-    node = in_low_precision(z, node, name, z.tokens, n, k, first=first)
-    return cast_operands(z, node, name, n, k, wide=wide, bias=bias) if z.autocast else node
+        node = _padded(z, layer, node)
+    node = in_low_precision(z, node, layer.name, z.tokens, n, k, first=first)
+    return cast_operands(z, node, layer.name, n, k, wide=wide, bias=bias) if z.autocast else node
 
 
 def _kept_input(
-    z: FrameworkShapes, saved: str, x_bytes: float, split: str, gather: tuple[Collective, ...]
+    z: FrameworkShapes, layer: LinearLayer, saved: str, gather: tuple[Collective, ...]
 ) -> tuple[tuple[Tensor, ...], tuple[Collective, ...]]:
     """Return what is kept of x for the weight gradient, and what is to be gathered for it once more."""
+    x_bytes = layer.x_bytes(z)
     if gather and z.framework.keeps_gathered_inputs:
         return (Tensor(f"{saved} gathered", x_bytes),), ()
-    return (Tensor(saved, x_bytes * z.rows / z.tokens if split == "column" else x_bytes),), gather
+    return (Tensor(saved, x_bytes * z.rows / z.tokens if layer.split == "column" else x_bytes),), gather
 
 
-def _bias(z: FrameworkShapes, name: str, n: int, y_bytes: float, split: str) -> tuple[Ops, Ops]:
-    """Return the kernel that adds a bias of n columns to y, if there is one, and those of its gradient."""
+def _bias(z: FrameworkShapes, layer: LinearLayer) -> tuple[Ops, Ops]:
+    """Return the kernel that adds the bias to y, if there is one, and those of its gradient."""
+    name, n, split, y_bytes = layer.name, layer.n, layer.split, layer.y_bytes(z)
     y_kept = y_bytes * z.rows / z.tokens if split == "row" else y_bytes
     add = memory("F", f"{name} bias", "bias", y_kept, y_kept, z.dtype)
     apart = z.framework.adds_bias_after_sums and z.tp > 1 and split == "row"
@@ -126,11 +159,12 @@ def _bias(z: FrameworkShapes, name: str, n: int, y_bytes: float, split: str) -> 
     return (add,) if apart else (), (gradient, *add_gradient(z, f"{name} bias", n))
 
 
-def _padded(z: FrameworkShapes, node: Node, name: str, y_bytes: float, w_bytes: float) -> Node:
+def _padded(z: FrameworkShapes, layer: LinearLayer, node: Node) -> Node:
     """Return ``node`` with copies of W, and of the gradient of y for each of its products, that have padded rows.
 
     What makes y reads no padding (torch/_inductor/fx_passes/pad_mm.py).
     """
+    name, y_bytes, w_bytes = layer.name, layer.y_bytes(z), layer.w_bytes(z)
     return replace(
         node,
         forward=(memory("F", f"{name} pad", "copy", w_bytes, w_bytes, z.dtype), *node.forward),
@@ -210,19 +244,15 @@ def product(z: FrameworkShapes, name: str, role: str, m: int, n: int, k: int) ->
     return Compute(name if role == "fwd" else f"{name} {role}", kernel, PHASES[role])
 
 
-def _passes(
-    z: FrameworkShapes, block: str, name: str, n: int, k: int, split: str
-) -> tuple[Ops, Ops, tuple[Collective, ...]]:
+def _passes(z: FrameworkShapes, layer: LinearLayer) -> tuple[Ops, Ops, tuple[Collective, ...]]:
     """Return `_split_passes`, with the copies around their collectives where a framework has such."""
-    forward, input_grad, gather = _split_passes(z, block, name, n, k, split)
+    forward, input_grad, gather = _split_passes(z, layer)
     if z.framework.copies_gathered:
         forward, input_grad = _with_copies(z, "F", forward), _with_copies(z, "B", input_grad)
     return forward, input_grad, gather
 
 
-def _split_passes(
-    z: FrameworkShapes, block: str, name: str, n: int, k: int, split: str
-) -> tuple[Ops, Ops, tuple[Collective, ...]]:
+def _split_passes(z: FrameworkShapes, layer: LinearLayer) -> tuple[Ops, Ops, tuple[Collective, ...]]:
     """Return the forward pass, the input gradient, and the gathering of x for the weight gradient.
 
     ``column`` starts from a replicated x and sums its gradient, ``row`` ends with a sum of y (arXiv 1909.08053, section
@@ -238,13 +268,13 @@ def _split_passes(
     weight gradient's (Megatron-LM's ``LinearWithGradAccumulationAndAsyncCommunication``, TransformerEngine's ``bulk``).
     Without sequence parallelism only that sum, an all-reduce, is hidden, as in Megatron-LM.
     """
-    x_bytes, y_bytes = (float(z.element * z.tokens * width) for width in (k, n))
-    whole, dgrad = product(z, name, "fwd", z.tokens, n, k), product(z, name, "dgrad", z.tokens, k, n)
-    if split == "none":
+    block, x_bytes, y_bytes = layer.block, layer.x_bytes(z), layer.y_bytes(z)
+    whole, dgrad = layer.product(z, "fwd", z.tokens), layer.product(z, "dgrad", z.tokens)
+    if layer.split == "none":
         return (*_gathered(z, block, x_bytes), whole), (dgrad,), ()
     in_ring = z.overlaps_tp and z.sequence_parallel
-    chunk, dgrad_chunk = product(z, name, "fwd", z.rows, n, k), product(z, name, "dgrad", z.rows, k, n)
-    if split == "column":
+    chunk, dgrad_chunk = layer.product(z, "fwd", z.rows), layer.product(z, "dgrad", z.rows)
+    if layer.split == "column":
         gather = _gathered(z, block, x_bytes)
         if in_ring:
             return _gather_around(z, block, x_bytes, chunk), _sum_around(z, block, x_bytes, dgrad_chunk), gather
@@ -265,14 +295,12 @@ def _summed(z: FrameworkShapes, block: str, nbytes: float) -> tuple[Collective, 
     return (comm(op, block, nbytes),) if z.tp > 1 else ()
 
 
-def _weights(
-    z: FrameworkShapes, name: str, n: int, k: int, *, split: str, bias: bool, shared: int, rows: int
-) -> tuple[Weight, ...]:
-    """Return W and, with ``bias``, the bias of the layer ``name``; see `linear`."""
+def _weights(z: FrameworkShapes, layer: LinearLayer) -> tuple[Weight, ...]:
+    """Return W, and the bias of a layer that has one."""
+    name, n, k, split, shared = layer.name, layer.n, layer.k, layer.split, layer.shared
     over = () if split == "none" else ("tp",)
-    if split == "column":
-        rows = rows or (n - shared) * z.tp + shared * z.tp // z.kv_replicas
-    rows = rows or n
+    whole_rows = (n - shared) * z.tp + shared * z.tp // z.kv_replicas if split == "column" else n
+    rows = layer.rows or whole_rows
     columns = k * z.tp if split == "row" else k
     weight = Weight(
         weight_name(name),
@@ -283,7 +311,7 @@ def _weights(
         partial_rows=shared,
         gradient_product=f"{name} wgrad",
     )
-    if not bias:
+    if not layer.bias:
         return (weight,)
     # A row-split layer's bias is added to the sum, by every rank to its own rows.
     whole_bias = split == "row"

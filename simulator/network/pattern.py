@@ -2,8 +2,8 @@
 
 An algorithm lists the hops of a group of ranks as `Moves`, one after another where it has real steps. Added up, each is
 a `Shape`, the same for all groups whose members sit alike in their nodes. On the nodes of one group a shape is a
-`Stage` of a `Pattern`. It holds the bytes on every link per byte of message, and the hops that the first byte makes.
-`simulator.network.timing` makes it a `Plan` for a size.
+`PatternPhase` of a `Pattern`. It holds the bytes on every link per byte of message, and the hops that the first byte
+makes. `simulator.network.timing` makes it a `Phase` of a `Plan` for a size.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from simulator.network.shape import NicLoads, Shape
 
 
 @dataclass(frozen=True, eq=False)
-class Stage:
-    """Moves on a group of ranks of a cluster.
+class PatternPhase:
+    """Moves on a group of ranks of a cluster, for messages of any size.
 
-    Phases have as reference flow the one on the tightest link, of several on the first that is crossed. It carries
+    Their reference flow is the one on the tightest link, of several on the first that is crossed. It carries
     ``flow_bytes`` per byte of message, and ``links[i]`` carries ``load[i]`` of that. ``line_s`` holds, per kind of
     link, the seconds per byte of message that its busiest link needs at line rate. ``kind`` is the transport that sets
     the pace, the last in `KINDS` that is crossed. ``hops`` and ``link_latency_s`` (of all links) are as in `Shape`.
@@ -56,42 +56,42 @@ class Stage:
 
 @dataclass(frozen=True, eq=False)
 class Pattern:
-    """An algorithm on a group of ranks of a cluster: its stages, one after another. ``sent`` is what all members
-    together send, per byte of message; ``channels`` are those of the stage that has most."""
+    """An algorithm on a group of ranks of a cluster: its phases, one after another. ``sent`` is what all members
+    together send, per byte of message; ``channels`` are those of the phase that has most."""
 
     algorithm: str
-    stages: tuple[Stage, ...]
+    phases: tuple[PatternPhase, ...]
     sent: float
     channels: int
 
     @property
     def timing(self) -> tuple[object, ...]:
-        """Everything that the time of a message on idle links depends on, stage by stage."""
-        return (self.algorithm, *[stage.timing for stage in self.stages])
+        """Everything that the time of a message on idle links depends on, phase by phase."""
+        return (self.algorithm, *[phase.timing for phase in self.phases])
 
 
-def placed(algorithm: str, shapes: Sequence[Shape], cluster: Cluster, nodes: Sequence[int]) -> Pattern:
+def place_pattern(algorithm: str, shapes: Sequence[Shape], cluster: Cluster, nodes: Sequence[int]) -> Pattern:
     """Return the pattern of an algorithm from its shapes, with their node i on ``nodes[i]``."""
     return Pattern(
         algorithm=algorithm,
-        stages=tuple([_placed_stage(shape, cluster, nodes) for shape in shapes]),
+        phases=tuple([_placed_phase(shape, cluster, nodes) for shape in shapes]),
         sent=sum([shape.sent for shape in shapes]),
         channels=max([shape.moves.channels for shape in shapes]),
     )
 
 
-def _placed_stage(shape: Shape, cluster: Cluster, nodes: Sequence[int]) -> Stage:
-    """Return the stage of a shape. It is worked out once for all nodes that are of the same kinds, one by one.
+def _placed_phase(shape: Shape, cluster: Cluster, nodes: Sequence[int]) -> PatternPhase:
+    """Return the phase of a shape. It is worked out once for all nodes that are of the same kinds, one by one.
 
     They are alike in all that it depends on, and the trunks between them are the same. Only the links inside differ.
     """
     key = (shape, np.array(cluster.node_kinds)[list(nodes)].tobytes())
     inside = _links_inside(shape, cluster, nodes)
-    stage: Stage | None = cluster.memo.get(key)
-    if stage is None:
-        stage = cluster.memo[key] = _stage(shape, cluster, nodes, inside)
-        return stage
-    return replace(stage, links=np.concatenate((inside, stage.links[len(inside) :])))
+    phase: PatternPhase | None = cluster.memo.get(key)
+    if phase is None:
+        phase = cluster.memo[key] = _phase(shape, cluster, nodes, inside)
+        return phase
+    return replace(phase, links=np.concatenate((inside, phase.links[len(inside) :])))
 
 
 def _links_inside(shape: Shape, cluster: Cluster, nodes: Sequence[int]) -> Ints:
@@ -99,7 +99,7 @@ def _links_inside(shape: Shape, cluster: Cluster, nodes: Sequence[int]) -> Ints:
     return cluster.first_links[list(nodes)][shape.inside.node] + shape.inside.position
 
 
-def _stage(shape: Shape, cluster: Cluster, nodes: Sequence[int], inside: Ints) -> Stage:
+def _phase(shape: Shape, cluster: Cluster, nodes: Sequence[int], inside: Ints) -> PatternPhase:
     links = cluster.links
     trunks: dict[int, float] = {}
     link_latency_s = shape.link_latency_s
@@ -130,7 +130,7 @@ def _stage(shape: Shape, cluster: Cluster, nodes: Sequence[int], inside: Ints) -
     np.maximum.at(longest_s, cluster.kinds[crossed], busy_s)
     kinds = np.flatnonzero(longest_s).tolist()
     flow_bytes = float(loads[np.argmax(busy_s)])
-    return Stage(
+    return PatternPhase(
         moves=shape.moves,
         kind=KINDS[kinds[-1]],
         links=crossed,

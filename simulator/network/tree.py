@@ -106,9 +106,9 @@ def between_nodes(channel: Channel, share: float, trees: int = 2) -> HopTable:
     heads, each = channel.heads, share / trees
     tables = []
     for parents, longest_way in _double_tree(len(heads))[:trees]:
-        above = np.array(parents, dtype=np.int64)
-        node = np.flatnonzero(above >= 0)
-        ends = np.stack([heads[node], heads[above[node]]], axis=1)
+        parent_of = np.array(parents, dtype=np.int64)
+        node = np.flatnonzero(parent_of >= 0)
+        ends = np.stack([heads[node], heads[parent_of[node]]], axis=1)
         is_longest = np.zeros(len(heads), dtype=bool)
         is_longest[list(longest_way)] = True
         weight = np.where(np.repeat(is_longest[node], 2), each, 0.0)
@@ -122,17 +122,17 @@ def _double_tree(n: int) -> tuple[tuple[tuple[int, ...], tuple[int, ...]], ...]:
     trees = []
     for parent_in_tree in (parent, other_parent):
         parents = tuple([parent_in_tree(node, n) for node in range(n)])
-        above = np.array(parents, dtype=np.int64)
-        depth, at = np.zeros(n, dtype=np.int64), above.copy()
+        parent_of = np.array(parents, dtype=np.int64)
+        depth, at = np.zeros(n, dtype=np.int64), parent_of.copy()
         while (below_root := at >= 0).any():
             depth += below_root
-            at = np.where(below_root, above[at], -1)
+            at = np.where(below_root, parent_of[at], -1)
         trees.append((parents, _way_to_root(int(np.argmax(depth)), parents)))
     return tuple(trees)
 
 
 def _way_to_root(node: int, parents: tuple[int, ...]) -> tuple[int, ...]:
     way = [node]
-    while (above := parents[way[-1]]) >= 0:
-        way.append(above)
+    while (upper := parents[way[-1]]) >= 0:
+        way.append(upper)
     return tuple(way)

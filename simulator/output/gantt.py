@@ -191,10 +191,10 @@ def _legend(*pictures: Picture) -> tuple[list[Any], str]:
         handles.append(Patch(facecolor=IDLE_COLOUR, label="idle"))
     if any(picture.chunks > 1 for picture in pictures):
         handles.append(Patch(facecolor=lighter(PHASE_COLOUR["F"], 0.6), label="lighter: the rank's other chunks"))
-    told = ["colours stacked in a box are shares of its time"] if stacked else []
+    notes = ["colours stacked in a box are shares of its time"] if stacked else []
     if any(_names_layers(picture) for picture in pictures):
-        told.append("L1, L2, ..: layers whose weights are gathered one by one")
-    return handles, "; ".join(told)
+        notes.append("L1, L2, ..: layers whose weights are gathered one by one")
+    return handles, "; ".join(notes)
 
 
 def _names_layers(picture: Picture) -> bool:

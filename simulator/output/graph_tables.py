@@ -63,9 +63,9 @@ def _exchanges(report: GraphResult) -> FittedTable:
 def replayed_graphs(report: GraphResult) -> Iterator[FittedTable]:
     """Yield the table of ``trace replay`` for execution traces."""
     ranks = report["ranks"]
-    where = f"on {report['cluster']}" if report["cluster"] else "as recorded"
+    conditions = f"on {report['cluster']}" if report["cluster"] else "as recorded"
     table = FittedTable(
-        f"The step takes {format_time(report['step_s'])}, played {where}",
+        f"The step takes {format_time(report['step_s'])}, played {conditions}",
         ("rank", "right"), ("ends at", "right"), ("computes", "right"), ("host", "right"), ("communication", "right"),
         ("exposed", "right"), ("overlap", "right"),
     )  # fmt: skip

@@ -321,7 +321,7 @@ def _cells(axes: Axes, values: Floats, fits: npt.NDArray[np.bool_], scale: Figur
     """
     from matplotlib.patches import Rectangle
 
-    told = max(values.shape) <= _MOST_CELLS
+    has_room = max(values.shape) <= _MOST_CELLS
     for (row, column), value in np.ndenumerate(values):
         text, ink = f"{value:,.{scale.decimals}f}", "#555555"
         if fits[row, column]:
@@ -331,7 +331,7 @@ def _cells(axes: Axes, values: Floats, fits: npt.NDArray[np.bool_], scale: Figur
             hatch = None if np.isnan(value) else "//"
             text = absent if np.isnan(value) else f"{text}\ndoes not fit"
             axes.add_patch(Rectangle((column, row), 1, 1, fc="#ECECEC", ec="white", hatch=hatch, lw=1.5))
-        if told:
+        if has_room:
             axes.text(column + 0.5, row + 0.5, text, ha="center", va="center", fontsize=9, color=ink)
 
 

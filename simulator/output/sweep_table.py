@@ -50,7 +50,7 @@ def count_line(rows: Sequence[SweepRow]) -> str:
     """Return how many points there are, and what became of them."""
     status = Counter(row["status"] for row in rows)
     fitting = sum(bool(row.get("fits")) for row in rows)
-    told = {
+    counts = {
         "fit": fitting,
         "do not fit in memory": status["simulated"] - fitting,
         "refused": status["refused"],
@@ -58,7 +58,7 @@ def count_line(rows: Sequence[SweepRow]) -> str:
     }
     workloads = ", ".join(dict.fromkeys(row["workload"] for row in rows))
     return f"{counted(len(rows), 'point')} of {workloads}: " + ", ".join(
-        f"{count:,} {what}" for what, count in told.items() if count
+        f"{count:,} {what}" for what, count in counts.items() if count
     )
 
 

@@ -15,14 +15,10 @@ from simulator.planning.gpu_counts import CountRange
 from simulator.planning.plan_rows import PlanQuestion
 from simulator.planning.result import PlanResult
 from simulator.searching.dimensions import DIMENSIONS
-from simulator.searching.entry import by_key, check_counts, fixed_values, size_limits
+from simulator.searching.entry import check_counts, layout_choices, layout_evaluator
 from simulator.searching.layout_search import SearchWatch, check_no_dimension
-from simulator.sweeping.entry import database_path
-from simulator.sweeping.evaluator import Evaluator
 from simulator.sweeping.point import Source
-from simulator.sweeping.runners import search_runner_on
 from simulator.sweeping.space import grid
-from simulator.sweeping.store import Store
 
 #: Shortest run of a plan: a tenth of a second.
 LEAST_DAYS = 1e-6
@@ -56,19 +52,15 @@ def plan(
 
     Raises `InputError` on what cannot be used.
     """
+    choices = layout_choices(workload, fix, limit, set)
     question = PlanQuestion(
-        workload=workload,
+        choices=choices,
         counts=_counts(gpus, between, days),
         days=None if days is None else _days(days),
         more=_more(more),
-        settings=_settings(vary or {}, {**by_key(set or {}, "set"), **fixed_values(fix or {})}),
-        fixed=fixed_values(fix or {}),
-        limits=size_limits(limit or {}),
-        changes=dict(set or {}),
+        settings=_settings(vary or {}, {**choices.changes, **choices.fixed}),
     )
-    runner = search_runner_on(jobs, on)
-    with Store.open(None if out is None else database_path(out)) as store:
-        evaluator = Evaluator(runner, store, retry_failed)
+    with layout_evaluator(jobs, on, out, retry_failed) as evaluator:
         parts = tuple(question.parts(evaluator, watch))
     return PlanResult(question, parts, evaluator.n_kept)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from simulator.analysis.training.report import SECONDS_PER_DAY
@@ -13,10 +13,9 @@ from simulator.config import Workload, load_workload
 from simulator.errors import InputError
 from simulator.planning.gpu_counts import MOST_TIMES_LEAST, CountRange, least_gpus, most_gpus, whole_nodes
 from simulator.searching.branch_and_bound import SimulatedLayout
-from simulator.searching.layout_search import LayoutSearch, SearchWatch
+from simulator.searching.layout_search import LayoutChoices, LayoutSearch, SearchWatch
 from simulator.searching.result import SearchResult
 from simulator.sweeping.evaluator import Evaluator
-from simulator.sweeping.point import Source
 
 
 @dataclass(frozen=True)
@@ -76,18 +75,14 @@ class PlanQuestion:
 
     ``counts``: a list of them, or a range whose whole nodes are tried; None: all that could be enough. ``days``: a run
     of ``training.total_tokens`` is to take no longer, and the fewest GPUs are asked for; None: every number is.
-    ``more``: so many larger numbers with a legal layout are tried too. ``settings``: values of the varied keys. Other
-    fields are those of `LayoutSearch`.
+    ``more``: so many larger numbers with a legal layout are tried too. ``settings``: values of the varied keys.
     """
 
-    workload: Source
+    choices: LayoutChoices
     counts: Sequence[int] | CountRange | None
     days: float | None = None
     more: int = 0
     settings: Sequence[Mapping[str, Any]] = ({},)
-    fixed: Mapping[str, Sequence[Any]] = field(default_factory=dict)
-    limits: Mapping[str, Any] = field(default_factory=dict)
-    changes: Mapping[str, Any] = field(default_factory=dict)
 
     def parts(self, evaluator: Evaluator, watch: Callable[[int], SearchWatch]) -> Iterator[SettingRows]:
         """Yield the rows of every setting; ``watch`` returns the listeners of a search.
@@ -101,14 +96,15 @@ class PlanQuestion:
             yield SettingRows(setting, tuple(self._rows(setting, base, numbers, blank, evaluator, watch)), too_few)
 
     def _search(self, setting: Mapping[str, Any], gpus: int, slowest_s: float = math.inf) -> LayoutSearch:
-        changes = {**self.changes, **setting}
-        return LayoutSearch(self.workload, gpus, self.fixed, self.limits, changes, top=1, slowest_s=slowest_s)
+        choices = replace(self.choices, changes={**self.choices.changes, **setting})
+        return LayoutSearch(choices, gpus, top=1, slowest_s=slowest_s)
 
     def _checked(self, setting: Mapping[str, Any]) -> Workload:
         """Return the workload of a setting. Raises `InputError` where it, or a number of GPUs, cannot be used."""
         listed = () if self.counts is None or isinstance(self.counts, CountRange) else self.counts
-        load_workload(self.workload, self.changes)
-        load_workload(self.workload, {**self.changes, **setting}, by="--vary")
+        workload, changes = self.choices.workload, self.choices.changes
+        load_workload(workload, changes)
+        load_workload(workload, {**changes, **setting}, by="--vary")
         base, _ = self._search(setting, 1).prepared()
         for gpus in listed:
             self._search(setting, gpus).prepared()

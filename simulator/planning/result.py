@@ -48,10 +48,10 @@ class PlanResult(Result):
     @cached_property
     def warnings(self) -> list[str]:
         """Layouts that broke the simulator, and warnings of the best layouts, each once."""
-        told = dict.fromkeys(text for row in self.rows if row.best for text in row.best.outcome.warnings)
+        warnings = dict.fromkeys(text for row in self.rows if row.best for text in row.best.outcome.warnings)
         broken = [text for row in self.rows for text in row.search.warnings if "broke the simulator" in text]
-        rest = len(told) - _MOST_WARNINGS
-        shown = list(told)[:_MOST_WARNINGS]
+        rest = len(warnings) - _MOST_WARNINGS
+        shown = list(warnings)[:_MOST_WARNINGS]
         return [*broken, *shown, *([f"and {rest:,} other warnings"] if rest > 0 else [])]
 
     def rows_of(self, setting: Mapping[str, Any]) -> list[PlanRow]:
@@ -76,8 +76,8 @@ class PlanResult(Result):
         """Return settings and rows under the names of the JSON output."""
         question = self.question
         return {
-            "workload": source_name(question.workload),
-            "set": dict(question.changes),
+            "workload": source_name(question.choices.workload),
+            "set": dict(question.choices.changes),
             "days": question.days,
             "kept": self.kept,
             "settings": [
@@ -145,7 +145,7 @@ class PlanResult(Result):
         question = self.question
         several = len(question.settings) > 1
         return PlanView(
-            head=f"{source_name(question.workload)}: {'; '.join(self._head())}",
+            head=f"{source_name(question.choices.workload)}: {'; '.join(self._head())}",
             varied=tuple(question.settings[0]) if several else (),
             keys=self.keys,
             rows=[row for row in self.table_rows if row["status"] == "simulated"],
@@ -159,27 +159,27 @@ class PlanResult(Result):
         question = self.question
         unit = "day" if question.days == 1 else "days"
         for part in self.parts if question.days is not None else ():
-            where, fewest = _with(part.setting), part.fewest
+            condition, fewest = _with(part.setting), part.fewest
             if fewest is None:
-                yield f"no number of GPUs that was tried is enough for {question.days:g} {unit}{where}"
+                yield f"no number of GPUs that was tried is enough for {question.days:g} {unit}{condition}"
             else:
-                yield f"the fewest for {question.days:g} {unit}{where} are {counted(fewest.gpus, 'GPU')}"
+                yield f"the fewest for {question.days:g} {unit}{condition} are {counted(fewest.gpus, 'GPU')}"
         simulated = sum(len(row.search.ranking.simulated) for row in self.rows)
         yield f"{counted(len(self.rows), 'search', 'es')}, {counted(simulated, 'layout')} simulated"
 
     def _without(self) -> list[tuple[Mapping[str, Any], str, str]]:
         """Return the numbers of GPUs without a layout: setting, numbers and reason; neighbours alike stand together."""
-        told: list[tuple[Mapping[str, Any], list[int], str]] = []
+        reasons: list[tuple[Mapping[str, Any], list[int], str]] = []
         for part in self.parts:
             if part.too_few:
-                told.append((part.setting, list(part.too_few), _TOO_FEW))
+                reasons.append((part.setting, list(part.too_few), _TOO_FEW))
             for row in part.rows:
                 why = why_not(row)
-                if why and told and told[-1][0] == row.setting and told[-1][2] == why:
-                    told[-1][1].append(row.gpus)
+                if why and reasons and reasons[-1][0] == row.setting and reasons[-1][2] == why:
+                    reasons[-1][1].append(row.gpus)
                 elif why:
-                    told.append((row.setting, [row.gpus], why))
-        return [(setting, _numbers(gpus), why) for setting, gpus, why in told]
+                    reasons.append((row.setting, [row.gpus], why))
+        return [(setting, _numbers(gpus), why) for setting, gpus, why in reasons]
 
     def _foot(self) -> Iterator[str]:
         """Yield the command that shows the answer, of each setting: the fewest GPUs for the days, or the fastest."""

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from simulator.errors import InputError
 from simulator.input_files import brief
 from simulator.output.search_table import layout_text
 from simulator.searching.candidates import Refusals
-from simulator.searching.layout_search import LayoutSearch, SearchWatch
+from simulator.searching.layout_search import LayoutChoices, LayoutSearch, SearchWatch
 from simulator.searching.result import SearchResult
 from simulator.searching.space import LayoutSpace, SizeLimit, whole_key
 from simulator.sweeping.entry import database_path
@@ -54,19 +55,38 @@ def search(
     began = time.monotonic()
     check_counts(gpus=gpus, top=top)
     budget_s = as_number(budget_s, file="budget_s")
-    asked = LayoutSearch(
-        workload, gpus, fixed_values(fix or {}), size_limits(limit or {}), dict(by_key(set or {}, "set")), top
-    )
-    runner = search_runner_on(jobs, on)
-    with Store.open(None if out is None else database_path(out)) as store:
+    asked = LayoutSearch(layout_choices(workload, fix, limit, set), gpus, top)
+    with layout_evaluator(jobs, on, out, retry_failed) as evaluator:
         result = asked.result(
-            Evaluator(runner, store, retry_failed),
+            evaluator,
             SearchWatch() if watch is None else watch,
             lambda: time.monotonic() - began > budget_s,
         )
     if not result.bounded.n_legal and result.bounded.complete:
         raise no_layout(result.space, result.bounded.refusals)
     return result
+
+
+def layout_choices(
+    workload: Source,
+    fix: Mapping[str, Sequence[Any]] | None,
+    limit: Mapping[str, tuple[float, float]] | None,
+    changes: Mapping[str, Any] | None,
+) -> LayoutChoices:
+    """Return the layouts that parameters of `search` name. Raises `InputError` on what cannot be used."""
+    fixed = {whole_key(key, "fix"): _listed(key, values) for key, values in by_key(fix or {}, "fix").items()}
+    limits = {whole_key(key, "limit"): _limit(key, both) for key, both in by_key(limit or {}, "limit").items()}
+    return LayoutChoices(workload, fixed, limits, dict(by_key(changes or {}, "set")))
+
+
+@contextmanager
+def layout_evaluator(
+    jobs: int | None, on: str | None, out: str | Path | None, retry_failed: bool
+) -> Iterator[Evaluator]:
+    """Yield what simulates layouts, as parameters of `search` say, and close its database behind the block."""
+    runner = search_runner_on(jobs, on)
+    with Store.open(None if out is None else database_path(out)) as store:
+        yield Evaluator(runner, store, retry_failed)
 
 
 def check_counts(**counts: object) -> None:
@@ -76,21 +96,11 @@ def check_counts(**counts: object) -> None:
             raise InputError("must be a whole number", file=option, found=brief(number), allowed=">= 1")
 
 
-def fixed_values(fix: Mapping[str, Sequence[Any]]) -> dict[str, tuple[Any, ...]]:
-    """Return dotted key -> the only values to try. Raises `InputError` where they are no list."""
-    return {whole_key(key, "fix"): _listed(key, values) for key, values in by_key(fix, "fix").items()}
-
-
 def by_key(values: object, option: str) -> Mapping[str, Any]:
     """Return a mapping of keys as it is. Raises `InputError`, naming ``option``, where it is something else."""
     if not isinstance(values, Mapping):
         raise InputError("must be a mapping of keys", file=option, found=brief(values), allowed="{KEY: ...}")
     return values
-
-
-def size_limits(limit: Mapping[str, tuple[float, float]]) -> dict[str, SizeLimit]:
-    """Return dotted key -> least and most of a number. Raises `InputError` where they are not two numbers."""
-    return {whole_key(key, "limit"): _limit(key, both) for key, both in by_key(limit, "limit").items()}
 
 
 def _listed(key: str, values: object) -> tuple[Any, ...]:

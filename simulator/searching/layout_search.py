@@ -36,18 +36,28 @@ class SearchWatch:
 
 
 @dataclass(frozen=True)
-class LayoutSearch:
-    """A search for the ``top`` fastest layouts of ``workload`` on so many ``gpus``.
+class LayoutChoices:
+    """The layouts of ``workload`` among which searches choose, on any number of GPUs.
 
     ``fixed``: dotted key -> the only values to try. ``limits``: dotted key of a number -> its bounds. ``changes``: what
-    all layouts change. ``slowest_s``: no layout with a slower step is of interest.
+    all layouts change.
     """
 
     workload: Source
-    gpus: int
     fixed: Mapping[str, Sequence[Any]] = field(default_factory=dict)
     limits: Mapping[str, SizeLimit] = field(default_factory=dict)
     changes: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class LayoutSearch:
+    """A search for the ``top`` fastest layouts on so many ``gpus``.
+
+    ``slowest_s``: no layout with a slower step is of interest.
+    """
+
+    choices: LayoutChoices
+    gpus: int
     top: int = 10
     slowest_s: float = math.inf
 
@@ -56,11 +66,12 @@ class LayoutSearch:
 
         Raises `InputError` where a change is of a key that layouts differ in, or the cluster has fewer GPUs.
         """
-        base = load_workload(self.workload, self.changes)
-        for key, value in self.changes.items():
-            if key not in self.fixed:
+        choices = self.choices
+        base = load_workload(choices.workload, choices.changes)
+        for key, value in choices.changes.items():
+            if key not in choices.fixed:
                 check_no_dimension(key, [value], "set")
-            elif list(self.fixed[key]) != [value]:
+            elif list(choices.fixed[key]) != [value]:
                 text = layout_text(value)
                 raise InputError("has other values of --fix too", file="set", key=key, found=text, fix="one of both")
         return base, _cluster_with(base, self.gpus)
@@ -79,10 +90,10 @@ class LayoutSearch:
         """
         began, n_kept = time.monotonic(), evaluator.n_kept
         base, cluster = self.prepared()
-        changes = dict(self.changes)
+        workload, changes = self.choices.workload, dict(self.choices.changes)
         if cluster != base.cluster and not cluster.fixed_nodes:
             changes["cluster.nodes"] = cluster.n_nodes
-        space = LayoutSpace(Variants(base, cluster), self.gpus, self.fixed, self.limits)
+        space = LayoutSpace(Variants(base, cluster), self.gpus, self.choices.fixed, self.choices.limits)
         bounded = NO_LAYOUTS
         if next(space.layouts(), None) is not None:  # else the cluster need not be built
             sizes = base.parallelism.model_copy(update={"tp": 1, "cp": 1, "pp": 1, "dp": self.gpus})
@@ -91,14 +102,14 @@ class LayoutSearch:
         bounded_s = time.monotonic() - began
 
         def point_of(candidate: Candidate) -> Point:
-            return Point(candidate.number, self.workload, {**changes, **candidate.changes})
+            return Point(candidate.number, workload, {**changes, **candidate.changes})
 
         ranking = ranked(bounded, evaluator, point_of, self.top, is_over, watch.simulated, self.slowest_s)
         file_layout: PointOutcome | None = None
         if compare_own and bounded.n_legal and base.n_ranks == self.gpus:
-            file_layout = _own_outcome(Point(_OWN, self.workload, changes), evaluator, ranking.simulated, is_over)
+            file_layout = _own_outcome(Point(_OWN, workload, changes), evaluator, ranking.simulated, is_over)
         return SearchResult(
-            workload=self.workload,
+            workload=workload,
             gpus=self.gpus,
             changes=changes,
             space=space,

@@ -218,8 +218,8 @@ class _Tasks:
         if self.losses[number] < MOST_LOSSES:
             self.lost.append(opened)
             return None
-        told = f"its process was lost {MOST_LOSSES} times, as where memory runs out ({_last_line(error)})"
-        return PointOutcome(opened.key, Status.FAILED, error=told)
+        reason = f"its process was lost {MOST_LOSSES} times, as where memory runs out ({_last_line(error)})"
+        return PointOutcome(opened.key, Status.FAILED, error=reason)
 
     def cancel(self) -> None:
         """End all tasks under way."""

@@ -62,9 +62,9 @@ class SweepResult(Result):
         """Warnings of points, each once with the number of points that have it, the most frequent first."""
         counts = Counter(warning for outcome in self.outcomes for warning in outcome.warnings)
         points = counted(len(self.outcomes), "point")
-        told = [f"{warning} ({count:,} of {points})" for warning, count in counts.most_common()]
-        rest = len(told) - _MOST_WARNINGS
-        return told if rest <= 0 else [*told[:_MOST_WARNINGS], f"and {rest:,} other warnings; --json has all"]
+        warnings = [f"{warning} ({count:,} of {points})" for warning, count in counts.most_common()]
+        rest = len(warnings) - _MOST_WARNINGS
+        return warnings if rest <= 0 else [*warnings[:_MOST_WARNINGS], f"and {rest:,} other warnings; --json has all"]
 
     def content(self) -> dict[str, Any]:
         """Return the points under the names of the JSON output: what each changes, and its figures or its error."""

@@ -88,8 +88,10 @@ class Space:
             for key in dimension.keys:
                 if key in options:
                     other = options[key]
-                    where = f"by {other} too" if other != dimension.option else "twice"
-                    raise InputError(f"is given {where}", file=dimension.option, key=key, fix="all its values in one")
+                    repetition = f"by {other} too" if other != dimension.option else "twice"
+                    raise InputError(
+                        f"is given {repetition}", file=dimension.option, key=key, fix="all its values in one"
+                    )
                 options[key] = dimension.option
         if len(self) > MOST_POINTS:
             raise InputError(f"{len(self):,} points", allowed=f"at most {MOST_POINTS:,}", fix="fewer values")
@@ -189,8 +191,8 @@ def zipped(values: Mapping[str, Sequence[Any]], option: str = "zip") -> tuple[Di
     columns = {key: _listed(key, several, option) for key, several in values.items()}
     lengths = {key: len(column) for key, column in columns.items()}
     if len(set(lengths.values())) > 1:
-        told = ", ".join(f"{key}: {length}" for key, length in lengths.items())
-        raise InputError("keys that walk together have equally many values", file=option, found=told)
+        lengths_text = ", ".join(f"{key}: {length}" for key, length in lengths.items())
+        raise InputError("keys that walk together have equally many values", file=option, found=lengths_text)
     settings = tuple(dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True))
     return (Dimension(option, settings),)
 

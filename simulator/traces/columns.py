@@ -158,24 +158,24 @@ def _told_by_calls(
 
     A kernel belongs to the last call of communication that had begun when it was launched, and had not ended.
     """
-    told = ops.collective.copy()
+    codes = ops.collective.copy()
     comm_calls = sorted(comm_calls)
     begins = np.array([start for start, _, _ in comm_calls])
-    for op in np.flatnonzero((told >= 0) & (ops.call >= 0)).tolist():
-        if collectives[told[op]].nbytes:
+    for op in np.flatnonzero((codes >= 0) & (ops.call >= 0)).tolist():
+        if collectives[codes[op]].nbytes:
             continue
         launched = calls.start_s[ops.call[op]]
         at = int(np.searchsorted(begins, launched, side="right")) - 1
         if at >= 0 and launched <= comm_calls[at][1]:
-            told[op] = comm_calls[at][2]
-    return told
+            codes[op] = comm_calls[at][2]
+    return codes
 
 
 def _with_hand_overs(ops: GpuOps, collectives: Sequence[TracedCollective]) -> Ints:
     """Return the class of each op, now that calls have told of communication what its kernels do not say."""
     codes = np.array([CLASSES.index(with_hand_over("communication", one.kind)) for one in collectives], dtype=np.int64)
-    told = (ops.collective >= 0) & (ops.code == CLASSES.index("communication"))
-    return np.where(told, codes[ops.collective], ops.code) if len(codes) else ops.code
+    communicates = (ops.collective >= 0) & (ops.code == CLASSES.index("communication"))
+    return np.where(communicates, codes[ops.collective], ops.code) if len(codes) else ops.code
 
 
 def _updates(ops: GpuOps, calls: HostCalls, marks: Sequence[tuple[int, float, float]]) -> Bools:

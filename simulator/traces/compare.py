@@ -111,10 +111,10 @@ def traced_side(trace: RunTrace, name: str) -> Side:
     launches: defaultdict[str, float] = defaultdict(float)
     kernels: defaultdict[str, float] = defaultdict(float)
     for rank in map(in_steps, trace.ranks):
-        told = rank_figures(rank)
-        step_s += told.step_s / n
-        exposed_s += told.exposed_s / n
-        overlaps.append(told.overlap)
+        figures = rank_figures(rank)
+        step_s += figures.step_s / n
+        exposed_s += figures.exposed_s / n
+        overlaps.append(figures.overlap)
         for kernel in kernel_figures(RunTrace((rank,))):
             class_s[kernel.kernel_class] += kernel.seconds / n
             launches[kernel.kernel_class] += kernel.launches / n
@@ -142,12 +142,12 @@ def simulated_side(timeline: Timeline, name: str) -> Side:
         busy_time(start[mine], end[mine], exchanges[mine], computes[mine])
         for mine in (rank == number for number in timeline.ranks_like)
     ]
-    there = np.flatnonzero(counts).tolist()
+    present = np.flatnonzero(counts).tolist()
     return Side(
         name=name,
         step_s=timeline.step_time_s,
-        class_s={CLASSES[at]: float(seconds[at]) for at in there},
-        launches={CLASSES[at]: float(counts[at]) for at in there},
+        class_s={CLASSES[at]: float(seconds[at]) for at in present},
+        launches={CLASSES[at]: float(counts[at]) for at in present},
         exposed_s=sum(like * one.exposed_s for like, one in zip(likes, busy, strict=True)) / n,
         overlap=mean_overlap([one.overlap for one in busy], likes),
     )

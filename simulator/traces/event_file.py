@@ -6,23 +6,21 @@ Format: "Trace Event Format", docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OO
 from __future__ import annotations
 
 import codecs
-import gzip
 import json
 import re
-import zlib
 from collections.abc import Iterator
-from io import BufferedReader
+from io import BufferedIOBase
 from pathlib import Path
 from typing import Any
 
 from simulator.config.misplaced_file import use_of
 from simulator.errors import InputError
 from simulator.input_files import brief, files_read
+from simulator.traces.packed import unpacked
 
 #: Characters that are read at once; the largest event, or value of the header, has at most `_LONGEST`.
 _CHUNK, _LONGEST = 1 << 20, 1 << 26
 _BLANK = re.compile(r"[\s,]*")
-_GZIP = b"\x1f\x8b"
 #: The mark of a tar archive, and its place in the first header (POSIX.1-1988).
 _TAR, _TAR_AT = "ustar", 257
 #: Endings of files in Perfetto's own format, a protocol buffer.
@@ -50,18 +48,11 @@ class EventFile:
                 allowed="JSON with traceEvents, gzipped or not",
                 fix="of a simulated step: run with --trace-dir DIR",
             )
-        try:
-            with self.path.open("rb") as raw:
-                files_read.add(self.path.resolve())
-                packed = raw.peek(2)[:2] == _GZIP
-                yield from self._events(gzip.GzipFile(fileobj=raw) if packed else raw)
-        except (EOFError, zlib.error, gzip.BadGzipFile):
-            raise InputError("is cut off or damaged: it cannot be unpacked to its end", file=self.path) from None
-        except (OSError, ValueError) as error:
-            reason = getattr(error, "strerror", None) or error
-            raise InputError(f"cannot be read: {reason}", file=self.path) from None
+        with unpacked(self.path) as stream:
+            files_read.add(self.path.resolve())
+            yield from self._events(stream)
 
-    def _events(self, stream: BufferedReader | gzip.GzipFile) -> Iterator[Event]:
+    def _events(self, stream: BufferedIOBase) -> Iterator[Event]:
         decode = codecs.getincrementaldecoder("utf-8-sig")(errors="replace")
         self._stream, self._decode = stream, decode
         first = self._next()

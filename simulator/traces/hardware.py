@@ -124,11 +124,11 @@ def exchange_factor(
 
 def _ranks_needed(trace: RunTrace) -> int:
     """Return how many ranks the job has, as far as the trace says."""
-    told = [rank.world_size for rank in trace.ranks] + [rank.rank + 1 for rank in trace.ranks]
+    counts = [rank.world_size for rank in trace.ranks] + [rank.rank + 1 for rank in trace.ranks]
     for rank in trace.ranks:
         for collective in rank.collectives:
-            told += [collective.size, *[member + 1 for member in collective.ranks]]
-    return max(told)
+            counts += [collective.size, *[member + 1 for member in collective.ranks]]
+    return max(counts)
 
 
 def unknown_exchanges(trace: RunTrace) -> int:

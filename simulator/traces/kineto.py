@@ -113,8 +113,8 @@ class KinetoReader:
         self.nameless += not event.get("name")
         self.lengthless += "dur" not in event
         name, collective = self.names(str(event.get("name") or NAMELESS)), -1
-        told = str(details.get("Collective name", ""))
-        code, operation = self._class(name, told, str(details.get("Process Group Description", "")))
+        operation_text = str(details.get("Collective name", ""))
+        code, operation = self._class(name, operation_text, str(details.get("Process Group Description", "")))
         if details.get("category") in CATEGORIES and "phase" in details:  # a simulated step's
             code = CLASSES.index(simulated_class(str(details.get("kind", "")), details["category"]))
         if code in EXCHANGE_CODES:
@@ -236,7 +236,7 @@ def _trace(reader: KinetoReader, header: Mapping[str, Any], rank: int, begin_s: 
         f"stream {stream}" if len(devices) == 1 else f"GPU {device} stream {stream}"
         for device, stream in reader.streams.values
     )
-    told = rank_trace(
+    trace = rank_trace(
         reader.columns,
         rank=rank,
         file=str(reader.path),
@@ -247,7 +247,7 @@ def _trace(reader: KinetoReader, header: Mapping[str, Any], rank: int, begin_s: 
         collectives=tuple(reader.collectives.values),
         begin_s=begin_s,
     )
-    return replace(told, missing=(*told.missing, *_omissions(reader)))
+    return replace(trace, missing=(*trace.missing, *_omissions(reader)))
 
 
 def _rank(path: Path, header: Mapping[str, Any], number: int) -> int:

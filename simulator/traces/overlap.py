@@ -47,5 +47,9 @@ def mean_overlap(overlaps: Sequence[float | None], ranks: Sequence[int] | None =
     ``ranks``: for how many ranks each overlap stands; None: for one.
     """
     counts = [1] * len(overlaps) if ranks is None else ranks
-    told = [(overlap, count) for overlap, count in zip(overlaps, counts, strict=True) if overlap is not None]
-    return sum(overlap * count for overlap, count in told) / sum(count for _, count in told) if told else None
+    communicating = [(overlap, count) for overlap, count in zip(overlaps, counts, strict=True) if overlap is not None]
+    return (
+        sum(overlap * count for overlap, count in communicating) / sum(count for _, count in communicating)
+        if communicating
+        else None
+    )

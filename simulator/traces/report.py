@@ -23,9 +23,9 @@ TOP = 10
 
 def shown(trace: RunTrace, top: int = TOP) -> dict[str, Any]:
     """Return the figures of a trace, with the ``top`` kernels that take most time."""
-    told = asdict(figures(trace))
-    told["kernels"] = told["kernels"][:top]
-    return envelope("trace show", trace.missing, files=list(trace.files), gpu=trace.ranks[0].gpu, **told)
+    content = asdict(figures(trace))
+    content["kernels"] = content["kernels"][:top]
+    return envelope("trace show", trace.missing, files=list(trace.files), gpu=trace.ranks[0].gpu, **content)
 
 
 def compared(comparison: Comparison, warnings: list[str]) -> dict[str, Any]:
@@ -57,17 +57,17 @@ def replayed(trace: RunTrace, played: Replay, warnings: list[str]) -> dict[str, 
     )
 
 
-def job_stragglers(job: JobTrace, told: StragglerFigures) -> dict[str, Any]:
+def job_stragglers(job: JobTrace, figures: StragglerFigures) -> dict[str, Any]:
     """Return the steps of a job with and without stragglers."""
-    content = asdict(told)
+    content = asdict(figures)
     return envelope(
         "trace stragglers",
         file=job.file,
         stages=job.stages,
         replicas=job.replicas,
-        error=told.error,
-        delays=told.delays,
-        slowdown=told.slowdown,
+        error=figures.error,
+        delays=figures.delays,
+        slowdown=figures.slowdown,
         **content,
     )
 

@@ -153,8 +153,8 @@ class RankTrace:
     def launch_s(self) -> Floats:
         """When the host began to launch each op; nan where the trace does not say."""
         launched = np.full(len(self.ops), np.nan)
-        told = self.ops.call >= 0
-        launched[told] = self.calls.start_s[self.ops.call[told]]
+        has_call = self.ops.call >= 0
+        launched[has_call] = self.calls.start_s[self.ops.call[has_call]]
         return launched
 
     @cached_property

@@ -10,7 +10,7 @@ from typing import Any
 
 from simulator.errors import InputError, in_one_line
 from simulator.units import MiB
-from simulator.validation.collectives import NAME, PARTS, Case, case_of, measured_s, printed_busbw_Bps
+from simulator.validation.collectives import NAME, PARTS, CollectiveCase, case_of, measured_s, printed_busbw_Bps
 from simulator.validation.evaluate import MAX_SKIPPED, Outcome, summarise
 from simulator.validation.rows import Row, UnsupportedError
 from simulator.validation.suite import Bounds
@@ -38,7 +38,7 @@ class Compared:
 
     outcome: Outcome
     part: str
-    case: Case | None = None
+    case: CollectiveCase | None = None
     predicted: Prediction | None = None
     busbw_Bps: float | None = None
 
@@ -65,13 +65,13 @@ class Compared:
         return {**self.outcome.to_dict(), **extra}
 
 
-def compare(rows: Iterable[Row], predict: Callable[[Case], Prediction]) -> list[Compared]:
+def compare(rows: Iterable[Row], predict: Callable[[CollectiveCase], Prediction]) -> list[Compared]:
     """Every row beside what ``predict`` says of it. One without a time is skipped with the reason, but predicted where
     it can be, for its busbw."""
     return [_compared(row, predict) for row in rows]
 
 
-def _compared(row: Row, predict: Callable[[Case], Prediction]) -> Compared:
+def _compared(row: Row, predict: Callable[[CollectiveCase], Prediction]) -> Compared:
     part = PARTS[0]
     measured, case, prediction, busbw, skipped = None, None, None, None, ""
     try:

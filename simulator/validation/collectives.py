@@ -102,7 +102,7 @@ class Aliases(Section):
 
 
 @dataclass(frozen=True)
-class Case:
+class CollectiveCase:
     """A row as an operation: ``ranks`` of ``cluster`` on ``nbytes``, nccl-tests' size, with ``algorithm``, forced or
     ``auto``; ``stack`` is None where the profile of the cluster's GPU counts. ``hardware``: the cluster as the table of
     aliases calls it. ``part`` is one of `PARTS`. Of copies the one rank is the GPU."""
@@ -169,7 +169,7 @@ def size_bytes(row: Row) -> float:
     raise UnsupportedError(f"size {text!r} is no number of bytes above 0 and below 2^63")
 
 
-def case_of(row: Row) -> Case:
+def case_of(row: Row) -> CollectiveCase:
     """The operation of a row. Raises `UnsupportedError` or `InputError` with the reason why it cannot be simulated."""
     op, part = _looked_up(row, "op", OPS)
     if "bidirectional" in row.get("notes", ""):
@@ -179,14 +179,14 @@ def case_of(row: Row) -> Case:
     n_gpus = _whole(row, "n_gpus")
     spec = cluster_of(alias.cluster)
     in_a_node = spec.gpus_per_node
-    told = "" if alias.domain else row["nodes"]
-    nodes = _whole(row, "nodes") if told else -(-n_gpus // in_a_node)
+    stated_nodes = "" if alias.domain else row["nodes"]
+    nodes = _whole(row, "nodes") if stated_nodes else -(-n_gpus // in_a_node)
     if n_gpus < 2 and op != "to_host":
         raise UnsupportedError("one GPU has nobody to send to")
     each, rest = divmod(n_gpus, nodes)
     if rest or each > in_a_node:
         raise UnsupportedError(f"{n_gpus} GPUs are not spread evenly over {nodes} nodes of {in_a_node}")
-    return Case(
+    return CollectiveCase(
         op=alias.op or op,
         nbytes=size_bytes(row),
         ranks=tuple([node * in_a_node + gpu for node in range(nodes) for gpu in range(each)]),

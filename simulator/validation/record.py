@@ -23,7 +23,7 @@ from simulator.network.collectives import OPERATIONS, bus_factor, fastest, idle_
 from simulator.network.pattern import Pattern
 from simulator.validation import collectives, memory_suite
 from simulator.validation.collective_scores import Compared, Prediction, compare
-from simulator.validation.collectives import Case
+from simulator.validation.collectives import CollectiveCase
 from simulator.validation.errors import RECORD
 from simulator.validation.evaluate import Outcome, evaluate
 from simulator.validation.measured_steps import STEPS, MeasuredStep, measured_steps, write_steps
@@ -61,7 +61,7 @@ def outcomes_of_memory(rows: Iterable[Row]) -> list[Outcome]:
     return evaluate(rows, memory_suite.settings_of, memory_gib, memory_suite.MEMORY)
 
 
-def predict_collective(case: Case) -> Prediction:
+def predict_collective(case: CollectiveCase) -> Prediction:
     """A collective on an idle cluster, as nccl-tests measures it."""
     cluster, costs = _built(case.hardware, case.cluster.nodes), costs_of(case)
     plan = fastest(case.op, patterns_of(case), case.nbytes, costs)
@@ -69,7 +69,7 @@ def predict_collective(case: Case) -> Prediction:
     return Prediction(idle_seconds(plan, cluster, costs), plan.algorithm, plan.protocol, factor)
 
 
-def patterns_of(case: Case) -> tuple[Pattern, ...]:
+def patterns_of(case: CollectiveCase) -> tuple[Pattern, ...]:
     """Return the patterns of the case's algorithms on the links."""
     cluster = _built(case.hardware, case.cluster.nodes)
     first = np.zeros(1, dtype=np.int64)
@@ -77,7 +77,7 @@ def patterns_of(case: Case) -> tuple[Pattern, ...]:
     return patterns(case.op, ends, cluster, case.algorithm)
 
 
-def costs_of(case: Case) -> Costs:
+def costs_of(case: CollectiveCase) -> Costs:
     """How links carry bytes: as the case's stack says, or the profile of its GPU."""
     if case.stack is not None:
         return Costs.from_stack(case.stack)

@@ -90,6 +90,16 @@ _VTRAIN: dict[str, Any] = _MEGATRON | {
 }
 
 
+#: NeMo and Megatron-Bridge: Llamas, and models of other families.
+_NEMO: dict[str, Any] = _LLAMA | {
+    "framework.name": "megatron_core",
+    "parallelism.zero": 1,
+    "training.grad_dtype": "bf16",
+    "training.grad_clip": 1.0,
+}
+_NEMO_FAMILIES = (({"family": "gpt"}, dict.fromkeys(_LLAMA)), ({"family": "nemotron"}, _NEMOTRON))
+
+
 def _moe(experts: int, top_k: int, ffn_hidden: int, shared: int) -> dict[str, Any]:
     return {
         "experts": experts,
@@ -309,35 +319,19 @@ SUITES: dict[str, Suite] = {
             about="NeMo and Megatron-Bridge 25.04 to 26.06: Llama 3, Nemotron 4, GPT-3 of 8B to 405B in 8 and 4 bits, "
             "on H100s, B200s and racks of GB200 and GB300",
             table=DATA / "megatron-blackwell.csv",
-            settings=_LLAMA
-            | {
-                "framework.name": "megatron_core",
-                "parallelism.zero": 1,
-                "training.grad_dtype": "bf16",
-                "training.grad_clip": 1.0,
-            },
+            settings=_NEMO,
             bounds=Bounds(mean=0.15),
-            special=(
-                ({"family": "gpt"}, dict.fromkeys(_LLAMA)),
-                ({"family": "nemotron"}, _NEMOTRON),
-            ),
+            special=_NEMO_FAMILIES,
             measured_by="NeMo, fp8",
         ),
         Suite(
             name="megatron-fp8",
             about="NeMo with Transformer Engine's delayed scaling: GPT, Llama, Nemotron of 5B to 405B, H100s and B200s",
             table=DATA / "megatron-fp8.csv",
-            settings=_LLAMA
-            | {
-                "framework.name": "megatron_core",
-                "parallelism.zero": 1,
-                "training.grad_dtype": "bf16",
-                "training.grad_clip": 1.0,
-            },
+            settings=_NEMO,
             bounds=Bounds(mean=0.15),
             special=(
-                ({"family": "gpt"}, dict.fromkeys(_LLAMA)),
-                ({"family": "nemotron"}, _NEMOTRON),
+                *_NEMO_FAMILIES,
                 # NeMo's tp_comm_overlap, on where there is tensor parallelism in its performance recipes.
                 *(({"tp": tp}, {"parallelism.overlap": {"tp": True}}) for tp in ("2", "4", "8")),
             ),

@@ -18,7 +18,7 @@ import pytest
 import yaml
 
 from calibration.__main__ import main
-from calibration.compare.comparison import Row
+from calibration.compare.comparison import ComparedRun
 from calibration.compare.hosts import with_host
 from calibration.compare.software import with_software
 from calibration.fit.hosts import Pace, probe_of
@@ -69,7 +69,7 @@ def test_errors_are_what_the_runs_were_made_with(compared: dict[str, Any]) -> No
             if row["error"] is not None:
                 assert row["error"] == pytest.approx(1 / 1.1 - 1 if of_memory else expected[row["id"]], abs=1e-6)
     for data in compared["rows"]:
-        row = Row.from_dict(data)
+        row = ComparedRun.from_dict(data)
         if row.measured is None or row.simulated is None:
             continue
         f = SLOWER[row.name]

@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 
 from calibration.__main__ import main
-from calibration.compare.comparison import Row, class_s, order, shares, suites
+from calibration.compare.comparison import ComparedRun, class_s, order, shares, suites
 from calibration.compare.figures import Figures, pipelines
-from calibration.compare.kernels import Kernels, binned, measured_kernels, simulated_kernels
+from calibration.compare.kernels import KernelColumns, binned, measured_kernels, simulated_kernels
 from calibration.compare.meetings import meetings
 from calibration.predict.predictions import read_predictions
 from simulator.api import run
@@ -32,7 +32,7 @@ def test_kernels_are_compared_on_the_rank_that_is_furthest_off() -> None:
     """Two ranks take 2 and 1 s of products, 1.5 s each in the mean as simulated: the second is off by a half. Where no
     rank ran a class there is no error; figures from before ranks were told apart are means."""
     simulated, measured = ({"matmul": of} for of in ((1.5, 1.5), (2.0, 1.0)))
-    row = Row(
+    row = ComparedRun(
         "a",
         2,
         "x",
@@ -47,7 +47,7 @@ def test_kernels_are_compared_on_the_rank_that_is_furthest_off() -> None:
     assert class_s(replace(row, measured=None), "matmul") == (None, 1.5)
     (found,) = [one for one in suites([row], Bounds(), predicted=False) if one["suite"] == "matmul kernels"]
     assert found["max_abs"] == pytest.approx(0.5)
-    assert Row.from_dict(json.loads(json.dumps(row.to_dict()))) == row
+    assert ComparedRun.from_dict(json.loads(json.dumps(row.to_dict()))) == row
     older = figures(1.0).to_dict() | {"class_s": {"matmul": 1.5}}
     assert Figures.from_dict(older).class_s["matmul"] == (1.5,)
 
@@ -120,8 +120,8 @@ def test_shares_of_a_step_are_judged_where_its_profile_took_as_long() -> None:
     def side(step_s: float, exposed_s: float | None, bubble: float | None) -> Figures:
         return replace(figures(step_s), exposed_s=exposed_s, bubble=bubble)
 
-    def row(name: str, measured: Figures | None, simulated: Figures, profiled: float | None) -> Row:
-        return Row(name, 2, "w", measured=measured, simulated=simulated, profiled=profiled)
+    def row(name: str, measured: Figures | None, simulated: Figures, profiled: float | None) -> ComparedRun:
+        return ComparedRun(name, 2, "w", measured=measured, simulated=simulated, profiled=profiled)
 
     exposed, bubble = shares(
         [
@@ -151,7 +151,7 @@ def test_order_of_layouts() -> None:
     is said of d, which does other work.
     """
     rows = [
-        Row(name, 1, work, simulated=figures(simulated), measured=figures(measured))
+        ComparedRun(name, 1, work, simulated=figures(simulated), measured=figures(measured))
         for name, work, measured, simulated in (
             ("a", "x", 1.00, 1.00),
             ("b", "x", 1.02, 1.20),
@@ -159,15 +159,15 @@ def test_order_of_layouts() -> None:
             ("d", "y", 9.00, 0.10),
         )
     ]
-    found = order([*rows, Row("e", 1, "x", reason="not run")])
+    found = order([*rows, ComparedRun("e", 1, "x", reason="not run")])
     assert (found["pairs"], found["in_measured_order"]) == (2, 1)
     assert [pair["runs"] for pair in found["wrong"]] == [["b", "c"]]
     assert order([replace(rows[0], simulated=figures(5.0)), rows[1]])["pairs"] == 0
 
 
-def columns(*rows: tuple[int, str, str, float, float]) -> Kernels:
+def columns(*rows: tuple[int, str, str, float, float]) -> KernelColumns:
     rank, name, kind, start, end = zip(*rows, strict=True)
-    return Kernels(
+    return KernelColumns(
         np.array(rank), np.array([CLASSES.index(n) for n in name]), np.array(kind, dtype=object),
         np.array(start, dtype=float), np.array(end, dtype=float),
         np.full(len(rows), np.nan), np.full(len(rows), np.nan),

@@ -16,7 +16,7 @@ from calibration.__main__ import main
 from calibration.commits import sha256
 from calibration.compare.measured import read_measured
 from calibration.compare.meetings import Meetings, meetings
-from calibration.compare.record import Memory
+from calibration.compare.record import MeasuredMemory
 from calibration.compare.software import with_software
 from simulator.api import run
 from simulator.config import load_workload
@@ -40,7 +40,7 @@ GOOD = ([0.08, 0.08], [0.03, 0.03])
 
 
 def test_bytes_that_earlier_runs_left_are_not_the_runs() -> None:
-    assert Memory(steady_allocated_bytes=10, left_allocated_bytes=4).run_bytes == 10 - 4
+    assert MeasuredMemory(steady_allocated_bytes=10, left_allocated_bytes=4).run_bytes == 10 - 4
 
 
 @pytest.mark.parametrize(

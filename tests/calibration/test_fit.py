@@ -13,9 +13,9 @@ import pytest
 
 from calibration.__main__ import main
 from calibration.fit import attention, kernels, matmul, memory
-from calibration.fit.cases import Cases, Measured, read
+from calibration.fit.cases import Cases, MeasuredCase, read
 from calibration.fit.command import fit
-from calibration.fit.part import Point, every_second, residuals, search
+from calibration.fit.part import FittedPoint, every_second, residuals, search
 from calibration.fit.writer import written
 from simulator.config.profile import load_profile
 from simulator.config.section import as_data
@@ -59,8 +59,15 @@ def test_residuals_are_of_classes_and_groups() -> None:
 
     What fits itself is not counted.
     """
-    points = [Point("a.x", 1, 1.0, 1.1, False), Point("a.x", 2, 1.0, 0.7, False), Point("a.y", 2, 1.0, 1.5, True)]
-    exact = [Point("a.x", 3, 1.0, 1.0, False, fits_itself=True), Point("a.z", 3, 1.0, 1.0, False, fits_itself=True)]
+    points = [
+        FittedPoint("a.x", 1, 1.0, 1.1, False),
+        FittedPoint("a.x", 2, 1.0, 0.7, False),
+        FittedPoint("a.y", 2, 1.0, 1.5, True),
+    ]
+    exact = [
+        FittedPoint("a.x", 3, 1.0, 1.0, False, fits_itself=True),
+        FittedPoint("a.z", 3, 1.0, 1.0, False, fits_itself=True),
+    ]
     table = residuals([*points, *exact])
     assert "a.z" not in table
     assert table["a.x"] == {"fitted": {"n": 2, "mean": 0.2, "max": 0.3, "bias": -0.1}}
@@ -103,7 +110,7 @@ def test_types_that_a_gpu_does_not_have_are_left_out() -> None:
         for size in (512, 1024, 2048, 4096)
     ]
     rows.append(
-        Measured("shared", "mm", rows[0].params | {"beside": "wait", "share": 0.5, "period_s": 0.02}, (0,), SHARED)
+        MeasuredCase("shared", "mm", rows[0].params | {"beside": "wait", "share": 0.5, "period_s": 0.02}, (0,), SHARED)
     )
     profile, points = fit(Cases(tuple(rows), (ENVIRONMENT | {"gpu": "Tesla V100-SXM2-32GB"},)), base, "mine")
     assert {point.group for point in points} == {"matmul.fp16.fwd"}
@@ -111,7 +118,7 @@ def test_types_that_a_gpu_does_not_have_are_left_out() -> None:
 
 
 @pytest.fixture(scope="module")
-def refitted() -> tuple[object, list[Point]]:
+def refitted() -> tuple[object, list[FittedPoint]]:
     """The H100's kernels fitted anew."""
     cases = read(H100 / "one-gpu.jsonl.gz")
     base = load_profile("h100-sxm-80gb")
@@ -305,11 +312,11 @@ def test_the_gap_between_kernels_is_what_a_profiler_does_not_see() -> None:
     for width, time_s, seconds in ((1, 5e-6, [4e-6]), (2, 8e-6, [2e-6, 4e-6]), (3, 11e-6, [9e-6]), (4, 5e-5, [1e-5])):
         params = {"rows": 8, "width": width}
         row = {"kind": "memory", "op": "copy", "params": params, "ranks": [0], "time_s": time_s}
-        rows.append(Measured("memory", "copy", params, (0,), row))
+        rows.append(MeasuredCase("memory", "copy", params, (0,), row))
         of = {"of": f"memory/copy rows=8 width={width}"}
-        rows.append(Measured("kernels", "memory", of, (0,), {"kernels": [["copy", one] for one in seconds]}))
+        rows.append(MeasuredCase("kernels", "memory", of, (0,), {"kernels": [["copy", one] for one in seconds]}))
     rows.append(
-        Measured("kernels", "memory", {"of": "memory/copy rows=9 width=9"}, (0,), {"kernels": [["copy", 1e-6]]})
+        MeasuredCase("kernels", "memory", {"of": "memory/copy rows=9 width=9"}, (0,), {"kernels": [["copy", 1e-6]]})
     )
     found = kernels._gap(Cases(tuple(rows), (ENVIRONMENT,)))
     assert found["kernels.gap_s"]["value"] == pytest.approx(1e-6)

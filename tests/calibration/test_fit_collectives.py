@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from calibration.fit import collectives
-from calibration.fit.cases import Cases, Measured, read
-from calibration.fit.part import Part, Point
+from calibration.fit.cases import Cases, MeasuredCase, read
+from calibration.fit.part import FittedPoint, ProfilePart
 from simulator.cluster import build_cluster
 from simulator.config.cluster import load_cluster
 from simulator.config.profile import load_profile
@@ -29,16 +29,16 @@ MEASURED = Path(__file__).parents[2] / "calibration" / "measurements"
 
 
 @cache
-def fitted(gpu: str = H100) -> Part:
+def fitted(gpu: str = H100) -> ProfilePart:
     return collectives.fit(read(MEASURED / gpu), load_profile(gpu))
 
 
-def error(points: list[Point]) -> float:
+def error(points: list[FittedPoint]) -> float:
     """Geometric mean of fitted / measured or its inverse, less 1."""
     return math.exp(statistics.fmean(abs(math.log(p.fitted_s / p.measured_s)) for p in points)) - 1
 
 
-def of_gpus(n: int, gpu: str = H100) -> list[Point]:
+def of_gpus(n: int, gpu: str = H100) -> list[FittedPoint]:
     return [point for point in fitted(gpu).points if point.group.endswith(f".{n}")]
 
 
@@ -66,7 +66,8 @@ def test_eight_gpus_are_predicted_from_two_and_four_when_held_out() -> None:
     made = []
     for n, slower in ((2, 1.0), (4, 1.0), (8, 1.2)):
         cases = [
-            Measured("collective", "all_reduce", {}, tuple(range(n)), {"bytes": 4.0**power}) for power in range(5, 16)
+            MeasuredCase("collective", "all_reduce", {}, tuple(range(n)), {"bytes": 4.0**power})
+            for power in range(5, 16)
         ]
         exact = collectives.seconds(model, cases, collectives.strung(cases, H100))
         made += [replace(case, row={**case.row, "time_s": s * slower}) for case, s in zip(cases, exact, strict=True)]
@@ -115,7 +116,7 @@ def test_rings_of_more_gpus_that_others_measured_are_near(gpu: str, most: float)
 
 def test_what_is_held_out_by_number_of_gpus() -> None:
     def held_out(*numbers: int, asked: frozenset[int] = frozenset()) -> set[int]:
-        rows = tuple(Measured("collective", "all_reduce", {}, tuple(range(n)), {}) for n in numbers)
+        rows = tuple(MeasuredCase("collective", "all_reduce", {}, tuple(range(n)), {}) for n in numbers)
         return set(Cases(rows, (), asked).held_out(rows))
 
     assert held_out(2, 3, 4) == {3}
@@ -123,7 +124,7 @@ def test_what_is_held_out_by_number_of_gpus() -> None:
     assert held_out(2, 3, 4, 5, 6, 7, 8) == {3, 5, 6, 7}
     assert held_out(2, 4, 8, asked=frozenset({8})) == {8}
     assert held_out(2, 3, 4, asked=frozenset({4})) == {4}
-    only_two = Cases((Measured("collective", "all_reduce", {}, (0, 1), {"bytes": 1.0}),), (), frozenset({2}))
+    only_two = Cases((MeasuredCase("collective", "all_reduce", {}, (0, 1), {"bytes": 1.0}),), (), frozenset({2}))
     with pytest.raises(InputError, match="no collectives are left"):
         collectives.fit(only_two, load_profile(H100))
 

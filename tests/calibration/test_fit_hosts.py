@@ -6,10 +6,10 @@ import json
 
 import pytest
 
-from calibration.compare.record import Run
+from calibration.compare.record import RunRecord
 from calibration.fit import frameworks, hosts
 from calibration.fit.cases import STEPS, Cases, steps_in
-from calibration.fit.part import Part, residuals
+from calibration.fit.part import ProfilePart, residuals
 from simulator.config import load_workload
 from simulator.config.profile import load_profile
 from simulator.errors import InputError
@@ -20,21 +20,21 @@ SECTIONS = ["compiled", "compiled_model", "deepspeed", "hugging_face", "megatron
 
 
 @pytest.fixture(scope="module")
-def host_steps() -> tuple[Run, ...]:
+def host_steps() -> tuple[RunRecord, ...]:
     return tuple(steps_in(CHOICES.parent / STEPS))
 
 
 @pytest.fixture(scope="module")
-def fitted_hosts(host_steps: tuple[Run, ...]) -> Part:
+def fitted_hosts(host_steps: tuple[RunRecord, ...]) -> ProfilePart:
     return frameworks.fit(Cases((), (), steps=host_steps), load_profile("h200-sxm-141gb"))
 
 
-def test_steps_that_hosts_bound_give_a_section_for_each_software(fitted_hosts: Part) -> None:
+def test_steps_that_hosts_bound_give_a_section_for_each_software(fitted_hosts: ProfilePart) -> None:
     assert [*fitted_hosts.figures] == [*(f"host.launch_s.{name}" for name in SECTIONS), "sources.host_steps"]
 
 
 @pytest.mark.parametrize("section", SECTIONS)
-def test_what_hosts_take_follows_from_steps_that_they_bound(fitted_hosts: Part, section: LaunchSection) -> None:
+def test_what_hosts_take_follows_from_steps_that_they_bound(fitted_hosts: ProfilePart, section: LaunchSection) -> None:
     """The shipped figures are those of the fit. Steps are met within an eighth in the mean, each within a quarter."""
     profile = load_profile("h200-sxm-141gb")
     shipped = profile.host.launch_s[section]
@@ -52,14 +52,14 @@ def test_what_hosts_take_follows_from_steps_that_they_bound(fitted_hosts: Part, 
     assert told.mean < 0.125
 
 
-def test_points_are_whole_steps(fitted_hosts: Part, host_steps: tuple[Run, ...]) -> None:
+def test_points_are_whole_steps(fitted_hosts: ProfilePart, host_steps: tuple[RunRecord, ...]) -> None:
     """Not what is left of a step without the kinds that are not fitted."""
     assert sorted(point.measured_s for point in fitted_hosts.points) == sorted(
         run.step_time_s.median for run in host_steps
     )
 
 
-def test_steps_that_alone_tell_a_kind_fit_themselves(fitted_hosts: Part) -> None:
+def test_steps_that_alone_tell_a_kind_fit_themselves(fitted_hosts: ProfilePart) -> None:
     """One step of each of four sections has recomputation. Whatever it took, the fit meets it."""
     alone = [point for point in fitted_hosts.points if point.fits_itself]
     assert [point.group.removeprefix("launch.") for point in alone] == [
@@ -78,16 +78,16 @@ def test_a_kind_that_one_equation_has_is_told_by_it() -> None:
     assert hosts.told_by_one(equations, {"kernel": 0.5, "checkpoint": 0.1, "hook": 0.0}) == [True, False, False]
 
 
-def test_a_step_that_leaves_nothing_to_fit_is_named(host_steps: tuple[Run, ...]) -> None:
+def test_a_step_that_leaves_nothing_to_fit_is_named(host_steps: tuple[RunRecord, ...]) -> None:
     """A microsecond is less than what plain PyTorch takes for the kinds that are not fitted."""
     run = next(run for run in host_steps if run.name == "th2_tp_llama_l16_two")
     data = json.loads(json.dumps(run.model_dump(mode="json", by_alias=True)))
     data["step_time_s"]["median"] = 1e-6
     with pytest.raises(InputError, match=f"{run.name}: a step is no longer than"):
-        frameworks.fit(Cases((), (), steps=(Run.model_validate(data),)), load_profile("h200-sxm-141gb"))
+        frameworks.fit(Cases((), (), steps=(RunRecord.model_validate(data),)), load_profile("h200-sxm-141gb"))
 
 
-def test_steps_of_a_host_half_as_fast_give_the_same_figures(host_steps: tuple[Run, ...]) -> None:
+def test_steps_of_a_host_half_as_fast_give_the_same_figures(host_steps: tuple[RunRecord, ...]) -> None:
     """Steps and the probes beside them take twice as long: what the usual host takes stays."""
     profile = load_profile("h200-sxm-141gb")
     steps = tuple(run for run in host_steps if run.name.startswith("mh"))
@@ -149,7 +149,7 @@ def test_collectives_of_ranks_that_are_not_there_take_no_time(host_steps: tuple[
     assert counts[0]["dtensor"] > counts[1]["collective"]
 
 
-def _twice(run: Run) -> Run:
+def _twice(run: RunRecord) -> RunRecord:
     """Return the run on a host half as fast."""
     data = json.loads(json.dumps(run.model_dump(mode="json", by_alias=True)))
     data["step_time_s"]["median"] *= 2

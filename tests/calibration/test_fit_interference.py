@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from calibration.fit import interference
-from calibration.fit.cases import Cases, Measured, read
-from calibration.fit.part import Part
+from calibration.fit.cases import Cases, MeasuredCase, read
+from calibration.fit.part import ProfilePart
 from simulator.config.profile import load_profile
 from simulator.config.section import as_data
 
@@ -23,7 +23,7 @@ def cases(gpu: str = H100) -> Cases:
 
 
 @cache
-def fitted(gpu: str = H100) -> Part:
+def fitted(gpu: str = H100) -> ProfilePart:
     return interference.fit(cases(gpu), load_profile(gpu))
 
 
@@ -136,10 +136,10 @@ def test_a_share_is_told_where_it_slows_and_not_where_it_does_not(kind: str, sha
     profile, size, alone_s = load_profile(H200), 2**28, 1e-3
     waits_s = 2 / 3 * 1e-4 if kind == "interference" else 0.0
 
-    def case(slower: float) -> Measured:
+    def case(slower: float) -> MeasuredCase:
         beside_s, of = alone_s * slower + waits_s, {"kernel": "attention", "bytes": size}
         row = {"time_s": alone_s, "beside_s": beside_s, "collective_s": alone_s, "collective_beside_s": beside_s}
-        return Measured(kind, "all_gather", of, (0, 1), row | {"kernel_s": 9e-5, "kernel_beside_s": 1e-4})
+        return MeasuredCase(kind, "all_gather", of, (0, 1), row | {"kernel_s": 9e-5, "kernel_beside_s": 1e-4})
 
     takes = interference.takes(case(1.0), profile)
     plain_Bps = profile.kernels.memory.eager["residual"].share * profile.gpu_spec.memory_bandwidth_Bps.value

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from calibration.fit import power
-from calibration.fit.cases import Cases, Measured
+from calibration.fit.cases import Cases, MeasuredCase
 from simulator.config.profile import load_profile
 from simulator.config.validation import validated
 from simulator.costs import Costs
@@ -26,18 +26,18 @@ PRODUCT = Matmul(8192, 8192, 8192)
 COSTS = Costs.from_profile(PROFILE)
 
 
-def lasting(op: str, params: dict[str, Any], mhz: float, watts: float, seconds: float, first_s: float) -> Measured:
+def lasting(op: str, params: dict[str, Any], mhz: float, watts: float, seconds: float, first_s: float) -> MeasuredCase:
     row = {"sm_mhz": [HIGHEST_MHZ, mhz, mhz], "power_w": [watts] * 3, "series_s": [first_s, seconds, seconds]}
-    return Measured("sustained", op, params, (0,), row)
+    return MeasuredCase("sustained", op, params, (0,), row)
 
 
-def waiting(share: float, exponent: float, speed: float) -> Measured:
+def waiting(share: float, exponent: float, speed: float) -> MeasuredCase:
     """A GPU that keeps to the model: share * (power of a product) is what the limit leaves, up to the highest clock."""
     mhz = min(ALONE_MHZ * share ** (-1 / exponent), HIGHEST_MHZ)
     watts = IDLE_W + share * (LIMIT_W - IDLE_W) * (mhz / ALONE_MHZ) ** exponent
     seconds = COSTS.kernel_s(PRODUCT, PROFILE.gpu) * (ALONE_MHZ / mhz) ** speed
     row = {"sm_mhz": [mhz] * 4, "power_w": [watts] * 4, "series_s": [seconds] * 4, "share": share}
-    return Measured("shared", "mm", SIZES | {"beside": "wait", "period_s": 0.02}, (0,), row)
+    return MeasuredCase("shared", "mm", SIZES | {"beside": "wait", "period_s": 0.02}, (0,), row)
 
 
 def machine(exponent: float, speed: float, shares: tuple[float, ...]) -> Cases:
@@ -55,8 +55,8 @@ def machine(exponent: float, speed: float, shares: tuple[float, ...]) -> Cases:
         ),
         lasting("copy", {}, HIGHEST_MHZ, 600.0, 1e-4, 1e-4),
         lasting("layer_norm", {}, HIGHEST_MHZ, 650.0, 1e-4, 1e-4),
-        Measured("copy", "to_device_pinned", {"bytes": 1}, (0,), {"power_w": IDLE_W}),
-        Measured("collective", "all_reduce", {"bytes": 1}, (0, 1), {"power_w": 300.0}),
+        MeasuredCase("copy", "to_device_pinned", {"bytes": 1}, (0,), {"power_w": IDLE_W}),
+        MeasuredCase("collective", "all_reduce", {"bytes": 1}, (0, 1), {"power_w": 300.0}),
         *(waiting(share, exponent, speed) for share in shares),
     ]
     return Cases(tuple(rows), ({"kind": "environment"},))
@@ -122,7 +122,7 @@ def test_attention_in_turns_with_products_says_how_it_follows_the_clock(follows:
     mhz = ALONE_MHZ * 0.85 ** (-1 / speed)
     row = {"sm_mhz": [mhz] * 4, "power_w": [LIMIT_W] * 4, "series_s": [seconds] * 4, "share": 0.8}
     row["other_s"] = alone_s * (1700 / mhz) ** follows
-    beside = Measured("shared", "mm", SIZES | {"beside": "attention_fwd", "period_s": 0.02}, (0,), row)
+    beside = MeasuredCase("shared", "mm", SIZES | {"beside": "attention_fwd", "period_s": 0.02}, (0,), row)
     found = validated(Power, power.fit(Cases((*whole.rows, beside), whole.environments), PROFILE).figures["power"])
     load = found.loads["attention"]
     assert load.speed_exponent == pytest.approx(follows, rel=0.02)
@@ -146,7 +146,7 @@ def test_products_that_no_higher_clock_helps_say_so(ceiling_mhz: int) -> None:
         watts = IDLE_W + share * (LIMIT_W - IDLE_W) * (works_at / ALONE_MHZ) ** 2
         seconds = COSTS.kernel_s(PRODUCT, PROFILE.gpu) * (ALONE_MHZ / works_at) ** 0.8
         row = {"sm_mhz": [mhz] * 4, "power_w": [watts] * 4, "series_s": [seconds] * 4, "share": share}
-        cases.append(Measured("shared", "mm", SIZES | {"beside": "wait", "period_s": 0.02}, (0,), row))
+        cases.append(MeasuredCase("shared", "mm", SIZES | {"beside": "wait", "period_s": 0.02}, (0,), row))
     found = validated(Power, power.fit(Cases((*whole.rows, *cases), whole.environments), PROFILE).figures["power"])
     product = found.loads["matmul"]
     assert product.highest_clock_hz == pytest.approx(ceiling_mhz * 1e6, rel=5e-3)
@@ -171,7 +171,7 @@ def test_turns_that_are_long_say_how_long_the_limit_averages(averaged_s: float) 
         took = longer_s / (longer_s + period_s - busy_s)
         row = {"sm_mhz": [1600] * 4, "power_w": [600.0] * 4, "series_s": [seconds] * 4, "share": took}
         turns = SIZES | {"beside": "wait", "period_s": longer_s + period_s - busy_s}
-        cases.append(Measured("shared", "mm", turns, (0,), row))
+        cases.append(MeasuredCase("shared", "mm", turns, (0,), row))
     found = power.fit(Cases((*whole.rows, *cases), whole.environments), PROFILE).figures["power"]
     assert found["averaged_s"] == pytest.approx(averaged_s, rel=0.25)
 
@@ -186,7 +186,7 @@ def test_copies_draw_what_they_leave_products_in_turns(watts: float) -> None:
     mhz = min((2 * over / of_square) ** 0.5, HIGHEST_MHZ)
     seconds = COSTS.kernel_s(PRODUCT, PROFILE.gpu) * (ALONE_MHZ / mhz) ** 0.5
     row = {"sm_mhz": [mhz] * 4, "power_w": [LIMIT_W] * 4, "series_s": [seconds] * 4, "share": 0.5}
-    beside = Measured("shared", "mm", SIZES | {"beside": "copy", "period_s": 0.02}, (0,), row)
+    beside = MeasuredCase("shared", "mm", SIZES | {"beside": "copy", "period_s": 0.02}, (0,), row)
     part = power.fit(Cases((*whole.rows, beside), whole.environments), PROFILE)
     assert part.figures["power"]["loads"]["memory"]["watts"] == pytest.approx(watts, rel=0.02)
 

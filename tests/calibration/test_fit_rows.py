@@ -13,8 +13,9 @@ import pytest
 
 from calibration.__main__ import main
 from calibration.fit import attention
-from calibration.fit.cases import Cases, Measured, Row, read
+from calibration.fit.cases import Cases, MeasuredCase, read
 from calibration.fit.command import fit
+from calibration.fit.row_kinds import MeasuredRow
 from simulator.config.profile import load_profile
 from simulator.errors import InputError
 from tests.support.fitting import ENVIRONMENT, PRODUCT, SHARED, measured_case
@@ -148,7 +149,7 @@ def test_kernels_of_a_case_that_is_not_told_are_said_with_their_line(tmp_path: P
 def test_part_of_the_layers_is_not_enough() -> None:
     """Forward passes alone say nothing of backward ones."""
     params = {"model": "gpt", "layers": 2}
-    case = Measured("layers", "forward", params, (0,), {"time_s": 1e-3, "params": params})
+    case = MeasuredCase("layers", "forward", params, (0,), {"time_s": 1e-3, "params": params})
     with pytest.raises(InputError, match="layers: too few cases to tell what the host takes") as caught:
         fit(Cases((case,), (ENVIRONMENT,)), load_profile("h100-sxm-80gb"), "mine")
     assert "backward_matmul" in str(caught.value)
@@ -163,7 +164,7 @@ def test_what_is_measured_can_be_read() -> None:
     for gpus in (1, 4):
         for case in plan("full", KINDS, gpus, gpus, ()):
             data = {"kind": case.kind, "op": case.op, "params": dict(case.params), "ranks": list(case.ranks)}
-            assert Row.model_validate(data).params == case.params
+            assert MeasuredRow.model_validate(data).params == case.params
 
 
 def test_good_rows_are_read_and_equal_lines_count_once(tmp_path: Path) -> None:

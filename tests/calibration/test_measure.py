@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from calibration.measure.case import Case, shuffled
-from calibration.measure.store import Rows, key_of
+from calibration.measure.store import ResultRows, key_of
 from simulator.errors import InputError
 from tests.support.measurements import ROOT, row
 
@@ -18,29 +18,29 @@ SHIPPED = sorted((ROOT / "calibration" / "measurements").glob("*/*.jsonl.gz"))
 
 
 def test_rows_are_kept_and_a_line_cut_off_is_measured_again(tmp_path: Path) -> None:
-    rows = Rows(tmp_path)
+    rows = ResultRows(tmp_path)
     rows.start({"gpu": "A", "command": "measure", "date": "2026-01-01"})
     rows.add(row(1, time_s=1.0))
     rows.add(row(2, error="out of memory"))
     with rows.path.open("a") as stream:
         stream.write('{"kind": "matmul", "op": "m')  # the machine was taken away while it was written
-    again = Rows(tmp_path)
+    again = ResultRows(tmp_path)
     assert again.done(failed_too=True) == {key_of(row(1)), key_of(row(2))}
     assert again.done(failed_too=False) == {key_of(row(1))}
     again.add(row(2, time_s=2.0))  # tried again: the later row counts
-    assert not Rows(tmp_path).failures()
+    assert not ResultRows(tmp_path).failures()
 
 
 def test_rows_of_two_machines_do_not_mix(tmp_path: Path) -> None:
-    Rows(tmp_path).start({"gpu": "A", "command": "measure", "date": "2026-01-01"})
+    ResultRows(tmp_path).start({"gpu": "A", "command": "measure", "date": "2026-01-01"})
     with pytest.raises(InputError, match="another gpu"):
-        Rows(tmp_path).start({"gpu": "B", "command": "measure", "date": "2026-01-01"})
+        ResultRows(tmp_path).start({"gpu": "B", "command": "measure", "date": "2026-01-01"})
 
 
 def test_a_file_that_is_something_else_is_refused(tmp_path: Path) -> None:
     (tmp_path / "measurements.jsonl").write_text("m,n,k\n1,2,3\n")
     with pytest.raises(InputError, match="line 1 is not JSON"):
-        Rows(tmp_path)
+        ResultRows(tmp_path)
 
 
 @pytest.mark.parametrize("text", ["notes of mine", "notes of mine\n", '{"kind": "matmul", "op": "m\n', '{"a": '])
@@ -48,7 +48,7 @@ def test_a_last_line_that_was_not_cut_off_stays(text: str, tmp_path: Path) -> No
     """One that is cut off has no end, and begins as all do."""
     (tmp_path / "measurements.jsonl").write_text(text)
     with pytest.raises(InputError, match="line 1 is not JSON"):
-        Rows(tmp_path)
+        ResultRows(tmp_path)
     assert (tmp_path / "measurements.jsonl").read_text() == text
 
 
@@ -58,7 +58,7 @@ def test_a_last_line_that_was_not_cut_off_stays(text: str, tmp_path: Path) -> No
 def test_a_line_of_another_shape_is_said(line: str, tmp_path: Path) -> None:
     (tmp_path / "measurements.jsonl").write_text(f"{line}\n")
     with pytest.raises(InputError, match="line 1 is not of a measurement"):
-        Rows(tmp_path)
+        ResultRows(tmp_path)
 
 
 def test_the_order_is_mixed_and_always_the_same() -> None:

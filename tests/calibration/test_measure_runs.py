@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from calibration.measure import ranks
-from calibration.measure.store import Rows, key_of
+from calibration.measure.store import ResultRows, key_of
 from tests.support.measurements import measure
 
 
@@ -214,7 +214,7 @@ def test_a_machine_that_does_not_tell_clocks_and_power_is_said(
     monkeypatch.setitem(sys.modules, "pynvml", binding)
     for name in ("open_store", "lead", "leave"):
         monkeypatch.setattr(agent, name, lambda *_: "")
-    ranks.lead(agent.Job("", [], {}, "cuda", tmp_path, ""), Rows(tmp_path), set())
+    ranks.lead(agent.Job("", [], {}, "cuda", tmp_path, ""), ResultRows(tmp_path), set())
     assert ("pip install nvidia-ml-py" in capsys.readouterr().err) == (binding is None)
 
 

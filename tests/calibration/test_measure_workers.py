@@ -16,7 +16,7 @@ import pytest
 
 from calibration.measure import ranks
 from calibration.measure.case import Case
-from calibration.measure.store import Rows
+from calibration.measure.store import ResultRows
 from simulator.errors import InputError
 from tests.support.measurements import ROOT
 
@@ -51,7 +51,7 @@ def test_a_case_that_dies_and_one_that_hangs_do_not_stop_the_rest(
     monkeypatch.setattr(agent, "GRACE_S", 0.0)
     cases = [Case("matmul", "mm", {"m": m}) for m in range(5)]
     job = agent.Job(FAKE_WORKER, cases, {}, "cpu", tmp_path, "")
-    rows = Rows(tmp_path)
+    rows = ResultRows(tmp_path)
     assert agent.lead(job, rows, set(), dist.HashStore(), lambda done, total, key: None) == ""
     assert rows.done(failed_too=False) == {cases[m].key for m in (0, 2, 4)}
     reasons = {failed["params"]["m"]: failed["error"] for failed in rows.failures()}
@@ -86,10 +86,10 @@ def test_workers_that_are_killed_between_cases_lose_none(tmp_path: Path, monkeyp
     monkeypatch.setattr(agent, "PYTHON", (sys.executable, "-c"))
     cases = [Case("matmul", "mm", {"m": m}) for m in range(3)]
     dying = KILLED_BETWEEN_CASES.replace("KILL", "os.kill(os.getpid(), signal.SIGKILL)")
-    rows = Rows(tmp_path)
+    rows = ResultRows(tmp_path)
     assert agent.lead(agent.Job(dying, cases, {}, "cpu", tmp_path, ""), rows, set(), dist.HashStore(), print) == ""
     assert rows.done(failed_too=False) == {case.key for case in cases}
-    rows, before_any = Rows(tmp_path / "other"), "import os; print('alive', flush=True); os.kill(os.getpid(), 9)"
+    rows, before_any = ResultRows(tmp_path / "other"), "import os; print('alive', flush=True); os.kill(os.getpid(), 9)"
     (tmp_path / "other").mkdir()
     job = agent.Job(before_any, cases, {}, "cpu", tmp_path / "other", "")
     reason = agent.lead(job, rows, set(), dist.HashStore(), print)
@@ -223,7 +223,7 @@ def test_a_worker_that_cannot_start_ends_the_run(tmp_path: Path, monkeypatch: py
 
     monkeypatch.setattr(agent, "PYTHON", (sys.executable, "-c"))
     job = agent.Job("raise ImportError('no such driver')", [Case("matmul", "mm", {"m": 1})], {}, "cpu", tmp_path, "")
-    assert "no such driver" in agent.lead(job, Rows(tmp_path), set(), dist.HashStore(), lambda *_: None)
+    assert "no such driver" in agent.lead(job, ResultRows(tmp_path), set(), dist.HashStore(), lambda *_: None)
 
 
 @pytest.mark.parametrize("measured", [0, 1])
@@ -241,7 +241,7 @@ def test_an_agent_that_is_killed_is_noticed_at_once(
     other = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(1); import os; os.kill(os.getpid(), 9)"])
     cases = [Case("matmul", "mm", {"m": m}) for m in range(3)]
     job = agent.Job("", cases, {}, "cpu", tmp_path, "", world=2, agents=(other,))
-    began, rows, store = time.monotonic(), Rows(tmp_path), dist.HashStore()
+    began, rows, store = time.monotonic(), ResultRows(tmp_path), dist.HashStore()
     reason = agent.lead(job, rows, set(), store, lambda *_: None)
     assert reason == "the agent of rank 1 was ended by signal SIGKILL"
     agent.leave(job, store)
@@ -260,7 +260,7 @@ def test_a_worker_that_ends_before_it_reads_its_orders_is_one_that_cannot_start(
 
     monkeypatch.setattr(agent, "PYTHON", (sys.executable, "-c"))
     job = agent.Job("import os; os._exit(3)", [Case("matmul", "mm", {"m": 1})], {"x": "y" * 10**6}, "cpu", tmp_path, "")
-    reason = agent.lead(job, Rows(tmp_path), set(), dist.HashStore(), lambda *_: None)
+    reason = agent.lead(job, ResultRows(tmp_path), set(), dist.HashStore(), lambda *_: None)
     assert reason == "rank 0 ended with status 3: no message"
 
 
@@ -271,13 +271,13 @@ def test_rows_of_another_gpu_end_the_run_for_all_ranks(tmp_path: Path, monkeypat
     from calibration.measure import agent
 
     monkeypatch.setattr(agent, "PYTHON", (sys.executable, "-c"))
-    Rows(tmp_path).start({"gpu": "B", "command": "", "date": ""})
+    ResultRows(tmp_path).start({"gpu": "B", "command": "", "date": ""})
     job, store = (
         agent.Job(FAKE_WORKER, [Case("matmul", "mm", {"m": 0})], {}, "cpu", tmp_path, ""),
         dist.HashStore(),
     )
     with pytest.raises(InputError, match="another gpu"):
-        agent.lead(job, Rows(tmp_path), set(), store, lambda *_: None)
+        agent.lead(job, ResultRows(tmp_path), set(), store, lambda *_: None)
     agent.follow(job, store)  # another rank: told to stop, it ends at once
 
 

@@ -243,12 +243,12 @@ def activation(rows: int = TOKENS) -> Any:
 @pytest.mark.parametrize("name", MODELS)
 def test_a_layer(name: str) -> None:
     work = workload(name)
-    builder = layers.Builder(work, layers.Place(torch.device("cpu")))
+    builder = layers.Builder(work, layers.ReplicaPlace(torch.device("cpu")))
     compare(layers.Layer(builder, 0), *parts(work, 1), activation())
 
 
 class Again(torch.nn.Module):  # type: ignore[misc]
-    """A layer that is run again before its backward pass, as `calibration.train.layers.Stage` does."""
+    """A layer that is run again before its backward pass, as `calibration.train.layers.StageModule` does."""
 
     def __init__(self, layer: Any) -> None:
         super().__init__()
@@ -266,7 +266,7 @@ def recomputed(work: Any) -> list[Part]:
 def test_a_layer_that_is_run_again_stops_at_the_last_tensor_that_is_kept(name: str) -> None:
     """Not the whole layer: autograd's last product keeps its input first, and neither it nor the sum runs again."""
     work = workload(name, "full")
-    builder = layers.Builder(work, layers.Place(torch.device("cpu")))
+    builder = layers.Builder(work, layers.ReplicaPlace(torch.device("cpu")))
     compare(Again(layers.Layer(builder, 0)), *recomputed(work), activation())
 
 
@@ -274,19 +274,19 @@ def test_a_layer_that_is_run_again_stops_at_the_last_tensor_that_is_kept(name: s
 def test_a_split_layer_that_is_run_again_sums_once_more(name: str, rank_of_two: None) -> None:
     """Its product is a function of the trainer's own, which keeps what it keeps when it returns."""
     work = workload(name, "full", tp=2)
-    builder = layers.Builder(work, layers.Place(torch.device("cpu"), TensorGroup(dist.group.WORLD, 2, 0, True)))
+    builder = layers.Builder(work, layers.ReplicaPlace(torch.device("cpu"), TensorGroup(dist.group.WORLD, 2, 0, True)))
     compare(Again(layers.Layer(builder, 0)), *recomputed(work), activation(TOKENS // 2))
 
 
 @pytest.mark.parametrize("name", ["llama", "gpt"])
 def test_the_embedding(name: str) -> None:
     work = workload(name)
-    builder = layers.Builder(work, layers.Place(torch.device("cpu")))
+    builder = layers.Builder(work, layers.ReplicaPlace(torch.device("cpu")))
     compare(layers.Embedding(builder), *parts(work, 0), torch.randint(512, (BATCH, SEQ)))
 
 
 def test_the_head_and_the_loss() -> None:
-    work, place = workload("llama"), layers.Place(torch.device("cpu"))
+    work, place = workload("llama"), layers.ReplicaPlace(torch.device("cpu"))
     head, loss, targets = layers.Head(layers.Builder(work, place), None), layers.loss_of(work, place), None
     targets = torch.randint(512, (BATCH, SEQ))
 
@@ -316,14 +316,14 @@ def rank_of_two() -> Iterator[None]:
 def test_a_layer_split_over_two_ranks(name: str, sequence_parallel: bool, rank_of_two: None) -> None:
     work = workload(name, tp=2, sequence_parallel=sequence_parallel)
     tensor = TensorGroup(dist.group.WORLD, 2, 0, sequence_parallel)
-    builder = layers.Builder(work, layers.Place(torch.device("cpu"), tensor))
+    builder = layers.Builder(work, layers.ReplicaPlace(torch.device("cpu"), tensor))
     compare(layers.Layer(builder, 0), *parts(work, 1), activation(TOKENS // 2 if sequence_parallel else TOKENS))
 
 
 def test_experts_of_two_ranks(rank_of_two: None) -> None:
     """The host reads the counts of both ranks, of which the other's are not there: it is given this rank's for them."""
     work = workload("moe", dp=2, ep=2)
-    place = layers.Place(torch.device("cpu"), expert_group=dist.group.WORLD, ep=2)
+    place = layers.ReplicaPlace(torch.device("cpu"), expert_group=dist.group.WORLD, ep=2)
     layer = layers.Layer(layers.Builder(work, place), 0)
     gather = dist.all_gather_into_tensor
 

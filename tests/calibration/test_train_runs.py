@@ -20,7 +20,7 @@ from calibration.__main__ import main
 from calibration.commits import sha256
 from calibration.compare.record import read_record
 from calibration.train.length import Length
-from calibration.train.record import Records
+from calibration.train.record import RunResults
 from simulator.config import load_workload
 from simulator.errors import InputError
 from tests.support.train_command import ENVIRONMENT, ROOT
@@ -89,7 +89,7 @@ def meeting(rank: int, folder: str) -> None:
     import torch.distributed as dist
 
     from calibration.train import run
-    from calibration.train.trainer import Groups
+    from calibration.train.trainer import ProcessGroups
 
     def probe(device: torch.device, samples: int) -> list[tuple[float, float]]:
         time.sleep(LATE_S * rank)
@@ -100,7 +100,7 @@ def meeting(rank: int, folder: str) -> None:
     store, limit = dist.FileStore(f"{folder}/store", 2), timedelta(seconds=60)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=2, timeout=limit)
     known = load_workload(workload("llama ddp"))
-    groups = Groups.from_layout(known.parallelism, rank)
+    groups = ProcessGroups.from_layout(known.parallelism, rank)
     assert groups is not None
     found = run._train(
         known, groups, torch.device("cpu"), Length(1, settle_s=0.0, row_s=0.0, least=2, most=4, seconds=0.0)
@@ -149,12 +149,12 @@ def test_runs_that_were_not_reached_say_why(tmp_path: Path, monkeypatch: pytest.
     record = json.loads((out / "one.json").read_text())
     assert record["status"] == "skipped"
     assert "SIGKILL" in record["reason"]
-    records = Records(out, {"one": path}, "train", gpu=False)
+    records = RunResults(out, {"one": path}, "train", gpu=False)
     assert not records.stands("one", failed_too=True)
 
 
-def _records(folder: Path, *, gpu: bool, warm_up: int) -> Records:
-    return Records(folder, {"w": folder / "w.yaml"}, "train", gpu=gpu, warm_up=warm_up)
+def _records(folder: Path, *, gpu: bool, warm_up: int) -> RunResults:
+    return RunResults(folder, {"w": folder / "w.yaml"}, "train", gpu=gpu, warm_up=warm_up)
 
 
 @pytest.mark.parametrize(
@@ -198,7 +198,7 @@ def test_steps_are_timed_in_rows_behind_steps_that_are_not(
     import torch
 
     from calibration.train import run
-    from calibration.train.trainer import Groups
+    from calibration.train.trainer import ProcessGroups
 
     done, clock = [], [0.0]
 
@@ -229,7 +229,7 @@ def test_steps_are_timed_in_rows_behind_steps_that_are_not(
     monkeypatch.setattr(run, "profiled", lambda step, *_, **__: (step(), [])[1])
     monkeypatch.setattr(run.time, "perf_counter", lambda: clock[0])
     known = load_workload(workload("llama one"))
-    groups = Groups.from_layout(known.parallelism, 0)
+    groups = ProcessGroups.from_layout(known.parallelism, 0)
     assert groups is not None
     found = run._train(known, groups, torch.device("cpu"), length)
     assert "".join(done) == order + "t"  # the one under the profiler
@@ -243,11 +243,13 @@ def test_a_run_of_another_model_does_not_stand(tmp_path: Path) -> None:
     path = tmp_path / "w.yaml"
     path.write_text(yaml.safe_dump(workload("llama one")))
     known = load_workload(path)
-    made = Records(tmp_path, {"w": path}, "train", workloads={"w": known}, gpu=False)
+    made = RunResults(tmp_path, {"w": path}, "train", workloads={"w": known}, gpu=False)
     made.add({"name": "w", "steps": {"warm_up": 3}, "workload": {"resolved": known.model_dump(mode="json")}})
     assert made.stands("w", failed_too=True)
     other = known.model_copy(update={"model": known.model.model_copy(update={"layers": 9})})
-    assert not Records(tmp_path, {"w": path}, "train", workloads={"w": other}, gpu=False).stands("w", failed_too=True)
+    assert not RunResults(tmp_path, {"w": path}, "train", workloads={"w": other}, gpu=False).stands(
+        "w", failed_too=True
+    )
 
 
 def test_workloads_of_one_name_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -16,7 +16,7 @@ from tests.support.ten_nodes import BREAKS, ten_nodes
 
 
 @pytest.mark.parametrize("overrides", BREAKS.values(), ids=BREAKS)
-def test_stages_on_nodes_of_a_kind_are_those_of_each_group_alone(overrides: list[dict[str, Any]]) -> None:
+def test_phases_on_nodes_of_a_kind_are_those_of_each_group_alone(overrides: list[dict[str, Any]]) -> None:
     """A cluster that has placed all groups before gives each the links, loads and times of a cluster that has not."""
     cluster, plain = ten_nodes(overrides), ten_nodes(overrides)
     groups = [tuple(cluster.gpus_of(node)) for node in range(10)]
@@ -27,7 +27,7 @@ def test_stages_on_nodes_of_a_kind_are_those_of_each_group_alone(overrides: list
             patterns("all_reduce", group, cluster), patterns("all_reduce", group, plain), strict=True
         ):
             assert shared.timing == alone.timing
-            assert [stage.loads for stage in shared.stages] == [stage.loads for stage in alone.stages]
+            assert [phase.loads for phase in shared.phases] == [phase.loads for phase in alone.phases]
 
 
 def test_nodes_of_a_kind_hang_on_the_same_switches_and_are_as_fast() -> None:

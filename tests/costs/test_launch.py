@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from calibration.fit import hosts
 from calibration.fit import launch as launch_fit
-from calibration.fit.cases import Cases, Measured, read
+from calibration.fit.cases import Cases, MeasuredCase, read
 from calibration.narrow import LAYOUTS, narrow
 from simulator.cluster import build_cluster
 from simulator.cluster.ideal import ideal_cluster
@@ -240,9 +240,9 @@ def test_costs_are_those_of_a_host_of_one_speed(forward: float, backward: float)
     between = [[(a + b) / 2 for a, b in zip(*two, strict=True)] for two in pairwise(probes)]
     row = {"probe_s": [[f + b for f, b in probes]], "probe_forward_s": [[f for f, _ in probes]], "time_s": 9.0}
 
-    def case(counts: tuple[int, int]) -> Measured:
+    def case(counts: tuple[int, int]) -> MeasuredCase:
         blocks = [counts[0] * 20e-6 * f / 0.02 + counts[1] * 30e-6 * b / 0.04 for f, b in between]
-        return Measured("layers", "passes", {}, (0,), {**row, "block_s": [blocks]})
+        return MeasuredCase("layers", "passes", {}, (0,), {**row, "block_s": [blocks]})
 
     cases = {counts: case(counts) for counts in ((100, 100), (100, 300))}
     assert hosts.usual_pace(Cases(tuple(cases.values()), ())) == pytest.approx(usual)
@@ -252,7 +252,7 @@ def test_costs_are_those_of_a_host_of_one_speed(forward: float, backward: float)
         slower = {kind: n * pace_of for kind, n, pace_of in zip(kinds, counts, pace, strict=True)}
         equations.append(hosts.Equation("x", seconds, slower))
     assert hosts.least_squares(equations, kinds) == pytest.approx([20e-6, 30e-6], rel=1e-6)
-    plain = Measured("layers", "passes", {}, (0, 1), {"time_s": 9.0, "each_s": [8.0, 9.0]})
+    plain = MeasuredCase("layers", "passes", {}, (0, 1), {"time_s": 9.0, "each_s": [8.0, 9.0]})
     assert hosts.members(plain, usual) == [(8.0, (1.0, 1.0)), (9.0, (1.0, 1.0))]
     assert hosts.usual_pace(Cases((plain,), ())) is None
 

@@ -26,7 +26,7 @@ from simulator.errors import InputError
 from simulator.hardware.stack import MAX_PARAMETERS, Stack, StackParameters
 from simulator.network.collectives import idle_seconds, plan
 from simulator.validation import collectives
-from simulator.validation.collectives import Case
+from simulator.validation.collectives import CollectiveCase
 from simulator.validation.record import predict_collective
 
 H100 = load_cluster("dgx_h100", nodes=2)
@@ -119,9 +119,9 @@ def test_too_many_parameters_and_other_gpus_are_refused() -> None:
         stack(("ll",))
 
 
-def measured(of: Stack) -> list[tuple[Case, float]]:
+def measured(of: Stack) -> list[tuple[CollectiveCase, float]]:
     cases = [
-        Case("all_reduce", 2.0**power, tuple(range(n)), "ring", H100, "dgx_h100", of, collectives.PARTS[0])
+        CollectiveCase("all_reduce", 2.0**power, tuple(range(n)), "ring", H100, "dgx_h100", of, collectives.PARTS[0])
         for n in (4, 8)
         for power in range(10, 33, 2)
     ]

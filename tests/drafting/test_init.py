@@ -16,7 +16,7 @@ from simulator.cli.init import _doubts
 from simulator.config import load_workload
 from simulator.drafting import layouts
 from simulator.drafting.entry import Draft, JobAnswers, _counted_ends
-from simulator.drafting.layouts import HABITS, SPARE, ProposedLayout
+from simulator.drafting.layouts import SPARE, ProposedLayout
 from simulator.drafting.machines import JobMachines
 from simulator.frameworks import FRAMEWORKS
 from simulator.sweeping import evaluation
@@ -146,9 +146,9 @@ def test_machines_are_read_from_outputs_of_commands(folder: Path) -> None:
 
 def test_every_framework_has_habits_that_its_limits_allow() -> None:
     """No layout that is proposed to search over has a value of which none is simulated."""
-    assert HABITS.keys() == FRAMEWORKS.keys()
-    for name, habits in HABITS.items():
-        for limit in FRAMEWORKS[name].limits:
+    for name, framework in FRAMEWORKS.items():
+        habits = framework.habits
+        for limit in framework.limits:
             values: dict[str, object] = {
                 "parallelism.zero": habits.zero,
                 "parallelism.tp": (1,) if habits.one_rank_layers else (1, 2),
@@ -165,7 +165,7 @@ def test_ends_count_as_layers_where_stages_divide_only_so(framework: str) -> Non
     """126 layers, of either implementation of Megatron-Core's."""
     data = {"name": "x", "model": {"preset": "llama3-405b"}, "framework": framework, "parallelism": {}}
     data |= {"training": {"seq": 512, "global_batch": 8}, "cluster": {"name": "dgx_h100"}}
-    assert not HABITS[framework].one_stage
+    assert not FRAMEWORKS[framework].habits.one_stage
     assert _counted_ends(data) == {"account_for_embedding": True, "account_for_loss": True}
 
 

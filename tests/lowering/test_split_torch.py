@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.weak import WeakIdKeyDictionary
 
-from calibration.train.layers import Builder, Place, Stage, loss_of
+from calibration.train.layers import Builder, ReplicaPlace, StageModule, loss_of
 from simulator.config import Workload, load_workload
 from simulator.lowering import build_program
 from simulator.models import pass_bytes, passed_bytes, stage_parts
@@ -73,8 +73,8 @@ def test_what_is_alive_between_the_halves_is_what_torch_keeps(stage: int, layers
     until W; of the last stage neither loss nor logits. W leaves nothing but gradients of weights and of the input."""
     work = workload(layers)
     parts = stage_parts(work, stage)
-    builder = Builder(work, Place(torch.device("cpu")))
-    module = Stage(builder, stage)
+    builder = Builder(work, ReplicaPlace(torch.device("cpu")))
+    module = StageModule(builder, stage)
     given, gradient = (torch.randn(SEQ, HIDDEN, dtype=torch.bfloat16) for _ in range(2))
     given.requires_grad_()
     weights = list(module.parameters())

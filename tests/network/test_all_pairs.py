@@ -10,7 +10,7 @@ import pytest
 from simulator.cluster import build_cluster
 from simulator.config import load_cluster
 from simulator.network import direct
-from simulator.network.pattern import placed
+from simulator.network.pattern import place_pattern
 from simulator.network.shape import shape_of
 
 CLUSTERS: dict[str, dict[str, Any]] = {
@@ -29,7 +29,7 @@ def test_equal_hops_are_added_up_as_each_alone(cluster: dict[str, Any]) -> None:
     (moves,) = direct.all_to_all(built, tuple(range(len(built.gpus))))
     listed = replace(moves, hops=list(moves.hops))
     (by_places,), (one_by_one,) = (
-        placed("pairs", [shape_of(built, hops, number)], built, nodes).stages for hops in (moves, listed)
+        place_pattern("pairs", [shape_of(built, hops, number)], built, nodes).phases for hops in (moves, listed)
     )
     assert dict(by_places.loads) == pytest.approx(dict(one_by_one.loads), rel=1e-12)
     assert dict(by_places.hops) == pytest.approx(dict(one_by_one.hops), rel=1e-12)

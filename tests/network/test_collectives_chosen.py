@@ -113,15 +113,15 @@ def test_patterns_are_the_sums_of_their_hops(name: str, op: str, algorithm: str)
     function = OPERATIONS[op].algorithms[algorithm]
     for ranks in (tuple(group) for group in groups if len(group) > 1 and runs(op, algorithm, tuple(group), built)):
         (pattern,) = patterns(op, ranks, built, algorithm)
-        for stage, moves in zip(pattern.stages, function(built, ranks), strict=True):
+        for phase, moves in zip(pattern.phases, function(built, ranks), strict=True):
             loads: dict[int, float] = {}
             latency_s = 0.0
             for hop in moves.hops:
                 for index, share in built.spread(hop.sender, hop.receiver, hop.nic):
                     latency_s += hop.weight * share * built.links[index].latency_s
                     loads[index] = loads.get(index, 0.0) + share * hop.load
-            assert {index: load * stage.flow_bytes for index, load in stage.loads} == pytest.approx(loads)
-            assert stage.link_latency_s == pytest.approx(latency_s)
+            assert {index: load * phase.flow_bytes for index, load in phase.loads} == pytest.approx(loads)
+            assert phase.link_latency_s == pytest.approx(latency_s)
 
 
 def test_a_slow_link_is_seen_by_the_groups_that_cross_it_alone() -> None:

@@ -46,10 +46,10 @@ def test_loads_are_those_of_every_hop_alone(cluster: str, group: str) -> None:
     for op in OPERATIONS:
         for algorithm, moves_of in algorithms(op).items():
             try:
-                (pattern, *_), stages = patterns(op, ranks, built, algorithm), moves_of(built, ranks)
+                (pattern, *_), moves_of_phases = patterns(op, ranks, built, algorithm), moves_of(built, ranks)
             except InputError:
                 continue
-            for stage, moves in zip(pattern.stages, stages, strict=True):
+            for phase, moves in zip(pattern.phases, moves_of_phases, strict=True):
                 hops = list(moves.hops)
                 if any(SWITCH in (hop.sender, hop.receiver) for hop in hops):
                     continue
@@ -58,9 +58,9 @@ def test_loads_are_those_of_every_hop_alone(cluster: str, group: str) -> None:
                     for link, share in built.spread(hop.sender, hop.receiver, hop.nic):
                         expected[link] += share * hop.load
                         latency_s += share * hop.weight * built.links[link].latency_s
-                loads = {link: load * stage.flow_bytes for link, load in stage.loads if load}
+                loads = {link: load * phase.flow_bytes for link, load in phase.loads if load}
                 assert loads == pytest.approx({link: load for link, load in expected.items() if load}, rel=1e-9)
-                assert stage.link_latency_s == pytest.approx(latency_s, rel=1e-9)
+                assert phase.link_latency_s == pytest.approx(latency_s, rel=1e-9)
                 compared[op] += 1
     assert compared.keys() >= {"all_reduce", "all_to_all", "broadcast"}
 
@@ -72,7 +72,7 @@ def test_links_come_in_the_order_of_hops(cluster: str) -> None:
     for algorithm in ("ring", "tree"):
         (pattern,) = patterns("all_reduce", ranks, built, algorithm)
         (moves,) = algorithms("all_reduce")[algorithm](built, ranks)
-        assert pattern.stages[0].links[0] == built.spread(*next(iter(moves.hops))[:3])[0][0]
+        assert pattern.phases[0].links[0] == built.spread(*next(iter(moves.hops))[:3])[0][0]
 
 
 def test_hops_as_columns_are_the_hops() -> None:

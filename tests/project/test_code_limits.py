@@ -11,7 +11,11 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-FILES = sorted((ROOT / "simulator").rglob("*.py"))
+FILES = sorted(
+    path
+    for folder in ("simulator", "calibration", "benchmarks", "documentation")
+    for path in (ROOT / folder).rglob("*.py")
+)
 TESTS = sorted((ROOT / "tests").rglob("*.py"))
 FILE_LINES, FUNCTION_LINES = 400, 60
 

@@ -34,7 +34,7 @@ def test_texts_and_names_of_a_package(package: Path) -> None:
     assert not listed(package.rglob("*.py"))
 
 
-@pytest.mark.parametrize("parent", ["simulator", "calibration"])
+@pytest.mark.parametrize("parent", ["simulator", "calibration", "benchmarks", "documentation"])
 def test_texts_and_names_beside_the_packages(parent: str) -> None:
     assert not listed((ROOT / parent).glob("*.py"))
 

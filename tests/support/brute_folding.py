@@ -94,9 +94,9 @@ def _route(jobs: Sequence[Placed], cluster: Cluster, item: GroupComm) -> tuple[H
     pattern = choose(item.comm.op, candidates, item.comm.nbytes, item.costs(jobs, cluster))
     assert pattern is not None
     loads = [
-        (phase, link, round(load, 12))
-        for phase, stage in enumerate(() if is_signal(item.comm) else pattern.stages)
-        for link, load in stage.loads
+        (number, link, round(load, 12))
+        for number, phase in enumerate(() if is_signal(item.comm) else pattern.phases)
+        for link, load in phase.loads
     ]
     return (*label, pattern.timing), loads
 

@@ -93,9 +93,9 @@ CLUSTERS: dict[str, Mapping[str, Any]] = {
 
 
 def carried(pattern: Pattern, cluster: Cluster) -> dict[str, float]:
-    """Bytes per byte of size on every link by name, of a pattern of one stage."""
-    (stage,) = pattern.stages
-    return {cluster.links[index].name: load * stage.flow_bytes for index, load in stage.loads}
+    """Bytes per byte of size on every link by name, of a pattern of one phase."""
+    (phase,) = pattern.phases
+    return {cluster.links[index].name: load * phase.flow_bytes for index, load in phase.loads}
 
 
 def link_bytes(operation: Plan, cluster: Cluster) -> dict[str, float]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from calibration.fit.cases import Measured
+from calibration.fit.cases import MeasuredCase
 
 ENVIRONMENT = {
     "kind": "environment",
@@ -17,8 +17,8 @@ ENVIRONMENT = {
 CHOICES = Path(__file__).resolve().parents[2] / "calibration/measurements/h200-sxm-141gb/one-gpu-choices.jsonl.gz"
 
 
-def measured_case(kind: str, op: str, seconds: float, **values: float | str) -> Measured:
-    return Measured(kind, op, values, (0,), {"time_s": seconds, **values})
+def measured_case(kind: str, op: str, seconds: float, **values: float | str) -> MeasuredCase:
+    return MeasuredCase(kind, op, values, (0,), {"time_s": seconds, **values})
 
 
 PRODUCT = {"m": 8, "n": 8, "k": 8, "role": "fwd", "dtype": "bf16"}

@@ -159,7 +159,7 @@ def _rank(rank: int, port: int, path: str, world: int) -> None:
     import torch.distributed as dist
 
     from calibration.train.optimizer import local
-    from calibration.train.trainer import Groups, Trainer
+    from calibration.train.trainer import ProcessGroups, Trainer
     from simulator.config import load_workload
 
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
@@ -170,7 +170,7 @@ def _rank(rank: int, port: int, path: str, world: int) -> None:
         if rank == 0:
             print(name, file=sys.stderr, flush=True)
         resolved = load_workload(workload(name))
-        groups = Groups.from_layout(resolved.parallelism, rank)
+        groups = ProcessGroups.from_layout(resolved.parallelism, rank)
         found = None
         if groups is not None:
             trainer = Trainer(resolved, groups, torch.device("cpu"))

@@ -25,7 +25,15 @@ from simulator.validation.collective_scores import (
     geometric_mean,
     score,
 )
-from simulator.validation.collectives import PARTS, Case, alias_of, case_of, measured_s, printed_busbw_Bps, size_bytes
+from simulator.validation.collectives import (
+    PARTS,
+    CollectiveCase,
+    alias_of,
+    case_of,
+    measured_s,
+    printed_busbw_Bps,
+    size_bytes,
+)
 from simulator.validation.errors import recorded
 from simulator.validation.record import outcomes_of_collectives, predict_collective
 from simulator.validation.rows import UnsupportedError
@@ -37,7 +45,7 @@ LACKING = {row["hardware"] for row in ROWS.values() if row["op"] == "p2p_latency
 }
 
 
-def case(row_id: str) -> Case:
+def case(row_id: str) -> CollectiveCase:
     return case_of(ROWS[row_id])
 
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-    from calibration.train.trainer import Groups
+    from calibration.train.trainer import ProcessGroups
 
 #: Value of ``framework.name`` in a workload -> the module here that trains it. What is not listed is plain PyTorch.
 STACKS = {
@@ -38,10 +38,10 @@ def is_stack(workload: Workload) -> bool:
     return workload.framework.name in STACKS
 
 
-def stack_trainer(workload: Workload, groups: Groups, device: torch.device) -> StackTrainer:
+def stack_trainer(workload: Workload, groups: ProcessGroups, device: torch.device) -> StackTrainer:
     """Return the trainer of the workload's framework. Collective over all processes, which all take part."""
     module = import_module(f"{__name__}.{STACKS[workload.framework.name]}")
-    trainer: StackTrainer = module.Trainer(workload, groups, device)
+    trainer: StackTrainer = module.TRAINER(workload, groups, device)
     return trainer
 
 

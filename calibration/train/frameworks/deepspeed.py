@@ -14,14 +14,14 @@ from torch import Tensor
 
 from calibration.train.frameworks.hugging_face import model_of
 from calibration.train.frameworks.tokens import DTYPES, LEARNING_RATE, replica_tokens, set_torchrun_variables
-from calibration.train.trainer import Groups
+from calibration.train.trainer import ProcessGroups
 from simulator.config.workload import Workload
 
 
-class Trainer:
+class DeepSpeedTrainer:
     """Trains a model of transformers by a DeepSpeed engine on this rank."""
 
-    def __init__(self, workload: Workload, groups: Groups, device: torch.device) -> None:
+    def __init__(self, workload: Workload, groups: ProcessGroups, device: torch.device) -> None:
         training, layout = workload.training, workload.parallelism
         set_torchrun_variables(device)
         model = model_of(workload, device, DTYPES[training.precision])
@@ -58,3 +58,6 @@ class Trainer:
         self._engine.destroy()
         del self._engine
         gc.collect()
+
+
+TRAINER = DeepSpeedTrainer

@@ -19,7 +19,7 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 from calibration.train.frameworks.tokens import DTYPES, LEARNING_RATE, replica_tokens
-from calibration.train.trainer import Groups
+from calibration.train.trainer import ProcessGroups
 from simulator.config.model import Model
 from simulator.config.workload import Workload
 
@@ -100,10 +100,10 @@ def layers_of(model: Any) -> nn.ModuleList:
     return layers
 
 
-class Trainer:
+class TransformersTrainer:
     """Trains a model of transformers on this rank."""
 
-    def __init__(self, workload: Workload, groups: Groups, device: torch.device) -> None:
+    def __init__(self, workload: Workload, groups: ProcessGroups, device: torch.device) -> None:
         training, layout = workload.training, workload.parallelism
         wide = training.optimizer.master_weights
         working = DTYPES[training.precision]
@@ -161,3 +161,6 @@ class Trainer:
             return contextlib.nullcontext()
         working: contextlib.AbstractContextManager[object] = torch.autocast(self._device.type, self._working)
         return working
+
+
+TRAINER = TransformersTrainer

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from simulator.config.workload import Workload
 
 #: A key of the workload, its value, the values that can be trained, and the reason.
-Limit = tuple[str, object, tuple[object, ...], str]
+TrainingLimit = tuple[str, object, tuple[object, ...], str]
 
 #: Schedules of a workload -> torchtitan's ``pipeline_parallel_schedule``.
 TITAN_SCHEDULES = {
@@ -24,7 +24,7 @@ TITAN_SCHEDULES = {
 TITAN_RECIPES = {"torchao_tensorwise": None, "torchao_rowwise": "rowwise"}
 
 
-def _hugging_face(workload: Workload) -> Iterator[Limit]:
+def _hugging_face(workload: Workload) -> Iterator[TrainingLimit]:
     """Yield limits of this trainer."""
     training, layout = workload.training, workload.parallelism
     yield "parallelism.tp", layout.tp, (1,), "is not written"
@@ -59,7 +59,7 @@ UNWRITTEN: dict[str, object] = {
 }
 
 
-def _deepspeed(workload: Workload) -> Iterator[Limit]:
+def _deepspeed(workload: Workload) -> Iterator[TrainingLimit]:
     """Yield limits of this trainer."""
     for key, value in UNWRITTEN.items():
         yield f"model.{key}", getattr(workload.model, key), (value,), "is not written"
@@ -71,7 +71,7 @@ def _deepspeed(workload: Workload) -> Iterator[Limit]:
     yield "parallelism.offload.optimizer", layout.offload.optimizer, ("none", "cpu"), "is not written"
 
 
-def _torchtitan(workload: Workload) -> Iterator[Limit]:
+def _torchtitan(workload: Workload) -> Iterator[TrainingLimit]:
     """Yield limits of this trainer."""
     model, training, layout = workload.model, workload.training, workload.parallelism
     yield "model.moe", model.moe is not None, (False,), "experts are not written"
@@ -86,7 +86,7 @@ def _torchtitan(workload: Workload) -> Iterator[Limit]:
         yield "parallelism.schedule", layout.schedule, tuple(TITAN_SCHEDULES), "is not one of torch's"
 
 
-def _megatron_core(workload: Workload) -> Iterator[Limit]:
+def _megatron_core(workload: Workload) -> Iterator[TrainingLimit]:
     """Yield limits of this trainer."""
     model, training, layout = workload.model, workload.training, workload.parallelism
     yield "model.attention", model.attention, ("unfused",), "local modules have no fused attention"
@@ -104,7 +104,7 @@ def _megatron_core(workload: Workload) -> Iterator[Limit]:
 
 
 #: Module of a trainer -> what it cannot run.
-LIMITS: dict[str, Callable[[Workload], Iterator[Limit]]] = {
+LIMITS: dict[str, Callable[[Workload], Iterator[TrainingLimit]]] = {
     "hugging_face": _hugging_face,
     "deepspeed": _deepspeed,
     "torchtitan": _torchtitan,

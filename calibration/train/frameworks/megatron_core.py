@@ -24,7 +24,7 @@ from megatron.core.transformer.module import Float16Module
 from torch import Tensor
 
 from calibration.train.frameworks.tokens import LEARNING_RATE, replica_tokens
-from calibration.train.trainer import Groups
+from calibration.train.trainer import ProcessGroups
 from simulator.config.workload import Workload
 
 
@@ -97,10 +97,10 @@ def _experts(workload: Workload) -> Mapping[str, object]:
     }
 
 
-class Trainer:
+class MegatronTrainer:
     """Trains a GPT of Megatron-Core on this rank."""
 
-    def __init__(self, workload: Workload, groups: Groups, device: torch.device) -> None:
+    def __init__(self, workload: Workload, groups: ProcessGroups, device: torch.device) -> None:
         training, layout = workload.training, workload.parallelism
         config = _config(workload)
         parallel_state.initialize_model_parallel(
@@ -201,3 +201,6 @@ class Trainer:
 def _mean(output: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
     loss = output.float().mean()
     return loss, {"loss": loss.detach()}
+
+
+TRAINER = MegatronTrainer

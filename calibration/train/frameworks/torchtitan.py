@@ -17,7 +17,7 @@ from torch import Tensor
 
 from calibration.train.frameworks.limits import TITAN_RECIPES, TITAN_SCHEDULES
 from calibration.train.frameworks.tokens import LEARNING_RATE, replica_tokens, set_torchrun_variables
-from calibration.train.trainer import Groups
+from calibration.train.trainer import ProcessGroups
 from simulator.config.model import Model
 from simulator.config.workload import Workload
 
@@ -112,10 +112,10 @@ class _Batches:
         return None
 
 
-class Trainer:
-    """Trains torchtitan's Llama 3 by its own `Trainer` on this rank."""
+class TorchtitanTrainer:
+    """Trains torchtitan's Llama 3 by its own `TorchtitanTrainer` on this rank."""
 
-    def __init__(self, workload: Workload, groups: Groups, device: torch.device) -> None:
+    def __init__(self, workload: Workload, groups: ProcessGroups, device: torch.device) -> None:
         _without_data_sets()
         set_torchrun_variables(device)
         from torchtitan import train
@@ -157,3 +157,6 @@ class Trainer:
         del self._titan, self._data
         torch.compiler.reset()
         gc.collect()
+
+
+TRAINER = TorchtitanTrainer

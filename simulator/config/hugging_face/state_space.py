@@ -40,11 +40,11 @@ class Mamba2Names:
     heads: str
     head_dim: str
     state: str
-    groups: str
-    conv_width: str
-    chunk: str
-    conv_bias: str
     biases: tuple[str, ...]
+    groups: str = "n_groups"
+    conv_width: str = "conv_kernel"
+    chunk: str = "chunk_size"
+    conv_bias: str = "use_conv_bias"
     expand: str | None = None
 
 
@@ -52,10 +52,6 @@ NEMOTRON = Mamba2Names(
     heads="mamba_num_heads",
     head_dim="mamba_head_dim",
     state="ssm_state_size",
-    groups="n_groups",
-    conv_width="conv_kernel",
-    chunk="chunk_size",
-    conv_bias="use_conv_bias",
     biases=("use_bias", "mamba_proj_bias"),
 )
 BAMBA = Mamba2Names(
@@ -69,16 +65,7 @@ BAMBA = Mamba2Names(
     biases=("mamba_proj_bias",),
     expand="mamba_expand",
 )
-MAMBA = Mamba2Names(
-    heads="num_heads",
-    head_dim="head_dim",
-    state="state_size",
-    groups="n_groups",
-    conv_width="conv_kernel",
-    chunk="chunk_size",
-    conv_bias="use_conv_bias",
-    biases=("use_bias",),
-)
+MAMBA = Mamba2Names(heads="num_heads", head_dim="head_dim", state="state_size", biases=("use_bias",))
 
 
 def mamba2_section(keys: Keys, names: Mamba2Names, hidden: int) -> Fields:

@@ -161,10 +161,10 @@ TABLE: tuple[tuple[str, Condition, str], ...] = (
 
 def warnings(workload: Workload) -> Iterator[str]:
     """Keys of `TABLE` that are given and change nothing. What is off by default and given as off asks for nothing."""
-    told = set()
+    warned = set()
     for key, idle, why in TABLE:
-        if key not in told and _asked_for(workload, key) and idle(workload):
-            told.add(key)
+        if key not in warned and _asked_for(workload, key) and idle(workload):
+            warned.add(key)
             yield f"{key} has no effect: {why}"
 
 

@@ -21,8 +21,8 @@ def problems(workload: Workload) -> Iterator[InputError]:
     used = {what: place for what, place in places.items() if place != "none"}
     what_for = "parameter servers" if layout.server_count else "what is offloaded"
     cluster = workload.cluster
-    where = [f"cluster.groups[{i}].node" for i in range(len(cluster.groups))] or ["cluster.node"]
-    for key, node in zip(where, [group.node for group in cluster.groups] or kinds, strict=True):
+    node_keys = [f"cluster.groups[{i}].node" for i in range(len(cluster.groups))] or ["cluster.node"]
+    for key, node in zip(node_keys, [group.node for group in cluster.groups] or kinds, strict=True):
         if (used or layout.server_count) and node.host_memory_bandwidth_Bps is None:
             name, known_Bps = _known_host(node.gpus.types)
             yield InputError(

@@ -73,9 +73,9 @@ def too_small(cluster: ClusterSpec, ranks: int, what: str, servers: int = 0) -> 
     """The error of ``ranks`` (explained by ``what``), and nodes for servers, that need more than the cluster has."""
     needed = cluster.nodes_for(ranks) + servers
     beside = f" and {counted(servers, 'node')} for parameter servers" if servers else ""
-    there = f"{counted(cluster.n_nodes, 'node')} of {cluster.name} {'has' if cluster.n_nodes == 1 else 'have'}"
+    cluster_size = f"{counted(cluster.n_nodes, 'node')} of {cluster.name} {'has' if cluster.n_nodes == 1 else 'have'}"
     return InputError(
-        f"{what} needs {ranks:,} GPUs{beside}, {there} {cluster.n_gpus:,}",
+        f"{what} needs {ranks:,} GPUs{beside}, {cluster_size} {cluster.n_gpus:,}",
         key="cluster.nodes",
         found=cluster.n_nodes,
         allowed=f">= {needed}",

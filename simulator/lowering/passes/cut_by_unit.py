@@ -15,7 +15,7 @@ from simulator.lowering.fsdp_copies import copies_before
 from simulator.lowering.lanes import Lanes, with_steps
 from simulator.lowering.rank_context import RankContext
 from simulator.lowering.sharded_units import COPIES, Units, is_pass, sharded_units
-from simulator.lowering.sharding import gradient_bytes, keeps_bytes_by_part
+from simulator.lowering.sharding import keeps_bytes_by_part, whole_gradient_bytes
 from simulator.models import Op, Part, by_part, pass_bytes, weights_of
 from simulator.program import COMPUTE_LANE, Block, Step, StepPhase
 
@@ -66,15 +66,15 @@ class _Cutter:
             return [0.0 for _ in order]
         variants, root = self._context.stages.variants, units.roots[step.stage]
         parts = variants.parts_in(variants.variant_of_step(step))
-        left = gradient_bytes(workload, units.weights[root]) if root[0] == step.stage else 0.0
+        left = whole_gradient_bytes(workload, units.weights[root]) if root[0] == step.stage else 0.0
         nbytes: list[float] = []
         for number, (index, group) in enumerate(zip(order, groups, strict=True)):
             layer = units.layer(step, index)
             if layer:
-                nbytes.append(gradient_bytes(workload, units.weights[layer]))
+                nbytes.append(whole_gradient_bytes(workload, units.weights[layer]))
                 continue
             rest = number == len(order) - 1 or workload.model.tied_embeddings
-            here = gradient_bytes(workload, weights_of(parts[other] for other in group))
+            here = whole_gradient_bytes(workload, weights_of(parts[other] for other in group))
             nbytes.append(left if rest else min(here, left))
             left -= nbytes[-1]
         return nbytes

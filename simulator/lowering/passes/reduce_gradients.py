@@ -12,7 +12,7 @@ from simulator.lowering.lanes import Lanes, drained, off_compute, with_steps
 from simulator.lowering.rank_context import RankContext
 from simulator.lowering.reductions import Reductions
 from simulator.lowering.sharded_units import UnitPass, Units, sharded_units
-from simulator.lowering.sharding import gradient_bytes, leaving
+from simulator.lowering.sharding import leaving, whole_gradient_bytes
 from simulator.lowering.stage_variants import Variant
 from simulator.lowering.stages import Stages
 from simulator.program import COMPUTE_LANE, Block, Step, StepPhase, reordered
@@ -85,7 +85,7 @@ def _in_buckets(lanes: Lanes, context: RankContext) -> Lanes:
         key = stages.variants.variant_of_step(step)
         if key not in buckets_of:
             cut = _buckets(context, stages, step, step.op)
-            buckets_of[key] = [(bucket, gradient_bytes(workload, bucket.weights)) for bucket in cut]
+            buckets_of[key] = [(bucket, whole_gradient_bytes(workload, bucket.weights)) for bucket in cut]
         parts = buckets_of[key]
         cut_pass = pieces(step, [part.block for part, _ in parts])
         for number, ((part, made_bytes), piece) in enumerate(zip(parts, cut_pass, strict=True)):

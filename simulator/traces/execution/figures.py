@@ -81,14 +81,14 @@ def exchange_figures(job: JobGraph) -> tuple[ExchangeFigures, ...]:
                 is_collective = node.kind == NodeKind.COLLECTIVE
                 size = len(job.members(node.comm.group)) if is_collective else 2
                 calls.setdefault((node.comm.operation or str(node.kind), size), []).append(node)
-    told = [
+    figures = [
         ExchangeFigures(
             operation, size, len(nodes), sum(node.comm.nbytes for node in nodes if node.comm is not None),
             sum(node.seconds or 0.0 for node in nodes),
         )
         for (operation, size), nodes in calls.items()
     ]  # fmt: skip
-    return tuple(sorted(told, key=lambda one: -one.nbytes))
+    return tuple(sorted(figures, key=lambda one: -one.nbytes))
 
 
 def name_figures(job: JobGraph, top: int) -> tuple[NameFigures, ...]:

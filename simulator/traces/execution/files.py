@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import gzip
 import re
-import zlib
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -15,10 +13,10 @@ from simulator.traces.execution.graph import JobGraph, RankGraph
 from simulator.traces.execution.process_groups import GROUPS_FILE, read_groups
 from simulator.traces.execution.pytorch import read_operations
 from simulator.traces.files import SUFFIXES, files_in
+from simulator.traces.packed import unpacked
 
 #: Endings of the names of Chakra's protocol buffers.
 MESSAGES = (".et", ".et.gz")
-_GZIP = b"\x1f\x8b"
 #: Bytes at the beginning of a JSON file, in which its kind is looked for.
 _BEGINNING = 1 << 16
 #: Files that a sentence names.
@@ -140,13 +138,5 @@ def _opened(path: Path, place: int) -> tuple[RankGraph, bool]:
 
 def _content(path: Path, most: int = -1) -> bytes:
     """Return the bytes of a file, unpacked; only so many as are asked for. Raises `InputError`."""
-    try:
-        with path.open("rb") as raw:
-            if raw.peek(2)[:2] == _GZIP:
-                with gzip.GzipFile(fileobj=raw) as packed:
-                    return packed.read(most)
-            return raw.read(most)
-    except (EOFError, zlib.error, gzip.BadGzipFile):
-        raise InputError("is cut off or damaged: it cannot be unpacked to its end", file=path) from None
-    except OSError as error:
-        raise InputError(f"cannot be read: {error.strerror or error}", file=path) from None
+    with unpacked(path) as stream:
+        return stream.read(most)

@@ -108,9 +108,9 @@ class JobGraph:
     @property
     def n_ranks(self) -> int:
         """Ranks of the job, as far as the trace tells: those of groups and other ends of transfers too."""
-        told = [rank.rank for rank in self.ranks] + [rank for ranks in self.groups.values() for rank in ranks]
+        numbers = [rank.rank for rank in self.ranks] + [rank for ranks in self.groups.values() for rank in ranks]
         comms = (node.comm for rank in self.ranks for node in rank.nodes if node.comm is not None)
-        return max([*told, *(comm.peer for comm in comms)]) + 1
+        return max([*numbers, *(comm.peer for comm in comms)]) + 1
 
     @property
     def files(self) -> tuple[str, ...]:

@@ -77,17 +77,17 @@ def _check(job: JobGraph, places: Sequence[NodePlace]) -> None:
     if strangers := sorted(callers - partners):
         stranger = next(job.ranks[at] for at, _ in places if job.ranks[at].rank == strangers[0])
         group = f"group {first.comm.group}" if first.comm.group else "the group"
-        told = f"rank {stranger.rank} calls {first.comm.operation} of {group}, and is not in it"
-        raise InputError(told, file=stranger.file, found=f"ranks {', '.join(map(str, sorted(partners)[:8]))}")
+        message = f"rank {stranger.rank} calls {first.comm.operation} of {group}, and is not in it"
+        raise InputError(message, file=stranger.file, found=f"ranks {', '.join(map(str, sorted(partners)[:8]))}")
     if lacking := sorted(partners - callers):
-        told = ", ".join(map(str, lacking[:4]))
-        raise InputError(f"rank {told} has no call that belongs to it", file=rank.file, key=where)
+        lacking_text = ", ".join(map(str, lacking[:4]))
+        raise InputError(f"rank {lacking_text} has no call that belongs to it", file=rank.file, key=where)
     if any(len(shares) not in (0, len(partners)) for shares in (first.comm.send_shares, first.comm.receive_shares)):
         raise InputError(f"has no share for each of {len(partners)} ranks", file=rank.file, key=where)
     for (at, _), node in zip(places, nodes, strict=True):
         if not _agree(node, first):
-            told = f"{_text(first)} here, {_text(node)} at operation {node.number} of rank {job.ranks[at].rank}"
-            raise InputError("ranks call different things", file=rank.file, key=where, found=told)
+            message = f"{_text(first)} here, {_text(node)} at operation {node.number} of rank {job.ranks[at].rank}"
+            raise InputError("ranks call different things", file=rank.file, key=where, found=message)
 
 
 def _agree(one: GraphNode, other: GraphNode) -> bool:

@@ -85,8 +85,8 @@ def _times(timeline: Timeline, rank: int) -> dict[str, list[_TimedRow]]:
         came_s = min(float(mine.launched_s[at]), start_s[row]) if timed else start_s[row]
         times = OpTimes(came_s, start_s[row], end_s[row], flops[row], nbytes[row])
         rows_by_label.setdefault(mine.labels[at], []).append(_TimedRow(names[row], is_kernel, times))
-    for told in rows_by_label.values():
-        told.sort(key=lambda one: (one.times.start_s, one.times.end_s))
+    for timed_rows in rows_by_label.values():
+        timed_rows.sort(key=lambda one: (one.times.start_s, one.times.end_s))
     return rows_by_label
 
 

@@ -83,11 +83,11 @@ def read_operations(content: Mapping[str, Any], path: Path, rank: int) -> RankGr
     if not any(one.node.kind == NodeKind.GPU for one in linked):
         raise InputError("has no operation with a tensor on a GPU", file=path, fix="record while the GPU works")
     ordered, missing = in_running_order(linked, path)
-    told = ["the trace has no times: lengths follow from FLOPs and bytes by the roofline of a GPU"]
+    notes = ["the trace has no times: lengths follow from FLOPs and bytes by the roofline of a GPU"]
     communications = sum(one.node.kind == NodeKind.COLLECTIVE for one in linked)
     if communications and not any(_is_wait(one) for one in operations):
-        told.append(f"no kernel waits for {counted(communications, 'communication')}: the trace tells no waits")
-    return RankGraph(rank, str(path), "PyTorch", ordered, groups, (*missing, *told))
+        notes.append(f"no kernel waits for {counted(communications, 'communication')}: the trace tells no waits")
+    return RankGraph(rank, str(path), "PyTorch", ordered, groups, (*missing, *notes))
 
 
 def _operation(node: Mapping[str, Any], path: Path) -> _Operation:
@@ -229,8 +229,8 @@ def _communication(operation: _Operation, after: tuple[int, ...], path: Path) ->
     if not kind or kind == "send_recv":
         return None
     if "in_msg_nelems" in facts:
-        told = collective_of({"In msg nelems": facts["in_msg_nelems"], "dtype": facts.get("dtype", "")}, kind)
-        nbytes = told.nbytes
+        collective = collective_of({"In msg nelems": facts["in_msg_nelems"], "dtype": facts.get("dtype", "")}, kind)
+        nbytes = collective.nbytes
     else:
         first = operation.inputs[0] if operation.inputs else []
         nbytes = float(sum(tensor[3] * tensor[4] for tensor in _tensors(first)))

@@ -104,20 +104,20 @@ def _played(rank: RankGraph, spans: Mapping[str, tuple[float, float]]) -> Played
 def missing(job: JobGraph) -> list[str]:
     """Return everything that files lack, once each, with the rank where there are several."""
     several = len(job.ranks) > 1
-    told = [*job.missing]
-    told += [f"rank {rank.rank}: {text}" if several else text for rank in job.ranks for text in rank.missing]
-    return list(dict.fromkeys(told))
+    texts = [*job.missing]
+    texts += [f"rank {rank.rank}: {text}" if several else text for rank in job.ranks for text in rank.missing]
+    return list(dict.fromkeys(texts))
 
 
 def _warnings(job: JobGraph, lengths: NodeLengths) -> list[str]:
-    told = missing(job)
+    warnings = missing(job)
     alone = sum(node.kind in EXCHANGES and not lengths.is_complete(node) for rank in job.ranks for node in rank.nodes)
     if alone:
         kept = "recorded lengths are kept, or those of an idle network"
-        told.append(f"{counted(alone, 'communication')} with ranks that have no trace here: {kept}")
+        warnings.append(f"{counted(alone, 'communication')} with ranks that have no trace here: {kept}")
     if (target := lengths.target) is not None:
         if any(node.kind == NodeKind.GPU and node.seconds for rank in job.ranks for node in rank.nodes):
-            told.append(f"kernels last as they were recorded, whatever GPU {target.cluster.spec.name} has")
+            warnings.append(f"kernels last as they were recorded, whatever GPU {target.cluster.spec.name} has")
         priced = ((rank.rank, node) for rank in job.ranks for node in rank.nodes if node.seconds is None and node.flops)
-        told += dict.fromkeys(text for rank, node in priced if (text := target.replaced_peak(rank, node)))
-    return told
+        warnings += dict.fromkeys(text for rank, node in priced if (text := target.replaced_peak(rank, node)))
+    return warnings

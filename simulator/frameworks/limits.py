@@ -1,0 +1,36 @@
+"""Limits of what a framework is simulated with, by keys of a workload."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+
+class Limit(NamedTuple):
+    """Values of a workload's ``key`` that a framework is simulated with, and what to say of others.
+
+    ``where``: dotted keys and their values for which alone this holds.
+    """
+
+    key: str
+    allowed: tuple[object, ...]
+    message: str
+    where: Mapping[str, object] = {}
+
+
+def plain_layers(whose: str) -> tuple[Limit, ...]:
+    """Return the limits of a framework of which only layers of one kind were looked at; ``whose`` names them."""
+    usual: dict[str, tuple[object, ...]] = {
+        "model.mixers": (None,),
+        "model.mlps": (None,),
+        "model.norm_place": ("before",),
+        "model.qk_norm_kind": ("head",),
+        **dict.fromkeys(("model.attention_sinks", "model.attention_gate", "model.value_norm"), (False,)),
+        "model.keys_as_values": (False,),
+        "model.attention_softcap": (None,),
+        "model.logit_softcap": (None,),
+        "model.indexer": (None,),
+        "model.moe.shared_gate": (None, False),
+    }
+    message = f"{whose} are simulated as Llama's and GPT's are, all of one kind"
+    return tuple(Limit(key, allowed, message) for key, allowed in usual.items())
