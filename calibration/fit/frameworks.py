@@ -75,7 +75,7 @@ class IssuedPart(NamedTuple):
 class IssuedStep(NamedTuple):
     """A step in one piece, or what autograd's thread did and all else."""
 
-    run: Run
+    run: RunRecord
     parts: tuple[IssuedPart, ...]
 
 
@@ -108,7 +108,7 @@ def fit(cases: Cases, profile: Profile) -> ProfilePart:
     return ProfilePart(figures, points)
 
 
-def issued_parts(run: Run, workload: Workload, usual: Pace) -> tuple[IssuedPart, ...]:
+def issued_parts(run: RunRecord, workload: Workload, usual: Pace) -> tuple[IssuedPart, ...]:
     """Return what the first rank issued, each times how slow its host was: in one piece, or backward passes apart.
 
     Where the other ranks were not there (``train --alone``), collectives take nothing but DTensor's Python code.
@@ -129,7 +129,7 @@ def _by_thread(issued: Issued, *, autograd: bool) -> Issued:
     return Issued({(kind, by_autograd): n for (kind, by_autograd), n in issued.items() if by_autograd is autograd})
 
 
-def _counts(at_its_pace: Counts, run: Run, workload: Workload) -> Counts:
+def _counts(at_its_pace: Counts, run: RunRecord, workload: Workload) -> Counts:
     """Return the counts with DTensor's calls, and without collectives of ranks that were not there."""
     counts = dict(at_its_pace)
     dtensors = workload.software.work_on_dtensors
@@ -259,7 +259,7 @@ def _longer(fitted: Mapping[str, float]) -> tuple[str, Mapping[str, float], floa
     return note, {"matmul": modules, "norm": modules, "other": functions}, backward
 
 
-def _slower(run: Run, usual: Pace) -> Pace:
+def _slower(run: RunRecord, usual: Pace) -> Pace:
     """Return how many times as long as the usual host the slowest rank's took in the probes around the steps."""
     paces = []
     for rank in run.ranks:

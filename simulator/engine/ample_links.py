@@ -58,8 +58,11 @@ def _neighbours(trunks: Ints, near: Ints, far: Ints, capacity: Floats, n_vertice
     back = far[trunks] * n_vertices + near[trunks]
     at = np.minimum(np.searchsorted(ways, back), len(ways) - 1)
     returns = ways[at] == back
-    back_Bps, n_back = np.bincount(way, capacity), np.bincount(way)
-    return room_Bps - np.where(returns, back_Bps[at], 0.0), count - np.where(returns, n_back[at], 0)
+    back_Bps: Floats = np.bincount(way, capacity)
+    n_back: Ints = np.bincount(way)
+    other_Bps: Floats = room_Bps - np.where(returns, back_Bps[at], 0.0)
+    n_others: Ints = count - np.where(returns, n_back[at], 0)
+    return other_Bps, n_others
 
 
 def ample_loads(carried: Sequence[Carriage], folding: Folding, ample: Bools) -> AmpleLoads:

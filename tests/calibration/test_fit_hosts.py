@@ -97,7 +97,7 @@ def test_steps_of_a_host_half_as_fast_give_the_same_figures(host_steps: tuple[Ru
     assert twice[key]["forward_s"] == pytest.approx(once[key]["forward_s"], rel=0.1)
 
 
-def test_backward_passes_that_a_record_tells_are_a_part_of_their_own(host_steps: tuple[Run, ...]) -> None:
+def test_backward_passes_that_a_record_tells_are_a_part_of_their_own(host_steps: tuple[RunRecord, ...]) -> None:
     """Autograd's thread issues gradients and their sums in these seconds. The rest of the step is the main thread's."""
     run = next(run for run in host_steps if run.name == "mh1_gpt_l16_passes")
     backward_s = run.ranks[0].host.backward_s
@@ -109,7 +109,7 @@ def test_backward_passes_that_a_record_tells_are_a_part_of_their_own(host_steps:
     assert rest.counts.keys() & backward.counts.keys() == {"graph"}  # of layers, each way
 
 
-def test_backward_passes_half_as_long_have_ops_half_as_long(host_steps: tuple[Run, ...]) -> None:
+def test_backward_passes_half_as_long_have_ops_half_as_long(host_steps: tuple[RunRecord, ...]) -> None:
     """Least squares are of relative errors, so that all that only backward passes have takes half of its seconds.
 
     Those that run layers again have forward ops too, and are left out.
@@ -126,16 +126,16 @@ def test_backward_passes_half_as_long_have_ops_half_as_long(host_steps: tuple[Ru
         assert after["around_s"][kind] == pytest.approx(before["around_s"][kind] / 2, rel=1e-3)
 
 
-def _with_backward(run: Run, share: float) -> Run:
+def _with_backward(run: RunRecord, share: float) -> RunRecord:
     """Return the run with this share of its backward seconds, where it tells them."""
     data = json.loads(json.dumps(run.model_dump(mode="json", by_alias=True)))
     for rank in data["ranks"]:
         if rank["host"]["backward_s"] is not None:
             rank["host"]["backward_s"] *= share
-    return Run.model_validate(data)
+    return RunRecord.model_validate(data)
 
 
-def test_collectives_of_ranks_that_are_not_there_take_no_time(host_steps: tuple[Run, ...]) -> None:
+def test_collectives_of_ranks_that_are_not_there_take_no_time(host_steps: tuple[RunRecord, ...]) -> None:
     """The first of two ranks, made alone, issued as many collectives as a real one, which are not counted."""
     usual = hosts.Pace(0.02264, 0.03891)
     by_name = {run.name: run for run in host_steps}
@@ -155,7 +155,7 @@ def _twice(run: RunRecord) -> RunRecord:
     data["step_time_s"]["median"] *= 2
     for rank in data["ranks"]:
         rank["host"] = {name: _doubled(value) for name, value in rank["host"].items()}
-    return Run.model_validate(data)
+    return RunRecord.model_validate(data)
 
 
 def _doubled(value: list[float] | float | None) -> object:
