@@ -52,17 +52,15 @@ def _neighbours(trunks: Ints, near: Ints, far: Ints, capacity: Floats, n_vertice
 
     Links of the way back, between the same two ends, do not count.
     """
-    room_Bps = np.bincount(far, capacity, n_vertices)[near[trunks]]
+    room_Bps = np.bincount(far, weights=capacity, minlength=n_vertices)[near[trunks]]
     count = np.bincount(far, minlength=n_vertices)[near[trunks]]
     ways, way = np.unique(near * n_vertices + far, return_inverse=True)
     back = far[trunks] * n_vertices + near[trunks]
     at = np.minimum(np.searchsorted(ways, back), len(ways) - 1)
     returns = ways[at] == back
-    back_Bps: Floats = np.bincount(way, capacity)
-    n_back: Ints = np.bincount(way)
-    other_Bps: Floats = room_Bps - np.where(returns, back_Bps[at], 0.0)
-    n_others: Ints = count - np.where(returns, n_back[at], 0)
-    return other_Bps, n_others
+    back_Bps, n_back = np.bincount(way, weights=capacity), np.bincount(way)
+    other_Bps = room_Bps - np.where(returns, back_Bps[at], 0.0)
+    return other_Bps.astype(np.float64), count - np.where(returns, n_back[at], 0)
 
 
 def ample_loads(carried: Sequence[Carriage], folding: Folding, ample: Bools) -> AmpleLoads:
