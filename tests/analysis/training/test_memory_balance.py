@@ -60,23 +60,29 @@ CUTS: dict[str, dict[str, Any]] = {
 
 
 class Replay(NamedTuple):
-    """The allocator of a replayed step, and the bytes allocated on it before the first pass."""
+    """The allocator of replayed steps, the bytes allocated before the first pass, and at the end of each step."""
 
     allocator: CachingAllocator
     allocated_before: int
+    allocated_after: list[int]
 
 
 @pytest.fixture
 def replays(monkeypatch: pytest.MonkeyPatch) -> list[Replay]:
-    """The replays of a test, a step of a rank each."""
+    """The replays of a test, two steps of a rank each."""
     steps: list[Replay] = []
-    begin = reserved_memory._AllocatorReplay.__init__
+    begin, step_of = reserved_memory._AllocatorReplay.__init__, reserved_memory._AllocatorReplay.step
 
     def remember(step: reserved_memory._AllocatorReplay, allocator: CachingAllocator, *arguments: Any) -> None:
         begin(step, allocator, *arguments)
-        steps.append(Replay(allocator, allocator.allocated))
+        steps.append(Replay(allocator, allocator.allocated, []))
+
+    def play(step: reserved_memory._AllocatorReplay, moves: Any) -> None:
+        step_of(step, moves)
+        steps[-1].allocated_after.append(step.allocator.allocated)
 
     monkeypatch.setattr(reserved_memory._AllocatorReplay, "__init__", remember)
+    monkeypatch.setattr(reserved_memory._AllocatorReplay, "step", play)
     return steps
 
 
@@ -85,8 +91,8 @@ def replays(monkeypatch: pytest.MonkeyPatch) -> list[Replay]:
     grid(["1f1b", "zb_h1", "zb_v", "interleaved_zb"], ["none", "full"], CUTS, every=7),
 )
 def test_the_allocators_replay_ends_empty(schedule: str, recompute: str, cut: str, replays: list[Replay]) -> None:
-    """Passes and gathers take blocks and free them all, however passes are cut: as much is allocated when the replay
-    ends as before the first pass."""
+    """Passes and gathers take blocks and free them all, however passes are cut. The first step leaves the states that
+    its update makes, two in fp32 for each weight, and the second nothing more."""
     workload = job(model__hidden=512, training__recompute=recompute)
     vpp = 1 if schedule in ("1f1b", "zb_h1") else 2
     workload["parallelism"] = {"pp": 2, "tp": 2, "dp": 2, "schedule": schedule, "vpp": vpp, **CUTS[cut]}
@@ -95,7 +101,7 @@ def test_the_allocators_replay_ends_empty(schedule: str, recompute: str, cut: st
     assert replays
     for step in replays:
         assert step.allocator.most_allocated > step.allocated_before
-        assert step.allocator.allocated == step.allocated_before
+        assert step.allocated_after[0] == step.allocated_after[1] > step.allocated_before
 
 
 @pytest.mark.parametrize(("schedule", "zero"), grid(["1f1b", "zb_h1", "zb_v", "interleaved_zb"], [0, 3], every=2))
