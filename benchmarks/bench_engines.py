@@ -107,7 +107,7 @@ def job_seconds(workload: Workload, engine: str) -> JobSeconds:
 
     Those of a shortened step that turned out not to be steady count too.
     """
-    profiles = load_profiles(workload.calibrations, workload.training.attention_kernel)
+    profiles = load_profiles(workload.calibrations, workload.training)
     stack = load_stack(workload.stack) if workload.stack else None
     costs = Costs.from_profiles(profiles, workload.software, stack)
     cluster, cluster_s = timed(lambda: cluster_of(workload))

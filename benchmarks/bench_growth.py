@@ -35,7 +35,7 @@ def growth_s(dp: int) -> tuple[float, float, float]:
     micro_batches = 32
     changes = {"parallelism.pp": 16, "parallelism.dp": dp, "training.global_batch": micro_batches * dp}
     workload = load_workload("gpt175b_3d", {**changes, "cluster.fabric.radix": 64})
-    costs = Costs.from_profiles(load_profiles(workload.calibrations, workload.training.attention_kernel))
+    costs = Costs.from_profiles(load_profiles(workload.calibrations, workload.training))
     cluster, cluster_s = timed(lambda: build_cluster(workload.cluster))
     placed, program_s = timed(lambda: Placed.on(build_program(workload), costs, cluster))
     return cluster_s, program_s, timed(lambda: fold_cluster([placed], cluster))[1]

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from simulator.config.profile import load_profile, load_profiles
+from simulator.config.training import Training
 from simulator.costs import Costs
 from simulator.costs.attention import around_bytes
 from simulator.costs.matmul import MatmulCost, Products
@@ -18,6 +19,8 @@ from simulator.program import Attention, GroupedMatmul, Matmul, Memory
 from tests.support.profiles import COSTS, PROFILE, PROFILES
 
 SIZES = st.integers(1, 20_000)
+#: Training with the attention kernel of PyTorch's older releases.
+FLASH2 = Training(seq=1, global_batch=1, attention_kernel="flash2")
 
 #: What a GPU trains in: a V100 has no bf16.
 DTYPE = {name: "bf16" if "bf16" in profile.gpu_spec.peak_flops_per_s else "fp16" for name, profile in PROFILE.items()}
@@ -240,14 +243,15 @@ def test_a_bias_costs_a_time_for_each_score(head_dim: int, forward_s: float) -> 
 def test_flash_attention_2_is_slower_than_newer_kernels_on_hopper(gpu: str, length: int) -> None:
     """cuDNN's are 1.7 to 2.3 times faster "for training shapes" there (huggingface/transformers, pull 48163)."""
     newest, older = (
-        Costs.from_profiles(load_profiles({gpu: gpu}, kernel), pytorch.FRAMEWORK) for kernel in ("newest", "flash2")
+        Costs.from_profiles(load_profiles({gpu: gpu}, training), pytorch.FRAMEWORK)
+        for training in (Training(seq=1, global_batch=1), FLASH2)
     )
     for backward in (False, True):
         kernel = Attention(32768 // length, 16, 16, length, length, 128, backward=backward)
         ratio = older.kernel_s(kernel, gpu) / newest.kernel_s(kernel, gpu)
         assert 1.45 < ratio < 2.3
     # An A100's is FlashAttention 2's anyway.
-    (profile,) = load_profiles({"a100-sxm-80gb": "a100-sxm-80gb"}, "flash2").values()
+    (profile,) = load_profiles({"a100-sxm-80gb": "a100-sxm-80gb"}, FLASH2).values()
     assert profile == load_profile("a100-sxm-80gb")
 
 

@@ -76,4 +76,4 @@ def test_classes_are_those_of_refinement_one_by_one(fabric: str, odd: str, layou
 
 
 def costs_of(workload: Workload) -> Costs:
-    return Costs.from_profiles(load_profiles(workload.calibrations, workload.training.attention_kernel))
+    return Costs.from_profiles(load_profiles(workload.calibrations, workload.training))

@@ -64,7 +64,7 @@ def compare(
     """Play three steps of a job in one piece, and cut into pieces; return both after they were compared."""
     sections = {"training": {**SHORT, "precision": "bf16"}, **JOBS[name]}
     workload = load_workload(job(**sections))
-    cluster, profiles = cluster_of(workload), load_profiles(workload.calibrations, workload.training.attention_kernel)
+    cluster, profiles = cluster_of(workload), load_profiles(workload.calibrations, workload.training)
     costs = Costs.from_profiles(profiles, workload.software, None)
     costs = costs if launch else replace(costs, launch={})
     program = build_program(workload, steps=3)

@@ -40,7 +40,7 @@ def equal_jobs_are_played_once() -> Iterator[None]:
     steps: dict[str, StepResult] = {}
 
     def play_once(workload: Workload) -> StepResult:
-        profiles = load_profiles(workload.calibrations, workload.training.attention_kernel)
+        profiles = load_profiles(workload.calibrations, workload.training)
         key = workload.model_dump_json() + repr(profiles)
         if key not in steps:
             steps[key] = run(workload)
