@@ -97,7 +97,7 @@ def test_a_gradient_that_is_added_to_a_buffer_has_its_hooks() -> None:
     assert issued(Compute("sum", added, "B"), "B") == {"backward_other": 1}
     costs = load_profile("h200-sxm-141gb").host.launch_s
     assert launch_seconds(costs["eager"])["gradient"] == costs["eager"].backward_s["other"]
-    assert launch_seconds(costs["megatron"])["gradient"] > 5 * costs["megatron"].backward_s["other"]
+    assert launch_seconds(costs["megatron"])["gradient"] > 3 * costs["megatron"].backward_s["other"]
 
 
 def test_a_layer_of_compiled_code_is_counted_once_each_way() -> None:
