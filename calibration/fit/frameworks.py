@@ -3,9 +3,10 @@
 `python -m calibration train calibration/runs/hosts/*.yaml` makes such steps: their models are so narrow that the GPU
 always waits. A step is then as long as the host takes for all that it issues. Steps tell less than layers do, which
 `calibration.fit.hosts` measures one by one. So ops of modules are taken to keep plain PyTorch's proportions, all
-``slower`` by one factor. Where records tell how long backward passes took, there are three factors. One is of backward
-ops, one of products and norms of forward passes, which are modules, one of other forward ops. Those of compiled code
-take the same time each, as one wrapper in Python launches them. Only the kinds of `APART` have seconds of their own.
+``slower`` by one factor. Where records tell how long backward passes took, there are two factors: of backward ops, and of
+products and norms of forward passes, which are modules. Other forward ops are PyTorch's functions, and take what they
+take anywhere. Those of compiled code take the same time each, as one wrapper in Python launches them. Only the kinds of
+`APART` have seconds of their own.
 
 What is not told apart takes plain PyTorch's seconds, and is taken off a step first. Least squares are of errors
 relative to that remainder, while points and residuals are of whole steps.
@@ -176,10 +177,8 @@ def _factors(section: LaunchSection, steps: Sequence[IssuedStep]) -> Mapping[str
         return dict.fromkeys(KERNELS, "kernel")
     if all(len(step.parts) == 1 for step in steps):
         return dict.fromkeys(MODULES, "slower")
-    return {
-        kind: "modules" if kind in FORWARD_MODULES else "functions" if kind.startswith("forward") else "backward"
-        for kind in MODULES
-    }
+    backward = [kind for kind in MODULES if not kind.startswith("forward")]
+    return dict.fromkeys(FORWARD_MODULES, "modules") | dict.fromkeys(backward, "backward")
 
 
 def _equation(
@@ -245,18 +244,18 @@ def _costs(fitted: Mapping[str, float], plain: LaunchCosts) -> dict[str, Any]:
 def _longer(fitted: Mapping[str, float]) -> tuple[str, Mapping[str, float], float]:
     """Return a note, and how many times as long as plain PyTorch's ops take: forward by class, and backward.
 
-    Where passes are told apart, attention by one kernel, which none of the steps has, takes as long forward.
+    Classes that are left out take as long as plain PyTorch's.
     """
     last = "what is not told apart as there"
     if (slower := fitted.get("slower")) is not None:
         note = f"ops of modules {slower:.2f} times as long as plain PyTorch's; {last}"
         return note, dict.fromkeys(get_args(LaunchClass), slower), slower
-    modules, functions, backward = (fitted[kind] for kind in ("modules", "functions", "backward"))
+    modules, backward = fitted["modules"], fitted["backward"]
     note = (
-        f"products and norms of forward passes {modules:.2f} times as long as plain PyTorch's, other ops there "
-        f"{functions:.2f} times, backward ops {backward:.2f} times; {last}"
+        f"products and norms of forward passes {modules:.2f} times as long as plain PyTorch's, "
+        f"backward ops {backward:.2f} times; {last}"
     )
-    return note, {"matmul": modules, "norm": modules, "other": functions}, backward
+    return note, {"matmul": modules, "norm": modules}, backward
 
 
 def _slower(run: RunRecord, usual: Pace) -> Pace:

@@ -66,7 +66,7 @@ def issued(op: Compute | Comm, phase: str = "") -> dict[str, int]:
     Kinds are ``forward_matmul``, ``backward_norm``, ``optimizer``, ``collective`` ... A checkpoint is counted with the
     kernel that it begins with. What compiled software does for each layer each way is counted with its attention, a
     fused kernel or the softmax of scores. What is run again is part of the backward graph. The first product of experts
-    in one kernel is that kernel's launch, ``expert`` each further one.
+    in one kernel is that kernel's launch, ``expert`` each further one, and each kernel that is launched within a call.
     """
     if isinstance(op, Collective) and op.hooks:
         return {comm_kind(op): 1, "hook": op.hooks}
@@ -76,6 +76,8 @@ def issued(op: Compute | Comm, phase: str = "") -> dict[str, int]:
         return {comm_kind(op): 1}
     if op.phase == "O":
         return _optimizer_launches(op.kernel)
+    if op.within_call:
+        return {"expert": 1}
     way = "forward" if op.phase in ("F", "R") else "backward"
     kind = "gradient" if adds_gradient(op) else f"{way}_{_class(op.kernel)}"
     work = {kind: op.kernel.launches if isinstance(op.kernel, Tiled) else 1}

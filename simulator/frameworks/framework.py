@@ -317,6 +317,8 @@ class Framework:
     """layers are gathered ahead until so many parameters are whole; 0: ``parallelism.prefetch`` layers"""
     makes_states_early: bool = False
     """states of optimizers are there before the first step, not made by the first update"""
+    rings_in_one_call: bool = False
+    """products of a tensor-parallel ring, and their sums, are launched by one call from C++"""
     has_core_experts: bool = False
     """experts are run by Megatron-Core, which has several dispatchers, and 1F1B that hides their all-to-alls"""
     runs_captured: bool = False

@@ -52,8 +52,8 @@ class LaunchCosts(Cited):
     """the start of a backward pass; per product of one that is split in two, to find where to cut it; per module
     whose weights' gradients are computed apart; per recomputed layer; a grouped product of experts, with the
     sorting of tokens around it; an all-reduce of tensor parallelism, with the two linear layers written by hand
-    that it stands for; a collective of experts; a further expert's product in a grouped one, where the host calls
-    for each; a part of the tokens that experts get or give, which the host cuts
+    that it stands for; a collective of experts; a further product that a call launches from C++, of an expert or of a
+    ring; a part of the tokens that experts get or give, which the host cuts
     from the rest for a kernel to join; a bucket of DDP; a unit of FSDP that is gathered, one whose gradients are
     reduced; a kernel that adds a gradient to a buffer, with the hooks that call for it; a layer of compiled code, each
     way: the guards, wrappers and weights of its graph; a call of DeepSpeed's hooks around a module; a kernel of an

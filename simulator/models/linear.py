@@ -333,7 +333,7 @@ def _gather_around(z: FrameworkShapes, block: str, nbytes: float, chunk: Compute
 
     The rows of all ranks are ``nbytes``.
     """
-    around = Beside(comm("send_recv", block, nbytes / z.tp), (chunk,))
+    around = Beside(comm("send_recv", block, nbytes / z.tp), (_further(z, chunk),))
     return (*(around,) * (z.tp - 1), chunk)
 
 
@@ -344,5 +344,10 @@ def _sum_around(z: FrameworkShapes, block: str, nbytes: float, chunk: Compute) -
     """
     part = nbytes / z.tp
     add = memory(chunk.phase, f"{chunk.name} partial sum", "residual", 2 * part, part, z.dtype)
-    around = (Beside(comm("send_recv", block, part), (chunk,)), add)
+    around = (Beside(comm("send_recv", block, part), (_further(z, chunk),)), _further(z, add))
     return (chunk, *around * (z.tp - 1))
+
+
+def _further(z: FrameworkShapes, op: Compute) -> Compute:
+    """Return a kernel of a ring behind its first product, as the framework launches it."""
+    return replace(op, within_call=z.framework.rings_in_one_call)

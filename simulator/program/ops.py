@@ -28,6 +28,7 @@ class Compute:
 
     ``host_waits``: the host issues nothing more before it has ended, for it has to read the result.
     ``begins_checkpoint``: the host prepares a recomputation before it, with the random states of the forward pass.
+    ``within_call``: the call that launches the kernel before or behind it launches it too, from C++.
     """
 
     name: str
@@ -35,6 +36,7 @@ class Compute:
     phase: StepPhase
     host_waits: bool = False
     begins_checkpoint: bool = False
+    within_call: bool = False
 
 
 @dataclass(frozen=True, slots=True)
