@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
@@ -11,7 +12,7 @@ import pytest
 from simulator import models
 from simulator.api import StepResult
 from simulator.config import Workload, load_workload
-from simulator.costs import Costs
+from simulator.costs import Costs, launch
 from simulator.engine import simulate
 from simulator.engine.invariants import check
 from simulator.errors import DeadlockError
@@ -235,6 +236,19 @@ def test_what_is_chunked_and_what_is_hidden_whole() -> None:
     assert not any(isinstance(op, Beside) for op in apart.forward)
     assert shape(apart.backward, "mlp.fc1")[:2] == ["mlp.fc1 dgrad", "all_reduce|mlp.fc1 wgrad"]
     assert models.layer(make(overlap={"tp": True})) == models.layer(make())
+
+
+@pytest.mark.parametrize(("framework", "products", "further"), [("megatron_core", 4, 12 + 6), ("pytorch", 16, 0)])
+def test_rings_of_products_are_one_call_of_their_layer(framework: str, products: int, further: int) -> None:
+    """Each of a layer's four products goes in a ring of 4; two of the rings have three sums.
+
+    Transformer Engine launches what follows the first product from C++. PyTorch's rings call for each of them.
+    """
+    workload = make(tp=4, overlap={"tp": True})
+    stack = workload.framework.model_copy(update={"name": framework})
+    part = models.layer(workload.model_copy(update={"framework": stack}))
+    issued = Counter(kind for op in part.forward for one in kernels_of(op) for kind in launch.issued(one))
+    assert (issued["forward_matmul"], issued["expert"]) == (products, further)
 
 
 @pytest.mark.parametrize("sequence_parallel", [True, False])
