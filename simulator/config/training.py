@@ -13,6 +13,7 @@ from simulator.bounds import Text
 from simulator.config.model import Size
 from simulator.config.section import AsTuple, Section, ShortSection
 from simulator.config.updaters import Dtype, Optimizer
+from simulator.frameworks.framework import UnfusedPart
 from simulator.losses import LOSSES
 from simulator.precisions import FP4_RECIPES, FP8_RECIPES, PRODUCT_RECIPES, ProductRecipe
 
@@ -185,7 +186,7 @@ class Training(Section):
     """tokens are put in the order of experts, and back, by a kernel each way (Megatron-Core with --moe-permute-fusion,
     as recipes of Megatron-Bridge have it); false: by PyTorch's own kernels, Megatron-Core's default, with atomic
     additions [the framework's: true but for megatron_core_local with experts]"""
-    unfused: Annotated[tuple[Literal["qkv_bias", "rotation", "router"], ...], AsTuple] = ()
+    unfused: Annotated[tuple[UnfusedPart, ...], AsTuple] = ()
     """parts of Megatron-Core that PyTorch's kernels run one by one: qkv_bias (of linear layers before Transformer
     Engine), rotation (rotary positions without apply_rope_fusion), router (experts' without --moe-router-fusion,
     Megatron-LM's default) [none]"""
