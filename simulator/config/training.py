@@ -155,8 +155,8 @@ class Training(Section):
     precision: Precision = "bf16"
     """of weights and activations [bf16]"""
     tf32: bool = True
-    """matrix units multiply fp32 as TF32, which PyTorch has to be asked for (allow_tf32); false: CUDA cores multiply it
-    [true]"""
+    """products in fp32 run on matrix units as TF32, which PyTorch has to be asked for (allow_tf32); false: on CUDA
+    cores, at the share of their peak that TF32's products reach of theirs, which is assumed [true]"""
     fp8: Fp8 | None = None
     """a recipe, or {recipe, gather}: which products of layers are in 8 bits, and how operands are cast; the projection
     to the vocabulary, routers and attention stay in the precision [null: none]"""

@@ -216,8 +216,8 @@ class StageRuntime:
 class LayoutHabits:
     """Values of a layout's keys that users of a framework choose among; `llmsim init` looks no further.
 
-    ``one_stage``: no pipelines. ``one_rank_layers``: no tensor parallelism. ``begins_sharded``: a search
-    begins at the last stage of ``zero``. Without it the framework is not simulated, or not with products in 8 bits.
+    ``zero`` and ``recompute`` are these values. ``one_stage``: no pipelines. ``one_rank_layers``: no tensor
+    parallelism. ``begins_sharded``: a search begins at the last stage of ``zero``, without which some jobs are refused.
     """
 
     zero: tuple[int, ...]
