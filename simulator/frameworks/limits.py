@@ -34,5 +34,5 @@ def plain_layers(whose: str) -> tuple[Limit, ...]:
         "model.indexer": (None,),
         "model.moe.shared_gate": (None, False),
     }
-    message = f"{whose} are simulated with plain causal attention and a norm before each block"
+    message = f"{whose} are simulated with plain causal attention and a norm before each block, all of one kind"
     return tuple(Limit(key, allowed, message) for key, allowed in usual.items())

@@ -54,7 +54,7 @@ def test_reserved_bytes_are_those_of_real_steps(name: str) -> None:
 
 @pytest.mark.slow
 def test_reserved_bytes_of_all_runs_are_off_by_as_much_as_is_said() -> None:
-    """Of runs on GPUs on which runs before them had left nothing, which would count as theirs."""
+    """The mean is over runs on GPUs on which runs before them had left nothing: that would count as theirs."""
     names = [
         name for name in rows_by_name() if not any(memory.get("left_allocated_bytes") for memory in memories(name))
     ]

@@ -111,6 +111,11 @@ def _lacks(model: Model, part: UnfusedPart) -> str:
             return "" if model.moe else "experts"
 
 
+def _runs_by_operations(part: UnfusedPart) -> Callable[[Framework], bool]:
+    """Return what tells of a framework whether it can run ``part`` operation by operation."""
+    return lambda one: part in dict(one.by_operations)
+
+
 def _unfused_problems(workload: Workload) -> Iterator[InputError]:
     """Yield parts that are to run operation by operation, and that have no fused kernel in this job."""
     able = dict(workload.software.by_operations)
@@ -121,8 +126,7 @@ def _unfused_problems(workload: Workload) -> Iterator[InputError]:
                 f"{workload.framework.title} has no fused {part} in this model",
                 key="training.unfused",
                 found=part,
-                allowed=f"framework: {_those(lambda one, part=part: part in dict(one.by_operations))}"
-                + (f", with {lacking}" if lacking else ""),
+                allowed=f"framework: {_those(_runs_by_operations(part))}" + (f", with {lacking}" if lacking else ""),
             )
 
 
