@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from calibration.train.record import RecordSection, read_data
+from calibration.train.record import ExcerptSection, read_data
 from simulator.bounds import Positive, Text
 from simulator.config.section import AsTuple
 from simulator.config.validation import validated
@@ -27,21 +27,21 @@ def _date(value: object) -> datetime.datetime:
 _Empty = BeforeValidator(lambda value: value or None)
 
 
-class StepTime(RecordSection):
+class StepTime(ExcerptSection):
     median: Positive
     spread: Annotated[float, Field(ge=0)]
 
 
-class Ran(RecordSection):
+class Ran(ExcerptSection):
     sha256: str
     resolved: dict[str, Any] = Field(default_factory=dict)
 
 
-class RankPlace(RecordSection):
+class RankPlace(ExcerptSection):
     pp: Annotated[int, Field(ge=0)] = 0
 
 
-class RankHost(RecordSection):
+class RankHost(ExcerptSection):
     probe_s: Annotated[tuple[Positive, ...], AsTuple] = ()
     probe_forward_s: Annotated[tuple[Positive, ...], AsTuple] | None = None
     backward_s: Annotated[float, Field(ge=0)] | None = None
@@ -62,7 +62,7 @@ class RankHost(RecordSection):
         return self
 
 
-class MeasuredMemory(RecordSection):
+class MeasuredMemory(ExcerptSection):
     steady_allocated_bytes: Positive
     left_allocated_bytes: Annotated[int, Field(ge=0)] = 0
 
@@ -84,19 +84,19 @@ class MeasuredMemory(RecordSection):
         return self.steady_allocated_bytes - self.left_allocated_bytes
 
 
-class ProfiledStep(RecordSection):
+class ProfiledStep(ExcerptSection):
     exposed_s: Annotated[float, Field(ge=0)]
     step_s: Positive | None = None
 
 
-class RecordedKernels(RecordSection):
+class RecordedKernels(ExcerptSection):
     name: Literal["matmul", "attention", "memory", "optimizer", "communication", "copy"] = Field(alias="class")
     kind: str
     seconds: Annotated[float, Field(ge=0)]
     launches: Annotated[int, Field(ge=1)]
 
 
-class RankRecord(RecordSection):
+class RankRecord(ExcerptSection):
     rank: int
     kernels: Annotated[tuple[RecordedKernels, ...], AsTuple]
     place: RankPlace = RankPlace()
@@ -105,7 +105,7 @@ class RankRecord(RecordSection):
     profile: Annotated[ProfiledStep | None, _Empty] = None
 
 
-class Record(RecordSection):
+class Record(ExcerptSection):
     """A record as read of any run; a run that went well is a `RunRecord`."""
 
     name: Text

@@ -23,13 +23,13 @@ def _lists(value: object) -> object:
 Lists = BeforeValidator(_lists)
 
 
-class LineSection(Section):
+class ExtensibleSection(Section):
     """A line of which more may be told; what is read of it is checked."""
 
     model_config = ConfigDict(extra="allow")
 
 
-class Environment(LineSection):
+class Environment(ExtensibleSection):
     gpu: str
     date: Annotated[str, Field(pattern=r"^\d{4}-\d{2}-\d{2}$")]
     command: str = ""
@@ -42,7 +42,7 @@ class Environment(LineSection):
     nvidia_smi: Annotated[tuple[str, ...], AsTuple] = ()
 
 
-class MeasuredRow(LineSection):
+class MeasuredRow(ExtensibleSection):
     """A line as all kinds have it; figures that a kind has beside are those of calibration/measurements/README.md."""
 
     kind: str

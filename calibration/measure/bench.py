@@ -13,7 +13,7 @@ import torch
 from calibration.measure.case import Scalar, UnavailableError, Work
 from calibration.measure.gpu import Telemetry
 
-Telemetered = dict[str, object]
+MeasuredFigures = dict[str, object]
 CACHE_MULTIPLE = 3  # buffers of all sets together, in sizes of the L2 cache
 MOST_SETS = 128
 BATCH_S, REPEATS, WARM_S, LONGEST_S = 6e-3, 10, 25e-3, 0.4
@@ -90,7 +90,7 @@ class Bench:
                 torch.mm(a, b)
             self.synchronize()
 
-    def device_time(self, work: Work, *, repeats: int = REPEATS) -> Telemetered:
+    def device_time(self, work: Work, *, repeats: int = REPEATS) -> MeasuredFigures:
         """Seconds of one run on the stream, run after run, when the host is ahead of the GPU.
 
         Long kernels keep the GPU busy by themselves. Before a batch of short ones the stream is held by a sleeping
@@ -127,7 +127,7 @@ class Bench:
         n = max(2, min(100, QUEUE // (2 * work.launches))) if self.cuda else 1
         return lambda: self._clocked(work, n, 1)[0]
 
-    def sustained(self, work: Work, seconds: float) -> Telemetered:
+    def sustained(self, work: Work, seconds: float) -> MeasuredFigures:
         """Seconds of one run through ``seconds`` without a pause, with the state of the GPU as it goes."""
         if not self.cuda:
             return self.device_time(work)
@@ -149,7 +149,7 @@ class Bench:
         late = samples[len(samples) // 2 :]
         return {**summary(late), "series_s": [float(f"{s:.5g}") for s in samples], **_series(states)}
 
-    def shared(self, work: Work, other: Work, seconds: float, share: float, period_s: float) -> Telemetered:
+    def shared(self, work: Work, other: Work, seconds: float, share: float, period_s: float) -> MeasuredFigures:
         """Return a row as `sustained` does, of ``work`` with about ``share`` of every period; ``other`` has the rest.
 
         ``share`` in the row is the measured one; seconds of a run of ``other`` are ``other_s``.
@@ -246,13 +246,13 @@ class Bench:
         return samples
 
 
-def _series(states: Sequence[Mapping[str, object]]) -> Telemetered:
+def _series(states: Sequence[Mapping[str, object]]) -> MeasuredFigures:
     """Return the GPU's states as a list of each figure; empty states are left out."""
     told = [state for state in states if state]
     return {name: [state.get(name) for state in told] for name in dict.fromkeys(itertools.chain(*told))}
 
 
-def summary(samples: Sequence[float]) -> Telemetered:
+def summary(samples: Sequence[float]) -> MeasuredFigures:
     """Median, tenth and ninetieth percentile and number of ``samples``, in seconds."""
     ordered = sorted(samples)
     low, high = (ordered[round(share * (len(ordered) - 1))] for share in (0.1, 0.9))

@@ -10,7 +10,7 @@ import math
 import statistics
 from collections.abc import Callable
 
-from calibration.measure.bench import Bench, Telemetered, summary
+from calibration.measure.bench import Bench, MeasuredFigures, summary
 from calibration.measure.team import Team
 from calibration.train.host import Probe
 
@@ -19,7 +19,7 @@ BLOCKS, BLOCK_S, MOST = 6, 0.05, 20
 WARM_UP = 3
 
 
-def beside_probes(run: Callable[[], float], bench: Bench, probe: Probe | None, team: Team | None) -> Telemetered:
+def beside_probes(run: Callable[[], float], bench: Bench, probe: Probe | None, team: Team | None) -> MeasuredFigures:
     """Return the host's seconds of ``run``, which returns them itself, beside those of probes.
 
     ``time_s``: of the slowest member in each block; ``each_s``: of every member. ``block_s``: [member][block], seconds
@@ -45,7 +45,7 @@ def beside_probes(run: Callable[[], float], bench: Bench, probe: Probe | None, t
             probes.append(probe.seconds())
     mine = (blocks, [sum(parts) for parts in probes], [forward for forward, _ in probes])
     each = [mine] if team is None else team.all(mine)
-    row: Telemetered = {
+    row: MeasuredFigures = {
         **summary([max(seconds) for seconds in zip(*(member_blocks for member_blocks, *_ in each), strict=True)]),
         "runs": n,
         "each_s": [_rounded(statistics.median(member_blocks)) for member_blocks, *_ in each],

@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 
 from calibration.measure import attention, collectives, matmul, memory
-from calibration.measure.bench import QUEUE, SLEEP_HZ, Bench, Telemetered, summary
+from calibration.measure.bench import QUEUE, SLEEP_HZ, Bench, MeasuredFigures, summary
 from calibration.measure.case import Case, Level, Scalar, UnavailableError, Work
 from calibration.measure.team import Team
 
@@ -69,14 +69,14 @@ def cases(level: Level, world: int, local: int, only: collectives.Sizes = ()) ->
             yield Case("interference", op, params, ranks, limit_s=60.0)
 
 
-def measure(case: Case, bench: Bench, team: Team) -> Telemetered:
+def measure(case: Case, bench: Bench, team: Team) -> MeasuredFigures:
     """Seconds of the kernel and of the collective, each alone and beside the other, at the slowest member."""
 
     pair = prepared(KERNELS.get(str(case.params["kernel"]), SMOKE), case, bench, team)
     if case.op == LATE:
         return {**_late(team, pair, case.ranks.index(dist.get_rank()) == 0), **bench.telemetry.read()}
     rough = {work: max(team.all(loop(work, 5))) for work in (pair.kernel, pair.collective)}
-    row: Telemetered = {}
+    row: MeasuredFigures = {}
     for name, lead, other in (("kernel", pair.kernel, pair.collective), ("collective", pair.collective, pair.kernel)):
         alone, beside = _beside(team, lead, rough[lead], other, rough[other])
         row |= {f"{name}_s": alone["time_s"], f"{name}_beside_s": beside["time_s"]}
@@ -120,7 +120,9 @@ def loop(work: Work, n: int) -> float:
     return float(start.elapsed_time(end)) * 1e-3 / n
 
 
-def _beside(team: Team, lead: Work, lead_s: float, other: Work, other_s: float) -> tuple[Telemetered, Telemetered]:
+def _beside(
+    team: Team, lead: Work, lead_s: float, other: Work, other_s: float
+) -> tuple[MeasuredFigures, MeasuredFigures]:
     """Seconds of ``lead`` alone, and while ``other`` runs on another stream from before its start until after its end.
 
     Both in turn and in the same way, so that the GPU's clock is the same. All members issue the same numbers of runs;
@@ -149,7 +151,7 @@ def _beside(team: Team, lead: Work, lead_s: float, other: Work, other_s: float) 
     raise UnavailableError("the other stream could not be kept busy throughout")
 
 
-def _late(team: Team, pair: Pair, sends: bool) -> Telemetered:
+def _late(team: Team, pair: Pair, sends: bool) -> MeasuredFigures:
     """Seconds of the receiver's kernel alone, and while its receive waits: the sender sends when all have ended."""
     each_s = max(team.all(loop(pair.kernel, 5)))
     loop(pair.collective, 1)  # connections are made

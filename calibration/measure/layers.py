@@ -19,7 +19,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.pipelining._backward import stage_backward_input, stage_backward_weight
 
-from calibration.measure.bench import Bench, Telemetered
+from calibration.measure.bench import Bench, MeasuredFigures
 from calibration.measure.case import Case, Level, Scalar
 from calibration.measure.hosts import beside_probes
 from calibration.measure.team import Team
@@ -103,7 +103,7 @@ def _case(op: str, model: str, layers: int, gpus: int = 1, **params: Scalar) -> 
     return Case("layers", op, every, tuple(range(gpus)), limit_s=60.0) if gpus > 1 else Case("layers", op, every)
 
 
-def measure(case: Case, bench: Bench, probe: Probe | None, team: Team | None) -> Telemetered:
+def measure(case: Case, bench: Bench, probe: Probe | None, team: Team | None) -> MeasuredFigures:
     """Return the host's seconds, see `calibration.measure.hosts`.
 
     Seconds in which it waits for the GPU and the other hosts, to be told how many tokens it gets, do not count.

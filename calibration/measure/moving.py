@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import torch
 
 from calibration.measure import collectives, interference
-from calibration.measure.bench import QUEUE, Bench, Telemetered, summary
+from calibration.measure.bench import QUEUE, Bench, MeasuredFigures, summary
 from calibration.measure.case import Case, Level, Scalar, UnavailableError
 from calibration.measure.interference import Pair
 from calibration.measure.team import Team
@@ -48,7 +48,7 @@ def cases(level: Level, world: int, local: int, only: collectives.Sizes = ()) ->
                 yield Case("moving", op, params, ranks, limit_s=60.0)
 
 
-def measure(case: Case, bench: Bench, team: Team) -> Telemetered:
+def measure(case: Case, bench: Bench, team: Team) -> MeasuredFigures:
     """Seconds of the collective beside the kernel, and right after it (``time_s``)."""
     pair = interference.prepared(KERNELS.get(str(case.params["kernel"]), interference.SMOKE), case, bench, team)
     each_s, collective_s = (max(team.all(interference.loop(work, 5))) for work in (pair.kernel, pair.collective))

@@ -12,7 +12,7 @@ from typing import TypeVar
 import torch
 import torch.distributed as dist
 
-from calibration.measure.bench import BATCH_S, LONGEST_S, QUEUE, SLEEP_HZ, Bench, Telemetered, summary
+from calibration.measure.bench import BATCH_S, LONGEST_S, QUEUE, SLEEP_HZ, Bench, MeasuredFigures, summary
 from calibration.measure.case import UnavailableError, Work
 
 T = TypeVar("T")
@@ -57,7 +57,7 @@ class Team:
         return result
 
 
-def collective_time(bench: Bench, work: Work, team: Team) -> Telemetered:
+def collective_time(bench: Bench, work: Work, team: Team) -> MeasuredFigures:
     """Return the seconds of a collective on the stream and of its call on the host.
 
     ``time_s``: collectives one after another, of the slowest member in each batch. ``host_s``: median of the members.

@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 
 from calibration.measure import collectives, interference, launch, layers, moving, plan, shared
-from calibration.measure.bench import Bench, Telemetered
+from calibration.measure.bench import Bench, MeasuredFigures
 from calibration.measure.case import Case, UnavailableError, Work
 from calibration.measure.gpu import environment
 from calibration.measure.hosts import beside_probes
@@ -80,7 +80,9 @@ def _one(
     report({"row": {"kind": case.kind, "op": case.op, "params": case.params, "ranks": list(case.ranks), **row}})
 
 
-def _measured(case: Case, bench: Bench, team: Team | None, by_key: dict[str, Case], probe: Probe | None) -> Telemetered:
+def _measured(
+    case: Case, bench: Bench, team: Team | None, by_key: dict[str, Case], probe: Probe | None
+) -> MeasuredFigures:
     if case.kind == "layers":
         return layers.measure(case, bench, probe, team)
     if case.kind == "launch":

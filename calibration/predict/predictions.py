@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 from calibration.commits import head, sha256
 from calibration.compare.figures import Figures, simulated_figures
-from calibration.train.record import RecordSection
+from calibration.train.record import ExcerptSection
 from calibration.workloads import check_name, name_clash
 from simulator.api import StepResult, run
 from simulator.bounds import NotNegative, Positive
@@ -112,7 +112,7 @@ def predictions(simulated: Sequence[Simulated], changes: Mapping[str, Any]) -> d
     }
 
 
-class _Figures(RecordSection):
+class _Figures(ExcerptSection):
     step_time_s: Positive
     mfu: float | None = None
     peak_allocated_bytes: Annotated[tuple[NotNegative, ...], AsTuple]
@@ -121,14 +121,14 @@ class _Figures(RecordSection):
     bubble: float | None = None
 
 
-class _PredictedRow(RecordSection):
+class _PredictedRow(ExcerptSection):
     name: str
     workload_sha256: str
     profile: str
     figures: _Figures | None = None
 
 
-class _File(RecordSection):
+class _File(ExcerptSection):
     date: str
     commit: str
     changes: dict[str, Any]

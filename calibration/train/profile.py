@@ -25,7 +25,7 @@ NAME_LENGTH = 80
 
 @dataclass(frozen=True)
 class ProfiledKernel:
-    """A kernel, in seconds of the host's clock."""
+    """A kernel, or without GPUs an op of the CPU, in seconds of the host's clock."""
 
     stream: str
     kernel_class: str
@@ -39,7 +39,7 @@ class ProfiledKernel:
 def profiled(
     step: Callable[[], object], meet: Callable[[], object], before: int, kinds_by_op: Mapping[str, str], *, cuda: bool
 ) -> list[ProfiledKernel]:
-    """The spans of one ``step``, in order of start.
+    """The kernels of one ``step``, in order of start.
 
     Steps go ``before`` it under the profiler, one at least, and the ranks ``meet`` behind each, else they would wait in
     their collectives for whoever's profiler started last. ``kinds_by_op``: the kind of communication whose group torch
@@ -64,10 +64,10 @@ def profiled(
         path = Path(folder) / "trace.json"
         profiler.export_chrome_trace(str(path))
         trace = json.loads(path.read_text())
-    return sorted(_spans(trace, kinds_by_op, cuda=cuda), key=lambda span: span.start_s)
+    return sorted(_kernels(trace, kinds_by_op, cuda=cuda), key=lambda kernel: kernel.start_s)
 
 
-def _spans(trace: dict[str, Any], kinds_by_op: Mapping[str, str], *, cuda: bool) -> Iterable[ProfiledKernel]:
+def _kernels(trace: dict[str, Any], kinds_by_op: Mapping[str, str], *, cuda: bool) -> Iterable[ProfiledKernel]:
     base = float(trace.get("baseTimeNanoseconds", 0)) * 1e-9
     events = [event for event in trace["traceEvents"] if event.get("ph") == "X"]
     kept = next(event for event in events if event.get("cat") == "user_annotation" and event["name"] == KEPT)
@@ -125,12 +125,12 @@ def _class(event: dict[str, Any], *, updates: bool) -> KernelClass:
     )
 
 
-def table(spans: Iterable[ProfiledKernel]) -> list[dict[str, object]]:
+def table(kernels: Iterable[ProfiledKernel]) -> list[dict[str, object]]:
     """Seconds and launches by class, kind and op."""
     sums: dict[tuple[str, str, str], list[float]] = {}
-    for span in spans:
-        row = sums.setdefault((span.kernel_class, span.kind, span.op), [0.0, 0])
-        row[0] += span.end_s - span.start_s
+    for kernel in kernels:
+        row = sums.setdefault((kernel.kernel_class, kernel.kind, kernel.op), [0.0, 0])
+        row[0] += kernel.end_s - kernel.start_s
         row[1] += 1
     return [
         {"class": key[0], "kind": key[1], "op": key[2], "seconds": float(f"{seconds:.6g}"), "launches": launches}
@@ -138,18 +138,18 @@ def table(spans: Iterable[ProfiledKernel]) -> list[dict[str, object]]:
     ]
 
 
-def exposure(spans: Sequence[ProfiledKernel]) -> dict[str, object]:
+def exposure(kernels: Sequence[ProfiledKernel]) -> dict[str, object]:
     """``span_s``, ``busy_s``, ``exposed_s`` and ``exposed`` by kind: communication while no other kernel runs, what
     kinds have in common counted for the first by name."""
-    if not spans:
+    if not kernels:
         return {"span_s": 0.0, "busy_s": 0.0, "exposed_s": 0.0, "exposed": {}}
-    start, end = (np.array([getattr(span, name) for span in spans]) for name in ("start_s", "end_s"))
-    communicates = np.array([span.kernel_class == "communication" for span in spans])
+    start, end = (np.array([getattr(kernel, name) for kernel in kernels]) for name in ("start_s", "end_s"))
+    communicates = np.array([kernel.kernel_class == "communication" for kernel in kernels])
     counted = ~communicates
-    kind = np.array([span.kind for span in spans])
+    kind = np.array([kernel.kind for kernel in kernels])
     busy = covered_s(start[counted], end[counted])
     exposed = {}
-    for name in sorted({span.kind for span in spans if span.kernel_class == "communication"}):
+    for name in sorted({kernel.kind for kernel in kernels if kernel.kernel_class == "communication"}):
         counted |= kind == name
         both = covered_s(start[counted], end[counted])
         exposed[name] = float(f"{both - busy:.6g}")

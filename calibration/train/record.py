@@ -49,7 +49,7 @@ NAME is the workload's. The JSON's keys; seconds, bytes, and FLOP/s throughout:
 The timeline is the profiled step of every rank, in columns rank, stream (compute | comm, numbered where there are
 several), class, kind, name (the kernel's, cut to 80 characters), start_s, end_s: from the earliest kernel of any rank,
 by the clocks of one host.
-Without GPUs spans are of ops on the CPU.
+Without GPUs these are ops of the CPU.
 """
 
 from __future__ import annotations
@@ -84,17 +84,17 @@ ANEW = "python -m calibration train with another --out writes one"
 COLUMNS = ("rank", "stream", "class", "kind", "name", "start_s", "end_s")
 
 
-class RecordSection(Section):
+class ExcerptSection(Section):
     """A section of which more is recorded than is read."""
 
     model_config = ConfigDict(extra="ignore")
 
 
-class Steps(RecordSection):
+class Steps(ExcerptSection):
     warm_up: int = 0
 
 
-class EarlierResult(RecordSection):
+class EarlierResult(ExcerptSection):
     """The part of a record that decides whether its run is to be made again."""
 
     name: str
@@ -210,13 +210,13 @@ def now() -> str:
 
 def write_timeline(directory: Path, name: str, ranks: Sequence[Sequence[ProfiledKernel]]) -> None:
     """DIR/NAME.timeline.csv.gz, see above."""
-    first = min((spans[0].start_s for spans in ranks if spans), default=0.0)
+    first = min((kernels[0].start_s for kernels in ranks if kernels), default=0.0)
     text = io.StringIO()
     rows = csv.writer(text, lineterminator="\n")
     rows.writerow(COLUMNS)
-    for rank, spans in enumerate(ranks):
-        streams = {stream: number for number, stream in enumerate(dict.fromkeys(span.stream for span in spans))}
-        for s in spans:
+    for rank, kernels in enumerate(ranks):
+        streams = {stream: number for number, stream in enumerate(dict.fromkeys(kernel.stream for kernel in kernels))}
+        for s in kernels:
             stream = f"{s.stream.split()[0]}{streams[s.stream]}"
             times = (f"{s.start_s - first:.7f}", f"{s.end_s - first:.7f}")
             rows.writerow((rank, stream, s.kernel_class, s.kind, s.name, *times))

@@ -40,7 +40,7 @@ class RankRun:
     telemetry: list[dict[str, Any]] = field(default_factory=list)
     probe: list[tuple[float, float]] = field(default_factory=list)
     profiled_s: float = 0.0
-    spans: list[ProfiledKernel] = field(default_factory=list)
+    kernels: list[ProfiledKernel] = field(default_factory=list)
 
 
 def train(
@@ -53,7 +53,8 @@ def train(
         if groups is not None:
             before = probe(device, PROBES)
             if device.type == "cuda":
-                torch._C._cuda_clearCublasWorkspaces()  # the run's own count as the run's
+                # What cuBLAS holds for the probe would be missing from the run's own memory.
+                torch._C._cuda_clearCublasWorkspaces()
                 torch.cuda.empty_cache()
             run = _train(workload, groups, device, length)
             run.probe = [*before, *run.probe, *probe(device, PROBES)]
@@ -100,7 +101,7 @@ def _train(workload: Workload, groups: ProcessGroups, device: torch.device, leng
         losses.append(loss)
 
     kinds = {"send_recv": "pp", "": "dp" if workload.parallelism.dp > 1 else "tp"}
-    run.spans = profiled(step, lambda: _any_says(True, groups, device), PROFILED - 1, kinds, cuda=cuda)
+    run.kernels = profiled(step, lambda: _any_says(True, groups, device), PROFILED - 1, kinds, cuda=cuda)
     run.profiled_s = walls[-1]
     run.loss = [float(loss) for loss in losses]
     trainer.close()
@@ -220,8 +221,8 @@ def rank_record(rank: int, run: RankRun) -> dict[str, object]:
             "probe_forward_s": [float(f"{forward_s:.5g}") for forward_s, _ in run.probe],
             "backward_s": float(f"{statistics.median(run.backward):.6g}"),
         },
-        "profile": {**exposure(run.spans), "step_s": float(f"{run.profiled_s:.6g}")},
-        "kernels": table(run.spans),
+        "profile": {**exposure(run.kernels), "step_s": float(f"{run.profiled_s:.6g}")},
+        "kernels": table(run.kernels),
     }
 
 

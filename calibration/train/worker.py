@@ -74,7 +74,7 @@ def _one(
     slowest = [max(steps) for steps in zip(*(one.events for one in took_part), strict=True)]
     wall = [max(steps) for steps in zip(*(one.wall for one in took_part), strict=True)]
     tokens = workload.training.global_batch * workload.training.seq
-    write_timeline(Path(orders["out"]), name, [one.spans for one in took_part])
+    write_timeline(Path(orders["out"]), name, [one.kernels for one in took_part])
     return {
         "date": began,
         "workload": {"resolved": workload.model_dump(mode="json")},

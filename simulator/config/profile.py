@@ -77,7 +77,10 @@ def load_profiles(names: Mapping[str, str], training: Training) -> dict[str, Pro
 
 
 def _without_tf32(profile: Profile) -> Profile:
-    """Return the profile with products of fp32 on CUDA cores, which reach the share of their peak that TF32's do."""
+    """Return the profile with products of fp32 on CUDA cores.
+
+    These are assumed to reach the share of their peak that TF32's products reach.
+    """
     rate, spec, matmul = profile.gpu_spec.fp32_flops_per_s, profile.gpu_spec, profile.kernels.matmul
     if rate is None:
         return profile

@@ -13,6 +13,7 @@ from simulator.bounds import Text
 from simulator.config.model import Size
 from simulator.config.section import AsTuple, Section, ShortSection
 from simulator.config.updaters import Dtype, Optimizer
+from simulator.frameworks.framework import UnfusedPart
 from simulator.losses import LOSSES
 from simulator.precisions import FP4_RECIPES, FP8_RECIPES, PRODUCT_RECIPES, ProductRecipe
 
@@ -154,8 +155,8 @@ class Training(Section):
     precision: Precision = "bf16"
     """of weights and activations [bf16]"""
     tf32: bool = True
-    """matrix units multiply fp32 as TF32, which PyTorch has to be asked for (allow_tf32); false: CUDA cores multiply it
-    [true]"""
+    """products in fp32 run on matrix units as TF32, which PyTorch has to be asked for (allow_tf32); false: on CUDA
+    cores, at the share of their peak that TF32's products reach of theirs, which is assumed [true]"""
     fp8: Fp8 | None = None
     """a recipe, or {recipe, gather}: which products of layers are in 8 bits, and how operands are cast; the projection
     to the vocabulary, routers and attention stay in the precision [null: none]"""
@@ -185,7 +186,7 @@ class Training(Section):
     """tokens are put in the order of experts, and back, by a kernel each way (Megatron-Core with --moe-permute-fusion,
     as recipes of Megatron-Bridge have it); false: by PyTorch's own kernels, Megatron-Core's default, with atomic
     additions [the framework's: true but for megatron_core_local with experts]"""
-    unfused: Annotated[tuple[Literal["qkv_bias", "rotation", "router"], ...], AsTuple] = ()
+    unfused: Annotated[tuple[UnfusedPart, ...], AsTuple] = ()
     """parts of Megatron-Core that PyTorch's kernels run one by one: qkv_bias (of linear layers before Transformer
     Engine), rotation (rotary positions without apply_rope_fusion), router (experts' without --moe-router-fusion,
     Megatron-LM's default) [none]"""

@@ -39,9 +39,6 @@ WEIGHTS = ("backward_matmul", "backward_grouped", "backward_norm")
 #: Collectives of data parallelism: a bucket of DDP's, a unit of FSDP's with the hooks and copies around it.
 DATA_PARALLEL = {"all_reduce": "bucket", "all_gather": "gather", "reduce_scatter": "reduce"}
 
-#: The kernel that attention without a fused kernel has once, each way.
-SCORES = ("attn.softmax", "attn.softmax bwd")
-
 
 def launch_seconds(costs: LaunchCosts, *, dtensors: Iterable[str] = ()) -> dict[str, float]:
     """Return seconds by the names that `issued` and `issued_with` give. ``dtensors``: those that are of DTensors."""
@@ -64,7 +61,7 @@ def issued(op: Compute | Comm, phase: str = "") -> dict[str, int]:
     """Return the host's work for an op of a step of this phase: kind -> how often.
 
     Kinds are ``forward_matmul``, ``backward_norm``, ``optimizer``, ``collective`` ... A checkpoint is counted with the
-    kernel that it begins with. What compiled software does for each layer each way is counted with its attention, a
+    kernel that carries it. What compiled software does for each layer each way is counted with its attention, a
     fused kernel or the softmax of scores. What is run again is part of the backward graph. The first product of experts
     in one kernel is that kernel's launch, ``expert`` each further one, and each kernel that is launched within a call.
     """
@@ -83,9 +80,9 @@ def issued(op: Compute | Comm, phase: str = "") -> dict[str, int]:
     work = {kind: op.kernel.launches if isinstance(op.kernel, Tiled) else 1}
     if isinstance(op.kernel, Memory) and op.kernel.parts:
         work[f"{way}_part"] = op.kernel.parts
-    if op.begins_checkpoint:
+    if op.carries_checkpoint:
         work["checkpoint"] = 1
-    elif (kind.endswith("_attention") or op.name in SCORES) and op.phase != "R":
+    elif op.computes_attention and op.phase != "R":
         work["graph"] = 1
     if isinstance(op.kernel, GroupedMatmul) and len(op.kernel.products) > 1:
         work["expert"] = len(op.kernel.products) - 1

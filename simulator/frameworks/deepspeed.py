@@ -53,6 +53,9 @@ def replication(job: JobTraits) -> Replication:
     return replace(megatron_core.FRAMEWORK.replication(job), shards_buckets=job.zero > 0)
 
 
+#: DeepSpeed's layer of experts sends tokens there and back (``MOELayer`` of deepspeed/moe/sharded_moe.py).
+#: Probabilities stay on the rank that routes, where they weigh what comes back.
+EXPERTS = replace(megatron_core.EXPERTS, counted=None, sends_probabilities=False)
 FRAMEWORK = replace(
     megatron_core.FRAMEWORK,
     name="deepspeed",
@@ -62,6 +65,7 @@ FRAMEWORK = replace(
     defaults=defaults,
     adds_in_products=False,
     has_core_experts=False,
+    experts=EXPERTS,
     replication=replication,
     habits=LayoutHabits((0, 1, 2, 3)),
 )

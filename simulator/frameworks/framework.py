@@ -18,6 +18,8 @@ from simulator.operations.weights import Weight
 
 #: Sections of a profile, by software. The last two are torch.compile of each layer, and of a whole model.
 LaunchSection = Literal["eager", "megatron", "torchtitan", "hugging_face", "deepspeed", "compiled", "compiled_model"]
+#: Parts of a model that some stack has both a fused kernel for and PyTorch's (``training.unfused``).
+UnfusedPart = Literal["qkv_bias", "rotation", "router"]
 
 
 class Traffic(NamedTuple):
@@ -214,8 +216,8 @@ class StageRuntime:
 class LayoutHabits:
     """Values of a layout's keys that users of a framework choose among; `llmsim init` looks no further.
 
-    ``one_stage``: no pipelines. ``one_rank_layers``: no tensor parallelism. ``begins_sharded``: a search
-    begins at the last stage of ``zero``. Without it the framework is not simulated, or not with products in 8 bits.
+    ``zero`` and ``recompute`` are these values. ``one_stage``: no pipelines. ``one_rank_layers``: no tensor
+    parallelism. ``begins_sharded``: a search begins at the last stage of ``zero``, without which some jobs are refused.
     """
 
     zero: tuple[int, ...]
@@ -382,7 +384,7 @@ class Framework:
     magnitudes: Callable[[Shapes, ThinProducts], Node] | None = None
     """DoRA's magnitudes, in place of ``adapters.added``, where that is modelled"""
 
-    by_operations: tuple[tuple[str, Callable[[Framework], Framework]], ...] = ()
+    by_operations: tuple[tuple[UnfusedPart, Callable[[Framework], Framework]], ...] = ()
     """parts that have a fused kernel, and the stack without it (``training.unfused``)"""
     before: tuple[EarlierDefaults, ...] = ()
     """defaults of early versions"""

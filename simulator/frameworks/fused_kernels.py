@@ -11,14 +11,14 @@ from dataclasses import replace
 
 from simulator.frameworks.framework import ActivationKernels, AdapterKernels, ExpertHooks, Traffic
 from simulator.operations.dropout import drop_kernel, dropout
-from simulator.operations.experts import Experts
+from simulator.operations.experts import PROBABILITY, Experts
 from simulator.operations.nodes import Node, Ops, Tensor, fuse, memory
 from simulator.operations.shapes import Shapes
 from simulator.program import Compute, Matmul, StepPhase
 from simulator.units import DTYPE_BYTES
 
-#: Bytes of an entry of the maps between tokens and their sorted copies (int32), and of a probability (fp32).
-INDEX, PROBABILITY = 4, 4
+#: Bytes of an entry of the maps between tokens and their sorted copies (int32).
+SHORT_INDEX = 4
 #: Queries, or keys, turned in one kernel.
 ROTATION = (Traffic("", "rope", 1, 1),)
 
@@ -50,7 +50,7 @@ def router(z: Shapes, x: Experts) -> Node:
     """Return the product with the router's weight, softmax (or sigmoid), and the choice of ``top_k`` experts."""
     scores = float(DTYPE_BYTES[x.router_dtype] * x.tokens * x.experts)
     probs = float(PROBABILITY * x.tokens * x.experts)
-    chosen = float((PROBABILITY + INDEX) * x.tokens * x.top_k)
+    chosen = float((PROBABILITY + SHORT_INDEX) * x.tokens * x.top_k)
     return router_with(
         z,
         x,
@@ -127,7 +127,7 @@ def unpermute(z: Shapes, x: Experts) -> tuple[Ops, Ops]:
 
 def row_map(z: Shapes, x: Experts) -> tuple[Tensor, ...]:
     """Return the map between tokens and their sorted copies."""
-    return (Tensor("moe.row map", float(INDEX * (x.sent + x.received))),)
+    return (Tensor("moe.row map", float(SHORT_INDEX * (x.sent + x.received))),)
 
 
 #: Inductor joins sums with what stands before and after them: another tensor read and written by that.

@@ -10,16 +10,14 @@ github.com/huggingface/transformers 5.17, src/transformers: integrations/moe.py,
 from __future__ import annotations
 
 from simulator.frameworks.framework import ActivationKernels, ExpertHooks, Traffic
-from simulator.operations.experts import Experts
+from simulator.operations.experts import INDEX, PROBABILITY, Experts
 from simulator.operations.nodes import Node, Ops, Tensor, memory
 from simulator.operations.shapes import Shapes
 from simulator.program import Compute, Matmul, StepPhase
 
-#: Bytes of an index (int64), and of a probability (fp32).
-INDEX, PROBABILITY = 8, 4
-#: Kernels over a few numbers for each choice of a token. ``CHOICE`` are the router's behind its product, ``ORDER`` are
+#: Kernels over a few numbers for each choice of a token. ``ROUTER`` are the router's behind its product, ``ORDER`` are
 #: of the order of rows, ``OFFSETS`` of the groups. ``INDEX_GRADIENT``: autograd sorts an index to add up what it took.
-CHOICE = ("float", "softmax", "top-k", "top-k sort", "top-k sum", "top-k copy", "top-k share")
+ROUTER = ("float", "softmax", "top-k", "top-k sort", "top-k sum", "top-k copy", "top-k share")
 ORDER = ("copy", "places", "histogram", "offsets", *(f"sort {number}" for number in range(8)), "tokens")
 OFFSETS = ("weights", "int", "counts zero", "counts", "cumsum start", "cumsum", "outside", "inside")
 INDEX_GRADIENT = ("remainder", "times", "quotient", "places", "histogram", "offsets", "sort 1", "sort 2")
@@ -91,7 +89,7 @@ def router(z: Shapes, x: Experts) -> Node:
     return Node(
         forward=(
             product("F", "fwd", x.tokens, x.experts, z.hidden),
-            *_small(z, "F", "router", CHOICE, max(scores, choices) / 2),
+            *_small(z, "F", "router", ROUTER, max(scores, choices) / 2),
         ),
         input_grad=(
             *_small(z, "B", "router bwd", ROUTER_GRADIENT, scores / 2),

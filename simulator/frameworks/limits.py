@@ -19,7 +19,9 @@ class Limit(NamedTuple):
 
 
 def plain_layers(whose: str) -> tuple[Limit, ...]:
-    """Return the limits of a framework of which only layers of one kind were looked at; ``whose`` names them."""
+    """Return the limits of a framework whose layers were looked at with attention to all tokens before, and a norm
+    before each block; ``whose`` names the layers. Experts and latent attention have limits of their own.
+    """
     usual: dict[str, tuple[object, ...]] = {
         "model.mixers": (None,),
         "model.mlps": (None,),
@@ -32,5 +34,5 @@ def plain_layers(whose: str) -> tuple[Limit, ...]:
         "model.indexer": (None,),
         "model.moe.shared_gate": (None, False),
     }
-    message = f"{whose} are simulated as Llama's and GPT's are, all of one kind"
+    message = f"{whose} are simulated with plain causal attention and a norm before each block, all of one kind"
     return tuple(Limit(key, allowed, message) for key, allowed in usual.items())

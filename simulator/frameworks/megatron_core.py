@@ -75,17 +75,17 @@ def rotated_by_operations(stack: Framework) -> Framework:
 
 
 def biased_by_operations(stack: Framework) -> Framework:
-    """Return the stack of Megatron-LM's own linear layers, which add a bias that nothing else adds by a kernel.
+    """Return the stack whose bias of queries, keys and values is added by a kernel behind their product.
 
-    Queries, keys and values have such a bias (tensor_parallel/layers.py,
-    ``LinearWithGradAccumulationAndAsyncCommunication``).
+    Megatron-LM's own linear layers do so (``LinearWithGradAccumulationAndAsyncCommunication`` of
+    tensor_parallel/layers.py). Other biases are added by the kernels of activations and dropout.
     """
     return replace(stack, adds_qkv_bias=True)
 
 
 EXPERTS = replace(
     fused_kernels.EXPERTS,
-    sort=lambda x: megatron_experts.mapped(x) if x.permutes_by_operations else (),
+    sort=lambda x: megatron_experts.sort(x) if x.permutes_by_operations else (),
     permute=lambda z, x: permuting(x).permute(z, x),
     unpermute=lambda z, x: permuting(x).unpermute(z, x),
     kept_by_dispatch=lambda z, x: permuting(x).kept_by_dispatch(z, x),

@@ -11,13 +11,11 @@ from dataclasses import replace
 
 from simulator.frameworks import fused_kernels
 from simulator.frameworks.framework import ActivationKernels, ExpertHooks, Traffic
-from simulator.operations.experts import Experts
+from simulator.operations.experts import CHOICE, INDEX, PROBABILITY, Experts
 from simulator.operations.nodes import Node, Ops, Tensor, memory
 from simulator.operations.shapes import Shapes
 from simulator.program import Compute, Memory, StepPhase
 
-#: Bytes of an index (int64), of a probability (fp32), and of an entry of the map of choices (bool).
-INDEX, PROBABILITY, CHOICE = 8, 4, 1
 #: PyTorch's top-k has a block for each row of scores, which takes as long as for so many scores more
 #: (calibration/measurements/expert-kernels.csv).
 SCORES_OF_A_BLOCK = 40
@@ -59,24 +57,33 @@ def router(z: Shapes, x: Experts) -> Node:
     return fused_kernels.router_with(z, x, choice=choice, choice_grad=choice_grad)
 
 
-def mapped(x: Experts) -> Ops:
-    """Return the kernels that sort the map of choices into the order of the experts, and count where no rank does.
+def _counted_alone(x: Experts) -> Ops:
+    """Return the kernels that count tokens by expert on a rank without others; with others `counted` has them.
 
-    The map is a row for each expert, so that all pairs of tokens and experts are sorted. Without other ranks counts of
-    tokens by expert go to the host, which cuts rows by them to sort them. They go there twice
-    (``_maybe_dtoh_and_synchronize``); see `dispatching`. With other ranks `counted` has these kernels.
+    The counts go to the host, which cuts rows by them to sort them. They go there twice
+    (``_maybe_dtoh_and_synchronize``); the second copy is of `simulator.models.dispatching`.
+    """
+    if x.ep > 1 or not x.counted:
+        return ()
+    nbytes = float(INDEX * x.experts)
+    return (
+        memory("F", "moe.counts", "reduce", float(CHOICE * x.tokens * x.experts), nbytes, "fp32"),
+        memory("F", "moe.counts by rank to host", "copy", nbytes, nbytes, "fp32"),
+    )
+
+
+def sort(x: Experts) -> Ops:
+    """Return the kernels that sort the map of choices into the order of the experts, behind the counts of a rank alone.
+
+    The map is a row for each expert, so that all pairs of tokens and experts are sorted.
     """
     pairs, sent = float(x.tokens * x.experts), float(INDEX * x.sent)
 
     def kernel(name: str, op: str, read: float, written: float) -> Compute:
         return memory("F", f"moe.{name}", op, read, written, "fp32")
 
-    counts = (
-        kernel("counts", "reduce", CHOICE * pairs, INDEX * x.experts),
-        kernel("counts by rank to host", "copy", INDEX * x.experts, INDEX * x.experts),
-    )
     return (
-        *(counts if x.counted and x.ep == 1 else ()),
+        *_counted_alone(x),
         kernel("map turned", "strided", CHOICE * pairs, CHOICE * pairs),
         kernel("sort indices", "zero", 0, INDEX * pairs),
         kernel("sort", "strided", (CHOICE + INDEX) * pairs, (CHOICE + INDEX) * pairs),
@@ -215,7 +222,7 @@ def biased(z: Shapes, x: Experts) -> tuple[Ops, Ops, Ops]:
 
 EXPERTS = ExpertHooks(
     router=router,
-    sort=mapped,
+    sort=sort,
     permute=permute,
     unpermute=unpermute,
     kept_by_dispatch=order,

@@ -9,14 +9,12 @@ very operations.
 from __future__ import annotations
 
 from simulator.frameworks.framework import ExpertHooks
-from simulator.operations.experts import Experts
+from simulator.operations.experts import INDEX, PROBABILITY, Experts
 from simulator.operations.nodes import Node, Ops, Tensor, memory
 from simulator.operations.shapes import Shapes
 from simulator.program import Compute, Matmul, StepPhase
 from simulator.units import DTYPE_BYTES
 
-#: Bytes of an index or a count (int64), and of a probability (fp32).
-INDEX, PROBABILITY = 8, 4
 #: Radix sort of 64-bit keys, 8 bits a pass; keys and values are read and written (CUB's ``DeviceRadixSort``).
 SORT_PASSES = 8
 

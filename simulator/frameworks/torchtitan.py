@@ -31,9 +31,9 @@ ON_DTENSORS = ("forward_matmul", "backward_matmul", "forward_norm", "backward_no
 COMPILED_ON_DTENSORS = ("collective",)
 LIMITS = (
     *plain_layers("layers of torchtitan's models"),
-    Limit("model.position", ("rope",), "its Llama 3 has rope"),
-    Limit("model.norm", ("rmsnorm",), "its Llama 3 has RMSNorm"),
-    Limit("model.activation", ("swiglu",), "its Llama 3 has SiLU with a gate"),
+    Limit("model.position", ("rope",), "its Llama 3 and DeepSeek-V3 have rope"),
+    Limit("model.norm", ("rmsnorm",), "its Llama 3 and DeepSeek-V3 have RMSNorm"),
+    Limit("model.activation", ("swiglu",), "its Llama 3 and DeepSeek-V3 have SiLU with a gate"),
     Limit(
         "parallelism.cp", (1,), "torch's ring attention, which gathers all keys and merges in fp32, is not simulated"
     ),
@@ -43,7 +43,10 @@ LIMITS = (
 
 
 def joins_projections(position: str) -> bool:
-    """Return False: queries, keys and values come from products of their own, whatever the positions."""
+    """Return False: queries, keys and values, and gate and up, come from products of their own, whatever the positions.
+
+    In its experts gate and up are two grouped products, which are one here (`pytorch_experts`).
+    """
     return False
 
 

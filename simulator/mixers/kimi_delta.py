@@ -86,26 +86,19 @@ def _strength(z: Shapes, heads: int) -> Node:
 def _multiply_adds(k: int) -> tuple[float, float]:
     """Return the multiply-adds of a token and head ``k`` wide, forward and backward, by kernel."""
     c = PIECE
-    vectors, passed = 2 * c * k, 2 * k * k  # recompute_w_u_fwd; chunk_gated_delta_rule_fwd_h
-    forward = (
-        2 * c * k  # scores of queries and of keys with keys
-        + c * c / 3  # with the term before: chunk_kda_fwd_intra, which inverts a triangle
-        + vectors
-        + passed
-        + k * k
-        + c * k  # with the term before: chunk_gla_fwd_o_gk
-    )
-    backward = (
-        vectors  # again
-        + passed  # again
-        + 2 * c * k  # chunk_kda_bwd_dAv
-        + 3 * k * k  # chunk_gated_delta_rule_bwd_dhu
-        + 3 * k * k
-        + 4 * c * k
-        + 2 * c * c  # with the two terms before: chunk_kda_bwd_wy_dqkg_fused
-        + 4 * c * k  # chunk_kda_bwd_intra
-    )
-    return forward, backward
+    again = {"recompute_w_u_fwd": 2 * c * k, "chunk_gated_delta_rule_fwd_h": 2 * k * k}
+    forward = again | {
+        # Scores of queries and of keys with keys, and the inverse of a triangle.
+        "chunk_kda_fwd_intra": 2 * c * k + c * c / 3,
+        "chunk_gla_fwd_o_gk": k * k + c * k,
+    }
+    backward = again | {
+        "chunk_kda_bwd_dAv": 2 * c * k,
+        "chunk_gated_delta_rule_bwd_dhu": 3 * k * k,
+        "chunk_kda_bwd_wy_dqkg_fused": 3 * k * k + 4 * c * k + 2 * c * c,
+        "chunk_kda_bwd_intra": 4 * c * k,
+    }
+    return sum(forward.values()), sum(backward.values())
 
 
 def _rule(z: Shapes, heads: int, k: int) -> Node:

@@ -19,9 +19,11 @@ def split_qkv(z: FrameworkShapes) -> Node:
 
     Their gradients are joined by a copy, as far as they are not written side by side.
     """
-    copied = z.element * z.tokens * (z.framework.joined_qkv_width(z) - (z.v_width - z.projected_v_width))
-    if copied <= 0:
+    # Values that are the keys have no gradient of their own to join.
+    joined = max(z.framework.joined_qkv_width(z) - (z.v_width - z.projected_v_width), 0)
+    if not joined:
         return Node()
+    copied = z.element * z.tokens * joined
     width = z.q_width + z.kv_width + z.projected_v_width
     kernel = z.framework.joined_qkv_kernel(z)
     return Node(

@@ -14,14 +14,10 @@ from typing import NamedTuple
 
 from simulator.config import Workload
 from simulator.models.shapes import FrameworkShapes
-from simulator.operations.experts import Experts
+from simulator.operations.experts import CHOICE, INDEX, PROBABILITY, Experts
 from simulator.operations.nodes import Node, Ops, comm, memory
 from simulator.program import AllToAll, Axis, Collective, CollectiveKind, Purpose
 
-#: Bytes of a count of tokens (int64), of a probability (fp32), and of an entry of a routing map (bool).
-COUNT, PROBABILITY, CHOICE = 8, 4, 1
-#: End of the names of all-to-alls of probabilities.
-PROBABILITIES = " of probabilities"
 #: Dispatchers that send a token once to each rank.
 ONCE_TO_EACH_RANK = ("deepep", "hybridep")
 
@@ -83,9 +79,9 @@ def dispatch(z: FrameworkShapes, x: Experts) -> Node:
         forward=(
             *_own_rows(z, token_bytes),
             *hooks.sort(x),
-            *_counts(z, x),
+            *_counts_of_all(z, x),
             *permute,
-            *_counts_alone(z, x),
+            *_counts_to_host(z, x),
             *_exchange(x, "dispatch", sent + with_tokens, back=False),
             *_probabilities(z, x, "dispatch", back=False),
             *_expert_tensor_comm(x, "all_gather", worked_on),
@@ -140,7 +136,7 @@ def _sent_once(z: FrameworkShapes, x: Experts) -> Node:
     return Node(
         forward=(
             *_own_rows(z, token_bytes),
-            *_counts(z, x),
+            *_counts_of_all(z, x),
             *_exchange(x, "dispatch", sent, back=False),
             memory("F", "moe.permute", "copy", arrived, worked_on, z.dtype),
         ),
@@ -253,7 +249,7 @@ def _all_rows(z: FrameworkShapes, token_bytes: float) -> Ops:
     return (comm("all_gather", "moe", token_bytes * z.tp),) if _rows_split(z) else ()
 
 
-def _counts(z: FrameworkShapes, x: Experts) -> Ops:
+def _counts_of_all(z: FrameworkShapes, x: Experts) -> Ops:
     """Return the exchange of how many tokens go where, without which nobody knows how many come."""
     if x.ep == 1 or not x.counted:
         return ()
@@ -261,21 +257,21 @@ def _counts(z: FrameworkShapes, x: Experts) -> Ops:
     by_all_to_all = hooks.counted is not None and x.dispatcher == "all_to_all"
     before, behind = hooks.counted(x) if hooks.counted and by_all_to_all else ((), ())
     waits = hooks.host_waits_for_counts and not by_all_to_all
-    nbytes = float(COUNT * x.experts * x.ep)
+    nbytes = float(INDEX * x.experts * x.ep)
     name, kind = "ep.all_gather token counts", CollectiveKind.ALL_GATHER
     return (*before, Collective(name, kind, nbytes, Axis.EP, Purpose.EXPERT, host_waits=waits), *behind)
 
 
-def _counts_alone(z: FrameworkShapes, x: Experts) -> Ops:
+def _counts_to_host(z: FrameworkShapes, x: Experts) -> Ops:
     """Return the copy of counts by expert to a host that waits for them though no other rank has any.
 
     Megatron-Core's does before it puts rows in order a second time (``cuda_sync_point``), with PyTorch's kernels by
-    counts that went to the host apart (`simulator.frameworks.megatron_experts.mapped`).
+    counts that went to the host apart (`simulator.frameworks.megatron_experts.sort`).
     """
     hooks = z.framework.experts
     if x.ep > 1 or not (x.counted and hooks.sorts_alone and hooks.host_waits_for_counts):
         return ()
-    nbytes = float(COUNT * x.experts)
+    nbytes = float(INDEX * x.experts)
     return (replace(memory("F", "moe.counts to host", "copy", nbytes, nbytes, "fp32"), host_waits=True),)
 
 
@@ -286,7 +282,7 @@ def _probabilities(z: FrameworkShapes, x: Experts, name: str, *, back: bool) -> 
     """
     if not z.framework.experts.sends_probabilities or x.hidden_by_others:
         return ()
-    return _exchange(x, f"{name}{PROBABILITIES}", float(PROBABILITY * x.travelling), back=back)
+    return _exchange(x, f"{name} of probabilities", float(PROBABILITY * x.travelling), back=back)
 
 
 def _exchange(x: Experts, name: str, nbytes: float, *, back: bool) -> Ops:

@@ -15,7 +15,6 @@ from typing import NamedTuple
 from simulator.config import Workload
 from simulator.models.dispatching import (
     ONCE_TO_EACH_RANK,
-    PROBABILITIES,
     bytes_per_node,
     combine,
     dispatch,
@@ -27,14 +26,11 @@ from simulator.models.pointwise import activation
 from simulator.models.routing import routing
 from simulator.models.shapes import FrameworkShapes
 from simulator.models.weight_names import weight_name
-from simulator.operations.experts import Experts
+from simulator.operations.experts import PROBABILITY, Experts
 from simulator.operations.nodes import Node, Op, Ops, Tensor, memory
 from simulator.operations.shapes import ANY_SEAT, Seat
 from simulator.operations.weights import Weight
 from simulator.program import AllToAll, Beside, Compute, GroupedMatmul, Matmul, Memory, StepPhase
-
-#: Bytes of a probability (fp32).
-PROBABILITY = 4
 
 
 def experts(workload: Workload, seat: Seat = ANY_SEAT) -> Experts:
@@ -144,9 +140,10 @@ def _overlapped(mixture: Mixture) -> Mixture:
 
 
 def _hidden_by(ops: Ops, shared: Ops) -> Ops:
-    """Return ``ops`` with the kernels among the ``shared`` ones beside their first all-to-all of tokens."""
+    """Return ``ops`` with the kernels among the ``shared`` ones beside their all-to-all of tokens, the largest."""
     kernels = tuple(op for op in shared if isinstance(op, Compute))
-    tokens = next((op for op in ops if isinstance(op, AllToAll) and not op.name.endswith(PROBABILITIES)), None)
+    exchanges = (op for op in ops if isinstance(op, AllToAll))
+    tokens = max(exchanges, key=lambda op: op.nbytes, default=None)
     return tuple(Beside(op, kernels) if isinstance(op, AllToAll) and op is tokens else op for op in ops)
 
 

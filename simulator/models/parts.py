@@ -12,7 +12,7 @@ from simulator.models.adapters import tuned
 from simulator.models.shapes import FrameworkShapes
 from simulator.operations.nodes import Node, Op, Ops, Tensor, run_again, unique
 from simulator.operations.weights import Weight
-from simulator.program import AllToAll, Attention, Compute, StepPhase
+from simulator.program import AllToAll, Compute, StepPhase
 
 
 @dataclass(frozen=True)
@@ -211,14 +211,10 @@ class Checkpoint(NamedTuple):
         return tuple((node,) for node in self.nodes) if self.apart else (self.nodes,)
 
 
-def _first_kernel(nodes: Sequence[Node]) -> Op | None:
-    """Return the kernel with which the host's work for a checkpoint of ``nodes`` is counted.
-
-    That is its attention or, where it has none, its first kernel.
-    """
-    kernels = [op for node in nodes for op in node.forward if isinstance(op, Compute)]
-    attention = (op for op in kernels if isinstance(op.kernel, Attention) or op.name == "attn.softmax")
-    return next(attention, kernels[0] if kernels else None)
+def checkpoint_carrier(again: Iterable[Op]) -> Compute | None:
+    """Return the kernel that carries a checkpoint (see `Compute`), of the operations that this runs ``again``."""
+    kernels = [op for op in again if isinstance(op, Compute)]
+    return next((op for op in kernels if op.computes_attention), kernels[0] if kernels else None)
 
 
 def part_of(
@@ -236,9 +232,8 @@ def part_of(
     """
     checkpointed_ids = {id(node) for checkpoint in checkpoints for node in checkpoint.nodes}
     families = tuned(z, nodes)
-    again = {
-        id(one) for node, family in zip(nodes, families, strict=True) if id(node) in checkpointed_ids for one in family
-    }
+    family_by_id = {id(node): family for node, family in zip(nodes, families, strict=True)}
+    again = {id(one) for node in checkpointed_ids for one in family_by_id[node]}
     nodes = [one for family in families for one in family]
     checkpointed = [node for node in nodes if id(node) in again]
     dropped = {tensor for checkpoint in checkpoints for tensor in checkpoint.dropped}
@@ -248,11 +243,17 @@ def part_of(
     saved_names = {tensor.name for tensor in saved}
     recomputed = unique(tensor for node in nodes for tensor in node.saved if tensor.name not in saved_names)
     back = tuple(reversed(nodes))
-    beginnings = {id(_first_kernel(group)) for checkpoint in checkpoints for group in checkpoint.groups}
+    carriers = {
+        id(checkpoint_carrier(op for node in group for one in family_by_id[id(node)] for op in one.forward))
+        for checkpoint in checkpoints
+        for group in checkpoint.groups
+    }
     return Part(
         name=name,
         forward=tuple(op for node in nodes for op in node.forward),
-        recompute=tuple(run_again(op, begins=id(op) in beginnings) for node in checkpointed for op in node.forward),
+        recompute=tuple(
+            run_again(op, carries_checkpoint=id(op) in carriers) for node in checkpointed for op in node.forward
+        ),
         input_grad=tuple(op for node in back for op in node.input_grad),
         weight_grad=tuple(op for node in back for op in (*node.gather, *node.weight_grad)),
         backward=_with_delays(z, tuple(op for node in back for op in node.backward)),

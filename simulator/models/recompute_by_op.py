@@ -16,7 +16,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
-from simulator.models.parts import Part
+from simulator.models.parts import Part, checkpoint_carrier
 from simulator.operations.experts import Experts
 from simulator.operations.nodes import Node, Op, Tensor
 from simulator.operations.shapes import Shapes
@@ -51,11 +51,13 @@ def recomputed_by_op(z: Shapes, x: Experts | None, nodes: Sequence[Node], part: 
     # The kept bytes of a tensor need not be computed again.
     needed = {tensor.name: tensor.nbytes for tensor in (*part.saved, *part.recomputed)}
     rest = {name: nbytes - kept.get(name, 0.0) for name, nbytes in needed.items()}
+    again = tuple(op for node in nodes for op in _operations_again(node, pieces))
+    carrier = checkpoint_carrier(again)
     return replace(
         part,
         saved=tuple(Tensor(name, nbytes) for name, nbytes in kept.items()),
         recomputed=tuple(Tensor(name, nbytes) for name, nbytes in rest.items() if nbytes > 0),
-        recompute=tuple(again for node in nodes for again in _operations_again(node, pieces)),
+        recompute=tuple(replace(op, carries_checkpoint=True) if op is carrier else op for op in again),
     )
 
 

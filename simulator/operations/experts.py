@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+#: Bytes of an index or a count (int64), of a probability (fp32), and of an entry of the map of choices (bool).
+INDEX, PROBABILITY, CHOICE = 8, 4, 1
+
 
 @dataclass(frozen=True)
 class Experts:

@@ -96,11 +96,11 @@ def _memory_kernel(op: Compute) -> Memory:
     return op.kernel
 
 
-def run_again(op: Op, *, begins: bool = False) -> Op:
-    """Return ``op`` of a forward pass as its recomputation runs it, which ``begins`` with it."""
+def run_again(op: Op, *, carries_checkpoint: bool = False) -> Op:
+    """Return ``op`` of a forward pass as its recomputation runs it."""
     match op:
         case Compute():
-            return replace(op, phase=StepPhase.RECOMPUTE, begins_checkpoint=begins)
+            return replace(op, phase=StepPhase.RECOMPUTE, carries_checkpoint=carries_checkpoint)
         case Beside():
             return replace(op, kernels=tuple(replace(kernel, phase=StepPhase.RECOMPUTE) for kernel in op.kernels))
         case Comm():

@@ -8,7 +8,7 @@ from functools import cached_property
 from operator import attrgetter
 from typing import ClassVar
 
-from simulator.program.kernels import Kernel
+from simulator.program.kernels import Attention, Kernel
 from simulator.program.vocabulary import (
     HOST_LANES,
     Axis,
@@ -21,13 +21,17 @@ from simulator.program.vocabulary import (
     StepPhase,
 )
 
+#: Kernel that attention without a fused kernel has once, each way; a kernel of several has all names, with " + ".
+SCORES = ("attn.softmax", "attn.softmax bwd")
+
 
 @dataclass(frozen=True, slots=True)
 class Compute:
     """One kernel. ``phase`` says what it computes, whichever step it is in (see `StepPhase`).
 
     ``host_waits``: the host issues nothing more before it has ended, for it has to read the result.
-    ``begins_checkpoint``: the host prepares a recomputation before it, with the random states of the forward pass.
+    ``carries_checkpoint``: with it is counted what the host does for a recomputation, which sets the random states of
+    the forward pass. It is the first kernel of attention that runs again, or else the first kernel.
     ``within_call``: the call that launches the kernel before or behind it launches it too, from C++.
     """
 
@@ -35,8 +39,13 @@ class Compute:
     kernel: Kernel
     phase: StepPhase
     host_waits: bool = False
-    begins_checkpoint: bool = False
+    carries_checkpoint: bool = False
     within_call: bool = False
+
+    @property
+    def computes_attention(self) -> bool:
+        """True of a fused kernel of attention and, without one, of the softmax of its scores, which it has once."""
+        return isinstance(self.kernel, Attention) or any(name in SCORES for name in self.name.split(" + "))
 
 
 @dataclass(frozen=True, slots=True)

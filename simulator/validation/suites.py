@@ -19,7 +19,10 @@ _MEGATRON: dict[str, Any] = {
     "parallelism.overlap": {"grad_reduce": False, "p2p": False},
 }
 
-#: Since sequence parallelism (Korthikanti et al.) Megatron-LM's own linear layers add their bias by a kernel.
+#: Since sequence parallelism (Korthikanti et al.) Megatron-LM's own linear layers add the bias of queries, keys and
+#: values by a kernel (``LinearWithGradAccumulationAndAsyncCommunication``). The zero-bubble authors had these layers,
+#: whose repository is a fork of 2023. In 2021 the product added it (``F.linear`` of megatron/mpu/layers.py). The same
+#: is assumed of vTrain's Megatron-DeepSpeed, whose version is not known. Later suites have Transformer Engine's layers.
 _ADDED_BIAS: dict[str, Any] = {"training.unfused": ["qkv_bias"]}
 
 #: The zero-bubble authors' own runtime: sends and receives go on beside the passes.
@@ -57,8 +60,9 @@ _COMPOSER = (
     ({"sharding": "SHARD_GRAD_OP"}, {"parallelism.reshard_after_forward": False}),
 )
 
-#: huggingface.co/moonshotai/Moonlight-16B-A3B, config.json. Of recipes/moonlight/moonlight_16b.py: exp_avg_dtype,
-#: moe_router_fusion, moe_shared_expert_overlap; apply_rope_fusion in models/deepseek/deepseek_v3_bridge.py.
+#: Sizes are those of huggingface.co/moonshotai/Moonlight-16B-A3B, config.json. The rest is Megatron-Bridge's, of
+#: recipes/moonlight/moonlight_16b.py: exp_avg_dtype and exp_avg_sq_dtype bfloat16, moe_router_fusion False (router),
+#: moe_shared_expert_overlap True. Of models/deepseek/deepseek_v3_bridge.py: apply_rope_fusion False (rotation).
 _MOONLIGHT: dict[str, Any] = {
     "training.optimizer": {"state_dtype": "bf16"},
     "training.unfused": ["rotation", "router"],
@@ -268,8 +272,8 @@ SUITES: dict[str, Suite] = {
             bounds=Bounds(mean=0.12),
             special=(
                 *(({"cp": cp}, {"parallelism.cp_method": "ulysses"}) for cp in ("4", "8")),  # "CP comm type a2a"
-                # "first layer dense ... expert capacity factor 1 padded (balanced)"; no --moe-router-fusion in
-                # simu_tools/megatron_scripts/scripts/run_pretrain_deepseekv2.sh
+                # "first layer dense ... expert capacity factor 1 padded (balanced)". Routers have Megatron's default:
+                # simu_tools/megatron_scripts/scripts/run_pretrain_deepseekv2.sh has no --moe-router-fusion.
                 (
                     {"n_experts": "256"},
                     {"model.mtp_layers": 0, "model.moe": _moe(256, 8, 2048, 1), "training.unfused": ["router"]},

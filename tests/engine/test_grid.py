@@ -82,8 +82,9 @@ def test_a_point_runs_or_is_refused_with_a_reason(schedule: str, data: str, spli
     assert 0 <= report["bubble_fraction"] < 1
 
 
-def test_most_of_the_grid_runs() -> None:
-    """At least four of five points of a sample."""
+@pytest.mark.parametrize("points", [SAMPLE, pytest.param(GRID, marks=pytest.mark.slow)], ids=["sample", "grid"])
+def test_most_of_the_grid_runs(points: list[tuple[str, str, str]]) -> None:
+    """At least four of five points."""
 
     def runs(schedule: str, data: str, split: str) -> bool:
         try:
@@ -92,7 +93,7 @@ def test_most_of_the_grid_runs() -> None:
             return False
         return True
 
-    assert sum(runs(*where) for where in SAMPLE) >= 0.8 * len(SAMPLE)
+    assert sum(runs(*where) for where in points) >= 0.8 * len(points)
 
 
 def test_every_refusal_has_its_reason_and_source() -> None:

@@ -47,25 +47,30 @@ def names(ops: Ops) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    ("modules", "begins"),
+    ("attention", "again", "carriers"),
     [
-        (["core_attn"], ["attn.softmax"]),
-        (["layernorm"], ["attn.norm", "mlp.norm"]),
-        (["mlp"], ["mlp.fc1"]),
-        (["core_attn", "layernorm"], ["attn.norm", "attn.softmax", "mlp.norm"]),
-        (None, ["attn.softmax"]),
+        ("unfused", ["core_attn"], ["attn.softmax"]),
+        ("unfused", ["layernorm"], ["attn.norm", "mlp.norm"]),
+        ("unfused", ["mlp"], ["mlp.fc1"]),
+        ("unfused", ["core_attn", "layernorm"], ["attn.norm", "attn.softmax", "mlp.norm"]),
+        ("unfused", "full", ["attn.softmax"]),
+        ("flash", "full", ["attn.flash"]),
+        ("unfused", "ops", ["attn.softmax"]),
+        ("flash", "ops", ["attn.norm"]),  # the output of fused attention is kept
     ],
 )
-def test_a_checkpoint_is_counted_with_one_of_its_kernels(modules: list[str] | None, begins: list[str]) -> None:
+def test_a_checkpoint_is_counted_with_one_of_its_kernels(
+    attention: str, again: str | list[str], carriers: list[str]
+) -> None:
     """Each has its random states, saved and set again: one around a layer, its core or its MLP, one around each norm.
 
     Megatron-Core's ``CheckpointWithoutOutput``, of norms, saves and sets them as its checkpoints of layers do
     (tensor_parallel/random.py). It is counted with attention, or else with the first kernel that runs again.
     """
-    again = {"granularity": "selective", "modules": modules} if modules else "full"
-    part = only_layer(workload({"attention": "unfused"}, recompute=again))
+    recompute = again if isinstance(again, str) else {"granularity": "selective", "modules": again}
+    part = only_layer(workload({"attention": attention}, recompute=recompute))
     kernels = [op for op in part.recompute if isinstance(op, Compute)]
-    assert [op.name for op in kernels if "checkpoint" in issued(op, "B")] == begins
+    assert [op.name for op in kernels if "checkpoint" in issued(op, "B")] == carriers
     assert not any("checkpoint" in issued(op, "F") for op in part.forward if isinstance(op, Compute))
 
 
@@ -75,8 +80,9 @@ def test_a_router_without_its_fused_kernel_runs_pytorchs() -> None:
     routed = [name.removeprefix("moe.router ") for name in names(apart.forward) if name.startswith("moe.router ")]
     assert routed == ["cast", "top-k", "softmax", "probs zero", "probs", "map zero", "map whole", "map", "map cast"]
     assert sum(name.startswith("moe.router ") for name in names(fused.forward)) == 3  # cast, softmax, top-k
-    assert "moe.permute" in names(apart.forward)  # Transformer Engine's all the same
-    assert "moe.sort" not in names(apart.forward) or "moe.sort indices" not in names(apart.forward)
+    # Rows are put in order by Transformer Engine's kernel all the same, not by PyTorch's sort of the map.
+    assert "moe.permute" in names(apart.forward)
+    assert not {"moe.map turned", "moe.sort indices"} & set(names(apart.forward))
 
 
 @pytest.mark.parametrize(("model", "joins"), [({"position": "rope"}, 0), ({"position": "rope", "mla": MLA}, 3)])
@@ -104,6 +110,8 @@ def test_the_bias_of_queries_keys_and_values_can_be_a_kernel() -> None:
         ({}, "megatron_core", "router"),
         ({"position": "learned"}, "megatron_core", "rotation"),
         ({"bias": False}, "megatron_core", "qkv_bias"),
+        ({"position": "rope", "mla": MLA}, "megatron_core", "qkv_bias"),
+        ({"position": "rope", "mixers": ["no_rope"]}, "megatron_core", "rotation"),
         ({"position": "rope"}, "pytorch", "rotation"),
     ],
 )
@@ -111,6 +119,14 @@ def test_a_part_without_a_fused_kernel_is_told(model: dict[str, Any], framework:
     with pytest.raises(InputError) as caught:
         workload(model, framework=framework, unfused=[part])
     assert (caught.value.key, caught.value.found) == ("training.unfused", part)
+
+
+def test_deepspeeds_experts_exchange_tokens_alone() -> None:
+    """There and back, forward and backward: neither probabilities nor Megatron-Core's kernels that sum counts."""
+    part = only_layer(workload({"moe": MOE}, 2, "deepspeed"))
+    exchanges = [op.name for op in (*part.forward, *part.backward) if isinstance(op, AllToAll)]
+    assert exchanges == [f"ep.all_to_all {name}" for name in ("dispatch", "combine", "combine grad", "dispatch grad")]
+    assert not [name for name in names(part.forward) if name.startswith("moe.counts")]
 
 
 @pytest.mark.parametrize("framework", ["megatron_core", "megatron_core_local"])
@@ -133,7 +149,7 @@ def test_counts_and_probabilities_go_as_a_real_run_has_them(framework: str) -> N
     copies = [op for op in part.forward if isinstance(op, Compute) and op.name.endswith(" to host")]
     gathered = [op for op in part.forward if isinstance(op, Collective) and op.name == "ep.all_gather token counts"]
     assert len(exchanges) * passes == sum("SendRecv" in name for name in kernels)
-    assert [sum("DtoH" in name for name in names) for names in behind] == [len(copies)] * passes
+    assert [sum("DtoH" in name for name in between) for between in behind] == [len(copies)] * passes
     assert len(gathered) * passes == len(gatherings)
     assert [op.host_waits for op in copies] == [False] * 4 + [True]
     assert not gathered[0].host_waits

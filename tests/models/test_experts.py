@@ -393,10 +393,3 @@ def test_refusals(changes: dict[str, Any], key: str, words: str) -> None:
         load_workload(job(**changes))
     assert str(caught.value).startswith(f"{key}: ")
     assert words in str(caught.value)
-
-
-def test_expert_parallelism_needs_experts() -> None:
-    workload = job(parallelism={"dp": 2, "ep": 2})
-    del workload["model"]["moe"]
-    with pytest.raises(InputError, match="the model has no experts"):
-        load_workload(workload)

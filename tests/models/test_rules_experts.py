@@ -163,3 +163,7 @@ def test_the_ep_that_is_proposed_counts_copies_of_experts() -> None:
     message = refused(model__moe=moe, training__global_batch=48, parallelism={"dp": 48, "ep": 32})
     assert "2, 4, 8, 16" in message
     assert "1, 2" not in message
+
+
+def test_expert_parallelism_needs_experts() -> None:
+    assert "the model has no experts" in refused(model__moe=None, parallelism={"dp": 2, "ep": 2})

@@ -113,7 +113,7 @@ class _Batches:
 
 
 class TorchtitanTrainer:
-    """Trains torchtitan's Llama 3 by its own `TorchtitanTrainer` on this rank."""
+    """Trains torchtitan's Llama 3 by its own ``Trainer`` on this rank."""
 
     def __init__(self, workload: Workload, groups: ProcessGroups, device: torch.device) -> None:
         _without_data_sets()

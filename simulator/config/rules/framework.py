@@ -8,10 +8,12 @@ from typing import TYPE_CHECKING
 from simulator.config.section import Section
 from simulator.errors import InputError
 from simulator.frameworks import FRAMEWORKS, Framework
+from simulator.frameworks.framework import UnfusedPart
 from simulator.input_files import brief
 from simulator.losses import LOSSES
 
 if TYPE_CHECKING:
+    from simulator.config.model import Model
     from simulator.config.workload import Workload
 
 
@@ -92,22 +94,39 @@ def _permutation_problems(workload: Workload) -> Iterator[InputError]:
         )
 
 
+def _lacks(model: Model, part: UnfusedPart) -> str:
+    """Return what a model lacks to have ``part``, "" where it has it. Latent attention has biases nowhere."""
+    attending = [mixer.attends for mixer in model.kinds if mixer.attends]
+    match part:
+        case "qkv_bias" if model.mla or not attending:
+            return "attention that is not latent (mla: null)"
+        case "qkv_bias":
+            return "" if "qkv" in model.biases else "biases: [qkv]"
+        case "rotation" if model.position != "rope":
+            return "position: rope"
+        case "rotation":
+            turned = any(attends.rotates for attends in attending)
+            return "" if turned or model.mla else "mixers that rotate queries and keys"
+        case "router":
+            return "" if model.moe else "experts"
+
+
+def _runs_by_operations(part: UnfusedPart) -> Callable[[Framework], bool]:
+    """Return what tells of a framework whether it can run ``part`` operation by operation."""
+    return lambda one: part in dict(one.by_operations)
+
+
 def _unfused_problems(workload: Workload) -> Iterator[InputError]:
     """Yield parts that are to run operation by operation, and that have no fused kernel in this job."""
-    model = workload.model
-    missing = {
-        "qkv_bias": "" if "qkv" in model.biases else "biases: [qkv]",
-        "rotation": "" if model.position == "rope" else "position: rope",
-        "router": "" if model.moe else "experts",
-    }
+    able = dict(workload.software.by_operations)
     for part in workload.training.unfused:
-        if missing[part] or not workload.software.by_operations:
+        lacking = _lacks(workload.model, part)
+        if lacking or part not in able:
             yield InputError(
                 f"{workload.framework.title} has no fused {part} in this model",
                 key="training.unfused",
                 found=part,
-                allowed=f"framework: {_those(lambda one: bool(one.by_operations))}"
-                + (f", with {missing[part]}" if missing[part] else ""),
+                allowed=f"framework: {_those(_runs_by_operations(part))}" + (f", with {lacking}" if lacking else ""),
             )
 
 
