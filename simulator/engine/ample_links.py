@@ -19,9 +19,9 @@ def ample_links(cluster: Cluster, capacity: Floats) -> Bools:
     """Tell which links between switches carry as much as all links together that lead to where they begin.
 
     The same holds of all links that lead on from where they end. An example are the uplinks of a leaf switch without
-    oversubscription. ``capacity``: bytes/s of each link. Of no communication a link between switches carries more than
-    the links into the switch where it begins carry together, nor more than those out of the switch where it ends. That
-    holds where switches sum up and multicast too, as the result of a sum is no larger than what is summed. The way
+    oversubscription. ``capacity``: bytes/s of each link. No communication puts more on a link between switches than on
+    the links into the switch where it begins, together. Nor does it put more there than on the links out of the switch
+    where it ends. That holds where switches sum up and multicast too: a sum is no larger than what is summed. The way
     back, between the same two switches, does not count. So where the smaller links are not overloaded, these are not,
     whatever is sent. Each rests on smaller links alone, so that none rests on itself. Background traffic may begin at a
     switch: what it crosses is not among them.

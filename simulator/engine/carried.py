@@ -27,8 +27,8 @@ from simulator.program import HostOperation, PointToPoint
 class CommRoute:
     """A pattern, and the ``places`` of its links in the nodes of any group that sits alike.
 
-    ``phase`` and ``load`` are of each of the links: the number of its leg, which is that of the phase that the leg
-    becomes, and its load in it.
+    ``phase`` and ``load`` are of each of the links: the number of its leg, and its load there. A leg and the phase that
+    it becomes have the same number.
     """
 
     pattern: Pattern

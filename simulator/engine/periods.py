@@ -102,9 +102,10 @@ class RepeatedSteps:
         return self._following[steps]
 
     def _step_later(self, number: int) -> int:
-        """Return the number of the step a period after a step on its lane, by its label; -1 where there is none.
+        """Return the number of the step of the same label a period later; -1 where there is none.
 
-        It is as far behind it as that of the step looked for before on that lane, else it is searched for.
+        Both are on one lane. It is tried at the distance that such steps had the last time on that lane, and searched
+        for if it is not there.
         """
         step, lane, position = self._steps[number], int(self.lane[number]), int(self.position[number])
         label, steps = later_label(step.label, self._microbatches), self._lanes[lane]
@@ -143,7 +144,7 @@ class RepeatedSteps:
 
 
 class _Computation:
-    """The steps of a role's compute lane, by the labels that they have and that they wait for."""
+    """Labels of the steps of a role's compute lane, and labels for which these steps wait."""
 
     def __init__(self, steps: Sequence[Step]) -> None:
         self._steps = steps
@@ -169,7 +170,7 @@ def _identities(steps: Sequence[Step]) -> Ints:
 
 
 def _places(values: Ints, ordered: Ints, order: Ints) -> Ints:
-    """Return the index of each of ``values`` in an array; -1 for one that it does not have.
+    """Return the index of each of ``values`` in an array; -1 where there is none.
 
     ``order``: indices that sort the array (`numpy.argsort`). ``ordered``: the array in that order.
 

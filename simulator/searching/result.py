@@ -332,7 +332,7 @@ class SearchResult(Result):
 
 
 def _places(numbers: Sequence[int], shown: int) -> str:
-    """Return the places of a ranking that a warning is about; nothing where it is about all that are ``shown``.
+    """Return the places of a ranking that a warning is about; nothing where it is about all of those ``shown``.
 
     >>> _places([1, 3], 5), _places([2], 5), _places([1, 2], 2)
     ('places 1, 3: ', 'place 2: ', '')

@@ -147,9 +147,9 @@ class _Seconds:
 def first_group_is_fastest(workload: Workload, group: Sequence[int], cluster: Cluster) -> bool:
     """Return whether it is sure that no group of an axis has a faster network than its first one, ``group``.
 
-    That is so where every group lies in one node. It is also so where every group fills nodes next to each other, and
-    those of the first one hang on the same leaf switches: nodes elsewhere are no nearer to each other. Return False
-    where nodes differ, or ranks are not in ascending order.
+    That is so where every group lies in one node. It is also so where every group fills nodes next to each other, if
+    those of the first one hang on the same leaf switches. Nodes elsewhere are then no nearer to each other. Return
+    False where nodes differ, or ranks are not in ascending order.
     """
     spec, per_node = workload.cluster, workload.cluster.gpus_per_node
     if not is_uniform(spec) or list(group) != sorted(group):

@@ -51,7 +51,7 @@ def test_uplinks_without_oversubscription_are_ample() -> None:
 def test_a_trunk_carries_no_more_than_the_links_before_and_behind_it(
     tiers: int, op: str, algorithm: str, nodes: Sequence[int]
 ) -> None:
-    """What ample links rest on, also where switches sum up what comes in and multicast the result."""
+    """Ample links rest on this, also where switches sum up what comes in and multicast the result."""
     node = {"gpus": {"count": 2}, "nics": {"count": 2}, "nvlink": {"sharp": True}}
     fabric = {"kind": "rail_fat_tree", "tiers": tiers, "radix": {2: 8, 3: 4}[tiers], "sharp": True}
     cluster = build_cluster(load_cluster({"name": "dgx_h100", "nodes": 8, "node": node, "fabric": fabric}))
