@@ -141,9 +141,9 @@ class StepResult(TimelineResult, StepFigures):
     def warnings(self) -> list[str]:
         """Notes that a user should read before trusting the figures."""
         unsteady = [] if self.steady is None or self.steady.stable else [UNSTEADY]
-        told = second_step_warning(self.memories) + narrow_warning(self.memories)
-        told += uneven_experts_warning(self.memories, self.workload, partial(_needed_bytes, self.cluster))
-        return [*models.warnings(self.workload), *unsteady, *told]
+        memory_warnings = second_step_warning(self.memories) + narrow_warning(self.memories)
+        memory_warnings += uneven_experts_warning(self.memories, self.workload, partial(_needed_bytes, self.cluster))
+        return [*models.warnings(self.workload), *unsteady, *memory_warnings]
 
     def content(self) -> dict[str, Any]:
         """Return the figures under the names of the JSON output, SI units."""

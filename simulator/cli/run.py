@@ -278,8 +278,8 @@ def _check_chakra(folder: Path, trace_dir: Path | None, job: Workload) -> None:
     chakra_messages()
     schedule = job.parallelism.pipeline_schedule
     if schedule.steady or job.parallelism.data_parallel == "async":
-        told = schedule.name if schedule.steady else "parallelism.data_parallel=async"
-        raise InputError("steps that overlap have no traces of one step", file="--chakra", found=told)
+        overlapping = schedule.name if schedule.steady else "parallelism.data_parallel=async"
+        raise InputError("steps that overlap have no traces of one step", file="--chakra", found=overlapping)
     layout = job.parallelism
     on_drives = [f"parallelism.offload.{key}=nvme" for key, place in layout.offload if place == "nvme"]
     servers = ["parallelism.data_parallel=parameter_server"] if layout.data_parallel == "parameter_server" else []

@@ -134,8 +134,8 @@ def resumable(out: Path) -> Iterator[None]:
     try:
         yield
     except (KeyboardInterrupt, SystemExit) as end:  # the latter by SIGTERM, see `signals_raise`
-        told = f"interrupted: layouts that were simulated are kept in {out}; the same command goes on from there"
-        say(told, sys.stderr)
+        message = f"interrupted: layouts that were simulated are kept in {out}; the same command goes on from there"
+        say(message, sys.stderr)
         raise typer.Exit(ended_by(end)) from None
 
 

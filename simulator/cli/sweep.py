@@ -170,6 +170,6 @@ def _result(space: Space, jobs: int | None, on: str | None, out: Path, retry: bo
 
             return sweep_space(space, runner_on(jobs, on), out, retry_failed=retry, watch=watch)
     except (KeyboardInterrupt, SystemExit) as end:  # the latter by SIGTERM, see `signals_raise`
-        told = f"interrupted: {finished:,} of {len(space):,} points are finished, and kept in {out}"
-        say(f"{told}; the same command goes on from there", sys.stderr)
+        message = f"interrupted: {finished:,} of {len(space):,} points are finished, and kept in {out}"
+        say(f"{message}; the same command goes on from there", sys.stderr)
         raise typer.Exit(ended_by(end)) from None

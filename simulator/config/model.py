@@ -257,6 +257,11 @@ class Model(Section):
         """The mixers that some layer has, each once."""
         return tuple(MIXERS[name] for name in dict.fromkeys(self._mixers[: self.layers]))
 
+    @property
+    def keeps_scores(self) -> bool:
+        """Attention keeps its scores. They are what selective recomputation saves, unless other modules are named."""
+        return self.attention != "flash"
+
     def mlp(self, layer: int) -> MlpKind:
         """Return what MLP a layer has: a dense one, experts, or none.
 

@@ -63,10 +63,10 @@ def _like(data: Mapping[str, Any], path: Path) -> Profile:
 
 
 def load_profiles(names: Mapping[str, str], training: Training) -> dict[str, Profile]:
-    """Type of GPU -> the profile of that name or path, as kernels of ``training`` run on it.
+    """Return the profile of each type of GPU, as kernels of ``training`` run on it.
 
-    Its attention is that of ``attention_kernel`` where the profile has both, its fp32 that of CUDA cores without
-    ``tf32``. Raises `InputError`.
+    ``names``: name or path of the profile of each type. Attention is that of ``training.attention_kernel`` where the
+    profile has both. Without ``training.tf32`` products of fp32 run on CUDA cores. Raises `InputError`.
     """
     profiles = {gpu: load_profile(name) for gpu, name in names.items()}
     if training.attention_kernel != "newest":

@@ -67,7 +67,7 @@ def proposed_layout(
     per_node = max(node.gpus.count for node in base.cluster.kinds)
     limit = {"tp": (1, per_node), "micro_batch": (1, _MOST_SEQUENCES)}
     choices = {**fix, **base.software.habits.values}
-    if base.model.attention == "flash":  # which keeps no scores to compute again
+    if not base.model.keeps_scores:
         choices["recompute"] = [value for value in choices["recompute"] if value != "selective"]
     if gpus == 1:  # nothing is shared
         choices["zero"] = choices["zero"][:1]

@@ -19,10 +19,12 @@ def ample_links(cluster: Cluster, capacity: Floats) -> Bools:
     """Tell which links between switches carry as much as all links together that lead to where they begin.
 
     The same holds of all links that lead on from where they end. An example are the uplinks of a leaf switch without
-    oversubscription. ``capacity``: bytes/s of each link. A switch neither makes nor keeps bytes, and no route returns
-    to the switch that it comes from. So where the smaller links are not overloaded, these are not, whatever is sent.
-    Each rests on smaller links alone, so that none rests on itself. Background traffic may begin at a switch: what it
-    crosses is not among them.
+    oversubscription. ``capacity``: bytes/s of each link. No communication puts more on a link between switches than on
+    the links into the switch where it begins, together. Nor does it put more there than on the links out of the switch
+    where it ends. That holds where switches sum up and multicast too: a sum is no larger than what is summed. The way
+    back, between the same two switches, does not count. So where the smaller links are not overloaded, these are not,
+    whatever is sent. Each rests on smaller links alone, so that none rests on itself. Background traffic may begin at a
+    switch: what it crosses is not among them.
     """
     key = "ample", capacity.tobytes()
     ample: Bools | None = cluster.memo.get(key)
@@ -66,7 +68,8 @@ def _neighbours(trunks: Ints, near: Ints, far: Ints, capacity: Floats, n_vertice
 def ample_loads(carried: Sequence[Carriage], folding: Folding, ample: Bools) -> AmpleLoads:
     """Return what communications of each class put on the first link of each class of ``ample`` ones.
 
-    Alike communications need not cross as many ample links each, but alike links are crossed by as many of them.
+    Communications of a class may cross different numbers of ample links. But each ample link of a class is crossed by
+    as many of them, so that the load of all on one link is told from the first.
     """
     class_of_first = np.full(len(ample), -1, dtype=np.int64)
     firsts = folding.loaded[folding.links.first]

@@ -27,7 +27,8 @@ from simulator.program import HostOperation, PointToPoint
 class CommRoute:
     """A pattern, and the ``places`` of its links in the nodes of any group that sits alike.
 
-    ``phase`` and ``load`` are of each of the links.
+    ``phase`` and ``load`` are of each of the links: the number of its leg, and its load there. A leg and the phase that
+    it becomes have the same number.
     """
 
     pattern: Pattern
@@ -38,10 +39,10 @@ class CommRoute:
     @classmethod
     def from_group(cls, pattern: Pattern, cluster: Cluster, nodes: Ints) -> CommRoute:
         """Return the route of a group on ``nodes``, from its pattern."""
-        phases = pattern.phases
-        places = LinkPlaces(cluster, nodes, np.concatenate([pattern_phase.links for pattern_phase in phases]))
-        phase = np.repeat(np.arange(len(phases)), [len(pattern_phase.links) for pattern_phase in phases])
-        return cls(pattern, places, phase, np.concatenate([pattern_phase.load for pattern_phase in phases]))
+        legs = pattern.legs
+        places = LinkPlaces(cluster, nodes, np.concatenate([leg.links for leg in legs]))
+        phase = np.repeat(np.arange(len(legs)), [len(leg.links) for leg in legs])
+        return cls(pattern, places, phase, np.concatenate([leg.load for leg in legs]))
 
     @cached_property
     def key(self) -> tuple[object, ...]:
@@ -50,11 +51,9 @@ class CommRoute:
 
     def pattern_on(self, nodes: Ints) -> Pattern:
         """Return the pattern of a group on other nodes, which sits alike."""
-        cuts = np.cumsum([len(pattern_phase.links) for pattern_phase in self.pattern.phases])[:-1]
-        phases = zip(self.pattern.phases, np.split(self.places.on(nodes[None])[0], cuts), strict=True)
-        return replace(
-            self.pattern, phases=tuple([replace(pattern_phase, links=links) for pattern_phase, links in phases])
-        )
+        cuts = np.cumsum([len(leg.links) for leg in self.pattern.legs])[:-1]
+        legs = zip(self.pattern.legs, np.split(self.places.on(nodes[None])[0], cuts), strict=True)
+        return replace(self.pattern, legs=tuple([replace(leg, links=links) for leg, links in legs]))
 
 
 @dataclass(frozen=True, eq=False)

@@ -162,10 +162,10 @@ def _check_bytes(place: Place, timeline: Timeline) -> None:
             raise InvariantError(f"link {link.name} carried {link.nbytes!r} bytes, {by_name[link.name]!r} were sent")
         carried.setdefault(link.kind, []).extend([link.nbytes] * link.count)
     for kind in dict.fromkeys(kinds.values()):
-        told = sorted(nbytes for nbytes in carried.get(kind, []) if nbytes)
+        reported = sorted(nbytes for nbytes in carried.get(kind, []) if nbytes)
         routed = sorted(nbytes for name, nbytes in by_name.items() if nbytes and kinds[name] == kind)
-        if len(told) != len(routed) or any(map(_differ, told, routed)):
-            raise InvariantError(f"links of kind {kind} carried {sum(told)!r} bytes, {sum(routed)!r} were sent")
+        if len(reported) != len(routed) or any(map(_differ, reported, routed)):
+            raise InvariantError(f"links of kind {kind} carried {sum(reported)!r} bytes, {sum(routed)!r} were sent")
 
 
 def _differ(first: float, second: float) -> bool:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import pairwise
 from typing import Generic, TypeVar
 
@@ -73,26 +74,25 @@ class RepeatedSteps:
 
     def __init__(self, program: Program, roles: Sequence[int], spans: RecordedSpans, microbatches: int) -> None:
         self._steps, self._microbatches = spans.steps, microbatches
-        number = np.fromiter(map(id, spans.steps), np.int64, len(spans.steps))
-        by_id = np.argsort(number)
-        ids = number[by_id]
-        self.lane, self.position = np.full(len(number), -1, np.int64), np.zeros(len(number), np.int64)
-        self._following = np.full(len(number), UNKNOWN, np.int64)
+        n_steps = len(spans.steps)
+        identity = _identities(spans.steps)
+        order = np.argsort(identity)
+        self.lane, self.position = np.full(n_steps, -1, np.int64), np.zeros(n_steps, np.int64)
+        self._following = np.full(n_steps, UNKNOWN, np.int64)
         self._lanes: list[Sequence[Step]] = []
-        self._numbers: list[list[int]] = []
+        self._number_at: list[list[int]] = []  # by lane and place there
         self._stride: dict[int, int] = {}
-        self._computing: list[Sequence[Step]] = []
-        self._computed: dict[int, set[str]] = {}
+        self._computation: list[_Computation] = []  # that of each lane's role
         for role in roles:
-            computing = program.roles[role].lanes.get(COMPUTE_LANE, ())
+            computation = _Computation(program.roles[role].lanes.get(COMPUTE_LANE, ()))
             for steps in program.roles[role].lanes.values():
-                indices = _places(np.fromiter(map(id, steps), np.int64, len(steps)), ids, by_id)
-                here = np.flatnonzero(indices >= 0)
-                self._numbers.append(indices.tolist())
-                self.lane[indices[here]] = len(self._lanes)
-                self.position[indices[here]] = here
+                number = _places(_identities(steps), identity[order], order)
+                played = np.flatnonzero(number >= 0)
+                self._number_at.append(number.tolist())
+                self.lane[number[played]] = len(self._lanes)
+                self.position[number[played]] = played
                 self._lanes.append(steps)
-                self._computing.append(computing)
+                self._computation.append(computation)
         self.lengths = list(map(len, self._lanes))
 
     def following(self, steps: Ints) -> Ints:
@@ -102,9 +102,10 @@ class RepeatedSteps:
         return self._following[steps]
 
     def _step_later(self, number: int) -> int:
-        """Return the number of the step a period after a step on its lane, by its label; -1 where there is none.
+        """Return the number of the step of the same label a period later; -1 where there is none.
 
-        It is as far behind it as that of the step looked for before on that lane, else it is searched for.
+        Both are on one lane. It is tried at the distance that such steps had the last time on that lane, and searched
+        for if it is not there.
         """
         step, lane, position = self._steps[number], int(self.lane[number]), int(self.position[number])
         label, steps = later_label(step.label, self._microbatches), self._lanes[lane]
@@ -114,7 +115,7 @@ class RepeatedSteps:
         if at < 0 or type(steps[at].op) is not type(step.op):
             return -1
         self._stride[lane] = at - position
-        return self._numbers[lane][at]
+        return self._number_at[lane][at]
 
     def strides(self, steps: Ints) -> Ints | None:
         """Return by lane how many of its steps are in a period, from ``steps``; None where they do not agree."""
@@ -131,37 +132,55 @@ class RepeatedSteps:
         What waits for computation is issued behind it (`issue_order`). The rest is issued before the first computation
         that waits for it. For the two steps that has to be the same computation, a period apart.
         """
-        first_waiting: dict[int, dict[str, str]] = {}
         for step in steps.tolist():
             one, other = self._steps[step], self._steps[self._following[step]]
-            computing = self._computing[self.lane[step]]
-            if id(computing) not in self._computed:
-                self._computed[id(computing)] = {step.label for step in computing}
-            if not isinstance(one.op, Comm) or not self._computed[id(computing)].isdisjoint(one.after):
+            computation = self._computation[self.lane[step]]
+            if not isinstance(one.op, Comm) or not computation.labels.isdisjoint(one.after):
                 continue
-            if id(computing) not in first_waiting:
-                first_waiting[id(computing)] = _first_waiting(computing)
-            waiting = [first_waiting[id(computing)].get(comm.label, "") for comm in (one, other)]
+            waiting = [computation.first_waiting.get(comm.label, "") for comm in (one, other)]
             if waiting[0] == waiting[1] or later_label(waiting[0], self._microbatches) != waiting[1]:
                 return False
         return True
 
 
+class _Computation:
+    """Labels of the steps of a role's compute lane, and labels for which these steps wait."""
+
+    def __init__(self, steps: Sequence[Step]) -> None:
+        self._steps = steps
+
+    @cached_property
+    def labels(self) -> frozenset[str]:
+        """Labels of the steps."""
+        return frozenset(step.label for step in self._steps)
+
+    @cached_property
+    def first_waiting(self) -> Mapping[str, str]:
+        """Label that is waited for -> label of the first step that does."""
+        first: dict[str, str] = {}
+        for step in self._steps:
+            for label in step.after:
+                first.setdefault(label, step.label)
+        return first
+
+
+def _identities(steps: Sequence[Step]) -> Ints:
+    """Return the ``id`` of each step."""
+    return np.fromiter(map(id, steps), np.int64, len(steps))
+
+
 def _places(values: Ints, ordered: Ints, order: Ints) -> Ints:
-    """Return where each of ``values`` was before others were ``ordered``; -1 for one that is not among them."""
+    """Return the index of each of ``values`` in an array; -1 where there is none.
+
+    ``order``: indices that sort the array (`numpy.argsort`). ``ordered``: the array in that order.
+
+    >>> _places(np.array([30, 40, 10]), np.array([10, 20, 30]), np.array([2, 0, 1])).tolist()
+    [1, -1, 2]
+    """
     if not len(ordered):
         return np.full(len(values), -1)
     at = np.minimum(np.searchsorted(ordered, values), len(ordered) - 1)
     return np.where(ordered[at] == values, order[at], -1)
-
-
-def _first_waiting(computing: Sequence[Step]) -> dict[str, str]:
-    """Return the first of some steps that waits for each label."""
-    first: dict[str, str] = {}
-    for step in computing:
-        for label in step.after:
-            first.setdefault(label, step.label)
-    return first
 
 
 class SpansByStep:
@@ -213,8 +232,10 @@ def stop_unsteady(marks: Sequence[PeriodMark[K, S]], all_marks: int) -> None:
 
     The pipeline then drains, and no period will be found: see `steady_period`.
     """
+    if len(marks) < all_marks:
+        return
     lengths_s = [after.time_s - before.time_s for before, after in pairwise(marks)]
-    if len(marks) == all_marks and not any(map(_are_alike, lengths_s, lengths_s[1:])):
+    if not any(map(_are_alike, lengths_s, lengths_s[1:])):
         raise UnsteadyError("no two periods of the pipeline in a row are equally long")
 
 

@@ -54,19 +54,24 @@ class HandOver(NamedTuple):
 
     def label(self, op: PointToPointKind) -> str:
         """Return the name in ``torch.distributed.pipelining``: 0SEND_F3, 1RECV_F3."""
+        return f"{self.stem(op)}{self.source.microbatch}"
+
+    def stem(self, op: PointToPointKind) -> str:
+        """Return the name without the micro-batch, which ends it."""
         stage = self.source.stage if op is SEND else self.target.stage
-        return f"{stage}{_VERB[op]}_{_RESULT[self.source.kind]}{self.source.microbatch}"
+        return f"{stage}{_VERB[op]}_{_RESULT[self.source.kind]}"
 
 
 class _AlikeTransfers(NamedTuple):
-    """Ends of transfers that differ in their micro-batch, which ends their ``label`` and ``tag``.
+    """Ends of transfers that differ in their micro-batch, which ends their labels and tags.
 
-    ``first``: one of them. ``with_tag``: makes its communication with another tag.
+    ``first``: one of them. ``label_stem``, ``tag_stem``: what comes before the micro-batch. ``with_tag``: makes its
+    communication with another tag.
     """
 
     first: Step
-    label: str
-    tag: str
+    label_stem: str
+    tag_stem: str
     with_tag: Callable[[str], PointToPoint]
 
 
@@ -90,9 +95,8 @@ class SingleTransfers:
             as_it_comes = self._as_they_come and op is RECV
             comm = hop.comm(op, self.nbytes, name_peer=name_peer, as_it_comes=as_it_comes)
             step = Step(hop.label(op), comm, stage=stage)
-            label, tag = (text.removesuffix(str(microbatch)) for text in (step.label, comm.tag))
-            alike = self._alike[key] = _AlikeTransfers(step, label, tag, tagging(comm))
-        label, tagged = f"{alike.label}{microbatch}", alike.with_tag(f"{alike.tag}{microbatch}")
+            alike = self._alike[key] = _AlikeTransfers(step, hop.stem(op), hop.source.stem, tagging(comm))
+        label, tagged = f"{alike.label_stem}{microbatch}", alike.with_tag(f"{alike.tag_stem}{microbatch}")
         return reordered(alike.first, after, label=label, op=tagged, microbatch=microbatch)
 
 

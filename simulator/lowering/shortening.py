@@ -20,12 +20,13 @@ PERIODS, MICROBATCHES = 2.5, 8
 #: first from rank to rank, a pass later at each. Rates of shared links settle for half as long again. In a step of
 #: GPT-530B in 35 stages on racks of 72 GPUs the first rank has settled after 41 passes.
 SETTLING = 1.5
-#: A step is shortened where no more than this share of its micro-batches is left: it costs as much for nothing where no
-#: period settles.
-MOST = 0.5
-#: The same where experts exchange tokens. Their transfers share network cards with those of the pipeline, and may take
-#: dozens of periods to settle: Qwen3-235B comes nearer by a third from period to period.
-MOST_OF_EXPERTS = 0.125
+#: A step is shortened where at most this share of its micro-batches is played. An attempt that fails costs about the
+#: share that it played. Where the limit is best was not measured.
+MOST_PLAYED = 0.5
+#: The same where experts exchange tokens. Their transfers share network cards with those of the pipeline. Some of these
+#: jobs never settle, and others take dozens of periods, so that little is risked. Where the limit is best was not
+#: measured.
+MOST_PLAYED_WITH_EXPERTS = 0.125
 #: A period is one of the step where at least this share of each rank's passes repeats with it. The others fill and
 #: drain the pipeline, where other periods may come.
 LEAST_REPEATED = 0.5
@@ -70,7 +71,7 @@ def shortened(workload: Workload) -> ShortenedStep | None:
     if microbatches * parallelism.n_stages * (3 if schedule.splits else 2) < LEAST_LEFT_OUT:
         return None
     size = _Sizes(schedule, parallelism.pp, parallelism.vpp)
-    copies, most = schedule.copies, MOST_OF_EXPERTS if parallelism.ep > 1 else MOST
+    copies, most = schedule.copies, MOST_PLAYED_WITH_EXPERTS if parallelism.ep > 1 else MOST_PLAYED
     whole = [_Row(slots) for slots in size.order(microbatches)]
     passes = sum(len(row.passes) for row in whole)
     for period in range(1, int(microbatches / copies / (PERIODS + 1)) + 1):

@@ -15,7 +15,7 @@ from simulator.network import bruck, butterfly, collnet, direct, hierarchical, h
 from simulator.network.direct import EVEN, ByteShares
 from simulator.network.max_min import max_min_rates
 from simulator.network.moves import Moves
-from simulator.network.pattern import Pattern, PatternPhase, place_pattern
+from simulator.network.pattern import Leg, Pattern, place_pattern
 from simulator.network.plan import Phase, Plan
 from simulator.network.shape import shape_of
 from simulator.network.timing import TransportCosts, timed
@@ -183,19 +183,19 @@ def choose(op: str, candidates: Sequence[Pattern], nbytes: float, costs: Transpo
     if not candidates:
         return None
     if len(candidates) > 1:
-        candidates = [pattern for pattern in candidates if all(_has(costs, phase) for phase in pattern.phases)]
+        candidates = [pattern for pattern in candidates if all(_has(costs, leg) for leg in pattern.legs)]
     if len(candidates) == 1:
         return candidates[0]
 
     def counted_s(pattern: Pattern) -> float:
         seconds, plan = _timed(op, pattern, nbytes, costs)
-        return plan.latency_s + (seconds - plan.latency_s) / min(phase.moves.counted for phase in pattern.phases)
+        return plan.latency_s + (seconds - plan.latency_s) / min(leg.moves.counted for leg in pattern.legs)
 
     return min(candidates, key=counted_s)
 
 
-def _has(costs: TransportCosts, phase: PatternPhase) -> bool:
-    return phase.moves.way != "pat" or costs.transport(phase.kind).pat
+def _has(costs: TransportCosts, leg: Leg) -> bool:
+    return leg.moves.way != "pat" or costs.transport(leg.kind).pat
 
 
 def _timed(op: str, pattern: Pattern, nbytes: float, costs: TransportCosts) -> tuple[float, Plan]:

@@ -2,7 +2,7 @@
 
 An algorithm lists the hops of a group of ranks as `Moves`, one after another where it has real steps. Added up, each is
 a `Shape`, the same for all groups whose members sit alike in their nodes. On the nodes of one group a shape is a
-`PatternPhase` of a `Pattern`. It holds the bytes on every link per byte of message, and the hops that the first byte
+`Leg` of a `Pattern`. It holds the bytes on every link per byte of message, and the hops that the first byte
 makes. `simulator.network.timing` makes it a `Phase` of a `Plan` for a size.
 """
 
@@ -22,7 +22,7 @@ from simulator.network.shape import NicLoads, Shape
 
 
 @dataclass(frozen=True, eq=False)
-class PatternPhase:
+class Leg:
     """Moves on a group of ranks of a cluster, for messages of any size.
 
     Their reference flow is the one on the tightest link, of several on the first that is crossed. It carries
@@ -56,42 +56,42 @@ class PatternPhase:
 
 @dataclass(frozen=True, eq=False)
 class Pattern:
-    """An algorithm on a group of ranks of a cluster: its phases, one after another. ``sent`` is what all members
-    together send, per byte of message; ``channels`` are those of the phase that has most."""
+    """An algorithm on a group of ranks of a cluster: its legs, one after another. ``sent`` is what all members
+    together send, per byte of message; ``channels`` are those of the leg that has most."""
 
     algorithm: str
-    phases: tuple[PatternPhase, ...]
+    legs: tuple[Leg, ...]
     sent: float
     channels: int
 
     @property
     def timing(self) -> tuple[object, ...]:
-        """Everything that the time of a message on idle links depends on, phase by phase."""
-        return (self.algorithm, *[phase.timing for phase in self.phases])
+        """Everything that the time of a message on idle links depends on, leg by leg."""
+        return (self.algorithm, *[leg.timing for leg in self.legs])
 
 
 def place_pattern(algorithm: str, shapes: Sequence[Shape], cluster: Cluster, nodes: Sequence[int]) -> Pattern:
     """Return the pattern of an algorithm from its shapes, with their node i on ``nodes[i]``."""
     return Pattern(
         algorithm=algorithm,
-        phases=tuple([_placed_phase(shape, cluster, nodes) for shape in shapes]),
+        legs=tuple([_placed_leg(shape, cluster, nodes) for shape in shapes]),
         sent=sum([shape.sent for shape in shapes]),
         channels=max([shape.moves.channels for shape in shapes]),
     )
 
 
-def _placed_phase(shape: Shape, cluster: Cluster, nodes: Sequence[int]) -> PatternPhase:
-    """Return the phase of a shape. It is worked out once for all nodes that are of the same kinds, one by one.
+def _placed_leg(shape: Shape, cluster: Cluster, nodes: Sequence[int]) -> Leg:
+    """Return the leg of a shape. It is worked out once for all nodes that are of the same kinds, one by one.
 
     They are alike in all that it depends on, and the trunks between them are the same. Only the links inside differ.
     """
     key = (shape, np.array(cluster.node_kinds)[list(nodes)].tobytes())
     inside = _links_inside(shape, cluster, nodes)
-    phase: PatternPhase | None = cluster.memo.get(key)
-    if phase is None:
-        phase = cluster.memo[key] = _phase(shape, cluster, nodes, inside)
-        return phase
-    return replace(phase, links=np.concatenate((inside, phase.links[len(inside) :])))
+    leg: Leg | None = cluster.memo.get(key)
+    if leg is None:
+        leg = cluster.memo[key] = _leg(shape, cluster, nodes, inside)
+        return leg
+    return replace(leg, links=np.concatenate((inside, leg.links[len(inside) :])))
 
 
 def _links_inside(shape: Shape, cluster: Cluster, nodes: Sequence[int]) -> Ints:
@@ -99,7 +99,7 @@ def _links_inside(shape: Shape, cluster: Cluster, nodes: Sequence[int]) -> Ints:
     return cluster.first_links[list(nodes)][shape.inside.node] + shape.inside.position
 
 
-def _phase(shape: Shape, cluster: Cluster, nodes: Sequence[int], inside: Ints) -> PatternPhase:
+def _leg(shape: Shape, cluster: Cluster, nodes: Sequence[int], inside: Ints) -> Leg:
     links = cluster.links
     trunks: dict[int, float] = {}
     link_latency_s = shape.link_latency_s
@@ -130,7 +130,7 @@ def _phase(shape: Shape, cluster: Cluster, nodes: Sequence[int], inside: Ints) -
     np.maximum.at(longest_s, cluster.kinds[crossed], busy_s)
     kinds = np.flatnonzero(longest_s).tolist()
     flow_bytes = float(loads[np.argmax(busy_s)])
-    return PatternPhase(
+    return Leg(
         moves=shape.moves,
         kind=KINDS[kinds[-1]],
         links=crossed,

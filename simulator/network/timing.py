@@ -12,7 +12,7 @@ from typing import Protocol as Interface
 
 from simulator.hardware.transport import ProtocolName, Transport
 from simulator.network.moves import KINDS
-from simulator.network.pattern import Pattern, PatternPhase
+from simulator.network.pattern import Leg, Pattern
 from simulator.network.plan import Phase, Plan
 
 
@@ -27,7 +27,7 @@ class TransportCosts(Interface):
 def timed(pattern: Pattern, nbytes: float, costs: TransportCosts) -> tuple[float, Plan]:
     """Return the seconds of a message of ``nbytes`` on an idle network, and its plan.
 
-    In each protocol a kernel takes base latency, and each of its phases hops x (software per hop + their links). Each
+    In each protocol a kernel takes base latency, and each of its legs hops x (software per hop + their links). Each
     byte takes ``line * (1 + sqrt(half_bytes / flow)) + local_share / copy`` seconds. Flow is what the busiest link
     carries, and line the seconds per byte of the kind of link that the protocol makes slowest.
 
@@ -51,26 +51,26 @@ def timed(pattern: Pattern, nbytes: float, costs: TransportCosts) -> tuple[float
     return total_s, plan
 
 
-def _kernels(pattern: Pattern) -> list[list[PatternPhase]]:
-    kernels: list[list[PatternPhase]] = []
-    for phase in pattern.phases:
-        if phase.moves.goes_on:
-            kernels[-1].append(phase)
+def _kernels(pattern: Pattern) -> list[list[Leg]]:
+    kernels: list[list[Leg]] = []
+    for leg in pattern.legs:
+        if leg.moves.goes_on:
+            kernels[-1].append(leg)
         else:
-            kernels.append([phase])
+            kernels.append([leg])
     return kernels
 
 
 def _by_protocol(
-    kernel: Sequence[PatternPhase], nbytes: float, costs: TransportCosts
+    kernel: Sequence[Leg], nbytes: float, costs: TransportCosts
 ) -> Iterator[tuple[float, list[Phase], str]]:
     """Yield seconds, phases and name of each protocol that can carry the message."""
-    slowest = max(kernel, key=lambda phase: KINDS.index(phase.kind))
+    slowest = max(kernel, key=lambda leg: KINDS.index(leg.kind))
     for name, protocol in costs.transport(slowest.kind).ways(slowest.moves.way).items():
         phases: list[Phase] = []
         total_s = 0.0
-        for number, phase in enumerate(kernel):
-            took = _timed_phase(phase, nbytes, name, 0.0 if number else protocol.base_latency_s, costs)
+        for number, leg in enumerate(kernel):
+            took = _timed_leg(leg, nbytes, name, 0.0 if number else protocol.base_latency_s, costs)
             if took is None:
                 break
             total_s += took[0]
@@ -79,26 +79,26 @@ def _by_protocol(
             yield total_s, phases, name
 
 
-def _timed_phase(
-    phase: PatternPhase, nbytes: float, name: ProtocolName, start_s: float, costs: TransportCosts
+def _timed_leg(
+    leg: Leg, nbytes: float, name: ProtocolName, start_s: float, costs: TransportCosts
 ) -> tuple[float, Phase] | None:
-    """Return the seconds of a phase in one protocol after ``start_s``, and its phase; None: the phase is too large."""
-    pace, moves = costs.transport(phase.kind), phase.moves
+    """Return the seconds of a leg in one protocol after ``start_s``, and its phase; None where it cannot carry them."""
+    pace, moves = costs.transport(leg.kind), leg.moves
     lines = [
         (1 / costs.reachable_Bps(kind, 1 / seconds), costs.transport(kind).ways(moves.way))
-        for kind, seconds in phase.line_s
+        for kind, seconds in leg.line_s
     ]
     protocols = pace.ways(moves.way)
     if name not in protocols or any(name not in line_protocols for _, line_protocols in lines):
         return None
-    protocol, flow = protocols[name], nbytes * phase.flow_bytes
+    protocol, flow = protocols[name], nbytes * leg.flow_bytes
     if protocol.most_bytes is not None and flow > protocol.most_bytes:
         return None
-    latency_s = phase.link_latency_s
+    latency_s = leg.link_latency_s
     if moves.peers:
         latency_s += moves.peers * pace.peer_latency_s
     latency_s += start_s
-    for kind, count in phase.hops:
+    for kind, count in leg.hops:
         latency_s += count * moves.software * costs.transport(kind).ways(moves.way)[name].hop_latency_s
     per_byte_s = max([line_s / line_protocols[name].bandwidth_fraction for line_s, line_protocols in lines])
     per_byte_s /= moves.efficiency
@@ -107,4 +107,4 @@ def _timed_phase(
         chunked = flow if protocol.full_bytes is None else min(flow, protocol.full_bytes)
         per_byte_s *= 1 + math.sqrt(half_bytes / chunked) * (chunked / flow)
     per_byte_s += moves.local_share / (pace.p2p_copy_Bps if moves.way == "p2p" else pace.copy_Bps)
-    return latency_s + nbytes * per_byte_s, Phase(flow, phase.loads, latency_s, phase.flow_bytes / per_byte_s)
+    return latency_s + nbytes * per_byte_s, Phase(flow, leg.loads, latency_s, leg.flow_bytes / per_byte_s)

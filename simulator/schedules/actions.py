@@ -22,7 +22,12 @@ class Action(NamedTuple):
     microbatch: int
 
     def __str__(self) -> str:
-        return f"{self.stage}{self.kind}{self.microbatch}"
+        return f"{self.stem}{self.microbatch}"
+
+    @property
+    def stem(self) -> str:
+        """Text form without the micro-batch, which ends it."""
+        return f"{self.stage}{self.kind}"
 
     @classmethod
     def parse(cls, text: str) -> Action:
@@ -93,8 +98,9 @@ class Times:
     """Seconds and bytes of passes, to which a schedule can be tuned; one entry per stage.
 
     ``forward_s``, ``input_s`` and ``weight_s``: seconds of a micro-batch. ``forward_bytes``: activations that a forward
-    takes. ``split_bytes``: those that its input gradient leaves to the weight gradient. ``hop_s``: seconds of a
-    transfer to the next stage. ``memory_limit``: activation memory that a rank may hold, as a multiple of 1F1B's peak.
+    takes, in any unit. ``split_bytes``: those that its input gradient leaves to the weight gradient, in the same unit.
+    ``hop_s``: seconds of a transfer to the next stage. ``memory_limit``: activation memory that a rank may hold, as a
+    multiple of 1F1B's peak.
     """
 
     forward_s: tuple[float, ...]

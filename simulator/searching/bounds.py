@@ -37,7 +37,7 @@ from simulator.searching.time_floor import shared_traffic, time_floor
 _WEIGHTLESS = ("training.micro_batch", "training.recompute", "parallelism.schedule", "parallelism.vpp")
 #: Pipeline ranks whose weights are remembered.
 _MOST_RANKS = 20_000
-#: Pools of parts that are kept.
+#: Pools of parts that are kept: once there are so many, all are given up.
 _MOST_POOLS = 2_000
 
 

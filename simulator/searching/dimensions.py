@@ -148,11 +148,9 @@ def _plays_chunks(workload: Workload, gpus: int, chosen: Chosen, vpp: int) -> bo
 
 
 def _recomputed(workload: Workload, gpus: int, chosen: Chosen) -> list[Any]:
-    recompute, flash = workload.training.recompute, workload.model.attention == "flash"
-    # Flash attention keeps no scores, so that selective recomputation saves almost nothing.
-    usual: list[Any] = (
-        ["none", "full"] if flash and recompute.granularity != "selective" else ["none", "selective", "full"]
-    )
+    recompute = workload.training.recompute
+    tries_selective = workload.model.keeps_scores or recompute.granularity == "selective"
+    usual: list[Any] = ["none", "selective", "full"] if tries_selective else ["none", "full"]
     if recompute.model_fields_set - {"granularity"} or recompute.granularity not in usual:
         usual.append(recompute.model_dump(exclude_unset=True))
     return usual

@@ -19,7 +19,10 @@ def memory_floor(
     workspaces: float,
     capacity_bytes: float = math.inf,
 ) -> float:
-    """Return bytes that some GPU needs at least. After the first one that needs more than a capacity none is looked at.
+    """Return bytes that some GPU needs at least.
+
+    GPUs are looked at until one needs more than ``capacity_bytes``. ``weight_memories`` and ``optimizer_bytes`` (the
+    optimizer's workspace) are of each pipeline rank; ``workspaces``: bytes of cuBLAS's workspaces on a GPU.
 
     A rank has its static memory always, which is exact but for communicators that few layouts have.
 

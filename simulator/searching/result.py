@@ -102,15 +102,15 @@ class SearchResult(Result):
     @cached_property
     def warnings(self) -> list[str]:
         """Gaps of the proof, and warnings of the layouts in the ranking."""
-        told = [] if self.is_proven else [self._unproven()]
-        places: dict[str, list[int]] = {}
-        for place, one in enumerate(self.ranking.fitting[: self.top], start=1):
-            for text in one.outcome.warnings:
+        texts = [] if self.is_proven else [self._unproven()]
+        shown, places = self.ranking.fitting[: self.top], dict[str, list[int]]()
+        for place, one in enumerate(shown, start=1):
+            for text in dict.fromkeys(one.outcome.warnings):
                 places.setdefault(text, []).append(place)
         failed = [one for one in self.ranking.simulated if one.outcome.status == Status.FAILED]
         if failed:
-            told.append(f"{len(failed):,} layouts broke the simulator: {failed[0].outcome.error}")
-        return [*told, *(f"{_places(numbers, self.top)}{text}" for text, numbers in places.items())]
+            texts.append(f"{len(failed):,} layouts broke the simulator: {failed[0].outcome.error}")
+        return [*texts, *(f"{_places(numbers, len(shown))}{text}" for text, numbers in places.items())]
 
     def _unproven(self) -> str:
         if not self.bounded.complete:
@@ -240,12 +240,12 @@ class SearchResult(Result):
         alike = [one for one in self._legal() if all(one.changes[key] == value for key, value in settings.items())]
         if not alike:
             return [self._refusal(settings)]
-        told = [f"{counted(len(alike), 'legal layout')} {'has' if len(alike) == 1 else 'have'} these values"]
+        reasons = [f"{counted(len(alike), 'legal layout')} {'has' if len(alike) == 1 else 'have'} these values"]
         places = {one.candidate.number: place for place, one in enumerate(self.ranking.simulated, 1)}
-        told += [self._place(places[one.number]) for one in alike if one.number in places][:1]
+        reasons += [self._place(places[one.number]) for one in alike if one.number in places][:1]
         if not any(one.number in places for one in alike):
-            told += self._bound_lines(alike)
-        return told
+            reasons += self._bound_lines(alike)
+        return reasons
 
     def _legal(self) -> Iterator[Candidate]:
         yield from (one.candidate for one in self.ranking.simulated)
@@ -309,7 +309,9 @@ class SearchResult(Result):
             yield "No layout of the space fits in memory." if self.is_proven else "None of those simulated fits."
             return
         figures = None if self.file_layout is None else self.file_layout.figures
-        if figures and self.speedup is not None:
+        if self.best.candidate.is_own:
+            yield "The first is the file's own layout."
+        elif figures and self.speedup is not None:
             unfit = "" if figures["fits"] else ", which does not fit in memory"
             layout = f"the file's own layout ({format_time(figures['step_time_s'])}{unfit})"
             yield f"The first is {self.speedup:.3f} times as fast as {layout}."
@@ -329,12 +331,12 @@ class SearchResult(Result):
         return f"{first}\nbest step time {format_time(self.best.step_time_s)}: {layout}"
 
 
-def _places(numbers: Sequence[int], top: int) -> str:
-    """Return the places of a ranking that a warning is about; nothing where it is about all of them.
+def _places(numbers: Sequence[int], shown: int) -> str:
+    """Return the places of a ranking that a warning is about; nothing where it is about all of those ``shown``.
 
     >>> _places([1, 3], 5), _places([2], 5), _places([1, 2], 2)
     ('places 1, 3: ', 'place 2: ', '')
     """
-    if len(numbers) == top:
+    if len(numbers) == shown:
         return ""
     return f"place{'s' if len(numbers) > 1 else ''} {', '.join(map(str, numbers))}: "

@@ -106,7 +106,7 @@ class _Seconds:
         workload = stages.workload
         self._workload, self._stages, self._prices, self._first_groups = workload, stages, prices, groups
         self._groups = {
-            axis: group for axis, group in groups.items() if is_least_apart(workload, group, prices.cluster)
+            axis: group for axis, group in groups.items() if first_group_is_fastest(workload, group, prices.cluster)
         }
         self._of_stage: dict[tuple[StageKey, bool], StageSeconds] = {}
 
@@ -144,11 +144,12 @@ class _Seconds:
         return StageSeconds(forward, gradient, backward, min(gradient, first_whole, first_inputs), first_backward)
 
 
-def is_least_apart(workload: Workload, group: Sequence[int], cluster: Cluster) -> bool:
-    """Return whether no group of an axis, whose first one is ``group``, has a faster network than that one.
+def first_group_is_fastest(workload: Workload, group: Sequence[int], cluster: Cluster) -> bool:
+    """Return whether it is sure that no group of an axis has a faster network than its first one, ``group``.
 
-    Nodes are equal. Either every group lies in one node, or every group fills nodes next to each other. In the latter
-    case the nodes of the first one hang on the same leaf switches, so that nodes elsewhere are no nearer to each other.
+    That is so where every group lies in one node. It is also so where every group fills nodes next to each other, if
+    those of the first one hang on the same leaf switches. Nodes elsewhere are then no nearer to each other. Return
+    False where nodes differ, or ranks are not in ascending order.
     """
     spec, per_node = workload.cluster, workload.cluster.gpus_per_node
     if not is_uniform(spec) or list(group) != sorted(group):

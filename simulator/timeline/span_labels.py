@@ -14,14 +14,19 @@ from simulator.arrays import Ints
 class SpanLabels(Sequence[str]):
     """The label of each span: that of its ``step`` in ``labels``, so many micro-batches ``later``.
 
-    ``renumbered``: returns the label of the same step so many micro-batches later. It is asked once for each step and
-    number.
+    ``later``: None where all are the steps' own. ``renumbered``: returns the label of the same step so many
+    micro-batches later. It is asked once for each step and number.
     """
 
     def __init__(
         self, labels: Sequence[str], step: Ints, later: Ints | None, renumbered: Callable[[str, int], str]
     ) -> None:
         self._labels, self._step, self._later, self._renumbered = labels, step, later, renumbered
+
+    @classmethod
+    def written(cls, texts: Sequence[str]) -> SpanLabels:
+        """Return the labels of spans whose texts are there already."""
+        return cls(texts, np.arange(len(texts)), None, lambda text, _microbatches: text)
 
     def __len__(self) -> int:
         return len(self._step)
@@ -37,7 +42,9 @@ class SpanLabels(Sequence[str]):
         return iter(self._texts)
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Sequence) and self._texts == tuple(other)
+        if isinstance(other, str) or not isinstance(other, Sequence):
+            return NotImplemented
+        return self._texts == tuple(other)
 
     def __hash__(self) -> int:
         return hash(self._texts)

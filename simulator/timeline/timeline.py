@@ -56,7 +56,7 @@ class Timeline:
     launched_s: Floats
     start_s: Floats
     end_s: Floats
-    labels: Sequence[str]
+    labels: SpanLabels
     parts: tuple[str, ...]
     alloc_bytes: Floats
     free_bytes: Floats
@@ -180,7 +180,6 @@ class Timeline:
 
     def select_spans(self, span: Ints) -> Timeline:
         """Return the Timeline of these spans (by index) alone."""
-        labels = self.labels
         columns = {
             name: getattr(self, name)[span]
             for name in (
@@ -191,7 +190,7 @@ class Timeline:
         return replace(
             self,
             **columns,
-            labels=labels.select(span) if isinstance(labels, SpanLabels) else tuple(labels[index] for index in span),
+            labels=self.labels.select(span),
             parts=tuple(self.parts[index] for index in span),
             stretched={new: self.stretched[old] for new, old in enumerate(span.tolist()) if old in self.stretched},
         )

@@ -17,7 +17,7 @@ import simulator
 from simulator import schedule_alone
 from simulator.analysis.training.in_flight import peak_activations
 from simulator.errors import InputError
-from simulator.timeline import Timeline
+from simulator.timeline import SpanLabels, Timeline
 from tests.support.jobs import job
 from tests.support.traces import trace_problems
 
@@ -51,7 +51,7 @@ def test_nothing_is_read_out_of_labels(layout: dict[str, object]) -> None:
     work = job(framework="pytorch", training__global_batch=32) | {"parallelism": layout}
     result = simulator.run(work)
     number = {label: str(at) for at, label in enumerate(dict.fromkeys(result.played.labels))}
-    played = replace(result.played, labels=tuple(number[label] for label in result.played.labels))
+    played = replace(result.played, labels=SpanLabels.written([number[label] for label in result.played.labels]))
     if result.steady is None:
         nameless = replace(result, spans=played)
     else:

@@ -27,7 +27,7 @@ def test_phases_on_nodes_of_a_kind_are_those_of_each_group_alone(overrides: list
             patterns("all_reduce", group, cluster), patterns("all_reduce", group, plain), strict=True
         ):
             assert shared.timing == alone.timing
-            assert [phase.loads for phase in shared.phases] == [phase.loads for phase in alone.phases]
+            assert [leg.loads for leg in shared.legs] == [leg.loads for leg in alone.legs]
 
 
 def test_nodes_of_a_kind_hang_on_the_same_switches_and_are_as_fast() -> None:

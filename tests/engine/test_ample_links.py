@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import pytest
 
 import simulator
 from simulator.api import cluster_of
+from simulator.cluster import build_cluster
 from simulator.config import load_workload
+from simulator.config.cluster import load_cluster
 from simulator.engine.ample_links import ample_links
+from simulator.network.collectives import patterns
 from tests.support.jobs import job
 
 #: Twelve nodes, of which a stage has four.
@@ -35,6 +40,35 @@ def test_uplinks_without_oversubscription_are_ample() -> None:
     """Three leaves, their uplinks either way. With 3:1 two leaves, whose 16 uplinks carry a third of 48 ports."""
     assert ample_of(workload(1)) == (6, 6)
     assert ample_of(workload(3)) == (0, 4)
+
+
+@pytest.mark.parametrize("tiers", [2, 3])
+@pytest.mark.parametrize(
+    ("op", "algorithm"),
+    [("all_reduce", "collnet"), ("all_reduce", "nvls"), ("all_reduce", "tree"), ("all_to_all", "pairwise")],
+)
+@pytest.mark.parametrize("nodes", [range(8), (0, 5, 6), (7, 2)])
+def test_a_trunk_carries_no_more_than_the_links_before_and_behind_it(
+    tiers: int, op: str, algorithm: str, nodes: Sequence[int]
+) -> None:
+    """Ample links rest on this, also where switches sum up what comes in and multicast the result."""
+    node = {"gpus": {"count": 2}, "nics": {"count": 2}, "nvlink": {"sharp": True}}
+    fabric = {"kind": "rail_fat_tree", "tiers": tiers, "radix": {2: 8, 3: 4}[tiers], "sharp": True}
+    cluster = build_cluster(load_cluster({"name": "dgx_h100", "nodes": 8, "node": node, "fabric": fabric}))
+    is_trunk = cluster.link_column(lambda layout, _at, _link: layout is None, np.bool_)
+    ranks = [2 * number + gpu for number in nodes for gpu in range(2)]
+    begin, end = cluster.link_ends
+    (pattern,) = patterns(op, ranks, cluster, algorithm)
+    crossed = 0
+    for leg in pattern.legs:
+        load = dict(zip(leg.links.tolist(), leg.load.tolist(), strict=True))
+        for trunk in filter(is_trunk.__getitem__, load):
+            before = [link for link in load if end[link] == begin[trunk] and begin[link] != end[trunk]]
+            behind = [link for link in load if begin[link] == end[trunk] and end[link] != begin[trunk]]
+            for links in (before, behind):
+                assert load[trunk] <= sum(load[link] for link in links) * (1 + 1e-9)
+            crossed += 1
+    assert crossed
 
 
 def test_background_traffic_on_an_uplink_is_not_bounded_by_its_ports() -> None:

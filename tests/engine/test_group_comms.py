@@ -40,5 +40,5 @@ def test_the_chosen_pattern_is_the_fastest_of_each_group_alone(overrides: list[d
         assert fastest is not None
         assert pattern is not None
         assert pattern.timing == fastest.timing
-        for phase, expected in zip(pattern.phases, fastest.phases, strict=True):
+        for phase, expected in zip(pattern.legs, fastest.legs, strict=True):
             assert sorted(phase.loads) == sorted(expected.loads)

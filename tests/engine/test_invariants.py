@@ -18,7 +18,7 @@ from simulator.engine.invariants import InvariantError, Place, check
 from simulator.lowering import schedule_program
 from simulator.program import Program
 from simulator.schedules import SCHEDULES
-from simulator.timeline import LinkUse, Timeline
+from simulator.timeline import LinkUse, SpanLabels, Timeline
 from tests.support.jobs import job, play
 
 ALL = ("posted_s", "launched_s", "start_s", "end_s")
@@ -45,7 +45,7 @@ def only(timeline: Timeline, keeps: Callable[[str], bool]) -> Timeline:
 
 def again(timeline: Timeline) -> Timeline:
     """With a last span of a step that no program has."""
-    labels = (*timeline.labels, "0F2")
+    labels = SpanLabels.written([*timeline.labels, "0F2"])
     return replace(timeline.select_spans(np.append(np.arange(len(timeline.labels)), 3)), labels=labels)
 
 

@@ -171,6 +171,13 @@ def test_labels_are_those_of_steps_so_many_microbatches_later() -> None:
     assert list(labels) == [labels[span] for span in range(len(labels))]
 
 
+def test_labels_are_no_text() -> None:
+    labels = SpanLabels.written(["a", "b"])
+    assert labels == ["a", "b"]
+    assert labels != "ab"
+    assert labels != {"a", "b"}
+
+
 @pytest.mark.parametrize(
     ("key", "change"),
     [

@@ -40,6 +40,8 @@ MOE = {"moe": {"experts": 4, "top_k": 1, "ffn_hidden": 64}}
 EXPERT, DENSE_LAYER = 2 * 64 * H, 4 * H * H + 2 * H + 4 * H
 #: All outside experts of an untied model.
 DENSE = 2 * DENSE_LAYER + N + 2 * T
+#: Bytes of probabilities and their gradients that a rank of two sends for a micro-batch in one layer.
+PROBABILITIES = 4 * SEQ
 TIED = {"tied_embeddings": True}
 NO_OVERLAP = {"grad_reduce": False, "param_gather": False, "p2p": False}
 
@@ -153,24 +155,25 @@ PAIRS: dict[str, Pair] = {
     # Of four experts a rank has two, which nobody else has: their gradients stay. The others' are all-reduced, 4
     # bytes each. A micro-batch's tokens go to their experts and back, and their gradients too, half of them to the
     # other rank: 4 * E/2 in each of two layers, for each of two micro-batches. Before, ranks tell each other how many
-    # come for each of four experts, in 8 bytes each (int64): to the other one 32 bytes.
+    # come for each of four experts, in 8 bytes each (int64): to the other one 32 bytes. A token's probability (fp32)
+    # goes with it, and the gradient of that comes back: 2 * 4 SEQ/2.
     "experts, data parallel": Pair(
         {"dp": 2, "ep": 2},
         whole(DENSE + 2 * 2 * EXPERT),
-        {"dp": 4 * DENSE, "ep": 2 * 2 * (4 * E / 2 + 32)},
+        {"dp": 4 * DENSE, "ep": 2 * 2 * (4 * E / 2 + 32 + PROBABILITIES)},
         MOE,
     ),
     # Only the others are sharded.
     "experts, ZeRO-1": Pair(
         {"dp": 2, "ep": 2, "zero": 1},
         (Held(DENSE + 4 * EXPERT, DENSE + 4 * EXPERT, DENSE / 2 + 4 * EXPERT),),
-        {"dp": 3 * DENSE, "ep": 2 * 2 * (2 * E + 32)},
+        {"dp": 3 * DENSE, "ep": 2 * 2 * (2 * E + 32 + PROBABILITIES)},
         MOE,
     ),
     "experts, ZeRO-2": Pair(
         {"dp": 2, "ep": 2, "zero": 2},
         (Held(DENSE + 4 * EXPERT, DENSE / 2 + 4 * EXPERT, DENSE / 2 + 4 * EXPERT),),
-        {"dp": 5 * DENSE, "ep": 2 * 2 * (2 * E + 32)},
+        {"dp": 5 * DENSE, "ep": 2 * 2 * (2 * E + 32 + PROBABILITIES)},
         MOE,
     ),
     # Four replicas: what is outside experts is sharded over four, experts over the two ranks that hold the same two.
@@ -182,7 +185,7 @@ PAIRS: dict[str, Pair] = {
         {
             "dp": 3 / 4 * (2 * 2 * 2 * DENSE_LAYER + 2 * (N + 2 * T) + 4 * DENSE)
             + 1 / 2 * (2 * 2 * 4 * EXPERT + 4 * 4 * EXPERT),
-            "ep": 2 * (2 * E + 32),
+            "ep": 2 * (2 * E + 32 + PROBABILITIES),
         },
         MOE,
     ),
@@ -190,7 +193,7 @@ PAIRS: dict[str, Pair] = {
     "experts, split passes": Pair(
         {"pp": 2, "dp": 2, "ep": 2, "schedule": "zb_h1"},
         whole(*(DENSE_LAYER + EXPERT + T + norm + 2 * EXPERT for norm in (0, N))),
-        {"dp": 4 * (DENSE_LAYER + EXPERT + T + N / 2), "pp": 2 * E, "ep": 2 * (2 * E + 32)},
+        {"dp": 4 * (DENSE_LAYER + EXPERT + T + N / 2), "pp": 2 * E, "ep": 2 * (2 * E + 32 + PROBABILITIES)},
         {"moe": {**MOE["moe"], "shared_experts": 1}},
     ),
     # Four replicas in two instances of two: a reduce-scatter within one, 4/2 P, an all-reduce of the shard across, 4/2

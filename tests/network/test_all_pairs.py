@@ -29,7 +29,7 @@ def test_equal_hops_are_added_up_as_each_alone(cluster: dict[str, Any]) -> None:
     (moves,) = direct.all_to_all(built, tuple(range(len(built.gpus))))
     listed = replace(moves, hops=list(moves.hops))
     (by_places,), (one_by_one,) = (
-        place_pattern("pairs", [shape_of(built, hops, number)], built, nodes).phases for hops in (moves, listed)
+        place_pattern("pairs", [shape_of(built, hops, number)], built, nodes).legs for hops in (moves, listed)
     )
     assert dict(by_places.loads) == pytest.approx(dict(one_by_one.loads), rel=1e-12)
     assert dict(by_places.hops) == pytest.approx(dict(one_by_one.hops), rel=1e-12)

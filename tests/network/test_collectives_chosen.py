@@ -113,7 +113,7 @@ def test_patterns_are_the_sums_of_their_hops(name: str, op: str, algorithm: str)
     function = OPERATIONS[op].algorithms[algorithm]
     for ranks in (tuple(group) for group in groups if len(group) > 1 and runs(op, algorithm, tuple(group), built)):
         (pattern,) = patterns(op, ranks, built, algorithm)
-        for phase, moves in zip(pattern.phases, function(built, ranks), strict=True):
+        for phase, moves in zip(pattern.legs, function(built, ranks), strict=True):
             loads: dict[int, float] = {}
             latency_s = 0.0
             for hop in moves.hops:

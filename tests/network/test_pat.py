@@ -27,7 +27,7 @@ OPS = ("all_gather", "reduce_scatter")
 def test_software_is_that_of_the_tuner(op: str, n: int) -> None:
     """NCCL's tuner: log2(n) hops of 1 / 3.5 of a ring's, and 2.8 of 14 microseconds for each of the n - 1 parts."""
     (pattern,) = patterns(op, range(0, 8 * n, 8), build_cluster(load_cluster("dgx_h100", nodes=n)), "pat")
-    software = sum(phase.moves.software * sum(count for _, count in phase.hops) for phase in pattern.phases)
+    software = sum(phase.moves.software * sum(count for _, count in phase.hops) for phase in pattern.legs)
     assert software == pytest.approx(math.ceil(math.log2(n)) / 3.5 + (n - 1) / 5)
 
 

@@ -49,7 +49,7 @@ def test_loads_are_those_of_every_hop_alone(cluster: str, group: str) -> None:
                 (pattern, *_), moves_of_phases = patterns(op, ranks, built, algorithm), moves_of(built, ranks)
             except InputError:
                 continue
-            for phase, moves in zip(pattern.phases, moves_of_phases, strict=True):
+            for phase, moves in zip(pattern.legs, moves_of_phases, strict=True):
                 hops = list(moves.hops)
                 if any(SWITCH in (hop.sender, hop.receiver) for hop in hops):
                     continue
@@ -72,7 +72,7 @@ def test_links_come_in_the_order_of_hops(cluster: str) -> None:
     for algorithm in ("ring", "tree"):
         (pattern,) = patterns("all_reduce", ranks, built, algorithm)
         (moves,) = algorithms("all_reduce")[algorithm](built, ranks)
-        assert pattern.phases[0].links[0] == built.spread(*next(iter(moves.hops))[:3])[0][0]
+        assert pattern.legs[0].links[0] == built.spread(*next(iter(moves.hops))[:3])[0][0]
 
 
 def test_hops_as_columns_are_the_hops() -> None:

@@ -18,7 +18,7 @@ from simulator.schedules import SCHEDULES
 from simulator.searching.bounds import LayoutBounds
 from simulator.searching.in_flight import fullest_moments
 from simulator.searching.memory_floor import least_communicators
-from simulator.searching.time_floor import is_least_apart
+from simulator.searching.time_floor import first_group_is_fastest
 from tests.support.experts import job as experts_job
 from tests.support.grids import grid
 from tests.support.jobs import job
@@ -194,7 +194,7 @@ def test_groups_of_whole_nodes_have_no_better_network_than_the_first(fabric: dic
     workload = load_workload({**LARGE, "cluster": cluster, "parallelism": {"tp": 16, "pp": 4}})
     bounds = LayoutBounds.for_workload(workload)
     group = groups_of_first_rank(workload)["tp"]
-    counts = is_least_apart(workload, group, bounds.prices.cluster)
+    counts = first_group_is_fastest(workload, group, bounds.prices.cluster)
     assert counts == (fabric["kind"] == "rail_fat_tree")
     if counts:
         comms = [comm("all_reduce", "mlp", nbytes) for nbytes in (1e4, 1e6, 1e8)]

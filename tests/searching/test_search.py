@@ -91,6 +91,16 @@ def test_rows_of_all_tables_can_be_told_apart_and_have_the_degrees(result: Searc
     assert {f"parallelism.{degree}" for degree in ("tp", "pp", "dp", "ep")} <= set(view.keys)
 
 
+def test_warnings_name_the_places_that_they_are_about(result: SearchResult) -> None:
+    """Two places are shown of four that were asked for: a warning of both names neither."""
+    both, second = "of both", "of the second"
+    fitting = result.ranking.fitting[:2]
+    warned = zip(fitting, ((both, both), (both, second)), strict=True)
+    shown = tuple(replace(one, outcome=replace(one.outcome, warnings=texts)) for one, texts in warned)
+    few = replace(result, ranking=replace(result.ranking, simulated=shown))
+    assert few.warnings[-2:] == [both, f"place 2: {second}"]
+
+
 def test_a_search_of_all_places_simulates_all_that_may_fit() -> None:
     everything = found(top=1000, fix={**FIXED, "recompute": ["none"]})
     assert everything.is_proven
@@ -111,7 +121,15 @@ def test_the_files_own_layout_is_compared_where_it_is_for_as_many_gpus() -> None
     compared = found(own)
     step_time_s = figures_of(load_workload(own))["step_time_s"]
     assert compared.speedup == pytest.approx(step_time_s / compared.ranking.fitting[0].step_time_s)
+    assert f"{compared.speedup:.3f} times as fast as the file's own layout" in compared.view().foot[1]
     assert found({**own, "parallelism": {"tp": 2}}).speedup is None
+
+
+def test_a_file_whose_layout_is_the_best_is_not_compared_with_itself(result: SearchResult) -> None:
+    best = result.ranking.fitting[0]
+    own = replace(best, candidate=replace(best.candidate, is_own=True))
+    at_best = replace(result, ranking=replace(result.ranking, simulated=(own,)), file_layout=best.outcome)
+    assert at_best.view().foot[1] == "The first is the file's own layout."
 
 
 @pytest.mark.parametrize(

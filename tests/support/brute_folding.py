@@ -95,7 +95,7 @@ def _route(jobs: Sequence[Placed], cluster: Cluster, item: GroupComm) -> tuple[H
     assert pattern is not None
     loads = [
         (number, link, round(load, 12))
-        for number, phase in enumerate(() if is_signal(item.comm) else pattern.phases)
+        for number, phase in enumerate(() if is_signal(item.comm) else pattern.legs)
         for link, load in phase.loads
     ]
     return (*label, pattern.timing), loads

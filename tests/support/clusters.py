@@ -94,7 +94,7 @@ CLUSTERS: dict[str, Mapping[str, Any]] = {
 
 def carried(pattern: Pattern, cluster: Cluster) -> dict[str, float]:
     """Bytes per byte of size on every link by name, of a pattern of one phase."""
-    (phase,) = pattern.phases
+    (phase,) = pattern.legs
     return {cluster.links[index].name: load * phase.flow_bytes for index, load in phase.loads}
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from simulator.timeline import CATEGORIES, LinkUse, Template, Timeline
+from simulator.timeline import CATEGORIES, LinkUse, SpanLabels, Template, Timeline
 
 
 def template(*ops: tuple[str, str, str, float] | tuple[str, str, str, float, float], phase: str = "F") -> Template:
@@ -94,7 +94,7 @@ def timeline(
         launched_s=floats(launched),
         start_s=floats(s.start for s in listed),
         end_s=floats(ends),
-        labels=tuple(s.label for s in listed),
+        labels=SpanLabels.written([s.label for s in listed]),
         parts=tuple(s.part for s in listed),
         alloc_bytes=floats(s.alloc for s in listed),
         free_bytes=floats(s.free for s in listed),

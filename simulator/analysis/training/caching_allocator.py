@@ -73,7 +73,9 @@ class CachingAllocator:
         self._blocks = 0
 
     def malloc(self, nbytes: float) -> CachedBlock:
-        """Return a block for a tensor of ``nbytes``."""
+        """Return a block for a tensor of ``nbytes``. Raises ValueError for a negative number."""
+        if nbytes < 0:
+            raise ValueError(f"a tensor of {nbytes} bytes")
         size = rounded(nbytes)
         small = size <= SMALL_REQUEST
         free = self._free[small]

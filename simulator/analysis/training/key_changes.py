@@ -55,19 +55,14 @@ def smaller_micro_batch(workload: Workload) -> Iterator[KeyChange]:
 
 
 def less_recompute(workload: Workload) -> Iterator[KeyChange]:
-    order = ("full", "selective", "none") if _keeps_scores(workload) else ("full", "none")
+    order = ("full", "selective", "none") if workload.model.keeps_scores else ("full", "none")
     now = workload.training.recompute.granularity
     yield from ({"training.recompute": less} for less in order[order.index(now) + 1 if now in order else -1 :])
 
 
 def selective_recompute(workload: Workload) -> Iterator[KeyChange]:
-    if workload.training.recompute.granularity == "none" and _keeps_scores(workload):
+    if workload.training.recompute.granularity == "none" and workload.model.keeps_scores:
         yield {"training.recompute": "selective"}
-
-
-def _keeps_scores(workload: Workload) -> bool:
-    """Return whether attention keeps scores, which alone selective recomputation saves where no modules are named."""
-    return workload.model.attention != "flash"
 
 
 def all_gpus(workload: Workload) -> Iterator[KeyChange]:

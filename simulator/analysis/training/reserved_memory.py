@@ -125,7 +125,7 @@ class _AllocatorReplay:
             *(static.placeholders, static.bucket, static.receives),
             *(static.workspaces / BLAS_THREADS,) * BLAS_THREADS,
         ):
-            if nbytes:
+            if nbytes > _ROUNDING_BYTES:
                 allocator.malloc(nbytes)
 
         self._first_update_tensors = static.first_update_tensors
@@ -209,7 +209,7 @@ class _AllocatorReplay:
 
     def touch(self, sizes: Iterable[float]) -> None:
         """Allocate tensors together and free them at once."""
-        self._release([self.allocator.malloc(nbytes) for nbytes in sizes if nbytes])
+        self._release([self.allocator.malloc(nbytes) for nbytes in sizes if nbytes > _ROUNDING_BYTES])
 
     def _forward(self, part: Part) -> dict[str, CachedBlock]:
         blocks = {tensor.name: self.allocator.malloc(tensor.nbytes) for tensor in part.saved}

@@ -9,9 +9,10 @@ from simulator.analysis.training.memory import RankMemory, fullest
 from simulator.config import Workload, altered
 from simulator.units import format_gib
 
-#: Times its even share of tokens that one rank is taken to receive, tried in this order.
+#: Times its even share of tokens that one rank is taken to receive, where it can receive as many. Examples of a peak,
+#: not measured ones: the first that does not fit says how near the job is.
 TIMES = (2.0, 3.0)
-#: Share of a GPU's memory. Where more is free, uneven loads are not tried.
+#: Share of a GPU's memory. Where more is free, uneven loads are not tried, as each costs another simulation. A choice.
 NEARLY_FULL = 0.1
 
 
@@ -20,17 +21,18 @@ def uneven_experts_warning(
 ) -> list[str]:
     """Return a warning where a job that fits does not, once one rank receives more than its share of tokens.
 
-    ``needed_bytes``: device memory of a job's fullest rank. Experts that drop what exceeds their capacity have no such
-    peaks, nor has a job whose ``token_distribution`` says how uneven they are.
+    ``needed_bytes``: device memory of a job's fullest rank. Only jobs whose experts are on several ranks (``ep``) have
+    such peaks. Not tried are experts that drop what exceeds their capacity, and those with redundant copies, which even
+    out loads. Nor is a job whose ``token_distribution`` says how uneven they are.
     """
     worst = fullest(memories)
     if not 0 <= worst.capacity - worst.total < NEARLY_FULL * worst.capacity or not _takes_all_tokens(workload):
         return []
-    for times in (times for times in TIMES if times <= workload.parallelism.ep):
+    for times in _possible_times(workload):
         needed = needed_bytes(few_rounds(altered(workload, _uneven(workload, times))))
         if needed > worst.capacity:
             return [
-                f"fits while the loads of experts are even: with one rank that receives {times:g} times its share of "
+                f"fits while the loads of experts are even: with one rank that receives {times:.3g} times its share of "
                 f"tokens it takes {format_gib(needed)} of {format_gib(worst.capacity)}. Routers are uneven at first "
                 f"(see model.moe.token_distribution)"
             ]
@@ -49,11 +51,19 @@ def _takes_all_tokens(workload: Workload) -> bool:
     )
 
 
+def _possible_times(workload: Workload) -> list[float]:
+    """Return `TIMES`, ascending, none more than a rank can receive: all tokens, or each token once by every expert."""
+    moe = workload.model.moe
+    assert moe is not None
+    most = min(workload.parallelism.ep, moe.experts / moe.top_k)
+    return sorted({min(times, most) for times in TIMES} - {1.0})
+
+
 def _uneven(workload: Workload, times: float) -> dict[str, list[float]]:
-    """Return the setting in which the first rank's experts get so many times their share, or all that they can."""
+    """Return the setting in which the first rank's experts get so many times their share."""
     moe = workload.model.moe
     assert moe is not None
     first = moe.experts // workload.parallelism.ep
-    share = min(times / moe.experts, 1 / moe.top_k, 1 / first)
+    share = times / moe.experts
     rest = (1 - first * share) / (moe.experts - first)
     return {"model.moe.token_distribution": [share] * first + [rest] * (moe.experts - first)}

@@ -69,7 +69,7 @@ def warnings(workload: Workload) -> Iterator[str]:
         )
     recompute = workload.training.recompute
     alone = recompute.granularity == "selective" and recompute.modules == ("core_attn",)
-    if alone and workload.model.attention == "flash":
+    if alone and not workload.model.keeps_scores:
         yield "selective recompute saves almost nothing: flash attention keeps no scores to recompute"
     named = recompute.modules
     if recompute.granularity == "selective" and not named:

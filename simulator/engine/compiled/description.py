@@ -122,7 +122,7 @@ class LabelColumns(NamedTuple):
 
 
 class RoleNumbers:
-    """The labels of a role's steps by their numbers."""
+    """Numbers of the labels of a role's steps, and of those that steps wait for."""
 
     def __init__(self, role: Role) -> None:
         self.lanes = list(role.lanes)
@@ -130,34 +130,34 @@ class RoleNumbers:
         self._columns: list[LabelColumns] = []
 
     def label(self, label: str) -> int:
-        """Return the number of a label, of a step that has come or may come."""
+        """Return the number of a label; a new one where no step has had it yet."""
         return self.labels.setdefault(label, len(self.labels))
 
     def add_steps(self, lane: int, steps: Sequence[Step]) -> Int32s:
-        """Return the numbers of the labels of ``steps`` that a lane has."""
-        numbers = self.numbers(map(_label, steps), len(steps))
+        """Return the numbers of the labels of ``steps``, which stand on lane number ``lane``."""
+        numbers = self.numbers_of(map(_label, steps), len(steps))
         is_batch = np.fromiter([isinstance(op, Batch) for op in map(_op, steps)], np.uint8, len(steps))
         self._columns.append(LabelColumns(numbers, np.full(len(steps), lane, dtype=np.int32), is_batch))
         return numbers
 
-    def numbers(self, labels: Iterable[str], n: int) -> Int32s:
-        """Return the numbers of so many labels."""
-        numbers = self.labels
-        return np.fromiter([numbers.setdefault(label, len(numbers)) for label in labels], np.int32, n)
+    def numbers_of(self, labels: Iterable[str], n: int) -> Int32s:
+        """Return the numbers of ``n`` labels."""
+        number = self.labels
+        return np.fromiter([number.setdefault(label, len(number)) for label in labels], np.int32, n)
 
-    def columns(self, first: int) -> LabelColumns:
-        """Return the labels of steps that were added later than the first so many times."""
-        added = self._columns[first:]
-        return LabelColumns(*[np.concatenate(column) for column in zip(*added, strict=True)])
+    def columns_since(self, n_additions: int) -> LabelColumns:
+        """Return the labels of all steps but those of the first ``n_additions`` calls of `add_steps`."""
+        later = self._columns[n_additions:]
+        return LabelColumns(*[np.concatenate(column) for column in zip(*later, strict=True)])
 
     @property
-    def n_added(self) -> int:
-        """How often steps were added."""
+    def n_additions(self) -> int:
+        """Number of calls of `add_steps`."""
         return len(self._columns)
 
 
 class ProgramNumbers:
-    """A program's steps, blocks and phases by their numbers."""
+    """Numbers of the steps of a program, of the blocks that they run, and of their phases."""
 
     def __init__(self, comms: CommNumbers) -> None:
         self.steps: list[Step] = []
@@ -166,7 +166,7 @@ class ProgramNumbers:
         self._comms = comms
 
     def lane_steps(self, role: RoleNumbers, lane: int, steps: Sequence[Step]) -> LaneSteps:
-        """Return the ``steps`` that a lane of a role has as arrays."""
+        """Return as arrays ``steps`` of ``role``, which stand on its lane number ``lane``."""
         batches: list[tuple[int, int]] = []
         kind_and_tag, block_number, first_step = self._comms.kind_and_tag, self.blocks.number, len(self.steps)
         #: Of blocks and collectives, which many steps share: kind of the operation, its number, 1 and no tag.
@@ -196,7 +196,7 @@ class ProgramNumbers:
         columns["phase"] = list(map(phase.__getitem__, phases))
         self.steps += steps
         transfers = np.array(batches, dtype=np.int32).reshape(-1, 2).view(TAGGED_COMM)
-        awaited = role.numbers(chain.from_iterable(after), int(columns["n_after"].sum()))
+        awaited = role.numbers_of(chain.from_iterable(after), int(columns["n_after"].sum()))
         return LaneSteps(columns, awaited, transfers, first_step)
 
 

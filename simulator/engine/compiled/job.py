@@ -61,7 +61,7 @@ class CompiledJob:
             None if placed.more is None else Growth(placed.program, placed.more(), placed.costs, ranks, self._blocks)
         )
         self._extension: Extension | None = None
-        self._n_told: Counter[int] = Counter()  # of each role how often steps were added that the loop knows of
+        self._n_described: Counter[int] = Counter()  # additions of each role whose labels the loop has
         self._cuts: list[tuple[int, PreparedBlock]] = []
         #: Pieces by their id, with the number of the first of them; kept, so that no others have that id.
         self._pieces: dict[int, tuple[int, tuple[Piece, ...]]] = {}
@@ -237,10 +237,10 @@ class CompiledJob:
     def _describe_labels(self, role: int) -> None:
         """Tell the loop of the labels of a role that are new."""
         numbers = self._description.roles[role]
-        if self._n_told[role] == numbers.n_added:
+        if self._n_described[role] == numbers.n_additions:
             return
-        columns = numbers.columns(self._n_told[role])
-        self._n_told[role] = numbers.n_added
+        columns = numbers.columns_since(self._n_described[role])
+        self._n_described[role] = numbers.n_additions
         sizes, addresses = (len(numbers.labels), len(columns.label)), [column.ctypes.data for column in columns]
         self._handle.add("describe_labels", self.first.role + role, *sizes, *addresses)
 

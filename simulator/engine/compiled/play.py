@@ -83,7 +83,7 @@ class _CompiledPlay:
         self._phases = NumberedPhases(self._handle)
         self._tables = Tables(self._handle, self._phases, comms)
         self._marks: list[PeriodMark[int, int]] = []
-        self._n_marks = 0
+        self._all_marks = 0
 
     def describe(
         self,
@@ -107,7 +107,7 @@ class _CompiledPlay:
         for job in self._jobs:
             job.begin()
             if marked := job.marked_steps():
-                self._n_marks = len(marked)
+                self._all_marks = len(marked)
                 steps = np.array(marked, dtype=np.int32)
                 lane = job.lanes.index((job.ranks[0], COMPUTE_LANE))
                 self._handle.call("set_marks", job.first.lane + lane, len(steps), self._handle.kept(steps))
@@ -163,7 +163,7 @@ class _CompiledPlay:
         self._marks.append(
             PeriodMark(now, self._hosts_s(), self._counted(), job.runs(), self._phases.seconds_of_states())
         )
-        stop_unsteady(self._marks, self._n_marks)
+        stop_unsteady(self._marks, self._all_marks)
         return 0
 
     # Results

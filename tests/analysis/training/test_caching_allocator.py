@@ -106,3 +106,8 @@ def test_bytes_are_kept_account_of(seed: int) -> None:
     allocator.limit = 0.0
     allocator.malloc(512 * MiB)
     assert allocator.reserved == 512 * MiB
+
+
+def test_no_tensor_has_less_than_no_bytes() -> None:
+    with pytest.raises(ValueError, match="a tensor of -1 bytes"):
+        CachingAllocator().malloc(-1)

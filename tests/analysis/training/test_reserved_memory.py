@@ -7,10 +7,13 @@ from typing import Any
 import pytest
 
 import simulator
-from simulator.analysis.training.memory import memory_of_ranks
+from simulator.analysis.training.memory import RankMemory, memory_of_ranks
 from simulator.analysis.training.static_memory import StaticMemory
+from simulator.analysis.training.uneven_experts import uneven_experts_warning
+from simulator.config import Workload, load_workload
 from simulator.models import StateBytes
 from simulator.units import MiB
+from tests.support import experts
 from tests.support.timelines import Span, template, timeline
 
 
@@ -34,6 +37,13 @@ def test_states_of_the_first_update_break_up_what_the_first_step_has_left() -> N
         for name, static in (("late", late), ("early", StaticMemory(state)))
     }
     assert cached == {"late": 20.0 * MiB, "early": 0.0}
+
+
+def test_what_is_left_of_a_sum_is_no_tensor() -> None:
+    """Bytes that a difference of sums leaves, of either sign, take no block of 512 bytes, nor a segment of 2 MiB."""
+    state = StateBytes(weights=1e-7, gradients=-1e-7, optimizer=0.0)
+    play = timeline([Span(0, "compute", template(("a", "norm", "compute", 1.0)), 0.0, workspace=1e-7)])
+    assert memory_of_ranks(play, {0: StaticMemory(state)})[0].cached == 0.0
 
 
 #: DeepSeek-V3 16B as torchtitan trains it (github.com/pytorch/torchtitan, issue 1789).
@@ -61,3 +71,33 @@ def test_a_job_that_fits_at_even_loads_only_says_so(changes: dict[str, Any], tol
     result = simulator.run(DEEPSEEK_16B, set=changes)
     assert result.to_dict()["memory"]["fits"]
     assert any(text.startswith("fits while the loads of experts are even") for text in result.warnings) == told
+
+
+@pytest.mark.parametrize(
+    ("top_k", "ep", "tried"),
+    [
+        (1, 8, [2.0, 3.0]),
+        (3, 8, [2.0, 8 / 3]),  # an expert gets each token once: a third of all copies, which are eight shares
+        (4, 4, [2.0]),
+        (1, 2, [2.0]),  # all tokens are two shares
+        (8, 8, []),  # every expert gets every token
+    ],
+)
+def test_loads_are_as_uneven_as_a_router_can_make_them(top_k: int, ep: int, tried: list[float]) -> None:
+    """No load is tried twice, and a warning says the load that was tried. All but 5 % of a GPU is full at even ones."""
+    static = StaticMemory(StateBytes(weights=0.0, gradients=0.0, optimizer=0.0))
+    capacity = static.overhead / 0.95
+    memory = RankMemory(0, 0, static, {}, 0.0, 0.0, 0.0, capacity, 0.0, 0.0, "", 1)
+    workload = load_workload(experts.job(moe={"top_k": top_k}, parallelism={"ep": ep, "dp": 8}))
+    seen: list[float] = []
+
+    def needed_bytes(uneven: Workload) -> float:
+        shares = uneven.model.moe.token_distribution if uneven.model.moe else ()
+        assert isinstance(shares, tuple)
+        assert sum(shares) == pytest.approx(1.0)
+        seen.append(sum(shares[: 8 // ep]) * ep)
+        return capacity * (2 if len(seen) == len(tried) else 1)
+
+    warnings = uneven_experts_warning([memory], workload, needed_bytes)
+    assert seen == pytest.approx(tried)
+    assert [f"receives {tried[-1]:.3g} times" in text for text in warnings] == [True] * bool(tried)
