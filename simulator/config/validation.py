@@ -101,7 +101,7 @@ def _one_per_union(details: list[ErrorDetails]) -> list[ErrorDetails]:
     """Return errors with one for each union, of whose members pydantic tells one by one why they are not meant.
 
     Where something inside a member is wrong, such as an item of a list, that member is meant. Else the error is that of
-    the first member with words, or of the first, which names what the others would be as ``beside``.
+    the first member with words, or of the first, with the kinds of all ``members``.
     """
     unions: dict[tuple[int | str, ...], list[ErrorDetails]] = {}
     for detail in details:
@@ -113,8 +113,7 @@ def _one_per_union(details: list[ErrorDetails]) -> list[ErrorDetails]:
             kept += inside or members
             continue
         told = next((one for one in members if one["type"] == "literal_error"), members[0])
-        beside = [one["type"] for one in members if one is not told]
-        kept.append({**told, "loc": place, "ctx": told.get("ctx", {}) | {"beside": beside}})
+        kept.append({**told, "loc": place, "ctx": told.get("ctx", {}) | {"members": [one["type"] for one in members]}})
     return kept
 
 
@@ -149,20 +148,12 @@ def _explained(model: type[BaseModel], detail: ErrorDetails, place: PlaceOfKey |
         meaning = _meaning(owner, name)
         message = "a required key is missing" + (f" ({meaning})" if meaning else "")
         return InputError(message, key=key, allowed=_allowed(field) or _keys(field))
-    if kind == "literal_error":
-        return _unknown_word(key, written_key, value, context)
+    if kind in ("literal_error", "tuple_type", *_LENGTHS) or "members" in context:
+        return _no_member(detail, key, written_key, field)
     if kind in _BOUNDS:
         nearest = context[_BOUNDS[kind][0]]
         fix = f"{key.rpartition('.')[2]}: {nearest}" if kind.endswith("_equal") and isinstance(nearest, int) else None
         return InputError("is out of range", key=key, found=brief(value), allowed=", ".join(_bounds(field)), fix=fix)
-    if kind in _LENGTHS:
-        word, limit = _LENGTHS[kind]
-        return InputError("has not as many items", key=key, found=brief(value), allowed=f"{word} {context[limit]}")
-    if kind in _WANTED and "beside" in context:
-        wanted = _any_of(_WANTED[one] for one in (kind, *context["beside"]))
-        return InputError(f"must be {wanted}", key=key, found=brief(value), allowed=wanted)
-    if kind == "tuple_type":
-        return _no_list(key, field, value)
     if kind in _WANTED:
         fix = None
         if kind in ("float_type", "int_type") and isinstance(value, str) and re.fullmatch(r"[-+.\deE]+", value.strip()):
@@ -181,22 +172,38 @@ def _explained(model: type[BaseModel], detail: ErrorDetails, place: PlaceOfKey |
     return InputError(detail["msg"], key=key, found=brief(value), allowed=_allowed(field))
 
 
+def _no_member(detail: ErrorDetails, key: str, written_key: str, field: FieldInfo | None) -> InputError:
+    """Return the error of a value that is none of some words, no list or one of a wrong length, or of no union."""
+    kind, value, context = detail["type"], detail["input"], detail.get("ctx", {})
+    if kind == "literal_error":
+        return _unknown_word(key, written_key, value, context)
+    if kind in _LENGTHS:
+        word, limit = _LENGTHS[kind]
+        return InputError("has not as many items", key=key, found=brief(value), allowed=f"{word} {context[limit]}")
+    if "members" in context:
+        wanted = _any_of(_WANTED[one] for one in context["members"])
+        return InputError(f"must be {wanted}", key=key, found=brief(value), allowed=wanted)
+    return _no_list(key, field, value)
+
+
 def _unknown_word(key: str, written_key: str, value: object, context: dict[str, Any]) -> InputError:
-    """Return the error of a value that is none of the words of ``context``, nor what else may stand beside them."""
+    """Return the error of a value that is none of the words of ``context``. Text is not told to be a list."""
     words = [text or number for text, number in re.findall(r"'([^']*)'|(\d+)", context["expected"])]
     meant = synonyms.value_here(value)
     near = meant if meant in words else closest(value, words)
     sweep = _swept(written_key, value, "|".join(map(re.escape, words)))
     fix = sweep or (f"{key.rpartition('.')[2]}: {near}" if near else None)
-    beside = [("true, false" if kind == "bool_type" else _WANTED[kind]) for kind in context.get("beside", ())]
-    allowed = _any_of([*sorted(beside, reverse=True), *words]) if "true, false" in beside else ", ".join(words)
-    if beside and "true, false" not in beside:
-        allowed = f"{allowed}, or {_any_of(beside)}"
+    others = [kind for kind in context.get("members", ()) if kind != "literal_error"]
+    allowed = ", ".join(words)
+    if "bool_type" in others:
+        allowed = _any_of(["true", "false", *words])
+    elif others and not isinstance(value, str):
+        allowed = f"{allowed}, or {_any_of(_WANTED[kind] for kind in others)}"
     return InputError("is none of the known values", key=key, found=brief(value), allowed=allowed, fix=fix)
 
 
 def _no_list(key: str, field: FieldInfo | None, value: object) -> InputError:
-    """Return the error of a value in place of a list, with the words that the list can have."""
+    """Return the error of a value that is no list, with the words that one can have."""
     words = [] if field is None else list(dict.fromkeys(_values(field.annotation)))
     near = [closest(word.strip(), words) for word in value.split(",")] if isinstance(value, str) else [None]
     return InputError(

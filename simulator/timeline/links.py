@@ -11,8 +11,8 @@ class LinkUse:
     """Bytes that one link, or each of ``count`` equal ones, carried.
 
     ``nbytes``: bytes through each of them. ``capacity_Bps``: bytes/s of each. ``leaves_gpu``: the link is the first hop
-    from a GPU. ``by_purpose``: purpose of communication -> bytes. ``index``: number of the link in its cluster, where it
-    is the first of the ``count``; it decides where links tie.
+    from a GPU. ``by_purpose``: purpose of communication -> bytes. ``index``: number in the cluster of the first of the
+    ``count``, which decides where links tie.
     """
 
     name: str
