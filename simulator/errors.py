@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import difflib
+import re
+import reprlib
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
@@ -11,6 +14,51 @@ from typing import Any
 MAX_ERRORS = 20
 
 _ABSENT = object()
+
+
+class Bare(str):
+    """Text that an error shows without quotes: what was found, in words or as written."""
+
+    __slots__ = ()
+    __repr__ = str.__str__
+
+
+class _Writer(reprlib.Repr):
+    """Values as YAML writes them in one line; text stands in quotes."""
+
+    def repr1(self, x: Any, level: int) -> str:
+        if x is None or isinstance(x, bool):
+            return {None: "null", True: "true", False: "false"}[x]
+        if isinstance(x, Bare):
+            return str(x)
+        if dataclasses.is_dataclass(x) and not isinstance(x, type):
+            x = {field.name: getattr(x, field.name) for field in dataclasses.fields(x)}
+        return super().repr1(x, level)
+
+    def repr_tuple(self, x: tuple[Any, ...], level: int) -> str:
+        return self.repr_list(list(x), level)
+
+    def repr_dict(self, x: dict[Any, Any], level: int) -> str:
+        bare = {Bare(key) if isinstance(key, str) and _PLAIN.fullmatch(key) else key: value for key, value in x.items()}
+        if len(bare) > self.maxdict or level <= 0:
+            return super().repr_dict(bare, level)
+        return f"{{{', '.join(f'{self.repr1(key, level - 1)}: {self.repr1(bare[key], level - 1)}' for key in bare)}}}"
+
+
+#: Keys that YAML reads as text without quotes.
+_PLAIN = re.compile(r"[A-Za-z_][\w.-]*")
+_WRITER = _Writer()
+_WRITER.maxlevel, _WRITER.maxdict, _WRITER.maxlist = 2, 6, 8
+_WRITER.maxstring = _WRITER.maxother = 100
+
+
+def written(value: object) -> Bare:
+    """Return ``value`` as YAML writes it, cut where it is long or deep.
+
+    >>> written(("a", None)), written({"training.seq": 1024, "on": [True]}), written("text")
+    (['a', null], {training.seq: 1024, on: [true]}, 'text')
+    """
+    return Bare(_WRITER.repr(value))
 
 
 class SimulatorError(Exception):
@@ -52,7 +100,8 @@ class InputError(SimulatorError):
         head = ": ".join(part for part in (self.file, self.key, self.message) if part)
         lines = [head]
         if self.found is not _ABSENT:
-            lines.append(f"  found:   {self.found!r}")
+            shown = repr(self.found) if isinstance(self.found, str) else written(self.found)
+            lines.append(f"  found:   {shown}")
         if self.allowed:
             lines.append(f"  allowed: {self.allowed}")
         if self.fix:

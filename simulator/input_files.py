@@ -7,7 +7,6 @@ import difflib
 import errno
 import json
 import re
-import reprlib
 import shlex
 from collections.abc import Hashable, Iterable, Mapping
 from copy import deepcopy
@@ -17,7 +16,7 @@ from typing import Any
 
 import yaml
 
-from simulator.errors import InputError, UnknownKeyError
+from simulator.errors import InputError, UnknownKeyError, written
 
 MAX_FILE_BYTES = 10_000_000
 #: Keys, values and lists of a YAML file; the largest one that is shipped has about 6,000.
@@ -286,21 +285,9 @@ def closest(word: object, names: Iterable[str], likeness: float = 0.75) -> str |
     return by_lower[matches[0]] if matches else None
 
 
-class _Brief(str):
-    __slots__ = ()
-    __repr__ = str.__str__
-
-
-_SHORT = reprlib.Repr()
-_SHORT.maxlevel, _SHORT.maxdict, _SHORT.maxlist, _SHORT.maxtuple = 2, 6, 8, 8
-_SHORT.maxstring = _SHORT.maxother = 100
-
-
 def brief(value: object) -> object:
     """Return ``value`` as an error message shows it: as YAML writes it, and cut where it is long or deep."""
-    if value is None or isinstance(value, bool):
-        return _Brief({None: "null", True: "true", False: "false"}[value])
-    return _Brief(_SHORT.repr(value))
+    return written(value)
 
 
 def with_changes(

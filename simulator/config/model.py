@@ -215,7 +215,8 @@ class Model(Section):
     attention_gate: bool = False
     """the output of attention is weighed by a gate as wide as itself, from the layer's input (Qwen3-Next) [false]"""
     attention_softcap: float | None = Field(default=None, gt=0)
-    """scores pass through this times tanh of them over it (Gemma 2) [null]"""
+    """scores pass through this times tanh of them over it (Gemma 2); fused kernels are assumed to take no longer for it
+    [null]"""
     logit_softcap: float | None = Field(default=None, gt=0)
     """so do the logits [null]"""
     dropout: float = Field(default=0.0, ge=0, lt=1)

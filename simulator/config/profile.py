@@ -162,7 +162,7 @@ def check_tf32(profile: Profile, *, file: object = None) -> None:
             f"profile {profile.name} has no speed of fp32 on CUDA cores (gpu_spec.fp32_flops_per_s)",
             file=file,
             key="training.tf32",
-            found="false",
+            found=False,
             allowed="true",
         )
 

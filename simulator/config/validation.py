@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import cache
 from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin
 
@@ -47,11 +47,7 @@ def validated(form: type[T], data: Any, file: object = None, *, place: PlaceOfKe
     except ValidationError as failure:
         section = _section(form)
         details = [detail for detail in failure.errors(include_url=False) if detail["type"] != _FOLLOWS]
-        # Of a key that may also be a list, text that is none of its words is not told to be one.
-        words = {_locate(section, detail["loc"])[0] for detail in details if detail["type"] == "literal_error"}
-        details = [
-            one for one in details if one["type"] != "tuple_type" or _locate(section, one["loc"])[0] not in words
-        ]
+        details = _one_per_union(details)
         errors = [_explained(section, detail, place) for detail in details[:MAX_ERRORS]]
         more = len(details) - len(errors)
     except InputError as failure:  # raised by the checks of a section itself, which do not know the file
@@ -101,6 +97,40 @@ _ALL_KEYS = "llmsim check --schema workload, or docs/reference"
 _LENGTHS = {"too_short": ("at least", "min_length"), "too_long": ("at most", "max_length")}
 
 
+def _one_per_union(details: list[ErrorDetails]) -> list[ErrorDetails]:
+    """Return errors with one for each union, of whose members pydantic tells one by one why they are not meant.
+
+    Where something inside a member is wrong, such as an item of a list, that member is meant. Else the error is that of
+    the first member with words, or of the first, with the kinds of all ``members``.
+    """
+    unions: dict[tuple[int | str, ...], list[ErrorDetails]] = {}
+    for detail in details:
+        unions.setdefault(_place_of_union(detail) or detail["loc"], []).append(detail)
+    kept: list[ErrorDetails] = []
+    for place, members in unions.items():
+        inside = [one for one in members if len(one["loc"]) > len(place) + 1]
+        if inside or members[0]["loc"] == place:
+            kept += inside or members
+            continue
+        told = next((one for one in members if one["type"] == "literal_error"), members[0])
+        kept.append({**told, "loc": place, "ctx": told.get("ctx", {}) | {"members": [one["type"] for one in members]}})
+    return kept
+
+
+def _place_of_union(detail: ErrorDetails) -> tuple[int | str, ...] | None:
+    """Return where the union of plain values is that an error is of; None where it is of none."""
+    loc = detail["loc"]
+    tags = (i for i, part in enumerate(loc) if i and isinstance(part, str) and _UNTAGGED.match(part))
+    tag = next(tags, None) if detail["type"] != "extra_forbidden" else None
+    return None if tag is None else loc[:tag]
+
+
+def _any_of(words: Iterable[str]) -> str:
+    """Return words as what is allowed: ``a, b or c``."""
+    *most, last = words
+    return f"{', '.join(most)} or {last}" if most else last
+
+
 def _bound(sign: str, value: float) -> str:
     """Return text such as ``<= 10,000`` or ``>= 1e-06``."""
     return f"{sign} {value:,.0f}" if value == int(value) else f"{sign} {value:g}"
@@ -110,7 +140,7 @@ def _explained(model: type[BaseModel], detail: ErrorDetails, place: PlaceOfKey |
     kind, value, context = detail["type"], detail["input"], detail.get("ctx", {})
     key, owner = _locate(model, detail["loc"])
     written_key = place(key)[1] if place and key else key
-    name = key.rpartition(".")[2] if kind == "literal_error" else str(detail["loc"][-1]) if detail["loc"] else ""
+    name = str(detail["loc"][-1]) if detail["loc"] else ""
     if kind == "extra_forbidden":
         return _unknown_key(model, owner, key, value)
     field = _field(owner, detail["loc"])
@@ -118,20 +148,12 @@ def _explained(model: type[BaseModel], detail: ErrorDetails, place: PlaceOfKey |
         meaning = _meaning(owner, name)
         message = "a required key is missing" + (f" ({meaning})" if meaning else "")
         return InputError(message, key=key, allowed=_allowed(field) or _keys(field))
-    if kind == "literal_error":
-        options = re.findall(r"'([^']*)'|(\d+)", context["expected"])
-        words = [text or number for text, number in options]
-        meant = synonyms.value_here(value)
-        near = meant if meant in words else closest(value, words)
-        fix = _swept(written_key, value, "|".join(map(re.escape, words))) or (f"{name}: {near}" if near else None)
-        return InputError("is none of the known values", key=key, found=brief(value), allowed=", ".join(words), fix=fix)
+    if kind in ("literal_error", "tuple_type", *_LENGTHS) or "members" in context:
+        return _no_member(detail, key, written_key, field)
     if kind in _BOUNDS:
         nearest = context[_BOUNDS[kind][0]]
         fix = f"{key.rpartition('.')[2]}: {nearest}" if kind.endswith("_equal") and isinstance(nearest, int) else None
         return InputError("is out of range", key=key, found=brief(value), allowed=", ".join(_bounds(field)), fix=fix)
-    if kind in _LENGTHS:
-        word, limit = _LENGTHS[kind]
-        return InputError("has not as many items", key=key, found=brief(value), allowed=f"{word} {context[limit]}")
     if kind in _WANTED:
         fix = None
         if kind in ("float_type", "int_type") and isinstance(value, str) and re.fullmatch(r"[-+.\deE]+", value.strip()):
@@ -148,6 +170,49 @@ def _explained(model: type[BaseModel], detail: ErrorDetails, place: PlaceOfKey |
             fix = _key_of_word(written_key, field, value)
         return InputError(f"must be {_WANTED[kind]}", key=key, found=brief(value), allowed=allowed, fix=fix)
     return InputError(detail["msg"], key=key, found=brief(value), allowed=_allowed(field))
+
+
+def _no_member(detail: ErrorDetails, key: str, written_key: str, field: FieldInfo | None) -> InputError:
+    """Return the error of a value that is none of some words, no list or one of a wrong length, or of no union."""
+    kind, value, context = detail["type"], detail["input"], detail.get("ctx", {})
+    if kind == "literal_error":
+        return _unknown_word(key, written_key, value, context)
+    if kind in _LENGTHS:
+        word, limit = _LENGTHS[kind]
+        return InputError("has not as many items", key=key, found=brief(value), allowed=f"{word} {context[limit]}")
+    if "members" in context:
+        wanted = _any_of(_WANTED[one] for one in context["members"])
+        return InputError(f"must be {wanted}", key=key, found=brief(value), allowed=wanted)
+    return _no_list(key, field, value)
+
+
+def _unknown_word(key: str, written_key: str, value: object, context: dict[str, Any]) -> InputError:
+    """Return the error of a value that is none of the words of ``context``. Text is not told to be a list."""
+    words = [text or number for text, number in re.findall(r"'([^']*)'|(\d+)", context["expected"])]
+    meant = synonyms.value_here(value)
+    near = meant if meant in words else closest(value, words)
+    sweep = _swept(written_key, value, "|".join(map(re.escape, words)))
+    fix = sweep or (f"{key.rpartition('.')[2]}: {near}" if near else None)
+    others = [kind for kind in context.get("members", ()) if kind != "literal_error"]
+    allowed = ", ".join(words)
+    if "bool_type" in others:
+        allowed = _any_of(["true", "false", *words])
+    elif others and not isinstance(value, str):
+        allowed = f"{allowed}, or {_any_of(_WANTED[kind] for kind in others)}"
+    return InputError("is none of the known values", key=key, found=brief(value), allowed=allowed, fix=fix)
+
+
+def _no_list(key: str, field: FieldInfo | None, value: object) -> InputError:
+    """Return the error of a value that is no list, with the words that one can have."""
+    words = [] if field is None else list(dict.fromkeys(_values(field.annotation)))
+    near = [closest(word.strip(), words) for word in value.split(",")] if isinstance(value, str) else [None]
+    return InputError(
+        "must be a list",
+        key=key,
+        found=brief(value),
+        allowed=f"a list of {', '.join(words)}" if words else "a list",
+        fix=f"{key.rpartition('.')[2]}: [{', '.join(map(str, near))}]" if all(near) else None,
+    )
 
 
 def _swept(key: str, value: object, one: str) -> str | None:
@@ -204,8 +269,8 @@ def _meant(model: type[BaseModel], owner: type[BaseModel], path_of_key: str) -> 
 
 #: Tags of union members that are no sections.
 _FORMS = ("text", "list")
-#: What pydantic calls members of a union without tags.
-_UNTAGGED = re.compile(r"(literal|tuple|dict|function-\w+)\[")
+#: What pydantic calls members of a union without tags, all of which are plain values.
+_UNTAGGED = re.compile(r"(literal|tuple|dict|function-\w+)\[|(bool|int|float|str)$")
 
 
 def _locate(model: type[BaseModel], loc: tuple[int | str, ...]) -> tuple[str, type[BaseModel]]:
@@ -216,7 +281,7 @@ def _locate(model: type[BaseModel], loc: tuple[int | str, ...]) -> tuple[str, ty
             key += f"[{part}]"
         elif part in inside and inside[part] is not model:  # the tag of a union's member, no key
             owner = inside[part]
-        elif (part in _FORMS or _UNTAGGED.match(part)) and part not in fields_by_key(owner):
+        elif (part in _FORMS or (not inside and _UNTAGGED.match(part))) and part not in fields_by_key(owner):
             continue
         else:
             if len(inside) == 1:

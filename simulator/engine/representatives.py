@@ -57,13 +57,17 @@ class PlannedComm:
 
 @dataclass(frozen=True)
 class SimulatedLink:
-    """A link that stands for ``count`` equal ones. ``leaves_gpu``: it is the first hop of what a GPU sends."""
+    """A link that stands for ``count`` equal ones, of which it is the first in the cluster, with number ``index``.
+
+    ``leaves_gpu``: it is the first hop of what a GPU sends.
+    """
 
     name: str
     kind: str
     count: int
     capacity_Bps: float
     leaves_gpu: bool
+    index: int
 
 
 @dataclass(frozen=True)
@@ -206,7 +210,7 @@ class _Planner:
             link = self._cluster.links[int(self._folding.loaded[link_classes.first[link_class]])]
             capacity_Bps, count = float(self._capacity[link.index]), int(link_classes.size[link_class])
             leaves_gpu = _GPU.fullmatch(link.src) is not None
-            links.append(SimulatedLink(link.name, link.kind, count, capacity_Bps, leaves_gpu))
+            links.append(SimulatedLink(link.name, link.kind, count, capacity_Bps, leaves_gpu, link.index))
         return SimulatedCluster(
             links=tuple(links),
             representatives=tuple(self._representatives(job, plans) for job in range(len(self._jobs))),

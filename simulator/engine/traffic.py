@@ -25,7 +25,9 @@ def links_of(
         for link, nbytes in planned[planned_id].link_bytes:
             carried[link][purpose] = carried[link].get(purpose, 0.0) + nbytes * times
     return tuple(
-        LinkUse(link.name, link.kind, link.count, sum(uses.values()), link.capacity_Bps, link.leaves_gpu, uses)
+        LinkUse(
+            link.name, link.kind, link.count, sum(uses.values()), link.capacity_Bps, link.leaves_gpu, uses, link.index
+        )
         for link, uses in zip(links, carried, strict=True)
     )
 
@@ -52,10 +54,8 @@ def contention(cluster: SimulatedCluster, full: Saturations, names: Sequence[str
     contenders: dict[int, list[Contender]] = {}
     for (job, axis, op), link, *figures in sorted(_losses(cluster, full), key=lambda loss: loss[:2]):
         contenders.setdefault(link, []).append(Contender(names[job] if job >= 0 else "", axis, op, *figures))
-    return tuple(
-        Contention(cluster.links[link].name, cluster.links[link].kind, cluster.links[link].count, tuple(on_link))
-        for link, on_link in sorted(contenders.items())
-    )
+    met = ((cluster.links[number], tuple(on_link)) for number, on_link in sorted(contenders.items()))
+    return tuple(Contention(link.name, link.kind, link.count, on_link, link.index) for link, on_link in met)
 
 
 def _losses(

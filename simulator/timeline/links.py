@@ -11,7 +11,8 @@ class LinkUse:
     """Bytes that one link, or each of ``count`` equal ones, carried.
 
     ``nbytes``: bytes through each of them. ``capacity_Bps``: bytes/s of each. ``leaves_gpu``: the link is the first hop
-    from a GPU. ``by_purpose``: purpose of communication -> bytes.
+    from a GPU. ``by_purpose``: purpose of communication -> bytes. ``index``: number in the cluster of the first of the
+    ``count``, which decides where links tie.
     """
 
     name: str
@@ -21,6 +22,7 @@ class LinkUse:
     capacity_Bps: float
     leaves_gpu: bool = False
     by_purpose: Mapping[str, float] = field(default_factory=dict)
+    index: int = 0
 
     def per_step(self, steps: int) -> LinkUse:
         """Return the use of the link in each of ``steps`` equal steps."""
@@ -49,13 +51,14 @@ class Contender:
 class Contention:
     """Contenders for one link, or for each of ``count`` equal ones.
 
-    A transfer with several equal bottlenecks lost the same time on each of them.
+    A transfer with several equal bottlenecks lost the same time on each of them. ``index``: see `LinkUse`.
     """
 
     link: str
     kind: str
     count: int
     flows: tuple[Contender, ...]
+    index: int = 0
 
     def per_step(self, steps: int) -> Contention:
         """Return the contention in each of ``steps`` equal steps."""

@@ -11,6 +11,7 @@ from pydantic import BaseModel
 
 import simulator
 from simulator.config import load_workload, warnings
+from simulator.config.model import BiasPlace, Model
 from simulator.config.parallelism import Parallelism
 from simulator.config.rules.effect import TABLE
 from simulator.config.training import Training
@@ -137,11 +138,12 @@ def leaves(section: type[BaseModel], path: str) -> Iterator[tuple[str, list[Any]
 
 
 KEYS = [leaf for name, section in SECTIONS.items() for leaf in leaves(section, name)]
-KEYS += [(key, VALUES[key]) for key in dict.fromkeys(row[0] for row in TABLE) if not key.startswith(tuple(SECTIONS))]
+KEYS += [(key, values) for key, values in VALUES.items() if not key.startswith(tuple(SECTIONS))]
 
 
 def test_the_keys_of_the_table_are_tried() -> None:
-    assert {row[0] for row in TABLE} <= {key for key, _ in KEYS}
+    """Those of the model's layers have tests of their own, below."""
+    assert {row[0] for row in TABLE} <= {key for key, _ in KEYS} | {f"model.{key}" for key in OF_LAYERS}
     assert len(KEYS) > 40
 
 
@@ -178,6 +180,140 @@ def test_a_key_changes_the_answer_or_is_refused_or_warned_of_and_warnings_are_tr
                 untrue.append(f"{key}: {value}")
     assert ignored == []
     assert untrue == []
+
+
+#: Keys of the model that count in layers of some kinds, with a value that is unlike the default.
+OF_LAYERS: dict[str, Any] = {
+    "kv_heads": 2,
+    "head_dim": 32,
+    "v_head_dim": 32,
+    "attention": "unfused",
+    "qk_norm": True,
+    "qk_norm_kind": "unweighted",
+    "value_norm": True,
+    "keys_as_values": True,
+    "attention_sinks": True,
+    "attention_gate": True,
+    "attention_softcap": 30.0,
+    "mla": {"kv_lora_rank": 64, "qk_nope_head_dim": 32, "qk_rope_head_dim": 16, "v_head_dim": 32},
+    "attention_chunk": 64,
+    "position": "rope",
+    "ffn_hidden": 1024,
+    "activation": "swiglu",
+}
+#: Keys of the model that count in every model, or are refused where they do not.
+COUNT_ALWAYS = {
+    *("layers", "hidden", "heads", "vocab", "vocab_multiple", "norm", "norm_place", "bias", "tied_embeddings"),
+    *("mixers", "mlps", "window_heads", "logit_softcap", "dropout", "moe", "indexer", "gated_delta", "kimi_delta"),
+    *("mamba2", "captured", "mtp_layers"),
+}
+#: A model none of whose layers attends.
+RECURRENT = {
+    **{"layers": 2, "hidden": 512, "heads": 8, "vocab": 2000, "position": "none"},
+    **{"mixers": ["kimi_delta"], "kimi_delta": {"heads": 4, "head_dim": 64}},
+}
+
+
+def of_model(model: dict[str, Any], **keys: Any) -> dict[str, Any]:
+    return {**job({}), "model": model | keys}
+
+
+def ineffective(work: dict[str, Any]) -> list[str]:
+    """Return the keys of the model that warnings tell to have no effect."""
+    notes = (note.partition(" has no effect: ") for note in warnings(load_workload(work)))
+    return [key.removeprefix("model.") for key, told, _ in notes if told]
+
+
+def test_every_key_of_the_model_counts_always_or_is_told_of() -> None:
+    told = {row[0].removeprefix("model.") for row in TABLE if row[0].startswith("model.") and row[0].count(".") == 1}
+    assert told == {*OF_LAYERS, "sliding_window"}
+    assert set(Model.model_fields) == told | COUNT_ALWAYS | {"biases"}  # which has a warning of its own
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        ("position", "attention"),
+        ("kv_heads", "head_dim", "attention_gate", "attention_softcap", "attention_sinks"),
+        ("qk_norm", "qk_norm_kind", "v_head_dim", "value_norm"),
+        ("qk_norm", "value_norm", "keys_as_values"),
+        ("mla", "position"),
+    ],
+)
+def test_keys_of_attention_change_nothing_where_no_layer_attends(keys: tuple[str, ...]) -> None:
+    work = of_model(RECURRENT, **{key: OF_LAYERS[key] for key in keys})
+    assert set(ineffective(work)) == set(keys)
+    assert answer(work) == answer(of_model(RECURRENT))
+
+
+@pytest.mark.parametrize(
+    ("beside", "key", "value"),
+    [
+        ({}, "attention_sinks", "window"),
+        ({"sliding_window": 64, "qk_norm": True, "value_norm": True}, "keys_as_values", True),
+        ({"mixers": ["chunked"], "attention_chunk": 300}, "attention_chunk", 512),
+        ({"mixers": ["no_rope"], "position": "none"}, "position", "rope"),
+        ({"mlps": ["none"]}, "ffn_hidden", 1024),
+        ({"mlps": ["none"]}, "activation", "swiglu"),
+    ],
+)
+def test_keys_of_layers_change_nothing_where_there_are_none_of_them(
+    beside: dict[str, Any], key: str, value: object
+) -> None:
+    work = of_model(MODEL | beside, **{key: value})
+    assert ineffective(work) == [key]
+    assert answer(work) == answer(of_model(MODEL | beside))
+
+
+@pytest.mark.parametrize(
+    ("beside", "key", "value"),
+    [
+        *(({}, key, OF_LAYERS[key]) for key in ("kv_heads", "head_dim", "v_head_dim", "attention", "ffn_hidden")),
+        *(({}, key, OF_LAYERS[key]) for key in ("qk_norm", "value_norm", "attention_sinks", "attention_gate")),
+        ({"qk_norm": True}, "qk_norm_kind", "width"),
+        ({"qk_norm": True, "value_norm": True}, "keys_as_values", True),
+        ({"mixers": ["window", "attention"], "sliding_window": 64}, "attention_sinks", "window"),
+        ({"mixers": ["chunked"], "attention_chunk": 256}, "attention_chunk", 64),
+        ({"position": "none", "mixers": ["no_rope", "attention"]}, "position", "rope"),
+        ({"kv_heads": 8}, "mla", OF_LAYERS["mla"]),
+        ({}, "activation", "swiglu"),
+    ],
+)
+def test_keys_of_layers_that_the_model_has_change_the_answer(beside: dict[str, Any], key: str, value: object) -> None:
+    work = of_model(MODEL | beside, **{key: value})
+    assert key not in ineffective(work)
+    assert answer(work) != answer(of_model(MODEL | beside))
+
+
+@pytest.mark.parametrize(
+    ("model", "absent"),
+    [
+        (MODEL, ["experts", "router"]),
+        (MODEL | {"moe": {"experts": 8, "top_k": 2, "ffn_hidden": 256}}, ["mlp"]),
+        (MODEL | {"moe": MOE}, []),
+        (RECURRENT, ["qkv", "o", "experts", "router"]),
+        (MODEL | {"kv_heads": 8, "mla": OF_LAYERS["mla"]}, ["qkv", "experts", "router"]),
+    ],
+)
+def test_biases_of_layers_that_the_model_has_not_are_told(model: dict[str, Any], absent: list[str]) -> None:
+    """Each place alone, beside no bias at all."""
+    plain, silent = answer(of_model(model, biases=[])), []
+    for place in get_args(BiasPlace):
+        work = of_model(model, biases=[place])
+        told = f"model.biases names {place}, which no layer of the model has" in warnings(load_workload(work))
+        assert (answer(work) == plain) is told, place
+        silent += [place] if told else []
+    assert silent == absent
+
+
+@pytest.mark.parametrize(("gpu", "changes"), [("v100-sxm-32gb", False), ("h100-sxm-80gb", True)])
+def test_tf32_is_switched_off_where_gpus_have_it(gpu: str, changes: bool) -> None:
+    """The V100 is older than TF32 (NVIDIA's A100 white paper of 2020 introduces it)."""
+    fp32 = with_key(job({}, precision="fp32"), "cluster.node.gpus.type", gpu)
+    off = with_key(fp32, "training.tf32", False)
+    told = "training.tf32 has no effect: the GPUs have no TF32" in warnings(load_workload(off))
+    assert told is not changes
+    assert (answer(off) != answer(fp32)) is changes
 
 
 def test_a_workload_that_gives_nothing_is_not_warned_of_it() -> None:

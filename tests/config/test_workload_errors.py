@@ -263,3 +263,74 @@ def test_a_workload_is_legal_exactly_where_the_arithmetic_says_so(
 @given(st.integers(1, 2000))
 def test_divisors(number: int) -> None:
     assert divisors(number) == [d for d in range(1, number + 1) if number % d == 0]
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "lines"),
+    [
+        (
+            "model.attention_sinks",
+            "windw",
+            ["is none of the known values", "found:   'windw'", "allowed: true, false or window"],
+        ),
+        ("model.attention_sinks", 3, ["is none of the known values", "found:   3", "allowed: true, false or window"]),
+        ("placement", 3, ["is none of the known values", "found:   3", "allowed: packed, interleaved, or a list"]),
+        ("placement", [-1], ["is out of range", "found:   -1", "allowed: >= 0"]),
+        (
+            "calibration",
+            3,
+            ["must be text or a mapping of keys", "found:   3", "allowed: text or a mapping of keys"],
+        ),
+        (
+            "training.unfused",
+            "qkv_bias",
+            ["must be a list", "found:   'qkv_bias'", "allowed: a list of qkv_bias, rotation, router"],
+        ),
+    ],
+)
+def test_a_value_of_none_of_several_kinds_has_one_error_under_the_key_that_was_written(
+    key: str, value: object, lines: list[str]
+) -> None:
+    message = refused({key: value})
+    head, *others = (line.strip() for line in message.splitlines())
+    place = f"{key}[0]" if isinstance(value, list) else key
+    assert [head, *others[:2]] == [f"--set: {place}: {lines[0]}", *lines[1:]]
+    assert message.count("found:") == 1
+
+
+def test_a_word_in_place_of_a_list_is_put_into_one() -> None:
+    assert refused({"model.biases": "qkv"}).endswith("fix:     biases: [qkv]")
+    assert "fix:" not in refused({"model.biases": "everything"})
+
+
+def test_a_key_that_is_called_as_a_kind_of_value_is_unknown_by_its_own_name() -> None:
+    assert "model.str: unknown key" in refused({"model.str": 1})
+
+
+def test_a_part_that_is_named_twice_is_refused_once() -> None:
+    message = refused({"training.unfused": ["rotation", "router", "rotation"], "framework": "megatron_core"})
+    assert "training.unfused: names a part more than once" in message
+    assert message.count("found:") == 1
+
+
+def test_selective_recomputation_of_what_the_model_has_not_names_the_key_that_was_given() -> None:
+    """No layer attends, and core_attn is the default of `modules`. Named, it is that key's error."""
+    model = {"model.mixers": ["kimi_delta"], "model.kimi_delta": {"heads": 4, "head_dim": 64}}
+    message = refused(model | {"training.recompute": "selective"})
+    assert message.startswith("--set: training.recompute: selective computes core_attn again")
+    assert "allowed: none or full, or modules of layernorm, mlp" in message
+    named = refused(model | {"training.recompute": {"granularity": "selective", "modules": ["core_attn"]}})
+    assert named.startswith("--set: training.recompute.modules: the model has no such modules")
+
+
+@pytest.mark.parametrize(
+    ("changes", "found"),
+    [
+        ({"model.kimi_delta": {"heads": 4, "head_dim": 64}}, "{heads: 4, head_dim: 64, conv_width: 4}"),
+        ({"model.mixers": ["kimi_delta"]}, "nothing"),
+        ({"model.layers": {"training.seq": 1024}}, "{training.seq: 1024}"),
+        ({"model.layers": [True, None, (1, 2)]}, "[true, null, [1, 2]]"),
+    ],
+)
+def test_what_was_found_is_written_as_yaml(changes: dict[str, Any], found: str) -> None:
+    assert f"found:   {found}" in refused(changes).splitlines()[1]

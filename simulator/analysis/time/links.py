@@ -18,12 +18,13 @@ def busiest_links(timeline: Timeline, limit: int = 8) -> list[dict[str, Any]]:
     """Return the links of highest utilisation, a row for all of one kind that are alike within 5 %.
 
     ``name``, ``bytes`` and ``utilisation`` are the busiest link's; ``count`` says how many are alike. Utilisation is
-    the share of the step that the bytes would take at full capacity.
+    the share of the step that the bytes would take at full capacity. Of equally busy links the cluster's first comes
+    first, however many links stand for each other.
     """
     step = timeline.step_time_s
     used = [(link.nbytes / (link.capacity_Bps * step), link) for link in timeline.links if link.nbytes and step]
     rows: list[dict[str, Any]] = []
-    for utilisation, link in sorted(used, key=lambda pair: -without_rounding(pair[0])):
+    for utilisation, link in sorted(used, key=lambda pair: (-without_rounding(pair[0]), pair[1].index)):
         like = next(
             (r for r in rows if r["kind"] == link.kind and utilisation >= (1 - _ALIKE) * r["utilisation"]), None
         )
@@ -46,7 +47,7 @@ def links_of_purpose(timeline: Timeline, purpose: str) -> list[dict[str, Any]]:
     """Return the links that a kind of communication crosses, those it keeps busy longest first.
 
     Links whose names differ in numbers alone (``node*.nic*``) share a row: their number, the bytes through the busiest
-    and the seconds that these take at full capacity.
+    and the seconds that these take at full capacity. Of equally busy kinds of links the order is that of their names.
     """
     rows: dict[tuple[str, str], dict[str, Any]] = {}
     for link in timeline.links:
@@ -58,15 +59,17 @@ def links_of_purpose(timeline: Timeline, purpose: str) -> list[dict[str, Any]]:
             (name, link.kind), {"links": name, "kind": link.kind, "count": 0, "bytes": 0.0, "busy_s": 0.0}
         )
         row["count"] += link.count
-        if without_rounding(nbytes / link.capacity_Bps) > without_rounding(row["busy_s"]):
+        busiest = without_rounding(row["busy_s"]), row["bytes"]
+        if (without_rounding(nbytes / link.capacity_Bps), nbytes) > busiest:
             row |= {"bytes": nbytes, "busy_s": nbytes / link.capacity_Bps}
-    return sorted(rows.values(), key=lambda row: -without_rounding(float(row["busy_s"])))
+    return sorted(rows.values(), key=lambda row: (-without_rounding(float(row["busy_s"])), row["links"]))
 
 
 def contention(timeline: Timeline, limit: int = 8) -> list[dict[str, Any]]:
     """Return the links on which transfers slowed each other, the largest loss first (see `Contention`).
 
-    Of equal losses the order is that of everything else that a row tells, so that rounding does not decide.
+    Of equal losses the order is that of everything else that a row tells, then of links in the cluster, so that
+    neither rounding nor the links that stand for others decide.
     Links of a kind that are alike share a row, under the name of the link with the largest loss. ``flows``: job (None
     for background traffic), axis, operation, number at once, seconds together and seconds lost of each contender.
     """
@@ -94,8 +97,8 @@ def contention(timeline: Timeline, limit: int = 8) -> list[dict[str, Any]]:
     return rows[:limit]
 
 
-def _worst_first(contention: Contention) -> tuple[float, str, list[tuple[object, ...]]]:
-    """Return what rows of contention are ordered by: the largest loss, then the kind of link and who met there."""
+def _worst_first(contention: Contention) -> tuple[float, str, list[tuple[object, ...]], int]:
+    """Return what rows of contention are ordered by: the largest loss, the kind of link, who met there, the link."""
     flows: list[tuple[object, ...]] = [
         (
             flow.job,
@@ -107,7 +110,7 @@ def _worst_first(contention: Contention) -> tuple[float, str, list[tuple[object,
         )
         for flow in contention.flows
     ]
-    return -without_rounding(_largest_loss(contention)), contention.kind, flows
+    return -without_rounding(_largest_loss(contention)), contention.kind, flows, contention.index
 
 
 def _axis(job: str | None, axis: str) -> str:

@@ -10,6 +10,7 @@ from pydantic import BaseModel
 from simulator.config.profile import load_profile
 
 if TYPE_CHECKING:
+    from simulator.config.model import Model
     from simulator.config.workload import Workload
     from simulator.hardware.node import NodeSpec
 
@@ -55,6 +56,35 @@ def _windows(workload: Workload) -> bool:
     return any(model.keys_seen(layer, seq).window for layer in range(model.layers))
 
 
+def _chunks(workload: Workload) -> bool:
+    """Return whether some layer attends in chunks shorter than its sequences."""
+    model, seq = workload.model, workload.training.seq
+    return any(model.keys_seen(layer, seq).chunk for layer in range(model.layers))
+
+
+def _none_attends(workload: Workload) -> bool:
+    return not any(kind.attends for kind in workload.model.kinds)
+
+
+def _none_rotates(workload: Workload) -> bool:
+    return not any(kind.attends and kind.attends.rotates for kind in workload.model.kinds)
+
+
+def _sinks_nowhere(workload: Workload) -> bool:
+    """Return whether sinks of layers with a window are asked for, and no layer is one."""
+    model = workload.model
+    return model.attention_sinks == "window" and all(kind.name != "window" for kind in model.kinds)
+
+
+def _windows_alone(workload: Workload) -> bool:
+    """Return whether every layer that attends has a window."""
+    return all(kind.name == "window" for kind in workload.model.kinds if kind.attends)
+
+
+def _none_has_mlp(workload: Workload) -> bool:
+    return all(workload.model.mlp(layer) == "none" for layer in range(workload.model.layers))
+
+
 def _every(workload: Workload, holds: Callable[[NodeSpec], bool]) -> bool:
     return all(holds(node) for node in workload.cluster.kinds)
 
@@ -65,17 +95,37 @@ def _multiplies_fp32(workload: Workload) -> bool:
     return workload.training.precision == "fp32" or (moe is not None and moe.router_dtype == "fp32")
 
 
+def _lacks_tf32(workload: Workload) -> bool:
+    """Return whether all GPUs of the job multiply fp32 on CUDA cores anyway."""
+    profiles = (load_profile(workload.calibrations[gpu]) for gpu in workload.gpu_types)
+    return not any(profile.gpu_spec.has_tf32 for profile in profiles)
+
+
 def _one_attention(workload: Workload) -> bool:
     """Return whether no profile of its GPUs has kernels of attention of two ages."""
     profiles = (load_profile(workload.calibrations[gpu]) for gpu in workload.gpu_types)
     return all(profile.kernels.attention_flash2 is None for profile in profiles)
 
 
+#: Keys of the model that say what attention is like.
+_OF_ATTENTION = (
+    *("kv_heads", "head_dim", "v_head_dim", "qk_norm", "qk_norm_kind", "value_norm", "keys_as_values"),
+    *("attention_sinks", "attention_gate", "attention_softcap", "mla"),
+)
 #: Dotted key, when it changes nothing, and why. Of several rows of a key the first that holds is told.
 TABLE: tuple[tuple[str, Condition, str], ...] = (
     ("seed", lambda w: not _skewed(w), "nothing is random without model.moe.token_distribution: {skew: ...}"),
     ("model.sliding_window", lambda w: not _windows(w), "no sequence is longer than the window"),
+    ("model.attention_chunk", lambda w: not _chunks(w), "no sequence is longer than a chunk"),
+    *((f"model.{key}", _none_attends, "no layer attends") for key in _OF_ATTENTION),
+    ("model.attention", lambda w: w.model.attention == "unfused" and _none_attends(w), "no layer attends"),
+    ("model.attention_sinks", _sinks_nowhere, "no layer has a window"),
+    ("model.keys_as_values", _windows_alone, "all layers that attend have a window"),
+    ("model.position", lambda w: w.model.position == "rope" and _none_rotates(w), "no layer rotates queries and keys"),
+    ("model.ffn_hidden", _none_has_mlp, "no layer has an MLP"),
+    ("model.activation", _none_has_mlp, "no layer has an MLP"),
     ("training.tf32", lambda w: not _multiplies_fp32(w), "no product is in fp32"),
+    ("training.tf32", _lacks_tf32, "the GPUs have no TF32"),
     ("training.attention_kernel", lambda w: w.model.attention == "unfused", "model.attention is unfused"),
     ("training.attention_kernel", _one_attention, "the profile has no FlashAttention 2 beside a newer kernel"),
     (
@@ -166,6 +216,24 @@ def warnings(workload: Workload) -> Iterator[str]:
         if key not in warned and _asked_for(workload, key) and idle(workload):
             warned.add(key)
             yield f"{key} has no effect: {why}"
+    if absent := _absent_biases(workload.model):
+        yield f"model.biases names {', '.join(absent)}, which no layer of the model has"
+
+
+def _absent_biases(model: Model) -> list[str]:
+    """Return the places of `biases` at which the model has no linear layer, or one that never has a bias."""
+    if "biases" not in model.model_fields_set:
+        return []
+    moe, attends = model.moe, any(kind.attends for kind in model.kinds)
+    there = {
+        "qkv": attends and model.mla is None,
+        "o": attends,
+        "mlp": model.has_dense_mlps or bool(moe and moe.shared_experts),
+        "experts": moe is not None,
+        "router": moe is not None,
+        "head": True,
+    }
+    return [place for place in dict.fromkeys(model.biases) if not there[place]]
 
 
 def _asked_for(workload: Workload, key: str) -> bool:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 from simulator.config.section import Section
-from simulator.errors import InputError
+from simulator.errors import Bare, InputError
 from simulator.frameworks import FRAMEWORKS, Framework
 from simulator.frameworks.framework import UnfusedPart
 from simulator.input_files import brief
@@ -151,7 +151,7 @@ def layout_problems(workload: Workload) -> Iterator[InputError]:
             yield InputError(
                 f"framework {workload.framework.title}: {limit.message}",
                 key=limit.key,
-                found=brief(actual) if not isinstance(actual, Section) else "a section",
+                found=brief(actual) if not isinstance(actual, Section) else Bare("a section"),
                 allowed=" or ".join(str(brief(value)) for value in limit.allowed),
                 fix=_with_this(limit.key, actual),
             )

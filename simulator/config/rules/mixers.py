@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from simulator.config.model import BIASES
-from simulator.errors import InputError
+from simulator.errors import Bare, InputError
 from simulator.input_files import brief
 from simulator.mixers import MIXERS, Split
 
@@ -77,7 +77,7 @@ def _pattern_problems(model: Model) -> Iterator[InputError]:
             yield InputError(
                 f"says more than the model's {model.layers} layers",
                 key=f"model.{key}",
-                found=f"{len(pattern)} entries",
+                found=Bare(f"{len(pattern)} entries"),
                 allowed=f"at most {model.layers}; a shorter list begins anew",
             )
             return
@@ -88,12 +88,14 @@ def _pattern_problems(model: Model) -> Iterator[InputError]:
             yield InputError(
                 "no layer of the model reads it",
                 key=f"model.{key}",
-                found=brief(getattr(model, key)) if key != "window_heads" else "a section",
+                found=brief(getattr(model, key)) if key != "window_heads" else Bare("a section"),
                 allowed=f"left out, or {' or '.join(kinds)} among model.mixers",
             )
         elif not present and names.intersection(kinds) and key not in _OPTIONAL:
             yield InputError(
-                f"layers of kind {' and '.join(names.intersection(kinds))} need it", key=f"model.{key}", found="nothing"
+                f"layers of kind {' and '.join(names.intersection(kinds))} need it",
+                key=f"model.{key}",
+                found=Bare("nothing"),
             )
     if names == {"none"}:
         yield InputError(
@@ -103,7 +105,7 @@ def _pattern_problems(model: Model) -> Iterator[InputError]:
         yield InputError(
             "an indexer reads the compressed queries of latent attention",
             key="model.indexer",
-            found="a section",
+            found=Bare("a section"),
             allowed="beside model.mla with a q_lora_rank",
         )
 
@@ -198,7 +200,7 @@ def _attention_problems(workload: Workload) -> Iterator[InputError]:
         )
         for key in (key for key, present in alone if present):
             yield InputError(
-                "latent attention has heads of its own", key=f"model.{key}", found="given", allowed="left out"
+                "latent attention has heads of its own", key=f"model.{key}", found=Bare("given"), allowed="left out"
             )
     yield from _window_head_problems(workload)
 

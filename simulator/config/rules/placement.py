@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from simulator.config.rules.scale import gpus_of_workers
-from simulator.errors import InputError
+from simulator.errors import Bare, InputError
 
 if TYPE_CHECKING:
     from simulator.config.workload import Workload
@@ -26,14 +26,14 @@ def layout_problems(workload: Workload) -> Iterator[InputError]:
         yield InputError(
             f"the job needs {ranks:,} GPUs{beside}, and the workers' nodes have {have:,}",
             key="placement",
-            found=f"{len(nodes)} nodes",
+            found=Bare(f"{len(nodes)} nodes"),
             allowed=f"more nodes, such as a list of {cluster.nodes_for(ranks) + servers}",
         )
     elif have - cluster.gpus_at(workers[-1]) >= ranks:
         yield InputError(
             f"the job needs {ranks:,} GPUs, and has them without its node {workers[-1]}",
             key="placement",
-            found=f"{len(nodes)} nodes",
+            found=Bare(f"{len(nodes)} nodes"),
             allowed="as few nodes as hold the job",
         )
     if len(set(nodes)) != len(nodes):

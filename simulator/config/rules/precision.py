@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from simulator.errors import InputError
+from simulator.errors import Bare, InputError
 from simulator.input_files import brief
 from simulator.precisions import FP8_RECIPES, PRODUCT_RECIPES, ProductRecipe
 
@@ -57,7 +57,7 @@ def problems(workload: Workload) -> Iterator[InputError]:
         yield InputError(
             f"products of frozen weights in {recipe.bits} bits are not simulated",
             key="training.adapters" if training.adapters else "training.freeze",
-            found="a section" if training.adapters else list(training.frozen),
+            found=Bare("a section") if training.adapters else list(training.frozen),
             allowed=f"null, or without {section}",
         )
     yield from _size_problems(workload, recipe)

@@ -32,6 +32,14 @@ def problems(workload: Workload) -> Iterator[InputError]:
             fix="granularity: full",
         )
     yield from _module_problems(workload)
+    if _repeated(training.unfused):
+        yield InputError(
+            "names a part more than once",
+            key="training.unfused",
+            found=brief(list(training.unfused)),
+            allowed="each part once",
+            fix=f"unfused: [{', '.join(dict.fromkeys(training.unfused))}]",
+        )
 
 
 def _module_problems(workload: Workload) -> Iterator[InputError]:
@@ -46,12 +54,20 @@ def _module_problems(workload: Workload) -> Iterator[InputError]:
         )
     there = ["core_attn"] if any(kind.attends for kind in model.kinds) else []
     there += ["layernorm"] if model.norm_place != "after" else []
-    there += ["mla_up_proj"] if model.mla else []
+    there += ["mla_up_proj"] if model.mla and there else []
     there += ["mlp"] if model.has_dense_mlps else []
     there += ["moe", "moe_act"] if model.moe else []
     there += ["shared_experts"] if model.moe and model.moe.shared_experts else []
     missing = [module for module in recompute.modules if module not in there]
-    if missing and recompute.granularity == "selective":
+    if missing and recompute.granularity == "selective" and "modules" not in recompute.model_fields_set:
+        modules = f", or modules of {', '.join(there)}" if there else ""
+        yield InputError(
+            "selective computes core_attn again, of which the model has none: no layer attends",
+            key="training.recompute",
+            found="selective",
+            allowed=f"none or full{modules}",
+        )
+    elif missing and recompute.granularity == "selective":
         yield InputError(
             "the model has no such modules",
             key="training.recompute.modules",
@@ -74,8 +90,19 @@ def warnings(workload: Workload) -> Iterator[str]:
     named = recompute.modules
     if recompute.granularity == "selective" and not named:
         yield "training.recompute.modules is empty: nothing is computed again"
-    if twice := sorted({module for module in named if named.count(module) > 1}):
-        yield f"training.recompute.modules names {', '.join(twice)} more than once, which counts once"
+    lists = (
+        ("training.recompute.modules", named),
+        ("training.freeze", workload.training.freeze or ()),
+        ("model.biases", workload.model.biases),
+    )
+    for key, names in lists:
+        if twice := _repeated(names):
+            yield f"{key} names {', '.join(twice)} more than once, which counts once"
+
+
+def _repeated(names: tuple[str, ...]) -> list[str]:
+    """Return the names that stand more than once in a list."""
+    return sorted({name for name in names if names.count(name) > 1})
 
 
 def _has_tf32(workload: Workload) -> bool:

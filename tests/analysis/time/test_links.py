@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from simulator.analysis.time.links import contention
-from simulator.timeline import Contender, Contention
+from simulator.analysis.time.links import busiest_links, contention, links_of_purpose
+from simulator.timeline import Contender, Contention, LinkUse
 from tests.support.timelines import Span, template, timeline
 
 
@@ -38,3 +38,29 @@ def test_links_with_traffic_of_others_of_their_own_share_a_row() -> None:
     step = timeline([Span(0, "compute", template(("mm", "matmul", "compute", 1.0)), 0.0)])
     (row,) = contention(replace(step, contention=(met("nic0:tx"), met("nic0:rx"))))
     assert row["count"] == 2
+
+
+def test_links_that_tie_come_in_the_order_of_their_cluster() -> None:
+    # Both links of the cluster's first node carry 100 B at 100 B/s, as do those of the second. A link that stands for
+    # others is the first of them. So rows are the same whether all four are simulated, or one for each two.
+    def use(index: int, count: int) -> LinkUse:
+        name = f"{'ab'[index % 2]}{index // 2}:tx"
+        return LinkUse(name, f"kind{index % 2}", count, 100.0, 100.0, by_purpose={"dp": 100.0}, index=index)
+
+    step = timeline([Span(0, "compute", template(("mm", "matmul", "compute", 1.0)), 0.0)])
+    each = [use(index, 1) for index in (3, 1, 2, 0)]
+    folded = [use(1, 2), use(0, 2)]
+    rows = [busiest_links(replace(step, links=tuple(links))) for links in (each, folded)]
+    assert rows[0] == rows[1]
+    assert [(row["name"], row["count"]) for row in rows[0]] == [("a0:tx", 2), ("b0:tx", 2)]
+    uses = [links_of_purpose(replace(step, links=tuple(links)), "dp") for links in (each, folded)]
+    assert uses[0] == uses[1]
+    assert [row["links"] for row in uses[0]] == ["a*", "b*"]
+
+
+def test_equal_contention_is_told_of_the_first_link_of_the_cluster() -> None:
+    step = timeline([Span(0, "compute", template(("mm", "matmul", "compute", 1.0)), 0.0)])
+    links = (replace(_met("late", "roce", 1e-3, 0.0), index=7), replace(_met("early", "roce", 1e-3, 0.0), index=2))
+    for order in (links, links[::-1]):
+        (row,) = contention(replace(step, contention=order))
+        assert (row["link"], row["count"]) == ("early", 2)
