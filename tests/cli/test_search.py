@@ -37,7 +37,7 @@ def test_a_search_prints_its_tables_and_writes_files(folder: Path, capsys: pytes
     assert "tiny.yaml: 3 legal layouts on 2 GPUs" in out
     assert "Fastest layouts that fit" in out
     assert "Why the others lost" in out
-    assert "times as fast as the file's own layout" in out
+    assert "The first is the file's own layout." in out
     assert "To see it: llmsim run tiny.yaml" in out
     assert "Why not tp=2: 1 legal layout has these values" in out
     assert "warning" not in err.replace("warning: 6 of the 8 GPUs of the cluster have no rank", "")
