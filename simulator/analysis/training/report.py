@@ -17,6 +17,7 @@ from simulator.analysis.training.stage_balance import stage_balance
 from simulator.analysis.training.stage_split import SimulatedSplit
 from simulator.analysis.training.steady_state import SteadyState
 from simulator.config import Workload
+from simulator.config.changed_cluster import changed_cluster_keys
 from simulator.timeline import Timeline
 
 SECONDS_PER_DAY, SECONDS_PER_HOUR = 86400.0, 3600.0
@@ -94,6 +95,7 @@ def report(
     result: dict[str, Any] = {
         "name": workload.name,
         "cluster": workload.cluster.name,
+        "cluster_changes": changed_cluster_keys(workload.cluster),
         "calibration": dict(job.calibration),
         "n_gpus": job.workload.n_ranks,
         "framework": workload.framework.model_dump(mode="json"),
