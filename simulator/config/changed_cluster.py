@@ -1,4 +1,4 @@
-"""What of a job's cluster is not as in the shipped file of its name."""
+"""Keys of a job's cluster that differ from the shipped file of its name."""
 
 from __future__ import annotations
 

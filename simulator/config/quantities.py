@@ -103,7 +103,7 @@ def number_of(text: str, quantity: WrittenUnits) -> float | int | None:
 def as_written(key: str, value: object) -> object:
     """Return the number that a text under ``key`` means; any other value as it is.
 
-    >>> as_written("nics.bandwidth_bps", "400Gbps", "Tbps Gbps Mbps"), as_written("latency_s", "3us"), as_written("bandwidth_Bps", 5e9)
+    >>> as_written("nics.bandwidth_bps", "400Gbps"), as_written("latency_s", "3us"), as_written("bandwidth_Bps", 5e9)
     (400000000000, 3e-06, 5000000000.0)
     """
     if not isinstance(value, str) or (quantity := quantity_of(key)) is None:
@@ -127,7 +127,7 @@ def as_text(key: str, value: object) -> str | None:
     for unit in quantity.shown:
         number = Decimal(str(value)) / quantity.units[unit]
         text = f"{number.normalize():f}{unit}"
-        if 1 <= abs(number) and len(text) <= _SHORT and number_of(text, quantity) == value:
+        if abs(number) >= 1 and len(text) <= _SHORT and number_of(text, quantity) == value:
             texts.append(text)
     return min(texts, key=len, default=None)
 

@@ -116,7 +116,7 @@ def _add_boxes(rectangles: _Rectangles, picture: Picture, visible: Bools, colour
 def _add_lanes(
     rectangles: _Rectangles, picture: Picture, window: tuple[float, float], seconds_per_point: float
 ) -> None:
-    """Add the bars of communication lanes; where bars are shorter than a point, points are shaded by the time filled."""
+    """Add the bars of communication lanes; of bars shorter than a point the points are shaded by the time filled."""
     low, high = window
     for number, (kind, (row, start, end)) in enumerate(picture.lanes.items()):
         top = picture.bar_height + GAP + number * (STRIP + GAP)

@@ -47,7 +47,8 @@ def memory_of(memory: Mapping[str, Any], offload: Mapping[str, str]) -> Any:
         weights = _WEIGHTS[offload["parameters"]]
         lines.append(
             Text(
-                f"Weights (-) are {weights}; what is gathered of them is among buffers, what is cast among activations.",
+                f"Weights (-) are {weights}; what is gathered of them is among buffers, "
+                "what is cast among activations.",
                 style="dim",
             )
         )

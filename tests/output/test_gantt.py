@@ -100,8 +100,8 @@ def test_gathers_of_a_fifth_of_the_time_are_no_solid_lane() -> None:
     """ZeRO-3 gathers a layer at a time, in less than a point each: the lane is paler than the colour, and the caption
     says so. A pipeline's schedule, whose passes have no transfers beside them, says nothing."""
     work = {
-        "model": {"layers": 200, "hidden": 2048, "heads": 16, "vocab": 1024},
-        "training": {"seq": 2048, "global_batch": 64},
+        "model": {"layers": 100, "hidden": 2048, "heads": 16, "vocab": 1024},
+        "training": {"seq": 2048, "global_batch": 48},
         "parallelism": {"dp": 8, "zero": 3},
         "cluster": "dgx_h100",
     }

@@ -156,7 +156,7 @@ def test_lines_part_those_boxes_that_are_wide_enough(tmp_path: Path) -> None:
     are wide."""
     work = job(
         model={"layers": 32, "hidden": 512, "heads": 8, "vocab": 1024},
-        parallelism={"pp": 2, "dp": 4, "overlap": {"bucket_bytes": 2**20}},
+        parallelism={"pp": 2, "dp": 4, "bucket_bytes": 2**20},
         training={"seq": 512, "global_batch": 128},
         framework="megatron_core",
     )

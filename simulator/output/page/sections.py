@@ -52,7 +52,8 @@ def headline(report: JsonReport) -> str:
     """Say what runs on what."""
     return (
         f"{model_and_precision(report)} on {counted(report['n_gpus'], 'GPU')} "
-        f"of {cluster_text(report)} with {framework_text(report['framework'])}: {describe_layout(report['parallelism'])}, "
+        f"of {cluster_text(report)} with {framework_text(report['framework'])}: "
+        f"{describe_layout(report['parallelism'])}, "
         f"{counted(report['n_microbatches'], 'micro-batch', 'es')}"
     )
 
