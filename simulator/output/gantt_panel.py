@@ -125,8 +125,9 @@ def _add_lanes(
         short = visible & is_short(start, end, seconds_per_point)
         place, point, filled = filled_points(row[short], start[short] - low, end[short] - low, seconds_per_point)
         shades = [lighter(colour, 1 - max(share, _FAINTEST)) for share in filled.tolist()]
-        begin = low + point * seconds_per_point
-        rectangles.add(place, begin, begin + seconds_per_point, top, top + STRIP, shades)
+        begin = (low + point * seconds_per_point).astype(np.float64)
+        end_of_point = (low + (point + 1) * seconds_per_point).astype(np.float64)
+        rectangles.add(place, begin, end_of_point, top, top + STRIP, shades)
         long = visible & ~short
         rectangles.add(row[long], start[long], end[long], top, top + STRIP, colour)
 

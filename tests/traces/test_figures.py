@@ -9,8 +9,10 @@ import re
 from dataclasses import asdict, replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from simulator.output.stream_gantt import StreamRow, stream_gantt
 from simulator.output.trace_tables import shown
 from simulator.traces.figures import figures, rank_figures
 from simulator.traces.files import open_trace
@@ -99,6 +101,13 @@ def test_shares_are_of_the_step_and_fill_it(tmp_path: Path) -> None:
     assert "hand-over" in classes
     assert "communication" not in classes
     assert "20.0 %" in next(line for line in kernels.splitlines() if line.split()[:1] == ["k"])
+
+
+def test_the_picture_of_streams_says_which_gaps_it_leaves_out() -> None:
+    """A kernel in each of 3 s: a picture of 3000 columns has no gap of less than 1 ms."""
+    second = np.arange(3.0)
+    figure = stream_gantt([StreamRow("stream 7", {"memory": (second, second + 1)})], "a")
+    assert figure.axes[0].get_xlabel() == "time, ms (gaps below 1.00 ms are not drawn)"
 
 
 def test_a_step_is_what_was_launched_in_it(tmp_path: Path) -> None:
