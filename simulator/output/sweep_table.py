@@ -7,7 +7,6 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from simulator.config.quantities import as_text
 from simulator.output.fitted_table import Column, FittedTable, Justify
 from simulator.output.sweep_figures import (
     FIGURES,
@@ -18,6 +17,7 @@ from simulator.output.sweep_figures import (
     interval_cell,
     interval_note,
 )
+from simulator.quantities import as_text
 from simulator.units import counted
 
 if TYPE_CHECKING:
