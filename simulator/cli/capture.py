@@ -64,7 +64,7 @@ def command(
       llmsim capture my_model:job --adapters 16:q_proj,v_proj --out my_lora.json
     """
     from simulator.capturing.entry import capture_made
-    from simulator.config.quantities import LENGTH, read_number
+    from simulator.quantities import LENGTH, read_number
 
     check_outputs({"--out": out}, {"--out": (".json",)})
     thin = None if adapters is None else _adapters(adapters)

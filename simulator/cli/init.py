@@ -168,7 +168,7 @@ def _count(text: str, most: int = 10**9) -> int:
 
 def _length(text: str) -> int:
     """Return a number of tokens, of which 4k are 4,096. Raises `InputError`."""
-    from simulator.config.quantities import LENGTH, number_of
+    from simulator.quantities import LENGTH, number_of
 
     number = number_of(text, LENGTH)
     return _count(text if number is None else str(number))

@@ -129,7 +129,7 @@ def _with_run(changes: Mapping[str, Any], tokens: str | None, price: float | Non
 
     Raises `InputError` where one is among ``changes``.
     """
-    from simulator.config.quantities import TOKENS, read_number
+    from simulator.quantities import TOKENS, read_number
 
     values = {
         ("--tokens", "training.total_tokens"): None if tokens is None else read_number(tokens, TOKENS, "--tokens"),

@@ -145,7 +145,7 @@ def compare_command(
     from simulator.input_files import parse_changes
     from simulator.output import trace_tables
     from simulator.traces import report
-    from simulator.traces.compare import compare, missing_classes
+    from simulator.traces.compare import compare, missing_classes, unlike_jobs
 
     changes = parse_changes(set_ or ())
     if changes and not any(_is_workload(name) for name in (first, second)):
@@ -156,6 +156,7 @@ def compare_command(
     with reading_inputs({"--json": json}):
         sides = [_side(name, title, changes, warnings) for name, title in zip((first, second), titles, strict=True)]
     comparison = compare(*sides)
+    warnings += unlike_jobs(comparison)
     result = report.compared(comparison, warnings)
     write_json(json, result)
     warn([*warnings, *missing_classes(comparison)])

@@ -34,8 +34,8 @@ from pydantic.fields import FieldInfo
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, core_schema
 
-from simulator.config.quantities import as_written, quantity_of
 from simulator.input_files import closest
+from simulator.quantities import as_written, quantity_of
 
 
 def _with_units(key: str, schema: JsonSchemaValue) -> JsonSchemaValue:

@@ -16,7 +16,6 @@ from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
 from simulator.config import synonyms
-from simulator.config.quantities import quantity_of
 from simulator.config.section import AsSection, docstring_of, fields_by_key, paths, section_of, sections_in
 from simulator.errors import (
     MAX_ERRORS,
@@ -29,6 +28,7 @@ from simulator.errors import (
     raise_all,
 )
 from simulator.input_files import brief, closest
+from simulator.quantities import quantity_of
 
 T = TypeVar("T")
 

@@ -20,6 +20,7 @@ from simulator.output.gantt_panel import (
     PANEL_POINTS,
     PHASE_COLOUR,
     SHARE_COLOUR,
+    is_short,
     lighter,
     number_points,
     panel,
@@ -192,9 +193,17 @@ def _legend(*pictures: Picture) -> tuple[list[Any], str]:
     if any(picture.chunks > 1 for picture in pictures):
         handles.append(Patch(facecolor=lighter(PHASE_COLOUR["F"], 0.6), label="lighter: the rank's other chunks"))
     notes = ["colours stacked in a box are shares of its time"] if stacked else []
+    if any(_has_short_bars(picture) for picture in pictures):
+        notes.append("pale lanes: short transfers, by the share of time that they fill")
     if any(_names_layers(picture) for picture in pictures):
         notes.append("L1, L2, ..: layers whose weights are gathered one by one")
     return handles, "; ".join(notes)
+
+
+def _has_short_bars(picture: Picture) -> bool:
+    """Tell whether transfers are too short to be drawn one by one in the picture of the whole."""
+    seconds_per_point = picture.length_s / PANEL_POINTS
+    return any(is_short(start, end, seconds_per_point).any() for _, start, end in picture.lanes.values())
 
 
 def _names_layers(picture: Picture) -> bool:

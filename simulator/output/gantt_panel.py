@@ -32,6 +32,8 @@ _POINTS_PER_DIGIT = 4.6  # width of a digit of the numbers in boxes
 _FONT = 7
 #: Space above each box, as a share of its row.
 _MARGIN = 0.05
+#: Least depth of colour, so that a single short transfer is seen.
+_FAINTEST = 0.3
 
 
 def number_points(picture: Picture) -> float:
@@ -114,13 +116,41 @@ def _add_boxes(rectangles: _Rectangles, picture: Picture, visible: Bools, colour
 def _add_lanes(
     rectangles: _Rectangles, picture: Picture, window: tuple[float, float], seconds_per_point: float
 ) -> None:
-    """Add the bars of communication lanes; each is a point wide at least, as shorter ones would show by chance."""
+    """Add the bars of communication lanes; of bars shorter than a point the points are shaded by the time filled."""
     low, high = window
     for number, (kind, (row, start, end)) in enumerate(picture.lanes.items()):
-        visible = (end >= low) & (start <= high)
         top = picture.bar_height + GAP + number * (STRIP + GAP)
-        end = np.maximum(end, start + seconds_per_point)
-        rectangles.add(row[visible], start[visible], end[visible], top, top + STRIP, SHARE_COLOUR[kind])
+        colour = SHARE_COLOUR[kind]
+        visible = (end >= low) & (start <= high)
+        short = visible & is_short(start, end, seconds_per_point)
+        place, point, filled = filled_points(row[short], start[short] - low, end[short] - low, seconds_per_point)
+        shades = [lighter(colour, 1 - max(share, _FAINTEST)) for share in filled.tolist()]
+        begin = (low + point * seconds_per_point).astype(np.float64)
+        end_of_point = (low + (point + 1) * seconds_per_point).astype(np.float64)
+        rectangles.add(place, begin, end_of_point, top, top + STRIP, shades)
+        long = visible & ~short
+        rectangles.add(row[long], start[long], end[long], top, top + STRIP, colour)
+
+
+def is_short(start: Floats, end: Floats, seconds_per_point: float) -> Bools:
+    """Return which bars are too short to be drawn by themselves."""
+    return end - start < seconds_per_point
+
+
+def filled_points(row: Ints, start: Floats, end: Floats, seconds_per_point: float) -> tuple[Ints, Ints, Floats]:
+    """Return the points of rows that bars reach into, as row and number, and the share of each that bars fill.
+
+    No bar is longer than a point, so that each reaches into two at most.
+    """
+    first = np.floor(start / seconds_per_point).astype(np.int64)
+    edge = (first + 1) * seconds_per_point
+    inside, beyond = np.minimum(end, edge) - start, np.maximum(end - edge, 0.0)
+    rows, points = np.concatenate((row, row)), np.concatenate((first, first + 1))
+    seconds = np.concatenate((inside, beyond))
+    cells = np.stack((rows, points), axis=1)[seconds > 0]
+    distinct, number = np.unique(cells, axis=0, return_inverse=True)
+    filled = np.bincount(number, weights=seconds[seconds > 0], minlength=len(distinct)) / seconds_per_point
+    return distinct[:, 0], distinct[:, 1], np.minimum(filled, 1.0)
 
 
 def _set_axes(axes: Axes, picture: Picture, window: tuple[float, float], title: str, small: bool) -> None:

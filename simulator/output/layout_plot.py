@@ -36,7 +36,7 @@ def layout_plot(view: SearchView, simulated: Sequence[SearchRow], ax: Axes | Non
     keys = changed_keys([{key: row[key] for key in view.keys} for row in view.front])
     names = short_names(keys)
     for number, row in enumerate(view.front, 1):
-        label = ", ".join(f"{names[key]} {setting_text(row[key])}" for key in keys)
+        label = ", ".join(f"{names[key]} {setting_text(row[key], key)}" for key in keys)
         above, marker = [_left([row])[0] + _ABOVE], f"${number}$"
         axes.scatter(_times([row], scale), above, label=label, marker=marker, s=60, color=_FRONT, zorder=4)
         axes.scatter(_times([row], scale), _left([row]), color=_FRONT, zorder=3)

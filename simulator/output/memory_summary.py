@@ -12,9 +12,14 @@ from simulator.units import GiB, counted, format_gib, format_time
 if TYPE_CHECKING:
     from rich.text import Text
 
+#: Columns of the table, and those that have several contents.
 _PARTS = ("weights", "gradients", "optimizer", "activations", "buffers")
-#: ``offload.parameters`` -> the weights of a job whose GPUs hold none.
-_WEIGHTS = {"none": "those in fp32 that the optimizer updates", "cpu": "on the host", "nvme": "on the host's drives"}
+_DIVIDED = ("activations", "buffers")
+#: ``offload.parameters`` -> the weights of a job whose GPUs hold none of their own.
+_WEIGHTS = {
+    "none": "those in fp32 that the optimizer updates, in its column", "cpu": "on the host",
+    "nvme": "on the host's drives",
+}  # fmt: skip
 _ROWS = 16
 #: Share of a GPU's used memory that goes without names, after its largest contents.
 _REST = 0.05
@@ -32,7 +37,7 @@ def memory_of(memory: Mapping[str, Any], offload: Mapping[str, str]) -> Any:
     right: Justify = "right"
     table = FittedTable("Memory of the fullest GPU of each stage (GiB)", *((head, right) for head in heads))
     for row in shown:
-        cells = [str(row["stage"]), _gib(row["peak"]), *(_gib(row[part]) for part in _PARTS)]
+        cells = [str(row["stage"]), _gib(row["peak"]), *(_part(row, part) for part in _PARTS)]
         over = (row["peak"] - row["capacity"]) / GiB
         if too_full:
             cells.append("" if over <= 0 else f"{over:.1f}" if over < 100 else f"{over:.0f}")  # all in 80 columns
@@ -42,7 +47,8 @@ def memory_of(memory: Mapping[str, Any], offload: Mapping[str, str]) -> Any:
         weights = _WEIGHTS[offload["parameters"]]
         lines.append(
             Text(
-                f"Weights are {weights}; what is gathered of them is among buffers, what is cast among activations.",
+                f"Weights (-) are {weights}; what is gathered of them is among buffers, "
+                "what is cast among activations.",
                 style="dim",
             )
         )
@@ -78,17 +84,37 @@ def fit_verdict(memory: Mapping[str, Any]) -> str:
 
 
 def _fullest_moment(row: Mapping[str, Any]) -> str:
-    """Say when the fullest GPU is fullest, and name nearly all of its contents then."""
-    shown: list[str] = []
+    """Say when the fullest GPU is fullest, and name nearly all that the columns of the table consist of then."""
+    named: dict[str, list[str]] = {}
     rest = float(row["peak"])
     for name, nbytes in row["contents"].items():
         if rest <= _REST * row["peak"]:
             break
-        shown.append(f"{name.removeprefix('activations: ')} {_gib(nbytes)}")
+        named.setdefault(_column(name), []).append(f"{name.removeprefix('activations: ')} {_gib(nbytes)}")
         rest -= nbytes
+    shown = [
+        f"{part} {_gib(row[part])}" + (f" ({', '.join(named[part])})" if part in _DIVIDED else "")
+        for part in sorted(named, key=lambda part: -row[part])
+    ]
     when = f"Stage {row['stage']} is fullest at {format_time(row['peak_at_s'])}"
     during = f", in {row['during']}" if row["during"] else ""
     return f"{when}{during}: {', '.join(shown)} GiB. It holds at most {counted(row['in_flight'], 'micro-batch chunk')}."
+
+
+def _part(row: Mapping[str, Any], part: str) -> str:
+    """Write a column of a stage; weights that a GPU holds none of are a dash."""
+    return "-" if part == "weights" and not row[part] else _gib(row[part])
+
+
+def _column(content: str) -> str:
+    """Return the column of the table in which a content counts.
+
+    >>> _column("weights"), _column("activations: mlp"), _column("workspace"), _column("optimizer workspace")
+    ('weights', 'activations', 'activations', 'buffers')
+    """
+    if content in _PARTS:
+        return content
+    return "activations" if content == "workspace" or content.startswith("activations: ") else "buffers"
 
 
 def _host(host: Mapping[str, Any]) -> Text:

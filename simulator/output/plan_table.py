@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from simulator.output.fitted_table import Column, FittedTable
 from simulator.output.search_table import SearchRow
-from simulator.output.sweep_figures import FIGURES, INTERVAL, FigureScale, interval_cell
+from simulator.output.sweep_figures import FIGURES, INTERVAL, FigureScale, interval_cell, interval_note
 from simulator.output.sweep_table import setting_text, short_names
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ def plan_summary(view: PlanView) -> RenderableType:
 
     parts: list[RenderableType] = [Text(view.head)]
     if view.rows:
-        parts += ["", _best_table(view)]
+        parts += ["", _best_table(view), *map(Text, interval_note(view.rows))]
     if view.without:
         parts += ["", _without_table(view)]
     if len(view.front) > 1:
@@ -65,7 +65,7 @@ def setting_words(setting: Mapping[str, Any]) -> str:
     'cluster=dgx_h100 nodes=4'
     """
     names = short_names(list(setting))
-    return " ".join(f"{names[key]}={setting_text(value)}" for key, value in setting.items())
+    return " ".join(f"{names[key]}={setting_text(value, key)}" for key, value in setting.items())
 
 
 def _figures_of(rows: Sequence[SearchRow], names: Sequence[str]) -> dict[str, FigureScale]:
@@ -89,7 +89,7 @@ def _best_table(view: PlanView) -> FittedTable:
     heads.insert(len(view.varied), ("GPUs", "right"))
     table = FittedTable("Fastest layouts that fit", *heads, *_figure_heads(scales), ("times as fast", "right"))
     for row in rows:
-        cells = [setting_text(row[key]) for key in keys]
+        cells = [setting_text(row[key], key) for key in keys]
         cells.insert(len(view.varied), f"{row['n_gpus']:,}")
         for name, scale in scales.items():
             cells.append("-" if row.get(name) is None else scale.text(row[name]))
@@ -121,7 +121,7 @@ def _front_table(view: PlanView) -> FittedTable:
     table = FittedTable(title, *_layout_heads(view, rows), *((FIGURES[name].label, "right") for name in scales))
     for row in rows:
         table.add_row(
-            *(setting_text(row[key]) for key in view.keys),
+            *(setting_text(row[key], key) for key in view.keys),
             *("-" if row.get(name) is None else scale.text(row[name]) for name, scale in scales.items()),
         )
     return table

@@ -139,6 +139,7 @@ def run_result_schema() -> Schema:
         "warnings": _TEXTS,
         "name": _TEXT,
         "cluster": _TEXT,
+        "cluster_changes": _TEXTS,
         "calibration": {"type": "object", "required": ["name", "gpu", "date", "source", "kind"]},
         "n_gpus": _COUNT,
         "framework": {"type": "object", "required": ["name", "version", "compile"]},

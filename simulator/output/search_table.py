@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from simulator.output.fitted_table import Column, FittedTable
-from simulator.output.sweep_figures import FIGURES, INTERVAL, FigureScale, interval_cell
+from simulator.output.sweep_figures import FIGURES, INTERVAL, FigureScale, interval_cell, interval_note
 from simulator.output.sweep_table import setting_text, short_names
 from simulator.units import counted, format_gib, format_time
 
@@ -80,7 +80,7 @@ def layout_text(layout: Any) -> str:
     if not isinstance(layout, Mapping) or not all("." in key for key in layout):
         return setting_text(layout)
     names = short_names(list(layout))
-    return " ".join(f"{names[key]}={setting_text(value)}" for key, value in layout.items())
+    return " ".join(f"{names[key]}={setting_text(value, key)}" for key, value in layout.items())
 
 
 def search_summary(view: SearchView) -> RenderableType:
@@ -92,6 +92,7 @@ def search_summary(view: SearchView) -> RenderableType:
     if view.ranking:
         proven = "" if view.n_proven >= len(view.ranking) else f" ({view.n_proven} of them proven)"
         parts += ["", _figures_table(view.ranking, view.keys, f"Fastest layouts that fit{proven}")]
+        parts += map(Text, interval_note(view.ranking))
     if len(view.front) > 1:
         title = "Less time or more memory left: the Pareto front of the simulated layouts"
         parts += ["", _figures_table(view.front, view.keys, title)]
@@ -108,7 +109,7 @@ def _figures_table(rows: Sequence[SearchRow], keys: Sequence[str], title: str) -
     table = FittedTable(title, *heads, ("least step time", "right"))
     scales = {name: FigureScale.fitting(FIGURES[name], [row[name] for row in rows]) for name in _FIGURES}
     for place, row in enumerate(rows, 1):
-        cells = [str(place), *(setting_text(row[key]) for key in keys)]
+        cells = [str(place), *(setting_text(row[key], key) for key in keys)]
         cells += [scales[name].text(row[name]) for name in _FIGURES]
         cells.insert(1 + len(keys) + 1, interval_cell(row, scales["step_time_s"]))
         table.add_row(*cells, scales["step_time_s"].text(row["least_step_time_s"]))

@@ -11,7 +11,7 @@ import numpy as np
 
 from simulator.arrays import Floats
 from simulator.output.files import PICTURES, writing
-from simulator.units import ms, us
+from simulator.units import format_time, ms, us
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -66,7 +66,8 @@ def stream_gantt(rows: Sequence[StreamRow], title: str) -> Figure:
             corners = ((x0, y - 0.4), (x1, y - 0.4), (x1, y + 0.4), (x0, y + 0.4))
             polygons = np.stack([np.stack(corner, -1) for corner in corners], 1)
             axes.add_collection(PolyCollection(list(polygons), facecolors=CLASS_COLOUR[kind], lw=0), autolim=False)
-    axes.set(xlim=(0, (last - first) / size or 1.0), ylim=(len(shown) - 0.5, -0.5), xlabel=f"time, {name}")
+    unseen = f" (gaps below {format_time((last - first) / _COLUMNS)} are not drawn)" if last > first else ""
+    axes.set(xlim=(0, (last - first) / size or 1.0), ylim=(len(shown) - 0.5, -0.5), xlabel=f"time, {name}{unseen}")
     axes.set_yticks(range(len(shown)), [row.label for row in shown], fontsize=8)
     axes.tick_params(axis="y", length=0)
     axes.set_title(title, loc="left", fontsize=10)

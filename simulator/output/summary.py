@@ -36,6 +36,8 @@ if TYPE_CHECKING:
     from rich.text import Text
 
 WIDTH = 100
+#: Changed keys of a cluster that are named.
+_CHANGED_KEYS = 2
 _COUNTED = (
     "Parameters are counted without padding of the vocabulary and without layers for multi-token prediction; "
     "FLOPs with both."
@@ -271,13 +273,30 @@ def _few_bits(report: JsonReport) -> str:
 def _headline(report: JsonReport) -> Text:
     from rich.text import Text
 
+    changed = f"{cluster_text(report)}\n" if report["cluster_changes"] else ""
     return Text.assemble(
         (str(report["name"]), "bold"),
         f" on {counted(report['n_gpus'], 'GPU')} of {report['cluster']} with {framework_text(report['framework'])}\n"
+        f"{changed}"
         f"{model_and_precision(report)}, "
         f"{describe_layout(report['parallelism'])}, {counted(report['n_microbatches'], 'micro-batch', 'es')}\n"
         f"calibration {calibration_text(report['calibration'])}",
     )
+
+
+def cluster_text(report: JsonReport) -> str:
+    """Return the cluster's name, and the keys in which it is not the shipped one of this name.
+
+    >>> cluster_text({"cluster": "dgx_h100", "cluster_changes": []})
+    'dgx_h100'
+    >>> cluster_text({"cluster": "dgx_h100", "cluster_changes": ["node.nics.count", "node.gpus.count", "fabric.kind"]})
+    'dgx_h100, changed: node.nics.count, node.gpus.count and 1 more'
+    """
+    keys = report["cluster_changes"]
+    if not keys:
+        return str(report["cluster"])
+    more = f" and {len(keys) - _CHANGED_KEYS} more" if len(keys) > _CHANGED_KEYS else ""
+    return f"{report['cluster']}, changed: {', '.join(keys[:_CHANGED_KEYS])}{more}"
 
 
 def calibration_text(calibration: Mapping[str, Any]) -> str:

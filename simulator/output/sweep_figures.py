@@ -123,6 +123,13 @@ def interval_cell(row: SweepRow, scale: FigureScale) -> str:
     return f"{low.removesuffix(scale.unit)}-{high}"
 
 
+def interval_note(rows: Sequence[SweepRow]) -> list[str]:
+    """Return a line on what "-" in the column of intervals means, where any of ``rows`` has it there."""
+    if all(interval_cell(row, FigureScale(1.0, "", 0)) != "-" for row in rows):
+        return []
+    return [f"- as {INTERVAL}: no measured step is comparable; llmsim run says in what they differ."]
+
+
 def check_figure(name: str, option: str) -> None:
     """Raise `InputError`, naming ``option``, where points are not compared by a figure of this name."""
     names = [figure for figure in FIGURES if FIGURES[figure].unit != "flag"]

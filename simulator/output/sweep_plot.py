@@ -48,7 +48,12 @@ class SweptKeys:
     @property
     def texts(self) -> list[str]:
         """Settings as they stand on an axis."""
-        return [", ".join("-" if one is None else setting_text(one) for one in values) for values in self.settings]
+        return [
+            ", ".join(
+                "-" if one is None else setting_text(one, key) for key, one in zip(self.keys, values, strict=True)
+            )
+            for values in self.settings
+        ]
 
     @property
     def numbers(self) -> Floats | None:
@@ -114,7 +119,7 @@ class SweptValues:
             return f"{title}\n{self._why_none()}"
         names = short_names([key for keys in self.dimensions for key in keys.keys])
         settings = [
-            f"{names[key]} {setting_text(value)}"
+            f"{names[key]} {setting_text(value, key)}"
             for keys, place in zip(self.dimensions, at[1:], strict=True)
             for key, value in zip(keys.keys, keys.settings[place], strict=True)
             if value is not None

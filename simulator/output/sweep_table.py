@@ -8,7 +8,16 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from simulator.output.fitted_table import Column, FittedTable, Justify
-from simulator.output.sweep_figures import FIGURES, INTERVAL, FigureScale, SweepRow, best_first, interval_cell
+from simulator.output.sweep_figures import (
+    FIGURES,
+    INTERVAL,
+    FigureScale,
+    SweepRow,
+    best_first,
+    interval_cell,
+    interval_note,
+)
+from simulator.quantities import as_text
 from simulator.units import counted
 
 if TYPE_CHECKING:
@@ -39,6 +48,7 @@ def sweep_summary(
     if simulated:
         shown = simulated if top is None else simulated[:top]
         parts += ["", _figures_table(shown, names, _columns(simulated, sort), f"Points by {FIGURES[sort].label}")]
+        parts += map(Text, interval_note(shown))
         if len(shown) < len(simulated):
             parts.append(Text(f"{len(simulated) - len(shown):,} more have figures."))
     if without:
@@ -72,12 +82,16 @@ def short_names(keys: Sequence[str]) -> dict[str, str]:
     return {key: last if parts[last := key.rpartition(".")[2]] == 1 else key for key in keys}
 
 
-def setting_text(value: Any) -> str:
-    """Return a value of a key as a user would write it.
+def setting_text(value: Any, key: str = "") -> str:
+    """Return a value of a ``key`` as a user would write it.
 
+    >>> setting_text(400000000000, "cluster.node.nics.bandwidth_bps")
+    '400Gbps'
     >>> setting_text([3, 5]), setting_text(True), setting_text("1f1b"), setting_text(4.5e11), setting_text(None)
     ('[3, 5]', 'true', '1f1b', '450e9', 'null')
     """
+    if (text := as_text(key, value)) is not None:
+        return text
     if isinstance(value, float) and value.is_integer() and abs(value) >= 1e6:
         zeros = (len(f"{value:.0f}") - len(f"{value:.0f}".rstrip("0"))) // 3 * 3
         return f"{value / 10**zeros:.0f}e{zeros}" if zeros else f"{value:.0f}"
@@ -103,7 +117,7 @@ def _figures_table(
         for name in figures
     }
     for row in rows:
-        cells = [setting_text(row[key]) if key in row else "-" for key in names]
+        cells = [setting_text(row[key], key) if key in row else "-" for key in names]
         for name in figures:
             cells.append(_figure_text(row.get(name), name, scales[name]))
             cells += [interval_cell(row, scales[name])] if name == "step_time_s" else []
@@ -135,4 +149,4 @@ def _reasons_table(rows: Sequence[SweepRow], names: Mapping[str, str]) -> Fitted
 
 
 def _settings(row: SweepRow, names: Mapping[str, str]) -> Iterator[str]:
-    yield from (f"{name} {setting_text(row[key])}" for key, name in names.items() if key in row)
+    yield from (f"{name} {setting_text(row[key], key)}" for key, name in names.items() if key in row)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from simulator.output.fitted_table import FittedTable
@@ -83,7 +83,7 @@ def contention(report: JsonReport, title: str) -> FittedTable:
     table = FittedTable(
         title,
         ("full link", "left"), ("alike", "right"), ("transfers on it", "left"), ("of these at a time", "right"),
-        ("beside others", "right"), ("lost by each", "right"),
+        ("beside others, in a step", "right"), ("lost by each, in a step", "right"),
     )  # fmt: skip
     several = len({flow["job"] for row in report["contention"] for flow in row["flows"] if flow["job"]}) > 1
     for row in report["contention"][:5]:
@@ -97,13 +97,16 @@ def contention(report: JsonReport, title: str) -> FittedTable:
     return table
 
 
-def bars(title: str, rows: Sequence[tuple[str, float]], whole: float) -> FittedTable:
+def bars(
+    title: str, rows: Sequence[tuple[str, float]], whole: float, shown: Callable[[float], str] | None = None
+) -> FittedTable:
+    """Return times with a bar each; ``shown`` writes them, in the unit of ``whole`` where nothing else is asked for."""
     table = FittedTable(title, ("", "left"), ("time", "right"), ("share", "right"), ("", "left", "cyan"))
     longest = max((seconds for _, seconds in rows), default=0.0)
     for name, seconds in rows:
         bar = "█" * max(round(_BAR * seconds / longest), 0) if longest else ""
         share = percent(seconds / whole) if whole else ""
-        table.add_row(name, time_beside(seconds, whole), share, bar)
+        table.add_row(name, shown(seconds) if shown else time_beside(seconds, whole), share, bar)
     return table
 
 

@@ -6,11 +6,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from simulator.output.fitted_table import FittedTable
-from simulator.output.tables import bars, percent, time_beside
+from simulator.output.tables import bars, percent
 from simulator.units import counted, format_time
 
 Report = Mapping[str, Any]
 _NAME_LENGTH = 70
+#: The classes communication and hand-over together.
+_EXCHANGES = "communication and hand-overs"
 
 
 def shown(report: Report) -> Iterator[FittedTable]:
@@ -18,12 +20,12 @@ def shown(report: Report) -> Iterator[FittedTable]:
     ranks, steps = report["ranks"], report["steps"]
     yield _ranks(ranks, "in a step" if steps == 1 else f"in a step (mean of {steps:,} marked steps)")
     classes = _mean_classes(ranks)
-    gpu_s = sum(rank["gpu_s"] for rank in ranks) / len(ranks)
-    yield bars("Kernels by class (mean rank; streams run side by side)", list(classes.items()), gpu_s)
+    step_s = sum(rank["step_s"] for rank in ranks) / len(ranks)
+    yield _classes(classes, step_s)
     yield _streams(ranks)
     if report["stragglers"]:
         yield _stragglers(report["stragglers"])
-    yield _kernels(report["kernels"], gpu_s)
+    yield _kernels(report["kernels"], step_s)
 
 
 def _mean_classes(ranks: Sequence[Report]) -> dict[str, float]:
@@ -35,27 +37,36 @@ def _mean_classes(ranks: Sequence[Report]) -> dict[str, float]:
 
 
 def _ranks(ranks: Sequence[Report], when: str) -> FittedTable:
+    """Return how each rank's step is divided: four shares fill it, and a part of what is idle waits for launches."""
     table = FittedTable(
-        f"Where the GPU's time goes, here and below {when}",
-        ("rank", "right"), ("step", "right"), ("first to last kernel", "right"), ("computes", "right"),
-        ("other work alone", "right"), ("idle", "right"), ("idle for launches", "right"), ("communication", "right"),
+        f"Where the GPU's time goes, here and below {when}: shares of the step",
+        ("rank", "right"), ("step", "right"), ("computes", "right"), ("other work alone", "right"), ("idle", "right"),
+        ("before and behind all kernels", "right"), ("idle for launches", "right"), (_EXCHANGES, "right"),
         ("exposed", "right"), ("overlap", "right"),
     )  # fmt: skip
     for rank in ranks:
-        gpu_s = rank["gpu_s"]
-        late_s = rank["launch_bound_s"]
-        shares = [percent(rank[key] / gpu_s if gpu_s else 0.0) for key in ("compute_s", "other_busy_s", "idle_s")]
+        step_s = rank["step_s"]
+        parts = [rank["compute_s"], rank["other_busy_s"], rank["idle_s"], step_s - rank["gpu_s"]]
         table.add_row(
             str(rank["rank"]),
-            format_time(rank["step_s"]),
-            format_time(gpu_s),
-            *shares,
-            "-" if late_s is None else percent(late_s / gpu_s if gpu_s else 0.0),
-            time_beside(rank["communication_s"], gpu_s),
-            time_beside(rank["exposed_s"], gpu_s),
+            format_time(step_s),
+            *(_share(seconds, step_s) for seconds in parts),
+            "-" if rank["launch_bound_s"] is None else _share(rank["launch_bound_s"], step_s),
+            format_time(rank["communication_s"]),
+            format_time(rank["exposed_s"]),
             "-" if rank["overlap"] is None else percent(rank["overlap"]),
         )
     return table
+
+
+def _share(seconds: float, whole_s: float) -> str:
+    """Return a part of a whole in percent; what rounding leaves below nothing is nothing."""
+    return percent(max(seconds / whole_s, 0.0) if whole_s else 0.0)
+
+
+def _classes(classes: Mapping[str, float], step_s: float) -> FittedTable:
+    title = "Kernels by class (mean rank; streams run side by side; shares of the step)"
+    return bars(title, list(classes.items()), step_s, format_time)
 
 
 def _streams(ranks: Sequence[Report]) -> FittedTable:
@@ -66,9 +77,8 @@ def _streams(ranks: Sequence[Report]) -> FittedTable:
     )  # fmt: skip
     for rank in ranks:
         for stream in rank["streams"]:
-            times = [
-                time_beside(stream[key], rank["gpu_s"]) for key in ("busy_s", "host_s", "back_to_back_s", "other_s")
-            ]
+            seconds = [stream[key] for key in ("busy_s", "host_s", "back_to_back_s", "other_s")]
+            times = ["-" if one is None else format_time(one) for one in seconds]
             table.add_row(str(rank["rank"]), stream["stream"], f"{stream['ops']:,.6g}", *times)
     return table
 
@@ -85,16 +95,15 @@ def _stragglers(rows: Sequence[Report]) -> FittedTable:
     return table
 
 
-def _kernels(kernels: Sequence[Report], gpu_s: float) -> FittedTable:
+def _kernels(kernels: Sequence[Report], step_s: float) -> FittedTable:
     table = FittedTable(
         "Kernels that take most time (mean rank)",
-        ("kernel", "left"), ("class", "left"), ("launches", "right"), ("time", "right"), ("share", "right"),
+        ("kernel", "left"), ("class", "left"), ("launches", "right"), ("time", "right"), ("share of the step", "right"),
     )  # fmt: skip
     for kernel in kernels:
-        share = percent(kernel["seconds"] / gpu_s) if gpu_s else ""
-        seconds = time_beside(kernel["seconds"], gpu_s)
-        name = kernel["name"][:_NAME_LENGTH]
-        table.add_row(name, kernel["kernel_class"], f"{kernel['launches']:,.6g}", seconds, share)
+        name, seconds = kernel["name"][:_NAME_LENGTH], kernel["seconds"]
+        cells = [f"{kernel['launches']:,.6g}", format_time(seconds), _share(seconds, step_s)]
+        table.add_row(name, kernel["kernel_class"], *cells)
     return table
 
 
@@ -104,13 +113,13 @@ def compared(report: Report) -> Iterator[FittedTable]:
     table = FittedTable(
         "Class by class, a mean rank in a step",
         ("", "left"), (first["name"], "right"), (second["name"], "right"), ("second / first", "right"),
-        ("launches", "right"), ("launches", "right"),
+        *((f"launches of {side['name']}", "right") for side in (first, second)),
     )  # fmt: skip
-    whole = [("step", "step_s"), ("exposed communication", "exposed_s")]
+    whole = [("step", "step_s"), (f"exposed {_EXCHANGES}", "exposed_s")]
     for name, key in whole:
-        table.add_row(name, *_row_times([first[key], second[key]], "missing"), _ratio(first[key], second[key]), "", "")
+        table.add_row(name, *_row_times([first[key], second[key]]), _ratio(first[key], second[key]), "", "")
     shares = ["-" if side["overlap"] is None else percent(side["overlap"]) for side in (first, second)]
-    table.add_row("overlap of communication", *shares, "", "", "")
+    table.add_row(f"overlap of {_EXCHANGES}", *shares, "", "", "")
     for row in report["classes"]:
         times = _row_times(row["seconds"], "missing")
         launches = ["" if count is None else f"{count:,.6g}" for count in row["launches"]]
@@ -120,14 +129,13 @@ def compared(report: Report) -> Iterator[FittedTable]:
         if alone:
             rows = FittedTable(f"Kernels that only {side['name']} has", ("kernel", "left"), ("time", "right"))
             for kernel in alone:
-                rows.add_row(kernel["name"], time_beside(kernel["seconds"], alone[0]["seconds"]))
+                rows.add_row(kernel["name"], format_time(kernel["seconds"]))
             yield rows
 
 
-def _row_times(seconds: Sequence[float | None], absent: str) -> list[str]:
-    """Return the times of a row in the unit of its longest; ``absent`` stands for None."""
-    longest = max([one for one in seconds if one is not None], default=0.0)
-    return [absent if one is None else time_beside(one, longest) for one in seconds]
+def _row_times(seconds: Sequence[float | None], absent: str = "") -> list[str]:
+    """Return the times of a row; ``absent`` stands for None."""
+    return [absent if one is None else format_time(one) for one in seconds]
 
 
 def _against(ratio: float) -> str:
@@ -136,7 +144,7 @@ def _against(ratio: float) -> str:
 
 
 def _ratio(first: float | None, second: float | None) -> str:
-    return f"{second / first:.3g}" if first and second is not None else ""
+    return f"{second / first:.3f}" if first and second is not None else ""
 
 
 def replayed(report: Report) -> Iterator[FittedTable]:
@@ -146,18 +154,16 @@ def replayed(report: Report) -> Iterator[FittedTable]:
         columns.append(("changed", report["changed"]))
     title = f"{report['step']} of {counted(len(report['ranks']), 'rank')}"
     table = FittedTable(title, ("", "left"), *((name, "right") for name, _ in columns))
-    table.add_row("step", *_row_times([side["step_s"] for _, side in columns], ""))
+    table.add_row("step", *_row_times([side["step_s"] for _, side in columns]))
     recorded_s = columns[0][1]["step_s"]
     table.add_row("against recorded", "", *[_against(side["step_s"] / recorded_s) for _, side in columns[1:]])
-    table.add_row("exposed communication", *_row_times([side["exposed_s"] for _, side in columns], ""))
+    table.add_row(f"exposed {_EXCHANGES}", *_row_times([side["exposed_s"] for _, side in columns]))
     shares = ["-" if side["overlap"] is None else percent(side["overlap"]) for _, side in columns]
-    table.add_row("overlap of communication", *shares)
+    table.add_row(f"overlap of {_EXCHANGES}", *shares)
     for name in dict.fromkeys(name for _, side in columns for name in side["class_s"]):
-        table.add_row(name, *_row_times([side["class_s"].get(name, 0.0) for _, side in columns], ""))
+        table.add_row(name, *_row_times([side["class_s"].get(name, 0.0) for _, side in columns]))
     blanks = [""] * (len(columns) - 1)
-    table.add_row(
-        "delays without a known cause", time_beside(report["unexplained_s"], report["unexplained_s"]), *blanks
-    )
+    table.add_row("delays without a known cause", format_time(report["unexplained_s"]), *blanks)
     yield table
 
 
@@ -174,7 +180,7 @@ def job_stragglers(report: Report) -> Iterator[FittedTable]:
         ("without delays and stragglers", report["ideal_s"]),
     ]
     for name, seconds in rows:
-        table.add_row(name, time_beside(seconds, recorded_s), _against(seconds / recorded_s))
+        table.add_row(name, format_time(seconds), _against(seconds / recorded_s))
     yield table
     if report["by_part"]:
         parts = FittedTable("With one part's own times, the step is so many times as long", ("", "left"), ("", "right"))

@@ -20,6 +20,7 @@ from simulator.output.search_table import (
     layout_text,
     search_summary,
 )
+from simulator.output.sweep_table import setting_text
 from simulator.results import Result
 from simulator.searching.branch_and_bound import Ranking, SimulatedLayout, pareto_front
 from simulator.searching.candidates import BoundedSpace, Candidate
@@ -165,7 +166,9 @@ class SearchResult(Result):
 
     def command_line(self, one: SimulatedLayout) -> str:
         """Return the command that simulates a layout."""
-        texts = [f"--set {shlex.quote(f'{key}={layout_text(value)}')}" for key, value in self._settings(one).items()]
+        texts = [
+            f"--set {shlex.quote(f'{key}={setting_text(value, key)}')}" for key, value in self._settings(one).items()
+        ]
         return " ".join(["llmsim run", shlex.quote(source_name(self.workload)), *texts])
 
     def _settings(self, one: SimulatedLayout) -> Mapping[str, Any]:

@@ -8,9 +8,9 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from simulator.config.quantities import as_written
 from simulator.errors import InputError
 from simulator.input_files import brief, parse_assignment, parse_value, parse_yaml, read_text
+from simulator.quantities import as_written
 
 _CLOSING = {"[": "]", "{": "}", "(": ")"}
 

@@ -18,6 +18,8 @@ from simulator.traces.windows import in_steps
 
 #: Kernels that are listed of those that one side alone has.
 LISTED = 10
+#: Jobs alike launch about as many products, whatever their kernels: libraries at most split some of them.
+UNLIKE_LAUNCHES = 2.0
 #: Names are compared by so many characters, without template arguments.
 _NAME_LENGTH = 80
 
@@ -151,6 +153,19 @@ def simulated_side(timeline: Timeline, name: str) -> Side:
         exposed_s=sum(like * one.exposed_s for like, one in zip(likes, busy, strict=True)) / n,
         overlap=mean_overlap([one.overlap for one in busy], likes),
     )
+
+
+def unlike_jobs(comparison: Comparison) -> list[str]:
+    """Return a sentence where one side launches so many more products that its job can hardly be the other's."""
+    for row in comparison.rows:
+        first, second = row.launches
+        if row.name == "matmul" and first and second and max(first, second) > UNLIKE_LAUNCHES * min(first, second):
+            names = [side.name for side in comparison.sides]
+            return [
+                f"in a step {names[0]} launches {first:,.6g} kernels of class matmul and {names[1]} {second:,.6g}: "
+                "layers or micro-batches differ, and so does the work that is compared"
+            ]
+    return []
 
 
 def missing_classes(comparison: Comparison) -> list[str]:

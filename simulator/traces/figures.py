@@ -34,14 +34,14 @@ _TIE_S = 2.5e-9
 class StreamFigures:
     """A stream: its busy time, and the time between its ops by cause.
 
-    ``host_s``: the next op was launched after the last one had ended. ``back_to_back_s``: gaps shorter than
-    `BACK_TO_BACK_S`. ``other_s``: all else, such as waits for another stream.
+    ``host_s``: the next op was launched after the last one had ended; None where launches are not recorded.
+    ``back_to_back_s``: gaps shorter than `BACK_TO_BACK_S`. ``other_s``: all else, such as waits for another stream.
     """
 
     stream: str
     ops: float
     busy_s: float
-    host_s: float
+    host_s: float | None
     back_to_back_s: float
     other_s: float
 
@@ -155,10 +155,10 @@ def _mean(steps: Sequence[RankFigures]) -> RankFigures:
 def _mean_stream(parts: Sequence[StreamFigures], n: int) -> StreamFigures:
     """Return the mean of a stream over ``n`` steps."""
     facts = {
-        name: sum(getattr(part, name) for part in parts) / n
-        for name in ("ops", "busy_s", "host_s", "back_to_back_s", "other_s")
+        name: sum(getattr(part, name) for part in parts) / n for name in ("ops", "busy_s", "back_to_back_s", "other_s")
     }
-    return StreamFigures(parts[0].stream, **facts)
+    hosts = [part.host_s for part in parts if part.host_s is not None]
+    return StreamFigures(parts[0].stream, host_s=sum(hosts) / n if hosts else None, **facts)
 
 
 def _step_figures(rank: RankTrace) -> RankFigures:
@@ -208,7 +208,7 @@ def _stream(rank: RankTrace, code: int) -> StreamFigures:
         stream=rank.streams[code],
         ops=int(mine.sum()),
         busy_s=covered_s(start, end),
-        host_s=float(gap[for_host].sum()),
+        host_s=None if np.isnan(launch).all() else float(gap[for_host].sum()),
         back_to_back_s=float(gap[short].sum()),
         other_s=float(gap[~for_host & ~short].sum()),
     )

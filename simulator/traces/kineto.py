@@ -212,7 +212,9 @@ def check_readable(reader: KinetoReader, header: Mapping[str, Any]) -> None:
     other, devices = header.get("otherData"), {device for device, _ in reader.streams.values}
     if isinstance(other, dict) and other.get("producer") == PRODUCER and len(devices) > 1:
         ranks = ", ".join(map(str, sorted(devices)))
-        raise InputError("holds several ranks", file=reader.path, found=f"ranks {ranks}", fix="use --trace-dir")
+        raise InputError(
+            "holds several ranks", file=reader.path, found=f"ranks {ranks}", fix="llmsim run WORKLOAD --trace-dir DIR"
+        )
 
 
 def _omissions(reader: KinetoReader) -> Iterator[str]:

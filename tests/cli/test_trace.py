@@ -37,8 +37,10 @@ def test_compare_takes_a_workload_or_a_trace(files: list[Path], capsys: pytest.C
     assert {row["name"] for row in result["classes"]} == {"matmul", "attention", "memory", "optimizer", "communication"}
     small = ("--set", "model.layers=2", "--set", "training.recompute=none")
     assert command("trace", "compare", "llama3_8b_dgx_h100", files[0].parent, *small) == 0
-    shown = capsys.readouterr().out
+    shown, said = capsys.readouterr()
     assert "llama3_8b_dgx_h100 (simulated)" in shown
+    assert "layers or micro-batches differ" in said
+    assert "launches of" in shown
     assert command("trace", "compare", *files, "--set", "model.layers=2") == 2
 
 

@@ -7,14 +7,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from matplotlib.colors import to_rgb
+from matplotlib.collections import PolyCollection
+from matplotlib.colors import to_hex, to_rgb
 from matplotlib.figure import Figure
 
 from simulator import run, schedule
 from simulator.errors import InputError
 from simulator.output.gantt import compare_gantt, gantt, save_gantt
 from simulator.output.gantt_boxes import Picture, usual_box_s
-from simulator.output.gantt_panel import IDLE_COLOUR, PHASE_COLOUR, SHARE_COLOUR
+from simulator.output.gantt_panel import IDLE_COLOUR, PHASE_COLOUR, SHARE_COLOUR, filled_points, lighter
 from simulator.timeline import CATEGORIES
 from tests.support.timelines import Span, pipeline, template, timeline
 
@@ -84,6 +85,32 @@ def test_long_steps_get_their_beginning_and_end_enlarged() -> None:
     assert {"0", "1"} <= set(texts(figure, 1))
     assert "95" in texts(figure, 2)
     assert whole.get_xlim() == (0.0, pytest.approx(play.step_time_s))
+
+
+def test_short_transfers_are_as_dark_as_the_time_that_they_fill() -> None:
+    """Row 0 has two bars of 0.2 points in one point and one across the next two edges, row 1 one of a tenth: points are
+    filled by 0.4 and 0.3, by 0.2, and by 0.1."""
+    row, start, end = np.array([0, 0, 0, 1]), np.array([0.1, 0.5, 1.7, 3.0]), np.array([0.3, 0.7, 2.2, 3.1])
+    rows, points, filled = filled_points(row, 10 * start, 10 * end, 10.0)
+    assert list(zip(rows.tolist(), points.tolist(), strict=True)) == [(0, 0), (0, 1), (0, 2), (1, 3)]
+    assert filled == pytest.approx([0.4, 0.3, 0.2, 0.1])
+
+
+def test_gathers_of_a_fifth_of_the_time_are_no_solid_lane() -> None:
+    """ZeRO-3 gathers a layer at a time, in less than a point each: the lane is paler than the colour, and the caption
+    says so. A pipeline's schedule, whose passes have no transfers beside them, says nothing."""
+    work = {
+        "model": {"layers": 100, "hidden": 2048, "heads": 16, "vocab": 1024},
+        "training": {"seq": 2048, "global_batch": 48},
+        "parallelism": {"dp": 8, "zero": 3},
+        "cluster": "dgx_h100",
+    }
+    figure = gantt(run(work).spans)
+    assert "pale lanes" in figure.legends[0].get_title().get_text()
+    assert "pale lanes" not in gantt(pipeline("gpipe", 2, 4)).legends[0].get_title().get_text()
+    parts = [part for part in figure.axes[0].collections if isinstance(part, PolyCollection)]
+    drawn = {to_hex(colour).upper() for part in parts for colour in np.asarray(part.get_facecolor())}
+    assert lighter(SHARE_COLOUR["dp"], 0.7) in drawn
 
 
 def test_axes_of_a_notebook_are_drawn_into() -> None:

@@ -141,6 +141,55 @@ _RANGE = """(() => {
 })()"""
 
 
+_LINES = """(() => {
+  const timeline = Bokeh.documents[0].get_model_by_name("job0-timeline")
+  const boxes = Bokeh.documents[0].get_model_by_name("job0-boxes").data_source.data
+  const pixels = timeline.inner_width / (timeline.x_range.end - timeline.x_range.start)
+  return Array.from(boxes.line).map((line, box) => [line, (boxes.right[box] - boxes.left[box]) * pixels])
+})()"""
+_ZOOM = """Bokeh.documents[0].get_model_by_name("job0-timeline").x_range.setv({start: START, end: END})"""
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium")
+def test_lines_part_those_boxes_that_are_wide_enough(tmp_path: Path) -> None:
+    """A last backward pass is cut into buckets, pieces far narrower than a usual pass: those get no lines until they
+    are wide."""
+    work = job(
+        model={"layers": 32, "hidden": 512, "heads": 8, "vocab": 1024},
+        parallelism={"pp": 2, "dp": 4, "bucket_bytes": 2**20},
+        training={"seq": 512, "global_batch": 128},
+        framework="megatron_core",
+    )
+    one = page_job(work)
+    save_page([one], tmp_path / "page.html")
+
+    async def visit() -> None:
+        async with tab(tmp_path / "page.html", tmp_path / "browser", 1400, 900) as seen:
+            await seen.until(f"window.Bokeh && Bokeh.documents.length > 0 && {_LINES}.some(([line]) => line > 0)")
+            whole = await seen.value(_LINES)
+            assert [bool(line) for line, _ in whole] == [width > 4 for _, width in whole]
+            assert not all(line for line, _ in whole)
+            length = TimelineData.arrange(one.timeline).length
+            await seen.value(_ZOOM.replace("START", str(0.95 * length)).replace("END", str(length)))
+            near = await seen.value(_LINES)
+            assert [bool(line) for line, _ in near] == [width > 4 for _, width in near]
+            assert sum(line > 0 for line, _ in near) > sum(line > 0 for line, _ in whole)
+            assert seen.problems == []
+
+    drive(visit)
+
+
+def test_passes_that_follow_at_once_are_joined_below_their_boxes() -> None:
+    """Two stages run forward and backward of 3 micro-batches in turn: the forwards of a stage are one run, and its
+    backwards, of which stage 0 waits for the first."""
+    data = TimelineData.arrange(pipeline("gpipe", 2, 3))
+    spans = list(zip(data.runs["left"].tolist(), data.runs["right"].tolist(), strict=True))
+    seconds = sum(right - left for left, right in spans)
+    assert seconds == pytest.approx(float((data.boxes["right"] - data.boxes["left"]).sum()))
+    assert len(spans) < len(data.boxes["left"])
+    assert len(set(spans)) == len(spans)
+
+
 @pytest.mark.skipif(CHROMIUM is None, reason="no Chromium")
 def test_a_browser_zooms_shows_what_is_under_the_pointer_and_finds(tmp_path: Path) -> None:
     one = page_job(PIPELINE)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import io
 import json
+import re
 from dataclasses import replace
 from typing import Any
 
 import pytest
 from rich.console import Console
 
+import simulator
 from simulator.analysis.training.memory import memory_of_ranks, narrow_warning
 from simulator.analysis.training.report import StepFlops, TrainingJob, report
 from simulator.analysis.training.static_memory import StaticMemory
@@ -191,7 +193,7 @@ def test_report_is_plain_json_in_a_fixed_order() -> None:
     first, second = (json.dumps(report(job(), play()), allow_nan=False) for _ in range(2))
     assert first == second
     keys = list(json.loads(first))
-    assert keys[:3] == ["name", "cluster", "calibration"]
+    assert keys[:4] == ["name", "cluster", "cluster_changes", "calibration"]
     assert keys[-1] == "simulation"
     expected = {"step_time_s", "mfu", "hfu", "bubble_fraction", "bubble_ratio", "time_breakdown_s", "communication",
                 "links", "memory", "host_bound_fraction", "critical_path"}  # fmt: skip
@@ -261,18 +263,45 @@ def test_the_two_bubbles_have_two_names() -> None:
     assert text.count("bubble") == 1
 
 
+def test_the_summary_says_what_of_the_shipped_machine_was_changed() -> None:
+    """One key is named in the second line; the machine as shipped, and more nodes of it, get no such line."""
+    small = {"model.layers": 2, "training.global_batch": 8}
+    changed = {"cluster.node.nics.bandwidth_bps": "800Gbps"}
+    for change, line in ((changed, "dgx_a100, changed: node.nics.bandwidth_bps"), ({"cluster.nodes": 2}, "")):
+        result = simulator.run("llama2_7b_zero2", set={**small, **change})
+        assert result.report["cluster_changes"] == ([line.split()[-1]] if line else [])
+        assert printed(summary(result.report)).splitlines()[1].startswith(line or "667 M parameters")
+
+
+def test_the_sentence_on_the_fullest_moment_has_the_tables_names() -> None:
+    """Each column that the sentence names has the table's figure there, and its contents add up to no more."""
+    result = simulator.run("llama2_7b_zero2", set={"model.layers": 2, "training.global_batch": 8})
+    (stage,) = result.report["memory"]["per_stage"]
+    text = " ".join(printed(summary(result.report)).split())
+    sentence = text[text.index("Stage 0 is fullest") : text.index("It holds at most")]
+    for part in ("activations", "buffers"):
+        figure, inside = re.findall(rf"{part} ([\d.]+) \(([^)]*)\)", sentence)[0]
+        assert figure == f"{stage[part] / GiB:.1f}"
+        named = [float(one.split()[-1]) for one in inside.split(", ")]
+        assert sum(named) <= float(figure) + 0.05 * (1 + len(named))
+
+
 def test_weights_that_are_the_optimizers_are_said_to_be() -> None:
     """Torch's FSDP with master weights has such weights, and so has torch.autocast.
 
     Parameters on the host or its drives are not here."""
     result = json.loads(json.dumps(report(job(), play())))
-    assert "Weights are" not in printed(summary(result))
+    assert "Weights (-) are" not in printed(summary(result))
     for stage in result["memory"]["per_stage"]:
         stage["weights"] = 0.0
-    assert "Weights are those in fp32 that the optimizer updates" in printed(summary(result))
+    text = printed(summary(result))
+    assert "Weights (-) are those in fp32 that the optimizer updates" in text
+    heads = next(line for line in text.splitlines() if "weights" in line and "stage" in line).split()
+    rows = [line.split() for line in text.splitlines() if re.match(r"\s+\d+\s+[\d.]+\s+-", line)]
+    assert {row[heads.index("weights")] for row in rows} == {"-"}
     for place, words in (("cpu", "on the host;"), ("nvme", "on the host's drives;")):
         result["parallelism"]["offload"]["parameters"] = place
-        assert f"Weights are {words}" in printed(summary(result))
+        assert f"Weights (-) are {words}" in printed(summary(result))
 
 
 def test_a_narrow_terminal_still_shows_how_full_each_stage_is() -> None:

@@ -131,8 +131,10 @@ def test_every_command_runs_and_prints_what_is_shown(
     out, err = capsys.readouterr()
     assert ended.value.code == 0, out + err
     printed = [" ".join(line.split()) for line in out.splitlines()]
-    stale = [line for line in shown.output if " ".join(line.split()) not in printed]
-    assert not stale, "a page shows what is no longer printed"
+    lines = [" ".join(line.split()) for line in shown.output]
+    assert not [line for line in lines if line not in printed], "a page shows what is no longer printed"
+    if shown.page == "README.md" and lines:  # which shows the beginning, without a line left out
+        assert lines == [line for line in printed if line][: len(lines)]
 
 
 @pytest.mark.parametrize("code", list(python_cases()))

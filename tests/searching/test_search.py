@@ -75,6 +75,15 @@ def test_the_command_line_of_the_best_gives_its_step(result: SearchResult) -> No
     assert figures_of(load_workload(LARGE, changes))["step_time_s"] == result.best.step_time_s
 
 
+def test_a_command_has_units_where_these_went_in(result: SearchResult) -> None:
+    """A search with cards of 400 Gb/s names them so, and the command is read as the same number."""
+    key = "cluster.node.nics.bandwidth_bps"
+    assert result.best is not None
+    faster = replace(result, changes={**result.changes, key: 400_000_000_000})
+    assert f"--set {key}=400Gbps" in faster.command_line(result.best)
+    assert load_workload(LARGE, parse_changes([f"{key}=400Gbps"])).cluster == load_workload(LARGE, {key: 4e11}).cluster
+
+
 def test_the_pareto_front_gains_memory_for_time(result: SearchResult) -> None:
     front = [entry["figures"] for entry in result.to_dict()["pareto"]]
     assert front[0]["step_time_s"] == result.to_dict()["ranking"][0]["figures"]["step_time_s"]

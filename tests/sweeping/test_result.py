@@ -19,7 +19,7 @@ import simulator
 from simulator.errors import InputError
 from simulator.output.sweep_figures import FIGURES, FigureScale, best_first
 from simulator.output.sweep_plot import SweptKeys, SweptValues, sweep_plot
-from simulator.output.sweep_table import short_names
+from simulator.output.sweep_table import short_names, sweep_summary
 from simulator.sweeping.entry import sweep_space
 from simulator.sweeping.result import SweepResult
 from simulator.sweeping.space import Space, listed, zipped
@@ -40,6 +40,28 @@ def printed(result: SweepResult, width: int = 400, **options: Any) -> str:
     with console.capture() as captured:
         console.print(result.summary(**options))
     return captured.get()
+
+
+def test_settings_have_their_units_in_tables_and_none_in_files(tmp_path: Path) -> None:
+    """Two speeds of cards, typed as 400Gbps and 800Gbps: so they stand in the table, and in bit/s in the CSV file."""
+    key = "cluster.node.nics.bandwidth_bps"
+    result = swept({key: [400_000_000_000, 800e9]}, {**SMALLEST, "cluster": "dgx_a100"})
+    text = printed(result)
+    assert "400Gbps" in text
+    assert "800Gbps" in text
+    result.save_csv(tmp_path / "points.csv")
+    rows = csv.DictReader((tmp_path / "points.csv").read_text().splitlines())
+    assert [float(row[key]) for row in rows] == [400e9, 800e9]
+
+
+def test_intervals_that_nothing_gives_have_a_note() -> None:
+    row = {"status": "simulated", "workload": "a", "fits": True, **dict.fromkeys(FIGURES, 1.0)}
+    without = {**row, "step_time_low_s": None, "step_time_high_s": None}
+    for rows, noted in (([row], False), ([row, without], True)):
+        console = Console(width=200, file=io.StringIO())
+        console.print(sweep_summary(rows, []))
+        assert isinstance(console.file, io.StringIO)
+        assert ("no measured step is comparable" in console.file.getvalue()) is noted
 
 
 def test_a_table_has_what_fits_first_then_what_does_not_then_what_was_refused(mixed: SweepResult) -> None:

@@ -9,7 +9,7 @@ import pytest
 import simulator
 from simulator.errors import InputError
 from simulator.traces.columns import NO_LAUNCHES
-from simulator.traces.compare import compare, missing_classes, short_name, simulated_side, traced_side
+from simulator.traces.compare import compare, missing_classes, short_name, simulated_side, traced_side, unlike_jobs
 from simulator.traces.files import open_trace
 from simulator.traces.kineto import read_trace
 from simulator.traces.replay import replay
@@ -44,6 +44,19 @@ def test_two_traces_differ_by_what_was_changed(tmp_path: Path) -> None:
     assert (first.step_s, second.step_s) == pytest.approx((8920 * us, 7720 * us))
     assert missing_classes(result) == []
     assert result.alone == ((), ())
+
+
+def test_jobs_of_far_different_depth_are_told_apart(tmp_path: Path) -> None:
+    """Two layers have a few products, and four times as many layers more than twice as many. Recorded kernels of the
+    same job are as many on both sides, and nothing is said."""
+    few, many = (
+        simulated_side(simulator.run(WORKLOAD, set={"model.layers": layers}).spans, f"{layers} layers")
+        for layers in (2, 8)
+    )
+    (sentence,) = unlike_jobs(compare(few, many))
+    assert f"2 layers launches {few.launches['matmul']:,.6g} kernels of class matmul" in sentence
+    assert f"8 layers {many.launches['matmul']:,.6g}" in sentence
+    assert unlike_jobs(compare(few, few)) == []
 
 
 def test_ops_outside_of_the_marked_steps_do_not_count(tmp_path: Path) -> None:
@@ -170,4 +183,4 @@ def test_a_file_of_several_ranks_is_refused(tmp_path: Path) -> None:
     simulator.run({**WORKLOAD, "parallelism": {"pp": 2, "dp": 1}}).save_trace(tmp_path / "both.json.gz")
     with pytest.raises(InputError, match="holds several ranks") as refused:
         open_trace([str(tmp_path / "both.json.gz")])
-    assert refused.value.fix == "use --trace-dir"
+    assert refused.value.fix == "llmsim run WORKLOAD --trace-dir DIR"

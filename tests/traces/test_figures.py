@@ -5,11 +5,14 @@ from __future__ import annotations
 import gzip
 import json
 import math
+import re
 from dataclasses import asdict, replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from simulator.output.stream_gantt import StreamRow, stream_gantt
 from simulator.output.trace_tables import shown
 from simulator.traces.figures import figures, rank_figures
 from simulator.traces.files import open_trace
@@ -63,6 +66,48 @@ def test_time_between_kernels_has_its_cause(tmp_path: Path) -> None:
     assert stream.host_s == pytest.approx(15 * us)
     assert stream.other_s == pytest.approx(30 * us)
     assert rank_figures(rank).launch_bound_s == pytest.approx(15 * us)
+
+
+def test_waits_for_launches_that_are_not_recorded_are_not_known(tmp_path: Path) -> None:
+    """Two kernels without a call of the host, in two steps: the wait is no 0, in the mean neither."""
+    trace = KinetoWriter()
+    for begin in (0, 100):
+        trace.event("user_annotation", f"ProfilerStep#{begin}", begin, 100)
+        for start in (10, 60):
+            trace.kernel("k", COMPUTE, begin + start, 10, 0)
+    told = figures(read_trace([trace.save(tmp_path / "trace.json")]))
+    (stream,) = told.ranks[0].streams
+    assert (stream.host_s, told.ranks[0].launch_bound_s) == (None, None)
+    assert stream.other_s == pytest.approx(40 * us)
+
+
+def test_shares_are_of_the_step_and_fill_it(tmp_path: Path) -> None:
+    """A step of 200 us: a kernel from 20 to 60, a send of 1 us until 101, nothing then. Of the step 20 % compute, 0.5 %
+    are the send alone, 20 % are idle between them; 59.5 % lie before and behind all kernels. The send counts as
+    communication with hand-overs, while the class communication is not there."""
+    trace = KinetoWriter()
+    trace.event("user_annotation", "ProfilerStep#1", 0, 200)
+    trace.kernel("k", COMPUTE, 20, 40, trace.call("cudaLaunchKernel", 1))
+    send = {"Collective name": "send", "Process Group Description": "mesh_pp"}
+    trace.kernel("ncclDevKernel_SendRecv()", 20, 100, 1, trace.call("cudaLaunchKernel", 2), **send)
+    told = figures(read_trace([trace.save(tmp_path / "trace.json")]))
+    report = {**asdict(told), "kernels": [asdict(one) for one in told.kernels]}
+    ranks, classes, *_, kernels = (printed(table, 200) for table in shown(report))
+    assert "shares of the step" in ranks
+    row = next(line for line in ranks.splitlines() if line.split()[:1] == ["0"])
+    assert [float(text) for text in re.findall(r"([\d.]+) %", row)][:4] == [20.0, 0.5, 20.0, 59.5]
+    assert "communication and hand-overs" in ranks
+    assert "1.00 us" in ranks
+    assert "hand-over" in classes
+    assert "communication" not in classes
+    assert "20.0 %" in next(line for line in kernels.splitlines() if line.split()[:1] == ["k"])
+
+
+def test_the_picture_of_streams_says_which_gaps_it_leaves_out() -> None:
+    """A kernel in each of 3 s: a picture of 3000 columns has no gap of less than 1 ms."""
+    second = np.arange(3.0)
+    figure = stream_gantt([StreamRow("stream 7", {"memory": (second, second + 1)})], "a")
+    assert figure.axes[0].get_xlabel() == "time, ms (gaps below 1.00 ms are not drawn)"
 
 
 def test_a_step_is_what_was_launched_in_it(tmp_path: Path) -> None:

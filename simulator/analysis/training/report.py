@@ -17,6 +17,8 @@ from simulator.analysis.training.stage_balance import stage_balance
 from simulator.analysis.training.stage_split import SimulatedSplit
 from simulator.analysis.training.steady_state import SteadyState
 from simulator.config import Workload
+from simulator.config.changed_cluster import changed_cluster_keys
+from simulator.hardware.cluster_spec import ClusterSpec
 from simulator.timeline import Timeline
 
 SECONDS_PER_DAY, SECONDS_PER_HOUR = 86400.0, 3600.0
@@ -93,7 +95,7 @@ def report(
     memory = _memory(job, played) | {"advice": list(job.advice)}
     result: dict[str, Any] = {
         "name": workload.name,
-        "cluster": workload.cluster.name,
+        **_cluster(workload.cluster),
         "calibration": dict(job.calibration),
         "n_gpus": job.workload.n_ranks,
         "framework": workload.framework.model_dump(mode="json"),
@@ -131,6 +133,11 @@ def report(
         "ranks_total": timeline.n_ranks,
     }
     return result
+
+
+def _cluster(cluster: ClusterSpec) -> dict[str, Any]:
+    """Return the name of a cluster, and the keys in which it is not the shipped one of this name."""
+    return {"cluster": cluster.name, "cluster_changes": changed_cluster_keys(cluster)}
 
 
 def _training(workload: Workload) -> dict[str, Any]:

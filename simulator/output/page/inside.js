@@ -16,7 +16,7 @@ for (let piece = inside.first_piece[box]; piece < inside.first_piece[box + 1]; p
     else if (own === -2) slowed = true
     const lane = inside.texts[inside.op_lane[op]]
     lanes.add(lane)
-    ops.line.push((to - from) > narrow * width ? 0.6 : 0)
+    ops.line.push(0)
     ops.left.push(from * scale)
     ops.right.push(to * scale)
     ops.lane.push(lane)

@@ -13,6 +13,7 @@ from simulator.output.gantt_panel import IDLE_COLOUR, PHASE_COLOUR, SHARE_COLOUR
 from simulator.output.memory_summary import fit_verdict
 from simulator.output.summary import (
     calibration_text,
+    cluster_text,
     describe_layout,
     framework_text,
     lacking_line,
@@ -51,7 +52,8 @@ def headline(report: JsonReport) -> str:
     """Say what runs on what."""
     return (
         f"{model_and_precision(report)} on {counted(report['n_gpus'], 'GPU')} "
-        f"of {report['cluster']} with {framework_text(report['framework'])}: {describe_layout(report['parallelism'])}, "
+        f"of {cluster_text(report)} with {framework_text(report['framework'])}: "
+        f"{describe_layout(report['parallelism'])}, "
         f"{counted(report['n_microbatches'], 'micro-batch', 'es')}"
     )
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from simulator.output.gantt_panel import IDLE_COLOUR, SHARE_COLOUR
 from simulator.output.page.style import bytes_text, plain_figure, seconds_text
-from simulator.output.page.timeline_data import NARROW, OP_COLOUR, TimelineData
+from simulator.output.page.timeline_data import OP_COLOUR, TimelineData
 from simulator.timeline import Timeline
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ def timeline_chart(timeline: Timeline, name: str) -> tuple[LayoutDOM, str]:
         CustomJS(
             args={
                 "boxes": boxes, "inside": shown, "source": source, "figure": inside, "unit_s": data.unit_s,
-                "scale": data.unit_s * 1e3, "narrow": NARROW, "rows": list(data.rows),
+                "scale": data.unit_s * 1e3, "rows": list(data.rows),
                 "op_colours": list(OP_COLOUR),
             },
             code=_script("inside.js"),
@@ -97,20 +97,23 @@ def _whole(data: TimelineData, name: str) -> tuple[figure, Any, Any, Any]:
     whole.ygrid.visible = False
     quads = {"left": "left", "right": "right", "top": "top", "bottom": "bottom", "line_color": None}
     whole.quad(**quads, source=ColumnDataSource(data.idle), fill_color=IDLE_COLOUR)
+    whole.quad(**quads, source=ColumnDataSource(data.runs), fill_color="colour")
     boxes, bars = ColumnDataSource(data.boxes), ColumnDataSource(data.bars)
     passes = whole.quad(
         **{**quads, "line_color": "white"}, line_width="line", source=boxes, fill_color="colour", name=f"{name}-boxes"
     )
     passes.nonselection_glyph = None
-    _part_wide_boxes(whole, passes, data)
+    _part_wide_boxes(whole, boxes, 1)
     passes.selection_glyph = type(passes.glyph)(
         left="left", right="right", top="top", bottom="bottom", fill_color="colour", line_color="black", line_width=2
     )
     for kind, (top, bottom) in data.levels.items():
         part = whole.quad(**{**quads, "top": top, "bottom": bottom}, source=boxes, fill_color=SHARE_COLOUR[kind])
         part.nonselection_glyph = part.selection_glyph = None
-    # However short, a transfer is a pixel wide: shorter ones would show by chance.
-    transfers = whole.quad(**{**quads, "line_color": "colour"}, line_width=0.8, source=bars, fill_color="colour")
+    # A faint line keeps the shortest transfers visible, and leaves many of them as pale as the time that they fill.
+    transfers = whole.quad(
+        **{**quads, "line_color": "colour"}, line_width=0.8, line_alpha=0.3, source=bars, fill_color="colour"
+    )
     transfers.nonselection_glyph = None
     marked = ColumnDataSource({side: np.zeros(0) for side in ("left", "right", "top", "bottom")})
     whole.quad(
@@ -120,18 +123,15 @@ def _whole(data: TimelineData, name: str) -> tuple[figure, Any, Any, Any]:
     return whole, boxes, bars, marked
 
 
-def _part_wide_boxes(whole: figure, passes: Any, data: TimelineData) -> None:
-    """Draw the white lines between boxes as long as a usual box is wider than four of them, however it is zoomed."""
+def _part_wide_boxes(picture: figure, source: Any, line_width: float) -> None:
+    """Draw lines of ``line_width`` around the boxes of ``source`` that are wider than four pixels, however zoomed."""
     from bokeh.models import CustomJS
 
-    width = float(np.median(data.boxes["right"] - data.boxes["left"])) if len(data.boxes["left"]) else 0.0
-    change = CustomJS(
-        args={"glyph": passes.glyph, "whole": whole, "width": width},
-        code="glyph.line_alpha = width / (whole.x_range.end - whole.x_range.start) * whole.inner_width > 4 ? 1 : 0",
-    )
-    whole.js_on_change("inner_width", change)
-    whole.x_range.js_on_change("start", change)
-    whole.x_range.js_on_change("end", change)
+    change = CustomJS(args={"source": source, "figure": picture, "line_width": line_width}, code=_script("lines.js"))
+    picture.js_on_change("inner_width", change)
+    picture.x_range.js_on_change("start", change)
+    picture.x_range.js_on_change("end", change)
+    source.js_on_change("data", change)
 
 
 def _zooms(picture: figure) -> None:
@@ -194,10 +194,12 @@ def _inside_figure(data: TimelineData, name: str) -> tuple[figure, Any]:
     )
     _zooms(inside)
     inside.ygrid.visible = False
-    kernels = inside.hbar(
-        y=dodge("lane", 0.0, range=inside.y_range), height=0.8, left="left", right="right", source=source,
-        fill_color="colour", line_color="white", line_width="line",
-    )  # fmt: skip
+    bars = {"height": 0.8, "left": "left", "right": "right", "source": source, "fill_color": "colour"}
+    lane = dodge("lane", 0.0, range=inside.y_range)
+    # Drawn twice: through the edges of a kernel as narrow as a pixel the background would shine.
+    inside.hbar(y=lane, **bars, line_color=None)
+    kernels = inside.hbar(y=lane, **bars, line_color="white", line_width="line")
+    _part_wide_boxes(inside, source, 0.6)
     inside.add_tools(
         HoverTool(
             renderers=[kernels],

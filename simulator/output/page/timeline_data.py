@@ -19,8 +19,6 @@ from simulator.timeline import CATEGORIES, COMMUNICATION, FIRST_COMMUNICATION, T
 MOST_BARS = 30_000
 #: Most kernels whose exact times are kept, of passes that did not run at full speed throughout.
 _MOST_STRETCHED = 150_000
-#: White lines part boxes that are wider than this share of a picture; narrower ones would vanish under them.
-NARROW = 0.001
 #: Space above each box, as a share of its row.
 _MARGIN = 0.05
 
@@ -35,7 +33,8 @@ Columns = dict[str, Any]
 class TimelineData:
     """Columns of one timeline, times in the unit of its axis.
 
-    ``rows``: name of each row, from the top. ``boxes``: passes. ``levels``: kind of time inside passes -> columns of
+    ``rows``: name of each row, from the top. ``boxes``: passes. ``runs``: passes of a colour without time between them,
+    joined. ``levels``: kind of time inside passes -> columns of
     ``boxes`` with the top and the bottom of its part. ``bars``: communication beside them. ``idle``: backgrounds.
     ``inside``: what boxes consist of (see `_inside`). ``left_out``: sentence on what is not drawn, empty where all is.
     """
@@ -45,6 +44,7 @@ class TimelineData:
     length: float
     rows: tuple[str, ...]
     boxes: Columns
+    runs: Columns
     levels: dict[str, tuple[str, str]]
     bars: Columns
     idle: Columns
@@ -60,12 +60,14 @@ class TimelineData:
         unit_s = picture.axis.seconds
         box = np.flatnonzero(drawn.boxes)
         columns, levels = _levels(picture, box)
+        boxes = _boxes(timeline, picture, box, unit_s)
         return cls(
             unit=picture.axis.unit,
             unit_s=unit_s,
             length=drawn.until_s / unit_s,
             rows=tuple(row_name(picture, row) for row in range(len(picture.ranks))),
-            boxes=_boxes(timeline, picture, box, unit_s) | columns,
+            boxes=boxes | columns,
+            runs=_runs(boxes, picture.bar_height),
             levels=levels,
             bars=_bars(timeline, picture, bars[drawn.bars], unit_s),
             idle=_idle(picture, drawn.until_s, unit_s),
@@ -125,7 +127,7 @@ def _boxes(timeline: Timeline, picture: Picture, box: Ints, unit_s: float) -> Co
     return {
         "left": _small(start / unit_s),
         "right": _small(end / unit_s),
-        "line": np.where(end - start > NARROW * picture.length_s, 1, 0).astype(np.uint8),
+        "line": np.zeros(len(box), np.uint8),
         "top": _small(row + _MARGIN),
         "bottom": _small(row + _MARGIN + picture.bar_height),
         "colour": [colours[key] for key in zip(phases, chunks, strict=True)],
@@ -133,6 +135,28 @@ def _boxes(timeline: Timeline, picture: Picture, box: Ints, unit_s: float) -> Co
         "microbatch": boxes.microbatch[box].astype(np.int32),
         "row": row.astype(np.uint16),
         "moved": _small(moved_by_box[box]),
+    }
+
+
+def _runs(boxes: Columns, height: float) -> Columns:
+    """Return boxes of a row and a colour that follow one another at once, joined.
+
+    They lie under the boxes, through whose edges the background would shine where boxes are as narrow as a pixel.
+    """
+    order = np.lexsort((boxes["left"], boxes["row"]))
+    left, right, row = (boxes[name][order] for name in ("left", "right", "row"))
+    colour = np.array(boxes["colour"], dtype=object)[order]
+    begins = np.ones(len(order), dtype=bool)
+    begins[1:] = (row[1:] != row[:-1]) | (colour[1:] != colour[:-1]) | (left[1:] > right[:-1])
+    first = np.flatnonzero(begins)
+    last = np.append(first[1:], len(order))[: len(first)] - 1
+    top = _small(row[first] + _MARGIN)
+    return {
+        "left": left[first],
+        "right": right[last],
+        "top": top,
+        "bottom": _small(top + height),
+        "colour": colour[first].tolist(),
     }
 
 

@@ -29,23 +29,29 @@ _HERTZ = {"Hz": "1", "kHz": "1e3", "MHz": "1e6", "GHz": "1e9"}
 
 
 class WrittenUnits(NamedTuple):
-    """Units that a number may have. ``units``: each unit's size in that of the key. ``example``: a number with one."""
+    """Units that a number may have.
+
+    ``units``: each unit's size in that of the key. ``example``: a number with one. ``shown``: units of tables.
+    """
 
     units: Mapping[str, Decimal]
     example: str
+    shown: tuple[str, ...]
 
 
-def _quantity(units: Mapping[str, Decimal | str], example: str) -> WrittenUnits:
-    return WrittenUnits(MappingProxyType({unit: Decimal(size) for unit, size in units.items()}), example)
+def _quantity(units: Mapping[str, Decimal | str], example: str, shown: str) -> WrittenUnits:
+    sizes = {unit: Decimal(size) for unit, size in units.items()}
+    return WrittenUnits(MappingProxyType(sizes), example, tuple(shown.split()))
 
 
 #: Tokens or sequences that are handled together. Lengths are powers of two by habit: 8k of context is 8,192.
-LENGTH = _quantity({"k": "1024", "K": "1024", "M": str(1024**2)}, "8k, which is 8192")
+LENGTH = _quantity({"k": "1024", "K": "1024", "M": str(1024**2)}, "8k, which is 8192", "")
 _TOKEN_POWERS = {"k": 3, "m": 6, "b": 9, "t": 12}
 #: Tokens of a whole run.
 TOKENS = _quantity(
     {unit: Decimal(10) ** power for letter, power in _TOKEN_POWERS.items() for unit in (letter, letter.upper())},
     "1T, or 300B",
+    "T B M",
 )
 _BY_KEY = {
     "seq": LENGTH,
@@ -54,13 +60,15 @@ _BY_KEY = {
     "total_tokens": TOKENS,
 }
 _BY_ENDING = {
-    "_bytes": _quantity(_BYTES, "25MiB"),
-    "_Bps": _quantity({unit: size / 8 for unit, size in _BITS_PER_S.items()}, "450GB/s"),
-    "_bps": _quantity(_BITS_PER_S, "400Gbps"),
-    "_hz": _quantity(_HERTZ, "1.98GHz"),
-    "_s": _quantity(_SECONDS, "3us"),
-    "_w": _quantity({"W": "1", "kW": "1000"}, "700W"),
+    "_bytes": _quantity(_BYTES, "25MiB", "TiB GiB MiB KiB TB GB MB kB"),
+    "_Bps": _quantity({unit: size / 8 for unit, size in _BITS_PER_S.items()}, "450GB/s", "TB/s GB/s MB/s"),
+    "_bps": _quantity(_BITS_PER_S, "400Gbps", "Tbps Gbps Mbps"),
+    "_hz": _quantity(_HERTZ, "1.98GHz", "GHz MHz"),
+    "_s": _quantity(_SECONDS, "3us", "s ms us ns"),
+    "_w": _quantity({"W": "1", "kW": "1000"}, "700W", "W"),
 }
+#: Characters of a number with its unit that are read at a glance.
+_SHORT = 10
 _NUMBER = re.compile(r"\s*([-+]?(?:\d[\d_]*\.?\d*|\.\d+)(?:[eE][-+]?\d{1,3})?)\s*([^\W\d_]+(?:/s)?)\s*")
 
 
@@ -102,6 +110,26 @@ def as_written(key: str, value: object) -> object:
         return value
     number = number_of(value, quantity)
     return value if number is None else number
+
+
+def as_text(key: str, value: object) -> str | None:
+    """Return the shortest text with a unit that means ``value`` under ``key``; None where no short one does.
+
+    >>> as_text("nics.bandwidth_bps", 400e9), as_text("latency_s", 3e-6), as_text("bucket_bytes", 25 * 2**20)
+    ('400Gbps', '3us', '25MiB')
+    >>> as_text("total_tokens", 300_000_000_000), as_text("bandwidth_bps", 1 / 3), as_text("seq", 8192)
+    ('300B', None, None)
+    """
+    quantity = quantity_of(key)
+    if quantity is None or isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        return None
+    texts = []
+    for unit in quantity.shown:
+        number = Decimal(str(value)) / quantity.units[unit]
+        text = f"{number.normalize():f}{unit}"
+        if abs(number) >= 1 and len(text) <= _SHORT and number_of(text, quantity) == value:
+            texts.append(text)
+    return min(texts, key=len, default=None)
 
 
 def read_number(text: str, quantity: WrittenUnits, file: str) -> float | int:
