@@ -12,7 +12,7 @@ from typing import Any, NoReturn, TypeVar, cast
 from simulator.config import catalog, rules
 from simulator.config.captured_file import read_captured
 from simulator.config.cluster import cluster_data
-from simulator.config.misplaced_file import refuse_misplaced
+from simulator.config.misplaced_file import read_workload
 from simulator.config.optimizer_choices import usual_library, usual_state_dtype
 from simulator.config.pipelines import find_schedule, is_file
 from simulator.config.presets import expand_model
@@ -32,7 +32,7 @@ from simulator.config.workload import Workload
 from simulator.errors import InputError, PlaceOfKey, amended, each, located, raise_all
 from simulator.frameworks import FRAMEWORKS
 from simulator.hardware.cluster_spec import ClusterSpec
-from simulator.input_files import as_path, read_yaml, with_changes
+from simulator.input_files import as_path, with_changes
 
 #: Dotted path of a section -> the key of it that a plain text in its place means.
 SHORTHANDS = {"cluster": "name", "framework": "name", "training.recompute": "granularity", "training.loss": "name"}
@@ -143,8 +143,7 @@ def load_workload(
         data, file, base = dict(source), None, None
     else:
         file = catalog.find("workload", str(source))
-        refuse_misplaced(file, "a workload file")
-        data, base = read_yaml(file), file.parent
+        data, base = read_workload(file), file.parent
     written = data
     data = {key: value for key, value in with_changes(data, set, SHORTHANDS, by).items() if value is not None}
 
