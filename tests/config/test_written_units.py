@@ -100,7 +100,7 @@ def test_sequences_are_not_counted_in_tokens() -> None:
         ("cluster.node.nics.bandwidth_bps", "400G", "bandwidth_bps: 400Gbps"),
         # Small letters may mean bits or bytes.
         ("cluster.node.nics.bandwidth_bps", "400gbps", "bandwidth_bps: 400Gbps or 400GBps"),
-        ("cluster.node.nvlink.bandwidth_Bps", "450G", "bandwidth_Bps: 450GB/s"),
+        ("cluster.node.nvlink.bandwidth_Bps", "450G", "bandwidth_Bps: 450GB/s or 450GiB/s"),
         ("parallelism.bucket_bytes", "25M", "bucket_bytes: 25MB or 25MiB"),
         ("training.seq", "8Ki", "seq: 8K"),
         ("training.seq", "8GB", None),
@@ -150,7 +150,7 @@ def test_options_of_numbers_refuse_others_in_one_form(
 
 
 def test_a_long_list_of_keys_is_cut_by_the_rule_of_all_names() -> None:
-    """Of more than 12 names an error lists five, be they keys that a section has or names like the one that is wrong."""
+    """Of more than 12 names an error lists five, be they keys of a section or names like the one that is wrong."""
     for changes in ({"parallelism": 3}, {"parallelism.tpp": 2}):
         with pytest.raises(InputError) as refused:
             load_workload(JOB, changes)
