@@ -91,7 +91,7 @@ def command(
         import_script(as_path(file), out=out, changes=changes, cluster=cluster, gpus=gpus, json=json, quiet=quiet)
         return
     for one in files:
-        refuse_misplaced(one, "a topology or a launch script", taken=TOPOLOGY)
+        refuse_misplaced(one, "a topology or a launch script", accepted=TOPOLOGY)
     if cluster is not None or gpus is not None:
         option = "--gpus" if cluster is None else "--cluster"
         raise InputError("is of launch scripts", file=option, found=str(file), allowed=", ".join(SUFFIXES))

@@ -173,7 +173,7 @@ def _length(text: str) -> int:
     return read_length(text, "seq")
 
 
-def _sequences(text: str, length: int) -> int:
+def _batch(text: str, length: int) -> int:
     """Return a number of sequences of so many tokens, which are not counted in tokens. Raises `InputError`."""
     from simulator.config.quantities import has_foreign_unit, in_sequences
 
@@ -244,8 +244,9 @@ def _answers(
         framework,
     )
     length = ask("Tokens per sequence", "--seq", str(methods.METHODS[method].seq), _length, seq)
-    usual_batch = str(methods.usual_batch(number))
-    sequences = ask("Sequences per step", "--batch", usual_batch, lambda text: _sequences(text, length), batch)
+    sequences = ask(
+        "Sequences per step", "--batch", str(methods.usual_batch(number)), lambda t: _batch(t, length), batch
+    )
     return JobAnswers(name, machines, number, method, software, length, sequences)
 
 

@@ -151,7 +151,7 @@ def _named(data: Mapping[str, Any], base: Path | None, file: object, key: str | 
 def _refuse_relabelled(data: Mapping[str, Any], behind: tuple[Path, ...], file: object, key: str | None) -> None:
     """Raise `InputError` where a mapping ``like`` one cluster has the name of another one that is shipped.
 
-    A file may have the name that it is called by. ``behind``: the files that have led here."""
+    A shipped file has its own name. ``behind``: the files that have led here."""
     name, like = data.get("name"), data["like"]
     if name == like or name not in catalog.names("cluster") or (behind and behind[-1].stem == name):
         return

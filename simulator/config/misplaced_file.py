@@ -114,12 +114,12 @@ def _by_name(name: str, head: bytes) -> FileUse | None:
     return _SCRIPT if suffix in COMMANDS else GRAPH if suffix == ".et" else None
 
 
-def refuse_misplaced(path: Path, wanted: str, taken: FileUse | None = None) -> None:
+def refuse_misplaced(path: Path, wanted: str, accepted: FileUse | None = None) -> None:
     """Raise `InputError` where a file is of a kind that something else than ``wanted`` takes.
 
-    ``taken``: a kind that is taken here.
+    ``accepted``: a kind that is right here.
     """
-    if (use := use_of(path)) is not None and use != taken:
+    if (use := use_of(path)) is not None and use != accepted:
         raise use.error(path, wanted)
 
 

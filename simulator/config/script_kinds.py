@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 #: Endings of scripts that hold a command or a recipe, or torchtitan's sections.
 COMMANDS = (".sh", ".bash", ".slurm", ".sbatch", ".py", ".toml")
-#: Endings of files of which only the keys tell what they are.
+#: Endings of files that are told by their keys alone.
 KEYED = (".json", ".yaml", ".yml")
 
 

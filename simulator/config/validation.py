@@ -137,11 +137,11 @@ def _explained(model: type[BaseModel], detail: ErrorDetails, place: PlaceOfKey |
         word, limit = _LENGTHS[kind]
         return InputError("has not as many items", key=key, found=brief(value), allowed=f"{word} {context[limit]}")
     if kind in _WANTED:
-        return _of_wrong_type(kind, key, written_key, name, field, value, data)
+        return _wrong_type(kind, key, written_key, name, field, value, data)
     return InputError(detail["msg"], key=key, found=brief(value), allowed=_allowed(field))
 
 
-def _of_wrong_type(
+def _wrong_type(
     kind: str, key: str, written_key: str, name: str, field: FieldInfo | None, value: Any, data: Any
 ) -> InputError:
     """Return the error of a value of another type than the key has."""

@@ -303,10 +303,10 @@ def test_layers_of_mimo_with_a_window_have_the_sizes_that_the_file_says() -> Non
     assert silent["mixers"] == ["attention", "window", "window", "window", "window", "attention"]
     sizes = {"swa_num_attention_heads": 32, "swa_num_key_value_heads": 16, "swa_head_dim": 96, "swa_v_head_dim": 64}
     pattern = {"hybrid_layer_pattern": [0, 1, 0, 1, 0, 1], "sliding_window": 128, "sliding_window_size": 128}
-    said = from_hugging_face({**MIMO, **sizes, **pattern}, "config.json")
-    assert said["window_heads"] == {"heads": 32, "kv_heads": 16, "head_dim": 96, "v_head_dim": 64}
-    assert said["mixers"] == ["attention", "window"]
-    assert said["sliding_window"] == 129
+    stated = from_hugging_face({**MIMO, **sizes, **pattern}, "config.json")
+    assert stated["window_heads"] == {"heads": 32, "kv_heads": 16, "head_dim": 96, "v_head_dim": 64}
+    assert stated["mixers"] == ["attention", "window"]
+    assert stated["sliding_window"] == 129
     assert "window_heads" not in from_hugging_face({**MIMO, "hybrid_layer_pattern": [0] * 6}, "config.json")
 
 
