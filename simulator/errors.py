@@ -184,6 +184,15 @@ def located(place: PlaceOfKey) -> AbstractContextManager[None]:
     return amended(locate)
 
 
+def install_extra(extra: str) -> str:
+    """Return how to install the packages of an extra, from an index and in a checkout.
+
+    >>> install_extra("report")
+    "pip install 'llm-cluster-simulator[report]', in a checkout pip install '.[report]'"
+    """
+    return f"pip install 'llm-cluster-simulator[{extra}]', in a checkout pip install '.[{extra}]'"
+
+
 #: Names of which all are listed in an error; of more the nearest few.
 _MOST_NAMES, _NEAREST = 12, 5
 
@@ -191,12 +200,14 @@ _MOST_NAMES, _NEAREST = 12, 5
 def nearest_names(word: object, names: Iterable[str], all_of_them: str) -> str:
     """Return the names that an error lists as allowed: all of a few, else those most like ``word``.
 
-    ``all_of_them``: where all are listed.
+    Without a word they are the first few. ``all_of_them``: where all are listed.
 
     >>> nearest_names("d", "abc", "the page of letters")
     'a, b, c'
     >>> nearest_names("gpt2", [*(f"gpt2-{size}b" for size in range(1, 7)), *"abcdefgh"], "llmsim list models")
     'gpt2-1b, gpt2-2b, gpt2-3b, gpt2-4b, gpt2-5b ... (14 in all: llmsim list models)'
+    >>> nearest_names("", "nmlkjihgfedcba", "llmsim list letters")
+    'n, m, l, k, j ... (14 in all: llmsim list letters)'
     """
     listed = list(dict.fromkeys(names))
     if len(listed) <= _MOST_NAMES:

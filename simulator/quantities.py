@@ -24,7 +24,17 @@ _BYTES = {
 _BITS_PER_S = {
     f"{prefix}{unit}": Decimal(10) ** power for prefix, power in _DECIMAL.items() for unit in ("bps", "b/s", "bit/s")
 } | {f"{unit}{per}": 8 * size for unit, size in _BYTES.items() for per in ("/s", "ps")}
-_SECONDS = {"ns": "1e-9", "us": "1e-6", "µs": "1e-6", "ms": "1e-3", "s": "1", "min": "60", "h": "3600"}
+#: Of a millionth the sign of Latin-1, and the Greek letter that keyboards write.
+_SECONDS = {
+    "ns": "1e-9",
+    "us": "1e-6",
+    "\u00b5s": "1e-6",
+    "\u03bcs": "1e-6",
+    "ms": "1e-3",
+    "s": "1",
+    "min": "60",
+    "h": "3600",
+}
 _HERTZ = {"Hz": "1", "kHz": "1e3", "MHz": "1e6", "GHz": "1e9"}
 
 
@@ -44,7 +54,7 @@ def _quantity(units: Mapping[str, Decimal | str], example: str, shown: str) -> W
     return WrittenUnits(MappingProxyType(sizes), example, tuple(shown.split()))
 
 
-#: Tokens or sequences that are handled together. Lengths are powers of two by habit: 8k of context is 8,192.
+#: Tokens that are handled together. Lengths are powers of two by habit: 8k of context is 8,192.
 LENGTH = _quantity({"k": "1024", "K": "1024", "M": str(1024**2)}, "8k, which is 8192", "")
 _TOKEN_POWERS = {"k": 3, "m": 6, "b": 9, "t": 12}
 #: Tokens of a whole run.
@@ -55,7 +65,6 @@ TOKENS = _quantity(
 )
 _BY_KEY = {
     "seq": LENGTH,
-    "global_batch": LENGTH,
     "sliding_window": LENGTH,
     "total_tokens": TOKENS,
 }
@@ -69,6 +78,10 @@ _BY_ENDING = {
 }
 #: Characters of a number with its unit that are read at a glance.
 _SHORT = 10
+BYTES = _BY_ENDING["_bytes"]
+_PREFIXES = "kKMGTPi"
+#: Keys that count sequences, which many people count in tokens.
+SEQUENCE_COUNTS = ("global_batch", "micro_batch")
 _NUMBER = re.compile(r"\s*([-+]?(?:\d[\d_]*\.?\d*|\.\d+)(?:[eE][-+]?\d{1,3})?)\s*([^\W\d_]+(?:/s)?)\s*")
 
 
@@ -98,6 +111,64 @@ def number_of(text: str, quantity: WrittenUnits) -> float | int | None:
     except InvalidOperation:
         return None
     return int(number) if number == number.to_integral_value() and abs(number) < 10**18 else float(number)
+
+
+def has_foreign_unit(text: str, quantity: WrittenUnits | None = None) -> bool:
+    """Return whether a text is a number with some unit behind it, which is none of the ``quantity``.
+
+    >>> has_foreign_unit("8k"), has_foreign_unit("8k", LENGTH), has_foreign_unit("8"), has_foreign_unit("fast")
+    (True, False, False, False)
+    """
+    match = _NUMBER.fullmatch(text)
+    return match is not None and (quantity is None or match[2] not in quantity.units)
+
+
+def nearest_spellings(text: str, quantity: WrittenUnits) -> list[str]:
+    """Return how a number is written whose unit is none of the ``quantity``, in small letters or without its end.
+
+    >>> nearest_spellings("400gbps", quantity_of("bandwidth_bps")), nearest_spellings("400G", quantity_of("a_bps"))
+    (['400Gbps', '400GBps'], ['400Gbps'])
+    >>> nearest_spellings("25M", BYTES), nearest_spellings("8Ki", LENGTH), nearest_spellings("8 apples", LENGTH)
+    (['25MB', '25MiB'], ['8K'], [])
+    """
+    match = _NUMBER.fullmatch(text)
+    if match is None or match[2] in quantity.units:
+        return []
+    unit = match[2]
+    near = [one for one in quantity.units if one.lower() == unit.lower()]
+    if not near and unit.strip(_PREFIXES.lower() + _PREFIXES) == "":
+        example = re.sub(r"[^a-zA-Z/].*", "", quantity.example.lstrip("0123456789."))
+        ending = example.lstrip(_PREFIXES)
+        prefixes = [
+            prefix for prefix in (unit[0], unit[0].upper(), unit[0].lower()) if prefix + ending in quantity.units
+        ]
+        near = [prefix + infix + ending for prefix in prefixes[:1] for infix in ("", "i")]
+    return [match[1] + one for one in near if one in quantity.units]
+
+
+def in_sequences(text: str, seq: object) -> str:
+    """Return what to write for a number of tokens where sequences are counted, which have ``seq`` tokens each.
+
+    >>> in_sequences("4M", 8192), in_sequences("4M", "8k"), in_sequences("1k", 1000), in_sequences("4M", None)
+    ('512, as 4M tokens are at seq 8192', '512, as 4M tokens are at seq 8192', '1k tokens / seq', '4M tokens / seq')
+    """
+    length, tokens = as_written("seq", seq), number_of(text, LENGTH)
+    if not isinstance(length, int) or isinstance(length, bool) or length < 1 or not tokens or tokens % length:
+        return f"{text} tokens / seq"
+    return f"{tokens // length:.0f}, as {text} tokens are at seq {length}"
+
+
+def read_length(text: str, option: str, most: int = 10**9) -> int:
+    """Return a number of tokens of an answer or option, of which 8k are 8,192. Raises `InputError`.
+
+    >>> read_length("8k", "--seq"), read_length("4096", "--seq")
+    (8192, 4096)
+    """
+    number = read_number(text, LENGTH, option)
+    if not isinstance(number, int) or not 1 <= number <= most:
+        allowed = f">= 1, <= {most:,}; or such as {LENGTH.example}"
+        raise InputError("must be a whole number of tokens", file=option, found=brief(text), allowed=allowed)
+    return number
 
 
 def as_written(key: str, value: object) -> object:

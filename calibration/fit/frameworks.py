@@ -4,8 +4,8 @@
 always waits. A step is then as long as the host takes for all that it issues. Steps tell less than layers do, which
 `calibration.fit.hosts` measures one by one. So ops of modules are taken to keep plain PyTorch's proportions, all
 ``slower`` by one factor. Where records tell how long backward passes took, there are two factors: of backward ops, and
-of products and norms of forward passes, which are modules. Other forward ops are PyTorch's functions, and take what
-they take anywhere. Those of compiled code take the same time each, as one wrapper in Python launches them. Only the
+of products and norms of forward passes, which are modules. Other forward ops are functions of PyTorch, which
+take the same anywhere. Those of compiled code take the same time each, as one wrapper in Python launches them. Only the
 kinds of `APART` have seconds of their own.
 
 What is not told apart takes plain PyTorch's seconds, and is taken off a step first. Least squares are of errors

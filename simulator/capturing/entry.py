@@ -16,7 +16,7 @@ from simulator.capturing.parts import Parts, distinct_parts
 from simulator.capturing.recorder import Tape, record
 from simulator.capturing.sections import chain_of_layers, sections
 from simulator.capturing.splitting import Shares, check_plan, shares
-from simulator.errors import InputError
+from simulator.errors import InputError, install_extra
 
 
 def capture(
@@ -141,9 +141,7 @@ def _torch() -> Any:
     try:
         import torch
     except ImportError:
-        raise InputError(
-            "needs PyTorch, which is not installed", key="capture", fix="pip install 'llm-cluster-simulator[capture]'"
-        ) from None
+        raise InputError("needs PyTorch, which is not installed", key="capture", fix=install_extra("capture")) from None
     return torch
 
 

@@ -11,7 +11,6 @@ from collections.abc import Callable
 from typing import Annotated, Any, NoReturn
 
 import typer
-from typer.core import TyperCommand
 
 from simulator import __version__
 from simulator.cli import (
@@ -31,7 +30,7 @@ from simulator.cli import (
     trace,
     validate,
 )
-from simulator.cli.options import APP_SETTINGS
+from simulator.cli.options import APP_SETTINGS, Command
 from simulator.cli.streams import complain, flushed, open_streams, signals_raise
 from simulator.errors import DeadlockError, InputError
 from simulator.garbage import rarely_searched
@@ -83,13 +82,13 @@ def _options(
 #: Commands with an option that takes several values, the further ones of which arrive as extra arguments.
 _SEVERAL = {"schedule"}
 #: Commands whose help says more than their docstring.
-_CLASSES = {"collective": collective.Command}
+_CLASSES = {"collective": collective.CommandWithAlgorithms}
 for _name, _command in COMMANDS.items():
     if isinstance(_command, typer.Typer):
         app.add_typer(_command, name=_name)
         continue
     settings = calibrate.SETTINGS if _name == "calibrate" else {"allow_extra_args": _name in _SEVERAL}
-    app.command(_name, cls=_CLASSES.get(_name, TyperCommand), context_settings=settings)(_command)
+    app.command(_name, cls=_CLASSES.get(_name, Command), context_settings=settings)(_command)
 
 
 def main(arguments: list[str] | None = None) -> NoReturn:

@@ -56,7 +56,7 @@ def command(
 
     FUNCTION takes no arguments. It returns the module and example inputs of one micro-batch, or a mapping of what
     `simulator.capture` takes. It runs with no device, so that its weights take no memory. A workload file then says
-    `model: {captured: FILE}`.
+    `model: {captured: FILE}`. PyTorch is in the extra `capture`.
 
     \b
     Examples:
@@ -64,14 +64,14 @@ def command(
       llmsim capture my_model:job --adapters 16:q_proj,v_proj --out my_lora.json
     """
     from simulator.capturing.entry import capture_made
-    from simulator.quantities import LENGTH, read_number
+    from simulator.quantities import read_length
 
     check_outputs({"--out": out}, {"--out": (".json",)})
     thin = None if adapters is None else _adapters(adapters)
     chosen = (
         ("dtype", dtype),
         ("layers", layers),
-        ("seq", None if seq is None else read_number(seq, LENGTH, "--seq")),
+        ("seq", None if seq is None else read_length(seq, "--seq")),
         ("adapters", thin),
     )
     captured = capture_made(_function(maker), maker, {key: value for key, value in chosen if value is not None})

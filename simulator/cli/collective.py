@@ -8,9 +8,8 @@ from operator import itemgetter
 from typing import Annotated, Any
 
 import typer
-from typer.core import TyperCommand
 
-from simulator.cli.options import ClusterNodes, Json, Quiet, options_named, parse_ranks
+from simulator.cli.options import ClusterNodes, Command, Json, Quiet, options_named, parse_ranks
 from simulator.cli.outputs import check_outputs, tell
 from simulator.cli.terminal import table
 
@@ -21,7 +20,7 @@ _MEANING = {
 }
 
 
-class Command(TyperCommand):
+class CommandWithAlgorithms(Command):
     """Its help ends with the algorithms of every operation, in as many columns as there are."""
 
     def format_epilog(self, ctx: Any, formatter: Any) -> None:  # of click's classes, which typer keeps to itself

@@ -77,8 +77,7 @@ def command(
       llmsim import topo.txt smi-q.txt ibstat.txt squeue.txt --out mine.yaml
       llmsim import train.sh --cluster dgx_h100 --gpus 64 --out job.yaml
     """
-    from simulator.config.misplaced_file import refuse_misplaced
-    from simulator.importers import is_foreign
+    from simulator.config.misplaced_file import TOPOLOGY, refuse_misplaced
     from simulator.input_files import as_path, parse_changes
     from simulator.launch_scripts import SUFFIXES, is_launch_script
 
@@ -92,8 +91,7 @@ def command(
         import_script(as_path(file), out=out, changes=changes, cluster=cluster, gpus=gpus, json=json, quiet=quiet)
         return
     for one in files:
-        if not is_foreign(one):
-            refuse_misplaced(one, "a topology or a launch script")
+        refuse_misplaced(one, "a topology or a launch script", accepted=TOPOLOGY)
     if cluster is not None or gpus is not None:
         option = "--gpus" if cluster is None else "--cluster"
         raise InputError("is of launch scripts", file=option, found=str(file), allowed=", ".join(SUFFIXES))

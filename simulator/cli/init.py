@@ -52,7 +52,7 @@ GpuAnswer = Annotated[int | None, typer.Option("--gpus", metavar="N", help="How 
 MethodAnswer = Annotated[str | None, typer.Option("--training", metavar="HOW", help="full, lora, qlora or fp8.")]
 FrameworkAnswer = Annotated[str | None, typer.Option("--framework", metavar="NAME", help="Whose software trains.")]
 LengthAnswer = Annotated[str | None, typer.Option("--seq", metavar="N", help="Tokens per sequence: 4096, or 4k.")]
-BatchAnswer = Annotated[int | None, typer.Option("--batch", metavar="N", help="Sequences per step, on all GPUs.")]
+BatchAnswer = Annotated[str | None, typer.Option("--batch", metavar="N", help="Sequences per step, on all GPUs.")]
 JobFile = Annotated[Path, typer.Option("--out", metavar="FILE", help="The workload file to write (.yaml, .yml).")]
 UsualAnswers = Annotated[bool, typer.Option("--yes", help="Ask nothing: what no option says is as usual.")]
 DraftBudget = Annotated[float, typer.Option("--budget-s", metavar="S", help="Seconds for the search of a layout.")]
@@ -168,10 +168,18 @@ def _count(text: str, most: int = 10**9) -> int:
 
 def _length(text: str) -> int:
     """Return a number of tokens, of which 4k are 4,096. Raises `InputError`."""
-    from simulator.quantities import LENGTH, number_of
+    from simulator.quantities import read_length
 
-    number = number_of(text, LENGTH)
-    return _count(text if number is None else str(number))
+    return read_length(text, "seq")
+
+
+def _batch(text: str, length: int) -> int:
+    """Return a number of sequences of so many tokens, which are not counted in tokens. Raises `InputError`."""
+    from simulator.quantities import has_foreign_unit, in_sequences
+
+    if has_foreign_unit(text):
+        raise InputError("counts sequences, without a unit", file="batch", found=text, fix=in_sequences(text, length))
+    return _count(text)
 
 
 def _text(number: int | None) -> str | None:
@@ -186,7 +194,7 @@ def _answers(
     training: str | None,
     framework: str | None,
     seq: str | None,
-    batch: int | None,
+    batch: str | None,
 ) -> JobAnswers:
     """Return all answers, each by its option, by the usual one, or asked for in turn. Raises `InputError`."""
     from simulator.bounds import MAX_GPUS
@@ -236,7 +244,9 @@ def _answers(
         framework,
     )
     length = ask("Tokens per sequence", "--seq", str(methods.METHODS[method].seq), _length, seq)
-    sequences = ask("Sequences per step", "--batch", str(methods.usual_batch(number)), _count, _text(batch))
+    sequences = ask(
+        "Sequences per step", "--batch", str(methods.usual_batch(number)), lambda t: _batch(t, length), batch
+    )
     return JobAnswers(name, machines, number, method, software, length, sequences)
 
 
@@ -245,7 +255,7 @@ def _check_files(out: Path, cluster_file: Path, json: Path | None) -> None:
     check_outputs({"--out": out, "--json": json}, {"--out": (".yaml", ".yml")})
     for path in (out, cluster_file):
         if path.exists():
-            raise InputError("is there already", file="--out", found=str(path), fix="another name")
+            raise InputError("is there already", file=path, fix="--out NAME.yaml, for a file of another name")
 
 
 def _write(result: Draft, answers: JobAnswers, out: Path, cluster_file: Path) -> None:

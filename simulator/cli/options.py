@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import re
 from contextlib import AbstractContextManager
+from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from typer.core import TyperCommand
 
 from simulator.errors import InputError, amended
 
@@ -18,6 +20,34 @@ APP_SETTINGS: dict[str, Any] = {
     "pretty_exceptions_enable": False,
     "context_settings": {"help_option_names": ["-h", "--help"], "max_content_width": 110},
 }
+#: What typer's errors call a number -> what ours do.
+_NUMBERS = {"valid integer": "a whole number", "valid float": "a number", "valid number": "a number"}
+
+
+class Command(TyperCommand):
+    """A command that refuses what is no number as it refuses other values."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Return what is left of the arguments. Raises `InputError` where an option of a number has something else."""
+        words = list(args)
+        try:
+            return super().parse_args(ctx, args)
+        except typer.BadParameter as error:
+            wanted = next((text for sign, text in _NUMBERS.items() if sign in error.message), None)
+            if wanted is None or error.param is None:
+                raise
+            raise _no_number([*error.param.opts, *error.param.secondary_opts], words, wanted) from None
+
+
+def _no_number(names: list[str], words: list[str], wanted: str) -> InputError:
+    """Return the error of the option that has these ``names``, among the ``words`` of a command line."""
+    values = [value for word, value in pairwise(words) if word in names]
+    values += [word.partition("=")[2] for word in words if word.partition("=")[0] in names and "=" in word]
+    number = "[-+]?[0-9.]+" if wanted == "a number" else "[-+]?[0-9]+"
+    text = next((value for value in values if not re.fullmatch(number, value)), "".join(values[:1]))
+    return InputError(f"must be {wanted}", file=names[0], found=text, allowed=f"{wanted}, without a unit")
+
+
 Set = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="KEY=VALUE", help="Change a key of the workload, as a dotted path; repeatable."),
@@ -31,7 +61,7 @@ On = Annotated[
     typer.Option(
         "--on",
         metavar="WHERE",
-        help="A Ray cluster to simulate on: ray://HOST:PORT, or local-ray. [processes of this machine]",
+        help="A Ray cluster to simulate on (extra `cluster`): ray://HOST:PORT, or local-ray. [processes here]",
         show_default=False,
     ),
 ]

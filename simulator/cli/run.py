@@ -56,14 +56,18 @@ TraceFolder = Annotated[
 ]
 ChakraFolder = Annotated[
     Path | None,
-    typer.Option("--chakra", metavar="DIR", help="Write the step as Chakra's execution traces, for ASTRA-sim."),
+    typer.Option(
+        "--chakra", metavar="DIR", help="Write the step as Chakra's execution traces, for ASTRA-sim (extra `chakra`)."
+    ),
 ]
 TraceRanks = Annotated[
     str | None, typer.Option(metavar="all|LIST", help="Ranks in the trace, such as 0-7,16. [one per pipeline stage]")
 ]
 TimelineTable = Annotated[
     Path | None,
-    typer.Option(metavar="FILE", help="Write a row per kernel and communication, with a dictionary (.parquet)."),
+    typer.Option(
+        metavar="FILE", help="Write a row per kernel and communication, with a dictionary (.parquet; extra `parquet`)."
+    ),
 ]
 StepGantt = Annotated[
     Path | None, typer.Option(metavar="FILE", help="Draw the pipeline as a Gantt chart (.png, .svg or .pdf).")
@@ -77,7 +81,9 @@ Advise = Annotated[
 ReportFile = Annotated[
     Path | None,
     typer.Option(
-        "--report", metavar="FILE", help="Write one page with all results and pictures to look into (.html); advises."
+        "--report",
+        metavar="FILE",
+        help="Write one page with all results and pictures to look into (.html; extra `report`); advises.",
     ),
 ]
 Budget = Annotated[

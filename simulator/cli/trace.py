@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 import typer
 
 from simulator.cli.execution_trace import are_execution_traces, replay_graph_files, show_graphs
-from simulator.cli.options import APP_SETTINGS, Json, Quiet, Set
+from simulator.cli.options import APP_SETTINGS, Command, Json, Quiet, Set
 from simulator.cli.outputs import reading_inputs, shows_summary, tell, write_json
 from simulator.cli.terminal import progress, show, warn
 from simulator.cli.trace_change import (
@@ -86,7 +86,7 @@ GroupsFile = Annotated[
 ]
 
 
-@app.command("show")
+@app.command("show", cls=Command)
 def show_command(
     files: TraceFiles,
     step: StepName = None,
@@ -124,7 +124,7 @@ def show_command(
     tell(report.shown(trace, top), trace_tables.shown, json, quiet)
 
 
-@app.command("compare")
+@app.command("compare", cls=Command)
 def compare_command(
     first: Annotated[str, typer.Argument(metavar="A", help="A trace, a folder of traces, or a workload.")],
     second: Annotated[str, typer.Argument(metavar="B", help="What to compare with it.")],
@@ -164,7 +164,7 @@ def compare_command(
         show(*trace_tables.compared(result))
 
 
-@app.command("replay")
+@app.command("replay", cls=Command)
 def replay_command(
     files: TraceFiles,
     step: StepName = None,
@@ -222,7 +222,7 @@ def replay_command(
     tell(report.replayed(trace, played, warnings), trace_tables.replayed, json, quiet)
 
 
-@app.command("stragglers")
+@app.command("stragglers", cls=Command)
 def stragglers_command(
     file: Annotated[str, typer.Argument(metavar="FILE", help="Passes and collectives of all ranks (Parquet).")],
     by: Annotated[

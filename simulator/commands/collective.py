@@ -20,6 +20,7 @@ from simulator.errors import InputError, located
 from simulator.input_files import brief
 from simulator.network.collectives import BARRIER_BYTES, algorithms, bus_factor, idle_seconds, plan
 from simulator.network.moves import KINDS
+from simulator.quantities import BYTES, number_of
 from simulator.results import Result
 
 if TYPE_CHECKING:
@@ -201,10 +202,10 @@ def _costs(
 
 def parse_sizes(text: str) -> list[int]:
     """Bytes of ``FIRST:LAST``, ``FIRST:LAST:FACTOR`` (from first to last, each a multiple of the one before [2]) or a
-    list joined by commas; K, M, G, T are powers of 1024. Raises `InputError`.
+    list joined by commas; K, M, G, T are powers of 1024, and KB, MiB as in files. Raises `InputError`.
 
-    >>> parse_sizes("8:64"), parse_sizes("1K:1M:32"), parse_sizes("8,16G")
-    ([8, 16, 32, 64], [1024, 32768, 1048576], [8, 17179869184])
+    >>> parse_sizes("8:64"), parse_sizes("1K:1M:32"), parse_sizes("8,16G"), parse_sizes("25MiB,25MB")
+    ([8, 16, 32, 64], [1024, 32768, 1048576], [8, 17179869184], [26214400, 25000000])
     """
     if ":" not in text:
         return [_size(part, text) for part in text.split(",")]
@@ -223,8 +224,8 @@ def parse_sizes(text: str) -> list[int]:
 
 def _size(part: str, text: str) -> int:
     match = re.fullmatch(r"\s*(\d{1,15})\s*([KMGT]?)\s*", part.upper())
-    size = int(match[1]) * _SUFFIX[match[2]] if match else 0
-    if not 1 <= size <= LARGEST:
+    size = int(match[1]) * _SUFFIX[match[2]] if match else number_of(part, BYTES)
+    if not isinstance(size, int) or not 1 <= size <= LARGEST:
         raise _no_sizes(text)
     return size
 
@@ -234,5 +235,5 @@ def _no_sizes(text: str) -> InputError:
         "are no sizes",
         file="sizes",
         found=text,
-        allowed="FIRST:LAST, FIRST:LAST:FACTOR or a list, such as 8:16G or 1M,64M, each of 1 byte to 2^63",
+        allowed="FIRST:LAST, FIRST:LAST:FACTOR or a list, such as 8:16G, 1M,64M or 25MiB,25MB, each of 1 byte to 2^63",
     )

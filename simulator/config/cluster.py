@@ -92,6 +92,7 @@ def cluster_data(
     over: Mapping[str, Any] = reference if isinstance(reference, Mapping) else {}
     if isinstance(reference, Mapping):
         if reference.get("like") is not None:
+            _refuse_relabelled(reference, behind, file, key)
             data, path, _ = cluster_data(
                 _named(reference, base, file, key), base=base, file=file, key=key, behind=behind
             )
@@ -145,6 +146,23 @@ def _named(data: Mapping[str, Any], base: Path | None, file: object, key: str | 
         raise InputError(message, file=file, key=here, found=brief(like), allowed=f"a path, or one of {shipped}")
     whole = like if _names_cluster(like) else str(catalog.find("cluster", like, base=base, file=file, key=here))
     return {**{name: value for name, value in data.items() if name != "like"}, "name": whole}
+
+
+def _refuse_relabelled(data: Mapping[str, Any], behind: tuple[Path, ...], file: object, key: str | None) -> None:
+    """Raise `InputError` where a mapping ``like`` one cluster has the name of another one that is shipped.
+
+    A shipped file has its own name. ``behind``: the files that have led here."""
+    name, like = data.get("name"), data["like"]
+    if name == like or name not in catalog.names("cluster") or (behind and behind[-1].stem == name):
+        return
+    raise InputError(
+        f"is the name of a shipped cluster, but the machines are like {like}",
+        file=file,
+        key=f"{key}.name" if key else "name",
+        found=name,
+        allowed="any name that no shipped cluster has",
+        fix=f"like: {name}, for the machines of {name}",
+    )
 
 
 def _names_cluster(name: str) -> bool:

@@ -12,7 +12,7 @@ from typing import Any, NoReturn, TypeVar, cast
 from simulator.config import catalog, rules
 from simulator.config.captured_file import read_captured
 from simulator.config.cluster import cluster_data
-from simulator.config.misplaced_file import refuse_misplaced
+from simulator.config.misplaced_file import read_workload
 from simulator.config.optimizer_choices import usual_library, usual_state_dtype
 from simulator.config.pipelines import find_schedule, is_file
 from simulator.config.presets import expand_model
@@ -29,10 +29,10 @@ from simulator.config.stack import check_stack, load_stack
 from simulator.config.tried_fixes import keep_what_works
 from simulator.config.validation import validated
 from simulator.config.workload import Workload
-from simulator.errors import InputError, PlaceOfKey, amended, each, located, raise_all
+from simulator.errors import InputError, PlaceOfKey, amended, each, located, nearest_names, raise_all
 from simulator.frameworks import FRAMEWORKS
 from simulator.hardware.cluster_spec import ClusterSpec
-from simulator.input_files import as_path, read_yaml, with_changes
+from simulator.input_files import as_path, brief, with_changes
 
 #: Dotted path of a section -> the key of it that a plain text in its place means.
 SHORTHANDS = {"cluster": "name", "framework": "name", "training.recompute": "granularity", "training.loss": "name"}
@@ -143,8 +143,7 @@ def load_workload(
         data, file, base = dict(source), None, None
     else:
         file = catalog.find("workload", str(source))
-        refuse_misplaced(file, "a workload file")
-        data, base = read_yaml(file), file.parent
+        data, base = read_workload(file), file.parent
     written = data
     data = {key: value for key, value in with_changes(data, set, SHORTHANDS, by).items() if value is not None}
 
@@ -152,6 +151,7 @@ def load_workload(
         return (by if _under(key, set) or _only_in(key, set, written) else file), key
 
     data.setdefault("name", file.stem if file else "workload")
+    lost = _lost_nodes(written, data, set)
     refused: dict[str, InputError] = {}
     for name, expanded in (
         ("model", lambda section: expand_model(section, base=base, origin=origin)),
@@ -165,10 +165,28 @@ def load_workload(
                 refused[name] = error
     if refused:
         _refuse(data, refused, file, origin)
+    if lost:
+        data["cluster"] = replace(data["cluster"], assumed=(*data["cluster"].assumed, lost))
     _fill_from_capture(data)
     with amended(lambda error: keep_what_works(error, partial(_tried, data))):
         workload = _completed(data, file, origin)
     return _with_stack(_with_profiles(workload, base, origin), base, origin)
+
+
+def _lost_nodes(written: Mapping[str, Any], data: Mapping[str, Any], changes: Mapping[str, Any]) -> str:
+    """Return what to say of a number of nodes that was ``written``, where ``changes`` replace the cluster as a whole.
+
+    Empty where nothing is lost, or where the number of replicas says how many nodes there are."""
+    before, layout = written.get("cluster"), data.get("parallelism")
+    nodes = before.get("nodes") if isinstance(before, Mapping) else None
+    after, replicas = data.get("cluster"), layout.get("dp") if isinstance(layout, Mapping) else None
+    if nodes is None or replicas is not None or not isinstance(changes.get("cluster"), str):
+        return ""
+    if isinstance(after, Mapping) and after.get("nodes") is not None:
+        return ""
+    return (
+        f"cluster.nodes: as the job needs; cluster={changes['cluster']} replaces nodes: {nodes} too, which can be set"
+    )
 
 
 def _tried(data: Mapping[str, Any], changes: Mapping[str, Any]) -> Workload:
@@ -217,7 +235,12 @@ def _with_profiles(workload: Workload, base: Path | None, origin: PlaceOfKey) ->
             continue  # nobody has asked for it
         key = f"calibration.{gpu}" if several else "calibration"
         file, shipped = origin(key)[0], name in catalog.names("profile")
-        path = catalog.find("profile", name, base=base, file=file, key=key)
+        try:
+            path = catalog.find("profile", name, base=base, file=file, key=key)
+        except InputError:
+            if name != gpu:
+                raise
+            raise _no_such_gpu(gpu, workload.cluster, origin) from None
         profiles[gpu] = load_profile(path)
         check_gpu(profiles[gpu], gpu, file=file, key=key)
         names[gpu] = name if shipped else str(path)
@@ -230,6 +253,21 @@ def _with_profiles(workload: Workload, base: Path | None, origin: PlaceOfKey) ->
             check_recipe(profile, recipe, file=origin(recipe.key)[0])
     check_one_vendor(rank_profiles, file=origin("cluster")[0], key="cluster.groups")
     return workload.model_copy(update={"calibration": names if several else names[workload.cluster.gpu_types[0]]})
+
+
+def _no_such_gpu(gpu: str, cluster: ClusterSpec, origin: PlaceOfKey) -> InputError:
+    """Return the error of a type of GPU that no profile is of, where the workload names no profile itself."""
+    file, key = origin("cluster.groups" if cluster.groups else "cluster.node.gpus.type")
+    shipped, words = catalog.names("profile"), gpu.lower().split("-")
+    near = [name for name in shipped if set(words) <= set(name.split("-"))]
+    return InputError(
+        "is a type of GPU without a profile",
+        file=file,
+        key=key,
+        found=brief(gpu),
+        allowed=f"{nearest_names(gpu, shipped, 'llmsim list gpus')}; or any, with calibration: FILE",
+        fix=f"type: {' or '.join(near)}" if near else None,
+    )
 
 
 def _with_stack(workload: Workload, base: Path | None, origin: PlaceOfKey) -> Workload:

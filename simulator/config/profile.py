@@ -155,9 +155,14 @@ def _unpriced(profile: Profile, recipe: ProductRecipe) -> str:
     return ""
 
 
+def has_plain_fp32(profile: Profile) -> bool:
+    """Return whether the profile prices products of fp32 that are not TF32's."""
+    return not profile.gpu_spec.has_tf32 or profile.gpu_spec.fp32_flops_per_s is not None
+
+
 def check_tf32(profile: Profile, *, file: object = None) -> None:
     """Raise `InputError` where the profile prices products of fp32 as TF32 alone; ``file`` asks for others."""
-    if profile.gpu_spec.has_tf32 and profile.gpu_spec.fp32_flops_per_s is None:
+    if not has_plain_fp32(profile):
         raise InputError(
             f"profile {profile.name} has no speed of fp32 on CUDA cores (gpu_spec.fp32_flops_per_s)",
             file=file,

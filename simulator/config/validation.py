@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cache
 from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin
 
@@ -28,7 +28,13 @@ from simulator.errors import (
     raise_all,
 )
 from simulator.input_files import brief, closest
-from simulator.quantities import quantity_of
+from simulator.quantities import (
+    SEQUENCE_COUNTS,
+    has_foreign_unit,
+    in_sequences,
+    nearest_spellings,
+    quantity_of,
+)
 
 T = TypeVar("T")
 
@@ -48,7 +54,7 @@ def validated(form: type[T], data: Any, file: object = None, *, place: PlaceOfKe
         section = _section(form)
         details = [detail for detail in failure.errors(include_url=False) if detail["type"] != _FOLLOWS]
         details = _one_per_union(details)
-        errors = [_explained(section, detail, place) for detail in details[:MAX_ERRORS]]
+        errors = [_explained(section, detail, place, data) for detail in details[:MAX_ERRORS]]
         more = len(details) - len(errors)
     except InputError as failure:  # raised by the checks of a section itself, which do not know the file
         single, more = each(failure)
@@ -91,8 +97,6 @@ _BOUNDS = {
     "less_than": ("lt", "<"),
     "less_than_equal": ("le", "<="),
 }
-#: Keys of a section of which an error lists all; of more the first few.
-_MOST_KEYS, _FIRST_KEYS = 12, 8
 _ALL_KEYS = "llmsim check --schema workload, or docs/reference"
 _LENGTHS = {"too_short": ("at least", "min_length"), "too_long": ("at most", "max_length")}
 
@@ -136,7 +140,7 @@ def _bound(sign: str, value: float) -> str:
     return f"{sign} {value:,.0f}" if value == int(value) else f"{sign} {value:g}"
 
 
-def _explained(model: type[BaseModel], detail: ErrorDetails, place: PlaceOfKey | None) -> InputError:
+def _explained(model: type[BaseModel], detail: ErrorDetails, place: PlaceOfKey | None, data: Any) -> InputError:
     kind, value, context = detail["type"], detail["input"], detail.get("ctx", {})
     key, owner = _locate(model, detail["loc"])
     written_key = place(key)[1] if place and key else key
@@ -155,20 +159,7 @@ def _explained(model: type[BaseModel], detail: ErrorDetails, place: PlaceOfKey |
         fix = f"{key.rpartition('.')[2]}: {nearest}" if kind.endswith("_equal") and isinstance(nearest, int) else None
         return InputError("is out of range", key=key, found=brief(value), allowed=", ".join(_bounds(field)), fix=fix)
     if kind in _WANTED:
-        fix = None
-        if kind in ("float_type", "int_type") and isinstance(value, str) and re.fullmatch(r"[-+.\deE]+", value.strip()):
-            fix = f"{name}: {value.strip()}, without quotes"
-        if kind in ("float_type", "int_type"):
-            fix = _swept(written_key, value, r"[-+]?[\d.]+(?:[eE][-+]?\d+)?") or fix
-        if kind == "string_type" and isinstance(value, int | float) and not isinstance(value, bool):
-            fix = f'{name}: "{value}", in quotes'
-        allowed = ", ".join([_WANTED[kind], *(_bounds(field) if "number" in _WANTED[kind] else [])])
-        if "number" in _WANTED[kind] and (quantity := quantity_of(key)):
-            allowed = f"{allowed}; with a unit such as {quantity.example}"
-        if kind == "model_type":
-            allowed = f"{allowed}: {_keys(field)}"
-            fix = _key_of_word(written_key, field, value)
-        return InputError(f"must be {_WANTED[kind]}", key=key, found=brief(value), allowed=allowed, fix=fix)
+        return _wrong_type(kind, key, written_key, name, field, value, data)
     return InputError(detail["msg"], key=key, found=brief(value), allowed=_allowed(field))
 
 
@@ -193,12 +184,12 @@ def _unknown_word(key: str, written_key: str, value: object, context: dict[str, 
     near = meant if meant in words else closest(value, words)
     sweep = _swept(written_key, value, "|".join(map(re.escape, words)))
     fix = sweep or (f"{key.rpartition('.')[2]}: {near}" if near else None)
-    others = [kind for kind in context.get("members", ()) if kind != "literal_error"]
+    other_types = [kind for kind in context.get("members", ()) if kind != "literal_error"]
     allowed = ", ".join(words)
-    if "bool_type" in others:
+    if "bool_type" in other_types:
         allowed = _any_of(["true", "false", *words])
-    elif others and not isinstance(value, str):
-        allowed = f"{allowed}, or {_any_of(_WANTED[kind] for kind in others)}"
+    elif other_types and not isinstance(value, str):
+        allowed = f"{allowed}, or {_any_of(_WANTED[kind] for kind in other_types)}"
     return InputError("is none of the known values", key=key, found=brief(value), allowed=allowed, fix=fix)
 
 
@@ -213,6 +204,45 @@ def _no_list(key: str, field: FieldInfo | None, value: object) -> InputError:
         allowed=f"a list of {', '.join(words)}" if words else "a list",
         fix=f"{key.rpartition('.')[2]}: [{', '.join(map(str, near))}]" if all(near) else None,
     )
+
+
+def _wrong_type(
+    kind: str, key: str, written_key: str, name: str, field: FieldInfo | None, value: Any, data: Any
+) -> InputError:
+    """Return the error of a value of another type than the key has."""
+    wanted, fix = _WANTED[kind], None
+    allowed = ", ".join([wanted, *(_bounds(field) if "number" in wanted else [])])
+    if kind in ("float_type", "int_type"):
+        if isinstance(value, str) and has_foreign_unit(value, quantity_of(key)):
+            return _wrong_unit(key, value, allowed, data)
+        if isinstance(value, str) and re.fullmatch(r"[-+.\deE]+", value.strip()):
+            fix = f"{name}: {value.strip()}, without quotes"
+        fix = _swept(written_key, value, r"[-+]?[\d.]+(?:[eE][-+]?\d+)?") or fix
+    if kind == "string_type" and isinstance(value, int | float) and not isinstance(value, bool):
+        fix = f'{name}: "{value}", in quotes'
+    if "number" in wanted and (quantity := quantity_of(key)):
+        allowed = f"{allowed}; with a unit such as {quantity.example}"
+    if kind == "model_type":
+        allowed = f"{allowed}: {_keys(field)}"
+        fix = _key_of_word(written_key, field, value)
+    return InputError(f"must be {wanted}", key=key, found=brief(value), allowed=allowed, fix=fix)
+
+
+def _wrong_unit(key: str, value: str, allowed: str, data: Any) -> InputError:
+    """Return the error of a number with a unit that its ``key`` has not; ``data``: of the whole file."""
+    name, quantity = key.rpartition(".")[2], quantity_of(key)
+    if quantity is not None:
+        near = " or ".join(nearest_spellings(value, quantity))
+        message, allowed = "has no such unit", f"{allowed}; with a unit such as {quantity.example}"
+        return InputError(
+            message, key=key, found=brief(value), allowed=allowed, fix=f"{name}: {near}" if near else None
+        )
+    if name not in SEQUENCE_COUNTS:
+        return InputError("takes no unit", key=key, found=brief(value), allowed=allowed)
+    section = data.get(key.rpartition(".")[0], {}) if isinstance(data, Mapping) else {}
+    seq = section.get("seq") if isinstance(section, Mapping) else None
+    fix = f"{name}: {in_sequences(value, seq)}"
+    return InputError("counts sequences, without a unit", key=key, found=brief(value), allowed=allowed, fix=fix)
 
 
 def _swept(key: str, value: object, one: str) -> str | None:
@@ -318,10 +348,9 @@ def _bounds(field: FieldInfo | None) -> list[str]:
 def _keys(field: FieldInfo | None) -> str | None:
     """Return the keys of the sections that a field can hold."""
     sections = {} if field is None else sections_in(field.annotation)
-    names = list(dict.fromkeys(key for section in sections.values() for key in fields_by_key(section)))
-    shown = names if len(names) <= _MOST_KEYS else names[:_FIRST_KEYS]
-    more = f" ... ({len(names)} in all: {_ALL_KEYS})" if len(shown) < len(names) else ""
-    return f"{', '.join(shown)}{more}" or None
+    return (
+        nearest_names("", (key for section in sections.values() for key in fields_by_key(section)), _ALL_KEYS) or None
+    )
 
 
 def _metadata(annotation: Any) -> Iterator[Any]:

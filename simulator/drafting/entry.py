@@ -11,7 +11,7 @@ from simulator.config import load_workload
 from simulator.drafting.job_file import job_text, layout_keys
 from simulator.drafting.layouts import ProposedLayout, proposed_layout
 from simulator.drafting.machines import JobMachines
-from simulator.drafting.methods import adapted, framework_section, training_keys
+from simulator.drafting.methods import METHODS, adapter_keys, framework_section, training_keys
 from simulator.drafting.model_names import model_section
 from simulator.frameworks import FRAMEWORKS
 from simulator.searching.layout_search import SearchWatch
@@ -77,8 +77,8 @@ def draft(
     if habits.begins_sharded and gpus > 1:
         data["parallelism"] |= {"zero": habits.zero[-1], "dp": gpus}
     data["training"] |= training_keys(answers.method, answers.framework, spec.gpu_types[0])
-    if "adapters" in data["training"]:
-        data["training"] = adapted(data["training"], _products(data))
+    if METHODS[answers.method].adapters:
+        data["training"] |= adapter_keys(answers.method, load_workload(data).model)
     if not habits.one_stage:
         data["parallelism"] |= _counted_ends(data)
     layout = proposed_layout(data, gpus, budget_s, jobs, watch)
@@ -93,13 +93,6 @@ def draft(
     machines_name = cluster_file.stem if cluster_file else machines.unsized["name"]
     heading = f"{name}.yaml: {answers.model} on {counted(gpus, 'GPU')} of {machines_name}, by llmsim init."
     return Draft(written, job_text(written, layout, heading), layout, spec.n_gpus - gpus)
-
-
-def _products(data: Mapping[str, Any]) -> set[str]:
-    """Return the names of the model's products that may have adapters, whatever has them in ``data``."""
-    trained = {key: value for key, value in data["training"].items() if key not in ("adapters", "base")}
-    model = load_workload({**data, "training": trained}).model
-    return {name for layer in range(model.layers) for name in model.targets(layer)}
 
 
 def _counted_ends(data: Mapping[str, Any]) -> dict[str, bool]:

@@ -7,7 +7,9 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from simulator.config.model import Model
 from simulator.config.profile import load_profile
+from simulator.config.rules.tuning import TOGETHER
 from simulator.errors import InputError
 from simulator.frameworks import FRAMEWORKS
 from simulator.input_files import closest
@@ -36,8 +38,6 @@ class Method:
 
 
 _RANK = 16
-#: Products that have adapters, of those that a model has: latent attention's too.
-_TARGETS = ("q", "q_down", "q_up", "k", "v", "kv_down", "kv_up", "o", "gate", "up", "down")
 #: By name.
 METHODS: Mapping[str, Method] = {
     method.name: method
@@ -79,28 +79,27 @@ def usual_batch(gpus: int) -> int:
 
 
 def training_keys(method: str, framework: str, gpu: str) -> dict[str, Any]:
-    """Return keys of the section ``training`` that a method needs on a type of GPU.
+    """Return keys of the section ``training`` that a method needs on a type of GPU, whatever the model.
 
-    Adapters stand beside all products that any model has, of which `adapted` takes those of one. Raises `InputError`
-    where the framework has no products in 8 bits.
+    Raises `InputError` where the framework has no products in 8 bits.
     """
     keys: dict[str, Any] = {}
     if "bf16" not in load_profile(gpu).gpu_spec.peak_flops_per_s:
         keys["precision"] = "fp16"
-    way = METHODS[method]
-    if way.adapters:
-        keys["adapters"] = {"rank": _RANK, "targets": list(_TARGETS)}
-    if way.base is not None:
-        keys["base"] = way.base
-    if way.fp8:
+    if METHODS[method].fp8:
         keys["fp8"] = _recipe(framework).name
     return keys
 
 
-def adapted(training: Mapping[str, Any], products: Collection[str]) -> dict[str, Any]:
-    """Return the section ``training`` with adapters beside those products alone that a model has."""
-    adapters = training["adapters"]
-    return {**training, "adapters": {**adapters, "targets": [name for name in adapters["targets"] if name in products]}}
+def adapter_keys(method: str, model: Model) -> dict[str, Any]:
+    """Return keys of the section ``training`` for adapters beside every product of a model; none of other methods."""
+    way = METHODS[method]
+    if not way.adapters:
+        return {}
+    products = dict.fromkeys(name for layer in range(model.layers) for name in model.targets(layer))
+    targets = [name for name in products if name not in TOGETHER]
+    base = {} if way.base is None else {"base": way.base}
+    return {"adapters": {"rank": _RANK, "targets": targets}, **base}
 
 
 def framework_section(method: str, framework: str) -> str | dict[str, Any]:

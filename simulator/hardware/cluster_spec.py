@@ -63,6 +63,8 @@ class ClusterSpec:
     laid_over: ClassVar[str] = "like"
 
     name: Text
+    """what results call it; in a workload, of a mapping without node, groups and like, the cluster that is meant; with
+    like a label alone, not that of another shipped cluster"""
     like: Text | None = None
     """a cluster, by name or path, that this one starts from; the other keys are laid over it [null: none]"""
     nodes: Count | None = None

@@ -21,7 +21,7 @@ from simulator.importers.pci_ids import WITHOUT_PROFILE
 from simulator.importers.whole_machine import completed, merged_facts, with_facts
 from simulator.input_files import read_text
 
-__all__ = ["SUFFIXES", "Device", "Imported", "is_foreign", "read_machine", "read_topology", "unanswered"]
+__all__ = ["SUFFIXES", "Device", "Imported", "is_foreign", "is_topology", "read_machine", "read_topology", "unanswered"]
 
 _FOREIGN = (".xml", ".txt", ".conf")
 #: Endings of names that are files.
@@ -37,6 +37,13 @@ _COMMANDS = (
 def is_foreign(path: Path) -> bool:
     """Return whether a file that stands for a cluster is another tool's, by its name."""
     return path.suffix.lower() in _FOREIGN
+
+
+def is_topology(text: str) -> bool:
+    """Return whether a text is of a kind that is read here."""
+    return text.lstrip().startswith("<") or any(
+        matches(text) for matches in (smi_matrix.is_matrix, slurm_conf.is_conf, *(one for one, _ in _COMMANDS))
+    )
 
 
 def read_topology(path: Path) -> Imported:

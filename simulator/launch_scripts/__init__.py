@@ -12,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from simulator.config import script_kinds
 from simulator.config.misplaced_file import refuse_misplaced
 from simulator.errors import InputError
 from simulator.input_files import parse_yaml, read_json, read_text
@@ -32,14 +33,14 @@ from simulator.launch_scripts.script import LaunchScript, UnderstoodOption
 __all__ = ["SUFFIXES", "LaunchScript", "UnderstoodOption", "is_launch_script", "read_script"]
 
 #: Endings of names of launch scripts.
-SUFFIXES = (".sh", ".bash", ".slurm", ".sbatch", ".py", ".toml", ".json", ".yaml", ".yml")
-#: Kinds of YAML and JSON: keys of which a file has all, or any of several, and their reader.
-_KEYED: tuple[tuple[Callable[[frozenset[str]], bool], Callable[[Mapping[str, Any], Path], LaunchScript]], ...] = (
-    (lambda keys: keys >= axolotl.MARKS, axolotl.read),
-    (lambda keys: keys >= llama_factory.MARKS, llama_factory.read),
-    (lambda keys: "distributed_type" in keys, accelerate.read),
-    (lambda keys: bool(keys & deepspeed.MARKS), deepspeed.read),
-)
+SUFFIXES = (*script_kinds.COMMANDS, *script_kinds.KEYED)
+#: Kinds of YAML and JSON, and their reader.
+_KEYED: Mapping[script_kinds.ScriptKind, Callable[[Mapping[str, Any], Path], LaunchScript]] = {
+    script_kinds.AXOLOTL: axolotl.read,
+    script_kinds.LLAMA_FACTORY: llama_factory.read,
+    script_kinds.ACCELERATE: accelerate.read,
+    script_kinds.DEEPSPEED: deepspeed.read,
+}
 _COMMANDS: tuple[tuple[frozenset[str], Callable[[Mapping[str, Any], Path, int | None], LaunchScript]], ...] = (
     (megatron.MARKS, megatron.read),
     (hugging_face.MARKS, hugging_face.read),
@@ -81,7 +82,7 @@ def read_script(path: Path) -> LaunchScript:
     suffix = path.suffix.lower()
     if suffix == ".toml":
         return torchtitan.read(read_text(path), path)
-    if suffix in (".json", ".yaml", ".yml"):
+    if suffix in script_kinds.KEYED:
         return _keyed(path)
     text = read_text(path)
     if recipes.is_recipe(path):
@@ -110,9 +111,9 @@ def _keyed(path: Path) -> LaunchScript:
     if "architectures" in keys or {"model_type", "hidden_size"} <= keys:
         fix = f"model: {{hf_config: {path}}} in a workload file"
         raise InputError("is a model of Hugging Face, which a workload names", file=path, fix=fix)
-    for matches, reader in _KEYED:
-        if matches(keys):
-            return reader({str(key): value for key, value in data.items()}, path)
+    for kind in script_kinds.SCRIPT_KINDS:
+        if kind.matches(keys):
+            return _KEYED[kind]({str(key): value for key, value in data.items()}, path)
     if nemo.is_nemo(data):
         return nemo.read(data, path)
     options = megatron.yaml_options(data)

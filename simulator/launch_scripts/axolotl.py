@@ -12,7 +12,6 @@ from simulator.launch_scripts.models import put_model
 from simulator.launch_scripts.script import LaunchScript, ScriptReading, flattened, words_of
 
 FORMAT = "axolotl configuration"
-MARKS = frozenset(("base_model", "sequence_len"))
 _NEUTRAL = frozenset(
     [
         "model_type",

@@ -11,7 +11,6 @@ from simulator.input_files import brief
 from simulator.launch_scripts.script import LaunchScript, ScriptReading, flattened
 
 FORMAT = "DeepSpeed configuration"
-MARKS = frozenset(("zero_optimization", "train_micro_batch_size_per_gpu", "train_batch_size"))
 _NEUTRAL_PREFIXES = (
     "comms_", "csv_", "flops_profiler", "fp16.hysteresis", "fp16.initial_scale", "fp16.loss_scale", "fp16.min_loss",
     "monitor", "scheduler", "tensorboard", "wandb",

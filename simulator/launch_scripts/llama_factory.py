@@ -12,7 +12,6 @@ from simulator.launch_scripts.models import put_model
 from simulator.launch_scripts.script import LaunchScript, ScriptReading
 
 FORMAT = "LLaMA-Factory arguments"
-MARKS = frozenset(("model_name_or_path", "finetuning_type"))
 
 
 def read(data: Mapping[str, Any], path: Path) -> LaunchScript:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from simulator.analysis.time.pipeline_ranks import pipeline_ranks
-from simulator.errors import InputError
+from simulator.errors import InputError, install_extra
 from simulator.output.files import writing
 from simulator.output.trace import (
     RowTimes,
@@ -38,7 +38,7 @@ def check_perfetto() -> None:
     try:
         import perfetto  # noqa: F401
     except ImportError:
-        fix = "pip install 'llm-cluster-simulator[perfetto]', or pip install perfetto; or a name that ends in .json.gz"
+        fix = f"{install_extra('perfetto')}; or a name that ends in .json.gz"
         raise InputError("needs perfetto, which is not installed", file="--trace", fix=fix) from None
 
 

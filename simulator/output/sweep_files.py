@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from simulator.errors import InputError
+from simulator.errors import InputError, install_extra
 from simulator.output.files import writing
 from simulator.output.sweep_figures import FIGURES, SweepRow
 
@@ -57,7 +57,7 @@ def check_parquet() -> None:
     try:
         import pyarrow  # noqa: F401
     except ImportError:
-        fix = "pip install 'llm-cluster-simulator[parquet]', or pip install pyarrow; or --csv FILE"
+        fix = f"{install_extra('parquet')}; or --csv FILE"
         raise InputError("needs pyarrow, which is not installed", file="--parquet", fix=fix) from None
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from simulator.errors import InputError
+from simulator.errors import InputError, install_extra
 from simulator.output.files import writing
 from simulator.timeline import Timeline
 
@@ -32,7 +32,7 @@ def check_timeline_file() -> None:
     try:
         import pyarrow  # noqa: F401
     except ImportError:
-        fix = "pip install 'llm-cluster-simulator[parquet]', or pip install pyarrow"
+        fix = install_extra("parquet")
         raise InputError("needs pyarrow, which is not installed", file="--timeline", fix=fix) from None
 
 

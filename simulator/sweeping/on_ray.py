@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from simulator.errors import InputError
+from simulator.errors import InputError, install_extra
 from simulator.sweeping.evaluation import OpenedPoint, open_point
 from simulator.sweeping.outcome import PointOutcome, Status
 from simulator.sweeping.point import Point
@@ -76,7 +76,7 @@ class RayCluster:
             try:
                 import ray
             except ImportError:
-                fix = "pip install 'llm-cluster-simulator[cluster]'"
+                fix = install_extra("cluster")
                 raise InputError("Ray is not installed", file="on", found=self.address, fix=fix) from None
             if ray.is_initialized():
                 message = "this process is connected to a Ray cluster already"

@@ -13,16 +13,14 @@ from io import BufferedIOBase
 from pathlib import Path
 from typing import Any
 
-from simulator.config.misplaced_file import use_of
+from simulator.config.misplaced_file import GRAPH, TRACE, use_of
+from simulator.config.packed import unpacked
 from simulator.errors import InputError
 from simulator.input_files import brief, files_read
-from simulator.traces.packed import unpacked
 
 #: Characters that are read at once; the largest event, or value of the header, has at most `_LONGEST`.
 _CHUNK, _LONGEST = 1 << 20, 1 << 26
 _BLANK = re.compile(r"[\s,]*")
-#: The mark of a tar archive, and its place in the first header (POSIX.1-1988).
-_TAR, _TAR_AT = "ustar", 257
 #: Endings of files in Perfetto's own format, a protocol buffer.
 PERFETTO = (".pftrace", ".perfetto-trace", ".pftrace.gz", ".perfetto-trace.gz")
 Event = dict[str, Any]
@@ -144,8 +142,6 @@ class EventFile:
 
     def _other_kind(self) -> InputError:
         """Return the error of a file that is no JSON, which its name or its first bytes tell."""
-        if self._text[_TAR_AT:].startswith(_TAR):
-            return InputError("is an archive", file=self.path, fix="the traces in it, unpacked")
         if ".et" in self.path.suffixes:
             return self._execution_trace("Chakra")
         return self._no_trace(f"begins with {brief(self._text[self._at : self._at + 20])}")
@@ -161,8 +157,8 @@ class EventFile:
         return InputError("is cut off: its JSON does not end", file=self.path)
 
     def _no_trace(self, why: str) -> InputError:
-        if (use := use_of(self.path)) is not None and use.use != "llmsim trace show FILE":
-            return InputError(f"is {use.kind}", file=self.path, fix=use.use.replace("FILE", str(self.path)))
+        if (use := use_of(self.path)) is not None and use not in (TRACE, GRAPH):
+            return use.error(self.path)
         return InputError(
             f"is no trace of a profiler: it {why}", file=self.path, allowed="JSON with traceEvents, gzipped or not"
         )

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 
 from simulator.arrays import Floats
-from simulator.errors import InputError
+from simulator.errors import InputError, install_extra
 from simulator.hardware.kernels import Direction
 from simulator.input_files import as_path, files_read
 
@@ -142,7 +142,7 @@ def _rows(path: Path) -> pd.DataFrame:
         raise InputError(
             "needs pyarrow to be read",
             file=path,
-            fix="pip install 'llm-cluster-simulator[parquet]', or pip install pyarrow",
+            fix=install_extra("parquet"),
         ) from None
     except OSError as error:
         raise InputError(f"cannot be read: {error.strerror or 'it is no Parquet file'}", file=path) from None

@@ -27,6 +27,22 @@ LLAMA: dict[str, Any] = {
     "rope_scaling": {"rope_type": "llama3", "factor": 8.0},
     "tie_word_embeddings": False,
 }
+#: What MiMo-V2-Flash's config.json says, with fewer layers.
+MIMO: dict[str, Any] = {
+    "model_type": "mimo_v2_flash",
+    "num_hidden_layers": 6,
+    "hidden_size": 4096,
+    "num_attention_heads": 64,
+    "num_key_value_heads": 4,
+    "head_dim": 192,
+    "v_head_dim": 128,
+    "intermediate_size": 16384,
+    "moe_intermediate_size": 2048,
+    "n_routed_experts": 256,
+    "num_experts_per_tok": 8,
+    "vocab_size": 152576,
+    "tie_word_embeddings": False,
+}
 GPT2: dict[str, Any] = {"model_type": "gpt2", "n_layer": 48, "n_embd": 1600, "n_head": 25, "vocab_size": 50257}
 #: What Mixtral 8x7B's, Qwen3-235B-A22B's and DeepSeek-V3's config.json say beside what a llama's does.
 MIXTRAL: dict[str, Any] = {
@@ -275,3 +291,35 @@ def test_layers_that_are_all_plain_attention_may_be_listed() -> None:
     """Transformers writes the list into files of architectures that have no other kind."""
     plain = from_hugging_face(LLAMA, "config.json")
     assert from_hugging_face(LLAMA | {"layer_types": ["full_attention"] * 32}, "config.json") == plain
+
+
+def test_layers_of_mimo_with_a_window_have_the_sizes_that_the_file_says() -> None:
+    """Transformers doubles the heads of keys; a file's own ``swa_...`` keys and pattern count before that.
+
+    A ``sliding_window_size`` of 128 counts the tokens before the query, so that 129 are attended to.
+    """
+    silent = from_hugging_face(MIMO, "config.json")
+    assert silent["window_heads"] == {"kv_heads": 8}
+    assert silent["mixers"] == ["attention", "window", "window", "window", "window", "attention"]
+    sizes = {"swa_num_attention_heads": 32, "swa_num_key_value_heads": 16, "swa_head_dim": 96, "swa_v_head_dim": 64}
+    pattern = {"hybrid_layer_pattern": [0, 1, 0, 1, 0, 1], "sliding_window": 128, "sliding_window_size": 128}
+    stated = from_hugging_face({**MIMO, **sizes, **pattern}, "config.json")
+    assert stated["window_heads"] == {"heads": 32, "kv_heads": 16, "head_dim": 96, "v_head_dim": 64}
+    assert stated["mixers"] == ["attention", "window"]
+    assert stated["sliding_window"] == 129
+    assert "window_heads" not in from_hugging_face({**MIMO, "hybrid_layer_pattern": [0] * 6}, "config.json")
+
+
+@pytest.mark.parametrize(
+    ("config", "key"),
+    [
+        (MIMO | {"hybrid_layer_pattern": [0, 1, 2, 1, 0, 1]}, "hybrid_layer_pattern"),
+        (MIMO | {"hybrid_layer_pattern": [0, 1]}, "hybrid_layer_pattern"),
+        (MIMO | {"add_swa_attention_sink_bias": False, "add_full_attention_sink_bias": True}, "add_full"),
+        (LLAMA | {"swa_head_dim": 64}, "swa_head_dim"),
+    ],
+)
+def test_sizes_of_layers_with_a_window_are_not_ignored(config: dict[str, Any], key: str) -> None:
+    with pytest.raises(InputError) as refused:
+        from_hugging_face(config, "config.json")
+    assert str(refused.value.key).startswith(key)

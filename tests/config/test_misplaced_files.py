@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import gzip
+import os
 from pathlib import Path
+from threading import Thread
 
 import pytest
 
 from simulator.config import load_workload
 from simulator.config.misplaced_file import use_of
 from simulator.errors import InputError
-from simulator.launch_scripts import read_script
+from simulator.launch_scripts import SUFFIXES as LAUNCH_SUFFIXES
+from simulator.launch_scripts import is_launch_script, read_script
 from simulator.traces.files import open_trace
 
+_SMALL = b"model: {preset: gpt2-124m}\ntraining: {global_batch: 8, seq: 1024}\ncluster: {name: dgx_h100, nodes: 1}\n"
 #: Name of a file, what is in it, what takes it.
 KINDS = [
     ("rank0.json", b'{"deviceProperties": [], "traceEvents": []}', "llmsim trace show FILE"),
@@ -26,7 +30,11 @@ KINDS = [
     ("result.json", b'{"schema_version": 1}', "the workload file that it came from"),
     ("train.sh", b"torchrun train.py\n", "llmsim import FILE"),
     ("job.toml", b"[model]\n", "llmsim import FILE"),
-    ("axolotl.yaml", b"base_model: my/model\n", "llmsim import FILE"),
+    ("axolotl.yaml", b"base_model: my/model\nsequence_len: 4096\n", "llmsim import FILE"),
+    ("accelerate.yaml", b"compute_environment: LOCAL_MACHINE\ndistributed_type: FSDP\n", "llmsim import FILE"),
+    ("ds.json", b'{"train_batch_size": 8, "zero_optimization": {"stage": 3}}', "llmsim import FILE"),
+    ("train.sbatch", b"#!/bin/bash\nsrun torchrun train.py\n", "llmsim import FILE"),
+    ("topo.log", b"        GPU0    GPU1\nGPU0     X      NV18\nGPU1    NV18     X\n", "cluster: FILE"),
     ("topo.xml", b"<system/>", "llmsim import FILE"),
     ("mine.yaml", b"name: mine\nnode:\n  gpus: {}\n", "cluster: FILE"),
     ("gpu.yaml", b"name: gpu\ngpu_spec:\n  sms: 1\n", "calibration: FILE"),
@@ -50,6 +58,42 @@ def test_what_may_be_a_workload_or_cannot_be_told_is_left_to_its_reader(content:
     path = tmp_path / "job.yaml"
     path.write_bytes(content)
     assert use_of(path) is None
+
+
+@pytest.mark.parametrize("name", ["a.conf", "b.sh.yaml", "c.toml", "d.tar.yaml", "e.et"])
+def test_a_workload_is_read_whatever_it_is_called(name: str, tmp_path: Path) -> None:
+    """What is in a file counts before its name."""
+    path = tmp_path / name
+    path.write_bytes(_SMALL)
+    assert load_workload(path).model.layers == 12
+
+
+def test_only_the_last_ending_of_a_name_counts(tmp_path: Path) -> None:
+    """A file is no script, topology or archive by what its name says before the last ending."""
+    for name in ("a.sh.yaml", "b.xml.yaml", "c.tar.yaml"):
+        (tmp_path / name).write_bytes(b"seed: 1\n")
+        assert use_of(tmp_path / name) is None
+
+
+@pytest.mark.parametrize("suffix", LAUNCH_SUFFIXES)
+def test_every_ending_of_scripts_is_a_launch_script_here(suffix: str, tmp_path: Path) -> None:
+    """The importer of scripts and the errors share one list; keyed files are told by their keys."""
+    path = tmp_path / f"train{suffix}"
+    path.write_bytes(b'{"train_batch_size": 8}' if suffix in (".json", ".yaml", ".yml") else b"torchrun train.py\n")
+    assert is_launch_script(path)
+    use = use_of(path)
+    assert use is not None
+    assert use.kind == "a launch script"
+
+
+def test_a_pipe_is_read_once(tmp_path: Path) -> None:
+    """A pipe's content is there for one reader, so that nothing may look into it before."""
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    writer = Thread(target=pipe.write_bytes, args=(_SMALL,))
+    writer.start()
+    assert load_workload(pipe).model.layers == 12
+    writer.join()
 
 
 def test_readers_of_scripts_and_traces_say_so_too(tmp_path: Path) -> None:

@@ -117,3 +117,49 @@ def test_a_job_on_every_shipped_cluster_reads_back_to_the_same_step(name: str) -
     again = load_workload(json.loads(json.dumps(first.model_dump(mode="json"))))
     assert again == first
     assert simulator.run(again).spans.step_time_s == simulator.run(first).spans.step_time_s
+
+
+@pytest.mark.parametrize(
+    ("cluster", "changes"),
+    [
+        ({"like": "dgx_h100", "nodes": 4}, {"cluster.name": "dgx_h200"}),
+        ({"like": "dgx_h100", "nodes": 4, "name": "dgx_a100"}, {}),
+    ],
+)
+def test_a_label_does_not_pass_for_another_shipped_cluster(cluster: dict[str, Any], changes: dict[str, Any]) -> None:
+    """Beside ``like`` a name is a label; the machines would be those of the DGX H100."""
+    with pytest.raises(InputError, match="but the machines are like dgx_h100") as refused:
+        load_workload(SMALL | {"cluster": cluster}, changes)
+    assert refused.value.key == "cluster.name"
+    labelled = load_workload(SMALL | {"cluster": {**cluster, "name": "mine"}})
+    assert (labelled.cluster.name, labelled.gpu_types) == ("mine", ("h100-sxm-80gb",))
+
+
+def test_nodes_that_go_with_a_replaced_cluster_are_told() -> None:
+    """A cluster that is set as a whole takes the file's nodes with it, unless these are set too."""
+    job = SMALL | {"cluster": {"name": "dgx_h100", "nodes": 4}}
+    told = [text for text in warnings(load_workload(job, {"cluster": "dgx_a100"})) if "replaces nodes: 4" in text]
+    assert len(told) == 1
+    for changes in ({"cluster.name": "dgx_a100"}, {"cluster": "dgx_a100", "cluster.nodes": 4}):
+        kept = load_workload(job, changes)
+        assert kept.cluster.n_nodes == 4
+        assert not any("replaces nodes" in text for text in warnings(kept))
+
+
+@pytest.mark.parametrize("part", ["nics", "nvlink", "sockets"])
+def test_a_link_of_a_site_as_slow_as_one_to_another_continent_is_told(part: str) -> None:
+    """Light goes 200 km in a millisecond. Latency between sites is another key, and may be more."""
+    slow = load_workload(SMALL, {f"cluster.node.{part}.latency_s": 2})
+    assert any(f"cluster.node.{part}.latency_s is 2.00 s" in text for text in warnings(slow))
+    usual = load_workload(SMALL, {f"cluster.node.{part}.latency_s": "999us"})
+    assert not any("latency_s" in text for text in warnings(usual))
+
+
+def test_a_type_of_gpu_without_a_profile_is_told_by_its_own_key() -> None:
+    with pytest.raises(InputError, match="without a profile") as refused:
+        load_workload(SMALL, {"cluster.node.gpus.type": "h200"}, by="--set")
+    error = refused.value
+    assert (error.file, error.key, error.fix) == ("--set", "cluster.node.gpus.type", "type: h200-sxm-141gb")
+    with pytest.raises(InputError) as refused:  # a profile that is named is not found under its own key
+        load_workload(SMALL, {"calibration": "h200"})
+    assert refused.value.key == "calibration"

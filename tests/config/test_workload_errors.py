@@ -53,7 +53,7 @@ from tests.support.small_workload import SMALL, refused, small
         ({"cluster": "dgx_a10"}, "cluster", "cluster dgx_a100"),
         ({"cluster": 8}, "cluster", "a name, a path or a mapping"),
         ({"cluster.node.nvlink.bandwidth_Bps": -1}, "cluster.node.nvlink.bandwidth_Bps", ">= 0"),
-        ({"cluster.node.gpus.type": "gtx-970"}, "calibration", "no profile"),
+        ({"cluster.node.gpus.type": "gtx-970"}, "cluster.node.gpus.type", "without a profile"),
         ({"calibration": "h100-sxm-80gb"}, "calibration", "profiles of a100-sxm-80gb: a100-sxm-80gb"),
         ({"name": "a\x1b[31m"}, "name", "printable"),
         ({"model.layers": 100_000}, "model.layers", "<= 10,000"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import reduce
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -30,7 +31,7 @@ def read(key: str, text: object) -> Any:
     [
         # Lengths of contexts are powers of two: 8k is 8 x 1024.
         ("training.seq", "1k", 1024),
-        ("training.global_batch", "2K", 2048),
+        ("training.seq", "2K", 2048),
         # Tokens of a run are counted in thousands, millions, billions and trillions.
         ("training.total_tokens", "1T", 1e12),
         ("training.total_tokens", "1.5b", 1.5e9),
@@ -81,3 +82,78 @@ def test_the_schema_allows_a_number_or_a_text_with_a_unit() -> None:
     allowed = defined["Training"]["properties"]["seq"]["anyOf"]
     assert [one["type"] for one in allowed] == ["integer", "string"]
     assert defined["Training"]["properties"]["micro_batch"]["type"] == "integer"
+
+
+def test_sequences_are_not_counted_in_tokens() -> None:
+    """4M tokens are 4 x 1024^2; in sequences of 8,192 they are 512."""
+    with pytest.raises(InputError, match="counts sequences") as refused:
+        load_workload(JOB, {"training.global_batch": "4M", "training.seq": "8k"})
+    assert refused.value.fix == "global_batch: 512, as 4M tokens are at seq 8192"
+    with pytest.raises(InputError, match="counts sequences") as refused:
+        load_workload(JOB, {"training.micro_batch": "3k"})
+    assert refused.value.fix == "micro_batch: 3, as 3k tokens are at seq 1024"
+
+
+@pytest.mark.parametrize(
+    ("key", "text", "fix"),
+    [
+        ("cluster.node.nics.bandwidth_bps", "400G", "bandwidth_bps: 400Gbps"),
+        # Small letters may mean bits or bytes.
+        ("cluster.node.nics.bandwidth_bps", "400gbps", "bandwidth_bps: 400Gbps or 400GBps"),
+        ("cluster.node.nvlink.bandwidth_Bps", "450G", "bandwidth_Bps: 450GB/s or 450GiB/s"),
+        ("parallelism.bucket_bytes", "25M", "bucket_bytes: 25MB or 25MiB"),
+        ("training.seq", "8Ki", "seq: 8K"),
+        ("training.seq", "8GB", None),
+    ],
+)
+def test_usual_spellings_are_told_the_nearest_one_that_is_read(key: str, text: str, fix: str | None) -> None:
+    with pytest.raises(InputError, match="has no such unit") as refused:
+        read(key, text)
+    assert refused.value.fix == fix
+    if fix is not None:
+        read(key, fix.split(": ")[1].split(" or ")[0])
+
+
+@pytest.mark.parametrize("key", ["model.hidden", "model.vocab", "cluster.nodes", "parallelism.tp"])
+def test_a_key_without_units_says_so(key: str) -> None:
+    with pytest.raises(InputError, match="takes no unit"):
+        read(key, "8k")
+
+
+@pytest.mark.parametrize("sign", ["\u00b5", "\u03bc"])
+def test_a_millionth_has_either_sign(sign: str) -> None:
+    """Latin-1 has a micro sign, and keyboards write the Greek letter."""
+    assert read("cluster.node.nvlink.latency_s", f"3{sign}s") == 3e-6
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["init", "--yes", "--batch", "4k"], "--batch: counts sequences"),
+        (["init", "--yes", "--seq", "1.5"], "--seq: must be a whole number of tokens"),
+        (["capture", "a:b", "--out", "a.json", "--seq", "-3"], "--seq: must be a whole number of tokens"),
+        (["plan", "gpt22b_tp8", "--days", "30d"], "--days: must be a number\n  found:   '30d'"),
+        (["init", "--gpus=8k"], "--gpus: must be a whole number\n  found:   '8k'"),
+    ],
+)
+def test_options_of_numbers_refuse_others_in_one_form(
+    arguments: list[str],
+    words: str,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit, match="2"):
+        main(arguments)
+    assert capsys.readouterr().err.startswith(f"error: {words}")
+
+
+def test_a_long_list_of_keys_is_cut_by_the_rule_of_all_names() -> None:
+    """Of more than 12 names an error lists five, be they keys of a section or names like the one that is wrong."""
+    for changes in ({"parallelism": 3}, {"parallelism.tpp": 2}):
+        with pytest.raises(InputError) as refused:
+            load_workload(JOB, changes)
+        listed, _, rest = str(refused.value.allowed).rpartition(": ")[0].rpartition(" ... ")
+        assert rest.endswith("in all: llmsim check --schema workload, or docs/reference".partition(":")[0])
+        assert len(listed.split(", ")) == 5

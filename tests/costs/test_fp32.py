@@ -44,6 +44,14 @@ def test_a_profile_without_the_speed_of_cuda_cores_is_refused() -> None:
     assert caught.value.key == "training.tf32"
 
 
+@pytest.mark.parametrize(("cluster", "told"), [("dgx_h100", True), ("gb300_nvl72", False)])
+def test_cuda_cores_are_proposed_where_the_profile_has_their_speed(cluster: str, told: bool) -> None:
+    """What the warning proposes is not refused when it is followed."""
+    workload = load_workload(JOB | {"cluster": {"name": cluster}})
+    (warning,) = [text for text in warnings(workload) if "allow_tf32" in text]
+    assert ("training.tf32=false" in warning) is told
+
+
 def test_without_a_product_in_fp32_the_key_says_nothing() -> None:
     workload = load_workload(JOB, {"training.tf32": False, "training.precision": "bf16"})
     assert any("training.tf32" in text and "no product is in fp32" in text for text in warnings(workload))

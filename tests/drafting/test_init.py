@@ -206,7 +206,7 @@ def test_memory_is_left_where_a_layout_leaves_some(folder: Path) -> None:
         (["--seq", "0"], "--seq: must be a whole number"),
         (["--budget-s", "0"], "--budget-s: must be a number of seconds"),
         (["--out", "job.txt"], "--out: no file of this kind"),
-        (["--out", "there.yaml"], "--out: is there already"),
+        (["--out", "there.yaml"], "there.yaml: is there already"),
         (["--model", "llama2-70b", "--gpus", "1", "--cluster", "one_gpu"], "fits, of"),
     ],
 )

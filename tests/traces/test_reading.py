@@ -232,8 +232,8 @@ OTHERS = {
     "traces/param_resnet_2gpu_et_1.1.0.json.gz": "is an execution trace of PyTorch",
     "traces/azure_2023_conv.csv": "is no trace of a profiler",
     "traces/mooncake_synthetic_trace.jsonl": "is no trace of a profiler",
-    "traces/bytedance_trace-ST.parquet": "is no trace of a profiler",
-    "hf/Qwen--Qwen3-8B_config.json": "is no trace of a profiler",
+    "traces/bytedance_trace-ST.parquet": "is a Parquet table",
+    "hf/Qwen--Qwen3-8B_config.json": "is a model of Hugging Face",
 }
 
 

@@ -57,7 +57,7 @@ ARCHITECTURES: dict[str, tuple[Callable[[Keys], Fields], dict[str, Any]]] = {
     "glm_moe_dsa": (mixtures.deepseek_sparse, _LATENT | {"first_k_dense_replace": 3}),
     "glm4_moe": (mixtures.glm4_moe, _UNTIED | {"first_k_dense_replace": 1}),
     "glm4_moe_lite": (mixtures.deepseek, _LATENT | {"first_k_dense_replace": 1}),
-    "mimo_v2_flash": (mixtures.mimo_v2_flash, _UNTIED | {"sliding_window": 129}),
+    "mimo_v2_flash": (mixtures.mimo_v2_flash, _UNTIED | {"sliding_window": 129, "head_dim": 192}),
     "qwen3_next": (hybrids.qwen3_next, _UNTIED),
     "qwen3_5_text": (hybrids.qwen3_5, _UNTIED),
     "qwen3_5_moe_text": (hybrids.qwen3_5_moe, _UNTIED),
@@ -78,6 +78,7 @@ EFFECTS = (
     *("attention_bias", "mlp_bias", "qkv_bias", "lm_head_bias", "use_bias", "use_qk_norm", "use_parallel_residual"),
     *("linear_num_value_heads", "mamba_n_heads", "mamba_num_heads", "ssm_state_size", "hybrid_override_pattern"),
     "linear_attn_config",
+    *("swa_num_attention_heads", "swa_num_key_value_heads", "swa_head_dim", "swa_v_head_dim", "hybrid_layer_pattern"),
     *("hidden_size_per_layer_input", "num_kv_shared_layers", "attention_k_eq_v", "enable_moe_block", "hc_mult"),
     *("num_nextn_predict_layers", "num_mtp_layers", "vision_config", "audio_config"),
 )

@@ -212,14 +212,59 @@ def glm4_moe(keys: Keys) -> Fields:
 
 
 def mimo_v2_flash(keys: Keys) -> Fields:
-    """Return the fields of MiMo-V2-Flash: windows in five layers of six, with sinks and twice the heads of keys."""
-    fields = decoder(keys) | {"v_head_dim": keys.need("v_head_dim"), "attention_sinks": "window"}
+    """Return the fields of MiMo-V2-Flash: windows in five layers of six, with sinks and twice the heads of keys.
+
+    Transformers doubles these heads itself (5.24, `modeling_mimo_v2_flash.py`). The config.json
+    of XiaomiMiMo/MiMo-V2-Flash says them, and other sizes of such layers, under ``swa_...``. Its
+    ``hybrid_layer_pattern`` has a 1 for each layer with a window.
+    """
+    fields = decoder(keys) | {"v_head_dim": keys.need("v_head_dim")}
+    fields["attention_sinks"] = _sinks_of_mimo(keys)
     if keys.get("attention_bias"):
         raise keys.refuse("attention_bias", "biases of queries, keys and values alone are not supported here")
     layers = range(fields["layers"])
     default = ["window" if layer and (layer + 1) % 6 else "attention" for layer in layers]
-    fields = windows(keys, fields, layer_types(keys, default))
-    fields["window_heads"] = {"kv_heads": 2 * fields["kv_heads"]}
+    pattern = keys.get("hybrid_layer_pattern")
+    if pattern is not None:
+        if not isinstance(pattern, list) or len(pattern) != len(layers) or set(pattern) - {0, 1}:
+            raise keys.refuse("hybrid_layer_pattern", "is no list of 0 and 1, one for each layer")
+        default = ["window" if one else "attention" for one in pattern]
+    kinds = layer_types(keys, default)
+    if (before := keys.get("sliding_window_size")) is not None and "window" in kinds:  # tokens before the query
+        fields |= mixers(kinds) | {"sliding_window": before + 1}
+        keys.has_no_effect("sliding_window")  # the key above counts, as in transformers
+    else:
+        fields = windows(keys, fields, kinds)
+    if "sliding_window" in fields:
+        fields["window_heads"] = _window_heads_of_mimo(keys, fields)
     moe = _routed(keys, "n_routed_experts", "moe_intermediate_size")
     has = sparse_layers(keys, len(layers)) if keys.get("mlp_layer_types", "moe_layer_freq") else [*map(bool, layers)]
     return with_experts(fields, moe, has)
+
+
+def _window_heads_of_mimo(keys: Keys, fields: Fields) -> Fields:
+    """Return the section `window_heads`: what differs from heads of other layers."""
+    usual = {
+        "heads": fields["heads"],
+        "kv_heads": fields["kv_heads"],
+        "head_dim": fields["head_dim"],
+        "v_head_dim": fields["v_head_dim"],
+    }
+    sizes = {
+        "heads": keys.get("swa_num_attention_heads", default=usual["heads"]),
+        "kv_heads": keys.get("swa_num_key_value_heads", default=2 * usual["kv_heads"]),
+        "head_dim": keys.get("swa_head_dim", default=usual["head_dim"]),
+        "v_head_dim": keys.get("swa_v_head_dim", default=usual["v_head_dim"]),
+    }
+    return {key: size for key, size in sizes.items() if size != usual[key]}
+
+
+def _sinks_of_mimo(keys: Keys) -> bool | str:
+    """Return which layers have sinks: those with a window where the file is silent, as in transformers."""
+    in_windows, in_others = (
+        keys.get("add_swa_attention_sink_bias", default=True),
+        keys.get("add_full_attention_sink_bias", default=False),
+    )
+    if in_others and not in_windows:
+        raise keys.refuse("add_full_attention_sink_bias", "sinks of layers without a window alone are not supported")
+    return bool(in_others) or ("window" if in_windows else False)

@@ -10,7 +10,7 @@ from simulator.bounds import MAX_GPUS
 from simulator.config.rules.numbers import divisors, listed, nearest
 from simulator.errors import InputError
 from simulator.hardware.cluster_spec import ClusterSpec
-from simulator.units import counted
+from simulator.units import counted, format_time
 
 if TYPE_CHECKING:
     from simulator.config.parallelism import Parallelism
@@ -116,13 +116,30 @@ def layout_problems(workload: Workload) -> Iterator[InputError]:
 
 
 def warnings(workload: Workload) -> Iterator[str]:
-    """GPUs without work."""
+    """GPUs without work, and links of a site that are as slow as those between sites."""
+    yield from _slow_links(workload)
     cluster, layout = workload.cluster, workload.parallelism
     idle = gpus_of_workers(layout, cluster, None) - workload.n_ranks
     if workload.nodes is not None:
         idle = cluster.n_gpus - sum(map(cluster.gpus_at, workload.server_nodes)) - workload.n_ranks
     if idle > 0:
         yield without_rank(idle, cluster.n_gpus) + _all_in_use(workload)
+
+
+#: Most seconds between two machines of one site: light takes 1 ms for 200 km of fibre (5e-6 s per km).
+_SLOWEST_LINK_S = 1e-3
+
+
+def _slow_links(workload: Workload) -> Iterator[str]:
+    """Yield links inside a site whose latency is of another order than theirs, as of a figure in microseconds."""
+    for node in workload.cluster.kinds:
+        parts = (("nics", node.nics.latency_s), ("nvlink", node.nvlink.latency_s), ("sockets", node.sockets.latency_s))
+        for part, latency_s in parts:
+            if latency_s > _SLOWEST_LINK_S:
+                yield (
+                    f"cluster.node.{part}.latency_s is {format_time(latency_s)}, more than light takes for 200 km; "
+                    "links of a site have microseconds, such as 3us"
+                )
 
 
 def _all_in_use(workload: Workload) -> str:

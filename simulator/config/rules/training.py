@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from simulator.config.profile import load_profile
+from simulator.config.profile import has_plain_fp32, load_profile
 from simulator.errors import InputError
 from simulator.input_files import brief
 
@@ -80,8 +80,8 @@ def warnings(workload: Workload) -> Iterator[str]:
     """Yield the meaning of fp32, recomputation that saves nothing, and names that say nothing."""
     if workload.training.precision == "fp32" and workload.training.tf32 and _has_tf32(workload):
         yield (
-            "training.precision fp32: matrix products are TF32's, which PyTorch has to be asked for (allow_tf32); "
-            "training.tf32=false takes CUDA cores"
+            "training.precision fp32: matrix products are TF32's, which PyTorch has to be asked for (allow_tf32)"
+            + ("; training.tf32=false takes CUDA cores" if _has_fp32(workload) else "")
         )
     recompute = workload.training.recompute
     alone = recompute.granularity == "selective" and recompute.modules == ("core_attn",)
@@ -103,6 +103,11 @@ def warnings(workload: Workload) -> Iterator[str]:
 def _repeated(names: tuple[str, ...]) -> list[str]:
     """Return the names that stand more than once in a list."""
     return sorted({name for name in names if names.count(name) > 1})
+
+
+def _has_fp32(workload: Workload) -> bool:
+    """Return whether the profiles of the job price products of fp32 on CUDA cores, so that TF32 can be turned off."""
+    return all(has_plain_fp32(load_profile(workload.calibrations[gpu])) for gpu in workload.gpu_types)
 
 
 def _has_tf32(workload: Workload) -> bool:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from simulator.analysis.training.memory import RankMemory
-from simulator.errors import InputError
+from simulator.errors import InputError, install_extra
 from simulator.output.files import writing
 from simulator.output.gantt_panel import IDLE_COLOUR, PHASE_COLOUR, SHARE_COLOUR
 from simulator.output.page.sections import section_context
@@ -37,7 +37,7 @@ def check_page() -> None:
     try:
         import bokeh  # noqa: F401
     except ImportError:
-        fix = "pip install 'llm-cluster-simulator[report]', or pip install bokeh"
+        fix = install_extra("report")
         raise InputError("needs bokeh, which is not installed", file="--report", fix=fix) from None
 
 

@@ -6,6 +6,7 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
+from simulator.config.packed import unpacked
 from simulator.errors import InputError
 from simulator.input_files import as_path, files_read
 from simulator.traces.execution.chakra import parsed_json, read_json, read_messages
@@ -13,7 +14,6 @@ from simulator.traces.execution.graph import JobGraph, RankGraph
 from simulator.traces.execution.process_groups import GROUPS_FILE, read_groups
 from simulator.traces.execution.pytorch import read_operations
 from simulator.traces.files import SUFFIXES, files_in
-from simulator.traces.packed import unpacked
 
 #: Endings of the names of Chakra's protocol buffers.
 MESSAGES = (".et", ".et.gz")

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from simulator.errors import InputError
+from simulator.errors import InputError, install_extra
 
 _PACKAGE = "ChakraProtoMsg"
 #: Name of a type -> its number in ``google/protobuf/descriptor.proto``.
@@ -58,7 +58,7 @@ def chakra_messages() -> ChakraMessages:
     try:
         from google.protobuf import descriptor_pb2, descriptor_pool, message, message_factory
     except ImportError:
-        fix = "pip install 'llm-cluster-simulator[chakra]', or pip install protobuf"
+        fix = install_extra("chakra")
         raise InputError("Chakra's traces need protobuf, which is not installed", fix=fix) from None
     file = descriptor_pb2.FileDescriptorProto(name="execution_trace.proto", package=_PACKAGE, syntax="proto3")
     attribute = file.message_type.add(name="AttributeProto")

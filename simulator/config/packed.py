@@ -1,4 +1,4 @@
-"""Files of traces, gzipped or not."""
+"""Files that may be gzipped."""
 
 from __future__ import annotations
 
