@@ -193,12 +193,12 @@ def _unknown_word(key: str, written_key: str, value: object, context: dict[str, 
     near = meant if meant in words else closest(value, words)
     sweep = _swept(written_key, value, "|".join(map(re.escape, words)))
     fix = sweep or (f"{key.rpartition('.')[2]}: {near}" if near else None)
-    others = [kind for kind in context.get("members", ()) if kind != "literal_error"]
+    kinds = [kind for kind in context.get("members", ()) if kind != "literal_error"]
     allowed = ", ".join(words)
-    if "bool_type" in others:
+    if "bool_type" in kinds:
         allowed = _any_of(["true", "false", *words])
-    elif others and not isinstance(value, str):
-        allowed = f"{allowed}, or {_any_of(_WANTED[kind] for kind in others)}"
+    elif kinds and not isinstance(value, str):
+        allowed = f"{allowed}, or {_any_of(_WANTED[kind] for kind in kinds)}"
     return InputError("is none of the known values", key=key, found=brief(value), allowed=allowed, fix=fix)
 
 

@@ -68,8 +68,8 @@ def links_of_purpose(timeline: Timeline, purpose: str) -> list[dict[str, Any]]:
 def contention(timeline: Timeline, limit: int = 8) -> list[dict[str, Any]]:
     """Return the links on which transfers slowed each other, the largest loss first (see `Contention`).
 
-    Of equal losses the order is that of everything else that a row tells, then of links in the cluster, so that
-    neither rounding nor the links that stand for others decide.
+    Of equal losses the order is that of everything else that a row tells, then of links in the cluster. So neither
+    rounding decides, nor which links stand for others.
     Links of a kind that are alike share a row, under the name of the link with the largest loss. ``flows``: job (None
     for background traffic), axis, operation, number at once, seconds together and seconds lost of each contender.
     """
