@@ -142,7 +142,7 @@ KEYS += [(key, values) for key, values in VALUES.items() if not key.startswith(t
 
 
 def test_the_keys_of_the_table_are_tried() -> None:
-    """Those of the model's layers have tests of their own, below."""
+    """Keys of the model's layers have tests of their own, below."""
     assert {row[0] for row in TABLE} <= {key for key, _ in KEYS} | {f"model.{key}" for key in OF_LAYERS}
     assert len(KEYS) > 40
 
