@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, TypeVar
 
@@ -173,7 +174,7 @@ def _length(text: str) -> int:
     return read_length(text, "seq")
 
 
-def _batch(text: str, length: int) -> int:
+def _batch(length: int, text: str) -> int:
     """Return a number of sequences of so many tokens, which are not counted in tokens. Raises `InputError`."""
     from simulator.quantities import has_foreign_unit, in_sequences
 
@@ -244,9 +245,7 @@ def _answers(
         framework,
     )
     length = ask("Tokens per sequence", "--seq", str(methods.METHODS[method].seq), _length, seq)
-    sequences = ask(
-        "Sequences per step", "--batch", str(methods.usual_batch(number)), lambda t: _batch(t, length), batch
-    )
+    sequences = ask("Sequences per step", "--batch", str(methods.usual_batch(number)), partial(_batch, length), batch)
     return JobAnswers(name, machines, number, method, software, length, sequences)
 
 
