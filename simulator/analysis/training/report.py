@@ -18,7 +18,6 @@ from simulator.analysis.training.stage_split import SimulatedSplit
 from simulator.analysis.training.steady_state import SteadyState
 from simulator.config import Workload
 from simulator.config.changed_cluster import changed_cluster_keys
-from simulator.hardware.cluster_spec import ClusterSpec
 from simulator.timeline import Timeline
 
 SECONDS_PER_DAY, SECONDS_PER_HOUR = 86400.0, 3600.0
@@ -95,7 +94,7 @@ def report(
     memory = _memory(job, played) | {"advice": list(job.advice)}
     result: dict[str, Any] = {
         "name": workload.name,
-        **_cluster(workload.cluster),
+        **_cluster(workload),
         "calibration": dict(job.calibration),
         "n_gpus": job.workload.n_ranks,
         "framework": workload.framework.model_dump(mode="json"),
@@ -135,9 +134,9 @@ def report(
     return result
 
 
-def _cluster(cluster: ClusterSpec) -> dict[str, Any]:
-    """Return the name of a cluster, and the keys in which it is not the shipped one of this name."""
-    return {"cluster": cluster.name, "cluster_changes": changed_cluster_keys(cluster)}
+def _cluster(workload: Workload) -> dict[str, Any]:
+    """Return the name of a job's cluster, and the keys in which it is not the shipped one of this name."""
+    return {"cluster": workload.cluster.name, "cluster_changes": changed_cluster_keys(workload.cluster)}
 
 
 def _training(workload: Workload) -> dict[str, Any]:
