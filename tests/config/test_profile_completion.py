@@ -104,7 +104,8 @@ def test_a_v100_trains_in_no_precision_that_it_lacks() -> None:
 
 @pytest.mark.parametrize("name", SHORT)
 def test_a_short_profile_stays_short(name: str) -> None:
-    assert len((catalog.FOLDERS["profile"] / f"{name}.yaml").read_text().splitlines()) <= 48
+    """One that has published times of kernels too, as the B200's, has a line for each head size."""
+    assert len((catalog.FOLDERS["profile"] / f"{name}.yaml").read_text().splitlines()) <= 64
 
 
 def twice(tmp_path: Path, **own: object) -> Profile:

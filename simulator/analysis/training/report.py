@@ -170,6 +170,7 @@ def key_figures(job: ComparedJob, timeline: Timeline, *, steady: SteadyState | N
     memory = _memory(job, timeline if steady is None else steady.played)
     speed, shares = throughput(job, step), efficiency(job, step)
     run = speed.pop("run", {})
+    del speed["throughput_counts"]  # a word
     return {
         "step_time_s": step,
         **speed,
