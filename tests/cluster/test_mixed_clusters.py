@@ -282,7 +282,7 @@ def test_a_job_is_described_by_the_gpus_that_it_is_on() -> None:
     assert mine.calibrations == {A100: A100}
     other = work | {"cluster": cluster, "placement": [2], "stack": "", "name": "other"}
     assert [set(result.gpus) for result in share([mine, other]).results] == [{A100}, {H100}]
-    for placement, key in (([0], "calibration.tpu"), ([2], "stack")):
+    for placement, key in (([0], "cluster.groups"), ([2], "stack")):
         with pytest.raises(InputError) as caught:
             load_workload(work | {"cluster": cluster, "placement": placement})
         assert f"{key}: " in str(caught.value)
