@@ -124,7 +124,7 @@ def has_foreign_unit(text: str, quantity: WrittenUnits | None = None) -> bool:
 
 
 def nearest_spellings(text: str, quantity: WrittenUnits) -> list[str]:
-    """Return how a number is written whose unit is none of the ``quantity``, in small letters or without its end.
+    """Return spellings that ``quantity`` has for a number in small letters, or without the end of its unit.
 
     >>> nearest_spellings("400gbps", quantity_of("bandwidth_bps")), nearest_spellings("400G", quantity_of("a_bps"))
     (['400Gbps', '400GBps'], ['400Gbps'])
@@ -147,7 +147,7 @@ def nearest_spellings(text: str, quantity: WrittenUnits) -> list[str]:
 
 
 def in_sequences(text: str, seq: object) -> str:
-    """Return what to write for a number of tokens where sequences are counted, which have ``seq`` tokens each.
+    """Return how many sequences of ``seq`` tokens a number of tokens is, as text for a key that counts sequences.
 
     >>> in_sequences("4M", 8192), in_sequences("4M", "8k"), in_sequences("1k", 1000), in_sequences("4M", None)
     ('512, as 4M tokens are at seq 8192', '512, as 4M tokens are at seq 8192', '1k tokens / seq', '4M tokens / seq')

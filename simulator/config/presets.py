@@ -56,7 +56,7 @@ def expand_model(section: Mapping[str, Any], *, base: Path | None, origin: Place
 
 
 def nearest_preset(name: object) -> str | None:
-    """Return the shipped model that a name most likely means: the first of a family, or one with a few other letters.
+    """Return the shipped model that a name most likely means: the first of its family, or one spelt nearly so.
 
     >>> nearest_preset("gpt2"), nearest_preset("llama3_8b"), nearest_preset("x")
     ('gpt2-124m', 'llama3-8b', None)

@@ -143,30 +143,17 @@ def _rule(z: Shapes, heads: int, k: int, v: int) -> Node:
     narrow = float(rows * (WIDE + z.element))
     read, written = z.element * (qkv + rows * (k + v) + states + triangles), z.element * (rows * v + states + triangles)
     outputs = z.element * (rows * (k + 2 * v) + 2 * states)
+    forward_kernels, backward_kernels = rule_kernels(
+        z,
+        (2.0 * rows * forward, 2.0 * rows * backward),
+        (read + narrow, written),
+        (2 * (read + narrow) + z.element * rows * v, outputs + z.element * qkv + narrow),
+        k,
+        (KERNELS, BACKWARD_KERNELS),
+    )
     return Node(
-        forward=(
-            Compute(
-                "mixer.rule",
-                Tiled(2.0 * rows * forward, read + narrow, written, c, k, KERNELS, dtype=z.dtype),
-                StepPhase.FORWARD,
-            ),
-        ),
-        input_grad=(
-            Compute(
-                "mixer.rule bwd",
-                Tiled(
-                    2.0 * rows * backward,
-                    2 * (read + narrow) + z.element * rows * v,
-                    outputs + z.element * qkv + narrow,
-                    c,
-                    k,
-                    BACKWARD_KERNELS,
-                    backward=True,
-                    dtype=z.dtype,
-                ),
-                StepPhase.BACKWARD,
-            ),
-        ),
+        forward=(forward_kernels,),
+        input_grad=(backward_kernels,),
         saved=(
             Tensor("mixer.q", float(z.element * rows * k)),
             Tensor("mixer.k", float(z.element * rows * k)),
@@ -176,6 +163,26 @@ def _rule(z: Shapes, heads: int, k: int, v: int) -> Node:
         ),
         forward_bytes=z.element * (states + rows * (k + v)),
         grad_bytes=outputs + z.element * (qkv + rows * v) + narrow,
+    )
+
+
+def rule_kernels(
+    z: Shapes,
+    flops: tuple[float, float],
+    forward_bytes: tuple[float, float],
+    backward_bytes: tuple[float, float],
+    key_dim: int,
+    launches: tuple[int, int],
+) -> tuple[Compute, Compute]:
+    """Return the kernels of a delta rule, forward and backward, which work on pieces of `PIECE` tokens.
+
+    ``flops`` and ``launches``: of the forward pass and of the backward pass. Bytes: read and written.
+    """
+    forward = Tiled(flops[0], *forward_bytes, PIECE, key_dim, launches[0], dtype=z.dtype)
+    backward = Tiled(flops[1], *backward_bytes, PIECE, key_dim, launches[1], backward=True, dtype=z.dtype)
+    return (
+        Compute("mixer.rule", forward, StepPhase.FORWARD),
+        Compute("mixer.rule bwd", backward, StepPhase.BACKWARD),
     )
 
 

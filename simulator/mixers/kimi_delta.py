@@ -10,13 +10,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from simulator.bounds import ModelSize
-from simulator.mixers.gated_delta import PIECE
+from simulator.mixers.gated_delta import PIECE, rule_kernels
 from simulator.mixers.mixer import Mixer, MixerProduct, Operations, Refusal, Split
 from simulator.mixers.state import WIDE, convolution, gated_norm, split_refusals, split_weight
 from simulator.operations.nodes import Node, Tensor, memory
 from simulator.operations.shapes import Shapes
 from simulator.operations.weights import Weight
-from simulator.program import Compute, StepPhase, Tiled
 
 #: Kernels of the rule. Forward: kda_gate_chunk_cumsum, three of chunk_kda_fwd_intra, chunk_gated_delta_rule_fwd_h,
 #: chunk_gla_fwd_o_gk. Backward: gate, recompute_w_u_fwd and _fwd_h again, then chunk_kda_bwd_dAv,
@@ -112,32 +111,17 @@ def _rule(z: Shapes, heads: int, k: int) -> Node:
     states, triangles, strengths = row * k / PIECE, 2.0 * z.element * rows * PIECE, float(z.element * rows)
     read = 4 * row + strengths + decays + 2 * row + states + triangles
     outputs = 3 * row + 2 * states + decays
+    forward_kernels, backward_kernels = rule_kernels(
+        z,
+        (2.0 * rows * forward, 2.0 * rows * backward),
+        (read, 3 * row + decays + states + triangles),
+        (2 * read + row, outputs + 4 * row + strengths),
+        k,
+        (KERNELS, BACKWARD_KERNELS),
+    )
     return Node(
-        forward=(
-            Compute(
-                "mixer.rule",
-                Tiled(
-                    2.0 * rows * forward, read, 3 * row + decays + states + triangles, PIECE, k, KERNELS, dtype=z.dtype
-                ),
-                StepPhase.FORWARD,
-            ),
-        ),
-        input_grad=(
-            Compute(
-                "mixer.rule bwd",
-                Tiled(
-                    2.0 * rows * backward,
-                    2 * read + row,
-                    outputs + 4 * row + strengths,
-                    PIECE,
-                    k,
-                    BACKWARD_KERNELS,
-                    backward=True,
-                    dtype=z.dtype,
-                ),
-                StepPhase.BACKWARD,
-            ),
-        ),
+        forward=(forward_kernels,),
+        input_grad=(backward_kernels,),
         weight_grad=(memory("W", "mixer.decay wgrad", "reduce", decays, WIDE * heads * k, z.dtype, heads),),
         saved=(
             *(Tensor(f"mixer.{name}", row) for name in ("q", "k", "v", "decays")),

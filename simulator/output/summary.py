@@ -285,7 +285,7 @@ def _headline(report: JsonReport) -> Text:
 
 
 def cluster_text(report: JsonReport) -> str:
-    """Return the cluster's name, and the keys in which it is not the shipped one of this name.
+    """Return the cluster's name, and the keys in which it differs from the shipped cluster of that name.
 
     >>> cluster_text({"cluster": "dgx_h100", "cluster_changes": []})
     'dgx_h100'

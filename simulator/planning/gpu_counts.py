@@ -35,7 +35,7 @@ class CountRange:
 def whole_nodes(workload: Workload, counts: CountRange) -> Iterator[int]:
     """Yield the numbers of GPUs between two, ascending, that fill whole nodes or an even part of one.
 
-    A cluster of a fixed size, or of which nodes are listed, has no more than it has.
+    The numbers end with the GPUs of a cluster whose size is fixed, or whose nodes are listed.
 
     >>> from simulator.config import load_workload
     >>> list(whole_nodes(load_workload("gpt22b_tp8"), CountRange(1, 32)))

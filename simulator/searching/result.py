@@ -335,7 +335,7 @@ class SearchResult(Result):
 
 
 def _places(numbers: Sequence[int], shown: int) -> str:
-    """Return the places of a ranking that a warning is about; nothing where it is about all of those ``shown``.
+    """Return the places of a ranking that a warning is about; an empty text where all ``shown`` places are meant.
 
     >>> _places([1, 3], 5), _places([2], 5), _places([1, 2], 2)
     ('places 1, 3: ', 'place 2: ', '')

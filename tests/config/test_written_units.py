@@ -150,10 +150,10 @@ def test_options_of_numbers_refuse_others_in_one_form(
 
 
 def test_a_long_list_of_keys_is_cut_by_the_rule_of_all_names() -> None:
-    """Of more than 12 names an error lists five, be they keys of a section or names like the one that is wrong."""
+    """An error lists five of more than 12 names: keys of a section, or names like the wrong one."""
     for changes in ({"parallelism": 3}, {"parallelism.tpp": 2}):
         with pytest.raises(InputError) as refused:
             load_workload(JOB, changes)
         listed, _, rest = str(refused.value.allowed).rpartition(": ")[0].rpartition(" ... ")
-        assert rest.endswith("in all: llmsim check --schema workload, or docs/reference".partition(":")[0])
+        assert rest.endswith("in all")
         assert len(listed.split(", ")) == 5

@@ -46,7 +46,7 @@ def test_a_profile_without_the_speed_of_cuda_cores_is_refused() -> None:
 
 @pytest.mark.parametrize(("cluster", "told"), [("dgx_h100", True), ("gb300_nvl72", False)])
 def test_cuda_cores_are_proposed_where_the_profile_has_their_speed(cluster: str, told: bool) -> None:
-    """What the warning proposes is not refused when it is followed."""
+    """The warning proposes CUDA cores only where a job on them is not refused."""
     workload = load_workload(JOB | {"cluster": {"name": cluster}})
     (warning,) = [text for text in warnings(workload) if "allow_tf32" in text]
     assert ("training.tf32=false" in warning) is told

@@ -303,8 +303,10 @@ SLOW = [pytest.mark.slow]
 
 
 def points() -> list[Any]:
-    """Every schedule x stage x overlap, but for ZeRO-3 with schedules that keep whole earlier versions of the weights;
-    fast for ZeRO-2 and 3 in turn, every other schedule once."""
+    """Return every schedule x stage x overlap. Schedules that keep whole earlier versions of weights have no ZeRO-3.
+
+    Every other schedule has one fast case, of ZeRO-2 and 3 in turn; all other cases are slow.
+    """
     stages = [(1, 2, 3) if schedule.drains else (1, 2) for schedule in SCHEDULES.values()]
     return [
         pytest.param(

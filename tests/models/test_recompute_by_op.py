@@ -72,8 +72,10 @@ def test_recompute_by_op_counts_products_of_latent_attention_and_shared_experts(
 
 
 def test_recompute_by_op_keeps_what_came_from_other_ranks() -> None:
-    """Of dispatch and combine (ep 4) what was received is kept, 2 copies of every token each and every copy's
-    probability in fp32, of tensor parallelism's sums the rank's rows; gathered rows are gathered again."""
+    """Dispatch and combine (ep 4) keep what they received: 2 copies of every token each, with probabilities in fp32.
+
+    Sums of tensor parallelism keep the rank's rows. Gathered rows are gathered again.
+    """
     part = _by_op(model={"moe": MIXTURE}, parallelism={"dp": 4, "ep": 4})
     whole = _by_op(model={"moe": MIXTURE}, parallelism={"dp": 4})
     assert part.saved_bytes - whole.saved_bytes == 2 * 512 * 2 * 1024 * 2 + 2 * 512 * 4

@@ -88,8 +88,10 @@ def test_long_steps_get_their_beginning_and_end_enlarged() -> None:
 
 
 def test_short_transfers_are_as_dark_as_the_time_that_they_fill() -> None:
-    """Row 0 has two bars of 0.2 points in one point and one across the next two edges, row 1 one of a tenth: points are
-    filled by 0.4 and 0.3, by 0.2, and by 0.1."""
+    """Two bars of 0.2 points fill the first point of row 0 by 0.4.
+
+    A third bar fills its next two points by 0.3 and 0.2. A bar of row 1 fills one by 0.1.
+    """
     row, start, end = np.array([0, 0, 0, 1]), np.array([0.1, 0.5, 1.7, 3.0]), np.array([0.3, 0.7, 2.2, 3.1])
     rows, points, filled = filled_points(row, 10 * start, 10 * end, 10.0)
     assert list(zip(rows.tolist(), points.tolist(), strict=True)) == [(0, 0), (0, 1), (0, 2), (1, 3)]

@@ -180,8 +180,10 @@ def test_lines_part_those_boxes_that_are_wide_enough(tmp_path: Path) -> None:
 
 
 def test_passes_that_follow_at_once_are_joined_below_their_boxes() -> None:
-    """Two stages run forward and backward of 3 micro-batches in turn: the forwards of a stage are one run, and its
-    backwards, of which stage 0 waits for the first."""
+    """Two stages run 3 micro-batches forward, then backward.
+
+    The forward passes of a stage are one run, and so are its backward passes. Stage 0 waits for the first of these.
+    """
     data = TimelineData.arrange(pipeline("gpipe", 2, 3))
     spans = list(zip(data.runs["left"].tolist(), data.runs["right"].tolist(), strict=True))
     seconds = sum(right - left for left, right in spans)

@@ -166,7 +166,7 @@ def test_actions_round_trip_as_text() -> None:
 
 
 def test_stages_that_hold_nothing_are_scheduled_by_their_times() -> None:
-    """Where no stage keeps activations, memory limits nothing, and the order is as short as that of ZB-H2."""
+    """Memory limits nothing where no stage keeps activations, so that the order is as short as that of ZB-H2."""
     times = Times.equal(2, 1.0, 1.0, 1.0, kept=0.0)
     empty = replace(times, forward_bytes=(0.0, 0.0))
     order = SCHEDULES["zb_auto"].tuned(empty).order(2, 4, 1)

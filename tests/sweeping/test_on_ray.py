@@ -170,7 +170,7 @@ def test_a_search_finds_the_same(nodes: TwoNodes, request: pytest.FixtureRequest
 
 @pytest.mark.slow
 def test_the_command_starts_a_cluster_of_this_machine(tmp_path: Path) -> None:
-    """It prints the tables that it prints without Ray: two layouts of figures, and one that is refused."""
+    """The command prints the same tables with Ray as without: two layouts with figures, and one that is refused."""
     pytest.importorskip("ray")
     write_job(tmp_path)
     words = ["sweep", "tiny.yaml", "--grid", "parallelism.tp=1,2,3", "--jobs", "1"]
