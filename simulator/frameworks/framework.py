@@ -239,21 +239,21 @@ def uniform(job: JobTraits) -> bool:
     return False
 
 
-def nothing(z: Shapes) -> Node:
+def nothing(shapes: Shapes) -> Node:
     """Return an operation without kernels, whatever the sizes."""
     return Node()
 
 
-def gradient_of_lookup(z: Shapes, table: int, tied: bool) -> Ops:
+def gradient_of_lookup(shapes: Shapes, table: int, tied: bool) -> Ops:
     """Return the kernels of an embedding's gradient: the ``table`` is cleared, and rows are added to it."""
-    rows = z.row_bytes * z.tokens / z.rows
+    rows = shapes.row_bytes * shapes.tokens / shapes.rows
     return (
-        memory("W", "embedding.lookup zero grad", "zero", 0, z.weight_element * table, z.dtype),
-        memory("W", "embedding.lookup wgrad", "embedding_bwd", rows, rows, z.dtype),
+        memory("W", "embedding.lookup zero grad", "zero", 0, shapes.weight_element * table, shapes.dtype),
+        memory("W", "embedding.lookup wgrad", "embedding_bwd", rows, rows, shapes.dtype),
     )
 
 
-def in_order(z: Shapes) -> str:
+def in_order(shapes: Shapes) -> str:
     """Return the class of a plain copy, whatever the sizes."""
     return "copy"
 

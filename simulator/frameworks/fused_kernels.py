@@ -23,37 +23,37 @@ SHORT_INDEX = 4
 ROTATION = (Traffic("", "rope", 1, 1),)
 
 
-def activation(z: Shapes) -> ActivationKernels:
+def activation(shapes: Shapes) -> ActivationKernels:
     """Return a kernel each way; a gated one reads both halves, and backward writes the gradients of both."""
-    if z.gated:
+    if shapes.gated:
         return ActivationKernels((Traffic("", "activation", 2, 1),), (Traffic("", "activation_bwd", 3, 2),))
     return ActivationKernels((Traffic("", "activation", 1, 1),), (Traffic("", "activation_bwd", 2, 1),))
 
 
-def residual(z: Shapes, block: str) -> Node:
+def residual(shapes: Shapes, block: str) -> Node:
     """Return dropout and sum in one kernel, with the bias before them."""
-    add = memory("F", f"{block}.residual", "residual", 2 * z.row_bytes, z.row_bytes, z.dtype)
-    if not z.dropout:
-        return Node(forward=(add,), grad_bytes=z.row_bytes)
-    name, elements = f"{block}.dropout", z.rows * z.hidden
-    kernel = replace(fuse("F", drop_kernel(z, name, elements), add, z.row_bytes, keep=False), name=add.name)
-    return dropout(z, name, elements, mask=f"{name} mask", fused_with=kernel)
+    add = memory("F", f"{block}.residual", "residual", 2 * shapes.row_bytes, shapes.row_bytes, shapes.dtype)
+    if not shapes.dropout:
+        return Node(forward=(add,), grad_bytes=shapes.row_bytes)
+    name, elements = f"{block}.dropout", shapes.rows * shapes.hidden
+    kernel = replace(fuse("F", drop_kernel(shapes, name, elements), add, shapes.row_bytes, keep=False), name=add.name)
+    return dropout(shapes, name, elements, mask=f"{name} mask", fused_with=kernel)
 
 
-def embedding_mask(z: Shapes, nbytes: float) -> tuple[Ops, Ops]:
+def embedding_mask(shapes: Shapes, nbytes: float) -> tuple[Ops, Ops]:
     """Return the kernel that sets rows of words of other ranks to zero in place."""
-    foreign = nbytes * (z.tp - 1) / z.tp
-    return (memory("F", "embedding.mask", "embedding", 0, foreign, z.dtype),), ()
+    foreign = nbytes * (shapes.tp - 1) / shapes.tp
+    return (memory("F", "embedding.mask", "embedding", 0, foreign, shapes.dtype),), ()
 
 
-def router(z: Shapes, x: Experts) -> Node:
+def router(shapes: Shapes, experts: Experts) -> Node:
     """Return the product with the router's weight, softmax (or sigmoid), and the choice of ``top_k`` experts."""
-    scores = float(DTYPE_BYTES[x.router_dtype] * x.tokens * x.experts)
-    probs = float(PROBABILITY * x.tokens * x.experts)
-    chosen = float((PROBABILITY + SHORT_INDEX) * x.tokens * x.top_k)
+    scores = float(DTYPE_BYTES[experts.router_dtype] * experts.tokens * experts.experts)
+    probs = float(PROBABILITY * experts.tokens * experts.experts)
+    chosen = float((PROBABILITY + SHORT_INDEX) * experts.tokens * experts.top_k)
     return router_with(
-        z,
-        x,
+        shapes,
+        experts,
         choice=(
             memory("F", "moe.router softmax", "softmax", scores, probs, "fp32"),
             memory("F", "moe.router top-k", "softmax", probs, chosen, "fp32"),
@@ -65,69 +65,69 @@ def router(z: Shapes, x: Experts) -> Node:
     )
 
 
-def router_with(z: Shapes, x: Experts, *, choice: Ops, choice_grad: Ops) -> Node:
+def router_with(shapes: Shapes, experts: Experts, *, choice: Ops, choice_grad: Ops) -> Node:
     """Return the product with the router's weight, and the kernels that choose experts by its scores, each way."""
-    element = DTYPE_BYTES[x.router_dtype]
-    full = float(z.element * x.tokens * z.hidden)
-    scores = float(element * x.tokens * x.experts)
-    probs = float(PROBABILITY * x.tokens * x.experts)
+    element = DTYPE_BYTES[experts.router_dtype]
+    full = float(shapes.element * experts.tokens * shapes.hidden)
+    scores = float(element * experts.tokens * experts.experts)
+    probs = float(PROBABILITY * experts.tokens * experts.experts)
 
     def product(phase: str, role: str, m: int, n: int, k: int) -> Compute:
         name = "moe.router" if role == "fwd" else f"moe.router {role}"
-        return Compute(name, Matmul(m, n, k, dtype=x.router_dtype, role=role), StepPhase(phase))
+        return Compute(name, Matmul(m, n, k, dtype=experts.router_dtype, role=role), StepPhase(phase))
 
     def cast(phase: str, name: str, read: float, write: float) -> Ops:
         op = "upcast" if write > read else "cast"
-        return (memory(phase, name, op, read, write, "fp32"),) if element != z.element else ()
+        return (memory(phase, name, op, read, write, "fp32"),) if element != shapes.element else ()
 
-    wide = float(element * x.tokens * z.hidden)
-    paths = 2 if x.shared_ffn else 1
+    wide = float(element * experts.tokens * shapes.hidden)
+    paths = 2 if experts.shared_ffn else 1
     return Node(
         forward=(
             *cast("F", "moe.router cast", full, wide),
-            product("F", "fwd", x.tokens, x.experts, z.hidden),
+            product("F", "fwd", experts.tokens, experts.experts, shapes.hidden),
             *choice,
         ),
         input_grad=(
             *choice_grad,
-            product("B", "dgrad", x.tokens, z.hidden, x.experts),
+            product("B", "dgrad", experts.tokens, shapes.hidden, experts.experts),
             *cast("B", "moe.router cast bwd", wide, full),
             # The input goes to the router, to the experts and to the shared ones: their gradients are summed.
-            *(memory("B", "moe.input grad", "residual", 2 * full, full, z.dtype) for _ in range(paths)),
+            *(memory("B", "moe.input grad", "residual", 2 * full, full, shapes.dtype) for _ in range(paths)),
         ),
         weight_grad=(
             *cast("W", "moe.router cast again", full, wide),
-            product("W", "wgrad", x.experts, z.hidden, x.tokens),
+            product("W", "wgrad", experts.experts, shapes.hidden, experts.tokens),
         ),
-        saved=(Tensor("mlp.normed", z.row_bytes), Tensor("moe.router probs", probs)),
-        saved_for_weights=(Tensor("mlp.normed", z.row_bytes),),
+        saved=(Tensor("mlp.normed", shapes.row_bytes), Tensor("moe.router probs", probs)),
+        saved_for_weights=(Tensor("mlp.normed", shapes.row_bytes),),
         grad_bytes=wide + 2 * full + 2 * probs,
         output_grad_bytes=scores,
-        weight_grad_bytes=wide + element * x.experts * z.hidden,
+        weight_grad_bytes=wide + element * experts.experts * shapes.hidden,
     )
 
 
-def permute(z: Shapes, x: Experts) -> tuple[Ops, Ops]:
+def permute(shapes: Shapes, experts: Experts) -> tuple[Ops, Ops]:
     """Return a kernel each way that copies the rows of tokens into the order of the experts."""
-    rows, copies = (float(z.element * tokens * z.hidden) for tokens in (x.tokens, x.sent))
+    rows, copies = (float(shapes.element * tokens * shapes.hidden) for tokens in (experts.tokens, experts.sent))
     return (
-        (memory("F", "moe.permute", "copy", rows, copies, z.dtype),),
-        (memory("B", "moe.permute bwd", "copy", copies, rows, z.dtype),),
+        (memory("F", "moe.permute", "copy", rows, copies, shapes.dtype),),
+        (memory("B", "moe.permute bwd", "copy", copies, rows, shapes.dtype),),
     )
 
 
-def unpermute(z: Shapes, x: Experts) -> tuple[Ops, Ops]:
+def unpermute(shapes: Shapes, experts: Experts) -> tuple[Ops, Ops]:
     """Return a kernel each way that sums the copies of every token."""
-    rows, copies = (float(z.element * tokens * z.hidden) for tokens in (x.tokens, x.sent))
+    rows, copies = (float(shapes.element * tokens * shapes.hidden) for tokens in (experts.tokens, experts.sent))
     return (
-        (memory("F", "moe.unpermute", "copy", copies, rows, z.dtype),),
-        (memory("B", "moe.unpermute bwd", "copy", rows, copies, z.dtype),),
+        (memory("F", "moe.unpermute", "copy", copies, rows, shapes.dtype),),
+        (memory("B", "moe.unpermute bwd", "copy", rows, copies, shapes.dtype),),
     )
 
 
-def row_map(z: Shapes, x: Experts) -> tuple[Tensor, ...]:
+def row_map(shapes: Shapes, experts: Experts) -> tuple[Tensor, ...]:
     """Return the map between tokens and their sorted copies."""
-    return (Tensor("moe.row map", float(SHORT_INDEX * (x.sent + x.received))),)
+    return (Tensor("moe.row map", float(SHORT_INDEX * (experts.sent + experts.received))),)
 
 
 #: Inductor joins sums with what stands before and after them: another tensor read and written by that.
@@ -142,7 +142,7 @@ EXPERTS = ExpertHooks(
     permute=permute,
     unpermute=unpermute,
     kept_by_dispatch=row_map,
-    kept_by_combine=lambda z, x: (),
+    kept_by_combine=lambda shapes, experts: (),
     # Copies are weighed in the activation (Megatron-Core's fused weighted SwiGLU): what follows is linear, so that the
     # experts' outputs need not be kept.
     weighs_in_activation=True,

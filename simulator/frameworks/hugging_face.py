@@ -194,56 +194,56 @@ PACKED = ("positions", "shift", "first", "join", "difference", "unlike", "sum", 
 TABLES = ("float", "angles", "join", "cos", "sin", "cos scale", "sin scale", "cos cast", "sin cast")
 
 
-def before_layers(z: Shapes) -> Node:
+def before_layers(shapes: Shapes) -> Node:
     """Return the look for packed sequences, for which the host waits, and the tables of rotary positions."""
-    positions, table = 8.0 * z.tokens, 4.0 * z.seq * z.head_dim
-    look = [memory("F", f"positions.{name}", "copy", positions, positions, z.dtype) for name in PACKED]
+    positions, table = 8.0 * shapes.tokens, 4.0 * shapes.seq * shapes.head_dim
+    look = [memory("F", f"positions.{name}", "copy", positions, positions, shapes.dtype) for name in PACKED]
     look[-1] = replace(look[-1], host_waits=True)
-    tables = TABLES if z.position == "rope" else ()
-    rotary = (memory("F", f"rotary.{name}", "copy", table, table, z.dtype) for name in tables)
+    tables = TABLES if shapes.position == "rope" else ()
+    rotary = (memory("F", f"rotary.{name}", "copy", table, table, shapes.dtype) for name in tables)
     return Node(forward=(*look, *rotary))
 
 
-def activation(z: Shapes) -> ActivationKernels:
+def activation(shapes: Shapes) -> ActivationKernels:
     """Return SiLU with a gate, or GPT-2's GELU by a tangent."""
-    if z.gated:
+    if shapes.gated:
         return GATED
-    return GELU_NEW_IN_FP32 if z.autocast else GELU_NEW
+    return GELU_NEW_IN_FP32 if shapes.autocast else GELU_NEW
 
 
-def positions(z: Shapes) -> Node:
+def positions(shapes: Shapes) -> Node:
     """Return queries and keys turned by their positions."""
     forward, backward = pytorch.ROTATION, ROTATION_BACKWARD
-    if z.autocast:
-        forward = ROTATION_IN_FP32 if z.qk_norm else BY_FP32
-        backward = ROTATION_IN_FP32_BACKWARD if z.qk_norm else BY_FP32_BACKWARD
-    return rotated(z, forward, backward)
+    if shapes.autocast:
+        forward = ROTATION_IN_FP32 if shapes.qk_norm else BY_FP32
+        backward = ROTATION_IN_FP32_BACKWARD if shapes.qk_norm else BY_FP32_BACKWARD
+    return rotated(shapes, forward, backward)
 
 
-def residual(z: Shapes, block: str) -> Node:
+def residual(shapes: Shapes, block: str) -> Node:
     """Return dropout, and the sum with a block's input, which is in fp32 under autocast."""
-    node = pytorch.residual(z, block)
-    if not z.autocast:
+    node = pytorch.residual(shapes, block)
+    if not shapes.autocast:
         return node
-    narrow = float(z.element * z.rows * z.hidden)
-    add = memory("F", f"{block}.residual", "accumulate", z.row_bytes + narrow, z.row_bytes, z.dtype)
-    back = memory("B", f"{block}.residual grad cast", "cast", z.row_bytes, narrow, z.dtype)
+    narrow = float(shapes.element * shapes.rows * shapes.hidden)
+    add = memory("F", f"{block}.residual", "accumulate", shapes.row_bytes + narrow, shapes.row_bytes, shapes.dtype)
+    back = memory("B", f"{block}.residual grad cast", "cast", shapes.row_bytes, narrow, shapes.dtype)
     return replace(node, forward=(*node.forward[:-1], add), input_grad=(back, *node.input_grad))
 
 
-def rms_norm_by_operations(z: Shapes, place: NormPlace) -> Node:
+def rms_norm_by_operations(shapes: Shapes, place: NormPlace) -> Node:
     """Return RMSNorm operation by operation. Under autocast the weight is in fp32, and so is what it multiplies.
 
     Sums of blocks are in fp32 already, so that nothing is cast, and autograd keeps the norm's input itself. Heads come
     from products in the working precision, to which the quotient is cast back.
     """
-    if not z.autocast:
-        return pytorch.rms_norm_by_operations(z, place)
-    name, wide, narrow = place.name, z.row_bytes, float(z.element * z.rows * z.hidden)
+    if not shapes.autocast:
+        return pytorch.rms_norm_by_operations(shapes, place)
+    name, wide, narrow = place.name, shapes.row_bytes, float(shapes.element * shapes.rows * shapes.hidden)
     divided = narrow if place.per_head else wide
 
     def kernel(phase: str, label: str, op: str, read: float, written: float) -> Ops:
-        return (memory(phase, f"{name}.{label}{' bwd' if phase == 'B' else ''}", op, read, written, z.dtype),)
+        return (memory(phase, f"{name}.{label}{' bwd' if phase == 'B' else ''}", op, read, written, shapes.dtype),)
 
     def kernels(phase: str, table: Iterable[tuple[str, str, int, int, int, int]]) -> Ops:
         ops: Ops = ()
@@ -261,8 +261,16 @@ def rms_norm_by_operations(z: Shapes, place: NormPlace) -> Node:
         forward=kernels("F", pytorch.RMS_NORM_FORWARD),
         input_grad=kernels("B", pytorch.RMS_NORM_BACKWARD),
         weight_grad=(
-            memory("W", f"{name}.weight wgrad", "residual", wide + divided, wide, z.dtype),
-            memory("W", f"{name}.weight wgrad sum", "reduce", wide, z.weight_element * z.hidden, z.dtype, z.hidden),
+            memory("W", f"{name}.weight wgrad", "residual", wide + divided, wide, shapes.dtype),
+            memory(
+                "W",
+                f"{name}.weight wgrad sum",
+                "reduce",
+                wide,
+                shapes.weight_element * shapes.hidden,
+                shapes.dtype,
+                shapes.hidden,
+            ),
         ),
         saved=(Tensor(f"{name}.float", wide), Tensor(f"{name}.divided", divided)),
         saved_for_weights=(Tensor(f"{name}.divided", divided),),
@@ -271,11 +279,11 @@ def rms_norm_by_operations(z: Shapes, place: NormPlace) -> Node:
     )
 
 
-def lookup_gradient(z: Shapes, table: int, tied: bool) -> Ops:
+def lookup_gradient(shapes: Shapes, table: int, tied: bool) -> Ops:
     """Return the gradient of a table, and its sum with the head's where that is the same weight."""
-    nbytes = float(z.weight_element * table)
-    add = memory("W", "embedding.lookup tied grad", "residual", 2 * nbytes, nbytes, z.dtype)
-    return (*gradient_of_lookup(z, table, tied), *((add,) if tied else ()))
+    nbytes = float(shapes.weight_element * table)
+    add = memory("W", "embedding.lookup tied grad", "residual", 2 * nbytes, nbytes, shapes.dtype)
+    return (*gradient_of_lookup(shapes, table, tied), *((add,) if tied else ()))
 
 
 def autocasts(job: JobTraits) -> bool:

@@ -38,150 +38,170 @@ TURN, TURN_BACK = 2, 3
 GELU_NEW = ActivationKernels((Traffic("", "gelu", 1, 1),), (Traffic("", "gelu_bwd", 2, 1),))
 
 
-def activation(z: Shapes) -> ActivationKernels:
+def activation(shapes: Shapes) -> ActivationKernels:
     """Return a kernel each way."""
-    return fused_kernels.activation(z) if z.gated else GELU_NEW
+    return fused_kernels.activation(shapes) if shapes.gated else GELU_NEW
 
 
-def norm(z: Shapes, place: NormPlace) -> Node:
+def norm(shapes: Shapes, place: NormPlace) -> Node:
     """Return a norm in one kernel with the sum before it, and backward with the sums behind it.
 
     Forward the kernel reads both operands of the sum and writes the sum, and what it gives; it drops on the way.
     Backward it reads the gradients that all readers give, and the one that goes round the block.
     """
-    op = "norm" if z.norm == "layernorm" else "rms_norm"
-    weights = 2 if z.norm == "layernorm" else 1
-    dropped = place.residual and z.dropout > 0
-    mask = float(z.rows * z.hidden) if dropped else 0.0
-    narrow = float(z.element * z.rows * z.hidden)  # what blocks give, and products read
-    stream = narrow if place.per_head else z.row_bytes
+    op = "norm" if shapes.norm == "layernorm" else "rms_norm"
+    weights = 2 if shapes.norm == "layernorm" else 1
+    dropped = place.residual and shapes.dropout > 0
+    mask = float(shapes.rows * shapes.hidden) if dropped else 0.0
+    narrow = float(shapes.element * shapes.rows * shapes.hidden)  # what blocks give, and products read
+    stream = narrow if place.per_head else shapes.row_bytes
     if place.per_head:
-        forward = memory("F", place.name, op, narrow, 0, z.dtype, z.hidden)
+        forward = memory("F", place.name, op, narrow, 0, shapes.dtype, shapes.hidden)
     else:
-        forward = memory("F", place.name, op, stream + narrow, stream + narrow + mask, z.dtype, z.hidden)
+        forward = memory("F", place.name, op, stream + narrow, stream + narrow + mask, shapes.dtype, shapes.hidden)
     if dropped:
-        forward = _dropping(z, forward)
+        forward = _dropping(shapes, forward)
     read = place.readers * narrow + (1 + place.residual) * stream + mask
-    together = _one_kernel_for_both(z)
-    written = stream + dropped * narrow + (float(WIDE * BLOCKS * z.hidden * weights) if together else 0.0)
-    backward: Ops = (memory("B", f"{place.name} bwd", f"{op}_bwd", read, written, z.dtype, z.hidden),)
+    together = _one_kernel_for_both(shapes)
+    written = stream + dropped * narrow + (float(WIDE * BLOCKS * shapes.hidden * weights) if together else 0.0)
+    backward: Ops = (memory("B", f"{place.name} bwd", f"{op}_bwd", read, written, shapes.dtype, shapes.hidden),)
     return Node(
         forward=(forward,),
         # The rotation of queries norms them on its way back.
         input_grad=() if place.per_head and place.name.endswith("q_norm") else backward,
-        weight_grad=_sums_over_blocks(z, place, weights) if together else _sums_over_rows(z, place, op),
+        weight_grad=_sums_over_blocks(shapes, place, weights) if together else _sums_over_rows(shapes, place, op),
         saved=(Tensor(place.saved, stream),),
         grad_bytes=place.readers * narrow + stream,
         output_grad_bytes=narrow,
     )
 
 
-def _dropping(z: Shapes, kernel: Compute) -> Compute:
+def _dropping(shapes: Shapes, kernel: Compute) -> Compute:
     """Return a norm's kernel as one that drops, which the making of random numbers bounds.
 
     A row of few columns is padded to a power of two. One of more columns is gone through twice, random numbers and all.
     """
-    columns = 2 ** math.ceil(math.log2(z.hidden)) if z.hidden <= PERSISTENT else 2 * z.hidden
+    columns = 2 ** math.ceil(math.log2(shapes.hidden)) if shapes.hidden <= PERSISTENT else 2 * shapes.hidden
     assert isinstance(kernel.kernel, Memory)
-    return replace(kernel, kernel=replace(kernel.kernel, op="dropout", elements=float(z.rows * columns)))
+    return replace(kernel, kernel=replace(kernel.kernel, op="dropout", elements=float(shapes.rows * columns)))
 
 
-def _one_kernel_for_both(z: Shapes) -> bool:
+def _one_kernel_for_both(shapes: Shapes) -> bool:
     """Return True where the gradients of a norm's input and weight come from one kernel."""
-    large = z.rows * z.hidden >= LEAST_ELEMENTS and z.rows >= LEAST_ROWS
-    return large and z.rows >= LEAST_ROWS_PER_COLUMN * z.hidden
+    large = shapes.rows * shapes.hidden >= LEAST_ELEMENTS and shapes.rows >= LEAST_ROWS
+    return large and shapes.rows >= LEAST_ROWS_PER_COLUMN * shapes.hidden
 
 
-def _sums_over_blocks(z: Shapes, place: NormPlace, weights: int) -> Ops:
+def _sums_over_blocks(shapes: Shapes, place: NormPlace, weights: int) -> Ops:
     """Return the sum over blocks for each weight, and its cast."""
     sums = memory(
-        "W", f"{place.name} wgrad sum", "combine", WIDE * BLOCKS * z.hidden, WIDE * z.hidden, "fp32", z.hidden
+        "W",
+        f"{place.name} wgrad sum",
+        "combine",
+        WIDE * BLOCKS * shapes.hidden,
+        WIDE * shapes.hidden,
+        "fp32",
+        shapes.hidden,
     )
-    cast = memory("W", f"{place.name} wgrad cast", "cast", WIDE * z.hidden, z.element * z.hidden, z.dtype)
-    return (*(sums,) * weights, *(() if z.autocast else (cast,) * weights))
+    cast = memory(
+        "W", f"{place.name} wgrad cast", "cast", WIDE * shapes.hidden, shapes.element * shapes.hidden, shapes.dtype
+    )
+    return (*(sums,) * weights, *(() if shapes.autocast else (cast,) * weights))
 
 
-def _sums_over_rows(z: Shapes, place: NormPlace, op: str) -> Ops:
+def _sums_over_rows(shapes: Shapes, place: NormPlace, op: str) -> Ops:
     """Return the kernels that read gradients and input again for the weight."""
-    narrow = float(z.element * z.rows * z.hidden)
-    stream = narrow if place.per_head else z.row_bytes
-    read, blocks = place.readers * narrow + stream, float(WIDE * BLOCKS * z.hidden)
+    narrow = float(shapes.element * shapes.rows * shapes.hidden)
+    stream = narrow if place.per_head else shapes.row_bytes
+    read, blocks = place.readers * narrow + stream, float(WIDE * BLOCKS * shapes.hidden)
     return (
-        memory("W", f"{place.name} wgrad", f"{op}_bwd", read, blocks, z.dtype, z.hidden),
-        memory("W", f"{place.name} wgrad sum", f"{op}_bwd", blocks, z.weight_element * z.hidden, z.dtype, z.hidden),
+        memory("W", f"{place.name} wgrad", f"{op}_bwd", read, blocks, shapes.dtype, shapes.hidden),
+        memory(
+            "W",
+            f"{place.name} wgrad sum",
+            f"{op}_bwd",
+            blocks,
+            shapes.weight_element * shapes.hidden,
+            shapes.dtype,
+            shapes.hidden,
+        ),
     )
 
 
-def residual(z: Shapes, block: str) -> Node:
+def residual(shapes: Shapes, block: str) -> Node:
     """Return the sum with a block's input, which is part of the norm behind it, with the mask of what is dropped.
 
     The sum at the end of a layer belongs to the next layer's norm. Here it counts with the layer's own, as layers are
     alike. Under autocast the gradient of what a block gives is cast, on the way of what was dropped where that is.
     """
-    elements = float(z.rows * z.hidden)
-    mask = (Tensor(f"{block}.dropout mask", elements),) if z.dropout else ()
-    cast = memory("B", f"{block}.residual grad cast", "cast", z.row_bytes, z.element * elements, z.dtype)
-    return Node(input_grad=(cast,) if z.autocast and not z.dropout else (), saved=mask, grad_bytes=z.row_bytes)
+    elements = float(shapes.rows * shapes.hidden)
+    mask = (Tensor(f"{block}.dropout mask", elements),) if shapes.dropout else ()
+    cast = memory("B", f"{block}.residual grad cast", "cast", shapes.row_bytes, shapes.element * elements, shapes.dtype)
+    return Node(
+        input_grad=(cast,) if shapes.autocast and not shapes.dropout else (), saved=mask, grad_bytes=shapes.row_bytes
+    )
 
 
-def positions(z: Shapes) -> Node:
+def positions(shapes: Shapes) -> Node:
     """Return queries and keys with positions, and keys and values repeated for every head.
 
     Each kernel works out sines and cosines for all of its elements. Normed keys are turned before they are repeated.
     """
-    q, k, context = (float(z.tokens * width) for width in (z.q_width, z.kv_width, z.context_width))
-    shared = z.kv_heads < z.heads
-    forward = [_turning(z, "F", "q", q, q, TURN * q)]
-    if z.qk_norm and shared:
-        forward += [_turning(z, "F", "k", k, k, TURN * k), _turning(z, "F", "k repeat", k, q, q)]
+    q, k, context = (float(shapes.tokens * width) for width in (shapes.q_width, shapes.kv_width, shapes.context_width))
+    shared = shapes.kv_heads < shapes.heads
+    forward = [_turning(shapes, "F", "q", q, q, TURN * q)]
+    if shapes.qk_norm and shared:
+        forward += [_turning(shapes, "F", "k", k, k, TURN * k), _turning(shapes, "F", "k repeat", k, q, q)]
     else:
-        forward.append(_turning(z, "F", "k", k, q, TURN * q))
-    input_grad = [_turning(z, "B", "q", 2 * q if z.qk_norm else q, q, TURN_BACK * q)]
-    if z.heads // z.kv_heads > MOST_HEADS:
-        input_grad += [_turning(z, "B", "k sin", q, k, k), _turning(z, "B", "k", q + k, k, 2 * k)]
+        forward.append(_turning(shapes, "F", "k", k, q, TURN * q))
+    input_grad = [_turning(shapes, "B", "q", 2 * q if shapes.qk_norm else q, q, TURN_BACK * q)]
+    if shapes.heads // shapes.kv_heads > MOST_HEADS:
+        input_grad += [_turning(shapes, "B", "k sin", q, k, k), _turning(shapes, "B", "k", q + k, k, 2 * k)]
     else:
-        input_grad.append(_turning(z, "B", "k", q, k, TURN_BACK * k))
+        input_grad.append(_turning(shapes, "B", "k", q, k, TURN_BACK * k))
     if shared:
-        v, wide = z.element * k, z.element * context
-        forward.append(memory("F", "attn.repeat v", "copy", v, wide, z.dtype))
-        input_grad.append(memory("B", "attn.repeat v bwd", "copy", wide, v, z.dtype))
-    return Node(forward=tuple(forward), input_grad=tuple(input_grad), grad_bytes=z.element * (2 * q + context + 2 * k))
+        v, wide = shapes.element * k, shapes.element * context
+        forward.append(memory("F", "attn.repeat v", "copy", v, wide, shapes.dtype))
+        input_grad.append(memory("B", "attn.repeat v bwd", "copy", wide, v, shapes.dtype))
+    return Node(
+        forward=tuple(forward), input_grad=tuple(input_grad), grad_bytes=shapes.element * (2 * q + context + 2 * k)
+    )
 
 
-def _turning(z: Shapes, phase: str, name: str, read: float, written: float, angles: float) -> Compute:
+def _turning(shapes: Shapes, phase: str, name: str, read: float, written: float, angles: float) -> Compute:
     """Return a kernel that reads and writes so many elements, and works out sines or cosines of so many angles."""
-    kernel = Memory("rope", z.element * read, z.element * written, dtype=z.dtype, elements=angles)
+    kernel = Memory("rope", shapes.element * read, shapes.element * written, dtype=shapes.dtype, elements=angles)
     return Compute(f"attn.rope {name}{' bwd' if phase == 'B' else ''}", kernel, StepPhase(phase))
 
 
-def before_layers(z: Shapes) -> Node:
+def before_layers(shapes: Shapes) -> Node:
     """Return the mask of attention, written once for all layers, where whole sequences are packed as one."""
-    mask = float(z.element * z.batch * z.seq * z.seq)
-    look = memory("F", "positions", "copy", 0, 8.0 * z.tokens, z.dtype)
-    return Node(forward=(look, memory("F", "mask", "mask", 0, mask, z.dtype)), saved=(Tensor("mask", mask),))
+    mask = float(shapes.element * shapes.batch * shapes.seq * shapes.seq)
+    look = memory("F", "positions", "copy", 0, 8.0 * shapes.tokens, shapes.dtype)
+    return Node(forward=(look, memory("F", "mask", "mask", 0, mask, shapes.dtype)), saved=(Tensor("mask", mask),))
 
 
-def lookup_gradient(z: Shapes, table: int, tied: bool) -> Ops:
+def lookup_gradient(shapes: Shapes, table: int, tied: bool) -> Ops:
     """Return the gradient of a table, which is added up in fp32, and cast to the type of the table.
 
     Where the head's weight is the same its product adds to a copy of it; under autocast that gradient is added.
     """
-    rows, wide, narrow = float(z.tokens * z.hidden), float(WIDE * table), float(z.element * table)
+    rows, wide, narrow = float(shapes.tokens * shapes.hidden), float(WIDE * table), float(shapes.element * table)
     kernels = (
         memory("W", "embedding.lookup zero grad", "zero", 0, wide, "fp32"),
-        memory("W", "embedding.lookup wgrad", "accumulate", (z.element + WIDE) * rows, WIDE * rows, z.dtype),
+        memory("W", "embedding.lookup wgrad", "accumulate", (shapes.element + WIDE) * rows, WIDE * rows, shapes.dtype),
     )
-    if z.autocast:
-        add = memory("W", "embedding.lookup tied grad", "residual", wide + narrow, wide, z.dtype)
+    if shapes.autocast:
+        add = memory("W", "embedding.lookup tied grad", "residual", wide + narrow, wide, shapes.dtype)
         return (*kernels, *((add,) if tied else ()))
-    cast = memory("W", "embedding.lookup grad cast", "cast", wide, narrow, z.dtype)
-    copy = memory("W", "embedding.lookup grad copy", "copy", narrow, narrow, z.dtype)
+    cast = memory("W", "embedding.lookup grad cast", "cast", wide, narrow, shapes.dtype)
+    copy = memory("W", "embedding.lookup grad copy", "copy", narrow, narrow, shapes.dtype)
     return (*kernels, cast, *((copy,) if tied else ()))
 
 
-def joined_qkv_width(z: Shapes) -> int:
+def joined_qkv_width(shapes: Shapes) -> int:
     """Return the width of all three gradients of GPT-2's one product; Llama's modules have a product each."""
-    return z.q_width + 2 * z.kv_width
+    return shapes.q_width + 2 * shapes.kv_width
 
 
 def returns_logits(position: str) -> bool:

@@ -54,143 +54,153 @@ GATED = ActivationKernels(
 )
 
 
-def _small(z: Shapes, phase: str, name: str, labels: tuple[str, ...], entries: float) -> Ops:
+def _small(shapes: Shapes, phase: str, name: str, labels: tuple[str, ...], entries: float) -> Ops:
     """Return kernels over so many indices each."""
     nbytes = INDEX * entries
-    return tuple(memory(phase, f"moe.{name} {label}", "copy", nbytes, nbytes, z.dtype) for label in labels)
+    return tuple(memory(phase, f"moe.{name} {label}", "copy", nbytes, nbytes, shapes.dtype) for label in labels)
 
 
-def _masked(z: Shapes, phase: str, name: str, nbytes: float) -> Ops:
+def _masked(shapes: Shapes, phase: str, name: str, nbytes: float) -> Ops:
     """Return the copy of rows, and the kernel that sets some of them to zero."""
     return (
-        memory(phase, f"moe.{name} copy", "copy", nbytes, nbytes, z.dtype),
-        memory(phase, f"moe.{name} mask", "bias", nbytes, nbytes, z.dtype),
+        memory(phase, f"moe.{name} copy", "copy", nbytes, nbytes, shapes.dtype),
+        memory(phase, f"moe.{name} mask", "bias", nbytes, nbytes, shapes.dtype),
     )
 
 
-def _added_by_index(z: Shapes, name: str, rows: float, written: float, entries: float) -> Ops:
+def _added_by_index(shapes: Shapes, name: str, rows: float, written: float, entries: float) -> Ops:
     """Return the gradient of an index: zeros, the order of the rows taken, and their sums."""
     return (
-        memory("B", f"moe.{name} zero grad", "zero", 0, written, z.dtype),
-        *_small(z, "B", f"{name} bwd", INDEX_GRADIENT, entries),
-        memory("B", f"moe.{name} bwd", "strided", rows, rows, z.dtype),
+        memory("B", f"moe.{name} zero grad", "zero", 0, written, shapes.dtype),
+        *_small(shapes, "B", f"{name} bwd", INDEX_GRADIENT, entries),
+        memory("B", f"moe.{name} bwd", "strided", rows, rows, shapes.dtype),
     )
 
 
-def router(z: Shapes, x: Experts) -> Node:
+def router(shapes: Shapes, experts: Experts) -> Node:
     """Return the router: product in the working precision, softmax in fp32, and the choice of experts."""
-    rows, scores, choices = z.row_bytes, float(x.tokens * x.experts), float(x.tokens * x.top_k)
+    rows, scores, choices = (
+        shapes.row_bytes,
+        float(experts.tokens * experts.experts),
+        float(experts.tokens * experts.top_k),
+    )
 
     def product(phase: str, role: str, m: int, n: int, k: int) -> Compute:
         name = "moe.router" if role == "fwd" else f"moe.router {role}"
-        return Compute(name, Matmul(m, n, k, dtype=x.router_dtype, role=role), StepPhase(phase))
+        return Compute(name, Matmul(m, n, k, dtype=experts.router_dtype, role=role), StepPhase(phase))
 
     inputs = (Tensor("mlp.normed", rows),)
     return Node(
         forward=(
-            product("F", "fwd", x.tokens, x.experts, z.hidden),
-            *_small(z, "F", "router", ROUTER, max(scores, choices) / 2),
+            product("F", "fwd", experts.tokens, experts.experts, shapes.hidden),
+            *_small(shapes, "F", "router", ROUTER, max(scores, choices) / 2),
         ),
         input_grad=(
-            *_small(z, "B", "router bwd", ROUTER_GRADIENT, scores / 2),
-            product("B", "dgrad", x.tokens, z.hidden, x.experts),
-            memory("B", "moe.input grad", "residual", 2 * rows, rows, z.dtype),
+            *_small(shapes, "B", "router bwd", ROUTER_GRADIENT, scores / 2),
+            product("B", "dgrad", experts.tokens, shapes.hidden, experts.experts),
+            memory("B", "moe.input grad", "residual", 2 * rows, rows, shapes.dtype),
         ),
-        weight_grad=(product("W", "wgrad", x.experts, z.hidden, x.tokens),),
+        weight_grad=(product("W", "wgrad", experts.experts, shapes.hidden, experts.tokens),),
         saved=(*inputs, Tensor("moe.router probs", PROBABILITY * scores)),
         saved_for_weights=inputs,
         grad_bytes=2 * rows,
         output_grad_bytes=PROBABILITY * scores,
-        weight_grad_bytes=float(z.element * x.experts * z.hidden),
+        weight_grad_bytes=float(shapes.element * experts.experts * shapes.hidden),
     )
 
 
-def sort(x: Experts) -> Ops:
+def sort(experts: Experts) -> Ops:
     """Return the kernels that put choices in the order of the experts."""
-    nbytes = INDEX * x.sent
+    nbytes = INDEX * experts.sent
     return tuple(memory("F", f"moe.sort {label}", "copy", nbytes, nbytes, "bf16") for label in ORDER)
 
 
-def permuted(z: Shapes, x: Experts) -> tuple[Ops, Ops]:
+def permuted(shapes: Shapes, experts: Experts) -> tuple[Ops, Ops]:
     """Return the gathering of rows in the order of the experts, masked, and the sums of their gradients."""
-    token_bytes, sent_bytes = float(z.element * x.tokens * z.hidden), float(z.element * x.sent * z.hidden)
+    token_bytes, sent_bytes = (
+        float(shapes.element * experts.tokens * shapes.hidden),
+        float(shapes.element * experts.sent * shapes.hidden),
+    )
     return (
         (
-            memory("F", "moe.permute", "embedding", sent_bytes, sent_bytes, z.dtype),
-            *_small(z, "F", "groups", OFFSETS, x.sent),
-            memory("F", "moe.permute mask", "bias", sent_bytes, sent_bytes, z.dtype),
+            memory("F", "moe.permute", "embedding", sent_bytes, sent_bytes, shapes.dtype),
+            *_small(shapes, "F", "groups", OFFSETS, experts.sent),
+            memory("F", "moe.permute mask", "bias", sent_bytes, sent_bytes, shapes.dtype),
         ),
         (
-            *_masked(z, "B", "permute bwd", sent_bytes),
-            *_added_by_index(z, "weights", 2.0 * INDEX * x.sent, PROBABILITY * x.sent, x.sent),
-            *_added_by_index(z, "permute", sent_bytes, token_bytes, x.sent),
+            *_masked(shapes, "B", "permute bwd", sent_bytes),
+            *_added_by_index(shapes, "weights", 2.0 * INDEX * experts.sent, PROBABILITY * experts.sent, experts.sent),
+            *_added_by_index(shapes, "permute", sent_bytes, token_bytes, experts.sent),
         ),
     )
 
 
-def _weighed(z: Shapes, x: Experts, *, wide: bool) -> tuple[Ops, Ops]:
+def _weighed(shapes: Shapes, experts: Experts, *, wide: bool) -> tuple[Ops, Ops]:
     """Return the products of rows with their weights, in fp32 if ``wide``, and the gradients of both."""
-    rows = float(z.element * x.sent * z.hidden)
+    rows = float(shapes.element * experts.sent * shapes.hidden)
     if not wide:
         return (
-            (memory("F", "moe.weigh", "weigh", rows, rows, z.dtype),),
+            (memory("F", "moe.weigh", "weigh", rows, rows, shapes.dtype),),
             (
-                memory("B", "moe.weights product", "residual", 2 * rows, rows, z.dtype),
-                memory("B", "moe.weigh bwd", "weigh", rows, rows, z.dtype),
-                memory("B", "moe.weights sum", "reduce", rows, z.element * x.sent, z.dtype),
+                memory("B", "moe.weights product", "residual", 2 * rows, rows, shapes.dtype),
+                memory("B", "moe.weigh bwd", "weigh", rows, rows, shapes.dtype),
+                memory("B", "moe.weights sum", "reduce", rows, shapes.element * experts.sent, shapes.dtype),
             ),
         )
     return (
         (memory("F", "moe.weigh", "weigh", rows, 2 * rows, "fp32"),),
         (
-            memory("B", "moe.weights product", "accumulate", 3 * rows, 2 * rows, z.dtype),
-            memory("B", "moe.weigh bwd", "strided", rows, rows, z.dtype),
-            memory("B", "moe.weigh cast bwd", "cast", 2 * rows, rows, z.dtype),
-            memory("B", "moe.weights sum", "reduce", 2 * rows, PROBABILITY * x.sent, z.dtype),
+            memory("B", "moe.weights product", "accumulate", 3 * rows, 2 * rows, shapes.dtype),
+            memory("B", "moe.weigh bwd", "strided", rows, rows, shapes.dtype),
+            memory("B", "moe.weigh cast bwd", "cast", 2 * rows, rows, shapes.dtype),
+            memory("B", "moe.weights sum", "reduce", 2 * rows, PROBABILITY * experts.sent, shapes.dtype),
         ),
     )
 
 
-def unpermuted(z: Shapes, x: Experts) -> tuple[Ops, Ops]:
+def unpermuted(shapes: Shapes, experts: Experts) -> tuple[Ops, Ops]:
     """Return the masking and weighing of experts' outputs, their gathering in the order of tokens, and their sums.
 
     Weights of Mixtral stay in fp32, so that all of it is. Qwen3's are cast.
     """
-    wide = not z.qk_norm
+    wide = not shapes.qk_norm
     times = 2 if wide else 1
-    rows, tokens = float(z.element * x.sent * z.hidden), float(z.element * x.tokens * z.hidden)
-    weighed, weighed_back = _weighed(z, x, wide=wide)
-    cast = (memory("F", "moe.sum cast", "cast", 2 * tokens, tokens, z.dtype),) if wide else ()
-    cast_back = (memory("B", "moe.sum cast bwd", "upcast", tokens, 2 * tokens, z.dtype),) if wide else ()
-    dtype = "fp32" if wide else z.dtype
+    rows, tokens = (
+        float(shapes.element * experts.sent * shapes.hidden),
+        float(shapes.element * experts.tokens * shapes.hidden),
+    )
+    weighed, weighed_back = _weighed(shapes, experts, wide=wide)
+    cast = (memory("F", "moe.sum cast", "cast", 2 * tokens, tokens, shapes.dtype),) if wide else ()
+    cast_back = (memory("B", "moe.sum cast bwd", "upcast", tokens, 2 * tokens, shapes.dtype),) if wide else ()
+    dtype = "fp32" if wide else shapes.dtype
     return (
         (
-            *_masked(z, "F", "unpermute", rows),
+            *_masked(shapes, "F", "unpermute", rows),
             *weighed,
-            *_small(z, "F", "inverse order", ("places", "put"), x.sent),
-            memory("F", "moe.unpermute", "embedding", times * rows, times * rows, z.dtype),
+            *_small(shapes, "F", "inverse order", ("places", "put"), experts.sent),
+            memory("F", "moe.unpermute", "embedding", times * rows, times * rows, shapes.dtype),
             memory("F", "moe.sum", "combine", times * rows, times * tokens, dtype),
             *cast,
         ),
         (
             *cast_back,
-            memory("B", "moe.sum bwd", "strided", tokens, rows, z.dtype),
-            *_added_by_index(z, "unpermute", rows, times * rows, x.sent),
+            memory("B", "moe.sum bwd", "strided", tokens, rows, shapes.dtype),
+            *_added_by_index(shapes, "unpermute", rows, times * rows, experts.sent),
             *weighed_back,
-            *_masked(z, "B", "unpermute bwd", rows),
+            *_masked(shapes, "B", "unpermute bwd", rows),
         ),
     )
 
 
-def kept(z: Shapes, x: Experts) -> tuple[Tensor, ...]:
+def kept(shapes: Shapes, experts: Experts) -> tuple[Tensor, ...]:
     """Return the kept tensors: experts' outputs, to be weighed, their weights, and the order of rows with its inverse.
 
     Autograd keeps which rows are masked, a byte for each.
     """
     return (
-        Tensor("moe.out", float(z.element * x.sent * z.hidden)),
-        Tensor("moe.order", (2.0 * INDEX + 1) * x.sent),
-        Tensor("moe.weights", float(2 * PROBABILITY * x.sent)),
+        Tensor("moe.out", float(shapes.element * experts.sent * shapes.hidden)),
+        Tensor("moe.order", (2.0 * INDEX + 1) * experts.sent),
+        Tensor("moe.weights", float(2 * PROBABILITY * experts.sent)),
     )
 
 
@@ -199,9 +209,9 @@ EXPERTS = ExpertHooks(
     sort=sort,
     permute=permuted,
     unpermute=unpermuted,
-    kept_by_dispatch=lambda z, x: (),
+    kept_by_dispatch=lambda shapes, experts: (),
     kept_by_combine=kept,
     weighs_in_activation=False,
     host_waits_for_counts=False,
-    activation=lambda z: GATED,
+    activation=lambda shapes: GATED,
 )

@@ -44,31 +44,35 @@ _NORM = (
 )
 
 
-def magnitudes(z: Shapes, x: ThinProducts) -> Node:
+def magnitudes(shapes: Shapes, products: ThinProducts) -> Node:
     """Return DoRA's magnitudes of the columns of a product (``DoraLinearLayer.forward``).
 
     B A is got by taking the identity through both, which has no gradient. The operands of both terms are kept.
     """
-    name, square = f"{x.name} magnitude", float(z.element * x.inner * x.inner)
-    weight, output = (float(z.element * size) for size in (x.outer * x.inner, x.rows * x.outer))
+    name, square = f"{products.name} magnitude", float(shapes.element * products.inner * products.inner)
+    weight, output = (
+        float(shapes.element * size) for size in (products.outer * products.inner, products.rows * products.outer)
+    )
 
     def kernels(phase: str, traffic: tuple[Traffic, ...], nbytes: float, suffix: str = "") -> list[Op]:
-        return [memory(phase, f"{name}{s}{suffix}", op, r * nbytes, w * nbytes, z.dtype) for s, op, r, w in traffic]
+        return [
+            memory(phase, f"{name}{s}{suffix}", op, r * nbytes, w * nbytes, shapes.dtype) for s, op, r, w in traffic
+        ]
 
     def product(factor: str, n: int, k: int) -> Compute:
-        return Compute(f"{name} {factor}", Matmul(x.inner, n, k, dtype=z.dtype), StepPhase.FORWARD)
+        return Compute(f"{name} {factor}", Matmul(products.inner, n, k, dtype=shapes.dtype), StepPhase.FORWARD)
 
     return Node(
         forward=(
-            memory("F", f"{name} identity", "zero", 0, square, z.dtype),
-            product("A", x.rank, x.inner),
-            product("B", x.outer, x.rank),
+            memory("F", f"{name} identity", "zero", 0, square, shapes.dtype),
+            product("A", products.rank, products.inner),
+            product("B", products.outer, products.rank),
             *kernels("F", _NORM, weight),
             *kernels("F", _MAGNITUDES_FORWARD, output),
         ),
         input_grad=tuple(kernels("B", _MAGNITUDES_BACKWARD, output, " bwd")),
         weight_grad=tuple(kernels("W", _MAGNITUDE_GRADIENT, output, " wgrad")),
-        saved=(Tensor(f"{x.name} output", output), Tensor(f"{x.name} adapted", output)),
+        saved=(Tensor(f"{products.name} output", output), Tensor(f"{products.name} adapted", output)),
         forward_bytes=square + 2 * weight,
         grad_bytes=3 * output,
         output_grad_bytes=output,

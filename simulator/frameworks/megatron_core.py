@@ -17,25 +17,25 @@ from simulator.operations.nodes import Node, Tensor, memory
 from simulator.operations.shapes import Shapes
 
 
-def joined_qkv_width(z: Shapes) -> int:
+def joined_qkv_width(shapes: Shapes) -> int:
     """Return 0 where the fused attention kernel writes the three gradients side by side (TransformerEngine)."""
-    return 0 if z.attention == "flash" else z.q_width + 2 * z.kv_width
+    return 0 if shapes.attention == "flash" else shapes.q_width + 2 * shapes.kv_width
 
 
-def softmax(z: Shapes, elements: int) -> tuple[Node, Node]:
+def softmax(shapes: Shapes, elements: int) -> tuple[Node, Node]:
     """Return scale, causal mask and softmax in one kernel (scaled_upper_triang_masked_softmax).
 
     It reads the lower triangle only and writes the whole square. Under a sliding window the general kernel reads all.
     """
-    square = float(z.element * elements)
-    read = square if z.window else square / 2
+    square = float(shapes.element * elements)
+    read = square if shapes.window else square / 2
     probs = Node(
-        forward=(memory("F", "attn.softmax", "softmax", read, square, z.dtype, z.seq),),
-        input_grad=(memory("B", "attn.softmax bwd", "softmax_bwd", 2 * read, square, z.dtype, z.seq),),
+        forward=(memory("F", "attn.softmax", "softmax", read, square, shapes.dtype, shapes.seq),),
+        input_grad=(memory("B", "attn.softmax bwd", "softmax_bwd", 2 * read, square, shapes.dtype, shapes.seq),),
         saved=(Tensor("attn.probs", square),),
         grad_bytes=2 * square,
     )
-    drop = dropout(z, "attn.probs dropout", elements, mask="attn.probs mask") if z.dropout else Node()
+    drop = dropout(shapes, "attn.probs dropout", elements, mask="attn.probs mask") if shapes.dropout else Node()
     return probs, drop
 
 
@@ -59,9 +59,9 @@ def replication(job: JobTraits) -> Replication:
     return Replication()
 
 
-def permuting(x: Experts) -> ExpertHooks:
+def permuting(experts: Experts) -> ExpertHooks:
     """Return the hooks whose kernels permute: Transformer Engine's, or without ``--moe-permute-fusion`` PyTorch's."""
-    return megatron_experts.EXPERTS if x.permutes_by_operations else fused_kernels.EXPERTS
+    return megatron_experts.EXPERTS if experts.permutes_by_operations else fused_kernels.EXPERTS
 
 
 def routed_by_operations(stack: Framework) -> Framework:
@@ -86,9 +86,9 @@ def biased_by_operations(stack: Framework) -> Framework:
 EXPERTS = replace(
     fused_kernels.EXPERTS,
     sort=lambda x: megatron_experts.sort(x) if x.permutes_by_operations else (),
-    permute=lambda z, x: permuting(x).permute(z, x),
-    unpermute=lambda z, x: permuting(x).unpermute(z, x),
-    kept_by_dispatch=lambda z, x: permuting(x).kept_by_dispatch(z, x),
+    permute=lambda shapes, experts: permuting(experts).permute(shapes, experts),
+    unpermute=lambda shapes, experts: permuting(experts).unpermute(shapes, experts),
+    kept_by_dispatch=lambda shapes, experts: permuting(experts).kept_by_dispatch(shapes, experts),
     activation=megatron_experts.weighted,
     sorts_alone=True,
     biased=megatron_experts.biased,

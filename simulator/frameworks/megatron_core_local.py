@@ -38,19 +38,19 @@ LIMITS = (
 )
 
 
-def activation(z: Shapes) -> ActivationKernels:
+def activation(shapes: Shapes) -> ActivationKernels:
     """Return a kernel each way, made by torch.compile (``jit_fuser``)."""
-    return GATED if z.gated else GELU
+    return GATED if shapes.gated else GELU
 
 
-def activation_of_experts(z: Shapes) -> ActivationKernels:
+def activation_of_experts(shapes: Shapes) -> ActivationKernels:
     """Return Inductor's kernels of experts, weighted: that of the weights' gradients is one more."""
-    plain = activation(z)
-    weights = Traffic(" weights", "activation_bwd", 3 if z.gated else 2, 0)
+    plain = activation(shapes)
+    weights = Traffic(" weights", "activation_bwd", 3 if shapes.gated else 2, 0)
     return replace(plain, backward=(*plain.backward, weights))
 
 
-def softmax(z: Shapes, elements: int) -> tuple[Node, Node]:
+def softmax(shapes: Shapes, elements: int) -> tuple[Node, Node]:
     """Return the softmax in fp32 (``forward_torch_softmax``), and dropout.
 
     Scores are cast to fp32, filled under the mask in place, and the probabilities are cast back. The fill has no vector
@@ -59,37 +59,37 @@ def softmax(z: Shapes, elements: int) -> tuple[Node, Node]:
     in fp32 beside them. Scores are the sum of a product and a buffer that stays and counts for nothing (``baddbmm``
     with ``beta`` 0).
     """
-    square, wide = float(z.element * elements), float(DTYPE_BYTES["fp32"] * elements)
+    square, wide = float(shapes.element * elements), float(DTYPE_BYTES["fp32"] * elements)
     probs = Node(
         forward=(
-            memory("F", "attn.upcast", "upcast", square, wide, z.dtype),
+            memory("F", "attn.upcast", "upcast", square, wide, shapes.dtype),
             memory("F", "attn.mask", "strided", wide, wide, "fp32"),
-            memory("F", "attn.softmax", "softmax", wide, wide, "fp32", z.seq),
-            memory("F", "attn.cast", "cast", wide, square, z.dtype),
+            memory("F", "attn.softmax", "softmax", wide, wide, "fp32", shapes.seq),
+            memory("F", "attn.cast", "cast", wide, square, shapes.dtype),
         ),
         input_grad=(
-            memory("B", "attn.cast bwd", "upcast", square, wide, z.dtype),
-            memory("B", "attn.softmax bwd", "softmax_bwd", 2 * wide, wide, "fp32", z.seq),
+            memory("B", "attn.cast bwd", "upcast", square, wide, shapes.dtype),
+            memory("B", "attn.softmax bwd", "softmax_bwd", 2 * wide, wide, "fp32", shapes.seq),
             memory("B", "attn.mask bwd", "mask", wide, wide, "fp32"),
-            memory("B", "attn.upcast bwd", "cast", wide, square, z.dtype),
+            memory("B", "attn.upcast bwd", "cast", wide, square, shapes.dtype),
         ),
         saved=(Tensor("attn.probs fp32", wide), Tensor("attn.probs", square)),
         forward_bytes=square + wide,
         grad_bytes=3 * wide,
         placeholders=(Tensor(f"attention scores {elements}", square),),
     )
-    drop = dropout(z, "attn.probs dropout", elements, mask="attn.probs mask") if z.dropout else Node()
+    drop = dropout(shapes, "attn.probs dropout", elements, mask="attn.probs mask") if shapes.dropout else Node()
     return probs, drop
 
 
-def joined_qkv_width(z: Shapes) -> int:
+def joined_qkv_width(shapes: Shapes) -> int:
     """Return the width of all three gradients: ``torch.split`` of heads has a join as its gradient."""
-    return z.q_width + 2 * z.kv_width
+    return shapes.q_width + 2 * shapes.kv_width
 
 
-def joined_qkv_kernel(z: Shapes) -> str:
+def joined_qkv_kernel(shapes: Shapes) -> str:
     """Return a plain copy where rotations have put heads in order, else one of transposed products."""
-    return "copy" if z.position == "rope" else "transposed"
+    return "copy" if shapes.position == "rope" else "transposed"
 
 
 def defaults(job: JobTraits) -> Mapping[str, object]:

@@ -26,20 +26,25 @@ def per_element(phase: str, name: str, op: str, elements: float, read: float, wr
     return Compute(name, Memory(op, read, written, dtype="fp32", elements=elements), StepPhase(phase))
 
 
-def router(z: Shapes, x: Experts) -> Node:
+def router(shapes: Shapes, experts: Experts) -> Node:
     """Return the product with the router's weight, top-k, softmax of the choices, and both maps of tokens to experts.
 
     Probabilities and choices are written into zeros as wide as all experts.
     """
-    scores, chosen = float(PROBABILITY * x.tokens * x.experts), float(PROBABILITY * x.tokens * x.top_k)
-    choices = float(CHOICE * x.tokens * x.experts)
+    scores, chosen = (
+        float(PROBABILITY * experts.tokens * experts.experts),
+        float(PROBABILITY * experts.tokens * experts.top_k),
+    )
+    choices = float(CHOICE * experts.tokens * experts.experts)
 
     def kernel(phase: str, name: str, op: str, read: float, written: float) -> Compute:
         return memory(phase, f"moe.router {name}", op, read, written, "fp32")
 
-    scores_by_block = float(x.tokens * (x.experts + SCORES_OF_A_BLOCK))
+    scores_by_block = float(experts.tokens * (experts.experts + SCORES_OF_A_BLOCK))
     choice = (
-        per_element("F", "moe.router top-k", "top_k", scores_by_block, scores, chosen + INDEX * x.tokens * x.top_k),
+        per_element(
+            "F", "moe.router top-k", "top_k", scores_by_block, scores, chosen + INDEX * experts.tokens * experts.top_k
+        ),
         kernel("F", "softmax", "softmax", chosen, chosen),
         kernel("F", "probs zero", "zero", 0, scores),
         kernel("F", "probs", "strided", scores, scores),
@@ -54,46 +59,46 @@ def router(z: Shapes, x: Experts) -> Node:
         kernel("B", "top-k zero grad", "zero", 0, scores),
         kernel("B", "top-k bwd", "strided", scores, scores),
     )
-    return fused_kernels.router_with(z, x, choice=choice, choice_grad=choice_grad)
+    return fused_kernels.router_with(shapes, experts, choice=choice, choice_grad=choice_grad)
 
 
-def _counted_alone(x: Experts) -> Ops:
+def _counted_alone(experts: Experts) -> Ops:
     """Return the kernels that count tokens by expert on a rank without others; with others `counted` has them.
 
     The counts go to the host, which cuts rows by them to sort them. They go there twice
     (``_maybe_dtoh_and_synchronize``); the second copy is of `simulator.models.dispatching`.
     """
-    if x.ep > 1 or not x.counted:
+    if experts.ep > 1 or not experts.counted:
         return ()
-    nbytes = float(INDEX * x.experts)
+    nbytes = float(INDEX * experts.experts)
     return (
-        memory("F", "moe.counts", "reduce", float(CHOICE * x.tokens * x.experts), nbytes, "fp32"),
+        memory("F", "moe.counts", "reduce", float(CHOICE * experts.tokens * experts.experts), nbytes, "fp32"),
         memory("F", "moe.counts by rank to host", "copy", nbytes, nbytes, "fp32"),
     )
 
 
-def sort(x: Experts) -> Ops:
+def sort(experts: Experts) -> Ops:
     """Return the kernels that sort the map of choices into the order of the experts, behind the counts of a rank alone.
 
     The map is a row for each expert, so that all pairs of tokens and experts are sorted.
     """
-    pairs, sent = float(x.tokens * x.experts), float(INDEX * x.sent)
+    pairs, sent = float(experts.tokens * experts.experts), float(INDEX * experts.sent)
 
     def kernel(name: str, op: str, read: float, written: float) -> Compute:
         return memory("F", f"moe.{name}", op, read, written, "fp32")
 
     return (
-        *_counted_alone(x),
+        *_counted_alone(experts),
         kernel("map turned", "strided", CHOICE * pairs, CHOICE * pairs),
         kernel("sort indices", "zero", 0, INDEX * pairs),
         kernel("sort", "strided", (CHOICE + INDEX) * pairs, (CHOICE + INDEX) * pairs),
         kernel("tokens of rows", "copy", sent, sent),
         kernel("probs turned", "strided", PROBABILITY * pairs, PROBABILITY * pairs),
-        kernel("probs of rows", "copy", sent, PROBABILITY * x.sent),
+        kernel("probs of rows", "copy", sent, PROBABILITY * experts.sent),
     )
 
 
-def counted(x: Experts) -> tuple[Ops, Ops]:
+def counted(experts: Experts) -> tuple[Ops, Ops]:
     """Return the kernels around the exchange of counts: before it, and behind it with the copies to the host.
 
     Tokens are counted by expert and by rank. Of all ranks' counts those of this rank's experts are copied, and summed
@@ -101,91 +106,91 @@ def counted(x: Experts) -> tuple[Ops, Ops]:
     latter also by ranks that split experts. It takes the counts by rank and expert too, and those by expert. So have it
     ``preprocess``, ``_maybe_dtoh_and_synchronize``, and mc2_ep_e8 in calibration/results/frameworks.
     """
-    by_expert, by_rank = float(INDEX * x.experts), float(INDEX * x.ep)
-    local = INDEX * float(x.ep * x.etp * len(x.loads))
+    by_expert, by_rank = float(INDEX * experts.experts), float(INDEX * experts.ep)
+    local = INDEX * float(experts.ep * experts.etp * len(experts.loads))
 
     def kernel(name: str, op: str, read: float, written: float) -> Compute:
         return memory("F", f"moe.counts {name}".rstrip(), op, read, written, "fp32")
 
     before = (
-        kernel("", "reduce", CHOICE * float(x.tokens * x.experts), by_expert),
+        kernel("", "reduce", CHOICE * float(experts.tokens * experts.experts), by_expert),
         kernel("by rank", "reduce", by_expert, by_rank),
     )
     copied = (
         ("sent", by_rank),
         ("received", by_rank),
-        ("received by splitting ranks", INDEX * x.etp),
+        ("received by splitting ranks", INDEX * experts.etp),
         ("by rank and expert", local),
-        ("by expert", INDEX * len(x.loads)),
+        ("by expert", INDEX * len(experts.loads)),
     )
     to_host = tuple(kernel(f"{name} to host", "copy", nbytes, nbytes) for name, nbytes in copied)
     behind = (
         kernel("of own experts", "strided", local, local),
         kernel("received", "reduce", local, by_rank),
-        kernel("received by splitting ranks", "reduce", by_rank, INDEX * x.etp),
-        kernel("by expert", "reduce", local, INDEX * len(x.loads)),
+        kernel("received by splitting ranks", "reduce", by_rank, INDEX * experts.etp),
+        kernel("by expert", "reduce", local, INDEX * len(experts.loads)),
         *to_host[:-1],
         replace(to_host[-1], host_waits=True),
     )
     return before, behind
 
 
-def permute(z: Shapes, x: Experts) -> tuple[Ops, Ops]:
+def permute(shapes: Shapes, experts: Experts) -> tuple[Ops, Ops]:
     """Return the gathering of rows, and the sum of their gradients into zeros, with atomic additions row by row.
 
     Gradients of probabilities are sorted once more to be put back.
     """
-    elements = float(x.sent * z.hidden)
-    token_bytes, sent = float(z.element * x.tokens * z.hidden), z.element * elements
-    pairs = float(PROBABILITY * x.tokens * x.experts)
+    elements = float(experts.sent * shapes.hidden)
+    token_bytes, sent = float(shapes.element * experts.tokens * shapes.hidden), shapes.element * elements
+    pairs = float(PROBABILITY * experts.tokens * experts.experts)
     return (
-        (memory("F", "moe.permute", "embedding", sent, sent, z.dtype),),
+        (memory("F", "moe.permute", "embedding", sent, sent, shapes.dtype),),
         (
             memory("B", "moe.probs zero grad", "zero", 0, pairs, "fp32"),
-            memory("B", "moe.probs sort", "strided", INDEX * x.sent, INDEX * x.sent, "fp32"),
-            memory("B", "moe.probs bwd", "strided", PROBABILITY * x.sent, pairs, "fp32"),
-            memory("B", "moe.permute zero grad", "zero", 0, token_bytes, z.dtype),
+            memory("B", "moe.probs sort", "strided", INDEX * experts.sent, INDEX * experts.sent, "fp32"),
+            memory("B", "moe.probs bwd", "strided", PROBABILITY * experts.sent, pairs, "fp32"),
+            memory("B", "moe.permute zero grad", "zero", 0, token_bytes, shapes.dtype),
             per_element("B", "moe.permute bwd", "index_add", elements, sent, token_bytes),
         ),
     )
 
 
-def unpermute(z: Shapes, x: Experts) -> tuple[Ops, Ops]:
+def unpermute(shapes: Shapes, experts: Experts) -> tuple[Ops, Ops]:
     """Return the sum of outputs into zeros, with an atomic addition for each number, and the gathered gradient.
 
     Each number has its own index (``scatter_add_`` with an index as wide as a row, which is no copy).
     """
-    elements = float(x.sent * z.hidden)
-    token_bytes, sent = float(z.element * x.tokens * z.hidden), z.element * elements
+    elements = float(experts.sent * shapes.hidden)
+    token_bytes, sent = float(shapes.element * experts.tokens * shapes.hidden), shapes.element * elements
     return (
         (
-            memory("F", "moe.unpermute zero", "zero", 0, token_bytes, z.dtype),
+            memory("F", "moe.unpermute zero", "zero", 0, token_bytes, shapes.dtype),
             per_element("F", "moe.unpermute", "scatter_add", elements, sent, token_bytes),
         ),
-        (memory("B", "moe.unpermute bwd", "embedding", sent, sent, z.dtype),),
+        (memory("B", "moe.unpermute bwd", "embedding", sent, sent, shapes.dtype),),
     )
 
 
-def order(z: Shapes, x: Experts) -> tuple[Tensor, ...]:
+def order(shapes: Shapes, experts: Experts) -> tuple[Tensor, ...]:
     """Return the kept indices: of the tokens of all rows, and of their probabilities."""
-    return (Tensor("moe.order", 2.0 * INDEX * x.sent),)
+    return (Tensor("moe.order", 2.0 * INDEX * experts.sent),)
 
 
-def weighted(z: Shapes) -> ActivationKernels:
+def weighted(shapes: Shapes) -> ActivationKernels:
     """Return the activation with its weights, and a kernel of its own that sums their gradients (Inductor)."""
-    plain = fused_kernels.activation(z)
-    read = 3 if z.gated else 2
+    plain = fused_kernels.activation(shapes)
+    read = 3 if shapes.gated else 2
     return replace(plain, backward=(*plain.backward, Traffic(" weights", "activation_bwd", read, 0)))
 
 
-def biased(z: Shapes, x: Experts) -> tuple[Ops, Ops, Ops]:
+def biased(shapes: Shapes, experts: Experts) -> tuple[Ops, Ops, Ops]:
     """Return the kernels that add biases to experts' outputs: forward, backward, and of the biases' gradients.
 
     Expert by expert the bias is multiplied by the probabilities of its rows in fp32, and added. All are joined, and
     cast. An expert without tokens has no kernel.
     """
-    experts, elements = len(x.loads), float(x.worked_on * z.hidden)
-    narrow, wide = z.element * elements, PROBABILITY * elements
+    n_experts, elements = len(experts.loads), float(experts.worked_on * shapes.hidden)
+    narrow, wide = shapes.element * elements, PROBABILITY * elements
 
     def each(phase: str, *ops: tuple[str, str, int, int]) -> Ops:
         """Return kernels of every expert, which read and write so many bytes for each number of its output."""
@@ -193,25 +198,25 @@ def biased(z: Shapes, x: Experts) -> tuple[Ops, Ops, Ops]:
             per_element(phase, f"moe.bias {name}", op, numbers, read * numbers, written * numbers)
             if op == "outer"
             else memory(phase, f"moe.bias {name}", op, read * numbers, written * numbers, "fp32")
-            for numbers in (float(load * z.hidden) for load in x.loads if load)
+            for numbers in (float(load * shapes.hidden) for load in experts.loads if load)
             for name, op, read, written in ops
         )
 
-    bf16, fp32 = z.element, PROBABILITY
+    bf16, fp32 = shapes.element, PROBABILITY
     forward = (
         *each("F", ("weigh", "outer", 0, fp32), ("add", "strided", bf16 + fp32, fp32)),
-        memory("F", "moe.bias join", "copy", wide, wide, "fp32", parts=experts),
-        memory("F", "moe.bias cast", "cast", wide, narrow, z.dtype),
+        memory("F", "moe.bias join", "copy", wide, wide, "fp32", parts=n_experts),
+        memory("F", "moe.bias cast", "cast", wide, narrow, shapes.dtype),
     )
     backward = (
-        memory("B", "moe.bias cast bwd", "upcast", narrow, wide, z.dtype),
+        memory("B", "moe.bias cast bwd", "upcast", narrow, wide, shapes.dtype),
         *each(
             "B",
             ("cast bwd each", "cast", fp32, bf16),
             ("weigh bwd", "outer", fp32, fp32),
             ("probs", "reduce", fp32, 0),
         ),
-        memory("B", "moe.bias join bwd", "copy", narrow, narrow, z.dtype, parts=experts),
+        memory("B", "moe.bias join bwd", "copy", narrow, narrow, shapes.dtype, parts=n_experts),
     )
     # The sum of rows is one row. Its cast takes a start, beside which its bytes take no time.
     gradients = each(
@@ -226,7 +231,7 @@ EXPERTS = ExpertHooks(
     permute=permute,
     unpermute=unpermute,
     kept_by_dispatch=order,
-    kept_by_combine=lambda z, x: (),
+    kept_by_combine=lambda shapes, experts: (),
     weighs_in_activation=True,
     host_waits_for_counts=True,
     activation=weighted,

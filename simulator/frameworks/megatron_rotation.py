@@ -39,6 +39,6 @@ ROTATION_BACKWARD = (
 )
 
 
-def positions(z: Shapes) -> Node:
+def positions(shapes: Shapes) -> Node:
     """Return queries and keys turned by their positions."""
-    return rotated(z, ROTATION, ROTATION_BACKWARD)
+    return rotated(shapes, ROTATION, ROTATION_BACKWARD)

@@ -83,60 +83,68 @@ RECOMPUTE_ENDS_BEFORE = (
 )
 
 
-def activation(z: Shapes) -> ActivationKernels:
+def activation(shapes: Shapes) -> ActivationKernels:
     """Return a kernel each way, for GELU a special one, or several for a gated activation."""
-    if z.gated:
+    if shapes.gated:
         return GATED
-    op = "gelu" if z.activation == "gelu" else "activation"
+    op = "gelu" if shapes.activation == "gelu" else "activation"
     return ActivationKernels((Traffic("", op, 1, 1),), (Traffic("", f"{op}_bwd", 2, 1),))
 
 
-def residual(z: Shapes, block: str) -> Node:
+def residual(shapes: Shapes, block: str) -> Node:
     """Return dropout, and the sum in a kernel of its own."""
-    add = memory("F", f"{block}.residual", "residual", 2 * z.row_bytes, z.row_bytes, z.dtype)
-    if not z.dropout:
-        return Node(forward=(add,), grad_bytes=z.row_bytes)
-    drop = dropout(z, f"{block}.dropout", z.rows * z.hidden, mask=f"{block}.dropout mask")
+    add = memory("F", f"{block}.residual", "residual", 2 * shapes.row_bytes, shapes.row_bytes, shapes.dtype)
+    if not shapes.dropout:
+        return Node(forward=(add,), grad_bytes=shapes.row_bytes)
+    drop = dropout(shapes, f"{block}.dropout", shapes.rows * shapes.hidden, mask=f"{block}.dropout mask")
     return replace(drop, forward=(*drop.forward, add))
 
 
-def rms_norm_by_operations(z: Shapes, place: NormPlace) -> Node:
+def rms_norm_by_operations(shapes: Shapes, place: NormPlace) -> Node:
     """Return RMSNorm as `RMS_NORM_FORWARD` and `RMS_NORM_BACKWARD`.
 
     Kept are its input in fp32, for the square and the division, and the quotient, which the weight multiplies.
     """
-    name, wide = place.name, 4.0 * z.rows * z.hidden
+    name, wide = place.name, 4.0 * shapes.rows * shapes.hidden
 
     def kernel(phase: str, label: str, op: str, *tensors: int) -> Ops:
-        read, written = (tensors[at] * wide + tensors[at + 1] * z.row_bytes for at in (0, 2))
+        read, written = (tensors[at] * wide + tensors[at + 1] * shapes.row_bytes for at in (0, 2))
         suffix = " bwd" if phase == "B" else ""
-        return (memory(phase, f"{name}.{label}{suffix}", op, read, written, z.dtype),)
+        return (memory(phase, f"{name}.{label}{suffix}", op, read, written, shapes.dtype),)
 
     return Node(
         forward=tuple(op for each in RMS_NORM_FORWARD for op in kernel("F", *each)),
         input_grad=tuple(op for each in RMS_NORM_BACKWARD for op in kernel("B", *each)),
         weight_grad=(
-            memory("W", f"{name}.weight wgrad", "residual", 2 * z.row_bytes, z.row_bytes, z.dtype),
-            memory("W", f"{name}.weight wgrad sum", "reduce", z.row_bytes, z.element * z.hidden, z.dtype, z.hidden),
+            memory("W", f"{name}.weight wgrad", "residual", 2 * shapes.row_bytes, shapes.row_bytes, shapes.dtype),
+            memory(
+                "W",
+                f"{name}.weight wgrad sum",
+                "reduce",
+                shapes.row_bytes,
+                shapes.element * shapes.hidden,
+                shapes.dtype,
+                shapes.hidden,
+            ),
         ),
-        saved=(Tensor(f"{name}.float", wide), Tensor(f"{name}.divided", z.row_bytes)),
-        saved_for_weights=(Tensor(f"{name}.divided", z.row_bytes),),
+        saved=(Tensor(f"{name}.float", wide), Tensor(f"{name}.divided", shapes.row_bytes)),
+        saved_for_weights=(Tensor(f"{name}.divided", shapes.row_bytes),),
         grad_bytes=3 * wide,
-        output_grad_bytes=z.row_bytes,
+        output_grad_bytes=shapes.row_bytes,
     )
 
 
-def joined_qkv_width(z: Shapes) -> int:
+def joined_qkv_width(shapes: Shapes) -> int:
     """Return the width of all three gradients: every one is copied."""
-    return z.q_width + 2 * z.kv_width
+    return shapes.q_width + 2 * shapes.kv_width
 
 
-def softmax(z: Shapes, elements: int) -> tuple[Node, Node]:
+def softmax(shapes: Shapes, elements: int) -> tuple[Node, Node]:
     """Return scale, mask and softmax in a kernel each, and dropout."""
-    square = float(z.element * elements)
+    square = float(shapes.element * elements)
 
     def kernel(phase: str, name: str, op: str, read: float) -> Ops:
-        return (memory(phase, f"attn.{name}", op, read, square, z.dtype, z.seq),)
+        return (memory(phase, f"attn.{name}", op, read, square, shapes.dtype, shapes.seq),)
 
     probs = Node(
         forward=(
@@ -152,15 +160,15 @@ def softmax(z: Shapes, elements: int) -> tuple[Node, Node]:
         saved=(Tensor("attn.probs", square),),
         grad_bytes=2 * square,
     )
-    drop = dropout(z, "attn.probs dropout", elements, mask="attn.probs mask") if z.dropout else Node()
+    drop = dropout(shapes, "attn.probs dropout", elements, mask="attn.probs mask") if shapes.dropout else Node()
     return probs, drop
 
 
-def embedding_mask(z: Shapes, nbytes: float) -> tuple[Ops, Ops]:
+def embedding_mask(shapes: Shapes, nbytes: float) -> tuple[Ops, Ops]:
     """Return the kernels that fill rows of words of other ranks in a copy, and their gradients likewise."""
     return (
-        (memory("F", "embedding.mask", "mask", nbytes, nbytes, z.dtype),),
-        (memory("W", "embedding.mask bwd", "mask", nbytes, nbytes, z.dtype),),
+        (memory("F", "embedding.mask", "mask", nbytes, nbytes, shapes.dtype),),
+        (memory("W", "embedding.mask bwd", "mask", nbytes, nbytes, shapes.dtype),),
     )
 
 
@@ -204,22 +212,22 @@ def _without_fused_norm(job: JobTraits) -> Mapping[str, object]:
     return {"training.fused_rms_norm": job.norm != "rmsnorm"}
 
 
-def compiled_joined_qkv_width(z: Shapes) -> int:
+def compiled_joined_qkv_width(shapes: Shapes) -> int:
     """Return the width of values alone where a rotation writes the gradients of queries and keys in place."""
-    return z.kv_width if z.position == "rope" else z.q_width + 2 * z.kv_width
+    return shapes.kv_width if shapes.position == "rope" else shapes.q_width + 2 * shapes.kv_width
 
 
-def compiled_softmax(z: Shapes, elements: int) -> tuple[Node, Node]:
+def compiled_softmax(shapes: Shapes, elements: int) -> tuple[Node, Node]:
     """Return scale, mask, softmax and dropout in one kernel, which reads the whole square."""
-    square = float(z.element * elements)
-    forward = memory("F", "attn.softmax", "softmax", square, square, z.dtype, z.seq)
+    square = float(shapes.element * elements)
+    forward = memory("F", "attn.softmax", "softmax", square, square, shapes.dtype, shapes.seq)
     drop = Node()
-    if z.dropout:
-        forward = fuse("F", forward, drop_kernel(z, "attn.probs dropout", elements), square, keep=True)
-        drop = replace(dropout(z, "attn.probs dropout", elements, mask="attn.probs mask"), forward=())
+    if shapes.dropout:
+        forward = fuse("F", forward, drop_kernel(shapes, "attn.probs dropout", elements), square, keep=True)
+        drop = replace(dropout(shapes, "attn.probs dropout", elements, mask="attn.probs mask"), forward=())
     probs = Node(
         forward=(forward,),
-        input_grad=(memory("B", "attn.softmax bwd", "softmax_bwd", 2 * square, square, z.dtype, z.seq),),
+        input_grad=(memory("B", "attn.softmax bwd", "softmax_bwd", 2 * square, square, shapes.dtype, shapes.seq),),
         saved=(Tensor("attn.probs", square),),
         grad_bytes=2 * square,
     )

@@ -7,13 +7,16 @@ from simulator.operations.nodes import Node, Ops, memory
 from simulator.operations.shapes import Shapes
 
 
-def rotated(z: Shapes, forward: tuple[Traffic, ...], backward: tuple[Traffic, ...]) -> Node:
+def rotated(shapes: Shapes, forward: tuple[Traffic, ...], backward: tuple[Traffic, ...]) -> Node:
     """Return queries and keys turned by the kernels of ``forward``, and their gradients by those of ``backward``."""
-    sizes = {name: float(z.element * z.tokens * width) for name, width in (("q", z.q_width), ("k", z.kv_width))}
+    sizes = {
+        name: float(shapes.element * shapes.tokens * width)
+        for name, width in (("q", shapes.q_width), ("k", shapes.kv_width))
+    }
 
     def turned(phase: str, table: tuple[Traffic, ...], suffix: str) -> Ops:
         return tuple(
-            memory(phase, f"attn.rope {name}{step}{suffix}", op, read * nbytes, written * nbytes, z.dtype)
+            memory(phase, f"attn.rope {name}{step}{suffix}", op, read * nbytes, written * nbytes, shapes.dtype)
             for name, nbytes in sizes.items()
             for step, op, read, written in table
         )

@@ -48,22 +48,27 @@ def cut_products(ops: Iterable[Op], sizes: list[int]) -> Ops:
     return tuple(cut)
 
 
-def nodes(z: Shapes, projection: Node, options: LossOptions) -> tuple[Node, ...]:
+def nodes(shapes: Shapes, projection: Node, options: LossOptions) -> tuple[Node, ...]:
     """Return projection and loss, chunk by chunk."""
-    sizes = chunk_sizes(z.tokens, options.chunks)
+    sizes = chunk_sizes(shapes.tokens, options.chunks)
     kernels = compiled if options.compile else eager
     forward = cut_products(projection.forward, sizes)
-    loss_forward, loss_backward = _each(kernels.forward(z), len(sizes)), _each(kernels.backward(z), len(sizes))
+    loss_forward, loss_backward = (
+        _each(kernels.forward(shapes), len(sizes)),
+        _each(kernels.backward(shapes), len(sizes)),
+    )
     again = tuple(run_again(op) for op in (*forward, *loss_forward)) if options.recompute else ()
     gradient = projection.weight_grad_bytes if options.trained else 0.0
-    sums = (memory(StepPhase.WEIGHT_GRADIENT, "head.logits wgrad sum", "residual", 2 * gradient, gradient, z.dtype),)
-    full = z.element * z.tokens * z.hidden
+    sums = (
+        memory(StepPhase.WEIGHT_GRADIENT, "head.logits wgrad sum", "residual", 2 * gradient, gradient, shapes.dtype),
+    )
+    full = shapes.element * shapes.tokens * shapes.hidden
     cut = replace(
         projection,
         forward=forward,
         input_grad=(
             *cut_products(projection.input_grad, sizes),
-            memory(StepPhase.BACKWARD, "head.normed grad", "copy", full, full, z.dtype),
+            memory(StepPhase.BACKWARD, "head.normed grad", "copy", full, full, shapes.dtype),
         ),
         weight_grad=(
             *cut_products(projection.weight_grad, sizes),
@@ -71,7 +76,7 @@ def nodes(z: Shapes, projection: Node, options: LossOptions) -> tuple[Node, ...]
         ),
         grad_bytes=0.0,
     )
-    saved, forward_bytes, grad_bytes = _alive(z, options, sizes[0] / z.tokens, gradient)
+    saved, forward_bytes, grad_bytes = _alive(shapes, options, sizes[0] / shapes.tokens, gradient)
     loss = Node(
         forward=loss_forward,
         input_grad=(*again, *loss_backward),
@@ -93,14 +98,16 @@ def _each(ops: Ops, chunks: int) -> Ops:
     return tuple(parts)
 
 
-def _alive(z: Shapes, options: LossOptions, share: float, gradient: float) -> tuple[tuple[Tensor, ...], float, float]:
+def _alive(
+    shapes: Shapes, options: LossOptions, share: float, gradient: float
+) -> tuple[tuple[Tensor, ...], float, float]:
     """Return the kept tensors, and the bytes beside them at the fullest moment of the forward and of the backward pass.
 
     ``share`` is that of a chunk, ``gradient`` the bytes of a weight gradient. Backward passes of losses run before
     those of projections, which were called first, unless both are computed again together.
     """
-    logits = logits_of(z)
-    narrow, wide = z.element * logits, WIDE * logits
+    logits = logits_of(shapes)
+    narrow, wide = shapes.element * logits, WIDE * logits
     sums = 3 * gradient
     if options.recompute:
         tensors = 2 * narrow * share if options.compile else 3 * wide * share  # of a chunk in its backward pass

@@ -11,23 +11,23 @@ from simulator.operations.shapes import Shapes
 from simulator.program import Compute, Memory, StepPhase
 
 
-def forward(z: Shapes) -> Ops:
+def forward(shapes: Shapes) -> Ops:
     """Return the maximum and the sum of exponentials of every row."""
     return (
-        loss_kernel(z, StepPhase.FORWARD, "max", "reduce", z.element, 0),
-        *across_ranks(z, "max"),
-        *across_ranks(z, "target"),
-        loss_kernel(z, StepPhase.FORWARD, "sum_exp", "reduce", z.element, 0),
-        *across_ranks(z, "sum"),
+        loss_kernel(shapes, StepPhase.FORWARD, "max", "reduce", shapes.element, 0),
+        *across_ranks(shapes, "max"),
+        *across_ranks(shapes, "target"),
+        loss_kernel(shapes, StepPhase.FORWARD, "sum_exp", "reduce", shapes.element, 0),
+        *across_ranks(shapes, "sum"),
     )
 
 
-def backward(z: Shapes) -> Ops:
+def backward(shapes: Shapes) -> Ops:
     """Return the gradient of the logits."""
-    return (loss_kernel(z, StepPhase.BACKWARD, "bwd", "loss_bwd", z.element, z.element),)
+    return (loss_kernel(shapes, StepPhase.BACKWARD, "bwd", "loss_bwd", shapes.element, shapes.element),)
 
 
-def nodes(z: Shapes, projection: Node, options: LossOptions) -> tuple[Node, ...]:
+def nodes(shapes: Shapes, projection: Node, options: LossOptions) -> tuple[Node, ...]:
     """Return the ``projection`` and the loss; the projection's backward pass finds the gradient in place of logits.
 
     A loss that is compiled apart writes the gradient beside the logits, which end before the projection goes back.
@@ -35,25 +35,29 @@ def nodes(z: Shapes, projection: Node, options: LossOptions) -> tuple[Node, ...]
     Logits that are an output stay beside their gradient. Autograd makes one of zeros for them first
     (torch/_functorch/_aot_autograd/runtime_wrappers.py, ``materialize_grads``), to which the loss adds its own.
     """
-    logits = z.element * logits_of(z)
-    loss = Node(forward=forward(z), input_grad=backward(z), saved=(Tensor("loss.logits", logits),))
+    logits = shapes.element * logits_of(shapes)
+    loss = Node(forward=forward(shapes), input_grad=backward(shapes), saved=(Tensor("loss.logits", logits),))
     if options.online_softmax:
-        online = loss_kernel(z, StepPhase.FORWARD, "softmax", "loss", z.element, 0)
-        gradient = _by_element(z, loss_kernel(z, StepPhase.BACKWARD, "bwd", "loss_bwd", z.element, z.element))
+        online = loss_kernel(shapes, StepPhase.FORWARD, "softmax", "loss", shapes.element, 0)
+        gradient = _by_element(
+            shapes, loss_kernel(shapes, StepPhase.BACKWARD, "bwd", "loss_bwd", shapes.element, shapes.element)
+        )
         loss = replace(loss, forward=(online,), input_grad=(gradient,), grad_bytes=2 * logits)
     if options.returns_logits:
-        zeros = loss_kernel(z, StepPhase.BACKWARD, "zero logits grad", "zero", 0, z.element)
-        gradient = _by_element(z, loss_kernel(z, StepPhase.BACKWARD, "bwd", "loss_bwd", 2 * z.element, z.element))
+        zeros = loss_kernel(shapes, StepPhase.BACKWARD, "zero logits grad", "zero", 0, shapes.element)
+        gradient = _by_element(
+            shapes, loss_kernel(shapes, StepPhase.BACKWARD, "bwd", "loss_bwd", 2 * shapes.element, shapes.element)
+        )
         loss = replace(loss, input_grad=(zeros, gradient))
     if options.apart:
         loss = replace(loss, grad_bytes=logits)
     return replace(projection, grad_bytes=max(projection.grad_bytes - logits, 0.0)), loss
 
 
-def _by_element(z: Shapes, kernel: Compute) -> Compute:
+def _by_element(shapes: Shapes, kernel: Compute) -> Compute:
     """Return ``kernel`` as one that works on each logit."""
     assert isinstance(kernel.kernel, Memory)
-    return replace(kernel, kernel=replace(kernel.kernel, elements=logits_of(z)))
+    return replace(kernel, kernel=replace(kernel.kernel, elements=logits_of(shapes)))
 
 
 LOSS = Loss("compiled", nodes)

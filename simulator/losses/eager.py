@@ -9,38 +9,38 @@ from simulator.operations.shapes import Shapes
 from simulator.program import StepPhase
 
 
-def forward(z: Shapes) -> Ops:
+def forward(shapes: Shapes) -> Ops:
     """Return the cast to fp32, the log-softmax, and the choice of the targets'."""
     return (
-        loss_kernel(z, StepPhase.FORWARD, "cast", "upcast", z.element, WIDE),
-        *across_ranks(z, "max"),
-        *across_ranks(z, "sum"),
-        loss_kernel(z, StepPhase.FORWARD, "log_softmax", "loss", WIDE, WIDE),
-        *across_ranks(z, "target"),
-        loss_kernel(z, StepPhase.FORWARD, "nll", "loss", 0, 0),
+        loss_kernel(shapes, StepPhase.FORWARD, "cast", "upcast", shapes.element, WIDE),
+        *across_ranks(shapes, "max"),
+        *across_ranks(shapes, "sum"),
+        loss_kernel(shapes, StepPhase.FORWARD, "log_softmax", "loss", WIDE, WIDE),
+        *across_ranks(shapes, "target"),
+        loss_kernel(shapes, StepPhase.FORWARD, "nll", "loss", 0, 0),
     )
 
 
-def backward(z: Shapes) -> Ops:
+def backward(shapes: Shapes) -> Ops:
     """Return the gradients of the same."""
     return (
-        loss_kernel(z, StepPhase.BACKWARD, "nll bwd", "zero", 0, WIDE),
-        loss_kernel(z, StepPhase.BACKWARD, "log_softmax bwd", "loss_bwd", 2 * WIDE, WIDE),
-        loss_kernel(z, StepPhase.BACKWARD, "cast bwd", "cast", WIDE, z.element),
+        loss_kernel(shapes, StepPhase.BACKWARD, "nll bwd", "zero", 0, WIDE),
+        loss_kernel(shapes, StepPhase.BACKWARD, "log_softmax bwd", "loss_bwd", 2 * WIDE, WIDE),
+        loss_kernel(shapes, StepPhase.BACKWARD, "cast bwd", "cast", WIDE, shapes.element),
     )
 
 
-def nodes(z: Shapes, projection: Node, options: LossOptions) -> tuple[Node, ...]:
+def nodes(shapes: Shapes, projection: Node, options: LossOptions) -> tuple[Node, ...]:
     """Return the loss behind the ``projection``; frameworks that keep no log-softmax take Megatron's kernels."""
     if not options.keeps_log_softmax:
-        return vocab_parallel.nodes(z, projection, options)
-    logits = logits_of(z)
+        return vocab_parallel.nodes(shapes, projection, options)
+    logits = logits_of(shapes)
     loss = Node(
-        forward=forward(z),
-        input_grad=backward(z),
+        forward=forward(shapes),
+        input_grad=backward(shapes),
         saved=(Tensor("loss.log_softmax", WIDE * logits),),
         grad_bytes=2 * WIDE * logits,
-        forward_bytes=(z.element + WIDE) * logits,
+        forward_bytes=(shapes.element + WIDE) * logits,
     )
     return projection, loss
 

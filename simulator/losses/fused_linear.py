@@ -25,24 +25,24 @@ def liger_chunks(tokens: int, vocab: int, hidden: int) -> int:
     return -(-tokens // (1 << (size - 1).bit_length()))
 
 
-def nodes(z: Shapes, projection: Node, options: LossOptions) -> tuple[Node, ...]:
+def nodes(shapes: Shapes, projection: Node, options: LossOptions) -> tuple[Node, ...]:
     """Return one operation whose backward pass hands on gradients that the forward pass has computed.
 
     A chunk's kernel reads logits twice, and writes the gradient over them. The product of the weight's gradient adds to
     what the chunks before gave.
     """
-    sizes = chunk_sizes(z.tokens, liger_chunks(z.tokens, z.vocab, z.hidden))
+    sizes = chunk_sizes(shapes.tokens, liger_chunks(shapes.tokens, shapes.vocab, shapes.hidden))
     products = [op for op in projection.input_grad if _is_product(op)]
     products += [op for op in projection.weight_grad if _is_product(op) and options.trained]
     gradient = projection.weight_grad_bytes if options.trained else 0.0
-    input_gradient = float(z.element * z.tokens * z.hidden)
+    input_gradient = float(shapes.element * shapes.tokens * shapes.hidden)
     forward: list[Op] = [op for op in projection.forward if not _is_product(op)]
-    forward += [memory(StepPhase.FORWARD, "loss.zero grads", "zero", 0.0, input_gradient + gradient, z.dtype)]
-    logits = z.element * logits_of(z)
+    forward += [memory(StepPhase.FORWARD, "loss.zero grads", "zero", 0.0, input_gradient + gradient, shapes.dtype)]
+    logits = shapes.element * logits_of(shapes)
     for tokens in sizes:
-        part = logits * tokens / z.tokens
+        part = logits * tokens / shapes.tokens
         forward += [cut_product(op, tokens) for op in projection.forward if _is_product(op)]
-        forward.append(memory(StepPhase.FORWARD, "loss.cross_entropy", "liger_loss", 2 * part, part, z.dtype))
+        forward.append(memory(StepPhase.FORWARD, "loss.cross_entropy", "liger_loss", 2 * part, part, shapes.dtype))
         forward += [_in_forward(cut_product(op, tokens)) for op in products]
     kept = [Tensor("loss.input gradient", input_gradient)]
     if gradient:
@@ -57,7 +57,7 @@ def nodes(z: Shapes, projection: Node, options: LossOptions) -> tuple[Node, ...]
             together=(),
             saved=tuple(kept),
             saved_for_weights=(),
-            forward_bytes=logits * sizes[0] / z.tokens,
+            forward_bytes=logits * sizes[0] / shapes.tokens,
             grad_bytes=0.0,
             output_grad_bytes=0.0,
             weight_grad_bytes=0.0,

@@ -53,22 +53,22 @@ class Loss:
     takes_options: bool = False
 
 
-def is_split(z: Shapes) -> bool:
+def is_split(shapes: Shapes) -> bool:
     """True where each rank has a part of the vocabulary."""
-    return z.tp > 1 and z.vocab_parallel
+    return shapes.tp > 1 and shapes.vocab_parallel
 
 
-def logits_of(z: Shapes) -> float:
+def logits_of(shapes: Shapes) -> float:
     """Return the number of logits of a micro-batch on this rank."""
-    return float(z.tokens * z.vocab)
+    return float(shapes.tokens * shapes.vocab)
 
 
-def loss_kernel(z: Shapes, phase: StepPhase, name: str, op: str, read: int, write: int) -> Compute:
+def loss_kernel(shapes: Shapes, phase: StepPhase, name: str, op: str, read: int, write: int) -> Compute:
     """Return a kernel that reads and writes so many bytes for every logit."""
-    logits = logits_of(z)
-    return memory(phase, f"loss.{name}", op, read * logits, write * logits, "fp32", z.vocab)
+    logits = logits_of(shapes)
+    return memory(phase, f"loss.{name}", op, read * logits, write * logits, "fp32", shapes.vocab)
 
 
-def across_ranks(z: Shapes, what: str) -> Ops:
+def across_ranks(shapes: Shapes, what: str) -> Ops:
     """Return the all-reduce of a number in fp32 for every token, where the vocabulary is split."""
-    return (comm("all_reduce", f"loss {what}", WIDE * z.tokens),) if is_split(z) else ()
+    return (comm("all_reduce", f"loss {what}", WIDE * shapes.tokens),) if is_split(shapes) else ()

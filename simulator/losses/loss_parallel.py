@@ -12,27 +12,27 @@ from simulator.operations.shapes import Shapes
 from simulator.program import StepPhase
 
 
-def nodes(z: Shapes, projection: Node, options: LossOptions) -> tuple[Node, ...]:
+def nodes(shapes: Shapes, projection: Node, options: LossOptions) -> tuple[Node, ...]:
     """Return the loss behind the ``projection``; the logarithm of the softmax is kept."""
-    x, logits, by_row = z.element, logits_of(z), options.by_row
+    x, logits, by_row = shapes.element, logits_of(shapes), options.by_row
     loss = Node(
         forward=(
-            loss_kernel(z, StepPhase.FORWARD, "cast", "upcast", x, WIDE),
-            loss_kernel(z, StepPhase.FORWARD, "max", "reduce", WIDE, 0),
-            *across_ranks(z, "max"),
-            loss_kernel(z, StepPhase.FORWARD, "subtract", by_row, WIDE, WIDE),
-            loss_kernel(z, StepPhase.FORWARD, "exp", "activation", WIDE, WIDE),
-            loss_kernel(z, StepPhase.FORWARD, "sum", "reduce", WIDE, 0),
-            *across_ranks(z, "sum"),
-            loss_kernel(z, StepPhase.FORWARD, "log_softmax", by_row, WIDE, WIDE),
-            *across_ranks(z, "target"),
+            loss_kernel(shapes, StepPhase.FORWARD, "cast", "upcast", x, WIDE),
+            loss_kernel(shapes, StepPhase.FORWARD, "max", "reduce", WIDE, 0),
+            *across_ranks(shapes, "max"),
+            loss_kernel(shapes, StepPhase.FORWARD, "subtract", by_row, WIDE, WIDE),
+            loss_kernel(shapes, StepPhase.FORWARD, "exp", "activation", WIDE, WIDE),
+            loss_kernel(shapes, StepPhase.FORWARD, "sum", "reduce", WIDE, 0),
+            *across_ranks(shapes, "sum"),
+            loss_kernel(shapes, StepPhase.FORWARD, "log_softmax", by_row, WIDE, WIDE),
+            *across_ranks(shapes, "target"),
         ),
         input_grad=(
-            loss_kernel(z, StepPhase.BACKWARD, "nll bwd", "zero", 0, WIDE),
-            loss_kernel(z, StepPhase.BACKWARD, "exp bwd", "activation", WIDE, WIDE),
-            loss_kernel(z, StepPhase.BACKWARD, "add bwd", "residual", 2 * WIDE, WIDE),
-            loss_kernel(z, StepPhase.BACKWARD, "scale bwd", by_row, WIDE, WIDE),
-            loss_kernel(z, StepPhase.BACKWARD, "cast bwd", "cast", WIDE, x),
+            loss_kernel(shapes, StepPhase.BACKWARD, "nll bwd", "zero", 0, WIDE),
+            loss_kernel(shapes, StepPhase.BACKWARD, "exp bwd", "activation", WIDE, WIDE),
+            loss_kernel(shapes, StepPhase.BACKWARD, "add bwd", "residual", 2 * WIDE, WIDE),
+            loss_kernel(shapes, StepPhase.BACKWARD, "scale bwd", by_row, WIDE, WIDE),
+            loss_kernel(shapes, StepPhase.BACKWARD, "cast bwd", "cast", WIDE, x),
         ),
         saved=(Tensor("loss.log_softmax", WIDE * logits),),
         grad_bytes=3 * WIDE * logits,

@@ -13,27 +13,27 @@ from simulator.operations.shapes import Shapes
 from simulator.program import StepPhase
 
 
-def nodes(z: Shapes, projection: Node, options: LossOptions) -> tuple[Node, ...]:
+def nodes(shapes: Shapes, projection: Node, options: LossOptions) -> tuple[Node, ...]:
     """Return the loss behind the ``projection``.
 
     Kernels that take the same number from a whole row, or divide it by one, are of the class ``by_row`` of the options.
     """
-    x, logits, by_row = z.element, logits_of(z), options.by_row
+    x, logits, by_row = shapes.element, logits_of(shapes), options.by_row
     loss = Node(
         forward=(
-            loss_kernel(z, StepPhase.FORWARD, "cast", "upcast", x, WIDE),
-            loss_kernel(z, StepPhase.FORWARD, "max", "reduce", WIDE, 0),
-            *across_ranks(z, "max"),
-            loss_kernel(z, StepPhase.FORWARD, "subtract", by_row, WIDE, WIDE),
-            *across_ranks(z, "target"),
-            loss_kernel(z, StepPhase.FORWARD, "exp", "activation", WIDE, WIDE),
-            loss_kernel(z, StepPhase.FORWARD, "sum", "reduce", WIDE, 0),
-            *across_ranks(z, "sum"),
-            loss_kernel(z, StepPhase.FORWARD, "normalise", by_row, WIDE, WIDE),
+            loss_kernel(shapes, StepPhase.FORWARD, "cast", "upcast", x, WIDE),
+            loss_kernel(shapes, StepPhase.FORWARD, "max", "reduce", WIDE, 0),
+            *across_ranks(shapes, "max"),
+            loss_kernel(shapes, StepPhase.FORWARD, "subtract", by_row, WIDE, WIDE),
+            *across_ranks(shapes, "target"),
+            loss_kernel(shapes, StepPhase.FORWARD, "exp", "activation", WIDE, WIDE),
+            loss_kernel(shapes, StepPhase.FORWARD, "sum", "reduce", WIDE, 0),
+            *across_ranks(shapes, "sum"),
+            loss_kernel(shapes, StepPhase.FORWARD, "normalise", by_row, WIDE, WIDE),
         ),
         input_grad=(
-            loss_kernel(z, StepPhase.BACKWARD, "bwd", by_row, WIDE, WIDE),
-            loss_kernel(z, StepPhase.BACKWARD, "cast bwd", "cast", WIDE, x),
+            loss_kernel(shapes, StepPhase.BACKWARD, "bwd", by_row, WIDE, WIDE),
+            loss_kernel(shapes, StepPhase.BACKWARD, "cast bwd", "cast", WIDE, x),
         ),
         saved=(Tensor("loss.softmax", WIDE * logits),),
         grad_bytes=x * logits,

@@ -42,65 +42,67 @@ class GatedDelta:
     """tokens that the convolution before the rule sees [4]"""
 
 
-def operations(z: Shapes, sizes: GatedDelta) -> Operations:
+def operations(shapes: Shapes, sizes: GatedDelta) -> Operations:
     """Return the operations of a rank, which has a part of the heads."""
-    key_heads, heads = sizes.key_heads // z.tp, sizes.value_heads // z.tp
+    key_heads, heads = sizes.key_heads // shapes.tp, sizes.value_heads // shapes.tp
     keys, values = key_heads * sizes.key_dim, heads * sizes.value_dim
     width = 2 * keys + values
-    joined = float(z.element * z.tokens * width)
-    norm = Weight("mixer.norm.weight", (sizes.value_dim,), (sizes.value_dim,), z.dtype)
-    if z.tp > 1:  # each rank has a part of the gradient, from its heads
-        norm = Weight(norm.name, norm.shape, norm.whole, z.dtype, partial_rows=sizes.value_dim)
+    joined = float(shapes.element * shapes.tokens * width)
+    norm = Weight("mixer.norm.weight", (sizes.value_dim,), (sizes.value_dim,), shapes.dtype)
+    if shapes.tp > 1:  # each rank has a part of the gradient, from its heads
+        norm = Weight(norm.name, norm.shape, norm.whole, shapes.dtype, partial_rows=sizes.value_dim)
     return (
-        MixerProduct("qkvz", 2 * (keys + values), z.hidden, "column", "attn.normed", 2 * (keys + values) * z.tp),
-        MixerProduct("ba", 2 * heads, z.hidden, "column", "attn.normed", 2 * heads * z.tp),
+        MixerProduct(
+            "qkvz", 2 * (keys + values), shapes.hidden, "column", "attn.normed", 2 * (keys + values) * shapes.tp
+        ),
+        MixerProduct("ba", 2 * heads, shapes.hidden, "column", "attn.normed", 2 * heads * shapes.tp),
         Node(  # queries, keys and values beside each other, without the gate
-            forward=(memory("F", "mixer.qkv join", "copy", joined, joined, z.dtype),),
-            input_grad=(memory("B", "mixer.qkv join bwd", "copy", joined, joined, z.dtype),),
+            forward=(memory("F", "mixer.qkv join", "copy", joined, joined, shapes.dtype),),
+            input_grad=(memory("B", "mixer.qkv join bwd", "copy", joined, joined, shapes.dtype),),
             grad_bytes=2 * joined,
         ),
-        convolution(z, width, sizes.conv_width, bias=False, saved=True),
-        *_repeated(z, key_heads, heads, sizes.key_dim),
-        _decays(z, heads),
-        _rule(z, heads, sizes.key_dim, sizes.value_dim),
-        gated_norm(z, values, sizes.value_dim, norm),
-        MixerProduct("out", z.hidden, values, "row", "mixer.normed", z.hidden),
+        convolution(shapes, width, sizes.conv_width, bias=False, saved=True),
+        *_repeated(shapes, key_heads, heads, sizes.key_dim),
+        _decays(shapes, heads),
+        _rule(shapes, heads, sizes.key_dim, sizes.value_dim),
+        gated_norm(shapes, values, sizes.value_dim, norm),
+        MixerProduct("out", shapes.hidden, values, "row", "mixer.normed", shapes.hidden),
     )
 
 
-def _repeated(z: Shapes, key_heads: int, heads: int, key_dim: int) -> tuple[Node, ...]:
+def _repeated(shapes: Shapes, key_heads: int, heads: int, key_dim: int) -> tuple[Node, ...]:
     """Return the copies of queries and keys to all heads of values that share them, and their norms to length 1."""
-    narrow, wide = (float(z.element * z.tokens * count * key_dim) for count in (key_heads, heads))
+    narrow, wide = (float(shapes.element * shapes.tokens * count * key_dim) for count in (key_heads, heads))
     nodes = []
     for name in "qk":
         if heads > key_heads:
-            copied = memory("F", f"mixer.{name} repeat", "copy", narrow, wide, z.dtype)
-            summed = memory("B", f"mixer.{name} repeat bwd", "reduce", wide, narrow, z.dtype)
+            copied = memory("F", f"mixer.{name} repeat", "copy", narrow, wide, shapes.dtype)
+            summed = memory("B", f"mixer.{name} repeat bwd", "reduce", wide, narrow, shapes.dtype)
             nodes.append(Node(forward=(copied,), input_grad=(summed,), grad_bytes=narrow + wide))
-        normed = memory("F", f"mixer.{name} length", "rms_norm", wide, wide, z.dtype, key_dim)
-        back = memory("B", f"mixer.{name} length bwd", "rms_norm_bwd", 2 * wide, wide, z.dtype, key_dim)
+        normed = memory("F", f"mixer.{name} length", "rms_norm", wide, wide, shapes.dtype, key_dim)
+        back = memory("B", f"mixer.{name} length bwd", "rms_norm_bwd", 2 * wide, wide, shapes.dtype, key_dim)
         nodes.append(Node(forward=(normed,), input_grad=(back,), grad_bytes=2 * wide))
     return tuple(nodes)
 
 
-def _decays(z: Shapes, heads: int) -> Node:
+def _decays(shapes: Shapes, heads: int) -> Node:
     """Return the decays and the strengths of corrections: a number each for every token and head."""
-    narrow, wide = float(z.element * z.tokens * heads), float(WIDE * z.tokens * heads)
+    narrow, wide = float(shapes.element * shapes.tokens * heads), float(WIDE * shapes.tokens * heads)
     return Node(
         forward=(
-            memory("F", "mixer.beta", "activation", narrow, narrow, z.dtype),
-            memory("F", "mixer.decay", "activation", narrow, wide, z.dtype),
+            memory("F", "mixer.beta", "activation", narrow, narrow, shapes.dtype),
+            memory("F", "mixer.decay", "activation", narrow, wide, shapes.dtype),
         ),
         input_grad=(
-            memory("B", "mixer.decay bwd", "activation_bwd", narrow + wide, narrow, z.dtype),
-            memory("B", "mixer.beta bwd", "activation_bwd", 2 * narrow, narrow, z.dtype),
+            memory("B", "mixer.decay bwd", "activation_bwd", narrow + wide, narrow, shapes.dtype),
+            memory("B", "mixer.beta bwd", "activation_bwd", 2 * narrow, narrow, shapes.dtype),
         ),
-        weight_grad=(memory("W", "mixer.decay wgrad", "reduce", wide, WIDE * heads, z.dtype, heads),),
+        weight_grad=(memory("W", "mixer.decay wgrad", "reduce", wide, WIDE * heads, shapes.dtype, heads),),
         saved=(Tensor("mixer.ba", 2 * narrow),),
         saved_for_weights=(Tensor("mixer.ba", 2 * narrow),),
         grad_bytes=narrow + wide,
         output_grad_bytes=wide,
-        weights=(split_weight(z, "A_log", heads), split_weight(z, "dt_bias", heads)),
+        weights=(split_weight(shapes, "A_log", heads), split_weight(shapes, "dt_bias", heads)),
     )
 
 
@@ -131,23 +133,26 @@ def _multiply_adds(k: int, v: int) -> tuple[float, float]:
     return forward, backward
 
 
-def _rule(z: Shapes, heads: int, k: int, v: int) -> Node:
+def _rule(shapes: Shapes, heads: int, k: int, v: int) -> Node:
     """Return the rule, which keeps its inputs and the inverted triangles, and makes states again for its backward pass.
 
     Bytes are assumed. Forward every tensor crosses memory once; backward all that was read is read twice, as a guess of
     what caches leave.
     """
     c, (forward, backward) = PIECE, _multiply_adds(k, v)
-    rows = z.tokens * heads
+    rows = shapes.tokens * heads
     qkv, states, triangles = rows * (2 * k + v), rows * k * v / c, rows * c
-    narrow = float(rows * (WIDE + z.element))
-    read, written = z.element * (qkv + rows * (k + v) + states + triangles), z.element * (rows * v + states + triangles)
-    outputs = z.element * (rows * (k + 2 * v) + 2 * states)
+    narrow = float(rows * (WIDE + shapes.element))
+    read, written = (
+        shapes.element * (qkv + rows * (k + v) + states + triangles),
+        shapes.element * (rows * v + states + triangles),
+    )
+    outputs = shapes.element * (rows * (k + 2 * v) + 2 * states)
     forward_kernels, backward_kernels = rule_kernels(
-        z,
+        shapes,
         (2.0 * rows * forward, 2.0 * rows * backward),
         (read + narrow, written),
-        (2 * (read + narrow) + z.element * rows * v, outputs + z.element * qkv + narrow),
+        (2 * (read + narrow) + shapes.element * rows * v, outputs + shapes.element * qkv + narrow),
         k,
         (KERNELS, BACKWARD_KERNELS),
     )
@@ -155,19 +160,19 @@ def _rule(z: Shapes, heads: int, k: int, v: int) -> Node:
         forward=(forward_kernels,),
         input_grad=(backward_kernels,),
         saved=(
-            Tensor("mixer.q", float(z.element * rows * k)),
-            Tensor("mixer.k", float(z.element * rows * k)),
-            Tensor("mixer.v", float(z.element * rows * v)),
+            Tensor("mixer.q", float(shapes.element * rows * k)),
+            Tensor("mixer.k", float(shapes.element * rows * k)),
+            Tensor("mixer.v", float(shapes.element * rows * v)),
             Tensor("mixer.decays", narrow),
-            Tensor("mixer.triangles", float(z.element * triangles)),
+            Tensor("mixer.triangles", float(shapes.element * triangles)),
         ),
-        forward_bytes=z.element * (states + rows * (k + v)),
-        grad_bytes=outputs + z.element * (qkv + rows * v) + narrow,
+        forward_bytes=shapes.element * (states + rows * (k + v)),
+        grad_bytes=outputs + shapes.element * (qkv + rows * v) + narrow,
     )
 
 
 def rule_kernels(
-    z: Shapes,
+    shapes: Shapes,
     flops: tuple[float, float],
     forward_bytes: tuple[float, float],
     backward_bytes: tuple[float, float],
@@ -178,8 +183,8 @@ def rule_kernels(
 
     ``flops`` and ``launches``: of the forward pass and of the backward pass. Bytes: read and written.
     """
-    forward = Tiled(flops[0], *forward_bytes, PIECE, key_dim, launches[0], dtype=z.dtype)
-    backward = Tiled(flops[1], *backward_bytes, PIECE, key_dim, launches[1], backward=True, dtype=z.dtype)
+    forward = Tiled(flops[0], *forward_bytes, PIECE, key_dim, launches[0], dtype=shapes.dtype)
+    backward = Tiled(flops[1], *backward_bytes, PIECE, key_dim, launches[1], backward=True, dtype=shapes.dtype)
     return (
         Compute("mixer.rule", forward, StepPhase.FORWARD),
         Compute("mixer.rule bwd", backward, StepPhase.BACKWARD),

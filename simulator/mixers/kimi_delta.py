@@ -35,48 +35,50 @@ class KimiDelta:
     """tokens that the convolution before the rule sees [4]"""
 
 
-def operations(z: Shapes, sizes: KimiDelta) -> Operations:
+def operations(shapes: Shapes, sizes: KimiDelta) -> Operations:
     """Return the operations of a rank, which has a part of the heads."""
-    heads, width = sizes.heads // z.tp, sizes.heads // z.tp * sizes.head_dim
-    norm = Weight("mixer.norm.weight", (sizes.head_dim,), (sizes.head_dim,), z.dtype)
-    if z.tp > 1:  # each rank has a part of the gradient, from its heads
-        norm = Weight(norm.name, norm.shape, norm.whole, z.dtype, partial_rows=sizes.head_dim)
+    heads, width = sizes.heads // shapes.tp, sizes.heads // shapes.tp * sizes.head_dim
+    norm = Weight("mixer.norm.weight", (sizes.head_dim,), (sizes.head_dim,), shapes.dtype)
+    if shapes.tp > 1:  # each rank has a part of the gradient, from its heads
+        norm = Weight(norm.name, norm.shape, norm.whole, shapes.dtype, partial_rows=sizes.head_dim)
 
     def low_rank(name: str) -> Operations:
-        down = MixerProduct(f"{name}_a", sizes.head_dim, z.hidden, "none", "attn.normed", sizes.head_dim)
-        up = MixerProduct(f"{name}_b", width, sizes.head_dim, "column", f"mixer.{name} inside", width * z.tp)
+        down = MixerProduct(f"{name}_a", sizes.head_dim, shapes.hidden, "none", "attn.normed", sizes.head_dim)
+        up = MixerProduct(f"{name}_b", width, sizes.head_dim, "column", f"mixer.{name} inside", width * shapes.tp)
         return down, up
 
     return (
-        MixerProduct("qkv", 3 * width, z.hidden, "column", "attn.normed", 3 * width * z.tp),
-        convolution(z, 3 * width, sizes.conv_width, bias=False, saved=True),
-        *(_length(z, name, width, sizes.head_dim) for name in "qk"),
+        MixerProduct("qkv", 3 * width, shapes.hidden, "column", "attn.normed", 3 * width * shapes.tp),
+        convolution(shapes, 3 * width, sizes.conv_width, bias=False, saved=True),
+        *(_length(shapes, name, width, sizes.head_dim) for name in "qk"),
         *low_rank("f"),
-        MixerProduct("b", heads, z.hidden, "column", "attn.normed", heads * z.tp),
-        _strength(z, heads),
-        _rule(z, heads, sizes.head_dim),
+        MixerProduct("b", heads, shapes.hidden, "column", "attn.normed", heads * shapes.tp),
+        _strength(shapes, heads),
+        _rule(shapes, heads, sizes.head_dim),
         *low_rank("g"),
-        gated_norm(z, width, sizes.head_dim, norm),
-        MixerProduct("out", z.hidden, width, "row", "mixer.normed", z.hidden),
+        gated_norm(shapes, width, sizes.head_dim, norm),
+        MixerProduct("out", shapes.hidden, width, "row", "mixer.normed", shapes.hidden),
     )
 
 
-def _length(z: Shapes, name: str, width: int, head_dim: int) -> Node:
+def _length(shapes: Shapes, name: str, width: int, head_dim: int) -> Node:
     """Return the norm of queries, or keys, to length 1."""
-    nbytes = float(z.element * z.tokens * width)
+    nbytes = float(shapes.element * shapes.tokens * width)
     return Node(
-        forward=(memory("F", f"mixer.{name} length", "rms_norm", nbytes, nbytes, z.dtype, head_dim),),
-        input_grad=(memory("B", f"mixer.{name} length bwd", "rms_norm_bwd", 2 * nbytes, nbytes, z.dtype, head_dim),),
+        forward=(memory("F", f"mixer.{name} length", "rms_norm", nbytes, nbytes, shapes.dtype, head_dim),),
+        input_grad=(
+            memory("B", f"mixer.{name} length bwd", "rms_norm_bwd", 2 * nbytes, nbytes, shapes.dtype, head_dim),
+        ),
         grad_bytes=2 * nbytes,
     )
 
 
-def _strength(z: Shapes, heads: int) -> Node:
+def _strength(shapes: Shapes, heads: int) -> Node:
     """Return the strengths of corrections, a number for every token and head."""
-    nbytes = float(z.element * z.tokens * heads)
+    nbytes = float(shapes.element * shapes.tokens * heads)
     return Node(
-        forward=(memory("F", "mixer.beta", "activation", nbytes, nbytes, z.dtype),),
-        input_grad=(memory("B", "mixer.beta bwd", "activation_bwd", 2 * nbytes, nbytes, z.dtype),),
+        forward=(memory("F", "mixer.beta", "activation", nbytes, nbytes, shapes.dtype),),
+        input_grad=(memory("B", "mixer.beta bwd", "activation_bwd", 2 * nbytes, nbytes, shapes.dtype),),
         saved=(Tensor("mixer.beta", nbytes),),
         grad_bytes=nbytes,
     )
@@ -100,19 +102,19 @@ def _multiply_adds(k: int) -> tuple[float, float]:
     return sum(forward.values()), sum(backward.values())
 
 
-def _rule(z: Shapes, heads: int, k: int) -> Node:
+def _rule(shapes: Shapes, heads: int, k: int) -> Node:
     """Return the rule with its decays, which keeps its inputs and two triangles, and makes the rest again.
 
     Decays are made in the rule's first kernel, in fp32. Bytes are assumed, as those of the gated delta rule: forward
     every tensor crosses memory once; backward all that was read is read twice.
     """
-    (forward, backward), rows = _multiply_adds(k), z.tokens * heads
-    row, decays = float(z.element * rows * k), float(WIDE * rows * k)
-    states, triangles, strengths = row * k / PIECE, 2.0 * z.element * rows * PIECE, float(z.element * rows)
+    (forward, backward), rows = _multiply_adds(k), shapes.tokens * heads
+    row, decays = float(shapes.element * rows * k), float(WIDE * rows * k)
+    states, triangles, strengths = row * k / PIECE, 2.0 * shapes.element * rows * PIECE, float(shapes.element * rows)
     read = 4 * row + strengths + decays + 2 * row + states + triangles
     outputs = 3 * row + 2 * states + decays
     forward_kernels, backward_kernels = rule_kernels(
-        z,
+        shapes,
         (2.0 * rows * forward, 2.0 * rows * backward),
         (read, 3 * row + decays + states + triangles),
         (2 * read + row, outputs + 4 * row + strengths),
@@ -122,7 +124,7 @@ def _rule(z: Shapes, heads: int, k: int) -> Node:
     return Node(
         forward=(forward_kernels,),
         input_grad=(backward_kernels,),
-        weight_grad=(memory("W", "mixer.decay wgrad", "reduce", decays, WIDE * heads * k, z.dtype, heads),),
+        weight_grad=(memory("W", "mixer.decay wgrad", "reduce", decays, WIDE * heads * k, shapes.dtype, heads),),
         saved=(
             *(Tensor(f"mixer.{name}", row) for name in ("q", "k", "v", "decays")),
             Tensor("mixer.strengths", strengths),
@@ -132,7 +134,7 @@ def _rule(z: Shapes, heads: int, k: int) -> Node:
         forward_bytes=decays + states + 2 * row,
         grad_bytes=outputs + 4 * row + strengths,
         output_grad_bytes=decays,
-        weights=(split_weight(z, "A_log", heads), split_weight(z, "dt_bias", heads * k)),
+        weights=(split_weight(shapes, "A_log", heads), split_weight(shapes, "dt_bias", heads * k)),
     )
 
 

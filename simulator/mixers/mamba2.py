@@ -48,29 +48,29 @@ class Mamba2:
     """whether both products have biases [false]"""
 
 
-def operations(z: Shapes, sizes: Mamba2) -> Operations:
+def operations(shapes: Shapes, sizes: Mamba2) -> Operations:
     """Return the operations of a rank, which has a part of the heads and of the groups."""
-    heads, groups = sizes.heads // z.tp, sizes.groups // z.tp
+    heads, groups = sizes.heads // shapes.tp, sizes.groups // shapes.tp
     inner, shared = heads * sizes.head_dim, 2 * groups * sizes.state
     columns = 2 * inner + shared + heads
-    projected = float(z.element * z.tokens * columns)
-    conv = convolution(z, inner + shared, sizes.conv_width, bias=sizes.conv_bias, saved=False)
-    convolved = float(z.element * z.tokens * (inner + shared))
-    again = memory("B", "mixer.conv again", "activation", convolved, convolved, z.dtype)
-    norm = split_weight(z, "norm.weight", inner) if sizes.norm else None
+    projected = float(shapes.element * shapes.tokens * columns)
+    conv = convolution(shapes, inner + shared, sizes.conv_width, bias=sizes.conv_bias, saved=False)
+    convolved = float(shapes.element * shapes.tokens * (inner + shared))
+    again = memory("B", "mixer.conv again", "activation", convolved, convolved, shapes.dtype)
+    norm = split_weight(shapes, "norm.weight", inner) if sizes.norm else None
     # The gate is a part of the first product's output, which is kept whole.
-    gate = gated_norm(z, inner, inner // groups, norm)
+    gate = gated_norm(shapes, inner, inner // groups, norm)
     gate = replace(gate, saved=gate.saved[:1])
     return (
-        MixerProduct("in", columns, z.hidden, "column", "attn.normed", columns * z.tp, sizes.bias),
+        MixerProduct("in", columns, shapes.hidden, "column", "attn.normed", columns * shapes.tp, sizes.bias),
         replace(conv, saved=(Tensor("mixer.projected", projected),), input_grad=(again, *conv.input_grad)),
-        _scan(z, sizes, heads, groups),
+        _scan(shapes, sizes, heads, groups),
         gate,
-        MixerProduct("out", z.hidden, inner, "row", "mixer.normed", z.hidden, sizes.bias),
+        MixerProduct("out", shapes.hidden, inner, "row", "mixer.normed", shapes.hidden, sizes.bias),
     )
 
 
-def _scan(z: Shapes, sizes: Mamba2, heads: int, groups: int) -> Node:
+def _scan(shapes: Shapes, sizes: Mamba2, heads: int, groups: int) -> Node:
     """Return the scan, whose output the norm behind it keeps.
 
     Pieces have c tokens, heads are p and states n wide. Half of a piece comes before a token.
@@ -78,9 +78,9 @@ def _scan(z: Shapes, sizes: Mamba2, heads: int, groups: int) -> Node:
     Bytes are assumed. Forward x is read by two kernels, and all else once; backward all is read three times and written
     twice, as a guess of what caches leave.
     """
-    c, p, n = min(sizes.chunk, z.seq), sizes.head_dim, sizes.state
-    rows = float(z.tokens * heads)
-    shared = float(z.tokens * groups * c * n)
+    c, p, n = min(sizes.chunk, shapes.seq), sizes.head_dim, sizes.state
+    rows = float(shapes.tokens * heads)
+    shared = float(shapes.tokens * groups * c * n)
     # Multiply-adds of all tokens, by kernel.
     again = rows * p * n + shared  # _chunk_state, _bmm_chunk
     forward = again + rows * (c * p / 2 + p * n)  # _chunk_scan
@@ -90,15 +90,21 @@ def _scan(z: Shapes, sizes: Mamba2, heads: int, groups: int) -> Node:
         + 2 * rows * c * p / 2  # _chunk_scan_bwd_dcb, _chunk_scan_bwd_ddAcs_stable
         + 2 * shared  # _bmm_chunk_bwd, twice
     )
-    x, bc = rows * p, 2.0 * z.tokens * groups * n
-    states, products = rows * p * n / c, z.tokens * groups * c
+    x, bc = rows * p, 2.0 * shapes.tokens * groups * n
+    states, products = rows * p * n / c, shapes.tokens * groups * c
     decays = WIDE * rows
-    read = z.element * (2 * x + bc + products) + WIDE * 2 * states + 2 * decays
-    written = z.element * (x + products) + WIDE * 2 * states + decays
-    weights = (split_weight(z, "A_log", heads), split_weight(z, "D", heads), split_weight(z, "dt_bias", heads))
+    read = shapes.element * (2 * x + bc + products) + WIDE * 2 * states + 2 * decays
+    written = shapes.element * (x + products) + WIDE * 2 * states + decays
+    weights = (
+        split_weight(shapes, "A_log", heads),
+        split_weight(shapes, "D", heads),
+        split_weight(shapes, "dt_bias", heads),
+    )
     return Node(
         forward=(
-            Compute("mixer.scan", Tiled(2 * forward, read, written, c, n, KERNELS, dtype=z.dtype), StepPhase.FORWARD),
+            Compute(
+                "mixer.scan", Tiled(2 * forward, read, written, c, n, KERNELS, dtype=shapes.dtype), StepPhase.FORWARD
+            ),
         ),
         input_grad=(
             Compute(
@@ -106,20 +112,20 @@ def _scan(z: Shapes, sizes: Mamba2, heads: int, groups: int) -> Node:
                 Tiled(
                     2 * (again + gradients),
                     3 * read,
-                    2 * written + z.element * bc,
+                    2 * written + shapes.element * bc,
                     c,
                     n,
                     BACKWARD_KERNELS,
                     backward=True,
-                    dtype=z.dtype,
+                    dtype=shapes.dtype,
                 ),
                 StepPhase.BACKWARD,
             ),
         ),
-        weight_grad=(memory("W", "mixer.scan wgrad", "reduce", 2 * decays, 3 * WIDE * heads, z.dtype, heads),),
-        forward_bytes=z.element * (x + bc + products) + WIDE * states,
-        grad_bytes=z.element * (3 * x + 2 * bc + products) + WIDE * 2 * states,
-        output_grad_bytes=z.element * x,
+        weight_grad=(memory("W", "mixer.scan wgrad", "reduce", 2 * decays, 3 * WIDE * heads, shapes.dtype, heads),),
+        forward_bytes=shapes.element * (x + bc + products) + WIDE * states,
+        grad_bytes=shapes.element * (3 * x + 2 * bc + products) + WIDE * 2 * states,
+        output_grad_bytes=shapes.element * x,
         weights=weights,
     )
 

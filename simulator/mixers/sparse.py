@@ -36,27 +36,29 @@ class Indexer:
     """tokens that a query attends to"""
 
 
-def operations(z: Shapes, sizes: Indexer) -> Operations:
+def operations(shapes: Shapes, sizes: Indexer) -> Operations:
     """Return the operations of an indexer, which every tensor-parallel rank does whole."""
     width = sizes.heads * sizes.head_dim
     return (
-        MixerProduct("index_q", width, z.compressed_queries, "none", "attn.q_normed", width),
-        MixerProduct("index_k", sizes.head_dim, z.hidden, "none", "attn.normed", sizes.head_dim),
-        _key_norm(z, sizes.head_dim),
-        MixerProduct("index_weights", sizes.heads, z.hidden, "none", "attn.normed", sizes.heads),
-        _scores(z, sizes),
+        MixerProduct("index_q", width, shapes.compressed_queries, "none", "attn.q_normed", width),
+        MixerProduct("index_k", sizes.head_dim, shapes.hidden, "none", "attn.normed", sizes.head_dim),
+        _key_norm(shapes, sizes.head_dim),
+        MixerProduct("index_weights", sizes.heads, shapes.hidden, "none", "attn.normed", sizes.heads),
+        _scores(shapes, sizes),
     )
 
 
-def _key_norm(z: Shapes, width: int) -> Node:
+def _key_norm(shapes: Shapes, width: int) -> Node:
     """Return the LayerNorm of the keys."""
-    nbytes = float(z.element * z.tokens * width)
-    weights = tuple(Weight(f"mixer.key_norm.{name}", (width,), (width,), z.dtype) for name in ("weight", "bias"))
+    nbytes = float(shapes.element * shapes.tokens * width)
+    weights = tuple(Weight(f"mixer.key_norm.{name}", (width,), (width,), shapes.dtype) for name in ("weight", "bias"))
     return Node(
-        forward=(memory("F", "mixer.key norm", "norm", nbytes, nbytes, z.dtype, width),),
-        input_grad=(memory("B", "mixer.key norm bwd", "norm_bwd", 2 * nbytes, nbytes, z.dtype, width),),
+        forward=(memory("F", "mixer.key norm", "norm", nbytes, nbytes, shapes.dtype, width),),
+        input_grad=(memory("B", "mixer.key norm bwd", "norm_bwd", 2 * nbytes, nbytes, shapes.dtype, width),),
         weight_grad=(
-            memory("W", "mixer.key norm wgrad", "norm_bwd", 2 * nbytes, 2 * z.element * width, z.dtype, width),
+            memory(
+                "W", "mixer.key norm wgrad", "norm_bwd", 2 * nbytes, 2 * shapes.element * width, shapes.dtype, width
+            ),
         ),
         saved=(Tensor("mixer.key raw", nbytes),),
         grad_bytes=2 * nbytes,
@@ -65,25 +67,25 @@ def _key_norm(z: Shapes, width: int) -> Node:
     )
 
 
-def _scores(z: Shapes, sizes: Indexer) -> Node:
+def _scores(shapes: Shapes, sizes: Indexer) -> Node:
     """Return the scores of all tokens before a query, the choice among them, and the gradient of its own loss.
 
     A score is a sum over heads. The gradient takes three products over the chosen tokens: their scores again, and the
     gradients of queries and of keys. What attention gave to these tokens is computed again for it, over this rank's
     heads. That all of this runs in such kernels, each tensor read once, is assumed.
     """
-    pairs = z.batch * causal_pairs(z.seq, z.seq)
-    chosen = z.batch * causal_pairs(z.seq, z.seq, window=min(sizes.top_k, z.seq))
+    pairs = shapes.batch * causal_pairs(shapes.seq, shapes.seq)
+    chosen = shapes.batch * causal_pairs(shapes.seq, shapes.seq, window=min(sizes.top_k, shapes.seq))
     width = sizes.heads * sizes.head_dim
-    inputs = float(z.element * z.tokens * (width + sizes.head_dim + sizes.heads))
-    numbers = float(NUMBER * z.tokens * min(sizes.top_k, z.seq))
-    attended = 2.0 * chosen * z.heads * z.head_dim
-    q, k = (float(z.element * z.tokens * width) for width in (z.q_width, z.kv_width))
+    inputs = float(shapes.element * shapes.tokens * (width + sizes.head_dim + sizes.heads))
+    numbers = float(NUMBER * shapes.tokens * min(sizes.top_k, shapes.seq))
+    attended = 2.0 * chosen * shapes.heads * shapes.head_dim
+    q, k = (float(shapes.element * shapes.tokens * width) for width in (shapes.q_width, shapes.kv_width))
     return Node(
         forward=(
             Compute(
                 "mixer.scores",
-                Tiled(2.0 * pairs * width, inputs, SCORE * pairs, TILE, sizes.head_dim, dtype=z.dtype),
+                Tiled(2.0 * pairs * width, inputs, SCORE * pairs, TILE, sizes.head_dim, dtype=shapes.dtype),
                 StepPhase.FORWARD,
             ),
             memory("F", "mixer.choice", "reduce", SCORE * pairs, numbers, "fp32"),
@@ -91,7 +93,7 @@ def _scores(z: Shapes, sizes: Indexer) -> Node:
         input_grad=(
             Compute(
                 "mixer.attended",
-                Tiled(attended, q + k + numbers, SCORE * chosen, TILE, z.head_dim, dtype=z.dtype),
+                Tiled(attended, q + k + numbers, SCORE * chosen, TILE, shapes.head_dim, dtype=shapes.dtype),
                 StepPhase.BACKWARD,
             ),
             Compute(
@@ -103,7 +105,7 @@ def _scores(z: Shapes, sizes: Indexer) -> Node:
                     TILE,
                     sizes.head_dim,
                     backward=True,
-                    dtype=z.dtype,
+                    dtype=shapes.dtype,
                 ),
                 StepPhase.BACKWARD,
             ),

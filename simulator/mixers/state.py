@@ -16,43 +16,45 @@ from simulator.operations.weights import Weight
 WIDE = 4
 
 
-def split_weight(z: Shapes, name: str, *shape: int) -> Weight:
+def split_weight(shapes: Shapes, name: str, *shape: int) -> Weight:
     """Return a weight of which tensor-parallel ranks have a part of the first dimension; ``shape`` is this rank's."""
-    return Weight(f"mixer.{name}", shape, (shape[0] * z.tp, *shape[1:]), z.dtype, sharded_over=("tp",))
+    return Weight(f"mixer.{name}", shape, (shape[0] * shapes.tp, *shape[1:]), shapes.dtype, sharded_over=("tp",))
 
 
-def convolution(z: Shapes, channels: int, taps: int, *, bias: bool, saved: bool) -> Node:
+def convolution(shapes: Shapes, channels: int, taps: int, *, bias: bool, saved: bool) -> Node:
     """Return a causal convolution of each of this rank's ``channels`` over ``taps`` tokens, with SiLU behind it.
 
     It is one kernel each way, the second of which makes the gradients of the weights too (causal_conv1d,
     causal_conv1d_interface.py). It is assumed to reach the bandwidth of an activation, whose traffic it has. ``saved``:
     it keeps its input.
     """
-    nbytes = float(z.element * z.tokens * channels)
-    weights = [split_weight(z, "conv.weight", channels, 1, taps)]
+    nbytes = float(shapes.element * shapes.tokens * channels)
+    weights = [split_weight(shapes, "conv.weight", channels, 1, taps)]
     if bias:
-        weights.append(split_weight(z, "conv.bias", channels))
+        weights.append(split_weight(shapes, "conv.bias", channels))
     return Node(
-        forward=(memory("F", "mixer.conv", "activation", nbytes, nbytes, z.dtype),),
-        input_grad=(memory("B", "mixer.conv bwd", "activation_bwd", 2 * nbytes, nbytes, z.dtype),),
+        forward=(memory("F", "mixer.conv", "activation", nbytes, nbytes, shapes.dtype),),
+        input_grad=(memory("B", "mixer.conv bwd", "activation_bwd", 2 * nbytes, nbytes, shapes.dtype),),
         saved=(Tensor("mixer.conv input", nbytes),) if saved else (),
         grad_bytes=2 * nbytes,
         weights=tuple(weights),
     )
 
 
-def gated_norm(z: Shapes, channels: int, width: int, weight: Weight | None) -> Node:
+def gated_norm(shapes: Shapes, channels: int, width: int, weight: Weight | None) -> Node:
     """Return the norm of the mixer's output in rows ``width`` wide, times a gate, of so many ``channels`` of this rank.
 
     It is one kernel each way, the second of which makes the weight's gradient too (mamba_ssm and
     flash-linear-attention). Without a ``weight`` there is the gate alone, which is assumed to reach the bandwidth of a
     residual's sum, with the same traffic forward. It keeps both inputs.
     """
-    nbytes = float(z.element * z.tokens * channels)
+    nbytes = float(shapes.element * shapes.tokens * channels)
     op = ("rms_norm", "rms_norm_bwd") if weight else ("residual", "residual")
     return Node(
-        forward=(memory("F", "mixer.norm", op[0], 2 * nbytes, nbytes, z.dtype, width if weight else 0),),
-        input_grad=(memory("B", "mixer.norm bwd", op[1], 3 * nbytes, 2 * nbytes, z.dtype, width if weight else 0),),
+        forward=(memory("F", "mixer.norm", op[0], 2 * nbytes, nbytes, shapes.dtype, width if weight else 0),),
+        input_grad=(
+            memory("B", "mixer.norm bwd", op[1], 3 * nbytes, 2 * nbytes, shapes.dtype, width if weight else 0),
+        ),
         saved=(Tensor("mixer.raw", nbytes), Tensor("mixer.gate", nbytes)),
         grad_bytes=3 * nbytes,
         weights=(weight,) if weight else (),

@@ -25,18 +25,18 @@ from simulator.operations.weights import NF4_BLOCK, SCALE_BYTES, Weight
 from simulator.program import Compute
 
 
-def tuned(z: FrameworkShapes, nodes: Sequence[Node]) -> list[tuple[Node, ...]]:
+def tuned(shapes: FrameworkShapes, nodes: Sequence[Node]) -> list[tuple[Node, ...]]:
     """Return, for each of ``nodes`` in their order, the operations in its place: itself and the adapters beside it.
 
     They compute no more gradients than the trained weights need (``z.tuning``).
     """
-    if z.tuning == ALL_TRAINED:
+    if shapes.tuning == ALL_TRAINED:
         return [(node,) for node in nodes]
-    reached = z.tuning.reached
+    reached = shapes.tuning.reached
     families = []
     for node in nodes:
         family = []
-        for one in (_with_frozen_weights(z, node), *_adapter_nodes(z, node)):
+        for one in (_with_frozen_weights(shapes, node), *_adapter_nodes(shapes, node)):
             trained = any(weight.trainable for weight in one.weights)
             family.append(_with_needed_gradients(one, trained=trained, reached=reached))
             reached |= trained
@@ -67,30 +67,30 @@ def _with_needed_gradients(node: Node, *, trained: bool, reached: bool) -> Node:
     )
 
 
-def _with_frozen_weights(z: FrameworkShapes, node: Node) -> Node:
+def _with_frozen_weights(shapes: FrameworkShapes, node: Node) -> Node:
     """Return ``node`` with its frozen weights marked, and matrices among them made whole before each product."""
     if not node.weights:
         return node
-    weights = tuple(_as_trained(z, weight) for weight in node.weights)
-    back = tuple(op for weight in weights for op in _dequantized(z, weight, "B")) if node.input_grad else ()
+    weights = tuple(_as_trained(shapes, weight) for weight in node.weights)
+    back = tuple(op for weight in weights for op in _dequantized(shapes, weight, "B")) if node.input_grad else ()
     return replace(
         node,
         weights=weights,
-        forward=(*(op for weight in weights for op in _dequantized(z, weight, "F")), *node.forward),
+        forward=(*(op for weight in weights for op in _dequantized(shapes, weight, "F")), *node.forward),
         input_grad=(*back, *node.input_grad),
     )
 
 
-def _as_trained(z: FrameworkShapes, weight: Weight) -> Weight:
+def _as_trained(shapes: FrameworkShapes, weight: Weight) -> Weight:
     """Return ``weight`` marked as frozen where it is; the projection to the vocabulary is never quantized."""
-    if not is_of_kinds(weight, z.tuning.frozen):
+    if not is_of_kinds(weight, shapes.tuning.frozen):
         return weight
     in_layer = weight.gradient_product and is_of_kinds(weight, ("attention", "mlp"))
     quantized = in_layer and not is_of_kinds(weight, ("router",))
-    return replace(weight, trainable=False, storage=z.tuning.storage if quantized else "")
+    return replace(weight, trainable=False, storage=shapes.tuning.storage if quantized else "")
 
 
-def _dequantized(z: FrameworkShapes, weight: Weight, phase: str) -> Ops:
+def _dequantized(shapes: FrameworkShapes, weight: Weight, phase: str) -> Ops:
     """Return the kernels that make a quantized ``weight`` whole in working precision, before a product of ``phase``.
 
     bitsandbytes first makes the scales of ``nf4`` whole. It takes them from bytes and adds their mean (functional.py,
@@ -105,7 +105,7 @@ def _dequantized(z: FrameworkShapes, weight: Weight, phase: str) -> Ops:
     return (
         memory(phase, f"{name} scales", "upcast", scales, wide, "fp32"),
         memory(phase, f"{name} mean", "activation", wide, wide, "fp32"),
-        memory(phase, name, "upcast", 0.5 * count + wide, z.element * count, z.dtype),
+        memory(phase, name, "upcast", 0.5 * count + wide, shapes.element * count, shapes.dtype),
     )
 
 
@@ -122,39 +122,39 @@ class _Adapter:
     b: Weight
 
 
-def _adapter_nodes(z: FrameworkShapes, node: Node) -> Iterator[Node]:
+def _adapter_nodes(shapes: FrameworkShapes, node: Node) -> Iterator[Node]:
     """Yield the operations of the adapters beside the product of ``node``, if it is a target of some."""
-    chosen = z.tuning.adapters
+    chosen = shapes.tuning.adapters
     matrix = next((weight for weight in node.weights if len(weight.shape) == 2 and weight.gradient_product), None)
     if chosen is None or matrix is None:
         return
-    columns = {name: width for name, width in _target_widths(z, matrix).items() if name in chosen.targets}
+    columns = {name: width for name, width in _target_widths(shapes, matrix).items() if name in chosen.targets}
     if not columns:
         return
-    thin = replace(z, dtype=chosen.dtype)
+    thin = replace(shapes, dtype=chosen.dtype)
     adapters = [_adapter(thin, matrix, chosen.rank, name, width) for name, width in columns.items()]
     split = _split(matrix)
     block = matrix.gradient_product.partition(".")[0]
     yield _products_with_a(thin, chosen, adapters, node.saved_for_weights[0])
     yield _products_with_b(thin, chosen, adapters, split, block)
     if chosen.decomposed:
-        yield _magnitudes(z, adapters, whole=_dequantized(z, _as_trained(z, matrix), "F"))
+        yield _magnitudes(shapes, adapters, whole=_dequantized(shapes, _as_trained(shapes, matrix), "F"))
     else:
-        yield _scaled_sum(z, adapters, copied=_as_trained(z, matrix).storage == "nf4")
+        yield _scaled_sum(shapes, adapters, copied=_as_trained(shapes, matrix).storage == "nf4")
 
 
-def _target_widths(z: FrameworkShapes, matrix: Weight) -> Mapping[str, int]:
+def _target_widths(shapes: FrameworkShapes, matrix: Weight) -> Mapping[str, int]:
     """Return the targets that a product has, and how wide each is on this rank."""
     n = matrix.shape[0]
     module = matrix.name.removesuffix(".weight")
     if module == "attention.qkv":
-        return {"q": z.q_width, "k": z.kv_width, "v": z.kv_width, "qkv": n}
+        return {"q": shapes.q_width, "k": shapes.kv_width, "v": shapes.kv_width, "qkv": n}
     if module == "attention.proj":
         return {"o": n}
     if module.startswith("attention."):
         return {module.removeprefix("attention."): n}
     if module.endswith(".fc1"):
-        return {"gate": n // 2, "up": n // 2, "gate_up": n} if z.gated else {"up": n}
+        return {"gate": n // 2, "up": n // 2, "gate_up": n} if shapes.gated else {"up": n}
     if module.endswith((".gate", ".up")):
         return {module.rpartition(".")[2]: n}
     return {"down": n} if module.endswith(".fc2") else {}
@@ -167,7 +167,7 @@ def _split(matrix: Weight) -> str:
     return "row" if matrix.name.endswith((".proj.weight", ".fc2.weight")) else "column"
 
 
-def _adapter(z: FrameworkShapes, matrix: Weight, rank: int, target: str, width: int) -> _Adapter:
+def _adapter(shapes: FrameworkShapes, matrix: Weight, rank: int, target: str, width: int) -> _Adapter:
     """Return the adapter of ``target``, ``width`` columns of the product of ``matrix``.
 
     Where every rank works on its own rows, it makes a part of the gradients of a matrix that is not split.
@@ -175,19 +175,19 @@ def _adapter(z: FrameworkShapes, matrix: Weight, rank: int, target: str, width: 
     split, inner = _split(matrix), matrix.shape[1]
     base = f"{matrix.gradient_product.partition('.')[0]}.{target}"
     shared = matrix.partial_rows if split == "column" and target in ("k", "v", "qkv") else 0
-    copies = z.kv_replicas if target in ("k", "v") else 1
-    whole = width * z.tp // copies if split == "column" else width
+    copies = shapes.kv_replicas if target in ("k", "v") else 1
+    whole = width * shapes.tp // copies if split == "column" else width
     if target == "qkv":
         whole = matrix.whole[0]
-    rows_in = z.tokens if split == "row" else z.rows
-    rows_out = z.tokens if split == "column" else z.rows
-    partial = z.sequence_parallel
+    rows_in = shapes.tokens if split == "row" else shapes.rows
+    rows_out = shapes.tokens if split == "column" else shapes.rows
+    partial = shapes.sequence_parallel
     over: tuple[str, ...] = ("tp",)
     a = Weight(
         weight_name(f"{base}.lora_A"),
         (rank, inner),
         (rank, matrix.whole[1]),
-        z.dtype,
+        shapes.dtype,
         sharded_over=over if split == "row" else (),
         partial_rows=rank if partial and split != "row" else 0,
         gradient_product=f"{base}.lora_A wgrad",
@@ -196,7 +196,7 @@ def _adapter(z: FrameworkShapes, matrix: Weight, rank: int, target: str, width: 
         weight_name(f"{base}.lora_B"),
         (width, rank),
         (whole, rank),
-        z.dtype,
+        shapes.dtype,
         sharded_over=over if split == "column" else (),
         partial_rows=min(shared, width) if split == "column" else width if partial else 0,
         gradient_product=f"{base}.lora_B wgrad",
@@ -204,7 +204,9 @@ def _adapter(z: FrameworkShapes, matrix: Weight, rank: int, target: str, width: 
     return _Adapter(base, inner, width, rows_in, rows_out, a, b)
 
 
-def _products_with_a(z: FrameworkShapes, chosen: AdapterPlan, adapters: Sequence[_Adapter], source: Tensor) -> Node:
+def _products_with_a(
+    shapes: FrameworkShapes, chosen: AdapterPlan, adapters: Sequence[_Adapter], source: Tensor
+) -> Node:
     """Return the products with A of the tensor ``source``, or with dropout of a copy of it for each adapter.
 
     Autograd adds up the gradients that reach the input.
@@ -216,19 +218,21 @@ def _products_with_a(z: FrameworkShapes, chosen: AdapterPlan, adapters: Sequence
     largest = 0.0
     for one in adapters:
         name, elements = f"{one.name}.lora_A", one.rows_in * one.inner
-        nbytes = float(z.element * elements)
+        nbytes = float(shapes.element * elements)
         if chosen.dropout:
-            forward.append(drop_kernel(z, f"{one.name} dropout", elements))
+            forward.append(drop_kernel(shapes, f"{one.name} dropout", elements))
             saved += [Tensor(f"{one.name} dropped", nbytes), Tensor(f"{one.name} mask", float(elements))]
-        forward.append(product(z, name, "fwd", one.rows_in, chosen.rank, one.inner))
-        input_grad.append(product(z, name, "dgrad", one.rows_in, one.inner, chosen.rank))
+        forward.append(product(shapes, name, "fwd", one.rows_in, chosen.rank, one.inner))
+        input_grad.append(product(shapes, name, "dgrad", one.rows_in, one.inner, chosen.rank))
         if chosen.dropout:
-            input_grad.append(memory("B", f"{one.name} dropout bwd", "dropout_bwd", nbytes + elements, nbytes, z.dtype))
-        input_grad += _traffic_kernels("B", one.name, (z.framework.adapters.input_summed,), nbytes, z.dtype)
-        weight_grad += _weight_gradient(z, name, chosen.rank, one.inner, one.rows_in)
+            input_grad.append(
+                memory("B", f"{one.name} dropout bwd", "dropout_bwd", nbytes + elements, nbytes, shapes.dtype)
+            )
+        input_grad += _traffic_kernels("B", one.name, (shapes.framework.adapters.input_summed,), nbytes, shapes.dtype)
+        weight_grad += _weight_gradient(shapes, name, chosen.rank, one.inner, one.rows_in)
         largest = max(largest, nbytes)
-    thin = float(z.element * adapters[0].rows_in * chosen.rank * len(adapters))
-    new = max(new_gradient_bytes(z, one.a.elements) for one in adapters)
+    thin = float(shapes.element * adapters[0].rows_in * chosen.rank * len(adapters))
+    new = max(new_gradient_bytes(shapes, one.a.elements) for one in adapters)
     return Node(
         forward=tuple(forward),
         input_grad=tuple(input_grad),
@@ -242,7 +246,7 @@ def _products_with_a(z: FrameworkShapes, chosen: AdapterPlan, adapters: Sequence
 
 
 def _products_with_b(
-    z: FrameworkShapes, chosen: AdapterPlan, adapters: Sequence[_Adapter], split: str, block: str
+    shapes: FrameworkShapes, chosen: AdapterPlan, adapters: Sequence[_Adapter], split: str, block: str
 ) -> Node:
     """Return the products with B, and the exchange of ``rank`` columns between tensor-parallel ranks before them."""
     forward: list[Op] = []
@@ -252,13 +256,13 @@ def _products_with_b(
     whole = 0.0
     for one in adapters:
         name, rank = f"{one.name}.lora_B", chosen.rank
-        before, after = _exchange_between(z, split, block, float(z.element * z.tokens * rank))
-        forward += [*before, product(z, name, "fwd", one.rows_out, one.outer, rank)]
-        input_grad += [product(z, name, "dgrad", one.rows_out, rank, one.outer), *after]
-        weight_grad += _weight_gradient(z, name, one.outer, rank, one.rows_out)
-        saved.append(Tensor(f"{one.name} lora", float(z.element * one.rows_out * rank)))
-        whole += float(z.element * one.rows_out * one.outer)
-    new = max(new_gradient_bytes(z, one.b.elements) for one in adapters)
+        before, after = _exchange_between(shapes, split, block, float(shapes.element * shapes.tokens * rank))
+        forward += [*before, product(shapes, name, "fwd", one.rows_out, one.outer, rank)]
+        input_grad += [product(shapes, name, "dgrad", one.rows_out, rank, one.outer), *after]
+        weight_grad += _weight_gradient(shapes, name, one.outer, rank, one.rows_out)
+        saved.append(Tensor(f"{one.name} lora", float(shapes.element * one.rows_out * rank)))
+        whole += float(shapes.element * one.rows_out * one.outer)
+    new = max(new_gradient_bytes(shapes, one.b.elements) for one in adapters)
     return Node(
         forward=tuple(forward),
         input_grad=tuple(input_grad),
@@ -271,32 +275,32 @@ def _products_with_b(
     )
 
 
-def _exchange_between(z: FrameworkShapes, split: str, block: str, nbytes: float) -> tuple[Ops, Ops]:
+def _exchange_between(shapes: FrameworkShapes, split: str, block: str, nbytes: float) -> tuple[Ops, Ops]:
     """Return the communication of ``nbytes`` between A and B, forward and backward."""
-    if z.tp == 1 or split == "none":
+    if shapes.tp == 1 or split == "none":
         return (), ()
-    gathered = (comm("all_gather", block, nbytes),) if z.sequence_parallel else ()
-    summed = (comm("reduce_scatter" if z.sequence_parallel else "all_reduce", block, nbytes),)
+    gathered = (comm("all_gather", block, nbytes),) if shapes.sequence_parallel else ()
+    summed = (comm("reduce_scatter" if shapes.sequence_parallel else "all_reduce", block, nbytes),)
     return (gathered, summed) if split == "column" else (summed, gathered)
 
 
-def _weight_gradient(z: FrameworkShapes, name: str, n: int, k: int, rows: int) -> Ops:
+def _weight_gradient(shapes: FrameworkShapes, name: str, n: int, k: int, rows: int) -> Ops:
     """Return the product that makes the gradient of an n x k matrix, and its addition to the buffer."""
-    gradient: Compute = product(z, name, "wgrad", n, k, rows)
-    return (gradient,) if z.accumulates_in_product else (gradient, *add_gradient(z, name, n * k))
+    gradient: Compute = product(shapes, name, "wgrad", n, k, rows)
+    return (gradient,) if shapes.accumulates_in_product else (gradient, *add_gradient(shapes, name, n * k))
 
 
-def _scaled_sum(z: FrameworkShapes, adapters: Sequence[_Adapter], *, copied: bool) -> Node:
+def _scaled_sum(shapes: FrameworkShapes, adapters: Sequence[_Adapter], *, copied: bool) -> Node:
     """Return the scaling of adapters' outputs, and their sum with the product that they stand beside."""
-    kernels, nbytes = z.framework.adapters, 0.0
+    kernels, nbytes = shapes.framework.adapters, 0.0
     forward: list[Op] = []
     input_grad: list[Op] = []
     for one in adapters:
-        each = float(z.element * one.rows_out * one.outer)
+        each = float(shapes.element * one.rows_out * one.outer)
         nbytes += each
         added = (*kernels.copied, *kernels.added) if copied else kernels.added
-        forward += _traffic_kernels("F", one.name, added, each, z.dtype)
-        input_grad += _traffic_kernels("B", one.name, kernels.added_backward, each, z.dtype)
+        forward += _traffic_kernels("F", one.name, added, each, shapes.dtype)
+        input_grad += _traffic_kernels("B", one.name, kernels.added_backward, each, shapes.dtype)
     return Node(
         forward=tuple(forward),
         input_grad=tuple(input_grad),
@@ -305,11 +309,11 @@ def _scaled_sum(z: FrameworkShapes, adapters: Sequence[_Adapter], *, copied: boo
     )
 
 
-def _magnitudes(z: FrameworkShapes, adapters: Sequence[_Adapter], whole: Ops) -> Node:
+def _magnitudes(shapes: FrameworkShapes, adapters: Sequence[_Adapter], whole: Ops) -> Node:
     """Return DoRA's magnitudes of the columns of several targets of a product, whose weight is made ``whole`` first."""
-    assert z.framework.magnitudes is not None
+    assert shapes.framework.magnitudes is not None
     nodes = [
-        z.framework.magnitudes(z, ThinProducts(one.name, one.rows_out, one.inner, one.a.shape[0], one.outer))
+        shapes.framework.magnitudes(shapes, ThinProducts(one.name, one.rows_out, one.inner, one.a.shape[0], one.outer))
         for one in adapters
     ]
     return Node(
@@ -320,14 +324,14 @@ def _magnitudes(z: FrameworkShapes, adapters: Sequence[_Adapter], whole: Ops) ->
         forward_bytes=max(node.forward_bytes for node in nodes),
         grad_bytes=sum(node.grad_bytes for node in nodes),
         output_grad_bytes=sum(node.output_grad_bytes for node in nodes),
-        weights=tuple(_magnitude(z, one) for one in adapters),
+        weights=tuple(_magnitude(shapes, one) for one in adapters),
     )
 
 
-def _magnitude(z: FrameworkShapes, adapter: _Adapter) -> Weight:
+def _magnitude(shapes: FrameworkShapes, adapter: _Adapter) -> Weight:
     """Return the magnitudes of the columns of a target."""
     columns = (adapter.outer,)
-    return Weight(weight_name(f"{adapter.name}.lora_magnitude_vector"), columns, columns, z.dtype)
+    return Weight(weight_name(f"{adapter.name}.lora_magnitude_vector"), columns, columns, shapes.dtype)
 
 
 def _traffic_kernels(phase: str, name: str, kernels: Iterable[Traffic], nbytes: float, dtype: str) -> list[Op]:

@@ -16,26 +16,27 @@ from simulator.units import DTYPE_BYTES
 WIDE = DTYPE_BYTES["fp32"]
 
 
-def cast_operands(z: FrameworkShapes, node: Node, name: str, n: int, k: int, *, wide: bool, bias: bool) -> Node:
+def cast_operands(shapes: FrameworkShapes, node: Node, name: str, n: int, k: int, *, wide: bool, bias: bool) -> Node:
     """Return the product ``node`` (tokens x k times k x n) with casts of its weight and its bias.
 
     Its input is cast if ``wide``, unless the kernel that makes it does so.
     """
     sizes = {f"{name} weight": n * k} | ({f"{name} bias": n} if bias else {})
-    kept = tuple(Tensor(what, float(z.element * size)) for what, size in sizes.items())
+    kept = tuple(Tensor(what, float(shapes.element * size)) for what, size in sizes.items())
     forward = [
-        memory("F", f"{what} cast", "cast", WIDE * size, z.element * size, z.dtype) for what, size in sizes.items()
+        memory("F", f"{what} cast", "cast", WIDE * size, shapes.element * size, shapes.dtype)
+        for what, size in sizes.items()
     ]
     back = tuple(
-        memory("W", f"{what} grad cast", "upcast", z.element * size, WIDE * size, z.dtype)
+        memory("W", f"{what} grad cast", "upcast", shapes.element * size, WIDE * size, shapes.dtype)
         for what, size in sizes.items()
     )
     inputs, input_grad, grad_bytes = node.saved, node.input_grad, node.grad_bytes
-    if wide and not z.framework.fuses_pointwise:
-        size = z.tokens * k
-        inputs = (Tensor(f"{name} input", float(z.element * size)),)
-        forward.append(memory("F", f"{name} input cast", "cast", WIDE * size, z.element * size, z.dtype))
-        up = memory("B", f"{name} input grad cast", "upcast", z.element * size, WIDE * size, z.dtype)
+    if wide and not shapes.framework.fuses_pointwise:
+        size = shapes.tokens * k
+        inputs = (Tensor(f"{name} input", float(shapes.element * size)),)
+        forward.append(memory("F", f"{name} input cast", "cast", WIDE * size, shapes.element * size, shapes.dtype))
+        up = memory("B", f"{name} input grad cast", "upcast", shapes.element * size, WIDE * size, shapes.dtype)
         input_grad = (*input_grad, up)
         grad_bytes += WIDE * size
     return replace(

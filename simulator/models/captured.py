@@ -53,29 +53,29 @@ def captured_flops(model: CapturedModel, layers: int, *, causal: bool) -> float:
 
 
 @lru_cache(maxsize=256)
-def _part(z: FrameworkShapes, model: CapturedModel, place: int, again: bool, name: str, copied: bool) -> Part:
+def _part(shapes: FrameworkShapes, model: CapturedModel, place: int, again: bool, name: str, copied: bool) -> Part:
     """Return a part. It is cached, so that equal layers are one object and their blocks can be shared.
 
     ``again``: it keeps its input alone, and runs forward once more. ``copied``: weights that it shares with the first
     part are on another rank.
     """
-    nodes = tuple(_node(z, node, model.table, copied) for node in model.parts[place].nodes) or (Node(),)
+    nodes = tuple(_node(shapes, node, model.table, copied) for node in model.parts[place].nodes) or (Node(),)
     checkpoints = [Checkpoint(nodes, (Tensor(INPUT, model.passed_bytes),))] if again else []
-    return part_of(z, name, nodes, checkpoints, is_unit=name == "layer")
+    return part_of(shapes, name, nodes, checkpoints, is_unit=name == "layer")
 
 
-def _node(z: FrameworkShapes, node: CapturedNode, table: str, copied: bool) -> Node:
-    weights = tuple(_weight(z, weight, table, copied) for weight in node.weights)
+def _node(shapes: FrameworkShapes, node: CapturedNode, table: str, copied: bool) -> Node:
+    weights = tuple(_weight(shapes, weight, table, copied) for weight in node.weights)
     trained = [weight for weight in weights if weight.trainable]
     added = {
-        weight.name: add_gradient(z, weight.gradient_product or weight.name, weight.elements) for weight in trained
+        weight.name: add_gradient(shapes, weight.gradient_product or weight.name, weight.elements) for weight in trained
     }
-    new_bytes = sum(new_gradient_bytes(z, weight.elements) for weight in trained)
-    saved = tuple(_tensor(z, tensor) for tensor in node.saved)
-    weight_grad = _ops(z, node.weight_grad, StepPhase.WEIGHT_GRADIENT)
+    new_bytes = sum(new_gradient_bytes(shapes, weight.elements) for weight in trained)
+    saved = tuple(_tensor(shapes, tensor) for tensor in node.saved)
+    weight_grad = _ops(shapes, node.weight_grad, StepPhase.WEIGHT_GRADIENT)
     return Node(
-        forward=_ops(z, node.forward, StepPhase.FORWARD),
-        input_grad=_ops(z, node.input_grad, StepPhase.BACKWARD),
+        forward=_ops(shapes, node.forward, StepPhase.FORWARD),
+        input_grad=_ops(shapes, node.input_grad, StepPhase.BACKWARD),
         weight_grad=(*weight_grad, *(op for ops in added.values() for op in ops)),
         saved=saved,
         saved_for_weights=saved if weight_grad and not node.input_grad else (),
@@ -87,16 +87,16 @@ def _node(z: FrameworkShapes, node: CapturedNode, table: str, copied: bool) -> N
     )
 
 
-def _tensor(z: FrameworkShapes, tensor: CapturedTensor) -> Tensor:
-    return Tensor(tensor.name, tensor.nbytes / (z.tp if tensor.split else 1))
+def _tensor(shapes: FrameworkShapes, tensor: CapturedTensor) -> Tensor:
+    return Tensor(tensor.name, tensor.nbytes / (shapes.tp if tensor.split else 1))
 
 
-def _weight(z: FrameworkShapes, weight: CapturedWeight, table: str, copied: bool) -> Weight:
+def _weight(shapes: FrameworkShapes, weight: CapturedWeight, table: str, copied: bool) -> Weight:
     """Return a weight as this rank has it. The one that both ends read, the ``table``, is named as in other models."""
     at = weight.split_dimension
     return Weight(
         name=WORDS if table and weight.name == table and not weight.tied_to else weight.name,
-        shape=tuple(size // (z.tp if place == at else 1) for place, size in enumerate(weight.shape)),
+        shape=tuple(size // (shapes.tp if place == at else 1) for place, size in enumerate(weight.shape)),
         whole=weight.shape,
         dtype=weight.dtype,
         sharded_over=("tp",) if at >= 0 else (),
@@ -107,14 +107,14 @@ def _weight(z: FrameworkShapes, weight: CapturedWeight, table: str, copied: bool
     )
 
 
-def _ops(z: FrameworkShapes, kernels: tuple[CapturedKernel, ...], phase: StepPhase) -> Ops:
+def _ops(shapes: FrameworkShapes, kernels: tuple[CapturedKernel, ...], phase: StepPhase) -> Ops:
     """Return the kernels of a pass, with the sums and gatherings of tensor-parallel ranks behind them."""
     ops: list[Op] = []
     for one in kernels:
-        ops.append(Compute(one.name, _shared(kernel_from_text(one.kernel), one.split, z.tp), phase))
-        if z.tp > 1 and one.summed_bytes:
+        ops.append(Compute(one.name, _shared(kernel_from_text(one.kernel), one.split, shapes.tp), phase))
+        if shapes.tp > 1 and one.summed_bytes:
             ops.append(comm("all_reduce", one.name, one.summed_bytes))
-        if z.tp > 1 and one.gathered_bytes:
+        if shapes.tp > 1 and one.gathered_bytes:
             ops.append(comm("all_gather", one.name, one.gathered_bytes))
     return tuple(ops)
 

@@ -65,246 +65,250 @@ def bytes_per_node(workload: Workload) -> float:
     return to.nodes / (to.ranks if once else moe.top_k)
 
 
-def dispatch(z: FrameworkShapes, x: Experts) -> Node:
+def dispatch(shapes: FrameworkShapes, experts: Experts) -> Node:
     """Return the dispatch of tokens to their experts: permute, count, send, and sort."""
-    if x.ep > 1 and x.dispatcher == "all_gather":
-        return _gathered(z, x)
-    if x.ep > 1 and x.dispatcher in ONCE_TO_EACH_RANK:
-        return _sent_once(z, x)
-    token_bytes, sent, worked_on = _sizes(z, x)
-    hooks = z.framework.experts
-    permute, permute_bwd = hooks.permute(z, x)
-    with_tokens = PROBABILITY * x.travelling if hooks.sends_probabilities and x.hidden_by_others else 0.0
+    if experts.ep > 1 and experts.dispatcher == "all_gather":
+        return _gathered(shapes, experts)
+    if experts.ep > 1 and experts.dispatcher in ONCE_TO_EACH_RANK:
+        return _sent_once(shapes, experts)
+    token_bytes, sent, worked_on = _sizes(shapes, experts)
+    hooks = shapes.framework.experts
+    permute, permute_bwd = hooks.permute(shapes, experts)
+    with_tokens = PROBABILITY * experts.travelling if hooks.sends_probabilities and experts.hidden_by_others else 0.0
     return Node(
         forward=(
-            *_own_rows(z, token_bytes),
-            *hooks.sort(x),
-            *_counts_of_all(z, x),
+            *_own_rows(shapes, token_bytes),
+            *hooks.sort(experts),
+            *_counts_of_all(shapes, experts),
             *permute,
-            *_counts_to_host(z, x),
-            *_exchange(x, "dispatch", sent + with_tokens, back=False),
-            *_probabilities(z, x, "dispatch", back=False),
-            *_expert_tensor_comm(x, "all_gather", worked_on),
-            *_regroup(z, x, "F", "sort"),
+            *_counts_to_host(shapes, experts),
+            *_exchange(experts, "dispatch", sent + with_tokens, back=False),
+            *_probabilities(shapes, experts, "dispatch", back=False),
+            *_expert_tensor_comm(experts, "all_gather", worked_on),
+            *_regroup(shapes, experts, "F", "sort"),
         ),
         input_grad=(
-            *_regroup(z, x, "B", "sort bwd"),
-            *_expert_tensor_comm(x, "reduce_scatter", worked_on),
-            *_probabilities(z, x, "dispatch grad", back=True),
-            *_exchange(x, "dispatch grad", sent + with_tokens, back=True),
+            *_regroup(shapes, experts, "B", "sort bwd"),
+            *_expert_tensor_comm(experts, "reduce_scatter", worked_on),
+            *_probabilities(shapes, experts, "dispatch grad", back=True),
+            *_exchange(experts, "dispatch grad", sent + with_tokens, back=True),
             *permute_bwd,
-            *_all_rows(z, token_bytes),
+            *_all_rows(shapes, token_bytes),
         ),
-        saved=hooks.kept_by_dispatch(z, x),
+        saved=hooks.kept_by_dispatch(shapes, experts),
         grad_bytes=worked_on + sent + token_bytes,
     )
 
 
-def combine(z: FrameworkShapes, x: Experts) -> Node:
+def combine(shapes: FrameworkShapes, experts: Experts) -> Node:
     """Return the way back of `dispatch`: unsort, send back, and sum."""
-    if x.ep > 1 and x.dispatcher == "all_gather":
-        return _scattered(z, x)
-    if x.ep > 1 and x.dispatcher in ONCE_TO_EACH_RANK:
-        return _summed_before(z, x)
-    token_bytes, sent, worked_on = _sizes(z, x)
-    hooks = z.framework.experts
-    unpermute, unpermute_bwd = hooks.unpermute(z, x)
+    if experts.ep > 1 and experts.dispatcher == "all_gather":
+        return _scattered(shapes, experts)
+    if experts.ep > 1 and experts.dispatcher in ONCE_TO_EACH_RANK:
+        return _summed_before(shapes, experts)
+    token_bytes, sent, worked_on = _sizes(shapes, experts)
+    hooks = shapes.framework.experts
+    unpermute, unpermute_bwd = hooks.unpermute(shapes, experts)
     return Node(
         forward=(
-            *_regroup(z, x, "F", "unsort"),
-            *_expert_tensor_comm(x, "reduce_scatter", worked_on),
-            *_exchange(x, "combine", sent, back=True),
+            *_regroup(shapes, experts, "F", "unsort"),
+            *_expert_tensor_comm(experts, "reduce_scatter", worked_on),
+            *_exchange(experts, "combine", sent, back=True),
             *unpermute,
-            *_all_rows(z, token_bytes),
+            *_all_rows(shapes, token_bytes),
         ),
         input_grad=(
-            *_own_rows(z, token_bytes, back=True),
+            *_own_rows(shapes, token_bytes, back=True),
             *unpermute_bwd,
-            *_exchange(x, "combine grad", sent, back=False),
-            *_expert_tensor_comm(x, "all_gather", worked_on),
-            *_regroup(z, x, "B", "unsort bwd"),
+            *_exchange(experts, "combine grad", sent, back=False),
+            *_expert_tensor_comm(experts, "all_gather", worked_on),
+            *_regroup(shapes, experts, "B", "unsort bwd"),
         ),
-        saved=hooks.kept_by_combine(z, x),
+        saved=hooks.kept_by_combine(shapes, experts),
         grad_bytes=worked_on + sent + token_bytes,
     )
 
 
-def _sent_once(z: FrameworkShapes, x: Experts) -> Node:
+def _sent_once(shapes: FrameworkShapes, experts: Experts) -> Node:
     """Return the dispatch of a token once to each rank, where it is copied in the order of its experts."""
-    token_bytes, sent, worked_on = _sizes(z, x)
-    arrived = float(z.element * x.arriving * z.hidden)
+    token_bytes, sent, worked_on = _sizes(shapes, experts)
+    arrived = float(shapes.element * experts.arriving * shapes.hidden)
     return Node(
         forward=(
-            *_own_rows(z, token_bytes),
-            *_counts_of_all(z, x),
-            *_exchange(x, "dispatch", sent, back=False),
-            memory("F", "moe.permute", "copy", arrived, worked_on, z.dtype),
+            *_own_rows(shapes, token_bytes),
+            *_counts_of_all(shapes, experts),
+            *_exchange(experts, "dispatch", sent, back=False),
+            memory("F", "moe.permute", "copy", arrived, worked_on, shapes.dtype),
         ),
         input_grad=(
-            memory("B", "moe.permute bwd", "copy", worked_on, arrived, z.dtype),
-            *_exchange(x, "dispatch grad", sent, back=True),
-            *_all_rows(z, token_bytes),
+            memory("B", "moe.permute bwd", "copy", worked_on, arrived, shapes.dtype),
+            *_exchange(experts, "dispatch grad", sent, back=True),
+            *_all_rows(shapes, token_bytes),
         ),
-        saved=z.framework.experts.kept_by_dispatch(z, x),
+        saved=shapes.framework.experts.kept_by_dispatch(shapes, experts),
         grad_bytes=worked_on + arrived + token_bytes,
     )
 
 
-def _summed_before(z: FrameworkShapes, x: Experts) -> Node:
+def _summed_before(shapes: FrameworkShapes, experts: Experts) -> Node:
     """Return the way back of `_sent_once`: what a rank's experts give for a token is summed, and travels once.
 
     What comes from several ranks is summed by the kernel that receives it.
     """
-    token_bytes, sent, worked_on = _sizes(z, x)
-    arrived = float(z.element * x.arriving * z.hidden)
+    token_bytes, sent, worked_on = _sizes(shapes, experts)
+    arrived = float(shapes.element * experts.arriving * shapes.hidden)
     return Node(
         forward=(
-            memory("F", "moe.unpermute", "copy", worked_on, arrived, z.dtype),
-            *_exchange(x, "combine", sent, back=True),
-            *_all_rows(z, token_bytes),
+            memory("F", "moe.unpermute", "copy", worked_on, arrived, shapes.dtype),
+            *_exchange(experts, "combine", sent, back=True),
+            *_all_rows(shapes, token_bytes),
         ),
         input_grad=(
-            *_own_rows(z, token_bytes, back=True),
-            *_exchange(x, "combine grad", sent, back=False),
-            memory("B", "moe.unpermute bwd", "copy", arrived, worked_on, z.dtype),
+            *_own_rows(shapes, token_bytes, back=True),
+            *_exchange(experts, "combine grad", sent, back=False),
+            memory("B", "moe.unpermute bwd", "copy", arrived, worked_on, shapes.dtype),
         ),
-        saved=z.framework.experts.kept_by_combine(z, x),
+        saved=shapes.framework.experts.kept_by_combine(shapes, experts),
         grad_bytes=worked_on + arrived + token_bytes,
     )
 
 
-def _gathered(z: FrameworkShapes, x: Experts) -> Node:
+def _gathered(shapes: FrameworkShapes, experts: Experts) -> Node:
     """Return the dispatch that gathers all tokens of a group with their choices, and copies those of its experts.
 
     The host waits for the counts of tokens, which it takes from the gathered choices.
     """
-    token_bytes, _, worked_on = _sizes(z, x)
-    everybody = token_bytes * x.ep
-    choices = float((CHOICE + PROBABILITY) * x.tokens * x.experts * x.ep)
-    waits = z.framework.experts.host_waits_for_counts and x.counted
+    token_bytes, _, worked_on = _sizes(shapes, experts)
+    everybody = token_bytes * experts.ep
+    choices = float((CHOICE + PROBABILITY) * experts.tokens * experts.experts * experts.ep)
+    waits = shapes.framework.experts.host_waits_for_counts and experts.counted
     kind = CollectiveKind.ALL_GATHER
     return Node(
         forward=(
-            *_own_rows(z, token_bytes),
+            *_own_rows(shapes, token_bytes),
             Collective("ep.all_gather tokens", kind, everybody, Axis.EP, Purpose.EXPERT),
             Collective("ep.all_gather choices", kind, choices, Axis.EP, Purpose.EXPERT, host_waits=waits),
-            memory("F", "moe.permute", "copy", worked_on, worked_on, z.dtype),
+            memory("F", "moe.permute", "copy", worked_on, worked_on, shapes.dtype),
         ),
         input_grad=(
-            memory("B", "moe.permute bwd", "copy", worked_on, everybody, z.dtype),
+            memory("B", "moe.permute bwd", "copy", worked_on, everybody, shapes.dtype),
             Collective(
                 "ep.reduce_scatter token grads", CollectiveKind.REDUCE_SCATTER, everybody, Axis.EP, Purpose.EXPERT
             ),
-            *_all_rows(z, token_bytes),
+            *_all_rows(shapes, token_bytes),
         ),
-        saved=z.framework.experts.kept_by_dispatch(z, x),
+        saved=shapes.framework.experts.kept_by_dispatch(shapes, experts),
         forward_bytes=everybody,
         grad_bytes=worked_on + everybody + token_bytes,
     )
 
 
-def _scattered(z: FrameworkShapes, x: Experts) -> Node:
+def _scattered(shapes: FrameworkShapes, experts: Experts) -> Node:
     """Return the way back of `_gathered`: the sums of each rank's experts for all tokens, summed over ranks."""
-    token_bytes, _, worked_on = _sizes(z, x)
-    everybody = token_bytes * x.ep
+    token_bytes, _, worked_on = _sizes(shapes, experts)
+    everybody = token_bytes * experts.ep
     return Node(
         forward=(
-            memory("F", "moe.unpermute", "copy", worked_on, everybody, z.dtype),
+            memory("F", "moe.unpermute", "copy", worked_on, everybody, shapes.dtype),
             Collective("ep.reduce_scatter tokens", CollectiveKind.REDUCE_SCATTER, everybody, Axis.EP, Purpose.EXPERT),
-            *_all_rows(z, token_bytes),
+            *_all_rows(shapes, token_bytes),
         ),
         input_grad=(
-            *_own_rows(z, token_bytes, back=True),
+            *_own_rows(shapes, token_bytes, back=True),
             Collective("ep.all_gather token grads", CollectiveKind.ALL_GATHER, everybody, Axis.EP, Purpose.EXPERT),
-            memory("B", "moe.unpermute bwd", "copy", worked_on, worked_on, z.dtype),
+            memory("B", "moe.unpermute bwd", "copy", worked_on, worked_on, shapes.dtype),
         ),
-        saved=z.framework.experts.kept_by_combine(z, x),
+        saved=shapes.framework.experts.kept_by_combine(shapes, experts),
         forward_bytes=everybody,
         grad_bytes=worked_on + everybody + token_bytes,
     )
 
 
-def _sizes(z: FrameworkShapes, x: Experts) -> tuple[float, float, float]:
+def _sizes(shapes: FrameworkShapes, experts: Experts) -> tuple[float, float, float]:
     """Return the bytes of a rank's tokens, of what it sends, and of what its experts work on."""
-    token_bytes = float(z.element * x.tokens * z.hidden)
-    return token_bytes, float(z.element * x.travelling * z.hidden), float(z.element * x.worked_on * z.hidden)
+    token_bytes = float(shapes.element * experts.tokens * shapes.hidden)
+    return (
+        token_bytes,
+        float(shapes.element * experts.travelling * shapes.hidden),
+        float(shapes.element * experts.worked_on * shapes.hidden),
+    )
 
 
-def _rows_split(z: FrameworkShapes) -> bool:
+def _rows_split(shapes: FrameworkShapes) -> bool:
     """Return True where tp ranks have the same rows, of which each routes its part.
 
     So it is without sequence parallelism (DeepSpeed-TED, arXiv 2303.06318, section 5.1: duplicate token dropping).
     """
-    return z.tp > 1 and not z.sequence_parallel
+    return shapes.tp > 1 and not shapes.sequence_parallel
 
 
-def _own_rows(z: FrameworkShapes, token_bytes: float, *, back: bool = False) -> Ops:
+def _own_rows(shapes: FrameworkShapes, token_bytes: float, *, back: bool = False) -> Ops:
     """Return the copy of a rank's part of the rows that tp ranks have in common."""
     phase, name = ("B", "moe.split rows bwd") if back else ("F", "moe.split rows")
-    return (memory(phase, name, "copy", token_bytes, token_bytes, z.dtype),) if _rows_split(z) else ()
+    return (memory(phase, name, "copy", token_bytes, token_bytes, shapes.dtype),) if _rows_split(shapes) else ()
 
 
-def _all_rows(z: FrameworkShapes, token_bytes: float) -> Ops:
+def _all_rows(shapes: FrameworkShapes, token_bytes: float) -> Ops:
     """Return the gathering of the rows that tp ranks have in common."""
-    return (comm("all_gather", "moe", token_bytes * z.tp),) if _rows_split(z) else ()
+    return (comm("all_gather", "moe", token_bytes * shapes.tp),) if _rows_split(shapes) else ()
 
 
-def _counts_of_all(z: FrameworkShapes, x: Experts) -> Ops:
+def _counts_of_all(shapes: FrameworkShapes, experts: Experts) -> Ops:
     """Return the exchange of how many tokens go where, without which nobody knows how many come."""
-    if x.ep == 1 or not x.counted:
+    if experts.ep == 1 or not experts.counted:
         return ()
-    hooks = z.framework.experts
-    by_all_to_all = hooks.counted is not None and x.dispatcher == "all_to_all"
-    before, behind = hooks.counted(x) if hooks.counted and by_all_to_all else ((), ())
+    hooks = shapes.framework.experts
+    by_all_to_all = hooks.counted is not None and experts.dispatcher == "all_to_all"
+    before, behind = hooks.counted(experts) if hooks.counted and by_all_to_all else ((), ())
     waits = hooks.host_waits_for_counts and not by_all_to_all
-    nbytes = float(INDEX * x.experts * x.ep)
+    nbytes = float(INDEX * experts.experts * experts.ep)
     name, kind = "ep.all_gather token counts", CollectiveKind.ALL_GATHER
     return (*before, Collective(name, kind, nbytes, Axis.EP, Purpose.EXPERT, host_waits=waits), *behind)
 
 
-def _counts_to_host(z: FrameworkShapes, x: Experts) -> Ops:
+def _counts_to_host(shapes: FrameworkShapes, experts: Experts) -> Ops:
     """Return the copy of counts by expert to a host that waits for them though no other rank has any.
 
     Megatron-Core's does before it puts rows in order a second time (``cuda_sync_point``), with PyTorch's kernels by
     counts that went to the host apart (`simulator.frameworks.megatron_experts.sort`).
     """
-    hooks = z.framework.experts
-    if x.ep > 1 or not (x.counted and hooks.sorts_alone and hooks.host_waits_for_counts):
+    hooks = shapes.framework.experts
+    if experts.ep > 1 or not (experts.counted and hooks.sorts_alone and hooks.host_waits_for_counts):
         return ()
-    nbytes = float(INDEX * x.experts)
+    nbytes = float(INDEX * experts.experts)
     return (replace(memory("F", "moe.counts to host", "copy", nbytes, nbytes, "fp32"), host_waits=True),)
 
 
-def _probabilities(z: FrameworkShapes, x: Experts, name: str, *, back: bool) -> Ops:
+def _probabilities(shapes: FrameworkShapes, experts: Experts, name: str, *, back: bool) -> Ops:
     """Return the all-to-all of the tokens' probabilities, where they travel behind the tokens.
 
     Where another micro-batch hides both, they travel with the tokens, of whose bytes they are a thousandth.
     """
-    if not z.framework.experts.sends_probabilities or x.hidden_by_others:
+    if not shapes.framework.experts.sends_probabilities or experts.hidden_by_others:
         return ()
-    return _exchange(x, f"{name} of probabilities", float(PROBABILITY * x.travelling), back=back)
+    return _exchange(experts, f"{name} of probabilities", float(PROBABILITY * experts.travelling), back=back)
 
 
-def _exchange(x: Experts, name: str, nbytes: float, *, back: bool) -> Ops:
+def _exchange(experts: Experts, name: str, nbytes: float, *, back: bool) -> Ops:
     """Return the all-to-all that takes tokens to the ranks that hold their experts, or ``back``."""
-    if x.ep == 1:
+    if experts.ep == 1:
         return ()
-    travel = AllToAll(f"ep.all_to_all {name}", nbytes, Axis.EP, Purpose.EXPERT, per_node=x.per_node)
-    shares = x.received_shares
+    travel = AllToAll(f"ep.all_to_all {name}", nbytes, Axis.EP, Purpose.EXPERT, per_node=experts.per_node)
+    shares = experts.received_shares
     return (replace(travel, send_shares=shares) if back else replace(travel, receive_shares=shares),)
 
 
-def _expert_tensor_comm(x: Experts, op: str, nbytes: float) -> Ops:
+def _expert_tensor_comm(experts: Experts, op: str, nbytes: float) -> Ops:
     """Return the communication of the etp ranks that split each expert: to gather copies, or to sum results."""
-    if x.etp == 1:
+    if experts.etp == 1:
         return ()
     return (Collective(f"etp.{op} moe", CollectiveKind(op), nbytes, Axis.ETP, Purpose.TENSOR),)
 
 
-def _regroup(z: FrameworkShapes, x: Experts, phase: str, name: str) -> Ops:
+def _regroup(shapes: FrameworkShapes, experts: Experts, phase: str, name: str) -> Ops:
     """Return the copy that puts rows of several ranks in the order of the experts, or back."""
-    if (x.ep * x.etp == 1 and not z.framework.experts.sorts_alone) or len(x.loads) == 1:
+    if (experts.ep * experts.etp == 1 and not shapes.framework.experts.sorts_alone) or len(experts.loads) == 1:
         return ()
-    nbytes = z.element * x.worked_on * z.hidden
-    parts = len(x.loads) * x.ep * x.etp
-    return (memory(phase, f"moe.{name}", "copy", nbytes, nbytes, z.dtype, parts=parts),)
+    nbytes = shapes.element * experts.worked_on * shapes.hidden
+    parts = len(experts.loads) * experts.ep * experts.etp
+    return (memory(phase, f"moe.{name}", "copy", nbytes, nbytes, shapes.dtype, parts=parts),)

@@ -87,30 +87,35 @@ class Mixture(NamedTuple):
         return (*self.before, self.activation, *self.after, *self.shared, *self.add)
 
 
-def mixture(z: FrameworkShapes, x: Experts) -> Mixture:
+def mixture(shapes: FrameworkShapes, experts: Experts) -> Mixture:
     """Return the operations from the normed rows (tensor ``mlp.normed``) to the MLP's output."""
-    fc1 = x.ffn * (2 if z.gated else 1)
-    elements = x.worked_on * x.ffn
-    act = activation(z, "moe", elements)
-    if z.framework.experts.one_by_one:
-        shares = [load / x.worked_on for load in x.loads if load]
+    fc1 = experts.ffn * (2 if shapes.gated else 1)
+    elements = experts.worked_on * experts.ffn
+    act = activation(shapes, "moe", elements)
+    if shapes.framework.experts.one_by_one:
+        shares = [load / experts.worked_on for load in experts.loads if load]
         act = replace(act, forward=_split(act.forward, shares), input_grad=_split(act.input_grad, shares))
-    if z.framework.experts.weighs_in_activation:
-        act = replace(act, saved=(*act.saved, Tensor("moe.probs", float(PROBABILITY * x.worked_on))))
-    add = memory("F", "shared.add", "residual", 2 * z.row_bytes, z.row_bytes, z.dtype)
+    if shapes.framework.experts.weighs_in_activation:
+        act = replace(act, saved=(*act.saved, Tensor("moe.probs", float(PROBABILITY * experts.worked_on))))
+    add = memory("F", "shared.add", "residual", 2 * shapes.row_bytes, shapes.row_bytes, shapes.dtype)
     whole = Mixture(
         before=(
-            _router(z, x),
-            dispatch(z, x),
-            _grouped(z, x, "fc1", fc1, z.hidden, split="column", saved="moe.input"),
+            _router(shapes, experts),
+            dispatch(shapes, experts),
+            _grouped(shapes, experts, "fc1", fc1, shapes.hidden, split="column", saved="moe.input"),
         ),
         activation=act,
-        after=(_grouped(z, x, "fc2", z.hidden, x.ffn, split="row", saved="moe.act"), combine(z, x)),
-        shared=_shared_experts(z, x) if x.shared_ffn else (),
-        add=(*_shared_gate(z, x), Node(forward=(add,), grad_bytes=z.row_bytes)) if x.shared_ffn else (),
-        shared_first=x.hidden_by_others,
+        after=(
+            _grouped(shapes, experts, "fc2", shapes.hidden, experts.ffn, split="row", saved="moe.act"),
+            combine(shapes, experts),
+        ),
+        shared=_shared_experts(shapes, experts) if experts.shared_ffn else (),
+        add=(*_shared_gate(shapes, experts), Node(forward=(add,), grad_bytes=shapes.row_bytes))
+        if experts.shared_ffn
+        else (),
+        shared_first=experts.hidden_by_others,
     )
-    return _overlapped(whole) if x.overlaps and x.shared_ffn else whole
+    return _overlapped(whole) if experts.overlaps and experts.shared_ffn else whole
 
 
 def _overlapped(mixture: Mixture) -> Mixture:
@@ -152,27 +157,31 @@ def _comms(ops: Ops) -> Ops:
     return tuple(op for op in ops if not isinstance(op, Compute))
 
 
-def _router(z: FrameworkShapes, x: Experts) -> Node:
+def _router(shapes: FrameworkShapes, experts: Experts) -> Node:
     """Return the framework's router; every tensor-parallel rank holds its weight, and routes its own tokens."""
-    node = z.framework.experts.router(z, x)
-    gradient = add_gradient(z, "moe.router", x.experts * z.hidden)
-    weights: tuple[Weight, ...] = (_router_weight(z, x),)
-    if "router" in z.biases:
-        shape = (x.experts,)
-        scores = float(PROBABILITY * x.tokens * x.experts)
+    node = shapes.framework.experts.router(shapes, experts)
+    gradient = add_gradient(shapes, "moe.router", experts.experts * shapes.hidden)
+    weights: tuple[Weight, ...] = (_router_weight(shapes, experts),)
+    if "router" in shapes.biases:
+        shape = (experts.experts,)
+        scores = float(PROBABILITY * experts.tokens * experts.experts)
         name = weight_name("moe.router", "bias")
-        weights += (Weight(name, shape, shape, z.dtype, partial_rows=x.experts if z.tp > 1 else 0),)
-        gradient += (memory("W", "moe.router bias grad", "reduce", scores, z.element * x.experts, "fp32", x.experts),)
-        gradient += add_gradient(z, "moe.router bias", x.experts)
+        weights += (Weight(name, shape, shape, shapes.dtype, partial_rows=experts.experts if shapes.tp > 1 else 0),)
+        gradient += (
+            memory(
+                "W", "moe.router bias grad", "reduce", scores, shapes.element * experts.experts, "fp32", experts.experts
+            ),
+        )
+        gradient += add_gradient(shapes, "moe.router bias", experts.experts)
     return replace(node, weight_grad=(*node.weight_grad, *gradient), weights=weights)
 
 
-def _router_weight(z: FrameworkShapes, x: Experts) -> Weight:
+def _router_weight(shapes: FrameworkShapes, experts: Experts) -> Weight:
     """Return the router's weight, which every rank holds; tensor-parallel ranks route different rows."""
-    name, shape = "moe.router", (x.experts, z.hidden)
-    partial = x.experts if z.tp > 1 else 0
+    name, shape = "moe.router", (experts.experts, shapes.hidden)
+    partial = experts.experts if shapes.tp > 1 else 0
     product = f"{name} wgrad"
-    return Weight(weight_name(name), shape, shape, z.dtype, partial_rows=partial, gradient_product=product)
+    return Weight(weight_name(name), shape, shape, shapes.dtype, partial_rows=partial, gradient_product=product)
 
 
 class _Around(NamedTuple):
@@ -184,22 +193,22 @@ class _Around(NamedTuple):
     gradients: Ops = ()
 
 
-def _around(z: FrameworkShapes, x: Experts, split: str) -> _Around:
+def _around(shapes: FrameworkShapes, experts: Experts, split: str) -> _Around:
     """Return what stands around the experts' first product, which is ``split`` by column, or around their second.
 
     Experts one by one read parts of all rows, whose gradients are joined, and what they give is joined.
     """
-    hooks, nbytes = z.framework.experts, float(z.element * x.worked_on * z.hidden)
-    joins = hooks.one_by_one and len(x.loads) > 1
+    hooks, nbytes = shapes.framework.experts, float(shapes.element * experts.worked_on * shapes.hidden)
+    joins = hooks.one_by_one and len(experts.loads) > 1
 
     def join(phase: str, name: str) -> Ops:
-        parts = len(x.loads)
-        return (memory(phase, f"moe.{name}", "copy", nbytes, nbytes, z.dtype, parts=parts),) if joins else ()
+        parts = len(experts.loads)
+        return (memory(phase, f"moe.{name}", "copy", nbytes, nbytes, shapes.dtype, parts=parts),) if joins else ()
 
     if split == "column":
         return _Around(behind=join("B", "split bwd"))
-    if "experts" in z.biases and hooks.biased:
-        added, back, gradients = hooks.biased(z, x)
+    if "experts" in shapes.biases and hooks.biased:
+        added, back, gradients = hooks.biased(shapes, experts)
         return _Around((*added, *join("F", "join")), back, (), gradients)
     return _Around(join("F", "join"))
 
@@ -216,48 +225,52 @@ def _split(ops: Ops, shares: Sequence[float]) -> Ops:
     return tuple(part(op, share) for op in ops for share in shares)
 
 
-def _product_alone(z: FrameworkShapes, name: str, role: str, phase: str, m: int, n: int, k: int) -> Ops:
+def _product_alone(shapes: FrameworkShapes, name: str, role: str, phase: str, m: int, n: int, k: int) -> Ops:
     """Return the product of one expert.
 
     Without rows there is none, but the gradient of its weight is set to zero (aten/src/ATen/native/cuda/Blas.cpp,
     ``addmm_out_cuda_impl``).
     """
     if m * n * k:
-        return (Compute(name, Matmul(m, n, k, dtype=z.dtype, role=role), StepPhase(phase)),)
-    return (memory(phase, f"{name} zero", "zero", 0, z.element * m * n, z.dtype),) if role == "wgrad" else ()
+        return (Compute(name, Matmul(m, n, k, dtype=shapes.dtype, role=role), StepPhase(phase)),)
+    return (memory(phase, f"{name} zero", "zero", 0, shapes.element * m * n, shapes.dtype),) if role == "wgrad" else ()
 
 
-def _grouped(z: FrameworkShapes, x: Experts, name: str, n: int, k: int, *, split: str, saved: str) -> Node:
+def _grouped(shapes: FrameworkShapes, experts: Experts, name: str, n: int, k: int, *, split: str, saved: str) -> Node:
     """Return y = x W for every expert of the rank.
 
     W is n x k, and etp ranks ``split`` it by ``column`` or by ``row``.
     """
-    z = replace(z, fills_buckets=z.fills_expert_buckets)
-    name, local = f"moe.{name}", len(x.loads)
-    x_bytes, y_bytes = (float(z.element * x.worked_on * size) for size in (k, n))
+    shapes = replace(shapes, fills_buckets=shapes.fills_expert_buckets)
+    name, local = f"moe.{name}", len(experts.loads)
+    x_bytes, y_bytes = (float(shapes.element * experts.worked_on * size) for size in (k, n))
     params = local * n * k
 
     def products(phase: str, role: str, n: int, k: int) -> Ops:
         """Return all experts' products, in one kernel or one after another."""
         called = name if role == "fwd" else f"{name} {role}"
-        if z.framework.experts.one_by_one:
-            sizes = ((n, k, load) if role == "wgrad" else (load, n, k) for load in x.loads)
-            return tuple(op for one in sizes for op in _product_alone(z, called, role, phase, *one))
-        accumulate = role == "wgrad" and z.accumulates_in_product
-        out_dtype = z.grad_dtype if accumulate else ""
-        kernel = GroupedMatmul(x.loads, n, k, dtype=z.dtype, role=role, out_dtype=out_dtype, accumulate=accumulate)
+        if shapes.framework.experts.one_by_one:
+            sizes = ((n, k, load) if role == "wgrad" else (load, n, k) for load in experts.loads)
+            return tuple(op for one in sizes for op in _product_alone(shapes, called, role, phase, *one))
+        accumulate = role == "wgrad" and shapes.accumulates_in_product
+        out_dtype = shapes.grad_dtype if accumulate else ""
+        kernel = GroupedMatmul(
+            experts.loads, n, k, dtype=shapes.dtype, role=role, out_dtype=out_dtype, accumulate=accumulate
+        )
         return (Compute(called, kernel, StepPhase(phase)),)
 
-    around = _around(z, x, split)
+    around = _around(shapes, experts, split)
     weight_grad: Ops = (*around.gradients, *products("W", "wgrad", n, k))
-    if not z.accumulates_in_product:
-        added = add_gradient(z, name, params)
-        weight_grad += _split(added, [1 / local] * local) if z.framework.experts.one_by_one else added
-    if "experts" in z.biases:
-        if not (split == "row" and z.framework.experts.biased):
-            weight_grad += (memory("W", f"{name} bias grad", "reduce", y_bytes, z.element * local * n, z.dtype, n),)
-        weight_grad += add_gradient(z, f"{name} bias", local * n)
-    weight_grad_bytes = 0.0 if z.accumulates_in_product else new_gradient_bytes(z, params)
+    if not shapes.accumulates_in_product:
+        added = add_gradient(shapes, name, params)
+        weight_grad += _split(added, [1 / local] * local) if shapes.framework.experts.one_by_one else added
+    if "experts" in shapes.biases:
+        if not (split == "row" and shapes.framework.experts.biased):
+            weight_grad += (
+                memory("W", f"{name} bias grad", "reduce", y_bytes, shapes.element * local * n, shapes.dtype, n),
+            )
+        weight_grad += add_gradient(shapes, f"{name} bias", local * n)
+    weight_grad_bytes = 0.0 if shapes.accumulates_in_product else new_gradient_bytes(shapes, params)
     node = Node(
         forward=(*products("F", "fwd", n, k), *around.forward),
         input_grad=(*around.before, *products("B", "dgrad", k, n), *around.behind),
@@ -267,62 +280,67 @@ def _grouped(z: FrameworkShapes, x: Experts, name: str, n: int, k: int, *, split
         grad_bytes=x_bytes + y_bytes + weight_grad_bytes,
         output_grad_bytes=y_bytes,
         weight_grad_bytes=weight_grad_bytes,
-        weights=_expert_weights(z, x, name, n, k, split=split),
+        weights=_expert_weights(shapes, experts, name, n, k, split=split),
     )
-    return in_low_precision(z, node, name, x.worked_on, n, k, experts=local)
+    return in_low_precision(shapes, node, name, experts.worked_on, n, k, experts=local)
 
 
-def _expert_weights(z: FrameworkShapes, x: Experts, name: str, n: int, k: int, *, split: str) -> tuple[Weight, ...]:
+def _expert_weights(
+    shapes: FrameworkShapes, experts: Experts, name: str, n: int, k: int, *, split: str
+) -> tuple[Weight, ...]:
     """Return the weights of a product of all experts of a rank, one expert after the other; see `_grouped`."""
-    local, over = len(x.loads), ("ep", "etp")
-    wide, deep = (n, k * x.etp) if split == "row" else (n * x.etp, k)
-    shape, whole = (local, n, k), (x.experts, wide, deep)
+    local, over = len(experts.loads), ("ep", "etp")
+    wide, deep = (n, k * experts.etp) if split == "row" else (n * experts.etp, k)
+    shape, whole = (local, n, k), (experts.experts, wide, deep)
     weight = Weight(
         weight_name(name),
         shape,
         whole,
-        z.dtype,
+        shapes.dtype,
         sharded_over=over,
         gradient_product=f"{name} wgrad",
-        tensors=local if z.framework.experts.one_by_one else 1,
+        tensors=local if shapes.framework.experts.one_by_one else 1,
     )
-    if "experts" not in z.biases:
+    if "experts" not in shapes.biases:
         return (weight,)
-    bias = Weight(weight_name(name, "bias"), (local, n), (x.experts, wide), z.dtype, sharded_over=over)
+    bias = Weight(weight_name(name, "bias"), (local, n), (experts.experts, wide), shapes.dtype, sharded_over=over)
     return (weight, bias)
 
 
-def _shared_gate(z: FrameworkShapes, x: Experts) -> tuple[Node, ...]:
+def _shared_gate(shapes: FrameworkShapes, experts: Experts) -> tuple[Node, ...]:
     """Return the gate of the shared experts' output: a product with one column, its sigmoid, and a weighing of rows.
 
     Every tensor-parallel rank holds its weight, and works on its rows (Megatron-Core, moe/shared_experts.py).
     """
-    if not x.shared_gate:
+    if not experts.shared_gate:
         return ()
-    name, numbers = "shared.gate", float(z.element * z.rows)
+    name, numbers = "shared.gate", float(shapes.element * shapes.rows)
     weight = Weight(
         weight_name(name),
-        (1, z.hidden),
-        (1, z.hidden),
-        z.dtype,
-        partial_rows=1 if z.sequence_parallel else 0,
+        (1, shapes.hidden),
+        (1, shapes.hidden),
+        shapes.dtype,
+        partial_rows=1 if shapes.sequence_parallel else 0,
         gradient_product=f"{name} wgrad",
     )
-    rows = z.row_bytes
+    rows = shapes.row_bytes
     return (
         Node(
             forward=(
-                product(z, name, "fwd", z.rows, 1, z.hidden),
-                memory("F", f"{name} sigmoid", "activation", numbers, numbers, z.dtype),
-                memory("F", f"{name} weigh", "weigh", rows + numbers, rows, z.dtype),
+                product(shapes, name, "fwd", shapes.rows, 1, shapes.hidden),
+                memory("F", f"{name} sigmoid", "activation", numbers, numbers, shapes.dtype),
+                memory("F", f"{name} weigh", "weigh", rows + numbers, rows, shapes.dtype),
             ),
             input_grad=(
-                memory("B", f"{name} weigh bwd", "weigh", 2 * rows + numbers, rows + numbers, z.dtype),
-                memory("B", f"{name} sigmoid bwd", "activation_bwd", 2 * numbers, numbers, z.dtype),
-                product(z, name, "dgrad", z.rows, z.hidden, 1),
-                memory("B", f"{name} input grad", "residual", 2 * rows, rows, z.dtype),
+                memory("B", f"{name} weigh bwd", "weigh", 2 * rows + numbers, rows + numbers, shapes.dtype),
+                memory("B", f"{name} sigmoid bwd", "activation_bwd", 2 * numbers, numbers, shapes.dtype),
+                product(shapes, name, "dgrad", shapes.rows, shapes.hidden, 1),
+                memory("B", f"{name} input grad", "residual", 2 * rows, rows, shapes.dtype),
             ),
-            weight_grad=(product(z, name, "wgrad", 1, z.hidden, z.rows), *add_gradient(z, name, z.hidden)),
+            weight_grad=(
+                product(shapes, name, "wgrad", 1, shapes.hidden, shapes.rows),
+                *add_gradient(shapes, name, shapes.hidden),
+            ),
             saved=(Tensor("mlp.normed", rows), Tensor("shared.output", rows)),
             grad_bytes=3 * rows,
             output_grad_bytes=rows,
@@ -331,13 +349,13 @@ def _shared_gate(z: FrameworkShapes, x: Experts) -> tuple[Node, ...]:
     )
 
 
-def _shared_experts(z: FrameworkShapes, x: Experts) -> tuple[Node, ...]:
+def _shared_experts(shapes: FrameworkShapes, experts: Experts) -> tuple[Node, ...]:
     """Return the experts that every token passes: one MLP, split over tp. Its output is added to that of the others."""
-    z = replace(z, overlaps_tp=z.overlaps_tp and not x.overlaps)
-    fc1 = x.shared_ffn * (2 if z.gated else 1)
-    bias = "mlp" in z.biases
+    shapes = replace(shapes, overlaps_tp=shapes.overlaps_tp and not experts.overlaps)
+    fc1 = experts.shared_ffn * (2 if shapes.gated else 1)
+    bias = "mlp" in shapes.biases
     return (
-        linear(z, "shared", "fc1", fc1, z.hidden, split="column", saved="mlp.normed", bias=bias),
-        activation(z, "shared", z.tokens * x.shared_ffn),
-        linear(z, "shared", "fc2", z.hidden, x.shared_ffn, split="row", saved="shared.act", bias=bias),
+        linear(shapes, "shared", "fc1", fc1, shapes.hidden, split="column", saved="mlp.normed", bias=bias),
+        activation(shapes, "shared", shapes.tokens * experts.shared_ffn),
+        linear(shapes, "shared", "fc2", shapes.hidden, experts.shared_ffn, split="row", saved="shared.act", bias=bias),
     )

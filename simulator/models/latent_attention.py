@@ -37,28 +37,38 @@ def latent(workload: Workload) -> Latent | None:
     return Latent(mla.q_lora_rank or 0, mla.kv_lora_rank, mla.qk_nope_head_dim, mla.qk_rope_head_dim, mla.v_head_dim)
 
 
-def latent_projections(z: FrameworkShapes, a: Latent) -> tuple[tuple[Node, ...], tuple[Node, ...]]:
+def latent_projections(shapes: FrameworkShapes, latent: Latent) -> tuple[tuple[Node, ...], tuple[Node, ...]]:
     """Return the operations in two halves.
 
     The first takes the normed rows to compressed forms, the second takes these to queries, keys and values with
     positions.
     """
-    q = z.heads * (a.nope + a.rope)
-    down: tuple[Node, ...] = (_down(z, "kv_down", a.kv_lora + a.rope),)
-    queries: tuple[Node, ...] = (linear(z, "attn", "q", q, z.hidden, split="column", saved="attn.normed"),)
-    if a.q_lora:
-        down = (_down(z, "q_down", a.q_lora), *down)
+    q = shapes.heads * (latent.nope + latent.rope)
+    down: tuple[Node, ...] = (_down(shapes, "kv_down", latent.kv_lora + latent.rope),)
+    queries: tuple[Node, ...] = (linear(shapes, "attn", "q", q, shapes.hidden, split="column", saved="attn.normed"),)
+    if latent.q_lora:
+        down = (_down(shapes, "q_down", latent.q_lora), *down)
         queries = (
-            norm(replace(z, hidden=a.q_lora), "attn.q_norm", saved="attn.q_compressed", residual=False),
-            linear(z, "attn", "q_up", q, a.q_lora, split="column", saved="attn.q_normed"),
+            norm(replace(shapes, hidden=latent.q_lora), "attn.q_norm", saved="attn.q_compressed", residual=False),
+            linear(shapes, "attn", "q_up", q, latent.q_lora, split="column", saved="attn.q_normed"),
         )
     # The input goes to the queries and to the keys and values: their gradients are summed.
-    add = Node(input_grad=(memory("B", "attn.input grad", "residual", 2 * z.row_bytes, z.row_bytes, z.dtype),))
+    add = Node(
+        input_grad=(memory("B", "attn.input grad", "residual", 2 * shapes.row_bytes, shapes.row_bytes, shapes.dtype),)
+    )
     return (add, *down), (
         *queries,
-        norm(replace(z, hidden=a.kv_lora), "attn.kv_norm", saved="attn.kv_compressed", residual=False),
-        linear(z, "attn", "kv_up", z.heads * (a.nope + a.v), a.kv_lora, split="column", saved="attn.kv_normed"),
-        _positions(z, a),
+        norm(replace(shapes, hidden=latent.kv_lora), "attn.kv_norm", saved="attn.kv_compressed", residual=False),
+        linear(
+            shapes,
+            "attn",
+            "kv_up",
+            shapes.heads * (latent.nope + latent.v),
+            latent.kv_lora,
+            split="column",
+            saved="attn.kv_normed",
+        ),
+        _positions(shapes, latent),
     )
 
 
@@ -68,18 +78,18 @@ def up_inputs(up: tuple[Node, ...]) -> tuple[Tensor, ...]:
     return tuple(tensor for node in up for tensor in node.saved if tensor.name in compressed)
 
 
-def _down(z: FrameworkShapes, name: str, n: int) -> Node:
+def _down(shapes: FrameworkShapes, name: str, n: int) -> Node:
     """Return a product over this rank's rows whose weight every tensor-parallel rank holds."""
-    x_bytes, y_bytes = z.row_bytes, float(z.element * z.rows * n)
-    name, params = f"attn.{name}", n * z.hidden
-    weight_grad: Ops = (product(z, name, "wgrad", n, z.hidden, z.rows),)
-    if not z.accumulates_in_product:
-        weight_grad += add_gradient(z, name, params)
-    weight_grad_bytes = 0.0 if z.accumulates_in_product else new_gradient_bytes(z, params)
+    x_bytes, y_bytes = shapes.row_bytes, float(shapes.element * shapes.rows * n)
+    name, params = f"attn.{name}", n * shapes.hidden
+    weight_grad: Ops = (product(shapes, name, "wgrad", n, shapes.hidden, shapes.rows),)
+    if not shapes.accumulates_in_product:
+        weight_grad += add_gradient(shapes, name, params)
+    weight_grad_bytes = 0.0 if shapes.accumulates_in_product else new_gradient_bytes(shapes, params)
     kept = (Tensor("attn.normed", x_bytes),)
     return Node(
-        forward=(product(z, name, "fwd", z.rows, n, z.hidden),),
-        input_grad=(product(z, name, "dgrad", z.rows, z.hidden, n),),
+        forward=(product(shapes, name, "fwd", shapes.rows, n, shapes.hidden),),
+        input_grad=(product(shapes, name, "dgrad", shapes.rows, shapes.hidden, n),),
         weight_grad=weight_grad,
         saved=kept,
         saved_for_weights=kept,
@@ -89,40 +99,46 @@ def _down(z: FrameworkShapes, name: str, n: int) -> Node:
         weights=(
             Weight(
                 weight_name(name),
-                (n, z.hidden),
-                (n, z.hidden),
-                z.dtype,
-                partial_rows=n if z.sequence_parallel else 0,
+                (n, shapes.hidden),
+                (n, shapes.hidden),
+                shapes.dtype,
+                partial_rows=n if shapes.sequence_parallel else 0,
                 gradient_product=f"{name} wgrad",
             ),
         ),
     )
 
 
-def _positions(z: FrameworkShapes, a: Latent) -> Node:
+def _positions(shapes: FrameworkShapes, latent: Latent) -> Node:
     """Return rotary positions on a part of each query and on the keys' shared part, of which every head gets a copy.
 
     With sequence parallelism the shared part is gathered first. There is one kernel for queries, in place, and one for
     keys and values (Megatron-Core's ``fused_mla_yarn_rope_apply``). Where operations rotate, others join.
     """
-    q_rope, k_rope = z.element * z.tokens * z.heads * a.rope, z.element * z.tokens * a.rope
-    q, k, v = (z.element * z.tokens * width for width in (z.q_width, z.kv_width, z.v_width))
-    expanded = z.element * z.tokens * z.heads * (a.nope + a.v)
+    q_rope, k_rope = (
+        shapes.element * shapes.tokens * shapes.heads * latent.rope,
+        shapes.element * shapes.tokens * latent.rope,
+    )
+    q, k, v = (shapes.element * shapes.tokens * width for width in (shapes.q_width, shapes.kv_width, shapes.v_width))
+    expanded = shapes.element * shapes.tokens * shapes.heads * (latent.nope + latent.v)
 
     def kernels(phase: str, suffix: str) -> Ops:
-        if not z.framework.rotates_by_operations:
+        if not shapes.framework.rotates_by_operations:
             read, written = expanded + k_rope, k + v
             if phase == "B":
                 read, written = written, read
             return (
-                memory(phase, f"attn.rope q{suffix}", "rope", q_rope, q_rope, z.dtype),
-                memory(phase, f"attn.rope kv{suffix}", "rope", read, written, z.dtype),
+                memory(phase, f"attn.rope q{suffix}", "rope", q_rope, q_rope, shapes.dtype),
+                memory(phase, f"attn.rope kv{suffix}", "rope", read, written, shapes.dtype),
             )
-        rotations = (*rotated(z, phase, "q", q_rope, suffix), *rotated(z, phase, "k", k_rope, suffix))
+        rotations = (*rotated(shapes, phase, "q", q_rope, suffix), *rotated(shapes, phase, "k", k_rope, suffix))
         joins = (("q join", q, q), ("k join", k, k), ("v copy", v, v))
-        return (*rotations, *(memory(phase, f"attn.{name}{suffix}", "copy", x, y, z.dtype) for name, x, y in joins))
+        return (
+            *rotations,
+            *(memory(phase, f"attn.{name}{suffix}", "copy", x, y, shapes.dtype) for name, x, y in joins),
+        )
 
-    gathered = z.sequence_parallel
+    gathered = shapes.sequence_parallel
     return Node(
         forward=(*((comm("all_gather", "attn rope key", k_rope),) if gathered else ()), *kernels("F", "")),
         input_grad=(

@@ -80,18 +80,20 @@ class _Sublayer:
 
 @lru_cache(maxsize=1024)
 def _layer(
-    z: FrameworkShapes, recompute: tuple[str, ...], kind: LayerKind, a: Latent | None, x: Experts | None
+    shapes: FrameworkShapes, recompute: tuple[str, ...], kind: LayerKind, latent: Latent | None, experts: Experts | None
 ) -> Part:
     """Return a layer. It is cached, so that equal layers are one object and their blocks can be shared."""
-    first = _mixer_block(z, kind, a)
+    first = _mixer_block(shapes, kind, latent)
     after_mixer = "attn.output" if first.nodes else "input"
-    second = _mlp_block(z, x, after_mixer) if kind.has_mlp else _Sublayer()
-    if first.nodes and second.norm and z.framework.fuses_residual_and_norm:
-        first, second = _fused(z, first, second)
+    second = _mlp_block(shapes, experts, after_mixer) if kind.has_mlp else _Sublayer()
+    if first.nodes and second.norm and shapes.framework.fuses_residual_and_norm:
+        first, second = _fused(shapes, first, second)
     nodes = (*first.nodes, *second.nodes)
-    start = Tensor("input", z.row_bytes)
+    start = Tensor("input", shapes.row_bytes)
     norms = [
-        (node, Tensor(name, z.row_bytes)) for name, node in (("input", first.norm), (after_mixer, second.norm)) if node
+        (node, Tensor(name, shapes.row_bytes))
+        for name, node in (("input", first.norm), (after_mixer, second.norm))
+        if node
     ]
     # Megatron-LM's --recompute-modules; those that drop their output are its CheckpointWithoutOutput.
     checkpoints = {
@@ -107,35 +109,37 @@ def _layer(
         **second.checkpoints,
     }
     chosen = [checkpoints[module] for module in recompute if module in checkpoints]
-    part = part_of(z, "moe layer" if x else "layer", nodes, chosen, held_gradient_bytes=z.row_bytes, is_unit=True)
+    part = part_of(
+        shapes, "moe layer" if experts else "layer", nodes, chosen, held_gradient_bytes=shapes.row_bytes, is_unit=True
+    )
     if "ops" in recompute:
-        return recomputed_by_op(z, x, nodes, part)
-    ends = z.framework.recompute_ends_before[z.tp > 1]
-    if z.tuning.adapters and "down" in z.tuning.adapters.targets:
+        return recomputed_by_op(shapes, experts, nodes, part)
+    ends = shapes.framework.recompute_ends_before[shapes.tp > 1]
+    if shapes.tuning.adapters and "down" in shapes.tuning.adapters.targets:
         ends -= {"mlp.fc2", "mlp.fc2 bias"}  # the product is run again before its adapter
-    if "layer" in recompute and ends and not z.dropout:
+    if "layer" in recompute and ends and not shapes.dropout:
         needed = itertools.takewhile(lambda op: isinstance(op, Beside) or op.name not in ends, part.recompute)
         return replace(part, recompute=tuple(needed))
     return part
 
 
-def _mixer_block(z: FrameworkShapes, kind: LayerKind, a: Latent | None) -> _Sublayer:
+def _mixer_block(shapes: FrameworkShapes, kind: LayerKind, latent: Latent | None) -> _Sublayer:
     """Return the block of a layer's mixer, without operations where it has none."""
-    mixed = mixing(z, kind.mixer, kind.sizes, a)
+    mixed = mixing(shapes, kind.mixer, kind.sizes, latent)
     if mixed is None:
         return _Sublayer()
-    before = _before(z, "attn", "input", readers=mixed.readers)
-    nodes = (before, *mixed.nodes, *_behind(z, "attn"), z.framework.residual(z, "attn"))
-    return _Sublayer(nodes, before if z.norm_place != "after" else None, mixed.checkpoints)
+    before = _before(shapes, "attn", "input", readers=mixed.readers)
+    nodes = (before, *mixed.nodes, *_behind(shapes, "attn"), shapes.framework.residual(shapes, "attn"))
+    return _Sublayer(nodes, before if shapes.norm_place != "after" else None, mixed.checkpoints)
 
 
-def _mlp_block(z: FrameworkShapes, x: Experts | None, entering: str) -> _Sublayer:
+def _mlp_block(shapes: FrameworkShapes, experts: Experts | None, entering: str) -> _Sublayer:
     """Return the block of a layer's MLP or experts; ``entering`` is the tensor that enters it."""
-    readers = 2 if z.gated and not z.framework.joins_projections(z.position) else 1
-    before = _before(z, "mlp", entering, readers=readers)
-    mixed = mixture(z, x) if x else None
-    nodes = mixed.nodes if mixed else _mlp(z)
-    normed = Tensor("mlp.normed", z.row_bytes)
+    readers = 2 if shapes.gated and not shapes.framework.joins_projections(shapes.position) else 1
+    before = _before(shapes, "mlp", entering, readers=readers)
+    mixed = mixture(shapes, experts) if experts else None
+    nodes = mixed.nodes if mixed else _mlp(shapes)
+    normed = Tensor("mlp.normed", shapes.row_bytes)
     checkpoints: dict[str, Checkpoint] = {}
     if mixed:
         act = mixed.activation
@@ -144,48 +148,67 @@ def _mlp_block(z: FrameworkShapes, x: Experts | None, entering: str) -> _Sublaye
         checkpoints["shared_experts"] = Checkpoint(mixed.shared, (normed,) if mixed.shared else ())
     else:
         checkpoints["mlp"] = Checkpoint(nodes, (normed,))
-    whole = (before, *nodes, *_behind(z, "mlp"), z.framework.residual(z, "mlp"))
-    return _Sublayer(whole, before if z.norm_place != "after" else None, checkpoints)
+    whole = (before, *nodes, *_behind(shapes, "mlp"), shapes.framework.residual(shapes, "mlp"))
+    return _Sublayer(whole, before if shapes.norm_place != "after" else None, checkpoints)
 
 
-def _before(z: FrameworkShapes, block: str, entering: str, *, readers: int) -> Node:
+def _before(shapes: FrameworkShapes, block: str, entering: str, *, readers: int) -> Node:
     """Return the norm before a block; without one, the sum of the gradients through the block and round it."""
-    if z.norm_place != "after":
-        return norm(z, f"{block}.norm", saved=entering, residual=True, readers=readers)
-    add = memory("B", f"{block} residual grad", "residual", 2 * z.row_bytes, z.row_bytes, z.dtype)
-    return Node(input_grad=(add,), grad_bytes=2 * z.row_bytes)
+    if shapes.norm_place != "after":
+        return norm(shapes, f"{block}.norm", saved=entering, residual=True, readers=readers)
+    add = memory("B", f"{block} residual grad", "residual", 2 * shapes.row_bytes, shapes.row_bytes, shapes.dtype)
+    return Node(input_grad=(add,), grad_bytes=2 * shapes.row_bytes)
 
 
-def _behind(z: FrameworkShapes, block: str) -> tuple[Node, ...]:
+def _behind(shapes: FrameworkShapes, block: str) -> tuple[Node, ...]:
     """Return the norm on a block's output, where there is one."""
-    if z.norm_place == "before":
+    if shapes.norm_place == "before":
         return ()
-    return (norm(z, f"{block}.post_norm", saved=f"{block}.unnormed", residual=False),)
+    return (norm(shapes, f"{block}.post_norm", saved=f"{block}.unnormed", residual=False),)
 
 
-def _mlp(z: FrameworkShapes) -> tuple[Node, ...]:
+def _mlp(shapes: FrameworkShapes) -> tuple[Node, ...]:
     """Return the MLP: two products, with the activation between them. The first may be two, of gate and up."""
-    apart = z.gated and not z.framework.joins_projections(z.position)
-    widths = {"gate": z.ffn, "up": z.ffn} if apart else {"fc1": z.ffn * (2 if z.gated else 1)}
-    bias = "mlp" in z.biases
+    apart = shapes.gated and not shapes.framework.joins_projections(shapes.position)
+    widths = {"gate": shapes.ffn, "up": shapes.ffn} if apart else {"fc1": shapes.ffn * (2 if shapes.gated else 1)}
+    bias = "mlp" in shapes.biases
     first = [
         linear(
-            z, "mlp", name, n, z.hidden, split="column", saved="mlp.normed", bias=bias, wide=True, first=name != "up"
+            shapes,
+            "mlp",
+            name,
+            n,
+            shapes.hidden,
+            split="column",
+            saved="mlp.normed",
+            bias=bias,
+            wide=True,
+            first=name != "up",
         )
         for name, n in widths.items()
     ]
     return (
-        *with_summed_gradients(z, first),
-        activation(z, "mlp", z.tokens * z.ffn),
-        linear(z, "mlp", "fc2", z.hidden, z.ffn, split="row", saved="mlp.act", bias=bias, wide=not z.gated),
+        *with_summed_gradients(shapes, first),
+        activation(shapes, "mlp", shapes.tokens * shapes.ffn),
+        linear(
+            shapes,
+            "mlp",
+            "fc2",
+            shapes.hidden,
+            shapes.ffn,
+            split="row",
+            saved="mlp.act",
+            bias=bias,
+            wide=not shapes.gated,
+        ),
     )
 
 
-def _fused(z: FrameworkShapes, first: _Sublayer, second: _Sublayer) -> tuple[_Sublayer, _Sublayer]:
+def _fused(shapes: FrameworkShapes, first: _Sublayer, second: _Sublayer) -> tuple[_Sublayer, _Sublayer]:
     """Return two blocks with the first one's sum and the norm before the second in one kernel."""
     assert second.norm is not None
     add, *rest = first.nodes[-1], *second.nodes[1:]
-    fused = fuse("F", add.forward[-1], second.norm.forward[0], z.row_bytes, keep=True)
+    fused = fuse("F", add.forward[-1], second.norm.forward[0], shapes.row_bytes, keep=True)
     normed = replace(second.norm, forward=(fused,))
     return (
         replace(first, nodes=(*first.nodes[:-1], replace(add, forward=()))),

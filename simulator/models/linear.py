@@ -20,30 +20,30 @@ ALIGNED = 16
 PHASES = {"fwd": StepPhase.FORWARD, "dgrad": StepPhase.BACKWARD, "wgrad": StepPhase.WEIGHT_GRADIENT}
 
 
-def add_gradient(z: FrameworkShapes, name: str, params: int) -> Ops:
+def add_gradient(shapes: FrameworkShapes, name: str, params: int) -> Ops:
     """Return the addition of a new gradient in working precision to the buffer of ``grad_dtype``.
 
     A complete gradient torch's DDP multiplies by 1 / dp on its way to its bucket (reducer.cpp,
     ``mark_variable_ready_dense``).
     """
     ops: Ops = ()
-    buffer = float(DTYPE_BYTES[z.grad_dtype] * params)
-    if z.adds_gradients:
-        alike = z.weight_element == DTYPE_BYTES[z.grad_dtype]  # added by the kernel that adds activations
+    buffer = float(DTYPE_BYTES[shapes.grad_dtype] * params)
+    if shapes.adds_gradients:
+        alike = shapes.weight_element == DTYPE_BYTES[shapes.grad_dtype]  # added by the kernel that adds activations
         op = "residual" if alike else "accumulate"
-        ops += (memory("W", f"{name} grad add", op, z.weight_element * params + buffer, buffer, z.dtype),)
-    if z.fills_buckets:
-        ops += (memory("W", f"{name} grad to bucket", "copy", buffer, buffer, z.dtype),)
+        ops += (memory("W", f"{name} grad add", op, shapes.weight_element * params + buffer, buffer, shapes.dtype),)
+    if shapes.fills_buckets:
+        ops += (memory("W", f"{name} grad to bucket", "copy", buffer, buffer, shapes.dtype),)
     return ops
 
 
-def new_gradient_bytes(z: FrameworkShapes, params: int) -> float:
+def new_gradient_bytes(shapes: FrameworkShapes, params: int) -> float:
     """Return the bytes that are alive while the new gradient of a weight is added to the buffer.
 
     They are that gradient's. Where it stays and is counted with the others, they are those of its copy in the buffer's
     type.
     """
-    return float((DTYPE_BYTES[z.grad_dtype] if z.keeps_gradients else z.weight_element) * params)
+    return float((DTYPE_BYTES[shapes.grad_dtype] if shapes.keeps_gradients else shapes.weight_element) * params)
 
 
 @dataclass(frozen=True)
@@ -59,26 +59,26 @@ class LinearLayer:
     shared: int
     rows: int
 
-    def x_bytes(self, z: FrameworkShapes) -> float:
+    def x_bytes(self, shapes: FrameworkShapes) -> float:
         """Return the bytes of x, whole."""
-        return float(z.element * z.tokens * self.k)
+        return float(shapes.element * shapes.tokens * self.k)
 
-    def y_bytes(self, z: FrameworkShapes) -> float:
+    def y_bytes(self, shapes: FrameworkShapes) -> float:
         """Return the bytes of y, whole."""
-        return float(z.element * z.tokens * self.n)
+        return float(shapes.element * shapes.tokens * self.n)
 
-    def w_bytes(self, z: FrameworkShapes) -> float:
+    def w_bytes(self, shapes: FrameworkShapes) -> float:
         """Return the bytes of W in working precision."""
-        return float(z.element * self.n * self.k)
+        return float(shapes.element * self.n * self.k)
 
-    def product(self, z: FrameworkShapes, role: str, rows: int) -> Compute:
+    def product(self, shapes: FrameworkShapes, role: str, rows: int) -> Compute:
         """Return the product of so many rows in its ``role``: fwd, dgrad or wgrad."""
         sizes = {"fwd": (rows, self.n, self.k), "dgrad": (rows, self.k, self.n), "wgrad": (self.n, self.k, rows)}
-        return product(z, self.name, role, *sizes[role])
+        return product(shapes, self.name, role, *sizes[role])
 
 
 def linear(
-    z: FrameworkShapes,
+    shapes: FrameworkShapes,
     block: str,
     name: str,
     n: int,
@@ -106,84 +106,84 @@ def linear(
     later); Megatron-LM's own linear layer (``cached`` false) makes a new one each time.
     """
     layer = LinearLayer(block, f"{block}.{name}", n, k, split, bias, shared, rows)
-    x_bytes, y_bytes = layer.x_bytes(z), layer.y_bytes(z)
-    forward, input_grad, gather = _passes(z, layer)
-    kept, gather = _kept_input(z, layer, saved, gather)
-    wgrad = layer.product(z, "wgrad", z.tokens)
-    weight_grad: Ops = (wgrad, *(() if z.accumulates_in_product else add_gradient(z, layer.name, n * k)))
+    x_bytes, y_bytes = layer.x_bytes(shapes), layer.y_bytes(shapes)
+    forward, input_grad, gather = _passes(shapes, layer)
+    kept, gather = _kept_input(shapes, layer, saved, gather)
+    wgrad = layer.product(shapes, "wgrad", shapes.tokens)
+    weight_grad: Ops = (wgrad, *(() if shapes.accumulates_in_product else add_gradient(shapes, layer.name, n * k)))
     if bias:
-        added, bias_grad = _bias(z, layer)
+        added, bias_grad = _bias(shapes, layer)
         forward, weight_grad = (*forward, *added), (*weight_grad, *bias_grad)
-    dgrad, summed = layer.product(z, "dgrad", z.tokens), _summed(z, block, x_bytes)
+    dgrad, summed = layer.product(shapes, "dgrad", shapes.tokens), _summed(shapes, block, x_bytes)
     hidden = (*_hidden(gather, dgrad), *_hidden(summed, wgrad), *weight_grad[1:])
-    placeholder = z.accumulates_in_product and cached
-    weight_grad_bytes = (x_bytes if gather else 0) + (0 if placeholder else new_gradient_bytes(z, n * k))
+    placeholder = shapes.accumulates_in_product and cached
+    weight_grad_bytes = (x_bytes if gather else 0) + (0 if placeholder else new_gradient_bytes(shapes, n * k))
     node = Node(
         forward=forward,
         input_grad=input_grad,
         weight_grad=weight_grad,
         gather=gather,
-        together=hidden if z.overlaps_tp and split == "column" else (),
+        together=hidden if shapes.overlaps_tp and split == "column" else (),
         saved=kept,
         saved_for_weights=kept,
         # Gradients of y and x whole; x or y once more as this rank's rows beside the gathered copy.
         grad_bytes=x_bytes + y_bytes + weight_grad_bytes,
         output_grad_bytes=y_bytes,
         weight_grad_bytes=weight_grad_bytes,
-        placeholders=(Tensor(f"weight gradient {n} x {k}", layer.w_bytes(z)),) if placeholder else (),
-        weights=_weights(z, layer),
+        placeholders=(Tensor(f"weight gradient {n} x {k}", layer.w_bytes(shapes)),) if placeholder else (),
+        weights=_weights(shapes, layer),
     )
-    if z.framework.pads_products and n * z.element % ALIGNED:
-        node = _padded(z, layer, node)
-    node = in_low_precision(z, node, layer.name, z.tokens, n, k, first=first)
-    return cast_operands(z, node, layer.name, n, k, wide=wide, bias=bias) if z.autocast else node
+    if shapes.framework.pads_products and n * shapes.element % ALIGNED:
+        node = _padded(shapes, layer, node)
+    node = in_low_precision(shapes, node, layer.name, shapes.tokens, n, k, first=first)
+    return cast_operands(shapes, node, layer.name, n, k, wide=wide, bias=bias) if shapes.autocast else node
 
 
 def _kept_input(
-    z: FrameworkShapes, layer: LinearLayer, saved: str, gather: tuple[Collective, ...]
+    shapes: FrameworkShapes, layer: LinearLayer, saved: str, gather: tuple[Collective, ...]
 ) -> tuple[tuple[Tensor, ...], tuple[Collective, ...]]:
     """Return what is kept of x for the weight gradient, and what is to be gathered for it once more."""
-    x_bytes = layer.x_bytes(z)
-    if gather and z.framework.keeps_gathered_inputs:
+    x_bytes = layer.x_bytes(shapes)
+    if gather and shapes.framework.keeps_gathered_inputs:
         return (Tensor(f"{saved} gathered", x_bytes),), ()
-    return (Tensor(saved, x_bytes * z.rows / z.tokens if layer.split == "column" else x_bytes),), gather
+    return (Tensor(saved, x_bytes * shapes.rows / shapes.tokens if layer.split == "column" else x_bytes),), gather
 
 
-def _bias(z: FrameworkShapes, layer: LinearLayer) -> tuple[Ops, Ops]:
+def _bias(shapes: FrameworkShapes, layer: LinearLayer) -> tuple[Ops, Ops]:
     """Return the kernel that adds the bias to y, if there is one, and those of its gradient."""
-    name, n, split, y_bytes = layer.name, layer.n, layer.split, layer.y_bytes(z)
-    y_kept = y_bytes * z.rows / z.tokens if split == "row" else y_bytes
-    add = memory("F", f"{name} bias", "bias", y_kept, y_kept, z.dtype)
-    apart = z.framework.adds_bias_after_sums and z.tp > 1 and split == "row"
-    gradient = memory("W", f"{name} bias grad", "reduce", y_kept, z.element * n, z.dtype, n)
-    return (add,) if apart else (), (gradient, *add_gradient(z, f"{name} bias", n))
+    name, n, split, y_bytes = layer.name, layer.n, layer.split, layer.y_bytes(shapes)
+    y_kept = y_bytes * shapes.rows / shapes.tokens if split == "row" else y_bytes
+    add = memory("F", f"{name} bias", "bias", y_kept, y_kept, shapes.dtype)
+    apart = shapes.framework.adds_bias_after_sums and shapes.tp > 1 and split == "row"
+    gradient = memory("W", f"{name} bias grad", "reduce", y_kept, shapes.element * n, shapes.dtype, n)
+    return (add,) if apart else (), (gradient, *add_gradient(shapes, f"{name} bias", n))
 
 
-def _padded(z: FrameworkShapes, layer: LinearLayer, node: Node) -> Node:
+def _padded(shapes: FrameworkShapes, layer: LinearLayer, node: Node) -> Node:
     """Return ``node`` with copies of W, and of the gradient of y for each of its products, that have padded rows.
 
     What makes y reads no padding (torch/_inductor/fx_passes/pad_mm.py).
     """
-    name, y_bytes, w_bytes = layer.name, layer.y_bytes(z), layer.w_bytes(z)
+    name, y_bytes, w_bytes = layer.name, layer.y_bytes(shapes), layer.w_bytes(shapes)
     return replace(
         node,
-        forward=(memory("F", f"{name} pad", "copy", w_bytes, w_bytes, z.dtype), *node.forward),
+        forward=(memory("F", f"{name} pad", "copy", w_bytes, w_bytes, shapes.dtype), *node.forward),
         input_grad=(
-            memory("B", f"{name} grad pad", "copy", y_bytes, 2 * y_bytes, z.dtype),
-            memory("B", f"{name} pad again", "copy", w_bytes, w_bytes, z.dtype),
+            memory("B", f"{name} grad pad", "copy", y_bytes, 2 * y_bytes, shapes.dtype),
+            memory("B", f"{name} pad again", "copy", w_bytes, w_bytes, shapes.dtype),
             *node.input_grad,
         ),
     )
 
 
-def with_summed_gradients(z: FrameworkShapes, nodes: Sequence[Node]) -> tuple[Node, ...]:
+def with_summed_gradients(shapes: FrameworkShapes, nodes: Sequence[Node]) -> tuple[Node, ...]:
     """Return products of one input, whose gradients autograd adds up: all but the last have a sum behind theirs.
 
     Tensor-parallel ranks gather the input before the first, and sum its gradient when that of the first is added.
     """
-    if len(nodes) == 1 or z.framework.fuses_pointwise:
+    if len(nodes) == 1 or shapes.framework.fuses_pointwise:
         return tuple(nodes)
-    nbytes = float(z.weight_element * z.tokens * z.hidden)
+    nbytes = float(shapes.weight_element * shapes.tokens * shapes.hidden)
 
     def summed(node: Node, comms: Ops) -> Node:
         add = memory(
@@ -192,7 +192,7 @@ def with_summed_gradients(z: FrameworkShapes, nodes: Sequence[Node]) -> tuple[No
             "residual",
             2 * nbytes,
             nbytes,
-            z.dtype,
+            shapes.dtype,
         )
         input_grad = (*_kernels(node.input_grad), add, *comms)
         return replace(node, input_grad=input_grad, grad_bytes=node.grad_bytes + nbytes)
@@ -215,7 +215,7 @@ def _exchanges(op: Op) -> bool:
     return isinstance(op, Collective) or (isinstance(op, Compute) and op.name.startswith("tp."))
 
 
-def _with_copies(z: FrameworkShapes, phase: str, ops: Ops) -> Ops:
+def _with_copies(shapes: FrameworkShapes, phase: str, ops: Ops) -> Ops:
     """Return ``ops`` with a copy after each gathering of rows, and before each reduce-scatter of them.
 
     Functional collectives join and cut the first dimension; rows of a sequence are the second
@@ -224,10 +224,10 @@ def _with_copies(z: FrameworkShapes, phase: str, ops: Ops) -> Ops:
     ordered: list[Op] = []
     for op in ops:
         if isinstance(op, Collective) and op.op == "reduce_scatter":
-            ordered.append(memory(phase, f"{op.name} cut", "copy", op.nbytes, op.nbytes, z.dtype))
+            ordered.append(memory(phase, f"{op.name} cut", "copy", op.nbytes, op.nbytes, shapes.dtype))
         ordered.append(op)
         if isinstance(op, Collective) and op.op == "all_gather":
-            ordered.append(memory(phase, f"{op.name} join", "strided", op.nbytes, op.nbytes, z.dtype))
+            ordered.append(memory(phase, f"{op.name} join", "strided", op.nbytes, op.nbytes, shapes.dtype))
     return tuple(ordered)
 
 
@@ -236,23 +236,23 @@ def _hidden(comms: tuple[Collective, ...], kernel: Compute) -> Ops:
     return tuple(Beside(comm, (kernel,)) for comm in comms) or (kernel,)
 
 
-def product(z: FrameworkShapes, name: str, role: str, m: int, n: int, k: int) -> Compute:
+def product(shapes: FrameworkShapes, name: str, role: str, m: int, n: int, k: int) -> Compute:
     """Return the product ``name`` in its ``role``: fwd, dgrad or wgrad."""
-    accumulate = role == "wgrad" and z.accumulates_in_product
-    out_dtype = z.grad_dtype if accumulate else ""
-    kernel = Matmul(m, n, k, dtype=z.dtype, role=role, out_dtype=out_dtype, accumulate=accumulate)
+    accumulate = role == "wgrad" and shapes.accumulates_in_product
+    out_dtype = shapes.grad_dtype if accumulate else ""
+    kernel = Matmul(m, n, k, dtype=shapes.dtype, role=role, out_dtype=out_dtype, accumulate=accumulate)
     return Compute(name if role == "fwd" else f"{name} {role}", kernel, PHASES[role])
 
 
-def _passes(z: FrameworkShapes, layer: LinearLayer) -> tuple[Ops, Ops, tuple[Collective, ...]]:
+def _passes(shapes: FrameworkShapes, layer: LinearLayer) -> tuple[Ops, Ops, tuple[Collective, ...]]:
     """Return `_split_passes`, with the copies around their collectives where a framework has such."""
-    forward, input_grad, gather = _split_passes(z, layer)
-    if z.framework.copies_gathered:
-        forward, input_grad = _with_copies(z, "F", forward), _with_copies(z, "B", input_grad)
+    forward, input_grad, gather = _split_passes(shapes, layer)
+    if shapes.framework.copies_gathered:
+        forward, input_grad = _with_copies(shapes, "F", forward), _with_copies(shapes, "B", input_grad)
     return forward, input_grad, gather
 
 
-def _split_passes(z: FrameworkShapes, layer: LinearLayer) -> tuple[Ops, Ops, tuple[Collective, ...]]:
+def _split_passes(shapes: FrameworkShapes, layer: LinearLayer) -> tuple[Ops, Ops, tuple[Collective, ...]]:
     """Return the forward pass, the input gradient, and the gathering of x for the weight gradient.
 
     ``column`` starts from a replicated x and sums its gradient, ``row`` ends with a sum of y (arXiv 1909.08053, section
@@ -268,45 +268,49 @@ def _split_passes(z: FrameworkShapes, layer: LinearLayer) -> tuple[Ops, Ops, tup
     weight gradient's (Megatron-LM's ``LinearWithGradAccumulationAndAsyncCommunication``, TransformerEngine's ``bulk``).
     Without sequence parallelism only that sum, an all-reduce, is hidden, as in Megatron-LM.
     """
-    block, x_bytes, y_bytes = layer.block, layer.x_bytes(z), layer.y_bytes(z)
-    whole, dgrad = layer.product(z, "fwd", z.tokens), layer.product(z, "dgrad", z.tokens)
+    block, x_bytes, y_bytes = layer.block, layer.x_bytes(shapes), layer.y_bytes(shapes)
+    whole, dgrad = layer.product(shapes, "fwd", shapes.tokens), layer.product(shapes, "dgrad", shapes.tokens)
     if layer.split == "none":
-        return (*_gathered(z, block, x_bytes), whole), (dgrad,), ()
-    in_ring = z.overlaps_tp and z.sequence_parallel
-    chunk, dgrad_chunk = layer.product(z, "fwd", z.rows), layer.product(z, "dgrad", z.rows)
+        return (*_gathered(shapes, block, x_bytes), whole), (dgrad,), ()
+    in_ring = shapes.overlaps_tp and shapes.sequence_parallel
+    chunk, dgrad_chunk = layer.product(shapes, "fwd", shapes.rows), layer.product(shapes, "dgrad", shapes.rows)
     if layer.split == "column":
-        gather = _gathered(z, block, x_bytes)
+        gather = _gathered(shapes, block, x_bytes)
         if in_ring:
-            return _gather_around(z, block, x_bytes, chunk), _sum_around(z, block, x_bytes, dgrad_chunk), gather
-        return (*gather, whole), (dgrad, *_summed(z, block, x_bytes)), gather
+            return (
+                _gather_around(shapes, block, x_bytes, chunk),
+                _sum_around(shapes, block, x_bytes, dgrad_chunk),
+                gather,
+            )
+        return (*gather, whole), (dgrad, *_summed(shapes, block, x_bytes)), gather
     if in_ring:
-        return _sum_around(z, block, y_bytes, chunk), _gather_around(z, block, y_bytes, dgrad_chunk), ()
-    return (whole, *_summed(z, block, y_bytes)), (*_gathered(z, block, y_bytes), dgrad), ()
+        return _sum_around(shapes, block, y_bytes, chunk), _gather_around(shapes, block, y_bytes, dgrad_chunk), ()
+    return (whole, *_summed(shapes, block, y_bytes)), (*_gathered(shapes, block, y_bytes), dgrad), ()
 
 
-def _gathered(z: FrameworkShapes, block: str, nbytes: float) -> tuple[Collective, ...]:
+def _gathered(shapes: FrameworkShapes, block: str, nbytes: float) -> tuple[Collective, ...]:
     """Return the gathering of rows that tensor-parallel ranks have a part of each."""
-    return (comm("all_gather", block, nbytes),) if z.sequence_parallel else ()
+    return (comm("all_gather", block, nbytes),) if shapes.sequence_parallel else ()
 
 
-def _summed(z: FrameworkShapes, block: str, nbytes: float) -> tuple[Collective, ...]:
+def _summed(shapes: FrameworkShapes, block: str, nbytes: float) -> tuple[Collective, ...]:
     """Return the sum over tensor-parallel ranks: of whole rows, or with sequence parallelism of each rank's part."""
-    op = "reduce_scatter" if z.sequence_parallel else "all_reduce"
-    return (comm(op, block, nbytes),) if z.tp > 1 else ()
+    op = "reduce_scatter" if shapes.sequence_parallel else "all_reduce"
+    return (comm(op, block, nbytes),) if shapes.tp > 1 else ()
 
 
-def _weights(z: FrameworkShapes, layer: LinearLayer) -> tuple[Weight, ...]:
+def _weights(shapes: FrameworkShapes, layer: LinearLayer) -> tuple[Weight, ...]:
     """Return W, and the bias of a layer that has one."""
     name, n, k, split, shared = layer.name, layer.n, layer.k, layer.split, layer.shared
     over = () if split == "none" else ("tp",)
-    whole_rows = (n - shared) * z.tp + shared * z.tp // z.kv_replicas if split == "column" else n
+    whole_rows = (n - shared) * shapes.tp + shared * shapes.tp // shapes.kv_replicas if split == "column" else n
     rows = layer.rows or whole_rows
-    columns = k * z.tp if split == "row" else k
+    columns = k * shapes.tp if split == "row" else k
     weight = Weight(
         weight_name(name),
         (n, k),
         (rows, columns),
-        z.dtype,
+        shapes.dtype,
         sharded_over=over,
         partial_rows=shared,
         gradient_product=f"{name} wgrad",
@@ -321,33 +325,33 @@ def _weights(z: FrameworkShapes, layer: LinearLayer) -> tuple[Weight, ...]:
             weight_name(name, "bias"),
             (n,),
             (rows,),
-            z.dtype,
+            shapes.dtype,
             sharded_over=() if whole_bias else over,
-            partial_rows=n if whole_bias and z.sequence_parallel else shared,
+            partial_rows=n if whole_bias and shapes.sequence_parallel else shared,
         ),
     )
 
 
-def _gather_around(z: FrameworkShapes, block: str, nbytes: float, chunk: Compute) -> Ops:
+def _gather_around(shapes: FrameworkShapes, block: str, nbytes: float, chunk: Compute) -> Ops:
     """Return ``chunk`` for the rows of every rank, this rank's first, while those of the next come round.
 
     The rows of all ranks are ``nbytes``.
     """
-    around = Beside(comm("send_recv", block, nbytes / z.tp), (_further(z, chunk),))
-    return (*(around,) * (z.tp - 1), chunk)
+    around = Beside(comm("send_recv", block, nbytes / shapes.tp), (_further(shapes, chunk),))
+    return (*(around,) * (shapes.tp - 1), chunk)
 
 
-def _sum_around(z: FrameworkShapes, block: str, nbytes: float, chunk: Compute) -> Ops:
+def _sum_around(shapes: FrameworkShapes, block: str, nbytes: float, chunk: Compute) -> Ops:
     """Return ``chunk`` for the rows of every rank, this rank's last, while the sum of the rows before them goes round.
 
     Every rank adds its part to the sum that comes in, and hands it on.
     """
-    part = nbytes / z.tp
-    add = memory(chunk.phase, f"{chunk.name} partial sum", "residual", 2 * part, part, z.dtype)
-    around = (Beside(comm("send_recv", block, part), (_further(z, chunk),)), _further(z, add))
-    return (chunk, *around * (z.tp - 1))
+    part = nbytes / shapes.tp
+    add = memory(chunk.phase, f"{chunk.name} partial sum", "residual", 2 * part, part, shapes.dtype)
+    around = (Beside(comm("send_recv", block, part), (_further(shapes, chunk),)), _further(shapes, add))
+    return (chunk, *around * (shapes.tp - 1))
 
 
-def _further(z: FrameworkShapes, op: Compute) -> Compute:
+def _further(shapes: FrameworkShapes, op: Compute) -> Compute:
     """Return a kernel of a ring behind its first product, as the framework launches it."""
-    return replace(op, within_call=z.framework.rings_in_one_call)
+    return replace(op, within_call=shapes.framework.rings_in_one_call)

@@ -21,27 +21,27 @@ MADE_BY_ACTIVATION, MADE_BY_NORM = ".act", "normed"
 
 
 def in_low_precision(
-    z: FrameworkShapes, node: Node, name: str, rows: int, n: int, k: int, *, experts: int = 1, first: bool = True
+    shapes: FrameworkShapes, node: Node, name: str, rows: int, n: int, k: int, *, experts: int = 1, first: bool = True
 ) -> Node:
     """Return the product ``node`` (``rows`` x k times k x n) in 8 or 4 bits, where the recipe has it so.
 
     W is one for each of so many ``experts``. ``first``: no other product before it has read, and cast, the same input.
     """
-    recipe = z.product_recipe
+    recipe = shapes.product_recipe
     if recipe is None or not is_in_low_precision(recipe, name, n, k):
         return node
     elements = {"x": rows * k, "w": experts * n * k, "y": rows * n}
-    sizes = {tensor: float(z.element * count) for tensor, count in elements.items()}
+    sizes = {tensor: float(shapes.element * count) for tensor, count in elements.items()}
     saved = node.saved_for_weights[0].name
-    cast = _Casts(z, name, sizes, {"x": k, "w": k, "y": n})
+    cast = _Casts(shapes, name, sizes, {"x": k, "w": k, "y": n})
     inputs = cast("F", "input", "x", recipe.input_forward) if first else ()
-    weights = cast("F", "weight", "w", recipe.weight_forward) if z.casts_weights else ()
+    weights = cast("F", "weight", "w", recipe.weight_forward) if shapes.casts_weights else ()
     turned_weight = cast("B", "weight", "w", recipe.weight_backward)
-    if z.gathers_in_8_bits:
+    if shapes.gathers_in_8_bits:
         weights, turned_weight = (), cast("B", "weight", "w", (TURNED_AS_GATHERED,))
     gradient, gradient_again = _gradients(recipe, cast, name)
-    turned_input = _inputs_again(z, recipe, cast, saved, first=first)
-    converted_each = _conversion(recipe, z.dtype, cast)
+    turned_input = _inputs_again(shapes, recipe, cast, saved, first=first)
+    converted_each = _conversion(recipe, shapes.dtype, cast)
     before_wgrad: Ops = (*gradient_again, *turned_input)
     together = converted_each(node.together)
     return replace(
@@ -50,11 +50,11 @@ def in_low_precision(
         input_grad=(*gradient, *turned_weight, *converted_each(node.input_grad)),
         weight_grad=(*before_wgrad, *converted_each(node.weight_grad)),
         together=(*gradient, *turned_weight, *before_wgrad, *together) if together else (),
-        saved=_kept(z, recipe, node.saved, sizes["x"]),
-        saved_for_weights=_kept(z, recipe, node.saved_for_weights, sizes["x"]),
-        grad_bytes=node.grad_bytes + _copied(z, recipe, elements),
+        saved=_kept(shapes, recipe, node.saved, sizes["x"]),
+        saved_for_weights=_kept(shapes, recipe, node.saved_for_weights, sizes["x"]),
+        grad_bytes=node.grad_bytes + _copied(shapes, recipe, elements),
         weights=tuple(
-            replace(weight, in_low_precision=True, gathered_in_8_bits=z.gathers_in_8_bits)
+            replace(weight, in_low_precision=True, gathered_in_8_bits=shapes.gathers_in_8_bits)
             if weight.gradient_product and len(weight.shape) > 1
             else weight
             for weight in node.weights
@@ -91,8 +91,10 @@ class _Casts:
     ``sizes``: bytes of its x, W and y in working precision. ``widths``: elements of a row of each.
     """
 
-    def __init__(self, z: FrameworkShapes, name: str, sizes: Mapping[str, float], widths: Mapping[str, int]) -> None:
-        self._z, self._name, self._sizes, self._widths = z, name, sizes, widths
+    def __init__(
+        self, shapes: FrameworkShapes, name: str, sizes: Mapping[str, float], widths: Mapping[str, int]
+    ) -> None:
+        self._z, self._name, self._sizes, self._widths = shapes, name, sizes, widths
 
     def __call__(self, phase: str, what: str, tensor: str, kernels: Iterable[CastKernel]) -> Ops:
         nbytes = self._sizes[tensor]
@@ -117,34 +119,36 @@ def _gradients(recipe: ProductRecipe, cast: _Casts, name: str) -> tuple[Ops, Ops
     return cast("B", "grad", "y", recipe.gradient), cast("W", "grad", "y", recipe.gradient_again)
 
 
-def _inputs_again(z: FrameworkShapes, recipe: ProductRecipe, cast: _Casts, saved: str, *, first: bool) -> Ops:
+def _inputs_again(shapes: FrameworkShapes, recipe: ProductRecipe, cast: _Casts, saved: str, *, first: bool) -> Ops:
     """Return the casts of x before the product for dW, with the norm that makes x again."""
     if not first or (recipe.activation_backward and saved.endswith(MADE_BY_ACTIVATION)):
         return ()
     casts = cast("W", "input", "x", recipe.input_backward)
     if not recipe.keeps_input_copy and saved.endswith(MADE_BY_NORM):
-        again = CastKernel("normed again", "norm" if z.norm == "layernorm" else "rms_norm", 1, 1)
+        again = CastKernel("normed again", "norm" if shapes.norm == "layernorm" else "rms_norm", 1, 1)
         casts = (*cast("W", "input", "x", (again,)), *casts)
     return casts
 
 
-def _kept(z: FrameworkShapes, recipe: ProductRecipe, tensors: tuple[Tensor, ...], x_bytes: float) -> tuple[Tensor, ...]:
+def _kept(
+    shapes: FrameworkShapes, recipe: ProductRecipe, tensors: tuple[Tensor, ...], x_bytes: float
+) -> tuple[Tensor, ...]:
     """Return what is kept of the product's input, the first of ``tensors``."""
     x, *rest = tensors
     if not recipe.keeps_input_copy and x.name.endswith((MADE_BY_ACTIVATION, MADE_BY_NORM)):
         return tuple(rest)
     if not recipe.keeps_input_copy:
         return tensors
-    return (Tensor(f"{x.name} in {recipe.bits} bits", recipe.copy_bytes * x.nbytes / z.element), *rest)
+    return (Tensor(f"{x.name} in {recipe.bits} bits", recipe.copy_bytes * x.nbytes / shapes.element), *rest)
 
 
-def _copied(z: FrameworkShapes, recipe: ProductRecipe, elements: Mapping[str, int]) -> float:
+def _copied(shapes: FrameworkShapes, recipe: ProductRecipe, elements: Mapping[str, int]) -> float:
     """Return the bytes of the copies in 8 or 4 bits that the backward pass makes: of x and W, and two of dy.
 
     Those that are kept since the forward pass are no others.
     """
     x = 0 if recipe.keeps_input_copy else elements["x"]
-    w = 0 if z.keeps_weight_copies else elements["w"]
+    w = 0 if shapes.keeps_weight_copies else elements["w"]
     return recipe.copy_bytes * (x + w + 2 * elements["y"])
 
 
@@ -173,18 +177,18 @@ def _conversion(recipe: ProductRecipe, dtype: str, cast: _Casts) -> Callable[[Op
     return lambda ops: tuple(new for op in ops for new in converted(op))
 
 
-def activation_in_low_precision(z: FrameworkShapes, node: Node, name: str, nbytes: float) -> Node:
+def activation_in_low_precision(shapes: FrameworkShapes, node: Node, name: str, nbytes: float) -> Node:
     """Return an activation whose output of ``nbytes`` and gradients are read in 8 bits, as the recipe has it.
 
     One kernel reads its inputs for magnitudes, one reads them again and writes all in 8 bits.
     """
-    recipe = z.product_recipe
-    if recipe is None or recipe.activation_backward is None or not is_in_low_precision(recipe, name, z.ffn):
+    recipe = shapes.product_recipe
+    if recipe is None or recipe.activation_backward is None or not is_in_low_precision(recipe, name, shapes.ffn):
         return node
     amax, written = recipe.activation_backward
-    read, gradients = (3, 2) if z.gated else (2, 1)
+    read, gradients = (3, 2) if shapes.gated else (2, 1)
     kernels: CastKernels = (
         CastKernel("bwd amax", amax, read, 0),
         CastKernel("bwd in 8 bits", written, read, gradients + 0.5),
     )
-    return replace(node, input_grad=_Casts(z, name, {"x": nbytes}, {"x": z.ffn})("B", "", "x", kernels))
+    return replace(node, input_grad=_Casts(shapes, name, {"x": nbytes}, {"x": shapes.ffn})("B", "", "x", kernels))

@@ -31,89 +31,95 @@ class Mixing:
     checkpoints: Mapping[str, Checkpoint] = field(default_factory=dict)
 
 
-def mixing(z: FrameworkShapes, mixer: Mixer, sizes: Any, a: Latent | None) -> Mixing | None:
+def mixing(shapes: FrameworkShapes, mixer: Mixer, sizes: Any, latent: Latent | None) -> Mixing | None:
     """Return the operations of ``mixer`` with its own ``sizes``; None of one that does nothing."""
     if mixer.attends:
-        return _attention(z, a, mixer.operations(z, sizes) if mixer.operations else ())
+        return _attention(shapes, latent, mixer.operations(shapes, sizes) if mixer.operations else ())
     if mixer.operations is None:
         return None
-    return Mixing(_nodes(z, mixer.operations(z, sizes)))
+    return Mixing(_nodes(shapes, mixer.operations(shapes, sizes)))
 
 
-def _attention(z: FrameworkShapes, a: Latent | None, beside: Operations) -> Mixing:
+def _attention(shapes: FrameworkShapes, latent: Latent | None, beside: Operations) -> Mixing:
     """Return attention, with the operations ``beside`` it that choose what a query sees.
 
     Those pass no gradient on to their input.
     """
-    joined = a is not None or z.framework.joins_projections(z.position)
-    down, up = latent_projections(z, a) if a else (_projections(z), ())
-    core = core_attention(z)
+    joined = latent is not None or shapes.framework.joins_projections(shapes.position)
+    down, up = latent_projections(shapes, latent) if latent else (_projections(shapes), ())
+    core = core_attention(shapes)
     chosen = tuple(
         replace(node, input_grad=()) if isinstance(step, MixerProduct) else node
-        for step, node in zip(beside, _nodes(z, beside), strict=True)
+        for step, node in zip(beside, _nodes(shapes, beside), strict=True)
     )
-    context = "attn.gated" if z.gate else "attn.context"
-    bias = "o" in z.biases
-    projection = linear(z, "attn", "proj", z.hidden, z.context_width, split="row", saved=context, bias=bias)
+    context = "attn.gated" if shapes.gate else "attn.context"
+    bias = "o" in shapes.biases
+    projection = linear(
+        shapes, "attn", "proj", shapes.hidden, shapes.context_width, split="row", saved=context, bias=bias
+    )
     checkpoints = {
-        "core_attn": Checkpoint(core, attention_inputs(z)),
+        "core_attn": Checkpoint(core, attention_inputs(shapes)),
         "mla_up_proj": Checkpoint(up, up_inputs(up), ("attn.q", "attn.k", "attn.v")),
     }
-    gate = (_gate(z),) if z.gate else ()
+    gate = (_gate(shapes),) if shapes.gate else ()
     return Mixing((*down, *up, *chosen, *core, *gate, projection), 1 if joined else 3, checkpoints)
 
 
-def _gate(z: FrameworkShapes) -> Node:
+def _gate(shapes: FrameworkShapes) -> Node:
     """Return the sigmoid of the gate, which comes with the queries, and its product with the context."""
-    nbytes = float(z.element * z.tokens * z.context_width)
+    nbytes = float(shapes.element * shapes.tokens * shapes.context_width)
     return Node(
-        forward=(memory("F", "attn.gate", "residual", 2 * nbytes, nbytes, z.dtype),),
-        input_grad=(memory("B", "attn.gate bwd", "residual", 3 * nbytes, 2 * nbytes, z.dtype),),
+        forward=(memory("F", "attn.gate", "residual", 2 * nbytes, nbytes, shapes.dtype),),
+        input_grad=(memory("B", "attn.gate bwd", "residual", 3 * nbytes, 2 * nbytes, shapes.dtype),),
         saved=(Tensor("attn.context", nbytes), Tensor("attn.gate", nbytes)),
         grad_bytes=3 * nbytes,
     )
 
 
-def _projections(z: FrameworkShapes) -> tuple[Node, ...]:
+def _projections(shapes: FrameworkShapes) -> tuple[Node, ...]:
     """Return the operations from the normed rows to queries, keys and values with positions."""
-    turn = z.framework.positions or rope
-    return (*_qkv(z), *head_norms(z), *((turn(z),) if z.position == "rope" else ()))
+    turn = shapes.framework.positions or rope
+    return (*_qkv(shapes), *head_norms(shapes), *((turn(shapes),) if shapes.position == "rope" else ()))
 
 
-def _qkv(z: FrameworkShapes) -> tuple[Node, ...]:
+def _qkv(shapes: FrameworkShapes) -> tuple[Node, ...]:
     """Return queries, keys and values as one product that is split, or as three; a gate comes with the queries."""
-    k_shared, v_shared = (z.kv_width, z.projected_v_width) if z.kv_replicas > 1 else (0, 0)
-    gate = z.context_width if z.gate else 0
-    bias = "qkv" in z.biases
-    if z.framework.joins_projections(z.position):
-        qkv = z.q_width + gate + z.kv_width + z.projected_v_width
+    k_shared, v_shared = (shapes.kv_width, shapes.projected_v_width) if shapes.kv_replicas > 1 else (0, 0)
+    gate = shapes.context_width if shapes.gate else 0
+    bias = "qkv" in shapes.biases
+    if shapes.framework.joins_projections(shapes.position):
+        qkv = shapes.q_width + gate + shapes.kv_width + shapes.projected_v_width
         joined = linear(
-            z,
+            shapes,
             "attn",
             "qkv",
             qkv,
-            z.hidden,
+            shapes.hidden,
             split="column",
             saved="attn.normed",
             bias=bias,
             shared=k_shared + v_shared,
             wide=True,
         )
-        if bias and z.framework.adds_qkv_bias:
-            nbytes = float(z.element * z.tokens * qkv)
-            add = memory("F", "attn.qkv bias", "bias", nbytes, nbytes, z.dtype)
+        if bias and shapes.framework.adds_qkv_bias:
+            nbytes = float(shapes.element * shapes.tokens * qkv)
+            add = memory("F", "attn.qkv bias", "bias", nbytes, nbytes, shapes.dtype)
             joined = replace(joined, forward=(*joined.forward, add))
-        return joined, split_qkv(z)
-    widths = {"q": (z.q_width + gate, 0), "k": (z.kv_width, k_shared), "v": (z.projected_v_width, v_shared)}
+        return joined, split_qkv(shapes)
+    widths = {
+        "q": (shapes.q_width + gate, 0),
+        "k": (shapes.kv_width, k_shared),
+        "v": (shapes.projected_v_width, v_shared),
+    }
     return with_summed_gradients(
-        z,
+        shapes,
         [
             linear(
-                z,
+                shapes,
                 "attn",
                 name,
                 n,
-                z.hidden,
+                shapes.hidden,
                 split="column",
                 saved="attn.normed",
                 bias=bias,
@@ -127,7 +133,7 @@ def _qkv(z: FrameworkShapes) -> tuple[Node, ...]:
     )
 
 
-def _nodes(z: FrameworkShapes, operations: Operations) -> tuple[Node, ...]:
+def _nodes(shapes: FrameworkShapes, operations: Operations) -> tuple[Node, ...]:
     """Return the ``operations`` of a mixer as operations of the framework, gradients of small weights added up too.
 
     Gradients of products of one input are summed where the second hands its own on.
@@ -137,7 +143,7 @@ def _nodes(z: FrameworkShapes, operations: Operations) -> tuple[Node, ...]:
     for step in operations:
         if isinstance(step, MixerProduct):
             node = linear(
-                z,
+                shapes,
                 "mixer",
                 step.name,
                 step.n,
@@ -149,12 +155,12 @@ def _nodes(z: FrameworkShapes, operations: Operations) -> tuple[Node, ...]:
                 first=step.saved not in read,
             )
             if step.saved in read:
-                nbytes = z.row_bytes
-                add = memory("B", f"mixer.{step.name} input grad", "residual", 2 * nbytes, nbytes, z.dtype)
+                nbytes = shapes.row_bytes
+                add = memory("B", f"mixer.{step.name} input grad", "residual", 2 * nbytes, nbytes, shapes.dtype)
                 node = replace(node, input_grad=(*node.input_grad, add), together=())
             read.add(step.saved)
         else:
-            gradient = add_gradient(z, step.weights[0].name, elements(step.weights)) if step.weights else ()
+            gradient = add_gradient(shapes, step.weights[0].name, elements(step.weights)) if step.weights else ()
             node = replace(step, weight_grad=(*step.weight_grad, *gradient))
         nodes.append(node)
     return tuple(nodes)

@@ -37,27 +37,41 @@ def predictor(workload: Workload, number: int, seat: Seat = ANY_SEAT, turn: Turn
     )
 
 
-def _projection(z: FrameworkShapes) -> tuple[Node, ...]:
+def _projection(shapes: FrameworkShapes) -> tuple[Node, ...]:
     """Return the projection of a hidden state beside the embedding of a later token to the width of one.
 
     Each is normed before. As in Megatron-Core (transformer/multi_token_prediction.py) the projection is split by
     columns, whose results are gathered.
     """
-    full = float(z.element * z.tokens * z.hidden)
-    split, rows = z.tp > 1, z.sequence_parallel
+    full = float(shapes.element * shapes.tokens * shapes.hidden)
+    split, rows = shapes.tp > 1, shapes.sequence_parallel
     gather: Ops = (comm("all_gather", "mtp", full),) if split else ()
-    scatter: Ops = (memory("F", "mtp.rows", "copy", z.row_bytes, z.row_bytes, z.dtype),) if rows else ()
-    narrow: Ops = (memory("B", "mtp.columns", "copy", full / z.tp, full / z.tp, z.dtype),) if split else ()
+    scatter: Ops = (memory("F", "mtp.rows", "copy", shapes.row_bytes, shapes.row_bytes, shapes.dtype),) if rows else ()
+    narrow: Ops = (
+        (memory("B", "mtp.columns", "copy", full / shapes.tp, full / shapes.tp, shapes.dtype),) if split else ()
+    )
     return (
         # The hidden state also goes to the model's own head.
-        Node(input_grad=(memory("B", "mtp.hidden grad", "residual", 2 * z.row_bytes, z.row_bytes, z.dtype),)),
-        norm(z, "mtp.hidden norm", saved="mtp.hidden", residual=False),
-        norm(z, "mtp.embedding norm", saved="mtp.embedding", residual=False),
         Node(
-            forward=(memory("F", "mtp.join", "copy", 2 * z.row_bytes, 2 * z.row_bytes, z.dtype),),
-            grad_bytes=4 * z.row_bytes,
+            input_grad=(
+                memory("B", "mtp.hidden grad", "residual", 2 * shapes.row_bytes, shapes.row_bytes, shapes.dtype),
+            )
         ),
-        linear(z, "mtp", "projection", z.hidden // z.tp, 2 * z.hidden, split="column", saved="mtp.joined"),
+        norm(shapes, "mtp.hidden norm", saved="mtp.hidden", residual=False),
+        norm(shapes, "mtp.embedding norm", saved="mtp.embedding", residual=False),
+        Node(
+            forward=(memory("F", "mtp.join", "copy", 2 * shapes.row_bytes, 2 * shapes.row_bytes, shapes.dtype),),
+            grad_bytes=4 * shapes.row_bytes,
+        ),
+        linear(
+            shapes,
+            "mtp",
+            "projection",
+            shapes.hidden // shapes.tp,
+            2 * shapes.hidden,
+            split="column",
+            saved="mtp.joined",
+        ),
         Node(
             forward=(*gather, *scatter),
             input_grad=(*(gather if rows else ()), *narrow),

@@ -218,7 +218,7 @@ def checkpoint_carrier(again: Iterable[Op]) -> Compute | None:
 
 
 def part_of(
-    z: FrameworkShapes,
+    shapes: FrameworkShapes,
     name: str,
     nodes: Sequence[Node],
     checkpoints: Sequence[Checkpoint] = (),
@@ -231,7 +231,7 @@ def part_of(
     ``held_gradient_bytes`` is the gradient that waits beside the block.
     """
     checkpointed_ids = {id(node) for checkpoint in checkpoints for node in checkpoint.nodes}
-    families = tuned(z, nodes)
+    families = tuned(shapes, nodes)
     family_by_id = {id(node): family for node, family in zip(nodes, families, strict=True)}
     again = {id(one) for node in checkpointed_ids for one in family_by_id[node]}
     nodes = [one for family in families for one in family]
@@ -256,7 +256,7 @@ def part_of(
         ),
         input_grad=tuple(op for node in back for op in node.input_grad),
         weight_grad=tuple(op for node in back for op in (*node.gather, *node.weight_grad)),
-        backward=_with_delays(z, tuple(op for node in back for op in node.backward)),
+        backward=_with_delays(shapes, tuple(op for node in back for op in node.backward)),
         weights=tuple(weight for node in nodes for weight in node.weights),
         saved=saved,
         recomputed=recomputed,
@@ -270,12 +270,12 @@ def part_of(
     )
 
 
-def _with_delays(z: FrameworkShapes, ops: Ops) -> Ops:
+def _with_delays(shapes: FrameworkShapes, ops: Ops) -> Ops:
     """Return the ``ops`` of a backward pass, gradients of weights where they may wait behind the next all-to-all.
 
     What is left comes at the end of the part (Megatron-Core's ``delay_wgrad_compute``).
     """
-    if not z.delays_weight_grad:
+    if not shapes.delays_weight_grad:
         return ops
     order: list[Op] = []
     waiting: list[Op] = []

@@ -8,48 +8,50 @@ from simulator.operations.nodes import Node, Ops, Tensor, memory
 from simulator.units import DTYPE_BYTES
 
 
-def activation(z: FrameworkShapes, block: str, elements: int) -> Node:
+def activation(shapes: FrameworkShapes, block: str, elements: int) -> Node:
     """Return the activation between the two products of ``block``: GELU, ReLU, SwiGLU or GeGLU.
 
     Its output has so many ``elements``. ReLU keeps its output, which is the next product's input.
     """
-    nbytes = float(z.element * elements)
-    kernels_of = (z.framework.experts.activation if block == "moe" else None) or z.framework.activation
-    name, kernels = f"{block}.{z.activation}", kernels_of(z)
+    nbytes = float(shapes.element * elements)
+    kernels_of = (shapes.framework.experts.activation if block == "moe" else None) or shapes.framework.activation
+    name, kernels = f"{block}.{shapes.activation}", kernels_of(shapes)
     saved: tuple[Tensor, ...]
-    if z.gated:  # gate and up come from one product
+    if shapes.gated:  # gate and up come from one product
         saved = (Tensor(f"{block}.pre", 2 * nbytes),)
     else:
-        saved = (Tensor(f"{block}.act" if z.activation == "relu" else f"{block}.pre", nbytes),)
+        saved = (Tensor(f"{block}.act" if shapes.activation == "relu" else f"{block}.pre", nbytes),)
     saved = saved if kernels.keeps_input else ()
     saved += tuple(Tensor(f"{block}.{result}", nbytes) for result in kernels.kept)
     saved += tuple(
         Tensor(f"{block}.{result}", DTYPE_BYTES["fp32"] * float(elements)) for result in kernels.kept_in_fp32
     )
     node = Node(
-        forward=tuple(memory("F", name + x, op, r * nbytes, w * nbytes, z.dtype) for x, op, r, w in kernels.forward),
+        forward=tuple(
+            memory("F", name + x, op, r * nbytes, w * nbytes, shapes.dtype) for x, op, r, w in kernels.forward
+        ),
         input_grad=tuple(
-            memory("B", f"{name}{x} bwd", op, r * nbytes, w * nbytes, z.dtype) for x, op, r, w in kernels.backward
+            memory("B", f"{name}{x} bwd", op, r * nbytes, w * nbytes, shapes.dtype) for x, op, r, w in kernels.backward
         ),
         saved=saved,
-        grad_bytes=(3 if z.gated else 2) * nbytes,
+        grad_bytes=(3 if shapes.gated else 2) * nbytes,
     )
-    return activation_in_low_precision(z, node, name, nbytes)
+    return activation_in_low_precision(shapes, node, name, nbytes)
 
 
-def rope(z: FrameworkShapes) -> Node:
+def rope(shapes: FrameworkShapes) -> Node:
     """Return the rotary positions of queries and keys. The gradient is the inverse rotation and needs no activation."""
-    q, k = (z.element * z.tokens * width for width in (z.q_width, z.kv_width))
+    q, k = (shapes.element * shapes.tokens * width for width in (shapes.q_width, shapes.kv_width))
 
     def turned(phase: str, suffix: str) -> Ops:
-        return (*rotated(z, phase, "q", q, suffix), *rotated(z, phase, "k", k, suffix))
+        return (*rotated(shapes, phase, "q", q, suffix), *rotated(shapes, phase, "k", k, suffix))
 
     return Node(forward=turned("F", ""), input_grad=turned("B", " bwd"), grad_bytes=2.0 * (q + k))
 
 
-def rotated(z: FrameworkShapes, phase: str, name: str, nbytes: float, suffix: str) -> Ops:
+def rotated(shapes: FrameworkShapes, phase: str, name: str, nbytes: float, suffix: str) -> Ops:
     """Return the kernels that turn ``nbytes`` of queries or keys by their positions."""
     return tuple(
-        memory(phase, f"attn.rope {name}{step}{suffix}", op, read * nbytes, written * nbytes, z.dtype)
-        for step, op, read, written in z.framework.rotation
+        memory(phase, f"attn.rope {name}{step}{suffix}", op, read * nbytes, written * nbytes, shapes.dtype)
+        for step, op, read, written in shapes.framework.rotation
     )

@@ -41,11 +41,11 @@ class _Piece(NamedTuple):
     kept: bool
 
 
-def recomputed_by_op(z: Shapes, x: Experts | None, nodes: Sequence[Node], part: Part) -> Part:
+def recomputed_by_op(shapes: Shapes, experts: Experts | None, nodes: Sequence[Node], part: Part) -> Part:
     """Return ``part``, a layer of these ``nodes``, with all operations recomputed whose outputs are not kept."""
-    pieces = _pieces(z, nodes)
-    outputs = _kept_outputs(z, x, nodes, pieces)
-    kept = {"input": z.row_bytes}
+    pieces = _pieces(shapes, nodes)
+    outputs = _kept_outputs(shapes, experts, nodes, pieces)
+    kept = {"input": shapes.row_bytes}
     for tensor in outputs:
         kept[tensor.name] = kept.get(tensor.name, 0.0) + tensor.nbytes
     # The kept bytes of a tensor need not be computed again.
@@ -61,7 +61,7 @@ def recomputed_by_op(z: Shapes, x: Experts | None, nodes: Sequence[Node], part: 
     )
 
 
-def _pieces(z: Shapes, nodes: Sequence[Node]) -> dict[str, list[_Piece]]:
+def _pieces(shapes: Shapes, nodes: Sequence[Node]) -> dict[str, list[_Piece]]:
     """Return the pieces of each product of a layer by its name. The first, third ... is kept, in torchtitan's order."""
     widths = {op.name: kernel.n for op, kernel in _products(nodes)}
     ordered = sorted(widths, key=lambda name: _ORDER.index(name) if name in _ORDER else len(_ORDER))
@@ -69,7 +69,7 @@ def _pieces(z: Shapes, nodes: Sequence[Node]) -> dict[str, list[_Piece]]:
     count = 0
     for name in ordered:
         pieces[name] = []
-        for tensor, width in _written_tensors(z, name, widths[name]):
+        for tensor, width in _written_tensors(shapes, name, widths[name]):
             pieces[name].append(_Piece(tensor, width, kept=count % 2 == 0))
             count += 1
     return pieces
@@ -100,16 +100,20 @@ def _computes(node: Node) -> Iterator[Compute]:
                 pass
 
 
-def _written_tensors(z: Shapes, name: str, n: int) -> Iterator[tuple[str, int]]:
+def _written_tensors(shapes: Shapes, name: str, n: int) -> Iterator[tuple[str, int]]:
     """Yield name and width of the tensors that a product ``n`` columns wide writes.
 
     Torchtitan has a product for each of them.
     """
     block, _, which = name.partition(".")
     if name == "attn.qkv":
-        turned = " before rope" if z.position == "rope" else ""
-        yield from ((f"attn.q{turned}", z.q_width), (f"attn.k{turned}", z.kv_width), ("attn.v", z.kv_width))
-    elif which == "fc1" and z.gated:
+        turned = " before rope" if shapes.position == "rope" else ""
+        yield from (
+            (f"attn.q{turned}", shapes.q_width),
+            (f"attn.k{turned}", shapes.kv_width),
+            ("attn.v", shapes.kv_width),
+        )
+    elif which == "fc1" and shapes.gated:
         yield from ((f"{block}.pre", n // 2),) * 2
     elif which in ("q_down", "kv_down"):
         yield f"{name.removesuffix('_down')}_compressed", n
@@ -118,28 +122,28 @@ def _written_tensors(z: Shapes, name: str, n: int) -> Iterator[tuple[str, int]]:
 
 
 def _kept_outputs(
-    z: Shapes, x: Experts | None, nodes: Sequence[Node], pieces: dict[str, list[_Piece]]
+    shapes: Shapes, experts: Experts | None, nodes: Sequence[Node], pieces: dict[str, list[_Piece]]
 ) -> Iterator[Tensor]:
     """Yield the kept tensors beside the layer's input; of a product in a ring, a part for each chunk."""
     for op, kernel in _products(nodes):
         for piece in pieces[op.name]:
             if piece.kept:
-                yield Tensor(piece.tensor, float(z.element * kernel.m * piece.width))
+                yield Tensor(piece.tensor, float(shapes.element * kernel.m * piece.width))
     for node in nodes:
         if _is_fused_attention(node):
             yield from (tensor for tensor in node.saved if tensor.name not in _INPUTS)
         for one in node.forward:
             comm = one.comm if isinstance(one, Beside) else one
             if isinstance(comm, Comm) and comm.op in KEPT_COMMS:
-                yield Tensor(f"{comm.name} out", _received_bytes(z, x, comm))
+                yield Tensor(f"{comm.name} out", _received_bytes(shapes, experts, comm))
 
 
-def _received_bytes(z: Shapes, x: Experts | None, comm: Comm) -> float:
+def _received_bytes(shapes: Shapes, experts: Experts | None, comm: Comm) -> float:
     """Return the bytes that a rank has after ``comm``."""
     if comm.op == "reduce_scatter":
-        return comm.nbytes / (x.etp if x and comm.axis == "etp" else z.tp)
-    if x and isinstance(comm, AllToAll) and comm.axis == "ep" and comm.receive_shares:
-        return comm.nbytes * x.received / x.sent
+        return comm.nbytes / (experts.etp if experts and comm.axis == "etp" else shapes.tp)
+    if experts and isinstance(comm, AllToAll) and comm.axis == "ep" and comm.receive_shares:
+        return comm.nbytes * experts.received / experts.sent
     return comm.nbytes
 
 

@@ -86,7 +86,7 @@ def _with_stage_buffers(workload: Workload, stage: int, parts: tuple[Part, ...],
     return parts
 
 
-def _with_torch_graphs(workload: Workload, stage: int, parts: tuple[Part, ...], z: Shapes) -> tuple[Part, ...]:
+def _with_torch_graphs(workload: Workload, stage: int, parts: tuple[Part, ...], shapes: Shapes) -> tuple[Part, ...]:
     """Return ``parts`` with the tensors that torch's split backward pass leaves between its halves.
 
     Its input gradient runs through a graph that is retained, and the weight gradient begins at the nodes that have
@@ -112,7 +112,7 @@ def _with_torch_graphs(workload: Workload, stage: int, parts: tuple[Part, ...], 
         in_graph = unique((*part.saved, *part.held_for_weights))
         kept = tuple(one for one in in_graph if one.name not in released)
         summed = tuple(
-            memory("W", f"{part.name} {one.name} sum", "copy", one.nbytes, one.nbytes, z.dtype)
+            memory("W", f"{part.name} {one.name} sum", "copy", one.nbytes, one.nbytes, shapes.dtype)
             for one in output_gradients(part)
         )
         return replace(part, held_for_weights=kept, graph_stays=True, weight_grad=(*summed, *part.weight_grad))

@@ -130,17 +130,17 @@ def head(workload: Workload, turn: Turn = ANY_TURN, *, projection: bool = True) 
     return part_of(z, "head", (norm(z, "head.norm", saved="head.input", residual=False), *behind))
 
 
-def loss_options(workload: Workload, z: FrameworkShapes, *, trained: bool = True) -> LossOptions:
+def loss_options(workload: Workload, shapes: FrameworkShapes, *, trained: bool = True) -> LossOptions:
     """Return how the loss of ``workload`` is computed. ``trained``: the projection has a weight gradient."""
-    choice, framework = workload.training.loss, z.framework
+    choice, framework = workload.training.loss, shapes.framework
     return LossOptions(
         by_row=framework.by_row,
-        keeps_log_softmax=framework.keeps_split_log_softmax if is_split(z) else framework.keeps_log_softmax,
+        keeps_log_softmax=framework.keeps_split_log_softmax if is_split(shapes) else framework.keeps_log_softmax,
         chunks=choice.chunks,
         recompute=choice.recompute,
         compile=choice.compile,
         trained=trained,
-        returns_logits=framework.returns_logits is not None and framework.returns_logits(z.position),
+        returns_logits=framework.returns_logits is not None and framework.returns_logits(shapes.position),
         online_softmax=framework.online_softmax,
         apart=framework.compiles_loss_apart,
     )
