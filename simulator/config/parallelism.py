@@ -139,6 +139,10 @@ class Parallelism(Section):
     """zero 1, 2, 3: shard inside groups of so many consecutive members of dp, replicate across them [null: over all]"""
     reshard_after_forward: bool = True
     """zero 3: a layer is dropped after its forward pass and gathered again for its backward pass [true]"""
+    sync_each_micro_batch: bool = True
+    """zero 3: every micro-batch reduces its gradients; false: each rank adds up whole gradients, which take their full
+    memory, and reduces them in the last micro-batch's backward pass (``set_requires_gradient_sync`` of torch's
+    fully_shard) [the framework's: false for hugging_face, as Accelerate's sync_each_batch is]"""
     prefetch: Annotated[int, Field(ge=0, le=10_000), Integral] = 1
     """zero 3: layers that are gathered ahead of the one that computes [1]"""
     overlap: Overlap = Overlap()

@@ -109,6 +109,12 @@ class Workload(Section):
         )
 
     @property
+    def adds_whole_gradients(self) -> bool:
+        """True where ranks that shard gradients add up whole ones of several micro-batches before they reduce them."""
+        layout = self.parallelism
+        return layout.zero == 3 and not layout.sync_each_micro_batch and self.microbatches > 1
+
+    @property
     def replication(self) -> Replication:
         """How gradients are kept, and how replicas share them."""
         return self.software.replication(self.traits)

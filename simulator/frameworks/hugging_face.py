@@ -306,7 +306,9 @@ def joins_projections(position: str) -> bool:
 def defaults(job: JobTraits) -> Mapping[str, object]:
     """Return defaults: weights, gradients and AdamW's states of the working precision, and PyTorch's fused AdamW.
 
-    The fused one is the default of ``TrainingArguments.optim``. States have the type of what it updates.
+    The fused one is the default of ``TrainingArguments.optim``. States have the type of what it updates. Of several
+    micro-batches of a sharded model ``Trainer`` reduces the last one's gradients alone, unless
+    ``accelerator_config.gradient_accumulation_kwargs.sync_each_batch`` is true.
     """
     return {
         **job.threads_of_torchrun,
@@ -316,6 +318,7 @@ def defaults(job: JobTraits) -> Mapping[str, object]:
         "training.optimizer.implementation": "fused",
         "training.fused_rms_norm": job.norm != "rmsnorm",
         **({"model.moe.router_dtype": job.precision} if job.experts else {}),
+        **({"parallelism.sync_each_micro_batch": False} if job.zero == 3 else {}),
     }
 
 

@@ -50,6 +50,7 @@ def defaults(job: JobTraits) -> Mapping[str, object]:
         **hugging_face.defaults(job),
         **deepspeed.sent_between(job),
         "training.optimizer.state_dtype": "fp32",
+        "parallelism.sync_each_micro_batch": True,
         "parallelism.copy_to_buckets": True,
         "parallelism.bucket_bytes": deepspeed.REDUCE_BUCKET_SIZE * DTYPE_BYTES[job.precision],
     }

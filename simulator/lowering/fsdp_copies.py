@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from simulator.config import Workload
-from simulator.models import Op, Part
+from simulator.models import Op, Part, Turn
 from simulator.operations.weights import by_axis, elements_by_axis, gathered_weight_bytes
 from simulator.program import Compute, Memory, StepPhase
 from simulator.units import DTYPE_BYTES
 
 
-def with_copies(workload: Workload, part: Part, kind: str) -> list[Op]:
+def with_copies(workload: Workload, part: Part, kind: str, turn: Turn) -> list[Op]:
     """Return the pass ``kind`` of a part with the copies before and, of a unit of its own, after it.
 
     Before parameters are gathered a rank casts its fp32 shard and copies it to where it is gathered
@@ -26,7 +26,7 @@ def with_copies(workload: Workload, part: Part, kind: str) -> list[Op]:
     The first two and the last run on streams of their own in torch. Here they stand in the pass, where they take the
     memory's time all the same.
     """
-    after = copies_after(workload, [part], kind) if part.is_unit else ()
+    after = copies_after(workload, [part], kind, turn) if part.is_unit else ()
     return [*copies_before(workload, part, kind), *part.ops(kind), *after]
 
 
@@ -55,19 +55,41 @@ def copies_before(workload: Workload, part: Part, kind: str) -> list[Op]:
     return copies
 
 
-def copies_after(workload: Workload, parts: Iterable[Part], kind: str) -> list[Op]:
-    """Return the copies of a unit of ``parts`` after the pass ``kind`` that has made all its gradients."""
+def copies_after(workload: Workload, parts: Iterable[Part], kind: str, turn: Turn) -> list[Op]:
+    """Return the copies of a unit of ``parts`` after the pass ``kind`` that has made all its gradients.
+
+    ``turn``: of the micro-batch, whose gradients may be added up whole before they are reduced.
+    """
     making = [part for part in parts if kind in ("B", "W") and part.ops(kind) and _trained(workload, part)[0]]
     if not making:
         return []
     training = workload.training
     params, share = (sum(_trained(workload, part)[which] for part in making) for which in (0, 1))
-    read, written = (DTYPE_BYTES[dtype] * float(params) for dtype in (training.trained_dtype, training.grad_dtype))
-    copies = [_copy("fsdp.reduce copy in", "chunk_upcast" if written > read else "chunk_cat", read, written, "W")]
+    made, written = (DTYPE_BYTES[dtype] * float(params) for dtype in (training.trained_dtype, training.grad_dtype))
+    copies: list[Op] = []
+    read = made
+    if workload.adds_whole_gradients and not (turn.first and turn.last):
+        copies, read = _added_whole(made, written, turn), written
+        if not turn.last:
+            return copies
+    copies.append(_copy("fsdp.reduce copy in", "chunk_upcast" if written > read else "chunk_cat", read, written, "W"))
+    if workload.adds_whole_gradients:
+        return copies
     if workload.replication.hands_over_gradients and not any(part.left_gradient_bytes for part in making):
         added = DTYPE_BYTES[training.grad_dtype] * share
         copies.append(_copy("fsdp.accumulate", "residual", 2 * added, added, "W"))
     return copies
+
+
+def _added_whole(made: float, kept: float, turn: Turn) -> list[Op]:
+    """Return the kernels that add new gradients of ``made`` bytes to the whole ones, which take ``kept`` bytes.
+
+    The first ones become these, cast where these have another type (torch/distributed/fsdp/_fully_shard/_fsdp_param.py,
+    ``to_accumulated_grad_if_needed``, ``accumulate_unsharded_grad_if_needed``). Autograd adds those of one type.
+    """
+    if not turn.first:
+        return [_copy("fsdp.add grads", "residual", made + kept, kept, "W")]
+    return [_copy("fsdp.cast grads", "upcast", made, kept, "W")] if kept != made else []
 
 
 def _gathered_bytes(workload: Workload, part: Part) -> tuple[float, float]:

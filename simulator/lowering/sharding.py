@@ -53,14 +53,15 @@ def whole_gradient_bytes(workload: Workload, weights: Iterable[Weight]) -> float
 
     They are there from a backward pass to their reduction, or to their copy to the host. Only ZeRO-2 and 3, whose state
     holds shards, have such: gradients that are sharded, or go to the host. A product that adds to a buffer makes them
-    in the type in which they are reduced (Megatron-FSDP), plain autograd in working precision (torch). What goes to
-    DeepSpeed's buckets, tensor by tensor, waits there.
+    in the type in which they are reduced (Megatron-FSDP), plain autograd in working precision (torch); those of several
+    micro-batches are added up in the former. What goes to DeepSpeed's buckets, tensor by tensor, waits there.
     """
     training, parallelism = workload.training, workload.parallelism
     if parallelism.zero < 2 or workload.replication.shards_buckets:
         return 0.0
     away = parallelism.offload.optimizer != "none"
-    dtype = training.grad_dtype if training.gradient_accumulation_fusion else training.trained_dtype
+    added = training.gradient_accumulation_fusion or workload.adds_whole_gradients
+    dtype = training.grad_dtype if added else training.trained_dtype
     whole = sum(count for axis, count in elements_by_axis(weights).items() if away or parallelism.shards(axis) > 1)
     return float(DTYPE_BYTES[dtype] * whole)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 from simulator.config import Workload
 from simulator.models import Part, Seat, Turn, stage_parts, weights_of
@@ -11,8 +12,13 @@ from simulator.operations.weights import Weight
 from simulator.program import Step
 from simulator.schedules import Order
 
-#: A stage, the kind of a pass through it, and a turn: passes with the same do the same.
-Variant = tuple[int, str, Turn]
+
+class Variant(NamedTuple):
+    """Passes that do the same: the stage that they go through, their kind, and the turn of their micro-batches."""
+
+    stage: int
+    kind: str
+    turn: Turn
 
 
 def first_and_last(order: Order, microbatches: int) -> dict[tuple[int, int], Turn]:
@@ -51,7 +57,7 @@ class StageVariants:
     def variant(self, stage: int, kind: str, microbatch: int) -> Variant:
         """Return the variant of a pass; only those that make gradients of weights, or cast these, have a turn."""
         turn = self._turns.get((stage, microbatch), Turn()) if kind in ("B", "W") or self._casts_once else Turn()
-        return stage, kind, turn
+        return Variant(stage, kind, turn)
 
     def variant_of_step(self, step: Step) -> Variant:
         """Return the variant of a pass, or of the pass that ``step`` is a piece of."""

@@ -9,6 +9,7 @@ from simulator.lowering.buckets import Mark, gradients_complete, weights_used
 from simulator.lowering.fsdp_copies import copies_after, with_copies
 from simulator.lowering.stage_variants import StageVariants, Variant
 from simulator.models import Op, Part, Seat, Turn, activation_bytes, pass_bytes
+from simulator.operations.shapes import ANY_TURN
 from simulator.program import (
     Axis,
     Block,
@@ -54,7 +55,7 @@ class Stages:
         moved = pass_bytes(parts, action.kind)
         return Step(
             str(action),
-            self._block(action.stage, action.kind, parts),
+            self._block(variant, parts),
             phase=StepPhase(action.kind),
             microbatch=action.microbatch,
             stage=action.stage,
@@ -66,8 +67,9 @@ class Stages:
 
     def gradients_complete(self, step: Step) -> list[Mark]:
         """Return where the backward pass ``step`` completes gradients; ops before the parts' own count."""
-        parts = self.variants.parts_in(self.variants.variant_of_step(step))
-        n_part_ops = sum(len(ops) for _, ops in self._ops(parts, step.phase))
+        variant = self.variants.variant_of_step(step)
+        parts = self.variants.parts_in(variant)
+        n_part_ops = sum(len(ops) for _, ops in self._ops(parts, step.phase, variant.turn))
         return gradients_complete(parts, self._n_ops(step) - n_part_ops, whole=step.phase == "B")
 
     def weights_used(self, step: Step) -> list[Mark]:
@@ -83,7 +85,7 @@ class Stages:
         variant = self.variants.variant_of_step(step)
         if variant not in self._pieces_of:
             parts = self.variants.parts_in(variant)
-            order = self._ops(parts, step.phase)
+            order = self._ops(parts, step.phase, variant.turn)
             n_before = self._n_ops(step) - sum(len(ops) for _, ops in order)
             self._pieces_of[variant] = [
                 (index, self._piece(parts[index], step, ops, 0 if number else n_before))
@@ -108,18 +110,19 @@ class Stages:
         assert isinstance(block, Block)
         return block
 
-    def _block(self, stage: int, kind: str, parts: tuple[Part, ...]) -> Block:
+    def _block(self, variant: Variant, parts: tuple[Part, ...]) -> Block:
         """Return the block of a pass of ``parts``; equal ones are one block.
 
         With scatter/gather it begins with the gathering of the received shards.
         """
-        parallelism = self.workload.parallelism
+        parallelism, (stage, kind, turn) = self.workload.parallelism, variant
         place = stage % parallelism.n_stages
         arrives = {"F": place > 0, "W": False}.get(kind, place < parallelism.n_stages - 1)
         gathers_input = parallelism.scatter_gather_p2p and parallelism.tp > 1 and arrives
-        key = (kind, gathers_input, tuple(id(part) for part in parts))
+        turn = turn if self.workload.adds_whole_gradients else ANY_TURN  # else turns differ in their parts alone
+        key = (kind, turn, gathers_input, tuple(id(part) for part in parts))
         if key not in self._blocks:
-            ops = [op for _, part_ops in self._ops(parts, kind) for op in part_ops]
+            ops = [op for _, part_ops in self._ops(parts, kind, turn) for op in part_ops]
             if gathers_input:
                 gather = CollectiveKind.ALL_GATHER
                 nbytes = activation_bytes(self.workload)
@@ -128,7 +131,7 @@ class Stages:
             self._blocks[key] = Block(f"{kind} {'+'.join(_runs(parts))}", tuple(ops))
         return self._blocks[key]
 
-    def _ops(self, parts: tuple[Part, ...], kind: str) -> list[tuple[int, list[Op]]]:
+    def _ops(self, parts: tuple[Part, ...], kind: str, turn: Turn) -> list[tuple[int, list[Op]]]:
         """Return the operations of a pass of ``parts``, in order: (index of a part, its ops).
 
         The copies of a root unit are the last of all.
@@ -136,10 +139,10 @@ class Stages:
         order = range(len(parts)) if kind == "F" else reversed(range(len(parts)))
         if not self.workload.replication.fully_sharded:
             return [(index, list(parts[index].ops(kind))) for index in order]
-        pieces = [(index, with_copies(self.workload, parts[index], kind)) for index in order]
+        pieces = [(index, with_copies(self.workload, parts[index], kind, turn)) for index in order]
         with_ops = [ops for _, ops in pieces if ops]
         if with_ops:
-            with_ops[-1] += copies_after(self.workload, [part for part in parts if not part.is_unit], kind)
+            with_ops[-1] += copies_after(self.workload, [part for part in parts if not part.is_unit], kind, turn)
         return pieces
 
 

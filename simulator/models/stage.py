@@ -59,7 +59,7 @@ def stage_parts(
     elif not workload.parallelism.deallocate_pipeline_outputs:
         parts = (*parts[:-1], _with_kept_output(parts[-1], shapes(workload, seat).row_bytes))
     parts = _with_stage_buffers(workload, stage, parts, seat)
-    if turn.first:
+    if turn.last if workload.adds_whole_gradients else turn.first:
         left = {id(part): _with_left_gradients(workload, part) for part in parts}  # equal layers stay one object
         parts = tuple(left[id(part)] for part in parts)
     return parts
@@ -130,7 +130,7 @@ def _with_kept_output(part: Part, output: float) -> Part:
 
 
 def _with_left_gradients(workload: Workload, part: Part) -> Part:
-    """Return ``part`` in a pass that makes the first gradients of a step, which stay until the optimizer's step."""
+    """Return ``part`` in a pass that makes the first gradients that stay until the optimizer's step."""
     left = made_gradient_bytes(workload, part.weights)
     return replace(part, left_gradient_bytes=left) if left else part
 

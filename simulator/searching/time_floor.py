@@ -62,8 +62,8 @@ def time_floor(stages: StageParts, groups: AxisGroups, ends_s: Sequence[float], 
 def shared_traffic(stages: StageParts) -> list[RepeatedCollective]:
     """Return what rank 0 and those that hold the same parameters send each other in a step, with ZeRO-2 and 3.
 
-    Gradients are then reduced for every micro-batch; with ZeRO-3 layers are gathered for each of its forward passes
-    and, where they are given up after these, backward passes. Experts, and what is not a layer, are left out.
+    Gradients are then reduced for every micro-batch, or once. With ZeRO-3 layers are gathered for each of its forward
+    passes and, where they are given up after these, backward passes. Experts, and what is not a layer, are left out.
     """
     workload, layout = stages.workload, stages.workload.parallelism
     elsewhere = layout.server_count or layout.offload.optimizer != "none" or layout.offload.parameters != "none"
@@ -72,9 +72,10 @@ def shared_traffic(stages: StageParts) -> list[RepeatedCollective]:
         return []
     group = groups_of_first_rank(workload)["dp"]
     passes = workload.microbatches // layout.pipeline_schedule.copies
+    reductions = 1 if workload.adds_whole_gradients else passes
     weights = by_axis(trained(stages.weights(0))).get("dp", ())
     gradients = RepeatedCollective(
-        "reduce_scatter", group, float(passes * elements(weights) * DTYPE_BYTES[workload.training.grad_dtype])
+        "reduce_scatter", group, float(reductions * elements(weights) * DTYPE_BYTES[workload.training.grad_dtype])
     )
     if layout.zero == 2:
         return [gradients]

@@ -185,6 +185,8 @@ TABLE: tuple[tuple[str, Condition, str], ...] = (
     ("parallelism.prefetch", lambda w: w.parallelism.zero < 3, "parameters are sharded by zero 3 alone"),
     ("parallelism.prefetch", lambda w: not w.parallelism.overlap.param_gather, "overlap.param_gather is false"),
     ("parallelism.reshard_after_forward", lambda w: w.parallelism.zero < 3, "parameters are sharded by zero 3 alone"),
+    ("parallelism.sync_each_micro_batch", lambda w: w.parallelism.zero < 3, "units of zero 3 alone have the choice"),
+    ("parallelism.sync_each_micro_batch", lambda w: w.microbatches == 1, "a step has one micro-batch"),
     ("parallelism.overlap.grad_reduce", lambda w: not _shared(w), "no gradient is sent: dp x cp is 1"),
     ("parallelism.overlap.param_gather", lambda w: not w.parallelism.zero, "parameters are gathered by ZeRO alone"),
     (

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import NamedTuple
 
 from simulator.lowering.buckets import pieces
 from simulator.lowering.fsdp_copies import copies_before
@@ -18,6 +19,19 @@ from simulator.lowering.sharded_units import COPIES, Units, is_pass, sharded_uni
 from simulator.lowering.sharding import keeps_bytes_by_part, whole_gradient_bytes
 from simulator.models import Op, Part, by_part, pass_bytes, weights_of
 from simulator.program import COMPUTE_LANE, Block, Step, StepPhase
+from simulator.units import DTYPE_BYTES
+
+
+class NewGradients(NamedTuple):
+    """Bytes of the gradients that a piece makes, and of those that stay of them until they are reduced."""
+
+    made: float
+    kept: float
+
+    @property
+    def grown(self) -> tuple[float, float]:
+        """Bytes that the piece takes and gives back at its end, where more or less stays than it has made."""
+        return max(self.kept - self.made, 0.0), max(self.made - self.kept, 0.0)
 
 
 def cut_by_unit(lanes: Lanes, context: RankContext) -> Lanes:
@@ -46,26 +60,27 @@ class _Cutter:
         order = [(index, block) for index, block in stages.by_part(step) if block.ops]
         cut = pieces(step, [block for _, block in order])
         groups = by_part(parts, step.phase)
-        gradients = self._gradient_bytes(step, [index for index, _ in order], groups)
+        gradients = self._gradients(step, [index for index, _ in order], groups)
         steps: list[Step] = []
-        for (index, _), group, piece, new_bytes in zip(order, groups, cut, gradients, strict=True):
+        for (index, _), group, piece, new in zip(order, groups, cut, gradients, strict=True):
             here = [parts[other] for other in sorted(group)]
-            whole = _with_bytes(piece, here, new_bytes) if self._by_part else _with_gradients(piece, new_bytes)
+            whole = _with_bytes(piece, here, new) if self._by_part else _with_gradients(piece, new)
             copies = copies_before(workload, parts[index], piece.phase) if self._by_part else []
             steps += self._split(whole, copies) if copies else [whole]
         return steps
 
-    def _gradient_bytes(self, step: Step, order: Sequence[int], groups: Sequence[tuple[int, ...]]) -> list[float]:
-        """Return the bytes of gradients that each piece of a pass makes.
+    def _gradients(self, step: Step, order: Sequence[int], groups: Sequence[tuple[int, ...]]) -> list[NewGradients]:
+        """Return the gradients that each piece of a pass makes.
 
         Of the root unit a piece makes those of its own parts, and the last one the rest. A table that is the
         projection too has its gradient with the projection, which comes first.
         """
         workload, units = self._context.workload, self._units
         if step.phase not in (StepPhase.BACKWARD, StepPhase.WEIGHT_GRADIENT):
-            return [0.0 for _ in order]
+            return [NewGradients(0.0, 0.0) for _ in order]
         variants, root = self._context.stages.variants, units.roots[step.stage]
-        parts = variants.parts_in(variants.variant_of_step(step))
+        variant = variants.variant_of_step(step)
+        parts = variants.parts_in(variant)
         left = whole_gradient_bytes(workload, units.weights[root]) if root[0] == step.stage else 0.0
         nbytes: list[float] = []
         for number, (index, group) in enumerate(zip(order, groups, strict=True)):
@@ -77,7 +92,10 @@ class _Cutter:
             here = whole_gradient_bytes(workload, weights_of(parts[other] for other in group))
             nbytes.append(left if rest else min(here, left))
             left -= nbytes[-1]
-        return nbytes
+        if not workload.adds_whole_gradients:
+            return [NewGradients(new, new) for new in nbytes]
+        narrower = DTYPE_BYTES[workload.training.trained_dtype] / DTYPE_BYTES[workload.training.grad_dtype]
+        return [NewGradients(new * narrower, new if variant.turn.first else 0.0) for new in nbytes]
 
     def _split(self, piece: Step, copies_before: Sequence[Op]) -> list[Step]:
         """Return the copies before a piece as a step of their own, which takes its bytes, and the rest of the piece."""
@@ -93,21 +111,25 @@ class _Cutter:
         ]
 
 
-def _with_gradients(piece: Step, new_bytes: float) -> Step:
-    """Return a piece that takes the bytes of new gradients too."""
-    return replace(piece, alloc_bytes=piece.alloc_bytes + new_bytes)
+def _with_gradients(piece: Step, new: NewGradients) -> Step:
+    """Return a piece that takes the bytes of ``new`` gradients too."""
+    taken, freed = new.grown
+    return replace(piece, alloc_bytes=piece.alloc_bytes + new.made + taken, free_bytes=piece.free_bytes + freed)
 
 
-def _with_bytes(piece: Step, parts: Sequence[Part], new_bytes: float) -> Step:
+def _with_bytes(piece: Step, parts: Sequence[Part], new: NewGradients) -> Step:
     """Return a piece with the bytes of activations that its ``parts`` take and give back.
 
-    New gradients (``new_bytes``) are taken when activations are given back. Those of a weight gradient are apart:
-    schedules are tuned to its free bytes.
+    ``new`` gradients are taken when activations are given back. Those of a weight gradient are apart: schedules are
+    tuned to its free bytes.
     """
     if piece.phase == StepPhase.WEIGHT_GRADIENT:
         moved = pass_bytes(parts, piece.phase)
-        moved = moved._replace(alloc=moved.alloc + new_bytes)
+        moved = moved._replace(alloc=moved.alloc + new.made)
     else:
-        first = replace(parts[0], left_gradient_bytes=parts[0].left_gradient_bytes + new_bytes)
+        first = replace(parts[0], left_gradient_bytes=parts[0].left_gradient_bytes + new.made)
         moved = pass_bytes((first, *parts[1:]), piece.phase)
-    return replace(piece, alloc_bytes=moved.alloc, free_bytes=moved.free, workspace_bytes=moved.workspace)
+    taken, freed = new.grown
+    return replace(
+        piece, alloc_bytes=moved.alloc + taken, free_bytes=moved.free + freed, workspace_bytes=moved.workspace
+    )

@@ -2,7 +2,8 @@
 
 Without ZeRO gradients are all-reduced. ZeRO-1 reduce-scatters them, so that each rank updates its shard of the
 parameters. ZeRO-2 keeps its shard of the gradients alone, and reduces those of every micro-batch as they are made;
-ZeRO-3 does so unit by unit (arXiv 1910.02054, sections 5 and 7).
+ZeRO-3 does so unit by unit (arXiv 1910.02054, sections 5 and 7), or in the last micro-batch alone
+(``sync_each_micro_batch``).
 """
 
 from __future__ import annotations
@@ -37,8 +38,11 @@ def reduce_gradients(lanes: Lanes, context: RankContext) -> Lanes:
 
 
 def _by_unit(lanes: Lanes, context: RankContext, units: Units) -> Lanes:
-    """Reduce the gradients of each layer after its piece of a pass, those of the root after the pass."""
-    reductions = Reductions(context.workload)
+    """Reduce the gradients of each layer after its piece of a pass, those of the root after the pass.
+
+    Whole gradients that several micro-batches add up are reduced in the last one's pass.
+    """
+    reductions, each = Reductions(context.workload), not context.workload.adds_whole_gradients
     compute: list[Step] = []
     #: Label of a gather of a forward pass -> the steps that it waits for.
     late: dict[str, tuple[str, ...]] = {}
@@ -49,16 +53,17 @@ def _by_unit(lanes: Lanes, context: RankContext, units: Units) -> Lanes:
         if run.is_forward and units.ends_alone:
             gathers = (label for piece in run.pieces for label in (piece.copies or piece.work).after)
             late |= dict.fromkeys(gathers, reductions.waits(all_done=True))
+        reduces = run.makes_gradients and (each or context.stages.variants.variant_of_step(run.step).turn.last)
         for number, piece in enumerate(run.pieces):
             at_end = number == (len(run.pieces) - 1 if run.makes_gradients else 0)
             first, *rest = [step for step in (piece.copies, piece.work) if step]
             compute += [_waiting(first, reductions.waits(all_done=units.ends_alone and at_end)), *rest]
             layer = units.layer(run.step, piece.first)
-            if run.makes_gradients and layer:
+            if reduces and layer:
                 label = piece.work.label
                 reductions.add(f"reduce {label}", units.weights[layer], (label,), run.step)
         root = units.roots[run.step.stage]
-        if run.makes_gradients and root[0] == run.step.stage:
+        if reduces and root[0] == run.step.stage:
             label = run.step.label
             reductions.add(f"reduce {label} root", units.weights[root], (label,), run.step)
     waits = {step.label for step in off_compute(lanes)} & late.keys()
