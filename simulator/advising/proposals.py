@@ -51,6 +51,7 @@ _KINDS: tuple[tuple[KeyChanges, tuple[str, ...]], ...] = (
     (overlap("ep"), ("ep", "bubble")),
     (key_changes.other_buckets, ("dp",)),
     (key_changes.faster_sharding, ("dp", "optimizer")),
+    (key_changes.reduced_once, ("dp",)),
     (key_changes.more_expert_parallelism, ("ep", "compute", "bubble")),
     (key_changes.less_expert_parallelism, ("ep", "compute", "bubble")),
     (key_changes.other_context_parallelism, ("cp", "bubble")),

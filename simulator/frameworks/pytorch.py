@@ -192,9 +192,11 @@ def replication(job: JobTraits) -> Replication:
 
 
 def _defaults(job: JobTraits) -> dict[str, object]:
-    """Return defaults of PyTorch, compiled or not: stages keep their outputs."""
-    outputs: dict[str, object] = {"parallelism.deallocate_pipeline_outputs": False} if job.stages > 1 else {}
-    return {**outputs, **job.threads_of_torchrun}
+    """Return defaults of PyTorch, compiled or not: stages keep their outputs, and whole gradients."""
+    in_stages: dict[str, object] = {"parallelism.deallocate_pipeline_outputs": False} if job.stages > 1 else {}
+    if job.stages > 1 and job.zero == 3:
+        in_stages["parallelism.sync_each_micro_batch"] = False
+    return {**in_stages, **job.threads_of_torchrun}
 
 
 def defaults(job: JobTraits) -> Mapping[str, object]:
@@ -270,6 +272,8 @@ FRAMEWORK = Framework(
         keeps_graphs=True,
         first_backward_whole=True,
         awaits_apart=True,
+        # torch/distributed/pipelining/stage.py: ``backward_maybe_with_nosync``, ``perform_reduce_grad``
+        keeps_units=True,
     ),
     before=(EarlierDefaults((2, 9), _without_fused_norm), EarlierDefaults((2, 12), _batched)),
 )

@@ -72,6 +72,8 @@ def titan_defaults(job: JobTraits) -> dict[str, object]:
         "training.optimizer.state_dtype": kept,
         "training.optimizer.implementation": "fused",
         **({"model.moe.router_dtype": job.precision} if job.experts else {}),
+        # fsdp_reshard_after_forward "default" (distributed/fsdp.py, ``get_fsdp_reshard_after_forward_policy``)
+        **({"parallelism.reshard_after_forward": False} if job.stages > 1 and job.zero == 3 else {}),
     }
 
 

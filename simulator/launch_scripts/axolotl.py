@@ -31,9 +31,10 @@ _NEUTRAL = frozenset(
 def read(data: Mapping[str, Any], path: Path) -> LaunchScript:
     """Return the job of a file. Raises `InputError` where it trains in a way that is not simulated."""
     options = dict(data)
-    if isinstance(section := data.get("fsdp_config"), Mapping):
-        del options["fsdp_config"]
-        options |= flattened(section, "fsdp_config.")
+    for name in ("fsdp_config", "accelerator_config"):
+        if isinstance(section := data.get(name), Mapping):
+            del options[name]
+            options |= flattened(section, f"{name}.")
     reading = ScriptReading(FORMAT, path, options)
     reading.workload["framework"] = "hugging_face"
     if method := reading.look("rl"):

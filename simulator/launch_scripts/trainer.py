@@ -220,6 +220,9 @@ def put_fsdp(reading: ScriptReading, words: str | None = None) -> None:
         for one in spelled(name):
             reading.leave_where(one, usual)
     reading.leave(*spelled(*_FSDP_NEUTRAL), "fsdp_version", "fsdp_transformer_layer_cls_to_wrap")
+    each = reading.first_on("accelerator_config.gradient_accumulation_kwargs.sync_each_batch")
+    if each is not None and reading.workload["parallelism"]["zero"] == 3:
+        reading.put("parallelism.sync_each_micro_batch", True, each)
     if reading.workload["parallelism"]["zero"] == 3:
         assume_wide_weights(reading, "accelerate keeps the weights of FSDP in fp32 under mixed precision")
 

@@ -115,3 +115,12 @@ def test_a_path_of_deepspeed_is_told_from_a_switch(tmp_path: Path) -> None:
     (tmp_path / "z.json").write_text("[1]")
     with pytest.raises(InputError, match=r"z\.json: must hold keys and values"):
         script(tmp_path, "a.sh", f"{command} z.json\n")
+
+
+def test_gradients_of_every_micro_batch_are_reduced_where_the_script_says_so(tmp_path: Path) -> None:
+    """Accelerate's ``sync_each_batch`` has effect on sharded models alone, and is named."""
+    text = AXOLOTL + "accelerator_config: {gradient_accumulation_kwargs: {sync_each_batch: true}}\n"
+    sharded = script(tmp_path, "a.yml", text + "fsdp: [full_shard, auto_wrap]\n")
+    assert sharded.workload["parallelism"]["sync_each_micro_batch"] is True
+    assert any(entry.option.endswith("sync_each_batch") for entry in sharded.understood)
+    assert "sync_each_micro_batch" not in script(tmp_path, "b.yml", text).workload.get("parallelism", {})

@@ -107,3 +107,20 @@ def test_who_adds_whole_gradients() -> None:
         load(framework="megatron_core", **ONCE)
     notes = warnings(load(framework="pytorch", dp=2, sync_each_micro_batch=False))
     assert any("parallelism.sync_each_micro_batch has no effect" in note for note in notes)
+
+
+def test_stages_of_torch_keep_parameters_from_their_first_backward_pass_on() -> None:
+    """``set_reshard_after_backward(False)``: layers that forward passes keep are gathered once a step, and reduced one
+    after another behind the stage's last backward pass."""
+    result = play({"global_batch": 16}, framework="pytorch", dp=2, pp=2, zero=3, reshard_after_forward=False)
+    gathers, reductions = rows(result, "dp.all_gather params"), rows(result, "dp.reduce_scatter grads")
+    first = [elements(part.weights) for part in rank_parts(result.workload, 0)]
+    assert gathers["nbytes"].sum() == 2 * sum(first) / 2  # each of two ranks sends its half, 2 bytes each
+    frame = result.timeline
+    passes = frame[(frame["rank"] == 0) & (frame["phase"] == "B")]
+    assert len(reductions) == len([count for count in first if count])
+    assert reductions["start_s"].min() >= passes["end_s"].max() - 1e-12
+    starts, ends = reductions["start_s"].to_numpy(), reductions["end_s"].to_numpy()
+    assert (starts[1:] >= ends[:-1] - 1e-12).all()
+    with pytest.raises(InputError, match="reduce the gradients of sharded stages once"):
+        load(framework="pytorch", dp=2, pp=2, zero=3, sync_each_micro_batch=True)

@@ -175,6 +175,8 @@ DATA_PARALLEL: dict[str, RecordedJob] = {
     "dp_zero3_no_prefetch": llama({"dp": 4, "zero": 3, "prefetch": 0}),
     "dp_ddp_eager": llama({"dp": 4}, {"grad_dtype": "bf16"}, **EAGER),
     "dp_fsdp_eager": llama({"dp": 4, "zero": 3}, **EAGER),
+    "dp_fsdp_adds_whole": llama({"dp": 4, "zero": 3, "sync_each_micro_batch": False}, **EAGER),
+    "dp_fsdp_stages": llama({"dp": 2, "pp": 2, "zero": 3}, framework="torchtitan"),
     "dp_fsdp_compiled_nodes": llama({"dp": 16, "zero": 3}, **COMPILED),
     "dp_hsdp_zero1": gpt({"dp": 16, "zero": 1, "hsdp": 8}),
     "dp_hsdp_zero3": gpt({"dp": 16, "zero": 3, "hsdp": 8}, **EAGER),

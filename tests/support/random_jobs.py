@@ -56,7 +56,7 @@ def any_job(random: Random, named: Any, most_ranks: int = MOST_RANKS) -> Job:
         model = random_llama(random, stages)
     else:
         model = random_model(random, stages, layout["ep"] > 1 or one((True, False, False)), layout["ep"])
-    layout |= _data_parallel(random, layout)
+    layout |= _data_parallel(random, layout, framework)
     on_hosts = "data_parallel" in layout or "offload" in layout
     training, recipe = _training(random, framework, model, on_hosts), _recipe(random, framework)
     if "data_parallel" in layout:
@@ -155,7 +155,7 @@ def _recipe(random: Random, framework: Framework) -> ProductRecipe | None:
     return random.choice(recipes) if recipes and random.choice((True, False, False, False)) else None
 
 
-def _data_parallel(random: Random, layout: Mapping[str, Any]) -> Section:
+def _data_parallel(random: Random, layout: Mapping[str, Any], framework: Framework) -> Section:
     """Return how replicas share gradients: all-reduces, ZeRO in its stages, parameter servers, or asynchronously."""
     one = random.choice
     way = one(("allreduce", "allreduce", "zero", "zero", "zero", "parameter_server", "async"))
@@ -169,6 +169,8 @@ def _data_parallel(random: Random, layout: Mapping[str, Any]) -> Section:
         section["hsdp"] = 2
     if section["zero"] == 3:
         section |= {"prefetch": one((0, 1, 2)), "reshard_after_forward": one((True, True, False))}
+        if _shards_fully(framework) and layout["pp"] == 1:
+            section["sync_each_micro_batch"] = one((True, False))
     if one((True, False, False, False)):
         section["offload"] = {"optimizer": "cpu"}
         if section["zero"] == 3:
@@ -207,6 +209,11 @@ def _details(random: Random, layout: Mapping[str, Any], model: Mapping[str, Any]
     if one((True, False, False, False, False)):
         section["offload"] = {"activations": "cpu"}
     return section
+
+
+def _shards_fully(framework: Framework) -> bool:
+    """Return whether ZeRO-3 of a framework is torch's fully_shard."""
+    return framework.name in ("pytorch", "torchtitan", "hugging_face")
 
 
 def _uneven(random: Random, stages: int, layers: int) -> list[int]:

@@ -15,7 +15,7 @@ import torch
 import transformers
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 from calibration.train.frameworks.tokens import DTYPES, LEARNING_RATE, replica_tokens
@@ -125,6 +125,7 @@ class TransformersTrainer:
         self._optimizer = torch.optim.AdamW(self._parameters, lr=LEARNING_RATE, fused=fused, foreach=not fused)
         self._clip = training.grad_clip
         self._autocast = wide and layout.zero == 0
+        self._adds_whole = workload.adds_whole_gradients
         self._device, self._working = device, working
         self._batches = replica_tokens(workload, groups.place["dp"])[:, :-1].to(device).split(training.micro_batch)
 
@@ -150,7 +151,9 @@ class TransformersTrainer:
         gc.collect()
 
     def _without_reduction(self, last: bool) -> contextlib.AbstractContextManager[object]:
-        """Let replicas reduce gradients behind the last micro-batch alone (``no_sync``, as accelerate does)."""
+        """Let replicas reduce gradients behind the last micro-batch alone, as ``no_sync`` of Accelerate does."""
+        if isinstance(self._model, FSDPModule):
+            self._model.set_requires_gradient_sync(last or not self._adds_whole)
         if last or not isinstance(self._run, DistributedDataParallel):
             return contextlib.nullcontext()
         unsynced: contextlib.AbstractContextManager[object] = self._run.no_sync()

@@ -38,6 +38,7 @@ CANDIDATES: tuple[KeyChanges, ...] = (
     always("training.recompute", "full"),
     key_changes.fully_sharded,
     key_changes.reshard,
+    key_changes.reduced_each_time,
     key_changes.more_expert_parallelism,
     key_changes.more_tensor_parallelism,
     key_changes.more_pipeline_parallelism,

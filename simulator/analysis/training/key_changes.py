@@ -90,6 +90,19 @@ def reshard(workload: Workload) -> Iterator[KeyChange]:
         yield {"parallelism.reshard_after_forward": True}
 
 
+def reduced_each_time(workload: Workload) -> Iterator[KeyChange]:
+    """Reduce the gradients of every micro-batch, so that no rank keeps whole ones; torch's pipelines cannot."""
+    if workload.adds_whole_gradients and not workload.stage_runtime.keeps_units:
+        yield {"parallelism.sync_each_micro_batch": True}
+
+
+def reduced_once(workload: Workload) -> Iterator[KeyChange]:
+    """Reduce the gradients of the last micro-batch alone, where whole ones can be added up."""
+    several = workload.parallelism.zero == 3 and workload.microbatches > 1
+    if several and workload.replication.fully_sharded and not workload.adds_whole_gradients:
+        yield {"parallelism.sync_each_micro_batch": False}
+
+
 def faster_sharding(workload: Workload) -> Iterator[KeyChange]:
     """Shard the optimizer, or shard less, and gather further ahead."""
     layout = workload.parallelism

@@ -7,14 +7,20 @@ from typing import TYPE_CHECKING
 
 from simulator.config.rules.numbers import divisors, listed, nearest
 from simulator.errors import InputError
+from simulator.frameworks import FRAMEWORKS
+from simulator.input_files import brief
 
 if TYPE_CHECKING:
     from simulator.config.workload import Workload
 
 
 def layout_problems(workload: Workload) -> Iterator[InputError]:
-    """Groups to shard in that are none: without ZeRO nothing is sharded, and replicas must divide into whole groups."""
+    """Groups to shard in that are none: without ZeRO nothing is sharded, and replicas must divide into whole groups.
+
+    Gradients that a framework reduces more often, or less, than the workload says.
+    """
     layout = workload.parallelism
+    yield from _rhythm_problems(workload)
     if layout.hsdp is None:
         return
     if not layout.zero:
@@ -36,6 +42,29 @@ def layout_problems(workload: Workload) -> Iterator[InputError]:
         )
 
 
+def _fully_sharding(workload: Workload) -> list[str]:
+    """Return the frameworks that would shard the parameters of a workload by torch's fully_shard."""
+    return [name for name, one in FRAMEWORKS.items() if one.replication(workload.traits).fully_sharded]
+
+
+def _rhythm_problems(workload: Workload) -> Iterator[InputError]:
+    if workload.adds_whole_gradients and not workload.replication.fully_sharded:
+        yield InputError(
+            f"{workload.framework.title} reduces the gradients of every micro-batch",
+            key="parallelism.sync_each_micro_batch",
+            found=brief(False),
+            allowed=f"true, or framework: {', '.join(_fully_sharding(workload))}",
+        )
+    layout = workload.parallelism
+    if layout.sync_each_micro_batch and layout.zero == 3 and workload.stage_runtime.keeps_units:
+        yield InputError(
+            "torch's pipelines reduce the gradients of sharded stages once, behind the last micro-batch",
+            key="parallelism.sync_each_micro_batch",
+            found=brief(True),
+            allowed="false",
+        )
+
+
 def warnings(workload: Workload) -> Iterator[str]:
     """Sharding over nobody, and stages that communicate for every micro-batch of a pipeline."""
     layout = workload.parallelism
@@ -44,7 +73,7 @@ def warnings(workload: Workload) -> Iterator[str]:
         yield f"parallelism.zero saves nothing: with dp * cp 1 there is no replica to share the {state} with"
     elif layout.zero and layout.shards("dp") == 1:
         yield "parallelism.zero saves nothing: with hsdp 1 every rank holds a whole shard"
-    elif layout.zero >= 2 and layout.pp > 1:
+    elif layout.zero >= 2 and layout.pp > 1 and not workload.adds_whole_gradients:
         times = workload.microbatches
         gathers = ", and parameters gathered," if layout.zero == 3 else ""
         yield (

@@ -55,13 +55,6 @@ def problems(workload: Workload) -> Iterator[InputError]:
             found=brief(True),
             allowed=f"false, or framework: {_those(lambda one: one.adds_in_products)}",
         )
-    if workload.adds_whole_gradients and not workload.replication.fully_sharded:
-        yield InputError(
-            f"{workload.framework.title} reduces the gradients of every micro-batch",
-            key="parallelism.sync_each_micro_batch",
-            found=brief(False),
-            allowed="true, or a framework that shards by torch's fully_shard: pytorch, torchtitan or hugging_face",
-        )
     yield from _loss_problems(workload)
     if not training.fused_rms_norm and (software.rms_norm_by_operations is None or workload.model.norm != "rmsnorm"):
         able = _those(lambda one: one.rms_norm_by_operations is not None)

@@ -4,8 +4,9 @@ It is torch's ``fully_shard`` applied to every layer and to the whole. A forward
 parameters; a weight gradient does not. A unit that is not whole is gathered before its pass, layers up to ``prefetch``
 ahead. Beside layer k those up to k + prefetch may be in flight or whole, no others. A layer is given up after its
 forward pass (unless ``reshard_after_forward`` is off) and after its backward pass. The root is given up after the
-backward pass alone, at its end. The gathers of a forward pass wait for all that was computed before it, which may have
-been the optimizer (torch's ``FSDPState._root_pre_forward``).
+backward pass alone, at its end. Torch's pipelines give up nothing in a backward pass but a stage's last. The gathers of
+a forward pass wait for all that was computed before it, which may have been the optimizer (torch's
+``FSDPState._root_pre_forward``).
 
 Gathers and reductions have streams of their own, but one communicator (`take_turns`).
 """
@@ -70,6 +71,8 @@ class _Gathering:
         parallelism = context.parallelism
         self._ahead = _layers_ahead(context, units) if parallelism.overlap.param_gather else 0
         self._drops = parallelism.reshard_after_forward
+        self._stays = context.workload.stage_runtime.keeps_units
+        self._variants = context.stages.variants
         self._whole: set[Unit] = set()
         self._last_use: dict[Unit, str] = {}
         #: Pieces of layers and, backward, of heads, in order.
@@ -80,7 +83,8 @@ class _Gathering:
         """Gather for one pass."""
         if not run.needs_weights:
             self._beside_head = False
-            self.compute += [step for piece in run.pieces for step in (piece.copies, piece.work) if step]
+            for piece in run.pieces:
+                self._add(piece, (), 0.0, self._dropped_at_last(run) if piece is run.pieces[-1] else 0.0)
             return
         root = self._units.roots[run.step.stage]
         before = tuple(step.label for step in self.compute[-1:] if run.is_forward)
@@ -91,12 +95,14 @@ class _Gathering:
             if layer:
                 needs += self._gather(layer, run, f"gather {piece.work.label}", (*before, *self._wait_for_room()))
                 late_bytes = self._taken_late(layer) if self._beside_head and needs else 0.0
-                freed_bytes = self._note_use(layer, piece, drop=self._drops or not run.is_forward)
+                drop = self._drops if run.is_forward else not self._stays
+                freed_bytes = self._note_use(layer, piece, drop=drop)
             self._beside_head = not run.is_forward and not layer and number == 0
             if layer or self._beside_head:
                 self._uses.append(_Use(piece.work.label, piece.copies.label if layer and piece.copies else ""))
             if number == len(run.pieces) - 1:
-                freed_bytes += self._note_use(root, piece, drop=not run.is_forward)
+                freed_bytes += self._note_use(root, piece, drop=not (run.is_forward or self._stays))
+                freed_bytes += self._dropped_at_last(run)
             self._add(piece, needs, late_bytes, freed_bytes)
             needs = []
 
@@ -106,6 +112,16 @@ class _Gathering:
         steps = [replace(first, after=(*first.after, *needs), alloc_bytes=first.alloc_bytes + late_bytes), *rest]
         steps[-1] = replace(steps[-1], free_bytes=steps[-1].free_bytes + freed_bytes)
         self.compute += steps
+
+    def _dropped_at_last(self, run: UnitPass) -> float:
+        """Drop what stays of a stage at the end of its last pass of a step; return the bytes that are given back."""
+        stage = run.step.stage
+        if not (self._stays and run.makes_gradients and self._variants.variant_of_step(run.step).turn.last):
+            return 0.0
+        units = [unit for unit in self._whole if unit == self._units.roots[stage] or unit[0] == stage]
+        self._whole -= set(units)
+        self._last_use |= dict.fromkeys(units, run.pieces[-1].work.label)
+        return sum(gathered_bytes(self._workload, self._units.weights[unit]) for unit in units)
 
     def _wait_for_room(self) -> tuple[str, ...]:
         """Return the labels that a layer's gather waits for, so that no more layers are whole or on their way.

@@ -12,7 +12,7 @@ from simulator.lowering.buckets import Bucket, buckets, pieces
 from simulator.lowering.lanes import Lanes, drained, off_compute, with_steps
 from simulator.lowering.rank_context import RankContext
 from simulator.lowering.reductions import Reductions
-from simulator.lowering.sharded_units import UnitPass, Units, sharded_units
+from simulator.lowering.sharded_units import UnitPass, UnitPiece, Units, sharded_units
 from simulator.lowering.sharding import leaving, whole_gradient_bytes
 from simulator.lowering.stage_variants import Variant
 from simulator.lowering.stages import Stages
@@ -40,9 +40,10 @@ def reduce_gradients(lanes: Lanes, context: RankContext) -> Lanes:
 def _by_unit(lanes: Lanes, context: RankContext, units: Units) -> Lanes:
     """Reduce the gradients of each layer after its piece of a pass, those of the root after the pass.
 
-    Whole gradients that several micro-batches add up are reduced in the last one's pass.
+    Whole gradients that several micro-batches add up are reduced in the last one's pass, or behind it.
     """
     reductions, each = Reductions(context.workload), not context.workload.adds_whole_gradients
+    behind = context.workload.stage_runtime.keeps_units
     compute: list[Step] = []
     #: Label of a gather of a forward pass -> the steps that it waits for.
     late: dict[str, tuple[str, ...]] = {}
@@ -58,20 +59,27 @@ def _by_unit(lanes: Lanes, context: RankContext, units: Units) -> Lanes:
             at_end = number == (len(run.pieces) - 1 if run.makes_gradients else 0)
             first, *rest = [step for step in (piece.copies, piece.work) if step]
             compute += [_waiting(first, reductions.waits(all_done=units.ends_alone and at_end)), *rest]
-            layer = units.layer(run.step, piece.first)
-            if reduces and layer:
-                label = piece.work.label
-                reductions.add(f"reduce {label}", units.weights[layer], (label,), run.step)
-        root = units.roots[run.step.stage]
-        if reduces and root[0] == run.step.stage:
-            label = run.step.label
-            reductions.add(f"reduce {label} root", units.weights[root], (label,), run.step)
+            if reduces and not behind:
+                _reduce_layer(reductions, units, run, piece, piece.work.label)
+        if reduces:
+            for piece in run.pieces if behind else ():
+                _reduce_layer(reductions, units, run, piece, run.step.label)
+            root, label = units.roots[run.step.stage], run.step.label
+            if root[0] == run.step.stage:
+                reductions.add(f"reduce {label} root", units.weights[root], (label,), run.step)
     waits = {step.label for step in off_compute(lanes)} & late.keys()
     whole = {
         lane: [_waiting(step, late[step.label]) if step.label in waits else step for step in steps]
         for lane, steps in lanes.items()
     }
     return with_steps(whole, compute, reductions.steps)
+
+
+def _reduce_layer(reductions: Reductions, units: Units, run: UnitPass, piece: UnitPiece, after: str) -> None:
+    """Reduce the gradients of the layer that a ``piece`` of a pass goes through, if it is one, behind a step."""
+    layer = units.layer(run.step, piece.first)
+    if layer:
+        reductions.add(f"reduce {piece.work.label}", units.weights[layer], (after,), run.step)
 
 
 def _in_buckets(lanes: Lanes, context: RankContext) -> Lanes:
