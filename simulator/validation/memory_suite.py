@@ -120,6 +120,15 @@ SOURCES: tuple[MemorySource, ...] = (
     ),
     *(
         MemorySource(
+            SUITES[name],
+            figure="allocated",
+            unit=GiB,
+            evidence="max_memory_allocated / 2^30 (kempnerforge/metrics/memory.py and tracker.py)",
+        )
+        for name in ("kempner-fsdp", "kempner-tp")
+    ),
+    *(
+        MemorySource(
             suite,
             figure="allocated",
             unit=1e9,

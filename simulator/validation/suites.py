@@ -80,6 +80,17 @@ _MOONLIGHT: dict[str, Any] = {
     "model.mla": {"kv_lora_rank": 512, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128},
 }
 
+#: KempnerForge (Kempner Institute), of April to July 2026: torch's fully_shard and DTensor around layers like
+#: torchtitan's, weights and AdamW's states in bf16, gradients reduced in fp32 (distributed/parallel.py), the loss of
+#: logits that are not compiled (training/loss.py), in bf16 where ours casts them to fp32.
+_KEMPNER_FORGE: dict[str, Any] = _LLAMA | {
+    "framework.name": "torchtitan",
+    "training.loss": "eager",
+    "training.grad_dtype": "fp32",
+    "training.grad_clip": 1.0,
+    "training.optimizer": {"implementation": "fused", "master_weights": False, "state_dtype": "bf16"},
+}
+
 _PROBED_HOSTS = "Each is simulated at the host speed that was probed beside it; hosts of one kind differ twofold."
 
 #: Megatron-DeepSpeed of vTrain's runs, whose files state neither vocabulary nor precision: GPT-2's, padded, and fp16.
@@ -202,6 +213,24 @@ SUITES: dict[str, Suite] = {
                     )
                 ),
             ),
+        ),
+        Suite(
+            name="kempner-fsdp",
+            about="KempnerForge, bf16: Llama of 7B and 13B with FSDP2 on 1 to 8 H200s, 2 to 4 micro-batches",
+            table=DATA / "kempner-fsdp.csv",
+            settings=_KEMPNER_FORGE,
+            bounds=Bounds(mean=0.09),
+            note="Nothing was fitted to them, nor were their steps known when the stack was modelled.",
+        ),
+        Suite(
+            name="kempner-tp",
+            about="the same with tensor parallelism, 7B to 175B on 2 to 360 H200s: the input of each product is gathered "
+            "by itself, and all logits, which no workload can say",
+            table=DATA / "kempner-tp.csv",
+            settings=_KEMPNER_FORGE | {"training.loss": "loss_parallel"},
+            bounds=Bounds(mean=0.20),
+            measured_by="KempnerForge",
+            evidence=False,
         ),
         Suite(
             name="llm-foundry",
