@@ -12,6 +12,7 @@ LOSSES: Mapping[str, Loss] = {
     loss.name: loss
     for loss in (
         eager.LOSS,
+        eager.NARROW,
         compiled.LOSS,
         chunked.LOSS,
         fused_linear.LOSS,

@@ -1,4 +1,4 @@
-"""PyTorch's cross-entropy of logits in fp32: a kernel per operation (aten/src/ATen/native/LossNLL.cpp)."""
+"""PyTorch's cross-entropy: a kernel per operation (aten/src/ATen/native/LossNLL.cpp), of logits cast to fp32."""
 
 from __future__ import annotations
 
@@ -9,24 +9,26 @@ from simulator.operations.shapes import Shapes
 from simulator.program import StepPhase
 
 
-def forward(shapes: Shapes) -> Ops:
-    """Return the cast to fp32, the log-softmax, and the choice of the targets'."""
+def forward(shapes: Shapes, width: int = WIDE) -> Ops:
+    """Return the cast of logits to ``width`` bytes, the log-softmax, and the choice of the targets'."""
+    cast = loss_kernel(shapes, StepPhase.FORWARD, "cast", "upcast", shapes.element, width)
     return (
-        loss_kernel(shapes, StepPhase.FORWARD, "cast", "upcast", shapes.element, WIDE),
+        *((cast,) if width != shapes.element else ()),
         *across_ranks(shapes, "max"),
         *across_ranks(shapes, "sum"),
-        loss_kernel(shapes, StepPhase.FORWARD, "log_softmax", "loss", WIDE, WIDE),
+        loss_kernel(shapes, StepPhase.FORWARD, "log_softmax", "loss", width, width),
         *across_ranks(shapes, "target"),
         loss_kernel(shapes, StepPhase.FORWARD, "nll", "loss", 0, 0),
     )
 
 
-def backward(shapes: Shapes) -> Ops:
+def backward(shapes: Shapes, width: int = WIDE) -> Ops:
     """Return the gradients of the same."""
+    cast = loss_kernel(shapes, StepPhase.BACKWARD, "cast bwd", "cast", width, shapes.element)
     return (
-        loss_kernel(shapes, StepPhase.BACKWARD, "nll bwd", "zero", 0, WIDE),
-        loss_kernel(shapes, StepPhase.BACKWARD, "log_softmax bwd", "loss_bwd", 2 * WIDE, WIDE),
-        loss_kernel(shapes, StepPhase.BACKWARD, "cast bwd", "cast", WIDE, shapes.element),
+        loss_kernel(shapes, StepPhase.BACKWARD, "nll bwd", "zero", 0, width),
+        loss_kernel(shapes, StepPhase.BACKWARD, "log_softmax bwd", "loss_bwd", 2 * width, width),
+        *((cast,) if width != shapes.element else ()),
     )
 
 
@@ -34,15 +36,24 @@ def nodes(shapes: Shapes, projection: Node, options: LossOptions) -> tuple[Node,
     """Return the loss behind the ``projection``; frameworks that keep no log-softmax take Megatron's kernels."""
     if not options.keeps_log_softmax:
         return vocab_parallel.nodes(shapes, projection, options)
-    logits = logits_of(shapes)
-    loss = Node(
-        forward=forward(shapes),
-        input_grad=backward(shapes),
-        saved=(Tensor("loss.log_softmax", WIDE * logits),),
-        grad_bytes=2 * WIDE * logits,
-        forward_bytes=(shapes.element + WIDE) * logits,
+    return projection, _loss(shapes, WIDE)
+
+
+def narrow_nodes(shapes: Shapes, projection: Node, options: LossOptions) -> tuple[Node, ...]:
+    """Return the loss of logits as the ``projection`` leaves them, outside of torch.autocast."""
+    return projection, _loss(shapes, shapes.element)
+
+
+def _loss(shapes: Shapes, width: int) -> Node:
+    logits, copy = logits_of(shapes), width != shapes.element
+    return Node(
+        forward=forward(shapes, width),
+        input_grad=backward(shapes, width),
+        saved=(Tensor("loss.log_softmax", width * logits),),
+        grad_bytes=2 * width * logits,
+        forward_bytes=(shapes.element + width * copy) * logits,
     )
-    return projection, loss
 
 
 LOSS = Loss("eager", nodes)
+NARROW = Loss("eager_narrow", narrow_nodes)

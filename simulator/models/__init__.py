@@ -1,7 +1,6 @@
 """A transformer as kernels of its parts, with parameters, activation bytes and FLOPs.
 
-Functions of this package call the sizes of tensors ``z`` (`FrameworkShapes`), experts ``x`` (`Experts`), and widths of
-latent attention ``a`` (`Latent`). Sizes of products are m, n and k, as in BLAS; formulas of papers have their letters.
+Sizes of products are m, n and k, as in BLAS; formulas of papers have their letters.
 """
 
 from simulator.models.flops import (

@@ -28,7 +28,7 @@ from simulator.program import Compute
 def tuned(shapes: FrameworkShapes, nodes: Sequence[Node]) -> list[tuple[Node, ...]]:
     """Return, for each of ``nodes`` in their order, the operations in its place: itself and the adapters beside it.
 
-    They compute no more gradients than the trained weights need (``z.tuning``).
+    They compute no more gradients than the trained weights need (``shapes.tuning``).
     """
     if shapes.tuning == ALL_TRAINED:
         return [(node,) for node in nodes]

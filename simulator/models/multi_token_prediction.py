@@ -28,10 +28,10 @@ def predictor(workload: Workload, number: int, seat: Seat = ANY_SEAT, turn: Turn
     table = replace(table, weights=tuple(tie(weight, weight.name, copied=copied) for weight in table.weights))
     recompute = None if workload.training.recompute.layers is None else "none"
     place = workload.model.layers + number
-    z = shapes(workload, turn=turn, number=place)
+    sizes = shapes(workload, turn=turn, number=place)
     return (
         replace(table, name="mtp embedding"),
-        part_of(z, "mtp projection", _projection(z), is_unit=True),
+        part_of(sizes, "mtp projection", _projection(sizes), is_unit=True),
         layer(workload, recompute=recompute, seat=seat, turn=turn, number=place),
         replace(head(workload, turn, projection=False), name="mtp head"),
     )

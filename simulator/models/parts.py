@@ -226,7 +226,7 @@ def part_of(
     held_gradient_bytes: float = 0.0,
     is_unit: bool = False,
 ) -> Part:
-    """Return the part that runs ``nodes``, trained as ``z.tuning`` says.
+    """Return the part that runs ``nodes``, trained as ``shapes.tuning`` says.
 
     ``held_gradient_bytes`` is the gradient that waits beside the block.
     """

@@ -71,18 +71,18 @@ def _with_stage_buffers(workload: Workload, stage: int, parts: tuple[Part, ...],
     The input of a stage lies in a buffer that stays. The last stage keeps its output too, the logits
     (torch/distributed/pipelining/stage.py, ``fwd_cache``).
     """
-    layout, z, runtime = workload.parallelism, shapes(workload, seat), workload.stage_runtime
+    layout, sizes, runtime = workload.parallelism, shapes(workload, seat), workload.stage_runtime
     if runtime.buffers_each_microbatch and stage > 0:
         saved, for_weights = (
             tuple(tensor for tensor in tensors if tensor.name != "input")
             for tensors in (parts[0].saved, parts[0].held_for_weights)
         )
         parts = (replace(parts[0], saved=saved, held_for_weights=for_weights), *parts[1:])
-    logits = Tensor("stage output", float(z.element * z.tokens * z.vocab))
+    logits = Tensor("stage output", float(sizes.element * sizes.tokens * sizes.vocab))
     if runtime.keeps_last_outputs and stage == layout.n_stages - 1:
         parts = (*parts[:-1], replace(parts[-1], saved=(*parts[-1].saved, logits)))
     if runtime.keeps_graphs and layout.pipeline_schedule.splits and stage > 0:
-        parts = _with_torch_graphs(workload, stage, parts, z)
+        parts = _with_torch_graphs(workload, stage, parts, sizes)
     return parts
 
 

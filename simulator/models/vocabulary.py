@@ -32,55 +32,55 @@ def embedding(workload: Workload, turn: Turn = ANY_TURN) -> Part:
     """
     if captured := workload.model.captured_model:
         return captured_beginning(workload, captured, turn)
-    z = shapes(workload, turn=turn, number=EMBEDDING)
-    full = float(z.weight_element * z.tokens * z.hidden)
+    sizes = shapes(workload, turn=turn, number=EMBEDDING)
+    full = float(sizes.weight_element * sizes.tokens * sizes.hidden)
     words = Weight(
         WORDS,
-        (z.vocab, z.hidden),
-        (workload.model.vocab, z.hidden),
-        z.dtype,
-        sharded_over=("tp",) if z.vocab_parallel else (),
+        (sizes.vocab, sizes.hidden),
+        (workload.model.vocab, sizes.hidden),
+        sizes.dtype,
+        sharded_over=("tp",) if sizes.vocab_parallel else (),
     )
-    table, places = words.elements, (z.seq, z.hidden)
-    summed = z.tp > 1 and z.vocab_parallel
-    learned = z.position == "learned"
-    scattered = summed and z.sequence_parallel and not learned
-    forward: list[Op] = [memory("F", "embedding.lookup", "embedding", full, full, z.dtype)]
+    table, places = words.elements, (sizes.seq, sizes.hidden)
+    summed = sizes.tp > 1 and sizes.vocab_parallel
+    learned = sizes.position == "learned"
+    scattered = summed and sizes.sequence_parallel and not learned
+    forward: list[Op] = [memory("F", "embedding.lookup", "embedding", full, full, sizes.dtype)]
     masked: Ops = ()
     if summed:
-        hidden, masked = z.framework.embedding_mask(z, full)
+        hidden, masked = sizes.framework.embedding_mask(sizes, full)
         forward += hidden
         forward.append(comm("reduce_scatter" if scattered else "all_reduce", "embedding", full))
     positions: Ops = ()
     if learned:
-        forward.append(memory("F", "embedding.positions", "embedding", full, full, z.dtype))
-        forward.append(memory("F", "embedding.add", "residual", 2 * full, full, z.dtype))
-        rows = z.weight_element * z.seq * z.hidden
-        positions = (memory("W", "embedding.positions wgrad", "reduce", full, rows, z.dtype),)
-        positions += add_gradient(z, "embedding.positions", z.seq * z.hidden)
-    before = z.framework.before_layers(z)
+        forward.append(memory("F", "embedding.positions", "embedding", full, full, sizes.dtype))
+        forward.append(memory("F", "embedding.add", "residual", 2 * full, full, sizes.dtype))
+        rows = sizes.weight_element * sizes.seq * sizes.hidden
+        positions = (memory("W", "embedding.positions wgrad", "reduce", full, rows, sizes.dtype),)
+        positions += add_gradient(sizes, "embedding.positions", sizes.seq * sizes.hidden)
+    before = sizes.framework.before_layers(sizes)
     forward += before.forward
-    if z.sequence_parallel and not scattered:
-        forward.append(memory("F", "embedding.scatter", "copy", z.row_bytes, z.row_bytes, z.dtype))
+    if sizes.sequence_parallel and not scattered:
+        forward.append(memory("F", "embedding.scatter", "copy", sizes.row_bytes, sizes.row_bytes, sizes.dtype))
     lookup = Node(
         forward=tuple(forward),
-        input_grad=(comm("all_gather", "embedding", full),) if z.sequence_parallel else (),
+        input_grad=(comm("all_gather", "embedding", full),) if sizes.sequence_parallel else (),
         weight_grad=(
             *positions,
             *masked,
-            *z.framework.lookup_gradient(z, table, workload.model.tied_embeddings),
-            *add_gradient(z, "embedding.lookup", table),
+            *sizes.framework.lookup_gradient(sizes, table, workload.model.tied_embeddings),
+            *add_gradient(sizes, "embedding.lookup", table),
         ),
         saved=before.saved,
-        grad_bytes=full + new_gradient_bytes(z, table),
+        grad_bytes=full + new_gradient_bytes(sizes, table),
         output_grad_bytes=full,
-        weight_grad_bytes=new_gradient_bytes(z, table),
-        weights=(words, *((Weight(POSITIONS, places, places, z.dtype),) if learned else ())),
+        weight_grad_bytes=new_gradient_bytes(sizes, table),
+        weights=(words, *((Weight(POSITIONS, places, places, sizes.dtype),) if learned else ())),
     )
-    if not z.dropout:
-        return part_of(z, "embedding", (lookup,))
-    drop = dropout(z, "embedding.dropout", z.rows * z.hidden, mask="embedding.dropout mask")
-    return part_of(z, "embedding", (lookup, drop))
+    if not sizes.dropout:
+        return part_of(sizes, "embedding", (lookup,))
+    drop = dropout(sizes, "embedding.dropout", sizes.rows * sizes.hidden, mask="embedding.dropout mask")
+    return part_of(sizes, "embedding", (lookup, drop))
 
 
 def head(workload: Workload, turn: Turn = ANY_TURN, *, projection: bool = True) -> Part:
@@ -91,19 +91,19 @@ def head(workload: Workload, turn: Turn = ANY_TURN, *, projection: bool = True) 
     """
     if captured := workload.model.captured_model:
         return captured_end(workload, captured, turn)
-    z = shapes(workload, turn=turn, number=HEAD)
+    sizes = shapes(workload, turn=turn, number=HEAD)
     product = linear(
-        z,
+        sizes,
         "head",
         "logits",
-        z.vocab,
-        z.hidden,
-        split="column" if z.vocab_parallel else "none",
+        sizes.vocab,
+        sizes.hidden,
+        split="column" if sizes.vocab_parallel else "none",
         saved="head.normed",
         rows=workload.model.vocab,
         cached=False,
         wide=True,
-        bias="head" in z.biases,
+        bias="head" in sizes.biases,
     )
     matrix, *bias = product.weights
     if not projection:
@@ -113,21 +113,21 @@ def head(workload: Workload, turn: Turn = ANY_TURN, *, projection: bool = True) 
     elif workload.model.tied_embeddings:
         copied = not workload.parallelism.table_in_place
         product = replace(product, weights=(tie(matrix, WORDS, copied=copied), *bias))
-    if z.softcaps_logits:
-        logits = float(z.element * z.tokens * z.vocab)
+    if sizes.softcaps_logits:
+        logits = float(sizes.element * sizes.tokens * sizes.vocab)
         product = replace(
             product,
-            forward=(*product.forward, memory("F", "head.softcap", "activation", logits, logits, z.dtype)),
+            forward=(*product.forward, memory("F", "head.softcap", "activation", logits, logits, sizes.dtype)),
             input_grad=(
-                memory("B", "head.softcap bwd", "activation_bwd", 2 * logits, logits, z.dtype),
+                memory("B", "head.softcap bwd", "activation_bwd", 2 * logits, logits, sizes.dtype),
                 *product.input_grad,
             ),
             saved=(*product.saved, Tensor("head.capped", logits)),
         )
-    trained = not is_of_kinds(matrix, z.tuning.frozen)
+    trained = not is_of_kinds(matrix, sizes.tuning.frozen)
     loss = LOSSES[workload.training.loss.name]
-    behind = loss.nodes(z, product, loss_options(workload, z, trained=trained))
-    return part_of(z, "head", (norm(z, "head.norm", saved="head.input", residual=False), *behind))
+    behind = loss.nodes(sizes, product, loss_options(workload, sizes, trained=trained))
+    return part_of(sizes, "head", (norm(sizes, "head.norm", saved="head.input", residual=False), *behind))
 
 
 def loss_options(workload: Workload, shapes: FrameworkShapes, *, trained: bool = True) -> LossOptions:

@@ -216,3 +216,14 @@ def test_a_chunked_loss_makes_a_million_tokens_fit() -> None:
     }
     assert (memory["chunked"]["fits"], memory["whole"]["fits"]) == (True, False)
     assert memory["chunked"]["peak_bytes"] == pytest.approx(52.3 * GiB, rel=0.15)
+
+
+def test_narrow_logits_are_not_cast() -> None:
+    """In bf16 the log-softmax, its gradient and that of its input take 2 bytes each, and no kernel casts."""
+    _, (_, loss) = loss_nodes(workload("eager_narrow"))
+    names = [op.name for op in (*loss.forward, *loss.input_grad)]
+    assert names == ["loss.log_softmax", "loss.nll", "loss.nll bwd", "loss.log_softmax bwd"]
+    assert sum(tensor.nbytes for tensor in loss.saved) + loss.grad_bytes == 3 * 2 * LOGITS
+    log_softmax = next(op.kernel for op in loss.forward if isinstance(op, Compute))
+    assert isinstance(log_softmax, Memory)
+    assert log_softmax.read_bytes == log_softmax.write_bytes == 2 * LOGITS
