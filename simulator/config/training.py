@@ -111,7 +111,7 @@ class LossChoice(ShortSection):
     text_means: ClassVar[str] = "name"
 
     name: LossName = "eager"
-    """eager: in fp32, of logits in fp32; eager_narrow: of logits as they are, as outside of autocast; compiled: logits in
+    """eager: in fp32, of logits in fp32; eager_narrow: of logits as they are, outside of autocast; compiled: logits in
     fp32 are never written; chunked: eager or compiled, for chunks of tokens, as in torchtune; fused_linear: Liger's,
     with gradients in the forward pass; vocab_parallel: Megatron's, in place, over a vocabulary that may be split [the
     framework's: vocab_parallel for megatron_core and deepspeed, compiled under torch.compile, else eager]"""
