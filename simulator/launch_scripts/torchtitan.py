@@ -69,10 +69,19 @@ def read(text: str, path: Path) -> LaunchScript:
     _recompute(reading)
     _optimizer(reading)
     _degrees(reading)
+    _loss(reading)
     _sharding(reading)
     _schedule(reading)
     reading.sort_rest(_NEUTRAL, _NEUTRAL_PREFIXES)
     return reading.script
+
+
+def _loss(reading: ScriptReading) -> None:
+    """Put the loss of all logits on each rank; a compiled one is left alone, which is not simulated so."""
+    option = reading.first_on(*_older("disable_loss_parallel"))
+    split = reading.workload.get("parallelism", {}).get("tp", 1) > 1
+    if option is not None and split and not reading.workload["framework"].get("compile"):
+        reading.put("training.loss", "eager", option)
 
 
 def _batch(reading: ScriptReading) -> None:

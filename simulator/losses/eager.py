@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from simulator.losses import vocab_parallel
-from simulator.losses.loss import WIDE, Loss, LossOptions, across_ranks, logits_of, loss_kernel
-from simulator.operations.nodes import Node, Ops, Tensor
+from simulator.losses.loss import WIDE, Loss, LossOptions, across_ranks, is_split, logits_of, loss_kernel
+from simulator.operations.nodes import Node, Ops, Tensor, comm
 from simulator.operations.shapes import Shapes
 from simulator.program import StepPhase
 
@@ -34,6 +36,8 @@ def backward(shapes: Shapes, width: int = WIDE) -> Ops:
 
 def nodes(shapes: Shapes, projection: Node, options: LossOptions) -> tuple[Node, ...]:
     """Return the loss behind the ``projection``; frameworks that keep no log-softmax take Megatron's kernels."""
+    if options.gathers_logits and is_split(shapes):
+        return projection, _gathered_loss(shapes, WIDE)
     if not options.keeps_log_softmax:
         return vocab_parallel.nodes(shapes, projection, options)
     return projection, _loss(shapes, WIDE)
@@ -41,7 +45,20 @@ def nodes(shapes: Shapes, projection: Node, options: LossOptions) -> tuple[Node,
 
 def narrow_nodes(shapes: Shapes, projection: Node, options: LossOptions) -> tuple[Node, ...]:
     """Return the loss of logits as the ``projection`` leaves them, outside of torch.autocast."""
+    if options.gathers_logits and is_split(shapes):
+        return projection, _gathered_loss(shapes, shapes.element)
     return projection, _loss(shapes, shapes.element)
+
+
+def _gathered_loss(shapes: Shapes, width: int) -> Node:
+    """Return the loss behind a gathering of the logits of all ranks, each of which computes the whole of it.
+
+    The projection is a ``ColwiseParallel`` whose output is ``Replicate``: each rank has its columns of the gradient.
+    """
+    whole = replace(shapes, vocab=shapes.vocab * shapes.tp, vocab_parallel=False)
+    loss, nbytes = _loss(whole, width), shapes.element * logits_of(whole)
+    gather = comm("all_gather", "logits", nbytes)
+    return replace(loss, forward=(gather, *loss.forward), forward_bytes=loss.forward_bytes + nbytes)
 
 
 def _loss(shapes: Shapes, width: int) -> Node:

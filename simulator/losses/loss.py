@@ -25,7 +25,8 @@ class LossOptions:
     ``recompute``: each is computed again in the backward pass. ``compile``: the loss of each is compiled.
     ``trained``: the projection has a weight gradient. ``returns_logits``: they are an output of what is compiled, whose
     gradient autograd fills with zeros. ``online_softmax``: one kernel finds the maximum and the sum of a row.
-    ``apart``: a compiled loss is compiled without the projection.
+    ``apart``: a compiled loss is compiled without the projection. ``gathers_logits``: each rank has all logits before
+    an eager loss, where the vocabulary is split.
     """
 
     by_row: str
@@ -37,6 +38,7 @@ class LossOptions:
     returns_logits: bool
     online_softmax: bool
     apart: bool
+    gathers_logits: bool
 
 
 @dataclass(frozen=True)

@@ -235,3 +235,18 @@ def test_a_layer_of_deepseek_v3_has_the_products_of_its_modules() -> None:
 def test_experts_compiled_or_split_are_refused(changes: dict[str, Any]) -> None:
     with pytest.raises(InputError, match=r"model\.(moe|mla)"):
         deepseek(changes)
+
+
+@pytest.mark.parametrize(("loss", "width"), [("eager", 4), ("eager_narrow", 2)])
+def test_a_loss_that_is_not_parallel_gathers_all_logits(loss: str, width: int) -> None:
+    """``disable_loss_parallel``: two ranks gather bf16 logits of the whole vocabulary, and each has the whole loss."""
+    tokens = BATCH * SEQ
+    head = models.rank_parts(load({"tp": 2}, loss=loss), 0)[-1]
+    (gather,) = [op for op in head.forward if op.name == "tp.all_gather logits"]
+    assert isinstance(gather, Collective)
+    assert gather.nbytes == 2 * tokens * VOCAB
+    (log_softmax,) = [op for op in head.forward if op.name == "loss.log_softmax"]
+    assert isinstance(log_softmax, Compute)
+    assert isinstance(log_softmax.kernel, Memory)
+    assert log_softmax.kernel.write_bytes == width * tokens * VOCAB
+    assert not [op for op in head.forward if op.name.startswith("tp.all_reduce")]
