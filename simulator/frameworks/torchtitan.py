@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from simulator.frameworks import hugging_face, pytorch
-from simulator.frameworks.framework import JobTraits, LayoutHabits, Traffic
+from simulator.frameworks.framework import Framework, JobTraits, LayoutHabits, Traffic
 from simulator.frameworks.limits import Limit, plain_layers
 
 #: Queries, or keys, become fp32, are multiplied as complex numbers, and are cast back (``apply_rotary_emb``).
@@ -125,13 +125,27 @@ COMPILED = replace(
     # What is run again and needed by nothing is no part of the backward graph.
     recompute_ends_before=pytorch.RECOMPUTE_ENDS_BEFORE,
 )
+
+
+def gathered_by_product(stack: Framework) -> Framework:
+    """Return the stack with ``ColwiseParallel(input_layouts=Shard(1))`` for each product that reads normed rows.
+
+    torchtitan prepares the input of a block once, by ``PrepareModuleInput``.
+    """
+    return replace(stack, gathers_each_product=True)
+
+
 SPLIT = replace(
     FRAMEWORK,
+    by_operations=(("gathers", gathered_by_product),),
     copies_gathered=True,
     work_on_dtensors=ON_DTENSORS,
     defaults=split_defaults,
     limits=SPLIT_LIMITS,
     losses=(*FRAMEWORK.losses, "loss_parallel"),
 )
-COMPILED = replace(COMPILED, split=replace(COMPILED, work_on_dtensors=COMPILED_ON_DTENSORS))
+COMPILED = replace(
+    COMPILED,
+    split=replace(COMPILED, work_on_dtensors=COMPILED_ON_DTENSORS, by_operations=SPLIT.by_operations),
+)
 FRAMEWORK = replace(FRAMEWORK, compiled=COMPILED, split=SPLIT)

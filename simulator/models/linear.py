@@ -145,7 +145,8 @@ def _kept_input(
     """Return what is kept of x for the weight gradient, and what is to be gathered for it once more."""
     x_bytes = layer.x_bytes(shapes)
     if gather and shapes.framework.keeps_gathered_inputs:
-        return (Tensor(f"{saved} gathered", x_bytes),), ()
+        whose = f" for {layer.name}" if shapes.framework.gathers_each_product else ""
+        return (Tensor(f"{saved} gathered{whose}", x_bytes),), ()
     return (Tensor(saved, x_bytes * shapes.rows / shapes.tokens if layer.split == "column" else x_bytes),), gather
 
 
@@ -179,11 +180,13 @@ def _padded(shapes: FrameworkShapes, layer: LinearLayer, node: Node) -> Node:
 def with_summed_gradients(shapes: FrameworkShapes, nodes: Sequence[Node]) -> tuple[Node, ...]:
     """Return products of one input, whose gradients autograd adds up: all but the last have a sum behind theirs.
 
-    Tensor-parallel ranks gather the input before the first, and sum its gradient when that of the first is added.
+    Tensor-parallel ranks gather the input before the first, and sum its gradient when that of the first is added; or
+    each product does so for itself, so that ranks add up their rows of the gradient.
     """
     if len(nodes) == 1 or shapes.framework.fuses_pointwise:
         return tuple(nodes)
-    nbytes = float(shapes.weight_element * shapes.tokens * shapes.hidden)
+    by_product = shapes.framework.gathers_each_product
+    nbytes = float(shapes.weight_element * (shapes.rows if by_product else shapes.tokens) * shapes.hidden)
 
     def summed(node: Node, comms: Ops) -> Node:
         add = memory(
@@ -194,12 +197,14 @@ def with_summed_gradients(shapes: FrameworkShapes, nodes: Sequence[Node]) -> tup
             nbytes,
             shapes.dtype,
         )
-        input_grad = (*_kernels(node.input_grad), add, *comms)
+        input_grad = (*(node.input_grad if by_product else _kernels(node.input_grad)), add, *comms)
         return replace(node, input_grad=input_grad, grad_bytes=node.grad_bytes + nbytes)
 
     def after_the_first(node: Node) -> Node:
         return replace(node, forward=_kernels(node.forward), input_grad=_kernels(node.input_grad))
 
+    if by_product:
+        return (*(summed(node, ()) for node in nodes[:-1]), nodes[-1])
     first = nodes[0]
     sums = tuple(op for op in first.input_grad if _exchanges(op))
     *inner, last = map(after_the_first, nodes[1:])

@@ -250,3 +250,22 @@ def test_a_loss_that_is_not_parallel_gathers_all_logits(loss: str, width: int) -
     assert isinstance(log_softmax.kernel, Memory)
     assert log_softmax.kernel.write_bytes == width * tokens * VOCAB
     assert not [op for op in head.forward if op.name.startswith("tp.all_reduce")]
+
+
+def test_each_product_may_gather_its_input_and_sum_its_gradient_by_itself() -> None:
+    """``ColwiseParallel(input_layouts=Shard(1))``: q, k, v, gate and up gather 5 times forward, sum 5 times backward.
+    The other way round it is the same twice as before, for o and down. The five gathered inputs are kept, and the
+    gradients of their shares are added: half of the rows for each of two ranks."""
+    part = models.layer(load({"tp": 2}, unfused=["gathers"]), turn=FIRST)
+    assert exchanges(part.forward) == {"all_gather": 5, "reduce_scatter": 2}
+    assert exchanges(part.backward) == {"all_gather": 2, "reduce_scatter": 5}
+    gathered = [tensor.nbytes for tensor in part.saved if " gathered for " in tensor.name]
+    assert gathered == [2.0 * TOKENS * HIDDEN] * 5
+    added = [op for op in part.backward if op.name.endswith("input grad")]
+    assert len(added) == 3  # of q and k, of gate
+    for op in added:
+        assert isinstance(op, Compute)
+        assert isinstance(op.kernel, Memory)
+        assert op.kernel.write_bytes == 2 * TOKENS / 2 * HIDDEN
+    with pytest.raises(InputError, match="no fused gathers"):
+        load(unfused=["gathers"])

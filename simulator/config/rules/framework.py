@@ -109,6 +109,8 @@ def _lacks(model: Model, part: UnfusedPart) -> str:
             return "" if turned or model.mla else "mixers that rotate queries and keys"
         case "router":
             return "" if model.moe else "experts"
+        case "gathers":
+            return ""
 
 
 def _runs_by_operations(part: UnfusedPart) -> Callable[[Framework], bool]:
