@@ -227,7 +227,7 @@ SUITES: dict[str, Suite] = {
             about="the same with tensor parallelism that gathers the input of each product: 7B to 175B on 2 to 360",
             table=DATA / "kempner-tp.csv",
             settings=_KEMPNER_FORGE | {"training.unfused": ["gathers"]},
-            bounds=Bounds(mean=0.20),
+            bounds=Bounds(mean=0.12),
             measured_by="KempnerForge",
         ),
         Suite(
