@@ -15,7 +15,7 @@ from simulator.captured import CapturedModel
 from simulator.config.captured_file import read_captured
 from simulator.config.presets import presets
 from simulator.config.section import AsSection, AsTuple, Integral, Section
-from simulator.mixers import MIXERS, GatedDelta, Indexer, KimiDelta, Mamba2, Mixer
+from simulator.mixers import MIXERS, GatedDelta, Indexer, KimiDelta, Mamba2, Mixer, SharedKey
 
 Size = Annotated[int, Field(ge=1, le=1_000_000_000), Integral]
 Share = Annotated[float, Field(ge=0, le=1e30)]
@@ -89,6 +89,8 @@ class Moe(Section):
     [null: every copy of a token travels by itself]"""
     shared_gate: bool = False
     """the output of shared experts is weighed by a gate, which is a number for each token (Qwen2-MoE) [false]"""
+    beside_dense: bool = False
+    """layers with experts have a dense MLP of model.ffn_hidden beside them, with norms of its own (Gemma 4) [false]"""
     redundant_experts: Number = 0
     """copies of the busiest experts, so that experts + redundant_experts divide by ep [0]"""
     router_dtype: Literal["fp32", "bf16", "fp16"] = "fp32"
@@ -233,6 +235,11 @@ class Model(Section):
     """of `kimi_delta` layers: the delta rule of Kimi Linear [null]"""
     mamba2: Annotated[Mamba2, AsSection()] | None = None
     """of `mamba2` layers [null]"""
+    shared_key: Annotated[SharedKey, AsSection()] | None = None
+    """of `shared_key`, `compressed_sparse` and `heavily_compressed` layers (DeepSeek-V4) [null]"""
+    residual_streams: Annotated[int, Field(ge=1, le=64), Integral] = 1
+    """streams that blocks read a weighed sum of and add to (DeepSeek-V4's hyper-connections); layers pass on all of
+    them [1]"""
     captured: Text = ""
     """file of a captured PyTorch module (`llmsim capture`), which gives all other keys but `layers` [none]"""
     mtp_layers: Annotated[int, Field(ge=0, le=100), Integral] = 0

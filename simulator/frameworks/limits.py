@@ -32,6 +32,7 @@ def plain_layers(whose: str) -> tuple[Limit, ...]:
         "model.attention_softcap": (None,),
         "model.logit_softcap": (None,),
         "model.indexer": (None,),
+        "model.residual_streams": (1,),
         "model.moe.shared_gate": (None, False),
     }
     message = f"{whose} are simulated with plain causal attention and a norm before each block, all of one kind"

@@ -23,6 +23,7 @@ from simulator.models.norms import norm
 from simulator.models.parts import Checkpoint, Part, part_of
 from simulator.models.pointwise import activation
 from simulator.models.recompute_by_op import recomputed_by_op
+from simulator.models.residual_streams import read_streams, write_streams
 from simulator.models.shapes import FrameworkShapes, shapes
 from simulator.operations.experts import Experts
 from simulator.operations.nodes import Node, Tensor, fuse, memory
@@ -70,11 +71,12 @@ def layer(
 class _Sublayer:
     """Operations of one block in order, up to the sum with its input, and what of it may run again.
 
-    ``norm`` is the norm before it, if there is one.
+    ``norm`` is the norm before it, if there is one, and ``normed`` what that keeps.
     """
 
     nodes: tuple[Node, ...] = ()
     norm: Node | None = None
+    normed: str = ""
     checkpoints: Mapping[str, Checkpoint] = field(default_factory=dict)
 
 
@@ -86,15 +88,11 @@ def _layer(
     first = _mixer_block(shapes, kind, latent)
     after_mixer = "attn.output" if first.nodes else "input"
     second = _mlp_block(shapes, experts, after_mixer) if kind.has_mlp else _Sublayer()
-    if first.nodes and second.norm and shapes.framework.fuses_residual_and_norm:
+    if first.nodes and second.norm and shapes.framework.fuses_residual_and_norm and shapes.streams == 1:
         first, second = _fused(shapes, first, second)
     nodes = (*first.nodes, *second.nodes)
-    start = Tensor("input", shapes.row_bytes)
-    norms = [
-        (node, Tensor(name, shapes.row_bytes))
-        for name, node in (("input", first.norm), (after_mixer, second.norm))
-        if node
-    ]
+    start = Tensor("input", shapes.stream_bytes)
+    norms = [(one.norm, Tensor(one.normed, shapes.row_bytes)) for one in (first, second) if one.norm]
     # Megatron-LM's --recompute-modules; those that drop their output are its CheckpointWithoutOutput.
     checkpoints = {
         "layer": Checkpoint(nodes, (start,)),
@@ -110,7 +108,12 @@ def _layer(
     }
     chosen = [checkpoints[module] for module in recompute if module in checkpoints]
     part = part_of(
-        shapes, "moe layer" if experts else "layer", nodes, chosen, held_gradient_bytes=shapes.row_bytes, is_unit=True
+        shapes,
+        "moe layer" if experts else "layer",
+        nodes,
+        chosen,
+        held_gradient_bytes=shapes.stream_bytes,
+        is_unit=True,
     )
     if "ops" in recompute:
         return recomputed_by_op(shapes, experts, nodes, part)
@@ -128,15 +131,12 @@ def _mixer_block(shapes: FrameworkShapes, kind: LayerKind, latent: Latent | None
     mixed = mixing(shapes, kind.mixer, kind.sizes, latent)
     if mixed is None:
         return _Sublayer()
-    before = _before(shapes, "attn", "input", readers=mixed.readers)
-    nodes = (before, *mixed.nodes, *_behind(shapes, "attn"), shapes.framework.residual(shapes, "attn"))
-    return _Sublayer(nodes, before if shapes.norm_place != "after" else None, mixed.checkpoints)
+    return _around(shapes, "attn", "input", mixed.nodes, mixed.readers, mixed.checkpoints)
 
 
 def _mlp_block(shapes: FrameworkShapes, experts: Experts | None, entering: str) -> _Sublayer:
     """Return the block of a layer's MLP or experts; ``entering`` is the tensor that enters it."""
     readers = 2 if shapes.gated and not shapes.framework.joins_projections(shapes.position) else 1
-    before = _before(shapes, "mlp", entering, readers=readers)
     mixed = mixture(shapes, experts) if experts else None
     nodes = mixed.nodes if mixed else _mlp(shapes)
     normed = Tensor("mlp.normed", shapes.row_bytes)
@@ -148,8 +148,26 @@ def _mlp_block(shapes: FrameworkShapes, experts: Experts | None, entering: str) 
         checkpoints["shared_experts"] = Checkpoint(mixed.shared, (normed,) if mixed.shared else ())
     else:
         checkpoints["mlp"] = Checkpoint(nodes, (normed,))
-    whole = (before, *nodes, *_behind(shapes, "mlp"), shapes.framework.residual(shapes, "mlp"))
-    return _Sublayer(whole, before if shapes.norm_place != "after" else None, checkpoints)
+    return _around(shapes, "mlp", entering, nodes, readers, checkpoints)
+
+
+def _around(
+    shapes: FrameworkShapes,
+    block: str,
+    entering: str,
+    nodes: tuple[Node, ...],
+    readers: int,
+    checkpoints: Mapping[str, Checkpoint],
+) -> _Sublayer:
+    """Return a block of these ``nodes``: norms around them, and the sum with what enters, or with residual streams."""
+    if shapes.streams > 1:
+        normed = f"{block}.streams read"
+        before = norm(shapes, f"{block}.norm", saved=normed, residual=False, readers=readers)
+        streams = read_streams(shapes, block, entering)
+        return _Sublayer((streams, before, *nodes, write_streams(shapes, block)), before, normed, checkpoints)
+    before = _before(shapes, block, entering, readers=readers)
+    whole = (before, *nodes, *_behind(shapes, block), shapes.framework.residual(shapes, block))
+    return _Sublayer(whole, before if shapes.norm_place != "after" else None, entering, checkpoints)
 
 
 def _before(shapes: FrameworkShapes, block: str, entering: str, *, readers: int) -> Node:

@@ -41,17 +41,11 @@ def mixing(shapes: FrameworkShapes, mixer: Mixer, sizes: Any, latent: Latent | N
 
 
 def _attention(shapes: FrameworkShapes, latent: Latent | None, beside: Operations) -> Mixing:
-    """Return attention, with the operations ``beside`` it that choose what a query sees.
-
-    Those pass no gradient on to their input.
-    """
+    """Return attention, with the operations ``beside`` it that choose what a query sees."""
     joined = latent is not None or shapes.framework.joins_projections(shapes.position)
     down, up = latent_projections(shapes, latent) if latent else (_projections(shapes), ())
     core = core_attention(shapes)
-    chosen = tuple(
-        replace(node, input_grad=()) if isinstance(step, MixerProduct) else node
-        for step, node in zip(beside, _nodes(shapes, beside), strict=True)
-    )
+    chosen = _nodes(shapes, beside)
     context = "attn.gated" if shapes.gate else "attn.context"
     bias = "o" in shapes.biases
     projection = linear(
@@ -159,6 +153,8 @@ def _nodes(shapes: FrameworkShapes, operations: Operations) -> tuple[Node, ...]:
                 add = memory("B", f"mixer.{step.name} input grad", "residual", 2 * nbytes, nbytes, shapes.dtype)
                 node = replace(node, input_grad=(*node.input_grad, add), together=())
             read.add(step.saved)
+            if step.detached:
+                node = replace(node, input_grad=())
         else:
             gradient = add_gradient(shapes, step.weights[0].name, elements(step.weights)) if step.weights else ()
             node = replace(step, weight_grad=(*step.weight_grad, *gradient))

@@ -74,6 +74,7 @@ def shapes(workload: Workload, seat: Seat = ANY_SEAT, turn: Turn = ANY_TURN, num
         tokens=tokens,
         rows=tokens // tp if sequence_parallel else tokens,
         hidden=model.hidden,
+        streams=model.residual_streams,
         heads=heads.heads // tp,
         kv_heads=max(1, heads.kv_heads // tp),
         kv_replicas=max(1, tp // heads.kv_heads),
@@ -132,13 +133,15 @@ def _forms(model: Model, layer: int) -> dict[str, Any]:
 
 
 def activation_bytes(workload: Workload) -> float:
-    """Return the bytes of the tensor between two layers: b s h elements, of which each rank on axis cp has a share.
+    """Return the bytes of the tensor between two layers.
 
-    Those of a captured model were recorded.
+    They are b s h elements of each residual stream, of which each rank on axis cp has a share. Those of a captured
+    model were recorded.
     """
     if captured := workload.model.captured_model:
         return captured.passed_bytes
-    return float(workload.rank_tokens * workload.model.hidden * DTYPE_BYTES[workload.training.precision])
+    width = workload.model.residual_streams * workload.model.hidden
+    return float(workload.rank_tokens * width * DTYPE_BYTES[workload.training.precision])
 
 
 def passed_bytes(workload: Workload) -> float:

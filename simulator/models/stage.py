@@ -57,7 +57,7 @@ def stage_parts(
         for number in range(workload.model.mtp_layers):
             parts += predictor(workload, number, seat, turn)
     elif not workload.parallelism.deallocate_pipeline_outputs:
-        parts = (*parts[:-1], _with_kept_output(parts[-1], shapes(workload, seat).row_bytes))
+        parts = (*parts[:-1], _with_kept_output(parts[-1], shapes(workload, seat).stream_bytes))
     parts = _with_stage_buffers(workload, stage, parts, seat)
     if turn.first:
         left = {id(part): _with_left_gradients(workload, part) for part in parts}  # equal layers stay one object

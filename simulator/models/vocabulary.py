@@ -14,6 +14,7 @@ from simulator.models.captured import captured_beginning, captured_end
 from simulator.models.linear import add_gradient, linear, new_gradient_bytes
 from simulator.models.norms import norm
 from simulator.models.parts import Part, part_of
+from simulator.models.residual_streams import first_streams, last_streams
 from simulator.models.shapes import FrameworkShapes, shapes
 from simulator.models.tuning import EMBEDDING, HEAD, is_of_kinds
 from simulator.models.weight_names import OUTPUT, OUTPUT_BIAS, POSITIONS, WORDS
@@ -77,6 +78,8 @@ def embedding(workload: Workload, turn: Turn = ANY_TURN) -> Part:
         weight_grad_bytes=new_gradient_bytes(z, table),
         weights=(words, *((Weight(POSITIONS, places, places, z.dtype),) if learned else ())),
     )
+    if z.streams > 1:
+        return part_of(z, "embedding", (lookup, first_streams(z)))
     if not z.dropout:
         return part_of(z, "embedding", (lookup,))
     drop = dropout(z, "embedding.dropout", z.rows * z.hidden, mask="embedding.dropout mask")
@@ -127,7 +130,8 @@ def head(workload: Workload, turn: Turn = ANY_TURN, *, projection: bool = True) 
     trained = not is_of_kinds(matrix, z.tuning.frozen)
     loss = LOSSES[workload.training.loss.name]
     behind = loss.nodes(z, product, loss_options(workload, z, trained=trained))
-    return part_of(z, "head", (norm(z, "head.norm", saved="head.input", residual=False), *behind))
+    before = (last_streams(z),) if z.streams > 1 else ()
+    return part_of(z, "head", (*before, norm(z, "head.norm", saved="head.input", residual=False), *behind))
 
 
 def loss_options(workload: Workload, shapes: FrameworkShapes, *, trained: bool = True) -> LossOptions:

@@ -34,8 +34,11 @@ RECOMPUTE = ("none", "full", "selective")
 REFUSED = (
     r"parallelism.tp: a norm over the width of all heads needs them on one rank",  # OLMo, MiniMax
     r"parallelism.cp: (heads of windows are not spread|sinks are of heads|an indexer chooses|the state of \w+ passes)",
+    r"parallelism.cp: keys are compressed over whole sequences",  # DeepSeek-V4
+    r"parallelism.tp: attention with one head of keys is not split",  # DeepSeek-V4
     r"parallelism.ep: the model has no experts",
     r"parallelism.tp: does not divide model.mamba2.groups 1",  # Granite 4, Bamba
+    r"training.recompute: selective computes core_attn again, of which the model has none",  # DeepSeek-V4
     r"training.recompute.modules: the model has no such modules",  # Mamba 2 has no attention to recompute
 )
 

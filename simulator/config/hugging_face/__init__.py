@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from simulator.config.hugging_face import dense, hybrids, mixtures
+from simulator.config.hugging_face import deepseek_v4, dense, hybrids, mixtures
 from simulator.config.hugging_face.keys import Fields, Keys
 from simulator.errors import InputError
 from simulator.input_files import brief
@@ -54,6 +54,7 @@ ARCHITECTURES: dict[str, tuple[Callable[[Keys], Fields], dict[str, Any]]] = {
     "deepseek_v3": (mixtures.deepseek, _LATENT | {"first_k_dense_replace": 3}),
     "kimi_k2": (mixtures.deepseek, _LATENT | {"first_k_dense_replace": 3}),
     "deepseek_v32": (mixtures.deepseek_sparse, _LATENT | {"first_k_dense_replace": 3}),
+    "deepseek_v4": (deepseek_v4.deepseek_v4, _UNTIED),
     "glm_moe_dsa": (mixtures.deepseek_sparse, _LATENT | {"first_k_dense_replace": 3}),
     "glm4_moe": (mixtures.glm4_moe, _UNTIED | {"first_k_dense_replace": 1}),
     "glm4_moe_lite": (mixtures.deepseek, _LATENT | {"first_k_dense_replace": 1}),

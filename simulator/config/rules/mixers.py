@@ -20,7 +20,10 @@ _KEYS = {
     "sliding_window": ("window",),
     "window_heads": ("window",),
     "attention_chunk": ("chunked",),
-    **{mixer.section: (name,) for name, mixer in MIXERS.items() if mixer.section},
+    **{
+        section: tuple(name for name, mixer in MIXERS.items() if mixer.section == section)
+        for section in dict.fromkeys(mixer.section for mixer in MIXERS.values() if mixer.section)
+    },
 }
 #: Widths of the model that a state-space layer may have inside, or a state, at most.
 _MOST_WIDTHS = 64
@@ -38,6 +41,7 @@ def problems(workload: Workload) -> Iterator[InputError]:
     yield from _bias_problems(model)
     yield from _attention_problems(workload)
     yield from _width_problems(model)
+    yield from _stream_problems(model)
     layout = workload.parallelism
     split = Split(layout.tp, layout.cp)
     for kind in model.kinds:
@@ -67,6 +71,25 @@ def _width_problems(model: Model) -> Iterator[InputError]:
                 key=f"model.mamba2.{key}",
                 found=width,
                 allowed=f"at most {most:,}",
+            )
+
+
+def _stream_problems(model: Model) -> Iterator[InputError]:
+    """Yield what blocks that read several residual streams do not have."""
+    if model.residual_streams == 1:
+        return
+    alone = (
+        ("norm_place", model.norm_place, "before"),
+        ("dropout", model.dropout, 0.0),
+        ("mtp_layers", model.mtp_layers, 0),
+    )
+    for key, value, allowed in alone:
+        if value != allowed:
+            yield InputError(
+                "is not simulated with several residual streams",
+                key=f"model.{key}",
+                found=value,
+                allowed=f"{allowed}, or residual_streams: 1",
             )
 
 
@@ -239,5 +262,6 @@ def _unlike_llama(model: Model) -> str:
         ("norm_place", model.norm_place != "before"),
         ("attention_gate", model.attention_gate),
         ("mixers", any(kind.operations is not None for kind in model.kinds)),
+        ("residual_streams", model.residual_streams > 1),
     )
     return next((key for key, present in unlike if present), "")
