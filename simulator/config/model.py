@@ -284,7 +284,8 @@ class Model(Section):
     @property
     def has_dense_mlps(self) -> bool:
         """Some layer has a dense MLP."""
-        return any(self.mlp(layer) == "dense" for layer in range(self.layers))
+        beside = self.moe is not None and self.moe.beside_dense
+        return beside or any(self.mlp(layer) == "dense" for layer in range(self.layers))
 
     def alike(self, layer: int) -> object:
         """Return what tells layers of the model apart: mixer and MLP; of a captured one its part."""

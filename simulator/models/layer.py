@@ -16,6 +16,7 @@ from simulator.config import Workload
 from simulator.mixers import Mixer
 from simulator.models.captured import captured_layer
 from simulator.models.experts import experts, mixture
+from simulator.models.experts_beside_dense import beside_dense
 from simulator.models.latent_attention import Latent, latent
 from simulator.models.linear import linear, with_summed_gradients
 from simulator.models.mixing import mixing
@@ -139,6 +140,8 @@ def _mlp_block(shapes: FrameworkShapes, experts: Experts | None, entering: str) 
     readers = 2 if shapes.gated and not shapes.framework.joins_projections(shapes.position) else 1
     mixed = mixture(shapes, experts) if experts else None
     nodes = mixed.nodes if mixed else _mlp(shapes)
+    if experts and experts.beside_dense:
+        nodes = beside_dense(shapes, experts, _mlp(shapes), nodes, entering)
     normed = Tensor("mlp.normed", shapes.row_bytes)
     checkpoints: dict[str, Checkpoint] = {}
     if mixed:

@@ -28,7 +28,7 @@ ARCHITECTURES: dict[str, tuple[Callable[[Keys], Fields], dict[str, Any]]] = {
     "gemma": (dense.gemma, _GEMMA),
     "gemma2": (dense.gemma2, _GEMMA | {"attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0}),
     "gemma3_text": (dense.gemma3, _GEMMA),
-    "gemma4_text": (dense.gemma4, _GEMMA | {"sliding_window": 512, "hidden_size_per_layer_input": 256}),
+    "gemma4_text": (mixtures.gemma4_text, _GEMMA | {"sliding_window": 512, "hidden_size_per_layer_input": 256}),
     "phi3": (dense.phi3, _UNTIED),
     "glm4": (dense.glm4, _UNTIED),
     "olmo2": (dense.olmo2, _UNTIED),
