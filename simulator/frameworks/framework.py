@@ -323,6 +323,10 @@ class Framework:
     """products of a tensor-parallel ring, and their sums, are launched by one call from C++"""
     has_core_experts: bool = False
     """experts are run by Megatron-Core, which has several dispatchers, and 1F1B that hides their all-to-alls"""
+    captures_graphs: bool = False
+    """parts of its layers, or all passes of a step, can be launched as CUDA graphs"""
+    passes_in_graph: bool = False
+    """one CUDA graph launches all passes of a step, with their communication"""
     runs_captured: bool = False
     """it runs modules of PyTorch operation by operation"""
     limits: tuple[Limit, ...] = ()

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 from simulator.config import Workload
 from simulator.mixers import Mixer
 from simulator.models.captured import captured_layer
+from simulator.models.cuda_graphs import captured_nodes, with_graphs
 from simulator.models.experts import experts, mixture
 from simulator.models.experts_beside_dense import beside_dense
 from simulator.models.latent_attention import Latent, latent
@@ -116,6 +117,15 @@ def _layer(
         held_gradient_bytes=shapes.stream_bytes,
         is_unit=True,
     )
+    if shapes.graph_modules:
+        in_graphs = captured_nodes(
+            shapes.graph_modules,
+            first.nodes,
+            second.nodes,
+            mamba=kind.mixer.name == "mamba2",
+            has_experts=experts is not None,
+        )
+        part = with_graphs(part, in_graphs)
     if "ops" in recompute:
         return recomputed_by_op(shapes, experts, nodes, part)
     ends = shapes.framework.recompute_ends_before[shapes.tp > 1]
