@@ -13,6 +13,7 @@ from pydantic_core import CoreSchema
 from simulator.bounds import MAX_LAYERS, Text
 from simulator.captured import CapturedModel
 from simulator.config.captured_file import read_captured
+from simulator.config.encoder import Encoder
 from simulator.config.presets import presets
 from simulator.config.section import AsSection, AsTuple, Integral, Section
 from simulator.mixers import MIXERS, GatedDelta, Indexer, KimiDelta, Mamba2, Mixer, SharedKey
@@ -240,6 +241,8 @@ class Model(Section):
     residual_streams: Annotated[int, Field(ge=1, le=64), Integral] = 1
     """streams that blocks read a weighed sum of and add to (DeepSeek-V4's hyper-connections); layers pass on all of
     them [1]"""
+    encoder: Encoder | None = None
+    """an encoder of images in front of the first layer [null]"""
     captured: Text = ""
     """file of a captured PyTorch module (`llmsim capture`), which gives all other keys but `layers` [none]"""
     mtp_layers: Annotated[int, Field(ge=0, le=100), Integral] = 0

@@ -33,6 +33,7 @@ def plain_layers(whose: str) -> tuple[Limit, ...]:
         "model.logit_softcap": (None,),
         "model.indexer": (None,),
         "model.residual_streams": (1,),
+        "model.encoder": (None,),
         "model.moe.shared_gate": (None, False),
         "model.moe.beside_dense": (None, False),
     }

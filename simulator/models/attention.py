@@ -86,6 +86,7 @@ def flash_kernel(shapes: FrameworkShapes, length: int, *, window: int = 0) -> At
         dropout=shapes.dropout > 0,
         sinks=shapes.sinks,
         softcap=shapes.softcap,
+        causal=not shapes.bidirectional,
     )
     return replace(kernel, causal=False, window=0, bias=True) if biased else kernel
 

@@ -13,7 +13,7 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 
 from simulator.config import Workload
-from simulator.mixers import Mixer
+from simulator.mixers import MIXERS, Mixer
 from simulator.models.captured import captured_layer
 from simulator.models.cuda_graphs import captured_nodes, with_graphs
 from simulator.models.experts import experts, mixture
@@ -62,11 +62,26 @@ def layer(
         return captured_layer(workload, captured, number, recompute or chosen.granularity, turn)
     mlp = model.mlp(number)
     mixed = experts(workload, seat) if mlp == "moe" else None
-    modules = {"none": (), "selective": tuple(dict.fromkeys(chosen.modules)), "ops": ("ops",), "full": ("layer",)}[
-        recompute or chosen.granularity
-    ]
+    modules = recomputed_modules(workload, recompute)
     kind = LayerKind(model.mixer(number), model.mixer_sizes(number), mlp != "none")
     return _layer(shapes(workload, seat, turn, number), modules, kind, latent(workload), mixed)
+
+
+def encoder_layer(shapes: FrameworkShapes, recompute: tuple[str, ...]) -> Part:
+    """Return a layer of an encoder, whose sizes ``shapes`` are: attention and an MLP."""
+    return replace(_layer(shapes, recompute, LayerKind(MIXERS["attention"], None, True), None, None), name="encoder")
+
+
+def recomputed_modules(workload: Workload, granularity: str | None = None) -> tuple[str, ...]:
+    """Return the modules of a layer that run again; ``granularity`` stands in for the workload's own."""
+    chosen = workload.training.recompute
+    by_granularity: dict[str, tuple[str, ...]] = {
+        "none": (),
+        "selective": tuple(dict.fromkeys(chosen.modules)),
+        "ops": ("ops",),
+        "full": ("layer",),
+    }
+    return by_granularity[granularity or chosen.granularity]
 
 
 @dataclass(frozen=True)

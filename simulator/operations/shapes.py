@@ -52,7 +52,7 @@ class Shapes:
     blocks and norms are in fp32, and products cast what they read to the working precision.
     ``adds_gradients`` to those of micro-batches before; ``fills_buckets``: gradients are complete and go into buckets,
     those of experts if ``fills_expert_buckets``. ``tuning`` says which weights are trained. ``streams``: of
-    the residual, between layers.
+    the residual, between layers. ``bidirectional``: queries see later keys too.
     """
 
     tp: int
@@ -103,6 +103,7 @@ class Shapes:
     autocast: bool
     tuning: Tuning = ALL_TRAINED
     streams: int = 1
+    bidirectional: bool = False
 
     @property
     def element(self) -> int:

@@ -138,10 +138,10 @@ def test_an_architecture_plays_or_is_refused_with_a_reason(kind: str, layout: st
 
 
 def test_a_file_of_a_model_with_an_encoder_names_its_text_model(tmp_path: Path) -> None:
-    """Llama 4's config.json has the text model in a section, which its key names."""
+    """The text model stands in a section of the file, which its key names."""
     text = MODELS["meta-llama/Llama-4-Scout-17B-16E"]
     path = tmp_path / "config.json"
-    path.write_text(json.dumps({"model_type": "llama4", "text_config": text["config"], "vision_config": {}}))
+    path.write_text(json.dumps({"model_type": "mllama", "text_config": text["config"], "vision_config": {}}))
     with pytest.raises(InputError, match=r"text_config: the model has an encoder(.|\n)*config\.json#text_config"):
         job({"hf_config": str(path)})
     assert parameters(job({"hf_config": f"{path}#text_config"})) == text["parameters"]

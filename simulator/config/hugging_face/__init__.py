@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from simulator.config.hugging_face import deepseek_v4, dense, hybrids, mixtures
+from simulator.config.hugging_face.encoders import TOWERS, encoder_of, text_config
 from simulator.config.hugging_face.keys import Fields, Keys
 from simulator.errors import InputError
 from simulator.input_files import brief
@@ -97,13 +98,17 @@ def from_hugging_face(config: Mapping[str, Any], file: object) -> Fields:
     Raises `InputError`, naming the key, for what the simulator does not model: other architectures, and keys of others.
     """
     kind = config.get("model_type")
+    if kind in TOWERS and isinstance(config.get("vision_config"), Mapping):
+        text = from_hugging_face(text_config(config, kind), file)
+        return text | {"encoder": encoder_of(config, kind, file)}
     inner = config.get("text_config")
     if isinstance(inner, Mapping) and kind not in ARCHITECTURES:
         raise InputError(
-            "the model has an encoder beside its text model, which is not simulated",
+            "the model has an encoder beside its text model, which is simulated of others alone",
             file=file,
             key="text_config",
             found=brief(kind),
+            allowed=", ".join(TOWERS),
             fix=f"hf_config: {file}#text_config, for the text model alone",
         )
     if not isinstance(kind, str) or kind not in ARCHITECTURES:

@@ -17,6 +17,7 @@ from simulator.config.rules import (
     data,
     dispatching,
     effect,
+    encoder,
     experts,
     framework,
     hidden_exchange,
@@ -42,7 +43,7 @@ if TYPE_CHECKING:
 _PROBLEMS = (
     *(tensor.problems, training.problems, framework.problems, context.problems, experts.problems, pipeline.problems),
     *(mixers.problems, tuning.problems, servers.problems, offload.problems, optimizer.problems, precision.problems),
-    *(hidden_exchange.problems, dispatching.problems, cuda_graphs.problems),
+    *(hidden_exchange.problems, dispatching.problems, cuda_graphs.problems, encoder.problems),
 )
 #: Checks of captured models, whose operations nothing changes: not those of keys that `captured` refuses anyway.
 _CAPTURED_PROBLEMS = (
