@@ -34,6 +34,8 @@ def plain_layers(whose: str) -> tuple[Limit, ...]:
         "model.indexer": (None,),
         "model.residual_streams": (1,),
         "model.encoder": (None,),
+        "model.layer_inputs": (None,),
+        "model.reused_keys": (None,),
         "model.moe.shared_gate": (None, False),
         "model.moe.beside_dense": (None, False),
     }

@@ -67,6 +67,7 @@ def _multiplied(workload: Workload) -> tuple[int, int]:
     modules = range(model.mtp_layers)
     parts = [layer(workload, number=number) for number in range(model.layers + model.mtp_layers)]
     parts += [part for number in modules for part in predictor(workload, number) if part.name == "mtp projection"]
+    parts.append(embedding(workload))
     products = [weight for part in parts for weight in part.weights if weight.gradient_product]
     vocabulary = model.hidden * model.padded_vocab(workload.parallelism.tp)
     outside = vocabulary * (1 + model.mtp_layers)

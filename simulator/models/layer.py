@@ -19,6 +19,7 @@ from simulator.models.cuda_graphs import captured_nodes, with_graphs
 from simulator.models.experts import experts, mixture
 from simulator.models.experts_beside_dense import beside_dense
 from simulator.models.latent_attention import Latent, latent
+from simulator.models.layer_inputs import layer_end
 from simulator.models.linear import linear, with_summed_gradients
 from simulator.models.mixing import mixing
 from simulator.models.norms import norm
@@ -26,6 +27,7 @@ from simulator.models.parts import Checkpoint, Part, part_of
 from simulator.models.pointwise import activation
 from simulator.models.recompute_by_op import recomputed_by_op
 from simulator.models.residual_streams import read_streams, write_streams
+from simulator.models.reused_keys import lent_keys
 from simulator.models.shapes import FrameworkShapes, shapes
 from simulator.operations.experts import Experts
 from simulator.operations.nodes import Node, Tensor, fuse, memory
@@ -107,12 +109,13 @@ def _layer(
     second = _mlp_block(shapes, experts, after_mixer) if kind.has_mlp else _Sublayer()
     if first.nodes and second.norm and shapes.framework.fuses_residual_and_norm and shapes.streams == 1:
         first, second = _fused(shapes, first, second)
-    nodes = (*first.nodes, *second.nodes)
+    end = layer_end(shapes, "mlp.output") if shapes.layer_input else ()
+    nodes = (*first.nodes, *second.nodes, *end)
     start = Tensor("input", shapes.stream_bytes)
     norms = [(one.norm, Tensor(one.normed, shapes.row_bytes)) for one in (first, second) if one.norm]
     # Megatron-LM's --recompute-modules; those that drop their output are its CheckpointWithoutOutput.
     checkpoints = {
-        "layer": Checkpoint(nodes, (start,)),
+        "layer": Checkpoint(nodes, (start, *lent_keys(shapes))),
         "ops": Checkpoint(nodes, ()),
         "layernorm": Checkpoint(
             tuple(node for node, _ in norms),

@@ -14,6 +14,7 @@ from simulator.models.linear import add_gradient, linear, with_summed_gradients
 from simulator.models.norms import head_norms
 from simulator.models.parts import Checkpoint
 from simulator.models.pointwise import rope
+from simulator.models.reused_keys import queries_alone, summed_key_gradients
 from simulator.models.shapes import FrameworkShapes
 from simulator.operations.nodes import Node, Tensor, memory
 from simulator.operations.weights import elements
@@ -55,8 +56,11 @@ def _attention(shapes: FrameworkShapes, latent: Latent | None, beside: Operation
         "core_attn": Checkpoint(core, attention_inputs(shapes)),
         "mla_up_proj": Checkpoint(up, up_inputs(up), ("attn.q", "attn.k", "attn.v")),
     }
+    if shapes.reuses_keys:
+        core = (summed_key_gradients(shapes), *core)
     gate = (_gate(shapes),) if shapes.gate else ()
-    return Mixing((*down, *up, *chosen, *core, *gate, projection), 1 if joined else 3, checkpoints)
+    readers = 1 if joined or shapes.reuses_keys else 3
+    return Mixing((*down, *up, *chosen, *core, *gate, projection), readers, checkpoints)
 
 
 def _gate(shapes: FrameworkShapes) -> Node:
@@ -72,6 +76,8 @@ def _gate(shapes: FrameworkShapes) -> Node:
 
 def _projections(shapes: FrameworkShapes) -> tuple[Node, ...]:
     """Return the operations from the normed rows to queries, keys and values with positions."""
+    if shapes.reuses_keys:
+        return queries_alone(shapes)
     turn = shapes.framework.positions or rope
     return (*_qkv(shapes), *head_norms(shapes), *((turn(shapes),) if shapes.position == "rope" else ()))
 

@@ -82,7 +82,8 @@ def shapes(workload: Workload, seat: Seat = ANY_SEAT, turn: Turn = ANY_TURN, num
         kv_replicas=max(1, tp // heads.kv_heads),
         head_dim=heads.head_dim,
         v_head_dim=heads.v_head_dim,
-        ffn=model.ffn_hidden // tp,
+        ffn=model.ffn_of(number) // tp,
+        layer_input=model.layer_inputs.width if model.layer_inputs else 0,
         vocab=vocab // tp if layout.vocab_parallel else vocab,
         activation=model.activation,
         norm=model.norm,
@@ -131,6 +132,8 @@ def _forms(model: Model, layer: int) -> dict[str, Any]:
         "softcap": model.attention_softcap is not None,
         "softcaps_logits": model.logit_softcap is not None,
         "gate": model.attention_gate,
+        "reuses_keys": model.reuses_keys(layer),
+        "lends_keys": model.lends_keys(layer),
         "compressed_queries": (model.mla.q_lora_rank or 0) if model.mla else 0,
     }
 

@@ -11,6 +11,7 @@ from simulator.config import Workload
 from simulator.losses import LOSSES, LossOptions
 from simulator.losses.loss import is_split
 from simulator.models.captured import captured_beginning, captured_end
+from simulator.models.layer_inputs import inputs_of_layers
 from simulator.models.linear import add_gradient, linear, new_gradient_bytes
 from simulator.models.norms import norm
 from simulator.models.parts import Part, part_of
@@ -80,6 +81,8 @@ def embedding(workload: Workload, turn: Turn = ANY_TURN) -> Part:
     )
     if z.streams > 1:
         return part_of(z, "embedding", (lookup, first_streams(z)))
+    if sizes := workload.model.layer_inputs:
+        return part_of(z, "embedding", (lookup, *inputs_of_layers(z, workload, sizes)))
     if not z.dropout:
         return part_of(z, "embedding", (lookup,))
     drop = dropout(z, "embedding.dropout", z.rows * z.hidden, mask="embedding.dropout mask")

@@ -53,6 +53,8 @@ class Shapes:
     ``adds_gradients`` to those of micro-batches before; ``fills_buckets``: gradients are complete and go into buckets,
     those of experts if ``fills_expert_buckets``. ``tuning`` says which weights are trained. ``streams``: of
     the residual, between layers. ``bidirectional``: queries see later keys too.
+    ``reuses_keys``: keys and values are those of another layer, which ``lends_keys``. ``layer_input``: numbers of a
+    token that a layer gets of a second embedding.
     """
 
     tp: int
@@ -104,6 +106,9 @@ class Shapes:
     tuning: Tuning = ALL_TRAINED
     streams: int = 1
     bidirectional: bool = False
+    reuses_keys: bool = False
+    lends_keys: bool = False
+    layer_input: int = 0
 
     @property
     def element(self) -> int:

@@ -36,6 +36,7 @@ REFUSED = (
     r"parallelism.cp: (heads of windows are not spread|sinks are of heads|an indexer chooses|the state of \w+ passes)",
     r"parallelism.cp: keys are compressed over whole sequences",  # DeepSeek-V4
     r"parallelism.tp: attention with one head of keys is not split",  # DeepSeek-V4
+    r"parallelism.\w+: model.layer_inputs is simulated on one rank",  # Gemma 4's E2B and E4B
     r"parallelism.ep: the model has no experts",
     r"parallelism.tp: does not divide model.mamba2.groups 1",  # Granite 4, Bamba
     r"training.recompute: selective computes core_attn again, of which the model has none",  # DeepSeek-V4

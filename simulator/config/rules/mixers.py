@@ -42,6 +42,7 @@ def problems(workload: Workload) -> Iterator[InputError]:
     yield from _attention_problems(workload)
     yield from _width_problems(model)
     yield from _stream_problems(model)
+    yield from _edge_problems(workload)
     layout = workload.parallelism
     split = Split(layout.tp, layout.cp)
     for kind in model.kinds:
@@ -91,6 +92,42 @@ def _stream_problems(model: Model) -> Iterator[InputError]:
                 found=value,
                 allowed=f"{allowed}, or residual_streams: 1",
             )
+
+
+def _edge_problems(workload: Workload) -> Iterator[InputError]:
+    """Yield where layers cannot get parts of a second embedding, or keys of other layers."""
+    model, layout = workload.model, workload.parallelism
+    sections = [key for key in ("layer_inputs", "reused_keys") if getattr(model, key) is not None]
+    if not sections:
+        return
+    for key, degree in (("pp", layout.pp), ("tp", layout.tp), ("cp", layout.cp)):
+        if degree > 1:
+            yield InputError(
+                f"model.{sections[0]} is simulated on one rank, whose layers share it",
+                key=f"parallelism.{key}",
+                found=degree,
+                allowed="1",
+            )
+    if model.mtp_layers or model.mla is not None or model.residual_streams > 1:
+        yield InputError(
+            "is simulated with plain attention in one residual stream",
+            key=f"model.{sections[0]}",
+            found=Bare("a section"),
+            allowed="without mtp_layers, mla and residual_streams",
+        )
+    if model.reused_keys is None:
+        return
+    first = model.layers - model.reused_keys.layers
+    kinds = {model.mixer(layer).name for layer in range(max(first, 0))}
+    lacking = [model.mixer(layer).name for layer in range(max(first, 0), model.layers)]
+    missing = [kind for kind in lacking if kind not in kinds]
+    if missing or not all(kind.attends for kind in model.kinds):
+        yield InputError(
+            f"no layer of kind {missing[0]} before lends its keys" if missing else "is of layers of attention alone",
+            key="model.reused_keys.layers",
+            found=model.reused_keys.layers,
+            allowed="fewer",
+        )
 
 
 def _pattern_problems(model: Model) -> Iterator[InputError]:
@@ -263,5 +300,7 @@ def _unlike_llama(model: Model) -> str:
         ("attention_gate", model.attention_gate),
         ("mixers", any(kind.operations is not None for kind in model.kinds)),
         ("residual_streams", model.residual_streams > 1),
+        ("layer_inputs", model.layer_inputs is not None),
+        ("reused_keys", model.reused_keys is not None),
     )
     return next((key for key, present in unlike if present), "")
