@@ -13,7 +13,7 @@ from simulator.mixers.shared_key import CompressedKeys, SharedKey, attention, at
 from simulator.operations.shapes import Shapes
 from simulator.program.kernels import causal_pairs
 
-#: Keys and gates that a token has: for the piece that it is in, and for the next.
+#: Keys and gates of a token: one for its own piece, one for the next piece.
 SERIES = 2
 
 

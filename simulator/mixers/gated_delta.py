@@ -60,10 +60,10 @@ def operations(shapes: Shapes, sizes: GatedDelta) -> Operations:
     inside: Operations = _inside(shapes, sizes)
     if shapes.cp > 1:
         widths = {"q": keys, "k": keys, "v": values, "gate": values, "beta": heads, "decay": heads}
-        own = zip(_inside(whole_sequences(shapes), sizes), _inside(shapes, sizes), strict=True)
+        pairs = zip(_inside(whole_sequences(shapes), sizes), _inside(shapes, sizes), strict=True)
         inside = (
             exchanged(shapes, widths),
-            *(replace(node, weights=held.weights) for node, held in own),
+            *(replace(node, weights=undivided.weights) for node, undivided in pairs),
             exchanged(shapes, {"output": values}, back=True),
         )
     return (

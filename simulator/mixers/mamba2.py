@@ -69,8 +69,9 @@ def operations(shapes: Shapes, sizes: Mamba2) -> Operations:
         whole = whole_sequences(shapes)
         shared = max(groups, shapes.cp) * sizes.state  # groups are sent to all ranks that have some of their heads
         widths = {"z": inner, "x": inner, "B": shared, "C": shared, "dt": heads}
-        own = (replace(node, weights=held.weights) for node, held in zip(_inside(whole, sizes), apart, strict=False))
-        apart = (exchanged(shapes, widths), *own, exchanged(shapes, {"y": inner}, back=True))
+        pairs = zip(_inside(whole, sizes), (conv, scan), strict=False)
+        divided = (replace(node, weights=undivided.weights) for node, undivided in pairs)
+        apart = (exchanged(shapes, widths), *divided, exchanged(shapes, {"y": inner}, back=True))
     return (
         MixerProduct("in", columns, shapes.hidden, "column", "attn.normed", columns * shapes.tp, sizes.bias),
         *apart,

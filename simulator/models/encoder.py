@@ -102,7 +102,7 @@ def _input(whole: FrameworkShapes, encoder: Encoder) -> Iterator[Node]:
         bias=encoder.patch_bias,
     )
     yield replace(product, input_grad=())
-    tables = {"class_token": (encoder.hidden,)} if encoder.class_token else {}
+    tables: dict[str, tuple[int, ...]] = {"class_token": (encoder.hidden,)} if encoder.class_token else {}
     tables |= {"positions": (encoder.positions, encoder.hidden)} if encoder.positions else {}
     if tables:
         weights = tuple(Weight(f"encoder.{name}", shape, shape, whole.dtype) for name, shape in tables.items())

@@ -16,6 +16,7 @@ from simulator.models.pointwise import activation
 from simulator.models.shapes import FrameworkShapes
 from simulator.operations.nodes import Node, Tensor, memory
 from simulator.operations.weights import Weight
+from simulator.program import Compute
 
 
 def inputs_of_layers(shapes: FrameworkShapes, workload: Workload, sizes: LayerInputs) -> tuple[Node, ...]:
@@ -30,6 +31,7 @@ def inputs_of_layers(shapes: FrameworkShapes, workload: Workload, sizes: LayerIn
             *(
                 replace(op, name=op.name.replace("embedding.", "layer_inputs."))
                 for op in shapes.framework.lookup_gradient(rows, table.elements, False)
+                if isinstance(op, Compute)
             ),
             *add_gradient(shapes, "layer_inputs.lookup", table.elements),
         ),

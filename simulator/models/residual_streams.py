@@ -18,10 +18,10 @@ WIDE = 4
 
 
 def read_streams(shapes: FrameworkShapes, block: str, entering: str) -> Node:
-    """Return the sum of the streams that ``block`` reads, with what they are weighed and mixed with.
+    """Return the sum of the streams that ``block`` reads, and the numbers that weigh and mix streams.
 
-    ``entering`` names the streams. For n of them a token has n numbers to read with, n to write with, and n^2 to mix
-    with, which are made doubly stochastic in the kernel that makes them.
+    ``entering`` names the streams. For n streams a token has n numbers to read, n to write and n^2 to mix. The kernel
+    that makes the last makes them doubly stochastic.
     """
     n = shapes.streams
     return _read(shapes, f"{block}.streams", entering, n * (n + 2), scales=3)
@@ -33,7 +33,7 @@ def write_streams(shapes: FrameworkShapes, block: str) -> Node:
     numbers = float(WIDE * shapes.rows * shapes.streams * (shapes.streams + 1))
     return Node(
         forward=(memory("F", f"{block}.streams mix", "combine", streams + row + numbers, streams, shapes.dtype),),
-        # Gradients of the streams, of the output, and of what they are mixed with.
+        # Gradients of the streams, of the output, and of the mixing numbers.
         input_grad=(
             memory(
                 "B",

@@ -14,8 +14,8 @@ from simulator.program import Compute, Matmul, Tiled, kernels_of
 from tests.support.jobs import job
 from tests.support.pattern_models import LLAMA, SEQ
 
-#: 8 heads of 32 behind a compression to 64, in 2 groups that are compressed to 48; windows of 32. 4 tokens make one key
-#: for the indexer, whose 4 heads of 16 choose 8 of them, or 16 tokens make one.
+#: 8 heads of 32 behind a compression to 64, in 2 groups that are compressed to 48; windows of 32. Of keys of 4 tokens
+#: an indexer with 4 heads of 16 chooses 8. Heavily compressed keys have 16 tokens.
 V4 = {
     "shared_key": {
         **{"heads": 8, "head_dim": 32, "query_rank": 64, "output_groups": 2, "output_rank": 48, "window": 32},
@@ -42,8 +42,8 @@ def kernel(part: Part, name: str) -> Any:
 
 
 def test_kinds_of_layers_have_the_weights_of_transformers() -> None:
-    """Of a model 256 wide. Heads of a group have 4 x 32 columns. Compressed keys have a place for each of their tokens;
-    where an indexer chooses, keys and gates are two series, its own too."""
+    """The model is 256 wide. Heads of a group have 4 x 32 columns. Compressed keys have a place for each of their
+    tokens. Where an indexer chooses, keys and gates are two series, and its own too."""
     window, heavy, sparse = map(shapes, map(layer, KINDS))
     attention = {
         "mixer.q_down.weight": (64, 256),
@@ -94,7 +94,7 @@ def test_queries_see_a_window_and_the_keys_before_them() -> None:
 def test_model_flops_of_a_layer_are_those_of_what_a_token_sees() -> None:
     """Not causal, a token sees 128 tokens: 8 keys of 16 beside its window, or 8 of the 32 keys of 4, all of which are
     scored. Backward takes twice as many, and so does a step of 16 sequences for each."""
-    base, *others = (
+    base, *larger = (
         models.model_flops_per_step(load_workload(job(model=LLAMA | V4 | {"mixers": [kind]}))) for kind in KINDS
     )
     attended = 4 * 8 * 32 * 8 * SEQ
@@ -110,13 +110,13 @@ def test_model_flops_of_a_layer_are_those_of_what_a_token_sees() -> None:
     layers = LLAMA["layers"]
     heavy = 3 * 16 * layers * (attended + 2 * SEQ * weights[0])
     sparse = 3 * 16 * layers * (attended + scored + 2 * SEQ * weights[1])
-    assert [other - base for other in others] == pytest.approx([heavy, sparse])
+    assert [one - base for one in larger] == pytest.approx([heavy, sparse])
 
 
 def test_attention_keeps_keys_once_as_they_are_the_values() -> None:
     """For a token queries, context before and behind its rotation back, a key, and a statistic of each head in fp32.
-    Before that what enters each norm and product: the normed row, 64 of compressed queries twice, queries as they leave
-    their product, keys so; behind it two groups of 48."""
+    Norms and products keep their inputs: the normed row, 64 of compressed queries twice, raw queries, raw keys. Behind
+    attention there are two groups of 48."""
     part = layer("shared_key")
     kept = {tensor.name: tensor.nbytes / SEQ for tensor in part.saved if tensor.name.startswith(("mixer.", "attn."))}
     q, key = 2 * 8 * 32, 2 * 32

@@ -293,7 +293,7 @@ def test_ranks_of_a_sequence_trade_it_for_heads_of_a_state_space_layer() -> None
 
 @pytest.mark.parametrize(("model", "cp"), [(DELTA, 4), (MAMBA, 2)])
 def test_a_rank_of_a_sequence_does_its_share_of_a_state(model: dict[str, Any], cp: int) -> None:
-    """Of whole sequences it has 1 / cp of the heads, so that kernels have 1 / cp of the FLOPs, and keep as much; where
+    """A rank works on 1 / cp of the heads, of whole sequences: kernels have 1 / cp of the FLOPs, and keep 1 / cp. Where
     groups divide, no work is done twice. Gradients travel as far."""
     whole, spread = layer(model), layer(model, cp=cp)
     for name, kernel in tiled(spread).items():

@@ -1,4 +1,4 @@
-"""CUDA graphs of Megatron-Core: what they hold, what their launch costs the host, and what they take in memory."""
+"""CUDA graphs of Megatron-Core: the kernels inside, the host's time to launch one, and the memory of its pool."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def workload(graphs: list[str], **more: Any) -> Workload:
 
 
 def launches(part: Part, kind: str = "F") -> Counter[str]:
-    """What the host issues for a pass of a layer."""
+    """Return the host's work for a pass of a layer."""
     work: Counter[str] = Counter()
     for op in part.ops(kind):
         for one in single(op):
@@ -73,8 +73,8 @@ def test_graphs_of_experts_end_before_tokens_travel() -> None:
 
 
 def test_graphs_change_no_kernel_and_keep_what_their_largest_operation_needs() -> None:
-    """Kernels, weights and activations are those without graphs. The pool has the gradients around the activation
-    of the MLP: for each of 128 tokens 512 numbers in bf16 of what it gives, and 1,024 of what it gets."""
+    """Kernels, weights and activations are those without graphs. The pool has the gradients of the activation of
+    the MLP. In bf16 these are 512 numbers of its output and 1,024 of its input, for each of 128 tokens."""
     plain, graphed = (models.layer(workload(graphs)) for graphs in ([], ["mlp"]))
     kernels = [[op.kernel for op in part.forward if isinstance(op, Compute)] for part in (plain, graphed)]
     assert kernels[0] == kernels[1]

@@ -45,8 +45,8 @@ def test_layers_that_reuse_keys_have_queries_alone_and_wider_mlps() -> None:
 
 
 def test_keys_are_kept_once_by_the_layer_that_lends_them() -> None:
-    """Without MLPs' difference the layers keep the same but for keys and values, as they leave their product and with
-    their norm and positions: 4 heads of 32 each in bf16. The gradient of lent keys is summed layer by layer."""
+    """MLPs are alike here, so that layers differ in keys and values alone: 4 heads of 32 in bf16. Keys are kept as they
+    leave their product, and with positions. Gradients of lent keys are summed layer by layer."""
     same = EDGE | {"reused_keys": {"layers": 2}}
     kept = [{tensor.name: tensor.nbytes for tensor in layer(number, same).saved} for number in (1, 3)]
     one = 2 * SEQ * 4 * 32
@@ -60,15 +60,15 @@ def test_keys_are_kept_once_by_the_layer_that_lends_them() -> None:
 
 
 def test_lent_keys_stay_where_layers_run_again() -> None:
-    """Of a layer that runs again its input stays, and keys and values for the layers behind."""
+    """A layer that runs again keeps its input, and keys and values for the layers behind."""
     full = {"seq": SEQ, "global_batch": 16, "recompute": "full"}
     kept = [{tensor.name for tensor in models.layer(workload(training=full), number=number).saved} for number in (0, 2)]
     assert kept == [{"input", "attn.k", "attn.v"}, {"input"}]
 
 
 def test_every_layer_gets_a_part_of_a_second_embedding() -> None:
-    """A table of 512 rows with 16 numbers for each of 4 layers, a product of the first embedding as wide, a norm of 16;
-    in a layer two products between 256 and 16, and a norm of 256."""
+    """The table has 512 rows with 16 numbers for each of 4 layers. The product of the first embedding is as wide, its
+    norm has 16. A layer has two products between 256 and 16, and a norm of 256."""
     first = shapes(models.embedding(workload()))
     assert {name: shape for name, shape in first.items() if name.startswith("layer_inputs")} == {
         "layer_inputs.table.weight": (512, 64),

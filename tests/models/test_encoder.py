@@ -19,8 +19,8 @@ from tests.support.jobs import job
 from tests.support.pattern_models import LLAMA
 from tests.support.unadvised import without_advice  # noqa: F401
 
-#: 2 images of 64 patches of 48 values in a sequence; 2 layers 128 wide, of which the second sees whole images; 4
-#: patches become one of 16 tokens.
+#: A sequence has 2 images of 64 patches with 48 values each. Of 2 layers, 128 wide, the second sees whole images. 4
+#: patches become one token, of 16 an image.
 ENCODER = {
     **{"layers": 2, "hidden": 128, "heads": 4, "ffn_hidden": 256, "patch": 48, "patches": 64, "images": 2},
     **{"window": 16, "global_layers": [1], "merge": 4, "merged_norm": True, "projector": [512]},
@@ -95,8 +95,8 @@ def encoder_parts(**more: Any) -> tuple[Part, ...]:
 
 
 def test_the_encoder_stands_before_the_embedding() -> None:
-    """Patches of 48, 2 layers of 4 x 128 x 128 and 2 x 128 x 256 with biases and LayerNorms, 4 patches side by side to
-    512, and to the text model's 256."""
+    """Patches have 48 values. A layer has 4 x 128 x 128 and 2 x 128 x 256, with biases and LayerNorms.
+    Four patches side by side become 512 wide, then 256 as the text model is."""
     assert [part.name for part in encoder_parts()] == ["encoder input", "encoder", "encoder", "encoder projection"]
     counts = [sum(weight.whole_elements for weight in part.weights) for part in encoder_parts()]
     layer = 4 * 128 * 128 + 4 * 128 + 2 * 128 * 256 + 256 + 128 + 4 * 128
@@ -111,15 +111,15 @@ def test_rows_see_their_window_or_their_image_and_later_rows_too() -> None:
 
 
 def test_a_layer_keeps_what_one_of_the_text_model_would_for_as_many_rows() -> None:
-    """In bf16 rows of 128 in and between blocks, normed twice, of queries, keys and values, of the context; 256 before
-    and behind GELU; a statistic of each of 4 heads in fp32. That is 128 rows of two images."""
+    """Two images have 128 rows. A row keeps in bf16 128 numbers for each of: inputs of blocks, both norms, queries,
+    keys, values, the context. To these come 256 before and behind GELU, and in fp32 a statistic of each of 4 heads."""
     _, layer, *_ = encoder_parts()
     assert layer.saved_bytes == 128 * (2 * 128 * (2 + 2 + 3 + 1) + 2 * 2 * 256 + 4 * 4)
 
 
 def test_flops_count_rows_of_images_beside_tokens() -> None:
-    """Of a sequence: 128 patches through 48 x 128 weights, 128 rows through two layers and their attention, 32 tokens
-    through the projection; forward, and twice that backward."""
+    """128 patches of a sequence meet 48 x 128 weights, 128 rows two layers and their attention, and 32 tokens the
+    projection. Backward takes twice as many."""
     plain = load_workload(job(model=LLAMA))
     layer = 4 * 128 * 128 + 2 * 128 * 256
     attended = 2 * 128 * (16 + 64) * 128
@@ -139,7 +139,7 @@ def test_flops_count_rows_of_images_beside_tokens() -> None:
     ],
 )
 def test_encoders_play_in_all_kinds_of_layouts(layout: dict[str, Any]) -> None:
-    """The first stage has more to do, and other stages what they have without an encoder."""
+    """The first stage has more to do, so that a step takes longer than without an encoder."""
     played = run(workload(parallelism=layout))
     check(played.program, played.played)
     plain = run(load_workload(job(model=LLAMA, parallelism=layout)))

@@ -18,8 +18,8 @@ def layer(**moe: object) -> Part:
 
 
 def test_a_layer_has_both_their_norms_and_a_routers_scales() -> None:
-    """Beside experts alone: a dense MLP of 3 x 512 x 256, three norms of 256, 256 scales of what the router reads, and
-    one for each of 8 experts."""
+    """Experts alone lack the dense MLP of 3 x 512 x 256 and three norms of 256. The router has 256 scales of its input,
+    and one for each of 8 experts."""
     alone, both = ({weight.name: weight.elements for weight in layer(beside_dense=on).weights} for on in (False, True))
     added = {name: elements for name, elements in both.items() if name not in alone}
     assert added == {
@@ -35,9 +35,9 @@ def test_a_layer_has_both_their_norms_and_a_routers_scales() -> None:
 
 
 def test_both_compute_and_keep_what_each_keeps_alone() -> None:
-    """Products are those of a dense layer and of a layer with experts, whose attention is the same. Both keep what
-    enters their products; then rows of 256 for the norm on each output, for the norm of the router, and for what it
-    gives, and 2 probabilities in fp32. The norm before experts reads rows that the one before the MLP keeps."""
+    """Products are those of a dense layer and of a layer with experts, whose attention is the same. Both keep the
+    inputs of their products. To these come rows of 256 for the norm on each output and for the router's input, and 2
+    probabilities in fp32. The norms before experts and router read rows that the one before the MLP keeps."""
 
     def products(part: Part) -> set[tuple[str, float]]:
         kernels = ((op.name, op.kernel) for one in part.forward for op in kernels_of(one))

@@ -98,7 +98,7 @@ def from_hugging_face(config: Mapping[str, Any], file: object) -> Fields:
     Raises `InputError`, naming the key, for what the simulator does not model: other architectures, and keys of others.
     """
     kind = config.get("model_type")
-    if kind in TOWERS and isinstance(config.get("vision_config"), Mapping):
+    if isinstance(kind, str) and kind in TOWERS and isinstance(config.get("vision_config"), Mapping):
         text = from_hugging_face(text_config(config, kind), file)
         return text | {"encoder": encoder_of(config, kind, file)}
     inner = config.get("text_config")

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def problems(workload: Workload) -> Iterator[InputError]:
-    """Yield what is wrong with an encoder, and what it is not simulated with."""
+    """Yield sizes of an encoder that are wrong, and layouts that have no place for one."""
     encoder = workload.model.encoder
     if encoder is None:
         return
