@@ -8,9 +8,7 @@ from pydantic import Field
 
 from simulator.bounds import MAX_LAYERS
 from simulator.config.section import AsTuple, Integral, Section
-
-Size = Annotated[int, Field(ge=1, le=1_000_000_000), Integral]
-Number = Annotated[int, Field(ge=0, le=1_000_000_000), Integral]
+from simulator.config.sizes import Number, Size
 
 
 class Encoder(Section):

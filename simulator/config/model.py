@@ -17,11 +17,10 @@ from simulator.config.encoder import Encoder
 from simulator.config.model_sections import LayerInputs, Mla, ReusedKeys, WindowHeads
 from simulator.config.presets import presets
 from simulator.config.section import AsSection, AsTuple, Integral, Section
+from simulator.config.sizes import Number, Size
 from simulator.mixers import MIXERS, GatedDelta, Indexer, KimiDelta, Mamba2, Mixer, SharedKey
 
-Size = Annotated[int, Field(ge=1, le=1_000_000_000), Integral]
 Share = Annotated[float, Field(ge=0, le=1e30)]
-Number = Annotated[int, Field(ge=0, le=1_000_000_000), Integral]
 if TYPE_CHECKING:
     MixerName = str
 else:

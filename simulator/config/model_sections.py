@@ -2,13 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Annotated
-
-from pydantic import Field
-
-from simulator.config.section import Integral, Section
-
-Size = Annotated[int, Field(ge=1, le=1_000_000_000), Integral]
+from simulator.config.section import Section
+from simulator.config.sizes import Size
 
 
 class Mla(Section):

@@ -76,14 +76,12 @@ def shapes(workload: Workload, seat: Seat = ANY_SEAT, turn: Turn = ANY_TURN, num
         tokens=tokens,
         rows=tokens // tp if sequence_parallel else tokens,
         hidden=model.hidden,
-        streams=model.residual_streams,
         heads=heads.heads // tp,
         kv_heads=max(1, heads.kv_heads // tp),
         kv_replicas=max(1, tp // heads.kv_heads),
         head_dim=heads.head_dim,
         v_head_dim=heads.v_head_dim,
         ffn=model.ffn_of(number) // tp,
-        layer_input=model.layer_inputs.width if model.layer_inputs else 0,
         vocab=vocab // tp if layout.vocab_parallel else vocab,
         activation=model.activation,
         norm=model.norm,
@@ -122,7 +120,7 @@ def _few_bits(workload: Workload, turn: Turn) -> dict[str, Any]:
 
 
 def _forms(model: Model, layer: int) -> dict[str, Any]:
-    """Return what surrounds attention in a layer of a model."""
+    """Return what surrounds attention and blocks in a layer of a model."""
     in_window = model.mixer(layer).name == "window"
     return {
         "qk_norm": model.qk_norm_kind if model.qk_norm else "",
@@ -132,6 +130,8 @@ def _forms(model: Model, layer: int) -> dict[str, Any]:
         "softcap": model.attention_softcap is not None,
         "softcaps_logits": model.logit_softcap is not None,
         "gate": model.attention_gate,
+        "streams": model.residual_streams,
+        "layer_input": model.layer_inputs.width if model.layer_inputs else 0,
         "reuses_keys": model.reuses_keys(layer),
         "lends_keys": model.lends_keys(layer),
         "compressed_queries": (model.mla.q_lora_rank or 0) if model.mla else 0,

@@ -5,6 +5,7 @@ Both are split over tensor-parallel ranks by vocabulary (Megatron-LM, arXiv 1909
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 
 from simulator.config import Workload
@@ -79,14 +80,17 @@ def embedding(workload: Workload, turn: Turn = ANY_TURN) -> Part:
         weight_grad_bytes=new_gradient_bytes(z, table),
         weights=(words, *((Weight(POSITIONS, places, places, z.dtype),) if learned else ())),
     )
+    return part_of(z, "embedding", (lookup, *_behind_lookup(z, workload)))
+
+
+def _behind_lookup(z: FrameworkShapes, workload: Workload) -> Iterator[Node]:
+    """Yield dropout, residual streams and inputs of layers, as far as the model has them."""
+    if z.dropout:
+        yield dropout(z, "embedding.dropout", z.rows * z.hidden, mask="embedding.dropout mask")
     if z.streams > 1:
-        return part_of(z, "embedding", (lookup, first_streams(z)))
+        yield first_streams(z)
     if sizes := workload.model.layer_inputs:
-        return part_of(z, "embedding", (lookup, *inputs_of_layers(z, workload, sizes)))
-    if not z.dropout:
-        return part_of(z, "embedding", (lookup,))
-    drop = dropout(z, "embedding.dropout", z.rows * z.hidden, mask="embedding.dropout mask")
-    return part_of(z, "embedding", (lookup, drop))
+        yield from inputs_of_layers(z, workload, sizes)
 
 
 def head(workload: Workload, turn: Turn = ANY_TURN, *, projection: bool = True) -> Part:

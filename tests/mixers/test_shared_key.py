@@ -12,17 +12,8 @@ from simulator.errors import InputError
 from simulator.models import Part
 from simulator.program import Compute, Matmul, Tiled, kernels_of
 from tests.support.jobs import job
-from tests.support.pattern_models import LLAMA, SEQ
+from tests.support.pattern_models import LLAMA, SEQ, V4
 
-#: 8 heads of 32 behind a compression to 64, in 2 groups that are compressed to 48; windows of 32. Of keys of 4 tokens
-#: an indexer with 4 heads of 16 chooses 8. Heavily compressed keys have 16 tokens.
-V4 = {
-    "shared_key": {
-        **{"heads": 8, "head_dim": 32, "query_rank": 64, "output_groups": 2, "output_rank": 48, "window": 32},
-        **{"rotary_dim": 8, "sparse_rate": 4, "heavy_rate": 16, "index_heads": 4, "index_dim": 16, "top_k": 8},
-    },
-    "residual_streams": 4,
-}
 KINDS = ("shared_key", "heavily_compressed", "compressed_sparse")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,19 +13,14 @@ from simulator.config import Workload, load_workload
 from simulator.config.hugging_face import from_hugging_face
 from simulator.engine.invariants import check
 from simulator.errors import InputError
+from simulator.input_files import read_yaml
 from simulator.models import Part
 from simulator.program import Attention, kernels_of
-from tests.config.test_huggingface_models import MODELS
 from tests.support.jobs import job
-from tests.support.pattern_models import LLAMA
+from tests.support.pattern_models import ENCODER, LLAMA
 from tests.support.unadvised import without_advice  # noqa: F401
 
-#: A sequence has 2 images of 64 patches with 48 values each. Of 2 layers, 128 wide, the second sees whole images. 4
-#: patches become one token, of 16 an image.
-ENCODER = {
-    **{"layers": 2, "hidden": 128, "heads": 4, "ffn_hidden": 256, "patch": 48, "patches": 64, "images": 2},
-    **{"window": 16, "global_layers": [1], "merge": 4, "merged_norm": True, "projector": [512]},
-}
+MODELS = read_yaml(Path(__file__).parents[1] / "config" / "huggingface_models.yaml")
 #: Sections `vision_config` of config.json files on huggingface.co, as far as they decide sizes.
 QWEN = {
     **{"depth": 32, "hidden_size": 1280, "intermediate_size": 3420, "num_heads": 16, "in_chans": 3, "patch_size": 14},

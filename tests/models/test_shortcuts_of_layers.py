@@ -6,10 +6,8 @@ from typing import Any
 
 import pytest
 
-from tests.mixers.test_shared_key import V4
-from tests.models.test_encoder import ENCODER
 from tests.support.jobs import job
-from tests.support.pattern_models import LLAMA
+from tests.support.pattern_models import ENCODER, LLAMA, V4
 from tests.support.random_checks import same_without_shortcuts
 from tests.support.random_plays import Plays
 

@@ -37,7 +37,11 @@ def deepseek_v4(keys: Keys) -> Fields:
     """
     if keys.get("attention_bias") or keys.get("mlp_bias"):
         raise keys.refuse("attention_bias", "biases of DeepSeek-V4 are not supported")
-    fields = decoder(keys, width="moe_intermediate_size")
+    decoded = decoder(keys, width="moe_intermediate_size")
+    # The section has heads and positions of its own.
+    fields = {key: value for key, value in decoded.items() if key not in ("kv_heads", "head_dim")} | {
+        "position": "none"
+    }
     rates = keys.get("compress_rates", default={})
     section = {ours: keys.get(theirs, default=size) for ours, (theirs, size) in _SIZES.items()}
     section |= {
