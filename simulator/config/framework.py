@@ -8,8 +8,11 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 from pydantic import AfterValidator
 from pydantic_core import PydanticCustomError
 
-from simulator.config.section import ShortSection
+from simulator.config.section import AsTuple, ShortSection
 from simulator.frameworks import FRAMEWORKS
+
+#: Values of Megatron-Core's ``--cuda-graph-modules``, and that of ``--cuda-graph-impl`` which holds all of them.
+GraphModule = Literal["attn", "mlp", "moe_router", "moe_preprocess", "mamba", "full_iteration"]
 
 if TYPE_CHECKING:
     FrameworkName = str
@@ -36,6 +39,10 @@ class FrameworkChoice(ShortSection):
     """in quotes, such as "2.8": defaults that were others then [null: the newest that is known]"""
     compile: bool = False
     """pytorch, hugging_face: under torch.compile [false]"""
+
+    cuda_graphs: Annotated[tuple[GraphModule, ...], AsTuple] = ()
+    """megatron_core: parts of layers whose kernels the host launches by one call: a list of attn, mlp, moe_router,
+    moe_preprocess, mamba; or full_iteration, all passes of a step [none]"""
 
     @property
     def title(self) -> str:

@@ -13,13 +13,14 @@ from pydantic_core import CoreSchema
 from simulator.bounds import MAX_LAYERS, Text
 from simulator.captured import CapturedModel
 from simulator.config.captured_file import read_captured
+from simulator.config.encoder import Encoder
+from simulator.config.model_sections import LayerInputs, Mla, ReusedKeys, WindowHeads
 from simulator.config.presets import presets
 from simulator.config.section import AsSection, AsTuple, Integral, Section
-from simulator.mixers import MIXERS, GatedDelta, Indexer, KimiDelta, Mamba2, Mixer
+from simulator.config.sizes import Number, Size
+from simulator.mixers import MIXERS, GatedDelta, Indexer, KimiDelta, Mamba2, Mixer, SharedKey
 
-Size = Annotated[int, Field(ge=1, le=1_000_000_000), Integral]
 Share = Annotated[float, Field(ge=0, le=1e30)]
-Number = Annotated[int, Field(ge=0, le=1_000_000_000), Integral]
 if TYPE_CHECKING:
     MixerName = str
 else:
@@ -89,6 +90,8 @@ class Moe(Section):
     [null: every copy of a token travels by itself]"""
     shared_gate: bool = False
     """the output of shared experts is weighed by a gate, which is a number for each token (Qwen2-MoE) [false]"""
+    beside_dense: bool = False
+    """layers with experts have a dense MLP of model.ffn_hidden beside them, with norms of its own (Gemma 4) [false]"""
     redundant_experts: Number = 0
     """copies of the busiest experts, so that experts + redundant_experts divide by ep [0]"""
     router_dtype: Literal["fp32", "bf16", "fp16"] = "fp32"
@@ -102,34 +105,6 @@ class Moe(Section):
         [1, 3, 5]
         """
         return layer >= self.first_dense_layers and (layer - self.first_dense_layers) % self.every == 0
-
-
-class Mla(Section):
-    """Multi-head latent attention (DeepSeek-V2, arXiv 2405.04434, section 2.1), named as in DeepSeek's config.json."""
-
-    q_lora_rank: Size | None = None
-    """width that queries are compressed to [null: not compressed]"""
-    kv_lora_rank: Size
-    """width that keys and values are compressed to"""
-    qk_nope_head_dim: Size
-    """part of a query's and key's head without position"""
-    qk_rope_head_dim: Size
-    """part with rotary position; of keys one for all heads"""
-    v_head_dim: Size
-    """width of a value's head"""
-
-
-class WindowHeads(Section):
-    """Heads of layers with a sliding window, where they differ from those of other layers."""
-
-    heads: Size | None = None
-    """query heads [model.heads]"""
-    kv_heads: Size | None = None
-    """key and value heads [model.kv_heads]"""
-    head_dim: Size | None = None
-    """width of a head of queries and keys [model.head_dim]"""
-    v_head_dim: Size | None = None
-    """width of a head of values [model.v_head_dim]"""
 
 
 class Heads(NamedTuple):
@@ -233,6 +208,17 @@ class Model(Section):
     """of `kimi_delta` layers: the delta rule of Kimi Linear [null]"""
     mamba2: Annotated[Mamba2, AsSection()] | None = None
     """of `mamba2` layers [null]"""
+    shared_key: Annotated[SharedKey, AsSection()] | None = None
+    """of `shared_key`, `compressed_sparse` and `heavily_compressed` layers (DeepSeek-V4) [null]"""
+    residual_streams: Annotated[int, Field(ge=1, le=64), Integral] = 1
+    """streams that blocks read a weighed sum of and add to (DeepSeek-V4's hyper-connections); layers pass on all of
+    them [1]"""
+    layer_inputs: LayerInputs | None = None
+    """a second embedding, of which each layer gets a part (Gemma 4's E2B and E4B) [null]"""
+    reused_keys: ReusedKeys | None = None
+    """layers at the end that attend to keys and values of layers before (Gemma 4's E2B and E4B) [null]"""
+    encoder: Encoder | None = None
+    """an encoder of images in front of the first layer [null]"""
     captured: Text = ""
     """file of a captured PyTorch module (`llmsim capture`), which gives all other keys but `layers` [none]"""
     mtp_layers: Annotated[int, Field(ge=0, le=100), Integral] = 0
@@ -277,13 +263,35 @@ class Model(Section):
     @property
     def has_dense_mlps(self) -> bool:
         """Some layer has a dense MLP."""
-        return any(self.mlp(layer) == "dense" for layer in range(self.layers))
+        beside = self.moe is not None and self.moe.beside_dense
+        return beside or any(self.mlp(layer) == "dense" for layer in range(self.layers))
 
     def alike(self, layer: int) -> object:
-        """Return what tells layers of the model apart: mixer and MLP; of a captured one its part."""
+        """Return what tells layers of the model apart: mixer, MLP and whose keys; of a captured one its part."""
         if captured := self.captured_model:
             return captured.part_of_layer(layer)
-        return self.mixer(layer).name, self.mlp(layer)
+        return self.mixer(layer).name, self.mlp(layer), self.reuses_keys(layer), self.lends_keys(layer)
+
+    def reuses_keys(self, layer: int) -> bool:
+        """Return whether a layer attends to keys and values of another."""
+        return self.reused_keys is not None and self.layers - self.reused_keys.layers <= layer < self.layers
+
+    def lends_keys(self, layer: int) -> bool:
+        """Return whether later layers attend to a layer's keys and values: the last of its kind before these.
+
+        >>> sizes = dict(layers=6, hidden=8, heads=1, vocab=8, mixers=["window", "attention"], sliding_window=4)
+        >>> [Model(reused_keys=ReusedKeys(layers=2), **sizes).lends_keys(layer) for layer in range(6)]
+        [False, False, True, True, False, False]
+        """
+        if self.reused_keys is None or self.reuses_keys(layer):
+            return False
+        first = self.layers - self.reused_keys.layers
+        return all(self.mixer(later).name != self.mixer(layer).name for later in range(layer + 1, first))
+
+    def ffn_of(self, layer: int) -> int:
+        """Return the width inside a layer's dense MLP."""
+        wider = self.reused_keys.ffn_hidden if self.reused_keys and self.reuses_keys(layer) else None
+        return wider or self.ffn_hidden
 
     def mixer_sizes(self, layer: int) -> Any:
         """Return the section with the sizes of a layer's mixer, where it has one."""

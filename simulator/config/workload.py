@@ -19,7 +19,15 @@ from simulator.config.model import Model
 from simulator.config.parallelism import Parallelism
 from simulator.config.section import AsSection, AsTuple, Integral, Section
 from simulator.config.training import Training
-from simulator.frameworks import Framework, JobTraits, Replication, StageRuntime, find_framework, without_fused
+from simulator.frameworks import (
+    Framework,
+    JobTraits,
+    Replication,
+    StageRuntime,
+    find_framework,
+    in_one_graph,
+    without_fused,
+)
 from simulator.hardware.cluster_spec import ClusterSpec
 from simulator.units import DTYPE_BYTES
 
@@ -84,7 +92,8 @@ class Workload(Section):
         """The framework in its version, for layers split or whole: facts, and hooks that return operations."""
         stack = find_framework(self.framework.name, self.framework.version, self.framework.compile)
         stack = stack.split if stack.split is not None and self.parallelism.tp > 1 else stack
-        return without_fused(stack, self.training.unfused)
+        stack = without_fused(stack, self.training.unfused)
+        return in_one_graph(stack) if "full_iteration" in self.framework.cuda_graphs else stack
 
     @property
     def traits(self) -> JobTraits:

@@ -70,7 +70,9 @@ class Costs:
             gpu=profile.gpu,
             kernels=kernels,
             launch=launch.launch_seconds(
-                profile.host.launch_s[software.launch_section], dtensors=software.work_on_dtensors
+                profile.host.launch_s[software.launch_section],
+                dtensors=software.work_on_dtensors,
+                passes_in_graph=software.passes_in_graph,
             ),
             transports={**HOST_TRANSPORTS, **profile.transports, **(stack.transports(network) if network else {})},
             interference=_interference(profile, memory),

@@ -14,6 +14,7 @@ from simulator.program import (
     Comm,
     Compute,
     Fixed,
+    GraphPlace,
     GroupedMatmul,
     HostOperation,
     Kernel,
@@ -36,12 +37,19 @@ BY_MAIN_THREAD = ("split", "weights", "p2p")
 #: Kernels that compute gradients of weights, each called for by itself where they are computed apart
 #: (`stage_backward_weight` of _backward.py there).
 WEIGHTS = ("backward_matmul", "backward_grouped", "backward_norm")
+#: Work of an optimizer's step, which no CUDA graph launches (Megatron-Core, full_cuda_graph.py).
+OPTIMIZER = ("optimizer", "update", "dtensor_update")
 #: Collectives of data parallelism: a bucket of DDP's, a unit of FSDP's with the hooks and copies around it.
 DATA_PARALLEL = {"all_reduce": "bucket", "all_gather": "gather", "reduce_scatter": "reduce"}
 
 
-def launch_seconds(costs: LaunchCosts, *, dtensors: Iterable[str] = ()) -> dict[str, float]:
-    """Return seconds by the names that `issued` and `issued_with` give. ``dtensors``: those that are of DTensors."""
+def launch_seconds(
+    costs: LaunchCosts, *, dtensors: Iterable[str] = (), passes_in_graph: bool = False
+) -> dict[str, float]:
+    """Return seconds by the names that `issued` and `issued_with` give. ``dtensors``: those that are of DTensors.
+
+    ``passes_in_graph``: one CUDA graph launches all but the optimizer's step.
+    """
     table = {f"forward_{name}": seconds for name, seconds in costs.forward_s.items()}
     table |= {f"backward_{name}": seconds for name, seconds in costs.backward_s.items()}
     table |= {"optimizer": costs.optimizer_s, "collective": costs.collective_s, "p2p": costs.p2p_s}
@@ -49,6 +57,8 @@ def launch_seconds(costs: LaunchCosts, *, dtensors: Iterable[str] = ()) -> dict[
     table |= {"update": costs.forward_s["other"], "gradient": costs.backward_s["other"]}
     for kind in dtensors:
         table[kind] += costs.around_s.get("dtensor", 0.0)
+    if passes_in_graph:
+        return {kind: seconds for kind, seconds in (table | costs.around_s).items() if kind in OPTIMIZER}
     return table | {f"{way}_grouped": table[f"{way}_matmul"] for way in ("forward", "backward")} | costs.around_s
 
 
@@ -65,12 +75,10 @@ def issued(op: Compute | Comm, phase: str = "") -> dict[str, int]:
     fused kernel or the softmax of scores. What is run again is part of the backward graph. The first product of experts
     in one kernel is that kernel's launch, ``expert`` each further one, and each kernel that is launched within a call.
     """
-    if isinstance(op, Collective) and op.hooks:
-        return {comm_kind(op): 1, "hook": op.hooks}
-    if isinstance(op, RecordedWork):
-        return {}
+    if isinstance(op, Compute | Collective) and op.graph:
+        return _graph_launch(op)
     if isinstance(op, Comm):
-        return {comm_kind(op): 1}
+        return _comm_launch(op)
     if op.phase == "O":
         return _optimizer_launches(op.kernel)
     if op.within_call:
@@ -89,6 +97,25 @@ def issued(op: Compute | Comm, phase: str = "") -> dict[str, int]:
     if phase == "W" and kind in WEIGHTS:
         work["weights"] = 1
     return work
+
+
+def _comm_launch(op: Comm) -> dict[str, int]:
+    if isinstance(op, RecordedWork):
+        return {}
+    hooks = {"hook": op.hooks} if isinstance(op, Collective) and op.hooks else {}
+    return {comm_kind(op): 1, **hooks}
+
+
+def _graph_launch(op: Compute | Collective) -> dict[str, int]:
+    """Return what the host does to launch the CUDA graph that ``op`` is the first kernel of; nothing for the others.
+
+    A graph is one function of autograd, as a norm is, which first copies its inputs to where the graph reads them
+    (Transformer Engine, pytorch/graph.py, ``Graphed``). That both take the host no longer is assumed.
+    """
+    if isinstance(op, Collective) or op.graph == GraphPlace.INSIDE:
+        return {}
+    way = "forward" if op.phase in ("F", "R") else "backward"
+    return {f"{way}_norm": 1, f"{way}_other": 1}
 
 
 def adds_gradient(op: Compute) -> bool:

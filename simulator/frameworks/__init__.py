@@ -68,6 +68,12 @@ def without_fused(stack: Framework, parts: tuple[str, ...]) -> Framework:
     return stack
 
 
+@lru_cache
+def in_one_graph(stack: Framework) -> Framework:
+    """Return the stack whose passes are launched by one CUDA graph."""
+    return replace(stack, passes_in_graph=True)
+
+
 __all__ = [
     "DEFAULT",
     "FRAMEWORKS",
@@ -76,5 +82,6 @@ __all__ = [
     "Replication",
     "StageRuntime",
     "find_framework",
+    "in_one_graph",
     "without_fused",
 ]

@@ -65,6 +65,7 @@ FRAMEWORK = replace(
     defaults=defaults,
     adds_in_products=False,
     has_core_experts=False,
+    captures_graphs=False,
     experts=EXPERTS,
     replication=replication,
     habits=LayoutHabits((0, 1, 2, 3)),

@@ -131,11 +131,7 @@ class JobTraits:
 
     @property
     def threads_of_torchrun(self) -> dict[str, object]:
-        """Default of the threads that update weights on hosts.
-
-        Torchrun sets ``OMP_NUM_THREADS`` to 1 where a node has several processes (torch/distributed/run.py,
-        ``config_from_args``).
-        """
+        """Threads that update weights on hosts: torchrun sets one where a node has several processes (its run.py)."""
         return {"training.optimizer.threads": 1} if self.shares_cpus else {}
 
 
@@ -219,8 +215,8 @@ class StageRuntime:
 class LayoutHabits:
     """Values of a layout's keys that users of a framework choose among; `llmsim init` looks no further.
 
-    ``zero`` and ``recompute`` are these values. ``one_stage``: no pipelines. ``one_rank_layers``: no tensor
-    parallelism. ``begins_sharded``: a search begins at the last stage of ``zero``, without which some jobs are refused.
+    ``one_stage``: no pipelines. ``one_rank_layers``: no tensor parallelism. ``begins_sharded``: a search begins at the
+    last stage of ``zero``, without which some jobs are refused.
     """
 
     zero: tuple[int, ...]
@@ -326,6 +322,10 @@ class Framework:
     """products of a tensor-parallel ring, and their sums, are launched by one call from C++"""
     has_core_experts: bool = False
     """experts are run by Megatron-Core, which has several dispatchers, and 1F1B that hides their all-to-alls"""
+    captures_graphs: bool = False
+    """parts of its layers can be launched as CUDA graphs"""
+    passes_in_graph: bool = False
+    """one CUDA graph launches all passes of a step, with their communication"""
     runs_captured: bool = False
     """it runs modules of PyTorch operation by operation"""
     limits: tuple[Limit, ...] = ()

@@ -32,7 +32,12 @@ def plain_layers(whose: str) -> tuple[Limit, ...]:
         "model.attention_softcap": (None,),
         "model.logit_softcap": (None,),
         "model.indexer": (None,),
+        "model.residual_streams": (1,),
+        "model.encoder": (None,),
+        "model.layer_inputs": (None,),
+        "model.reused_keys": (None,),
         "model.moe.shared_gate": (None, False),
+        "model.moe.beside_dense": (None, False),
     }
     message = f"{whose} are simulated with plain causal attention and a norm before each block, all of one kind"
     return tuple(Limit(key, allowed, message) for key, allowed in usual.items())

@@ -112,6 +112,7 @@ FRAMEWORK = Framework(
     embedding_mask=fused_kernels.embedding_mask,
     experts=EXPERTS,
     has_core_experts=True,
+    captures_graphs=True,
     rings_in_one_call=True,  # transformer_engine/common/comm_gemm_overlap, `split_overlap_ag` and `split_overlap_rs`
     adapters=lora.ADAPTERS,
     replication=replication,

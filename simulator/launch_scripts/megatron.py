@@ -10,6 +10,7 @@ from typing import Any
 
 from simulator.errors import InputError
 from simulator.launch_scripts.megatron_dispatching import put_dispatcher
+from simulator.launch_scripts.megatron_graphs import put_graphs
 from simulator.launch_scripts.megatron_layers import put_layers
 from simulator.launch_scripts.script import LaunchScript, ScriptReading, flattened, words_of
 
@@ -123,6 +124,7 @@ def read(options: Mapping[str, Any], path: Path, gpus: int | None, dialect: Dial
     _training(reading)
     _parallelism(reading)
     put_dispatcher(reading, by_default=not dialect.sets_experts)
+    put_graphs(reading)
     for option, values in {**_USUAL, **dialect.usual}.items():
         reading.leave_where(option, *values)
     reading.sort_rest(_NEUTRAL | dialect.neutral, (*_NEUTRAL_PREFIXES, *dialect.prefixes))

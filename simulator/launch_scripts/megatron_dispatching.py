@@ -19,7 +19,7 @@ def put_dispatcher(reading: ScriptReading, *, by_default: bool) -> None:
 
     ``by_default``: where the file is silent, Megatron-LM's defaults hold.
     """
-    if not _has_experts(reading):
+    if not has_experts(reading):
         return
     local = reading.workload.get("framework") == "megatron_core_local"
     dispatcher = _dispatcher(reading, local=local, by_default=by_default)
@@ -35,7 +35,8 @@ def put_dispatcher(reading: ScriptReading, *, by_default: bool) -> None:
         reading.assume(_FUSION_KEY, True, why)
 
 
-def _has_experts(reading: ScriptReading) -> bool:
+def has_experts(reading: ScriptReading) -> bool:
+    """Return whether the model that was put has experts."""
     model = reading.workload.get("model", {})
     return "moe" in model or "moe" in presets().get(model.get("preset"), {})
 

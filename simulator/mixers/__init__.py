@@ -4,11 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from simulator.mixers import attention, chunked, gated_delta, kimi_delta, mamba2, no_rope, nothing, sparse, window
+from simulator.mixers import (
+    attention,
+    chunked,
+    compressed_sparse,
+    gated_delta,
+    heavily_compressed,
+    kimi_delta,
+    mamba2,
+    no_rope,
+    nothing,
+    shared_key,
+    sparse,
+    window,
+)
 from simulator.mixers.gated_delta import GatedDelta
 from simulator.mixers.kimi_delta import KimiDelta
 from simulator.mixers.mamba2 import Mamba2
 from simulator.mixers.mixer import Mixer, MixerProduct, Operations, Refusal, Split
+from simulator.mixers.shared_key import SharedKey
 from simulator.mixers.sparse import Indexer
 
 #: By name.
@@ -20,6 +34,9 @@ MIXERS: Mapping[str, Mixer] = {
         chunked.MIXER,
         no_rope.MIXER,
         sparse.MIXER,
+        shared_key.MIXER,
+        compressed_sparse.MIXER,
+        heavily_compressed.MIXER,
         gated_delta.MIXER,
         kimi_delta.MIXER,
         mamba2.MIXER,
@@ -37,5 +54,6 @@ __all__ = [
     "MixerProduct",
     "Operations",
     "Refusal",
+    "SharedKey",
     "Split",
 ]

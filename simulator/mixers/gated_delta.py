@@ -1,17 +1,28 @@
 """Gated delta rule: linear attention with a state that forgets and is corrected (arXiv 2412.06464).
 
 As in Qwen3-Next (transformers 5.17, modeling_qwen3_next.py, ``Qwen3NextGatedDeltaNet``) with the kernels of
-flash-linear-attention (fla/ops/gated_delta_rule/chunk.py), which work on pieces of 64 tokens.
+flash-linear-attention (fla/ops/gated_delta_rule/chunk.py), which work on pieces of 64 tokens. Context-parallel ranks
+trade parts of sequences for heads behind the first products, and back before the last (Megatron-LM,
+ssm/gated_delta_net.py, ``tensor_a2a_cp2hp``).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from simulator.bounds import ModelSize
 from simulator.mixers.mixer import Mixer, MixerProduct, Operations, Refusal, Split
-from simulator.mixers.state import WIDE, convolution, gated_norm, split_refusals, split_weight
+from simulator.mixers.state import (
+    WIDE,
+    convolution,
+    exchanged,
+    gated_norm,
+    sequence_refusals,
+    split_refusals,
+    split_weight,
+    whole_sequences,
+)
 from simulator.operations.nodes import Node, Tensor, memory
 from simulator.operations.shapes import Shapes
 from simulator.operations.weights import Weight
@@ -44,6 +55,29 @@ class GatedDelta:
 
 def operations(shapes: Shapes, sizes: GatedDelta) -> Operations:
     """Return the operations of a rank, which has a part of the heads."""
+    heads = sizes.value_heads // shapes.tp
+    keys, values = sizes.key_heads // shapes.tp * sizes.key_dim, heads * sizes.value_dim
+    inside: Operations = _inside(shapes, sizes)
+    if shapes.cp > 1:
+        widths = {"q": keys, "k": keys, "v": values, "gate": values, "beta": heads, "decay": heads}
+        pairs = zip(_inside(whole_sequences(shapes), sizes), _inside(shapes, sizes), strict=True)
+        inside = (
+            exchanged(shapes, widths),
+            *(replace(node, weights=undivided.weights) for node, undivided in pairs),
+            exchanged(shapes, {"output": values}, back=True),
+        )
+    return (
+        MixerProduct(
+            "qkvz", 2 * (keys + values), shapes.hidden, "column", "attn.normed", 2 * (keys + values) * shapes.tp
+        ),
+        MixerProduct("ba", 2 * heads, shapes.hidden, "column", "attn.normed", 2 * heads * shapes.tp),
+        *inside,
+        MixerProduct("out", shapes.hidden, values, "row", "mixer.normed", shapes.hidden),
+    )
+
+
+def _inside(shapes: Shapes, sizes: GatedDelta) -> tuple[Node, ...]:
+    """Return what stands between the products, of the heads that a rank works on."""
     key_heads, heads = sizes.key_heads // shapes.tp, sizes.value_heads // shapes.tp
     keys, values = key_heads * sizes.key_dim, heads * sizes.value_dim
     width = 2 * keys + values
@@ -52,10 +86,6 @@ def operations(shapes: Shapes, sizes: GatedDelta) -> Operations:
     if shapes.tp > 1:  # each rank has a part of the gradient, from its heads
         norm = Weight(norm.name, norm.shape, norm.whole, shapes.dtype, partial_rows=sizes.value_dim)
     return (
-        MixerProduct(
-            "qkvz", 2 * (keys + values), shapes.hidden, "column", "attn.normed", 2 * (keys + values) * shapes.tp
-        ),
-        MixerProduct("ba", 2 * heads, shapes.hidden, "column", "attn.normed", 2 * heads * shapes.tp),
         Node(  # queries, keys and values beside each other, without the gate
             forward=(memory("F", "mixer.qkv join", "copy", joined, joined, shapes.dtype),),
             input_grad=(memory("B", "mixer.qkv join bwd", "copy", joined, joined, shapes.dtype),),
@@ -66,7 +96,6 @@ def operations(shapes: Shapes, sizes: GatedDelta) -> Operations:
         _decays(shapes, heads),
         _rule(shapes, heads, sizes.key_dim, sizes.value_dim),
         gated_norm(shapes, values, sizes.value_dim, norm),
-        MixerProduct("out", shapes.hidden, values, "row", "mixer.normed", shapes.hidden),
     )
 
 
@@ -206,6 +235,7 @@ def refusals(sizes: GatedDelta, split: Split) -> Iterator[Refusal]:
         yield Refusal("model.gated_delta.key_heads", sizes.key_heads, "heads of values share those of keys", allowed)
         return
     yield from split_refusals("gated_delta", split, key_heads=sizes.key_heads)
+    yield from sequence_refusals("gated_delta", split, key_heads=sizes.key_heads)
 
 
 MIXER = Mixer(

@@ -144,8 +144,10 @@ def flops(sizes: KimiDelta, seen: float) -> float:
 
 
 def refusals(sizes: KimiDelta, split: Split) -> Iterator[Refusal]:
-    """Yield what the layer cannot be split over."""
+    """Yield what the layer cannot be split over; how its state would go on over ranks of a sequence is not known."""
     yield from split_refusals("kimi_delta", split, heads=sizes.heads)
+    if split.cp > 1:
+        yield Refusal("parallelism.cp", split.cp, "the state of kimi_delta passes through whole sequences", "1")
 
 
 MIXER = Mixer(

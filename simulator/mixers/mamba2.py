@@ -2,7 +2,8 @@
 
 With the kernels of mamba_ssm (ops/triton/ssd_combined.py, ``MambaSplitConv1dScanCombinedFn``), which keep the output of
 the first product and of the scan, and make all between them again. Tensor parallelism splits heads and groups, as in
-Megatron-Core (ssm/mamba_mixer.py).
+Megatron-Core (ssm/mamba_mixer.py). Context-parallel ranks trade parts of sequences for heads before the convolution,
+and back behind the scan (ssm/mamba_context_parallel.py).
 """
 
 from __future__ import annotations
@@ -12,7 +13,16 @@ from dataclasses import dataclass, replace
 
 from simulator.bounds import ModelSize
 from simulator.mixers.mixer import Mixer, MixerProduct, Operations, Refusal, Split
-from simulator.mixers.state import WIDE, convolution, gated_norm, split_refusals, split_weight
+from simulator.mixers.state import (
+    WIDE,
+    convolution,
+    exchanged,
+    gated_norm,
+    sequence_refusals,
+    split_refusals,
+    split_weight,
+    whole_sequences,
+)
 from simulator.operations.nodes import Node, Tensor, memory
 from simulator.operations.shapes import Shapes
 from simulator.program import Compute, StepPhase, Tiled
@@ -51,6 +61,28 @@ class Mamba2:
 def operations(shapes: Shapes, sizes: Mamba2) -> Operations:
     """Return the operations of a rank, which has a part of the heads and of the groups."""
     heads, groups = sizes.heads // shapes.tp, sizes.groups // shapes.tp
+    inner = heads * sizes.head_dim
+    columns = 2 * inner + 2 * groups * sizes.state + heads
+    conv, scan, gate = _inside(shapes, sizes)
+    apart: Operations = (conv, scan)
+    if shapes.cp > 1:
+        whole = whole_sequences(shapes)
+        shared = max(groups, shapes.cp) * sizes.state  # groups are sent to all ranks that have some of their heads
+        widths = {"z": inner, "x": inner, "B": shared, "C": shared, "dt": heads}
+        pairs = zip(_inside(whole, sizes), (conv, scan), strict=False)
+        divided = (replace(node, weights=undivided.weights) for node, undivided in pairs)
+        apart = (exchanged(shapes, widths), *divided, exchanged(shapes, {"y": inner}, back=True))
+    return (
+        MixerProduct("in", columns, shapes.hidden, "column", "attn.normed", columns * shapes.tp, sizes.bias),
+        *apart,
+        gate,
+        MixerProduct("out", shapes.hidden, inner, "row", "mixer.normed", shapes.hidden, sizes.bias),
+    )
+
+
+def _inside(shapes: Shapes, sizes: Mamba2) -> tuple[Node, Node, Node]:
+    """Return convolution, scan and norm of the heads and groups that a rank works on."""
+    heads, groups = sizes.heads // shapes.tp, max(1, sizes.groups // shapes.tp)
     inner, shared = heads * sizes.head_dim, 2 * groups * sizes.state
     columns = 2 * inner + shared + heads
     projected = float(shapes.element * shapes.tokens * columns)
@@ -62,11 +94,9 @@ def operations(shapes: Shapes, sizes: Mamba2) -> Operations:
     gate = gated_norm(shapes, inner, inner // groups, norm)
     gate = replace(gate, saved=gate.saved[:1])
     return (
-        MixerProduct("in", columns, shapes.hidden, "column", "attn.normed", columns * shapes.tp, sizes.bias),
         replace(conv, saved=(Tensor("mixer.projected", projected),), input_grad=(again, *conv.input_grad)),
         _scan(shapes, sizes, heads, groups),
         gate,
-        MixerProduct("out", shapes.hidden, inner, "row", "mixer.normed", shapes.hidden, sizes.bias),
     )
 
 
@@ -145,7 +175,18 @@ def refusals(sizes: Mamba2, split: Split) -> Iterator[Refusal]:
             "model.mamba2.groups", sizes.groups, "heads are shared out to groups", f"a divisor of heads {sizes.heads}"
         )
         return
-    yield from split_refusals("mamba2", split, groups=sizes.groups, heads=sizes.heads)
+    if sizes.groups % split.tp or sizes.heads % split.tp:
+        yield from split_refusals("mamba2", split, groups=sizes.groups, heads=sizes.heads)
+        return
+    yield from sequence_refusals("mamba2", split, heads=sizes.heads)
+    groups = sizes.groups // split.tp
+    if groups % split.cp and split.cp % groups:
+        yield Refusal(
+            "parallelism.cp",
+            split.cp,
+            f"does not divide model.mamba2.groups {sizes.groups} over tp, nor is it a multiple of them",
+            f"1, or a divisor or multiple of {groups}",
+        )
 
 
 MIXER = Mixer(

@@ -27,7 +27,8 @@ class MixerProduct:
     """A linear layer of a mixer, from ``k`` to ``n`` columns as this rank has them.
 
     ``split``: over tensor-parallel ranks by ``column`` or by ``row``, or held whole by each (``none``), which works on
-    its rows. ``saved`` names the input. ``rows`` are those of the model's own weight.
+    its rows. ``saved`` names the input. ``rows`` are those of the model's own weight. ``detached``: no gradient
+    passes on to its input.
     """
 
     name: str
@@ -37,6 +38,7 @@ class MixerProduct:
     saved: str
     rows: int
     bias: bool = False
+    detached: bool = False
 
 
 Operations = tuple[MixerProduct | Node, ...]

@@ -11,17 +11,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from simulator.bounds import ModelSize
+from simulator.mixers.index_scores import IndexScores, index_scores
 from simulator.mixers.mixer import Attends, Mixer, MixerProduct, Operations, Refusal, Split
 from simulator.operations.nodes import Node, Tensor, memory
 from simulator.operations.shapes import Shapes
 from simulator.operations.weights import Weight
-from simulator.program import Compute, StepPhase, Tiled
 from simulator.program.kernels import causal_pairs
-
-#: Bytes of a score and of a chosen token's number.
-SCORE, NUMBER = 4, 4
-#: Keys of a tile of scores.
-TILE = 128
 
 
 @dataclass(frozen=True)
@@ -40,10 +35,10 @@ def operations(shapes: Shapes, sizes: Indexer) -> Operations:
     """Return the operations of an indexer, which every tensor-parallel rank does whole."""
     width = sizes.heads * sizes.head_dim
     return (
-        MixerProduct("index_q", width, shapes.compressed_queries, "none", "attn.q_normed", width),
-        MixerProduct("index_k", sizes.head_dim, shapes.hidden, "none", "attn.normed", sizes.head_dim),
+        MixerProduct("index_q", width, shapes.compressed_queries, "none", "attn.q_normed", width, detached=True),
+        MixerProduct("index_k", sizes.head_dim, shapes.hidden, "none", "attn.normed", sizes.head_dim, detached=True),
         _key_norm(shapes, sizes.head_dim),
-        MixerProduct("index_weights", sizes.heads, shapes.hidden, "none", "attn.normed", sizes.heads),
+        MixerProduct("index_weights", sizes.heads, shapes.hidden, "none", "attn.normed", sizes.heads, detached=True),
         _scores(shapes, sizes),
     )
 
@@ -68,51 +63,21 @@ def _key_norm(shapes: Shapes, width: int) -> Node:
 
 
 def _scores(shapes: Shapes, sizes: Indexer) -> Node:
-    """Return the scores of all tokens before a query, the choice among them, and the gradient of its own loss.
-
-    A score is a sum over heads. The gradient takes three products over the chosen tokens: their scores again, and the
-    gradients of queries and of keys. What attention gave to these tokens is computed again for it, over this rank's
-    heads. That all of this runs in such kernels, each tensor read once, is assumed.
-    """
-    pairs = shapes.batch * causal_pairs(shapes.seq, shapes.seq)
-    chosen = shapes.batch * causal_pairs(shapes.seq, shapes.seq, window=min(sizes.top_k, shapes.seq))
-    width = sizes.heads * sizes.head_dim
-    inputs = float(shapes.element * shapes.tokens * (width + sizes.head_dim + sizes.heads))
-    numbers = float(NUMBER * shapes.tokens * min(sizes.top_k, shapes.seq))
-    attended = 2.0 * chosen * shapes.heads * shapes.head_dim
-    q, k = (float(shapes.element * shapes.tokens * width) for width in (shapes.q_width, shapes.kv_width))
-    return Node(
-        forward=(
-            Compute(
-                "mixer.scores",
-                Tiled(2.0 * pairs * width, inputs, SCORE * pairs, TILE, sizes.head_dim, dtype=shapes.dtype),
-                StepPhase.FORWARD,
-            ),
-            memory("F", "mixer.choice", "reduce", SCORE * pairs, numbers, "fp32"),
+    """Return the scores of all tokens before a query, and the choice among them."""
+    choices = min(sizes.top_k, shapes.seq)
+    return index_scores(
+        shapes,
+        IndexScores(
+            heads=sizes.heads,
+            head_dim=sizes.head_dim,
+            keys=shapes.tokens,
+            pairs=shapes.batch * causal_pairs(shapes.seq, shapes.seq),
+            chosen=shapes.batch * causal_pairs(shapes.seq, shapes.seq, window=choices),
+            choices=choices,
+            attention_width=shapes.heads * shapes.head_dim,
+            attention_head_dim=shapes.head_dim,
+            attention_bytes=float(shapes.element * shapes.tokens * (shapes.q_width + shapes.kv_width)),
         ),
-        input_grad=(
-            Compute(
-                "mixer.attended",
-                Tiled(attended, q + k + numbers, SCORE * chosen, TILE, shapes.head_dim, dtype=shapes.dtype),
-                StepPhase.BACKWARD,
-            ),
-            Compute(
-                "mixer.scores bwd",
-                Tiled(
-                    6.0 * chosen * width,
-                    inputs + numbers + SCORE * chosen,
-                    inputs,
-                    TILE,
-                    sizes.head_dim,
-                    backward=True,
-                    dtype=shapes.dtype,
-                ),
-                StepPhase.BACKWARD,
-            ),
-        ),
-        saved=(Tensor("mixer.index", inputs), Tensor("mixer.chosen", numbers)),
-        forward_bytes=SCORE * pairs,
-        grad_bytes=inputs + SCORE * chosen,
     )
 
 

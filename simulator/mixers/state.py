@@ -5,12 +5,14 @@ Their products are of heads, which tensor-parallel ranks split. Each rank's part
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 
 from simulator.mixers.mixer import Refusal, Split
-from simulator.operations.nodes import Node, Tensor, memory
+from simulator.operations.nodes import Node, Ops, Tensor, memory
 from simulator.operations.shapes import Shapes
 from simulator.operations.weights import Weight
+from simulator.program import AllToAll, Axis, Compute, Purpose
 
 #: Bytes of an element of decays and of statistics, which kernels keep in fp32.
 WIDE = 4
@@ -61,16 +63,55 @@ def gated_norm(shapes: Shapes, channels: int, width: int, weight: Weight | None)
     )
 
 
-def split_refusals(name: str, split: Split, **parts: int) -> Iterator[Refusal]:
-    """Yield what a mixer called ``name`` cannot be split over: tp that does not divide its ``parts``, and cp.
+def whole_sequences(shapes: Shapes) -> Shapes:
+    """Return the sizes with which a context-parallel rank works on whole sequences, of its part of the heads."""
+    return replace(shapes, cp=1, tokens=shapes.tokens * shapes.cp, tp=shapes.tp * shapes.cp)
 
-    A state goes through a sequence from its first token to its last, and ranks that have parts of sequences would wait
-    for each other.
+
+def exchanged(shapes: Shapes, widths: Mapping[str, int], *, back: bool = False) -> Node:
+    """Return the all-to-alls by which context-parallel ranks trade parts of sequences for heads, or ``back``.
+
+    Each of the tensors, of so many columns by name, has one of its own, before which a copy puts it in order. Behind
+    them one copy joins them, and another undoes the order in which attention has its parts of sequences (Megatron-LM,
+    ssm/mamba_context_parallel.py, ``_all_to_all_cp2hp`` and ``_undo_attention_load_balancing``). Gradients travel the
+    other way.
     """
+    sizes = {name: float(shapes.element * shapes.tokens * width) for name, width in widths.items()}
+    total = sum(sizes.values())
+
+    def copy(phase: str, name: str, nbytes: float) -> Compute:
+        return memory(phase, f"mixer.{name}", "copy", nbytes, nbytes, shapes.dtype)
+
+    def ordered(phase: str, suffix: str) -> Ops:
+        way = "to sequences" if back == (phase == "F") else "to heads"
+        exchanges = tuple(
+            op
+            for name, nbytes in sizes.items()
+            for op in (
+                copy(phase, f"{name} pack{suffix}", nbytes),
+                AllToAll(f"cp.all_to_all {name}{suffix}", nbytes, Axis.CP, Purpose.CONTEXT),
+            )
+        )
+        return (*exchanges, copy(phase, f"join {way}{suffix}", total), copy(phase, f"order {way}{suffix}", total))
+
+    return Node(
+        forward=ordered("F", ""), input_grad=ordered("B", " bwd"), forward_bytes=2 * total, grad_bytes=2 * total
+    )
+
+
+def split_refusals(name: str, split: Split, **parts: int) -> Iterator[Refusal]:
+    """Yield tp that does not divide the ``parts`` of a mixer called ``name``."""
     for key, count in parts.items():
         if count % split.tp:
             allowed = f"a divisor of {count}"
             yield Refusal("parallelism.tp", split.tp, f"does not divide model.{name}.{key} {count}", allowed)
             return
-    if split.cp > 1:
-        yield Refusal("parallelism.cp", split.cp, f"the state of {name} passes through whole sequences", "1")
+
+
+def sequence_refusals(name: str, split: Split, **parts: int) -> Iterator[Refusal]:
+    """Yield cp that does not divide the ``parts`` that a tensor-parallel rank has of a mixer called ``name``."""
+    for key, count in parts.items():
+        if count % (split.tp * split.cp) and split.cp > 1:
+            allowed = f"1, or tp * cp a divisor of {count}"
+            yield Refusal("parallelism.cp", split.cp, f"does not divide model.{name}.{key} {count} over tp", allowed)
+            return

@@ -38,6 +38,8 @@ def attention_inputs(shapes: FrameworkShapes) -> tuple[Tensor, ...]:
     Where operations rotate queries and keys, values stay a view of the product that made all three. They then keep the
     whole of its output, unless norms of queries and keys keep the rest of it already.
     """
+    if shapes.reuses_keys:
+        return (Tensor("attn.q", float(shapes.element * shapes.tokens * shapes.q_width)),)
     k_width, v_width = (
         (shapes.q_width, shapes.context_width) if shapes.framework.masks_by_bias else (shapes.kv_width, shapes.v_width)
     )
@@ -86,6 +88,7 @@ def flash_kernel(shapes: FrameworkShapes, length: int, *, window: int = 0) -> At
         dropout=shapes.dropout > 0,
         sinks=shapes.sinks,
         softcap=shapes.softcap,
+        causal=not shapes.bidirectional,
     )
     return replace(kernel, causal=False, window=0, bias=True) if biased else kernel
 

@@ -17,6 +17,7 @@ from simulator.models.shapes import FrameworkShapes
 from simulator.operations.experts import CHOICE, INDEX, PROBABILITY, Experts
 from simulator.operations.nodes import Node, Ops, comm, memory
 from simulator.program import AllToAll, Axis, Collective, CollectiveKind, Purpose
+from simulator.units import DTYPE_BYTES
 
 #: Dispatchers that send a token once to each rank.
 ONCE_TO_EACH_RANK = ("deepep", "hybridep")
@@ -176,25 +177,30 @@ def _summed_before(shapes: FrameworkShapes, experts: Experts) -> Node:
 def _gathered(shapes: FrameworkShapes, experts: Experts) -> Node:
     """Return the dispatch that gathers all tokens of a group with their choices, and copies those of its experts.
 
-    The host waits for the counts of tokens, which it takes from the gathered choices.
+    Choices go first, then their probabilities in the router's type, and tokens last. The host waits for the number of
+    its experts' tokens, which a sum over the choices gives behind all three (``token_dispatch`` and
+    ``dispatch_postprocess`` there). Gradients of probabilities come back as those of tokens do.
     """
     token_bytes, _, worked_on = _sizes(shapes, experts)
     everybody = token_bytes * experts.ep
-    choices = float((CHOICE + PROBABILITY) * experts.tokens * experts.experts * experts.ep)
+    entries = float(experts.tokens * experts.experts * experts.ep)
     waits = shapes.framework.experts.host_waits_for_counts and experts.counted
-    kind = CollectiveKind.ALL_GATHER
+    probabilities = DTYPE_BYTES[experts.router_dtype] * entries
+    local = CHOICE * entries / experts.ep
+    counted = memory("F", "moe.count", "reduce", local, INDEX * len(experts.loads), "fp32", len(experts.loads))
     return Node(
         forward=(
             *_own_rows(shapes, token_bytes),
-            Collective("ep.all_gather tokens", kind, everybody, Axis.EP, Purpose.EXPERT),
-            Collective("ep.all_gather choices", kind, choices, Axis.EP, Purpose.EXPERT, host_waits=waits),
+            _among_experts(CollectiveKind.ALL_GATHER, "choices", CHOICE * entries),
+            _among_experts(CollectiveKind.ALL_GATHER, "probabilities", probabilities),
+            _among_experts(CollectiveKind.ALL_GATHER, "tokens", everybody),
+            replace(counted, host_waits=waits),
             memory("F", "moe.permute", "copy", worked_on, worked_on, shapes.dtype),
         ),
         input_grad=(
             memory("B", "moe.permute bwd", "copy", worked_on, everybody, shapes.dtype),
-            Collective(
-                "ep.reduce_scatter token grads", CollectiveKind.REDUCE_SCATTER, everybody, Axis.EP, Purpose.EXPERT
-            ),
+            _among_experts(CollectiveKind.REDUCE_SCATTER, "token grads", everybody),
+            _among_experts(CollectiveKind.REDUCE_SCATTER, "probability grads", probabilities),
             *_all_rows(shapes, token_bytes),
         ),
         saved=shapes.framework.experts.kept_by_dispatch(shapes, experts),
@@ -203,24 +209,41 @@ def _gathered(shapes: FrameworkShapes, experts: Experts) -> Node:
     )
 
 
+def _among_experts(kind: CollectiveKind, what: str, nbytes: float) -> Collective:
+    return Collective(f"ep.{kind} {what}", kind, nbytes, Axis.EP, Purpose.EXPERT)
+
+
 def _scattered(shapes: FrameworkShapes, experts: Experts) -> Node:
-    """Return the way back of `_gathered`: the sums of each rank's experts for all tokens, summed over ranks."""
+    """Return the way back of `_gathered`: the sums of each rank's experts for all tokens, summed over ranks.
+
+    They are summed in the type of the probabilities, which the router decides (``token_combine`` there).
+    """
     token_bytes, _, worked_on = _sizes(shapes, experts)
     everybody = token_bytes * experts.ep
+    wide = DTYPE_BYTES[experts.router_dtype] / shapes.element
+    casts = experts.router_dtype != shapes.dtype
+
+    def cast(phase: str, name: str, op: str, read: float, written: float) -> Ops:
+        return (memory(phase, f"moe.{name}", op, read, written, shapes.dtype),) if casts else ()
+
     return Node(
         forward=(
             memory("F", "moe.unpermute", "copy", worked_on, everybody, shapes.dtype),
-            Collective("ep.reduce_scatter tokens", CollectiveKind.REDUCE_SCATTER, everybody, Axis.EP, Purpose.EXPERT),
+            *cast("F", "sums cast", "upcast", everybody, wide * everybody),
+            _among_experts(CollectiveKind.REDUCE_SCATTER, "tokens", wide * everybody),
+            *cast("F", "output cast", "cast", wide * token_bytes, token_bytes),
             *_all_rows(shapes, token_bytes),
         ),
         input_grad=(
             *_own_rows(shapes, token_bytes, back=True),
-            Collective("ep.all_gather token grads", CollectiveKind.ALL_GATHER, everybody, Axis.EP, Purpose.EXPERT),
+            *cast("B", "output grad cast", "upcast", token_bytes, wide * token_bytes),
+            _among_experts(CollectiveKind.ALL_GATHER, "token grads", wide * everybody),
+            *cast("B", "sums grad cast", "cast", wide * everybody, everybody),
             memory("B", "moe.unpermute bwd", "copy", worked_on, worked_on, shapes.dtype),
         ),
         saved=shapes.framework.experts.kept_by_combine(shapes, experts),
-        forward_bytes=everybody,
-        grad_bytes=worked_on + everybody + token_bytes,
+        forward_bytes=(1 + wide) * everybody if casts else everybody,
+        grad_bytes=worked_on + (1 + wide if casts else 1) * everybody + token_bytes,
     )
 
 

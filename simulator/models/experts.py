@@ -61,6 +61,7 @@ def experts(workload: Workload, seat: Seat = ANY_SEAT) -> Experts:
         router_dtype=moe.router_dtype,
         overlaps=layout.overlap.ep and layout.ep > 1,
         hidden_by_others=layout.overlap.expert_all_to_all,
+        beside_dense=moe.beside_dense,
         permutes_by_operations=not workload.training.fused_permutation,
     )
 

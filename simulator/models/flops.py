@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator
 
 from simulator.config import Workload
 from simulator.models.captured import captured_flops
+from simulator.models.encoder import encoder_flops, encoder_parts
 from simulator.models.layer import layer
 from simulator.models.multi_token_prediction import predictor
 from simulator.models.shapes import representative_seat
@@ -23,6 +24,9 @@ def model_weights(workload: Workload) -> Iterator[Weight]:
 
     Multi-token prediction is left out: it serves training only.
     """
+    if workload.model.encoder:
+        for number, part in enumerate(encoder_parts(workload, workload.model.encoder)):
+            yield from prefixed(part.weights, f"encoder.{number}")
     yield from embedding(workload).weights
     for number in range(workload.model.layers):
         yield from prefixed(layer(workload, number=number).weights, f"layers.{number}")
@@ -63,6 +67,7 @@ def _multiplied(workload: Workload) -> tuple[int, int]:
     modules = range(model.mtp_layers)
     parts = [layer(workload, number=number) for number in range(model.layers + model.mtp_layers)]
     parts += [part for number in modules for part in predictor(workload, number) if part.name == "mtp projection"]
+    parts.append(embedding(workload))
     products = [weight for part in parts for weight in part.weights if weight.gradient_product]
     vocabulary = model.hidden * model.padded_vocab(workload.parallelism.tp)
     outside = vocabulary * (1 + model.mtp_layers)
@@ -84,7 +89,8 @@ def _flops_per_step(workload: Workload, *, causal: bool) -> float:
     layers = model.layers + model.mtp_layers
     mixers = sum(_mixer_flops(workload, number, causal=causal) for number in range(layers))
     multiplied, frozen = _multiplied(workload)
-    forward = float(workload.training.global_batch * (2.0 * seq * multiplied + mixers))
+    images = encoder_flops(workload, model.encoder) if model.encoder else 0.0
+    forward = float(workload.training.global_batch * (2.0 * seq * multiplied + mixers + images))
     return 3 * forward - workload.training.global_batch * 2.0 * seq * frozen
 
 

@@ -13,16 +13,21 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 
 from simulator.config import Workload
-from simulator.mixers import Mixer
+from simulator.mixers import MIXERS, Mixer
 from simulator.models.captured import captured_layer
+from simulator.models.cuda_graphs import captured_nodes, with_graphs
 from simulator.models.experts import experts, mixture
+from simulator.models.experts_beside_dense import beside_dense
 from simulator.models.latent_attention import Latent, latent
+from simulator.models.layer_inputs import layer_end
 from simulator.models.linear import linear, with_summed_gradients
 from simulator.models.mixing import mixing
 from simulator.models.norms import norm
 from simulator.models.parts import Checkpoint, Part, part_of
 from simulator.models.pointwise import activation
 from simulator.models.recompute_by_op import recomputed_by_op
+from simulator.models.residual_streams import read_streams, write_streams
+from simulator.models.reused_keys import lent_keys
 from simulator.models.shapes import FrameworkShapes, shapes
 from simulator.operations.experts import Experts
 from simulator.operations.nodes import Node, Tensor, fuse, memory
@@ -59,22 +64,38 @@ def layer(
         return captured_layer(workload, captured, number, recompute or chosen.granularity, turn)
     mlp = model.mlp(number)
     mixed = experts(workload, seat) if mlp == "moe" else None
-    modules = {"none": (), "selective": tuple(dict.fromkeys(chosen.modules)), "ops": ("ops",), "full": ("layer",)}[
-        recompute or chosen.granularity
-    ]
+    modules = recomputed_modules(workload, recompute)
     kind = LayerKind(model.mixer(number), model.mixer_sizes(number), mlp != "none")
     return _layer(shapes(workload, seat, turn, number), modules, kind, latent(workload), mixed)
+
+
+def encoder_layer(shapes: FrameworkShapes, recompute: tuple[str, ...]) -> Part:
+    """Return a layer of an encoder, whose sizes ``shapes`` are: attention and an MLP."""
+    return replace(_layer(shapes, recompute, LayerKind(MIXERS["attention"], None, True), None, None), name="encoder")
+
+
+def recomputed_modules(workload: Workload, granularity: str | None = None) -> tuple[str, ...]:
+    """Return the modules of a layer that run again; ``granularity`` stands in for the workload's own."""
+    chosen = workload.training.recompute
+    by_granularity: dict[str, tuple[str, ...]] = {
+        "none": (),
+        "selective": tuple(dict.fromkeys(chosen.modules)),
+        "ops": ("ops",),
+        "full": ("layer",),
+    }
+    return by_granularity[granularity or chosen.granularity]
 
 
 @dataclass(frozen=True)
 class _Sublayer:
     """Operations of one block in order, up to the sum with its input, and what of it may run again.
 
-    ``norm`` is the norm before it, if there is one.
+    ``norm`` is the norm before it, if there is one, and ``normed`` what that keeps.
     """
 
     nodes: tuple[Node, ...] = ()
     norm: Node | None = None
+    normed: str = ""
     checkpoints: Mapping[str, Checkpoint] = field(default_factory=dict)
 
 
@@ -86,18 +107,15 @@ def _layer(
     first = _mixer_block(shapes, kind, latent)
     after_mixer = "attn.output" if first.nodes else "input"
     second = _mlp_block(shapes, experts, after_mixer) if kind.has_mlp else _Sublayer()
-    if first.nodes and second.norm and shapes.framework.fuses_residual_and_norm:
+    if first.nodes and second.norm and shapes.framework.fuses_residual_and_norm and shapes.streams == 1:
         first, second = _fused(shapes, first, second)
-    nodes = (*first.nodes, *second.nodes)
-    start = Tensor("input", shapes.row_bytes)
-    norms = [
-        (node, Tensor(name, shapes.row_bytes))
-        for name, node in (("input", first.norm), (after_mixer, second.norm))
-        if node
-    ]
+    end = layer_end(shapes, "mlp.output") if shapes.layer_input else ()
+    nodes = (*first.nodes, *second.nodes, *end)
+    start = Tensor("input", shapes.stream_bytes)
+    norms = [(one.norm, Tensor(one.normed, shapes.row_bytes)) for one in (first, second) if one.norm]
     # Megatron-LM's --recompute-modules; those that drop their output are its CheckpointWithoutOutput.
     checkpoints = {
-        "layer": Checkpoint(nodes, (start,)),
+        "layer": Checkpoint(nodes, (start, *lent_keys(shapes))),
         "ops": Checkpoint(nodes, ()),
         "layernorm": Checkpoint(
             tuple(node for node, _ in norms),
@@ -110,8 +128,22 @@ def _layer(
     }
     chosen = [checkpoints[module] for module in recompute if module in checkpoints]
     part = part_of(
-        shapes, "moe layer" if experts else "layer", nodes, chosen, held_gradient_bytes=shapes.row_bytes, is_unit=True
+        shapes,
+        "moe layer" if experts else "layer",
+        nodes,
+        chosen,
+        held_gradient_bytes=shapes.stream_bytes,
+        is_unit=True,
     )
+    if shapes.graph_modules:
+        in_graphs = captured_nodes(
+            shapes.graph_modules,
+            first.nodes,
+            second.nodes,
+            mamba=kind.mixer.name == "mamba2",
+            has_experts=experts is not None,
+        )
+        part = with_graphs(part, in_graphs)
     if "ops" in recompute:
         return recomputed_by_op(shapes, experts, nodes, part)
     ends = shapes.framework.recompute_ends_before[shapes.tp > 1]
@@ -128,17 +160,16 @@ def _mixer_block(shapes: FrameworkShapes, kind: LayerKind, latent: Latent | None
     mixed = mixing(shapes, kind.mixer, kind.sizes, latent)
     if mixed is None:
         return _Sublayer()
-    before = _before(shapes, "attn", "input", readers=mixed.readers)
-    nodes = (before, *mixed.nodes, *_behind(shapes, "attn"), shapes.framework.residual(shapes, "attn"))
-    return _Sublayer(nodes, before if shapes.norm_place != "after" else None, mixed.checkpoints)
+    return _around(shapes, "attn", "input", mixed.nodes, mixed.readers, mixed.checkpoints)
 
 
 def _mlp_block(shapes: FrameworkShapes, experts: Experts | None, entering: str) -> _Sublayer:
     """Return the block of a layer's MLP or experts; ``entering`` is the tensor that enters it."""
     readers = 2 if shapes.gated and not shapes.framework.joins_projections(shapes.position) else 1
-    before = _before(shapes, "mlp", entering, readers=readers)
     mixed = mixture(shapes, experts) if experts else None
     nodes = mixed.nodes if mixed else _mlp(shapes)
+    if experts and experts.beside_dense:
+        nodes = beside_dense(shapes, experts, _mlp(shapes), nodes, entering)
     normed = Tensor("mlp.normed", shapes.row_bytes)
     checkpoints: dict[str, Checkpoint] = {}
     if mixed:
@@ -148,8 +179,26 @@ def _mlp_block(shapes: FrameworkShapes, experts: Experts | None, entering: str) 
         checkpoints["shared_experts"] = Checkpoint(mixed.shared, (normed,) if mixed.shared else ())
     else:
         checkpoints["mlp"] = Checkpoint(nodes, (normed,))
-    whole = (before, *nodes, *_behind(shapes, "mlp"), shapes.framework.residual(shapes, "mlp"))
-    return _Sublayer(whole, before if shapes.norm_place != "after" else None, checkpoints)
+    return _around(shapes, "mlp", entering, nodes, readers, checkpoints)
+
+
+def _around(
+    shapes: FrameworkShapes,
+    block: str,
+    entering: str,
+    nodes: tuple[Node, ...],
+    readers: int,
+    checkpoints: Mapping[str, Checkpoint],
+) -> _Sublayer:
+    """Return a block of these ``nodes``: norms around them, and the sum with what enters, or with residual streams."""
+    if shapes.streams > 1:
+        normed = f"{block}.streams read"
+        before = norm(shapes, f"{block}.norm", saved=normed, residual=False, readers=readers)
+        streams = read_streams(shapes, block, entering)
+        return _Sublayer((streams, before, *nodes, write_streams(shapes, block)), before, normed, checkpoints)
+    before = _before(shapes, block, entering, readers=readers)
+    whole = (before, *nodes, *_behind(shapes, block), shapes.framework.residual(shapes, block))
+    return _Sublayer(whole, before if shapes.norm_place != "after" else None, entering, checkpoints)
 
 
 def _before(shapes: FrameworkShapes, block: str, entering: str, *, readers: int) -> Node:

@@ -14,6 +14,7 @@ from simulator.models.linear import add_gradient, linear, with_summed_gradients
 from simulator.models.norms import head_norms
 from simulator.models.parts import Checkpoint
 from simulator.models.pointwise import rope
+from simulator.models.reused_keys import queries_alone, summed_key_gradients
 from simulator.models.shapes import FrameworkShapes
 from simulator.operations.nodes import Node, Tensor, memory
 from simulator.operations.weights import elements
@@ -41,17 +42,11 @@ def mixing(shapes: FrameworkShapes, mixer: Mixer, sizes: Any, latent: Latent | N
 
 
 def _attention(shapes: FrameworkShapes, latent: Latent | None, beside: Operations) -> Mixing:
-    """Return attention, with the operations ``beside`` it that choose what a query sees.
-
-    Those pass no gradient on to their input.
-    """
+    """Return attention, with the operations ``beside`` it that choose what a query sees."""
     joined = latent is not None or shapes.framework.joins_projections(shapes.position)
     down, up = latent_projections(shapes, latent) if latent else (_projections(shapes), ())
     core = core_attention(shapes)
-    chosen = tuple(
-        replace(node, input_grad=()) if isinstance(step, MixerProduct) else node
-        for step, node in zip(beside, _nodes(shapes, beside), strict=True)
-    )
+    chosen = _nodes(shapes, beside)
     context = "attn.gated" if shapes.gate else "attn.context"
     bias = "o" in shapes.biases
     projection = linear(
@@ -61,8 +56,11 @@ def _attention(shapes: FrameworkShapes, latent: Latent | None, beside: Operation
         "core_attn": Checkpoint(core, attention_inputs(shapes)),
         "mla_up_proj": Checkpoint(up, up_inputs(up), ("attn.q", "attn.k", "attn.v")),
     }
+    if shapes.reuses_keys:
+        core = (summed_key_gradients(shapes), *core)
     gate = (_gate(shapes),) if shapes.gate else ()
-    return Mixing((*down, *up, *chosen, *core, *gate, projection), 1 if joined else 3, checkpoints)
+    readers = 1 if joined or shapes.reuses_keys else 3
+    return Mixing((*down, *up, *chosen, *core, *gate, projection), readers, checkpoints)
 
 
 def _gate(shapes: FrameworkShapes) -> Node:
@@ -78,6 +76,8 @@ def _gate(shapes: FrameworkShapes) -> Node:
 
 def _projections(shapes: FrameworkShapes) -> tuple[Node, ...]:
     """Return the operations from the normed rows to queries, keys and values with positions."""
+    if shapes.reuses_keys:
+        return queries_alone(shapes)
     turn = shapes.framework.positions or rope
     return (*_qkv(shapes), *head_norms(shapes), *((turn(shapes),) if shapes.position == "rope" else ()))
 
@@ -159,6 +159,8 @@ def _nodes(shapes: FrameworkShapes, operations: Operations) -> tuple[Node, ...]:
                 add = memory("B", f"mixer.{step.name} input grad", "residual", 2 * nbytes, nbytes, shapes.dtype)
                 node = replace(node, input_grad=(*node.input_grad, add), together=())
             read.add(step.saved)
+            if step.detached:
+                node = replace(node, input_grad=())
         else:
             gradient = add_gradient(shapes, step.weights[0].name, elements(step.weights)) if step.weights else ()
             node = replace(step, weight_grad=(*step.weight_grad, *gradient))

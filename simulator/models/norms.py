@@ -64,6 +64,8 @@ def head_norms(shapes: FrameworkShapes) -> tuple[Node, ...]:
     weights only bring heads to a length, as those of values do.
     """
     nodes: tuple[Node, ...] = ()
+    if shapes.reuses_keys:
+        return (_head_norm(shapes, "q", shapes.q_width, shapes.head_dim, weighted=True),) if shapes.qk_norm else ()
     if shapes.qk_norm:
         width = (shapes.heads, shapes.kv_heads) if shapes.qk_norm == "width" else (1, 1)
         nodes = tuple(

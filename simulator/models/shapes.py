@@ -21,6 +21,7 @@ class FrameworkShapes(Shapes):
     ``product_recipe``: of products in 8 or 4 bits, if there is one. ``casts_weights``: this micro-batch casts weights.
     ``gathers_in_8_bits``: ZeRO-3 gathers weights so. ``keeps_weight_copies``: copies of weights stay for the step.
     ``delays_weight_grad``: gradients of weights wait until those of inputs are on their way to other ranks.
+    ``graph_modules``: parts of layers that CUDA graphs hold.
     """
 
     framework: Framework
@@ -29,6 +30,7 @@ class FrameworkShapes(Shapes):
     gathers_in_8_bits: bool = False
     keeps_weight_copies: bool = False
     delays_weight_grad: bool = False
+    graph_modules: frozenset[str] = frozenset()
 
 
 def keeps_weight_copies(workload: Workload) -> bool:
@@ -79,7 +81,7 @@ def shapes(workload: Workload, seat: Seat = ANY_SEAT, turn: Turn = ANY_TURN, num
         kv_replicas=max(1, tp // heads.kv_heads),
         head_dim=heads.head_dim,
         v_head_dim=heads.v_head_dim,
-        ffn=model.ffn_hidden // tp,
+        ffn=model.ffn_of(number) // tp,
         vocab=vocab // tp if layout.vocab_parallel else vocab,
         activation=model.activation,
         norm=model.norm,
@@ -102,6 +104,7 @@ def shapes(workload: Workload, seat: Seat = ANY_SEAT, turn: Turn = ANY_TURN, num
         norm_by_operations=not training.fused_rms_norm and model.norm == "rmsnorm",
         tuning=tuning_at(workload, number),
         delays_weight_grad=layout.overlap.delayed_weight_grad,
+        graph_modules=frozenset(workload.framework.cuda_graphs) - {"full_iteration"},
     )
 
 
@@ -117,7 +120,7 @@ def _few_bits(workload: Workload, turn: Turn) -> dict[str, Any]:
 
 
 def _forms(model: Model, layer: int) -> dict[str, Any]:
-    """Return what surrounds attention in a layer of a model."""
+    """Return what surrounds attention and blocks in a layer of a model."""
     in_window = model.mixer(layer).name == "window"
     return {
         "qk_norm": model.qk_norm_kind if model.qk_norm else "",
@@ -127,18 +130,24 @@ def _forms(model: Model, layer: int) -> dict[str, Any]:
         "softcap": model.attention_softcap is not None,
         "softcaps_logits": model.logit_softcap is not None,
         "gate": model.attention_gate,
+        "streams": model.residual_streams,
+        "layer_input": model.layer_inputs.width if model.layer_inputs else 0,
+        "reuses_keys": model.reuses_keys(layer),
+        "lends_keys": model.lends_keys(layer),
         "compressed_queries": (model.mla.q_lora_rank or 0) if model.mla else 0,
     }
 
 
 def activation_bytes(workload: Workload) -> float:
-    """Return the bytes of the tensor between two layers: b s h elements, of which each rank on axis cp has a share.
+    """Return the bytes of the tensor between two layers.
 
-    Those of a captured model were recorded.
+    They are b s h elements of each residual stream, of which each rank on axis cp has a share. Those of a captured
+    model were recorded.
     """
     if captured := workload.model.captured_model:
         return captured.passed_bytes
-    return float(workload.rank_tokens * workload.model.hidden * DTYPE_BYTES[workload.training.precision])
+    width = workload.model.residual_streams * workload.model.hidden
+    return float(workload.rank_tokens * width * DTYPE_BYTES[workload.training.precision])
 
 
 def passed_bytes(workload: Workload) -> float:

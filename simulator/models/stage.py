@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 from simulator.config import Workload
+from simulator.models.encoder import encoder_parts
 from simulator.models.layer import layer
 from simulator.models.multi_token_prediction import predictor
 from simulator.models.parts import Part, output_gradients
@@ -52,12 +53,14 @@ def stage_parts(
     parts = tuple(map(part_at, range(n_layers)))
     if stage == 0:
         parts = (pooled("embedding", lambda: embedding(workload, turn)), *parts)
+        if workload.model.encoder:
+            parts = (*encoder_parts(workload, workload.model.encoder, turn), *parts)
     if stage == len(counts) - 1:
         parts = (*parts, pooled("head", lambda: head(workload, turn)))
         for number in range(workload.model.mtp_layers):
             parts += predictor(workload, number, seat, turn)
     elif not workload.parallelism.deallocate_pipeline_outputs:
-        parts = (*parts[:-1], _with_kept_output(parts[-1], shapes(workload, seat).row_bytes))
+        parts = (*parts[:-1], _with_kept_output(parts[-1], shapes(workload, seat).stream_bytes))
     parts = _with_stage_buffers(workload, stage, parts, seat)
     if turn.last if workload.adds_whole_gradients else turn.first:
         left = {id(part): _with_left_gradients(workload, part) for part in parts}  # equal layers stay one object

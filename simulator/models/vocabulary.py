@@ -5,15 +5,18 @@ Both are split over tensor-parallel ranks by vocabulary (Megatron-LM, arXiv 1909
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 
 from simulator.config import Workload
 from simulator.losses import LOSSES, LossOptions
 from simulator.losses.loss import is_split
 from simulator.models.captured import captured_beginning, captured_end
+from simulator.models.layer_inputs import inputs_of_layers
 from simulator.models.linear import add_gradient, linear, new_gradient_bytes
 from simulator.models.norms import norm
 from simulator.models.parts import Part, part_of
+from simulator.models.residual_streams import first_streams, last_streams
 from simulator.models.shapes import FrameworkShapes, shapes
 from simulator.models.tuning import EMBEDDING, HEAD, is_of_kinds
 from simulator.models.weight_names import OUTPUT, OUTPUT_BIAS, POSITIONS, WORDS
@@ -77,10 +80,17 @@ def embedding(workload: Workload, turn: Turn = ANY_TURN) -> Part:
         weight_grad_bytes=new_gradient_bytes(sizes, table),
         weights=(words, *((Weight(POSITIONS, places, places, sizes.dtype),) if learned else ())),
     )
-    if not sizes.dropout:
-        return part_of(sizes, "embedding", (lookup,))
-    drop = dropout(sizes, "embedding.dropout", sizes.rows * sizes.hidden, mask="embedding.dropout mask")
-    return part_of(sizes, "embedding", (lookup, drop))
+    return part_of(sizes, "embedding", (lookup, *_behind_lookup(sizes, workload)))
+
+
+def _behind_lookup(sizes: FrameworkShapes, workload: Workload) -> Iterator[Node]:
+    """Yield dropout, residual streams and inputs of layers, as far as the model has them."""
+    if sizes.dropout:
+        yield dropout(sizes, "embedding.dropout", sizes.rows * sizes.hidden, mask="embedding.dropout mask")
+    if sizes.streams > 1:
+        yield first_streams(sizes)
+    if layer_inputs := workload.model.layer_inputs:
+        yield from inputs_of_layers(sizes, workload, layer_inputs)
 
 
 def head(workload: Workload, turn: Turn = ANY_TURN, *, projection: bool = True) -> Part:
@@ -127,7 +137,8 @@ def head(workload: Workload, turn: Turn = ANY_TURN, *, projection: bool = True) 
     trained = not is_of_kinds(matrix, sizes.tuning.frozen)
     loss = LOSSES[workload.training.loss.name]
     behind = loss.nodes(sizes, product, loss_options(workload, sizes, trained=trained))
-    return part_of(sizes, "head", (norm(sizes, "head.norm", saved="head.input", residual=False), *behind))
+    before = (last_streams(sizes),) if sizes.streams > 1 else ()
+    return part_of(sizes, "head", (*before, norm(sizes, "head.norm", saved="head.input", residual=False), *behind))
 
 
 def loss_options(workload: Workload, shapes: FrameworkShapes, *, trained: bool = True) -> LossOptions:

@@ -18,7 +18,8 @@ class Experts:
     ``dispatcher`` sends a token once to each rank. ``ffn`` and ``shared_ffn`` are the rank's own widths.
     ``received_shares`` and ``per_node`` are the dispatch's (see `Comm`). ``shared_gate``: a gate weighs what the shared
     experts give. ``overlaps``: the shared experts compute beside it and the combine. ``hidden_by_others``: another
-    micro-batch computes beside both. ``permutes_by_operations``: PyTorch's own kernels permute.
+    micro-batch computes beside both. ``beside_dense``: a dense MLP works on the same rows. ``permutes_by_operations``:
+    PyTorch's own kernels permute.
     """
 
     tokens: int
@@ -41,6 +42,7 @@ class Experts:
     router_dtype: str
     overlaps: bool
     hidden_by_others: bool
+    beside_dense: bool = False
     permutes_by_operations: bool = False
 
     @property

@@ -51,7 +51,10 @@ class Shapes:
     ``compressed_queries`` is the width that latent attention compresses queries to. ``autocast``: weights, sums of
     blocks and norms are in fp32, and products cast what they read to the working precision.
     ``adds_gradients`` to those of micro-batches before; ``fills_buckets``: gradients are complete and go into buckets,
-    those of experts if ``fills_expert_buckets``. ``tuning`` says which weights are trained.
+    those of experts if ``fills_expert_buckets``. ``tuning`` says which weights are trained. ``streams``: of
+    the residual, between layers. ``bidirectional``: queries see later keys too.
+    ``reuses_keys``: keys and values are those of another layer, which ``lends_keys``. ``layer_input``: numbers of a
+    token that a layer gets of a second embedding.
     """
 
     tp: int
@@ -101,6 +104,11 @@ class Shapes:
     compressed_queries: int
     autocast: bool
     tuning: Tuning = ALL_TRAINED
+    streams: int = 1
+    bidirectional: bool = False
+    reuses_keys: bool = False
+    lends_keys: bool = False
+    layer_input: int = 0
 
     @property
     def element(self) -> int:
@@ -119,6 +127,11 @@ class Shapes:
     def row_bytes(self) -> float:
         """One residual-stream tensor: rows x hidden."""
         return float(self.weight_element * self.rows * self.hidden)
+
+    @property
+    def stream_bytes(self) -> float:
+        """All residual streams, which layers pass on."""
+        return self.streams * self.row_bytes
 
     @property
     def q_width(self) -> int:

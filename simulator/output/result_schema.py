@@ -142,7 +142,7 @@ def run_result_schema() -> Schema:
         "cluster_changes": _TEXTS,
         "calibration": {"type": "object", "required": ["name", "gpu", "date", "source", "kind"]},
         "n_gpus": _COUNT,
-        "framework": {"type": "object", "required": ["name", "version", "compile"]},
+        "framework": {"type": "object", "required": ["name", "version", "compile", "cuda_graphs"]},
         "parallelism": _ANYTHING,
         "n_microbatches": _COUNT,
         "fp8": _or_null(_object({"recipe": _TEXT, "gather": _TEXT})),

@@ -14,6 +14,7 @@ from simulator.program.vocabulary import (
     Axis,
     CollectiveKind,
     CommKind,
+    GraphPlace,
     HostKind,
     PointToPointKind,
     Purpose,
@@ -33,6 +34,7 @@ class Compute:
     ``carries_checkpoint``: with it is counted what the host does for a recomputation, which sets the random states of
     the forward pass. It is the first kernel of attention that runs again, or else the first kernel.
     ``within_call``: the call that launches the kernel before or behind it launches it too, from C++.
+    ``graph``: its place in a CUDA graph that launches it, where there is one.
     """
 
     name: str
@@ -41,6 +43,7 @@ class Compute:
     host_waits: bool = False
     carries_checkpoint: bool = False
     within_call: bool = False
+    graph: GraphPlace = GraphPlace.NONE
 
     @property
     def computes_attention(self) -> bool:
@@ -91,7 +94,7 @@ class Collective(Comm):
     A send_recv counts what each rank sends to the next of its group.
     ``stream`` tells lanes of one purpose apart.
     ``host_waits``: in a block the host launches nothing more before it has ended, for it has to read the result.
-    ``hooks``: modules whose hooks the host runs with it.
+    ``hooks``: modules whose hooks the host runs with it. ``graph``: its place in a CUDA graph, as of `Compute`.
     """
 
     op: CollectiveKind
@@ -99,6 +102,7 @@ class Collective(Comm):
     stream: str = ""
     host_waits: bool = False
     hooks: int = 0
+    graph: GraphPlace = GraphPlace.NONE
 
     @property
     def lane(self) -> str:

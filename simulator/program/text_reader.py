@@ -13,7 +13,7 @@ from simulator.program.kernels import KERNELS, Kernel
 from simulator.program.ops import Batch, Beside, Block, Collective, Comm, Compute
 from simulator.program.program import Program, Role, Step
 from simulator.program.validation import COMM_TYPES, ProgramError, validate
-from simulator.program.vocabulary import Purpose, StepPhase
+from simulator.program.vocabulary import GraphPlace, Purpose, StepPhase
 
 _Word = TypeVar("_Word", bound=StrEnum)
 
@@ -282,6 +282,7 @@ _FROM_TEXT: dict[str, Callable[[str], Any]] = {
     "tuple[float, ...]": lambda text: tuple(map(float, text.split(","))),
     "StepPhase": lambda text: _word(StepPhase, text),
     "Purpose": lambda text: _word(Purpose, text),
+    "GraphPlace": lambda text: _word(GraphPlace, text),
 }
 
 

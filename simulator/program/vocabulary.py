@@ -40,6 +40,14 @@ class Purpose(StrEnum):
     OPTIMIZER = "optimizer"
 
 
+class GraphPlace(StrEnum):
+    """Places of an op in a CUDA graph: its ``first`` kernel launches it, what is ``inside`` costs the host nothing."""
+
+    NONE = ""
+    FIRST = "first"
+    INSIDE = "inside"
+
+
 class CollectiveKind(StrEnum):
     """Operations that all ranks of a group call."""
 

@@ -234,7 +234,11 @@ def test_a_window_that_llama_does_not_use_is_let_be() -> None:
         (LLAMA | {"model_type": "qwen2_moe", "layer_types": ["chunked_attention"]}, "layer_types", "chunked"),
         (DEEPSEEK | {"model_type": "deepseek_v32", "layer_types": ["full_attention"]}, "layer_types", "attention"),
         (QWEN | {"model_type": "qwen3", "layer_types": 3}, "layer_types", "no list"),
-        ({"model_type": "deepseek_v4"}, "model_type", "not supported"),
+        (
+            {"model_type": "deepseek_v4", "moe_intermediate_size": 64, "compress_ratios": [0, 7]},
+            "compress_ratios",
+            "0, 4 and 128",
+        ),
         (DEEPSEEK | {"model_type": "glm_moe_dsa", "indexer_types": ["full", "shared"]}, "indexer_types", "share"),
         (NEMOTRON | {"moe_latent_size": 1024}, "moe_latent_size", "narrower"),
         (NEMOTRON | {"hybrid_override_pattern": "M-Q"}, "hybrid_override_pattern", "Q"),

@@ -34,8 +34,12 @@ RECOMPUTE = ("none", "full", "selective")
 REFUSED = (
     r"parallelism.tp: a norm over the width of all heads needs them on one rank",  # OLMo, MiniMax
     r"parallelism.cp: (heads of windows are not spread|sinks are of heads|an indexer chooses|the state of \w+ passes)",
+    r"parallelism.cp: keys are compressed over whole sequences",  # DeepSeek-V4
+    r"parallelism.tp: attention with one head of keys is not split",  # DeepSeek-V4
+    r"parallelism.\w+: model.layer_inputs is simulated on one rank",  # Gemma 4's E2B and E4B
     r"parallelism.ep: the model has no experts",
     r"parallelism.tp: does not divide model.mamba2.groups 1",  # Granite 4, Bamba
+    r"training.recompute: selective computes core_attn again, of which the model has none",  # DeepSeek-V4
     r"training.recompute.modules: the model has no such modules",  # Mamba 2 has no attention to recompute
 )
 
@@ -135,10 +139,10 @@ def test_an_architecture_plays_or_is_refused_with_a_reason(kind: str, layout: st
 
 
 def test_a_file_of_a_model_with_an_encoder_names_its_text_model(tmp_path: Path) -> None:
-    """Llama 4's config.json has the text model in a section, which its key names."""
+    """The text model stands in a section of the file, which its key names."""
     text = MODELS["meta-llama/Llama-4-Scout-17B-16E"]
     path = tmp_path / "config.json"
-    path.write_text(json.dumps({"model_type": "llama4", "text_config": text["config"], "vision_config": {}}))
+    path.write_text(json.dumps({"model_type": "mllama", "text_config": text["config"], "vision_config": {}}))
     with pytest.raises(InputError, match=r"text_config: the model has an encoder(.|\n)*config\.json#text_config"):
         job({"hf_config": str(path)})
     assert parameters(job({"hf_config": f"{path}#text_config"})) == text["parameters"]

@@ -205,7 +205,7 @@ OF_LAYERS: dict[str, Any] = {
 COUNT_ALWAYS = {
     *("layers", "hidden", "heads", "vocab", "vocab_multiple", "norm", "norm_place", "bias", "tied_embeddings"),
     *("mixers", "mlps", "window_heads", "logit_softcap", "dropout", "moe", "indexer", "gated_delta", "kimi_delta"),
-    *("mamba2", "captured", "mtp_layers"),
+    *("mamba2", "captured", "mtp_layers", "shared_key", "residual_streams", "encoder", "layer_inputs", "reused_keys"),
 }
 #: A model none of whose layers attends.
 RECURRENT = {

@@ -178,7 +178,8 @@ def test_a_framework_without_versions_or_a_compiler_has_none() -> None:
 def test_a_result_names_the_framework(framework: Any) -> None:
     result = simulator.run(job(framework=framework, model__layers=2)).to_dict()
     choice = framework if isinstance(framework, dict) else {"name": framework}
-    assert result["framework"] == {"name": choice["name"], "version": None, "compile": choice.get("compile", False)}
+    compiled = choice.get("compile", False)
+    assert result["framework"] == {"name": choice["name"], "version": None, "compile": compiled, "cuda_graphs": []}
 
 
 def test_the_summary_says_whose_kernels_they_are() -> None:

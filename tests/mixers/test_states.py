@@ -12,7 +12,7 @@ from simulator.config import load_workload
 from simulator.costs.costs import Costs
 from simulator.errors import InputError
 from simulator.models import Part
-from simulator.program import Tiled, kernels_of
+from simulator.program import AllToAll, Tiled, kernels_of
 from tests.support.jobs import job
 from tests.support.pattern_models import LLAMA, SEQ
 
@@ -254,8 +254,9 @@ def test_prices_of_such_kernels_are_assumed(model: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("model", "parallelism", "key"),
     [
-        (DELTA, {"cp": 2}, "parallelism.cp"),
-        (MAMBA, {"cp": 2, "cp_method": "ulysses"}, "parallelism.cp"),
+        (DELTA, {"cp": 8}, "parallelism.cp: does not divide model.gated_delta.key_heads 4"),
+        (MAMBA, {"cp": 16}, "parallelism.cp: does not divide model.mamba2.heads 8"),
+        (KIMI, {"cp": 2}, "parallelism.cp: the state of kimi_delta passes through whole sequences"),
         (SPARSE, {"cp": 2}, "parallelism.cp"),
         (MAMBA, {"tp": 4}, "parallelism.tp"),  # two groups do not go to four ranks
         (DELTA | {"gated_delta": {"key_heads": 3, "value_heads": 8, "key_dim": 16, "value_dim": 32}}, {}, "key_heads"),
@@ -267,3 +268,47 @@ def test_what_a_state_cannot_be_split_over_is_refused(
 ) -> None:
     with pytest.raises(InputError, match=key):
         load_workload(job(model=LLAMA | model, parallelism=parallelism))
+
+
+def sent(part: Part) -> dict[str, float]:
+    """The bytes that a rank sends and keeps in each all-to-all of a layer's forward pass."""
+    return {op.name: op.nbytes for op in part.forward if isinstance(op, AllToAll)}
+
+
+def test_ranks_of_a_sequence_trade_it_for_heads_of_a_state_space_layer() -> None:
+    """A rank of 4 has 32 of 128 tokens. In bf16 it sends gate and x, 8 heads of 32 each, and a step of each head; B and
+    C, 2 groups with states of 16, are there twice, for 4 ranks. Outputs come back. Weights are whole on each rank."""
+    whole, spread = layer(MAMBA), layer(MAMBA, cp=4)
+    assert {name.split()[1]: nbytes for name, nbytes in sent(spread).items()} == {
+        "z": 2 * 32 * 256,
+        "x": 2 * 32 * 256,
+        "B": 2 * 32 * 4 * 16,
+        "C": 2 * 32 * 4 * 16,
+        "dt": 2 * 32 * 8,
+        "y": 2 * 32 * 256,
+    }
+    assert shapes(whole) == shapes(spread)
+    assert not sent(whole)
+
+
+@pytest.mark.parametrize(("model", "cp"), [(DELTA, 4), (MAMBA, 2)])
+def test_a_rank_of_a_sequence_does_its_share_of_a_state(model: dict[str, Any], cp: int) -> None:
+    """A rank works on 1 / cp of the heads, of whole sequences: kernels have 1 / cp of the FLOPs, and keep 1 / cp. Where
+    groups divide, no work is done twice. Gradients travel as far."""
+    whole, spread = layer(model), layer(model, cp=cp)
+    for name, kernel in tiled(spread).items():
+        assert kernel.flops == pytest.approx(tiled(whole)[name].flops / cp)
+    kept = [sum(one.nbytes for one in part.saved if one.name.startswith("mixer.")) for part in (whole, spread)]
+    assert kept[1] == pytest.approx(kept[0] / cp)
+    backward = [op.nbytes for op in spread.input_grad if isinstance(op, AllToAll)]
+    assert sorted(backward) == sorted(sent(spread).values())
+    assert shapes(whole) == shapes(spread)
+
+
+def test_the_gated_delta_rule_sends_six_parts_and_gets_one_back() -> None:
+    """A rank of 4 has 32 tokens: queries and keys of 4 heads of 16, values and gates of 8 of 32, two numbers a head."""
+    assert {name.split()[1]: nbytes for name, nbytes in sent(layer(DELTA, cp=4)).items()} == {
+        **dict.fromkeys(("q", "k"), 2 * 32 * 64),
+        **dict.fromkeys(("v", "gate", "output"), 2 * 32 * 256),
+        **dict.fromkeys(("beta", "decay"), 2 * 32 * 8),
+    }

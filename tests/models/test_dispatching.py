@@ -97,14 +97,14 @@ def test_a_copy_travels_for_each_expert_or_a_token_once_to_each_rank() -> None:
     assert sent("hybridep", NODE, moe) == sent("deepep", NODE, moe)
 
 
-def test_all_ranks_get_all_tokens_by_all_gather() -> None:
-    """Each of four collectives sends 7/8 of the tokens of eight ranks.
-
-    Choices (bool) and probabilities (fp32) go too.
-    """
-    moe = {"experts": 16, "top_k": 2}
-    tokens = 7 * TOKEN * TRIPS
-    choices = 7 * (1 + 4) * 16 * 128 * 2
+@pytest.mark.parametrize(("router", "width"), [("fp32", 4), ("bf16", 2)])
+def test_all_ranks_get_all_tokens_by_all_gather(router: str, width: int) -> None:
+    """Each collective sends 7/8 of what eight ranks have. Tokens go in bf16, and their gradients come back so. What
+    experts give is summed in the type of the router's probabilities, and so its gradient travels. Choices (bool) and
+    probabilities of all 16 experts go too, and the gradients of the latter come back, in two layers."""
+    moe = {"experts": 16, "top_k": 2, "router_dtype": router}
+    tokens = 7 * TOKEN * TRIPS / 2 * (1 + width / 2)
+    choices = 7 * (1 + 2 * width) * 16 * 128 * 2
     assert sent("all_gather", NODE, moe) == pytest.approx(tokens + choices)
 
 

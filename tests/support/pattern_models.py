@@ -18,3 +18,18 @@ LLAMA: dict[str, Any] = {
 }
 #: Tokens of a sequence, and of the micro-batch of one.
 SEQ = 128
+#: 8 heads of 32 behind a compression to 64, in 2 groups that are compressed to 48; windows of 32. Of keys of 4 tokens
+#: an indexer with 4 heads of 16 chooses 8. Heavily compressed keys have 16 tokens.
+V4: dict[str, Any] = {
+    "shared_key": {
+        **{"heads": 8, "head_dim": 32, "query_rank": 64, "output_groups": 2, "output_rank": 48, "window": 32},
+        **{"rotary_dim": 8, "sparse_rate": 4, "heavy_rate": 16, "index_heads": 4, "index_dim": 16, "top_k": 8},
+    },
+    "residual_streams": 4,
+}
+#: A sequence has 2 images of 64 patches with 48 values each. Of 2 layers, 128 wide, the second sees whole images. 4
+#: patches become one token, of 16 an image.
+ENCODER: dict[str, Any] = {
+    **{"layers": 2, "hidden": 128, "heads": 4, "ffn_hidden": 256, "patch": 48, "patches": 64, "images": 2},
+    **{"window": 16, "global_layers": [1], "merge": 4, "merged_norm": True, "projector": [512]},
+}

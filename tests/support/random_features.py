@@ -25,6 +25,7 @@ def features(job: Job) -> dict[str, list[str]]:
         "data parallel": list(_data_parallel(workload)),
         "overlap": [name for name in OVERLAPS if getattr(workload.parallelism.overlap, name)],
         "framework": [workload.framework.name + (" compiled" if workload.framework.compile else "")],
+        "graphs": list(workload.framework.cuda_graphs),
         "model": list(_model(workload)),
         "precision": [workload.training.precision],
         "recipe": [recipe.name] if (recipe := workload.training.product_recipe) else [],
@@ -76,6 +77,12 @@ def _model(workload: Workload) -> Iterator[str]:
     yield from (f"MLP {model.mlp(layer)}" for layer in range(model.layers))
     if model.mla:
         yield "latent attention"
+    if model.residual_streams > 1:
+        yield "residual streams"
+    if model.encoder:
+        yield "encoder"
+    if model.moe and model.moe.beside_dense:
+        yield "experts beside an MLP"
     if model.mtp_layers:
         yield "multi-token prediction"
 

@@ -69,6 +69,8 @@ def any_job(random: Random, named: Any, most_ranks: int = MOST_RANKS) -> Job:
         training |= {"precision": "bf16", f"fp{recipe.bits}": recipe.name}
         shipped = FOUR_BITS if recipe.bits == 4 or recipe.name == "te_mxfp8" else EIGHT_BITS
         named = {"name": named, "compile": True} if recipe.compiled and isinstance(named, str) else named
+    if framework.captures_graphs and one((True, False, False)):
+        named = {"name": named, "cuda_graphs": _graphs(random, "moe" in model)}
     cluster = random_cluster(random, _ranks(layout), layout.get("servers", 0), shipped)
     sections = {"model": model, "training": training, "parallelism": layout, "cluster": cluster}
     return {"name": "random", "framework": named, **sections}
@@ -112,6 +114,12 @@ def _framework(random: Random) -> Any:
     name = random.choice([*FRAMEWORKS, DEFAULT.name, DEFAULT.name])
     compiled = FRAMEWORKS[name].compiled is not None and random.choice((True, False))
     return {"name": name, "compile": True} if compiled else name
+
+
+def _graphs(random: Random, experts: bool) -> list[str]:
+    """Return parts of layers in CUDA graphs, or the whole step."""
+    parts = [["attn"], ["mlp"], ["full_iteration"], ["mamba"]]
+    return random.choice([*parts, ["attn", "moe_router"], ["moe_router", "moe_preprocess"]] if experts else parts)
 
 
 def _training(random: Random, framework: Framework, model: Mapping[str, Any], on_hosts: bool) -> Section:

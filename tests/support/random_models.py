@@ -17,6 +17,8 @@ SIZES: dict[str, Section] = {
 }
 #: Kinds of layers that attend by latent vectors.
 LATENT_KINDS = ("attention", "sparse", "none")
+#: Kinds of layers of DeepSeek-V4.
+COMPRESSED_KINDS = ("shared_key", "compressed_sparse", "heavily_compressed")
 KINDS = ("attention", "window", "chunked", "no_rope", "gated_delta", "kimi_delta", "mamba2", "none")
 
 
@@ -48,12 +50,27 @@ def random_model(random: Random, stages: int, experts: bool, ep: int) -> Section
         if one((True, False)):
             model |= _latent_pattern(random, stages, model["mla"])
     elif one((True, False)):
-        model |= _pattern(random, stages)
+        model |= _pattern(random, stages) if one((True, True, True, False)) else _compressed_pattern(random, stages)
     if one((True, False, False, False)):
         model["mlps"] = _mlps(random, stages, experts)
         for key in ("first_dense_layers", "every") if experts else ():
             del model["moe"][key]
-    return model
+    return model | _surroundings(random, model)
+
+
+def _surroundings(random: Random, model: Section) -> Section:
+    """Return what few models have: several residual streams, an encoder, a dense MLP beside experts."""
+    one = random.choice
+    section: Section = {}
+    if one((True, *[False] * 7)):
+        section |= {"residual_streams": one((2, 4)), "dropout": 0.0, "mtp_layers": 0, "norm_place": "before"}
+    if one((True, *[False] * 7)):
+        windows = one(({}, {"window": 16, "global_layers": [1]}))
+        sizes = {"layers": 2, "hidden": 256, "heads": 8, "ffn_hidden": 512, "patch": 48, "patches": 64, "merge": 4}
+        section["encoder"] = sizes | windows | {"images": one((1, 2)), "projector": one(([], [512]))}
+    if "moe" in model and one((True, *[False] * 3)):
+        section["moe"] = model["moe"] | {"beside_dense": True}
+    return section
 
 
 def random_llama(random: Random, stages: int) -> Section:
@@ -105,6 +122,18 @@ def _latent_pattern(random: Random, stages: int, latent: Section) -> Section:
     if "sparse" in kinds:
         section["indexer"] = {"heads": 4, "head_dim": 32, "top_k": 64}
     return section
+
+
+def _compressed_pattern(random: Random, stages: int) -> Section:
+    """Return kinds of layers with one head of keys, some of them compressed."""
+    widths = {"heads": 8, "head_dim": 32, "query_rank": 64, "output_groups": 2, "output_rank": 48, "window": 32}
+    compressed = {"rotary_dim": 8, "heavy_rate": 16, "index_heads": 4, "index_dim": 16, "top_k": 16}
+    return {
+        "mixers": _kinds(random, stages, COMPRESSED_KINDS),
+        "shared_key": widths | compressed,
+        "sliding_window": None,
+        "attention": "flash",
+    }
 
 
 def _mlps(random: Random, stages: int, experts: bool) -> list[str]:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from simulator.config.hugging_face import dense, hybrids, mixtures
+from simulator.config.hugging_face import deepseek_v4, dense, hybrids, mixtures
+from simulator.config.hugging_face.encoders import TOWERS, encoder_of, text_config
 from simulator.config.hugging_face.keys import Fields, Keys
 from simulator.errors import InputError
 from simulator.input_files import brief
@@ -28,7 +29,7 @@ ARCHITECTURES: dict[str, tuple[Callable[[Keys], Fields], dict[str, Any]]] = {
     "gemma": (dense.gemma, _GEMMA),
     "gemma2": (dense.gemma2, _GEMMA | {"attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0}),
     "gemma3_text": (dense.gemma3, _GEMMA),
-    "gemma4_text": (dense.gemma4, _GEMMA | {"sliding_window": 512, "hidden_size_per_layer_input": 256}),
+    "gemma4_text": (mixtures.gemma4_text, _GEMMA | {"sliding_window": 512, "hidden_size_per_layer_input": 256}),
     "phi3": (dense.phi3, _UNTIED),
     "glm4": (dense.glm4, _UNTIED),
     "olmo2": (dense.olmo2, _UNTIED),
@@ -54,6 +55,7 @@ ARCHITECTURES: dict[str, tuple[Callable[[Keys], Fields], dict[str, Any]]] = {
     "deepseek_v3": (mixtures.deepseek, _LATENT | {"first_k_dense_replace": 3}),
     "kimi_k2": (mixtures.deepseek, _LATENT | {"first_k_dense_replace": 3}),
     "deepseek_v32": (mixtures.deepseek_sparse, _LATENT | {"first_k_dense_replace": 3}),
+    "deepseek_v4": (deepseek_v4.deepseek_v4, _UNTIED),
     "glm_moe_dsa": (mixtures.deepseek_sparse, _LATENT | {"first_k_dense_replace": 3}),
     "glm4_moe": (mixtures.glm4_moe, _UNTIED | {"first_k_dense_replace": 1}),
     "glm4_moe_lite": (mixtures.deepseek, _LATENT | {"first_k_dense_replace": 1}),
@@ -96,13 +98,17 @@ def from_hugging_face(config: Mapping[str, Any], file: object) -> Fields:
     Raises `InputError`, naming the key, for what the simulator does not model: other architectures, and keys of others.
     """
     kind = config.get("model_type")
+    if isinstance(kind, str) and kind in TOWERS and isinstance(config.get("vision_config"), Mapping):
+        text = from_hugging_face(text_config(config, kind), file)
+        return text | {"encoder": encoder_of(config, kind, file)}
     inner = config.get("text_config")
     if isinstance(inner, Mapping) and kind not in ARCHITECTURES:
         raise InputError(
-            "the model has an encoder beside its text model, which is not simulated",
+            "the model has an encoder beside its text model, which is simulated of others alone",
             file=file,
             key="text_config",
             found=brief(kind),
+            allowed=", ".join(TOWERS),
             fix=f"hf_config: {file}#text_config, for the text model alone",
         )
     if not isinstance(kind, str) or kind not in ARCHITECTURES:

@@ -107,11 +107,18 @@ def gemma3(keys: Keys) -> Fields:
 
 
 def gemma4(keys: Keys) -> Fields:
-    """Return the fields of Gemma 4's dense text models without inputs of each layer.
+    """Return the fields of Gemma 4's dense text models.
 
-    Heads of global layers are wider and fewer, and their values are their keys.
+    Heads of global layers are wider and fewer, and in some models their values are their keys. The last layer is
+    global. Models for small devices have inputs of each layer, and layers that attend to keys of others.
     """
     fields = gemma3(keys) | {"value_norm": True}
+    if width := keys.get("hidden_size_per_layer_input"):
+        vocab = keys.get("vocab_size_per_layer_input", default=262_144)
+        fields |= {"layer_inputs": {"width": width, "vocab": vocab}}
+    if reusing := keys.get("num_kv_shared_layers"):
+        wide = {"ffn_hidden": 2 * fields["ffn_hidden"]} if keys.get("use_double_wide_mlp") else {}
+        fields |= {"reused_keys": {"layers": reusing, **wide}}
     local = {key: fields.pop(key) for key in ("kv_heads", "head_dim")}
     local["v_head_dim"] = local["head_dim"]
     joined = bool(keys.get("attention_k_eq_v"))

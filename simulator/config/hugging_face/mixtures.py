@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from simulator.config.hugging_face.dense import decoder, layer_types, qwen3, windows, with_biases
+from simulator.config.hugging_face.dense import decoder, gemma4, layer_types, qwen3, windows, with_biases
 from simulator.config.hugging_face.keys import Fields, Keys, mixers, places
 
 
@@ -12,6 +12,20 @@ def with_experts(fields: Fields, moe: Fields, has: list[bool]) -> Fields:
         return fields
     in_model, in_moe = places(has)
     return fields | in_model | {"moe": moe | in_moe}
+
+
+def gemma4_text(keys: Keys) -> Fields:
+    """Return the fields of Gemma 4's text models, some with experts beside the dense MLP of every layer."""
+    fields = gemma4(keys)
+    if not keys.get("enable_moe_block"):
+        return fields
+    moe = {
+        "experts": keys.need("num_experts"),
+        "top_k": keys.need("top_k_experts"),
+        "ffn_hidden": keys.need("moe_intermediate_size"),
+        "beside_dense": True,
+    }
+    return with_experts(fields, moe, [True] * fields["layers"])
 
 
 def _routed(keys: Keys, count: str, width: str) -> Fields:

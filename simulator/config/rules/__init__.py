@@ -13,9 +13,11 @@ from typing import TYPE_CHECKING
 from simulator.config.rules import (
     captured,
     context,
+    cuda_graphs,
     data,
     dispatching,
     effect,
+    encoder,
     experts,
     framework,
     hidden_exchange,
@@ -41,7 +43,7 @@ if TYPE_CHECKING:
 _PROBLEMS = (
     *(tensor.problems, training.problems, framework.problems, context.problems, experts.problems, pipeline.problems),
     *(mixers.problems, tuning.problems, servers.problems, offload.problems, optimizer.problems, precision.problems),
-    *(hidden_exchange.problems, dispatching.problems),
+    *(hidden_exchange.problems, dispatching.problems, cuda_graphs.problems, encoder.problems),
 )
 #: Checks of captured models, whose operations nothing changes: not those of keys that `captured` refuses anyway.
 _CAPTURED_PROBLEMS = (

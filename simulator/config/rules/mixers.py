@@ -20,7 +20,10 @@ _KEYS = {
     "sliding_window": ("window",),
     "window_heads": ("window",),
     "attention_chunk": ("chunked",),
-    **{mixer.section: (name,) for name, mixer in MIXERS.items() if mixer.section},
+    **{
+        section: tuple(name for name, mixer in MIXERS.items() if mixer.section == section)
+        for section in dict.fromkeys(mixer.section for mixer in MIXERS.values() if mixer.section)
+    },
 }
 #: Widths of the model that a state-space layer may have inside, or a state, at most.
 _MOST_WIDTHS = 64
@@ -38,6 +41,8 @@ def problems(workload: Workload) -> Iterator[InputError]:
     yield from _bias_problems(model)
     yield from _attention_problems(workload)
     yield from _width_problems(model)
+    yield from _stream_problems(model)
+    yield from _edge_problems(workload)
     layout = workload.parallelism
     split = Split(layout.tp, layout.cp)
     for kind in model.kinds:
@@ -68,6 +73,61 @@ def _width_problems(model: Model) -> Iterator[InputError]:
                 found=width,
                 allowed=f"at most {most:,}",
             )
+
+
+def _stream_problems(model: Model) -> Iterator[InputError]:
+    """Yield what blocks that read several residual streams do not have."""
+    if model.residual_streams == 1:
+        return
+    alone = (
+        ("norm_place", model.norm_place, "before"),
+        ("dropout", model.dropout, 0.0),
+        ("mtp_layers", model.mtp_layers, 0),
+    )
+    for key, value, allowed in alone:
+        if value != allowed:
+            yield InputError(
+                "is not simulated with several residual streams",
+                key=f"model.{key}",
+                found=value,
+                allowed=f"{allowed}, or residual_streams: 1",
+            )
+
+
+def _edge_problems(workload: Workload) -> Iterator[InputError]:
+    """Yield where layers cannot get parts of a second embedding, or keys of other layers."""
+    model, layout = workload.model, workload.parallelism
+    sections = [key for key in ("layer_inputs", "reused_keys") if getattr(model, key) is not None]
+    if not sections:
+        return
+    for key, degree in (("pp", layout.pp), ("tp", layout.tp), ("cp", layout.cp)):
+        if degree > 1:
+            yield InputError(
+                f"model.{sections[0]} is simulated on one rank, whose layers share it",
+                key=f"parallelism.{key}",
+                found=degree,
+                allowed="1",
+            )
+    if model.mtp_layers or model.mla is not None or model.residual_streams > 1:
+        yield InputError(
+            "is simulated with plain attention in one residual stream",
+            key=f"model.{sections[0]}",
+            found=Bare("a section"),
+            allowed="without mtp_layers, mla and residual_streams",
+        )
+    if model.reused_keys is None:
+        return
+    first = model.layers - model.reused_keys.layers
+    kinds = {model.mixer(layer).name for layer in range(max(first, 0))}
+    lacking = [model.mixer(layer).name for layer in range(max(first, 0), model.layers)]
+    missing = [kind for kind in lacking if kind not in kinds]
+    if missing or not all(kind.attends for kind in model.kinds):
+        yield InputError(
+            f"no layer of kind {missing[0]} before lends its keys" if missing else "is of layers of attention alone",
+            key="model.reused_keys.layers",
+            found=model.reused_keys.layers,
+            allowed="fewer",
+        )
 
 
 def _pattern_problems(model: Model) -> Iterator[InputError]:
@@ -239,5 +299,8 @@ def _unlike_llama(model: Model) -> str:
         ("norm_place", model.norm_place != "before"),
         ("attention_gate", model.attention_gate),
         ("mixers", any(kind.operations is not None for kind in model.kinds)),
+        ("residual_streams", model.residual_streams > 1),
+        ("layer_inputs", model.layer_inputs is not None),
+        ("reused_keys", model.reused_keys is not None),
     )
     return next((key for key, present in unlike if present), "")
