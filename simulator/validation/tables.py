@@ -8,6 +8,7 @@ import re
 from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 
+from simulator.config.misplaced_file import TABLE, refuse_misplaced
 from simulator.errors import InputError
 from simulator.input_files import closest, read_content
 
@@ -30,6 +31,7 @@ def read_table(
 
     Raises `InputError`, also where a column is nearly, but not quite, one of those ``known``, which are read.
     """
+    refuse_misplaced(path, "a table of measurements", accepted=TABLE)
     try:
         text = read_content(path).decode("utf-8-sig")
         reader = csv.DictReader(io.StringIO(text, newline=""), strict=True)
