@@ -15,6 +15,7 @@ from simulator.operations.dropout import dropout
 from simulator.operations.experts import Experts
 from simulator.operations.nodes import Node, Tensor, memory
 from simulator.operations.shapes import Shapes
+from simulator.units import DTYPE_BYTES
 
 
 def joined_qkv_width(shapes: Shapes) -> int:
@@ -39,6 +40,14 @@ def softmax(shapes: Shapes, elements: int) -> tuple[Node, Node]:
     return probs, drop
 
 
+def bucket_bytes(job: JobTraits) -> int:
+    """Return the bytes of a bucket whose size nobody has chosen (core/distributed/distributed_data_parallel.py).
+
+    Parameters are counted. Many replicas have larger buckets, so that a collective's bytes outweigh its latency.
+    """
+    return max(40_000_000, 1_000_000 * job.replicas) * DTYPE_BYTES[job.grad_dtype]
+
+
 def defaults(job: JobTraits) -> Mapping[str, object]:
     """Return defaults of Megatron-Core with Apex, which has had the fused accumulation since March 2022.
 
@@ -49,6 +58,7 @@ def defaults(job: JobTraits) -> Mapping[str, object]:
     return {
         **etp,
         "training.gradient_accumulation_fusion": True,
+        "parallelism.bucket_bytes": bucket_bytes(job),
         "training.loss.name": "vocab_parallel",
         **job.threads_of_torchrun,
     }

@@ -102,6 +102,7 @@ def defaults(job: JobTraits) -> Mapping[str, object]:
     return {
         **permutes,
         "model.attention": "unfused",
+        "parallelism.bucket_bytes": megatron_core.bucket_bytes(job),
         "training.loss.name": "vocab_parallel",
         "training.optimizer.implementation": "foreach",
         **waiting,

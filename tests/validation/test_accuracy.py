@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import replace
 
 import pytest
@@ -216,7 +217,22 @@ def test_a_job_unlike_all_rows_is_told_how_it_differs_from_the_nearest() -> None
     tuned = {"framework": "pytorch", "training.adapters": {"rank": 8, "targets": ["q"]}, "parallelism": {"dp": 8}}
     judged = accuracy(load_workload("llama3_8b_dgx_h100", tuned), FIGURES | {"step_time_s": 0.01})
     assert judged["accuracy"] is None
-    assert judged["nothing_comparable"]
+    first, *rest = judged["nothing_comparable"]
+    assert re.match(r"the nearest measured step, \S+ of .+, is like this job by 0\.0\d, and below 0\.1", first)
+    assert any(text.startswith("time of a layer and micro-batch") for text in rest)
+
+
+def test_traits_that_were_measured_apart_and_never_together_are_named() -> None:
+    """Offloading was measured of models that train all weights, adapters of jobs that offload nothing."""
+    tuned = {
+        "framework": "hugging_face_deepspeed", "training.adapters": {"rank": 8, "targets": ["q"]},
+        "parallelism": {"dp": 8, "zero": 3, "offload": {"optimizer": "cpu"}},
+    }  # fmt: skip
+    judged = accuracy(load_workload("llama3_8b_dgx_h100", tuned), FIGURES)
+    first, *rest = judged["nothing_comparable"]
+    assert first.endswith("differs in what decides:")
+    assert 1 <= len(rest) <= 2
+    assert any(text.startswith(("trained", "offloading")) for text in rest)
 
 
 def test_what_is_said_of_a_step() -> None:
