@@ -40,12 +40,14 @@ def softmax(shapes: Shapes, elements: int) -> tuple[Node, Node]:
     return probs, drop
 
 
-def bucket_bytes(job: JobTraits) -> int:
-    """Return the bytes of a bucket whose size nobody has chosen (core/distributed/distributed_data_parallel.py).
+def buckets(job: JobTraits) -> Mapping[str, object]:
+    """Return the default of buckets that are reduced beside the backward pass, by all-reduce.
 
-    Parameters are counted. Many replicas have larger buckets, so that a collective's bytes outweigh its latency.
+    Parameters are counted (core/distributed/distributed_data_parallel.py). Many replicas have larger buckets, so that a
+    collective's bytes outweigh its latency.
     """
-    return max(40_000_000, 1_000_000 * job.replicas) * DTYPE_BYTES[job.grad_dtype]
+    parameters = max(40_000_000, 1_000_000 * job.replicas)
+    return {"parallelism.bucket_bytes": parameters * DTYPE_BYTES[job.grad_dtype]} if job.reduces_beside else {}
 
 
 def defaults(job: JobTraits) -> Mapping[str, object]:
@@ -58,7 +60,7 @@ def defaults(job: JobTraits) -> Mapping[str, object]:
     return {
         **etp,
         "training.gradient_accumulation_fusion": True,
-        "parallelism.bucket_bytes": bucket_bytes(job),
+        **buckets(job),
         "training.loss.name": "vocab_parallel",
         **job.threads_of_torchrun,
     }

@@ -102,7 +102,7 @@ def defaults(job: JobTraits) -> Mapping[str, object]:
     return {
         **permutes,
         "model.attention": "unfused",
-        "parallelism.bucket_bytes": megatron_core.bucket_bytes(job),
+        **megatron_core.buckets(job),
         "training.loss.name": "vocab_parallel",
         "training.optimizer.implementation": "foreach",
         **waiting,
