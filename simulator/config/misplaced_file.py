@@ -23,7 +23,7 @@ _SQLITE, _PAGE_STARTS = b"SQLite format 3\0", ("<!doctype html", "<html")
 #: The mark of a tar archive, and its place in the first header (POSIX.1-1988); endings of archives.
 _TAR, _TAR_AT, _TAR_SUFFIXES = b"ustar", 257, (".tar", ".tar.gz", ".tgz")
 #: Cells of a pipeline schedule as torch.distributed.pipelining writes it.
-_ACTIONS = re.compile(rb"(?:\A|[,\n])\s*\d*[FBIW]\d+\s*(?:,|\r?\n)")
+_ACTIONS = re.compile(rb"(?:\A|[,\n])\s*\d+[FBIW]\d+\s*(?:,|\r?\n)")
 _KEYS = re.compile(r"^(\w+)\s*:", re.MULTILINE)
 #: Sections of which a workload file has one at least.
 _OF_WORKLOADS = frozenset(("model", "training"))

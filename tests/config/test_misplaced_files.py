@@ -46,6 +46,7 @@ KINDS = [
     ("tour.ipynb", b'{"cells": [], "nbformat": 4}', "jupyter lab FILE"),
     ("points.db", b"SQLite format 3\0\x10\xff", "llmsim sweep WORKLOAD --grid KEY=V1,V2 --out FILE"),
     ("steps.csv", b"id,seq\na,2048\n", "llmsim validate --rows FILE"),
+    ("gpus.csv", b"id,gpu,seq\na,B200,2048\n", "llmsim validate --rows FILE"),  # no backward pass 200
     ("model.safetensors", b"\x08\0\0\0\0\0\0\0{}", "hf_config: config.json"),
     ("page.html", b"<!DOCTYPE html><html></html>", "a browser"),
     ("plan.csv", b"0F0,0F1,\n,1F0,1F1\n", "schedule: FILE"),
