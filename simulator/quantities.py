@@ -132,7 +132,7 @@ def has_foreign_unit(text: str, quantity: WrittenUnits | None = None) -> bool:
 def nearest_spellings(text: str, quantity: WrittenUnits) -> list[str]:
     """Return spellings that ``quantity`` has for a number in small letters, or without the end of its unit.
 
-    A small b stays a bit where the quantity is counted in bits too; all in capitals, it may be either.
+    A small b stays a bit where the quantity is counted in bits too. In a unit of capitals alone it may be either.
 
     >>> nearest_spellings("400gbps", quantity_of("bandwidth_bps")), nearest_spellings("400G", quantity_of("a_bps"))
     (['400Gbps'], ['400Gbps'])
@@ -160,7 +160,7 @@ def nearest_spellings(text: str, quantity: WrittenUnits) -> list[str]:
 
 
 def plain_spellings(text: str) -> list[str]:
-    """Return the whole numbers, in digits, that a text without a usual one may mean.
+    """Return the whole numbers, in digits, that a text in another spelling may mean.
 
     >>> plain_spellings("8k"), plain_spellings("0x20"), plain_spellings("8__000"), plain_spellings("\u0668")
     (['8000', '8192'], ['32'], ['8000'], ['8'])

@@ -1,4 +1,4 @@
-"""What is said of a database that sweeps and searches of several workloads share."""
+"""A remark on a database that sweeps and searches of several workloads share."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ def said_of_others(database: Path, workloads: Collection[str]) -> str:
     from simulator.sweeping.store import Store
 
     with Store.open(database) as store:
-        others = store.other_sources([source_name(workload) for workload in workloads])
-    if not others:
+        counts = store.other_sources([source_name(workload) for workload in workloads])
+    if not counts:
         return ""
-    names = [f"{counted(number, 'point')} of {name}" for name, number in list(others.items())[:_MOST_NAMES]]
-    more = len(others) - len(names)
+    names = [f"{counted(number, 'point')} of {name}" for name, number in list(counts.items())[:_MOST_NAMES]]
+    more = len(counts) - len(names)
     return f" It also has {', '.join([*names, *([counted(more, 'other workload')] if more else [])])}."

@@ -92,7 +92,7 @@ _PRODUCTS: Mapping[str, Mapping[str, Any]] = {
 _PLACES = ("plugins", "mixed_precision", "precision")
 
 
-def _layout(tp: int, pp: int, chunks: int, cp: int, nodes: int, **others: Any) -> Mapping[str, Any]:
+def _layout(tp: int, pp: int, chunks: int, cp: int, nodes: int, **further: Any) -> Mapping[str, Any]:
     """Return Megatron-LM's arguments of a recipe that splits models; ``nodes``: those of its ``trainer``."""
     return {
         "tensor_model_parallel_size": tp,
@@ -101,7 +101,7 @@ def _layout(tp: int, pp: int, chunks: int, cp: int, nodes: int, **others: Any) -
         "context_parallel_size": cp,
         "sequence_parallel": tp > 1,
         "nnodes": nodes,
-        **others,
+        **further,
     }
 
 

@@ -136,7 +136,7 @@ def test_a_key_without_units_says_so(key: str) -> None:
     ("text", "plain"), [("0x20", "32"), ("8__000", "8000"), ("8_", "8"), ("\u0668\u0660", "80"), ("\uff13\uff12", "32")]
 )
 def test_numbers_in_unusual_spellings_are_refused_with_the_usual_one(text: str, plain: str) -> None:
-    """What some languages read as 32, others as text or as 0: a file that means one number says it in digits."""
+    """Languages read 0x20 as 32, as text or as 0. A file that means one number says it in digits."""
     with pytest.raises(InputError, match="unusual spelling") as refused:
         load_workload(JOB, parse_changes([f"training.seq={text}"]))
     assert refused.value.fix == f"seq: {plain}"

@@ -46,7 +46,7 @@ def only_layer(job: Workload) -> Part:
 
 @pytest.mark.parametrize(("replicas", "parameters"), [(2, 40e6), (40, 40e6), (64, 64e6)])
 def test_a_bucket_has_forty_million_parameters_or_one_per_million_and_replica(replicas: int, parameters: float) -> None:
-    """As `DistributedDataParallel` of Megatron-Core chooses it; gradients are kept in fp32, or in bf16."""
+    """`DistributedDataParallel` of Megatron-Core chooses so. Gradients are kept in fp32, or in bf16."""
     for framework in ("megatron_core", "megatron_core_local"):
         job = workload({}, replicas, framework)
         assert job.parallelism.bucket_bytes == 4 * parameters

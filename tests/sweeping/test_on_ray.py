@@ -249,18 +249,20 @@ def test_a_machine_that_cannot_run_the_simulator_ends_the_sweep(unable: str) -> 
         _tasks_that_raise(unable)._outcome(None, opened)
 
 
-@pytest.mark.parametrize(("cores", "free", "said"), [(4, 1, False), (4, 0.5, True), (4, None, True), (0, None, False)])
-def test_cores_that_others_hold_are_told_of(cores: int, free: float | None, said: bool) -> None:
+@pytest.mark.parametrize(
+    ("cores", "free", "is_told"), [(4, 1, False), (4, 0.5, True), (4, None, True), (0, None, False)]
+)
+def test_cores_that_others_hold_are_told_of(cores: int, free: float | None, is_told: bool) -> None:
     """Ray leaves out a resource of which nothing is free. A cluster without cores has a message of its own."""
     left = {} if free is None else {"CPU": free}
     ray = SimpleNamespace(cluster_resources=lambda: {"CPU": float(cores)}, available_resources=lambda: left)
     assert on_ray.taken_by_others(ray) == (
-        "others use all 4 cores of the Ray cluster: points wait until one is free" if said else ""
+        "others use all 4 cores of the Ray cluster: points wait until one is free" if is_told else ""
     )
 
 
 def test_points_equal_to_one_that_is_under_way_wait_for_it() -> None:
-    """Of three equal points one is handed out; the second waits for it, and the third comes when it is done."""
+    """One of three equal points is handed out. The second waits for it, and the third comes when it is done."""
     points = [Point(number, SMALLEST, {}) for number in range(3)]
     tasks = on_ray._Tasks(SimpleNamespace(), 1, iter(points[:2]), frozenset())
     first = tasks._next()
