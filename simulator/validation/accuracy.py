@@ -64,7 +64,7 @@ def accuracy(workload: Workload, figures: Mapping[str, Any]) -> dict[str, Any]:
     measured, traits = evidence(), traits_of(workload, figures)
     interval = prediction_interval(measured, traits)
     if interval is None:
-        return {"accuracy": None, "nothing_comparable": _reasons(measured, traits)}
+        return {"accuracy": None, "nothing_comparable": why_nothing_counts(measured, traits)}
     return {"accuracy": _basis(measured, interval, traits, figures["step_time_s"]), "nothing_comparable": []}
 
 
@@ -98,7 +98,7 @@ def _basis(measured: Evidence, interval: PredictionInterval, traits: StepTraits,
     }
 
 
-def _reasons(measured: Evidence, traits: StepTraits) -> list[str]:
+def why_nothing_counts(measured: Evidence, traits: StepTraits) -> list[str]:
     """Return why no measured step is comparable."""
     wanted = replace(traits, family=measured.compared_family(traits))
     unseen = [name for name in DECISIVE if not np.any(measured.kinds[name] == getattr(wanted, name))]

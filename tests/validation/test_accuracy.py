@@ -10,7 +10,7 @@ import pytest
 
 import simulator
 from simulator.config import catalog, load_workload
-from simulator.validation.accuracy import accuracy, interval_figures
+from simulator.validation.accuracy import accuracy, interval_figures, why_nothing_counts
 from simulator.validation.coverage import (
     BEGIN,
     END,
@@ -223,16 +223,12 @@ def test_a_job_unlike_all_rows_is_told_how_it_differs_from_the_nearest() -> None
 
 
 def test_traits_that_were_measured_apart_and_never_together_are_named() -> None:
-    """Offloading was measured of models that train all weights, adapters of jobs that offload nothing."""
-    tuned = {
-        "framework": "hugging_face_deepspeed", "training.adapters": {"rank": 8, "targets": ["q"]},
-        "parallelism": {"dp": 8, "zero": 3, "offload": {"optimizer": "cpu"}},
-    }  # fmt: skip
-    judged = accuracy(load_workload("llama3_8b_dgx_h100", tuned), FIGURES)
-    first, *rest = judged["nothing_comparable"]
-    assert first.endswith("differs in what decides:")
-    assert 1 <= len(rest) <= 2
-    assert any(text.startswith(("trained", "offloading")) for text in rest)
+    """Adapters were measured in 16 bits, and 8 bits of all weights, so that either step differs in one of the two."""
+    steps = [step("one", 0.0, trained="adapters"), step("two", 0.0, precision_bits=8)]
+    asked = replace(TRAITS, trained="adapters", precision_bits=8)
+    first, *differences = why_nothing_counts(Evidence.from_steps(steps), asked)
+    assert first == "the nearest measured step, row of one, differs in what decides:"
+    assert differences == ["precision 8 bits: measured with 16 bits"]
 
 
 def test_what_is_said_of_a_step() -> None:
