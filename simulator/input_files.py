@@ -24,7 +24,10 @@ MAX_YAML_NODES = 50_000
 
 
 class _Values(yaml.composer.Composer, yaml.constructor.SafeConstructor, yaml.resolver.Resolver):
-    """YAML with the numbers of YAML 1.2 (``450e9`` is one, ``010`` is ten, ``1:30`` is text) and no duplicate keys."""
+    """YAML with decimal numbers alone, and no duplicate keys.
+
+    ``450e9`` is a number, as in YAML 1.2, ``010`` is ten, ``1:30`` and ``0x20`` are text.
+    """
 
     def _begin(self) -> None:
         yaml.composer.Composer.__init__(self)
@@ -89,8 +92,7 @@ class _Values(yaml.composer.Composer, yaml.constructor.SafeConstructor, yaml.res
 
 
 def _yaml_int(loader: _Values, node: yaml.ScalarNode) -> int:
-    text = str(loader.construct_scalar(node)).replace("_", "")
-    return int(text, 16 if "x" in text else 8 if "o" in text else 10)
+    return int(str(loader.construct_scalar(node)))
 
 
 def _yaml_float(loader: _Values, node: yaml.ScalarNode) -> float:
@@ -104,10 +106,10 @@ _Values.yaml_implicit_resolvers = {
     for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
 }
 for _tag, _pattern, _construct in (
-    ("int", r"[-+]?[0-9][0-9_]*|0o[0-7_]+|0x[0-9a-fA-F_]+", _yaml_int),
+    ("int", r"[-+]?[0-9]+(?:_[0-9]+)*", _yaml_int),
     (
         "float",
-        r"[-+]?(\.[0-9]+|[0-9][0-9_]*(\.[0-9_]*)?)([eE][-+]?[0-9]+)?|[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)",
+        r"[-+]?(\.[0-9]+|[0-9]+(?:_[0-9]+)*(\.[0-9]*)?)([eE][-+]?[0-9]+)?|[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)",
         _yaml_float,
     ),
 ):

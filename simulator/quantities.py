@@ -66,6 +66,7 @@ TOKENS = _quantity(
 _BY_KEY = {
     "seq": LENGTH,
     "sliding_window": LENGTH,
+    "attention_chunk": LENGTH,
     "total_tokens": TOKENS,
 }
 _BY_ENDING = {
@@ -82,7 +83,12 @@ BYTES = _BY_ENDING["_bytes"]
 _PREFIXES = "kKMGTPi"
 #: Keys that count sequences, which many people count in tokens.
 SEQUENCE_COUNTS = ("global_batch", "micro_batch")
-_NUMBER = re.compile(r"\s*([-+]?(?:\d[\d_]*\.?\d*|\.\d+)(?:[eE][-+]?\d{1,3})?)\s*([^\W\d_]+(?:/s)?)\s*")
+_NUMBER = re.compile(
+    r"\s*([-+]?(?:[0-9]+(?:_[0-9]+)*\.?[0-9]*|\.[0-9]+)(?:[eE][-+]?[0-9]{1,3})?)\s*([^\W\d_]+(?:/s)?)\s*"
+)
+#: Numbers that other languages read, or that slipped: hexadecimal ones, other digits than 0 to 9, doubled underscores.
+_ODD_NUMBER = re.compile(r"[-+]?(?:0[xX][0-9a-fA-F_]+|0[oO][0-7_]+|\d[\d_]*)")
+UNUSUAL = "is a number in an unusual spelling"
 
 
 def quantity_of(key: str) -> WrittenUnits | None:
@@ -126,8 +132,12 @@ def has_foreign_unit(text: str, quantity: WrittenUnits | None = None) -> bool:
 def nearest_spellings(text: str, quantity: WrittenUnits) -> list[str]:
     """Return spellings that ``quantity`` has for a number in small letters, or without the end of its unit.
 
+    A small b stays a bit where the quantity is counted in bits too. In a unit of capitals alone it may be either.
+
     >>> nearest_spellings("400gbps", quantity_of("bandwidth_bps")), nearest_spellings("400G", quantity_of("a_bps"))
-    (['400Gbps', '400GBps'], ['400Gbps'])
+    (['400Gbps'], ['400Gbps'])
+    >>> nearest_spellings("400GBPS", quantity_of("bandwidth_bps")), nearest_spellings("25Mb", BYTES)
+    (['400Gbps', '400GBps'], [])
     >>> nearest_spellings("25M", BYTES), nearest_spellings("8Ki", LENGTH), nearest_spellings("8 apples", LENGTH)
     (['25MB', '25MiB'], ['8K'], [])
     """
@@ -136,6 +146,9 @@ def nearest_spellings(text: str, quantity: WrittenUnits) -> list[str]:
         return []
     unit = match[2]
     near = [one for one in quantity.units if one.lower() == unit.lower()]
+    if "b" in unit:
+        in_bits = [one for one in near if "b" in one]
+        near = in_bits if in_bits or not unit.islower() else near
     if not near and unit.strip(_PREFIXES.lower() + _PREFIXES) == "":
         example = re.sub(r"[^a-zA-Z/].*", "", quantity.example.lstrip("0123456789."))
         ending = example.lstrip(_PREFIXES)
@@ -144,6 +157,41 @@ def nearest_spellings(text: str, quantity: WrittenUnits) -> list[str]:
         ]
         near = [prefix + infix + ending for prefix in prefixes[:1] for infix in ("", "i")]
     return [match[1] + one for one in near if one in quantity.units]
+
+
+def plain_spellings(text: str) -> list[str]:
+    """Return the whole numbers, in digits, that a text in another spelling may mean.
+
+    >>> plain_spellings("8k"), plain_spellings("0x20"), plain_spellings("8__000"), plain_spellings("\u0668")
+    (['8000', '8192'], ['32'], ['8000'], ['8'])
+    >>> plain_spellings("8.0"), plain_spellings("many"), plain_spellings("8GB")
+    (['8'], [], [])
+    """
+    if is_unusual(text):
+        digits = text.strip().replace("_", "")
+        try:
+            return [str(int(digits, 0 if digits.lstrip("+-")[1:2].isalpha() else 10))]
+        except ValueError:
+            return []
+    counted = [number_of(text, quantity) for quantity in (TOKENS, LENGTH)]
+    numbers = counted if None not in counted else [_decimal(text)]
+    return list(dict.fromkeys(str(number) for number in numbers if isinstance(number, int)))
+
+
+def _decimal(text: str) -> int | None:
+    """Return the whole number that a text such as 8.0 or 1e3 is; None of any other."""
+    number = float(text) if re.fullmatch(r"[0-9]{1,15}(\.0*)?([eE]\+?[0-9])?", text.strip()) else math.nan
+    return int(number) if number.is_integer() else None
+
+
+def is_unusual(text: str) -> bool:
+    """Return whether a text is a number that files spell otherwise.
+
+    >>> is_unusual("0x20"), is_unusual("8__000"), is_unusual("8_"), is_unusual("\u0668"), is_unusual("8_000")
+    (True, True, True, True, False)
+    """
+    usual = re.fullmatch(r"[-+]?[0-9]+(?:_[0-9]+)*", text.strip())
+    return usual is None and _ODD_NUMBER.fullmatch(text.strip()) is not None
 
 
 def in_sequences(text: str, seq: object) -> str:

@@ -12,6 +12,7 @@ import typer
 from typer.core import TyperCommand
 
 from simulator.errors import InputError, amended
+from simulator.quantities import plain_spellings
 
 #: How the tool and its groups of commands show help and errors.
 APP_SETTINGS: dict[str, Any] = {
@@ -45,7 +46,9 @@ def _no_number(names: list[str], words: list[str], wanted: str) -> InputError:
     values += [word.partition("=")[2] for word in words if word.partition("=")[0] in names and "=" in word]
     number = "[-+]?[0-9.]+" if wanted == "a number" else "[-+]?[0-9]+"
     text = next((value for value in values if not re.fullmatch(number, value)), "".join(values[:1]))
-    return InputError(f"must be {wanted}", file=names[0], found=text, allowed=f"{wanted}, without a unit")
+    plain = " or ".join(plain_spellings(text))
+    fix = f"{names[0]} {plain}" if plain else None
+    return InputError(f"must be {wanted}", file=names[0], found=text, allowed=f"{wanted}, without a unit", fix=fix)
 
 
 Set = Annotated[

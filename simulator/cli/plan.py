@@ -115,7 +115,7 @@ def command(
             retry_failed=retry,
             watch=_watch(far),
         )
-    write_layouts(result, out, json, csv, quiet)
+    write_layouts(result, workload, out, json, csv, quiet)
     warn(result.warnings)
 
 

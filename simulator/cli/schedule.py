@@ -101,7 +101,7 @@ def command(
     with located(_option):
         results = [
             simulator.schedule(
-                which, stages, microbatches, _chunks(which, name, chunks), **costs, zb_memory_limit=limits[which]
+                which, stages, microbatches, _chunks(which, names, chunks), **costs, zb_memory_limit=limits[which]
             )
             for which in names
         ]
@@ -147,11 +147,14 @@ def _write(results: Sequence[ScheduleResult], csv: Path | None, gantt: Path | No
         save_gantt(compare_gantt({result.name: result.spans for result in results}, unit="units of cost"), gantt)
 
 
-def _chunks(which: str, first: str, chunks: int | None) -> int | None:
-    """``--chunks`` is of the schedule asked for; one beside it that lets nobody choose runs with its own."""
+def _chunks(which: str, names: Sequence[str], chunks: int | None) -> int | None:
+    """``--chunks`` is of those that let somebody choose; where none does, of the first, which refuses another number.
+    Any other runs with its own."""
     from simulator.schedules import SCHEDULES
 
-    return None if which != first and which in SCHEDULES and SCHEDULES[which].chunks is not None else chunks
+    fixed = [name for name in names if name in SCHEDULES and SCHEDULES[name].chunks is not None]
+    refuses = which == names[0] and len(fixed) == len(names)
+    return chunks if refuses or which not in fixed else None
 
 
 def _limits(names: list[str], limit: float) -> dict[str, float]:

@@ -13,6 +13,7 @@ import typer
 
 from simulator.cli.options import Jobs, Json, On, Quiet, Set, options_named
 from simulator.cli.outputs import check_outputs, shows_summary, write_json
+from simulator.cli.shared_database import said_of_others
 from simulator.cli.streams import ended_by
 from simulator.cli.terminal import progress, say, show, warn
 
@@ -109,23 +110,23 @@ def command(
             retry_failed=retry,
             watch=search_watch(far),
         )
-    write_layouts(result, out, json, csv, quiet)
+    write_layouts(result, workload, out, json, csv, quiet)
     if shows_summary(json, quiet):
         _answer(result, questions)
     warn(result.warnings)
 
 
 def write_layouts(
-    result: SearchResult | PlanResult, out: Path, json: Path | None, csv: Path | None, quiet: bool
+    result: SearchResult | PlanResult, workload: str, out: Path, json: Path | None, csv: Path | None, quiet: bool
 ) -> None:
-    """Write the files of a search or a plan, and print its tables; ``out`` is its database."""
+    """Write the files of a search or a plan of ``workload``, and print its tables; ``out`` is its database."""
     write_json(json, result.to_dict())
     if csv is not None:
         result.save_csv(csv)
     if shows_summary(json, quiet):
         show(result.summary())
         kept = f", {result.kept:,} of them from before" if result.kept else ""
-        say(f"Simulated layouts are in {out}{kept}.")
+        say(f"Simulated layouts are in {out}{kept}.{said_of_others(out, [workload])}")
 
 
 @contextmanager

@@ -11,6 +11,7 @@ import typer
 
 from simulator.cli.options import Jobs, Json, On, Quiet, Set, options_named
 from simulator.cli.outputs import check_outputs, shows_summary, write_json
+from simulator.cli.shared_database import said_of_others
 from simulator.cli.streams import ended_by
 from simulator.cli.terminal import progress, progress_bar, say, show, warn
 from simulator.errors import InputError
@@ -107,7 +108,7 @@ def command(
     if shows_summary(json, quiet):
         show(result.summary(sort, top))
         kept = f", {result.kept:,} of them from before" if result.kept else ""
-        say(f"All points are in {out}{kept}.")
+        say(f"All points are in {out}{kept}.{said_of_others(out, workloads)}")
     warn(result.warnings)
 
 

@@ -223,7 +223,7 @@ def parse_sizes(text: str) -> list[int]:
 
 
 def _size(part: str, text: str) -> int:
-    match = re.fullmatch(r"\s*(\d{1,15})\s*([KMGT]?)\s*", part.upper())
+    match = re.fullmatch(r"\s*([0-9]{1,15})\s*([KMGT]?)\s*", part.upper())
     size = int(match[1]) * _SUFFIX[match[2]] if match else number_of(part, BYTES)
     if not isinstance(size, int) or not 1 <= size <= LARGEST:
         raise _no_sizes(text)

@@ -8,6 +8,7 @@ from typing import Any
 
 from simulator.captured import CapturedModel
 from simulator.config.captured_checks import check
+from simulator.config.misplaced_file import CAPTURED, expecting
 from simulator.config.validation import validated
 from simulator.errors import InputError, located
 from simulator.input_files import read_json
@@ -25,7 +26,8 @@ def read_captured(path: str | Path) -> CapturedModel:
         raise InputError(
             f"cannot be read: {error.strerror or error}", file=path, allowed="a file that llmsim capture wrote"
         ) from None
-    return _read(file, state.st_mtime_ns, state.st_size)
+    with expecting(CAPTURED, file):
+        return _read(file, state.st_mtime_ns, state.st_size)
 
 
 @lru_cache(maxsize=16)

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Literal, TypeVar
 
+from simulator.config.misplaced_file import CLUSTER, PROFILE, STACK, WORKLOAD, FileUse, expecting
 from simulator.errors import InputError, nearest_names
 from simulator.input_files import as_path, brief, closest, read_text
 
@@ -22,6 +23,8 @@ FOLDERS: dict[FileKind, Path] = {
     "profile": _PACKAGE.parent / "calibration" / "profiles",
     "stack": _PACKAGE.parent / "calibration" / "stacks",
 }
+
+_USES: dict[FileKind, FileUse] = {"workload": WORKLOAD, "cluster": CLUSTER, "profile": PROFILE, "stack": STACK}
 
 #: Kind -> what `llmsim list` calls its files.
 _LISTS: dict[FileKind, str] = {
@@ -93,7 +96,8 @@ def load(
 ) -> T:
     """Parse the text of the file that `find` finds. Raises `InputError`."""
     path = find(kind, str(reference), base=base, file=file, key=key)
-    return parse(read_text(path), path)
+    with expecting(_USES[kind], path):
+        return parse(read_text(path), path)
 
 
 def check_gpu(

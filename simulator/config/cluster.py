@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from simulator.config import catalog
+from simulator.config.misplaced_file import CLUSTER, expecting, refuse_misplaced
 from simulator.config.section import is_whole
 from simulator.config.validation import validated
 from simulator.errors import InputError, located
@@ -110,7 +111,7 @@ def cluster_data(
         imported = read_topology(path)
         data = _started({**imported.cluster, "assumed": list(imported.assumed)}, path, behind)
     else:
-        data = _started(read_yaml(path), path, behind)
+        data = _started(_cluster_file(path), path, behind)
     laid = _with_gpus_of(data, over)
     kept = _with_fewer_parts(_without_replaced({"name": path.stem, **data}, laid), laid)
     assumed = data.get("assumed")
@@ -121,6 +122,15 @@ def cluster_data(
         fix = f"llmsim import {path} --node dgx_h100 --out mine.yaml, or another cluster that its nodes are of"
         raise InputError("says nothing of the nodes themselves", file=path, key="node", fix=fix)
     return _with_nodes(data, path.parent, path, None), path, over
+
+
+def _cluster_file(path: Path) -> dict[str, Any]:
+    """Return the mapping of a cluster file. Raises `InputError`, of files of other kinds too."""
+    with expecting(CLUSTER, path):
+        data = read_yaml(path)
+    if not {"node", "groups", "like"} & data.keys():
+        refuse_misplaced(path, CLUSTER.kind, accepted=CLUSTER)
+    return data
 
 
 def _started(data: dict[str, Any], path: Path, behind: tuple[Path, ...]) -> dict[str, Any]:

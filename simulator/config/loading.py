@@ -12,7 +12,7 @@ from typing import Any, NoReturn, TypeVar, cast
 from simulator.config import catalog, rules
 from simulator.config.captured_file import read_captured
 from simulator.config.cluster import cluster_data
-from simulator.config.misplaced_file import read_workload
+from simulator.config.misplaced_file import SCHEDULE, expecting, read_workload, refuse_misplaced
 from simulator.config.optimizer_choices import usual_library, usual_state_dtype
 from simulator.config.pipelines import find_schedule, is_file
 from simulator.config.presets import expand_model
@@ -33,6 +33,7 @@ from simulator.errors import InputError, PlaceOfKey, amended, each, located, nea
 from simulator.frameworks import FRAMEWORKS
 from simulator.hardware.cluster_spec import ClusterSpec
 from simulator.input_files import as_path, brief, with_changes
+from simulator.schedules import SCHEDULES
 
 #: Dotted path of a section -> the key of it that a plain text in its place means.
 SHORTHANDS = {"cluster": "name", "framework": "name", "training.recompute": "granularity", "training.loss": "name"}
@@ -304,10 +305,15 @@ def _with_schedule_file(section: Mapping[str, Any], base: Path | None, place: tu
     """Return the section with the whole path of a schedule's file: beside the workload, or else in the current
     directory."""
     reference = section.get("schedule")
-    if not isinstance(reference, str) or not is_file(reference):
+    if not isinstance(reference, str):
+        return section
+    if not is_file(reference):
+        if reference not in SCHEDULES:
+            refuse_misplaced(as_path(reference, base=base, file=place[0], key=place[1]), f"{SCHEDULE.kind} (a .csv)")
         return section
     path = str(as_path(reference, base=base, file=place[0], key=place[1]).absolute())
-    find_schedule(path, file=place[0], key=place[1])
+    with expecting(SCHEDULE, Path(path)):
+        find_schedule(path, file=place[0], key=place[1])
     return {**section, "schedule": path}
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,13 +18,19 @@ from simulator.input_files import read_yaml
 #: Bytes that are looked at. The list of a trace comes after its devices.
 _LOOKED_AT = 1 << 20
 _PARQUET = b"PAR1"
+#: The first bytes of a database (sqlite.org/fileformat.html, 1.3), and what a page begins with.
+_SQLITE, _PAGE_STARTS = b"SQLite format 3\0", ("<!doctype html", "<html")
 #: The mark of a tar archive, and its place in the first header (POSIX.1-1988); endings of archives.
 _TAR, _TAR_AT, _TAR_SUFFIXES = b"ustar", 257, (".tar", ".tar.gz", ".tgz")
 #: Cells of a pipeline schedule as torch.distributed.pipelining writes it.
-_ACTIONS = re.compile(rb"(?:\A|[,\n])\s*\d*[FBIW]\d+\s*(?:,|\r?\n)")
+_ACTIONS = re.compile(rb"(?:\A|[,\n])\s*\d+[FBIW]\d+\s*(?:,|\r?\n)")
 _KEYS = re.compile(r"^(\w+)\s*:", re.MULTILINE)
 #: Sections of which a workload file has one at least.
 _OF_WORKLOADS = frozenset(("model", "training"))
+#: Sections that every stack has.
+_OF_STACKS = frozenset(("gpu", "fabric", "parameters"))
+#: Sections that profiles alone have, of which a short one has some.
+_OF_PROFILES = frozenset(("gpu_spec", "kernels", "transports"))
 
 
 class FileUse(NamedTuple):
@@ -41,43 +48,54 @@ class FileUse(NamedTuple):
 TRACE = FileUse("a trace of PyTorch's profiler", "llmsim trace show FILE")
 GRAPH = FileUse("an execution trace", "llmsim trace show FILE")
 TOPOLOGY = FileUse("a topology", "cluster: FILE in a workload file, or llmsim import FILE --out cluster.yaml")
+WORKLOAD = FileUse("a workload file", "llmsim run FILE")
+CAPTURED = FileUse("a captured model", "model: {captured: FILE} in a workload file (docs/how-to/your-model.md)")
+CONFIG = FileUse("a model of Hugging Face", "model: {hf_config: FILE} in a workload file")
+CLUSTER = FileUse("a cluster file", "cluster: FILE in a workload file, or llmsim topology FILE")
+PROFILE = FileUse("a profile of a GPU", "calibration: FILE in a workload file")
+STACK = FileUse("a stack (figures of collectives)", "stack: FILE in a workload file")
+SCHEDULE = FileUse("a pipeline schedule", "parallelism: {schedule: FILE} in a workload file")
 _JOB_TRACE = FileUse("a Parquet table, as the traces of whole jobs are", "llmsim trace stragglers FILE")
 _ARCHIVE = FileUse("an archive", "the files in it, unpacked")
-_CAPTURED = FileUse("a captured model", "model: {captured: FILE} in a workload file (docs/how-to/your-model.md)")
-_CONFIG = FileUse("a model of Hugging Face", "model: {hf_config: FILE} in a workload file")
 _RESULT = FileUse("a result that --json wrote", "the workload file that it came from")
 _SCRIPT = FileUse("a launch script", "llmsim import FILE --out job.yaml")
-_CLUSTER = FileUse("a cluster file", "cluster: FILE in a workload file, or llmsim topology FILE")
-_PROFILE = FileUse("a profile of a GPU", "calibration: FILE in a workload file")
-_SCHEDULE = FileUse("a pipeline schedule", "parallelism: {schedule: FILE} in a workload file")
+_NOTEBOOK = FileUse("a notebook", "jupyter lab FILE")
+_DATABASE = FileUse("a database of finished points", "llmsim sweep WORKLOAD --grid KEY=V1,V2 --out FILE")
+TABLE = FileUse("a table", "llmsim validate --rows FILE for measurements, llmsim sweep WORKLOAD --list FILE for points")
+_WEIGHTS = FileUse(
+    "weights of a model", "the config.json beside it: model: {hf_config: config.json} in a workload file"
+)
+_WEB_PAGE = FileUse("a web page", "a browser, which opens it")
 #: Words of a JSON file. The first one in it counts.
 _JSON_WORDS = (
     (b'"traceEvents"', TRACE),
-    (b'"widest_split"', _CAPTURED),
-    (b'"model_type"', _CONFIG),
+    (b'"nbformat"', _NOTEBOOK),
+    (b'"widest_split"', CAPTURED),
+    (b'"model_type"', CONFIG),
     (b'"ctrl_deps"', GRAPH),
     (b'"rf_id"', GRAPH),
     (b'"schema_version"', _RESULT),
 )
+#: What files of bytes begin with, from which byte on.
+_BINARY = ((_PARQUET, 0, _JOB_TRACE), (_SQLITE, 0, _DATABASE), (_TAR, _TAR_AT, _ARCHIVE))
+_WEIGHT_SUFFIXES = (".safetensors", ".pt", ".pth", ".bin", ".gguf")
 
 
 def use_of(path: Path) -> FileUse | None:
-    """Return what the file ``path`` is and what takes it; None where it may be a workload, or cannot be told.
+    """Return what the file ``path`` is and what takes it; None where it cannot be told.
 
     What is in it counts before its name. A pipe is left alone, as it can be read once.
     """
     if not path.is_file():
         return None
     head = _head(path)
-    if head.startswith(_PARQUET):
-        return _JOB_TRACE
-    if head.startswith(_TAR, _TAR_AT):
-        return _ARCHIVE
+    if binary := next((use for start, at, use in _BINARY if head.startswith(start, at)), None):
+        return binary
     text = head.decode("utf-8", "replace")
     is_json = text.lstrip()[:1] in ("{", "[")
     keys = _json_keys(text) if is_json else frozenset(_KEYS.findall(text))
     if _OF_WORKLOADS & keys and not is_json:
-        return None
+        return WORKLOAD
     in_json = next((use for word, use in _JSON_WORDS if word in head), None) if is_json else None
     return in_json or _by_keys(keys) or _by_text(text) or _by_name(path.name.lower(), head)
 
@@ -95,12 +113,16 @@ def _by_keys(keys: Collection[str]) -> FileUse | None:
     """Return what a YAML or JSON file with these ``keys`` is, where it is no workload."""
     if any(kind.matches(keys) for kind in SCRIPT_KINDS):
         return _SCRIPT
-    if {"node", "groups", "fabric", "like"} & set(keys):
-        return _CLUSTER
-    return _PROFILE if "gpu_spec" in keys else None
+    if _OF_STACKS.issubset(keys):
+        return STACK
+    if _OF_PROFILES.intersection(keys):
+        return PROFILE
+    return CLUSTER if {"node", "groups", "fabric", "like"}.intersection(keys) else None
 
 
 def _by_text(text: str) -> FileUse | None:
+    if text.lstrip().lower().startswith(_PAGE_STARTS):
+        return _WEB_PAGE
     return TOPOLOGY if is_topology(text) else None
 
 
@@ -109,8 +131,10 @@ def _by_name(name: str, head: bytes) -> FileUse | None:
     if name.endswith(_TAR_SUFFIXES):
         return _ARCHIVE
     suffix = Path(name.removesuffix(".gz")).suffix
-    if suffix == ".csv":
-        return _SCHEDULE if _ACTIONS.search(head) else None
+    if suffix in (".csv", ".tsv"):
+        return SCHEDULE if _ACTIONS.search(head) else TABLE
+    if suffix in _WEIGHT_SUFFIXES:
+        return _WEIGHTS
     return _SCRIPT if suffix in COMMANDS else GRAPH if suffix == ".et" else None
 
 
@@ -123,16 +147,22 @@ def refuse_misplaced(path: Path, wanted: str, accepted: FileUse | None = None) -
         raise use.error(path, wanted)
 
 
+@contextmanager
+def expecting(wanted: FileUse, path: Path) -> Iterator[None]:
+    """Say what ``path`` is, and what takes it, where reading it as ``wanted`` fails and it is of another kind."""
+    try:
+        yield
+    except InputError:
+        refuse_misplaced(path, wanted.kind, accepted=wanted)
+        raise
+
+
 def read_workload(path: Path) -> dict[str, Any]:
     """Return the mapping of a workload file, which is read once. Raises `InputError`, of files of other kinds too."""
-    wanted = "a workload file"
-    try:
+    with expecting(WORKLOAD, path):
         data = read_yaml(path)
-    except InputError:
-        refuse_misplaced(path, wanted)
-        raise
     if not _OF_WORKLOADS & data.keys():
-        refuse_misplaced(path, wanted)
+        refuse_misplaced(path, WORKLOAD.kind)
     return data
 
 

@@ -148,7 +148,8 @@ class Parallelism(Section):
     overlap: Overlap = Overlap()
     bucket_bytes: Annotated[int, Field(ge=1, le=10**15), Integral] = 25_000_000
     """a bucket of gradients is reduced once it has so many bytes or more; parameters sharded by zero 1 or 2 are
-    gathered in such buckets too [the framework's: 25e6, as PyTorch's DDP has about; 5e8 gradients for deepspeed]"""
+    gathered in buckets of as many [the framework's: 25e6, as PyTorch's DDP has about; 40e6 gradients for megatron_core,
+    or 1e6 per replica where that is more; 5e8 for deepspeed]"""
     copy_to_buckets: bool = False
     """gradients are copied into a bucket to be reduced, as in DeepSpeed; false: they lie in one buffer, reduced in
     place as in Megatron-LM [the framework's: true for deepspeed]"""

@@ -9,6 +9,7 @@ from typing import Any
 
 from simulator.config.captured_file import model_keys
 from simulator.config.hugging_face import from_hugging_face
+from simulator.config.misplaced_file import CONFIG, expecting
 from simulator.errors import InputError, PlaceOfKey, nearest_names
 from simulator.input_files import as_path, brief, closest, read_json, read_yaml
 
@@ -107,9 +108,11 @@ def _config_fields(name: str, base: Path | None, file: object, key: str | None) 
     """Return the keys that a config.json means; behind a ``#`` stands the key of a section that is meant alone."""
     name, _, section = name.partition("#")
     path = as_path(name, base=base, file=file, key=key)
-    config: object = read_json(path)
+    with expecting(CONFIG, path):
+        config: object = read_json(path)
     if section and isinstance(config, Mapping):
         config = config.get(section)
     if not isinstance(config, Mapping):
         raise InputError("no such section", file=path, key=section, found=brief(config))
-    return from_hugging_face(config, path)
+    with expecting(CONFIG, path):
+        return from_hugging_face(config, path)

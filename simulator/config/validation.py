@@ -30,9 +30,12 @@ from simulator.errors import (
 from simulator.input_files import brief, closest
 from simulator.quantities import (
     SEQUENCE_COUNTS,
+    UNUSUAL,
     has_foreign_unit,
     in_sequences,
+    is_unusual,
     nearest_spellings,
+    plain_spellings,
     quantity_of,
 )
 
@@ -215,7 +218,12 @@ def _wrong_type(
     if kind in ("float_type", "int_type"):
         if isinstance(value, str) and has_foreign_unit(value, quantity_of(key)):
             return _wrong_unit(key, value, allowed, data)
-        if isinstance(value, str) and re.fullmatch(r"[-+.\deE]+", value.strip()):
+        if isinstance(value, str) and is_unusual(value):
+            plain = " or ".join(plain_spellings(value))
+            return InputError(
+                UNUSUAL, key=key, found=brief(value), allowed=f"{allowed}: digits 0 to 9", fix=f"{name}: {plain}"
+            )
+        if isinstance(value, str) and re.fullmatch(r"[-+.0-9eE]+", value.strip()):
             fix = f"{name}: {value.strip()}, without quotes"
         fix = _swept(written_key, value, r"[-+]?[\d.]+(?:[eE][-+]?\d+)?") or fix
     if kind == "string_type" and isinstance(value, int | float) and not isinstance(value, bool):
@@ -238,7 +246,9 @@ def _wrong_unit(key: str, value: str, allowed: str, data: Any) -> InputError:
             message, key=key, found=brief(value), allowed=allowed, fix=f"{name}: {near}" if near else None
         )
     if name not in SEQUENCE_COUNTS:
-        return InputError("takes no unit", key=key, found=brief(value), allowed=allowed)
+        plain = " or ".join(plain_spellings(value))
+        fix = f"{name}: {plain}" if plain else None
+        return InputError("takes no unit", key=key, found=brief(value), allowed=allowed, fix=fix)
     section = data.get(key.rpartition(".")[0], {}) if isinstance(data, Mapping) else {}
     seq = section.get("seq") if isinstance(section, Mapping) else None
     fix = f"{name}: {in_sequences(value, seq)}"

@@ -110,6 +110,7 @@ class Workload(Section):
             stages=layout.n_stages,
             etp=layout.tp if layout.tp * layout.cp * layout.dp % (layout.ep * layout.tp) == 0 else 1,
             experts=self.model.moe is not None,
+            replicas=layout.replicas("dp"),
             reduces_beside=together and layout.overlap.grad_reduce,
             updates_on_gpu=together and layout.offload.optimizer == "none",
             shares_cpus=together

@@ -113,7 +113,7 @@ class JobTraits:
     ``reduces_beside``: replicas all-reduce gradients while the backward pass goes on. ``updates_on_gpu``: the optimizer
     is neither on the host nor on parameter servers. ``stages``: of the model. ``shares_cpus``: hosts update weights,
     and each has several ranks. ``etp``: ranks that split each expert if those that split other layers do, 1 where such
-    groups do not cover all ranks. ``experts``: some layers have them.
+    groups do not cover all ranks. ``experts``: some layers have them. ``replicas``: ranks that share gradients.
     """
 
     norm: str
@@ -128,6 +128,7 @@ class JobTraits:
     shares_cpus: bool = False
     etp: int = 1
     experts: bool = False
+    replicas: int = 1
 
     @property
     def threads_of_torchrun(self) -> dict[str, object]:

@@ -15,6 +15,7 @@ from simulator.operations.dropout import dropout
 from simulator.operations.experts import Experts
 from simulator.operations.nodes import Node, Tensor, memory
 from simulator.operations.shapes import Shapes
+from simulator.units import DTYPE_BYTES
 
 
 def joined_qkv_width(shapes: Shapes) -> int:
@@ -39,6 +40,16 @@ def softmax(shapes: Shapes, elements: int) -> tuple[Node, Node]:
     return probs, drop
 
 
+def buckets(job: JobTraits) -> Mapping[str, object]:
+    """Return the default of buckets that are reduced beside the backward pass, by all-reduce.
+
+    Parameters are counted (core/distributed/distributed_data_parallel.py). Many replicas have larger buckets, so that a
+    collective's bytes outweigh its latency.
+    """
+    parameters = max(40_000_000, 1_000_000 * job.replicas)
+    return {"parallelism.bucket_bytes": parameters * DTYPE_BYTES[job.grad_dtype]} if job.reduces_beside else {}
+
+
 def defaults(job: JobTraits) -> Mapping[str, object]:
     """Return defaults of Megatron-Core with Apex, which has had the fused accumulation since March 2022.
 
@@ -49,6 +60,7 @@ def defaults(job: JobTraits) -> Mapping[str, object]:
     return {
         **etp,
         "training.gradient_accumulation_fusion": True,
+        **buckets(job),
         "training.loss.name": "vocab_parallel",
         **job.threads_of_torchrun,
     }

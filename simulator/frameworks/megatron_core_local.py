@@ -102,6 +102,7 @@ def defaults(job: JobTraits) -> Mapping[str, object]:
     return {
         **permutes,
         "model.attention": "unfused",
+        **megatron_core.buckets(job),
         "training.loss.name": "vocab_parallel",
         "training.optimizer.implementation": "foreach",
         **waiting,

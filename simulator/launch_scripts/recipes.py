@@ -90,17 +90,38 @@ _PRODUCTS: Mapping[str, Mapping[str, Any]] = {
 }
 #: Attributes that hold a precision.
 _PLACES = ("plugins", "mixed_precision", "precision")
-#: Imported recipe of NeMo 2 -> what its source sets (NeMo, collections/llm/recipes/llama3_8b.py and llama3_70b.py).
+
+
+def _layout(tp: int, pp: int, chunks: int, cp: int, nodes: int, **further: Any) -> Mapping[str, Any]:
+    """Return Megatron-LM's arguments of a recipe that splits models; ``nodes``: those of its ``trainer``."""
+    return {
+        "tensor_model_parallel_size": tp,
+        "pipeline_model_parallel_size": pp,
+        "num_virtual_stages_per_pipeline_rank": chunks,
+        "context_parallel_size": cp,
+        "sequence_parallel": tp > 1,
+        "nnodes": nodes,
+        **further,
+    }
+
+
+#: Imported recipe of NeMo 2 -> what its source sets (NeMo, collections/llm/recipes/NAME.py).
 _LISTED: Mapping[str, Mapping[str, Any]] = {
     "llama3_8b": {"context_parallel_size": 2, "nnodes": 1},
-    "llama3_70b": {
-        "tensor_model_parallel_size": 4,
-        "pipeline_model_parallel_size": 4,
-        "num_virtual_stages_per_pipeline_rank": 5,
-        "context_parallel_size": 2,
-        "sequence_parallel": True,
-        "nnodes": 4,
-    },
+    "llama3_70b": _layout(4, 4, 5, 2, 4),
+    "llama31_8b": {"context_parallel_size": 2, "nnodes": 1},
+    "llama31_70b": _layout(4, 4, 5, 2, 4),
+    "llama31_405b": _layout(8, 9, 2, 4, 72),
+    "mistral_7b": {"context_parallel_size": 2, "nnodes": 1, "seq_length": 4096},
+    "mixtral_8x22b": _layout(2, 4, 14, 2, 16, expert_model_parallel_size=8, seq_length=4096),
+    "gpt3_175b": _layout(
+        *(4, 8, 6, 1, 64),
+        seq_length=2048,
+        global_batch_size=2048,
+        micro_batch_size=2,
+        fp8_format="hybrid",
+        fp8_recipe="delayed",
+    ),
 }
 _OF_ALL_LISTED = {"seq_length": 8192, "global_batch_size": 512, "micro_batch_size": 1, "nproc_per_node": 8}
 #: What recipes of both set: bf16, a sharded optimizer, its communication overlapped, gradients clipped at 1.
@@ -137,9 +158,9 @@ def read(text: str, path: Path) -> LaunchScript:
         allowed = "a call of NAME.pretrain_recipe(...), NAME_pretrain_config(...) or ConfigContainer(...)"
         raise InputError(message, file=path, allowed=allowed)
     options, names, model = _options(recipe)
-    preset = preset_of(model)
+    preset = preset_of(_spelt(model))
     is_listed = model in _LISTED and recipe.name.endswith("pretrain_recipe") and _is_imported(recipe)
-    defaults = {**_LISTED[model], **_OF_ALL_LISTED} if is_listed else {}
+    defaults = {**_OF_ALL_LISTED, **_LISTED[model]} if is_listed else {}
     for argument, value in {**_USUAL, **defaults}.items():
         if argument not in options and not (argument == "bf16" and "fp16" in options):
             options[argument], names[argument] = value, _OWN
@@ -155,9 +176,12 @@ def read(text: str, path: Path) -> LaunchScript:
         understood.append(UnderstoodOption("peft", "training.adapters", adapters))
     assumed = [f"{one.key}: {one.value}, as {_OWN} has it" for one in script.understood if one.option == _OWN]
     assumed += [] if defaults or not _is_imported(recipe) else [f"all else that {recipe.name} sets: not in this file"]
+    neutral = tuple(name for name in script.neutral if name != _OWN)
     ignored = (*script.ignored, *(f"not followed: {part}" for part in file.skipped))
     ignored += () if preset or not model else (f"{model} is no shipped model",)
-    return replace(script, understood=tuple(understood), assumed=(*script.assumed, *assumed), ignored=ignored)
+    return replace(
+        script, understood=tuple(understood), assumed=(*script.assumed, *assumed), neutral=neutral, ignored=ignored
+    )
 
 
 def _recipe(file: PythonFile) -> CallValue | None:

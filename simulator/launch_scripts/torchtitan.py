@@ -55,6 +55,9 @@ def read(text: str, path: Path) -> LaunchScript:
     written = compiled or next((one for one in ("compile.enable", "training.compile") if one in options), None)
     if written is not None:
         reading.put("framework.compile", compiled is not None, written)
+        components = reading.look("compile.components")
+        if compiled is None or (isinstance(components, list) and {*components} == {"model", "loss"}):
+            reading.leave("compile.components")
     else:
         reading.assume("framework.compile", False, "torchtitan's default of compile.enable")
     if hint := re.search(r"^[ \t]*#.*?(\d+)\s+(?:[A-Z]\w+\s+)?GPUs", text, flags=re.MULTILINE):

@@ -57,7 +57,7 @@ def nodes(shapes: Shapes, projection: Node, options: LossOptions) -> tuple[Node,
         _each(kernels.forward(shapes), len(sizes)),
         _each(kernels.backward(shapes), len(sizes)),
     )
-    again = tuple(run_again(op) for op in (*forward, *loss_forward)) if options.recompute else ()
+    again = _again(forward, loss_forward, len(sizes)) if options.recompute else ()
     gradient = projection.weight_grad_bytes if options.trained else 0.0
     sums = (
         memory(StepPhase.WEIGHT_GRADIENT, "head.logits wgrad sum", "residual", 2 * gradient, gradient, shapes.dtype),
@@ -85,6 +85,13 @@ def nodes(shapes: Shapes, projection: Node, options: LossOptions) -> tuple[Node,
         forward_bytes=forward_bytes,
     )
     return cut, loss
+
+
+def _again(forward: Ops, loss_forward: Ops, chunks: int) -> Ops:
+    """Return what the backward pass computes again: a checkpoint for each chunk, which its product carries."""
+    products = [op for op in forward if isinstance(op, Compute) and isinstance(op.kernel, Matmul)][:chunks]
+    carriers = {id(op) for op in products}
+    return tuple(run_again(op, carries_checkpoint=id(op) in carriers) for op in (*forward, *loss_forward))
 
 
 def _each(ops: Ops, chunks: int) -> Ops:

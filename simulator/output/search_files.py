@@ -9,17 +9,17 @@ from pathlib import Path
 
 from simulator.output.files import writing
 from simulator.output.search_table import SearchRow
-from simulator.output.sweep_figures import FIGURES
+from simulator.output.sweep_files import sweep_columns
 from simulator.output.sweep_table import setting_text
 
-_BOUNDS = ("status", "least_step_time_s", "least_memory_bytes")
+_BOUNDS = ("least_step_time_s", "least_memory_bytes")
 
 
 def write_csv(rows: Sequence[SearchRow], keys: Sequence[str], path: Path) -> None:
-    """Write a row per layout: its keys, what became of it, its bounds, and figures where it was simulated."""
+    """Write a row per layout: the columns of a sweep, then its bounds. Figures are of those that were simulated."""
     text = io.StringIO(newline="")
     writer = csv.writer(text, lineterminator="\n")
-    columns = (*keys, *_BOUNDS, *FIGURES)
+    columns = (*sweep_columns(keys), *_BOUNDS)
     writer.writerow(columns)
     writer.writerows([setting_text(row[name]) if row.get(name) is not None else "" for name in columns] for row in rows)
     with writing(path) as file:

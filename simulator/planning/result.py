@@ -118,7 +118,9 @@ class PlanResult(Result):
             gain = {"speedup": figures["tokens_per_s"] / first["tokens_per_s"]} if figures else {}
             layout = dict(row.best.candidate.changes) if row.best else {}
             status = {"status": "simulated" if figures else why_not(row)}
-            table.append({**row.setting, **layout, **figures, **gain, **status, "n_gpus": row.gpus})
+            key = {"key": row.best.outcome.key} if row.best else {}
+            source = {"workload": source_name(self.question.choices.workload)}
+            table.append({**source, **row.setting, **layout, **figures, **gain, **status, **key, "n_gpus": row.gpus})
         return tuple(table)
 
     @cached_property

@@ -154,11 +154,13 @@ class SearchResult(Result):
         fits = one.outcome.figures.get("fits")
         return str(one.outcome.status) if fits is None else "simulated" if fits else "simulated, does not fit"
 
-    @staticmethod
-    def _row(one: Candidate, status: str, outcome: PointOutcome | None = None) -> SearchRow:
+    def _row(self, one: Candidate, status: str, outcome: PointOutcome | None = None) -> SearchRow:
         return {
+            "workload": source_name(self.workload),
             **one.changes,
             "status": status,
+            "error": (outcome.error or None) if outcome else None,
+            "key": outcome.key if outcome else None,
             "least_step_time_s": one.bound.step_time_s,
             "least_memory_bytes": one.bound.memory_bytes,
             **(outcome.figures if outcome else {}),

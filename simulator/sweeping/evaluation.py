@@ -19,8 +19,8 @@ from simulator.sweeping.point import Point
 CHANGES = "the point"
 
 
-def _tell_nobody(key: str) -> None:
-    pass
+def _always(key: str) -> bool:
+    return True
 
 
 @dataclass(frozen=True)
@@ -33,17 +33,17 @@ class OpenedPoint:
 
 
 def evaluate(
-    point: Point, finished: Container[str] = frozenset(), begin: Callable[[str], object] = _tell_nobody
+    point: Point, finished: Container[str] = frozenset(), begins: Callable[[str], bool] = _always
 ) -> PointOutcome:
     """Return the outcome of a point; it depends on the point and the files that it names, on nothing else.
 
-    A point whose key is in ``finished`` is not simulated again. ``begin`` is told the key before a simulation.
+    A point whose key is in ``finished`` is not simulated again. ``begins`` is told the key before a simulation, and
+    says whether to begin it.
     """
     opened = open_point(point, finished)
     if isinstance(opened, PointOutcome):
         return opened
-    begin(opened.key)
-    return simulated(opened)
+    return simulated(opened) if begins(opened.key) else PointOutcome(opened.key, Status.KEPT)
 
 
 def open_point(point: Point, finished: Container[str] = frozenset()) -> OpenedPoint | PointOutcome:

@@ -27,7 +27,7 @@ class Evaluator:
     """Evaluates points on a ``runner``, and keeps every outcome in a ``store`` as soon as it is there.
 
     ``retry_failed``: points whose simulator or process broke down before are tried again. ``n_kept``: how many
-    outcomes came from the store. Equal points of one call are simulated once each where they run at the same time.
+    outcomes were in the store before. Of equal points one is simulated.
     """
 
     runner: Runner
@@ -37,21 +37,23 @@ class Evaluator:
 
     def outcomes(self, points: Iterable[Point]) -> Generator[EvaluatedPoint, None, None]:
         """Yield points with their outcomes as they are ready (see `Runner`); closing it ends all that is under way."""
-        with closing(self.runner.outcomes(points, self._finished())) as stream:
+        finished = self._finished()
+        with closing(self.runner.outcomes(points, finished)) as stream:
             for point, outcome in stream:
-                yield self._kept(point, outcome)
+                yield self._kept(point, outcome, finished)
 
     def here(self, point: Point) -> PointOutcome:
         """Return the outcome of one point, which is simulated in this process where the store has none."""
-        return self._kept(point, evaluate(point, self._finished())).outcome
+        finished = self._finished()
+        return self._kept(point, evaluate(point, finished), finished).outcome
 
     def _finished(self) -> frozenset[str]:
         return self.store.finished(failed=not self.retry_failed)
 
-    def _kept(self, point: Point, outcome: PointOutcome) -> EvaluatedPoint:
-        """Commit an outcome that is new, or take it from the store."""
+    def _kept(self, point: Point, outcome: PointOutcome, finished: frozenset[str]) -> EvaluatedPoint:
+        """Commit an outcome that is new, or take it from the store, where ``finished`` ones were before."""
         if outcome.status == Status.KEPT:
-            self.n_kept += 1
+            self.n_kept += outcome.key in finished
             return EvaluatedPoint(point, self.store.outcome(outcome.key), False)
         self.store.add(point, outcome)
         return EvaluatedPoint(point, outcome, True)

@@ -16,5 +16,8 @@ class InTurn:
         self, points: Iterable[Point], finished: frozenset[str]
     ) -> Generator[tuple[Point, PointOutcome], None, None]:
         """Yield points with their outcomes (see `simulator.sweeping.runner.Runner`)."""
+        simulated: set[str] = set()
         for point in points:
-            yield point, evaluate(point, finished)
+            outcome = evaluate(point, finished | simulated)
+            simulated.add(outcome.key)
+            yield point, outcome

@@ -14,7 +14,7 @@ class Ready:
 
 @dataclass(frozen=True)
 class Begun:
-    """The worker simulates the point with this key."""
+    """The worker would simulate the point with this key; it waits for True or False."""
 
     key: str
 

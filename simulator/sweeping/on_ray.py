@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import socket
+import sys
 import time
 from collections import deque
 from collections.abc import Generator, Iterable, Iterator
@@ -21,6 +22,7 @@ from simulator.sweeping.outcome import PointOutcome, Status
 from simulator.sweeping.point import Point
 from simulator.sweeping.processes import cores
 from simulator.sweeping.remote import Mismatch, simulated_alike
+from simulator.units import counted
 
 #: The cluster of this machine alone, which begins and ends with the runner.
 LOCAL = "local-ray"
@@ -57,6 +59,8 @@ class RayCluster:
     ) -> Generator[tuple[Point, PointOutcome], None, None]:
         """Yield points with their outcomes as they are ready (see `Runner`)."""
         with self._connected() as ray:
+            if note := taken_by_others(ray):
+                print(f"note: {note}", file=sys.stderr)
             tasks = _Tasks(ray, self.jobs, iter(points), finished)
             try:
                 yield from tasks.outcomes()
@@ -109,6 +113,14 @@ class RayCluster:
             raise InputError(f"a Ray cluster does not start here: {error}", file="on", fix=fix) from None
 
 
+def taken_by_others(ray: Any) -> str:
+    """Return what to say where no core is free before the first point is handed out; empty where one is."""
+    cores, free = (int(resources().get("CPU", 0)) for resources in (ray.cluster_resources, ray.available_resources))
+    if free or not cores:
+        return ""
+    return f"others use all {counted(cores, 'core')} of the Ray cluster: points wait until one is free"
+
+
 @contextmanager
 def _quiet() -> Iterator[None]:
     """Have the environment say `QUIET`, where it says nothing else, while the context lasts."""
@@ -125,7 +137,8 @@ def _quiet() -> Iterator[None]:
 class _Tasks:
     """Points under way on a cluster, and those that are ``left``.
 
-    ``losses``: processes lost, by number of the point.
+    ``losses``: processes lost, by number of the point. ``wait``: points equal to one under way, by its key. ``begun``:
+    keys of all points that were handed out.
     """
 
     ray: Any
@@ -135,6 +148,8 @@ class _Tasks:
     under_way: dict[Any, OpenedPoint] = field(default_factory=dict)
     lost: deque[OpenedPoint] = field(default_factory=deque)
     losses: dict[int, int] = field(default_factory=dict)
+    wait: dict[str, list[Point]] = field(default_factory=dict)
+    begun: set[str] = field(default_factory=set)
     slots: int = 0
     looked_s: float = -_LOOK_s
     alive_s: float = field(default_factory=time.monotonic)
@@ -159,11 +174,18 @@ class _Tasks:
 
     def _next(self) -> OpenedPoint | tuple[Point, PointOutcome] | None:
         """Return the next point that needs a simulation, or has its outcome already; None where none is left."""
-        point = next(self.left, None)
-        if point is None:
-            return None
-        opened = open_point(point, self.finished)
-        return (point, opened) if isinstance(opened, PointOutcome) else opened
+        for point in self.left:
+            opened = open_point(point, self.finished)
+            if isinstance(opened, PointOutcome):
+                return point, opened
+            if opened.key not in self.begun:
+                self.begun.add(opened.key)
+                self.wait[opened.key] = []
+                return opened
+            if opened.key not in self.wait:
+                return point, PointOutcome(opened.key, Status.KEPT)
+            self.wait[opened.key].append(point)
+        return None
 
     def _look(self) -> None:
         """Count the cores of the cluster, once in a while. Raises `InputError` where it has had none for long."""
@@ -189,6 +211,8 @@ class _Tasks:
             outcome = self._outcome(reference, opened)
             if outcome is not None:
                 yield opened.point, outcome
+                for twin in self.wait.pop(opened.key, ()):
+                    yield twin, PointOutcome(opened.key, Status.KEPT)
 
     def _outcome(self, reference: Any, opened: OpenedPoint) -> PointOutcome | None:
         """Return the outcome of a task, or None where its process is lost and the point is to be tried again.

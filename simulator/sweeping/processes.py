@@ -119,7 +119,11 @@ class _Worker:
 
 @dataclass
 class _Crew:
-    """Workers, and the points that are ``left`` to hand out. ``lost_once``: numbers of those whose worker has died."""
+    """Workers, and the points that are ``left`` to hand out.
+
+    ``lost_once``: numbers of those whose worker has died. ``first_of``: key -> number of the point that is simulated
+    for all points equal to it. ``wait``: those that wait for its outcome, by key.
+    """
 
     jobs: int
     left: Iterator[Point]
@@ -128,6 +132,8 @@ class _Crew:
     inbox: SimpleQueue[tuple[_Worker, Any]] = field(default_factory=SimpleQueue)
     lost_once: set[int] = field(default_factory=set)
     false_starts: int = 0
+    first_of: dict[str, int] = field(default_factory=dict)
+    wait: dict[str, list[Point]] = field(default_factory=dict)
 
     def outcomes(self) -> Iterator[tuple[Point, PointOutcome]]:
         """Yield outcomes until nothing is left; a worker has its next point before its last outcome is looked at."""
@@ -137,8 +143,14 @@ class _Crew:
             point = worker.point
             outcome = self.heard(worker, message)
             self.hire()
-            if outcome is not None and point is not None:
-                yield point, outcome
+            if outcome is None or point is None:
+                continue
+            if outcome.status == Status.KEPT and outcome.key in self.wait:
+                self.wait[outcome.key].append(point)
+                continue
+            yield point, outcome
+            for twin in self.wait.pop(outcome.key, ()):
+                yield twin, PointOutcome(outcome.key, Status.KEPT)
 
     def heard(self, worker: _Worker, message: object) -> PointOutcome | None:
         """Act on a message of a worker, None where it has died; return the outcome of its point, if that is known."""
@@ -147,6 +159,11 @@ class _Crew:
             return message
         if isinstance(message, Begun):
             worker.key = message.key
+            assert worker.point is not None
+            begins = self.first_of.setdefault(message.key, worker.point.number) == worker.point.number
+            if begins:
+                self.wait[message.key] = self.wait.get(message.key, [])
+            worker.hand(begins)
         elif isinstance(message, Ready):
             worker.ready, self.false_starts = True, 0
             worker.hand(self.finished)

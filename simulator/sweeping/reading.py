@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+from simulator.config.misplaced_file import refuse_misplaced
 from simulator.errors import InputError
 from simulator.input_files import brief, parse_assignment, parse_value, parse_yaml, read_text
 from simulator.quantities import as_written
@@ -66,10 +67,12 @@ def read_list(path: Path, option: str) -> list[dict[str, Any]]:
     if path.suffix.lower() == ".csv":
         return _rows_of_table(path)
     if path.suffix.lower() not in (".yaml", ".yml"):
+        refuse_misplaced(path, "a list of points")
         allowed = "a table named *.csv, or a list of mappings named *.yaml"
         raise InputError("no list of points", file=option, found=str(path), allowed=allowed)
     settings = parse_yaml(read_text(path), path)
     if not isinstance(settings, list):
+        refuse_misplaced(path, "a list of points")
         allowed = "a list of mappings, such as - {parallelism.tp: 4, parallelism.pp: 2}"
         raise InputError("must hold a list", file=path, found=brief(settings), allowed=allowed)
     return settings

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 import sqlite3
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -101,6 +101,14 @@ class Store:
                 "WHERE ? != ? OR NOT EXISTS (SELECT 1 FROM points WHERE key = ? AND status != ?)",
                 [*(values[name] for name in _COLUMNS), values["status"], _FAILED, outcome.key, _FAILED],
             )
+
+    def other_sources(self, sources: Collection[str]) -> dict[str, int]:
+        """Return how many points the file has of workloads of other names than ``sources``, most first."""
+        with _problems(self.path):
+            counts = self.connection.execute(
+                "SELECT workload, count(*) AS number FROM points GROUP BY workload ORDER BY number DESC, workload"
+            ).fetchall()
+        return {name: number for name, number in counts if name not in sources}
 
     def outcome(self, key: str) -> PointOutcome:
         """Return what came of the point with this key, which is in the file.

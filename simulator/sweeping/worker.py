@@ -25,9 +25,13 @@ def main() -> None:
     threading.Thread(target=_listen, args=(sys.stdin.buffer, incoming), daemon=True).start()
     send(outgoing, Ready())
     finished = incoming.get()
+
+    def begins(key: str) -> bool:
+        send(outgoing, Begun(key))
+        return bool(incoming.get())
+
     while True:
-        point = incoming.get()
-        send(outgoing, evaluate(point, finished, lambda key: send(outgoing, Begun(key))))
+        send(outgoing, evaluate(incoming.get(), finished, begins))
 
 
 def _listen(stream: IO[bytes], incoming: SimpleQueue[Any]) -> None:

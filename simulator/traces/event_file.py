@@ -158,7 +158,7 @@ class EventFile:
 
     def _no_trace(self, why: str) -> InputError:
         if (use := use_of(self.path)) is not None and use not in (TRACE, GRAPH):
-            return use.error(self.path)
+            return use.error(self.path, "a trace")
         return InputError(
             f"is no trace of a profiler: it {why}", file=self.path, allowed="JSON with traceEvents, gzipped or not"
         )

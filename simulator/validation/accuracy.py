@@ -11,8 +11,8 @@ import numpy as np
 
 from simulator.config import Workload
 from simulator.units import format_time
-from simulator.validation.likeness import DECISIVE, Array, Evidence, evidence
-from simulator.validation.prediction_interval import LEVEL, PredictionInterval, prediction_interval
+from simulator.validation.likeness import DECISIVE, LEAST_ALIKE, Array, Evidence, evidence
+from simulator.validation.prediction_interval import LEAST, LEVEL, PredictionInterval, prediction_interval
 from simulator.validation.traits import StepTraits, traits_of
 
 #: Rows that are listed, the most alike first.
@@ -64,7 +64,7 @@ def accuracy(workload: Workload, figures: Mapping[str, Any]) -> dict[str, Any]:
     measured, traits = evidence(), traits_of(workload, figures)
     interval = prediction_interval(measured, traits)
     if interval is None:
-        return {"accuracy": None, "nothing_comparable": _reasons(measured, traits)}
+        return {"accuracy": None, "nothing_comparable": why_nothing_counts(measured, traits)}
     return {"accuracy": _basis(measured, interval, traits, figures["step_time_s"]), "nothing_comparable": []}
 
 
@@ -98,14 +98,25 @@ def _basis(measured: Evidence, interval: PredictionInterval, traits: StepTraits,
     }
 
 
-def _reasons(measured: Evidence, traits: StepTraits) -> list[str]:
+def why_nothing_counts(measured: Evidence, traits: StepTraits) -> list[str]:
     """Return why no measured step is comparable."""
     wanted = replace(traits, family=measured.compared_family(traits))
     unseen = [name for name in DECISIVE if not np.any(measured.kinds[name] == getattr(wanted, name))]
     if unseen:
         return [_unlike(name, traits, [getattr(step.traits, name) for step in measured.steps]) for name in unseen]
-    nearest = measured.steps[int(np.argmax(measured.likeness(traits, least=0.0)))].traits
-    return [_unlike(name, traits, [getattr(nearest, name)]) for name in LABELS if _differs(name, traits, nearest)]
+    likeness = measured.likeness(traits, least=0.0)
+    alike = sum(measured.kinds[name] == getattr(wanted, name) for name in DECISIVE)
+    nearest = measured.steps[int(np.argmax(alike + likeness))]
+    step = f"the nearest measured step, {nearest.id} of {nearest.source},"
+    if not likeness.any():
+        why = f"{step} differs in what decides:"
+        differing = [name for name in DECISIVE if getattr(wanted, name) != getattr(nearest.traits, name)]
+    else:
+        differing = [name for name in LABELS if _differs(name, traits, nearest.traits)]
+        few = f"all sources together by less than {LEAST:g}, which is too few"
+        enough = f"and below {LEAST_ALIKE:g} a step does not count"
+        why = f"{step} is like this job by {likeness.max():.2f}, {few if likeness.max() >= LEAST_ALIKE else enough}:"
+    return [why, *(_unlike(name, traits, [getattr(nearest.traits, name)]) for name in differing)]
 
 
 def _rows(measured: Evidence, likeness: Array) -> list[dict[str, Any]]:

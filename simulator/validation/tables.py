@@ -8,6 +8,7 @@ import re
 from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 
+from simulator.config.misplaced_file import TABLE, expecting
 from simulator.errors import InputError
 from simulator.input_files import closest, read_content
 
@@ -30,6 +31,14 @@ def read_table(
 
     Raises `InputError`, also where a column is nearly, but not quite, one of those ``known``, which are read.
     """
+    with expecting(TABLE, path):
+        return _rows(path, needed, columns_read, reference, instead)
+
+
+def _rows(
+    path: Path, needed: Sequence[str], columns_read: Collection[str], reference: str, instead: str | None
+) -> list[dict[str, str]]:
+    """Return the rows of a table, as `read_table` does."""
     try:
         text = read_content(path).decode("utf-8-sig")
         reader = csv.DictReader(io.StringIO(text, newline=""), strict=True)

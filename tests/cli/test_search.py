@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from simulator.cli.app import main
+from simulator.output.sweep_files import sweep_columns
 from tests.support.sweeps import write_job
 
 #: Options that leave few layouts, simulated in this process.
@@ -47,7 +48,15 @@ def test_a_search_prints_its_tables_and_writes_files(folder: Path, capsys: pytes
     assert len(answer["ranking"]) == 2
     assert answer["layouts"]["legal"] == 3
     with Path("s.csv").open() as file:
-        assert len(list(csv.DictReader(file))) == 3
+        rows = list(csv.DictReader(file))
+    assert len(rows) == 3
+    keys = list(answer["ranking"][0]["set"])
+    assert list(rows[0]) == [*sweep_columns(keys), "least_step_time_s", "least_memory_bytes"]
+    assert (rows[0]["workload"], bool(rows[0]["key"])) == ("tiny.yaml", True)
+    # The first search proved two places by simulating two.
+    Path("other.yaml").write_text(Path("tiny.yaml").read_text())
+    assert command("other.yaml", *FEW, "--set", "training.seq=64", "--out", "tiny.search.db") == 0
+    assert capsys.readouterr().out.endswith("tiny.search.db. It also has 2 points of tiny.yaml.\n")
 
 
 def test_json_on_standard_output_is_alone_there(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -26,8 +26,10 @@ from simulator.input_files import MAX_FILE_BYTES, parse_changes, parse_yaml, rea
         ("-3.25e+2", -325.0),
         ("1_000", 1000),
         ("012", 12),  # YAML 1.1 would read an octal 10
-        ("0x1F", 31),
-        ("0o17", 15),
+        # YAML 1.2 would read 31, 15 and 8000: here they are text, which keys of numbers refuse.
+        ("0x1F", "0x1F"),
+        ("0o17", "0o17"),
+        ("8__000", "8__000"),
         ("1:30", "1:30"),  # YAML 1.1 would read 90
         ("2024-01-01", "2024-01-01"),
         ("1f1b", "1f1b"),

@@ -38,6 +38,17 @@ KINDS = [
     ("topo.xml", b"<system/>", "llmsim import FILE"),
     ("mine.yaml", b"name: mine\nnode:\n  gpus: {}\n", "cluster: FILE"),
     ("gpu.yaml", b"name: gpu\ngpu_spec:\n  sms: 1\n", "calibration: FILE"),
+    (
+        "collectives.yaml",
+        b"name: a\ngpu: h100\nfabric: {kind: none}\nparameters: {}\n",
+        "stack: FILE in a workload file",
+    ),
+    ("tour.ipynb", b'{"cells": [], "nbformat": 4}', "jupyter lab FILE"),
+    ("points.db", b"SQLite format 3\0\x10\xff", "llmsim sweep WORKLOAD --grid KEY=V1,V2 --out FILE"),
+    ("steps.csv", b"id,seq\na,2048\n", "llmsim validate --rows FILE"),
+    ("gpus.csv", b"id,gpu,seq\na,B200,2048\n", "llmsim validate --rows FILE"),  # no backward pass 200
+    ("model.safetensors", b"\x08\0\0\0\0\0\0\0{}", "hf_config: config.json"),
+    ("page.html", b"<!DOCTYPE html><html></html>", "a browser"),
     ("plan.csv", b"0F0,0F1,\n,1F0,1F1\n", "schedule: FILE"),
 ]
 
@@ -51,13 +62,45 @@ def test_a_file_of_another_kind_is_told_what_takes_it(name: str, content: bytes,
     assert use.replace("FILE", str(path)) in str(refused.value.fix)
 
 
-@pytest.mark.parametrize(
-    "content", [b"model: {preset: gpt2-124m}\n", b"", b"TIMESTAMP,TOKENS\n1,2\n", b"\x1f\x8bbroken"]
-)
-def test_what_may_be_a_workload_or_cannot_be_told_is_left_to_its_reader(content: bytes, tmp_path: Path) -> None:
+@pytest.mark.parametrize("content", [b"", b"TIMESTAMP,TOKENS\n1,2\n", b"\x1f\x8bbroken"])
+def test_what_cannot_be_told_is_left_to_its_reader(content: bytes, tmp_path: Path) -> None:
     path = tmp_path / "job.yaml"
     path.write_bytes(content)
     assert use_of(path) is None
+
+
+#: Key of a workload -> the kind of file that it takes.
+PLACES = {
+    "calibration": "a profile of a GPU",
+    "stack": "a stack",
+    "cluster": "a cluster file",
+    "model.captured": "a captured model",
+    "model.hf_config": "a model of Hugging Face",
+    "parallelism.schedule": "a pipeline schedule",
+}
+
+
+@pytest.mark.parametrize("key", PLACES)
+@pytest.mark.parametrize(
+    ("name", "content", "kind"),
+    [
+        ("job.yaml", _SMALL, "a workload file"),
+        ("tour.ipynb", b'{"cells": [], "nbformat": 4}', "a notebook"),
+        ("steps.csv", b"id,seq\na,2048\n", "a table"),
+        ("points.db", b"SQLite format 3\0\x10\xff", "a database of finished points"),
+    ],
+)
+def test_every_key_that_takes_a_file_names_a_file_of_another_kind(
+    key: str, name: str, content: bytes, kind: str, tmp_path: Path
+) -> None:
+    """One error alone says what the file is, and what the key takes."""
+    path, model = tmp_path / name, {} if key.startswith("model.") else {"preset": "gpt2-124m"}
+    path.write_bytes(content)
+    job = {"model": model, "training": {"global_batch": 8, "seq": 1024}, "cluster": {"name": "dgx_h100", "nodes": 1}}
+    with pytest.raises(InputError) as refused:
+        load_workload(job, {key: str(path)})
+    assert str(refused.value).startswith(f"{path}: is {kind}, not {PLACES[key]}")
+    assert str(refused.value).count("\n") == 1
 
 
 @pytest.mark.parametrize("name", ["a.conf", "b.sh.yaml", "c.toml", "d.tar.yaml", "e.et"])

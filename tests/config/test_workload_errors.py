@@ -35,6 +35,8 @@ from tests.support.small_workload import SMALL, refused, small
         ({"training.seq": 0}, "training.seq", ">= 1"),
         ({"training.seq": -4}, "training.seq", ">= 1"),
         ({"training.total_tokens": float("inf")}, "training.total_tokens", "finite"),
+        # A step of the small job trains on global_batch x seq tokens.
+        ({"training.total_tokens": 1}, "training.total_tokens", "which is global_batch x seq"),
         ({"training.total_tokens": "many"}, "training.total_tokens", "must be a number"),
         ({"model.dropout": 1.0}, "model.dropout", "< 1"),
         ({"model.bias": 1}, "model.bias", "true or false"),

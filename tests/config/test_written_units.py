@@ -12,6 +12,7 @@ from simulator.cli.app import main
 from simulator.commands.schema import schema_of
 from simulator.config import load_workload
 from simulator.errors import InputError
+from simulator.input_files import parse_changes
 
 JOB: dict[str, Any] = {
     "model": {"preset": "gpt2-124m"},
@@ -65,6 +66,11 @@ def test_a_unit_that_the_key_has_not_is_refused(key: str, text: str) -> None:
         read(key, text)
 
 
+def test_pieces_of_a_sequence_are_counted_like_sequences() -> None:
+    job = load_workload(JOB, {"model.mixers": ["chunked"], "model.attention_chunk": "1k", "training.seq": "2k"})
+    assert job.model.attention_chunk == 1024
+
+
 def test_an_error_names_a_unit_that_may_stand_there() -> None:
     with pytest.raises(InputError, match="with a unit such as 400Gbps"):
         read("cluster.node.nics.bandwidth_bps", "fast")
@@ -98,8 +104,12 @@ def test_sequences_are_not_counted_in_tokens() -> None:
     ("key", "text", "fix"),
     [
         ("cluster.node.nics.bandwidth_bps", "400G", "bandwidth_bps: 400Gbps"),
-        # Small letters may mean bits or bytes.
-        ("cluster.node.nics.bandwidth_bps", "400gbps", "bandwidth_bps: 400Gbps or 400GBps"),
+        # A small b is a bit, eight of which are a byte; capitals alone may mean either.
+        ("cluster.node.nics.bandwidth_bps", "400gbps", "bandwidth_bps: 400Gbps"),
+        ("cluster.node.nvlink.bandwidth_Bps", "450gbps", "bandwidth_Bps: 450Gbps"),
+        ("cluster.node.nics.bandwidth_bps", "400GBPS", "bandwidth_bps: 400Gbps or 400GBps"),
+        ("parallelism.bucket_bytes", "25mb", "bucket_bytes: 25MB"),
+        ("parallelism.bucket_bytes", "25Mb", None),
         ("cluster.node.nvlink.bandwidth_Bps", "450G", "bandwidth_Bps: 450GB/s or 450GiB/s"),
         ("parallelism.bucket_bytes", "25M", "bucket_bytes: 25MB or 25MiB"),
         ("training.seq", "8Ki", "seq: 8K"),
@@ -116,8 +126,33 @@ def test_usual_spellings_are_told_the_nearest_one_that_is_read(key: str, text: s
 
 @pytest.mark.parametrize("key", ["model.hidden", "model.vocab", "cluster.nodes", "parallelism.tp"])
 def test_a_key_without_units_says_so(key: str) -> None:
-    with pytest.raises(InputError, match="takes no unit"):
+    """8k may be eight thousand or 8 x 1024: both are named, and none is chosen. So many ranks split no model."""
+    with pytest.raises(InputError, match="takes no unit") as refused:
         read(key, "8k")
+    assert refused.value.fix == (None if key == "parallelism.tp" else f"{key.split('.')[1]}: 8000 or 8192")
+
+
+@pytest.mark.parametrize(
+    ("text", "plain"), [("0x20", "32"), ("8__000", "8000"), ("8_", "8"), ("\u0668\u0660", "80"), ("\uff13\uff12", "32")]
+)
+def test_numbers_in_unusual_spellings_are_refused_with_the_usual_one(text: str, plain: str) -> None:
+    """Languages read 0x20 as 32, as text or as 0. A file that means one number says it in digits."""
+    with pytest.raises(InputError, match="unusual spelling") as refused:
+        load_workload(JOB, parse_changes([f"training.seq={text}"]))
+    assert refused.value.fix == f"seq: {plain}"
+
+
+@pytest.mark.parametrize(
+    ("option", "fix"), [("8k", "--stages 8000 or 8192"), ("0x8", "--stages 8"), ("\u0668", "--stages 8"), ("x", None)]
+)
+def test_options_of_whole_numbers_name_the_plain_one(
+    option: str, fix: str | None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        main(["schedule", "1f1b", "--stages", option, "--microbatches", "8"])
+    error = capsys.readouterr().err
+    assert "must be a whole number" in error
+    assert error.rpartition("fix:")[2].strip() == fix if fix else "fix:" not in error
 
 
 @pytest.mark.parametrize("sign", ["\u00b5", "\u03bc"])

@@ -95,8 +95,8 @@ def test_keys_that_a_framework_cannot_do_are_refused(training: dict[str, Any], f
 
 def test_defaults_are_the_frameworks() -> None:
     """Megatron adds in products and frees what stages send, and its loss is over a split vocabulary. PyTorch has the
-    multi-tensor AdamW, torch.compile compiles the loss. DeepSpeed copies 5e8 gradients of 4 bytes into a bucket, and
-    keeps those in bf16."""
+    multi-tensor AdamW, torch.compile compiles the loss. A bucket has 4e7 gradients of 4 bytes in Megatron. DeepSpeed
+    copies 5e8 into one, and keeps those in bf16."""
     pipeline = {"pp": 2}
     told = {
         name: (
@@ -112,7 +112,7 @@ def test_defaults_are_the_frameworks() -> None:
         for work in (load(framework, parallelism=pipeline),)
     }
     assert told == {
-        "m": (True, "fused", "vocab_parallel", True, False, 25_000_000, False),
+        "m": (True, "fused", "vocab_parallel", True, False, 160_000_000, False),
         "p": (False, "foreach", "eager", False, False, 25_000_000, False),
         "c": (False, "fused", "compiled", False, False, 25_000_000, False),
         "d": (False, "fused", "vocab_parallel", False, True, 2_000_000_000, True),

@@ -12,8 +12,10 @@ from typing import Any
 import pytest
 
 from simulator.config import Workload, load_workload
+from simulator.config.loading import altered
 from simulator.costs.launch import issued
 from simulator.errors import InputError
+from simulator.lowering import build_program
 from simulator.models import stage_parts
 from simulator.models.parts import Part
 from simulator.operations.nodes import Ops
@@ -40,6 +42,29 @@ def workload(model: dict[str, Any], ranks: int = 1, framework: str = "megatron_c
 
 def only_layer(job: Workload) -> Part:
     return next(part for part in stage_parts(job, 0) if part.name in ("layer", "moe layer"))
+
+
+@pytest.mark.parametrize(("replicas", "parameters"), [(2, 40e6), (40, 40e6), (64, 64e6)])
+def test_a_bucket_has_forty_million_parameters_or_one_per_million_and_replica(replicas: int, parameters: float) -> None:
+    """`DistributedDataParallel` of Megatron-Core chooses so. Gradients are kept in fp32, or in bf16."""
+    for framework in ("megatron_core", "megatron_core_local"):
+        job = workload({}, replicas, framework)
+        assert job.parallelism.bucket_bytes == 4 * parameters
+    assert workload({}, replicas, grad_dtype="bf16").parallelism.bucket_bytes == 2 * parameters
+
+
+def test_parameters_are_gathered_in_buckets_of_as_many_as_gradients_have() -> None:
+    """The embeddings and a layer are more than 900,000 parameters, as are two layers, and a layer, norm and head."""
+    changes = {"parallelism.zero": 1, "parallelism.bucket_bytes": 4 * 900_000}
+    (role,) = build_program(altered(workload({"layers": 4, "tied_embeddings": False}, 2), changes)).roles
+    gathered = [
+        step.op.nbytes / 2
+        for lane in role.lanes.values()
+        for step in lane
+        if step.label.startswith("gather") and isinstance(step.op, Collective)
+    ]
+    layer = 12 * 256**2 + 13 * 256
+    assert gathered == [512 * 256 + 128 * 256 + layer, 2 * layer, layer + 2 * 256 + 512 * 256]
 
 
 def names(ops: Ops) -> list[str]:

@@ -179,6 +179,16 @@ EIGHT_BITS: list[tuple[str, tuple[str, str], dict[str, Any]]] = [
 ]  # fmt: skip
 
 
+@pytest.mark.parametrize(
+    ("components", "told"), [('["model", "loss"]', False), ('["loss", "model"]', False), ('["model"]', True)]
+)
+def test_what_torchtitan_compiles_anyway_is_no_news(components: str, told: bool, tmp_path: Path) -> None:
+    """Layers and loss are compiled by default (``compile.components``); leaving one out is not simulated."""
+    text = SCRIPTS["titan.toml"][0].replace("[compile]", f"[compile]\ncomponents = {components}")
+    read = script(tmp_path, "titan.toml", text)
+    assert any("components" in text for text in read.ignored) is told
+
+
 @pytest.mark.parametrize(("name", "change", "expected"), EIGHT_BITS)
 def test_training_in_8_bits_is_a_recipe_beside_bf16(
     name: str, change: tuple[str, str], expected: dict[str, Any], tmp_path: Path

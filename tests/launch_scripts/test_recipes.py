@@ -85,6 +85,36 @@ def test_a_recipe_of_nemo_with_changes(tmp_path: Path) -> None:
     assert {key: value_at(data, key) for key in expected} == expected
     assert "training.seq: 8192, as the recipe itself has it" in read.assumed
     assert read.ignored == ()
+    assert "the recipe itself" not in read.neutral
+
+
+@pytest.mark.parametrize(
+    ("name", "preset", "layout", "batch"),
+    [
+        ("llama31_8b", "llama3-8b", (1, 1, 1, 2, 4), (8192, 512)),
+        ("llama31_70b", "llama3-70b", (4, 4, 5, 2, 1), (8192, 512)),
+        ("mistral_7b", "mistral-7b", (1, 1, 1, 2, 4), (4096, 512)),
+        ("mixtral_8x22b", "mixtral-8x22b", (2, 4, 14, 2, 8), (4096, 512)),
+        ("gpt3_175b", "gpt3-175b", (4, 8, 6, 1, 16), (2048, 2048)),
+    ],
+)
+def test_recipes_of_nemo_have_its_layouts(
+    name: str, preset: str, layout: tuple[int, ...], batch: tuple[int, int], tmp_path: Path
+) -> None:
+    """Tensor, pipeline, chunks, context: as NeMo's file says them. Replicas: nodes of 8 GPUs over their product."""
+    text = f"from nemo.collections import llm\nrecipe = llm.{name}.pretrain_recipe(dir='/x', name='y')\n"
+    data = loaded(recipe(tmp_path, text))
+    split = data["parallelism"]
+    assert data["model"] == {"preset": preset}
+    assert tuple(split.get(key, 1) for key in ("tp", "pp", "vpp", "cp", "dp")) == layout
+    assert (data["training"]["seq"], data["training"]["global_batch"]) == batch
+
+
+def test_the_batch_of_a_recipe_that_its_pipeline_cannot_share_is_told(tmp_path: Path) -> None:
+    """Llama 3.1 405B: 512 sequences on 2 replicas of 9 stages are 256 micro-batches, which are no rounds of 9."""
+    text = "from nemo.collections import llm\nrecipe = llm.llama31_405b.pretrain_recipe(dir='/x', name='y')\n"
+    with pytest.raises(InputError, match="256 micro-batches"):
+        loaded(recipe(tmp_path, text))
 
 
 def test_a_configuration_of_megatron_bridge(tmp_path: Path) -> None:

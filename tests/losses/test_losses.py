@@ -153,6 +153,15 @@ def test_every_loss_computes_the_three_products(case: str) -> None:
     assert flops == {"fwd": again * one, "dgrad": one, "wgrad": one}
 
 
+@pytest.mark.parametrize(("case", "checkpoints"), [("chunked", 0), ("chunked recomputed", 8)])
+def test_a_chunk_that_is_computed_again_costs_its_host_a_checkpoint(case: str, checkpoints: int) -> None:
+    """Eight chunks, each in a checkpoint of its own; what it keeps is its part of the input, which is there anyway."""
+    _, nodes = case_nodes(case)
+    carriers = [op for op in backward_ops(nodes) if isinstance(op, Compute) and op.carries_checkpoint]
+    assert len(carriers) == checkpoints
+    assert all(isinstance(op.kernel, Matmul) for op in carriers)
+
+
 def test_liger_has_its_gradients_before_the_backward_pass() -> None:
     """32 chunks of 256 tokens, so that logits of one are no larger than the input; backward has nothing to compute."""
     _, (node,) = case_nodes("fused_linear")

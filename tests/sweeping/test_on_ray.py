@@ -249,6 +249,35 @@ def test_a_machine_that_cannot_run_the_simulator_ends_the_sweep(unable: str) -> 
         _tasks_that_raise(unable)._outcome(None, opened)
 
 
+@pytest.mark.parametrize(
+    ("cores", "free", "is_told"), [(4, 1, False), (4, 0.5, True), (4, None, True), (0, None, False)]
+)
+def test_cores_that_others_hold_are_told_of(cores: int, free: float | None, is_told: bool) -> None:
+    """Ray leaves out a resource of which nothing is free. A cluster without cores has a message of its own."""
+    left = {} if free is None else {"CPU": free}
+    ray = SimpleNamespace(cluster_resources=lambda: {"CPU": float(cores)}, available_resources=lambda: left)
+    assert on_ray.taken_by_others(ray) == (
+        "others use all 4 cores of the Ray cluster: points wait until one is free" if is_told else ""
+    )
+
+
+def test_points_equal_to_one_that_is_under_way_wait_for_it() -> None:
+    """One of three equal points is handed out. The second waits for it, and the third comes when it is done."""
+    points = [Point(number, SMALLEST, {}) for number in range(3)]
+    tasks = on_ray._Tasks(SimpleNamespace(), 1, iter(points[:2]), frozenset())
+    first = tasks._next()
+    assert isinstance(first, OpenedPoint)
+    assert tasks._next() is None
+    assert tasks.wait == {first.key: [points[1]]}
+    done = PointOutcome(first.key, Status.SIMULATED)
+    tasks.ray = SimpleNamespace(wait=lambda references, **_: (references, []), get=lambda reference: done)
+    tasks.ray.exceptions = SimpleNamespace(RayTaskError=OSError, RuntimeEnvSetupError=OSError, RaySystemError=OSError)
+    tasks.under_way = {"task": first}
+    assert list(tasks._done()) == [(points[0], done), (points[1], PointOutcome(first.key, Status.KEPT))]
+    tasks.left = iter(points[2:])
+    assert tasks._next() == (points[2], PointOutcome(first.key, Status.KEPT))
+
+
 def _tasks_that_raise(name: str) -> Any:
     """Tasks on a cluster whose every answer is one of Ray's errors, without a word."""
     exceptions = pytest.importorskip("ray").exceptions

@@ -32,9 +32,9 @@ _MARKED = """
 import os, signal, sys, pathlib, types
 sys.path[:] = sys.argv[1:]
 from simulator.sweeping.outcome import PointOutcome, Status
-def evaluate(point, finished, begin):
+def evaluate(point, finished, begins):
     seed = point.changes["seed"]
-    begin(f"key of {{seed}}")
+    begins(f"key of {{seed}}")
     if seed == 7:
         {line}
     return PointOutcome(f"key of {{seed}}", Status.SIMULATED, {{"step_time_s": float(seed), "fits": True}})
@@ -50,6 +50,20 @@ def test_results_are_those_of_one_process_whatever_their_number() -> None:
     two = simulator.sweep(SMALLEST, grid=VALUES, jobs=2)
     assert one.rows == two.rows == swept(VALUES).rows
     assert [outcome.status for outcome in two.outcomes].count(Status.REFUSED) == 2
+
+
+@pytest.mark.parametrize("jobs", [1, 3])
+def test_of_equal_points_one_is_simulated(jobs: int, tmp_path: Path) -> None:
+    """tp 1 is the workload's own, and seed 0 too: three points are one job, at the same time or one after another."""
+    points: list[dict[str, Any]] = [{"parallelism.tp": 1}, {}, {"seed": 0}, {"model.layers": 2}]
+    told: list[Status] = []
+    result = simulator.sweep(
+        SMALLEST, points=points, jobs=jobs, out=tmp_path / "a.db", watch=lambda one: told.append(one.status)
+    )
+    assert sorted(told) == [Status.KEPT, Status.KEPT, Status.SIMULATED, Status.SIMULATED]
+    assert len({outcome.key for outcome in result.outcomes[:3]}) == 1
+    assert result.outcomes[0] == result.outcomes[1] == result.outcomes[2]
+    assert result.kept == 0  # of the points in the database before
 
 
 def marked(monkeypatch: pytest.MonkeyPatch, line: str, jobs: int = 1) -> simulator.SweepResult:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import replace
 
 import pytest
 
 import simulator
 from simulator.config import catalog, load_workload
-from simulator.validation.accuracy import accuracy, interval_figures
+from simulator.validation.accuracy import accuracy, interval_figures, why_nothing_counts
 from simulator.validation.coverage import (
     BEGIN,
     END,
@@ -216,7 +217,18 @@ def test_a_job_unlike_all_rows_is_told_how_it_differs_from_the_nearest() -> None
     tuned = {"framework": "pytorch", "training.adapters": {"rank": 8, "targets": ["q"]}, "parallelism": {"dp": 8}}
     judged = accuracy(load_workload("llama3_8b_dgx_h100", tuned), FIGURES | {"step_time_s": 0.01})
     assert judged["accuracy"] is None
-    assert judged["nothing_comparable"]
+    first, *rest = judged["nothing_comparable"]
+    assert re.match(r"the nearest measured step, \S+ of .+, is like this job by 0\.0\d, and below 0\.1", first)
+    assert any(text.startswith("time of a layer and micro-batch") for text in rest)
+
+
+def test_traits_that_were_measured_apart_and_never_together_are_named() -> None:
+    """Adapters were measured in 16 bits, and 8 bits of all weights, so that either step differs in one of the two."""
+    steps = [step("one", 0.0, trained="adapters"), step("two", 0.0, precision_bits=8)]
+    asked = replace(TRAITS, trained="adapters", precision_bits=8)
+    first, *differences = why_nothing_counts(Evidence.from_steps(steps), asked)
+    assert first == "the nearest measured step, row of one, differs in what decides:"
+    assert differences == ["precision 8 bits: measured with 16 bits"]
 
 
 def test_what_is_said_of_a_step() -> None:

@@ -32,6 +32,14 @@ def problems(workload: Workload) -> Iterator[InputError]:
             fix="granularity: full",
         )
     yield from _module_problems(workload)
+    step = training.global_batch * training.seq
+    if training.total_tokens is not None and training.total_tokens < step:
+        yield InputError(
+            "is less than one step trains on",
+            key="training.total_tokens",
+            found=brief(training.total_tokens),
+            allowed=f">= {step:,}, which is global_batch x seq",
+        )
     if _repeated(training.unfused):
         yield InputError(
             "names a part more than once",

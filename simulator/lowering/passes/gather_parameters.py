@@ -36,10 +36,10 @@ def gather_parameters(lanes: Lanes, context: RankContext) -> Lanes:
 def _beside_first_passes(lanes: Lanes, context: RankContext) -> Lanes:
     """Gather in buckets beside each stage's first forward pass: a piece of the pass waits for the parameters it uses.
 
-    These gathers are the last work of the step before.
+    These gathers are the last work of the step before. Buckets have as many elements as those of gradients.
     """
     workload, stages = context.workload, context.stages
-    element, bucket_bytes = DTYPE_BYTES[workload.training.trained_dtype], workload.parallelism.bucket_bytes
+    element, bucket_bytes = DTYPE_BYTES[workload.training.grad_dtype], workload.parallelism.bucket_bytes
     stages_seen: set[int] = set()
     compute: list[Step] = []
     gathers: list[Step] = []
