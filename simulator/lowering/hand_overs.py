@@ -131,28 +131,33 @@ def flat(slots: list[Slot]) -> list[Action]:
 
 def sources_in(order: Order, n_stages: int) -> Sources:
     """Return, for each action, the actions of ``order`` whose results it needs."""
-    present = {action for slots in order for action in flat(slots)}
-    return {
-        action: [source for need in requires(action, n_stages) for source in need if source in present]
-        for slots in order
-        for action in flat(slots)
-    }
+    present = {action: action for slots in order for action in flat(slots)}
+    #: By stage and kind, stages and kinds of what is needed, all of the same micro-batch.
+    needs: dict[tuple[int, str], list[tuple[int, str]]] = {}
+    sources_of: dict[Action, list[Action]] = {}
+    for action in present:
+        stage, kind, microbatch = action
+        if (stage, kind) not in needs:
+            needs[stage, kind] = [source[:2] for need in requires(action, n_stages) for source in need]
+        sources = [present.get((*source, microbatch)) for source in needs[stage, kind]]
+        sources_of[action] = [source for source in sources if source is not None]
+    return sources_of
 
 
 def transfers(order: Order, schedule: Schedule, sources_of: Sources) -> list[HandOver]:
     """Return the results that have to travel between ranks, in the order in which each sender makes them."""
     p = len(order)
+    rank_of = {stage: schedule.rank_of(stage, p) for stage in {action.stage for action in sources_of}}
     targets: dict[Action, list[Action]] = {}
     for target, sources in sources_of.items():
         for source in sources:
             targets.setdefault(source, []).append(target)
     return [
-        HandOver(source, target, rank, receiver, source, target)
+        HandOver(source, target, rank, rank_of[target.stage], source, target)
         for rank, slots in enumerate(order)
-        for slot in slots
-        for source in slot
+        for source in flat(slots)
         for target in targets.get(source, ())
-        if (receiver := schedule.rank_of(target.stage, p)) != rank
+        if rank_of[target.stage] != rank
     ]
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, fields
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from simulator.program.ops import Batch, Block, Comm, but_tag, comms_of
+from simulator.program.ops import Batch, Block, Comm, but_tag, comms_of, quick_key
 from simulator.program.vocabulary import StepPhase
 
 if TYPE_CHECKING:  # numpy is loaded where a program is played
@@ -128,7 +128,10 @@ class Role:
         """
         distinct: dict[Hashable, tuple[str, Comm]] = {}
         for lane, steps in self.lanes.items():
-            for op in {id(step.op): step.op for step in steps}.values():
+            ops: dict[Hashable, Block | Comm | Batch] = {}
+            for step in steps:
+                ops.setdefault(quick_key(step.op), step.op)
+            for op in ops.values():
                 for comm in comms_of(op):
                     distinct.setdefault((lane, but_tag(comm)), (lane, comm))
         declared = [(lane, comm) for lane, comms in self.later.items() for comm in comms]
