@@ -65,15 +65,20 @@ class HandOver(NamedTuple):
 class AlikeTransfers(NamedTuple):
     """Ends of transfers that differ in their micro-batch, which ends their labels and tags.
 
+    ``rank`` posts them, ``op`` of a transfer. ``stream``: the one that the communicator with the neighbour has.
+    ``lane``: the track of their spans.
     ``label_stem``, ``tag_stem``: what comes before the micro-batch. ``with_tag`` makes their communication with a tag,
     and ``numbered`` their step of a micro-batch.
     """
 
+    op: PointToPointKind
+    rank: int
+    stream: str
+    lane: str
     label_stem: str
     tag_stem: str
     with_tag: Callable[[str], PointToPoint]
     numbered: NumberedStep
-    lane: str
 
     def step(self, microbatch: int, after: tuple[str, ...]) -> Step:
         """Return the end for a micro-batch, after other steps."""
@@ -95,10 +100,6 @@ class SingleTransfers:
         self.nbytes, self._several, self._as_they_come = nbytes, _several_peers(hops), as_they_come
         self._alike: dict[tuple[PointToPointKind, str, int, int], AlikeTransfers] = {}
 
-    def step(self, hop: HandOver, op: PointToPointKind, after: tuple[str, ...]) -> Step:
-        """Return one end of ``hop`` as a step, named by its neighbour where the rank has several."""
-        return self.alike(hop, op).step(hop.source.microbatch, after)
-
     def alike(self, hop: HandOver, op: PointToPointKind) -> AlikeTransfers:
         """Return the ends that differ from one end of ``hop`` in the micro-batch alone."""
         stage, kind, _ = hop.source
@@ -109,7 +110,8 @@ class SingleTransfers:
             as_it_comes = self._as_they_come and op is RECV
             comm = hop.comm(op, self.nbytes, name_peer=name_peer, as_it_comes=as_it_comes)
             numbered = numbering(Step(hop.label(op), comm, stage=stage))
-            alike = AlikeTransfers(hop.stem(op), hop.source.stem, tagging(comm), numbered, comm.lane)
+            place = hop.rank(op), f"pp_{hop.peer(op)}", comm.lane
+            alike = AlikeTransfers(op, *place, hop.stem(op), hop.source.stem, tagging(comm), numbered)
             self._alike[key] = alike
         return alike
 

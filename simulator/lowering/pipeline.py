@@ -19,6 +19,7 @@ from dataclasses import replace
 from simulator.lowering.hand_overs import (
     RECV,
     SEND,
+    AlikeTransfers,
     HandOver,
     SingleTransfers,
     Sources,
@@ -128,7 +129,7 @@ def _as_it_comes(order: Order, hops: list[HandOver], nbytes: float, step_of: Ste
         microbatch = hop.source.microbatch
         for op, after in ((SEND, (str(hop.sent_after),)), (RECV, ())):
             alike = singles.alike(hop, op)
-            lanes[hop.rank(op)].setdefault(alike.lane, []).append(alike.step(microbatch, after))
+            lanes[alike.rank].setdefault(alike.lane, []).append(alike.step(microbatch, after))
     return lanes
 
 
@@ -162,7 +163,7 @@ def _as_written(
         for cell in row:
             if isinstance(cell, Post):
                 hop, op = ends[str(cell)]
-                _post_one(lanes, hop, op, singles, overlap=overlap, batched=batched)
+                _post_one(lanes, hop, singles.alike(hop, op), nbytes, overlap=overlap, batched=batched)
                 continue
             for action in cell:
                 waits = dict.fromkeys([*_last(lanes, PIPELINE_LANE), *needs.get(action, [])])
@@ -171,15 +172,7 @@ def _as_written(
     return written
 
 
-def _post_one(
-    lanes: Lanes,
-    hop: HandOver,
-    op: PointToPointKind,
-    singles: SingleTransfers,
-    *,
-    overlap: bool,
-    batched: bool,
-) -> None:
+def _post_one(lanes: Lanes, hop: HandOver, end: AlikeTransfers, nbytes: float, *, overlap: bool, batched: bool) -> None:
     """Post one end of ``hop`` after what its rank has computed.
 
     With ``overlap`` it is on the stream of its neighbour, as torch runs ``isend`` and ``irecv``, a communicator each.
@@ -189,14 +182,14 @@ def _post_one(
     """
     after = _last(lanes, COMPUTE_LANE)
     if not overlap:
-        lanes.setdefault(PIPELINE_LANE, []).append(_post([(hop, op)], singles.nbytes, after))
+        lanes.setdefault(PIPELINE_LANE, []).append(_post([(hop, end.op)], nbytes, after))
         return
-    lane = f"pp_{hop.peer(op)}"
-    if batched and op == SEND:
+    lane = end.stream
+    if batched and end.op == SEND:
         after += _last(lanes, "pp_recv")
     elif batched:
         lane = "pp_recv"
-    lanes.setdefault(lane, []).append(singles.step(hop, op, after))
+    lanes.setdefault(lane, []).append(end.step(hop.source.microbatch, after))
 
 
 def _one_by_one(
@@ -235,7 +228,8 @@ def _one_by_one(
         computed.add(action)
         for hop in sends.get(action, ()):
             for op in (SEND, RECV):
-                _post_one(lanes[hop.rank(op)], hop, op, singles, overlap=overlap, batched=batched)
+                end = singles.alike(hop, op)
+                _post_one(lanes[end.rank], hop, end, nbytes, overlap=overlap, batched=batched)
     return lanes
 
 

@@ -169,6 +169,6 @@ def test_receives_alone_are_posted_as_their_bytes_come(as_they_come: bool) -> No
     singles = SingleTransfers(hops, 8.0, as_they_come=as_they_come)
     for hop in hops:
         for op in PointToPointKind:
-            step = singles.step(hop, op, ("before",))
+            step = singles.alike(hop, op).step(hop.source.microbatch, ("before",))
             expected = hop.comm(op, 8.0, as_it_comes=as_they_come and op is PointToPointKind.RECV)
             assert (step.op, step.label, step.after) == (expected, hop.label(op), ("before",))
