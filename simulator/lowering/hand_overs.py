@@ -133,11 +133,11 @@ def flat(slots: list[Slot]) -> list[Action]:
 
 def sources_in(order: Order, n_stages: int) -> Sources:
     """Return, for each action, the actions of ``order`` whose results it needs."""
-    present = {action: action for slots in order for action in flat(slots)}
+    present: dict[tuple[int, str, int], Action] = {action: action for slots in order for action in flat(slots)}
     #: By stage and kind, stages and kinds of what is needed, all of the same micro-batch.
     needs: dict[tuple[int, str], list[tuple[int, str]]] = {}
     sources_of: dict[Action, list[Action]] = {}
-    for action in present:
+    for action in present.values():
         stage, kind, microbatch = action
         if (stage, kind) not in needs:
             needs[stage, kind] = [source[:2] for need in requires(action, n_stages) for source in need]

@@ -264,12 +264,12 @@ def quick_key(op: Block | Comm | Batch) -> Hashable:
 
 def tagging(comm: PointToPoint) -> Callable[[str], PointToPoint]:
     """Return what makes ``comm`` with another tag, in a tenth of the time that `dataclasses.replace` takes."""
-    others = [(setter, getattr(comm, name)) for name, setter in _SETTERS.items() if name != "tag"]
+    kept = [(setter, getattr(comm, name)) for name, setter in _SETTERS.items() if name != "tag"]
     set_tag = _SETTERS["tag"]
 
     def with_tag(tag: str) -> PointToPoint:
         other = object.__new__(PointToPoint)
-        for setter, value in others:
+        for setter, value in kept:
             setter(other, value)
         set_tag(other, tag)
         return other

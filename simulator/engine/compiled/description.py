@@ -19,7 +19,7 @@ from simulator.engine.issue_order import HostSpeeds, HostWork
 from simulator.engine.placed_ranks import work_of_hosts
 from simulator.engine.placement import Placed
 from simulator.engine.rank import PlacedRank
-from simulator.program import COMPUTE_LANE, Batch, Block, Collective, Comm, PointToPoint, Role, Step, but_tag
+from simulator.program import COMPUTE_LANE, Batch, Collective, Comm, PointToPoint, Role, Step, but_tag
 
 Int32s = NDArray[np.int32]
 _described = attrgetter("label", "op", "after", "phase")
@@ -169,17 +169,16 @@ class ProgramNumbers:
         ops: list[tuple[int, int, int, int]] = []
         for op in op_of_step:
             if isinstance(op, PointToPoint):  # one for each step
-                kind, tag = kind_and_tag(op)
-                row = RUN_COMM, kind, 1, tag
+                row = self._comm_row(op)
             elif isinstance(op, Batch):
                 row = RUN_BATCH, len(batches), len(op.comms), 0
                 batches += map(kind_and_tag, op.comms)
-            elif (row := shared.get(id(op))) is None:
-                if isinstance(op, Block):
-                    row = RUN_BLOCK, block_number(id(op), op), 1, 0
-                else:
-                    row = RUN_COMM, kind_and_tag(op)[0], 1, kind_and_tag(op)[1]
-                shared[id(op)] = row
+            else:
+                if id(op) not in shared:
+                    shared[id(op)] = (
+                        self._comm_row(op) if isinstance(op, Comm) else (RUN_BLOCK, block_number(id(op), op), 1, 0)
+                    )
+                row = shared[id(op)]
             ops.append(row)
         columns = np.zeros(len(steps), dtype=STEP)
         numbers = np.fromiter(chain.from_iterable(ops), np.int32, 4 * len(ops)).reshape(-1, 4)
@@ -194,6 +193,11 @@ class ProgramNumbers:
         transfers = np.array(batches, dtype=np.int32).reshape(-1, 2).view(TAGGED_COMM)
         awaited = role.numbers_of(chain.from_iterable(after), int(columns["n_after"].sum()))
         return LaneSteps(columns, awaited, transfers, first_step)
+
+    def _comm_row(self, comm: Comm) -> tuple[int, int, int, int]:
+        """Return the kind of the operation, the number of the communication's kind, 1 and the number of its tag."""
+        kind, tag = self._comms.kind_and_tag(comm)
+        return RUN_COMM, kind, 1, tag
 
 
 def work_of_host(
