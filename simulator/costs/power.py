@@ -169,16 +169,9 @@ class PowerBudget:
             return self.highest_hz
         left = np.exp(-lengths_s / self.model.averaged_s)
         added_w = joules / lengths_s * -np.expm1(-lengths_s / self.model.averaged_s)
-        places, mean_w = np.empty(len(lengths_s)), room_w
-        again = FORGOTTEN * self.model.averaged_s / float(lengths_s[:, -1].sum())
-        for _ in range(math.ceil(again) + 1):
-            began_w = mean_w
-            for piece in range(len(lengths_s)):
-                reached_w = mean_w * left[piece] + added_w[piece]
-                places[piece] = _crossing(reached_w, room_w)
-                mean_w = min(max(float(reached_w[0]), room_w), float(reached_w[-1]))
-            if math.isclose(began_w, mean_w, rel_tol=1e-9):
-                break
+        began_w = self._running_means_w(left, added_w, float(lengths_s[:, -1].sum()), room_w)
+        reached_w = began_w[:, None] * left + added_w
+        places = np.array([_crossing(rising, room_w) for rising in reached_w])
         below = np.minimum(places.astype(int), CLOCKS - 2)
         rows, beyond = np.arange(len(places)), places - below
         lasted_s = lengths_s[rows, below] * (1 - beyond) + lengths_s[rows, below + 1] * beyond
@@ -187,6 +180,25 @@ class PowerBudget:
         if math.isclose(lasted_s.sum(), steps_s[-1], rel_tol=1e-9):  # the clock makes no difference
             clock_hz = float(np.average(np.interp(places, np.arange(CLOCKS), clocks), weights=lasted_s))
         return math.floor(clock_hz / 1e6 + 0.5) * 1e6
+
+    def _running_means_w(self, left: Floats, added_w: Floats, length_s: float, room_w: float) -> Floats:
+        """Return the running mean with which each piece begins, above the power of an idle GPU.
+
+        ``left``: the share of it that is left after a piece, and ``added_w`` what the piece adds, each
+        [pieces, clocks]. A piece ends at the limit, ``room_w``, where one of the clocks leads there. The step of
+        ``length_s`` is gone through until its end is as its beginning.
+        """
+        slowest = list(zip(left[:, 0].tolist(), added_w[:, 0].tolist(), strict=True))
+        fastest = list(zip(left[:, -1].tolist(), added_w[:, -1].tolist(), strict=True))
+        mean_w, means_w = room_w, list[float]()
+        for _ in range(math.ceil(FORGOTTEN * self.model.averaged_s / length_s) + 1):
+            means_w = []
+            for (most_left, least_w), (least_left, most_w) in zip(slowest, fastest, strict=True):
+                means_w.append(mean_w)
+                mean_w = min(max(mean_w * most_left + least_w, room_w), mean_w * least_left + most_w)
+            if math.isclose(means_w[0], mean_w, rel_tol=1e-9):
+                break
+        return np.array(means_w)
 
     def trace(self, spans: Sequence[Drawn], length_s: float, ranks: int = 1) -> Trace:
         """Return the mean over ``ranks`` ranks of a step of ``length_s``, in pieces as short as the controller acts."""

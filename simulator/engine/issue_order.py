@@ -6,7 +6,7 @@ The host goes through the compute lane; the communication of other lanes is issu
 from __future__ import annotations
 
 from collections.abc import Container, Iterator, Mapping, Sequence
-from itertools import chain, pairwise
+from itertools import chain
 from typing import NamedTuple, cast
 
 from simulator.cluster import Gpu
@@ -82,7 +82,9 @@ def host_work(
     def work(number: int, steps: Sequence[tuple[Step, int | None]], start_s: float) -> HostWork:
         if steps:
             return HostWork(tuple([issue(step, behind, number) for step, behind in steps]), start_s)
-        return nothing.setdefault(start_s, HostWork((), start_s))
+        if start_s not in nothing:
+            nothing[start_s] = HostWork((), start_s)
+        return nothing[start_s]
 
     starts = [*_starts_s(role, costs, speeds, earlier.last), 0.0]
     rows = zip(_issues(role, positions, earlier), starts, strict=True)
@@ -91,13 +93,11 @@ def host_work(
 
 def _starts_s(role: Role, costs: Costs, speeds: HostSpeeds, last: Step | None) -> Iterator[float]:
     """Yield the host's seconds at each step of the compute lane beside issuing its ops; see `_starts`."""
-    seconds: dict[tuple[object, ...], float] = {}
-    for step, kinds in _starts(role, last):
-        if not kinds:
-            yield 0.0
-            continue
-        key = step.phase, *kinds.items()
+    seconds: dict[tuple[str, bool, int], float] = {}
+    for step, begins, products in _starts(role, last):
+        key = step.phase, begins, products
         if key not in seconds:
+            kinds = launch.issued_with(step, begins=begins, products=products)
             seconds[key] = speeds.seconds(costs, step.phase, kinds)
         yield seconds[key]
 
@@ -123,7 +123,7 @@ def _issues(role: Role, positions: Mapping[str, int], earlier: EarlierCompute) -
     order: list[list[tuple[Step, int | None]]] = [[] for _ in range(len(compute) + 1)]
     for step in chain.from_iterable(steps for lane, steps in role.lanes.items() if lane != COMPUTE_LANE):
         if isinstance(step.op, Comm):
-            behind = _last_awaited(step, positions, earlier)
+            behind = _last_awaited(step, positions, earlier) if step.after else None
             place = first_waiting.get(step.label, 0) if behind is None else behind + 1
             order[place].append((step, behind))
     return order
@@ -131,8 +131,8 @@ def _issues(role: Role, positions: Mapping[str, int], earlier: EarlierCompute) -
 
 def issued_by(role: Role) -> Iterator[tuple[str, str, int]]:
     """Yield all that the host issues for a rank: phase of the step, kind (`simulator.costs.launch`), how often."""
-    for step, kinds in _starts(role):
-        for kind, n in kinds.items():
+    for step, begins, products in _starts(role):
+        for kind, n in launch.issued_with(step, begins=begins, products=products).items():
             yield step.phase, kind, n
         for op in launch.ops_of(step):
             for kind, n in launch.issued(op, step.phase).items():
@@ -159,23 +159,21 @@ def _last_awaited(step: Step, positions: Mapping[str, int], earlier: EarlierComp
     return last
 
 
-def _starts(role: Role, last: Step | None = None) -> Iterator[tuple[Step, dict[str, int]]]:
-    """Yield the steps of the compute lane, and what the host does at each beside issuing its ops.
+def _starts(role: Role, last: Step | None = None) -> Iterator[tuple[Step, bool, int]]:
+    """Yield the steps of the compute lane, whether each begins a pass, and the products that it looks at to cut graphs.
 
     A pass that is cut, where units are gathered or buckets are full, is several steps of one phase, stage and
     micro-batch. The lane follows a ``last`` step, if any.
     """
     products: dict[int, int] = {}  # of a block, which many steps run
-    for before, step in pairwise((last, *role.lanes.get(COMPUTE_LANE, ()))):
-        assert step is not None
-        begins = before is None or _pass(before) != _pass(step)
-        if step.phase == "I" and id(step.op) not in products:
+    before = None if last is None else (last.phase, last.stage, last.microbatch)
+    for step in role.lanes.get(COMPUTE_LANE, ()):
+        phase = step.phase
+        if phase == "I" and id(step.op) not in products:
             products[id(step.op)] = launch.products_of(step)
-        yield step, launch.issued_with(step, begins=begins, products=products.get(id(step.op), 0))
-
-
-def _pass(step: Step) -> tuple[str, int, int]:
-    return step.phase, step.stage, step.microbatch
+        now = phase, step.stage, step.microbatch
+        yield step, before != now, products[id(step.op)] if phase == "I" else 0
+        before = now
 
 
 def _phase_of_pass(compute: Sequence[Step], before: int, behind: int | None, earlier: EarlierCompute) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from operator import attrgetter
 from typing import Any, NamedTuple
 
@@ -17,6 +18,11 @@ from simulator.engine.templates import TemplateStore
 from simulator.program import Program, Step, later_label
 from simulator.timeline import Contention, LinkUse, SpanLabels, Timeline
 
+#: Fields of a step that its spans have too.
+_STEP_FIELDS = (
+    *("label", "phase", "microbatch", "stage", "chunk", "part"),
+    *("alloc_bytes", "free_bytes", "workspace_bytes"),
+)
 #: Clocks of the GPUs of ranks in Hz; None: each kernel runs at the clock of its price.
 GpuClocks = Mapping[RankKind, float | None]
 
@@ -181,9 +187,15 @@ class RecordedSpans:
             wall_s=wall_s,
         )
 
+    @cached_property
+    def _fields(self) -> Mapping[str, Sequence[Any]]:
+        """Return each field of all steps that spans have as a column."""
+        rows = list(map(attrgetter(*_STEP_FIELDS), self.steps))
+        return dict(zip(_STEP_FIELDS, zip(*rows, strict=True) if rows else [()] * len(_STEP_FIELDS), strict=True))
+
     def _step_values(self, name: str, dtype: type | str) -> NDArray[Any]:
         """Return a field of all steps, which has few values where it is a text."""
-        values = list(map(attrgetter(name), self.steps))
+        values = self._fields[name]
         if dtype in (np.int64, np.float64):
             return np.fromiter(values, dtype, len(values))
         number = {value: at for at, value in enumerate(dict.fromkeys(values))}
@@ -197,7 +209,7 @@ class RecordedSpans:
     def _labels(self, order: Ints) -> SpanLabels:
         """Return the labels of the steps of spans in an ``order``."""
         later = None if self.repeats is None else self.repeats.later[order]
-        return SpanLabels(list(map(attrgetter("label"), self.steps)), self.step[order], later, later_label)
+        return SpanLabels(self._fields["label"], self.step[order], later, later_label)
 
     def _lanes(self, store: TemplateStore) -> tuple[tuple[str, ...], Ints]:
         """Return the names of all lanes of spans and of their rows, sorted, and the number of each span's lane."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
-from simulator.program import Axis, PointToPoint, PointToPointKind, Purpose, Step, reordered, tagging
+from simulator.program import Axis, NumberedStep, PointToPoint, PointToPointKind, Purpose, Step, numbering, tagging
 from simulator.schedules import Action, Order, Schedule, Slot, requires
 
 SEND, RECV = PointToPointKind.SEND, PointToPointKind.RECV
@@ -62,17 +62,32 @@ class HandOver(NamedTuple):
         return f"{stage}{_VERB[op]}_{_RESULT[self.source.kind]}"
 
 
-class _AlikeTransfers(NamedTuple):
+class AlikeTransfers(NamedTuple):
     """Ends of transfers that differ in their micro-batch, which ends their labels and tags.
 
-    ``first``: one of them. ``label_stem``, ``tag_stem``: what comes before the micro-batch. ``with_tag``: makes its
-    communication with another tag.
+    ``rank`` posts them, ``op`` of a transfer. ``stream``: the one that the communicator with the neighbour has.
+    ``lane``: the track of their spans.
+    ``label_stem``, ``tag_stem``: what comes before the micro-batch. ``with_tag`` makes their communication with a tag,
+    and ``numbered`` their step of a micro-batch.
     """
 
-    first: Step
+    op: PointToPointKind
+    rank: int
+    stream: str
+    lane: str
     label_stem: str
     tag_stem: str
     with_tag: Callable[[str], PointToPoint]
+    numbered: NumberedStep
+
+    def step(self, microbatch: int, after: tuple[str, ...]) -> Step:
+        """Return the end for a micro-batch, after other steps."""
+        tagged = self.with_tag(f"{self.tag_stem}{microbatch}")
+        return self.numbered(microbatch, self.label(microbatch), tagged, after)
+
+    def label(self, microbatch: int) -> str:
+        """Return the label of the end for a micro-batch."""
+        return f"{self.label_stem}{microbatch}"
 
 
 class SingleTransfers:
@@ -83,21 +98,22 @@ class SingleTransfers:
 
     def __init__(self, hops: Sequence[HandOver], nbytes: float, *, as_they_come: bool = False) -> None:
         self.nbytes, self._several, self._as_they_come = nbytes, _several_peers(hops), as_they_come
-        self._alike: dict[tuple[PointToPointKind, str, int, int], _AlikeTransfers] = {}
+        self._alike: dict[tuple[PointToPointKind, str, int, int], AlikeTransfers] = {}
 
-    def step(self, hop: HandOver, op: PointToPointKind, after: tuple[str, ...]) -> Step:
-        """Return one end of ``hop`` as a step, named by its neighbour where the rank has several."""
-        stage, kind, microbatch = hop.source
+    def alike(self, hop: HandOver, op: PointToPointKind) -> AlikeTransfers:
+        """Return the ends that differ from one end of ``hop`` in the micro-batch alone."""
+        stage, kind, _ = hop.source
         key = op, kind, stage, hop.target.stage
         alike = self._alike.get(key)
         if alike is None:
             name_peer = (hop.rank(op), op, DIRECTION[kind]) in self._several
             as_it_comes = self._as_they_come and op is RECV
             comm = hop.comm(op, self.nbytes, name_peer=name_peer, as_it_comes=as_it_comes)
-            step = Step(hop.label(op), comm, stage=stage)
-            alike = self._alike[key] = _AlikeTransfers(step, hop.stem(op), hop.source.stem, tagging(comm))
-        label, tagged = f"{alike.label_stem}{microbatch}", alike.with_tag(f"{alike.tag_stem}{microbatch}")
-        return reordered(alike.first, after, label=label, op=tagged, microbatch=microbatch)
+            numbered = numbering(Step(hop.label(op), comm, stage=stage))
+            place = hop.rank(op), f"pp_{hop.peer(op)}", comm.lane
+            alike = AlikeTransfers(op, *place, hop.stem(op), hop.source.stem, tagging(comm), numbered)
+            self._alike[key] = alike
+        return alike
 
 
 def _several_peers(hops: Sequence[HandOver]) -> set[End]:
@@ -117,28 +133,33 @@ def flat(slots: list[Slot]) -> list[Action]:
 
 def sources_in(order: Order, n_stages: int) -> Sources:
     """Return, for each action, the actions of ``order`` whose results it needs."""
-    present = {action for slots in order for action in flat(slots)}
-    return {
-        action: [source for need in requires(action, n_stages) for source in need if source in present]
-        for slots in order
-        for action in flat(slots)
-    }
+    present: dict[tuple[int, str, int], Action] = {action: action for slots in order for action in flat(slots)}
+    #: By stage and kind, stages and kinds of what is needed, all of the same micro-batch.
+    needs: dict[tuple[int, str], list[tuple[int, str]]] = {}
+    sources_of: dict[Action, list[Action]] = {}
+    for action in present.values():
+        stage, kind, microbatch = action
+        if (stage, kind) not in needs:
+            needs[stage, kind] = [source[:2] for need in requires(action, n_stages) for source in need]
+        sources = [present.get((*source, microbatch)) for source in needs[stage, kind]]
+        sources_of[action] = [source for source in sources if source is not None]
+    return sources_of
 
 
 def transfers(order: Order, schedule: Schedule, sources_of: Sources) -> list[HandOver]:
     """Return the results that have to travel between ranks, in the order in which each sender makes them."""
     p = len(order)
+    rank_of = {stage: schedule.rank_of(stage, p) for stage in {action.stage for action in sources_of}}
     targets: dict[Action, list[Action]] = {}
     for target, sources in sources_of.items():
         for source in sources:
             targets.setdefault(source, []).append(target)
     return [
-        HandOver(source, target, rank, receiver, source, target)
+        HandOver(source, target, rank, rank_of[target.stage], source, target)
         for rank, slots in enumerate(order)
-        for slot in slots
-        for source in slot
+        for source in flat(slots)
         for target in targets.get(source, ())
-        if (receiver := schedule.rank_of(target.stage, p)) != rank
+        if rank_of[target.stage] != rank
     ]
 
 

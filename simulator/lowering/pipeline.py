@@ -13,13 +13,13 @@ of single transfers without overlap.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from dataclasses import replace
-from typing import cast
 
 from simulator.lowering.hand_overs import (
     RECV,
     SEND,
+    AlikeTransfers,
     HandOver,
     SingleTransfers,
     Sources,
@@ -29,11 +29,13 @@ from simulator.lowering.hand_overs import (
     transfers,
 )
 from simulator.lowering.lanes import PIPELINE_LANE, Lanes
-from simulator.program import COMPUTE_LANE, Batch, PointToPoint, PointToPointKind, Step, reordered
+from simulator.program import COMPUTE_LANE, Batch, PointToPointKind, Step
 from simulator.schedules import Action, Cell, Order, Post, Schedule, Slot
 
 #: A hand-over, and the end of it that a rank posts.
 PostedEnd = tuple[HandOver, PointToPointKind]
+#: Returns the compute step of an action, after steps with these labels.
+StepOf = Callable[[Action, tuple[str, ...]], Step]
 
 
 def whole_at_first(order: Order, schedule: Schedule, n_stages: int) -> tuple[Order, Schedule]:
@@ -63,7 +65,7 @@ def lower(
     schedule: Schedule,
     n_stages: int,
     nbytes: float,
-    step_of: Callable[[Action], Step],
+    step_of: StepOf,
     *,
     overlap: bool,
     batched: bool = False,
@@ -71,8 +73,8 @@ def lower(
 ) -> list[Lanes]:
     """Return the lanes of every pipeline rank: its computation, and its transfers of ``nbytes`` each.
 
-    ``step_of(action)``: the compute step, labelled ``str(action)``. With ``overlap`` transfers run on lanes of their
-    own and computation waits only for what it needs; without, it waits for every batch posted before it, sends too. It
+    ``step_of``: steps of computation, labelled ``str(action)``. With ``overlap`` transfers run on lanes of their own
+    and computation waits only for what it needs; without, it waits for every batch posted before it, sends too. It
     matters when a receive is posted: its kernel holds SMs from then on. Its stream matters too, for it may queue there
     behind what another rank has not sent yet: each neighbour has one, or with ``batched`` all share one. ``apart``: a
     forward and a backward in one slot each wait for their own input, as torch runs them one after the other
@@ -93,48 +95,57 @@ def lower(
     return _blocking(order, hops, batching, nbytes, step_of)
 
 
-def _after_late(order: Order, sources_of: Sources, step_of: Callable[[Action], Step]) -> Callable[[Action], Step]:
+def _after_late(order: Order, sources_of: Sources, step_of: StepOf) -> StepOf:
     """Return ``step_of`` where an action also waits for results that its own rank computes only later.
 
     Such an order cannot be run, and the engine will say so. What ran before on the same lane needs no wait.
     """
-    place = {action: (rank, at) for rank, slots in enumerate(order) for at, action in enumerate(flat(slots))}
     late: dict[Action, list[str]] = {}
-    for action, sources in sources_of.items():
-        rank, at = place[action]
-        for source in sources:
-            if place[source][0] == rank and place[source][1] > at:
-                late.setdefault(action, []).append(str(source))
-    return (lambda action: _wait(step_of(action), late.get(action, []))) if late else step_of
+    for slots in order:
+        actions = flat(slots)
+        place = dict(zip(actions, range(len(actions)), strict=True))
+        for at, action in enumerate(actions):
+            for source in sources_of[action]:
+                if place.get(source, -1) > at:
+                    late.setdefault(action, []).append(str(source))
+    if not late:
+        return step_of
+    return lambda action, after: step_of(action, (*late.get(action, ()), *after))
 
 
-def _as_it_comes(order: Order, hops: list[HandOver], nbytes: float, step_of: Callable[[Action], Step]) -> list[Lanes]:
+def _as_it_comes(order: Order, hops: list[HandOver], nbytes: float, step_of: StepOf) -> list[Lanes]:
     """Return lanes on which each transfer goes on beside computation once its bytes have been computed.
 
     Its receive is posted already, and holds no SMs until then.
     """
-    lanes: list[Lanes] = [{COMPUTE_LANE: []} for _ in order]
-    needs: dict[Action, list[str]] = {}
-    for hop in hops:
-        needs.setdefault(hop.awaited_by, []).append(hop.label(RECV))
-    for rank, slots in enumerate(order):
-        for action in flat(slots):
-            lanes[rank][COMPUTE_LANE].append(_wait(step_of(action), needs.get(action, [])))
+    singles = SingleTransfers(hops, nbytes, as_they_come=True)
+    needs = _needs(hops, singles)
+    lanes: list[Lanes] = [
+        {COMPUTE_LANE: [step_of(action, tuple(needs.get(action, ()))) for action in flat(slots)]} for slots in order
+    ]
     # There is a lane per direction and neighbour, and receives are posted in the sender's order, whatever the
     # receiver's own. A lane never waits for what comes later, nor for another neighbour.
-    singles = SingleTransfers(hops, nbytes, as_they_come=True)
     for hop in hops:
+        microbatch = hop.source.microbatch
         for op, after in ((SEND, (str(hop.sent_after),)), (RECV, ())):
-            step = singles.step(hop, op, after)
-            lanes[hop.rank(op)].setdefault(cast(PointToPoint, step.op).lane, []).append(step)
+            alike = singles.alike(hop, op)
+            lanes[alike.rank].setdefault(alike.lane, []).append(alike.step(microbatch, after))
     return lanes
+
+
+def _needs(hops: Sequence[HandOver], singles: SingleTransfers) -> dict[Action, list[str]]:
+    """Return the labels of the receives that each action awaits."""
+    needs: dict[Action, list[str]] = {}
+    for hop in hops:
+        needs.setdefault(hop.awaited_by, []).append(singles.alike(hop, RECV).label(hop.source.microbatch))
+    return needs
 
 
 def _as_written(
     rows: Sequence[Sequence[Cell]],
     hops: list[HandOver],
     nbytes: float,
-    step_of: Callable[[Action], Step],
+    step_of: StepOf,
     *,
     overlap: bool,
     batched: bool,
@@ -145,33 +156,23 @@ def _as_written(
     """
     singles = SingleTransfers(hops, nbytes)
     ends = {hop.label(op): (hop, op) for hop in hops for op in PointToPointKind}
-    needs: dict[Action, list[str]] = {}
-    for hop in hops:
-        needs.setdefault(hop.awaited_by, []).append(hop.label(RECV))
+    needs = _needs(hops, singles)
     written: list[Lanes] = []
     for row in rows:
         lanes: Lanes = {COMPUTE_LANE: []}
         for cell in row:
             if isinstance(cell, Post):
                 hop, op = ends[str(cell)]
-                _post_one(lanes, hop, op, singles, overlap=overlap, batched=batched)
+                _post_one(lanes, hop, singles.alike(hop, op), nbytes, overlap=overlap, batched=batched)
                 continue
             for action in cell:
                 waits = dict.fromkeys([*_last(lanes, PIPELINE_LANE), *needs.get(action, [])])
-                lanes[COMPUTE_LANE].append(_wait(step_of(action), list(waits)))
+                lanes[COMPUTE_LANE].append(step_of(action, tuple(waits)))
         written.append(lanes)
     return written
 
 
-def _post_one(
-    lanes: Lanes,
-    hop: HandOver,
-    op: PointToPointKind,
-    singles: SingleTransfers,
-    *,
-    overlap: bool,
-    batched: bool,
-) -> None:
+def _post_one(lanes: Lanes, hop: HandOver, end: AlikeTransfers, nbytes: float, *, overlap: bool, batched: bool) -> None:
     """Post one end of ``hop`` after what its rank has computed.
 
     With ``overlap`` it is on the stream of its neighbour, as torch runs ``isend`` and ``irecv``, a communicator each.
@@ -181,14 +182,14 @@ def _post_one(
     """
     after = _last(lanes, COMPUTE_LANE)
     if not overlap:
-        lanes.setdefault(PIPELINE_LANE, []).append(_post([(hop, op)], singles.nbytes, after))
+        lanes.setdefault(PIPELINE_LANE, []).append(_post([(hop, end.op)], nbytes, after))
         return
-    lane = f"pp_{hop.peer(op)}"
-    if batched and op == SEND:
+    lane = end.stream
+    if batched and end.op == SEND:
         after += _last(lanes, "pp_recv")
     elif batched:
         lane = "pp_recv"
-    lanes.setdefault(lane, []).append(singles.step(hop, op, after))
+    lanes.setdefault(lane, []).append(end.step(hop.source.microbatch, after))
 
 
 def _one_by_one(
@@ -196,7 +197,7 @@ def _one_by_one(
     hops: list[HandOver],
     sources_of: Sources,
     nbytes: float,
-    step_of: Callable[[Action], Step],
+    step_of: StepOf,
     *,
     overlap: bool,
     batched: bool,
@@ -209,37 +210,44 @@ def _one_by_one(
     Ranks take turns to run the slots that are ready. So there is one order of all events that every rank's own agrees
     with, and nothing can deadlock. The rest of an order that cannot be run is posted as it stands.
     """
+    singles = SingleTransfers(hops, nbytes)
     sends: dict[Action, list[HandOver]] = {}
-    receives: dict[Action, list[HandOver]] = {}
+    receives: dict[Action, list[tuple[Action, str]]] = {}
     for hop in hops:
         sends.setdefault(hop.sent_after, []).append(hop)
-        receives.setdefault(hop.awaited_by, []).append(hop)
-    queues = [deque(slots) for slots in order]
+        label = singles.alike(hop, RECV).label(hop.source.microbatch)
+        receives.setdefault(hop.awaited_by, []).append((hop.source, label))
     lanes: list[Lanes] = [{COMPUTE_LANE: []} for _ in order]
-    singles = SingleTransfers(hops, nbytes)
-    done: set[Action] = set()
-
-    def run(rank: int, action: Action) -> None:
-        waits = list(_last(lanes[rank], PIPELINE_LANE))
-        waits += [hop.label(RECV) for hop in receives.get(action, ()) if overlap or hop.source not in done]
-        lanes[rank][COMPUTE_LANE].append(_wait(step_of(action), waits))
-        done.add(action)
+    computed: set[Action] = set()
+    for rank, action in _in_turns(order, sources_of):
+        waits = _last(lanes[rank], PIPELINE_LANE)
+        for source, label in receives.get(action, ()):
+            if overlap or source not in computed:
+                waits = (*waits, label)
+        lanes[rank][COMPUTE_LANE].append(step_of(action, waits))
+        computed.add(action)
         for hop in sends.get(action, ()):
             for op in (SEND, RECV):
-                _post_one(lanes[hop.rank(op)], hop, op, singles, overlap=overlap, batched=batched)
+                end = singles.alike(hop, op)
+                _post_one(lanes[end.rank], hop, end, nbytes, overlap=overlap, batched=batched)
+    return lanes
 
+
+def _in_turns(order: Order, sources_of: Sources) -> Iterator[tuple[int, Action]]:
+    """Yield rank and action of all slots, ranks in turn, each slot once it is ready; last those that never are."""
+    queues = [deque(slots) for slots in order]
+    done: set[Action] = set()
     moving = True
     while moving:
         moving = False
         for rank, queue in enumerate(queues):
             if queue and _is_ready(queue[0], sources_of, done):
-                for action in queue.popleft():
-                    run(rank, action)
+                slot = queue.popleft()
+                yield from [(rank, action) for action in slot]
+                done.update(slot)
                 moving = True
     for rank, queue in enumerate(queues):
-        for action in flat(list(queue)):
-            run(rank, action)
-    return lanes
+        yield from [(rank, action) for action in flat(list(queue))]
 
 
 def _is_ready(slot: Slot, sources_of: Sources, done: Container[Action]) -> bool:
@@ -251,9 +259,7 @@ def _is_ready(slot: Slot, sources_of: Sources, done: Container[Action]) -> bool:
     return True
 
 
-def _blocking(
-    order: Order, hops: list[HandOver], batching: str, nbytes: float, step_of: Callable[[Action], Step]
-) -> list[Lanes]:
+def _blocking(order: Order, hops: list[HandOver], batching: str, nbytes: float, step_of: StepOf) -> list[Lanes]:
     """Return lanes on which computation waits for the batches of transfers that are posted between its slots.
 
     ``batching`` says what is posted together (see `_batches`).
@@ -274,10 +280,10 @@ def _blocking(
             after = (str(previous[-1]),) if previous else ()
             gap = [_post(batch, nbytes, after) for batch in _batches(ends, batching)]
             posted += gap
-            waits = [step.label for step in gap]
+            waits = tuple([step.label for step in gap])
             for action in slot:
-                compute.append(_wait(step_of(action), waits))
-                waits = []
+                compute.append(step_of(action, waits))
+                waits = ()
             previous = slot
         lanes.append({COMPUTE_LANE: compute, PIPELINE_LANE: posted} if posted else {COMPUTE_LANE: compute})
     return lanes
@@ -303,8 +309,3 @@ def _last(lanes: Lanes, lane: str) -> tuple[str, ...]:
     """Return the label of the last step of a lane so far, if any."""
     steps = lanes.get(lane)
     return (steps[-1].label,) if steps else ()
-
-
-def _wait(step: Step, labels: list[str]) -> Step:
-    """Return ``step`` waiting for ``labels`` too."""
-    return reordered(step, (*step.after, *labels)) if labels else step

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from simulator.garbage import rarely_searched
 from simulator.lowering.pipeline import lower
-from simulator.program import Block, Compute, Fixed, Program, Role, Step, StepPhase
+from simulator.program import Block, Compute, Fixed, Program, Role, Step, StepPhase, numbering
 from simulator.schedules import Action, Schedule
 
 
+@rarely_searched()
 def schedule_program(
     schedule: Schedule,
     stages: int,
@@ -29,17 +31,25 @@ def schedule_program(
     seconds = {"F": forward_s, "B": backward_s, "I": backward_s - weight_s, "W": weight_s}
     blocks = {kind: Block(kind, (Compute(kind, Fixed(length), StepPhase(kind)),)) for kind, length in seconds.items()}
 
-    def step(action: Action) -> Step:
-        return Step(
-            str(action),
-            blocks[action.kind],
-            phase=StepPhase(action.kind),
-            microbatch=action.microbatch,
-            stage=action.stage,
-            chunk=action.stage // stages,
-            alloc_bytes=float(action.kind == "F"),
-            free_bytes=float(action.kind in "BW"),
+    passes = {
+        (stage, kind): numbering(
+            Step(
+                kind,
+                block,
+                phase=StepPhase(kind),
+                stage=stage,
+                chunk=stage // stages,
+                alloc_bytes=float(kind == "F"),
+                free_bytes=float(kind in "BW"),
+            )
         )
+        for stage in range(stages * chunks * schedule.copies)
+        for kind, block in blocks.items()
+    }
+
+    def step(action: Action, after: tuple[str, ...]) -> Step:
+        stage, kind, microbatch = action
+        return passes[stage, kind](microbatch, str(action), blocks[kind], after)
 
     lanes = lower(order, schedule, stages * chunks, 0.0, step, overlap=True)
     roles = tuple(

@@ -17,10 +17,11 @@ from simulator.program import (
     CollectiveKind,
     Compute,
     Fixed,
+    NumberedStep,
     Purpose,
     Step,
     StepPhase,
-    reordered,
+    numbering,
 )
 from simulator.schedules import Action
 
@@ -40,14 +41,17 @@ class Stages:
         }
         self._blocks: dict[tuple[object, ...], Block] = {}
         self._pass_of: dict[Variant, Step] = {}
+        self._numbered: dict[Variant, NumberedStep] = {}
         self._pieces_of: dict[Variant, list[tuple[int, Block]]] = {}
 
-    def step(self, action: Action) -> Step:
-        """Return the compute step of an action, with the bytes held and given back."""
+    def step(self, action: Action, after: tuple[str, ...] = ()) -> Step:
+        """Return the compute step of an action ``after`` others, with the bytes held and given back."""
         variant = self.variants.variant(action.stage, action.kind, action.microbatch)
-        if variant not in self._pass_of:
-            self._pass_of[variant] = self._pass(action, variant)
-        return reordered(self._pass_of[variant], (), label=str(action), microbatch=action.microbatch)
+        usual = self._pass_of.get(variant)
+        if usual is None:
+            usual = self._pass_of[variant] = self._pass(action, variant)
+            self._numbered[variant] = numbering(usual)
+        return self._numbered[variant](action.microbatch, str(action), usual.op, after)
 
     def _pass(self, action: Action, variant: Variant) -> Step:
         """Return the compute step of an action, which those of its variant are but for label and micro-batch."""

@@ -19,7 +19,7 @@ from simulator.program.ops import (
     kernels_of,
     tagging,
 )
-from simulator.program.program import Program, Role, Step, reordered
+from simulator.program.program import NumberedStep, Program, Role, Step, numbering, reordered
 from simulator.program.repetition import Repetition, later_label
 from simulator.program.text import kernel_to_text, to_text
 from simulator.program.text_reader import from_text, kernel_from_text
@@ -66,6 +66,7 @@ __all__ = [
     "Kernel",
     "Matmul",
     "Memory",
+    "NumberedStep",
     "PointToPoint",
     "PointToPointKind",
     "Program",
@@ -90,6 +91,7 @@ __all__ = [
     "kernels_of",
     "later_label",
     "numbered_axis",
+    "numbering",
     "reordered",
     "tagging",
     "to_text",

@@ -24,6 +24,7 @@ from simulator.program.ops import (
     but_tag,
     comms_of,
     kernels_of,
+    quick_key,
 )
 from simulator.program.program import Program, Role, Step
 from simulator.program.vocabulary import (
@@ -105,7 +106,7 @@ def _validate_role(program: Program, role: Role, ranks: Ints, grows: bool, check
             _validate_awaited(where, steps, labels)
         for step in _first_of_each(steps, map(_memory, steps)):
             validate_memory(where, step)
-        for step in _first_of_each(steps, map(id, map(_op, steps))):
+        for step in _first_of_each(steps, map(quick_key, map(_op, steps))):
             if not _is_new((lane, _same_rules(step.op)), ops):
                 continue
             if _is_new((lane, _same_rules(step.op)), checked):
@@ -165,10 +166,11 @@ def _same_rules(op: Block | Comm | Batch) -> Hashable:
 def _labels(where: str, role: Role) -> set[str]:
     """Return the labels of a role's steps, each of which must be there once."""
     labels = list(map(_label, chain.from_iterable(role.lanes.values())))
-    if len(set(labels)) != len(labels):
+    distinct = set(labels)
+    if len(distinct) != len(labels):
         twice = next(label for label in labels if labels.count(label) > 1)
         raise ProgramError(f"{where}: two steps are labelled {twice!r}")
-    return set(labels)
+    return distinct
 
 
 def validate_op(where: str, lane: str, step: Step) -> None:

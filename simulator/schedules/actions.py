@@ -22,7 +22,7 @@ class Action(NamedTuple):
     microbatch: int
 
     def __str__(self) -> str:
-        return f"{self.stem}{self.microbatch}"
+        return f"{self.stage}{self.kind}{self.microbatch}"
 
     @property
     def stem(self) -> str:

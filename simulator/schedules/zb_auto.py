@@ -108,8 +108,9 @@ class _Rank:
             self.weight_gradient()
 
 
-def _warm_up(ranks: list[_Rank], m: int, hop: float, choices: _Choices) -> None:
-    """Forwards before each rank's first input gradient, as many as fit in time and memory, and the gradient."""
+def _warmed_up(p: int, m: int, times: Times, limit: float, one_more: bool) -> list[_Rank]:
+    """Return ranks after the warm-up: as many forwards as fit in time and memory, and the first input gradient."""
+    ranks, hop = [_Rank(stage, times, limit) for stage in range(p)], times.hop_s
     for rank in ranks:
         rank.forward(ranks[rank.stage - 1].forwards[0] + hop if rank.stage else 0.0)
     more = [0] * len(ranks)
@@ -118,7 +119,7 @@ def _warm_up(ranks: list[_Rank], m: int, hop: float, choices: _Choices) -> None:
     for rank in reversed(ranks[:-1]):
         now, nbytes, ready = rank.now, rank.bytes, gradient + hop
         while more[rank.stage] < m - 1 and nbytes + rank.room <= rank.limit:
-            if now >= ready if choices.one_more else now + rank.f > ready:
+            if now >= ready if one_more else now + rank.f > ready:
                 break
             now, nbytes = now + rank.f, nbytes + rank.forward_bytes
             more[rank.stage] += 1
@@ -130,6 +131,12 @@ def _warm_up(ranks: list[_Rank], m: int, hop: float, choices: _Choices) -> None:
             rank.forward(ranks[rank.stage - 1].forwards[number] + hop if rank.stage else 0.0)
     for rank in reversed(ranks):
         rank.input_gradient(ranks[rank.stage + 1].inputs[0] + hop if rank is not last else 0.0)
+    return ranks
+
+
+def _least_s(ranks: list[_Rank], m: int) -> float:
+    """Return the least time of the longest rank: all its work, and how long it has been idle so far."""
+    return max(m * (rank.f + rank.i + rank.w) + rank.idle for rank in ranks)
 
 
 def _leaves_out(rank: _Rank, following: _Rank, hop: float, worst: float) -> bool:
@@ -146,12 +153,9 @@ def _construct(p: int, m: int, times: Times, limit: float, choices: _Choices, be
     """Return the longest time from a rank's first action to its last, and the order of these choices.
 
     Where the time is not below ``best_s`` the construction ends early, without an order."""
-    ranks = [_Rank(stage, times, limit) for stage in range(p)]
-    hop = times.hop_s
-    work = [m * (rank.f + rank.i + rank.w) for rank in ranks]
-    _warm_up(ranks, m, hop, choices)
+    ranks, hop = _warmed_up(p, m, times, limit, choices.one_more), times.hop_s
     for microbatch in range(1, m):
-        if max(spent + rank.idle for spent, rank in zip(work, ranks, strict=True)) >= best_s:
+        if _least_s(ranks, m) >= best_s:
             return best_s, []
         worst = max(rank.idle for rank in ranks)
         forward = [len(rank.forwards) < m for rank in ranks]
@@ -250,12 +254,16 @@ def search(p: int, m: int, v: int, times: Times) -> Order:
         # Less memory is tried too, by whole micro-batches, so that more of it never gives a longer step.
         fewer = int(limit * _SLACK / least) if least else 0  # a stage without layers may hold nothing
         for room in [limit, *(least * count for count in range(fewer, 0, -1))]:
-            for one_more, wait, fill in product((True, False), repeat=3):
-                if room * _SLACK < least:
-                    continue
-                seconds, order = _construct(p, m, tried, room, _Choices(one_more, wait, fill), best_s)
-                if seconds < best_s:
-                    best_s, best = seconds, order if tried is times else _joined(order)
+            if room * _SLACK < least:
+                continue
+            for one_more in (True, False):
+                least_s = _least_s(_warmed_up(p, m, tried, room, one_more), m)
+                for wait, fill in product((True, False), repeat=2):
+                    if m > 1 and least_s >= best_s:
+                        break  # idle time only grows after the warm-up
+                    seconds, order = _construct(p, m, tried, room, _Choices(one_more, wait, fill), best_s)
+                    if seconds < best_s:
+                        best_s, best = seconds, order if tried is times else _joined(order)
     assert best is not None
     return best
 

@@ -300,7 +300,7 @@ def test_1f1b_whose_pairs_are_not_batched(p: int, m: int) -> None:
         schedule,
         p,
         1e6,
-        lambda action: Step(str(action), work, phase=action.kind, microbatch=action.microbatch, stage=action.stage),
+        lambda action, after: Step(str(action), work, after, phase=action.kind, microbatch=action.microbatch),
         overlap=False,
     )
 

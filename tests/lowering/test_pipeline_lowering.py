@@ -14,8 +14,8 @@ from simulator.schedules import SCHEDULES, Action
 WORK = Block("work", ())
 
 
-def step(action: Action) -> Step:
-    return Step(str(action), WORK, phase=action.kind, microbatch=action.microbatch, stage=action.stage)
+def step(action: Action, after: tuple[str, ...]) -> Step:
+    return Step(str(action), WORK, after, phase=action.kind, microbatch=action.microbatch, stage=action.stage)
 
 
 def lanes_of(name: str, p: int, m: int, v: int, *, overlap: bool, batched: bool = False) -> list[Lanes]:
@@ -109,8 +109,8 @@ def test_a_receive_that_waits_holds_up_those_of_other_neighbours(name: str) -> N
     schedule = SCHEDULES[name]
     work = {kind: Block(kind, (Compute(kind, Fixed(2.0 if kind == "B" else 1.0), kind),)) for kind in "FBIW"}
 
-    def unit(action: Action) -> Step:
-        return Step(str(action), work[action.kind], phase=action.kind)
+    def unit(action: Action, after: tuple[str, ...]) -> Step:
+        return Step(str(action), work[action.kind], after, phase=action.kind)
 
     for p, m in ((2, 8), (4, 8), (4, 16)):
         lengths = []
@@ -169,6 +169,6 @@ def test_receives_alone_are_posted_as_their_bytes_come(as_they_come: bool) -> No
     singles = SingleTransfers(hops, 8.0, as_they_come=as_they_come)
     for hop in hops:
         for op in PointToPointKind:
-            step = singles.step(hop, op, ("before",))
+            step = singles.alike(hop, op).step(hop.source.microbatch, ("before",))
             expected = hop.comm(op, 8.0, as_it_comes=as_they_come and op is PointToPointKind.RECV)
             assert (step.op, step.label, step.after) == (expected, hop.label(op), ("before",))

@@ -1,4 +1,4 @@
-"""Transfers that differ in their tags alone: programs have many, and tell them by all other fields."""
+"""Transfers and steps that differ in a few fields: programs have many, made of one."""
 
 from __future__ import annotations
 
@@ -7,7 +7,18 @@ from typing import Any
 
 import pytest
 
-from simulator.program import Axis, PointToPoint, PointToPointKind, Purpose, tagging
+from simulator.program import (
+    Axis,
+    Block,
+    PointToPoint,
+    PointToPointKind,
+    Purpose,
+    Step,
+    StepPhase,
+    numbering,
+    reordered,
+    tagging,
+)
 from simulator.program.ops import but_tag
 
 TRANSFER = PointToPoint("recv", PointToPointKind.RECV, 8.0, Axis.PP, Purpose.PIPELINE, 1, "0F0", True)
@@ -30,3 +41,13 @@ def test_a_transfer_is_told_by_every_field_but_its_tag(name: str) -> None:
     assert (but_tag(other) == but_tag(TRANSFER)) == (name == "tag")
     # With the other tag, what else differs stays as it is.
     assert tagging(other)("0F2") == replace(other, tag="0F2")
+
+
+def test_steps_made_of_another_are_as_dataclasses_replace_makes_them() -> None:
+    """All fields are set, so that each one is kept: a field that is forgotten has no value at all."""
+    block, other = Block("work", ()), Block("other", ())
+    step = Step("0F1", block, ("0RECV_F1",), StepPhase.FORWARD, 1, 2, 3, "part", 4.0, 5.0, 6.0)
+    assert reordered(step, ("x",), label="0F2", microbatch=2) == replace(step, after=("x",), label="0F2", microbatch=2)
+    numbered = numbering(step)(7, "0F7", other, ("y",))
+    assert numbered == replace(step, microbatch=7, label="0F7", op=other, after=("y",))
+    assert step == Step("0F1", block, ("0RECV_F1",), StepPhase.FORWARD, 1, 2, 3, "part", 4.0, 5.0, 6.0)

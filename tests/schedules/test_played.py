@@ -90,8 +90,8 @@ def test_blocking_transfers_do_not_deadlock(name: str) -> None:
     schedule = SCHEDULES[name]
     work = Block("work", (Compute("work", Fixed(1.0), "F"),))
 
-    def step(action: Action) -> Step:
-        return Step(str(action), work, phase=action.kind, microbatch=action.microbatch, stage=action.stage)
+    def step(action: Action, after: tuple[str, ...]) -> Step:
+        return Step(str(action), work, after, phase=action.kind, microbatch=action.microbatch, stage=action.stage)
 
     for p, m, v in itertools.product((2, 3, 4), (3, 8, 10), (1, 2, 3)):
         if schedule.check(p, m, v) is not None:

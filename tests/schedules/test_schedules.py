@@ -2,10 +2,11 @@
 
 from collections import Counter
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
-from simulator.schedules import SCHEDULES, Action, requires
+from simulator.schedules import SCHEDULES, Action, requires, zb_auto
 from simulator.schedules.actions import Times
 from simulator.schedules.interleaved import warmup
 from simulator.schedules.zb_auto import _longest
@@ -172,3 +173,13 @@ def test_stages_that_hold_nothing_are_scheduled_by_their_times() -> None:
     order = SCHEDULES["zb_auto"].tuned(empty).order(2, 4, 1)
     assert Counter(action.kind for slot in order[0] for action in slot) == {"F": 4, "I": 4, "W": 4}
     assert _longest(order, empty) == _longest(SCHEDULES["zb_h2"].order(2, 4, 1), empty)
+
+
+@pytest.mark.parametrize(("p", "m"), [(1, 3), (3, 1), (3, 8), (4, 12)])
+@pytest.mark.parametrize("limit", [1.0, 2.0])
+def test_zb_auto_leaves_out_nothing_that_would_be_better(p: int, m: int, limit: float, monkeypatch: Any) -> None:
+    """Tried to their ends, constructions that take too long after the warm-up change nothing: idle time only grows."""
+    times = Times.equal(p, 1.0, 1.2, 0.7, 0.05, limit, 0.6)
+    lasted_s = _longest(zb_auto.search.__wrapped__(p, m, 1, times), times)
+    monkeypatch.setattr(zb_auto, "_least_s", lambda ranks, m: 0.0)
+    assert _longest(zb_auto.search.__wrapped__(p, m, 1, times), times) == pytest.approx(lasted_s, rel=1e-12)

@@ -141,8 +141,8 @@ def test_transfers_beside_computation_are_posted_where_pytorchs_runtime_posts_th
     there a stream per neighbour or one."""
     schedule = SCHEDULES[name]
 
-    def empty(action: Action) -> Step:
-        return Step(str(action), Block("work", ()))
+    def empty(action: Action, after: tuple[str, ...]) -> Step:
+        return Step(str(action), Block("work", ()), after)
 
     for p, m in ((2, 4), (4, 8), (3, 9)):
         v = schedule.chunks or 2

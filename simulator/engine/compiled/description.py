@@ -19,10 +19,10 @@ from simulator.engine.issue_order import HostSpeeds, HostWork
 from simulator.engine.placed_ranks import work_of_hosts
 from simulator.engine.placement import Placed
 from simulator.engine.rank import PlacedRank
-from simulator.program import COMPUTE_LANE, Batch, Block, Collective, Comm, PointToPoint, Role, Step, but_tag
+from simulator.program import COMPUTE_LANE, Batch, Collective, Comm, PointToPoint, Role, Step, but_tag
 
 Int32s = NDArray[np.int32]
-_label, _op, _after, _phase = map(attrgetter, ("label", "op", "after", "phase"))
+_described = attrgetter("label", "op", "after", "phase")
 
 
 class Numbers:
@@ -52,8 +52,6 @@ class CommNumbers:
         self.tags = Numbers()
         self.lane_names = Numbers()
         self._ops = Numbers()
-        #: Of each communication, kept so that no other has its id: the numbers of its kind and its tag.
-        self._numbers: dict[int, tuple[Comm, tuple[int, int]]] = {}
 
     def kind(self, comm: Comm) -> int:
         """Return the number of the kind of ``comm``."""
@@ -61,11 +59,8 @@ class CommNumbers:
 
     def kind_and_tag(self, comm: Comm) -> tuple[int, int]:
         """Return the numbers of the kind and of the tag of ``comm``."""
-        numbers = self._numbers.get(id(comm))
-        if numbers is None:
-            tag = comm.tag if isinstance(comm, PointToPoint) else ""
-            numbers = self._numbers[id(comm)] = comm, (self.kind(comm), self.tags.number(tag, tag))
-        return numbers[1]
+        tag = comm.tag if isinstance(comm, PointToPoint) else ""
+        return self.kinds.number(but_tag(comm), comm), self.tags.number(tag, tag)
 
     def tagged(self, kind: int, tag: int) -> Comm:
         """Return the communication of a kind that has a tag."""
@@ -133,11 +128,10 @@ class RoleNumbers:
         """Return the number of a label; a new one where no step has had it yet."""
         return self.labels.setdefault(label, len(self.labels))
 
-    def add_steps(self, lane: int, steps: Sequence[Step]) -> Int32s:
-        """Return the numbers of the labels of ``steps``, which stand on lane number ``lane``."""
-        numbers = self.numbers_of(map(_label, steps), len(steps))
-        is_batch = np.fromiter([isinstance(op, Batch) for op in map(_op, steps)], np.uint8, len(steps))
-        self._columns.append(LabelColumns(numbers, np.full(len(steps), lane, dtype=np.int32), is_batch))
+    def add_steps(self, lane: int, labels: Sequence[str], is_batch: NDArray[np.uint8]) -> Int32s:
+        """Return the numbers of the ``labels`` of steps, which stand on lane number ``lane``."""
+        numbers = self.numbers_of(labels, len(labels))
+        self._columns.append(LabelColumns(numbers, np.full(len(labels), lane, dtype=np.int32), is_batch))
         return numbers
 
     def numbers_of(self, labels: Iterable[str], n: int) -> Int32s:
@@ -169,35 +163,41 @@ class ProgramNumbers:
         """Return as arrays ``steps`` of ``role``, which stand on its lane number ``lane``."""
         batches: list[tuple[int, int]] = []
         kind_and_tag, block_number, first_step = self._comms.kind_and_tag, self.blocks.number, len(self.steps)
+        label, op_of_step, after, phase_of_step = zip(*map(_described, steps), strict=True) if steps else ((),) * 4
         #: Of blocks and collectives, which many steps share: kind of the operation, its number, 1 and no tag.
         shared: dict[int, tuple[int, int, int, int]] = {}
         ops: list[tuple[int, int, int, int]] = []
-        for op in map(_op, steps):
-            if (row := shared.get(id(op))) is None:
-                if isinstance(op, Block):
-                    row = shared[id(op)] = RUN_BLOCK, block_number(id(op), op), 1, 0
-                elif isinstance(op, Batch):
-                    row = RUN_BATCH, len(batches), len(op.comms), 0
-                    batches += map(kind_and_tag, op.comms)
-                else:
-                    kind, tag = kind_and_tag(op)
-                    row = shared[id(op)] = RUN_COMM, kind, 1, tag
+        for op in op_of_step:
+            if isinstance(op, PointToPoint):  # one for each step
+                row = self._comm_row(op)
+            elif isinstance(op, Batch):
+                row = RUN_BATCH, len(batches), len(op.comms), 0
+                batches += map(kind_and_tag, op.comms)
+            else:
+                if id(op) not in shared:
+                    shared[id(op)] = (
+                        self._comm_row(op) if isinstance(op, Comm) else (RUN_BLOCK, block_number(id(op), op), 1, 0)
+                    )
+                row = shared[id(op)]
             ops.append(row)
         columns = np.zeros(len(steps), dtype=STEP)
         numbers = np.fromiter(chain.from_iterable(ops), np.int32, 4 * len(ops)).reshape(-1, 4)
         for name, values in zip(("kind", "op", "n_ops", "tag"), numbers.T, strict=True):
             columns[name] = values
-        columns["label"] = role.add_steps(lane, steps)
-        after = list(map(_after, steps))
+        columns["label"] = role.add_steps(lane, label, (columns["kind"] == RUN_BATCH).astype(np.uint8))
         columns["n_after"] = list(map(len, after))
         columns["first_after"] = np.cumsum(columns["n_after"]) - columns["n_after"]
-        phases = list(map(_phase, steps))
-        phase = {one: self.phases.number(one, one) for one in dict.fromkeys(phases)}
-        columns["phase"] = list(map(phase.__getitem__, phases))
+        phase = {one: self.phases.number(one, one) for one in dict.fromkeys(phase_of_step)}
+        columns["phase"] = list(map(phase.__getitem__, phase_of_step))
         self.steps += steps
         transfers = np.array(batches, dtype=np.int32).reshape(-1, 2).view(TAGGED_COMM)
         awaited = role.numbers_of(chain.from_iterable(after), int(columns["n_after"].sum()))
         return LaneSteps(columns, awaited, transfers, first_step)
+
+    def _comm_row(self, comm: Comm) -> tuple[int, int, int, int]:
+        """Return the kind of the operation, the number of the communication's kind, 1 and the number of its tag."""
+        kind, tag = self._comms.kind_and_tag(comm)
+        return RUN_COMM, kind, 1, tag
 
 
 def work_of_host(

@@ -25,7 +25,18 @@ from simulator.lowering.lanes import Lanes, with_steps
 from simulator.lowering.rank_context import RankContext
 from simulator.lowering.stage_variants import Variant
 from simulator.models import by_part, pass_bytes
-from simulator.program import COMPUTE_LANE, AllToAll, Axis, Block, Compute, Step, StepPhase, reordered
+from simulator.program import (
+    COMPUTE_LANE,
+    AllToAll,
+    Axis,
+    Block,
+    Compute,
+    NumberedStep,
+    Step,
+    StepPhase,
+    numbering,
+    reordered,
+)
 from simulator.schedules import Slot
 
 _PASSES = (StepPhase.FORWARD, StepPhase.BACKWARD, StepPhase.INPUT_GRADIENT, StepPhase.WEIGHT_GRADIENT)
@@ -69,10 +80,11 @@ class _PatternStep(NamedTuple):
 
     It is ``like`` a step of the first such pair, and is made of the piece number ``piece`` of both passes. ``suffix``
     follows the label of that. Where it ``begins`` the piece, it waits for what the piece waits for. It ``awaits`` other
-    steps of the pair, by piece and suffix.
+    steps of the pair, by piece and suffix. ``numbered`` makes it for a micro-batch.
     """
 
     like: Step
+    numbered: NumberedStep
     piece: int
     suffix: str
     begins: bool
@@ -116,7 +128,7 @@ def _pattern(steps: Sequence[Step], pieces: Sequence[Step]) -> Iterator[_Pattern
         piece, suffix = place(step.label)
         begins = suffix == ":0" or n_steps[piece] == 1
         inside = step.after[len(pieces[piece].after) :] if begins else step.after
-        yield _PatternStep(step, piece, suffix, begins, tuple([place(label) for label in inside]))
+        yield _PatternStep(step, numbering(step), piece, suffix, begins, tuple([place(label) for label in inside]))
 
 
 def _repeated(one: _PatternStep, pieces: Sequence[Step]) -> Step:
@@ -124,7 +136,7 @@ def _repeated(one: _PatternStep, pieces: Sequence[Step]) -> Step:
     piece = pieces[one.piece]
     inside = tuple([pieces[number].label + suffix for number, suffix in one.awaits])
     after = (*piece.after, *inside) if one.begins else inside
-    return reordered(one.like, after, label=piece.label + one.suffix, microbatch=piece.microbatch)
+    return one.numbered(piece.microbatch, piece.label + one.suffix, one.like.op, after)
 
 
 def _pass_of(step: Step) -> object:

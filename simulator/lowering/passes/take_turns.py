@@ -69,7 +69,8 @@ def _behind(lanes: Lanes) -> dict[str, int]:
         for lane, steps in lanes.items():
             last = -1
             for step in steps if lane != COMPUTE_LANE else ():
-                last = max([last, *(last_of.get(label, -1) for label in step.after)])
-                changed |= last_of.get(step.label) != last
-                last_of[step.label] = last
+                for label in step.after:
+                    last = max(last, last_of.get(label, -1))
+                if last_of.get(step.label) != last:
+                    changed, last_of[step.label] = True, last
     return last_of
