@@ -12,9 +12,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simulator.arrays import Bools, Floats, Ints
+from simulator.cluster.device_routes import HOST_ENDS
 from simulator.cluster.gpu import Gpu
 from simulator.cluster.link import Link
-from simulator.cluster.node import HOST_ENDS, NodeLayout
+from simulator.cluster.node import NodeLayout
 from simulator.cluster.parts import ClusterGpus, ClusterLinks
 from simulator.cluster.wires import Edge
 from simulator.fabrics import Switches

@@ -10,7 +10,8 @@ import numpy as np
 
 from simulator.arrays import Floats, Ints, distinct, first_places, joined
 from simulator.cluster.cluster import Cluster
-from simulator.cluster.node import NodeLayout, Route
+from simulator.cluster.inner_routes import Route
+from simulator.cluster.node import NodeLayout
 from simulator.hardware.transport import TransportKind
 from simulator.network.moves import KINDS, SWITCH, AllPairs, HopTable, Moves
 
