@@ -79,6 +79,11 @@ class Wiring:
         route = self.over_nvlink.between(f"gpu{a}", f"gpu{b}")
         return route if route and sum(self.edges[i].dst.startswith("gpu") for i in route) <= 2 else None
 
+    def plug(self, gpu: int) -> tuple[str, str, str]:
+        """Return what GPUs share whose routes differ in their first or last link alone: neighbours and socket."""
+        name = f"gpu{gpu}"
+        return self.over_nvlink.above(name), self.over_pcie.above(name), self.socket_of[name]
+
     @cached_property
     def joins_all(self) -> bool:
         """NVLink joins every GPU to every other one; GPUs with the same single neighbour are joined alike."""
@@ -91,7 +96,7 @@ class Wiring:
         return all(self.nvlink(a, b) for pairs in (inside, across) for a, b in pairs)
 
     def to_host(self, device: str) -> Route:
-        """Return the route from a GPU or NIC to the memory of the host, through the socket that it is plugged into."""
+        """Return the route from a GPU or NIC through its socket to the memory of the host."""
         socket = self.socket_of[device]
         return self.over_pcie[device, socket] + self._channels(socket) + (self.position["memory"],)
 
@@ -115,7 +120,7 @@ class GpuRoutes(KeptRoutes):
     def _route(self, a: int, b: int) -> Route:
         wiring, node = self._wiring, self._wiring.node
         if max(a, b) >= node.gpus.count:
-            return self._of_host(a, b)
+            return self._host_route(a, b)
         ends = f"gpu{a}", f"gpu{b}"
         if route := wiring.nvlink(a, b):
             return route
@@ -124,7 +129,7 @@ class GpuRoutes(KeptRoutes):
         socket = wiring.socket_of[ends[1]]
         return wiring.over_pcie[ends[0], socket] + wiring.over_pcie[socket, ends[1]]
 
-    def _of_host(self, a: int, b: int) -> Route:
+    def _host_route(self, a: int, b: int) -> Route:
         """Return the route between a GPU and the host's memory, or between two ends of the host."""
         wiring, first = self._wiring, self._wiring.node.gpus.count
         memory, nvme, cpu = (first + end for end in HOST_ENDS)

@@ -67,8 +67,14 @@ class NodeLayout:
 
     @property
     def links_between_gpus(self) -> list[int]:
-        """The links of all routes between GPUs, in order."""
-        return sorted({link for pair in permutations(self.gpus, 2) for link in self.between[pair]})
+        """The links of all routes between GPUs, in order; GPUs plugged in alike take one way to others."""
+        alike: dict[object, list[int]] = {}
+        for gpu in self.gpus:
+            alike.setdefault(self.wiring.plug(gpu), []).append(gpu)
+        pairs = [
+            (a, b) for a in self.gpus for group in alike.values() for b in [gpu for gpu in group[:2] if gpu != a][:1]
+        ]
+        return sorted({link for a, b in pairs for link in self.between[a, b] + self.between[b, a]})
 
     def out(self, gpu: int, nic: int) -> Route:
         """Return the route from a GPU through a NIC's port into the fabric."""

@@ -66,3 +66,12 @@ def test_a_node_of_576_gpus_searches_once_for_each_switch(monkeypatch: pytest.Mo
     assert [layout.edges[link].name for link in layout.out(9, 9)] == ["gpu9.pcie:tx", "nic9.pcie:rx", "nic9:tx"]
     assert layout.joins_all
     assert sorted(searches) == sorted([*[f"pcie{switch}" for switch in range(72)], "nvswitch"])
+
+
+@pytest.mark.parametrize("name", SHIPPED)
+def test_links_between_gpus_are_those_of_all_pairs(name: str) -> None:
+    """The links of one route for each way that GPUs are plugged in are the links of the routes of all pairs."""
+    layout = lay_out(load_cluster(name).node, "infiniband")
+    pairs = [(a, b) for a in layout.gpus for b in layout.gpus if a != b]
+    assert layout.links_between_gpus == sorted({link for pair in pairs for link in layout.between[pair]})
+    assert layout.joins_all == all(layout.joins(*pair) for pair in pairs)
