@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from simulator.arrays import Ints, distinct
+from simulator.arrays import Ints, distinct, first_places
 from simulator.cluster import Cluster
 from simulator.costs import Costs
 from simulator.engine.placement import Placed
@@ -190,7 +190,9 @@ def _comms_of_job(
             parts.append((kind[0]._replace(groups=called[rows]), order[rows]))
     if not parts:
         return []
-    rank_in_order = np.argsort(np.argsort(np.concatenate([order for _, order in parts])))
+    in_order = np.argsort(np.concatenate([order for _, order in parts]))
+    rank_in_order = np.empty_like(in_order)
+    rank_in_order[in_order] = np.arange(len(in_order))
     numbers = np.split(rank_in_order + first, np.cumsum([len(order) for _, order in parts])[:-1])
     comms = []
     for (calls, _), number in zip(parts, numbers, strict=True):
@@ -223,8 +225,9 @@ def _calls(program: Program, groups: Mapping[str, SeatedGroups]) -> Iterator[_Ca
                     yield _Calls(comm.axis, spec_of(comm, position), comm, axis_groups.group_of[callers], callers, call)
                 continue
             if comm.axis not in firsts:
-                called, first = np.unique(axis_groups.group_of[ranks], return_index=True)
-                firsts[comm.axis] = called, ranks[first]
+                first = first_places(axis_groups.group_of[ranks], len(axis_groups.size))
+                called = np.flatnonzero(first >= 0)
+                firsts[comm.axis] = called, ranks[first[called]]
             yield _Calls(comm.axis, spec_of(comm, -1), comm, *firsts[comm.axis], call)
 
 

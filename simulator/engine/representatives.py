@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from simulator.arrays import Bools, Floats, Ints, first_places, joined
+from simulator.arrays import Bools, Floats, Ints, first_places
 from simulator.cluster import Cluster
 from simulator.costs.hosts import THREAD_Bps
 from simulator.engine.ample_links import AmpleLoads, ample_links, ample_loads
@@ -157,9 +157,10 @@ class _RoutedByNumber:
 
     def __init__(self, routed: Sequence[RoutedComms]) -> None:
         self._routed = routed
-        by_number = np.argsort(joined(one.alike.number[one.rows] for one in routed))
-        self._which = joined(np.full(len(one.rows), which) for which, one in enumerate(routed))[by_number]
-        self._place = joined(np.arange(len(one.rows)) for one in routed)[by_number]
+        self._which, self._place = np.empty((2, sum(len(one.rows) for one in routed)), dtype=np.int64)
+        for which, one in enumerate(routed):
+            numbers = one.alike.number[one.rows]
+            self._which[numbers], self._place[numbers] = which, np.arange(len(numbers))
 
     def __len__(self) -> int:
         return len(self._place)
