@@ -85,7 +85,7 @@ def updates(comm: Comm) -> bool:
     return isinstance(comm, HostOperation) and comm.updates
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class GroupComm:
     """One communication of one real group of program ``job``.
 
@@ -98,18 +98,20 @@ class GroupComm:
     group: int
     spec: tuple[object, ...]
     comm: Comm
-    ranks: tuple[int, ...]
-    ends: tuple[int, ...]
+    ranks: Ints
+    ends: Ints
 
     def costs(self, jobs: Sequence[Placed], cluster: Cluster) -> Costs:
         """Return the costs that hold between the GPUs that take part."""
-        return jobs[self.job].costs.among(cluster.gpu_types(self.ends))
+        return jobs[self.job].costs.among(cluster.gpu_types(map(int, self.ends)))
 
     def patterns(self, cluster: Cluster) -> tuple[Pattern, ...]:
         """Return the algorithms that could do it; none where nothing moves."""
         if isinstance(self.comm, RecordedWork):
             return ()
-        return patterns(op_of(self.comm), self.ends, cluster, algorithm_of(self.comm), shares_of(self.comm))
+        return patterns(
+            op_of(self.comm), tuple(self.ends.tolist()), cluster, algorithm_of(self.comm), shares_of(self.comm)
+        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -140,8 +142,8 @@ class AlikeComms:
 
     def one(self, row: int) -> GroupComm:
         """Return the communication of one row."""
-        ranks, ends = tuple(self.ranks[row].tolist()), tuple(self.ends[row].tolist())
-        return GroupComm(self.job, self.axis, int(self.groups[row]), self.spec, self.comm, ranks, ends)
+        group = int(self.groups[row])
+        return GroupComm(self.job, self.axis, group, self.spec, self.comm, self.ranks[row], self.ends[row])
 
 
 def alike_comms(

@@ -197,6 +197,7 @@ def _inside_loads(ways: Sequence[Sequence[_Way]], kind: Ints, ends: Ints, load: 
     share = np.array([one[2] for one in flat], dtype=float)
     width = int(position.max(initial=0)) + 1
     total, is_crossed = np.zeros(n_nodes * width), np.zeros(n_nodes * width, dtype=bool)
+    first = np.empty(n_nodes * width, dtype=np.int64)
     in_order = []
     for start in range(0, len(kind), HOPS_AT_ONCE):
         hops = slice(start, start + HOPS_AT_ONCE)
@@ -204,8 +205,9 @@ def _inside_loads(ways: Sequence[Sequence[_Way]], kind: Ints, ends: Ints, load: 
         cell = ends[:, hops][end[entry], hop] * width + position[entry]
         np.add.at(total, cell, share[entry] * load[hops][hop])
         later = cell[~is_crossed[cell]]
-        _, first = np.unique(later, return_index=True)
-        in_order.append(later[np.sort(first)])
+        places = np.arange(len(later))
+        first[later[::-1]] = places[::-1]  # of values for one element numpy keeps the last
+        in_order.append(later[first[later] == places])
         is_crossed[later] = True
     crossed = joined(in_order)
     return InsideLoads(*np.divmod(crossed, width), total[crossed])
