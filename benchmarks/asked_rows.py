@@ -1,4 +1,4 @@
-"""The rows of the table that `benchmarks.bench_asked` prints: their work, and the most that each is to take."""
+"""Rows of the table of `benchmarks.bench_asked`: their work, and the most that each is to take."""
 
 from __future__ import annotations
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,7 +21,7 @@ from simulator.config import load_workload
 
 
 class Doubling(NamedTuple):
-    """What is doubled: its name, the shipped workload, its number at first, and the changes that make it another."""
+    """A thing to double: its name, a shipped workload, the first number, and the changes that make it another."""
 
     name: str
     workload: str
@@ -69,7 +70,7 @@ def growth(doubling: Doubling, times: int, repeat: int) -> Growth:
     jobs = [load_workload(doubling.workload, doubling.changes(number)) for number in numbers]
     run_step(jobs[0])
     scale = REFERENCE_s / min(bare_loop_s() for _ in range(2))
-    seconds = [scale * min(timed(lambda job=job: run_step(job))[1] for _ in range(repeat)) for job in jobs]
+    seconds = [scale * min(timed(partial(run_step, job))[1] for _ in range(repeat)) for job in jobs]
     return Growth(doubling, numbers, seconds)
 
 

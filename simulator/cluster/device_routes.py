@@ -137,12 +137,12 @@ class GpuRoutes(KeptRoutes):
             return wiring.to_host(f"gpu{a}")
         if b < first and a == memory:
             return wiring.from_host(f"gpu{b}")
-        bus, position = (wiring.position["memory"],), wiring.position
-        return {
-            (memory, cpu): lambda: bus,
-            (memory, nvme): lambda: (*bus, position["nvme:tx"]),
-            (nvme, memory): lambda: (position["nvme:rx"], *bus),
-        }[a, b]()
+        names = {
+            (memory, cpu): ("memory",),
+            (memory, nvme): ("memory", "nvme:tx"),
+            (nvme, memory): ("nvme:rx", "memory"),
+        }
+        return tuple([wiring.position[name] for name in names[a, b]])
 
 
 @dataclass(frozen=True, eq=False)

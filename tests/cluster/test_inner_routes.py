@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import networkx as nx
 import pytest
 
+from simulator.cluster import inner_routes
 from simulator.cluster.inner_routes import InnerRoutes
 from simulator.cluster.node import lay_out
 from simulator.cluster.wires import Edge, duplex, inner_edges
@@ -17,9 +20,10 @@ SHIPPED = catalog.names("cluster")
 
 @pytest.mark.parametrize("name", SHIPPED)
 def test_routes_are_those_of_a_search_over_all_vertices(name: str) -> None:
-    """Every two vertices of a shipped node have a route of as few links as networkx finds, over links that follow each
-    other; vertices that no links join have none."""
-    edges = inner_edges(load_cluster(name).node)
+    """Every two vertices of a shipped node have a route of as few links as networkx finds.
+
+    Each link begins where the last one ends. Vertices that no links join have no route."""
+    edges = inner_edges(load_cluster(name).kinds[0])
     for kind in ("nvlink", "pcie"):
         routes = InnerRoutes(edges, kind)
         graph = nx.DiGraph((edge.src, edge.dst) for edge in edges if edge.kind == kind)
@@ -50,11 +54,13 @@ def test_a_node_of_576_gpus_searches_once_for_each_switch(monkeypatch: pytest.Mo
     one GPU of each switch is looked at: 72 searches over switches and socket. NVLink takes the one search from the
     NVSwitches. GPU 9 has the second card of the second switch, card 9, for itself."""
     searches: list[str] = []
-    search = "simulator.cluster.inner_routes._cheapest_paths"
-    from simulator.cluster import inner_routes
+    search = inner_routes._cheapest_paths
 
-    plain = inner_routes._cheapest_paths
-    monkeypatch.setattr(search, lambda leaving, start: searches.append(start) or plain(leaving, start))
+    def counted(leaving: Mapping[str, Mapping[str, float]], start: str) -> dict[str, tuple[str, ...]]:
+        searches.append(start)
+        return search(leaving, start)
+
+    monkeypatch.setattr(inner_routes, "_cheapest_paths", counted)
     section = {
         "gpus": {"type": "h100-sxm-80gb", "count": 576},
         "nvlink": {"kind": "nvswitch", "bandwidth_Bps": 450e9},
@@ -71,7 +77,7 @@ def test_a_node_of_576_gpus_searches_once_for_each_switch(monkeypatch: pytest.Mo
 @pytest.mark.parametrize("name", SHIPPED)
 def test_links_between_gpus_are_those_of_all_pairs(name: str) -> None:
     """The links of one route for each way that GPUs are plugged in are the links of the routes of all pairs."""
-    layout = lay_out(load_cluster(name).node, "infiniband")
+    layout = lay_out(load_cluster(name).kinds[0], "infiniband")
     pairs = [(a, b) for a in layout.gpus for b in layout.gpus if a != b]
     assert layout.links_between_gpus == sorted({link for pair in pairs for link in layout.between[pair]})
     assert layout.joins_all == all(layout.joins(*pair) for pair in pairs)
