@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from simulator.cli.terminal import console, show, table
-from simulator.cluster.relations import LEGEND, device_names, relations
+from simulator.cluster.relations import LEGEND, DeviceRelations, device_names
 
 if TYPE_CHECKING:
     from simulator.hardware.node import NodeSpec
@@ -18,8 +18,8 @@ def show_joined(node: NodeSpec, title: str) -> None:
     """Print the matrix of ``nvidia-smi topo -m``, or that there is no room for it."""
     names = device_names(node)
     if len(names) <= MOST_COLUMNS:
-        joined = relations(node)
-        matrix = table([{"": a, **{b: joined.get((a, b), "X") for b in names}} for a in names], title)
+        joined = DeviceRelations(node)
+        matrix = table([{"": a, **{b: "X" if a == b else joined[a, b] for b in names}} for a in names], title)
         if matrix.full_width <= console().width:
             show(matrix, LEGEND)
             return

@@ -20,6 +20,7 @@ from simulator.output.files import writing
 from simulator.units import counted
 
 if TYPE_CHECKING:
+    from simulator.cluster.relations import DeviceRelations
     from simulator.hardware.node import NodeSpec
     from simulator.importers import Imported
 
@@ -222,9 +223,9 @@ def _show_gaps(imported: Imported, assumed: list[str]) -> None:
 def _show_devices(imported: Imported, node: NodeSpec) -> None:
     from simulator.cli.device_table import show_joined
     from simulator.cli.terminal import show, table
-    from simulator.cluster.relations import device_names, relations
+    from simulator.cluster.relations import DeviceRelations, device_names
 
-    joined, names = relations(node), device_names(node)
+    joined, names = DeviceRelations(node), device_names(node)
     gpus, nics = names[: node.gpus.count], names[node.gpus.count :]
     rows = [
         {
@@ -243,12 +244,12 @@ def _show_devices(imported: Imported, node: NodeSpec) -> None:
     show_joined(node, "Joined by")
 
 
-def _nearest(device: str, devices: list[str], joined: Mapping[tuple[str, str], str]) -> str:
+def _nearest(device: str, devices: list[str], joined: DeviceRelations) -> str:
     relations = ["PIX", "PXB", "PHB", "SYS"]
     least = min((relations.index(joined[device, candidate]) for candidate in devices), default=0)
     return ", ".join(candidate for candidate in devices if relations.index(joined[device, candidate]) == least) or "-"
 
 
-def _with_nvlink(device: str, gpus: list[str], joined: Mapping[tuple[str, str], str]) -> str:
-    relations = ((gpu, joined.get((device, gpu), "")) for gpu in gpus)
+def _with_nvlink(device: str, gpus: list[str], joined: DeviceRelations) -> str:
+    relations = ((gpu, joined[device, gpu]) for gpu in gpus if gpu != device)
     return ", ".join(f"{gpu} ({relation})" for gpu, relation in relations if relation.startswith(("NV", "XG"))) or "-"

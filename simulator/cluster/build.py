@@ -13,8 +13,9 @@ from simulator.cluster.cluster import Cluster
 from simulator.cluster.cut_off import ThinnedNode, overrides_without_cut_off
 from simulator.cluster.dead_links import dead_by_node, dead_links, without_trunks
 from simulator.cluster.gpu import Gpu
+from simulator.cluster.inner_routes import NoWayError
 from simulator.cluster.link import Link
-from simulator.cluster.node import NodeLayout, NoWayError
+from simulator.cluster.node import NodeLayout
 from simulator.cluster.parts import ClusterGpus, ClusterLinks
 from simulator.errors import InputError, located
 from simulator.fabrics import Switches, switches

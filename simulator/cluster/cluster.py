@@ -9,9 +9,11 @@ from typing import TYPE_CHECKING, Any, overload
 
 from simulator.arrays import Ints
 from simulator.cluster.columns import ClusterColumns
+from simulator.cluster.device_routes import HOST_ENDS, MEMORY
+from simulator.cluster.inner_routes import Route
 from simulator.cluster.link import Link, Spread
 from simulator.cluster.nic_pairs import NicPair, joined_pair, no_way_between
-from simulator.cluster.node import HOST_ENDS, MEMORY, NodeLayout, Route
+from simulator.cluster.node import NodeLayout
 from simulator.cluster.switch_tree import NodePlaces
 from simulator.cluster.trunk_ways import TrunkWays
 from simulator.errors import InputError
@@ -298,8 +300,7 @@ class Cluster(ClusterColumns):
             half, usable = self.first_gpu[peopled[len(peopled) // 2]], tuple(self.links)
         else:
             layout, first = self.layouts[peopled[0]], self.first_link[peopled[0]]
-            used = {first + i for (a, b), route in layout.between.items() if max(a, b) < layout.host for i in route}
-            half, usable = count // 2, tuple([self.links[number] for number in sorted(used)])
+            half, usable = count // 2, tuple([self.links[first + at] for at in layout.links_between_gpus])
         at = self._merged(half)
         capacity: dict[tuple[str, str], float] = {}
         for link in usable:

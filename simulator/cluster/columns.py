@@ -11,10 +11,11 @@ from typing import Any, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from simulator.arrays import Bools, Floats, Ints
+from simulator.arrays import Bools, Floats, Ints, joined
+from simulator.cluster.device_routes import HOST_ENDS
 from simulator.cluster.gpu import Gpu
 from simulator.cluster.link import Link
-from simulator.cluster.node import HOST_ENDS, NodeLayout
+from simulator.cluster.node import NodeLayout
 from simulator.cluster.parts import ClusterGpus, ClusterLinks
 from simulator.cluster.wires import Edge
 from simulator.fabrics import Switches
@@ -122,14 +123,16 @@ class ClusterColumns:
         It is asked once for each link of a layout, and for trunks and links that an override changes.
         """
         columns: dict[int, NDArray[Any]] = {}
-        for layout in self.layouts:
+        parts = []
+        for layout, _, n_nodes in self._runs:
             if id(layout) not in columns:
                 edges = enumerate(layout.edges)
                 columns[id(layout)] = np.array([figure(layout, at, edge) for at, edge in edges], dtype=dtype)
+            parts.append(np.tile(columns[id(layout)], n_nodes))
         trunks: NDArray[Any] = np.array(
             [figure(None, at, link) for at, link in enumerate(self.links.trunks)], dtype=dtype
         )
-        column = np.concatenate([*[columns[id(layout)] for layout in self.layouts], trunks])
+        column = np.concatenate([*parts, trunks])
         for number, link in self.links.changed.items():
             if number < self.links.n_inside:
                 node = self.links.node_of(number)
@@ -142,36 +145,58 @@ class ClusterColumns:
     def link_ends(self) -> tuple[Ints, Ints]:
         """The vertices that every link leads from and to, as numbers."""
         inner: dict[str, int] = {}  # vertices of nodes, by their names in it
-        for layout, _ in self.nodes_of_layout:
+        for layout in {id(layout): layout for layout, _, _ in self._runs}.values():
             for edge in layout.edges:
                 inner.setdefault(edge.src, len(inner))
                 inner.setdefault(edge.dst, len(inner))
-        outer: dict[str, int] = {}  # switches
-        for on_node in {id(leaves): leaves for leaves in self.switches.leaves}.values():
-            for leaf in on_node:
-                outer.setdefault(leaf, len(outer))
-        for link in self.links.trunks:
-            outer.setdefault(link.src, len(outer))
-            outer.setdefault(link.dst, len(outer))
-        src, dst = np.zeros((2, len(self.links)), dtype=np.int64)
-        for layout, nodes in self.nodes_of_layout:
-            numbers = self.first_links[nodes][:, None] + np.arange(len(layout.edges))
-            first = len(outer) + nodes[:, None] * len(inner)
-            src[numbers] = first + np.array([inner[edge.src] for edge in layout.edges], dtype=np.int64)
-            dst[numbers] = first + np.array([inner[edge.dst] for edge in layout.edges], dtype=np.int64)
-            leaves = np.array([[outer[leaf] for leaf in self.switches.leaves[node]] for node in nodes.tolist()])
-            for nic in layout.nics:
-                dst[numbers[:, layout.port_out[nic]]] = src[numbers[:, layout.port_in[nic]]] = leaves[:, nic]
-        src[self.links.n_inside :] = [outer[link.src] for link in self.links.trunks]
-        dst[self.links.n_inside :] = [outer[link.dst] for link in self.links.trunks]
+        src, dst = np.empty((2, len(self.links)), dtype=np.int64)
+        for layout, node, n_nodes in self._runs:
+            first = self.n_switches + np.arange(node, node + n_nodes)[:, None] * len(inner)
+            run = slice(self.first_link[node], self.first_link[node] + n_nodes * len(layout.edges))
+            src[run] = (first + np.array([inner[edge.src] for edge in layout.edges], dtype=np.int64)).reshape(-1)
+            dst[run] = (first + np.array([inner[edge.dst] for edge in layout.edges], dtype=np.int64)).reshape(-1)
+        links, from_switch, to_switch = self.switch_ends
+        src[links[from_switch >= 0]] = from_switch[from_switch >= 0]
+        dst[links[to_switch >= 0]] = to_switch[to_switch >= 0]
         return src, dst
+
+    @cached_property
+    def switch_ends(self) -> tuple[Ints, Ints, Ints]:
+        """The links with a switch at an end, trunks last, and the numbers of the switches that each leads from and to.
+
+        A switch has the number -1 where that end of the link is in a node.
+        """
+        links, src, dst = list[Ints](), list[Ints](), list[Ints]()
+        for layout, node, n_nodes in self._runs:
+            nodes = slice(node, node + n_nodes)
+            for nic in layout.nics:
+                leaf, inside = self.leaf_numbers[nodes, nic], np.full(n_nodes, -1, dtype=np.int64)
+                links += [self.first_links[nodes] + port[nic] for port in (layout.port_out, layout.port_in)]
+                src += [inside, leaf]
+                dst += [leaf, inside]
+        trunks, number = self.links.trunks, self._switch_numbers
+        links.append(np.arange(self.links.n_inside, len(self.links)))
+        src.append(np.array([number[link.src] for link in trunks], dtype=np.int64))
+        dst.append(np.array([number[link.dst] for link in trunks], dtype=np.int64))
+        return joined(links), joined(src), joined(dst)
+
+    @property
+    def n_switches(self) -> int:
+        """Number of switches that links lead to."""
+        return len(self._switch_numbers)
+
+    @cached_property
+    def _switch_numbers(self) -> dict[str, int]:
+        """The number of every switch: leaves first, then those that trunks alone lead to."""
+        leaves = itertools.chain.from_iterable(dict.fromkeys(self.switches.leaves))
+        upper = (end for link in self.links.trunks for end in (link.src, link.dst))
+        return {switch: number for number, switch in enumerate(dict.fromkeys(itertools.chain(leaves, upper)))}
 
     @cached_property
     def leaf_numbers(self) -> Ints:
         """Number of the switch that each NIC is cabled to, a row for each node; -1 where it has no such NIC."""
-        leaves = self.switches.leaves
+        leaves, numbers = self.switches.leaves, self._switch_numbers
         kinds = list(dict.fromkeys(leaves))
-        numbers = {leaf: number for number, leaf in enumerate(dict.fromkeys(itertools.chain.from_iterable(kinds)))}
         table = np.full((len(kinds), max(map(len, kinds), default=0)), -1, dtype=np.int64)
         for row, on_node in enumerate(kinds):
             table[row, : len(on_node)] = [numbers[leaf] for leaf in on_node]
@@ -179,12 +204,14 @@ class ClusterColumns:
         return table[np.array([row_of[on_node] for on_node in leaves], dtype=np.int64)]
 
     @cached_property
-    def nodes_of_layout(self) -> list[tuple[NodeLayout, Ints]]:
-        """The distinct layouts, and the nodes of each."""
-        nodes: dict[int, list[int]] = {}
-        for node, layout in enumerate(self.layouts):
-            nodes.setdefault(id(layout), []).append(node)
-        return [(self.layouts[alike[0]], np.array(alike, dtype=np.int64)) for alike in nodes.values()]
+    def _runs(self) -> list[tuple[NodeLayout, int, int]]:
+        """Nodes of one layout in a row: the layout, the first node, and how many there are."""
+        runs, node = [], 0
+        for _, alike in itertools.groupby(self.layouts, key=id):
+            n_nodes = sum(1 for _ in alike)
+            runs.append((self.layouts[node], node, n_nodes))
+            node += n_nodes
+        return runs
 
     @cached_property
     def node_kinds(self) -> tuple[int, ...]:

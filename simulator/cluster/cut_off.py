@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from simulator.cluster.node import NodeLayout, NoWayError, lay_out
+from simulator.cluster.inner_routes import NoWayError
+from simulator.cluster.node import NodeLayout, lay_out
 from simulator.cluster.wires import inner_edges, tree_of
 from simulator.hardware.node import NodeSpec
 from simulator.hardware.transport import TransportKind

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 from simulator.cluster.wires import nvlinks_of, tree_of
 from simulator.hardware.node import NodeSpec
 
@@ -16,36 +18,37 @@ def device_names(node: NodeSpec) -> list[str]:
     return [f"gpu{i}" for i in range(node.gpus.count)] + [f"nic{i}" for i in range(node.nics.count)]
 
 
-def relations(node: NodeSpec) -> dict[tuple[str, str], str]:
-    """Return the relation of every two devices, both ways round.
+class DeviceRelations:
+    """The relation of every two devices of a node, the same both ways round, worked out when it is asked for.
 
     NVLink goes before PCIe. Devices without a switch in common are joined by a socket."""
-    tree = tree_of(node)
-    ways_up: dict[str, list[str]] = {}
-    for name in device_names(node):
-        way = [tree[name].at]
-        while way[-1] in tree:
-            way.append(tree[way[-1]].at)
-        ways_up[name] = way
-    by_nvlink = _by_nvlink(node)
-    return {
-        (a, b): by_nvlink.get((a, b)) or _by_pcie(ways_up[a], ways_up[b]) for a in ways_up for b in ways_up if a != b
-    }
+
+    def __init__(self, node: NodeSpec) -> None:
+        tree = tree_of(node)
+        self._short = "XG" if node.nvlink.name == "xgmi" else "NV"
+        self._has_nvswitch = node.nvlink.kind == "nvswitch"
+        self._bundles: dict[tuple[str, str], str] = {}
+        for bundle in nvlinks_of(node):
+            a, b = (f"gpu{gpu}" for gpu in bundle.gpus)
+            links = f"{self._short}{bundle.count}" if node.nvlink.kind == "links" else self._short
+            self._bundles[a, b] = self._bundles[b, a] = links
+        self._ways_up: dict[str, tuple[str, ...]] = {}
+        for name in device_names(node):
+            way = [tree[name].at]
+            while way[-1] in tree:
+                way.append(tree[way[-1]].at)
+            self._ways_up[name] = tuple(way)
+        self._by_pcie = cache(_by_pcie)
+
+    def __getitem__(self, ends: tuple[str, str]) -> str:
+        """Return the relation of two different devices, in the words of `LEGEND`."""
+        a, b = ends
+        if self._has_nvswitch and a.startswith("gpu") and b.startswith("gpu"):
+            return self._short
+        return self._bundles.get(ends) or self._by_pcie(self._ways_up[a], self._ways_up[b])
 
 
-def _by_nvlink(node: NodeSpec) -> dict[tuple[str, str], str]:
-    short = "XG" if node.nvlink.name == "xgmi" else "NV"
-    joined: dict[tuple[str, str], str] = {}
-    if node.nvlink.kind == "nvswitch":
-        gpus = range(node.gpus.count)
-        return {(f"gpu{a}", f"gpu{b}"): short for a in gpus for b in gpus if a != b}
-    for bundle in nvlinks_of(node):
-        a, b = (f"gpu{gpu}" for gpu in bundle.gpus)
-        joined[a, b] = joined[b, a] = f"{short}{bundle.count}" if node.nvlink.kind == "links" else short
-    return joined
-
-
-def _by_pcie(a: list[str], b: list[str]) -> str:
+def _by_pcie(a: tuple[str, ...], b: tuple[str, ...]) -> str:
     common = next((vertex for vertex in a if vertex in b), None)
     if common is None:
         return "SYS"

@@ -34,33 +34,32 @@ def ample_links(cluster: Cluster, capacity: Floats) -> Bools:
 
 
 def _ample(cluster: Cluster, capacity: Floats) -> Bools:
-    is_trunk = cluster.link_column(lambda layout, _at, _link: layout is None, np.bool_)
-    trunks, ends = np.flatnonzero(is_trunk), cluster.link_ends
-    n_vertices = int(max(end.max(initial=-1) for end in ends)) + 1
-    is_inside = np.zeros(n_vertices, dtype=bool)
-    for end in ends:
-        is_inside[end[~is_trunk & ~cluster.is_port]] = True
+    links, src, dst = cluster.switch_ends
+    trunks = slice(cluster.links.n_inside, None)
     ample = np.zeros(len(capacity), dtype=bool)
-    for near, far in (ends, ends[::-1]):
-        room_Bps, count = _neighbours(trunks, near, far, capacity, n_vertices)
-        ample[trunks] |= ~is_inside[near[trunks]] & (count > 1) & (room_Bps <= capacity[trunks] * (1 + 1e-12))
+    for near, far in ((src, dst), (dst, src)):
+        room_Bps, count = _neighbours(len(cluster.links.trunks), near, far, capacity[links], cluster.n_switches)
+        ample[trunks] |= (count > 1) & (room_Bps <= capacity[trunks] * (1 + 1e-12))
     for flow in cluster.background:
         ample[[link for link, _ in flow.loads]] = False
     return ample
 
 
-def _neighbours(trunks: Ints, near: Ints, far: Ints, capacity: Floats, n_vertices: int) -> tuple[Floats, Ints]:
+def _neighbours(n_trunks: int, near: Ints, far: Ints, capacity: Floats, n_switches: int) -> tuple[Floats, Ints]:
     """Return what the links whose ``far`` end is the ``near`` end of a trunk carry together, and their number.
 
-    Links of the way back, between the same two ends, do not count.
+    Ends and ``capacity`` are of links with a switch at an end; the last ``n_trunks`` of them are the trunks, and -1 is
+    an end in a node. Links of the way back, between the same two switches, do not count.
     """
-    room_Bps = np.bincount(far, weights=capacity, minlength=n_vertices)[near[trunks]]
-    count = np.bincount(far, minlength=n_vertices)[near[trunks]]
-    ways, way = np.unique(near * n_vertices + far, return_inverse=True)
-    back = far[trunks] * n_vertices + near[trunks]
+    leads, first = far >= 0, len(far) - n_trunks
+    start, end, trunk_Bps = near[first:], far[first:], capacity[first:]
+    room_Bps = np.bincount(far[leads], weights=capacity[leads], minlength=n_switches)[start]
+    count = np.bincount(far[leads], minlength=n_switches)[start]
+    ways, way = np.unique(start * n_switches + end, return_inverse=True)
+    back = end * n_switches + start
     at = np.minimum(np.searchsorted(ways, back), len(ways) - 1)
     returns = ways[at] == back
-    back_Bps, n_back = np.bincount(way, weights=capacity), np.bincount(way)
+    back_Bps, n_back = np.bincount(way, weights=trunk_Bps), np.bincount(way)
     other_Bps = room_Bps - np.where(returns, back_Bps[at], 0.0)
     return other_Bps.astype(np.float64), count - np.where(returns, n_back[at], 0)
 

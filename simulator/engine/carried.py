@@ -7,7 +7,7 @@ Communications of one group that load the same links alike, such as all-gathers 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import numpy as np
@@ -35,6 +35,7 @@ class CommRoute:
     places: LinkPlaces
     phase: Ints
     load: Floats
+    _latest: dict[bytes, Pattern] = field(default_factory=dict, init=False)
 
     @classmethod
     def from_group(cls, pattern: Pattern, cluster: Cluster, nodes: Ints) -> CommRoute:
@@ -50,7 +51,14 @@ class CommRoute:
         return self.places.key, self.phase.tobytes(), np.round(self.load, 12).tobytes()
 
     def pattern_on(self, nodes: Ints) -> Pattern:
-        """Return the pattern of a group on other nodes, which sits alike."""
+        """Return the pattern of a group on other nodes, which sits alike; the latest one is kept."""
+        key = nodes.tobytes()
+        if key not in self._latest:
+            self._latest.clear()
+            self._latest[key] = self._on(nodes)
+        return self._latest[key]
+
+    def _on(self, nodes: Ints) -> Pattern:
         cuts = np.cumsum([len(leg.links) for leg in self.pattern.legs])[:-1]
         legs = zip(self.pattern.legs, np.split(self.places.on(nodes[None])[0], cuts), strict=True)
         return replace(self.pattern, legs=tuple([replace(leg, links=links) for leg, links in legs]))

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from simulator.arrays import Ints, distinct, first_places
+from simulator.arrays import Ints, distinct
 
 Colours = NDArray[np.uint64]
 
@@ -25,14 +25,18 @@ class Classes:
     @classmethod
     def by(cls, colours: Colours) -> Classes:
         """Return the classes of elements of equal colours."""
-        values = distinct(colours)
-        at = np.searchsorted(values, colours)
-        first = first_places(at, len(values))
-        order = np.argsort(first)
-        number = np.empty_like(order)
-        number[order] = np.arange(len(order))
-        class_of = number[at]
-        return cls(first[order], class_of, np.bincount(class_of, minlength=len(values)))
+        order = np.argsort(colours)
+        ordered = colours[order]
+        starts = np.flatnonzero(np.concatenate([ordered[:1] == ordered[:1], ordered[1:] != ordered[:-1]]))
+        counts = np.diff(starts, append=len(order))
+        first = np.minimum.reduceat(order, starts) if len(order) else order
+        is_first = np.zeros(len(order), dtype=bool)
+        is_first[first] = True
+        number = (np.cumsum(is_first) - 1)[first]
+        class_of, size = np.empty_like(order), np.empty_like(starts)
+        class_of[order] = np.repeat(number, counts)
+        size[number] = counts
+        return cls(np.flatnonzero(is_first), class_of, size)
 
     @classmethod
     def each_alone(cls, size: int) -> Classes:
@@ -61,20 +65,12 @@ class Gathering:
     """
 
     def __init__(self, target: Ints, size: int) -> None:
-        ascends = bool((target[1:] >= target[:-1]).all())
-        self._order = None if ascends else np.argsort(target, kind="stable")
-        ordered = target if self._order is None else target[self._order]
-        starts = np.flatnonzero(np.diff(ordered, prepend=-1))
-        self._starts, self._targets, self._size = starts, ordered[starts], size
+        self._target, self._size = target, size
 
     def sums(self, colours: Colours) -> Colours:
         """Return for each target a hash of the multiset of colours that point at it."""
         gathered = np.zeros(self._size, dtype=np.uint64)
-        if len(colours):
-            hashes = mixed(colours)
-            gathered[self._targets] = np.add.reduceat(
-                hashes if self._order is None else hashes[self._order], self._starts
-            )
+        np.add.at(gathered, self._target, mixed(colours))
         return gathered
 
 

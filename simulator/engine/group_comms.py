@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from simulator.arrays import Ints, distinct
+from simulator.arrays import Ints, distinct, first_places
 from simulator.cluster import Cluster
 from simulator.costs import Costs
 from simulator.engine.placement import Placed
@@ -85,7 +85,7 @@ def updates(comm: Comm) -> bool:
     return isinstance(comm, HostOperation) and comm.updates
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class GroupComm:
     """One communication of one real group of program ``job``.
 
@@ -98,18 +98,20 @@ class GroupComm:
     group: int
     spec: tuple[object, ...]
     comm: Comm
-    ranks: tuple[int, ...]
-    ends: tuple[int, ...]
+    ranks: Ints
+    ends: Ints
 
     def costs(self, jobs: Sequence[Placed], cluster: Cluster) -> Costs:
         """Return the costs that hold between the GPUs that take part."""
-        return jobs[self.job].costs.among(cluster.gpu_types(self.ends))
+        return jobs[self.job].costs.among(cluster.gpu_types(map(int, self.ends)))
 
     def patterns(self, cluster: Cluster) -> tuple[Pattern, ...]:
         """Return the algorithms that could do it; none where nothing moves."""
         if isinstance(self.comm, RecordedWork):
             return ()
-        return patterns(op_of(self.comm), self.ends, cluster, algorithm_of(self.comm), shares_of(self.comm))
+        return patterns(
+            op_of(self.comm), tuple(self.ends.tolist()), cluster, algorithm_of(self.comm), shares_of(self.comm)
+        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -140,8 +142,8 @@ class AlikeComms:
 
     def one(self, row: int) -> GroupComm:
         """Return the communication of one row."""
-        ranks, ends = tuple(self.ranks[row].tolist()), tuple(self.ends[row].tolist())
-        return GroupComm(self.job, self.axis, int(self.groups[row]), self.spec, self.comm, ranks, ends)
+        group = int(self.groups[row])
+        return GroupComm(self.job, self.axis, group, self.spec, self.comm, self.ranks[row], self.ends[row])
 
 
 def alike_comms(
@@ -190,7 +192,9 @@ def _comms_of_job(
             parts.append((kind[0]._replace(groups=called[rows]), order[rows]))
     if not parts:
         return []
-    rank_in_order = np.argsort(np.argsort(np.concatenate([order for _, order in parts])))
+    in_order = np.argsort(np.concatenate([order for _, order in parts]))
+    rank_in_order = np.empty_like(in_order)
+    rank_in_order[in_order] = np.arange(len(in_order))
     numbers = np.split(rank_in_order + first, np.cumsum([len(order) for _, order in parts])[:-1])
     comms = []
     for (calls, _), number in zip(parts, numbers, strict=True):
@@ -223,8 +227,9 @@ def _calls(program: Program, groups: Mapping[str, SeatedGroups]) -> Iterator[_Ca
                     yield _Calls(comm.axis, spec_of(comm, position), comm, axis_groups.group_of[callers], callers, call)
                 continue
             if comm.axis not in firsts:
-                called, first = np.unique(axis_groups.group_of[ranks], return_index=True)
-                firsts[comm.axis] = called, ranks[first]
+                first = first_places(axis_groups.group_of[ranks], len(axis_groups.size))
+                called = np.flatnonzero(first >= 0)
+                firsts[comm.axis] = called, ranks[first[called]]
             yield _Calls(comm.axis, spec_of(comm, -1), comm, *firsts[comm.axis], call)
 
 

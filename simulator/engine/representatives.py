@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from simulator.arrays import Bools, Floats, Ints, first_places, joined
+from simulator.arrays import Bools, Floats, Ints, distinct, first_places
 from simulator.cluster import Cluster
 from simulator.costs.hosts import THREAD_Bps
 from simulator.engine.ample_links import AmpleLoads, ample_links, ample_loads
@@ -157,9 +157,10 @@ class _RoutedByNumber:
 
     def __init__(self, routed: Sequence[RoutedComms]) -> None:
         self._routed = routed
-        by_number = np.argsort(joined(one.alike.number[one.rows] for one in routed))
-        self._which = joined(np.full(len(one.rows), which) for which, one in enumerate(routed))[by_number]
-        self._place = joined(np.arange(len(one.rows)) for one in routed)[by_number]
+        self._which, self._place = np.empty((2, sum(len(one.rows) for one in routed)), dtype=np.int64)
+        for which, one in enumerate(routed):
+            numbers = one.alike.number[one.rows]
+            self._which[numbers], self._place[numbers] = which, np.arange(len(numbers))
 
     def __len__(self) -> int:
         return len(self._place)
@@ -247,7 +248,7 @@ class _Planner:
         planned = PlannedComm(
             plan=replace(plan, phases=phases),
             link_bytes=tuple(link_bytes.items()),
-            members=tuple(sorted({simulated_as[rank] for rank in item.ranks})),
+            members=tuple(distinct(simulated_as[item.ranks]).tolist()),
             wire_bytes=0.0 if sends_nothing else plan.sent_bytes / senders,
             met_on=(),
         )
@@ -289,7 +290,7 @@ class _Planner:
     def _representatives(self, job: int, plans: Sequence[_ClassPlan]) -> Representatives:
         simulated_as = self._simulated_as[job]
         first, groups = self._folding.numbering.first_group[job], self._folding.groups.class_of
-        simulated, multiplicity = np.unique(np.array(simulated_as, dtype=np.int64), return_counts=True)
+        simulated, multiplicity = np.unique(simulated_as, return_counts=True)
         group_key: dict[str, dict[int, int]] = {}
         for axis, axis_groups in self._groups[job].items():
             ranks = simulated[axis_groups.group_of[simulated] >= 0]
@@ -301,7 +302,7 @@ class _Planner:
             if (item := plan.group_comm) is not None and item.job == job and plan.planned is not None
         }
         counts = dict(zip(simulated.tolist(), multiplicity.tolist(), strict=True))
-        return Representatives(counts, simulated_as, group_key, planned)
+        return Representatives(counts, tuple(simulated_as.tolist()), group_key, planned)
 
 
 def _numbered(class_of: Ints, n_classes: int) -> tuple[Ints, Ints, Ints]:
@@ -313,9 +314,10 @@ def _numbered(class_of: Ints, n_classes: int) -> tuple[Ints, Ints, Ints]:
     return classes, first[classes], place[class_of]
 
 
-def _simulated_as(folding: Folding, job: int, n_ranks: int) -> tuple[int, ...]:
+def _simulated_as(folding: Folding, job: int, n_ranks: int) -> Ints:
     first, ranks = folding.numbering.first_rank[job], folding.ranks
-    return tuple((ranks.first[ranks.class_of[first : first + n_ranks]] - first).tolist())
+    simulated_as: Ints = ranks.first[ranks.class_of[first : first + n_ranks]] - first
+    return simulated_as
 
 
 def _with_meetings(plans: Sequence[_ClassPlan], n_links: int) -> list[_ClassPlan]:

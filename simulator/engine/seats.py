@@ -93,6 +93,14 @@ def _by_appearance(row: Ints, value: Ints, n_rows: int) -> tuple[Ints, Ints, Int
     Returns the number of each entry, the first entry of each distinct value of each row, and where rows begin among
     these.
     """
+    goes_on = row[1:] == row[:-1]
+    is_apart = ~goes_on[1:] | ~goes_on[:-1]
+    if is_apart.all() or (~goes_on | (value[1:] >= value[:-1])).all():
+        # Rows of two, and rows that ascend: equal values are neighbours.
+        is_new = np.concatenate([row[:1] == row[:1], ~goes_on | (value[1:] != value[:-1])])
+        first = np.flatnonzero(is_new)
+        start = np.searchsorted(row[first], np.arange(n_rows))
+        return np.cumsum(is_new) - 1 - start[row], first, start
     keys = row * (int(value.max(initial=0)) + 1) + value
     _, first, inverse = np.unique(keys, return_index=True, return_inverse=True)
     order = np.argsort(first)

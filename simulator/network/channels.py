@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 
 import numpy as np
 
@@ -115,10 +116,13 @@ class _AlikeNodes:
 def _alike_nodes(cluster: Cluster, nodes: Sequence[int], groups: Channel) -> list[_AlikeNodes]:
     """Return the nodes of a group, those together whose layout and slots are equal."""
     kinds: dict[object, _AlikeNodes] = {}
-    slots_of = np.split(cluster.gpu_places[1][groups.members], groups.first[1:])
-    for row, (node, in_node) in enumerate(zip(nodes, slots_of, strict=True)):
-        layout, slots = cluster.layout_of(node), tuple(in_node.tolist())
-        kinds.setdefault((id(layout), slots), _AlikeNodes(layout, slots, [])).rows.append(row)
+    slots, bounds = cluster.gpu_places[1][groups.members].tolist(), [*groups.first.tolist(), len(groups.members)]
+    for row, (node, (start, end)) in enumerate(zip(nodes, pairwise(bounds), strict=True)):
+        layout, in_node = cluster.layout_of(node), tuple(slots[start:end])
+        key = id(layout), in_node
+        if key not in kinds:
+            kinds[key] = _AlikeNodes(layout, in_node, [])
+        kinds[key].rows.append(row)
     return list(kinds.values())
 
 
@@ -153,10 +157,12 @@ def _chain(layout: NodeLayout, gpus: tuple[int, ...]) -> tuple[int, ...]:
 
 def by_node(cluster: Cluster, ranks: tuple[int, ...]) -> dict[int, tuple[int, ...]]:
     """Return the members on each node, nodes and members in the order of the group."""
-    members: dict[int, list[int]] = {}
-    for node, rank in zip(cluster.gpu_places[0][list(ranks)].tolist(), ranks, strict=True):
-        members.setdefault(node, []).append(rank)
-    return {node: tuple(group) for node, group in members.items()}
+    nodes = cluster.gpu_places[0][list(ranks)]
+    starts = np.flatnonzero(np.diff(nodes, prepend=-1))
+    members: dict[int, tuple[int, ...]] = {}
+    for node, (start, end) in zip(nodes[starts].tolist(), pairwise([*starts.tolist(), len(ranks)]), strict=True):
+        members[node] = members.get(node, ()) + ranks[start:end]
+    return members
 
 
 def _mesh_rings(ranks: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:

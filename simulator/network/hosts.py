@@ -10,7 +10,7 @@ import numpy as np
 
 from simulator.arrays import Ints
 from simulator.cluster.cluster import Cluster
-from simulator.cluster.node import CPU, NVME
+from simulator.cluster.device_routes import CPU, NVME
 from simulator.network.moves import Hop, Moves
 
 

@@ -56,8 +56,9 @@ class HopTable:
         cls, sender: Ints, receiver: Ints, nic: int | Ints | None, load: float, weight: float | Floats
     ) -> HopTable:
         """Return hops of one load, through one NIC and of one weight unless these are columns."""
-        through = np.full(len(sender), -1 if nic is None else nic) if not isinstance(nic, np.ndarray) else nic
-        return cls(sender, receiver, through, np.full(len(sender), load), np.full(len(sender), weight, dtype=float))
+        through = np.broadcast_to(np.int64(-1) if nic is None else nic, len(sender))
+        figures = (np.broadcast_to(np.asarray(figure, dtype=float), len(sender)) for figure in (load, weight))
+        return cls(sender, receiver, through, *figures)
 
     @classmethod
     def joined(cls, tables: Sequence[HopTable]) -> HopTable:

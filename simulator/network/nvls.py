@@ -125,4 +125,4 @@ def _check(cluster: Cluster, ranks: tuple[int, ...], *, several: bool, other: st
 
 def _are_joined(layout: NodeLayout, slots: Sequence[int]) -> bool:
     """Return whether NVLinks join the first of some GPUs of a node with each other one."""
-    return all((slots[0], other) in layout.nvlink for other in slots[1:])
+    return all(layout.joins(slots[0], other) for other in slots[1:])

@@ -10,7 +10,8 @@ import numpy as np
 
 from simulator.arrays import Floats, Ints, distinct, first_places, joined
 from simulator.cluster.cluster import Cluster
-from simulator.cluster.node import NodeLayout, Route
+from simulator.cluster.inner_routes import Route
+from simulator.cluster.node import NodeLayout
 from simulator.hardware.transport import TransportKind
 from simulator.network.moves import KINDS, SWITCH, AllPairs, HopTable, Moves
 
@@ -68,7 +69,7 @@ def shape_of(cluster: Cluster, moves: Moves, number: Mapping[int, int]) -> Shape
     hops = _hop_kinds(cluster, table)
     number_of = np.zeros(cluster.n_nodes, dtype=np.int64)
     number_of[list(number)] = np.array(list(number.values()), dtype=np.int64)
-    ends = number_of[hops.nodes]
+    ends = number_of[hops.nodes[0]], number_of[hops.nodes[1]]
     path, latency_s = _critical_path(hops, table.weight)
     return Shape(
         moves,
@@ -111,7 +112,7 @@ def _shape_of_pairs(
     no_nic = np.full(len(sender), -1)
     table = HopTable(sender, receiver, no_nic, count * pairs.load, n * count * pairs.weight)
     hops = _hop_kinds(cluster, table)
-    one = _inside_loads(hops.ways, hops.kind, np.zeros((2, len(sender)), dtype=np.int64), table.load, 1)
+    one = _inside_loads(hops.ways, hops.kind, (np.zeros_like(sender), np.zeros_like(sender)), table.load, 1)
     between: dict[tuple[int, int], float] = {}
     for kind in hops.kind[len(sender) - len(here) * len(there) :].tolist() if n > 1 else ():
         for way in hops.ways[kind]:
@@ -149,10 +150,10 @@ class _Way(NamedTuple):
 class _HopKinds(NamedTuple):
     """Hops by kind: those of a ``kind`` are between equal places of nodes of equal kinds, and take the same ``ways``.
 
-    ``nodes``: a row of the nodes in which hops begin, and one of those in which they end.
+    ``nodes``: those in which hops begin, and those in which they end.
     """
 
-    nodes: Ints
+    nodes: tuple[Ints, Ints]
     kind: Ints
     ways: list[list[_Way]]
 
@@ -165,10 +166,13 @@ def _hop_kinds(cluster: Cluster, table: HopTable) -> _HopKinds:
     to_switch = (table.sender == SWITCH).astype(np.int64) - (table.receiver == SWITCH)
     node_kinds = np.array(cluster.way_kinds, dtype=np.int64)
     code = np.zeros(len(sender), dtype=np.int64)
-    for column in (node_kinds[node_a], slot_a, node_kinds[node_b], slot_b, node_a == node_b, to_switch, table.nic):
-        code *= int(column.max(initial=0)) + 2
-        code += column
-        code += 1
+    kinds_of_ends = (node_kinds[node_a], node_kinds[node_b]) if node_kinds.any() else ()
+    for column in (*kinds_of_ends, slot_a, slot_b, node_a == node_b, to_switch, table.nic):
+        low, high = (int(column.min()), int(column.max())) if len(column) else (0, 0)
+        if low != high:
+            code *= high - low + 1
+            code += column
+            code -= low
     kinds = distinct(code)
     kind = np.searchsorted(kinds, code)
     ways = []
@@ -176,11 +180,13 @@ def _hop_kinds(cluster: Cluster, table: HopTable) -> _HopKinds:
         a, b, nic = int(table.sender[hop]), int(table.receiver[hop]), int(table.nic[hop])
         routes = _routes(cluster, a, b, None if nic < 0 else nic)
         ways.append([_way(cluster, int(node_a[hop]), int(node_b[hop]), *route) for route in routes])
-    return _HopKinds(np.stack([node_a, node_b]), kind, ways)
+    return _HopKinds((node_a, node_b), kind, ways)
 
 
-def _inside_loads(ways: Sequence[Sequence[_Way]], kind: Ints, ends: Ints, load: Floats, n_nodes: int) -> InsideLoads:
-    """Return what hops put on links inside nodes, added up; ``ends``: the nodes of their ends as rows."""
+def _inside_loads(
+    ways: Sequence[Sequence[_Way]], kind: Ints, ends: tuple[Ints, Ints], load: Floats, n_nodes: int
+) -> InsideLoads:
+    """Return what hops put on links inside nodes, added up; ``ends``: nodes where they begin and end."""
     entries = [
         [
             (end, position, way.share)
@@ -196,15 +202,17 @@ def _inside_loads(ways: Sequence[Sequence[_Way]], kind: Ints, ends: Ints, load: 
     share = np.array([one[2] for one in flat], dtype=float)
     width = int(position.max(initial=0)) + 1
     total, is_crossed = np.zeros(n_nodes * width), np.zeros(n_nodes * width, dtype=bool)
+    first = np.empty(n_nodes * width, dtype=np.int64)
     in_order = []
     for start in range(0, len(kind), HOPS_AT_ONCE):
         hops = slice(start, start + HOPS_AT_ONCE)
         hop, entry = _expanded(count, kind[hops])
-        cell = ends[:, hops][end[entry], hop] * width + position[entry]
+        cell = np.stack([nodes[hops] for nodes in ends])[end[entry], hop] * width + position[entry]
         np.add.at(total, cell, share[entry] * load[hops][hop])
         later = cell[~is_crossed[cell]]
-        _, first = np.unique(later, return_index=True)
-        in_order.append(later[np.sort(first)])
+        places = np.arange(len(later))
+        first[later[::-1]] = places[::-1]  # of values for one element numpy keeps the last
+        in_order.append(later[first[later] == places])
         is_crossed[later] = True
     crossed = joined(in_order)
     return InsideLoads(*np.divmod(crossed, width), total[crossed])
@@ -218,7 +226,7 @@ def _expanded(count: Ints, kind: Ints) -> tuple[Ints, Ints]:
     return hop, np.arange(len(hop)) + np.repeat(first[kind] - (np.cumsum(per_hop) - per_hop), per_hop)
 
 
-def _across(hops: _HopKinds, ends: Ints, table: HopTable) -> NicLoads:
+def _across(hops: _HopKinds, ends: tuple[Ints, Ints], table: HopTable) -> NicLoads:
     """Return what goes from NIC to NIC."""
     entries = [[(*way.nics, way.share) for way in kind_ways if way.nics is not None] for kind_ways in hops.ways]
     hop, entry = _expanded(np.fromiter(map(len, entries), dtype=np.int64, count=len(entries)), hops.kind)
@@ -228,7 +236,9 @@ def _across(hops: _HopKinds, ends: Ints, table: HopTable) -> NicLoads:
     return NicLoads(ends[0][hop], nic_a, ends[1][hop], nic_b, share * table.load[hop], share * table.weight[hop])
 
 
-def _summed(hops: _HopKinds, ends: Ints, table: HopTable) -> tuple[tuple[tuple[int, ...], int, float, float], ...]:
+def _summed(
+    hops: _HopKinds, ends: tuple[Ints, Ints], table: HopTable
+) -> tuple[tuple[tuple[int, ...], int, float, float], ...]:
     """Return what NICs hand to switches that sum it up."""
     total: dict[tuple[int, int, int], tuple[float, float]] = {}
     for hop in np.flatnonzero((table.receiver == SWITCH) & (table.nic >= 0)).tolist():

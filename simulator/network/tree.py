@@ -39,7 +39,7 @@ def _counted(cluster: Cluster, hops: list[Hop]) -> float:
     no ring of NVLinks joins (vTrain's table).
     """
     slots = [(cluster.locate(hop.sender), cluster.locate(hop.receiver)[1]) for hop in hops]
-    if all((a, b) in cluster.layout_of(node).nvlink for (node, a), b in slots):
+    if all(cluster.layout_of(node).joins(a, b) for (node, a), b in slots):
         return 1.0
     both: dict[int, float] = {}
     up: dict[int, float] = {}

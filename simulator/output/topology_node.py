@@ -247,9 +247,8 @@ def _narrowest(layout: NodeLayout) -> tuple[float, set[str]]:
     if len(layout.gpus) < 2:
         return 0.0, set()
     half = set(layout.gpus[: len(layout.gpus) // 2])
-    used = sorted({i for (a, b), way in layout.between.items() if {a, b} <= set(layout.gpus) for i in way})
     graph = nx.DiGraph()
-    for i in used:
+    for i in layout.links_between_gpus:
         edge = layout.edges[i]
         graph.add_edge(edge.src, edge.dst, capacity=edge.bandwidth_Bps, link=edge.name.split(":")[0])
     for gpu in layout.gpus:

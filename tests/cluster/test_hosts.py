@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from simulator.cluster import Cluster, build_cluster
-from simulator.cluster.node import CPU, HOST_ENDS, NVME
+from simulator.cluster.device_routes import CPU, HOST_ENDS, NVME
 from simulator.config.validation import validated
 from simulator.costs import Costs
 from simulator.costs.hosts import HOST_TRANSPORTS

@@ -166,7 +166,7 @@ def test_a_hybrid_cube_mesh() -> None:
     for a, b in permutations(range(8), 2):
         joined = any({a, b} == {one, two} for one, two, _ in CUBE)
         assert len(cluster.route(a, b)) == (1 if joined else 2)
-        assert (a, b) in cluster.layout_of(0).nvlink
+        assert cluster.layout_of(0).joins(a, b)
     assert names(cluster, cluster.route(0, 7)) == ["gpu0-gpu4.nvlink:tx", "gpu4-gpu7.nvlink:tx"]
 
 

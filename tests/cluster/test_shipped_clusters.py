@@ -12,7 +12,7 @@ import pytest
 
 from simulator.cli.app import main
 from simulator.cluster import build_cluster
-from simulator.cluster.relations import relations
+from simulator.cluster.relations import DeviceRelations
 from simulator.config import catalog, load_cluster
 from simulator.errors import InputError
 
@@ -157,7 +157,7 @@ def test_topologies_are_listed_by_gpu(capsys: pytest.CaptureFixture[str]) -> Non
 def test_the_halves_of_a_dgx_are_at_cpus_of_their_own(name: str) -> None:
     """As `nvidia-smi topo -m` shows it: a GPU is SYS from the cards of the other half, PHB from others of its own."""
     node = load_cluster(name).kinds[0]
-    joined, gpus, nics = relations(node), node.gpus.count, node.nics.count
+    joined, gpus, nics = DeviceRelations(node), node.gpus.count, node.nics.count
     ways = {(g * 2 // gpus, k * 2 // nics): set[str]() for g in range(gpus) for k in range(nics)}
     for g in range(gpus):
         for k in range(nics):

@@ -11,7 +11,7 @@ import pytest
 
 from simulator.cli.app import main
 from simulator.cluster import build_cluster
-from simulator.cluster.relations import device_names, relations
+from simulator.cluster.relations import DeviceRelations, device_names
 from simulator.config import load_workload, warnings
 from simulator.config.cluster import load_cluster
 from simulator.importers import read_topology
@@ -185,7 +185,7 @@ def test_real_files(name: str) -> None:
     assert (node.gpus.count, node.nics.count, node.sockets.count) == (gpus, nics, sockets)
     assert sum(bundle.count for bundle in node.nvlink.links) == nvlinks
     assert sum(place.startswith("pcie") for place in node.pcie.tree) == switches
-    joined, order = relations(node), ["PIX", "PXB", "PHB", "SYS"]
+    joined, order = DeviceRelations(node), ["PIX", "PXB", "PHB", "SYS"]
     for gpu, nearest in ((0, first), (gpus - 1, last)):
         ways = {f"nic{k}": order.index(joined[f"gpu{gpu}", f"nic{k}"]) for k in range(nics)}
         assert [nic for nic, way in ways.items() if way == min(ways.values())] == nearest

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from simulator.cluster.relations import relations
+from simulator.cluster.relations import DeviceRelations
 from simulator.errors import InputError
 from simulator.importers import read_topology
 from tests.support.topology_files import MATRIX, places, read
@@ -37,7 +37,7 @@ def test_devices_that_are_pxb_alone_have_a_switch_each(tmp_path: Path) -> None:
     imported, cluster = read(tmp_path, "\n".join([header, *rows]), "topo.txt")
     tree = places(imported)
     assert {tree[tree[name.lower()]] for name in names} == {"pcie0"}
-    joined = relations(cluster.spec.kinds[0])
+    joined = DeviceRelations(cluster.spec.kinds[0])
     assert all(joined[a.lower(), b.lower()] == cell for (a, b), cell in cells.items() if cell != "X")
 
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from benchmarks import bench_engines
+from benchmarks import bench_doubling, bench_engines
+from benchmarks.asked_rows import ROWS, GiB, Most, SizeFigures
+from benchmarks.bench_asked import with_compared
 from benchmarks.bench_engines import JobSeconds, job_seconds
-from benchmarks.bench_sizes import ROWS, GiB, Most, SizeFigures, with_compared
 from simulator.cluster import Cluster
 from simulator.config import load_workload
 from simulator.engine import UnsteadyError, simulate
@@ -79,3 +81,31 @@ def test_the_seconds_of_a_step_that_was_shortened_in_vain_count(
     workload = load_workload(job(parallelism={"pp": 4, "schedule": "1f1b"}, training__global_batch=64))
     figures = job_seconds(workload, "python")
     assert figures == JobSeconds(1.0, 1.0 + programs, float(plays), figures.events)
+
+
+def test_a_doubling_costs_the_larger_of_its_ratios(tmp_path: Path) -> None:
+    """1, 2 and 3 s for 4, 8 and 16: the first doubling costs twice as much, the second 1.5 times; both are drawn."""
+    doubling = bench_doubling.DOUBLINGS[0]
+    one = bench_doubling.Growth(doubling, [4, 8, 16], [1.0, 2.0, 3.0])
+    assert one.most == 2.0
+    bench_doubling.draw([one], tmp_path / "growth.svg")
+    assert doubling.name in (tmp_path / "growth.svg").read_text()
+
+
+@pytest.mark.parametrize("doubling", bench_doubling.DOUBLINGS, ids=lambda doubling: doubling.name)
+def test_every_doubling_is_a_legal_job_with_twice_as_many(doubling: bench_doubling.Doubling) -> None:
+    jobs = [load_workload(doubling.workload, doubling.changes(doubling.first * times)) for times in (1, 8)]
+    figures = {
+        "layers": lambda job: job.model.layers,
+        "micro-batches": lambda job: job.microbatches,
+        "stages": lambda job: job.parallelism.pp,
+        "experts": lambda job: job.model.moe.experts,
+        "GPUs": lambda job: job.parallelism.model_parallel * job.parallelism.dp,
+    }
+    assert [figures[doubling.name](one) for one in jobs] == [doubling.first, 8 * doubling.first]
+
+
+@pytest.mark.parametrize("row", ["search-1k", "unequal", "help"])
+def test_rows_of_the_table_do_what_their_titles_say(row: str) -> None:
+    """Their work runs to its end, and raises nothing."""
+    ROWS[row].prepared()()

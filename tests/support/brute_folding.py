@@ -73,7 +73,8 @@ def _comms(jobs: Sequence[Placed], job: int, cluster: Cluster) -> list[GroupComm
             ends = tuple(placed.gpus[member] for member in ranks)
             if isinstance(comm, HostOperation):
                 ends = _host_ends(comm.op, cluster, ends[0], placed.servers)
-            distinct.setdefault((comm.axis, number, spec), GroupComm(job, comm.axis, number, spec, comm, ranks, ends))
+            one = GroupComm(job, comm.axis, number, spec, comm, np.array(ranks), np.array(ends))
+            distinct.setdefault((comm.axis, number, spec), one)
     return list(distinct.values())
 
 
@@ -85,12 +86,14 @@ def _route(jobs: Sequence[Placed], cluster: Cluster, item: GroupComm) -> tuple[H
     """Return what a communication has in common with those like it, and its phases, links and loads."""
     label = item.job, item.axis, item.spec
     if isinstance(item.comm, PointToPoint):
-        ways = cluster.spread(*item.ends)
+        ways = cluster.spread(*item.ends.tolist())
         latency_s = sum(share * cluster.links[link].latency_s for link, share in ways)
         return (*label, f"{latency_s:.9e}"), [(0, link, round(share, 12)) for link, share in ways]
     if isinstance(item.comm, RecordedWork) or len(item.ends) == 1:
         return label, []
-    candidates = patterns(item.comm.op, item.ends, cluster, algorithm_of(item.comm), shares_of(item.comm))
+    candidates = patterns(
+        item.comm.op, tuple(item.ends.tolist()), cluster, algorithm_of(item.comm), shares_of(item.comm)
+    )
     pattern = choose(item.comm.op, candidates, item.comm.nbytes, item.costs(jobs, cluster))
     assert pattern is not None
     loads = [

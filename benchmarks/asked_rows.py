@@ -1,35 +1,27 @@
-"""How long the large rows take: clusters of up to 100,000 GPUs, odd parts, files of other tools; with peak memory.
-
-    python -m benchmarks.bench_sizes [--rows dense-1k dense-64k] [--repeat 3] [--profile 20]
-
-Each row runs in a process of its own, and the fastest of the repeats counts. Seconds are of the processor, without
-imports and without reading the workload file, and are scaled as in `benchmarks.bench_engines`. Memory is the most that
-the process ever had. ``asked``: the most that a row is to take, maybe in times the seconds of another, which is then
-run too. The exit status is 1 where a row is over that.
-"""
+"""Rows of the table of `benchmarks.bench_asked`: their work, and the most that each is to take."""
 
 from __future__ import annotations
 
-import argparse
-import cProfile
 import math
-import multiprocessing
-import pstats
-import resource
+import subprocess
 import sys
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
-from benchmarks.bench_engines import ODD, REFERENCE_s, bare_loop_s, timed
+from benchmarks.bench_engines import JOBS, LARGE, ODD
 from simulator.api import run_step
 from simulator.cluster import Cluster, build_cluster
 from simulator.commands.collective import collective
 from simulator.config import load_workload
 from simulator.config.cluster import load_cluster
 from simulator.config.section import as_data
+from simulator.schedule_alone import schedule
+from simulator.sweeping.evaluation import evaluate
+from simulator.sweeping.point import Point
 
+_530B, _ZB_H2 = "530B, 35 stages x 3, 280 micro-batches", "175B, dp 2, zb_h2 without recompute"
 #: 1,024 H100s on three tiers of Ethernet; a leaf has three times as much below it as above.
 ROCE = {
     "cluster": "dgx_h100",
@@ -40,7 +32,7 @@ GiB = 2**30
 A_REPLICA = {"parallelism.pp": 16, "cluster.fabric.radix": 64}
 
 
-def _step(workload: str, changes: dict[str, Any]) -> Callable[[], Any]:
+def _step(workload: str | dict[str, Any], changes: dict[str, Any]) -> Callable[[], Any]:
     job = load_workload(workload, changes)
     return lambda: run_step(job)
 
@@ -118,6 +110,37 @@ def _all_to_all(nodes: int) -> Callable[[], Any]:
     return lambda: collective(cluster="dgx_h100", nodes=nodes, op="all_to_all")
 
 
+def _unequal_stages() -> Callable[[], Any]:
+    """530B on 2,520 GPUs: 105 layers in 35 stages, one more in the last and one less in the first."""
+    layers = [2, *[3] * 33, 4]
+    changes = {"parallelism.dp": 9, "training.global_batch": 2520, "parallelism.vpp": 1}
+    return _step(LARGE, {**changes, "parallelism.schedule": "1f1b", "parallelism.layers_per_stage": layers})
+
+
+def _in_search() -> Callable[[], Any]:
+    """The first job as a point of a search, after another point of the same cluster."""
+    layout = {**A_REPLICA, "parallelism.dp": 8, "training.global_batch": 256}
+    point = Point(0, "gpt175b_3d", {"cluster.nodes": 128, **layout})
+    evaluate(point)
+    return lambda: evaluate(point)
+
+
+def _frame() -> Callable[[], Any]:
+    """The rows of the 175B model on 1,536 GPUs, 12 ranks of which are played, as a DataFrame."""
+    spans = run_step(load_workload("gpt175b_3d")).spans
+    return spans.frame
+
+
+def _command(*arguments: str) -> Callable[[], Any]:
+    """Return what runs ``llmsim`` with these arguments, in an empty folder."""
+
+    def ran() -> None:
+        with TemporaryDirectory() as folder:
+            subprocess.run([sys.executable, "-m", "simulator", *arguments], cwd=folder, check=True, capture_output=True)
+
+    return ran
+
+
 class SizeFigures(NamedTuple):
     """Figures of a row: scaled seconds of the processor, and the most memory of its process."""
 
@@ -155,7 +178,15 @@ class SizeRow(NamedTuple):
 
 
 ROWS: dict[str, SizeRow] = {
-    "dense-1k": SizeRow("175B, 1,024 GPUs", lambda: _replicas(8)),
+    "dense-1k": SizeRow("175B, 1,024 GPUs", lambda: _replicas(8), Most(0.15)),
+    "search-1k": SizeRow("175B, 1,024 GPUs, once more in a search", _in_search, Most(0.008)),
+    "530b": SizeRow("530B, 35 stages x 3, 280 micro-batches", lambda: _step(*JOBS[_530B]), Most(0.5)),
+    "405b": SizeRow("Llama 3 405B", lambda: _step(*JOBS["Llama 3 405B"]), Most(0.6)),
+    "deepseek": SizeRow("DeepSeek-V3", lambda: _step(*JOBS["DeepSeek-V3"]), Most(0.6)),
+    "dualpipe": SizeRow("DeepSeek-V3, DualPipe", lambda: _step(*JOBS["DeepSeek-V3, DualPipe"]), Most(0.6)),
+    "qwen3": SizeRow("Qwen3-235B", lambda: _step(*JOBS["Qwen3-235B"]), Most(0.6)),
+    "mixtral": SizeRow("Mixtral, skew 0.5", lambda: _step(*JOBS["Mixtral, skew 0.5"]), Most(0.6)),
+    "unequal": SizeRow("530B, 2,520 GPUs, 35 unequal stages", _unequal_stages, Most(3)),
     "dense-64k": SizeRow("175B, 65,536 GPUs", lambda: _replicas(512), Most(times=1.2, row="dense-1k")),
     "data-100k": SizeRow("8B, 100,000 GPUs, data parallel alone", _data_parallel, Most(1.5)),
     "roce-1k": SizeRow("175B, 1,024 H100s, three tiers of RoCE, 3:1", _roce, Most(2)),
@@ -165,59 +196,19 @@ ROWS: dict[str, SizeRow] = {
     "slurm-5k": SizeRow("Slurm tree of 5,000 switches, 39,192 nodes", _slurm, Most(2)),
     "a2a-256": SizeRow("all-to-all on 256 nodes", lambda: _all_to_all(256), Most(1)),
     "a2a-1000": SizeRow("all-to-all on 1,000 nodes", lambda: _all_to_all(1_000), Most(2)),
+    "zb_h2": SizeRow("175B, dp 2, zb_h2 without recompute", lambda: _step(*JOBS[_ZB_H2]), Most(1)),
+    "deep": SizeRow("175B of 1,536 layers", lambda: _step(*JOBS["175B of 1,536 layers"]), Most(2)),
+    "zb_auto": SizeRow(
+        "schedule zb_auto, 64 stages, 512 micro-batches",
+        lambda: lambda: schedule("zb_auto", stages=64, microbatches=512),
+        Most(2),
+    ),
+    "frame": SizeRow("2.7 M rows as a DataFrame", _frame, Most(0.4)),
+    "run": SizeRow("llmsim run gpt175b_3d", lambda: _command("run", "gpt175b_3d"), Most(0.8)),
+    "pictures": SizeRow(
+        "llmsim run gpt175b_3d, with picture and trace",
+        lambda: _command("run", "gpt175b_3d", "--gantt", "step.png", "--trace", "step.json.gz"),
+        Most(2),
+    ),
+    "help": SizeRow("llmsim --help", lambda: _command("--help"), Most(0.2)),
 }
-
-
-def row_figures(name: str, scale: float, profile: int = 0) -> SizeFigures:
-    """Run a row, and return its figures; print the ``profile`` functions that take longest.
-
-    ``scale``: seconds of the machine whose times are compared, per second of this one.
-    """
-    work = ROWS[name].prepared()
-    profiler = cProfile.Profile()
-    if profile:
-        profiler.enable()
-    _, seconds = timed(work)
-    if profile:
-        profiler.disable()
-        pstats.Stats(profiler).sort_stats("tottime").print_stats(profile)
-    return SizeFigures(scale * seconds, 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
-
-
-def with_compared(names: Collection[str]) -> list[str]:
-    """Return rows in their order, with those that their seconds are compared with."""
-    compared = {ROWS[name].most.row for name in names}
-    return [name for name in ROWS if name in names or name in compared]
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Print a line for each row; 1 where one takes more than is asked."""
-    assert __doc__ is not None
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--rows", nargs="+", choices=ROWS, default=list(ROWS), help="which [all]")
-    parser.add_argument("--repeat", type=int, default=1, help="how often; the fastest counts [1]")
-    parser.add_argument("--profile", type=int, default=0, metavar="N", help="print the N slowest functions of a row")
-    options = parser.parse_args(arguments)
-    processes = multiprocessing.get_context("spawn")
-    figures: dict[str, SizeFigures] = {}
-    over = 0
-    print(f"{'row':46} {'scaled':>8} {'memory':>10} {'asked':>14}")
-    for name in with_compared(options.rows):
-        scale = REFERENCE_s / min(bare_loop_s() for _ in range(2))
-        repeats = []
-        for _ in range(options.repeat):
-            with processes.Pool(1) as pool:
-                repeats.append(pool.apply(row_figures, (name, scale, options.profile)))
-        figures[name] = seconds, peak_bytes = min(repeats)
-        title, _, most = ROWS[name]
-        is_kept = most.is_kept(name, figures)
-        over += not is_kept
-        print(
-            f"{title:46} {seconds:6.3f} s {peak_bytes / 2**20:6.0f} MiB {most!s:>14}{'' if is_kept else '  over'}",
-            flush=True,
-        )
-    return int(over > 0)
-
-
-if __name__ == "__main__":
-    sys.exit(main())
