@@ -19,6 +19,7 @@ from simulator.errors import InputError
 from simulator.frameworks import pytorch
 from simulator.hardware.power import Load, Power
 from simulator.program import Attention, Block, Fixed, Matmul, Memory, kernels_of
+from tests.support.grids import grid
 from tests.support.jobs import job
 
 HIGHEST = 2e9
@@ -246,8 +247,7 @@ def test_without_a_power_section_nothing_is_played_twice() -> None:
     assert result.spans.clocks_hz == {}
 
 
-@pytest.mark.parametrize("fold", [False, True])
-@pytest.mark.parametrize("schedule", ["1f1b", "zb_h1"])
+@pytest.mark.parametrize(("schedule", "fold"), grid(["1f1b", "zb_h1"], [False, True], every=2))
 def test_clocks_do_not_turn_on_how_a_step_is_played(schedule: str, fold: bool) -> None:
     """Passes cut at their collectives, or played in one event each, draw the same over the same time."""
     parallel = {"pp": 2, "tp": 2, "dp": 2, "zero": 2 if schedule == "1f1b" else 0, "schedule": schedule}
