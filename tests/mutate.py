@@ -149,7 +149,7 @@ class StopWatch:
 
 
 def processor_s() -> float:
-    """Return the processor time of this process and of those that it has waited for, seconds."""
+    """Return the processor time of this process and its finished children, seconds."""
     return sum(os.times()[:4])
 
 

@@ -266,7 +266,7 @@ def test_a_comparison_of_nothing_fails(made: Path, tmp_path: Path, capsys: Any) 
 
 
 def test_a_trial_without_gpus_is_no_measurement(made: Path, tmp_path: Path) -> None:
-    """It has a row, with the reason, and a part in no mean."""
+    """The trial has a row, with the reason, and a part in no mean."""
     with_changed(made, tmp_path, lambda record: record["environment"].pop("gpu"))
     assert reasons_of(made, tmp_path) == {"alone": "", "ddp2": "measured without a GPU"}
     comparison = json.loads((tmp_path / "out" / "comparison.json").read_text())

@@ -100,14 +100,14 @@ def test_a_package_imports_only_what_stands_above_it() -> None:
 
 @pytest.mark.parametrize("package", MAY)
 def test_packages_import_what_the_table_says(package: str) -> None:
-    found = {
+    imported_from = {
         imported: path
         for path, owner in sources().items()
         if owner == package
         for module in imports(path)
         if module.split(".")[0] == "simulator" and (imported := package_of(module)) != package
     }
-    forbidden = {imported: str(path) for imported, path in found.items() if imported not in MAY[package] | FREE}
+    forbidden = {imported: str(path) for imported, path in imported_from.items() if imported not in MAY[package] | FREE}
     assert not forbidden
 
 

@@ -20,7 +20,7 @@ def test_helpers_stand_in_support() -> None:
 
 
 def test_a_thinned_grid_has_every_value() -> None:
-    """Of 4 x 2 points the diagonal has (1, x) and (3, y). The first with 2, and that with 4, come to it."""
+    """The diagonal of 4 x 2 points has (1, x) and (3, y). The first point with 2, and that with 4, come to it."""
     points = grid([1, 2, 3, 4], "xy", every=4)
     assert [point.values for point in points if not point.marks] == [(1, "x"), (2, "x"), (3, "y"), (4, "x")]
 
