@@ -119,6 +119,14 @@ def test_where_the_pause_is_does_not_matter() -> None:
     assert of(0.1, 0.6) > of(0.3)
 
 
+@pytest.mark.parametrize(("length_s", "pieces"), [(0.01, 1), (0.05, 2), (0.06, 3), (0.1, 4), (100.0, 512)])
+def test_a_step_is_cut_into_two_pieces_for_each_time_that_the_limit_averages(length_s: float, pieces: int) -> None:
+    """The limit averages over 50 ms, so that pieces last 25 ms at most; a long step has 512, and a short one is one."""
+    busy = {"matmul": length_s}
+    trace = budget().trace([Drawn(0.0, length_s, busy, busy)], length_s)
+    assert trace.pieces_s == pytest.approx([length_s / pieces] * pieces)
+
+
 def test_no_clock_above_the_highest_of_a_class() -> None:
     """Products that no clock above 1.6 GHz makes faster take 15/16 of their price there and above, and draw no more."""
     found, kernel = budget(ceiling=1.6e9), Matmul(64, 64, 64)
