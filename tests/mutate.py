@@ -52,7 +52,7 @@ PACKAGES = {
     "lowering": ("lowering",),
     "models": ("models", "lowering/test_feature_pairs.py"),
     "operations": ("operations", "models", "lowering/test_feature_pairs.py"),
-    "costs": ("costs", "engine/test_exact_sms.py", "engine/test_power.py"),
+    "costs": ("costs", "engine/test_exact_sms.py", "engine/test_memory.py", "engine/test_power.py"),
 }
 #: Built beside its sources, and unknown to git.
 COMPILED_LOOP = "simulator/engine/compiled/loop.so"
