@@ -17,6 +17,9 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 # the processes that tests start too.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+# Commands without doctests, of which one loads a package that no test needs.
+collect_ignore = ["mutate.py"]
+
 # pytest-xdist tells its workers how wide the terminal is; output is read here as a pipe that nobody has told.
 os.environ.pop("COLUMNS", None)
 

@@ -14,17 +14,17 @@ import argparse
 import ast
 import compileall
 import importlib
+import json
 import os
 import shutil
 import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from difflib import unified_diff
 from pathlib import Path
 from random import Random
-from xml.etree import ElementTree
 
 import pytest
 from cosmic_ray.commands.init import init
@@ -52,7 +52,7 @@ PACKAGES = {
     "lowering": ("lowering",),
     "models": ("models", "lowering/test_feature_pairs.py"),
     "operations": ("operations", "models", "lowering/test_feature_pairs.py"),
-    "costs": ("costs", "engine/test_exact_sms.py", "engine/test_power.py"),
+    "costs": ("costs", "engine/test_exact_sms.py", "engine/test_memory.py", "engine/test_power.py"),
 }
 #: Built beside its sources, and unknown to git.
 COMPILED_LOOP = "simulator/engine/compiled/loop.so"
@@ -69,6 +69,8 @@ LIBRARIES = (
     "typer",
 )
 CHANGING = ("simulator", "tests", "calibration")
+#: Of what tests print that fail without any change, so many lines are shown.
+LINES = 30
 #: A test that takes longer hangs, seconds of processor time.
 LONGEST_s = 40
 
@@ -79,8 +81,11 @@ def main() -> int:
     parser.add_argument("package", choices=PACKAGES, help="of simulator")
     parser.add_argument("--sample", type=int, default=60, help="how many mutants [60]")
     parser.add_argument("--seed", type=int, default=0, help="of the sample [0]")
+    parser.add_argument("--first", type=int, default=0, help="of the sample, to go on from [0]")
     parser.add_argument("--tests", nargs="+", help="paths of tests [those of the package]")
-    parser.add_argument("--slowest", type=float, default=2.0, help="seconds of a test that is still run [2]")
+    parser.add_argument(
+        "--slowest", type=float, default=2.0, help="processor time of a test that is still run, seconds [2]"
+    )
     options = parser.parse_args()
     tests = options.tests or [f"tests/{path}" for path in PACKAGES[options.package]]
     for library in LIBRARIES:
@@ -90,7 +95,7 @@ def main() -> int:
         os.chdir(directory)
         sys.path.insert(0, directory)
         seconds = {test: took for test, took in seconds_of(tests).items() if took <= options.slowest}
-        mutants = sample(Path("simulator") / options.package, options.sample, options.seed)
+        mutants = sample(Path("simulator") / options.package, options.sample, options.seed)[options.first :]
         died = 0
         for number, mutant in enumerate(mutants, 1):
             died += try_one(mutant, tests, seconds)
@@ -115,15 +120,37 @@ def copy(directory: Path) -> None:
 
 
 def seconds_of(tests: Sequence[str]) -> dict[str, float]:
-    """Return how long each test takes without any change. Raises RuntimeError where one fails."""
+    """Return the processor time of each test without any change. Raises RuntimeError where one fails."""
     compileall.compile_dir("simulator", quiet=1)
-    if run_tests([*tests, "--junitxml=times.xml"], []):
-        raise RuntimeError("the tests fail without any change")
-    cases = ElementTree.parse("times.xml").iter("testcase")
-    return {
-        f"{case.attrib['classname'].replace('.', '/')}.py::{case.attrib['name']}": float(case.attrib["time"])
-        for case in cases
-    }
+    times, printed = Path("times.json"), Path("printed.txt")
+    if run_tests(tests, [StopWatch(times)], printed):
+        last = printed.read_text(encoding="utf-8").splitlines()[-LINES:]
+        raise RuntimeError("\n".join(["the tests fail without any change:", *last]))
+    seconds: dict[str, float] = json.loads(times.read_text(encoding="utf-8"))
+    return seconds
+
+
+class StopWatch:
+    """Plugin of pytest that writes into a file the processor time of each test, with what it starts."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._seconds: dict[str, float] = {}
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_protocol(self, item: pytest.Item) -> Iterator[None]:
+        began_s = processor_s()
+        outcome = yield
+        self._seconds[item.nodeid] = processor_s() - began_s
+        return outcome
+
+    def pytest_sessionfinish(self) -> None:
+        self._path.write_text(json.dumps(self._seconds), encoding="utf-8")
+
+
+def processor_s() -> float:
+    """Return the processor time of this process and its finished children, seconds."""
+    return sum(os.times()[:4])
 
 
 class HangGuard:
@@ -146,13 +173,16 @@ class QuickestFirst:
         items[:] = sorted(kept, key=lambda item: (far[item.path], self._seconds[item.nodeid]))
 
 
-def run_tests(arguments: Sequence[str], plugins: Sequence[object]) -> int:
-    """Return the status with which pytest ends in a fork for these ``arguments``; 0 where all tests pass."""
+def run_tests(arguments: Sequence[str], plugins: Sequence[object], printed: Path = Path(os.devnull)) -> int:
+    """Return the status with which pytest ends in a fork for these ``arguments``; 0 where all tests pass.
+
+    What it prints goes into the file ``printed``.
+    """
     child = os.fork()
     if not child:
-        null = os.open(os.devnull, os.O_RDWR)
+        output = os.open(printed, os.O_RDWR | os.O_CREAT)
         for stream in (0, 1, 2):
-            os.dup2(null, stream)
+            os.dup2(output, stream)
         for module in [name for name in sys.modules if name.partition(".")[0] in CHANGING]:
             del sys.modules[module]
         signal.setitimer(signal.ITIMER_PROF, LONGEST_s)

@@ -23,7 +23,7 @@ from simulator.hardware.cluster_spec import ClusterSpec
 from simulator.network.collectives import idle_seconds, plan
 from simulator.program import Collective, Program, Role, Step
 from tests.support.clusters import CLUSTERS, HOP_s, NIC_Bps, nic_cluster
-from tests.support.grids import every_pair
+from tests.support.grids import every_pair, one_in
 from tests.support.jobs import FAST_HOSTS, job
 from tests.support.transfers import at_once, ends
 
@@ -72,7 +72,7 @@ SLOW_TO_SETTLE: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("name", SLOW_TO_SETTLE)
+@pytest.mark.parametrize("name", one_in(2, SLOW_TO_SETTLE))
 def test_beside_an_idle_job_nothing_is_lost_however_long_a_period_takes_to_settle(name: str) -> None:
     """The idle job has one GPU on a node of its own, and sends nothing. Alone as beside it a job is measured over the
     same steps, at the clocks that its power limit leaves it alone."""

@@ -22,6 +22,7 @@ from simulator.errors import InputError
 from simulator.hardware.transport import Transport
 from simulator.network.collectives import bus_factor, patterns
 from simulator.network.timing import timed
+from tests.support.grids import one_in
 
 H100, H200 = "h100-sxm-80gb", "h200-sxm-141gb"
 DATA = Path(__file__).parents[2] / "simulator" / "validation" / "data"
@@ -52,7 +53,9 @@ def test_three_gpus_are_predicted_from_two_and_four() -> None:
     assert error([point for point in three if point.size > collectives.LARGE_BYTES]) < 0.04
 
 
-@pytest.mark.parametrize(("n", "gpu", "points"), [(2, H100, 50), (4, H100, 50), (2, H200, 25)])
+@pytest.mark.parametrize(
+    ("n", "gpu", "points"), [(2, H100, 50), (4, H100, 50), pytest.param(2, H200, 25, marks=pytest.mark.slow)]
+)
 def test_sizes_between_fitted_ones_are_as_good(n: int, gpu: str, points: int) -> None:
     held_out = [point for point in of_gpus(n, gpu) if point.held_out]
     assert len(held_out) > points
@@ -145,7 +148,7 @@ def test_the_fit_can_fail() -> None:
     assert off(plain) > 2 * off(model)
 
 
-@pytest.mark.parametrize("gpu", [H100, H200])
+@pytest.mark.parametrize("gpu", one_in(2, [H100, H200]))
 def test_the_shipped_profile_is_what_the_fit_gives(gpu: str) -> None:
     shipped = as_data(load_profile(gpu).transports["nvlink"], nulls=False)
     found = dict(fitted(gpu).figures["transports.nvlink"])

@@ -122,6 +122,7 @@ def test_no_rank_begins_a_step_before_all_are_there(tmp_path: Path) -> None:
     assert max(steps) < LATE_S / 2
 
 
+@pytest.mark.slow
 def test_the_first_rank_of_a_job_is_trained_without_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One process stands for two ranks of tensor parallelism, which are not there; the record says so by its ranks."""
     monkeypatch.chdir(ROOT)  # the worker is a process

@@ -10,6 +10,7 @@ import pytest
 
 from simulator.cli import listing
 from tests.support.commands import command
+from tests.support.grids import one_in
 
 KINDS = [
     "models",
@@ -35,7 +36,7 @@ def rows_are_worked_out_once(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setitem(listing._ROWS, kind, ROWS[kind])
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", one_in(2, KINDS))
 def test_a_list_that_is_too_wide_leaves_out_columns_and_cuts_no_name_or_number(
     kind: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

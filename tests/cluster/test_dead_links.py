@@ -14,6 +14,7 @@ from simulator.errors import InputError
 from simulator.fabrics import FABRICS
 from simulator.network.collectives import idle_seconds, patterns, plan
 from simulator.program import CollectiveKind
+from tests.support.grids import grid
 from tests.support.jobs import FAST_HOSTS, job
 
 
@@ -166,8 +167,7 @@ def links_to_cut(kind: str) -> list[str]:
     return [*FABRICS_TO_CUT[kind][2], "node1.nic2", "node0.nic0.pcie", "node1.gpu2.nvlink"]
 
 
-@pytest.mark.parametrize("parallelism", [{}, {"zero": 3}], ids=["dp", "zero3"])
-@pytest.mark.parametrize("kind", FABRICS_TO_CUT)
+@pytest.mark.parametrize(("kind", "parallelism"), grid(FABRICS_TO_CUT, [{}, {"zero": 3}], every=2))
 def test_a_dead_link_never_makes_a_step_shorter(kind: str, parallelism: dict[str, Any]) -> None:
     """A dead link carries nothing, and the others are no faster. The model is wide, so that its bytes take longer
     than its products. All GPUs are one group: of several at once a slow one may leave the links to others in turn."""
@@ -182,8 +182,7 @@ def test_a_dead_link_never_makes_a_step_shorter(kind: str, parallelism: dict[str
         assert step_s(link) >= whole_s * (1 - 1e-9), link
 
 
-@pytest.mark.parametrize("op", ["all_reduce", "all_gather"])
-@pytest.mark.parametrize("kind", FABRICS_TO_CUT)
+@pytest.mark.parametrize(("kind", "op"), grid(FABRICS_TO_CUT, ["all_reduce", "all_gather"], every=2))
 def test_a_dead_link_never_makes_a_collective_faster(kind: str, op: CollectiveKind) -> None:
     """The groups are all GPUs, each second one, one of each node, and two far apart."""
     whole, costs = build_cluster(load_cluster(fabric_without(kind))), Costs.ideal()

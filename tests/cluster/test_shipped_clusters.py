@@ -15,6 +15,7 @@ from simulator.cluster import build_cluster
 from simulator.cluster.relations import DeviceRelations
 from simulator.config import catalog, load_cluster
 from simulator.errors import InputError
+from tests.support.grids import one_in
 
 #: Name -> GPUs, NVLinks (ports into switches or bundles between GPUs), bytes/s of NVLink that leave a GPU, NICs, GPUs
 #: per NIC, bytes/s of NICs per GPU.
@@ -182,7 +183,7 @@ def test_eight_thousand_gpus_take_little() -> None:
     assert peak < 1500 * links
 
 
-@pytest.mark.parametrize("name", catalog.names("cluster"))
+@pytest.mark.parametrize("name", one_in(3, catalog.names("cluster")))
 def test_a_part_of_a_shipped_node_is_a_node(name: str) -> None:
     """One GPU, two, or all but one: their places and links go with them. NVLink pairs are of even numbers or none."""
     whole = load_cluster(name).kinds[0]

@@ -11,6 +11,7 @@ from simulator.config import load_workload
 from simulator.config.section import paths
 from simulator.config.workload import Workload
 from simulator.errors import InputError, each
+from tests.support.grids import grid
 
 KEYS = list(paths(Workload))
 
@@ -108,8 +109,7 @@ def test_a_proposed_tp_divides_the_gpus() -> None:
     assert fix == "tp: 2; or tp: 1 with dp: 6"
 
 
-@pytest.mark.parametrize("gpus", [3, 6, 8])
-@pytest.mark.parametrize("experts", [0, 6])
+@pytest.mark.parametrize(("gpus", "experts"), grid([3, 6, 8], [0, 6], every=2))
 def test_every_fix_of_a_grid_of_layouts_loads(gpus: int, experts: int) -> None:
     """Layouts of all axes on a few GPUs, of which many do not divide: none proposes what is refused in turn."""
     moe = {"moe": {"experts": experts, "top_k": 2, "ffn_hidden": 512}} if experts else {}

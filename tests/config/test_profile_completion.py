@@ -18,6 +18,7 @@ from simulator.program import Attention, Matmul, Memory
 from simulator.validation import read_rows
 from simulator.validation.rows import workload_of
 from simulator.validation.suites import SUITES
+from tests.support.grids import one_in
 
 PROFILES = catalog.names("profile")
 SHORT = [name for name in PROFILES if load_profile(name).like]
@@ -70,7 +71,7 @@ def job(gpu: str, precision: str) -> dict[str, object]:
     }
 
 
-@pytest.mark.parametrize("gpu", PROFILES)
+@pytest.mark.parametrize("gpu", one_in(2, PROFILES))
 def test_every_shipped_profile_runs_a_job_and_says_what_it_rests_on(gpu: str) -> None:
     """The kinds of the prices add up to all kernel time; what was measured on no such GPU is outside all that was."""
     result = simulator.run(job(gpu, "fp16" if gpu.startswith(("v100", "t4")) else "bf16"))

@@ -13,8 +13,9 @@ from simulator.config.training import Training
 from simulator.costs import Costs
 from simulator.costs.attention import around_bytes
 from simulator.costs.matmul import MatmulCost, Products
-from simulator.costs.memory import slices
+from simulator.costs.memory import MemoryCost, slices
 from simulator.frameworks import DEFAULT, pytorch
+from simulator.hardware.kernels import RowCurve
 from simulator.program import Attention, GroupedMatmul, Matmul, Memory
 from tests.support.profiles import COSTS, PROFILE, PROFILES
 
@@ -300,3 +301,20 @@ def test_lasting_products_reproduce_the_published_speeds():
         errors.append(kernel.flops / COSTS["a100-sxm-80gb"].kernel_s(kernel, "a100-sxm-80gb") / 1e12 / tflops - 1)
     assert statistics.fmean(map(abs, errors)) < 0.03
     assert max(abs(error) for error in errors) < 0.07
+
+
+def test_rows_between_two_measured_widths_have_the_share_between_theirs() -> None:
+    """Linear in the logarithm: 2,048 is halfway from 1,024 to 4,096, and the share halfway from 0.4 to 0.8.
+
+    The start is halfway from 1 us to 3 us. 1,024 to 1,024 * sqrt(2) is a quarter of the way. Narrower and wider rows
+    are as the nearest.
+    """
+    spec = load_profile("a100-sxm-80gb").gpu_spec
+    by_width = {1024: RowCurve(share=0.4, start_s=1e-6), 4096: RowCurve(share=0.8, start_s=3e-6)}
+    curve = replace(load_profile("a100-sxm-80gb").kernels.memory.eager["norm"], by_width=by_width, element_s=None)
+    cost = MemoryCost(spec, {"norm": curve})
+    rows = {512: (0.4, 1.0), 1024: (0.4, 1.0), 1448: (0.5, 1.5), 2048: (0.6, 2.0), 4096: (0.8, 3.0), 8192: (0.8, 3.0)}
+    for width, (share, start_us) in rows.items():
+        kernel = Memory("norm", 1e8, 0.0, width=width)
+        assert cost.share(kernel) == pytest.approx(share, rel=1e-3)
+        assert cost.seconds(kernel) - cost.moving_s(kernel) == pytest.approx(start_us * 1e-6, rel=1e-3)

@@ -208,7 +208,7 @@ def test_python_and_the_loop_mean_the_same_structures() -> None:
 
 def test_the_event_loop_is_compiled_without_warnings(tmp_path: Path) -> None:
     """gcc says of arguments behind setjmp that they might be lost by longjmp, after which none is read."""
-    options = "-Wall", "-Wextra", "-Wno-clobbered", "-Werror"
+    options = "-O1", "-Wall", "-Wextra", "-Wno-clobbered", "-Werror"
     built = build.compile_loop(*options, library=tmp_path / build.LIBRARY)
     assert ctypes.CDLL(str(built)).digest_of_sources
     assert len(build.digest()) == 16

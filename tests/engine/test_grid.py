@@ -32,12 +32,12 @@ DATA_PARALLEL: dict[str, dict[str, Any]] = {
 }
 SPLITS: dict[str, dict[str, Any]] = {"tp": {"tp": 2}, "cp": {"cp": 2}, "ep": {"ep": 2}}
 GRID = list(product(SCHEDULES, DATA_PARALLEL, SPLITS))
-#: Every schedule with every third mode, in turn, and the splits in turn.
+#: Every schedule with every fourth mode, in turn, and the splits in turn.
 SAMPLE = [
-    (schedule, data, list(SPLITS)[(i + j // 3) % len(SPLITS)])
+    (schedule, data, list(SPLITS)[(i + j // 4) % len(SPLITS)])
     for i, schedule in enumerate(SCHEDULES)
     for j, data in enumerate(DATA_PARALLEL)
-    if (i + j) % 3 == 0
+    if (i + j) % 4 == 0
 ]
 
 

@@ -19,6 +19,7 @@ from simulator.errors import InputError
 from simulator.frameworks import pytorch
 from simulator.hardware.power import Load, Power
 from simulator.program import Attention, Block, Fixed, Matmul, Memory, kernels_of
+from tests.support.grids import grid
 from tests.support.jobs import job
 
 HIGHEST = 2e9
@@ -116,6 +117,14 @@ def test_where_the_pause_is_does_not_matter() -> None:
     assert of(0.0) == pytest.approx(of(0.6), rel=2e-3)
     assert of(0.0) == pytest.approx(of(0.3), rel=2e-3)
     assert of(0.1, 0.6) > of(0.3)
+
+
+@pytest.mark.parametrize(("length_s", "pieces"), [(0.01, 1), (0.05, 2), (0.06, 3), (0.1, 4), (100.0, 512)])
+def test_a_step_is_cut_into_two_pieces_for_each_time_that_the_limit_averages(length_s: float, pieces: int) -> None:
+    """The limit averages over 50 ms, so that pieces last 25 ms at most; a long step has 512, and a short one is one."""
+    busy = {"matmul": length_s}
+    trace = budget().trace([Drawn(0.0, length_s, busy, busy)], length_s)
+    assert trace.pieces_s == pytest.approx([length_s / pieces] * pieces)
 
 
 def test_no_clock_above_the_highest_of_a_class() -> None:
@@ -246,8 +255,7 @@ def test_without_a_power_section_nothing_is_played_twice() -> None:
     assert result.spans.clocks_hz == {}
 
 
-@pytest.mark.parametrize("fold", [False, True])
-@pytest.mark.parametrize("schedule", ["1f1b", "zb_h1"])
+@pytest.mark.parametrize(("schedule", "fold"), grid(["1f1b", "zb_h1"], [False, True], every=2))
 def test_clocks_do_not_turn_on_how_a_step_is_played(schedule: str, fold: bool) -> None:
     """Passes cut at their collectives, or played in one event each, draw the same over the same time."""
     parallel = {"pp": 2, "tp": 2, "dp": 2, "zero": 2 if schedule == "1f1b" else 0, "schedule": schedule}

@@ -24,7 +24,7 @@ def jobs(draw: st.DrawFn) -> dict[str, Any]:
     return any_job(lambda *choices: draw(st.sampled_from(choices)))
 
 
-@settings(max_examples=15, deadline=None, derandomize=True, phases=[Phase.explicit, Phase.generate, Phase.shrink])
+@settings(max_examples=8, deadline=None, derandomize=True, phases=[Phase.explicit, Phase.generate, Phase.shrink])
 @given(jobs(), st.sampled_from(SPEEDS))
 def test_every_legal_job_gives_a_possible_step(description: dict[str, Any], speeds: dict[str, float]) -> None:
     try:

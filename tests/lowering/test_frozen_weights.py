@@ -155,7 +155,7 @@ def tuned_job(number: int) -> Workload:
             continue
 
 
-@pytest.mark.parametrize("number", one_in(5, range(4 * len(TUNINGS))))
+@pytest.mark.parametrize("number", one_in(8, range(4 * len(TUNINGS))))
 def test_every_tuning_gives_a_possible_step(number: int) -> None:
     """Nothing overlaps, bytes are conserved, activations are given back, and shortcuts change nothing."""
     work = tuned_job(number)

@@ -14,7 +14,7 @@ from simulator.lowering import build_program
 from simulator.models import rank_parts
 from simulator.operations.weights import elements
 from simulator.program import Block, Comm, Role, Step
-from tests.support.grids import every_pair
+from tests.support.grids import every_pair, grid
 from tests.support.sharded import load, play
 
 LAYERS = 8
@@ -147,8 +147,10 @@ def test_gathers_and_reductions_take_turns_on_one_communicator(framework: str, m
     assert "".join("g" if label.startswith("gather") else "r" for label in backward) == "".join(order)
 
 
-@pytest.mark.parametrize("keys", [{}, {"tp": 2}, {"pp": 2}, {"pp": 2, "vpp": 2, "schedule": "zb_v"}])
-@pytest.mark.parametrize("recompute", ["none", "full"])
+@pytest.mark.parametrize(
+    ("keys", "recompute"),
+    grid([{}, {"tp": 2}, {"pp": 2}, {"pp": 2, "vpp": 2, "schedule": "zb_v"}], ["none", "full"], every=2),
+)
 def test_what_is_computed_stays_the_same(keys: dict[str, Any], recompute: str) -> None:
     """Cutting passes by unit changes neither kernels nor their order, and no pass is lost."""
     training = {"recompute": recompute, "global_batch": 16}
@@ -237,12 +239,14 @@ def test_a_long_job_has_few_events() -> None:
     assert result.spans.events < 10 * steps
 
 
-@every_pair(
-    {
-        "kind": ["none", "full"],
-        "m": [1, 2],
-        "keys": [{}, {"tp": 2}, {"pp": 2}, {"pp": 2, "vpp": 2, "schedule": "zb_v"}, {"pp": 2, "schedule": "zb_h1"}],
-    }
+@pytest.mark.parametrize(
+    ("keys", "m", "kind"),
+    grid(
+        [{}, {"tp": 2}, {"pp": 2}, {"pp": 2, "vpp": 2, "schedule": "zb_v"}, {"pp": 2, "schedule": "zb_h1"}],
+        [1, 2],
+        ["none", "full"],
+        every=5,
+    ),
 )
 def test_all_that_a_step_takes_is_given_back(keys: dict[str, Any], m: int, kind: str) -> None:
     """Parameters, gradients and activations come and go unit by unit; after the step none is left, and never less than

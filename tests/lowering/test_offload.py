@@ -59,7 +59,7 @@ def busy(result: StepResult, lane: str) -> float:
     return float((rows["end_s"] - rows["start_s"]).sum())
 
 
-@pytest.mark.parametrize(("zero", "dp"), grid([0, 1, 2, 3], [1, 2, 4], every=2))
+@pytest.mark.parametrize(("zero", "dp"), grid([0, 1, 2, 3], [1, 2, 4], every=4))
 def test_what_an_offloaded_optimizer_moves(zero: int, dp: int) -> None:
     """Gradients of 2 bytes go out, weights of 2 bytes come back: of ZeRO's share, or of all without it. With ZeRO-2 and
     3 the gradients of each micro-batch go, as nothing of them stays on the GPU."""
@@ -161,7 +161,7 @@ def test_offloaded_parameters_come_in_for_every_use(place: str, dp: int) -> None
 
 
 @pytest.mark.parametrize(
-    ("schedule", "place"), grid(["1f1b", "gpipe", "interleaved", "zb_h1"], ["cpu", "nvme"], every=2)
+    ("schedule", "place"), grid(["1f1b", "gpipe", "interleaved", "zb_h1"], ["cpu", "nvme"], every=3)
 )
 def test_activations_go_out_and_come_back_once(schedule: str, place: str) -> None:
     """What layers save leaves and returns once per micro-batch; the rest of a stage's activations stays. What is held
@@ -229,7 +229,7 @@ def test_copies_slow_each_other_where_gpus_share_an_uplink() -> None:
 @pytest.mark.parametrize(
     "section",
     one_in(
-        2,
+        3,
         [
             {"dp": 4, "offload": {"optimizer": "cpu"}},
             {"dp": 8, "zero": 2, "offload": {"optimizer": "nvme", "activations": "cpu"}},

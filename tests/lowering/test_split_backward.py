@@ -100,7 +100,7 @@ def test_recompute_with_a_split_backward_is_warned_of() -> None:
     assert not play("zb_h1").warnings or "recomputation" not in play("zb_h1").warnings[0]
 
 
-@pytest.mark.parametrize("name", one_in(2, SPLIT))
+@pytest.mark.parametrize("name", one_in(3, SPLIT))
 def test_split_schedules_compute_as_much(name: str) -> None:
     """Time of compute, mean over GPUs, and FLOPs are those of 1F1B, but for a second copy of the optimizer's work."""
     plain, split = (play(which, parallelism__dp=2, training__global_batch=32).to_dict() for which in ("1f1b", name))

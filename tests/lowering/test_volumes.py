@@ -205,7 +205,7 @@ def per_layer(tp: int, recompute: str, sequence_parallel: bool, micro_batch: int
 
 
 @pytest.mark.parametrize(
-    ("tp", "micro_batch", "again"), grid([2, 4, 8], [1, 2], [("none", 4), ("selective", 4), ("full", 6)], every=5)
+    ("tp", "micro_batch", "again"), grid([2, 4, 8], [1, 2], [("none", 4), ("selective", 4), ("full", 6)], every=9)
 )
 def test_a_tensor_parallel_layer_moves_eight_bsh(tp: int, micro_batch: int, again: tuple[str, int]) -> None:
     """Two all-reduces of b s h elements forward and two backward, two more where the forward runs again (arXiv

@@ -55,7 +55,7 @@ def calls(result: StepResult, op: str, rank: int = 0) -> list[Step]:
 # Bytes
 
 
-@pytest.mark.parametrize(("n", "grad_dtype", "overlap"), grid([2, 4, 8], ["bf16", "fp32"], [True, False], every=5))
+@pytest.mark.parametrize(("n", "grad_dtype", "overlap"), grid([2, 4, 8], ["bf16", "fp32"], [True, False], every=9))
 def test_bytes_of_one_micro_batch(n: int, grad_dtype: str, overlap: bool) -> None:
     """DDP all-reduces gradients: 2 g P. ZeRO-1 and 2 scatter them and gather parameters: (g + 2) P. ZeRO-3 gathers
     parameters once for the forward and, but for the root unit which stays, once more for the backward pass:
@@ -213,10 +213,13 @@ def test_experts_have_as_many_instances_as_the_rest(dp: int, ep: int, hsdp: int 
 
 
 @pytest.mark.parametrize(
-    "keys",
-    [{"dp": 8, "ep": 2}, {"dp": 4, "tp": 2, "ep": 4, "etp": 1}, {"dp": 8, "ep": 2, "hsdp": 4}, {"dp": 8, "ep": 8}],
+    ("keys", "zero"),
+    grid(
+        [{"dp": 8, "ep": 2}, {"dp": 4, "tp": 2, "ep": 4, "etp": 1}, {"dp": 8, "ep": 2, "hsdp": 4}, {"dp": 8, "ep": 8}],
+        [1, 2, 3],
+        every=3,
+    ),
 )
-@pytest.mark.parametrize("zero", [1, 2, 3])
 def test_experts_travel_on_an_axis_of_their_own(keys: dict[str, Any], zero: int) -> None:
     """As for the rest, with the e ranks that hold the same experts in place of n: over h of them that share a state and
     r that hold the same shard, (h-1)/h (4 + 2) bytes per parameter, under ZeRO-3 2 more per layer's, and 2 (r-1)/r 4/h.

@@ -26,9 +26,9 @@ from tests.support.replay import Part, Place, Script, Wire
 IDEAL = Costs.ideal()
 SIZE = 1e9
 #: Numbers of ranks: small ones, powers of two and their neighbours, and odd ones.
-PLAYED_N = (*range(2, 12), 15, 16, 17, 23, 31, 32, 33, 45, 63, 64)
+PLAYED_N = (*range(2, 10), 11, 15, 16, 17, 23, 32, 33)
 #: Where messages go as the square of the ranks.
-FEWER_N = (*range(2, 10), 15, 16, 17, 33, 64)
+FEWER_N = (*range(2, 10), 15, 16, 17)
 
 
 @cache
@@ -248,7 +248,7 @@ def test_bytes_of_a_tree(name: str) -> None:
         assert promised("all_reduce", n, script)
 
 
-@pytest.mark.parametrize(("name", "n"), grid(["tree", "binary_tree"], [2, 3, 4, 5, 8, 9, 15], every=2))
+@pytest.mark.parametrize(("name", "n"), grid(["tree", "binary_tree"], [2, 3, 4, 5, 8, 9, 15], every=3))
 def test_a_pipelined_tree_is_what_its_chunks_tend_to(name: str, n: int) -> None:
     """The fluid has the longest way up and down as latency, and what the busiest port sends at its bandwidth. k chunks
     last longer by what it takes to fill the pipeline, at most one chunk's share of the port per hop; that goes as 1/k,

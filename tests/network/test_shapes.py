@@ -14,6 +14,7 @@ from simulator.errors import InputError
 from simulator.network.collectives import OPERATIONS, algorithms, patterns
 from simulator.network.moves import SWITCH, Hop, HopTable
 from simulator.network.plan import LinkLoads, Phase
+from tests.support.grids import grid
 
 CLUSTERS: dict[str, dict[str, Any]] = {
     "leaves of four nodes": {"name": "dgx_h100", "fabric": {"kind": "rail_fat_tree", "tiers": 3, "radix": 8}},
@@ -33,8 +34,7 @@ GROUPS: dict[str, Callable[[int], Sequence[int]]] = {
 }
 
 
-@pytest.mark.parametrize("group", GROUPS)
-@pytest.mark.parametrize("cluster", CLUSTERS)
+@pytest.mark.parametrize(("cluster", "group"), grid(CLUSTERS, GROUPS, every=3))
 def test_loads_are_those_of_every_hop_alone(cluster: str, group: str) -> None:
     """Loads of a link are those of the hops that cross it, and latencies are of the critical path, link by link.
 

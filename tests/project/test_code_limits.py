@@ -6,6 +6,8 @@ import ast
 import re
 import tomllib
 from collections import Counter
+from collections.abc import Iterable
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -26,19 +28,30 @@ def test_no_file_is_longer_than_a_reader_can_hold() -> None:
     assert not {name: length for name, length in lengths.items() if length > FILE_LINES}
 
 
+@cache
+def definitions() -> dict[str, tuple[ast.Module, list[ast.FunctionDef | ast.ClassDef]]]:
+    """Return by path the tree of a file, and its functions and classes."""
+    trees = {str(path.relative_to(ROOT)): ast.parse(path.read_text(encoding="utf-8")) for path in FILES}
+    return {path: (tree, defined_in(tree)) for path, tree in trees.items()}
+
+
+def defined_in(tree: ast.Module) -> list[ast.FunctionDef | ast.ClassDef]:
+    return [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.ClassDef)]
+
+
 def test_no_function_is_longer_than_a_page() -> None:
     lengths = {
-        f"{path.relative_to(ROOT)}:{node.name}": (node.end_lineno or node.lineno) - node.lineno + 1
-        for path in FILES
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        f"{path}:{node.name}": (node.end_lineno or node.lineno) - node.lineno + 1
+        for path, (_, nodes) in definitions().items()
+        for node in nodes
         if isinstance(node, ast.FunctionDef)
     }
     assert not {name: length for name, length in lengths.items() if length > FUNCTION_LINES}
 
 
-def types(tree: ast.Module) -> set[str]:
+def types(tree: ast.Module, nodes: Iterable[ast.FunctionDef | ast.ClassDef]) -> set[str]:
     """Return the names of classes anywhere, and of types that are given a name at the top or in a branch there."""
-    names = {node.name for node in ast.walk(tree) if isinstance(node, ast.ClassDef)}
+    names = {node.name for node in nodes if isinstance(node, ast.ClassDef)}
     branches = [node for node in tree.body if isinstance(node, ast.If)]
     for node in [*tree.body, *(inner for branch in branches for inner in (*branch.body, *branch.orelse))]:
         if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
@@ -48,13 +61,14 @@ def types(tree: ast.Module) -> set[str]:
 
 
 def test_no_name_of_a_type_is_used_twice() -> None:
-    names = Counter(name for path in FILES for name in types(ast.parse(path.read_text(encoding="utf-8"))))
+    names = Counter(name for tree, nodes in definitions().values() for name in types(tree, nodes))
     assert not [name for name, count in names.items() if count > 1]
 
 
 def test_aliases_are_types_and_constants_are_none() -> None:
     source = "Pair = tuple[int, int]\nLIMIT_s = Most_Bps = 1\nif LIMIT_s:\n    Name = str\nclass Node: ..."
-    assert types(ast.parse(source)) == {"Pair", "Name", "Node"}
+    tree = ast.parse(source)
+    assert types(tree, defined_in(tree)) == {"Pair", "Name", "Node"}
 
 
 @pytest.mark.parametrize("lines", [FILE_LINES, FUNCTION_LINES])

@@ -6,7 +6,7 @@ import re
 from itertools import combinations
 from pathlib import Path
 
-from tests.support.grids import every_pair
+from tests.support.grids import every_pair, grid
 
 TESTS = Path(__file__).parents[1]
 
@@ -17,6 +17,12 @@ def test_helpers_stand_in_support() -> None:
     paths = sorted(TESTS.rglob("*.py"))
     assert len(paths) > 100
     assert not [str(path) for path in paths if imports.search(path.read_text(encoding="utf-8"))]
+
+
+def test_a_thinned_grid_has_every_value() -> None:
+    """The diagonal of 4 x 2 points has (1, x) and (3, y). The first point with 2, and that with 4, come to it."""
+    points = grid([1, 2, 3, 4], "xy", every=4)
+    assert [point.values for point in points if not point.marks] == [(1, "x"), (2, "x"), (3, "y"), (4, "x")]
 
 
 def test_of_a_thinned_grid_every_two_values_meet() -> None:

@@ -1,4 +1,4 @@
-"""Measured jobs that differ from a smaller one in sizes alone: `make test` leaves them out."""
+"""Measured jobs whose parts meet in a smaller one too: `make test` leaves them out."""
 
 from __future__ import annotations
 
@@ -11,18 +11,14 @@ from jobs import measured
 
 
 def form_of(workload: Mapping[str, Any]) -> str:
-    """Return what a measured workload is but for sizes: framework, axes of its layout, and options that are texts,
-    switches or mappings.
+    """Return what a measured workload combines: framework, axes of its layout, ZeRO, 8 bits, adapters and experts.
 
-    Workloads of one form pass through the same code.
+    Schedules, recompute, and types of gradients and states are left out: a small job of `jobs.py` has each alone.
     """
     training, parallelism = workload["training"], workload.get("parallelism", {})
-    options = [
-        {key: value for key, value in section.items() if isinstance(value, str | bool | dict)}
-        for section in (training, parallelism)
-    ]
-    split = [key for key, value in parallelism.items() if value != 1]
-    return str((workload.get("framework"), "moe" in workload["model"], options, split, parallelism.get("zero")))
+    split = [axis for axis in ("tp", "pp", "dp", "cp", "ep") if parallelism.get(axis, 1) > 1]
+    parts = ["fp8" in training, "adapters" in training, "moe" in workload["model"]]
+    return str((workload.get("framework"), split, parallelism.get("zero"), parts))
 
 
 def names_of_repeated_forms() -> set[str]:

@@ -24,6 +24,7 @@ LONG = {
     *("mixtral_8x7b", "gb200", "missing_gpu", "no_fold", "gpt3_175b_256", "palm_540b_1024", "cp_ring_contiguous"),
     *("pp8_zbv_h4096_l16_b32", "tt2_pp_zbv_llama1b", "tt2_pp_interleaved_llama1b", "tt2_pp_1f1b_llama1b"),
     *("pp2_dp2_h2560_l24_s2k", "pp2_interleaved_zb_h4096_l12_s4k", "tp2_pp2_dp2_interleaved_h4096_l16_b32"),
+    *("dp_async_slow_gpu", "gpt175b_3d", "offload_activations_nvme_pp"),
     *("tp2_pp2_dp2_h4096_l16_b32", "pp2_interleaved_h5120_l8_s2k", "pp2_interleaved_h3072_l12"),
     *("pp2_gpipe_h2048_l24_s4k", "pp2_zbv_h4096_l12_s4k", "pp2_1f1b_h5120_l8_s2k", "hf1_lora_llama8b_full"),
     *("fp8_delayed_pp", "tp2_pp2_h4096_l16", "pp2_dualpipe_v_h3072_l12", "hf2_ddp_qwen17_ckpt", "pp2_dp2_h4096_l16"),

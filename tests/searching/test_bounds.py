@@ -35,7 +35,7 @@ LAYOUTS: list[dict[str, Any]] = [
 ]
 
 
-@pytest.mark.parametrize(("schedule", "number"), grid(SCHEDULES, range(len(LAYOUTS)), every=6))
+@pytest.mark.parametrize(("schedule", "number"), grid(SCHEDULES, range(len(LAYOUTS)), every=9))
 def test_no_step_is_below_its_bounds(schedule: str, number: int) -> None:
     """Bounds hold for every schedule: kernels at their prices, in-line collectives alone on the network."""
     vpp = SCHEDULES[schedule].chunks or 2

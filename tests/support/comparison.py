@@ -32,26 +32,28 @@ LAYOUTS: dict[str, dict[str, object]] = {
 }
 
 
+_STEPS: dict[str, StepResult] = {}
+
+
 @pytest.fixture(scope="module")
 def equal_jobs_are_played_once() -> Iterator[None]:
     """Let the comparisons of a file, each of which simulates the same few jobs, share their steps.
 
-    Jobs are equal where their profiles are too. Steps are kept until the last test of the file."""
-    steps: dict[str, StepResult] = {}
+    Jobs are equal where their profiles are too. Steps are kept for the files that come later."""
 
     def play_once(workload: Workload) -> StepResult:
         profiles = load_profiles(workload.calibrations, workload.training)
         key = workload.model_dump_json() + repr(profiles)
-        if key not in steps:
-            steps[key] = run(workload)
-        return steps[key]
+        if key not in _STEPS:
+            _STEPS[key] = run(workload)
+        return _STEPS[key]
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("calibration.predict.predictions.run", play_once)
         yield
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Four runs that went well, one that failed, one that was never made, one of another version of its file."""
     folder = tmp_path_factory.mktemp("made")
@@ -80,7 +82,7 @@ def suite(comparison: dict[str, Any], name: str) -> dict[str, Any]:
     return found
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def predictions(made: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Predictions of three of the runs."""
     path = tmp_path_factory.mktemp("predicted") / "predictions.json"
@@ -110,11 +112,11 @@ def with_changed(made: Path, folder: Path, change: Callable[[dict[str, Any]], An
     return measured
 
 
-def reasons_of(made: Path, folder: Path, *, pictures: bool = False) -> dict[str, str]:
+def reasons_of(made: Path, folder: Path) -> dict[str, str]:
     """Return the reasons of two runs in ``folder``, of which one at least can be compared."""
     files = [str(made / f"{name}.yaml") for name in ("alone", "ddp2")]
-    out, flags = folder / "out", [] if pictures else [ONLY_TABLES]
-    assert main(["compare", *files, "--measured", str(folder / "measured"), "--out", str(out), *flags]) == 0
+    out = folder / "out"
+    assert main(["compare", *files, "--measured", str(folder / "measured"), "--out", str(out), ONLY_TABLES]) == 0
     return {row["name"]: row["reason"] for row in json.loads((out / "comparison.json").read_text())["rows"]}
 
 

@@ -12,16 +12,21 @@ import pytest
 def thinned(points: Iterable[tuple[Any, ...]], every: int) -> list[Any]:
     """Return all points; of those about one in ``every`` is left to `make test`, and the others are marked slow.
 
-    Left are points that stand in a diagonal of the grid, and the first one with a value that no point before it has
-    left. Values are told apart by how they are written.
+    Left are points that stand in a diagonal of the grid, and the first one with a value that no other point has left.
+    Values are told apart by how they are written.
     """
-    params, seen = [], set()
-    for number, point in enumerate(points):
-        values = {(axis, repr(value)) for axis, value in enumerate(point)}
-        kept = number % every == number // every % every or not values <= seen
-        seen |= values if kept else set()
-        params.append(pytest.param(*point, marks=() if kept else pytest.mark.slow))
-    return params
+    all_points = list(points)
+    values = [{(axis, repr(value)) for axis, value in enumerate(point)} for point in all_points]
+    kept = {number for number in range(len(all_points)) if number % every == number // every % every}
+    seen = set().union(*(values[number] for number in kept))
+    for number in range(len(all_points)):
+        if not values[number] <= seen:
+            kept.add(number)
+            seen |= values[number]
+    return [
+        pytest.param(*point, marks=() if number in kept else pytest.mark.slow)
+        for number, point in enumerate(all_points)
+    ]
 
 
 def one_in(every: int, cases: Iterable[Any]) -> list[Any]:

@@ -18,6 +18,7 @@ from simulator.traces.execution.graph import NodeKind
 from simulator.traces.execution.messages import chakra_messages
 from simulator.traces.execution.replay import replay_graphs
 from tests.support.commands import command
+from tests.support.grids import one_in
 from tests.support.kineto import save_step
 from tests.support.unadvised import without_advice  # noqa: F401
 
@@ -36,7 +37,7 @@ JOBS: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", JOBS)
+@pytest.mark.parametrize("name", one_in(2, JOBS))
 def test_a_step_read_back_is_the_step(tmp_path: Path, name: str) -> None:
     """The step is the same as recorded, and on its cluster where kernels and communication leave each other alone."""
     job = load_workload("llama3_8b_dgx_h100", {**SMALL, **JOBS[name]})

@@ -23,7 +23,7 @@ from simulator.lowering import schedule_program
 from simulator.schedules import SCHEDULES, Action, Order, Times
 from simulator.validation import SUITES
 from simulator.validation.rows import workload_of
-from tests.support.grids import every_pair, grid
+from tests.support.grids import grid
 from tests.support.jobs import job
 from tests.support.timelines import Span, template, timeline
 
@@ -42,13 +42,16 @@ def test_which_schedules_claim_a_period() -> None:
     assert STEADY == ["zb_h2", "zb_auto", "zb_v", "async_1f1b"]
 
 
-@every_pair({"name": STEADY, "p2p": [True, False], "tp, dp, zero": [(1, 1, 0), (2, 2, 1), (1, 4, 0)]})
-def test_the_parts_of_a_period_are_the_period(name: str, p2p: bool, tp: int, dp: int, zero: int) -> None:
+@pytest.mark.parametrize(
+    ("name", "p2p", "layout"), grid(STEADY, [True, False], [(1, 1, 0), (2, 2, 1), (1, 4, 0)], every=5)
+)
+def test_the_parts_of_a_period_are_the_period(name: str, p2p: bool, layout: tuple[int, int, int]) -> None:
     """Several steps played are possible ones, and links carry one step's bytes.
 
     The breakdown's leaves, the critical path and every rank's spent and idle time each sum to one period. Each rank's
     compute lane holds one step's passes.
     """
+    tp, dp, zero = layout
     overlap = {"p2p": p2p, "grad_reduce": p2p, "param_gather": p2p}
     sizes = {"parallelism__tp": tp, "parallelism__dp": dp, "parallelism__zero": zero, "parallelism__overlap": overlap}
     result = run(pipelined(name, **sizes))
@@ -118,7 +121,7 @@ def test_async_1f1b_never_waits(p: int, m: int) -> None:
 @pytest.mark.parametrize("name", ["zb_h2", "zb_v", "async_1f1b"])
 def test_the_steady_period_has_no_bubble(name: str) -> None:
     """The claim holds where F = I = W, transfers are free and m >= 2p - 1."""
-    for p, more in itertools.product((1, 2, 3, 5), (0, 1, 6)):
+    for p, more in itertools.product((1, 2, 4), (0, 3)):
         report = schedule(name, p, 2 * p - 1 + more).to_dict()
         assert report["bubble_ratio"] == pytest.approx(report["bubble_ratio_claimed"], abs=1e-9) == 0
 
@@ -137,7 +140,7 @@ def peak(order: Order, times: Times) -> list[float]:
     return peaks
 
 
-@pytest.mark.parametrize(("size", "kept"), grid([(2, 3), (4, 8), (5, 11)], [0.4, 1.0, 1.3], every=3))
+@pytest.mark.parametrize(("size", "kept"), grid([(2, 3), (3, 7), (4, 5)], [0.4, 1.0, 1.3], every=3))
 def test_the_search_keeps_to_its_memory_and_uses_what_it_gets(size: tuple[int, int], kept: float) -> None:
     """Never more than the limit times 1F1B's peak, at equal stages and at uneven ones; more memory is never slower."""
     p, m = size
@@ -175,7 +178,7 @@ def test_the_search_is_fast_and_no_worse_than_1f1b() -> None:
     kept=st.floats(0.2, 1.8),
     limit=st.floats(1.0, 3.0),
 )
-@settings(max_examples=20, deadline=None, derandomize=True)
+@settings(max_examples=10, deadline=None, derandomize=True)
 def test_the_search_is_no_worse_than_what_was_made_by_hand(
     p: int, more: int, costs: tuple[float, float, float], hop: float, kept: float, limit: float
 ) -> None:
@@ -199,7 +202,7 @@ def published() -> list[dict[str, str]]:
 
 
 def slow_if_large(row: dict[str, str]) -> Any:
-    large = int(row["pp"]) > 16 or int(row["global_batch"]) // int(row["micro_batch"]) > 32
+    large = int(row["pp"]) > 8 or int(row["global_batch"]) // int(row["micro_batch"]) > 32
     return pytest.param(row, marks=[pytest.mark.slow] if large else [], id=row["id"])
 
 
@@ -260,7 +263,7 @@ def test_what_all_stages_agree_on_holds_nobody_up_unless_asked() -> None:
     assert 1.04 < held / free < 1.13
 
 
-@pytest.mark.parametrize(("p", "m"), [(2, 1), (4, 1), (4, 2), (4, 3), (4, 16)])
+@pytest.mark.parametrize(("p", "m"), [(2, 1), (4, 1), (4, 2), (4, 5)])
 def test_versions_of_the_weights_are_counted(p: int, m: int) -> None:
     """PipeDream's p - r where weights change after every micro-batch; the two of PipeDream-2BW where m >= p - 1, and
     one on the last rank, which has no other micro-batch under way."""
