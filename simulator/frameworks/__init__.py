@@ -15,7 +15,8 @@ from simulator.frameworks import (
     pytorch,
     torchtitan,
 )
-from simulator.frameworks.framework import Framework, JobTraits, Replication, StageRuntime
+from simulator.frameworks.framework import Framework, JobTraits, Replication
+from simulator.frameworks.stage_runtime import StageRuntime
 
 #: By name, the default first.
 FRAMEWORKS: Mapping[str, Framework] = {

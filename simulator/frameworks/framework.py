@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
 from simulator.frameworks.limits import Limit
+from simulator.frameworks.stage_runtime import StageRuntime
 from simulator.operations.experts import Experts
 from simulator.operations.nodes import Node, Ops, Tensor, memory
 from simulator.operations.shapes import Shapes
@@ -190,26 +191,6 @@ class GradientKernels(NamedTuple):
     norm: Ops
     ready: Ops
     clip: Ops
-
-
-@dataclass(frozen=True)
-class StageRuntime:
-    """How pipeline stages run, where they differ from those of Megatron-Core.
-
-    ``buffers_each_microbatch``: a stage receives every micro-batch into a buffer of its own. ``keeps_last_outputs``:
-    the last stage keeps what it returns. ``keeps_graphs``: a split backward pass leaves the graph between its halves.
-    ``first_backward_whole``: the first stage, whose input has no gradient, does not split its backward pass.
-    ``awaits_apart``: of a forward and a backward pass in one slot each waits for its own input. ``keeps_units``:
-    backward passes of a fully sharded stage leave its parameters whole, and add up whole gradients. Behind the last one
-    units are reduced one after another, and parameters are dropped.
-    """
-
-    buffers_each_microbatch: bool = False
-    keeps_last_outputs: bool = False
-    keeps_graphs: bool = False
-    first_backward_whole: bool = False
-    awaits_apart: bool = False
-    keeps_units: bool = False
 
 
 @dataclass(frozen=True)

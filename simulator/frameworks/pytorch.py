@@ -17,9 +17,9 @@ from simulator.frameworks.framework import (
     LayoutHabits,
     NormPlace,
     Replication,
-    StageRuntime,
     Traffic,
 )
+from simulator.frameworks.stage_runtime import StageRuntime
 from simulator.operations.dropout import drop_kernel, dropout
 from simulator.operations.nodes import Node, Ops, Tensor, fuse, memory
 from simulator.operations.shapes import Shapes
