@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
 from simulator.frameworks.limits import Limit
-from simulator.frameworks.stage_runtime import StageRuntime
+from simulator.frameworks.stage_runtime import MEGATRON_STAGES, StageRuntime
 from simulator.operations.experts import Experts
 from simulator.operations.nodes import Node, Ops, Tensor, memory
 from simulator.operations.shapes import Shapes
@@ -366,7 +366,7 @@ class Framework:
     """norms, clipping and copies around an optimizer's step are kernels on one tensor after another"""
     recompute_ends_before: tuple[frozenset[str], frozenset[str]] = (frozenset(), frozenset())
     """operations of a layer without dropout before which running it again ends: of a whole layer, of a split one"""
-    stages: StageRuntime = StageRuntime()
+    stages: StageRuntime = MEGATRON_STAGES
     """how pipeline stages run"""
     magnitudes: Callable[[Shapes, ThinProducts], Node] | None = None
     """DoRA's magnitudes, in place of ``adapters.added``, where that is modelled"""

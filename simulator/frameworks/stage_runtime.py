@@ -23,3 +23,7 @@ class StageRuntime:
     first_backward_whole: bool = False
     awaits_apart: bool = False
     keeps_units: bool = False
+
+
+#: Megatron-Core's stages.
+MEGATRON_STAGES = StageRuntime()
