@@ -76,6 +76,33 @@ def model_of(workload: Workload, device: torch.device, dtype: torch.dtype) -> nn
     return module
 
 
+def store_as_nf4(model: nn.Module) -> None:
+    """Put bitsandbytes' layers with 4-bit weights in the place of all linear layers but the head.
+
+    That is what transformers does with ``load_in_4bit`` and double quantisation (its ``replace_with_bnb_linear``).
+    """
+    import bitsandbytes
+
+    for parent in list(model.modules()):
+        for name, linear in list(parent.named_children()):
+            if type(linear) is not nn.Linear or name == "lm_head":
+                continue
+            weight = linear.weight
+            narrow = bitsandbytes.nn.Linear4bit(
+                linear.in_features,
+                linear.out_features,
+                bias=False,
+                compute_dtype=weight.dtype,
+                compress_statistics=True,
+                quant_type="nf4",
+                device="meta",
+            )
+            narrow.weight = bitsandbytes.nn.Params4bit(
+                weight.data.cpu(), requires_grad=False, compress_statistics=True, quant_type="nf4", module=narrow
+            )
+            setattr(parent, name, narrow.to(weight.device))
+
+
 def with_adapters(workload: Workload, model: nn.Module) -> nn.Module:
     """Return the model with PEFT's adapters beside its products, where the workload has some, and all else frozen."""
     adapters = workload.training.adapters
@@ -83,6 +110,8 @@ def with_adapters(workload: Workload, model: nn.Module) -> nn.Module:
         return model
     import peft
 
+    if workload.training.base == "nf4":
+        store_as_nf4(model)
     config = peft.LoraConfig(
         r=adapters.rank,
         target_modules=[f"{name}_proj" for name in adapters.targets],

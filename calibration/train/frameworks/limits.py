@@ -33,7 +33,7 @@ def _hugging_face(workload: Workload) -> Iterator[TrainingLimit]:
     yield "training.optimizer.name", training.optimizer.name, ("adamw",), "is not written"
     implementation = training.optimizer.implementation
     yield "training.optimizer.implementation", implementation, ("fused", "foreach"), "is not written"
-    yield "training.base", training.base, (None, training.precision), "is not written"
+    yield "training.base", training.base, (None, training.precision, "nf4"), "is not written"
     if training.adapters is None:
         yield "training.frozen", training.frozen, ((),), "is written with adapters alone"
         return
