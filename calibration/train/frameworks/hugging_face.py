@@ -76,7 +76,7 @@ def model_of(workload: Workload, device: torch.device, dtype: torch.dtype) -> nn
     return module
 
 
-def store_as_nf4(model: nn.Module) -> None:
+def store_as_nf4(model: Any) -> None:
     """Put bitsandbytes' layers with 4-bit weights in the place of all linear layers but the head.
 
     That is what transformers does with ``load_in_4bit`` and double quantisation (its ``replace_with_bnb_linear``).
@@ -101,6 +101,7 @@ def store_as_nf4(model: nn.Module) -> None:
                 weight.data.cpu(), requires_grad=False, compress_statistics=True, quant_type="nf4", module=narrow
             )
             setattr(parent, name, narrow.to(weight.device))
+    model.is_loaded_in_4bit = True  # which is how PEFT knows
 
 
 def with_adapters(workload: Workload, model: nn.Module) -> nn.Module:
