@@ -239,6 +239,11 @@ def uniform(job: JobTraits) -> bool:
     return False
 
 
+def never(shapes: Shapes) -> bool:
+    """Return False, whatever the sizes."""
+    return False
+
+
 def nothing(shapes: Shapes) -> Node:
     """Return an operation without kernels, whatever the sizes."""
     return Node()
@@ -343,8 +348,10 @@ class Framework:
     """a norm in one kernel with the sums before it and behind it, where the stack has such"""
     positions: Callable[[Shapes], Node] | None = None
     """queries and keys turned by their positions as attention reads them, in place of ``rotation``"""
-    masks_by_bias: bool = False
+    masks_by_bias: Callable[[Shapes], bool] = never
     """attention reads its mask as a bias of all scores, and a key and a value for each head"""
+    before_attention: Callable[[Shapes], Node] = nothing
+    """kernels of a layer right before fused attention, and what they leave for it"""
     returns_logits: Callable[[str], bool] | None = None
     """logits of models with such positions are an output, whose gradient of zeros the compiled loss adds its own to"""
     online_softmax: bool = False

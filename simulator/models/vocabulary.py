@@ -58,7 +58,9 @@ def embedding(workload: Workload, turn: Turn = ANY_TURN) -> Part:
         rows = z.weight_element * z.seq * z.hidden
         positions = (memory("W", "embedding.positions wgrad", "reduce", full, rows, z.dtype),)
         positions += add_gradient(z, "embedding.positions", z.seq * z.hidden)
-    before = z.framework.before_layers(z)
+    # What is made once serves the layers with a window too.
+    windows = (workload.model.keys_seen(layer, z.seq).window for layer in range(workload.model.layers))
+    before = z.framework.before_layers(replace(z, window=max(windows)))
     forward += before.forward
     if z.sequence_parallel and not scattered:
         forward.append(memory("F", "embedding.scatter", "copy", z.row_bytes, z.row_bytes, z.dtype))
