@@ -55,12 +55,23 @@ def config_of(model: Model, seq: int) -> Any:
     }
     moe = model.moe
     if moe is None:
-        return (transformers.Qwen3Config if model.qk_norm else transformers.LlamaConfig)(**sizes)
+        return _dense(model, sizes)
     if model.qk_norm:
         experts = {"num_experts": moe.experts, "num_experts_per_tok": moe.top_k, "norm_topk_prob": True}
         return transformers.Qwen3MoeConfig(**sizes, **experts, moe_intermediate_size=moe.ffn_hidden)
     sizes["intermediate_size"] = moe.ffn_hidden
     return transformers.MixtralConfig(**sizes, num_local_experts=moe.experts, num_experts_per_tok=moe.top_k)
+
+
+def _dense(model: Model, sizes: dict[str, Any]) -> Any:
+    """Return the configuration of Gemma 3, Mistral, Qwen3 or Llama, whichever has such layers."""
+    if model.activation == "geglu":
+        kinds = {"window": "sliding_attention", "attention": "full_attention"}
+        layers = [kinds[model.mixer(layer).name] for layer in range(model.layers)]
+        return transformers.Gemma3TextConfig(**sizes, sliding_window=model.sliding_window, layer_types=layers)
+    if model.sliding_window is not None:
+        return transformers.MistralConfig(**sizes, sliding_window=model.sliding_window)
+    return (transformers.Qwen3Config if model.qk_norm else transformers.LlamaConfig)(**sizes)
 
 
 def model_of(workload: Workload, device: torch.device, dtype: torch.dtype) -> nn.Module:
