@@ -23,8 +23,8 @@ NORM_BACKWARD = (
     ("weight", "strided", 1, 0, 1, 0),
     *pytorch.RMS_NORM_BACKWARD[2:],
 )
-#: ``gelu(gate_proj(x), approximate="tanh") * up_proj(x)``. PyTorch has one kernel for the GELU each way. By a tangent it
-#: is as fast as memory (97 and 132 us of 84 million elements on an H200), which by the error function it is not.
+#: ``gelu(gate_proj(x), approximate="tanh") * up_proj(x)``. PyTorch has one kernel for the GELU each way. By a tangent
+#: it is as fast as memory (97 and 132 us of 84 million elements on an H200), which by the error function it is not.
 GATED = ActivationKernels(
     forward=(Traffic("", "activation", 1, 1), Traffic(" gate", "residual", 2, 1)),
     backward=(
@@ -49,18 +49,26 @@ def rms_norm(shapes: Shapes, place: NormPlace) -> Node:
     wide = 4.0 * shapes.rows * shapes.hidden
     gradient = f"{place.name}.weight wgrad"
     quotient = Tensor(f"{place.name}.divided", wide)
+    *normed, weighed, cast = pytorch.norm_kernels(shapes, place, "F", NORM_FORWARD)
     return Node(
-        forward=pytorch.norm_kernels(shapes, place, "F", NORM_FORWARD),
+        forward=(*normed, *_small(shapes, place, "F", ("weight float", "weight plus one")), weighed, cast),
         input_grad=pytorch.norm_kernels(shapes, place, "B", NORM_BACKWARD),
         weight_grad=(
             memory("W", gradient, "residual", 2 * wide, wide, "fp32"),
             memory("W", f"{gradient} sum", "reduce", wide, 4.0 * shapes.hidden, "fp32", shapes.hidden),
+            *_small(shapes, place, "W", ("weight grad cast",)),
         ),
         saved=(Tensor(f"{place.name}.float", wide), quotient),
         saved_for_weights=(quotient,),
         grad_bytes=3 * wide,
         output_grad_bytes=shapes.row_bytes,
     )
+
+
+def _small(shapes: Shapes, place: NormPlace, phase: str, labels: tuple[str, ...]) -> Ops:
+    """Return kernels over a norm's weight, of which its launches count and not its bytes."""
+    nbytes = 4.0 * shapes.hidden
+    return tuple(memory(phase, f"{place.name}.{label}", "copy", nbytes, nbytes, shapes.dtype) for label in labels)
 
 
 def scaled_words(shapes: Shapes, phase: str) -> Ops:

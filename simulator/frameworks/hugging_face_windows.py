@@ -1,4 +1,4 @@
-"""Attention to a window as Hugging Face's transformers 5 asks PyTorch for it: causal attention under a mask of booleans.
+"""Attention to a window as Hugging Face's transformers 5 asks PyTorch for it: attention under a mask of booleans.
 
 A mask of the window is made once for all layers. Attention under a mask has no grouped queries and skips nothing, so
 that every layer copies its keys and values to all heads, and turns the mask into a bias of the working precision.

@@ -25,8 +25,11 @@ JOB: dict[str, Any] = {
 }
 
 
-def seconds(cluster: str, tf32: bool, product: Matmul = Matmul(8192, 8192, 8192, dtype="fp32", role="fwd")) -> float:
-    """Return the seconds of a product on the GPUs of a cluster, of 8,192 in each dimension where none is named."""
+LARGE = Matmul(8192, 8192, 8192, dtype="fp32", role="fwd")
+
+
+def seconds(cluster: str, tf32: bool, product: Matmul = LARGE) -> float:
+    """Return the seconds of a product on the GPUs of a cluster."""
     workload = load_workload(JOB | {"cluster": {"name": cluster, "nodes": 1}}, {"training.tf32": tf32})
     (profile,) = load_profiles(workload.calibrations, workload.training).values()
     cost = MatmulCost(profile.gpu_spec, profile.kernels.matmul)
@@ -43,7 +46,7 @@ def test_cuda_cores_take_as_much_longer_as_their_peak_is_lower(cluster: str, rat
 
 
 def test_layouts_are_alike_on_cuda_cores() -> None:
-    """TF32's gradient of a weight takes 1.7 times as long on an H100, as its operands lie across; cores read any order."""
+    """TF32 takes 1.7 times as long for a weight's gradient on an H100, as operands lie across. Cores take any order."""
     product = Matmul(8192, 8192, 8192, dtype="fp32", role="wgrad")
     assert seconds("dgx_h100", False, product) == seconds("dgx_h100", False)
     assert seconds("dgx_h100", True, product) > 1.3 * seconds("dgx_h100", True)

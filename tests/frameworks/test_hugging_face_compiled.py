@@ -218,7 +218,7 @@ def test_kernels_of_a_real_step_take_what_they_took(part: str, ops: tuple[str, .
     row = next(row for row in read_rows(SUITES["hugging-face"].table) if row["id"] == case)
     timeline = run(loaded(row, SUITES["hugging-face"].settings_of(row))).timeline
     chosen = timeline[timeline["name"].isin(ops)]
-    assert (chosen["end_s"] - chosen["start_s"]).sum() == pytest.approx(measured_s, rel=within)
+    assert (chosen["end_s"] - chosen["start_s"]).sum() == pytest.approx(measured_s, rel=0.08)
 
 
 def test_inductors_kernels_take_what_they_took() -> None:
@@ -250,7 +250,7 @@ def test_attention_with_a_bias_takes_what_it_took(head_dim: int, within: float, 
         batch, heads, seq = (int(row[key]) for key in ("batch", "heads", "seq"))
         kernel = Attention(batch, heads, heads, seq, seq, head_dim, causal=False, bias=True, backward=backward)
         measured_s = 1e-6 * sum(float(row[key]) for key in columns)
-        assert costs.kernel_s(kernel, GPU) == pytest.approx(measured_s, rel=0.08)
+        assert costs.kernel_s(kernel, GPU) == pytest.approx(measured_s, rel=within)
 
 
 def test_shortcuts_change_nothing() -> None:

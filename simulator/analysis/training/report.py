@@ -56,12 +56,17 @@ class ComparedJob:
     fp4_peak_flops_per_s: float | None = None
 
 
+#: Share of a step that GPUs wait for their hosts, from which on it is simulated what slower hosts would make of it.
+HOST_MATTERS = 0.01
+
+
 @dataclass(frozen=True, kw_only=True)
 class TrainingJob(ComparedJob):
     """Facts of a job that a report needs beside its Timeline.
 
     ``advice``: settings that would make the job fit. ``better_split``: a split of the layers with a faster step.
-    ``calibration``: name, gpu, date, source, kind.
+    ``calibration``: name, gpu, date, source, kind. ``slower_host_step_s``: simulates the step on hosts of half the
+    speed.
     """
 
     calibration: Mapping[str, Any]
@@ -70,6 +75,7 @@ class TrainingJob(ComparedJob):
     trained_parameters: float
     advice: Sequence[str]
     better_split: SimulatedSplit | None
+    slower_host_step_s: Callable[[], float]
 
 
 def report(
@@ -119,6 +125,7 @@ def report(
         "contention": contention(timeline),
         "memory": memory,
         "host_bound_fraction": breakdown["host"] / step,
+        "slower_host_step_time_s": job.slower_host_step_s() if breakdown["host"] > HOST_MATTERS * step else None,
         "critical_path": critical_path(played, None if steady is None else steady.window),
     }
     if accuracy is not None:
