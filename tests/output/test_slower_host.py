@@ -9,6 +9,7 @@ import pytest
 from simulator.api import run
 from simulator.config import load_workload
 from simulator.output.summary import opening
+from tests.support.unadvised import without_advice  # noqa: F401
 
 NARROW: dict[str, Any] = {
     "name": "narrow",
@@ -44,7 +45,12 @@ def test_steps_that_gpus_bound_say_nothing_of_hosts() -> None:
 def test_nodes_of_all_kinds_have_slower_hosts() -> None:
     """Two kinds of nodes, whose hosts have 0.8 and 0.001 of the calibrated speed. Half of that are 0.4, and the slowest
     that a file may say."""
-    group = {"gpus": {"type": "h200-sxm-141gb", "count": 1}}
+    gpus = {"type": "h200-sxm-141gb", "count": 1}
+    group = {
+        "gpus": gpus,
+        "pcie": {"generation": 5, "lanes": 16},
+        "nics": {"count": 1, "bandwidth_bps": 1e11, "latency_s": 1e-6},
+    }
     groups = [{"count": 1, "node": group | {"host_speed": speed}} for speed in (0.8, 0.001)]
-    job = load_workload(NARROW | {"cluster": {"name": "mixed", "groups": groups}})
+    job = load_workload(NARROW | {"cluster": {"name": "mixed", "groups": groups}}, {"training.global_batch": 2})
     assert [node.host_speed for node in job.with_hosts_at(0.5).cluster.node_specs] == [0.4, 0.001]
