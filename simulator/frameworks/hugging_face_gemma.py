@@ -1,7 +1,7 @@
 """Gemma 3 as Hugging Face's transformers 5 runs it: norms whose weights are in fp32, a GELU with a gate, scaled words.
 
 github.com/huggingface/transformers 5.17, src/transformers/models/gemma3/modeling_gemma3.py. Kernels were counted in
-a step on an H200 (calibration/measurements/masked-layers.csv).
+a step on an H200.
 """
 
 from __future__ import annotations
