@@ -71,7 +71,7 @@ class Workload(Section):
     simulation: Simulation = Simulation()
 
     def with_hosts_at(self, share: float) -> Workload:
-        """Return the job on hosts as fast as ``share`` of what they are."""
+        """Return the job with the speed of its hosts times ``share``."""
         return self.model_copy(update={"cluster": self.cluster.with_hosts_at(share)})
 
     @property

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
+from simulator.frameworks.layout_habits import LayoutHabits
 from simulator.frameworks.limits import Limit
 from simulator.operations.experts import Experts
 from simulator.operations.nodes import Node, Ops, Tensor, memory
@@ -210,28 +211,6 @@ class StageRuntime:
     keeps_graphs: bool = False
     first_backward_whole: bool = False
     awaits_apart: bool = False
-
-
-@dataclass(frozen=True)
-class LayoutHabits:
-    """Values of a layout's keys that users of a framework choose among; `llmsim init` looks no further.
-
-    ``zero`` and ``recompute`` are these values. ``one_stage``: no pipelines. ``one_rank_layers``: no tensor
-    parallelism. ``begins_sharded``: a search begins at the last stage of ``zero``, without which some jobs are refused.
-    """
-
-    zero: tuple[int, ...]
-    recompute: tuple[str, ...] = ("none", "full")
-    one_stage: bool = True
-    one_rank_layers: bool = False
-    begins_sharded: bool = False
-
-    @property
-    def values(self) -> dict[str, list[Any]]:
-        """Values by key, as a search takes them."""
-        single = {"pp": [1]} if self.one_stage else {}
-        single |= {"tp": [1]} if self.one_rank_layers else {}
-        return {**single, "zero": [*self.zero], "recompute": [*self.recompute]}
 
 
 def uniform(job: JobTraits) -> bool:

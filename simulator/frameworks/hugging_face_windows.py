@@ -1,7 +1,7 @@
 """Attention to a window as Hugging Face's transformers 5 asks PyTorch for it: attention under a mask of booleans.
 
-A mask of the window is made once for all layers. Attention under a mask has no grouped queries and skips nothing, so
-that every layer copies its keys and values to all heads, and turns the mask into a bias of the working precision.
+A mask of the window is made once for all layers. Attention under a mask has no grouped queries and skips nothing. So
+every layer copies its keys and values to all heads, and turns the mask into a bias of the working precision.
 That is why a window makes a step longer, not shorter.
 
 github.com/huggingface/transformers 5.17, src/transformers: masking_utils.py (``_ignore_causal_mask_sdpa``,
@@ -16,7 +16,7 @@ from simulator.operations.shapes import Shapes
 
 #: Kernels that make the mask element by element: two comparisons of positions and what both say. The sum with the
 #: causal mask has vector loads.
-MADE = ("causal", "both", "window")
+COMPARISONS = ("causal", "both", "window")
 #: Bytes that count for an element of kernels without vector loads, which elements bound: those of two in 16 bits. A
 #: mask of 8,192 tokens squared takes an H200 147 to 169 us to make, and 157 us to turn into a bias.
 BY_ELEMENT = 2.0
@@ -31,8 +31,8 @@ def mask(shapes: Shapes) -> Ops:
     """Return the kernels that make the mask of a window, the same for all sequences."""
     scores = float(shapes.seq * shapes.seq)
     nbytes = BY_ELEMENT * scores
-    made = (memory("F", f"mask.{name}", "bias", nbytes, nbytes, shapes.dtype) for name in MADE)
-    return (*made, memory("F", "mask.with causal", "residual", 2 * scores, scores, shapes.dtype))
+    compared = (memory("F", f"mask.{name}", "bias", nbytes, nbytes, shapes.dtype) for name in COMPARISONS)
+    return (*compared, memory("F", "mask.with causal", "residual", 2 * scores, scores, shapes.dtype))
 
 
 def before_attention(shapes: Shapes) -> Node:

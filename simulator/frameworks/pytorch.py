@@ -14,12 +14,12 @@ from simulator.frameworks.framework import (
     EarlierDefaults,
     Framework,
     JobTraits,
-    LayoutHabits,
     NormPlace,
     Replication,
     StageRuntime,
     Traffic,
 )
+from simulator.frameworks.layout_habits import LayoutHabits
 from simulator.operations.dropout import drop_kernel, dropout
 from simulator.operations.nodes import Node, Ops, Tensor, fuse, memory
 from simulator.operations.shapes import Shapes

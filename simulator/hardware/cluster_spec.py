@@ -150,7 +150,7 @@ class ClusterSpec:
         return tuple(node for _, node in self._spans())
 
     def with_hosts_at(self, share: float) -> ClusterSpec:
-        """Return the cluster with hosts as fast as ``share`` of what they are."""
+        """Return the cluster with the speed of its hosts times ``share``."""
         if self.node is not None:
             return replace(self, node=self.node.with_host_at(share))
         return replace(self, groups=tuple(replace(one, node=one.node.with_host_at(share)) for one in self.groups))

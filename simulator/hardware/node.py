@@ -210,5 +210,5 @@ class NodeSpec:
     nvme: Nvme = Nvme()
 
     def with_host_at(self, share: float) -> NodeSpec:
-        """Return the node with a host as fast as ``share`` of what it is, and no slower than files may say."""
+        """Return the node with the speed of its host times ``share``, and no slower than files may say."""
         return replace(self, host_speed=max(share * self.host_speed, SLOWEST))

@@ -1,4 +1,4 @@
-"""What a summary says of hosts that are half as fast."""
+"""Summaries of steps that hosts bound: how long a step takes on hosts of half the speed."""
 
 from __future__ import annotations
 
