@@ -42,7 +42,6 @@ def _hugging_face(workload: Workload) -> Iterator[TrainingLimit]:
         if model.sliding_window is not None:
             plain = model.position == "rope" and not model.qk_norm and model.moe is None
             yield "model.sliding_window", plain, (True,), "only Mistral has a window"
-    yield "training.base", training.base, (None, training.precision, "nf4"), "is not written"
     if training.adapters is None:
         yield "training.frozen", training.frozen, ((),), "is written with adapters alone"
         return

@@ -78,6 +78,12 @@ class TrainingJob(ComparedJob):
     slower_host_step_s: Callable[[], float]
 
 
+def _host(job: TrainingJob, waiting: float) -> dict[str, float | None]:
+    """Return the share of the step that GPUs wait for hosts, and where it matters the step on slower ones."""
+    slower_s = job.slower_host_step_s() if waiting > HOST_MATTERS else None
+    return {"host_bound_fraction": waiting, "slower_host_step_time_s": slower_s}
+
+
 def report(
     job: TrainingJob,
     timeline: Timeline,
@@ -124,8 +130,7 @@ def report(
         "links": busiest_links(timeline),
         "contention": contention(timeline),
         "memory": memory,
-        "host_bound_fraction": breakdown["host"] / step,
-        "slower_host_step_time_s": job.slower_host_step_s() if breakdown["host"] > HOST_MATTERS * step else None,
+        **_host(job, breakdown["host"] / step),
         "critical_path": critical_path(played, None if steady is None else steady.window),
     }
     if accuracy is not None:
