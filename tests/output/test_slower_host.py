@@ -4,12 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
-
 from simulator.api import run
 from simulator.config import load_workload
 from simulator.output.summary import opening
-from tests.support.unadvised import without_advice  # noqa: F401
 
 NARROW: dict[str, Any] = {
     "name": "narrow",
@@ -24,7 +21,6 @@ WIDE = NARROW | {
 }
 
 
-@pytest.mark.usefixtures("without_advice")
 def test_steps_that_hosts_bound_say_what_slower_ones_would_make_of_them() -> None:
     """A model so narrow that its GPU mostly waits: nearly all of the step is issuing, which takes twice as long."""
     report = run(load_workload(NARROW)).to_dict()
@@ -35,7 +31,6 @@ def test_steps_that_hosts_bound_say_what_slower_ones_would_make_of_them() -> Non
     assert "were it half as fast, a step would take" in opening(report)
 
 
-@pytest.mark.usefixtures("without_advice")
 def test_steps_that_gpus_bound_say_nothing_of_hosts() -> None:
     report = run(load_workload(WIDE)).to_dict()
     assert report["slower_host_step_time_s"] is None
