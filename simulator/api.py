@@ -373,9 +373,8 @@ def _mean_peak(result: StepResult, dtype: MatrixDtype) -> float | None:
     peaks = {gpu: one.gpu_spec.peak_flops_per_s.get(dtype) for gpu, one in result.profiles.items()}
     counts = Counter(result.gpus)
     figures = [(peak.value, counts[gpu]) for gpu, peak in peaks.items() if peak is not None and counts[gpu]]
-    if len(figures) < len(counts):
-        return None
-    return sum(peak * count for peak, count in figures) / counts.total()
+    total = sum(peak * count for peak, count in figures)
+    return None if len(figures) < len(counts) else total / counts.total()
 
 
 def _training_job(result: StepResult) -> TrainingJob:
@@ -397,4 +396,5 @@ def _training_job(result: StepResult) -> TrainingJob:
         trained_parameters=models.trained_parameters(workload),
         better_split=_better_split(result),
         advice=advice(result.memories, workload, partial(_needed_bytes, result.cluster)),
+        slower_host_step_s=lambda: run_step(workload.with_hosts_at(0.5)).spans.step_time_s,
     )

@@ -31,7 +31,8 @@ ModelSize = Annotated[int, Ge(1), Le(1_000_000_000)]
 MAX_LAYERS = 10_000
 Latency = Annotated[float, Ge(0), Le(10)]
 #: Speed as a multiple of another one.
-SpeedScale = Annotated[float, Ge(1e-3), Le(1e3)]
+SLOWEST = 1e-3
+SpeedScale = Annotated[float, Ge(SLOWEST), Le(1e3)]
 #: Text that is shown to people: no control characters, no line breaks, no halves of characters.
 Text = Annotated[str, Predicate(str.isprintable)]
 #: Which engine plays: the compiled one, the one in Python, or the compiled one where it is there (`engine.engines`).

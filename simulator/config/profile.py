@@ -15,6 +15,7 @@ from simulator.config.section import AsSection, Section, as_data
 from simulator.config.training import Training
 from simulator.config.validation import validated
 from simulator.errors import InputError
+from simulator.hardware.figures import Figure
 from simulator.hardware.gpu import GpuSpec
 from simulator.hardware.kernels import UNSCALED
 from simulator.hardware.profile import Profile
@@ -79,19 +80,32 @@ def load_profiles(names: Mapping[str, str], training: Training) -> dict[str, Pro
 def _without_tf32(profile: Profile) -> Profile:
     """Return the profile with products of fp32 on CUDA cores.
 
-    These are assumed to reach the share of their peak that TF32's products reach.
+    Where nobody has measured them they are assumed to reach the share of their peak that TF32's products reach. Their
+    operands lie in any order: all layouts are as fast as TF32's forward product.
     """
     rate, spec, matmul = profile.gpu_spec.fp32_flops_per_s, profile.gpu_spec, profile.kernels.matmul
     if rate is None:
         return profile
-    sustained = matmul.sustained_flops_per_s["fp32"]
-    scaled = replace(
-        sustained,
-        value=sustained.value * rate.value / spec.peak_flops_per_s["fp32"].value,
-        kind="assumed",
-        note="on CUDA cores, the share of the peak that TF32 reaches",
+    sustained, speeds, cores = matmul.sustained_flops_per_s["fp32"], matmul.layout_speed["fp32"], matmul.cuda_cores
+    if cores is not None:
+        sustained = Figure(value=cores.sustained_flops_per_s, kind=cores.kind, source=cores.source)
+        speeds = {
+            role: Figure(value=speed, kind=cores.kind, source=cores.source)
+            for role, speed in cores.layout_speed.items()
+        }
+    else:
+        sustained = replace(
+            sustained,
+            value=sustained.value * rate.value / spec.peak_flops_per_s["fp32"].value,
+            kind="assumed",
+            note="on CUDA cores, the share of the peak that TF32 reaches",
+        )
+        speeds = {role: replace(speeds["fwd"], kind="assumed") for role in speeds}
+    matmul = replace(
+        matmul,
+        sustained_flops_per_s={**matmul.sustained_flops_per_s, "fp32": sustained},
+        layout_speed={**matmul.layout_speed, "fp32": speeds},
     )
-    matmul = replace(matmul, sustained_flops_per_s={**matmul.sustained_flops_per_s, "fp32": scaled})
     return replace(
         profile,
         gpu_spec=replace(spec, peak_flops_per_s={**spec.peak_flops_per_s, "fp32": rate}),

@@ -78,6 +78,10 @@ class Workload(Section):
     """of everything random: which experts a skewed distribution prefers [0]"""
     simulation: Simulation = Simulation()
 
+    def with_hosts_at(self, share: float) -> Workload:
+        """Return the job with the speed of its hosts times ``share``."""
+        return self.model_copy(update={"cluster": self.cluster.with_hosts_at(share)})
+
     @property
     def n_ranks(self) -> int:
         return self.parallelism.model_parallel * self.parallelism.dp

@@ -14,7 +14,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from simulator.frameworks import megatron_core
-from simulator.frameworks.framework import JobTraits, LayoutHabits, Replication
+from simulator.frameworks.framework import JobTraits, Replication
+from simulator.frameworks.layout_habits import LayoutHabits
 from simulator.units import DTYPE_BYTES
 
 #: ``reduce_bucket_size``: elements of a bucket of gradients.

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
+from simulator.frameworks.layout_habits import LayoutHabits
 from simulator.frameworks.limits import Limit
 from simulator.frameworks.stage_runtime import MEGATRON_STAGES, StageRuntime
 from simulator.operations.experts import Experts
@@ -193,30 +194,13 @@ class GradientKernels(NamedTuple):
     clip: Ops
 
 
-@dataclass(frozen=True)
-class LayoutHabits:
-    """Values of a layout's keys that users of a framework choose among; `llmsim init` looks no further.
-
-    ``one_stage``: no pipelines. ``one_rank_layers``: no tensor parallelism. ``begins_sharded``: a search begins at the
-    last stage of ``zero``, without which some jobs are refused.
-    """
-
-    zero: tuple[int, ...]
-    recompute: tuple[str, ...] = ("none", "full")
-    one_stage: bool = True
-    one_rank_layers: bool = False
-    begins_sharded: bool = False
-
-    @property
-    def values(self) -> dict[str, list[Any]]:
-        """Values by key, as a search takes them."""
-        single = {"pp": [1]} if self.one_stage else {}
-        single |= {"tp": [1]} if self.one_rank_layers else {}
-        return {**single, "zero": [*self.zero], "recompute": [*self.recompute]}
-
-
 def uniform(job: JobTraits) -> bool:
     """Return False: products compute in the type of the weights."""
+    return False
+
+
+def never(shapes: Shapes) -> bool:
+    """Return False, whatever the sizes."""
     return False
 
 
@@ -328,8 +312,10 @@ class Framework:
     """a norm in one kernel with the sums before it and behind it, where the stack has such"""
     positions: Callable[[Shapes], Node] | None = None
     """queries and keys turned by their positions as attention reads them, in place of ``rotation``"""
-    masks_by_bias: bool = False
+    masks_by_bias: Callable[[Shapes], bool] = never
     """attention reads its mask as a bias of all scores, and a key and a value for each head"""
+    before_attention: Callable[[Shapes], Node] = nothing
+    """kernels of a layer right before fused attention, and what they leave for it"""
     returns_logits: Callable[[str], bool] | None = None
     """logits of models with such positions are an output, whose gradient of zeros the compiled loss adds its own to"""
     online_softmax: bool = False

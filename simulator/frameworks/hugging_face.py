@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
-from simulator.frameworks import hugging_face_experts, pytorch
+from simulator.frameworks import hugging_face_experts, hugging_face_gemma, hugging_face_windows, pytorch
 from simulator.frameworks.framework import (
     ActivationKernels,
     JobTraits,
@@ -155,10 +155,17 @@ ROTATION_IN_FP32_BACKWARD = (
 
 _LEARNED: Mapping[str, object] = {"model.position": "learned"}
 _ROTARY: Mapping[str, object] = {"model.position": "rope"}
+_SILU: Mapping[str, object] = {"model.activation": "swiglu"}
+#: Keys of layers that have limits of their own.
+PATTERNED = ("model.mixers", "model.norm_place")
 #: Weights in fp32 that no ``fully_shard`` casts.
 _AUTOCAST: Mapping[str, object] = {"training.optimizer.master_weights": True, "parallelism.zero": 0}
 LIMITS = (
-    *plain_layers("layers of Hugging Face's models"),
+    *(limit for limit in plain_layers("layers of Hugging Face's models") if limit.key not in PATTERNED),
+    Limit("model.mixers", ("attention", "window"), "layers attend to all tokens before or to a window", each=True),
+    Limit("model.norm_place", ("before",), "norms behind blocks are Gemma's, which GeGLU means", _SILU),
+    Limit("model.norm_place", ("before", "both"), "norms stand before blocks, or also behind them"),
+    Limit("model.activation", ("gelu", "swiglu"), "Gemma, which GeGLU means, is not simulated here", _AUTOCAST),
     Limit("parallelism.tp", (1,), "tensor parallelism of Hugging Face's models (by DTensor) is not simulated"),
     Limit("parallelism.pp", (1,), "pipelines of Hugging Face's models are not simulated"),
     Limit("parallelism.cp", (1,), "context parallelism of Hugging Face's models is not simulated"),
@@ -177,7 +184,12 @@ LIMITS = (
     Limit("model.activation", ("gelu",), "GPT-2, which learned positions mean, has gelu_new", _LEARNED),
     Limit("model.qk_norm", (False,), "GPT-2, which learned positions mean, has no norms of heads", _LEARNED),
     Limit("model.norm", ("rmsnorm",), "models of Llama's kind, which rope means, have RMSNorm", _ROTARY),
-    Limit("model.activation", ("swiglu",), "models of Llama's kind, which rope means, have SiLU with a gate", _ROTARY),
+    Limit(
+        "model.activation",
+        ("swiglu", "geglu"),
+        "models of Llama's kind, which rope means, have SiLU with a gate, and Gemma a GELU",
+        _ROTARY,
+    ),
     Limit("model.dropout", (0.0,), "models of Llama's kind, which rope means, have no dropout", _ROTARY),
     Limit("training.precision", ("bf16", "fp16"), "norms that need no casts to fp32 are not simulated"),
     Limit("training.recompute.granularity", ("none", "full"), "gradient checkpointing is that of whole layers"),
@@ -195,17 +207,21 @@ TABLES = ("float", "angles", "join", "cos", "sin", "cos scale", "sin scale", "co
 
 
 def before_layers(shapes: Shapes) -> Node:
-    """Return the look for packed sequences, for which the host waits, and the tables of rotary positions."""
+    """Return what all layers share: the look for packed sequences, for which the host waits, masks, and positions."""
     positions, table = 8.0 * shapes.tokens, 4.0 * shapes.seq * shapes.head_dim
     look = [memory("F", f"positions.{name}", "copy", positions, positions, shapes.dtype) for name in PACKED]
     look[-1] = replace(look[-1], host_waits=True)
     tables = TABLES if shapes.position == "rope" else ()
     rotary = (memory("F", f"rotary.{name}", "copy", table, table, shapes.dtype) for name in tables)
-    return Node(forward=(*look, *rotary))
+    scaled = hugging_face_gemma.scaled_words(shapes, "F") if hugging_face_gemma.is_gemma(shapes) else ()
+    masked = hugging_face_windows.mask(shapes) if hugging_face_windows.is_masked(shapes) else ()
+    return Node(forward=(*scaled, *look, *masked, *rotary))
 
 
 def activation(shapes: Shapes) -> ActivationKernels:
-    """Return SiLU with a gate, or GPT-2's GELU by a tangent."""
+    """Return SiLU with a gate, Gemma's GELU with one, or GPT-2's GELU by a tangent."""
+    if hugging_face_gemma.is_gemma(shapes):
+        return hugging_face_gemma.GATED
     if shapes.gated:
         return GATED
     return GELU_NEW_IN_FP32 if shapes.autocast else GELU_NEW
@@ -237,6 +253,8 @@ def rms_norm_by_operations(shapes: Shapes, place: NormPlace) -> Node:
     Sums of blocks are in fp32 already, so that nothing is cast, and autograd keeps the norm's input itself. Heads come
     from products in the working precision, to which the quotient is cast back.
     """
+    if hugging_face_gemma.is_gemma(shapes):
+        return hugging_face_gemma.rms_norm(shapes, place)
     if not shapes.autocast:
         return pytorch.rms_norm_by_operations(shapes, place)
     name, wide, narrow = place.name, shapes.row_bytes, float(shapes.element * shapes.rows * shapes.hidden)
@@ -283,7 +301,8 @@ def lookup_gradient(shapes: Shapes, table: int, tied: bool) -> Ops:
     """Return the gradient of a table, and its sum with the head's where that is the same weight."""
     nbytes = float(shapes.weight_element * table)
     add = memory("W", "embedding.lookup tied grad", "residual", 2 * nbytes, nbytes, shapes.dtype)
-    return (*gradient_of_lookup(shapes, table, tied), *((add,) if tied else ()))
+    scaled = hugging_face_gemma.scaled_words(shapes, "W") if hugging_face_gemma.is_gemma(shapes) else ()
+    return (*scaled, *gradient_of_lookup(shapes, table, tied), *((add,) if tied else ()))
 
 
 def autocasts(job: JobTraits) -> bool:
@@ -333,6 +352,8 @@ EAGER = replace(
     master_weights=False,
     joins_projections=joins_projections,
     before_layers=before_layers,
+    masks_by_bias=hugging_face_windows.is_masked,
+    before_attention=hugging_face_windows.before_attention,
     activation=activation,
     positions=positions,
     residual=residual,

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from simulator.frameworks import fused_kernels
-from simulator.frameworks.framework import ActivationKernels, Framework, JobTraits, NormPlace, Traffic
+from simulator.frameworks.framework import ActivationKernels, Framework, JobTraits, NormPlace, Traffic, nothing
 from simulator.frameworks.limits import Limit
 from simulator.operations.nodes import Node, Ops, Tensor, memory
 from simulator.operations.shapes import Shapes
@@ -225,6 +225,7 @@ def compiled(eager: Framework) -> Framework:
         limits=(
             *eager.limits,
             Limit("model.moe", (None,), "experts of compiled models are not simulated"),
+            Limit("model.activation", ("gelu", "swiglu"), "Gemma, which GeGLU means, is not simulated compiled"),
             Limit("training.adapters", (None,), "adapters of compiled models are not simulated"),
         ),
         activation=activation,
@@ -235,7 +236,8 @@ def compiled(eager: Framework) -> Framework:
         positions=positions,
         before_layers=before_layers,
         lookup_gradient=lookup_gradient,
-        masks_by_bias=True,
+        masks_by_bias=lambda shapes: True,
+        before_attention=nothing,
         fuses_pointwise=True,
         returns_logits=returns_logits,
         online_softmax=True,

@@ -14,7 +14,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from simulator.frameworks import deepspeed, hugging_face, zero_kernels
-from simulator.frameworks.framework import JobTraits, LayoutHabits, Replication
+from simulator.frameworks.framework import JobTraits, Replication
+from simulator.frameworks.layout_habits import LayoutHabits
 from simulator.frameworks.limits import Limit
 from simulator.units import DTYPE_BYTES
 

@@ -184,7 +184,8 @@ def unpermuted(shapes: Shapes, experts: Experts) -> tuple[Ops, Ops]:
         ),
         (
             *cast_back,
-            memory("B", "moe.sum bwd", "strided", tokens, rows, shapes.dtype),
+            # Every token's row goes to all of its choices, element by element.
+            memory("B", "moe.sum bwd", "bias", rows, rows, shapes.dtype),
             *_added_by_index(shapes, "unpermute", rows, times * rows, experts.sent),
             *weighed_back,
             *_masked(shapes, "B", "unpermute bwd", rows),

@@ -9,13 +9,26 @@ from typing import NamedTuple
 class Limit(NamedTuple):
     """Values of a workload's ``key`` that a framework is simulated with, and what to say of others.
 
-    ``where``: dotted keys and their values for which alone this holds.
+    ``where``: dotted keys and their values for which alone this holds. ``each``: a value is one for each layer, of
+    which every one must be among the allowed.
     """
 
     key: str
     allowed: tuple[object, ...]
     message: str
     where: Mapping[str, object] = {}
+    each: bool = False
+
+    def allows(self, value: object) -> bool:
+        """Return True for a value that the framework is simulated with.
+
+        >>> limit = Limit("model.mixers", ("attention", "window"), "", each=True)
+        >>> limit.allows(("window", "attention")), limit.allows(("window", "mamba2")), limit.allows(None)
+        (True, False, True)
+        """
+        if not self.each:
+            return value in self.allowed
+        return value is None or (isinstance(value, tuple) and set(value) <= set(self.allowed))
 
 
 def plain_layers(whose: str) -> tuple[Limit, ...]:

@@ -10,7 +10,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from simulator.frameworks import fused_kernels, lora, megatron_experts, megatron_rotation
-from simulator.frameworks.framework import ExpertHooks, Framework, JobTraits, LayoutHabits, Replication
+from simulator.frameworks.framework import ExpertHooks, Framework, JobTraits, Replication
+from simulator.frameworks.layout_habits import LayoutHabits
 from simulator.operations.dropout import dropout
 from simulator.operations.experts import Experts
 from simulator.operations.nodes import Node, Tensor, memory

@@ -5,7 +5,7 @@ Replicas are torch's ``DistributedDataParallel`` and ``fully_shard``, stages tho
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 from simulator.frameworks import fused_kernels, lora, pytorch_experts
@@ -14,11 +14,11 @@ from simulator.frameworks.framework import (
     EarlierDefaults,
     Framework,
     JobTraits,
-    LayoutHabits,
     NormPlace,
     Replication,
     Traffic,
 )
+from simulator.frameworks.layout_habits import LayoutHabits
 from simulator.frameworks.stage_runtime import StageRuntime
 from simulator.operations.dropout import drop_kernel, dropout
 from simulator.operations.nodes import Node, Ops, Tensor, fuse, memory
@@ -100,21 +100,38 @@ def residual(shapes: Shapes, block: str) -> Node:
     return replace(drop, forward=(*drop.forward, add))
 
 
+def norm_kernels(
+    shapes: Shapes, place: NormPlace, phase: str, table: Iterable[tuple[str, str, int, int, int, int]]
+) -> Ops:
+    """Return the kernels of a norm.
+
+    A row of ``table`` is a name, a class, and how many tensors are read in fp32 and in the working precision, and
+    written likewise.
+    """
+    wide, suffix = 4.0 * shapes.rows * shapes.hidden, " bwd" if phase == "B" else ""
+    return tuple(
+        memory(
+            phase,
+            f"{place.name}.{label}{suffix}",
+            op,
+            read[0] * wide + read[1] * shapes.row_bytes,
+            written[0] * wide + written[1] * shapes.row_bytes,
+            shapes.dtype,
+        )
+        for label, op, *tensors in table
+        for read, written in [(tensors[:2], tensors[2:])]
+    )
+
+
 def rms_norm_by_operations(shapes: Shapes, place: NormPlace) -> Node:
     """Return RMSNorm as `RMS_NORM_FORWARD` and `RMS_NORM_BACKWARD`.
 
     Kept are its input in fp32, for the square and the division, and the quotient, which the weight multiplies.
     """
     name, wide = place.name, 4.0 * shapes.rows * shapes.hidden
-
-    def kernel(phase: str, label: str, op: str, *tensors: int) -> Ops:
-        read, written = (tensors[at] * wide + tensors[at + 1] * shapes.row_bytes for at in (0, 2))
-        suffix = " bwd" if phase == "B" else ""
-        return (memory(phase, f"{name}.{label}{suffix}", op, read, written, shapes.dtype),)
-
     return Node(
-        forward=tuple(op for each in RMS_NORM_FORWARD for op in kernel("F", *each)),
-        input_grad=tuple(op for each in RMS_NORM_BACKWARD for op in kernel("B", *each)),
+        forward=norm_kernels(shapes, place, "F", RMS_NORM_FORWARD),
+        input_grad=norm_kernels(shapes, place, "B", RMS_NORM_BACKWARD),
         weight_grad=(
             memory("W", f"{name}.weight wgrad", "residual", 2 * shapes.row_bytes, shapes.row_bytes, shapes.dtype),
             memory(

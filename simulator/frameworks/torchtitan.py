@@ -10,7 +10,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from simulator.frameworks import hugging_face, pytorch
-from simulator.frameworks.framework import Framework, JobTraits, LayoutHabits, Traffic
+from simulator.frameworks.framework import Framework, JobTraits, Traffic
+from simulator.frameworks.layout_habits import LayoutHabits
 from simulator.frameworks.limits import Limit, plain_layers
 
 #: Queries, or keys, become fp32, are multiplied as complex numbers, and are cast back (``apply_rotary_emb``).

@@ -7,7 +7,7 @@ import itertools
 import math
 import re
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Annotated, ClassVar
 
 from annotated_types import Ge, Le
@@ -148,6 +148,12 @@ class ClusterSpec:
     def kinds_in_order(self) -> tuple[NodeSpec, ...]:
         """The nodes of each group, the same object for all nodes of it."""
         return tuple(node for _, node in self._spans())
+
+    def with_hosts_at(self, share: float) -> ClusterSpec:
+        """Return the cluster with the speed of its hosts times ``share``."""
+        if self.node is not None:
+            return replace(self, node=self.node.with_host_at(share))
+        return replace(self, groups=tuple(replace(one, node=one.node.with_host_at(share)) for one in self.groups))
 
     @property
     def node_specs(self) -> tuple[NodeSpec, ...]:

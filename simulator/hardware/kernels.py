@@ -125,6 +125,19 @@ class GroupedModel(Cited):
 
 
 @dataclass(frozen=True, kw_only=True)
+class CudaCoreModel(Cited):
+    """Products of fp32 on CUDA cores, which PyTorch takes unless it is asked for TF32."""
+
+    sustained_flops_per_s: Positive
+    """what the power limit allows a GPU that is busy with real data for long"""
+    layout_speed: dict[MatmulRole, Positive]
+    """speed of forward, data and weight gradient, relative to the peak and the tile's efficiency"""
+
+    def __post_init__(self) -> None:
+        need_all("kernels.matmul.cuda_cores.layout_speed", self.layout_speed, get_args(MatmulRole))
+
+
+@dataclass(frozen=True, kw_only=True)
 class UnalignedModel(Cited):
     """Particulars of products in 16 bits with rows that are no multiple of 16 bytes long.
 
@@ -185,6 +198,8 @@ class MatmulModel(Cited):
     grouped: GroupedModel
     unaligned: UnalignedModel | None = None
     """without it products of such sizes cost what others do"""
+    cuda_cores: CudaCoreModel | None = None
+    """without it CUDA cores reach the share of their peak that TF32 reaches of its own, in all layouts alike"""
     scaled: dict[Scaling, ScaledModel] = field(default_factory=dict)
     """products in 8 bits by the scales of their operands, where that is not one for a whole tensor"""
     fitted_range: dict[MatrixDtype, dict[MatmulSize, FittedRange]] = field(default_factory=dict)

@@ -8,12 +8,22 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Annotated, ClassVar, Literal
 
 from annotated_types import Ge, Gt, Le, Len
 
-from simulator.bounds import Bandwidth, CountOrNone, InNode, InNodeOrNone, Latency, NotNegative, SpeedScale, Text
+from simulator.bounds import (
+    SLOWEST,
+    Bandwidth,
+    CountOrNone,
+    InNode,
+    InNodeOrNone,
+    Latency,
+    NotNegative,
+    SpeedScale,
+    Text,
+)
 
 PcieGeneration = Annotated[int, Ge(3), Le(6)]
 PcieLanes = Literal[1, 2, 4, 8, 16]
@@ -198,3 +208,7 @@ class NodeSpec:
     host_memory_bandwidth_Bps: Bandwidth | None = None
     """peak bytes/s of the host's memory, all sockets together; what is offloaded needs it [null: not known]"""
     nvme: Nvme = Nvme()
+
+    def with_host_at(self, share: float) -> NodeSpec:
+        """Return the node with the speed of its host times ``share``, and no slower than files may say."""
+        return replace(self, host_speed=max(share * self.host_speed, SLOWEST))

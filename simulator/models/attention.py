@@ -41,7 +41,9 @@ def attention_inputs(shapes: FrameworkShapes) -> tuple[Tensor, ...]:
     if shapes.reuses_keys:
         return (Tensor("attn.q", float(shapes.element * shapes.tokens * shapes.q_width)),)
     k_width, v_width = (
-        (shapes.q_width, shapes.context_width) if shapes.framework.masks_by_bias else (shapes.kv_width, shapes.v_width)
+        (shapes.q_width, shapes.context_width)
+        if shapes.framework.masks_by_bias(shapes)
+        else (shapes.kv_width, shapes.v_width)
     )
     q, k, v = (float(shapes.element * shapes.tokens * width) for width in (shapes.q_width, k_width, v_width))
     if shapes.framework.repeats_keys and shapes.kv_heads < shapes.heads:
@@ -58,11 +60,8 @@ def whole_attention(shapes: FrameworkShapes, *, context: str) -> tuple[Node, ...
     """Return the attention of ranks that have whole sequences; ``context`` names its result."""
     if shapes.attention != "flash":
         return _unfused(shapes)
-    return (
-        (*repeated_keys(shapes), _flash(shapes, context))
-        if shapes.framework.repeats_keys
-        else (_flash(shapes, context),)
-    )
+    repeated = repeated_keys(shapes) if shapes.framework.repeats_keys else ()
+    return (*repeated, shapes.framework.before_attention(shapes), _flash(shapes, context))
 
 
 def flash_saved(shapes: FrameworkShapes, context: str) -> tuple[Tensor, ...]:
@@ -77,7 +76,7 @@ def flash_saved(shapes: FrameworkShapes, context: str) -> tuple[Tensor, ...]:
 def flash_kernel(shapes: FrameworkShapes, length: int, *, window: int = 0) -> Attention:
     """Return the forward kernel over ``length`` queries and keys."""
     value_width = shapes.v_head_dim if shapes.v_head_dim != shapes.head_dim else 0
-    biased = shapes.framework.masks_by_bias
+    biased = shapes.framework.masks_by_bias(shapes)
     kv_heads = shapes.heads if biased or shapes.framework.repeats_keys else shapes.kv_heads
     sizes = (shapes.batch, shapes.heads, kv_heads, length, length, shapes.head_dim)
     kernel = Attention(

@@ -61,7 +61,9 @@ def embedding(workload: Workload, turn: Turn = ANY_TURN) -> Part:
         rows = sizes.weight_element * sizes.seq * sizes.hidden
         positions = (memory("W", "embedding.positions wgrad", "reduce", full, rows, sizes.dtype),)
         positions += add_gradient(sizes, "embedding.positions", sizes.seq * sizes.hidden)
-    before = sizes.framework.before_layers(sizes)
+    # What is made once serves the layers with a window too.
+    windows = (workload.model.keys_seen(layer, sizes.seq).window for layer in range(workload.model.layers))
+    before = sizes.framework.before_layers(replace(sizes, window=max(windows)))
     forward += before.forward
     if sizes.sequence_parallel and not scattered:
         forward.append(memory("F", "embedding.scatter", "copy", sizes.row_bytes, sizes.row_bytes, sizes.dtype))

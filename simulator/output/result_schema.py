@@ -111,6 +111,7 @@ def _speed() -> dict[str, Schema]:
         "peak_flops_per_s_per_gpu", "bubble_fraction", "bubble_ratio", "host_bound_fraction",
     )  # fmt: skip
     peaks = ("fp8_peak_flops_per_s_per_gpu", "fp4_peak_flops_per_s_per_gpu")
+    figures["slower_host_step_time_s"] = _or_null(_NUMBER)
     return {**figures, "throughput_counts": _TEXT, "peak_precision": _TEXT, **dict.fromkeys(peaks, _or_null(_NUMBER))}
 
 

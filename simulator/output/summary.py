@@ -355,6 +355,10 @@ def _key_figures(report: JsonReport) -> Table:
             else ""
         ),
     )
+    if slower_s := report.get("slower_host_step_time_s"):
+        waits = percent(report["host_bound_fraction"])
+        slower = f"{format_time(slower_s)}, {slower_s / report['step_time_s']:.2f} times as long"
+        grid.add_row("host", f"GPUs wait {waits} for it; were it half as fast, a step would take {slower}")
     if report["parallelism"]["pp"] > 1:
         grid.add_row(
             "bubble",

@@ -67,7 +67,6 @@ def test_what_is_not_written_is_refused_by_its_key(key: str) -> None:
 
 #: Key of a workload with adapters that refuses it -> what is changed of training and layout.
 UNTRAINED_ADAPTERS: dict[str, Any] = {
-    "training.base": ({"base": "nf4"}, {}),
     "training.freeze": ({"freeze": ["embedding", "head", "norms", "layers"]}, {}),
     "parallelism.dp": ({"global_batch": 8}, {"dp": 2}),
 }
@@ -80,6 +79,25 @@ def test_adapters_are_trained_on_one_gpu_beside_what_is_frozen(key: str) -> None
     made = {"model": LLAMA, "parallelism": layout, "training": tuned, "cluster": "dgx_h100"}
     (reason,) = refusals(load_workload(made | {"framework": "hugging_face"}))
     assert reason.key == key
+
+
+def test_adapters_are_trained_beside_4_bit_weights() -> None:
+    training = {"seq": 64, "global_batch": 4, "adapters": {"rank": 8, "targets": ["q", "v"]}, "base": "nf4"}
+    made = {"model": LLAMA, "training": training, "cluster": "dgx_h100", "framework": "hugging_face"}
+    assert not list(refusals(load_workload(made)))
+
+
+@pytest.mark.parametrize(
+    ("layers", "key"),
+    [
+        ({"activation": "geglu"}, "model.norm_place"),  # Gemma 1 and 2
+        ({"sliding_window": 8, "mixers": ["window", "attention"]}, "model.mixers"),
+        ({"sliding_window": 8, "qk_norm": True}, "model.sliding_window"),
+    ],
+)
+def test_windows_are_mistrals_and_gemma_3s(layers: dict[str, Any], key: str) -> None:
+    made = {"model": LLAMA | layers, "training": {"seq": 64, "global_batch": 4}, "cluster": "dgx_h100"}
+    assert key in [reason.key for reason in refusals(load_workload(made | {"framework": "hugging_face"}))]
 
 
 def test_all_that_is_in_the_way_is_said_at_once() -> None:

@@ -239,9 +239,9 @@ def test_inductors_kernels_take_what_they_took() -> None:
     assert {name for name, value in mean.items() if value > 0.1} == {"combine", "norm_bwd"}
 
 
-@pytest.mark.parametrize("head_dim", [64, 128])
+@pytest.mark.parametrize(("head_dim", "within"), [(64, 0.08), (128, 0.08), (256, 0.12)])
 @pytest.mark.parametrize("backward", [False, True])
-def test_attention_with_a_bias_takes_what_it_took(head_dim: int, backward: bool) -> None:
+def test_attention_with_a_bias_takes_what_it_took(head_dim: int, within: float, backward: bool) -> None:
     costs = Costs.from_profile(load_profile("h200-sxm-141gb"), find_framework("hugging_face", compile=True))
     columns = ("backward_us", "around_us") if backward else ("forward_us",)
     with (MEASURED / "masked-attention.csv").open(encoding="utf-8", newline="") as file:
@@ -250,7 +250,7 @@ def test_attention_with_a_bias_takes_what_it_took(head_dim: int, backward: bool)
         batch, heads, seq = (int(row[key]) for key in ("batch", "heads", "seq"))
         kernel = Attention(batch, heads, heads, seq, seq, head_dim, causal=False, bias=True, backward=backward)
         measured_s = 1e-6 * sum(float(row[key]) for key in columns)
-        assert costs.kernel_s(kernel, GPU) == pytest.approx(measured_s, rel=0.08)
+        assert costs.kernel_s(kernel, GPU) == pytest.approx(measured_s, rel=within)
 
 
 def test_shortcuts_change_nothing() -> None:

@@ -7,6 +7,10 @@ import pytest
 
 @pytest.fixture
 def without_advice(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Leave out of reports what takes more simulations: another split of the layers, and what would make a job fit."""
+    """Leave out of reports what takes more simulations.
+
+    That is another split of the layers, what would make a job fit, and the step on slower hosts.
+    """
+    monkeypatch.setattr("simulator.analysis.training.report.HOST_MATTERS", 1.0)
     monkeypatch.setattr("simulator.api._better_split", lambda result: None)
     monkeypatch.setattr("simulator.api.advice", lambda memories, workload, needed_bytes: [])

@@ -55,12 +55,23 @@ def config_of(model: Model, seq: int) -> Any:
     }
     moe = model.moe
     if moe is None:
-        return (transformers.Qwen3Config if model.qk_norm else transformers.LlamaConfig)(**sizes)
+        return _dense(model, sizes)
     if model.qk_norm:
         experts = {"num_experts": moe.experts, "num_experts_per_tok": moe.top_k, "norm_topk_prob": True}
         return transformers.Qwen3MoeConfig(**sizes, **experts, moe_intermediate_size=moe.ffn_hidden)
     sizes["intermediate_size"] = moe.ffn_hidden
     return transformers.MixtralConfig(**sizes, num_local_experts=moe.experts, num_experts_per_tok=moe.top_k)
+
+
+def _dense(model: Model, sizes: dict[str, Any]) -> Any:
+    """Return the configuration of Gemma 3, Mistral, Qwen3 or Llama, whichever has such layers."""
+    if model.activation == "geglu":
+        kinds = {"window": "sliding_attention", "attention": "full_attention"}
+        layers = [kinds[model.mixer(layer).name] for layer in range(model.layers)]
+        return transformers.Gemma3TextConfig(**sizes, sliding_window=model.sliding_window, layer_types=layers)
+    if model.sliding_window is not None:
+        return transformers.MistralConfig(**sizes, sliding_window=model.sliding_window)
+    return (transformers.Qwen3Config if model.qk_norm else transformers.LlamaConfig)(**sizes)
 
 
 def model_of(workload: Workload, device: torch.device, dtype: torch.dtype) -> nn.Module:
@@ -76,6 +87,34 @@ def model_of(workload: Workload, device: torch.device, dtype: torch.dtype) -> nn
     return module
 
 
+def store_as_nf4(model: Any) -> None:
+    """Put bitsandbytes' layers with 4-bit weights in the place of all linear layers but the head.
+
+    That is what transformers does with ``load_in_4bit`` and double quantisation (its ``replace_with_bnb_linear``).
+    """
+    import bitsandbytes
+
+    for parent in list(model.modules()):
+        for name, linear in list(parent.named_children()):
+            if type(linear) is not nn.Linear or name == "lm_head":
+                continue
+            weight = linear.weight
+            narrow = bitsandbytes.nn.Linear4bit(
+                linear.in_features,
+                linear.out_features,
+                bias=False,
+                compute_dtype=weight.dtype,
+                compress_statistics=True,
+                quant_type="nf4",
+                device="meta",
+            )
+            narrow.weight = bitsandbytes.nn.Params4bit(
+                weight.data.cpu(), requires_grad=False, compress_statistics=True, quant_type="nf4", module=narrow
+            )
+            setattr(parent, name, narrow.to(weight.device))
+    model.is_loaded_in_4bit = True  # which is how PEFT knows
+
+
 def with_adapters(workload: Workload, model: nn.Module) -> nn.Module:
     """Return the model with PEFT's adapters beside its products, where the workload has some, and all else frozen."""
     adapters = workload.training.adapters
@@ -83,6 +122,8 @@ def with_adapters(workload: Workload, model: nn.Module) -> nn.Module:
         return model
     import peft
 
+    if workload.training.base == "nf4":
+        store_as_nf4(model)
     config = peft.LoraConfig(
         r=adapters.rank,
         target_modules=[f"{name}_proj" for name in adapters.targets],

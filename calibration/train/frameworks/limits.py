@@ -26,14 +26,22 @@ TITAN_RECIPES = {"torchao_tensorwise": None, "torchao_rowwise": "rowwise"}
 
 def _hugging_face(workload: Workload) -> Iterator[TrainingLimit]:
     """Yield limits of this trainer."""
-    training, layout = workload.training, workload.parallelism
+    model, training, layout = workload.model, workload.training, workload.parallelism
     yield "parallelism.tp", layout.tp, (1,), "is not written"
     yield "parallelism.pp", layout.pp, (1,), "is not written"
     yield "parallelism.zero", layout.zero, (0, 3), "replicas are DDP or fully_shard"
     yield "training.optimizer.name", training.optimizer.name, ("adamw",), "is not written"
     implementation = training.optimizer.implementation
     yield "training.optimizer.implementation", implementation, ("fused", "foreach"), "is not written"
-    yield "training.base", training.base, (None, training.precision), "is not written"
+    gemma = model.activation == "geglu"
+    yield "model.norm_place", model.norm_place, ("both",) if gemma else ("before",), "only Gemma 3 has norms behind"
+    yield "model.qk_norm", model.qk_norm, (True,) if gemma else (True, False), "Gemma 3 norms queries and keys"
+    if not gemma:
+        one_kind = len(model.kinds) == 1
+        yield "model.mixers", one_kind, (True,), "of mixed layers only Gemma 3's are written"
+        if model.sliding_window is not None:
+            plain = model.position == "rope" and not model.qk_norm and model.moe is None
+            yield "model.sliding_window", plain, (True,), "only Mistral has a window"
     if training.adapters is None:
         yield "training.frozen", training.frozen, ((),), "is written with adapters alone"
         return

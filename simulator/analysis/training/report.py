@@ -56,12 +56,17 @@ class ComparedJob:
     fp4_peak_flops_per_s: float | None = None
 
 
+#: Share of a step that GPUs wait for their hosts, from which on it is simulated what slower hosts would make of it.
+HOST_MATTERS = 0.01
+
+
 @dataclass(frozen=True, kw_only=True)
 class TrainingJob(ComparedJob):
     """Facts of a job that a report needs beside its Timeline.
 
     ``advice``: settings that would make the job fit. ``better_split``: a split of the layers with a faster step.
-    ``calibration``: name, gpu, date, source, kind.
+    ``calibration``: name, gpu, date, source, kind. ``slower_host_step_s``: simulates the step on hosts of half the
+    speed.
     """
 
     calibration: Mapping[str, Any]
@@ -70,6 +75,13 @@ class TrainingJob(ComparedJob):
     trained_parameters: float
     advice: Sequence[str]
     better_split: SimulatedSplit | None
+    slower_host_step_s: Callable[[], float]
+
+
+def _host(job: TrainingJob, waiting: float) -> dict[str, float | None]:
+    """Return the share of the step that GPUs wait for hosts, and where it matters the step on slower ones."""
+    slower_s = job.slower_host_step_s() if waiting > HOST_MATTERS else None
+    return {"host_bound_fraction": waiting, "slower_host_step_time_s": slower_s}
 
 
 def report(
@@ -118,7 +130,7 @@ def report(
         "links": busiest_links(timeline),
         "contention": contention(timeline),
         "memory": memory,
-        "host_bound_fraction": breakdown["host"] / step,
+        **_host(job, breakdown["host"] / step),
         "critical_path": critical_path(played, None if steady is None else steady.window),
     }
     if accuracy is not None:

@@ -149,7 +149,7 @@ def layout_problems(workload: Workload) -> Iterator[InputError]:
             continue
         actual = value_of(limit.key)
         applies = all(value_of(key) == value for key, value in limit.where.items())
-        if applies and actual not in limit.allowed:
+        if applies and not limit.allows(actual):
             yield InputError(
                 f"framework {workload.framework.title}: {limit.message}",
                 key=limit.key,
@@ -161,7 +161,7 @@ def layout_problems(workload: Workload) -> Iterator[InputError]:
 
 def _with_this(key: str, value: object) -> str | None:
     """Return the frameworks of which a value of a key is simulated, as what to write; None where there is none."""
-    names = _those(lambda one: all(limit.key != key or value in limit.allowed for limit in one.limits))
+    names = _those(lambda one: all(limit.key != key or limit.allows(value) for limit in one.limits))
     return f"framework: {names}" if names else None
 
 
