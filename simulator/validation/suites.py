@@ -130,6 +130,7 @@ SUITES: dict[str, Suite] = {
                 "parallelism.sequence_parallel": False,
                 "parallelism.scatter_gather_p2p": True,
             },
+            year=2021,
             bounds=Bounds(mean=0.10),
             measured_by="Narayanan et al. 2021",
         ),
@@ -138,6 +139,7 @@ SUITES: dict[str, Suite] = {
             about="Narayanan et al. 2021, table 2, ZeRO-3 rows: 175B with DeepSpeed on 384 and 1,536 A100s",
             table=DATA / "zero3-2021.csv",
             settings={"framework.name": "deepspeed", "training.grad_dtype": "fp16"},
+            year=2021,
             bounds=Bounds(mean=0.60),
             measured_by="Narayanan et al. 2021, DeepSpeed",
         ),
@@ -146,6 +148,7 @@ SUITES: dict[str, Suite] = {
             about="Korthikanti et al. 2022, arXiv 2205.05198, table 5: 22B to 1T on A100s, full or selective recompute",
             table=DATA / "megatron-2022.csv",
             settings=_MEGATRON | _ADDED_BIAS,
+            year=2022,
             bounds=Bounds(mean=0.06),
             # With sequence parallelism a rank has 1/tp of the activation anyway.
             special=(({"seq_parallel": "n"}, {"parallelism.scatter_gather_p2p": True}),),
@@ -166,6 +169,7 @@ SUITES: dict[str, Suite] = {
             },
             # Their forward passes take 15 to 26 % longer than our kernels, 5 to 8 % of a step; I + W agrees within 2 %.
             # The cause is not known; docs/limits.md lists causes that were ruled out.
+            year=2023,
             bounds=Bounds(mean=0.13),
             special=(
                 *(({"schedule": schedule}, {"parallelism.overlap": _BESIDE}) for schedule in ("ZB-1p", "ZB-2p")),
@@ -186,6 +190,7 @@ SUITES: dict[str, Suite] = {
                 # What PyTorch took on an H100 too (meta-pytorch/tritonbench, issue 41, of November 2024).
                 "training.attention_kernel": "flash2",
             },
+            year=2024,
             bounds=Bounds(mean=0.12),
             special=(
                 # fms_fsdp/policies/mixed_precision.py: bfSixteen reduces in bf16; torchtitan's default is fp32.
@@ -208,6 +213,7 @@ SUITES: dict[str, Suite] = {
             about="llm-foundry, bf16: MPT of 125M to 70B with FSDP on 8 to 512 A100s and H100s, to 2,048 tokens",
             table=DATA / "llm-foundry.csv",
             settings=_LLM_FOUNDRY,
+            year=2023,
             bounds=Bounds(mean=0.18),
             special=_COMPOSER,
             measured_by="llm-foundry",
@@ -217,6 +223,7 @@ SUITES: dict[str, Suite] = {
             about="the same from 4,096 to 65,536 tokens: FlashAttention 1 in Triton, which is not modelled",
             table=DATA / "llm-foundry-long.csv",
             settings=_LLM_FOUNDRY,
+            year=2023,
             bounds=Bounds(mean=0.33),
             special=_COMPOSER,
             measured_by="llm-foundry",
@@ -236,6 +243,7 @@ SUITES: dict[str, Suite] = {
                 "training.base": "nf4",
                 "training.optimizer": {"master_weights": False},
             },
+            year=2024,
             bounds=Bounds(mean=0.13),
             measured_by="LLaMA-Factory",
         ),
@@ -244,6 +252,7 @@ SUITES: dict[str, Suite] = {
             about="Bang et al. 2024 (vTrain), arXiv 2312.12391: Megatron-DeepSpeed, 3.6B to 175B on 64 to 512 A100s",
             table=DATA / "vtrain-multi.csv",
             settings=_VTRAIN,
+            year=2023,
             bounds=Bounds(mean=0.12),
             measured_by="vTrain",
         ),
@@ -252,6 +261,7 @@ SUITES: dict[str, Suite] = {
             about="the same on 2 to 8 A100s of a node: every 24th of 1,440 small steps, half of which wait for hosts",
             table=DATA / "vtrain-single.csv",
             settings=_VTRAIN,
+            year=2023,
             bounds=Bounds(mean=0.12),
             measured_by="vTrain",
         ),
@@ -261,6 +271,7 @@ SUITES: dict[str, Suite] = {
             table=DATA / "internevo.csv",
             # Its own modules with FlashAttention 2; plain PyTorch's stand for them.
             settings=_LLAMA | {"framework.name": "pytorch", "training.attention_kernel": "flash2"},
+            year=2024,
             bounds=Bounds(mean=0.20),
             measured_by="InternEvo",
         ),
@@ -308,6 +319,7 @@ SUITES: dict[str, Suite] = {
                 "training.grad_clip": 1.0,
                 "training.grad_dtype": "fp32",
             },
+            year=2025,
             bounds=Bounds(mean=0.12),
             # As in torch-fsdp; the H200s' runs are later, and compile the loss.
             special=(
@@ -324,6 +336,7 @@ SUITES: dict[str, Suite] = {
             "on H100s, B200s and racks of GB200 and GB300",
             table=DATA / "megatron-blackwell.csv",
             settings=_NEMO,
+            year=2025,
             bounds=Bounds(mean=0.15),
             special=_NEMO_FAMILIES,
             measured_by="NeMo, fp8",
@@ -333,6 +346,7 @@ SUITES: dict[str, Suite] = {
             about="NeMo with Transformer Engine's delayed scaling: GPT, Llama, Nemotron of 5B to 405B, H100s and B200s",
             table=DATA / "megatron-fp8.csv",
             settings=_NEMO,
+            year=2024,
             bounds=Bounds(mean=0.15),
             special=(
                 *_NEMO_FAMILIES,
