@@ -63,6 +63,7 @@ def experts(workload: Workload, seat: Seat = ANY_SEAT) -> Experts:
         overlaps=layout.overlap.ep and layout.ep > 1,
         hidden_by_others=layout.overlap.expert_all_to_all,
         permutes_by_operations=not workload.training.fused_permutation,
+        balanced=moe.balancing_loss,
     )
 
 
@@ -145,7 +146,9 @@ def _overlapped(mixture: Mixture) -> Mixture:
         replace(node, forward=_comms(node.forward), input_grad=_comms(node.input_grad)) for node in (first, act, second)
     )
     # What is left of the first product gathers before the dispatch, and sums after its gradient.
-    return Mixture((router, first, act, dispatch, *rest), mixture.activation, (*products, combine), (second,), mixture.add)
+    return Mixture(
+        (router, first, act, dispatch, *rest), mixture.activation, (*products, combine), (second,), mixture.add
+    )
 
 
 def _hidden_by(ops: Ops, shared: Ops) -> Ops:

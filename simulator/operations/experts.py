@@ -18,7 +18,8 @@ class Experts:
     ``dispatcher`` sends a token once to each rank. ``ffn`` and ``shared_ffn`` are the rank's own widths.
     ``received_shares`` and ``per_node`` are the dispatch's (see `Comm`). ``shared_gate``: a gate weighs what the shared
     experts give. ``overlaps``: the shared experts compute beside it and the combine. ``hidden_by_others``: another
-    micro-batch computes beside both. ``permutes_by_operations``: PyTorch's own kernels permute.
+    micro-batch computes beside both. ``permutes_by_operations``: PyTorch's own kernels permute. ``balanced``: a loss
+    balances the experts.
     """
 
     tokens: int
@@ -42,6 +43,7 @@ class Experts:
     overlaps: bool
     hidden_by_others: bool
     permutes_by_operations: bool = False
+    balanced: bool = False
 
     @property
     def worked_on(self) -> int:
