@@ -120,11 +120,11 @@ class _Casts:
     def __call__(self, phase: str, what: str, tensor: str, kernels: Iterable[CastKernel]) -> Ops:
         kernels = tuple(kernels)
         shares = self._weight_shares if tensor == "w" else self._shares
-        of_all = tuple(self._kernel(phase, what, tensor, one, share) for share in shares for one in kernels)
+        casts = tuple(self._kernel(phase, what, tensor, one, share) for share in shares for one in kernels)
         if tensor == "w":
-            return of_all
-        within = (replace(op, within_call=True) for op in of_all[len(kernels) :])
-        return (*of_all[: len(kernels)], *within)
+            return casts
+        within = (replace(op, within_call=True) for op in casts[len(kernels) :])
+        return (*casts[: len(kernels)], *within)
 
     def _kernel(self, phase: str, what: str, tensor: str, one: CastKernel, share: float) -> Compute:
         """Return a kernel that casts a ``share`` of the tensor."""

@@ -1,4 +1,4 @@
-"""What the software of published steps did that their tables do not say: dotted keys of workload files."""
+"""Settings of the software of published steps, which their tables do not say: dotted keys of workload files."""
 
 from __future__ import annotations
 

@@ -43,11 +43,11 @@ def read_bytes(ops: list[Compute]) -> float:
     return sum(op.kernel.read_bytes for op in ops if isinstance(op.kernel, Memory))
 
 
-@pytest.mark.parametrize(("recipe", "of_an_expert"), [("te_current", 3), ("te_blockwise", 1)])
-def test_rows_of_each_expert_are_cast_by_kernels_of_their_own(recipe: str, of_an_expert: int) -> None:
+@pytest.mark.parametrize(("recipe", "n_kernels"), [("te_current", 3), ("te_blockwise", 1)])
+def test_rows_of_each_expert_are_cast_by_kernels_of_their_own(recipe: str, n_kernels: int) -> None:
     """Current scaling has a magnitude, a scale and a cast. All but the first expert's are launched within its call."""
     casts = launched(workload(recipe), "moe.fc1 input ")
-    assert [op.within_call for op in casts] == [False] * of_an_expert + [True] * of_an_expert * (EXPERTS - 1)
+    assert [op.within_call for op in casts] == [False] * n_kernels + [True] * n_kernels * (EXPERTS - 1)
     whole = BF16 * ROWS * HIDDEN
     assert read_bytes([op for op in casts if op.name.endswith("both ways")]) == pytest.approx(whole)
     assert issued(casts[-1]) == {"expert": 1}
