@@ -15,12 +15,12 @@ from simulator.program import Collective, Compute, Memory
 MOE = {"experts": 8, "top_k": 2, "ffn_hidden": 512, "balancing_loss": True}
 
 
-def workload(framework: str = "megatron_core", moe: dict[str, Any] = MOE, **changes: Any) -> Workload:
+def workload(framework: str = "megatron_core", *, moe: Any = MOE, changes: Any = None) -> Workload:
     """Return a job of 2,048 tokens, whose scores are 8 numbers for each."""
     model = {"layers": 2, "hidden": 1024, "heads": 8, "ffn_hidden": 2048, "vocab": 1024, "position": "rope"}
     plain = {"norm": "rmsnorm", "activation": "swiglu", "bias": False, "tied_embeddings": False, "moe": moe}
     job = {"model": {**model, **plain}, "framework": framework, "training": {"seq": 2048, "global_batch": 1}}
-    return load_workload({**job, "parallelism": {"dp": 1}, "cluster": "hgx_h200_8gpu"}, changes)
+    return load_workload({**job, "parallelism": {"dp": 1}, "cluster": "hgx_h200_8gpu"}, changes or {})
 
 
 def balancing(job: Workload, way: str) -> list[Compute | Collective]:
@@ -44,13 +44,15 @@ def test_fused_routers_have_a_kernel_for_scores_and_one_for_the_loss() -> None:
 
 def test_without_the_fused_router_pytorch_chooses_experts_once_more() -> None:
     """A softmax, a choice, four kernels for its map, counts, a sum, and five kernels on a few numbers."""
-    job = workload(**{"training.unfused": ["router"]})
+    job = workload(changes={"training.unfused": ["router"]})
     assert (len(balancing(job, "forward")), len(balancing(job, "backward"))) == (13, 6)
 
 
 def test_ranks_that_share_a_layer_sum_their_counts() -> None:
     """Eight counts of 8 bytes."""
-    (counts,) = [op for op in balancing(workload(**{"parallelism.tp": 2}), "forward") if isinstance(op, Collective)]
+    (counts,) = [
+        op for op in balancing(workload(changes={"parallelism.tp": 2}), "forward") if isinstance(op, Collective)
+    ]
     assert (counts.name, counts.nbytes) == ("tp.all_reduce moe.balance", 64)
 
 
