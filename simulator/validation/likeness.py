@@ -35,7 +35,7 @@ SIZES: Mapping[str, float] = {
     "communication_share": 0.03,
     "host_share": 0.2,
     "attention_share": 0.5,
-    "year": 0.6,
+    "year": 0.9,
 }
 #: Likeness of a step on a GPU of the family that stands in for the job's, of which none was measured. It takes the
 #: place of the factors of architecture and GPU.
