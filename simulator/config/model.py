@@ -96,6 +96,9 @@ class Moe(Section):
     """copies of the busiest experts, so that experts + redundant_experts divide by ep [0]"""
     router_dtype: Literal["fp32", "bf16", "fp16"] = "fp32"
     """of the router's product [fp32; of hugging_face the precision]"""
+    balancing_loss: bool = False
+    """a loss balances experts, of a micro-batch or of each sequence (Megatron-Core's --moe-aux-loss-coeff above 0 with
+    --moe-router-load-balancing-type aux_loss or seq_aux_loss) [false]"""
 
     def here(self, layer: int) -> bool:
         """Return whether layer ``layer``, counted from 0, has experts.

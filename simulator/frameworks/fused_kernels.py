@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from simulator.frameworks import balancing
 from simulator.frameworks.framework import ActivationKernels, AdapterKernels, ExpertHooks, Traffic
 from simulator.operations.dropout import drop_kernel, dropout
 from simulator.operations.experts import PROBABILITY, Experts
@@ -51,14 +52,17 @@ def router(shapes: Shapes, experts: Experts) -> Node:
     scores = float(DTYPE_BYTES[experts.router_dtype] * experts.tokens * experts.experts)
     probs = float(PROBABILITY * experts.tokens * experts.experts)
     chosen = float((PROBABILITY + SHORT_INDEX) * experts.tokens * experts.top_k)
+    balance, balance_grad = balancing.fused(shapes, experts)
     return router_with(
         shapes,
         experts,
         choice=(
             memory("F", "moe.router softmax", "softmax", scores, probs, "fp32"),
             memory("F", "moe.router top-k", "softmax", probs, chosen, "fp32"),
+            *balance,
         ),
         choice_grad=(
+            *balance_grad,
             memory("B", "moe.router top-k bwd", "softmax_bwd", chosen, probs, "fp32"),
             memory("B", "moe.router softmax bwd", "softmax_bwd", 2 * probs, scores, "fp32"),
         ),

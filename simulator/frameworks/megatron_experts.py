@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from simulator.frameworks import fused_kernels
+from simulator.frameworks import balancing, fused_kernels
 from simulator.frameworks.framework import ActivationKernels, ExpertHooks, Traffic
 from simulator.operations.experts import CHOICE, INDEX, PROBABILITY, Experts
 from simulator.operations.nodes import Node, Ops, Tensor, memory
@@ -59,7 +59,10 @@ def router(shapes: Shapes, experts: Experts) -> Node:
         kernel("B", "top-k zero grad", "zero", 0, scores),
         kernel("B", "top-k bwd", "strided", scores, scores),
     )
-    return fused_kernels.router_with(shapes, experts, choice=choice, choice_grad=choice_grad)
+    balance, balance_grad = balancing.by_operations(shapes, experts)
+    return fused_kernels.router_with(
+        shapes, experts, choice=(*choice, *balance), choice_grad=(*balance_grad, *choice_grad)
+    )
 
 
 def _counted_alone(experts: Experts) -> Ops:

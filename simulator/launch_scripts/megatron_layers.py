@@ -168,6 +168,9 @@ def _experts(reading: ScriptReading, *, by_default: bool) -> None:
         reading.put("model.moe.every", int(frequency), "moe_layer_freq")
     if (capacity := reading.fraction("moe_expert_capacity_factor")) is not None:
         reading.put("model.moe.capacity_factor", capacity, "moe_expert_capacity_factor")
+    kind = str(reading.look("moe_router_load_balancing_type", "aux_loss")).lower()
+    if kind in ("aux_loss", "seq_aux_loss") and reading.fraction("moe_aux_loss_coeff"):
+        reading.put("model.moe.balancing_loss", True, "moe_aux_loss_coeff")
 
 
 def _grouped_products(reading: ScriptReading, *, by_default: bool) -> None:

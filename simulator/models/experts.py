@@ -20,6 +20,7 @@ from simulator.models.dispatching import (
     dispatch,
     reach,
 )
+from simulator.models.expert_padding import padding
 from simulator.models.linear import add_gradient, linear, new_gradient_bytes, product
 from simulator.models.low_precision import in_low_precision
 from simulator.models.pointwise import activation
@@ -63,6 +64,7 @@ def experts(workload: Workload, seat: Seat = ANY_SEAT) -> Experts:
         hidden_by_others=layout.overlap.expert_all_to_all,
         beside_dense=moe.beside_dense,
         permutes_by_operations=not workload.training.fused_permutation,
+        balanced=moe.balancing_loss,
     )
 
 
@@ -98,16 +100,19 @@ def mixture(shapes: FrameworkShapes, experts: Experts) -> Mixture:
         act = replace(act, forward=_split(act.forward, shares), input_grad=_split(act.input_grad, shares))
     if shapes.framework.experts.weighs_in_activation:
         act = replace(act, saved=(*act.saved, Tensor("moe.probs", float(PROBABILITY * experts.worked_on))))
+    padded, cut = padding(shapes, experts)
     add = memory("F", "shared.add", "residual", 2 * shapes.row_bytes, shapes.row_bytes, shapes.dtype)
     whole = Mixture(
         before=(
             _router(shapes, experts),
             dispatch(shapes, experts),
+            *padded,
             _grouped(shapes, experts, "fc1", fc1, shapes.hidden, split="column", saved="moe.input"),
         ),
         activation=act,
         after=(
             _grouped(shapes, experts, "fc2", shapes.hidden, experts.ffn, split="row", saved="moe.act"),
+            *cut,
             combine(shapes, experts),
         ),
         shared=_shared_experts(shapes, experts) if experts.shared_ffn else (),
@@ -126,7 +131,7 @@ def _overlapped(mixture: Mixture) -> Mixture:
     stays in line, and so do weight gradients.
     """
     router, dispatch, *rest = mixture.before
-    fc2, combine = mixture.after
+    *products, combine = mixture.after
     first, act, second = mixture.shared
     dispatch = replace(
         dispatch,
@@ -142,7 +147,9 @@ def _overlapped(mixture: Mixture) -> Mixture:
         replace(node, forward=_comms(node.forward), input_grad=_comms(node.input_grad)) for node in (first, act, second)
     )
     # What is left of the first product gathers before the dispatch, and sums after its gradient.
-    return Mixture((router, first, act, dispatch, *rest), mixture.activation, (fc2, combine), (second,), mixture.add)
+    return Mixture(
+        (router, first, act, dispatch, *rest), mixture.activation, (*products, combine), (second,), mixture.add
+    )
 
 
 def _hidden_by(ops: Ops, shared: Ops) -> Ops:
@@ -283,7 +290,7 @@ def _grouped(shapes: FrameworkShapes, experts: Experts, name: str, n: int, k: in
         weight_grad_bytes=weight_grad_bytes,
         weights=_expert_weights(shapes, experts, name, n, k, split=split),
     )
-    return in_low_precision(shapes, node, name, experts.worked_on, n, k, experts=local)
+    return in_low_precision(shapes, node, name, experts.worked_on, n, k, loads=experts.loads)
 
 
 def _expert_weights(

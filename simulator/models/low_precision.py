@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from simulator.config import Workload
@@ -21,19 +21,29 @@ MADE_BY_ACTIVATION, MADE_BY_NORM = ".act", "normed"
 
 
 def in_low_precision(
-    shapes: FrameworkShapes, node: Node, name: str, rows: int, n: int, k: int, *, experts: int = 1, first: bool = True
+    shapes: FrameworkShapes,
+    node: Node,
+    name: str,
+    rows: int,
+    n: int,
+    k: int,
+    *,
+    loads: Sequence[int] = (),
+    first: bool = True,
 ) -> Node:
     """Return the product ``node`` (``rows`` x k times k x n) in 8 or 4 bits, where the recipe has it so.
 
-    W is one for each of so many ``experts``. ``first``: no other product before it has read, and cast, the same input.
+    ``loads``: the rows of each expert, which all have a W. ``first``: no other product before it has read, and cast,
+    the same input.
     """
     recipe = shapes.product_recipe
     if recipe is None or not is_in_low_precision(recipe, name, n, k):
         return node
+    experts = len(loads) or 1
     elements = {"x": rows * k, "w": experts * n * k, "y": rows * n}
     sizes = {tensor: float(shapes.element * count) for tensor, count in elements.items()}
     saved = node.saved_for_weights[0].name
-    cast = _Casts(shapes, name, sizes, {"x": k, "w": k, "y": n})
+    cast = _Casts(shapes, name, sizes, {"x": k, "w": k, "y": n}, loads if recipe.casts_each_expert else (), experts)
     inputs = cast("F", "input", "x", recipe.input_forward) if first else ()
     weights = cast("F", "weight", "w", recipe.weight_forward) if shapes.casts_weights else ()
     turned_weight = cast("B", "weight", "w", recipe.weight_backward)
@@ -88,28 +98,40 @@ def weight_copy_bytes(workload: Workload, weights: Iterable[Weight]) -> float:
 class _Casts:
     """Makes the kernels around the product ``name``.
 
-    ``sizes``: bytes of its x, W and y in working precision. ``widths``: elements of a row of each.
+    ``sizes``: bytes of its x, W and y in working precision. ``widths``: elements of a row of each. ``loads``: rows of
+    experts whose parts of x and y are cast one after another, in one call. ``weights``: how many W there are, each cast
+    by a call.
     """
 
     def __init__(
-        self, shapes: FrameworkShapes, name: str, sizes: Mapping[str, float], widths: Mapping[str, int]
+        self,
+        shapes: FrameworkShapes,
+        name: str,
+        sizes: Mapping[str, float],
+        widths: Mapping[str, int],
+        loads: Sequence[int] = (),
+        weights: int = 1,
     ) -> None:
         self._z, self._name, self._sizes, self._widths = shapes, name, sizes, widths
+        rows = sum(loads)
+        self._shares = [load / rows for load in loads if load] or [1.0]
+        self._weight_shares = [1 / weights] * weights
 
     def __call__(self, phase: str, what: str, tensor: str, kernels: Iterable[CastKernel]) -> Ops:
-        nbytes = self._sizes[tensor]
-        return tuple(
-            memory(
-                phase,
-                " ".join(filter(None, (self._name, what, one.name))),
-                one.op,
-                one.read * nbytes,
-                one.written * nbytes,
-                self._z.dtype,
-                self._widths[tensor],
-            )
-            for one in kernels
-        )
+        kernels = tuple(kernels)
+        shares = self._weight_shares if tensor == "w" else self._shares
+        casts = tuple(self._kernel(phase, what, tensor, one, share) for share in shares for one in kernels)
+        if tensor == "w":
+            return casts
+        within = (replace(op, within_call=True) for op in casts[len(kernels) :])
+        return (*casts[: len(kernels)], *within)
+
+    def _kernel(self, phase: str, what: str, tensor: str, one: CastKernel, share: float) -> Compute:
+        """Return a kernel that casts a ``share`` of the tensor."""
+        nbytes = share * self._sizes[tensor]
+        name = " ".join(filter(None, (self._name, what, one.name)))
+        read, written = one.read * nbytes, one.written * nbytes
+        return memory(phase, name, one.op, read, written, self._z.dtype, self._widths[tensor])
 
 
 def _gradients(recipe: ProductRecipe, cast: _Casts, name: str) -> tuple[Ops, Ops]:

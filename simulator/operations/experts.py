@@ -19,7 +19,7 @@ class Experts:
     ``received_shares`` and ``per_node`` are the dispatch's (see `Comm`). ``shared_gate``: a gate weighs what the shared
     experts give. ``overlaps``: the shared experts compute beside it and the combine. ``hidden_by_others``: another
     micro-batch computes beside both. ``beside_dense``: a dense MLP works on the same rows. ``permutes_by_operations``:
-    PyTorch's own kernels permute.
+    PyTorch's own kernels permute. ``balanced``: a loss balances the experts.
     """
 
     tokens: int
@@ -44,6 +44,7 @@ class Experts:
     hidden_by_others: bool
     beside_dense: bool = False
     permutes_by_operations: bool = False
+    balanced: bool = False
 
     @property
     def worked_on(self) -> int:

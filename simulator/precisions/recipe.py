@@ -52,6 +52,11 @@ class ProductRecipe:
     precision"""
     experts: bool
     """the grouped products of experts are so too"""
+    casts_each_expert: bool = False
+    """an expert's rows, and its weight, are cast by kernels of their own, which one call launches for all experts"""
+    pads_experts: bool = False
+    """rows of an expert are padded to the next multiple, and cut again behind the experts, where its dispatcher has not
+    padded them"""
     multiple: int = 16
     """products whose sizes are no multiples of it stay in working precision"""
 

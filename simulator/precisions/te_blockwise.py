@@ -18,4 +18,5 @@ RECIPE = te_delayed.with_casts(
     about="Transformer Engine and DeepSeek-V3, a scale for 1 x 128 of activations and 128 x 128 of weights",
     products={"fwd": "blocks", "dgrad": "blocks", "wgrad": "blocks"},
     multiple=128,
+    casts_each_expert=True,
 )

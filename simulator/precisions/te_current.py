@@ -19,4 +19,5 @@ RECIPE = te_delayed.with_casts(
     FOUND,
     name="te_current",
     about="Transformer Engine, one scale for a tensor, found before each cast",
+    casts_each_expert=True,
 )

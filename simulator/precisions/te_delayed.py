@@ -21,6 +21,7 @@ RECIPE = ProductRecipe(
     frameworks=("megatron_core",),
     products={"fwd": "tensor", "dgrad": "tensor", "wgrad": "tensor"},
     experts=True,
+    pads_experts=True,
     input_forward=BOTH,
     weight_forward=BOTH,
     gradient=BOTH,

@@ -21,4 +21,5 @@ RECIPE = te_delayed.with_casts(
     products={"fwd": "mx", "dgrad": "mx", "wgrad": "mx"},
     multiple=32,
     scale_bytes=SCALE_BYTES,
+    casts_each_expert=True,
 )

@@ -52,6 +52,7 @@ LABELS: Mapping[str, Label] = {
     "communication_share": Label("exposed communication", _percent, is_size=True),
     "host_share": Label("waiting for the host", _percent, is_size=True),
     "attention_share": Label("attention's part of the FLOPs", _percent, is_size=True),
+    "year": Label("year of the software", is_size=True),
 }
 
 

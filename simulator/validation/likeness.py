@@ -27,13 +27,15 @@ KINDS: Mapping[str, float] = {
     "experts": 0.1,
     "sharded": 0.5,
 }
-#: Trait -> the same for a difference of one: a layer or a number of GPUs ten times as large, a whole step, all FLOPs.
+#: Trait -> the same for a difference of one: a layer or a number of GPUs ten times as large, a whole step, all FLOPs, a
+#: year. Kernels, libraries and frameworks become faster from year to year, and profiles have those of 2026.
 SIZES: Mapping[str, float] = {
     "layer_s": 0.1,
     "n_gpus": 0.2,
     "communication_share": 0.03,
     "host_share": 0.2,
     "attention_share": 0.5,
+    "year": 0.9,
 }
 #: Likeness of a step on a GPU of the family that stands in for the job's, of which none was measured. It takes the
 #: place of the factors of architecture and GPU.
@@ -117,4 +119,5 @@ def _figures(traits: StepTraits) -> dict[str, float]:
         "communication_share": traits.communication_share,
         "host_share": traits.host_share,
         "attention_share": traits.attention_share,
+        "year": traits.year,
     }

@@ -122,7 +122,8 @@ def simulated_row(row: Row, suite: Suite) -> tuple[float, MeasuredStep]:
     figures = run(workload).key_figures()
     seconds = figures["step_time_s"]
     source = suite.measured_by or row.get("software", suite.name)
-    step = MeasuredStep(row["id"], suite.name, source, measured, seconds, traits_of(workload, figures))
+    traits = traits_of(workload, figures, suite.year)
+    step = MeasuredStep(row["id"], suite.name, source, measured, seconds, traits)
     if any(row.get(key) for key in PROBED):
         seconds = step_time_s(row, loaded(row, settings))
     return round((seconds - measured) / measured, 6), step

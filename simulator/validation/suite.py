@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from simulator.validation.traits import SOFTWARE_YEAR
+
 
 @dataclass(frozen=True)
 class Bounds:
@@ -23,8 +25,8 @@ class Suite:
     ``settings``: dotted workload keys for what its columns leave open. ``special``: more of them for the rows whose
     columns say what is given, as (columns, settings). ``note``: a sentence on what its rows were told that nobody knows
     of a machine before it is rented. ``measured_by``: who measured them, with which software; empty: column
-    ``software`` says it, or else the suite's name. ``evidence``: its steps say how far off those of other jobs are;
-    not where its software does what no workload can say.
+    ``software`` says it, or else the suite's name. ``year``: of that software. ``evidence``: its steps say how far off
+    those of other jobs are; not where its software does what no workload can say.
     """
 
     name: str
@@ -35,6 +37,7 @@ class Suite:
     special: tuple[tuple[Mapping[str, str], Mapping[str, Any]], ...] = ()
     note: str = ""
     measured_by: str = ""
+    year: int = SOFTWARE_YEAR
     evidence: bool = True
 
     def settings_of(self, row: Mapping[str, str]) -> dict[str, Any]:

@@ -3,127 +3,29 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
+from simulator.validation.software import (
+    ADDED_BIAS,
+    BESIDE,
+    COMPOSER,
+    KEMPNER_FORGE,
+    LLAMA,
+    LLM_FOUNDRY,
+    MEGATRON,
+    MOONLIGHT,
+    NEMO,
+    NEMO_FAMILIES,
+    NORM_BY_OPS,
+    TIED_LLAMA,
+    VTRAIN,
+    deepseek_experts,
+)
 from simulator.validation.suite import Bounds, Suite
 
 DATA = Path(__file__).parent / "data"
 
 
-#: Megatron-LM of 2021 and 2022: fused softmax, bias-GELU and bias-dropout-add kernels, dropout as in GPT-3's training,
-#: sends and receives that block, gradients reduced after the last backward pass.
-_MEGATRON: dict[str, Any] = {
-    "model.dropout": 0.1,
-    "framework.name": "megatron_core",
-    "training.grad_clip": 1.0,
-    "parallelism.overlap": {"grad_reduce": False, "p2p": False},
-}
-
-#: Since sequence parallelism (Korthikanti et al.) Megatron-LM's own linear layers add the bias of queries, keys and
-#: values by a kernel (``LinearWithGradAccumulationAndAsyncCommunication``). The zero-bubble authors had these layers,
-#: whose repository is a fork of 2023. In 2021 the product added it (``F.linear`` of megatron/mpu/layers.py). The same
-#: is assumed of vTrain's Megatron-DeepSpeed, whose version is not known. Later suites have Transformer Engine's layers.
-_ADDED_BIAS: dict[str, Any] = {"training.unfused": ["qkv_bias"]}
-
-#: The zero-bubble authors' own runtime: sends and receives go on beside the passes.
-_BESIDE = {"grad_reduce": False, "p2p": True}
-
-_NORM_BY_OPS: dict[str, Any] = {"training.fused_rms_norm": False}
-#: What Llamas of 7B and more are beside their sizes.
-_LLAMA: dict[str, Any] = {
-    "model.activation": "swiglu",
-    "model.norm": "rmsnorm",
-    "model.position": "rope",
-    "model.bias": False,
-    "model.tied_embeddings": False,
-}
-
-#: Nemotron's squared ReLU, as a ReLU, and LayerNorm with rope (arXiv 2406.11704, table 1).
-_NEMOTRON: dict[str, Any] = _LLAMA | {"model.activation": "relu", "model.norm": "layernorm"}
-
-_TIED_LLAMA = _LLAMA | {"model.tied_embeddings": True}
-
-#: PyTorch 1.13 to 2.1 without torch.compile; Composer clips gradients, and its AdamW has a kernel for each operation on
-#: each tensor (composer/optim/decoupled_weight_decay.py). MPT's vocabulary is padded already.
-_LLM_FOUNDRY: dict[str, Any] = {
-    "framework.name": "pytorch",
-    "training.grad_clip": 1.0,
-    "training.grad_dtype": "fp32",
-    "training.optimizer": {"implementation": "for_loop"},
-    "model.vocab_multiple": 1,
-    # The nearest to ``attn_impl: triton``, FlashAttention 1; some rows of 128 GPUs or more have FlashAttention 2.
-    "training.attention_kernel": "flash2",
-}
-#: Composer's mixed precision: PURE reduces gradients in bf16, DEFAULT (from 0.16 on) in fp32.
-_COMPOSER = (
-    ({"mp_mode": "PURE"}, {"training.grad_dtype": "bf16"}),
-    ({"sharding": "SHARD_GRAD_OP"}, {"parallelism.reshard_after_forward": False}),
-)
-
-#: Sizes are those of huggingface.co/moonshotai/Moonlight-16B-A3B, config.json. The rest is Megatron-Bridge's, of
-#: recipes/moonlight/moonlight_16b.py: exp_avg_dtype and exp_avg_sq_dtype bfloat16, moe_router_fusion False (router),
-#: moe_shared_expert_overlap True. Of models/deepseek/deepseek_v3_bridge.py: apply_rope_fusion False (rotation).
-_MOONLIGHT: dict[str, Any] = {
-    "training.optimizer": {"state_dtype": "bf16"},
-    "training.unfused": ["rotation", "router"],
-    "parallelism.overlap": {"ep": True},
-    "model.hidden": 2048,
-    "model.heads": 16,
-    "model.vocab": 163840,
-    "model.ffn_hidden": 11264,
-    "model.activation": "swiglu",
-    "model.norm": "rmsnorm",
-    "model.position": "rope",
-    "model.bias": False,
-    "model.tied_embeddings": False,
-    "model.moe": {"experts": 64, "top_k": 6, "ffn_hidden": 1408, "shared_experts": 2, "first_dense_layers": 1},
-    "model.mla": {"kv_lora_rank": 512, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128},
-}
-
-#: KempnerForge (Kempner Institute), of April to July 2026: torch's fully_shard and DTensor around layers like
-#: torchtitan's, weights and AdamW's states in bf16, gradients reduced in fp32 (distributed/parallel.py), the loss of
-#: bf16 logits, which is not compiled (training/loss.py).
-_KEMPNER_FORGE: dict[str, Any] = _LLAMA | {
-    "framework.name": "torchtitan",
-    "training.loss": "eager_narrow",
-    "training.grad_dtype": "fp32",
-    "training.grad_clip": 1.0,
-    "training.optimizer": {"implementation": "fused", "master_weights": False, "state_dtype": "bf16"},
-}
-
 _PROBED_HOSTS = "Each is simulated at the host speed that was probed beside it; hosts of one kind differ twofold."
-
-#: Megatron-DeepSpeed of vTrain's runs, whose files state neither vocabulary nor precision: GPT-2's, padded, and fp16.
-_VTRAIN: dict[str, Any] = _MEGATRON | {
-    "framework.name": "deepspeed",
-    "model.vocab": 51200,
-    "model.attention": "unfused",
-    "training.precision": "fp16",
-    "training.grad_dtype": "fp16",
-    "training.gradient_accumulation_fusion": False,
-    "parallelism.sequence_parallel": False,
-}
-
-
-#: NeMo and Megatron-Bridge: Llamas, and models of other families.
-_NEMO: dict[str, Any] = _LLAMA | {
-    "framework.name": "megatron_core",
-    "parallelism.zero": 1,
-    "training.grad_dtype": "bf16",
-    "training.grad_clip": 1.0,
-}
-_NEMO_FAMILIES = (({"family": "gpt"}, dict.fromkeys(_LLAMA)), ({"family": "nemotron"}, _NEMOTRON))
-
-
-def _moe(experts: int, top_k: int, ffn_hidden: int, shared: int) -> dict[str, Any]:
-    return {
-        "experts": experts,
-        "top_k": top_k,
-        "ffn_hidden": ffn_hidden,
-        "shared_experts": shared,
-        "first_dense_layers": 1,
-        "capacity_factor": 1.0,
-    }
 
 
 SUITES: dict[str, Suite] = {
@@ -133,7 +35,7 @@ SUITES: dict[str, Suite] = {
             name="megatron-2021",
             about="Narayanan et al. 2021, arXiv 2104.04473, table 1 and the 3D rows of table 2: 76B to 530B on A100s",
             table=DATA / "megatron-2021.csv",
-            settings=_MEGATRON
+            settings=MEGATRON
             | {
                 "training.grad_dtype": "fp16",
                 # Apex has had the fused accumulation since March 2022 (NVIDIA/apex, pull request 1317).
@@ -141,6 +43,7 @@ SUITES: dict[str, Suite] = {
                 "parallelism.sequence_parallel": False,
                 "parallelism.scatter_gather_p2p": True,
             },
+            year=2021,
             bounds=Bounds(mean=0.10),
             measured_by="Narayanan et al. 2021",
         ),
@@ -149,6 +52,7 @@ SUITES: dict[str, Suite] = {
             about="Narayanan et al. 2021, table 2, ZeRO-3 rows: 175B with DeepSpeed on 384 and 1,536 A100s",
             table=DATA / "zero3-2021.csv",
             settings={"framework.name": "deepspeed", "training.grad_dtype": "fp16"},
+            year=2021,
             bounds=Bounds(mean=0.60),
             measured_by="Narayanan et al. 2021, DeepSpeed",
         ),
@@ -156,7 +60,8 @@ SUITES: dict[str, Suite] = {
             name="megatron-2022",
             about="Korthikanti et al. 2022, arXiv 2205.05198, table 5: 22B to 1T on A100s, full or selective recompute",
             table=DATA / "megatron-2022.csv",
-            settings=_MEGATRON | _ADDED_BIAS,
+            settings=MEGATRON | ADDED_BIAS,
+            year=2022,
             bounds=Bounds(mean=0.06),
             # With sequence parallelism a rank has 1/tp of the activation anyway.
             special=(({"seq_parallel": "n"}, {"parallelism.scatter_gather_p2p": True}),),
@@ -166,8 +71,8 @@ SUITES: dict[str, Suite] = {
             name="zero-bubble",
             about="Qi et al. 2023, arXiv 2401.10241, tables 4 and 7: 1.5B to 28.3B on A100s, 1F1B beside zero bubble",
             table=DATA / "zero-bubble.csv",
-            settings=_MEGATRON
-            | _ADDED_BIAS
+            settings=MEGATRON
+            | ADDED_BIAS
             | {
                 "training.grad_dtype": "fp16",
                 "model.tied_embeddings": False,
@@ -177,9 +82,10 @@ SUITES: dict[str, Suite] = {
             },
             # Their forward passes take 15 to 26 % longer than our kernels, 5 to 8 % of a step; I + W agrees within 2 %.
             # The cause is not known; docs/limits.md lists causes that were ruled out.
+            year=2023,
             bounds=Bounds(mean=0.13),
             special=(
-                *(({"schedule": schedule}, {"parallelism.overlap": _BESIDE}) for schedule in ("ZB-1p", "ZB-2p")),
+                *(({"schedule": schedule}, {"parallelism.overlap": BESIDE}) for schedule in ("ZB-1p", "ZB-2p")),
                 # Table 7 has the optimizer that waits for all stages.
                 *(({"id": f"zerobubble-t7-00{n}"}, {"parallelism.optimizer_sync": True}) for n in range(1, 5)),
             ),
@@ -197,15 +103,16 @@ SUITES: dict[str, Suite] = {
                 # What PyTorch took on an H100 too (meta-pytorch/tritonbench, issue 41, of November 2024).
                 "training.attention_kernel": "flash2",
             },
+            year=2024,
             bounds=Bounds(mean=0.12),
             special=(
                 # fms_fsdp/policies/mixed_precision.py: bfSixteen reduces in bf16; torchtitan's default is fp32.
                 ({"software": "fms-fsdp"}, {"training.grad_dtype": "bf16"}),
-                ({"model": "Llama2-34B"}, _LLAMA),
+                ({"model": "Llama2-34B"}, LLAMA),
                 # FMS's norm and torch.nn.RMSNorm of 2024 are no kernels; torchtitan of April 2024 had one of Triton
                 # (pull request 181), which is assumed for its A100s.
                 *(
-                    ({"gpu": gpu, "software": software, "framework.compile": "false"}, _NORM_BY_OPS)
+                    ({"gpu": gpu, "software": software, "framework.compile": "false"}, NORM_BY_OPS)
                     for software, gpu in (
                         ("torchtitan", "H100-96G-HBM2e-500W"),
                         ("fms-fsdp", "A100-80G"),
@@ -218,7 +125,7 @@ SUITES: dict[str, Suite] = {
             name="kempner-fsdp",
             about="KempnerForge, bf16: Llama of 7B and 13B with FSDP2 on 1 to 8 H200s, 2 to 4 micro-batches",
             table=DATA / "kempner-fsdp.csv",
-            settings=_KEMPNER_FORGE,
+            settings=KEMPNER_FORGE,
             bounds=Bounds(mean=0.09),
             note="No constant was fitted to them: what their code does is simulated as its source says.",
         ),
@@ -226,7 +133,7 @@ SUITES: dict[str, Suite] = {
             name="kempner-tp",
             about="the same with tensor parallelism that gathers the input of each product: 7B to 175B on 2 to 360",
             table=DATA / "kempner-tp.csv",
-            settings=_KEMPNER_FORGE | {"training.unfused": ["gathers"]},
+            settings=KEMPNER_FORGE | {"training.unfused": ["gathers"]},
             bounds=Bounds(mean=0.12),
             measured_by="KempnerForge",
         ),
@@ -234,18 +141,20 @@ SUITES: dict[str, Suite] = {
             name="llm-foundry",
             about="llm-foundry, bf16: MPT of 125M to 70B with FSDP on 8 to 512 A100s and H100s, to 2,048 tokens",
             table=DATA / "llm-foundry.csv",
-            settings=_LLM_FOUNDRY,
+            settings=LLM_FOUNDRY,
+            year=2023,
             bounds=Bounds(mean=0.18),
-            special=_COMPOSER,
+            special=COMPOSER,
             measured_by="llm-foundry",
         ),
         Suite(
             name="llm-foundry-long",
             about="the same from 4,096 to 65,536 tokens: FlashAttention 1 in Triton, which is not modelled",
             table=DATA / "llm-foundry-long.csv",
-            settings=_LLM_FOUNDRY,
+            settings=LLM_FOUNDRY,
+            year=2023,
             bounds=Bounds(mean=0.33),
-            special=_COMPOSER,
+            special=COMPOSER,
             measured_by="llm-foundry",
             evidence=False,
         ),
@@ -263,6 +172,7 @@ SUITES: dict[str, Suite] = {
                 "training.base": "nf4",
                 "training.optimizer": {"master_weights": False},
             },
+            year=2024,
             bounds=Bounds(mean=0.13),
             measured_by="LLaMA-Factory",
         ),
@@ -270,7 +180,8 @@ SUITES: dict[str, Suite] = {
             name="vtrain-multi",
             about="Bang et al. 2024 (vTrain), arXiv 2312.12391: Megatron-DeepSpeed, 3.6B to 175B on 64 to 512 A100s",
             table=DATA / "vtrain-multi.csv",
-            settings=_VTRAIN,
+            settings=VTRAIN,
+            year=2023,
             bounds=Bounds(mean=0.12),
             measured_by="vTrain",
         ),
@@ -278,7 +189,8 @@ SUITES: dict[str, Suite] = {
             name="vtrain-single",
             about="the same on 2 to 8 A100s of a node: every 24th of 1,440 small steps, half of which wait for hosts",
             table=DATA / "vtrain-single.csv",
-            settings=_VTRAIN,
+            settings=VTRAIN,
+            year=2023,
             bounds=Bounds(mean=0.12),
             measured_by="vTrain",
         ),
@@ -287,7 +199,8 @@ SUITES: dict[str, Suite] = {
             about="InternEvo: InternLM 7B with ZeRO-1 on 8 to 1,024 A100s",
             table=DATA / "internevo.csv",
             # Its own modules with FlashAttention 2; plain PyTorch's stand for them.
-            settings=_LLAMA | {"framework.name": "pytorch", "training.attention_kernel": "flash2"},
+            settings=LLAMA | {"framework.name": "pytorch", "training.attention_kernel": "flash2"},
+            year=2024,
             bounds=Bounds(mean=0.20),
             measured_by="InternEvo",
         ),
@@ -299,13 +212,21 @@ SUITES: dict[str, Suite] = {
             bounds=Bounds(mean=0.12),
             special=(
                 *(({"cp": cp}, {"parallelism.cp_method": "ulysses"}) for cp in ("4", "8")),  # "CP comm type a2a"
-                # "first layer dense ... expert capacity factor 1 padded (balanced)". Routers have Megatron's default:
-                # simu_tools/megatron_scripts/scripts/run_pretrain_deepseekv2.sh has no --moe-router-fusion.
+                # "first layer dense ... expert capacity factor 1 padded (balanced)". Routers have Megatron's default,
+                # and experts a loss: simu_tools/megatron_scripts/scripts/run_pretrain_deepseekv2.sh has no
+                # --moe-router-fusion, and seq_aux_loss.
                 (
                     {"n_experts": "256"},
-                    {"model.mtp_layers": 0, "model.moe": _moe(256, 8, 2048, 1), "training.unfused": ["router"]},
+                    {
+                        "model.mtp_layers": 0,
+                        "model.moe": deepseek_experts(256, 8, 2048, 1),
+                        "training.unfused": ["router"],
+                    },
                 ),
-                ({"n_experts": "160"}, {"model.moe": _moe(160, 6, 1536, 2), "training.unfused": ["router"]}),
+                (
+                    {"n_experts": "160"},
+                    {"model.moe": deepseek_experts(160, 6, 1536, 2), "training.unfused": ["router"]},
+                ),
             ),
             measured_by="SimuMax",
         ),
@@ -314,11 +235,14 @@ SUITES: dict[str, Suite] = {
             about="NVIDIA Megatron-Bridge: Moonlight, Qwen3, GPT-OSS, Mixtral on 8 to 256 H100s, H200s and B200s",
             table=DATA / "megatron-bridge.csv",
             # grad_reduce_in_fp32=False, expert_tensor_parallel_size=1 in all of its performance recipes. CUDA graphs of
-            # routers and permutations, which some of them have, are not simulated.
+            # routers and permutations, which some of them have, are not simulated. Qwen3 has a loss that balances
+            # experts (models/qwen/qwen_provider.py, aux_loss). GPT-OSS rotates by PyTorch's kernels: YaRN scales
+            # cosines by 1.35 (models/gpt_oss/gpt_oss_provider.py: yarn_mscale None), which Transformer Engine's kernel
+            # cannot (megatron/core/models/common/embeddings/rope_utils.py, apply_rotary_pos_emb).
             settings={"parallelism.zero": 1, "training.grad_dtype": "bf16", "parallelism.etp": 1},
             bounds=Bounds(mean=0.25),
             special=(
-                ({"model": "Moonlight-16B"}, _MOONLIGHT),
+                ({"model": "Moonlight-16B"}, MOONLIGHT),
                 # Megatron-Core overlaps transfers of interleaved stages only.
                 ({"pp": "4", "vpp": ""}, {"parallelism.overlap": {"p2p": False}}),
             ),
@@ -328,13 +252,14 @@ SUITES: dict[str, Suite] = {
             name="torch-fp8",
             about="torchtitan with torchao's float8 and 8-bit gathers: Llama 3 8B on 8 to 128 H100s and H200s",
             table=DATA / "torch-fp8.csv",
-            settings=_LLAMA
+            settings=LLAMA
             | {
                 "framework.name": "torchtitan",
                 "framework.compile": True,
                 "training.grad_clip": 1.0,
                 "training.grad_dtype": "fp32",
             },
+            year=2025,
             bounds=Bounds(mean=0.12),
             # As in torch-fsdp; the H200s' runs are later, and compile the loss.
             special=(
@@ -350,19 +275,21 @@ SUITES: dict[str, Suite] = {
             about="NeMo and Megatron-Bridge 25.04 to 26.06: Llama 3, Nemotron 4, GPT-3 of 8B to 405B in 8 and 4 bits, "
             "on H100s, B200s and racks of GB200 and GB300",
             table=DATA / "megatron-blackwell.csv",
-            settings=_NEMO,
+            settings=NEMO,
+            year=2025,
             bounds=Bounds(mean=0.15),
-            special=_NEMO_FAMILIES,
+            special=NEMO_FAMILIES,
             measured_by="NeMo, fp8",
         ),
         Suite(
             name="megatron-fp8",
             about="NeMo with Transformer Engine's delayed scaling: GPT, Llama, Nemotron of 5B to 405B, H100s and B200s",
             table=DATA / "megatron-fp8.csv",
-            settings=_NEMO,
+            settings=NEMO,
+            year=2024,
             bounds=Bounds(mean=0.15),
             special=(
-                *_NEMO_FAMILIES,
+                *NEMO_FAMILIES,
                 # NeMo's tp_comm_overlap, on where there is tensor parallelism in its performance recipes.
                 *(({"tp": tp}, {"parallelism.overlap": {"tp": True}}) for tp in ("2", "4", "8")),
             ),
@@ -403,8 +330,8 @@ SUITES: dict[str, Suite] = {
             bounds=Bounds(mean=0.04, row=0.10),
             special=(
                 ({"family": "gpt2"}, {"model.dropout": 0.1}),
-                ({"family": "llama"}, _TIED_LLAMA),
-                ({"family": "moe"}, _LLAMA),
+                ({"family": "llama"}, TIED_LLAMA),
+                ({"family": "moe"}, LLAMA),
             ),
             note="Eager GPT-2 and experts are simulated at the host speed measured in them; others' is not known.",
             measured_by="own runs, transformers",

@@ -45,6 +45,8 @@ _BITS = {"fp16": 16, "bf16": 16, "fp32": 32}
 #: A layer that takes longer is not delayed by its host, s. The slowest hosts issue one of Megatron-LM's, forward and
 #: backward, in about 10 ms.
 LONG_LAYER_s = 0.03
+#: Year of the software that jobs run, and our own steps ran.
+SOFTWARE_YEAR = 2026
 
 
 @dataclass(frozen=True)
@@ -55,7 +57,7 @@ class StepTraits:
     ``trained``: all weights, or adapters. ``mixers``: kinds of layers with operations beyond attention's, or attention.
     ``gradients``: how replicas share them. ``sharded``: parameters are gathered
     for each pass (ZeRO-3). ``attention_share``: attention's part of the model's FLOPs. ``layer_s``: seconds of a layer
-    for a micro-batch, forward and backward. Shares are of the step; GPUs wait during them.
+    for a micro-batch, forward and backward. Shares are of the step; GPUs wait during them. ``year``: of the software.
     """
 
     family: str
@@ -77,10 +79,14 @@ class StepTraits:
     layer_s: float
     host_share: float
     communication_share: float
+    year: int = SOFTWARE_YEAR
 
 
-def traits_of(workload: Workload, figures: Mapping[str, Any]) -> StepTraits:
-    """Return the traits of a step of ``workload``, whose ``figures`` are those by which jobs are compared."""
+def traits_of(workload: Workload, figures: Mapping[str, Any], year: int = SOFTWARE_YEAR) -> StepTraits:
+    """Return the traits of a step of ``workload``, whose ``figures`` are those by which jobs are compared.
+
+    ``year``: of the software, where it is not today's.
+    """
     model, training, parallelism = workload.model, workload.training, workload.parallelism
     layers = workload.microbatches * model.layers / parallelism.pp
     compressed = parallelism.grad_compression != "none"
@@ -105,6 +111,7 @@ def traits_of(workload: Workload, figures: Mapping[str, Any]) -> StepTraits:
         layer_s=figures["step_time_s"] * (1 - figures["bubble_fraction"]) / layers,
         host_share=figures["host_bound_fraction"],
         communication_share=figures["exposed_communication_fraction"],
+        year=year,
     )
 
 

@@ -39,7 +39,7 @@ def test_communication_takes_sms_from_products_and_attention_and_bandwidth_from_
         assert 0.5 < beside.speed(kernel, load) < 0.9
         assert beside.speed(kernel, None) == 1
     assert beside.speed(Fixed(1.0), load) == 1
-    assert COSTS["a100-sxm-80gb"].interference is None
+    assert COSTS["a40-48gb"].interference is None
 
 
 @pytest.mark.parametrize("gpu", ["h100-sxm-80gb", "h200-sxm-141gb"])

@@ -55,6 +55,11 @@ KEYS: list[tuple[str, dict[str, Any]]] = [
         "--delay-wgrad-compute --moe-token-dispatcher-type alltoall",
         {"parallelism.overlap.expert_all_to_all": True, "parallelism.overlap.delayed_weight_grad": True},
     ),
+    (
+        "--num-experts 8 --moe-ffn-hidden-size 512 --moe-token-dispatcher-type alltoall --moe-aux-loss-coeff 1e-2 "
+        "--moe-router-load-balancing-type seq_aux_loss",
+        {"model.moe.balancing_loss": True},
+    ),
     ("--no-gradient-accumulation-fusion", {"training.gradient_accumulation_fusion": False}),
     (
         "--pipeline-model-parallel-size 4 --decoder-first-pipeline-num-layers 5",

@@ -252,9 +252,9 @@ def test_what_is_said_of_a_step() -> None:
 
 
 def test_more_gpus_than_were_measured_are_said_to_be_unlike() -> None:
-    workload = load_workload("gpt22b_tp8", {"parallelism.dp": 1000, "training.global_batch": 4000})
+    workload = load_workload("gpt22b_tp8", {"parallelism.dp": 400, "training.global_batch": 1600})
     judged = accuracy(workload, FIGURES | {"step_time_s": 1.4})["accuracy"]
-    assert [text for text in judged["unlike"] if text.startswith("GPUs 8,000: measured with ")]
+    assert [text for text in judged["unlike"] if text.startswith("GPUs 3,200: measured with ")]
 
 
 def test_a_job_with_nothing_comparable_has_no_ends() -> None:

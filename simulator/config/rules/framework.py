@@ -132,9 +132,22 @@ def _unfused_problems(workload: Workload) -> Iterator[InputError]:
             )
 
 
+def _balancing_problems(workload: Workload) -> Iterator[InputError]:
+    """Yield a loss that balances experts in a framework whose kernels for it are not known here."""
+    moe = workload.model.moe
+    if moe and moe.balancing_loss and not workload.software.has_core_experts:
+        yield InputError(
+            f"{workload.framework.title} is simulated without a loss that balances experts",
+            key="model.moe.balancing_loss",
+            found=brief(True),
+            allowed=f"false, or framework: {_those(lambda one: one.has_core_experts)}",
+        )
+
+
 def layout_problems(workload: Workload) -> Iterator[InputError]:
     """Yield what the framework is not simulated with, when every default has its value."""
     yield from _permutation_problems(workload)
+    yield from _balancing_problems(workload)
     yield from _unfused_problems(workload)
 
     def value_of(key: str) -> object:
