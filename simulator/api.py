@@ -135,7 +135,8 @@ class StepResult(TimelineResult, StepFigures):
 
     def _memories(self, capacities: Mapping[int, float]) -> tuple[RankMemory, ...]:
         blas = {rank: self.profiles[self.gpus[rank]].gpu_spec.blas_workspace_bytes for rank in self.played.ranks}
-        return memory_of_ranks(self.played, static_memory(self.workload, blas), capacities)
+        engine = self.workload.simulation.engine
+        return memory_of_ranks(self.played, static_memory(self.workload, blas), capacities, engine)
 
     @cached_property
     def warnings(self) -> list[str]:
