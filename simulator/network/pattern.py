@@ -88,18 +88,16 @@ def _placed_legs(shapes: Sequence[Shape], cluster: Cluster, nodes: Ints) -> tupl
     """
     first_links, kinds = cluster.first_links[nodes], cluster.node_kind_column[nodes].tobytes()
     inside = [first_links[shape.inside.node] + shape.inside.position for shape in shapes]
-    legs: list[Leg | None] = [cluster.memo.get((shape, kinds)) for shape in shapes]
-    new = [number for number, leg in enumerate(legs) if leg is None]
+    legs: dict[int, Leg] = {}
+    for number, (shape, links) in enumerate(zip(shapes, inside, strict=True)):
+        leg: Leg | None = cluster.memo.get((shape, kinds))
+        if leg is not None:
+            legs[number] = replace(leg, links=np.concatenate((links, leg.links[len(links) :])))
+    new = [number for number in range(len(shapes)) if number not in legs]
     for number, crossed in zip(new, crossed_trunks([shapes[number] for number in new], cluster, nodes), strict=True):
         shape = shapes[number]
         cluster.memo[shape, kinds] = legs[number] = _leg(shape, cluster, inside[number], crossed)
-    return tuple(
-        [
-            replace(leg, links=np.concatenate((links, leg.links[len(links) :])))
-            for leg, links in zip(legs, inside, strict=True)
-            if leg is not None
-        ]
-    )
+    return tuple([legs[number] for number in range(len(shapes))])
 
 
 def _leg(shape: Shape, cluster: Cluster, inside: Ints, crossed: CrossedTrunks) -> Leg:

@@ -37,6 +37,8 @@ class _NicPairs(NamedTuple):
 
 def crossed_trunks(shapes: Sequence[Shape], cluster: Cluster, nodes: Ints) -> list[CrossedTrunks]:
     """Return the trunks that each of ``shapes`` crosses, with its node i on ``nodes[i]``."""
+    if not shapes:
+        return []
     latency_s = np.array([shape.link_latency_s for shape in shapes])
     pairs = _pairs(shapes, cluster, nodes)
     ways = [_ways(cluster, *ends) for ends in zip(*[column.tolist() for column in pairs[1:5]], strict=True)]
@@ -54,7 +56,7 @@ def crossed_trunks(shapes: Sequence[Shape], cluster: Cluster, nodes: Ints) -> li
     parts = zip(np.split(trunks, cuts), np.split(loads[order], cuts), latency_s.tolist(), strict=True)
     return [
         _with_sums(CrossedTrunks(*part), shape, cluster, nodes.tolist()) if shape.summed else CrossedTrunks(*part)
-        for part, shape in zip(parts, shapes, strict=bool(shapes))
+        for part, shape in zip(parts, shapes, strict=True)
     ]
 
 
@@ -77,11 +79,8 @@ def _pairs(shapes: Sequence[Shape], cluster: Cluster, nodes: Ints) -> _NicPairs:
 
     The first two NICs under each two leaves stand for all.
     """
-    columns = [np.concatenate(column) for column in zip(*[shape.across for shape in shapes], strict=True)]
-    if not columns:
-        nobody, nothing = np.zeros(0, dtype=np.int64), np.zeros(0)
-        return _NicPairs(nobody, nobody, nobody, nobody, nobody, nothing, nothing)
-    a, nic_a, b, nic_b, load, weight = columns
+    across = zip(*[shape.across for shape in shapes], strict=True)
+    a, nic_a, b, nic_b, load, weight = (np.concatenate(column) for column in across)
     leg = np.repeat(np.arange(len(shapes)), [len(shape.across.a) for shape in shapes])
     start, goal = cluster.leaf_numbers[nodes[a], nic_a], cluster.leaf_numbers[nodes[b], nic_b]
     apart = np.flatnonzero(start != goal)

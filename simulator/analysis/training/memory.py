@@ -123,9 +123,10 @@ def memory_of_ranks(
     """Return the memory of every simulated rank at its peak.
 
     ``static``: simulated rank -> its static memory. ``capacities``: simulated rank -> bytes of its GPU [infinite]; near
-    them the allocator releases cached blocks.
+    them the allocator releases cached blocks. ``engine``: what plays the allocator; raises as `engine_in_use`.
     """
-    in_flight, places, cached_memory = peak_activations(timeline), pipeline_ranks(timeline), CachedMemory(compiled=engine_in_use(engine) == "compiled")
+    in_flight, places = peak_activations(timeline), pipeline_ranks(timeline)
+    cached_memory = CachedMemory(compiled=engine_in_use(engine) == "compiled")
     alike: dict[Hashable, tuple[int, RankMemory]] = {}
     memories = []
     for rank in timeline.ranks:
