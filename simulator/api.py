@@ -97,7 +97,10 @@ class StepResult(TimelineResult, StepFigures):
     @cached_property
     def gpus(self) -> tuple[str, ...]:
         """Type of every rank's GPU."""
-        return tuple([self.cluster.gpus[gpu].type for gpu in self.gpu_numbers])
+        kinds, gpus = self.cluster.spec.gpu_types, self.cluster.gpus
+        if len(kinds) == 1:  # with no look at every GPU
+            return kinds * len(self.gpu_numbers)
+        return tuple([gpus[gpu].type for gpu in self.gpu_numbers])
 
     @cached_property
     def program(self) -> Program:

@@ -75,6 +75,22 @@ class _AlikeTransfers(NamedTuple):
     with_tag: Callable[[str], PointToPoint]
 
 
+class BatchedEnds:
+    """Ends of transfers of ``nbytes`` each, to be posted in batches; those alike differ in their tag alone."""
+
+    def __init__(self, nbytes: float) -> None:
+        self._nbytes = nbytes
+        self._with_tag: dict[tuple[PointToPointKind, str, int], Callable[[str], PointToPoint]] = {}
+
+    def comm(self, hop: HandOver, op: PointToPointKind) -> PointToPoint:
+        """Return one end of ``hop``, as `HandOver.comm` does."""
+        key = op, hop.source.kind, hop.peer(op)
+        with_tag = self._with_tag.get(key)
+        if with_tag is None:
+            with_tag = self._with_tag[key] = tagging(hop.comm(op, self._nbytes))
+        return with_tag(str(hop.source))
+
+
 class SingleTransfers:
     """Steps of one end of a transfer of ``nbytes`` each; those alike differ in tag, label and micro-batch.
 
@@ -82,7 +98,8 @@ class SingleTransfers:
     """
 
     def __init__(self, hops: Sequence[HandOver], nbytes: float, *, as_they_come: bool = False) -> None:
-        self.nbytes, self._several, self._as_they_come = nbytes, _several_peers(hops), as_they_come
+        self.batched = BatchedEnds(nbytes)
+        self._nbytes, self._several, self._as_they_come = nbytes, _several_peers(hops), as_they_come
         self._alike: dict[tuple[PointToPointKind, str, int, int], _AlikeTransfers] = {}
 
     def step(self, hop: HandOver, op: PointToPointKind, after: tuple[str, ...]) -> Step:
@@ -93,7 +110,7 @@ class SingleTransfers:
         if alike is None:
             name_peer = (hop.rank(op), op, DIRECTION[kind]) in self._several
             as_it_comes = self._as_they_come and op is RECV
-            comm = hop.comm(op, self.nbytes, name_peer=name_peer, as_it_comes=as_it_comes)
+            comm = hop.comm(op, self._nbytes, name_peer=name_peer, as_it_comes=as_it_comes)
             step = Step(hop.label(op), comm, stage=stage)
             alike = self._alike[key] = _AlikeTransfers(step, hop.stem(op), hop.source.stem, tagging(comm))
         label, tagged = f"{alike.label_stem}{microbatch}", alike.with_tag(f"{alike.tag_stem}{microbatch}")

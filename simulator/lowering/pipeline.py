@@ -20,6 +20,7 @@ from typing import cast
 from simulator.lowering.hand_overs import (
     RECV,
     SEND,
+    BatchedEnds,
     HandOver,
     SingleTransfers,
     Sources,
@@ -181,7 +182,7 @@ def _post_one(
     """
     after = _last(lanes, COMPUTE_LANE)
     if not overlap:
-        lanes.setdefault(PIPELINE_LANE, []).append(_post([(hop, op)], singles.nbytes, after))
+        lanes.setdefault(PIPELINE_LANE, []).append(_post([(hop, op)], singles.batched, after))
         return
     lane = f"pp_{hop.peer(op)}"
     if batched and op == SEND:
@@ -264,6 +265,7 @@ def _blocking(
         sends.setdefault(hop.sent_after, []).append(hop)
         receives.setdefault(hop.awaited_by, []).append(hop)
     lanes: list[Lanes] = []
+    batched = BatchedEnds(nbytes)
     for slots in order:
         compute: list[Step] = []
         posted: list[Step] = []
@@ -272,7 +274,7 @@ def _blocking(
             ends = [(hop, SEND) for action in previous for hop in sends.get(action, ())]
             ends += [(hop, RECV) for action in slot for hop in receives.get(action, ())]
             after = (str(previous[-1]),) if previous else ()
-            gap = [_post(batch, nbytes, after) for batch in _batches(ends, batching)]
+            gap = [_post(batch, batched, after) for batch in _batches(ends, batching)]
             posted += gap
             waits = [step.label for step in gap]
             for action in slot:
@@ -293,10 +295,10 @@ def _batches(ends: list[PostedEnd], batching: str) -> list[list[PostedEnd]]:
     return list(by_peer.values())
 
 
-def _post(ends: list[PostedEnd], nbytes: float, after: tuple[str, ...]) -> Step:
+def _post(ends: list[PostedEnd], batched: BatchedEnds, after: tuple[str, ...]) -> Step:
     """Return the step that posts ``ends`` together, after some steps."""
     label = "+".join(hop.label(op) for hop, op in ends)
-    return Step(label, Batch(tuple(hop.comm(op, nbytes) for hop, op in ends)), after)
+    return Step(label, Batch(tuple([batched.comm(hop, op) for hop, op in ends])), after)
 
 
 def _last(lanes: Lanes, lane: str) -> tuple[str, ...]:
