@@ -41,13 +41,13 @@ class PartRequests:
     @cached_property
     def swap(self) -> Ints:
         """Requests at the end of an input gradient: saved tensors are exchanged for what the weight gradient needs."""
-        saved, held = self._saved_slots, self._held_slots
+        saved, for_weights = self._saved_slots, self._held_slots
         new = [
             (self._first_held + at, rounded(tensor.nbytes))
             for at, tensor in enumerate(self._part.held_for_weights)
             if tensor.name not in saved
         ]
-        return _requests([*new, *_freed(slot for name, slot in saved.items() if name not in held)])
+        return _requests([*new, *_freed(slot for name, slot in saved.items() if name not in for_weights)])
 
     @cached_property
     def release_saved(self) -> Ints:
@@ -66,8 +66,8 @@ class PartRequests:
     @property
     def _held_slots(self) -> dict[str, int]:
         saved = self._saved_slots
-        held = enumerate(self._part.held_for_weights, self._first_held)
-        return {tensor.name: saved.get(tensor.name, slot) for slot, tensor in held}
+        for_weights = enumerate(self._part.held_for_weights, self._first_held)
+        return {tensor.name: saved.get(tensor.name, slot) for slot, tensor in for_weights}
 
     def _moment(self, sizes: Iterable[float]) -> list[tuple[int, int]]:
         """Return requests for tensors that are allocated together and freed at once."""

@@ -201,9 +201,8 @@ class _StepReplay:
                 self._free(moved - swapped_bytes(parts)[1])
             case "release":
                 self._release_parts(replayed)
-                swapped = [key in self._swapped for key in keys]
-                kept = zip(parts, swapped, strict=True)
-                moved -= sum(part.held_bytes if held else part.saved_bytes for part, held in kept)
+                kept = zip(keys, parts, strict=True)
+                moved -= sum(part.held_bytes if key in self._swapped else part.saved_bytes for key, part in kept)
                 self._free(moved)
                 self._allocate(-moved)  # gradients that the pass leaves
 
@@ -252,7 +251,7 @@ class _StepReplay:
         return self._numbered[id(part)]
 
     def _add(self, key: _Passed, number: int) -> None:
-        """Let a sequence of a part's requests come, in the slots that it has for this micro-batch."""
+        """Let a sequence of a part's requests come, in the part's slots for a micro-batch."""
         if key not in self._first_slots:
             self._first_slots[key] = self.requests.new_slots(self._numbers(key).n_slots)
         self.requests.add(number, self._first_slots[key])
@@ -280,14 +279,14 @@ class _StepReplay:
         A part of the youngest tensor is freed for the rest. A step of no length ends before it starts, and frees
         nothing.
         """
-        others = self._other_tensors
-        same_size = [at for at, (size, _) in enumerate(others) if abs(size - nbytes) <= ROUNDING_BYTES]
-        for at in same_size[-1:] or range(len(others) - 1, -1, -1):
-            if others[at][0] <= nbytes + ROUNDING_BYTES:
-                size, slot = others.pop(at)
+        tensors = self._other_tensors
+        same_size = [at for at, (size, _) in enumerate(tensors) if abs(size - nbytes) <= ROUNDING_BYTES]
+        for at in same_size[-1:] or range(len(tensors) - 1, -1, -1):
+            if tensors[at][0] <= nbytes + ROUNDING_BYTES:
+                size, slot = tensors.pop(at)
                 self._free_tensor(slot)
                 nbytes -= size
-        if nbytes > ROUNDING_BYTES and others:
-            size, slot = others.pop()
+        if nbytes > ROUNDING_BYTES and tensors:
+            size, slot = tensors.pop()
             self._free_tensor(slot)
             self._allocate(size - nbytes)
