@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -47,16 +47,22 @@ def crossed_trunks(shapes: Sequence[Shape], cluster: Cluster, nodes: Ints) -> li
     trunk = np.concatenate([np.zeros(0, dtype=np.int64), *[trunks for trunks, _, _ in ways]])
     share = np.concatenate([nothing, *[shares for _, shares, _ in ways]])
     trunk_latency_s = np.concatenate([nothing, *[latencies for _, _, latencies in ways]])
-    leg, load, weight = (np.repeat(column, counts) for column in (pairs.leg, pairs.load, pairs.weight))
+    leg = np.repeat(pairs.leg, counts)
+    load, weight = (np.repeat(column, counts) for column in (pairs.load, pairs.weight))
     np.add.at(latency_s, leg, share * weight * trunk_latency_s)  # one after another, as the order decides last digits
     crossed, first, place = np.unique(leg * len(cluster.links) + trunk, return_index=True, return_inverse=True)
     order, loads = np.argsort(first), np.bincount(place, share * load, len(crossed))
     legs, trunks = np.divmod(crossed[order], len(cluster.links))
     cuts = np.searchsorted(legs, np.arange(1, len(shapes)))
-    parts = zip(np.split(trunks, cuts), np.split(loads[order], cuts), latency_s.tolist(), strict=True)
+    crossings = [
+        CrossedTrunks(trunks=leg_trunks, load=leg_loads, latency_s=leg_latency_s)
+        for leg_trunks, leg_loads, leg_latency_s in zip(
+            np.split(trunks, cuts), np.split(loads[order], cuts), latency_s.tolist(), strict=True
+        )
+    ]
     return [
-        _with_sums(CrossedTrunks(*part), shape, cluster, nodes.tolist()) if shape.summed else CrossedTrunks(*part)
-        for part, shape in zip(parts, shapes, strict=True)
+        _with_sums(one, shape, cluster, nodes.tolist()) if shape.summed else one
+        for one, shape in zip(crossings, shapes, strict=True)
     ]
 
 
@@ -92,7 +98,8 @@ def _pairs(shapes: Sequence[Shape], cluster: Cluster, nodes: Ints) -> _NicPairs:
     first = apart[first_places(pair, len(pairs))]
     ends = leg[first], nodes[a[first]], nic_a[first], nodes[b[first]], nic_b[first], load, weight
     order = np.argsort(first)
-    between = _NicPairs(*[column[order] for column in ends])
+    in_order: list[Any] = [column[order] for column in ends]
+    between = _NicPairs(*in_order)
     everywhere = [
         (number, *pair)
         for number, shape in enumerate(shapes)
