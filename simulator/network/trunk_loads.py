@@ -51,7 +51,8 @@ def crossed_trunks(shapes: Sequence[Shape], cluster: Cluster, nodes: Ints) -> li
     load, weight = (np.repeat(column, counts) for column in (pairs.load, pairs.weight))
     np.add.at(latency_s, leg, share * weight * trunk_latency_s)  # one after another, as the order decides last digits
     crossed, first, place = np.unique(leg * len(cluster.links) + trunk, return_index=True, return_inverse=True)
-    order, loads = np.argsort(first), np.bincount(place, share * load, len(crossed))
+    order = np.argsort(first)
+    loads: Floats = np.bincount(place, share * load, len(crossed)).astype(np.float64, copy=False)
     legs, trunks = np.divmod(crossed[order], len(cluster.links))
     cuts = np.searchsorted(legs, np.arange(1, len(shapes)))
     crossings = [
