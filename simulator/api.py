@@ -97,7 +97,7 @@ class StepResult(TimelineResult, StepFigures):
     @cached_property
     def gpus(self) -> tuple[str, ...]:
         """Type of every rank's GPU."""
-        return tuple([self.cluster.gpus[gpu].type for gpu in self.gpu_numbers])
+        return self.cluster.types_of(self.gpu_numbers)
 
     @cached_property
     def program(self) -> Program:
@@ -134,8 +134,9 @@ class StepResult(TimelineResult, StepFigures):
         return self._memories(dict.fromkeys(self.spans.ranks, capacity_bytes))
 
     def _memories(self, capacities: Mapping[int, float]) -> tuple[RankMemory, ...]:
-        blas = {rank: self.profiles[self.gpus[rank]].gpu_spec.blas_workspace_bytes for rank in self.played.ranks}
-        return memory_of_ranks(self.played, static_memory(self.workload, blas), capacities)
+        job, specs = self.workload, {gpu: one.gpu_spec for gpu, one in self.profiles.items()}
+        blas = {rank: specs[self.gpus[rank]].blas_workspace_bytes for rank in self.played.ranks}
+        return memory_of_ranks(self.played, static_memory(job, blas), capacities, job.simulation.engine)
 
     @cached_property
     def warnings(self) -> list[str]:
@@ -350,11 +351,10 @@ def _layer_prices(result: StepResult) -> LayerSeconds:
 
 def _compared_job(result: StepResult) -> ComparedJob:
     workload, timeline = result.workload, result.spans
-    precision = workload.training.precision
     pipelines = result.played_program.groups.get("pp") or tuple((rank,) for rank in range(timeline.n_ranks))
     return ComparedJob(
         workload=workload,
-        peak_flops_per_s=_mean_peak(result, precision) or 0.0,
+        peak_flops_per_s=_mean_peak(result, workload.training.precision) or 0.0,
         fp8_peak_flops_per_s=_mean_peak(result, "fp8") if workload.training.fp8 else None,
         fp4_peak_flops_per_s=_mean_peak(result, "fp4") if workload.training.fp4 else None,
         flops=StepFlops(

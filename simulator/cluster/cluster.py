@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, overload
@@ -59,6 +59,10 @@ class Cluster(ClusterColumns):
 
     def node_of(self, gpu: int) -> int:
         return self._places[0][gpu]
+
+    def types_of(self, gpus: Sequence[int]) -> tuple[str, ...]:
+        """Return the type of each of these GPUs."""
+        return self._types * len(gpus) if len(self._types) == 1 else tuple([self.gpus[gpu].type for gpu in gpus])
 
     def gpu_types(self, ends: Iterable[int]) -> tuple[str, ...]:
         """Return the types of these GPUs, each once, in the order of the nodes; of a host those of its node's GPUs."""

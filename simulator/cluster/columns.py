@@ -225,6 +225,16 @@ class ClusterColumns:
         return tuple([numbers.setdefault(key, len(numbers)) for key in keys])
 
     @cached_property
+    def node_kind_column(self) -> Ints:
+        """The `node_kinds` as an array."""
+        return np.array(self.node_kinds, dtype=np.int64)
+
+    @cached_property
+    def way_kind_column(self) -> Ints:
+        """The `way_kinds` as an array."""
+        return np.array(self.way_kinds, dtype=np.int64)
+
+    @cached_property
     def way_kinds(self) -> tuple[int, ...]:
         """A number that nodes share which a hop leaves and enters alike: by their layout.
 

@@ -6,6 +6,7 @@ Communications of one group that load the same links alike, such as all-gathers 
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -97,17 +98,22 @@ def routed_comms(jobs: Sequence[Placed], cluster: Cluster, comms: Sequence[Alike
     programs on it.
     """
     numbers: dict[object, int] = {}
-    seats: dict[object, list[SeatClass]] = {}
     routed = []
     for alike in comms:
-        key = alike.ends.shape, alike.ends.tobytes()
-        if key not in seats:
-            seats[key] = seat_classes(cluster, alike.ends)
-        for one in seats[key]:
+        for one in _seat_classes(cluster, alike.ends):
             route = _route(jobs, cluster, alike, one, numbers)
             label = alike.job, alike.axis, alike.spec, route.pattern.timing if route else ()
             routed.append(RoutedComms(alike, one.rows, one.nodes, route, label))
     return routed
+
+
+def _seat_classes(cluster: Cluster, ends: Ints) -> list[SeatClass]:
+    """Return the `seat_classes` of groups, which the cluster keeps for other programs with the same groups."""
+    key = "seat classes", ends.shape, hashlib.blake2b(np.ascontiguousarray(ends).data).digest()
+    classes: list[SeatClass] | None = cluster.memo.get(key)
+    if classes is None:
+        classes = cluster.memo[key] = seat_classes(cluster, ends)
+    return classes
 
 
 def _route(

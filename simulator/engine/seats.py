@@ -59,7 +59,7 @@ def seat_classes(cluster: Cluster, ends: Ints) -> list[SeatClass]:
     at, row_of = np.arange(len(distinct)) - start[row[first]], row[first]
     places = cluster.node_places
     labels = (
-        np.array(cluster.node_kinds)
+        cluster.node_kind_column
         if places is None
         else cluster.node_makes * len(places.trunk_makes) + places.trunk_makes
     )

@@ -90,6 +90,22 @@ class AlikeTransfers(NamedTuple):
         return f"{self.label_stem}{microbatch}"
 
 
+class BatchedEnds:
+    """Ends of transfers of ``nbytes`` each, to be posted in batches; those alike differ in their tag alone."""
+
+    def __init__(self, nbytes: float) -> None:
+        self._nbytes = nbytes
+        self._with_tag: dict[tuple[PointToPointKind, str, int], Callable[[str], PointToPoint]] = {}
+
+    def comm(self, hop: HandOver, op: PointToPointKind) -> PointToPoint:
+        """Return one end of ``hop``, as `HandOver.comm` does."""
+        key = op, hop.source.kind, hop.peer(op)
+        with_tag = self._with_tag.get(key)
+        if with_tag is None:
+            with_tag = self._with_tag[key] = tagging(hop.comm(op, self._nbytes))
+        return with_tag(str(hop.source))
+
+
 class SingleTransfers:
     """Steps of one end of a transfer of ``nbytes`` each; those alike differ in tag, label and micro-batch.
 
@@ -97,7 +113,8 @@ class SingleTransfers:
     """
 
     def __init__(self, hops: Sequence[HandOver], nbytes: float, *, as_they_come: bool = False) -> None:
-        self.nbytes, self._several, self._as_they_come = nbytes, _several_peers(hops), as_they_come
+        self.batched = BatchedEnds(nbytes)
+        self._nbytes, self._several, self._as_they_come = nbytes, _several_peers(hops), as_they_come
         self._alike: dict[tuple[PointToPointKind, str, int, int], AlikeTransfers] = {}
 
     def alike(self, hop: HandOver, op: PointToPointKind) -> AlikeTransfers:
@@ -108,7 +125,7 @@ class SingleTransfers:
         if alike is None:
             name_peer = (hop.rank(op), op, DIRECTION[kind]) in self._several
             as_it_comes = self._as_they_come and op is RECV
-            comm = hop.comm(op, self.nbytes, name_peer=name_peer, as_it_comes=as_it_comes)
+            comm = hop.comm(op, self._nbytes, name_peer=name_peer, as_it_comes=as_it_comes)
             numbered = numbering(Step(hop.label(op), comm, stage=stage))
             place = hop.rank(op), f"pp_{hop.peer(op)}", comm.lane
             alike = AlikeTransfers(op, *place, hop.stem(op), hop.source.stem, tagging(comm), numbered)

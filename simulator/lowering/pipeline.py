@@ -20,6 +20,7 @@ from simulator.lowering.hand_overs import (
     RECV,
     SEND,
     AlikeTransfers,
+    BatchedEnds,
     HandOver,
     SingleTransfers,
     Sources,
@@ -163,7 +164,7 @@ def _as_written(
         for cell in row:
             if isinstance(cell, Post):
                 hop, op = ends[str(cell)]
-                _post_one(lanes, hop, singles.alike(hop, op), nbytes, overlap=overlap, batched=batched)
+                _post_one(lanes, hop, singles.alike(hop, op), singles.batched, overlap=overlap, batched=batched)
                 continue
             for action in cell:
                 waits = dict.fromkeys([*_last(lanes, PIPELINE_LANE), *needs.get(action, [])])
@@ -172,7 +173,9 @@ def _as_written(
     return written
 
 
-def _post_one(lanes: Lanes, hop: HandOver, end: AlikeTransfers, nbytes: float, *, overlap: bool, batched: bool) -> None:
+def _post_one(
+    lanes: Lanes, hop: HandOver, end: AlikeTransfers, ends: BatchedEnds, *, overlap: bool, batched: bool
+) -> None:
     """Post one end of ``hop`` after what its rank has computed.
 
     With ``overlap`` it is on the stream of its neighbour, as torch runs ``isend`` and ``irecv``, a communicator each.
@@ -182,7 +185,7 @@ def _post_one(lanes: Lanes, hop: HandOver, end: AlikeTransfers, nbytes: float, *
     """
     after = _last(lanes, COMPUTE_LANE)
     if not overlap:
-        lanes.setdefault(PIPELINE_LANE, []).append(_post([(hop, end.op)], nbytes, after))
+        lanes.setdefault(PIPELINE_LANE, []).append(_post([(hop, end.op)], ends, after))
         return
     lane = end.stream
     if batched and end.op == SEND:
@@ -229,7 +232,7 @@ def _one_by_one(
         for hop in sends.get(action, ()):
             for op in (SEND, RECV):
                 end = singles.alike(hop, op)
-                _post_one(lanes[end.rank], hop, end, nbytes, overlap=overlap, batched=batched)
+                _post_one(lanes[end.rank], hop, end, singles.batched, overlap=overlap, batched=batched)
     return lanes
 
 
@@ -270,6 +273,7 @@ def _blocking(order: Order, hops: list[HandOver], batching: str, nbytes: float, 
         sends.setdefault(hop.sent_after, []).append(hop)
         receives.setdefault(hop.awaited_by, []).append(hop)
     lanes: list[Lanes] = []
+    batched = BatchedEnds(nbytes)
     for slots in order:
         compute: list[Step] = []
         posted: list[Step] = []
@@ -278,7 +282,7 @@ def _blocking(order: Order, hops: list[HandOver], batching: str, nbytes: float, 
             ends = [(hop, SEND) for action in previous for hop in sends.get(action, ())]
             ends += [(hop, RECV) for action in slot for hop in receives.get(action, ())]
             after = (str(previous[-1]),) if previous else ()
-            gap = [_post(batch, nbytes, after) for batch in _batches(ends, batching)]
+            gap = [_post(batch, batched, after) for batch in _batches(ends, batching)]
             posted += gap
             waits = tuple([step.label for step in gap])
             for action in slot:
@@ -299,10 +303,10 @@ def _batches(ends: list[PostedEnd], batching: str) -> list[list[PostedEnd]]:
     return list(by_peer.values())
 
 
-def _post(ends: list[PostedEnd], nbytes: float, after: tuple[str, ...]) -> Step:
+def _post(ends: list[PostedEnd], batched: BatchedEnds, after: tuple[str, ...]) -> Step:
     """Return the step that posts ``ends`` together, after some steps."""
     label = "+".join(hop.label(op) for hop, op in ends)
-    return Step(label, Batch(tuple(hop.comm(op, nbytes) for hop, op in ends)), after)
+    return Step(label, Batch(tuple([batched.comm(hop, op) for hop, op in ends])), after)
 
 
 def _last(lanes: Lanes, lane: str) -> tuple[str, ...]:

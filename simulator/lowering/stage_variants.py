@@ -49,6 +49,8 @@ class StageVariants:
             stage_parts(workload, stage, seat) for stage in range(n_stages)
         ] * copies
         self._parts_in_turn: dict[tuple[int, Turn], tuple[Part, ...]] = {}
+        #: Identities of a usual part and one in a turn -> both, and whether they are equal.
+        self._compared: dict[tuple[int, int], tuple[Part, Part, bool]] = {}
 
     def weights(self, *stages: int) -> tuple[Weight, ...]:
         """Return the weights of stages on one rank."""
@@ -70,5 +72,14 @@ class StageVariants:
             usual = self.parts[stage]
             special = stage_parts(self._workload, stage % self._workload.parallelism.n_stages, self._seat, turn)
             pairs = zip(usual, special, strict=True)
-            self._parts_in_turn[stage, turn] = tuple(one if one == other else other for one, other in pairs)
+            self._parts_in_turn[stage, turn] = tuple(
+                one if self._are_equal(one, other) else other for one, other in pairs
+            )
         return self._parts_in_turn[stage, turn]
+
+    def _are_equal(self, one: Part, other: Part) -> bool:
+        """Tell whether two parts are equal; layers that are one object are compared once."""
+        key = id(one), id(other)
+        if key not in self._compared:
+            self._compared[key] = one, other, one == other
+        return self._compared[key][2]

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterable
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 
 from simulator.config import Workload
 from simulator.models.encoder import encoder_parts
@@ -21,6 +22,19 @@ from simulator.units import DTYPE_BYTES
 PartPool = dict[object, Part]
 
 
+@dataclass(frozen=True, eq=False)
+class _WorkloadParts:
+    """Parts of one workload that were made before, and the stages that they make up."""
+
+    workload: Workload
+    pool: PartPool = field(default_factory=dict)
+    stages: dict[tuple[int, Seat, Turn], tuple[Part, ...]] = field(default_factory=dict)
+
+
+#: Of the last few workloads, as programs, memory and FLOPs of one ask for the same stages.
+_recent: deque[_WorkloadParts] = deque(maxlen=2)
+
+
 def stage_parts(
     workload: Workload, stage: int, seat: Seat = ANY_SEAT, turn: Turn = ANY_TURN, pool: PartPool | None = None
 ) -> tuple[Part, ...]:
@@ -31,13 +45,27 @@ def stage_parts(
     given, the first so many layers of a stage are recomputed (Megatron's block method).
 
     ``pool``: parts made before, for this workload or for one that differs in the number of chunks of a rank alone.
+    Without one, the stages of the last few workloads are kept.
     """
+    if pool is not None:
+        return _stage_parts(workload, stage, seat, turn, pool)
+    kept = next((one for one in _recent if one.workload is workload), None)
+    if kept is None:
+        kept = _WorkloadParts(workload)
+        _recent.append(kept)
+    key = stage, seat, turn
+    if key not in kept.stages:
+        kept.stages[key] = _stage_parts(workload, stage, seat, turn, kept.pool)
+    return kept.stages[key]
+
+
+def _stage_parts(workload: Workload, stage: int, seat: Seat, turn: Turn, pool: PartPool) -> tuple[Part, ...]:
+    """Return the parts of a stage, of those in ``pool`` where it has them."""
     counts = workload.parallelism.layers_per_stage
     recompute = workload.training.recompute
     n_layers = counts[stage]
     n_recomputed = n_layers if recompute.layers is None else min(recompute.layers, n_layers)
     first = sum(counts[:stage])
-    pool = {} if pool is None else pool
 
     def pooled(key: object, make: Callable[[], Part]) -> Part:
         key = key, seat, turn

@@ -248,7 +248,7 @@ def _seated(cluster: Cluster, ranks: tuple[int, ...]) -> tuple[int, tuple[int, .
         number_of[list(nodes)] = np.arange(len(nodes))
         seats = number_of[node].tobytes(), slot.tobytes()
         alike = cluster.memo.setdefault("seats", {})
-        kinds = tuple([cluster.way_kinds[node] for node in nodes])
+        kinds = cluster.way_kind_column[list(nodes)].tobytes()
         number = alike.setdefault((seats, kinds), len(alike))
         seated = cluster.memo["seated", ranks] = number, tuple(nodes)
     return seated

@@ -96,20 +96,21 @@ def _check(cluster: Cluster, ranks: tuple[int, ...], *, several: bool, other: st
     """Raise `InputError` where NVSwitches do not sum up, or the group does not sit as the algorithm needs; ``other`` is
     what the operation has for groups that sit otherwise."""
     name = "nvls_tree" if several else "nvls"
-    nodes = by_node(cluster, ranks)
-    makes = {int(cluster.node_makes[node]): node for node in nodes}
-    if not all(cluster.spec.node_at(node).nvlink.sharp for node in makes.values()):
+    node = cluster.gpu_places[0][list(ranks)]
+    _, one_of_each_make = np.unique(cluster.node_makes[node], return_index=True)
+    if not all(cluster.spec.node_at(one).nvlink.sharp for one in node[one_of_each_make].tolist()):
         raise InputError(
             f"{name} needs NVSwitches that sum up (NVLink SHARP, from Hopper on), which {cluster.name} lacks",
             key="algorithm",
             found=name,
             fix="node.nvlink.sharp: true in the cluster file, where its switches can",
         )
-    for node, members in nodes.items():
-        layout = cluster.layout_of(node)
+    nodes = by_node(cluster, ranks)
+    for number, members in nodes.items():
+        layout = cluster.layout_of(number)
         if not layout.joins_all and not _are_joined(layout, [cluster.locate(rank)[1] for rank in members]):
             raise InputError(
-                f"{name} needs NVLink from every member to the switches, and links of node{node} are dead",
+                f"{name} needs NVLink from every member to the switches, and links of node{number} are dead",
                 key="algorithm",
                 found=name,
                 fix="algorithm ring",

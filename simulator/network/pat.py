@@ -10,9 +10,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from simulator.arrays import distinct
 from simulator.cluster.cluster import Cluster
 from simulator.errors import InputError
-from simulator.network.channels import by_node
 from simulator.network.moves import Moves
 from simulator.network.steps import around
 
@@ -49,7 +49,7 @@ def _rounds(n: int) -> list[tuple[int, int]]:
 
 
 def _steps(cluster: Cluster, ranks: tuple[int, ...], rounds: list[tuple[int, int]]) -> tuple[Moves, ...]:
-    if len(by_node(cluster, ranks)) < len(ranks):
+    if len(distinct(cluster.gpu_places[0][list(ranks)])) < len(ranks):
         raise InputError(
             "pat is for groups with one GPU in each node",
             key="algorithm",

@@ -164,7 +164,7 @@ def _hop_kinds(cluster: Cluster, table: HopTable) -> _HopKinds:
     receiver = np.where(table.receiver == SWITCH, table.sender, table.receiver)
     (node_a, slot_a), (node_b, slot_b) = cluster.located(sender), cluster.located(receiver)
     to_switch = (table.sender == SWITCH).astype(np.int64) - (table.receiver == SWITCH)
-    node_kinds = np.array(cluster.way_kinds, dtype=np.int64)
+    node_kinds = cluster.way_kind_column
     code = np.zeros(len(sender), dtype=np.int64)
     kinds_of_ends = (node_kinds[node_a], node_kinds[node_b]) if node_kinds.any() else ()
     for column in (*kinds_of_ends, slot_a, slot_b, node_a == node_b, to_switch, table.nic):

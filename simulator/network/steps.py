@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import numpy as np
+
+from simulator.arrays import Floats, Ints
 from simulator.cluster.cluster import Cluster
 from simulator.hardware.transport import Way
-from simulator.network.moves import Hop, Moves
+from simulator.network.moves import HopTable, Moves
 
 
 class Send(NamedTuple):
@@ -24,7 +27,7 @@ def step(cluster: Cluster, transfers: Sequence[Send], *, local_share: float = 0.
     One between nodes, where there is one, stands on the critical path. ``local_share`` and ``goes_on`` as in
     `Moves`.
     """
-    return Moves(_hops(cluster, transfers), local_share=local_share, goes_on=goes_on)
+    return Moves(_hops(cluster, *_columns(transfers)), local_share=local_share, goes_on=goes_on)
 
 
 def around(cluster: Cluster, ranks: Sequence[int], rounds: Sequence[tuple[int, int]]) -> tuple[Moves, ...]:
@@ -32,12 +35,11 @@ def around(cluster: Cluster, ranks: Sequence[int], rounds: Sequence[tuple[int, i
 
     Every rank sends so many parts, each 1/n of the message, so far on around the group. In all steps together it
     handles 1/n without a link."""
-    n = len(ranks)
+    n, members = len(ranks), np.array(ranks, dtype=np.int64)
     return tuple(
         [
-            step(
-                cluster,
-                [Send(rank, ranks[(i + distance) % n], parts / n) for i, rank in enumerate(ranks)],
+            Moves(
+                _hops(cluster, members, np.roll(members, -distance), np.full(n, parts / n)),
                 local_share=1 / n / len(rounds),
                 goes_on=number > 0,
             )
@@ -50,13 +52,19 @@ def exchange(
     cluster: Cluster, transfers: Sequence[Send], peers: int, *, local_share: float = 0.0, way: Way = "p2p"
 ) -> Moves:
     """Return the moves of sends and receives posted at once, to or from ``peers`` others at most."""
-    return Moves(_hops(cluster, transfers), local_share=local_share, way=way, peers=peers if way == "p2p" else 0)
+    peers = peers if way == "p2p" else 0
+    return Moves(_hops(cluster, *_columns(transfers)), local_share=local_share, way=way, peers=peers)
 
 
-def _hops(cluster: Cluster, transfers: Sequence[Send]) -> list[Hop]:
-    far = (cluster.node_of(sender) != cluster.node_of(receiver) for sender, receiver, _ in transfers)
-    longest = next((position for position, crosses in enumerate(far) if crosses), 0)
-    return [
-        Hop(sender, receiver, None, load, float(position == longest))
-        for position, (sender, receiver, load) in enumerate(transfers)
-    ]
+def _columns(transfers: Sequence[Send]) -> tuple[Ints, Ints, Floats]:
+    """Return senders, receivers and loads."""
+    sender, receiver = np.array([one[:2] for one in transfers], dtype=np.int64).reshape(-1, 2).T
+    return sender, receiver, np.array([one.load for one in transfers], dtype=float)
+
+
+def _hops(cluster: Cluster, sender: Ints, receiver: Ints, load: Floats) -> HopTable:
+    """Return a hop for each transfer; the first between nodes, or the first of all, is on the critical path."""
+    weight = np.zeros(len(sender))
+    far = cluster.located(sender)[0] != cluster.located(receiver)[0]
+    weight[np.argmax(far) :][:1] = 1.0
+    return HopTable(sender, receiver, np.full(len(sender), -1), load, weight)

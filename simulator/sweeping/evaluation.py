@@ -11,6 +11,7 @@ from simulator.api import run_step
 from simulator.config import Workload, catalog, load_workload
 from simulator.config.loading import written_in
 from simulator.errors import InputError, SimulatorError, each, in_one_line, located
+from simulator.garbage import rarely_searched
 from simulator.sweeping.key import job_key, written_key
 from simulator.sweeping.outcome import PointOutcome, Status
 from simulator.sweeping.point import Point
@@ -63,7 +64,7 @@ def simulated(opened: OpenedPoint) -> PointOutcome:
     began, point, key = time.perf_counter(), opened.point, opened.key
     source = None if isinstance(point.workload, Mapping) else point.workload
     try:
-        with located(written_in(source, point.changes, CHANGES)):
+        with located(written_in(source, point.changes, CHANGES)), rarely_searched():
             result = run_step(opened.workload)
             figures = result.key_figures()
     except SimulatorError as error:

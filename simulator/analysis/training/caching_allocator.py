@@ -29,7 +29,11 @@ def rounded(nbytes: float) -> int:
 
     >>> rounded(1), rounded(512), rounded(513)
     (512, 512, 1024)
+
+    Raises ValueError for a negative number.
     """
+    if nbytes < 0:
+        raise ValueError(f"a tensor of {nbytes} bytes")
     return max(math.ceil(nbytes / ROUND), 1) * ROUND
 
 
@@ -74,8 +78,6 @@ class CachingAllocator:
 
     def malloc(self, nbytes: float) -> CachedBlock:
         """Return a block for a tensor of ``nbytes``. Raises ValueError for a negative number."""
-        if nbytes < 0:
-            raise ValueError(f"a tensor of {nbytes} bytes")
         size = rounded(nbytes)
         small = size <= SMALL_REQUEST
         free = self._free[small]

@@ -18,6 +18,8 @@ from simulator.analysis.training.in_flight import peak_activations
 from simulator.analysis.training.reserved_memory import CachedMemory
 from simulator.analysis.training.static_memory import CUDA_CONTEXT_BYTES, NCCL_COMMUNICATOR_BYTES, StaticMemory
 from simulator.arrays import Floats
+from simulator.bounds import EngineChoice
+from simulator.engine.engines import engine_in_use
 from simulator.models import Tensor
 from simulator.timeline import Timeline
 from simulator.units import format_gib
@@ -113,14 +115,18 @@ class RankMemory:
 
 
 def memory_of_ranks(
-    timeline: Timeline, static: Mapping[int, StaticMemory], capacities: Mapping[int, float] = MappingProxyType({})
+    timeline: Timeline,
+    static: Mapping[int, StaticMemory],
+    capacities: Mapping[int, float] = MappingProxyType({}),
+    engine: EngineChoice = "auto",
 ) -> tuple[RankMemory, ...]:
     """Return the memory of every simulated rank at its peak.
 
     ``static``: simulated rank -> its static memory. ``capacities``: simulated rank -> bytes of its GPU [infinite]; near
-    them the allocator releases cached blocks.
+    them the allocator releases cached blocks. ``engine``: what plays the allocator; raises as `engine_in_use`.
     """
-    in_flight, places, cached_memory = peak_activations(timeline), pipeline_ranks(timeline), CachedMemory()
+    in_flight, places = peak_activations(timeline), pipeline_ranks(timeline)
+    cached_memory = CachedMemory(compiled=engine_in_use(engine) == "compiled")
     alike: dict[Hashable, tuple[int, RankMemory]] = {}
     memories = []
     for rank in timeline.ranks:

@@ -10,8 +10,8 @@ import pytest
 from simulator.analysis.time.memory_curve import memory_curve
 from simulator.analysis.training import reserved_memory
 from simulator.analysis.training.activation_lifetimes import activation_events
-from simulator.analysis.training.caching_allocator import CachingAllocator
 from simulator.analysis.training.memory import memory_of_ranks
+from simulator.analysis.training.memory_requests import MemoryRequests
 from simulator.analysis.training.rehearsal import rehearsed_times
 from simulator.analysis.training.reserved_memory import CachedMemory
 from simulator.analysis.training.static_memory import static_memory
@@ -59,30 +59,35 @@ CUTS: dict[str, dict[str, Any]] = {
 }
 
 
-class Replay(NamedTuple):
-    """The allocator of replayed steps, the bytes allocated before the first pass, and at the end of each step."""
+def allocated_after(requests: MemoryRequests, n: int | None = None) -> int:
+    """Return the bytes of the tensors that are alive behind the first ``n`` requests, or behind all."""
+    alive = dict(requests.in_order()[:n])
+    return sum(alive.values())
 
-    allocator: CachingAllocator
-    allocated_before: int
-    allocated_after: list[int]
+
+class Replay(NamedTuple):
+    """Requests of two steps of a rank, and how many there were before the first and at the end of each."""
+
+    requests: MemoryRequests
+    ends: list[int]
 
 
 @pytest.fixture
 def replays(monkeypatch: pytest.MonkeyPatch) -> list[Replay]:
     """The replays of a test, two steps of a rank each."""
     steps: list[Replay] = []
-    begin, step_of = reserved_memory._AllocatorReplay.__init__, reserved_memory._AllocatorReplay.step
+    begin, step_of = reserved_memory._StepReplay.__init__, reserved_memory._StepReplay.step
 
-    def remember(step: reserved_memory._AllocatorReplay, allocator: CachingAllocator, *arguments: Any) -> None:
-        begin(step, allocator, *arguments)
-        steps.append(Replay(allocator, allocator.allocated, []))
+    def remember(step: reserved_memory._StepReplay, *arguments: Any) -> None:
+        begin(step, *arguments)
+        steps.append(Replay(step.requests, [len(step.requests.in_order())]))
 
-    def play(step: reserved_memory._AllocatorReplay, moves: Any) -> None:
+    def play(step: reserved_memory._StepReplay, moves: Any) -> None:
         step_of(step, moves)
-        steps[-1].allocated_after.append(step.allocator.allocated)
+        steps[-1].ends.append(len(step.requests.in_order()))
 
-    monkeypatch.setattr(reserved_memory._AllocatorReplay, "__init__", remember)
-    monkeypatch.setattr(reserved_memory._AllocatorReplay, "step", play)
+    monkeypatch.setattr(reserved_memory._StepReplay, "__init__", remember)
+    monkeypatch.setattr(reserved_memory._StepReplay, "step", play)
     return steps
 
 
@@ -100,8 +105,9 @@ def test_the_allocators_replay_ends_empty(schedule: str, recompute: str, cut: st
     assert run(workload).memories
     assert replays
     for step in replays:
-        assert step.allocator.most_allocated > step.allocated_before
-        assert step.allocated_after[0] == step.allocated_after[1] > step.allocated_before
+        before, first, second = (allocated_after(step.requests, end) for end in step.ends)
+        assert step.requests.most_bytes(math.inf, compiled=False).allocated > before
+        assert first == second > before
 
 
 @pytest.mark.parametrize(("schedule", "zero"), grid(["1f1b", "zb_h1", "zb_v", "interleaved_zb"], [0, 3], every=2))
@@ -113,13 +119,14 @@ def test_the_replay_hands_out_what_is_counted(schedule: str, zero: int, replays:
     vpp = 1 if schedule in ("1f1b", "zb_h1") else 2
     workload["parallelism"] = {"pp": 2, "dp": 2, "schedule": schedule, "vpp": vpp, "zero": zero}
     counted = max(memory.allocated for memory in run(workload).memories)
-    assert max(step.allocator.most_allocated for step in replays) == pytest.approx(counted, rel=0.05)
+    handed_out = [step.requests.most_bytes(math.inf, compiled=False).allocated for step in replays]
+    assert max(handed_out) == pytest.approx(counted, rel=0.05)
 
 
 def test_ranks_that_do_the_same_are_replayed_once(replays: list[Replay]) -> None:
     """Without folding 8 ranks are played, of which each two replicas of four stages do the same in the same order.
 
-    A replay of one rank alone gives the same memory.
+    A replay of one rank alone, on the allocator in Python, gives the same memory.
     """
     workload = job(model__layers=4) | {"simulation": {"fold": False}}
     workload["parallelism"] = {"pp": 4, "dp": 2, "zero": 1}
@@ -129,7 +136,7 @@ def test_ranks_that_do_the_same_are_replayed_once(replays: list[Replay]) -> None
     blas = dict.fromkeys(result.played.ranks, 0.0)
     static = static_memory(result.workload, blas)
     for memory in memory_of_ranks(result.played, static):
-        alone = CachedMemory()
+        alone = CachedMemory(compiled=False)
         curve = memory_curve(result.played, memory.rank)
         events = activation_events(result.played, curve.span, static[memory.rank])
         given = curve.span, curve.begins, events, static[memory.rank]

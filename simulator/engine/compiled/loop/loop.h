@@ -14,6 +14,7 @@
  *   growth.c     engine.growing_lanes
  *   simulation.c what Python calls to describe a simulation, and to run it
  *   results.c    what Python calls to read it
+ *   allocator.c  analysis.training.caching_allocator, which has no part in the loop
  *
  * loop.h and network.h have the structures, functions.h what the files have of each other.
  *
