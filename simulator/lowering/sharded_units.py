@@ -16,7 +16,7 @@ from simulator.lowering.sharding import gathers_by_unit
 from simulator.lowering.stages import NOTHING
 from simulator.models import by_part, weights_of
 from simulator.operations.weights import Weight
-from simulator.program import Block, Step, StepPhase
+from simulator.program import Block, Step, StepPhase, reordered
 
 #: (stage, index of the layer among the stage's parts), or (stage, `ROOT`).
 Unit = tuple[int, int]
@@ -38,6 +38,14 @@ class UnitPiece(NamedTuple):
     first: int
     copies: Step | None
     work: Step
+
+    @property
+    def without_copies(self) -> UnitPiece:
+        """The piece where its weights are whole already: nothing is copied."""
+        if self.copies is None:
+            return self
+        alloc = self.copies.alloc_bytes + self.work.alloc_bytes
+        return self._replace(copies=None, work=reordered(self.work, self.copies.after, alloc_bytes=alloc))
 
 
 @dataclass(frozen=True)

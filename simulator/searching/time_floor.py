@@ -81,7 +81,10 @@ def shared_traffic(stages: StageParts) -> list[RepeatedCollective]:
         return [gradients]
     parts = [part for stage in stages.stages_of[0] for part in stages.parts(stage) if part.is_unit]
     layers = by_axis(models.weights_of(parts)).get("dp", ())
-    passes *= 2 if layout.reshard_after_forward else 1
+    if workload.stage_runtime.keeps_units:  # a unit may be whole from one micro-batch to the next
+        passes = 1
+    elif layout.reshard_after_forward:
+        passes *= 2
     return [gradients, RepeatedCollective("all_gather", group, passes * gathered_weight_bytes(layers))]
 
 

@@ -116,6 +116,8 @@ def test_stages_of_torch_keep_parameters_from_their_first_backward_pass_on() -> 
     gathers, reductions = rows(result, "dp.all_gather params"), rows(result, "dp.reduce_scatter grads")
     first = [elements(part.weights) for part in rank_parts(result.workload, 0)]
     assert gathers["nbytes"].sum() == 2 * sum(first) / 2  # each of two ranks sends its half, 2 bytes each
+    copied = rows(result, "fsdp.gather copy out")["nbytes"].sum()
+    assert copied == 2 * 2 * sum(first)  # read and written where they were gathered, and nowhere else
     frame = result.timeline
     passes = frame[(frame["rank"] == 0) & (frame["phase"] == "B")]
     assert len(reductions) == len([count for count in first if count])

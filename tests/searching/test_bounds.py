@@ -203,3 +203,20 @@ def test_groups_of_whole_nodes_have_no_better_network_than_the_first(fabric: dic
             first, *others = (bounds.prices.collective_s(one, block) for block in blocks)
             assert first <= min(others)
     assert bound_of(workload).step_time_s <= figures_of(workload)["step_time_s"] * (1 + ROUNDING)
+
+
+@pytest.mark.parametrize("reshards", [True, False])
+@pytest.mark.parametrize("section", [{"pp": 2}, {"sync_each_micro_batch": False}])
+def test_gathers_and_reductions_count_as_often_as_they_are_made(section: dict[str, Any], reshards: bool) -> None:
+    """Torch's stages keep parameters whole from one micro-batch to the next, and whole gradients are reduced once. On
+    cards of 10 Gb/s between nodes of one GPU a step is little else, and no shorter than its bound."""
+    layout = {"dp": 2, "zero": 3, "reshard_after_forward": reshards, **section}
+    node = {"gpus": {"count": 1}, "nics": {"count": 1, "bandwidth_bps": 10e9}}
+    workload = load_workload(
+        {
+            **job(parallelism=layout, training={"seq": 128, "global_batch": 16}, framework="pytorch"),
+            "cluster": {"name": "dgx_h100", "node": node},
+        }
+    )
+    bound, figures = bound_of(workload), figures_of(workload)
+    assert 0 < bound.step_time_s <= figures["step_time_s"] * (1 + ROUNDING)

@@ -23,15 +23,23 @@ from simulator.units import DTYPE_BYTES
 
 
 class NewGradients(NamedTuple):
-    """Bytes of the gradients that a piece makes, and of those that stay of them until they are reduced."""
+    """Bytes of the gradients that a piece makes, and by which gradients that wait for their reduction grow.
+
+    Gradients of a later micro-batch are added to those that wait, which do not grow.
+    """
 
     made: float
-    kept: float
+    growth: float
 
     @property
-    def grown(self) -> tuple[float, float]:
-        """Bytes that the piece takes and gives back at its end, where more or less stays than it has made."""
-        return max(self.kept - self.made, 0.0), max(self.made - self.kept, 0.0)
+    def taken(self) -> float:
+        """Bytes that the piece takes at its end, as gradients wait in a wider type than they are made in."""
+        return max(self.growth - self.made, 0.0)
+
+    @property
+    def freed(self) -> float:
+        """Bytes that the piece gives back at its end, as its gradients were added to those that wait."""
+        return max(self.made - self.growth, 0.0)
 
 
 def cut_by_unit(lanes: Lanes, context: RankContext) -> Lanes:
@@ -94,8 +102,9 @@ class _Cutter:
             left -= nbytes[-1]
         if not workload.adds_whole_gradients:
             return [NewGradients(new, new) for new in nbytes]
-        narrower = DTYPE_BYTES[workload.training.trained_dtype] / DTYPE_BYTES[workload.training.grad_dtype]
-        return [NewGradients(new * narrower, new if variant.turn.first else 0.0) for new in nbytes]
+        # Autograd makes them in the type of the weights; they wait in the type in which they are reduced.
+        made_of_waiting = DTYPE_BYTES[workload.training.trained_dtype] / DTYPE_BYTES[workload.training.grad_dtype]
+        return [NewGradients(new * made_of_waiting, new if variant.turn.first else 0.0) for new in nbytes]
 
     def _split(self, piece: Step, copies_before: Sequence[Op]) -> list[Step]:
         """Return the copies before a piece as a step of their own, which takes its bytes, and the rest of the piece."""
@@ -113,8 +122,8 @@ class _Cutter:
 
 def _with_gradients(piece: Step, new: NewGradients) -> Step:
     """Return a piece that takes the bytes of ``new`` gradients too."""
-    taken, freed = new.grown
-    return replace(piece, alloc_bytes=piece.alloc_bytes + new.made + taken, free_bytes=piece.free_bytes + freed)
+    alloc, free = piece.alloc_bytes + new.made + new.taken, piece.free_bytes + new.freed
+    return replace(piece, alloc_bytes=alloc, free_bytes=free)
 
 
 def _with_bytes(piece: Step, parts: Sequence[Part], new: NewGradients) -> Step:
@@ -129,7 +138,5 @@ def _with_bytes(piece: Step, parts: Sequence[Part], new: NewGradients) -> Step:
     else:
         first = replace(parts[0], left_gradient_bytes=parts[0].left_gradient_bytes + new.made)
         moved = pass_bytes((first, *parts[1:]), piece.phase)
-    taken, freed = new.grown
-    return replace(
-        piece, alloc_bytes=moved.alloc + taken, free_bytes=moved.free + freed, workspace_bytes=moved.workspace
-    )
+    alloc, free = moved.alloc + new.taken, moved.free + new.freed
+    return replace(piece, alloc_bytes=alloc, free_bytes=free, workspace_bytes=moved.workspace)

@@ -70,8 +70,8 @@ class _Gathering:
         self._workload, self._units = context.workload, units
         parallelism = context.parallelism
         self._ahead = _layers_ahead(context, units) if parallelism.overlap.param_gather else 0
-        self._drops = parallelism.reshard_after_forward
-        self._stays = context.workload.stage_runtime.keeps_units
+        self._drops_after_forward = parallelism.reshard_after_forward
+        self._whole_after_backward = context.workload.stage_runtime.keeps_units
         self._variants = context.stages.variants
         self._whole: set[Unit] = set()
         self._last_use: dict[Unit, str] = {}
@@ -84,26 +84,30 @@ class _Gathering:
         if not run.needs_weights:
             self._beside_head = False
             for piece in run.pieces:
-                self._add(piece, (), 0.0, self._dropped_at_last(run) if piece is run.pieces[-1] else 0.0)
+                self._add(piece, (), 0.0, self._dropped_behind(run, piece))
             return
         root = self._units.roots[run.step.stage]
         before = tuple(step.label for step in self.compute[-1:] if run.is_forward)
-        needs = self._gather(root, run, f"gather {run.step.label} root", before)
+        of_root = self._gather(root, run, f"gather {run.step.label} root", before)
+        needs = of_root
         for number, piece in enumerate(run.pieces):
             layer = self._units.layer(run.step, piece.first)
             late_bytes = freed_bytes = 0.0
+            gathers = of_root
             if layer:
-                needs += self._gather(layer, run, f"gather {piece.work.label}", (*before, *self._wait_for_room()))
-                late_bytes = self._taken_late(layer) if self._beside_head and needs else 0.0
-                drop = self._drops if run.is_forward else not self._stays
+                gathers = self._gather(layer, run, f"gather {piece.work.label}", (*before, *self._wait_for_room()))
+                needs = [*needs, *gathers]
+                late_bytes = self._taken_late(layer) if self._beside_head and gathers else 0.0
+                drop = self._drops_after_forward if run.is_forward else not self._whole_after_backward
                 freed_bytes = self._note_use(layer, piece, drop=drop)
+            piece = piece if gathers else piece.without_copies
             self._beside_head = not run.is_forward and not layer and number == 0
             if layer or self._beside_head:
                 self._uses.append(_Use(piece.work.label, piece.copies.label if layer and piece.copies else ""))
-            if number == len(run.pieces) - 1:
-                freed_bytes += self._note_use(root, piece, drop=not (run.is_forward or self._stays))
-                freed_bytes += self._dropped_at_last(run)
-            self._add(piece, needs, late_bytes, freed_bytes)
+            if piece.work.label == run.step.label:
+                drop = not (run.is_forward or self._whole_after_backward)
+                freed_bytes += self._note_use(root, piece, drop=drop)
+            self._add(piece, needs, late_bytes, freed_bytes + self._dropped_behind(run, piece))
             needs = []
 
     def _add(self, piece: UnitPiece, needs: Sequence[str], late_bytes: float, freed_bytes: float) -> None:
@@ -113,14 +117,15 @@ class _Gathering:
         steps[-1] = replace(steps[-1], free_bytes=steps[-1].free_bytes + freed_bytes)
         self.compute += steps
 
-    def _dropped_at_last(self, run: UnitPass) -> float:
-        """Drop what stays of a stage at the end of its last pass of a step; return the bytes that are given back."""
-        stage = run.step.stage
-        if not (self._stays and run.makes_gradients and self._variants.variant_of_step(run.step).turn.last):
+    def _dropped_behind(self, run: UnitPass, piece: UnitPiece) -> float:
+        """Drop what is whole of a stage behind its last pass of a step; return the bytes that are given back."""
+        stage, turn = run.step.stage, self._variants.variant_of_step(run.step).turn
+        last = piece.work.label == run.step.label and run.makes_gradients and turn.last
+        if not (self._whole_after_backward and last):
             return 0.0
         units = [unit for unit in self._whole if unit == self._units.roots[stage] or unit[0] == stage]
         self._whole -= set(units)
-        self._last_use |= dict.fromkeys(units, run.pieces[-1].work.label)
+        self._last_use |= dict.fromkeys(units, piece.work.label)
         return sum(gathered_bytes(self._workload, self._units.weights[unit]) for unit in units)
 
     def _wait_for_room(self) -> tuple[str, ...]:

@@ -3,7 +3,7 @@
 Without ZeRO gradients are all-reduced. ZeRO-1 reduce-scatters them, so that each rank updates its shard of the
 parameters. ZeRO-2 keeps its shard of the gradients alone, and reduces those of every micro-batch as they are made;
 ZeRO-3 does so unit by unit (arXiv 1910.02054, sections 5 and 7), or in the last micro-batch alone
-(``sync_each_micro_batch``).
+(``sync_each_micro_batch: false``).
 """
 
 from __future__ import annotations
@@ -40,10 +40,12 @@ def reduce_gradients(lanes: Lanes, context: RankContext) -> Lanes:
 def _by_unit(lanes: Lanes, context: RankContext, units: Units) -> Lanes:
     """Reduce the gradients of each layer after its piece of a pass, those of the root after the pass.
 
-    Whole gradients that several micro-batches add up are reduced in the last one's pass, or behind it.
+    Whole gradients that several micro-batches add up are reduced in the last one's backward pass, each layer behind its
+    piece. In torch's pipelines all of them are reduced behind the whole pass.
     """
-    reductions, each = Reductions(context.workload), not context.workload.adds_whole_gradients
-    behind = context.workload.stage_runtime.keeps_units
+    reductions = Reductions(context.workload)
+    reduces_once = context.workload.adds_whole_gradients
+    behind_pass = context.workload.stage_runtime.keeps_units
     compute: list[Step] = []
     #: Label of a gather of a forward pass -> the steps that it waits for.
     late: dict[str, tuple[str, ...]] = {}
@@ -54,15 +56,16 @@ def _by_unit(lanes: Lanes, context: RankContext, units: Units) -> Lanes:
         if run.is_forward and units.ends_alone:
             gathers = (label for piece in run.pieces for label in (piece.copies or piece.work).after)
             late |= dict.fromkeys(gathers, reductions.waits(all_done=True))
-        reduces = run.makes_gradients and (each or context.stages.variants.variant_of_step(run.step).turn.last)
+        last = context.stages.variants.variant_of_step(run.step).turn.last
+        reduces = run.makes_gradients and (last or not reduces_once)
         for number, piece in enumerate(run.pieces):
             at_end = number == (len(run.pieces) - 1 if run.makes_gradients else 0)
             first, *rest = [step for step in (piece.copies, piece.work) if step]
             compute += [_waiting(first, reductions.waits(all_done=units.ends_alone and at_end)), *rest]
-            if reduces and not behind:
+            if reduces and not behind_pass:
                 _reduce_layer(reductions, units, run, piece, piece.work.label)
         if reduces:
-            for piece in run.pieces if behind else ():
+            for piece in run.pieces if behind_pass else ():
                 _reduce_layer(reductions, units, run, piece, run.step.label)
             root, label = units.roots[run.step.stage], run.step.label
             if root[0] == run.step.stage:
