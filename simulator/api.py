@@ -378,7 +378,7 @@ def _mean_peak(result: StepResult, dtype: MatrixDtype) -> float | None:
 
 
 def _training_job(result: StepResult) -> TrainingJob:
-    workload = result.workload
+    workload, alone = result.workload, result.cluster.spec == result.workload.cluster
     profiles = [result.profiles[gpu] for gpu in result.cluster.gpu_types(result.gpu_numbers)]
     return TrainingJob(
         **vars(_compared_job(result)),
@@ -396,5 +396,5 @@ def _training_job(result: StepResult) -> TrainingJob:
         trained_parameters=models.trained_parameters(workload),
         better_split=_better_split(result),
         advice=advice(result.memories, workload, partial(_needed_bytes, result.cluster)),
-        slower_host_step_s=lambda: run_step(workload.with_hosts_at(0.5, result.cluster.spec)).spans.step_time_s,
+        slower_host_step_s=(lambda: run_step(workload.with_hosts_at(0.5)).spans.step_time_s) if alone else None,
     )

@@ -78,9 +78,9 @@ class Workload(Section):
     """of everything random: which experts a skewed distribution prefers [0]"""
     simulation: Simulation = Simulation()
 
-    def with_hosts_at(self, share: float, cluster: ClusterSpec) -> Workload:
-        """Return the job on ``cluster``, which other jobs may share, with the speed of its hosts times ``share``."""
-        return self.model_copy(update={"cluster": cluster.with_hosts_at(share)})
+    def with_hosts_at(self, share: float) -> Workload:
+        """Return the job with the speed of its hosts times ``share``."""
+        return self.model_copy(update={"cluster": self.cluster.with_hosts_at(share)})
 
     @property
     def n_ranks(self) -> int:

@@ -73,7 +73,7 @@ def warnings(workload: Workload) -> Iterator[str]:
         yield f"parallelism.zero saves nothing: with dp * cp 1 there is no replica to share the {state} with"
     elif layout.zero and layout.shards("dp") == 1:
         yield "parallelism.zero saves nothing: with hsdp 1 every rank holds a whole shard"
-    elif layout.zero >= 2 and layout.pp > 1 and not workload.adds_whole_gradients:
+    elif layout.zero >= 2 and layout.pp > 1 and not workload.stage_runtime.keeps_units:
         times = workload.microbatches
         gathers = ", and parameters gathered," if layout.zero == 3 else ""
         yield (
