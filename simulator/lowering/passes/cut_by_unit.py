@@ -25,13 +25,13 @@ from simulator.units import DTYPE_BYTES
 class NewGradients(NamedTuple):
     """Bytes of the gradients that a piece makes, and of those that stay of them until they are reduced."""
 
-    made: float
+    nbytes: float
     kept: float
 
     @property
     def grown(self) -> tuple[float, float]:
         """Bytes that the piece takes and gives back at its end, where more or less stays than it has made."""
-        return max(self.kept - self.made, 0.0), max(self.made - self.kept, 0.0)
+        return max(self.kept - self.nbytes, 0.0), max(self.nbytes - self.kept, 0.0)
 
 
 def cut_by_unit(lanes: Lanes, context: RankContext) -> Lanes:
@@ -113,8 +113,8 @@ class _Cutter:
 
 def _with_gradients(piece: Step, new: NewGradients) -> Step:
     """Return a piece that takes the bytes of ``new`` gradients too."""
-    taken, freed = new.grown
-    return replace(piece, alloc_bytes=piece.alloc_bytes + new.made + taken, free_bytes=piece.free_bytes + freed)
+    more, less = new.grown
+    return replace(piece, alloc_bytes=piece.alloc_bytes + new.nbytes + more, free_bytes=piece.free_bytes + less)
 
 
 def _with_bytes(piece: Step, parts: Sequence[Part], new: NewGradients) -> Step:
@@ -125,11 +125,9 @@ def _with_bytes(piece: Step, parts: Sequence[Part], new: NewGradients) -> Step:
     """
     if piece.phase == StepPhase.WEIGHT_GRADIENT:
         moved = pass_bytes(parts, piece.phase)
-        moved = moved._replace(alloc=moved.alloc + new.made)
+        moved = moved._replace(alloc=moved.alloc + new.nbytes)
     else:
-        first = replace(parts[0], left_gradient_bytes=parts[0].left_gradient_bytes + new.made)
+        first = replace(parts[0], left_gradient_bytes=parts[0].left_gradient_bytes + new.nbytes)
         moved = pass_bytes((first, *parts[1:]), piece.phase)
-    taken, freed = new.grown
-    return replace(
-        piece, alloc_bytes=moved.alloc + taken, free_bytes=moved.free + freed, workspace_bytes=moved.workspace
-    )
+    more, less = new.grown
+    return replace(piece, alloc_bytes=moved.alloc + more, free_bytes=moved.free + less, workspace_bytes=moved.workspace)
