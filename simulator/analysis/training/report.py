@@ -66,7 +66,7 @@ class TrainingJob(ComparedJob):
 
     ``advice``: settings that would make the job fit. ``better_split``: a split of the layers with a faster step.
     ``calibration``: name, gpu, date, source, kind. ``slower_host_step_s``: simulates the step on hosts of half the
-    speed.
+    speed; None beside other jobs, which would have to be simulated again too.
     """
 
     calibration: Mapping[str, Any]
@@ -75,13 +75,13 @@ class TrainingJob(ComparedJob):
     trained_parameters: float
     advice: Sequence[str]
     better_split: SimulatedSplit | None
-    slower_host_step_s: Callable[[], float]
+    slower_host_step_s: Callable[[], float] | None
 
 
 def _host(job: TrainingJob, waiting: float) -> dict[str, float | None]:
     """Return the share of the step that GPUs wait for hosts, and where it matters the step on slower ones."""
-    slower_s = job.slower_host_step_s() if waiting > HOST_MATTERS else None
-    return {"host_bound_fraction": waiting, "slower_host_step_time_s": slower_s}
+    slower = job.slower_host_step_s if waiting > HOST_MATTERS else None
+    return {"host_bound_fraction": waiting, "slower_host_step_time_s": None if slower is None else slower()}
 
 
 def report(
