@@ -1,4 +1,4 @@
-"""Rows of the table of `benchmarks.bench_asked`: their work, and the most that each is to take."""
+"""Rows of the table of `benchmarks.bench_asked`: the work of each, and the most seconds and memory that it may take."""
 
 from __future__ import annotations
 

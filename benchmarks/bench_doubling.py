@@ -51,7 +51,7 @@ DOUBLINGS = (
 )
 
 
-class Growth(NamedTuple):
+class DoublingSeconds(NamedTuple):
     """Seconds of a step for each number of what is doubled."""
 
     doubling: Doubling
@@ -64,17 +64,17 @@ class Growth(NamedTuple):
         return max((later / sooner for sooner, later in zip(self.seconds, self.seconds[1:], strict=False)), default=1.0)
 
 
-def growth(doubling: Doubling, times: int, repeat: int) -> Growth:
+def growth(doubling: Doubling, times: int, repeat: int) -> DoublingSeconds:
     """Return the seconds of a step with the first number of what is doubled, up to ``times`` as many."""
     numbers = [doubling.first * 2**power for power in range(times.bit_length())]
     jobs = [load_workload(doubling.workload, doubling.changes(number)) for number in numbers]
     run_step(jobs[0])
     scale = REFERENCE_s / min(bare_loop_s() for _ in range(2))
     seconds = [scale * min(timed(partial(run_step, job))[1] for _ in range(repeat)) for job in jobs]
-    return Growth(doubling, numbers, seconds)
+    return DoublingSeconds(doubling, numbers, seconds)
 
 
-def draw(growths: Sequence[Growth], path: Path) -> None:
+def draw(growths: Sequence[DoublingSeconds], path: Path) -> None:
     """Draw the seconds of each line over those of its first number, by how many times that is."""
     import matplotlib.pyplot as plt
 

@@ -71,6 +71,7 @@ class StepResult(TimelineResult, StepFigures):
     ``profiles``: type of GPU -> its profile. ``played_program``: what was played, on ``workload.nodes`` of the cluster.
     ``repetition``: periods of the pipeline that it leaves out, and that ``spans`` have nevertheless.
     ``spans``: the step's Timeline; where steps were played in a row, one period of their ``steady`` state.
+    ``is_shared``: other jobs ran on the cluster meanwhile.
     """
 
     command: ClassVar[str] = "run"
@@ -83,6 +84,7 @@ class StepResult(TimelineResult, StepFigures):
     spans: Timeline
     steady: SteadyState | None = None
     repetition: Repetition | None = None
+    is_shared: bool = False
 
     @property
     def job_name(self) -> str:
@@ -275,15 +277,13 @@ def rehearse(workload: Workload, cluster: Cluster, costs: Costs) -> Times:
             "parallelism": parallelism.model_copy(update={"schedule": "zb_h1"}),
         }
     )
-    timeline = simulate(
-        build_program(short), cluster, costs, nodes=workload.nodes, **workload.simulation.engine_options
-    )
+    options = workload.simulation.engine_options
+    timeline = simulate(build_program(short), cluster, costs, nodes=workload.nodes, **options)
     times = rehearsed_times(timeline, parallelism.n_stages, parallelism.zb_memory_limit)
     try:
         parallelism.pipeline_schedule.tuned(times).order(parallelism.pp, workload.microbatches, parallelism.vpp)
     except ValueError as problem:
-        limit = parallelism.zb_memory_limit
-        raise InputError(str(problem), key="parallelism.zb_memory_limit", found=limit) from None
+        raise InputError(str(problem), key="parallelism.zb_memory_limit", found=parallelism.zb_memory_limit) from None
     return times
 
 
@@ -307,7 +307,7 @@ def _needed_bytes(built: Cluster, workload: Workload) -> float:
 def _better_split(result: StepResult) -> SimulatedSplit | None:
     """Return a split of the layers over the pipeline's stages that makes the step faster and fits; None without one."""
     workload = result.workload
-    if workload.parallelism.n_stages == 1:
+    if workload.parallelism.n_stages == 1 or result.is_shared:
         return None
     room = max(0.0, _over_capacity(result))
 
@@ -337,8 +337,7 @@ def _layer_prices(result: StepResult) -> LayerSeconds:
     """Return the prices of layers on the slowest GPU of each stage."""
     parallelism, gpus = result.workload.parallelism, result.cluster.gpus
     speeds: dict[int, dict[tuple[str, float], None]] = {}
-    ranks = zip(layout(result.workload).pipeline_rank, result.gpu_numbers, strict=True)
-    for pipeline_rank, gpu in ranks:
+    for pipeline_rank, gpu in zip(layout(result.workload).pipeline_rank, result.gpu_numbers, strict=True):
         for stage in parallelism.stages_of(pipeline_rank):
             speeds.setdefault(stage % parallelism.n_stages, {})[gpus[gpu].type, gpus[gpu].speed_scale] = None
 
@@ -378,7 +377,8 @@ def _mean_peak(result: StepResult, dtype: MatrixDtype) -> float | None:
 
 
 def _training_job(result: StepResult) -> TrainingJob:
-    workload, alone = result.workload, result.cluster.spec == result.workload.cluster
+    workload = result.workload
+    slower_hosts = workload.with_hosts_at(0.5)
     profiles = [result.profiles[gpu] for gpu in result.cluster.gpu_types(result.gpu_numbers)]
     return TrainingJob(
         **vars(_compared_job(result)),
@@ -396,5 +396,5 @@ def _training_job(result: StepResult) -> TrainingJob:
         trained_parameters=models.trained_parameters(workload),
         better_split=_better_split(result),
         advice=advice(result.memories, workload, partial(_needed_bytes, result.cluster)),
-        slower_host_step_s=(lambda: run_step(workload.with_hosts_at(0.5)).spans.step_time_s) if alone else None,
+        slower_host_step_s=None if result.is_shared else lambda: run_step(slower_hosts).spans.step_time_s,
     )

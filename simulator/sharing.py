@@ -276,7 +276,9 @@ def share(
                 f"({MAX_STEPS} steps of a job are played at most): it loses more than is said here"
             )
         program = played.programs[number]
-        results.append(StepResult(job.workload, job.profiles, cluster, job.costs, program, period.period, period))
+        results.append(
+            StepResult(job.workload, job.profiles, cluster, job.costs, program, period.period, period, is_shared=True)
+        )
     return SharedResult(cluster, tuple(results), tuple(alone_s), played.steps, tuple(notes))
 
 
@@ -319,7 +321,7 @@ def _with_distinct_names(jobs: Sequence[Workload]) -> list[Workload]:
 
 
 def _assign_nodes(jobs: Sequence[Workload]) -> tuple[Cluster, list[Workload]]:
-    """Return the one cluster of all jobs, and the jobs with a list of their nodes as placement."""
+    """Return the one cluster of all jobs, and the jobs on it with a list of their nodes as placement."""
     first = jobs[0]
     for job in jobs[1:]:
         if replace(job.cluster, nodes=first.cluster.nodes) != first.cluster:
@@ -340,7 +342,8 @@ def _assign_nodes(jobs: Sequence[Workload]) -> tuple[Cluster, list[Workload]]:
     most = max(max(job.cluster.n_nodes for job in jobs), 1 + max(node for job_nodes in nodes for node in job_nodes))
     cluster = cluster_of(first, most)
     return cluster, [
-        job.model_copy(update={"placement": job_nodes}) for job, job_nodes in zip(jobs, nodes, strict=True)
+        job.model_copy(update={"placement": job_nodes, "cluster": cluster.spec})
+        for job, job_nodes in zip(jobs, nodes, strict=True)
     ]
 
 

@@ -65,11 +65,11 @@ def copies_after(workload: Workload, parts: Iterable[Part], kind: str, turn: Tur
         return []
     training = workload.training
     params, share = (sum(_trained(workload, part)[which] for part in making) for which in (0, 1))
-    made, written = (DTYPE_BYTES[dtype] * float(params) for dtype in (training.trained_dtype, training.grad_dtype))
+    new, written = (DTYPE_BYTES[dtype] * float(params) for dtype in (training.trained_dtype, training.grad_dtype))
     copies: list[Op] = []
-    read = made
+    read = new
     if workload.adds_whole_gradients and not (turn.first and turn.last):
-        copies, read = _added_whole(made, written, turn), written
+        copies, read = _added_whole(new, written, turn), written
         if not turn.last:
             return copies
     copies.append(_copy("fsdp.reduce copy in", "chunk_upcast" if written > read else "chunk_cat", read, written, "W"))
@@ -81,15 +81,15 @@ def copies_after(workload: Workload, parts: Iterable[Part], kind: str, turn: Tur
     return copies
 
 
-def _added_whole(made: float, kept: float, turn: Turn) -> list[Op]:
-    """Return the kernels that add new gradients of ``made`` bytes to the whole ones, which take ``kept`` bytes.
+def _added_whole(new: float, kept: float, turn: Turn) -> list[Op]:
+    """Return the kernels that add new gradients of ``new`` bytes to the whole ones, which take ``kept`` bytes.
 
     The first ones become these, cast where these have another type (torch/distributed/fsdp/_fully_shard/_fsdp_param.py,
     ``to_accumulated_grad_if_needed``, ``accumulate_unsharded_grad_if_needed``). Autograd adds those of one type.
     """
     if not turn.first:
-        return [_copy("fsdp.add grads", "residual", made + kept, kept, "W")]
-    return [_copy("fsdp.cast grads", "upcast", made, kept, "W")] if kept != made else []
+        return [_copy("fsdp.add grads", "residual", new + kept, kept, "W")]
+    return [_copy("fsdp.cast grads", "upcast", new, kept, "W")] if kept != new else []
 
 
 def _gathered_bytes(workload: Workload, part: Part) -> tuple[float, float]:

@@ -53,8 +53,9 @@ def whole_gradient_bytes(workload: Workload, weights: Iterable[Weight]) -> float
 
     They are there from a backward pass to their reduction, or to their copy to the host. Only ZeRO-2 and 3, whose state
     holds shards, have such: gradients that are sharded, or go to the host. A product that adds to a buffer makes them
-    in the type in which they are reduced (Megatron-FSDP), plain autograd in working precision (torch); those of several
-    micro-batches are added up in the former. What goes to DeepSpeed's buckets, tensor by tensor, waits there.
+    in the type in which they are reduced (Megatron-FSDP). Plain autograd makes them in working precision (torch). Those
+    of several micro-batches are added up in the type in which they are reduced. What goes to DeepSpeed's buckets,
+    tensor by tensor, waits there.
     """
     training, parallelism = workload.training, workload.parallelism
     if parallelism.zero < 2 or workload.replication.shards_buckets:

@@ -180,7 +180,7 @@ def _padded(shapes: FrameworkShapes, layer: LinearLayer, node: Node) -> Node:
 def with_summed_gradients(shapes: FrameworkShapes, nodes: Sequence[Node]) -> tuple[Node, ...]:
     """Return products of one input, whose gradients autograd adds up: all but the last have a sum behind theirs.
 
-    Tensor-parallel ranks gather the input before the first, and sum its gradient when that of the first is added; or
+    Tensor-parallel ranks gather the input before the first, and sum its gradient when that of the first is added. Or
     each product does so for itself, so that ranks add up their rows of the gradient.
     """
     if len(nodes) == 1 or shapes.framework.fuses_pointwise:

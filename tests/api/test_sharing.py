@@ -59,6 +59,19 @@ def test_jobs_under_leaves_of_their_own_lose_nothing() -> None:
         assert run["contention"] == []
 
 
+def test_a_job_on_nodes_behind_those_that_it_needs_is_advised_and_has_no_other_split() -> None:
+    """26 billion parameters on 2 GPUs, the last stage with the more layers: settings that fit are played on the nodes
+    that the job has. Splits would be compared with steps that others lengthen."""
+    layout = {"pp": 2, "layers_per_stage": [2, 6]}
+    large = small(model__layers=8, model__hidden=16384, model__heads=64, training__global_batch=2) | {
+        "parallelism": layout
+    }
+    for run in shared(large, large)["runs"]:
+        assert not run["memory"]["fits"]
+        assert run["memory"]["advice"]
+        assert run["stages"]["layers_per_stage"] is None
+
+
 IDLE: dict[str, Any] = {
     "name": "idle",
     "model": {"layers": 1, "hidden": 256, "heads": 8, "vocab": 1000},

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import yaml
@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from simulator.config import load_workload
 from simulator.config.rules.numbers import divisors, split
 from simulator.errors import InputError
+from simulator.frameworks.framework import UnfusedPart
 from tests.support.small_workload import SMALL, refused, small
 
 # ---- what is refused
@@ -286,7 +287,7 @@ def test_divisors(number: int) -> None:
         (
             "training.unfused",
             "qkv_bias",
-            ["must be a list", "found:   'qkv_bias'", "allowed: a list of qkv_bias, rotation, router"],
+            ["must be a list", "found:   'qkv_bias'", f"allowed: a list of {', '.join(get_args(UnfusedPart))}"],
         ),
     ],
 )

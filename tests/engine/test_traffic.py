@@ -250,7 +250,10 @@ def rounded(timeline: Timeline) -> list[dict[str, Any]]:
         ("pcie_nodes", {"tp": 2, "dp": 4}),
         ("oversubscribed", {"dp": 4, "pp": 2}),
         ("oversubscribed", {"dp": 4, "pp": 2, "zero": 3}),
-        ("three_tiers", {"tp": 2, "dp": 4, "pp": 2, "overlap": {"grad_reduce": True, "p2p": True}}),
+        (
+            "three_tiers",
+            {"tp": 2, "dp": 4, "pp": 2, "bucket_bytes": 25_000_000, "overlap": {"grad_reduce": True, "p2p": True}},
+        ),
     ],
 )
 def test_folding_and_coalescing_leave_what_was_lost(cluster: str, section: dict[str, Any]) -> None:

@@ -83,7 +83,8 @@ def test_what_waits_by_way_of_another_lane_is_issued_behind_it() -> None:
     ),
 )
 def test_what_one_communicator_does_never_overlaps(section: dict[str, Any], framework: str) -> None:
-    result = quick.play(quick.load(job(framework=framework) | {"parallelism": section}))
+    layout = {"bucket_bytes": 400_000, **section}  # several buckets
+    result = quick.play(quick.load(job(framework=framework) | {"parallelism": layout}))
     timeline = result.spans
     role = result.program.roles[0]
     axis = {

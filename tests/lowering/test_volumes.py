@@ -161,11 +161,13 @@ def test_buckets_move_the_same_bytes(bucket_bytes: int) -> None:
     result = play(dp=4, bucket_bytes=bucket_bytes)
     whole = play(dp=4, overlap=NO_OVERLAP)
     assert sent(result, "dp") == pytest.approx(sent(whole, "dp"), rel=1e-12)
-    # One bucket is ready when all is; some have mostly gone by then. Too many take longer than they hide.
+    # One bucket is ready when all is. Too many take longer than they hide.
     if bucket_bytes == 10**15:
         assert result.spans.step_time_s == pytest.approx(whole.spans.step_time_s, rel=1e-9)
     elif bucket_bytes > 1:
-        assert result.spans.step_time_s < whole.spans.step_time_s
+        # Some have mostly gone by then. What they take from kernels meanwhile is no matter of buckets.
+        some, all_at_once = (quick.play_undisturbed(one.workload).spans.step_time_s for one in (result, whole))
+        assert some < all_at_once
 
 
 @pytest.mark.parametrize("dp", [2, 4, 8])

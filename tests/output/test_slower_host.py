@@ -7,6 +7,7 @@ from typing import Any
 from simulator.api import run
 from simulator.config import load_workload
 from simulator.output.summary import opening
+from simulator.sharing import share
 
 NARROW: dict[str, Any] = {
     "name": "narrow",
@@ -35,6 +36,13 @@ def test_steps_that_gpus_bound_say_nothing_of_hosts() -> None:
     report = run(load_workload(WIDE)).to_dict()
     assert report["slower_host_step_time_s"] is None
     assert "half as fast" not in opening(report)
+
+
+def test_jobs_that_share_a_cluster_say_nothing_of_slower_hosts() -> None:
+    """The second job sits on a node that its own cluster would lack, and others run beside it."""
+    for report in share([NARROW, NARROW]).to_dict()["runs"]:
+        assert report["host_bound_fraction"] > 0.5
+        assert report["slower_host_step_time_s"] is None
 
 
 def test_nodes_of_all_kinds_have_slower_hosts() -> None:

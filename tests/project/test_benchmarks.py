@@ -68,7 +68,10 @@ def test_a_row_that_another_is_compared_with_is_run_before_it() -> None:
 def test_the_seconds_of_a_step_that_was_shortened_in_vain_count(
     monkeypatch: pytest.MonkeyPatch, is_steady: bool, programs: int, plays: int
 ) -> None:
-    """A second for each part: shortening counts to the program, as do both programs where the first is not steady."""
+    """A second for each part: shortening counts to the program, as do both programs where the first is not steady.
+
+    On V100s, whose NCCL holds no SMs, passes settle soon. On A100s transfers slow the kernels of such small passes.
+    """
 
     def played(*arguments: Any, repetition: Any, **options: Any) -> Any:
         if repetition is not None and not is_steady:
@@ -78,7 +81,9 @@ def test_the_seconds_of_a_step_that_was_shortened_in_vain_count(
     monkeypatch.setattr(shortening, "LEAST_LEFT_OUT", 0)
     monkeypatch.setattr(bench_engines, "simulate", played)
     monkeypatch.setattr(bench_engines, "timed", lambda work: (work(), 1.0))
-    workload = load_workload(job(parallelism={"pp": 4, "schedule": "1f1b"}, training__global_batch=64))
+    small = job(parallelism={"pp": 4, "schedule": "1f1b"}, training__global_batch=64, training__precision="fp16")
+    small["cluster"]["node"]["gpus"] = {"type": "v100-sxm-32gb", "count": 8}
+    workload = load_workload(small)
     figures = job_seconds(workload, "python")
     assert figures == JobSeconds(1.0, 1.0 + programs, float(plays), figures.events)
 
@@ -86,7 +91,7 @@ def test_the_seconds_of_a_step_that_was_shortened_in_vain_count(
 def test_a_doubling_costs_the_larger_of_its_ratios(tmp_path: Path) -> None:
     """1, 2 and 3 s for 4, 8 and 16: the first doubling costs twice as much, the second 1.5 times; both are drawn."""
     doubling = bench_doubling.DOUBLINGS[0]
-    one = bench_doubling.Growth(doubling, [4, 8, 16], [1.0, 2.0, 3.0])
+    one = bench_doubling.DoublingSeconds(doubling, [4, 8, 16], [1.0, 2.0, 3.0])
     assert one.most == 2.0
     bench_doubling.draw([one], tmp_path / "growth.svg")
     assert doubling.name in (tmp_path / "growth.svg").read_text()

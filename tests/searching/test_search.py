@@ -146,7 +146,7 @@ def test_a_file_whose_layout_is_the_best_is_not_compared_with_itself(result: Sea
     [
         ({"parallelism.tp": 3}, "do not divide by tp 3"),
         ({"parallelism.dp": 4, "parallelism.zero": 0}, "none of them fits: each lacks"),
-        ({"parallelism.tp": 4}, "a step of any that may fit takes"),
+        ({"parallelism.tp": 4, "training.recompute": "full"}, "a step of any that may fit takes"),
         ({"parallelism.dp": 4}, "the fastest of them takes"),
         ({"training.micro_batch": 2}, "no layout of the space has these values"),
     ],

@@ -66,7 +66,7 @@ class TrainingJob(ComparedJob):
 
     ``advice``: settings that would make the job fit. ``better_split``: a split of the layers with a faster step.
     ``calibration``: name, gpu, date, source, kind. ``slower_host_step_s``: simulates the step on hosts of half the
-    speed; None beside other jobs, without which that would be another step.
+    speed; None beside other jobs, which would have to be simulated again too.
     """
 
     calibration: Mapping[str, Any]
@@ -80,9 +80,8 @@ class TrainingJob(ComparedJob):
 
 def _host(job: TrainingJob, waiting: float) -> dict[str, float | None]:
     """Return the share of the step that GPUs wait for hosts, and where it matters the step on slower ones."""
-    simulated = job.slower_host_step_s
-    slower_s = simulated() if simulated is not None and waiting > HOST_MATTERS else None
-    return {"host_bound_fraction": waiting, "slower_host_step_time_s": slower_s}
+    slower = job.slower_host_step_s if waiting > HOST_MATTERS else None
+    return {"host_bound_fraction": waiting, "slower_host_step_time_s": None if slower is None else slower()}
 
 
 def report(

@@ -28,18 +28,18 @@ class NewGradients(NamedTuple):
     Gradients of a later micro-batch are added to those that wait, which do not grow.
     """
 
-    made: float
+    nbytes: float
     growth: float
 
     @property
-    def taken(self) -> float:
+    def more_bytes(self) -> float:
         """Bytes that the piece takes at its end, as gradients wait in a wider type than they are made in."""
-        return max(self.growth - self.made, 0.0)
+        return max(self.growth - self.nbytes, 0.0)
 
     @property
-    def freed(self) -> float:
+    def fewer_bytes(self) -> float:
         """Bytes that the piece gives back at its end, as its gradients were added to those that wait."""
-        return max(self.made - self.growth, 0.0)
+        return max(self.nbytes - self.growth, 0.0)
 
 
 def cut_by_unit(lanes: Lanes, context: RankContext) -> Lanes:
@@ -103,8 +103,8 @@ class _Cutter:
         if not workload.adds_whole_gradients:
             return [NewGradients(new, new) for new in nbytes]
         # Autograd makes them in the type of the weights; they wait in the type in which they are reduced.
-        made_of_waiting = DTYPE_BYTES[workload.training.trained_dtype] / DTYPE_BYTES[workload.training.grad_dtype]
-        return [NewGradients(new * made_of_waiting, new if variant.turn.first else 0.0) for new in nbytes]
+        share_of_waiting = DTYPE_BYTES[workload.training.trained_dtype] / DTYPE_BYTES[workload.training.grad_dtype]
+        return [NewGradients(new * share_of_waiting, new if variant.turn.first else 0.0) for new in nbytes]
 
     def _split(self, piece: Step, copies_before: Sequence[Op]) -> list[Step]:
         """Return the copies before a piece as a step of their own, which takes its bytes, and the rest of the piece."""
@@ -122,7 +122,7 @@ class _Cutter:
 
 def _with_gradients(piece: Step, new: NewGradients) -> Step:
     """Return a piece that takes the bytes of ``new`` gradients too."""
-    alloc, free = piece.alloc_bytes + new.made + new.taken, piece.free_bytes + new.freed
+    alloc, free = piece.alloc_bytes + new.nbytes + new.more_bytes, piece.free_bytes + new.fewer_bytes
     return replace(piece, alloc_bytes=alloc, free_bytes=free)
 
 
@@ -134,9 +134,9 @@ def _with_bytes(piece: Step, parts: Sequence[Part], new: NewGradients) -> Step:
     """
     if piece.phase == StepPhase.WEIGHT_GRADIENT:
         moved = pass_bytes(parts, piece.phase)
-        moved = moved._replace(alloc=moved.alloc + new.made)
+        moved = moved._replace(alloc=moved.alloc + new.nbytes)
     else:
-        first = replace(parts[0], left_gradient_bytes=parts[0].left_gradient_bytes + new.made)
+        first = replace(parts[0], left_gradient_bytes=parts[0].left_gradient_bytes + new.nbytes)
         moved = pass_bytes((first, *parts[1:]), piece.phase)
-    alloc, free = moved.alloc + new.taken, moved.free + new.freed
+    alloc, free = moved.alloc + new.more_bytes, moved.free + new.fewer_bytes
     return replace(piece, alloc_bytes=alloc, free_bytes=free, workspace_bytes=moved.workspace)

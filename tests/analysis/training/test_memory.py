@@ -180,7 +180,7 @@ def test_a_stage_that_keeps_its_output_holds_one_more_tensor_per_micro_batch() -
 
 def test_what_accumulated_gradients_need_beside_the_buffer() -> None:
     """Placeholders of each shape of a layer's weights, 12 h^2 of 2 bytes, where the product accumulates; none where it
-    does not. Gradients that stay add 2 bytes per parameter of the state, buckets their size."""
+    does not. Gradients that stay add 2 bytes per parameter of the state, buckets 4 for each of their 40 million."""
     fused, apart = fullest().static, fullest(training__gradient_accumulation_fusion=False).static
     assert fused.placeholders == 2 * 12 * 1024**2
     assert apart.placeholders == 0
@@ -188,7 +188,7 @@ def test_what_accumulated_gradients_need_beside_the_buffer() -> None:
     kept = fullest(training__gradient_accumulation_fusion=False, training__keep_gradients=True).static.state
     assert kept.gradients == (4 + 2) * params
     assert fused.state.gradients == 4 * params
-    assert fullest(parallelism__copy_to_buckets=True).static.bucket == 25e6
+    assert fullest(parallelism__copy_to_buckets=True).static.bucket == 4 * 40e6
     assert fullest(parallelism__copy_to_buckets=True, parallelism__dp=1).static.bucket == 0
 
 
