@@ -17,7 +17,7 @@ from simulator.validation.traits import KERNELS_LIKE, LONG_LAYER_s, StepTraits
 Array = npt.NDArray[np.float64]
 
 #: A step that differs in one of these says nothing of a job.
-DECISIVE = ("family", "links", "precision_bits", "trained", "gradients", "offloaded", "mixers")
+DECISIVE = ("family", "links", "precision_bits", "trained", "gradients", "offloaded", "mixers", "parts")
 #: Trait -> likeness of a step that differs in it alone.
 KINDS: Mapping[str, float] = {
     "framework": 0.5,
