@@ -234,11 +234,10 @@ SUITES: dict[str, Suite] = {
             name="megatron-bridge",
             about="NVIDIA Megatron-Bridge: Moonlight, Qwen3, GPT-OSS, Mixtral on 8 to 256 H100s, H200s and B200s",
             table=DATA / "megatron-bridge.csv",
-            # grad_reduce_in_fp32=False, expert_tensor_parallel_size=1 in all of its performance recipes. CUDA graphs of
-            # routers and permutations, which some of them have, are not simulated. Qwen3 has a loss that balances
-            # experts (models/qwen/qwen_provider.py, aux_loss). GPT-OSS rotates by PyTorch's kernels: YaRN scales
-            # cosines by 1.35 (models/gpt_oss/gpt_oss_provider.py: yarn_mscale None), which Transformer Engine's kernel
-            # cannot (megatron/core/models/common/embeddings/rope_utils.py, apply_rotary_pos_emb).
+            # grad_reduce_in_fp32=False, expert_tensor_parallel_size=1 in all of its performance recipes. Qwen3 has a loss
+            # that balances experts (models/qwen/qwen_provider.py, aux_loss). GPT-OSS rotates by PyTorch's kernels: YaRN
+            # scales cosines by 1.35 (models/gpt_oss/gpt_oss_provider.py: yarn_mscale None), which Transformer Engine's
+            # kernel cannot (megatron/core/models/common/embeddings/rope_utils.py, apply_rotary_pos_emb).
             settings={"parallelism.zero": 1, "training.grad_dtype": "bf16", "parallelism.etp": 1},
             bounds=Bounds(mean=0.25),
             special=(
