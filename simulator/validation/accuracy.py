@@ -115,7 +115,8 @@ def why_nothing_counts(measured: Evidence, traits: StepTraits) -> list[str]:
         differing = [name for name in LABELS if _differs(name, traits, nearest.traits)]
     else:
         differing = [name for name in DECISIVE if getattr(wanted, name) != getattr(nearest.traits, name)]
-    why = f"The nearest measured step, {nearest.id} of {nearest.source}, has likeness {most:.2g} ({LEAST_ALIKE:g} is needed)"
+    step = f"The nearest measured step, {nearest.id} of {nearest.source}"
+    why = f"{step}, has likeness {most:.2g} ({LEAST_ALIKE:g} is needed)"
     if most >= LEAST_ALIKE:
         why += f"; likenesses of all sources sum to less than {LEAST:g}"
     return [f"{why}. It differs in:", *(_unlike(name, traits, [getattr(nearest.traits, name)]) for name in differing)]

@@ -28,7 +28,7 @@ KINDS: Mapping[str, float] = {
     "sharded": 0.5,
 }
 #: Trait -> the same for a difference of one: a layer or a number of GPUs ten times as large, a whole step, all FLOPs, a
-#: year. Kernels, libraries and frameworks become faster from year to year, and profiles have those of 2026.
+#: year of software.
 SIZES: Mapping[str, float] = {
     "layer_s": 0.1,
     "n_gpus": 0.2,

@@ -47,7 +47,7 @@ _BITS = {"fp16": 16, "bf16": 16, "fp32": 32}
 LONG_LAYER_s = 0.03
 #: What further parts of a step are called where it has none.
 NO_PARTS = "none"
-#: Year of the software that jobs run, and our own steps ran.
+#: Year of the software that jobs are taken to run, and our own steps ran. Profiles have its kernels and libraries.
 SOFTWARE_YEAR = 2026
 
 
@@ -89,7 +89,7 @@ class StepTraits:
 def traits_of(workload: Workload, figures: Mapping[str, Any], year: int = SOFTWARE_YEAR) -> StepTraits:
     """Return the traits of a step of ``workload``, whose ``figures`` are those by which jobs are compared.
 
-    ``year``: of the software, where it is not today's.
+    ``year``: of the software.
     """
     model, training, parallelism = workload.model, workload.training, workload.parallelism
     layers = workload.microbatches * model.layers / parallelism.pp

@@ -252,7 +252,9 @@ def test_a_job_unlike_all_rows_is_told_how_it_differs_from_the_nearest() -> None
     judged = accuracy(load_workload("llama3_8b_dgx_h100", tuned), FIGURES | {"step_time_s": 0.01})
     assert judged["accuracy"] is None
     first, *rest = judged["nothing_comparable"]
-    assert re.match(r"The nearest measured step, \S+ of .+, has likeness 0\.0\d+ \(0\.1 is needed\)\. It differs in:", first)
+    assert re.match(
+        r"The nearest measured step, \S+ of .+, has likeness 0\.0\d+ \(0\.1 is needed\)\. It differs in:", first
+    )
     assert any(text.startswith("time of a layer and micro-batch") for text in rest)
 
 
