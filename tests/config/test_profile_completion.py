@@ -190,7 +190,7 @@ def test_a_figure_of_the_file_s_own_wins_and_names_its_source(tmp_path: Path) ->
 
 
 def test_a_part_may_be_as_that_of_a_third_profile(tmp_path: Path) -> None:
-    """A B200's attention is taken as shares of peaks, assumed, with its profile as the source. Copies stay an H100's."""
+    """A B200's attention is taken as shares of peaks, assumed, with its profile as source. Copies stay an H100's."""
     third, base = load_profile("b200-sxm-180gb"), load_profile("h100-sxm-80gb")
     profile = twice(tmp_path, kernels={"attention": {"like": "b200-sxm-180gb"}})
     taken, given = profile.kernels.attention.forward[128], third.kernels.attention.forward[128]
