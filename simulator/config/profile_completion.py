@@ -21,7 +21,7 @@ _WHERE_GIVEN = "power"
 _ORIGIN = frozenset(("kind", "source", "note"))
 
 Data = Mapping[str, Any]
-#: Name of a profile, and the key that it is the value of -> the profile's file.
+#: Name of a profile, and the key that gives it -> data of the profile's file.
 ReadProfile = Callable[[str, str], Data]
 
 #: `interference` of a GPU that NVSwitches do not join: how many SMs NCCL holds of it is not known.

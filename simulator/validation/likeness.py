@@ -27,8 +27,8 @@ KINDS: Mapping[str, float] = {
     "experts": 0.1,
     "sharded": 0.5,
 }
-#: Trait -> the same for a difference of one: a layer or a number of GPUs ten times as large, a whole step, all FLOPs, a
-#: year of software.
+#: Trait -> the same for a difference of one. That is a layer or a number of GPUs ten times as large, a whole step, all
+#: FLOPs, or a year of software.
 SIZES: Mapping[str, float] = {
     "layer_s": 0.1,
     "n_gpus": 0.2,

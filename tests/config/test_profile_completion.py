@@ -201,7 +201,7 @@ def test_a_part_may_be_as_that_of_a_third_profile(tmp_path: Path) -> None:
 
 
 def test_without_nvswitch_nccl_is_assumed_to_hold_no_sms(tmp_path: Path) -> None:
-    """What it leaves of the memory stays as in the other profile."""
+    """Shares of the memory that are left to communication stay as in the other profile."""
     held, base = twice(tmp_path, interference="without_nvswitch").interference, load_profile("h100-sxm-80gb")
     assert (held.sms.collective, held.sms.p2p, held.matmul_sms) == (0, 0, 0)
     assert (held.kind, held.source) == ("assumed", "without_nvswitch")
