@@ -55,8 +55,8 @@ COMPOSER = (
 )
 
 #: KempnerForge (Kempner Institute), of April to July 2026: torch's fully_shard and DTensor around layers like
-#: torchtitan's. Weights and AdamW's states are in bf16. Gradients are reduced in fp32 (distributed/parallel.py). The loss
-#: is of bf16 logits, and not compiled (training/loss.py).
+#: torchtitan's. Weights and AdamW's states are in bf16. Gradients are reduced in fp32 (distributed/parallel.py). The
+#: loss is of bf16 logits, and not compiled (training/loss.py).
 KEMPNER_FORGE: dict[str, Any] = LLAMA | {
     "framework.name": "torchtitan",
     "training.loss": "eager_narrow",
