@@ -29,9 +29,9 @@ def with_figures(text: str) -> str:
     Only tables behind ``<!-- validation -->`` are touched. A row begins with a name. Heads of columns say which figures
     stand below them, as `error_figures`, `framework_figures` and `step_figures` call these.
 
-    Raises ``KeyError`` where nothing is recorded under a row's name.
+    Raises ``ValueError`` where nothing is recorded under a row's name.
     """
-    suites = {suite: error_figures(rows.values()) for suite, rows in recorded().items()}
+    suites = {suite: error_figures(rows.values()) for suite, rows in recorded().items() if rows}
     figures = {**suites, **framework_figures(), **step_figures()}
     return TABLE.sub(lambda table: _filled(table, figures), text)
 
@@ -80,7 +80,10 @@ def _filled(table: re.Match[str], figures: Mapping[str, Mapping[str, str]]) -> s
 
     def row(line: str) -> str:
         name, *cells = _cells(line)
-        by_head = figures[name.replace("`", "")]
+        recorded_name = name.replace("`", "")
+        if recorded_name not in figures:
+            raise ValueError(f"nothing is recorded of {recorded_name}: python -m simulator.validation.record")
+        by_head = figures[recorded_name]
         return _line([name, *(by_head.get(head, cell) for head, cell in zip(heads[1:], cells, strict=True))])
 
     return f"<!-- validation -->\n{table['head']}{table['rule']}{''.join(map(row, table['rows'].splitlines()))}"

@@ -148,8 +148,10 @@ def _write(results: Sequence[ScheduleResult], csv: Path | None, gantt: Path | No
 
 
 def _chunks(which: str, names: Sequence[str], chunks: int | None) -> int | None:
-    """``--chunks`` is of those that let somebody choose; where none does, of the first, which refuses another number.
-    Any other runs with its own."""
+    """Return the chunks that ``--chunks`` gives the schedule ``which`` of ``names``; None: its own number.
+
+    Schedules that let somebody choose take it. Where none of ``names`` does the first takes it, to refuse it.
+    """
     from simulator.schedules import SCHEDULES
 
     fixed = [name for name in names if name in SCHEDULES and SCHEDULES[name].chunks is not None]
@@ -158,7 +160,10 @@ def _chunks(which: str, names: Sequence[str], chunks: int | None) -> int | None:
 
 
 def _limits(names: list[str], limit: float) -> dict[str, float]:
-    """``--zb-memory-limit`` is of those that search; where none does, of all, which refuse it."""
+    """Return the limit of each schedule of ``names``: ``limit`` for those that search an order, 1 for others.
+
+    Where none of them searches all have ``limit``, to refuse it.
+    """
     from simulator.schedules import SCHEDULES
 
     searching = [which for which in names if which in SCHEDULES and SCHEDULES[which].search is not None]

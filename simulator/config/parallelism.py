@@ -142,14 +142,15 @@ class Parallelism(Section):
     sync_each_micro_batch: bool = True
     """zero 3: every micro-batch reduces its gradients; false: each rank adds up whole gradients, which take their full
     memory, and reduces them in the last micro-batch's backward pass (``set_requires_gradient_sync`` of torch's
-    fully_shard) [the framework's: false for hugging_face, as Accelerate's sync_each_batch is]"""
+    fully_shard) [the framework's: false for hugging_face, as Accelerate's sync_each_batch is, and for stages of pytorch
+    and torchtitan, as torch's pipelines have it; else true]"""
     prefetch: Annotated[int, Field(ge=0, le=10_000), Integral] = 1
     """zero 3: layers that are gathered ahead of the one that computes [1]"""
     overlap: Overlap = Overlap()
     bucket_bytes: Annotated[int, Field(ge=1, le=10**15), Integral] = 25_000_000
     """a bucket of gradients is reduced once it has so many bytes or more; parameters sharded by zero 1 or 2 are
-    gathered in buckets of as many [the framework's: 25e6, as PyTorch's DDP has about; 40e6 gradients for megatron_core,
-    or 1e6 per replica where that is more; 5e8 for deepspeed]"""
+    gathered in buckets of as many [megatron_core: 40e6 gradients, or 1e6 for each replica if that is more;
+    deepspeed: 5e8 gradients; else 25e6 bytes, about what PyTorch's DDP has]"""
     copy_to_buckets: bool = False
     """gradients are copied into a bucket to be reduced, as in DeepSpeed; false: they lie in one buffer, reduced in
     place as in Megatron-LM [the framework's: true for deepspeed]"""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Annotated, Any
@@ -37,7 +37,7 @@ def load_profile(
 def _parsed(text: str, path: Path) -> Profile:
     data = _mapping(text, path)
     if data.get("like") is not None:
-        data = completed(data, as_data(_like(data, path), nulls=False), path)
+        data = completed(data, as_data(_like(data, path), nulls=False), partial(_other, path), path)
     return validated(Profile, data, path)
 
 
@@ -61,6 +61,12 @@ def _like(data: Mapping[str, Any], path: Path) -> Profile:
     if _mapping(text, whole).get("like") is not None:
         raise InputError("is no whole profile, but like another itself", file=path, key="like", found=start.like)
     return _parsed(text, whole)
+
+
+def _other(path: Path, name: str, key: str) -> Mapping[str, Any]:
+    """Return the file of the profile ``name``, which the file at ``path`` has as its ``key``. Raises `InputError`."""
+    other = catalog.find("profile", name, base=path.parent, file=path, key=key)
+    return _mapping(read_text(other), other)
 
 
 def load_profiles(names: Mapping[str, str], training: Training) -> dict[str, Profile]:

@@ -3,6 +3,9 @@
 The rule is this. Shares of a peak are taken over as they are: efficiencies, speeds of layouts, shares of the memory
 bandwidth. So are times (starts, latencies, launches) and counts. Rates go with the peak that bounds them (`_RATES`).
 All of it counts as assumed, and nothing of it as measured on this GPU. A figure of the file replaces another's.
+
+A part of a section may be taken from a third profile: ``attention: {like: NAME}``. ``interference: without_nvswitch``
+has NCCL hold no SMs.
 """
 
 from __future__ import annotations
@@ -18,6 +21,18 @@ _WHERE_GIVEN = "power"
 _ORIGIN = frozenset(("kind", "source", "note"))
 
 Data = Mapping[str, Any]
+#: Name of a profile, and the key that gives it -> data of the profile's file.
+ReadProfile = Callable[[str, str], Data]
+
+#: `interference` of a GPU that NVSwitches do not join: how many SMs NCCL holds of it is not known.
+WITHOUT_NVSWITCH = "without_nvswitch"
+_NO_SMS = {
+    "sms": {"collective": 0, "p2p": 0},
+    "matmul_sms": 0,
+    "kind": "assumed",
+    "source": WITHOUT_NVSWITCH,
+}
+_NO_SMS_SOURCE = "nobody has published how many SMs NCCL holds of a GPU without NVSwitch: none are assumed"
 
 
 def _memory(spec: Data) -> float:
@@ -40,13 +55,15 @@ _RATES: dict[str, Callable[[Data], float]] = {
 }
 
 
-def completed(data: Data, like: Data, file: object = None) -> dict[str, Any]:
+def completed(data: Data, like: Data, read: ReadProfile, file: object = None) -> dict[str, Any]:
     """Return ``data`` of a profile whose ``gpu_spec`` is valid, completed from ``like``, the data of a whole one.
 
-    Raises `InputError`, naming ``file``, where figures replace others without saying where they come from.
+    ``read``: reads the profiles that parts of sections are like. Raises `InputError`, naming ``file``, where figures
+    replace others without saying where they come from, and where a profile does not give what is to be like it.
     """
     name, spec, other = str(like["name"]), data["gpu_spec"], like["gpu_spec"]
-    ratios = {rate: peak(spec) / peak(other) for rate, peak in _RATES.items()}
+    ratios = _ratios(spec, other)
+    data = _with_parts_of_others(data, read, file)
     result = dict(data)
     replaced = [_WHERE_GIVEN] if data.get(_WHERE_GIVEN) and like.get(_WHERE_GIVEN) else []
     for section in (*SECTIONS, *replaced):
@@ -56,8 +73,45 @@ def completed(data: Data, like: Data, file: object = None) -> dict[str, Any]:
         figures = data.get(section) or {}
         result[section] = _over(assumed, figures, section, name, file) if isinstance(figures, Mapping) else figures
     if isinstance(sources := data.get("sources"), Mapping):
-        result["sources"] = {**sources, name: f"profile {name} of {like['date']} ({like['kind']}), as shares of peaks"}
+        result["sources"] = {**sources, name: _source(like)}
     return result
+
+
+def _ratios(spec: Data, other: Data) -> dict[str, float]:
+    """Return what rates of a GPU with ``spec`` are of another's."""
+    return {rate: peak(spec) / peak(other) for rate, peak in _RATES.items()}
+
+
+def _with_parts_of_others(data: Data, read: ReadProfile, file: object) -> Data:
+    """Return ``data`` with the parts that are like a third profile's, and with the sources of these parts."""
+    sources: dict[str, str] = {}
+
+    def filled(node: Any, path: tuple[str, ...]) -> Any:
+        if not isinstance(node, Mapping):
+            return node
+        figures = {key: filled(value, (*path, str(key))) for key, value in node.items() if key != "like"}
+        if "like" not in node:
+            return figures
+        key = ".".join((*path, "like"))
+        third = read(str(node["like"]), key)
+        part: Any = third
+        for step in path:
+            part = part.get(step) if isinstance(part, Mapping) else None
+        if not isinstance(part, Mapping):
+            raise InputError(f"its file has no {'.'.join(path)}", file=file, key=key, found=node["like"])
+        sources[third["name"]] = _source(third)
+        return {**_assumed(part, third["name"], _ratios(data["gpu_spec"], third["gpu_spec"])), **figures}
+
+    result = {key: filled(value, (key,)) if key in SECTIONS else value for key, value in data.items()}
+    if result.get("interference") == WITHOUT_NVSWITCH:
+        result["interference"] = _NO_SMS
+        sources[WITHOUT_NVSWITCH] = _NO_SMS_SOURCE
+    cited = data.get("sources")
+    return {**result, "sources": {**cited, **sources}} if isinstance(cited, Mapping) else result
+
+
+def _source(profile: Data) -> str:
+    return f"profile {profile['name']} of {profile['date']} ({profile['kind']}), as shares of peaks"
 
 
 def _assumed(node: Any, name: str, ratios: Mapping[str, float]) -> Any:

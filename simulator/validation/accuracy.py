@@ -40,6 +40,7 @@ LABELS: Mapping[str, Label] = {
     "trained": Label("trained"),
     "gradients": Label("data parallelism"),
     "mixers": Label("layers of"),
+    "parts": Label("further parts"),
     "offloaded": Label("offloading", lambda value: "to the host" if value else "none"),
     "framework": Label("framework"),
     "architecture": Label("architecture"),
@@ -106,18 +107,19 @@ def why_nothing_counts(measured: Evidence, traits: StepTraits) -> list[str]:
     if unseen:
         return [_unlike(name, traits, [getattr(step.traits, name) for step in measured.steps]) for name in unseen]
     likeness = measured.likeness(traits, least=0.0)
-    alike = sum(measured.kinds[name] == getattr(wanted, name) for name in DECISIVE)
-    nearest = measured.steps[int(np.argmax(alike + likeness))]
-    step = f"the nearest measured step, {nearest.id} of {nearest.source},"
-    if not likeness.any():
-        why = f"{step} differs in what decides:"
-        differing = [name for name in DECISIVE if getattr(wanted, name) != getattr(nearest.traits, name)]
-    else:
+    shared = sum(measured.kinds[name] == getattr(wanted, name) for name in DECISIVE)
+    # The step that shares the most decisive traits; of equals, as a likeness is at most 1, the one most alike.
+    place = int(np.argmax(shared + likeness))
+    nearest, most = measured.steps[place], likeness[place]
+    if most > 0:
         differing = [name for name in LABELS if _differs(name, traits, nearest.traits)]
-        few = f"all sources together by less than {LEAST:g}, which is too few"
-        enough = f"and below {LEAST_ALIKE:g} a step does not count"
-        why = f"{step} is like this job by {likeness.max():.2f}, {few if likeness.max() >= LEAST_ALIKE else enough}:"
-    return [why, *(_unlike(name, traits, [getattr(nearest.traits, name)]) for name in differing)]
+    else:
+        differing = [name for name in DECISIVE if getattr(wanted, name) != getattr(nearest.traits, name)]
+    step = f"The nearest measured step, {nearest.id} of {nearest.source}"
+    why = f"{step}, has likeness {most:.2g} ({LEAST_ALIKE:g} is needed)"
+    if most >= LEAST_ALIKE:
+        why += f"; likenesses of all sources sum to less than {LEAST:g}"
+    return [f"{why}. It differs in:", *(_unlike(name, traits, [getattr(nearest.traits, name)]) for name in differing)]
 
 
 def _rows(measured: Evidence, likeness: Array) -> list[dict[str, Any]]:

@@ -17,7 +17,7 @@ from simulator.validation.traits import KERNELS_LIKE, LONG_LAYER_s, StepTraits
 Array = npt.NDArray[np.float64]
 
 #: A step that differs in one of these says nothing of a job.
-DECISIVE = ("family", "links", "precision_bits", "trained", "gradients", "offloaded", "mixers")
+DECISIVE = ("family", "links", "precision_bits", "trained", "gradients", "offloaded", "mixers", "parts")
 #: Trait -> likeness of a step that differs in it alone.
 KINDS: Mapping[str, float] = {
     "framework": 0.5,
@@ -27,8 +27,8 @@ KINDS: Mapping[str, float] = {
     "experts": 0.1,
     "sharded": 0.5,
 }
-#: Trait -> the same for a difference of one: a layer or a number of GPUs ten times as large, a whole step, all FLOPs, a
-#: year. Kernels, libraries and frameworks become faster from year to year, and profiles have those of 2026.
+#: Trait -> the same for a difference of one. That is a layer or a number of GPUs ten times as large, a whole step, all
+#: FLOPs, or a year of software.
 SIZES: Mapping[str, float] = {
     "layer_s": 0.1,
     "n_gpus": 0.2,

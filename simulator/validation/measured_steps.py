@@ -45,7 +45,10 @@ def measured_steps() -> tuple[MeasuredStep, ...]:
 
 
 def read_steps(text: str) -> tuple[MeasuredStep, ...]:
-    """Return the rows of a table as `write_steps` writes it."""
+    """Return the rows of a table as `write_steps` writes it.
+
+    A trait without a column has its default: the table was recorded before the trait was there.
+    """
     types = get_type_hints(StepTraits)
     return tuple(
         MeasuredStep(
@@ -54,7 +57,7 @@ def read_steps(text: str) -> tuple[MeasuredStep, ...]:
             row["source"],
             float(row["measured_s"]),
             float(row["simulated_s"]),
-            StepTraits(**{name: _parsed(row[name], kind) for name, kind in types.items()}),
+            StepTraits(**{name: _parsed(row[name], kind) for name, kind in types.items() if name in row}),
         )
         for row in csv.DictReader(io.StringIO(text))
     )

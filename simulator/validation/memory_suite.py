@@ -66,6 +66,7 @@ SOURCES: tuple[MemorySource, ...] = (
             table=DATA / "memory-bigscience-bloom.csv",
             settings=_DEEPSPEED | {"model.heads": 64},  # "all NHEADS=64 (above too)"
             bounds=Bounds(),
+            year=2022,
             special=(
                 ({"hidden": "14400"}, {"model.heads": 96}),
                 # "BF16 optimizer that was just written to accumulate gradients in fp32"; those of a micro-batch stay.
@@ -85,6 +86,7 @@ SOURCES: tuple[MemorySource, ...] = (
             table=DATA / "memory-bigscience-1b3.csv",
             settings=_DEEPSPEED | {"model.vocab": 50257, "model.attention": "unfused"},
             bounds=Bounds(),
+            year=2021,
         ),
         figure="device",
         unit=1000 * MiB,
@@ -112,6 +114,7 @@ SOURCES: tuple[MemorySource, ...] = (
             # default's, by "op" (train_configs/llama3_8b.toml).
             settings={"framework.name": "pytorch", "framework.compile": True, "training.loss": "eager"},
             bounds=Bounds(),
+            year=2025,
             special=(({"gpu": "H200"}, {"training.loss": "compiled"}),),
         ),
         figure="reserved",

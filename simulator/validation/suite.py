@@ -7,8 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from simulator.validation.traits import SOFTWARE_YEAR
-
 
 @dataclass(frozen=True)
 class Bounds:
@@ -34,10 +32,10 @@ class Suite:
     table: Path
     settings: Mapping[str, Any]
     bounds: Bounds
+    year: int
     special: tuple[tuple[Mapping[str, str], Mapping[str, Any]], ...] = ()
     note: str = ""
     measured_by: str = ""
-    year: int = SOFTWARE_YEAR
     evidence: bool = True
 
     def settings_of(self, row: Mapping[str, str]) -> dict[str, Any]:

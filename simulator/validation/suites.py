@@ -21,6 +21,7 @@ from simulator.validation.software import (
     deepseek_experts,
 )
 from simulator.validation.suite import Bounds, Suite
+from simulator.validation.traits import SOFTWARE_YEAR
 
 DATA = Path(__file__).parent / "data"
 
@@ -43,8 +44,8 @@ SUITES: dict[str, Suite] = {
                 "parallelism.sequence_parallel": False,
                 "parallelism.scatter_gather_p2p": True,
             },
-            year=2021,
             bounds=Bounds(mean=0.10),
+            year=2021,
             measured_by="Narayanan et al. 2021",
         ),
         Suite(
@@ -52,8 +53,8 @@ SUITES: dict[str, Suite] = {
             about="Narayanan et al. 2021, table 2, ZeRO-3 rows: 175B with DeepSpeed on 384 and 1,536 A100s",
             table=DATA / "zero3-2021.csv",
             settings={"framework.name": "deepspeed", "training.grad_dtype": "fp16"},
-            year=2021,
             bounds=Bounds(mean=0.60),
+            year=2021,
             measured_by="Narayanan et al. 2021, DeepSpeed",
         ),
         Suite(
@@ -61,8 +62,8 @@ SUITES: dict[str, Suite] = {
             about="Korthikanti et al. 2022, arXiv 2205.05198, table 5: 22B to 1T on A100s, full or selective recompute",
             table=DATA / "megatron-2022.csv",
             settings=MEGATRON | ADDED_BIAS,
-            year=2022,
             bounds=Bounds(mean=0.06),
+            year=2022,
             # With sequence parallelism a rank has 1/tp of the activation anyway.
             special=(({"seq_parallel": "n"}, {"parallelism.scatter_gather_p2p": True}),),
             measured_by="Korthikanti et al. 2022",
@@ -82,8 +83,8 @@ SUITES: dict[str, Suite] = {
             },
             # Their forward passes take 15 to 26 % longer than our kernels, 5 to 8 % of a step; I + W agrees within 2 %.
             # The cause is not known; docs/limits.md lists causes that were ruled out.
-            year=2023,
             bounds=Bounds(mean=0.13),
+            year=2023,
             special=(
                 *(({"schedule": schedule}, {"parallelism.overlap": BESIDE}) for schedule in ("ZB-1p", "ZB-2p")),
                 # Table 7 has the optimizer that waits for all stages.
@@ -103,8 +104,8 @@ SUITES: dict[str, Suite] = {
                 # What PyTorch took on an H100 too (meta-pytorch/tritonbench, issue 41, of November 2024).
                 "training.attention_kernel": "flash2",
             },
-            year=2024,
             bounds=Bounds(mean=0.12),
+            year=2024,
             special=(
                 # fms_fsdp/policies/mixed_precision.py: bfSixteen reduces in bf16; torchtitan's default is fp32.
                 ({"software": "fms-fsdp"}, {"training.grad_dtype": "bf16"}),
@@ -127,6 +128,7 @@ SUITES: dict[str, Suite] = {
             table=DATA / "kempner-fsdp.csv",
             settings=KEMPNER_FORGE,
             bounds=Bounds(mean=0.09),
+            year=2026,
             note="No constant was fitted to them: what their code does is simulated as its source says.",
         ),
         Suite(
@@ -135,6 +137,7 @@ SUITES: dict[str, Suite] = {
             table=DATA / "kempner-tp.csv",
             settings=KEMPNER_FORGE | {"training.unfused": ["gathers"]},
             bounds=Bounds(mean=0.12),
+            year=2026,
             measured_by="KempnerForge",
         ),
         Suite(
@@ -142,8 +145,8 @@ SUITES: dict[str, Suite] = {
             about="llm-foundry, bf16: MPT of 125M to 70B with FSDP on 8 to 512 A100s and H100s, to 2,048 tokens",
             table=DATA / "llm-foundry.csv",
             settings=LLM_FOUNDRY,
-            year=2023,
             bounds=Bounds(mean=0.18),
+            year=2023,
             special=COMPOSER,
             measured_by="llm-foundry",
         ),
@@ -152,8 +155,8 @@ SUITES: dict[str, Suite] = {
             about="the same from 4,096 to 65,536 tokens: FlashAttention 1 in Triton, which is not modelled",
             table=DATA / "llm-foundry-long.csv",
             settings=LLM_FOUNDRY,
-            year=2023,
             bounds=Bounds(mean=0.33),
+            year=2023,
             special=COMPOSER,
             measured_by="llm-foundry",
             evidence=False,
@@ -172,8 +175,8 @@ SUITES: dict[str, Suite] = {
                 "training.base": "nf4",
                 "training.optimizer": {"master_weights": False},
             },
-            year=2024,
             bounds=Bounds(mean=0.13),
+            year=2024,
             measured_by="LLaMA-Factory",
         ),
         Suite(
@@ -181,8 +184,8 @@ SUITES: dict[str, Suite] = {
             about="Bang et al. 2024 (vTrain), arXiv 2312.12391: Megatron-DeepSpeed, 3.6B to 175B on 64 to 512 A100s",
             table=DATA / "vtrain-multi.csv",
             settings=VTRAIN,
-            year=2023,
             bounds=Bounds(mean=0.12),
+            year=2023,
             measured_by="vTrain",
         ),
         Suite(
@@ -190,8 +193,8 @@ SUITES: dict[str, Suite] = {
             about="the same on 2 to 8 A100s of a node: every 24th of 1,440 small steps, half of which wait for hosts",
             table=DATA / "vtrain-single.csv",
             settings=VTRAIN,
-            year=2023,
             bounds=Bounds(mean=0.12),
+            year=2023,
             measured_by="vTrain",
         ),
         Suite(
@@ -200,8 +203,8 @@ SUITES: dict[str, Suite] = {
             table=DATA / "internevo.csv",
             # Its own modules with FlashAttention 2; plain PyTorch's stand for them.
             settings=LLAMA | {"framework.name": "pytorch", "training.attention_kernel": "flash2"},
-            year=2024,
             bounds=Bounds(mean=0.20),
+            year=2024,
             measured_by="InternEvo",
         ),
         Suite(
@@ -210,6 +213,7 @@ SUITES: dict[str, Suite] = {
             table=DATA / "simumax-b200.csv",
             settings={"parallelism.overlap": {"grad_reduce": False, "param_gather": False, "p2p": False}},
             bounds=Bounds(mean=0.12),
+            year=2026,
             special=(
                 *(({"cp": cp}, {"parallelism.cp_method": "ulysses"}) for cp in ("4", "8")),  # "CP comm type a2a"
                 # "first layer dense ... expert capacity factor 1 padded (balanced)". Routers have Megatron's default,
@@ -234,13 +238,14 @@ SUITES: dict[str, Suite] = {
             name="megatron-bridge",
             about="NVIDIA Megatron-Bridge: Moonlight, Qwen3, GPT-OSS, Mixtral on 8 to 256 H100s, H200s and B200s",
             table=DATA / "megatron-bridge.csv",
-            # grad_reduce_in_fp32=False, expert_tensor_parallel_size=1 in all of its performance recipes. CUDA graphs of
-            # routers and permutations, which some of them have, are not simulated. Qwen3 has a loss that balances
-            # experts (models/qwen/qwen_provider.py, aux_loss). GPT-OSS rotates by PyTorch's kernels: YaRN scales
-            # cosines by 1.35 (models/gpt_oss/gpt_oss_provider.py: yarn_mscale None), which Transformer Engine's kernel
-            # cannot (megatron/core/models/common/embeddings/rope_utils.py, apply_rotary_pos_emb).
+            # grad_reduce_in_fp32=False, expert_tensor_parallel_size=1 in all of its performance recipes. Qwen3 has a
+            # loss that balances experts (models/qwen/qwen_provider.py, aux_loss). GPT-OSS rotates by PyTorch's kernels:
+            # YaRN scales cosines by 1.35 (models/gpt_oss/gpt_oss_provider.py: yarn_mscale None), which Transformer
+            # Engine's kernel cannot (megatron/core/models/common/embeddings/rope_utils.py, apply_rotary_pos_emb).
             settings={"parallelism.zero": 1, "training.grad_dtype": "bf16", "parallelism.etp": 1},
             bounds=Bounds(mean=0.25),
+            # All rows but three of container 25.11 and one of NeMo 24.07.
+            year=2026,
             special=(
                 ({"model": "Moonlight-16B"}, MOONLIGHT),
                 # Megatron-Core overlaps transfers of interleaved stages only.
@@ -259,8 +264,8 @@ SUITES: dict[str, Suite] = {
                 "training.grad_clip": 1.0,
                 "training.grad_dtype": "fp32",
             },
-            year=2025,
             bounds=Bounds(mean=0.12),
+            year=2025,
             # As in torch-fsdp; the H200s' runs are later, and compile the loss.
             special=(
                 (
@@ -276,8 +281,8 @@ SUITES: dict[str, Suite] = {
             "on H100s, B200s and racks of GB200 and GB300",
             table=DATA / "megatron-blackwell.csv",
             settings=NEMO,
-            year=2025,
             bounds=Bounds(mean=0.15),
+            year=2025,
             special=NEMO_FAMILIES,
             measured_by="NeMo, fp8",
         ),
@@ -286,8 +291,8 @@ SUITES: dict[str, Suite] = {
             about="NeMo with Transformer Engine's delayed scaling: GPT, Llama, Nemotron of 5B to 405B, H100s and B200s",
             table=DATA / "megatron-fp8.csv",
             settings=NEMO,
-            year=2024,
             bounds=Bounds(mean=0.15),
+            year=2024,
             special=(
                 *NEMO_FAMILIES,
                 # NeMo's tp_comm_overlap, on where there is tensor parallelism in its performance recipes.
@@ -301,6 +306,7 @@ SUITES: dict[str, Suite] = {
             table=DATA / "own-h200.csv",  # made by `python -m calibration.compare.suite`
             settings={},
             bounds=Bounds(mean=0.04),
+            year=SOFTWARE_YEAR,
             note=_PROBED_HOSTS,
             measured_by="own runs, plain PyTorch",
         ),
@@ -310,6 +316,7 @@ SUITES: dict[str, Suite] = {
             table=DATA / "own-frameworks.csv",  # made by `python -m calibration.compare.suite`
             settings={},
             bounds=Bounds(mean=0.05),
+            year=SOFTWARE_YEAR,
             note=_PROBED_HOSTS,
             measured_by="own runs, training code of others",
         ),
@@ -319,6 +326,7 @@ SUITES: dict[str, Suite] = {
             table=DATA / "own-fp8.csv",  # made by `python -m calibration.compare.suite`
             settings={},
             bounds=Bounds(mean=0.06),
+            year=SOFTWARE_YEAR,
             note=_PROBED_HOSTS,
             measured_by="own runs, torchtitan with torchao",
         ),
@@ -328,6 +336,7 @@ SUITES: dict[str, Suite] = {
             table=DATA / "hugging-face.csv",
             settings={"framework.name": "hugging_face"},
             bounds=Bounds(mean=0.04, row=0.10),
+            year=SOFTWARE_YEAR,
             special=(
                 ({"family": "gpt2"}, {"model.dropout": 0.1}),
                 ({"family": "llama"}, TIED_LLAMA),

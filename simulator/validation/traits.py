@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -45,7 +45,9 @@ _BITS = {"fp16": 16, "bf16": 16, "fp32": 32}
 #: A layer that takes longer is not delayed by its host, s. The slowest hosts issue one of Megatron-LM's, forward and
 #: backward, in about 10 ms.
 LONG_LAYER_s = 0.03
-#: Year of the software that jobs run, and our own steps ran.
+#: What further parts of a step are called where it has none.
+NO_PARTS = "none"
+#: Year of the software that jobs are taken to run, and our own steps ran. Profiles have its kernels and libraries.
 SOFTWARE_YEAR = 2026
 
 
@@ -58,6 +60,7 @@ class StepTraits:
     ``gradients``: how replicas share them. ``sharded``: parameters are gathered
     for each pass (ZeRO-3). ``attention_share``: attention's part of the model's FLOPs. ``layer_s``: seconds of a layer
     for a micro-batch, forward and backward. Shares are of the step; GPUs wait during them. ``year``: of the software.
+    ``parts``: what few steps have beside layers of text (`_parts`).
     """
 
     family: str
@@ -80,12 +83,13 @@ class StepTraits:
     host_share: float
     communication_share: float
     year: int = SOFTWARE_YEAR
+    parts: str = NO_PARTS
 
 
 def traits_of(workload: Workload, figures: Mapping[str, Any], year: int = SOFTWARE_YEAR) -> StepTraits:
     """Return the traits of a step of ``workload``, whose ``figures`` are those by which jobs are compared.
 
-    ``year``: of the software, where it is not today's.
+    ``year``: of the software.
     """
     model, training, parallelism = workload.model, workload.training, workload.parallelism
     layers = workload.microbatches * model.layers / parallelism.pp
@@ -112,7 +116,25 @@ def traits_of(workload: Workload, figures: Mapping[str, Any], year: int = SOFTWA
         host_share=figures["host_bound_fraction"],
         communication_share=figures["exposed_communication_fraction"],
         year=year,
+        parts=" and ".join(_parts(workload)) or NO_PARTS,
     )
+
+
+def _parts(workload: Workload) -> Iterator[str]:
+    """Yield what a step has that says nothing of steps without it, and they nothing of it."""
+    model, graphs = workload.model, workload.framework.cuda_graphs
+    if model.encoder is not None:
+        yield "an encoder"
+    if model.residual_streams > 1:
+        yield "residual streams"
+    if model.layer_inputs is not None:
+        yield "inputs of each layer"
+    if model.reused_keys is not None:
+        yield "keys of other layers"
+    if "full_iteration" in graphs:
+        yield "a CUDA graph of all passes"
+    elif graphs:
+        yield "CUDA graphs of parts of layers"
 
 
 def _attention_share(workload: Workload) -> float:

@@ -189,9 +189,32 @@ def test_a_figure_of_the_file_s_own_wins_and_names_its_source(tmp_path: Path) ->
     assert profile.transports["nvlink"].note == "table 1; the rest as h100-sxm-80gb"
 
 
+def test_a_part_may_be_as_that_of_a_third_profile(tmp_path: Path) -> None:
+    """A B200's attention is taken as shares of peaks, assumed, with its profile as source. Copies stay an H100's."""
+    third, base = load_profile("b200-sxm-180gb"), load_profile("h100-sxm-80gb")
+    profile = twice(tmp_path, kernels={"attention": {"like": "b200-sxm-180gb"}})
+    taken, given = profile.kernels.attention.forward[128], third.kernels.attention.forward[128]
+    assert (taken.limit, taken.half_length) == (given.limit, given.half_length)
+    assert (taken.kind, taken.source, taken.fitted_range) == ("assumed", "b200-sxm-180gb", None)
+    assert profile.sources["b200-sxm-180gb"].startswith("profile b200-sxm-180gb of ")
+    assert profile.kernels.memory.eager["copy"].share == base.kernels.memory.eager["copy"].share
+
+
+def test_without_nvswitch_nccl_is_assumed_to_hold_no_sms(tmp_path: Path) -> None:
+    """Shares of the memory that are left to communication stay as in the other profile."""
+    held, base = twice(tmp_path, interference="without_nvswitch").interference, load_profile("h100-sxm-80gb")
+    assert (held.sms.collective, held.sms.p2p, held.matmul_sms) == (0, 0, 0)
+    assert (held.kind, held.source) == ("assumed", "without_nvswitch")
+    assert held.leaves.norm == base.interference.leaves.norm
+
+
 @pytest.mark.parametrize(
     ("own", "key", "says"),
     [
+        ({"kernels": {"attention": {"like": "a10-24gb"}}}, "kernels.attention.like", "no kernels.attention"),
+        ({"kernels": {"attention": {"like": "b2"}}}, "kernels.attention.like", "no profile file of this name"),
+        ({"kernels": {"attention": {"like": 3}}}, "kernels.attention.like", "no profile file of this name"),
+        ({"interference": "without_switches"}, "interference", "must be a mapping"),
         ({"transports": {"nvlink": {"efficiency": 0.6}}}, "transports.nvlink", "say where they come from"),
         (
             {"transports": {"nvlink": {"efficiency": 6, "kind": "assumed", "source": "paper"}}},

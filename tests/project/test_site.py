@@ -58,14 +58,17 @@ def test_every_run_of_others_code_counts_in_one_row_of_a_framework() -> None:
     assert sum(parts.values()) == rows["megatron_core_local"]
 
 
-def test_figures_stand_below_the_heads_that_name_them() -> None:
+def test_figures_stand_below_the_heads_that_name_them(monkeypatch: pytest.MonkeyPatch) -> None:
     """A table may leave columns out, and its words stay; a row of which nothing is recorded is an error."""
     head = "<!-- validation -->\n| suite | largest | what |\n| --- | --- | --- |\n"
     largest = error_figures(recorded()["megatron-2022"].values())["largest"]
     filled = with_figures(f"{head}| `megatron-2022` | old | words |\n")
     assert filled == f"{head}| `megatron-2022` | {largest} | words |\n"
-    with pytest.raises(KeyError, match="no-such-suite"):
+    with pytest.raises(ValueError, match="nothing is recorded of no-such-suite"):
         with_figures(f"{head}| `no-such-suite` | old | words |\n")
+    monkeypatch.setattr("documentation.figures.recorded", lambda: recorded() | {"megatron-2022": {}})
+    with pytest.raises(ValueError, match="nothing is recorded of megatron-2022"):
+        with_figures(f"{head}| `megatron-2022` | old | words |\n")
 
 
 @pytest.mark.slow

@@ -155,6 +155,40 @@ def test_steps_are_read_as_they_are_written() -> None:
     assert again[1].traits == rows[1].traits
 
 
+def test_steps_recorded_before_a_trait_was_there_have_its_default() -> None:
+    header, row = write_steps([step("one", 0.0, parts="an encoder")]).splitlines()
+    assert (header.split(",")[-1], row.split(",")[-1]) == ("parts", "an encoder")
+    (older,) = read_steps("\n".join(line.rpartition(",")[0] for line in (header, row)))
+    assert older.traits == TRAITS
+
+
+ENCODER = {"layers": 2, "hidden": 64, "heads": 4, "ffn_hidden": 128, "patch": 588, "patches": 16}
+
+
+@pytest.mark.parametrize(
+    ("model", "changes", "parts"),
+    [
+        ("llama3-8b", {"model.residual_streams": 4}, "residual streams"),
+        ("gemma-4-e4b", {}, "inputs of each layer and keys of other layers"),
+        ("llama3-8b", {"model.encoder": ENCODER}, "an encoder"),
+        ("llama3-8b", {"framework.cuda_graphs": ["mlp", "attn"]}, "CUDA graphs of parts of layers"),
+        ("llama3-8b", {"framework.cuda_graphs": ["full_iteration"]}, "a CUDA graph of all passes"),
+        ("llama3-8b", {}, "none"),
+    ],
+)
+def test_steps_with_and_without_a_part_say_nothing_of_each_other(
+    model: str, changes: dict[str, object], parts: str
+) -> None:
+    """Steps with none of these parts are all that is compared."""
+    job = {"model": {"preset": model}, "cluster": "dgx_h100", "training": {"seq": 2048, "global_batch": 8}}
+    traits = replace(TRAITS, parts=traits_of(load_workload(job, changes), FIGURES).parts)
+    assert traits.parts == parts
+    without = Evidence.from_steps([step("one", 0.0)])
+    assert without.likeness(traits).tolist() == [float(parts == "none")]
+    if parts != "none":
+        assert why_nothing_counts(without, traits) == [f"further parts {parts}: measured with none"]
+
+
 def test_the_traits_of_a_job() -> None:
     """Ten steps of four micro-batches and six layers a rank: a layer takes a 24th of what the bubble leaves of a step.
     Attention has 4 s h of the 24 h^2 + 4 s h FLOPs of a layer: a quarter where s is twice h."""
@@ -218,7 +252,9 @@ def test_a_job_unlike_all_rows_is_told_how_it_differs_from_the_nearest() -> None
     judged = accuracy(load_workload("llama3_8b_dgx_h100", tuned), FIGURES | {"step_time_s": 0.01})
     assert judged["accuracy"] is None
     first, *rest = judged["nothing_comparable"]
-    assert re.match(r"the nearest measured step, \S+ of .+, is like this job by 0\.0\d, and below 0\.1", first)
+    assert re.match(
+        r"The nearest measured step, \S+ of .+, has likeness 0\.0\d+ \(0\.1 is needed\)\. It differs in:", first
+    )
     assert any(text.startswith("time of a layer and micro-batch") for text in rest)
 
 
@@ -227,8 +263,23 @@ def test_traits_that_were_measured_apart_and_never_together_are_named() -> None:
     steps = [step("one", 0.0, trained="adapters"), step("two", 0.0, precision_bits=8)]
     asked = replace(TRAITS, trained="adapters", precision_bits=8)
     first, *differences = why_nothing_counts(Evidence.from_steps(steps), asked)
-    assert first == "the nearest measured step, row of one, differs in what decides:"
+    assert first == "The nearest measured step, row of one, has likeness 0 (0.1 is needed). It differs in:"
     assert differences == ["precision 8 bits: measured with 16 bits"]
+
+
+def test_too_few_sources_are_named_beside_the_nearest_step() -> None:
+    """A step of another framework on another GPU has 0.5 x 0.7 = 0.35. On eight times as many GPUs it has
+    0.2^log10(8) = 0.23 of that, 0.08. On twice as many it has 0.62 of it, 0.22: enough, but the only source."""
+    unlike = {"framework": "deepspeed", "gpu": "h200-sxm-141gb"}
+    steps = [step("one", 0.0, "far", **unlike, n_gpus=64), step("one", 0.0, "near", **unlike, n_gpus=16)]
+    first, *differences = why_nothing_counts(Evidence.from_steps(steps), TRAITS)
+    why = "has likeness 0.22 (0.1 is needed); likenesses of all sources sum to less than 0.3. It differs in:"
+    assert first == f"The nearest measured step, near of one, {why}"
+    assert differences == [
+        "framework pytorch: measured with deepspeed",
+        "GPU h100-sxm-80gb: measured with h200-sxm-141gb",
+        "GPUs 8: measured with 16",
+    ]
 
 
 def test_what_is_said_of_a_step() -> None:
