@@ -104,7 +104,7 @@ def shapes(workload: Workload, seat: Seat = ANY_SEAT, turn: Turn = ANY_TURN, num
         norm_by_operations=not training.fused_rms_norm and model.norm == "rmsnorm",
         tuning=tuning_at(workload, number),
         delays_weight_grad=layout.overlap.delayed_weight_grad,
-        graph_modules=frozenset(workload.framework.cuda_graphs) - {"full_iteration"},
+        graph_modules=workload.framework.layer_graphs,
     )
 
 
