@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from simulator.operations.tuning import ALL_TRAINED, Tuning
-from simulator.units import DTYPE_BYTES
+from simulator.units import DTYPE_BYTES, FP32_BYTES
 
 GATED = ("swiglu", "geglu")
 
@@ -122,7 +122,7 @@ class Shapes:
     @property
     def weight_element(self) -> int:
         """Bytes of an element of weights, of their gradients as autograd hands them over, and of sums of blocks."""
-        return DTYPE_BYTES["fp32"] if self.autocast else self.element
+        return FP32_BYTES if self.autocast else self.element
 
     @property
     def row_bytes(self) -> float:
