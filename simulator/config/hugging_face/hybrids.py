@@ -95,9 +95,9 @@ def kimi_linear(keys: Keys) -> Fields:
 
 def nemotron_h(keys: Keys) -> Fields:
     """Return the fields of Nemotron-H: a layer is a state-space layer, attention, an MLP, or experts."""
-    named = ("hybrid_override_pattern", "layers_block_type", "layer_types")
-    signs = keys.need(*named)
-    pattern = list(signs) if isinstance(signs, str) else keys.words(*named)
+    places = ("hybrid_override_pattern", "layers_block_type", "layer_types")
+    signs = keys.need(*places)
+    pattern = list(signs) if isinstance(signs, str) else keys.words(*places)
     if not pattern:
         raise keys.refuse("hybrid_override_pattern", "has no layers")
     keys.has_no_effect("layers_block_type", "layer_types")  # of the three keys the first decides
