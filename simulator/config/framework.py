@@ -13,7 +13,8 @@ from simulator.config.section import AsTuple, ShortSection
 from simulator.frameworks import FRAMEWORKS
 
 if TYPE_CHECKING:
-    FrameworkName = GraphName = str
+    FrameworkName = str
+    GraphName = str
 else:
     # What is listed, so that a new framework needs no line here.
     FrameworkName = Literal[tuple(FRAMEWORKS)]
