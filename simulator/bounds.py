@@ -25,8 +25,9 @@ MAX_IN_NODE = 576
 InNode = Annotated[int, Ge(1), Le(MAX_IN_NODE)]
 InNodeOrNone = Annotated[int, Ge(0), Le(MAX_IN_NODE)]
 Bandwidth = Annotated[float, Ge(MIN_BANDWIDTH), Le(1e18)]
+MAX_MODEL_SIZE = 1_000_000_000
 #: A size of a model: heads, widths, tokens.
-ModelSize = Annotated[int, Ge(1), Le(1_000_000_000)]
+ModelSize = Annotated[int, Ge(1), Le(MAX_MODEL_SIZE)]
 #: Layers of a model.
 MAX_LAYERS = 10_000
 Latency = Annotated[float, Ge(0), Le(10)]

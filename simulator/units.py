@@ -10,6 +10,7 @@ TFLOP = 1e12
 
 #: Of an element, by type.
 DTYPE_BYTES = {"fp32": 4, "tf32": 4, "bf16": 2, "fp16": 2, "fp8": 1, "int8": 1}
+FP32_BYTES = DTYPE_BYTES["fp32"]
 #: Of an operand's element, of products in 4 bits too.
 OPERAND_BYTES = {**DTYPE_BYTES, "fp4": 0.5}
 

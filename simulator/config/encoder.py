@@ -22,9 +22,9 @@ class Encoder(Section):
     """heads of its attention, which sees later patches too"""
     ffn_hidden: Size
     """width inside its MLPs"""
-    patch: Size
+    patch_values: Size
     """values of a patch: channels x frames x pixels"""
-    patches: Size
+    patches_per_image: Size
     """patches of an image"""
     images: Size = 1
     """images of a sequence [1]"""
@@ -34,7 +34,7 @@ class Encoder(Section):
     """[layernorm]"""
     position: Literal["rope", "none"] = "none"
     """rotary positions in its attention [none]"""
-    positions: Number = 0
+    learned_positions: Number = 0
     """rows of a table of learned positions [0]"""
     class_token: bool = False
     """one more row of an image, which is learned [false]"""
@@ -50,11 +50,11 @@ class Encoder(Section):
     """patches of a window; in most layers a patch sees its window alone [null: its image]"""
     global_layers: Annotated[tuple[Number, ...], AsTuple] = ()
     """with window, numbers of layers in which a patch sees its image [none]"""
-    merge: Size = 1
+    patches_per_token: Size = 1
     """patches that become one token of the text model [1]"""
-    merged: Literal["side_by_side", "mean"] = "side_by_side"
+    merge_by: Literal["side_by_side", "mean"] = "side_by_side"
     """how they become one row [side_by_side]"""
-    merged_norm: bool = False
+    merge_norm: bool = False
     """an RMSNorm as wide as a patch stands before that, or of means behind it [false]"""
     projector: Annotated[tuple[Size, ...], AsTuple] = ()
     """widths inside the projection to the text model, with GELU between its products [none: one product]"""
@@ -64,22 +64,24 @@ class Encoder(Section):
     @property
     def rows(self) -> int:
         """Rows of an image in the encoder."""
-        return self.patches + self.class_token
+        return self.patches_per_image + self.class_token
 
     @property
     def tokens(self) -> int:
         """Tokens of an image in the text model."""
-        return self.patches // self.merge
+        return self.patches_per_image // self.patches_per_token
 
     @property
     def widths(self) -> tuple[int, ...]:
         """Widths from merged patches to the last product of the projection, without the text model's.
 
-        >>> sizes = dict(layers=1, hidden=8, heads=1, ffn_hidden=8, patch=4, patches=16)
-        >>> Encoder(merge=4, projector=[12], **sizes).widths, Encoder(merge=4, merged="mean", **sizes).widths
-        ((32, 12), (8,))
+        >>> sizes = dict(layers=1, hidden=8, heads=1, ffn_hidden=8, patch_values=4, patches_per_image=16)
+        >>> Encoder(patches_per_token=4, projector=[12], **sizes).widths
+        (32, 12)
+        >>> Encoder(patches_per_token=4, merge_by="mean", **sizes).widths
+        (8,)
         """
-        return (self.hidden * (self.merge if self.merged == "side_by_side" else 1), *self.projector)
+        return (self.hidden * (self.patches_per_token if self.merge_by == "side_by_side" else 1), *self.projector)
 
     def sees(self, layer: int) -> int:
         """Return the rows that a row sees in a layer."""

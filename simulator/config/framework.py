@@ -8,17 +8,17 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 from pydantic import AfterValidator
 from pydantic_core import PydanticCustomError
 
+from simulator.config.cuda_graphs import GraphPart
 from simulator.config.section import AsTuple, ShortSection
 from simulator.frameworks import FRAMEWORKS
 
-#: Values of Megatron-Core's ``--cuda-graph-modules``, and that of ``--cuda-graph-impl`` which holds all of them.
-GraphModule = Literal["attn", "mlp", "moe_router", "moe_preprocess", "mamba", "full_iteration"]
-
 if TYPE_CHECKING:
     FrameworkName = str
+    GraphName = str
 else:
     # What is listed, so that a new framework needs no line here.
     FrameworkName = Literal[tuple(FRAMEWORKS)]
+    GraphName = Literal[tuple(part.value for part in GraphPart)]
 
 
 def _numbered(version: str | None) -> str | None:
@@ -40,9 +40,19 @@ class FrameworkChoice(ShortSection):
     compile: bool = False
     """pytorch, hugging_face: under torch.compile [false]"""
 
-    cuda_graphs: Annotated[tuple[GraphModule, ...], AsTuple] = ()
+    cuda_graphs: Annotated[tuple[GraphName, ...], AsTuple] = ()
     """megatron_core: parts of layers whose kernels the host launches by one call: a list of attn, mlp, moe_router,
     moe_preprocess, mamba; or full_iteration, all passes of a step [none]"""
+
+    @property
+    def whole_step_graph(self) -> bool:
+        """Return whether one graph holds all passes of a step."""
+        return GraphPart.WHOLE_STEP in self.cuda_graphs
+
+    @property
+    def layer_graphs(self) -> frozenset[str]:
+        """Return the parts of layers that graphs hold."""
+        return frozenset(self.cuda_graphs) - {GraphPart.WHOLE_STEP}
 
     @property
     def title(self) -> str:

@@ -105,6 +105,10 @@ class Parallelism(Section):
     """norms, dropout and residuals split over tp along the sequence [true when tp > 1]"""
     vocab_parallel: bool = True
     """embedding, projection and loss split over tp; false: each tp rank does all of it [true]"""
+    gather_per_product: bool = False
+    """torchtitan: queries, keys, values, gate and up each gather the rows of their norm, as
+    ``ColwiseParallel(input_layouts=Shard(1))`` does; false: one gather serves all, as its ``PrepareModuleInput``
+    [false]"""
     schedule: ScheduleName = "1f1b"
     """a name, or the path of a schedule as CSV in the text form of torch.distributed.pipelining [1f1b]"""
     zb_memory_limit: float = Field(default=1.0, gt=0, le=1e6)

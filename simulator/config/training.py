@@ -187,10 +187,9 @@ class Training(Section):
     as recipes of Megatron-Bridge have it); false: by PyTorch's own kernels, Megatron-Core's default, with atomic
     additions [the framework's: true but for megatron_core_local with experts]"""
     unfused: Annotated[tuple[UnfusedPart, ...], AsTuple] = ()
-    """parts that a framework could run as one. Of Megatron-Core, by PyTorch's kernels one by one: qkv_bias (of linear
+    """parts that Megatron-Core could run as one, by PyTorch's kernels one by one: qkv_bias (of linear
     layers before Transformer Engine), rotation (rotary positions without apply_rope_fusion), router (experts' without
-    --moe-router-fusion, Megatron-LM's default). Of torchtitan's kind of tensor parallelism: gathers (each product that
-    reads a norm's rows gathers them, as ``ColwiseParallel(input_layouts=Shard(1))`` does) [none]"""
+    --moe-router-fusion, Megatron-LM's default) [none]"""
     keep_gradients: bool = False
     """gradients of a micro-batch, once added to the buffer, stay in the working precision until the next backward pass,
     as in DeepSpeed's BF16_Optimizer (``update_hp_grads(clear_lp_grads=False)``) [the framework's: true for deepspeed in

@@ -107,10 +107,10 @@ def _comm_launch(op: Comm) -> dict[str, int]:
 
 
 def _graph_launch(op: Compute | Collective) -> dict[str, int]:
-    """Return what the host does to launch the CUDA graph that ``op`` is the first kernel of; nothing for the others.
+    """Return the host's work for the CUDA graph whose first kernel is ``op``; nothing for its other kernels.
 
-    A graph is one function of autograd, as a norm is, which first copies its inputs to where the graph reads them
-    (Transformer Engine, pytorch/graph.py, ``Graphed``). That both take the host no longer is assumed.
+    A graph is one function of autograd, as a norm is. It first copies its inputs to where the graph reads them
+    (Transformer Engine, pytorch/graph.py, ``Graphed``). Both are assumed to take as long as a norm and a copy outside.
     """
     if isinstance(op, Collective) or op.graph == GraphPlace.INSIDE:
         return {}

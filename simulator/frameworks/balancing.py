@@ -30,11 +30,23 @@ def _counts(shapes: Shapes, experts: Experts) -> Ops:
     return (count, comm("all_reduce", "moe.balance", by_expert)) if shapes.tp > 1 else (count,)
 
 
+def map_of_choices(experts: Experts, whose: str) -> Ops:
+    """Return PyTorch's kernels that write a map of tokens to chosen experts into zeros as wide as all experts."""
+    scores = float(PROBABILITY * experts.tokens * experts.experts)
+    choices = float(CHOICE * experts.tokens * experts.experts)
+    sizes = (
+        ("map zero", "zero", 0.0, scores),
+        ("map whole", "copy", scores, scores),
+        ("map", "strided", scores, scores),
+        ("map cast", "cast", scores, choices),
+    )
+    return tuple(memory("F", f"moe.{whose} {name}", op, read, written, "fp32") for name, op, read, written in sizes)
+
+
 def fused(shapes: Shapes, experts: Experts) -> tuple[Ops, Ops]:
     """Return the kernels of Transformer Engine each way: scores with a map of choices, and the loss of all tokens.
 
     PyTorch's divide the loss to log it, and add it to what is logged; backward they make its gradient.
-
     """
     if not experts.balanced:
         return (), ()
@@ -59,15 +71,11 @@ def by_operations(shapes: Shapes, experts: Experts) -> tuple[Ops, Ops]:
     if not experts.balanced:
         return (), ()
     scores = float(PROBABILITY * experts.tokens * experts.experts)
-    choices = float(CHOICE * experts.tokens * experts.experts)
     chosen = float((PROBABILITY + INDEX) * experts.tokens * experts.top_k)
     forward = (
         _kernel("F", "scores", "softmax", scores, scores),
-        _kernel("F", "top-k", "softmax", scores, chosen),
-        _kernel("F", "map zero", "zero", 0.0, scores),
-        _kernel("F", "map whole", "copy", scores, scores),
-        _kernel("F", "map", "strided", scores, scores),
-        _kernel("F", "map cast", "cast", scores, choices),
+        _kernel("F", "top-k", "softmax", scores, chosen),  # a row is read at once, as by a softmax; its time is assumed
+        *map_of_choices(experts, "balance"),
         *_counts(shapes, experts),
         _kernel("F", "probabilities", "reduce", scores),
         *_numbers("F", "product", "loss", "scale", "log", "log sum"),

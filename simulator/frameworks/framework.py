@@ -21,7 +21,7 @@ from simulator.operations.weights import Weight
 #: Sections of a profile, by software. The last two are torch.compile of each layer, and of a whole model.
 LaunchSection = Literal["eager", "megatron", "torchtitan", "hugging_face", "deepspeed", "compiled", "compiled_model"]
 #: Parts of a model that some stack has both a fused kernel for and PyTorch's (``training.unfused``).
-UnfusedPart = Literal["qkv_bias", "rotation", "router", "gathers"]
+UnfusedPart = Literal["qkv_bias", "rotation", "router"]
 
 
 class Traffic(NamedTuple):
@@ -326,8 +326,10 @@ class Framework:
     """keys and values are copied to all query heads that share them before a fused attention kernel"""
     keeps_gathered_inputs: bool = False
     """with sequence parallelism autograd keeps the gathered input of a product, which is not gathered again"""
-    gathers_each_product: bool = False
-    """products that read the same rows gather them each for itself, and sum the gradients of their shares"""
+    gathers_by_product: bool = False
+    """products that read the same rows can gather them each for itself (``parallelism.gather_per_product``)"""
+    gathers_logits: bool = False
+    """ranks of a split vocabulary all have the logits of the whole before an eager loss"""
     copies_gathered: bool = False
     """rows that tensor-parallel ranks gather are put in order by a copy, and those that they scatter before"""
     work_on_dtensors: tuple[str, ...] = ()

@@ -345,7 +345,7 @@ EAGER = replace(
     pytorch.FRAMEWORK,
     name="hugging_face",
     launch_section="hugging_face",
-    about="Hugging Face's transformers 5, or under torch.compile: models like GPT-2, Llama, Qwen3 and Mixtral",
+    about="Hugging Face's transformers 5, eager or under torch.compile: GPT-2, Llama, Qwen3, Mixtral and their like",
     defaults=defaults,
     losses=("eager", "fused_linear"),
     limits=LIMITS,

@@ -18,9 +18,8 @@ from simulator.frameworks.limits import Limit
 from simulator.operations.nodes import Node, Ops, Tensor, memory
 from simulator.operations.shapes import Shapes
 from simulator.program import Compute, Memory, StepPhase
+from simulator.units import FP32_BYTES
 
-#: Bytes of fp32.
-WIDE = 4
 #: Blocks among which a kernel of both gradients of a norm spreads the rows; each leaves a sum for the weight.
 BLOCKS = 512
 #: Most columns of a row that a kernel keeps in registers (torch/_inductor/choices.py, ``should_use_persistent``).
@@ -63,7 +62,7 @@ def norm(shapes: Shapes, place: NormPlace) -> Node:
         forward = _dropping(shapes, forward)
     read = place.readers * narrow + (1 + place.residual) * stream + mask
     together = _one_kernel_for_both(shapes)
-    written = stream + dropped * narrow + (float(WIDE * BLOCKS * shapes.hidden * weights) if together else 0.0)
+    written = stream + dropped * narrow + (float(FP32_BYTES * BLOCKS * shapes.hidden * weights) if together else 0.0)
     backward: Ops = (memory("B", f"{place.name} bwd", f"{op}_bwd", read, written, shapes.dtype, shapes.hidden),)
     return Node(
         forward=(forward,),
@@ -98,13 +97,18 @@ def _sums_over_blocks(shapes: Shapes, place: NormPlace, weights: int) -> Ops:
         "W",
         f"{place.name} wgrad sum",
         "combine",
-        WIDE * BLOCKS * shapes.hidden,
-        WIDE * shapes.hidden,
+        FP32_BYTES * BLOCKS * shapes.hidden,
+        FP32_BYTES * shapes.hidden,
         "fp32",
         shapes.hidden,
     )
     cast = memory(
-        "W", f"{place.name} wgrad cast", "cast", WIDE * shapes.hidden, shapes.element * shapes.hidden, shapes.dtype
+        "W",
+        f"{place.name} wgrad cast",
+        "cast",
+        FP32_BYTES * shapes.hidden,
+        shapes.element * shapes.hidden,
+        shapes.dtype,
     )
     return (*(sums,) * weights, *(() if shapes.autocast else (cast,) * weights))
 
@@ -113,7 +117,7 @@ def _sums_over_rows(shapes: Shapes, place: NormPlace, op: str) -> Ops:
     """Return the kernels that read gradients and input again for the weight."""
     narrow = float(shapes.element * shapes.rows * shapes.hidden)
     stream = narrow if place.per_head else shapes.row_bytes
-    read, blocks = place.readers * narrow + stream, float(WIDE * BLOCKS * shapes.hidden)
+    read, blocks = place.readers * narrow + stream, float(FP32_BYTES * BLOCKS * shapes.hidden)
     return (
         memory("W", f"{place.name} wgrad", f"{op}_bwd", read, blocks, shapes.dtype, shapes.hidden),
         memory(
@@ -186,10 +190,17 @@ def lookup_gradient(shapes: Shapes, table: int, tied: bool) -> Ops:
 
     Where the head's weight is the same its product adds to a copy of it; under autocast that gradient is added.
     """
-    rows, wide, narrow = float(shapes.tokens * shapes.hidden), float(WIDE * table), float(shapes.element * table)
+    rows, wide, narrow = float(shapes.tokens * shapes.hidden), float(FP32_BYTES * table), float(shapes.element * table)
     kernels = (
         memory("W", "embedding.lookup zero grad", "zero", 0, wide, "fp32"),
-        memory("W", "embedding.lookup wgrad", "accumulate", (shapes.element + WIDE) * rows, WIDE * rows, shapes.dtype),
+        memory(
+            "W",
+            "embedding.lookup wgrad",
+            "accumulate",
+            (shapes.element + FP32_BYTES) * rows,
+            FP32_BYTES * rows,
+            shapes.dtype,
+        ),
     )
     if shapes.autocast:
         add = memory("W", "embedding.lookup tied grad", "residual", wide + narrow, wide, shapes.dtype)

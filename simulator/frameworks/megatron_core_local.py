@@ -17,7 +17,7 @@ from simulator.frameworks.megatron_rotation import ROTATION, positions
 from simulator.operations.dropout import dropout
 from simulator.operations.nodes import Node, Tensor, memory
 from simulator.operations.shapes import Shapes
-from simulator.units import DTYPE_BYTES
+from simulator.units import FP32_BYTES
 
 #: SiLU with a gate by Inductor. Backward joins both gradients in one kernel. Each half of it reads what it needs: the
 #: gradient, gate and up for one, the gradient and gate for the other.
@@ -59,7 +59,7 @@ def softmax(shapes: Shapes, elements: int) -> tuple[Node, Node]:
     in fp32 beside them. Scores are the sum of a product and a buffer that stays and counts for nothing (``baddbmm``
     with ``beta`` 0).
     """
-    square, wide = float(shapes.element * elements), float(DTYPE_BYTES["fp32"] * elements)
+    square, wide = float(shapes.element * elements), float(FP32_BYTES * elements)
     probs = Node(
         forward=(
             memory("F", "attn.upcast", "upcast", square, wide, shapes.dtype),

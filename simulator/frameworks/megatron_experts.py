@@ -35,7 +35,6 @@ def router(shapes: Shapes, experts: Experts) -> Node:
         float(PROBABILITY * experts.tokens * experts.experts),
         float(PROBABILITY * experts.tokens * experts.top_k),
     )
-    choices = float(CHOICE * experts.tokens * experts.experts)
 
     def kernel(phase: str, name: str, op: str, read: float, written: float) -> Compute:
         return memory(phase, f"moe.router {name}", op, read, written, "fp32")
@@ -48,10 +47,7 @@ def router(shapes: Shapes, experts: Experts) -> Node:
         kernel("F", "softmax", "softmax", chosen, chosen),
         kernel("F", "probs zero", "zero", 0, scores),
         kernel("F", "probs", "strided", scores, scores),
-        kernel("F", "map zero", "zero", 0, scores),
-        kernel("F", "map whole", "copy", scores, scores),
-        kernel("F", "map", "strided", scores, scores),
-        kernel("F", "map cast", "cast", scores, choices),
+        *balancing.map_of_choices(experts, "router"),
     )
     choice_grad = (
         kernel("B", "probs bwd", "strided", chosen, chosen),

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from simulator.frameworks import hugging_face, pytorch
-from simulator.frameworks.framework import Framework, JobTraits, Traffic
+from simulator.frameworks.framework import JobTraits, Traffic
 from simulator.frameworks.layout_habits import LayoutHabits
 from simulator.frameworks.limits import Limit, plain_layers
 
@@ -128,17 +128,10 @@ COMPILED = replace(
 )
 
 
-def gathered_by_product(stack: Framework) -> Framework:
-    """Return the stack with ``ColwiseParallel(input_layouts=Shard(1))`` for each product that reads normed rows.
-
-    torchtitan prepares the input of a block once, by ``PrepareModuleInput``.
-    """
-    return replace(stack, gathers_each_product=True)
-
-
 SPLIT = replace(
     FRAMEWORK,
-    by_operations=(("gathers", gathered_by_product),),
+    gathers_by_product=True,
+    gathers_logits=True,
     copies_gathered=True,
     work_on_dtensors=ON_DTENSORS,
     defaults=split_defaults,
@@ -147,6 +140,6 @@ SPLIT = replace(
 )
 COMPILED = replace(
     COMPILED,
-    split=replace(COMPILED, work_on_dtensors=COMPILED_ON_DTENSORS, by_operations=SPLIT.by_operations),
+    split=replace(COMPILED, work_on_dtensors=COMPILED_ON_DTENSORS, gathers_by_product=True, gathers_logits=True),
 )
 FRAMEWORK = replace(FRAMEWORK, compiled=COMPILED, split=SPLIT)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from simulator.launch_scripts.megatron_dispatching import has_experts
+from simulator.config.cuda_graphs import PARTS_OF_LAYERS, GraphPart, parts_in_model
+from simulator.config.presets import expand_model
 from simulator.launch_scripts.script import ScriptReading, words_of
 
 _KEY = "framework.cuda_graphs"
@@ -10,13 +11,10 @@ _IMPL, _MODULES = "cuda_graph_impl", ("cuda_graph_modules", "cuda_graph_scope")
 #: Older switches -> the implementation that they mean.
 _SWITCHES = {"enable_cuda_graph": "local", "external_cuda_graph": "transformer_engine"}
 _DETAILS = ("cuda_graph_warmup_steps", "cuda_graph_use_single_mempool", "cuda_graph_retain_backward_graph")
-_WHOLE = "full_iteration"
-#: Parts of layers that graphs can hold here.
-_PARTS = ("attn", "mlp", "moe_router", "moe_preprocess", "mamba")
 
 
 def put_graphs(reading: ScriptReading) -> None:
-    """Put the parts of layers that graphs hold; without a list of them all that the model has, or the whole step."""
+    """Put the parts of layers that graphs hold, or the whole step. Without a list these are all that layers have."""
     switch = reading.first_on(*_SWITCHES)
     option, implementation = (switch, _SWITCHES[switch]) if switch else (_IMPL, reading.look(_IMPL, "none"))
     listed, named = reading.first_of(*_MODULES)
@@ -27,14 +25,23 @@ def put_graphs(reading: ScriptReading) -> None:
         return
     reading.leave(*_DETAILS)
     framework = reading.workload.get("framework")
-    if implementation == _WHOLE or _WHOLE in modules:
-        parts = [_WHOLE]
+    if GraphPart.WHOLE_STEP in (implementation, *modules):
+        parts = [str(GraphPart.WHOLE_STEP)]
     else:
-        usual = ["attn", "moe_router", "moe_preprocess"] if has_experts(reading) else ["attn", "mlp"]
-        parts = [part for part in modules if part in _PARTS] if modules else usual
-    if not parts or set(modules) - {*_PARTS, _WHOLE}:
+        parts = [part for part in modules if part in PARTS_OF_LAYERS] if modules else _parts_in_model(reading)
+    if not parts or set(modules) - {*GraphPart}:
         for one in options:
             reading.ignore(one, f"graphs of {', '.join(modules)} are not simulated")
         return
     reading.workload["framework"] = {"name": framework or "megatron_core"}
     reading.put(_KEY, parts, *options)
+
+
+def _parts_in_model(reading: ScriptReading) -> list[str]:
+    """Return the parts that graphs can hold of the model that was put."""
+    model = expand_model(reading.workload["model"], base=None, origin=lambda key: (reading.path, key))
+    moe = model.get("moe")
+    mlps = model.get("mlps") or ["dense" if moe is None else "moe"]
+    if moe and "mlps" not in model and (moe.get("first_dense_layers") or moe.get("every", 1) > 1):
+        mlps = ["dense", "moe"]
+    return [str(part) for part in parts_in_model(model.get("mixers") or ["attention"], mlps)]

@@ -115,7 +115,11 @@ _LISTED: Mapping[str, Mapping[str, Any]] = {
     "mistral_7b": {"context_parallel_size": 2, "nnodes": 1, "seq_length": 4096},
     "mixtral_8x22b": _layout(2, 4, 14, 2, 16, expert_model_parallel_size=8, seq_length=4096),
     "gpt3_175b": _layout(
-        *(4, 8, 6, 1, 64),
+        tp=4,
+        pp=8,
+        chunks=6,
+        cp=1,
+        nodes=64,
         seq_length=2048,
         global_batch_size=2048,
         micro_batch_size=2,
@@ -123,8 +127,10 @@ _LISTED: Mapping[str, Mapping[str, Any]] = {
         fp8_recipe="delayed",
     ),
 }
+#: What all of these set, where the table says nothing else.
 _OF_ALL_LISTED = {"seq_length": 8192, "global_batch_size": 512, "micro_batch_size": 1, "nproc_per_node": 8}
-#: What recipes of both set: bf16, a sharded optimizer, its communication overlapped, gradients clipped at 1.
+#: What recipes of NeMo 2 and of Megatron-Bridge set: bf16, a sharded optimizer, its communication overlapped, gradients
+#: clipped at 1.
 _USUAL = {
     "bf16": True,
     "use_distributed_optimizer": True,

@@ -13,10 +13,11 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from simulator.losses import compiled, eager
-from simulator.losses.loss import WIDE, Loss, LossOptions, logits_of
+from simulator.losses.loss import Loss, LossOptions, logits_of
 from simulator.operations.nodes import Node, Op, Ops, Tensor, memory, run_again
 from simulator.operations.shapes import Shapes
 from simulator.program import Compute, Matmul, Memory, StepPhase
+from simulator.units import FP32_BYTES
 
 
 def chunk_sizes(tokens: int, chunks: int) -> list[int]:
@@ -114,7 +115,7 @@ def _alive(
     those of projections, which were called first, unless both are computed again together.
     """
     logits = logits_of(shapes)
-    narrow, wide = shapes.element * logits, WIDE * logits
+    narrow, wide = shapes.element * logits, FP32_BYTES * logits
     sums = 3 * gradient
     if options.recompute:
         tensors = 2 * narrow * share if options.compile else 3 * wide * share  # of a chunk in its backward pass

@@ -5,13 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 
 from simulator.losses import vocab_parallel
-from simulator.losses.loss import WIDE, Loss, LossOptions, across_ranks, is_split, logits_of, loss_kernel
+from simulator.losses.loss import Loss, LossOptions, across_ranks, is_split, logits_of, loss_kernel
 from simulator.operations.nodes import Node, Ops, Tensor, comm
 from simulator.operations.shapes import Shapes
 from simulator.program import StepPhase
+from simulator.units import FP32_BYTES
 
 
-def forward(shapes: Shapes, width: int = WIDE) -> Ops:
+def forward(shapes: Shapes, width: int = FP32_BYTES) -> Ops:
     """Return the cast of logits to ``width`` bytes, the log-softmax, and the choice of the targets'."""
     cast = loss_kernel(shapes, StepPhase.FORWARD, "cast", "upcast", shapes.element, width)
     return (
@@ -24,7 +25,7 @@ def forward(shapes: Shapes, width: int = WIDE) -> Ops:
     )
 
 
-def backward(shapes: Shapes, width: int = WIDE) -> Ops:
+def backward(shapes: Shapes, width: int = FP32_BYTES) -> Ops:
     """Return the gradients of the same."""
     cast = loss_kernel(shapes, StepPhase.BACKWARD, "cast bwd", "cast", width, shapes.element)
     return (
@@ -37,10 +38,10 @@ def backward(shapes: Shapes, width: int = WIDE) -> Ops:
 def nodes(shapes: Shapes, projection: Node, options: LossOptions) -> tuple[Node, ...]:
     """Return the loss behind the ``projection``; frameworks that keep no log-softmax take Megatron's kernels."""
     if options.gathers_logits and is_split(shapes):
-        return projection, _gathered_loss(shapes, WIDE)
+        return projection, _gathered_loss(shapes, FP32_BYTES)
     if not options.keeps_log_softmax:
         return vocab_parallel.nodes(shapes, projection, options)
-    return projection, _loss(shapes, WIDE)
+    return projection, _loss(shapes, FP32_BYTES)
 
 
 def narrow_nodes(shapes: Shapes, projection: Node, options: LossOptions) -> tuple[Node, ...]:
@@ -62,13 +63,14 @@ def _gathered_loss(shapes: Shapes, width: int) -> Node:
 
 
 def _loss(shapes: Shapes, width: int) -> Node:
-    logits, copy = logits_of(shapes), width != shapes.element
+    logits = logits_of(shapes)
+    cast_bytes = width if width != shapes.element else 0
     return Node(
         forward=forward(shapes, width),
         input_grad=backward(shapes, width),
         saved=(Tensor("loss.log_softmax", width * logits),),
         grad_bytes=2 * width * logits,
-        forward_bytes=(shapes.element + width * copy) * logits,
+        forward_bytes=(shapes.element + cast_bytes) * logits,
     )
 
 

@@ -8,10 +8,7 @@ from dataclasses import dataclass
 from simulator.operations.nodes import Node, Ops, comm, memory
 from simulator.operations.shapes import Shapes
 from simulator.program import Compute, StepPhase
-from simulator.units import DTYPE_BYTES
-
-#: Bytes of an element of logits that are cast up.
-WIDE = DTYPE_BYTES["fp32"]
+from simulator.units import FP32_BYTES
 
 
 @dataclass(frozen=True)
@@ -73,4 +70,4 @@ def loss_kernel(shapes: Shapes, phase: StepPhase, name: str, op: str, read: int,
 
 def across_ranks(shapes: Shapes, what: str) -> Ops:
     """Return the all-reduce of a number in fp32 for every token, where the vocabulary is split."""
-    return (comm("all_reduce", f"loss {what}", WIDE * shapes.tokens),) if is_split(shapes) else ()
+    return (comm("all_reduce", f"loss {what}", FP32_BYTES * shapes.tokens),) if is_split(shapes) else ()

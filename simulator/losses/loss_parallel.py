@@ -6,10 +6,11 @@ makes a tensor of zeros, the exponentials, their sum, and the product with the l
 
 from __future__ import annotations
 
-from simulator.losses.loss import WIDE, Loss, LossOptions, across_ranks, logits_of, loss_kernel
+from simulator.losses.loss import Loss, LossOptions, across_ranks, logits_of, loss_kernel
 from simulator.operations.nodes import Node, Tensor
 from simulator.operations.shapes import Shapes
 from simulator.program import StepPhase
+from simulator.units import FP32_BYTES
 
 
 def nodes(shapes: Shapes, projection: Node, options: LossOptions) -> tuple[Node, ...]:
@@ -17,26 +18,26 @@ def nodes(shapes: Shapes, projection: Node, options: LossOptions) -> tuple[Node,
     x, logits, by_row = shapes.element, logits_of(shapes), options.by_row
     loss = Node(
         forward=(
-            loss_kernel(shapes, StepPhase.FORWARD, "cast", "upcast", x, WIDE),
-            loss_kernel(shapes, StepPhase.FORWARD, "max", "reduce", WIDE, 0),
+            loss_kernel(shapes, StepPhase.FORWARD, "cast", "upcast", x, FP32_BYTES),
+            loss_kernel(shapes, StepPhase.FORWARD, "max", "reduce", FP32_BYTES, 0),
             *across_ranks(shapes, "max"),
-            loss_kernel(shapes, StepPhase.FORWARD, "subtract", by_row, WIDE, WIDE),
-            loss_kernel(shapes, StepPhase.FORWARD, "exp", "activation", WIDE, WIDE),
-            loss_kernel(shapes, StepPhase.FORWARD, "sum", "reduce", WIDE, 0),
+            loss_kernel(shapes, StepPhase.FORWARD, "subtract", by_row, FP32_BYTES, FP32_BYTES),
+            loss_kernel(shapes, StepPhase.FORWARD, "exp", "activation", FP32_BYTES, FP32_BYTES),
+            loss_kernel(shapes, StepPhase.FORWARD, "sum", "reduce", FP32_BYTES, 0),
             *across_ranks(shapes, "sum"),
-            loss_kernel(shapes, StepPhase.FORWARD, "log_softmax", by_row, WIDE, WIDE),
+            loss_kernel(shapes, StepPhase.FORWARD, "log_softmax", by_row, FP32_BYTES, FP32_BYTES),
             *across_ranks(shapes, "target"),
         ),
         input_grad=(
-            loss_kernel(shapes, StepPhase.BACKWARD, "nll bwd", "zero", 0, WIDE),
-            loss_kernel(shapes, StepPhase.BACKWARD, "exp bwd", "activation", WIDE, WIDE),
-            loss_kernel(shapes, StepPhase.BACKWARD, "add bwd", "residual", 2 * WIDE, WIDE),
-            loss_kernel(shapes, StepPhase.BACKWARD, "scale bwd", by_row, WIDE, WIDE),
-            loss_kernel(shapes, StepPhase.BACKWARD, "cast bwd", "cast", WIDE, x),
+            loss_kernel(shapes, StepPhase.BACKWARD, "nll bwd", "zero", 0, FP32_BYTES),
+            loss_kernel(shapes, StepPhase.BACKWARD, "exp bwd", "activation", FP32_BYTES, FP32_BYTES),
+            loss_kernel(shapes, StepPhase.BACKWARD, "add bwd", "residual", 2 * FP32_BYTES, FP32_BYTES),
+            loss_kernel(shapes, StepPhase.BACKWARD, "scale bwd", by_row, FP32_BYTES, FP32_BYTES),
+            loss_kernel(shapes, StepPhase.BACKWARD, "cast bwd", "cast", FP32_BYTES, x),
         ),
-        saved=(Tensor("loss.log_softmax", WIDE * logits),),
-        grad_bytes=3 * WIDE * logits,
-        forward_bytes=(x + 2 * WIDE) * logits,
+        saved=(Tensor("loss.log_softmax", FP32_BYTES * logits),),
+        grad_bytes=3 * FP32_BYTES * logits,
+        forward_bytes=(x + 2 * FP32_BYTES) * logits,
     )
     return projection, loss
 

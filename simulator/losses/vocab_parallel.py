@@ -7,10 +7,11 @@ section 4.3: 4 s b v / t bytes).
 
 from __future__ import annotations
 
-from simulator.losses.loss import WIDE, Loss, LossOptions, across_ranks, logits_of, loss_kernel
+from simulator.losses.loss import Loss, LossOptions, across_ranks, logits_of, loss_kernel
 from simulator.operations.nodes import Node, Tensor
 from simulator.operations.shapes import Shapes
 from simulator.program import StepPhase
+from simulator.units import FP32_BYTES
 
 
 def nodes(shapes: Shapes, projection: Node, options: LossOptions) -> tuple[Node, ...]:
@@ -21,21 +22,21 @@ def nodes(shapes: Shapes, projection: Node, options: LossOptions) -> tuple[Node,
     x, logits, by_row = shapes.element, logits_of(shapes), options.by_row
     loss = Node(
         forward=(
-            loss_kernel(shapes, StepPhase.FORWARD, "cast", "upcast", x, WIDE),
-            loss_kernel(shapes, StepPhase.FORWARD, "max", "reduce", WIDE, 0),
+            loss_kernel(shapes, StepPhase.FORWARD, "cast", "upcast", x, FP32_BYTES),
+            loss_kernel(shapes, StepPhase.FORWARD, "max", "reduce", FP32_BYTES, 0),
             *across_ranks(shapes, "max"),
-            loss_kernel(shapes, StepPhase.FORWARD, "subtract", by_row, WIDE, WIDE),
+            loss_kernel(shapes, StepPhase.FORWARD, "subtract", by_row, FP32_BYTES, FP32_BYTES),
             *across_ranks(shapes, "target"),
-            loss_kernel(shapes, StepPhase.FORWARD, "exp", "activation", WIDE, WIDE),
-            loss_kernel(shapes, StepPhase.FORWARD, "sum", "reduce", WIDE, 0),
+            loss_kernel(shapes, StepPhase.FORWARD, "exp", "activation", FP32_BYTES, FP32_BYTES),
+            loss_kernel(shapes, StepPhase.FORWARD, "sum", "reduce", FP32_BYTES, 0),
             *across_ranks(shapes, "sum"),
-            loss_kernel(shapes, StepPhase.FORWARD, "normalise", by_row, WIDE, WIDE),
+            loss_kernel(shapes, StepPhase.FORWARD, "normalise", by_row, FP32_BYTES, FP32_BYTES),
         ),
         input_grad=(
-            loss_kernel(shapes, StepPhase.BACKWARD, "bwd", by_row, WIDE, WIDE),
-            loss_kernel(shapes, StepPhase.BACKWARD, "cast bwd", "cast", WIDE, x),
+            loss_kernel(shapes, StepPhase.BACKWARD, "bwd", by_row, FP32_BYTES, FP32_BYTES),
+            loss_kernel(shapes, StepPhase.BACKWARD, "cast bwd", "cast", FP32_BYTES, x),
         ),
-        saved=(Tensor("loss.softmax", WIDE * logits),),
+        saved=(Tensor("loss.softmax", FP32_BYTES * logits),),
         grad_bytes=x * logits,
         forward_bytes=x * logits,
     )

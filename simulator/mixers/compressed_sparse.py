@@ -1,4 +1,4 @@
-"""Compressed sparse attention of DeepSeek-V4: to a window, and to chosen keys of four tokens each.
+"""Compressed sparse attention of DeepSeek-V4: to a window, and to chosen keys of a few tokens each.
 
 As in transformers 5.24 (modeling_deepseek_v4.py, ``DeepseekV4CSACompressor`` and ``DeepseekV4Indexer``). The indexer
 learns by a loss of its own, as that of DeepSeek-V3.2 does, which is assumed.
@@ -9,7 +9,8 @@ from __future__ import annotations
 from simulator.mixers.compressing import compression
 from simulator.mixers.index_scores import NUMBER, IndexScores, index_scores
 from simulator.mixers.mixer import Mixer, MixerProduct, Operations
-from simulator.mixers.shared_key import CompressedKeys, SharedKey, attention, attention_flops, refusals, rotation
+from simulator.mixers.rows import rotation
+from simulator.mixers.shared_key import CompressedKeys, SharedKey, attention, attention_flops, refusals
 from simulator.operations.shapes import Shapes
 from simulator.program.kernels import causal_pairs
 
@@ -68,7 +69,7 @@ def flops(sizes: SharedKey, seen: float) -> float:
 
 MIXER = Mixer(
     "compressed_sparse",
-    "attention to a window, and to chosen keys of four tokens each",
+    "attention to a window, and to chosen keys of sparse_rate tokens each",
     section="shared_key",
     sizes=SharedKey,
     operations=operations,

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from simulator.mixers.mixer import MixerProduct, Operations
-from simulator.mixers.shared_key import WIDE, rms_norm, rotation
+from simulator.mixers.rows import rms_norm, rotation
 from simulator.operations.nodes import Node, Tensor, memory
 from simulator.operations.shapes import Shapes
 from simulator.operations.weights import Weight
+from simulator.units import FP32_BYTES
 
 
 def compression(
@@ -41,7 +42,9 @@ def _pooled(shapes: Shapes, name: str, rate: int, columns: int, outputs: int) ->
         forward=(memory("F", f"mixer.{name} pool", "reduce", 2 * each, pooled, shapes.dtype),),
         input_grad=(memory("B", f"mixer.{name} pool bwd", "reduce", 2 * each + pooled, 2 * each, shapes.dtype),),
         weight_grad=(
-            memory("W", f"mixer.{name} places wgrad", "reduce", each, WIDE * rate * columns, shapes.dtype, columns),
+            memory(
+                "W", f"mixer.{name} places wgrad", "reduce", each, FP32_BYTES * rate * columns, shapes.dtype, columns
+            ),
         ),
         saved=saved,
         saved_for_weights=saved[1:],

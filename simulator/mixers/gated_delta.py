@@ -14,7 +14,6 @@ from dataclasses import dataclass, replace
 from simulator.bounds import ModelSize
 from simulator.mixers.mixer import Mixer, MixerProduct, Operations, Refusal, Split
 from simulator.mixers.state import (
-    WIDE,
     convolution,
     exchanged,
     gated_norm,
@@ -27,6 +26,7 @@ from simulator.operations.nodes import Node, Tensor, memory
 from simulator.operations.shapes import Shapes
 from simulator.operations.weights import Weight
 from simulator.program import Compute, StepPhase, Tiled
+from simulator.units import FP32_BYTES
 
 #: Tokens of a piece.
 PIECE = 64
@@ -116,7 +116,7 @@ def _repeated(shapes: Shapes, key_heads: int, heads: int, key_dim: int) -> tuple
 
 def _decays(shapes: Shapes, heads: int) -> Node:
     """Return the decays and the strengths of corrections: a number each for every token and head."""
-    narrow, wide = float(shapes.element * shapes.tokens * heads), float(WIDE * shapes.tokens * heads)
+    narrow, wide = float(shapes.element * shapes.tokens * heads), float(FP32_BYTES * shapes.tokens * heads)
     return Node(
         forward=(
             memory("F", "mixer.beta", "activation", narrow, narrow, shapes.dtype),
@@ -126,7 +126,7 @@ def _decays(shapes: Shapes, heads: int) -> Node:
             memory("B", "mixer.decay bwd", "activation_bwd", narrow + wide, narrow, shapes.dtype),
             memory("B", "mixer.beta bwd", "activation_bwd", 2 * narrow, narrow, shapes.dtype),
         ),
-        weight_grad=(memory("W", "mixer.decay wgrad", "reduce", wide, WIDE * heads, shapes.dtype, heads),),
+        weight_grad=(memory("W", "mixer.decay wgrad", "reduce", wide, FP32_BYTES * heads, shapes.dtype, heads),),
         saved=(Tensor("mixer.ba", 2 * narrow),),
         saved_for_weights=(Tensor("mixer.ba", 2 * narrow),),
         grad_bytes=narrow + wide,
@@ -171,7 +171,7 @@ def _rule(shapes: Shapes, heads: int, k: int, v: int) -> Node:
     c, (forward, backward) = PIECE, _multiply_adds(k, v)
     rows = shapes.tokens * heads
     qkv, states, triangles = rows * (2 * k + v), rows * k * v / c, rows * c
-    narrow = float(rows * (WIDE + shapes.element))
+    narrow = float(rows * (FP32_BYTES + shapes.element))
     read, written = (
         shapes.element * (qkv + rows * (k + v) + states + triangles),
         shapes.element * (rows * v + states + triangles),

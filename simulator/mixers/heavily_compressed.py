@@ -1,4 +1,4 @@
-"""Heavily compressed attention of DeepSeek-V4: to a window, and to every key of 128 tokens before.
+"""Heavily compressed attention of DeepSeek-V4: to a window, and to every key of many tokens before.
 
 As in transformers 5.24 (modeling_deepseek_v4.py, ``DeepseekV4HCACompressor``).
 """
@@ -28,7 +28,7 @@ def flops(sizes: SharedKey, seen: float) -> float:
 
 MIXER = Mixer(
     "heavily_compressed",
-    "attention to a window, and to keys of 128 tokens each",
+    "attention to a window, and to keys of heavy_rate tokens each",
     section="shared_key",
     sizes=SharedKey,
     operations=operations,

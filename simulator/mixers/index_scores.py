@@ -10,9 +10,10 @@ from dataclasses import dataclass
 from simulator.operations.nodes import Node, Tensor, memory
 from simulator.operations.shapes import Shapes
 from simulator.program import Compute, StepPhase, Tiled
+from simulator.units import FP32_BYTES
 
-#: Bytes of a score and of the number of what is chosen.
-SCORE, NUMBER = 4, 4
+#: Bytes of a score, and of the number (int32) of what is chosen.
+SCORE, NUMBER = FP32_BYTES, 4
 #: Keys of a tile of scores.
 TILE = 128
 
@@ -47,7 +48,7 @@ def index_scores(shapes: Shapes, sizes: IndexScores) -> Node:
 
     A score is a sum over heads. The gradient takes three products over what was chosen: its scores again, and the
     gradients of queries and of keys. What attention gave to it is computed again, over this rank's heads. That all of
-    this runs in such kernels, each tensor read once, is assumed.
+    this runs in such kernels, each tensor read once, is assumed, and that a choice takes as long as a sum over its row.
     """
     inputs = float(shapes.element * (shapes.tokens * (sizes.width + sizes.heads) + sizes.keys * sizes.head_dim))
     numbers = float(NUMBER * shapes.tokens * sizes.choices)

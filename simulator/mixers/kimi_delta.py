@@ -12,10 +12,11 @@ from dataclasses import dataclass
 from simulator.bounds import ModelSize
 from simulator.mixers.gated_delta import PIECE, rule_kernels
 from simulator.mixers.mixer import Mixer, MixerProduct, Operations, Refusal, Split
-from simulator.mixers.state import WIDE, convolution, gated_norm, split_refusals, split_weight
+from simulator.mixers.state import convolution, gated_norm, split_refusals, split_weight
 from simulator.operations.nodes import Node, Tensor, memory
 from simulator.operations.shapes import Shapes
 from simulator.operations.weights import Weight
+from simulator.units import FP32_BYTES
 
 #: Kernels of the rule. Forward: kda_gate_chunk_cumsum, three of chunk_kda_fwd_intra, chunk_gated_delta_rule_fwd_h,
 #: chunk_gla_fwd_o_gk. Backward: gate, recompute_w_u_fwd and _fwd_h again, then chunk_kda_bwd_dAv,
@@ -109,7 +110,7 @@ def _rule(shapes: Shapes, heads: int, k: int) -> Node:
     every tensor crosses memory once; backward all that was read is read twice.
     """
     (forward, backward), rows = _multiply_adds(k), shapes.tokens * heads
-    row, decays = float(shapes.element * rows * k), float(WIDE * rows * k)
+    row, decays = float(shapes.element * rows * k), float(FP32_BYTES * rows * k)
     states, triangles, strengths = row * k / PIECE, 2.0 * shapes.element * rows * PIECE, float(shapes.element * rows)
     read = 4 * row + strengths + decays + 2 * row + states + triangles
     outputs = 3 * row + 2 * states + decays
@@ -124,7 +125,7 @@ def _rule(shapes: Shapes, heads: int, k: int) -> Node:
     return Node(
         forward=(forward_kernels,),
         input_grad=(backward_kernels,),
-        weight_grad=(memory("W", "mixer.decay wgrad", "reduce", decays, WIDE * heads * k, shapes.dtype, heads),),
+        weight_grad=(memory("W", "mixer.decay wgrad", "reduce", decays, FP32_BYTES * heads * k, shapes.dtype, heads),),
         saved=(
             *(Tensor(f"mixer.{name}", row) for name in ("q", "k", "v", "decays")),
             Tensor("mixer.strengths", strengths),

@@ -14,7 +14,6 @@ from dataclasses import dataclass, replace
 from simulator.bounds import ModelSize
 from simulator.mixers.mixer import Mixer, MixerProduct, Operations, Refusal, Split
 from simulator.mixers.state import (
-    WIDE,
     convolution,
     exchanged,
     gated_norm,
@@ -26,6 +25,7 @@ from simulator.mixers.state import (
 from simulator.operations.nodes import Node, Tensor, memory
 from simulator.operations.shapes import Shapes
 from simulator.program import Compute, StepPhase, Tiled
+from simulator.units import FP32_BYTES
 
 #: Kernels of the scan, forward and backward (ssd_combined.py, ``_mamba_chunk_scan_combined_fwd`` and ``_bwd``).
 #: Forward: _chunk_cumsum, _chunk_state, _state_passing, _bmm_chunk, _chunk_scan. Backward: the first four again, then
@@ -69,7 +69,7 @@ def operations(shapes: Shapes, sizes: Mamba2) -> Operations:
         whole = whole_sequences(shapes)
         shared = max(groups, shapes.cp) * sizes.state  # groups are sent to all ranks that have some of their heads
         widths = {"z": inner, "x": inner, "B": shared, "C": shared, "dt": heads}
-        pairs = zip(_inside(whole, sizes), (conv, scan), strict=False)
+        pairs = zip(_inside(whole, sizes)[:2], (conv, scan), strict=True)
         divided = (replace(node, weights=undivided.weights) for node, undivided in pairs)
         apart = (exchanged(shapes, widths), *divided, exchanged(shapes, {"y": inner}, back=True))
     return (
@@ -122,9 +122,9 @@ def _scan(shapes: Shapes, sizes: Mamba2, heads: int, groups: int) -> Node:
     )
     x, bc = rows * p, 2.0 * shapes.tokens * groups * n
     states, products = rows * p * n / c, shapes.tokens * groups * c
-    decays = WIDE * rows
-    read = shapes.element * (2 * x + bc + products) + WIDE * 2 * states + 2 * decays
-    written = shapes.element * (x + products) + WIDE * 2 * states + decays
+    decays = FP32_BYTES * rows
+    read = shapes.element * (2 * x + bc + products) + FP32_BYTES * 2 * states + 2 * decays
+    written = shapes.element * (x + products) + FP32_BYTES * 2 * states + decays
     weights = (
         split_weight(shapes, "A_log", heads),
         split_weight(shapes, "D", heads),
@@ -152,9 +152,11 @@ def _scan(shapes: Shapes, sizes: Mamba2, heads: int, groups: int) -> Node:
                 StepPhase.BACKWARD,
             ),
         ),
-        weight_grad=(memory("W", "mixer.scan wgrad", "reduce", 2 * decays, 3 * WIDE * heads, shapes.dtype, heads),),
-        forward_bytes=shapes.element * (x + bc + products) + WIDE * states,
-        grad_bytes=shapes.element * (3 * x + 2 * bc + products) + WIDE * 2 * states,
+        weight_grad=(
+            memory("W", "mixer.scan wgrad", "reduce", 2 * decays, 3 * FP32_BYTES * heads, shapes.dtype, heads),
+        ),
+        forward_bytes=shapes.element * (x + bc + products) + FP32_BYTES * states,
+        grad_bytes=shapes.element * (3 * x + 2 * bc + products) + FP32_BYTES * 2 * states,
         output_grad_bytes=shapes.element * x,
         weights=weights,
     )

@@ -12,14 +12,13 @@ from dataclasses import dataclass
 
 from simulator.bounds import ModelSize
 from simulator.mixers.mixer import Mixer, MixerProduct, Operations, Refusal, Split
+from simulator.mixers.rows import rms_norm, rotation
 from simulator.operations.nodes import Node, Tensor, memory
 from simulator.operations.shapes import Shapes
 from simulator.operations.weights import Weight
 from simulator.program import Compute, Matmul, StepPhase, Tiled
 from simulator.program.kernels import causal_pairs
-
-#: Bytes of an element of statistics.
-WIDE = 4
+from simulator.units import FP32_BYTES
 
 
 @dataclass(frozen=True)
@@ -94,33 +93,6 @@ def attention(
     )
 
 
-def rms_norm(shapes: Shapes, name: str, rows: int, width: int, *, weighted: bool = True) -> Node:
-    """Return an RMSNorm of so many ``rows``: a kernel each way, and one for the gradient of its weight."""
-    nbytes = float(shapes.element * rows * width)
-    saved = (Tensor(f"mixer.{name} input", nbytes),)
-    weight = Weight(f"mixer.{name}.weight", (width,), (width,), shapes.dtype)
-    wgrad = memory("W", f"mixer.{name} wgrad", "rms_norm_bwd", 2 * nbytes, shapes.element * width, shapes.dtype, width)
-    return Node(
-        forward=(memory("F", f"mixer.{name}", "rms_norm", nbytes, nbytes, shapes.dtype, width),),
-        input_grad=(memory("B", f"mixer.{name} bwd", "rms_norm_bwd", 2 * nbytes, nbytes, shapes.dtype, width),),
-        weight_grad=(wgrad,) if weighted else (),
-        saved=saved,
-        grad_bytes=2 * nbytes,
-        output_grad_bytes=nbytes,
-        weights=(weight,) if weighted else (),
-    )
-
-
-def rotation(shapes: Shapes, name: str, rows: int, width: int) -> Node:
-    """Return rotary positions on a part of so many ``rows``, in place."""
-    nbytes = float(shapes.element * rows * width)
-    return Node(
-        forward=(memory("F", f"mixer.rope {name}", "rope", nbytes, nbytes, shapes.dtype),),
-        input_grad=(memory("B", f"mixer.rope {name} bwd", "rope", nbytes, nbytes, shapes.dtype),),
-        grad_bytes=nbytes,
-    )
-
-
 def window_pairs(shapes: Shapes, sizes: SharedKey) -> float:
     """Return the pairs of a query and a token of its window, in all sequences."""
     return shapes.batch * causal_pairs(shapes.seq, shapes.seq, window=min(sizes.window, shapes.seq))
@@ -138,7 +110,7 @@ def _core(shapes: Shapes, sizes: SharedKey, compressed: CompressedKeys) -> Node:
     keys = shapes.tokens + shapes.batch * compressed.count
     q, kv = (float(shapes.element * count * d) for count in (shapes.tokens * heads, keys))
     chosen = compressed.selected_bytes
-    statistics = float(WIDE * shapes.tokens * heads)
+    statistics = float(FP32_BYTES * shapes.tokens * heads)
     seen = max(1, min(sizes.window, shapes.seq) + compressed.most)
     return Node(
         forward=(
@@ -163,7 +135,7 @@ def _core(shapes: Shapes, sizes: SharedKey, compressed: CompressedKeys) -> Node:
                 StepPhase.BACKWARD,
             ),
         ),
-        weight_grad=(memory("W", "mixer.sinks wgrad", "reduce", 2 * statistics, WIDE * heads, "fp32", heads),),
+        weight_grad=(memory("W", "mixer.sinks wgrad", "reduce", 2 * statistics, FP32_BYTES * heads, "fp32", heads),),
         saved=(
             Tensor("mixer.q", q),
             Tensor("mixer.kv", kv),

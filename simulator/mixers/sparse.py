@@ -44,7 +44,7 @@ def operations(shapes: Shapes, sizes: Indexer) -> Operations:
 
 
 def _key_norm(shapes: Shapes, width: int) -> Node:
-    """Return the LayerNorm of the keys."""
+    """Return the LayerNorm of the indexer's keys, one of each token, which every tensor-parallel rank has."""
     nbytes = float(shapes.element * shapes.tokens * width)
     weights = tuple(Weight(f"mixer.key_norm.{name}", (width,), (width,), shapes.dtype) for name in ("weight", "bias"))
     return Node(
@@ -63,7 +63,7 @@ def _key_norm(shapes: Shapes, width: int) -> Node:
 
 
 def _scores(shapes: Shapes, sizes: Indexer) -> Node:
-    """Return the scores of all tokens before a query, and the choice among them."""
+    """Return the scores of all tokens before a query, the choice among them, and the gradient of the indexer's loss."""
     choices = min(sizes.top_k, shapes.seq)
     return index_scores(
         shapes,

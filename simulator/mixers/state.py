@@ -14,9 +14,6 @@ from simulator.operations.shapes import Shapes
 from simulator.operations.weights import Weight
 from simulator.program import AllToAll, Axis, Compute, Purpose
 
-#: Bytes of an element of decays and of statistics, which kernels keep in fp32.
-WIDE = 4
-
 
 def split_weight(shapes: Shapes, name: str, *shape: int) -> Weight:
     """Return a weight of which tensor-parallel ranks have a part of the first dimension; ``shape`` is this rank's."""
@@ -64,7 +61,10 @@ def gated_norm(shapes: Shapes, channels: int, width: int, weight: Weight | None)
 
 
 def whole_sequences(shapes: Shapes) -> Shapes:
-    """Return the sizes with which a context-parallel rank works on whole sequences, of its part of the heads."""
+    """Return the sizes with which a context-parallel rank works on whole sequences, of its part of the heads.
+
+    Ranks that split heads count as ``tp``: the tensor-parallel ones, times the context-parallel ones.
+    """
     return replace(shapes, cp=1, tokens=shapes.tokens * shapes.cp, tp=shapes.tp * shapes.cp)
 
 

@@ -9,9 +9,7 @@ from simulator.models.shapes import FrameworkShapes
 from simulator.operations.nodes import Node, Tensor, memory
 from simulator.operations.weights import Weight
 from simulator.program import Attention, Compute, Matmul, StepPhase
-
-#: Bytes of an element of statistics.
-FP32 = 4
+from simulator.units import FP32_BYTES
 
 
 def split_qkv(shapes: FrameworkShapes) -> Node:
@@ -70,7 +68,11 @@ def flash_saved(shapes: FrameworkShapes, context: str) -> tuple[Tensor, ...]:
     They are its inputs, its output, and a log-sum-exp in fp32 per head and query.
     """
     output = float(shapes.element * shapes.tokens * shapes.context_width)
-    return (*attention_inputs(shapes), Tensor(context, output), Tensor("attn.lse", 4.0 * shapes.tokens * shapes.heads))
+    return (
+        *attention_inputs(shapes),
+        Tensor(context, output),
+        Tensor("attn.lse", float(FP32_BYTES) * shapes.tokens * shapes.heads),
+    )
 
 
 def flash_kernel(shapes: FrameworkShapes, length: int, *, window: int = 0) -> Attention:
@@ -100,13 +102,13 @@ def _flash(shapes: FrameworkShapes, context: str) -> Node:
     """
     forward = replace(flash_kernel(shapes, shapes.seq, window=shapes.window), chunk=shapes.chunk)
     saved = flash_saved(shapes, context)
-    statistics = 2 * FP32 * shapes.tokens * shapes.heads
+    statistics = 2 * FP32_BYTES * shapes.tokens * shapes.heads
     sinks = Weight("attention.sinks", (shapes.heads,), (shapes.heads * shapes.tp,), shapes.dtype, sharded_over=("tp",))
     return Node(
         forward=(Compute("attn.flash", forward, StepPhase.FORWARD),),
         input_grad=(Compute("attn.flash bwd", replace(forward, backward=True), StepPhase.BACKWARD),),
         weight_grad=(
-            memory("W", "attn.sinks wgrad", "reduce", statistics, FP32 * shapes.heads, "fp32", shapes.heads),
+            memory("W", "attn.sinks wgrad", "reduce", statistics, FP32_BYTES * shapes.heads, "fp32", shapes.heads),
             *add_gradient(shapes, "attn.sinks", shapes.heads),
         )
         if shapes.sinks

@@ -11,9 +11,7 @@ from dataclasses import replace
 
 from simulator.models.shapes import FrameworkShapes
 from simulator.operations.nodes import Node, Tensor, memory
-from simulator.units import DTYPE_BYTES
-
-WIDE = DTYPE_BYTES["fp32"]
+from simulator.units import FP32_BYTES
 
 
 def cast_operands(shapes: FrameworkShapes, node: Node, name: str, n: int, k: int, *, wide: bool, bias: bool) -> Node:
@@ -24,21 +22,23 @@ def cast_operands(shapes: FrameworkShapes, node: Node, name: str, n: int, k: int
     sizes = {f"{name} weight": n * k} | ({f"{name} bias": n} if bias else {})
     kept = tuple(Tensor(what, float(shapes.element * size)) for what, size in sizes.items())
     forward = [
-        memory("F", f"{what} cast", "cast", WIDE * size, shapes.element * size, shapes.dtype)
+        memory("F", f"{what} cast", "cast", FP32_BYTES * size, shapes.element * size, shapes.dtype)
         for what, size in sizes.items()
     ]
     back = tuple(
-        memory("W", f"{what} grad cast", "upcast", shapes.element * size, WIDE * size, shapes.dtype)
+        memory("W", f"{what} grad cast", "upcast", shapes.element * size, FP32_BYTES * size, shapes.dtype)
         for what, size in sizes.items()
     )
     inputs, input_grad, grad_bytes = node.saved, node.input_grad, node.grad_bytes
     if wide and not shapes.framework.fuses_pointwise:
         size = shapes.tokens * k
         inputs = (Tensor(f"{name} input", float(shapes.element * size)),)
-        forward.append(memory("F", f"{name} input cast", "cast", WIDE * size, shapes.element * size, shapes.dtype))
-        up = memory("B", f"{name} input grad cast", "upcast", shapes.element * size, WIDE * size, shapes.dtype)
+        forward.append(
+            memory("F", f"{name} input cast", "cast", FP32_BYTES * size, shapes.element * size, shapes.dtype)
+        )
+        up = memory("B", f"{name} input grad cast", "upcast", shapes.element * size, FP32_BYTES * size, shapes.dtype)
         input_grad = (*input_grad, up)
-        grad_bytes += WIDE * size
+        grad_bytes += FP32_BYTES * size
     return replace(
         node,
         forward=(*forward, *node.forward),

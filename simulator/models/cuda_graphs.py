@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 
+from simulator.config.cuda_graphs import GraphPart
 from simulator.models.parts import Part
 from simulator.operations.nodes import Node, Op, Ops, Tensor
 from simulator.program import AllToAll, Beside, Collective, Compute, GraphPlace
@@ -22,14 +23,14 @@ def captured_nodes(
     Of experts these are what stands before the first exchange of tokens, and before the host waits for their number.
     """
     nodes: list[Node] = []
-    if ("mamba" if mamba else "attn") in modules:
+    if (GraphPart.MAMBA if mamba else GraphPart.ATTENTION) in modules:
         nodes += mixer
-    if not has_experts and "mlp" in modules:
+    if not has_experts and GraphPart.MLP in modules:
         nodes += mlp
-    if has_experts and "moe_router" in modules:
+    if has_experts and GraphPart.ROUTER in modules:
         for node in mlp:
             if any(map(_ends_capture, node.forward)):
-                if "moe_preprocess" in modules:
+                if GraphPart.PREPROCESS in modules:
                     nodes.append(Node(forward=tuple(_before_exchange(node.forward))))
                 break
             nodes.append(node)

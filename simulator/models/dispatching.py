@@ -179,7 +179,8 @@ def _gathered(shapes: FrameworkShapes, experts: Experts) -> Node:
 
     Choices go first, then their probabilities in the router's type, and tokens last. The host waits for the number of
     its experts' tokens, which a sum over the choices gives behind all three (``token_dispatch`` and
-    ``dispatch_postprocess`` there). Gradients of probabilities come back as those of tokens do.
+    ``dispatch_postprocess`` of ``MoEAllGatherTokenDispatcher``). Gradients of
+    probabilities come back as those of tokens do.
     """
     token_bytes, _, worked_on = _sizes(shapes, experts)
     everybody = token_bytes * experts.ep
@@ -216,7 +217,7 @@ def _among_experts(kind: CollectiveKind, what: str, nbytes: float) -> Collective
 def _scattered(shapes: FrameworkShapes, experts: Experts) -> Node:
     """Return the way back of `_gathered`: the sums of each rank's experts for all tokens, summed over ranks.
 
-    They are summed in the type of the probabilities, which the router decides (``token_combine`` there).
+    They are summed in the type of the probabilities, which the router decides (``token_combine`` of the same class).
     """
     token_bytes, _, worked_on = _sizes(shapes, experts)
     everybody = token_bytes * experts.ep

@@ -22,6 +22,13 @@ from simulator.operations.nodes import Node, memory
 from simulator.operations.shapes import ANY_TURN, Turn
 from simulator.operations.weights import Weight
 
+#: Sizes and facts that an encoder shares with the text model. What else a text model has, an encoder has not.
+_OF_THE_JOB = (
+    *("framework", "tp", "vocab_parallel", "vocab", "cp", "cp_method", "cp_layout", "cp_rank"),
+    *("dtype", "grad_dtype", "autocast", "adds_gradients", "fills_buckets", "fills_expert_buckets"),
+    *("accumulates_in_product", "keeps_gradients", "delays_weight_grad"),
+)
+
 
 def encoder_parts(workload: Workload, encoder: Encoder, turn: Turn = ANY_TURN) -> tuple[Part, ...]:
     """Return the parts of an encoder in order: the product of patches, its layers, the projection.
@@ -44,26 +51,23 @@ def encoder_parts(workload: Workload, encoder: Encoder, turn: Turn = ANY_TURN) -
 def encoder_shapes(base: FrameworkShapes, encoder: Encoder, seen: int) -> FrameworkShapes:
     """Return the sizes of an encoder's layer, in which a row sees so many rows.
 
-    Windows are pieces of an image that do not see each other; the last may be smaller, which is neglected. Images of a
-    sequence do not see each other. Tensor-parallel ranks have a part of the heads each, and all rows.
+    Of the text model's ``base`` come the layout and the types of numbers. Windows are pieces of an image that do not
+    see each other; the last may be smaller, which is neglected. Images of a sequence do not see each other.
+    Tensor-parallel ranks have a part of the heads each, and all rows.
     """
     tokens = base.batch * encoder.images * encoder.rows
-    head_dim = encoder.hidden // encoder.heads
-    return replace(
-        base,
+    heads, head_dim = encoder.heads // base.tp, encoder.hidden // encoder.heads
+    return FrameworkShapes(
+        **{name: getattr(base, name) for name in _OF_THE_JOB},
         sequence_parallel=False,
         overlaps_tp=False,
         batch=max(1, tokens // seen),
         seq=seen,
-        window=0,
-        chunk=0,
         tokens=tokens,
         rows=tokens,
         hidden=encoder.hidden,
-        streams=1,
-        heads=encoder.heads // base.tp,
-        kv_heads=encoder.heads // base.tp,
-        kv_replicas=1,
+        heads=heads,
+        kv_heads=heads,
         head_dim=head_dim,
         v_head_dim=head_dim,
         ffn=encoder.ffn_hidden // base.tp,
@@ -71,39 +75,28 @@ def encoder_shapes(base: FrameworkShapes, encoder: Encoder, seen: int) -> Framew
         norm=encoder.norm,
         position=encoder.position,
         biases=frozenset(("qkv", "o", "mlp") if encoder.bias else ()),
-        attention="flash",
-        dropout=0.0,
         norm_by_operations=base.norm_by_operations and encoder.norm == "rmsnorm",
-        qk_norm="",
-        norm_place="before",
-        sinks=False,
-        softcap=False,
-        gate=False,
-        value_norm=False,
-        keys_as_values=False,
         bidirectional=True,
-        product_recipe=None,
-        graph_modules=frozenset(),
     )
 
 
 def _input(whole: FrameworkShapes, encoder: Encoder) -> Iterator[Node]:
     """Yield the product of patches, which passes no gradient on, and what is added to its rows."""
     images = whole.tokens // encoder.rows
-    patches = replace(whole, tokens=images * encoder.patches, rows=images * encoder.patches)
+    patches = replace(whole, tokens=images * encoder.patches_per_image, rows=images * encoder.patches_per_image)
     product = linear(
         patches,
         "encoder",
         "patches",
         encoder.hidden,
-        encoder.patch,
+        encoder.patch_values,
         split="none",
         saved="encoder.pixels",
         bias=encoder.patch_bias,
     )
     yield replace(product, input_grad=())
     tables: dict[str, tuple[int, ...]] = {"class_token": (encoder.hidden,)} if encoder.class_token else {}
-    tables |= {"positions": (encoder.positions, encoder.hidden)} if encoder.positions else {}
+    tables |= {"positions": (encoder.learned_positions, encoder.hidden)} if encoder.learned_positions else {}
     if tables:
         weights = tuple(Weight(f"encoder.{name}", shape, shape, whole.dtype) for name, shape in tables.items())
         added = sum(weight.elements for weight in weights)
@@ -131,15 +124,19 @@ def _projection(base: FrameworkShapes, whole: FrameworkShapes, encoder: Encoder)
     merged = replace(whole, tokens=tokens, rows=tokens, hidden=encoder.hidden)
     if encoder.output_norm:
         yield norm(whole, "encoder.output_norm", saved="encoder.output", residual=False)
-    means = encoder.merged == "mean"
-    if means and encoder.merge > 1:
+    means = encoder.merge_by == "mean"
+    if means and encoder.patches_per_token > 1:
         yield Node(
             forward=(memory("F", "encoder.means", "reduce", whole.row_bytes, merged.row_bytes, whole.dtype),),
             input_grad=(memory("B", "encoder.means bwd", "copy", merged.row_bytes, whole.row_bytes, whole.dtype),),
             grad_bytes=whole.row_bytes + merged.row_bytes,
         )
-    if encoder.merged_norm:
-        rows = merged if means else replace(whole, tokens=images * encoder.patches, rows=images * encoder.patches)
+    if encoder.merge_norm:
+        rows = (
+            merged
+            if means
+            else replace(whole, tokens=images * encoder.patches_per_image, rows=images * encoder.patches_per_image)
+        )
         rows = replace(rows, norm="rmsnorm", norm_by_operations=base.norm_by_operations)
         yield norm(rows, "encoder.merged_norm", saved="encoder.unmerged", residual=False)
     widths = (*encoder.widths, base.hidden)
@@ -167,7 +164,7 @@ def _projection(base: FrameworkShapes, whole: FrameworkShapes, encoder: Encoder)
 def encoder_flops(workload: Workload, encoder: Encoder) -> float:
     """Return the forward FLOPs of a sequence's images: two per weight and row, and both products of attention."""
     first, *layers, last = encoder_parts(workload, encoder)
-    patches = _products(first) * encoder.patches
+    patches = _products(first) * encoder.patches_per_image
     rows = sum(_products(part) for part in layers) * encoder.rows
     attended = sum(2 * encoder.rows * encoder.sees(number) * encoder.hidden for number in range(encoder.layers))
     return 2.0 * encoder.images * (patches + rows + _products(last) * encoder.tokens + attended)

@@ -147,10 +147,9 @@ def _layer(
     if "ops" in recompute:
         return recomputed_by_op(shapes, experts, nodes, part)
     ends = shapes.framework.recompute_ends_before[shapes.tp > 1]
-    if shapes.tuning.adapters and "down" in shapes.tuning.adapters.targets:
-        ends -= {"mlp.fc2", "mlp.fc2 bias"}  # the product is run again before its adapter
-    if shapes.norm_place != "before":
-        ends -= {"mlp.fc2", "mlp.fc2 bias"}  # the norm behind the block keeps what the product gives
+    adapted = shapes.tuning.adapters and "down" in shapes.tuning.adapters.targets
+    if adapted or shapes.norm_place != "before":
+        ends -= {"mlp.fc2", "mlp.fc2 bias"}  # an adapter, or the norm behind the block, needs what the product gives
     if "layer" in recompute and ends and not shapes.dropout:
         needed = itertools.takewhile(lambda op: isinstance(op, Beside) or op.name not in ends, part.recompute)
         return replace(part, recompute=tuple(needed))

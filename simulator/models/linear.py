@@ -145,7 +145,7 @@ def _kept_input(
     """Return what is kept of x for the weight gradient, and what is to be gathered for it once more."""
     x_bytes = layer.x_bytes(shapes)
     if gather and shapes.framework.keeps_gathered_inputs:
-        whose = f" for {layer.name}" if shapes.framework.gathers_each_product else ""
+        whose = f" for {layer.name}" if shapes.gathers_each_product else ""
         return (Tensor(f"{saved} gathered{whose}", x_bytes),), ()
     return (Tensor(saved, x_bytes * shapes.rows / shapes.tokens if layer.split == "column" else x_bytes),), gather
 
@@ -185,7 +185,7 @@ def with_summed_gradients(shapes: FrameworkShapes, nodes: Sequence[Node]) -> tup
     """
     if len(nodes) == 1 or shapes.framework.fuses_pointwise:
         return tuple(nodes)
-    by_product = shapes.framework.gathers_each_product
+    by_product = shapes.gathers_each_product
     nbytes = float(shapes.weight_element * (shapes.rows if by_product else shapes.tokens) * shapes.hidden)
 
     def summed(node: Node, comms: Ops) -> Node:

@@ -112,7 +112,7 @@ class _Casts:
         loads: Sequence[int] = (),
         weights: int = 1,
     ) -> None:
-        self._z, self._name, self._sizes, self._widths = shapes, name, sizes, widths
+        self._shapes, self._name, self._sizes, self._widths = shapes, name, sizes, widths
         rows = sum(loads)
         self._shares = [load / rows for load in loads if load] or [1.0]
         self._weight_shares = [1 / weights] * weights
@@ -131,7 +131,7 @@ class _Casts:
         nbytes = share * self._sizes[tensor]
         name = " ".join(filter(None, (self._name, what, one.name)))
         read, written = one.read * nbytes, one.written * nbytes
-        return memory(phase, name, one.op, read, written, self._z.dtype, self._widths[tensor])
+        return memory(phase, name, one.op, read, written, self._shapes.dtype, self._widths[tensor])
 
 
 def _gradients(recipe: ProductRecipe, cast: _Casts, name: str) -> tuple[Ops, Ops]:

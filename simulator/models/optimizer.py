@@ -21,7 +21,7 @@ from simulator.operations.shapes import ANY_SEAT, Seat
 from simulator.operations.weights import EXPERT_AXIS, Weight, by_axis, elements, elements_by_axis, trained, weight_bytes
 from simulator.optimizers.update import UpdatedTensor
 from simulator.program import REPLICAS, Axis, Collective, CollectiveKind, Compute, Memory, Purpose, StepPhase
-from simulator.units import DTYPE_BYTES
+from simulator.units import DTYPE_BYTES, FP32_BYTES
 
 
 @dataclass(frozen=True)
@@ -82,13 +82,13 @@ def state_bytes_of(workload: Workload, pipeline_rank: int, weights: Sequence[Wei
         gradients=0.0
         if shards and away
         else DTYPE_BYTES[training.grad_dtype] * (share if shards else float(whole)) + kept,
-        optimizer=(0.0 if away else _optimizer_bytes(workload, weights)) + DTYPE_BYTES["fp32"] * lost,
+        optimizer=(0.0 if away else _optimizer_bytes(workload, weights)) + FP32_BYTES * lost,
     )
 
 
 def _optimizer_bytes(workload: Workload, weights: Sequence[Weight]) -> float:
     """Return the bytes of the master weights and of the states of ``weights`` that stay on this GPU."""
-    masters = DTYPE_BYTES["fp32"] if workload.training.optimizer.master_weights else 0
+    masters = FP32_BYTES if workload.training.optimizer.master_weights else 0
     states = sum(update.state_bytes(paged=False) for update in weight_updates(workload, weights))
     return masters * optimized_elements(workload, weights) + states
 
@@ -126,7 +126,7 @@ def optimizer_workspace_bytes(workload: Workload, weights: Sequence[Weight]) -> 
     """
     training = workload.training
     copies = training.optimizer.master_weights and training.grad_dtype != "fp32"
-    element_bytes = DTYPE_BYTES["fp32"]
+    element_bytes = FP32_BYTES
     if workload.software.gradient_kernels is not None:  # side by side in their own type before
         element_bytes += DTYPE_BYTES[training.grad_dtype]
     gradients = element_bytes * optimized_elements(workload, weights) if copies else 0.0
@@ -186,7 +186,7 @@ def optimizer_ops(workload: Workload, weights: Sequence[Weight]) -> tuple[Op, ..
     training, layout = workload.training, workload.parallelism
     count = float(optimized_elements(workload, weights))
     here = layout.offload.optimizer == "none" and not layout.server_count
-    masters, wide = training.optimizer.master_weights, DTYPE_BYTES["fp32"]
+    masters, wide = training.optimizer.master_weights, FP32_BYTES
     grad = DTYPE_BYTES[training.grad_dtype]
     ops: list[Op] = []
     if here and workload.software.gradient_kernels is not None:
@@ -302,7 +302,7 @@ def _clipping(workload: Workload, weights: Sequence[Weight], nbytes: float) -> t
     ``local_multi_tensor_l2_norm``, ``local_multi_tensor_scale``).
     """
     if launches := _launches(workload, weights):
-        sizes = DTYPE_BYTES["fp32"] * float(launches)
+        sizes = FP32_BYTES * float(launches)
         norms = _kernel("grad norm", "reduce", nbytes, 0.0, launches=launches)
         read = _kernel("grad norms to host", "copy", sizes, sizes, launches=launches)
         steps = (("clip", "activation"), ("clip copy", "copy"))
@@ -346,7 +346,7 @@ def host_update_bytes(workload: Workload) -> float:
     """
     training = workload.training
     grad = workload.host_gradient_bytes
-    copied = DTYPE_BYTES["fp32"] + DTYPE_BYTES[training.trained_dtype] if training.optimizer.master_weights else 0
+    copied = FP32_BYTES + DTYPE_BYTES[training.trained_dtype] if training.optimizer.master_weights else 0
     return 2.0 * grad + (2.0 * host_state_bytes(workload) + grad) + copied
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from simulator.models.low_precision import activation_in_low_precision
 from simulator.models.shapes import FrameworkShapes
 from simulator.operations.nodes import Node, Ops, Tensor, memory
-from simulator.units import DTYPE_BYTES
+from simulator.units import FP32_BYTES
 
 
 def activation(shapes: FrameworkShapes, block: str, elements: int) -> Node:
@@ -23,9 +23,7 @@ def activation(shapes: FrameworkShapes, block: str, elements: int) -> Node:
         saved = (Tensor(f"{block}.act" if shapes.activation == "relu" else f"{block}.pre", nbytes),)
     saved = saved if kernels.keeps_input else ()
     saved += tuple(Tensor(f"{block}.{result}", nbytes) for result in kernels.kept)
-    saved += tuple(
-        Tensor(f"{block}.{result}", DTYPE_BYTES["fp32"] * float(elements)) for result in kernels.kept_in_fp32
-    )
+    saved += tuple(Tensor(f"{block}.{result}", FP32_BYTES * float(elements)) for result in kernels.kept_in_fp32)
     node = Node(
         forward=tuple(
             memory("F", name + x, op, r * nbytes, w * nbytes, shapes.dtype) for x, op, r, w in kernels.forward

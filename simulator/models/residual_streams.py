@@ -12,9 +12,7 @@ from simulator.models.linear import add_gradient, product
 from simulator.models.shapes import FrameworkShapes
 from simulator.operations.nodes import Node, Tensor, memory
 from simulator.operations.weights import Weight
-
-#: Bytes of an element of what streams are weighed and mixed with.
-WIDE = 4
+from simulator.units import FP32_BYTES
 
 
 def read_streams(shapes: FrameworkShapes, block: str, entering: str) -> Node:
@@ -30,7 +28,7 @@ def read_streams(shapes: FrameworkShapes, block: str, entering: str) -> Node:
 def write_streams(shapes: FrameworkShapes, block: str) -> Node:
     """Return the mixed streams with the output of ``block`` added to each."""
     row, streams = shapes.row_bytes, shapes.stream_bytes
-    numbers = float(WIDE * shapes.rows * shapes.streams * (shapes.streams + 1))
+    numbers = float(FP32_BYTES * shapes.rows * shapes.streams * (shapes.streams + 1))
     return Node(
         forward=(memory("F", f"{block}.streams mix", "combine", streams + row + numbers, streams, shapes.dtype),),
         # Gradients of the streams, of the output, and of the mixing numbers.
@@ -72,7 +70,7 @@ def _read(shapes: FrameworkShapes, name: str, entering: str, numbers: int, *, sc
     """
     rows, width = shapes.rows, shapes.streams * shapes.hidden
     row, streams = shapes.row_bytes, shapes.stream_bytes
-    weighing = float(WIDE * rows * numbers)
+    weighing = float(FP32_BYTES * rows * numbers)
     partial = numbers if shapes.sequence_parallel else 0
     shapes_of = {"weight": (numbers, width), "base": (numbers,), "scale": (scales,)}
     weights = tuple(
@@ -102,7 +100,7 @@ def _read(shapes: FrameworkShapes, name: str, entering: str, numbers: int, *, sc
         ),
         weight_grad=(
             product(shapes, name, "wgrad", numbers, width, rows),
-            memory("W", f"{name} base wgrad", "reduce", weighing, WIDE * numbers, "fp32", numbers),
+            memory("W", f"{name} base wgrad", "reduce", weighing, FP32_BYTES * numbers, "fp32", numbers),
             *add_gradient(shapes, name, params),
         ),
         saved=(Tensor(entering, streams), Tensor(f"{name} numbers", weighing)),

@@ -21,7 +21,8 @@ class FrameworkShapes(Shapes):
     ``product_recipe``: of products in 8 or 4 bits, if there is one. ``casts_weights``: this micro-batch casts weights.
     ``gathers_in_8_bits``: ZeRO-3 gathers weights so. ``keeps_weight_copies``: copies of weights stay for the step.
     ``delays_weight_grad``: gradients of weights wait until those of inputs are on their way to other ranks.
-    ``graph_modules``: parts of layers that CUDA graphs hold.
+    ``graph_modules``: parts of layers that CUDA graphs hold. ``gathers_each_product``: products that read the same rows
+    gather them each for itself, and sum the gradients of their shares.
     """
 
     framework: Framework
@@ -31,6 +32,7 @@ class FrameworkShapes(Shapes):
     keeps_weight_copies: bool = False
     delays_weight_grad: bool = False
     graph_modules: frozenset[str] = frozenset()
+    gathers_each_product: bool = False
 
 
 def keeps_weight_copies(workload: Workload) -> bool:
@@ -104,7 +106,8 @@ def shapes(workload: Workload, seat: Seat = ANY_SEAT, turn: Turn = ANY_TURN, num
         norm_by_operations=not training.fused_rms_norm and model.norm == "rmsnorm",
         tuning=tuning_at(workload, number),
         delays_weight_grad=layout.overlap.delayed_weight_grad,
-        graph_modules=frozenset(workload.framework.cuda_graphs) - {"full_iteration"},
+        graph_modules=workload.framework.layer_graphs,
+        gathers_each_product=layout.gather_per_product,
     )
 
 

@@ -90,7 +90,8 @@ def _stage_parts(workload: Workload, stage: int, seat: Seat, turn: Turn, pool: P
     elif not workload.parallelism.deallocate_pipeline_outputs:
         parts = (*parts[:-1], _with_kept_output(parts[-1], shapes(workload, seat).stream_bytes))
     parts = _with_stage_buffers(workload, stage, parts, seat)
-    if turn.last if workload.adds_whole_gradients else turn.first:
+    leaves_gradients = turn.last if workload.adds_whole_gradients else turn.first
+    if leaves_gradients:
         left = {id(part): _with_left_gradients(workload, part) for part in parts}  # equal layers stay one object
         parts = tuple(left[id(part)] for part in parts)
     return parts

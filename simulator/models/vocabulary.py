@@ -156,5 +156,5 @@ def loss_options(workload: Workload, shapes: FrameworkShapes, *, trained: bool =
         returns_logits=framework.returns_logits is not None and framework.returns_logits(shapes.position),
         online_softmax=framework.online_softmax,
         apart=framework.compiles_loss_apart,
-        gathers_logits=bool(framework.work_on_dtensors),
+        gathers_logits=framework.gathers_logits,
     )

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from simulator.operations.tuning import ALL_TRAINED, Tuning
-from simulator.units import DTYPE_BYTES
+from simulator.units import DTYPE_BYTES, FP32_BYTES
 
 GATED = ("swiglu", "geglu")
 
@@ -67,14 +67,11 @@ class Shapes:
     cp_rank: int
     batch: int
     seq: int
-    window: int
-    chunk: int
     tokens: int
     rows: int
     hidden: int
     heads: int
     kv_heads: int
-    kv_replicas: int
     head_dim: int
     v_head_dim: int
     ffn: int
@@ -82,9 +79,6 @@ class Shapes:
     activation: str
     norm: str
     position: str
-    biases: frozenset[str]
-    attention: str
-    dropout: float
     dtype: str
     grad_dtype: str
     adds_gradients: bool
@@ -93,16 +87,23 @@ class Shapes:
     accumulates_in_product: bool
     keeps_gradients: bool
     norm_by_operations: bool
-    qk_norm: str
-    norm_place: str
-    sinks: bool
-    softcap: bool
-    softcaps_logits: bool
-    gate: bool
-    value_norm: bool
-    keys_as_values: bool
-    compressed_queries: int
     autocast: bool
+    # What only some models have.
+    window: int = 0
+    chunk: int = 0
+    kv_replicas: int = 1
+    biases: frozenset[str] = frozenset()
+    attention: str = "flash"
+    dropout: float = 0.0
+    qk_norm: str = ""
+    norm_place: str = "before"
+    sinks: bool = False
+    softcap: bool = False
+    softcaps_logits: bool = False
+    gate: bool = False
+    value_norm: bool = False
+    keys_as_values: bool = False
+    compressed_queries: int = 0
     tuning: Tuning = ALL_TRAINED
     streams: int = 1
     bidirectional: bool = False
@@ -121,7 +122,7 @@ class Shapes:
     @property
     def weight_element(self) -> int:
         """Bytes of an element of weights, of their gradients as autograd hands them over, and of sums of blocks."""
-        return DTYPE_BYTES["fp32"] if self.autocast else self.element
+        return FP32_BYTES if self.autocast else self.element
 
     @property
     def row_bytes(self) -> float:

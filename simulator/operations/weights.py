@@ -7,14 +7,14 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from simulator.program import Axis
-from simulator.units import DTYPE_BYTES
+from simulator.units import DTYPE_BYTES, FP32_BYTES
 
 #: The axis of the ranks that hold the same values: outside experts, and of experts.
 DENSE_AXIS, EXPERT_AXIS = Axis.DP, Axis.EDP
 #: Elements of a 4-bit NormalFloat block, which share a scale of one byte, and scales that share one in fp32
 #: (arXiv 2305.14314, section 3, double quantization).
 NF4_BLOCK, NF4_SCALES = 64, 256
-SCALE_BYTES = DTYPE_BYTES["fp32"]
+SCALE_BYTES = FP32_BYTES
 #: 4 bits an element and 0.127 bits of scales. A row of ``int8`` has a scale in fp32 (arXiv 2208.07339, section 2.1).
 NF4_BYTES = 0.5 + (1 + SCALE_BYTES / NF4_SCALES) / NF4_BLOCK
 

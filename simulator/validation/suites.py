@@ -135,7 +135,7 @@ SUITES: dict[str, Suite] = {
             name="kempner-tp",
             about="the same with tensor parallelism that gathers the input of each product: 7B to 175B on 2 to 360",
             table=DATA / "kempner-tp.csv",
-            settings=KEMPNER_FORGE | {"training.unfused": ["gathers"]},
+            settings=KEMPNER_FORGE | {"parallelism.gather_per_product": True},
             bounds=Bounds(mean=0.12),
             year=2026,
             measured_by="KempnerForge",

@@ -233,7 +233,7 @@ def test_a_window_that_llama_does_not_use_is_let_be() -> None:
         (LLAMA | {"model_type": "smollm3", "layer_types": ["linear_attention"]}, "layer_types", "linear_attention"),
         (LLAMA | {"model_type": "qwen2_moe", "layer_types": ["chunked_attention"]}, "layer_types", "chunked"),
         (DEEPSEEK | {"model_type": "deepseek_v32", "layer_types": ["full_attention"]}, "layer_types", "attention"),
-        (QWEN | {"model_type": "qwen3", "layer_types": 3}, "layer_types", "no list"),
+        (QWEN | {"model_type": "qwen3", "layer_types": 3}, "layer_types", "must be a list"),
         (
             {"model_type": "deepseek_v4", "moe_intermediate_size": 64, "compress_ratios": [0, 7]},
             "compress_ratios",

@@ -256,7 +256,7 @@ def test_each_product_may_gather_its_input_and_sum_its_gradient_by_itself() -> N
     """``ColwiseParallel(input_layouts=Shard(1))``: q, k, v, gate and up gather 5 times forward, sum 5 times backward.
     The other way round it is the same twice as before, for o and down. The five gathered inputs are kept, and the
     gradients of their shares are added: half of the rows for each of two ranks."""
-    part = models.layer(load({"tp": 2}, unfused=["gathers"]), turn=FIRST)
+    part = models.layer(load({"tp": 2, "gather_per_product": True}), turn=FIRST)
     assert exchanges(part.forward) == {"all_gather": 5, "reduce_scatter": 2}
     assert exchanges(part.backward) == {"all_gather": 2, "reduce_scatter": 5}
     gathered = [tensor.nbytes for tensor in part.saved if " gathered for " in tensor.name]
@@ -267,5 +267,20 @@ def test_each_product_may_gather_its_input_and_sum_its_gradient_by_itself() -> N
         assert isinstance(op, Compute)
         assert isinstance(op.kernel, Memory)
         assert op.kernel.write_bytes == 2 * TOKENS / 2 * HIDDEN
-    with pytest.raises(InputError, match="no fused gathers"):
-        load(unfused=["gathers"])
+    with pytest.raises(InputError, match="products of split layers alone gather"):
+        load({"gather_per_product": True})
+    with pytest.raises(InputError, match="nothing is gathered where every rank has all rows"):
+        load({"tp": 2, "sequence_parallel": False, "gather_per_product": True})
+
+
+def test_megatron_core_gathers_once_for_all_products() -> None:
+    with pytest.raises(InputError, match=r"megatron_core gathers rows once(.|\n)*framework: torchtitan"):
+        load_workload(
+            {
+                "name": "small",
+                "model": LLAMA,
+                "training": {"seq": SEQ, "global_batch": 8},
+                "parallelism": {"tp": 2, "gather_per_product": True},
+                "cluster": "hgx_h200_8gpu",
+            }
+        )

@@ -23,6 +23,12 @@ EXPERTS = "--num-experts 8 --moe-ffn-hidden-size 512 "
             ("attn", "moe_router"),
         ),
         (f"{EXPERTS}--external-cuda-graph", ("attn", "moe_router", "moe_preprocess")),
+        (
+            f"{EXPERTS}--moe-layer-freq ([0]*1+[1]*3) --cuda-graph-impl transformer_engine",
+            ("attn", "mlp", "moe_router", "moe_preprocess"),
+        ),
+        (f"--hybrid-override-pattern {'M-M*' * 8} --cuda-graph-impl transformer_engine", ("attn", "mlp", "mamba")),
+        (f"--hybrid-override-pattern {'M-' * 16} --cuda-graph-impl transformer_engine", ("mlp", "mamba")),
         ("--cuda-graph-impl full_iteration", ("full_iteration",)),
         ("--cuda-graph-impl local --cuda-graph-scope full_iteration", ("full_iteration",)),
         ("--cuda-graph-impl none", ()),

@@ -182,7 +182,7 @@ def test_what_cannot_be_is_refused_by_its_key(
     [
         ("hugging_face", {"attention_sinks": True}),
         ("torchtitan", {"norm_place": "both"}),
-        ("hugging_face", {"mixers": ["window", "attention"], "sliding_window": 8}),
+        ("torchtitan", {"mixers": ["window", "attention"], "sliding_window": 8}),
     ],
 )
 def test_frameworks_whose_layers_were_not_looked_at_refuse_them(framework: str, model: dict[str, Any]) -> None:

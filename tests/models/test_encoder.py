@@ -58,7 +58,7 @@ def config_of(name: str) -> dict[str, Any]:
 def test_towers_of_published_models_have_every_parameter(name: str) -> None:
     """How many patches an image of Qwen2.5-VL has is for the workload to say."""
     fields = from_hugging_face(config_of(name), name)
-    fields["encoder"].setdefault("patches", 1024)
+    fields["encoder"].setdefault("patches_per_image", 1024)
     fields |= {"vocab_multiple": 1}
     ours = load_workload(job(model=fields, training={"seq": 2048, "global_batch": 16}))
     assert models.parameters(ours) == FILES[name][3]
@@ -113,6 +113,19 @@ def test_a_layer_keeps_what_one_of_the_text_model_would_for_as_many_rows() -> No
     assert layer.saved_bytes == 128 * (2 * 128 * (2 + 2 + 3 + 1) + 2 * 2 * 256 + 4 * 4)
 
 
+def test_what_the_text_model_alone_has_changes_no_layer_of_the_encoder() -> None:
+    """Gemma 4's E2B gives layers a part of a second embedding, and its last ones the keys of others."""
+    special = {
+        **{"layer_inputs": {"width": 64, "vocab": 1024}, "reused_keys": {"layers": 2}},
+        **{"qk_norm": True, "norm_place": "both", "logit_softcap": 30.0, "attention_gate": True, "value_norm": True},
+    }
+    plain = load_workload(job(model=LLAMA | {"encoder": ENCODER}))
+    other = load_workload(job(model=LLAMA | {"encoder": ENCODER} | special))
+    before = [models.stage_parts(one, 0)[:3] for one in (plain, other)]
+    assert [part.name for part in before[0]] == ["encoder input", "encoder", "encoder"]
+    assert before[0] == before[1]
+
+
 def test_flops_count_rows_of_images_beside_tokens() -> None:
     """128 patches of a sequence meet 48 x 128 weights, 128 rows two layers and their attention, and 32 tokens the
     projection. Backward takes twice as many."""
@@ -147,7 +160,11 @@ def test_encoders_play_in_all_kinds_of_layouts(layout: dict[str, Any]) -> None:
     [
         ({"encoder": {"images": 9}}, "training.seq: 144 tokens of images are more than a sequence has"),
         ({"encoder": {"heads": 3}}, "model.encoder.heads: does not divide hidden 128"),
-        ({"encoder": {"merge": 3}}, "model.encoder.merge: does not divide patches 64"),
+        (
+            {"encoder": {"patches_per_token": 3}},
+            "model.encoder.patches_per_token: does not divide patches_per_image 64",
+        ),
+        ({"encoder": {"global_layers": [0, 2]}}, "model.encoder.global_layers: the encoder has no layer 2"),
         ({"parallelism": {"tp": 8}}, "parallelism.tp: does not divide model.encoder.heads 4"),
         ({"parallelism": {"cp": 2}}, "parallelism.cp: images are not spread"),
         ({"framework": "torchtitan"}, "model.encoder: "),

@@ -30,6 +30,14 @@ V4: dict[str, Any] = {
 #: A sequence has 2 images of 64 patches with 48 values each. Of 2 layers, 128 wide, the second sees whole images. 4
 #: patches become one token, of 16 an image.
 ENCODER: dict[str, Any] = {
-    **{"layers": 2, "hidden": 128, "heads": 4, "ffn_hidden": 256, "patch": 48, "patches": 64, "images": 2},
-    **{"window": 16, "global_layers": [1], "merge": 4, "merged_norm": True, "projector": [512]},
+    **{
+        "layers": 2,
+        "hidden": 128,
+        "heads": 4,
+        "ffn_hidden": 256,
+        "patch_values": 48,
+        "patches_per_image": 64,
+        "images": 2,
+    },
+    **{"window": 16, "global_layers": [1], "patches_per_token": 4, "merge_norm": True, "projector": [512]},
 }

@@ -66,7 +66,15 @@ def _surroundings(random: Random, model: Section) -> Section:
         section |= {"residual_streams": one((2, 4)), "dropout": 0.0, "mtp_layers": 0, "norm_place": "before"}
     if one((True, *[False] * 7)):
         windows = one(({}, {"window": 16, "global_layers": [1]}))
-        sizes = {"layers": 2, "hidden": 256, "heads": 8, "ffn_hidden": 512, "patch": 48, "patches": 64, "merge": 4}
+        sizes = {
+            "layers": 2,
+            "hidden": 256,
+            "heads": 8,
+            "ffn_hidden": 512,
+            "patch_values": 48,
+            "patches_per_image": 64,
+            "patches_per_token": 4,
+        }
         section["encoder"] = sizes | windows | {"images": one((1, 2)), "projector": one(([], [512]))}
     if "moe" in model and one((True, *[False] * 3)):
         section["moe"] = model["moe"] | {"beside_dense": True}

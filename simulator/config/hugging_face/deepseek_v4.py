@@ -35,18 +35,19 @@ def deepseek_v4(keys: Keys) -> Fields:
     Modules of multi-token prediction are left out, as transformers leaves them out. Layers that choose experts by a
     table of tokens have the weights of the others, and are taken for them.
     """
-    if keys.get("attention_bias") or keys.get("mlp_bias"):
-        raise keys.refuse("attention_bias", "biases of DeepSeek-V4 are not supported")
+    for key in ("attention_bias", "mlp_bias"):
+        if keys.get(key):
+            raise keys.refuse(key, "biases of DeepSeek-V4 are not supported", allowed="false")
     decoded = decoder(keys, width="moe_intermediate_size")
     # The section has heads and positions of its own.
     fields = {key: value for key, value in decoded.items() if key not in ("kv_heads", "head_dim")} | {
         "position": "none"
     }
-    rates = keys.get("compress_rates", default={})
+    rates = keys.section("compress_rates")
     section = {ours: keys.get(theirs, default=size) for ours, (theirs, size) in _SIZES.items()}
     section |= {
-        "sparse_rate": rates.get("compressed_sparse_attention", keys.get("compress_rate_csa", default=4)),
-        "heavy_rate": rates.get("heavily_compressed_attention", keys.get("compress_rate_hca", default=128)),
+        "sparse_rate": rates.get("compressed_sparse_attention", default=keys.get("compress_rate_csa", default=4)),
+        "heavy_rate": rates.get("heavily_compressed_attention", default=keys.get("compress_rate_hca", default=128)),
     }
     keys.has_no_effect("num_nextn_predict_layers", "num_mtp_layers")
     moe = {
@@ -66,17 +67,17 @@ def _kinds(keys: Keys, layers: int) -> list[str]:
     Lists may be longer than the model, by modules of multi-token prediction. By default the first two layers are
     heavily compressed, and the others in turns.
     """
-    rates = keys.get("compress_ratios")
-    kinds = keys.get("layer_types")
+    rates = keys.numbers("compress_ratios")
+    kinds = keys.words("layer_types")
     if kinds is None and rates is not None:
-        if not isinstance(rates, list) or set(rates) - set(_KIND_OF_RATE):
+        if set(rates) - set(_KIND_OF_RATE):
             raise keys.refuse(
                 "compress_ratios", "is no list of 0, 4 and 128", allowed="0, 4 and 128, one for each layer"
             )
         kinds = [_KIND_OF_RATE[rate] for rate in rates]
     if kinds is None:
         kinds = [_KIND_OF_RATE[4 if layer % 2 and layer > 1 else 128] for layer in range(layers)]
-    if not isinstance(kinds, list) or set(map(str, kinds)) - set(_MIXERS):
+    if set(kinds) - set(_MIXERS):
         raise keys.refuse(
             "layer_types", "names a kind of layer that DeepSeek-V4 does not have", allowed=", ".join(_MIXERS)
         )

@@ -15,7 +15,7 @@ def decoder(keys: Keys, activations: Mapping[str, str] = GATED, width: str = "in
     if keys.get("attention_dropout") and not keys.get("residual_dropout"):
         raise keys.refuse("attention_dropout", "dropout of attention alone is not supported")
     fields = {
-        "layers": keys.need("num_hidden_layers"),
+        "layers": keys.layers("num_hidden_layers"),
         "hidden": keys.need("hidden_size"),
         "heads": keys.need("num_attention_heads"),
         "ffn_hidden": keys.need(width),
@@ -79,7 +79,7 @@ def _qwen(keys: Keys) -> Fields:
         keys.has_no_effect("sliding_window")  # the key above turns it off, in layers of windows too
         keys.need_layers("attention", "window")
         return fields
-    first = keys.get("max_window_layers", default=0)
+    first = keys.size("max_window_layers", default=0, least=0)
     kinds = ["window" if layer >= first else "attention" for layer in range(fields["layers"])]
     return windows(keys, fields, layer_types(keys, kinds))
 
@@ -101,7 +101,7 @@ def gemma3(keys: Keys) -> Fields:
     if keys.get("use_bidirectional_attention"):
         raise keys.refuse("use_bidirectional_attention", "attention to later tokens is not supported")
     fields = gemma(keys) | {"norm_place": "both", "qk_norm": True} | _caps(keys)
-    period = keys.get("sliding_window_pattern", "_sliding_window_pattern", default=6)
+    period = keys.size("sliding_window_pattern", "_sliding_window_pattern", default=6)
     kinds = ["window" if (layer + 1) % period else "attention" for layer in range(fields["layers"])]
     return windows(keys, fields, layer_types(keys, kinds))
 
@@ -117,7 +117,7 @@ def gemma4(keys: Keys) -> Fields:
         vocab = keys.get("vocab_size_per_layer_input", default=262_144)
         fields |= {"layer_inputs": {"width": width, "vocab": vocab}}
     if reusing := keys.get("num_kv_shared_layers"):
-        wide = {"ffn_hidden": 2 * fields["ffn_hidden"]} if keys.get("use_double_wide_mlp") else {}
+        wide = {"ffn_hidden": 2 * keys.size("intermediate_size")} if keys.get("use_double_wide_mlp") else {}
         fields |= {"reused_keys": {"layers": reusing, **wide}}
     local = {key: fields.pop(key) for key in ("kv_heads", "head_dim")}
     local["v_head_dim"] = local["head_dim"]
@@ -129,11 +129,8 @@ def gemma4(keys: Keys) -> Fields:
 
 
 def _caps(keys: Keys) -> Fields:
-    caps = {
-        "attention_softcap": keys.get("attn_logit_softcapping"),
-        "logit_softcap": keys.get("final_logit_softcapping"),
-    }
-    return {key: float(value) for key, value in caps.items() if value}
+    named = {"attention_softcap": "attn_logit_softcapping", "logit_softcap": "final_logit_softcapping"}
+    return {ours: keys.number(theirs, 1.0, 1e-6, 1e6) for ours, theirs in named.items() if keys.get(theirs)}
 
 
 def phi3(keys: Keys) -> Fields:
@@ -172,7 +169,8 @@ def exaone4(keys: Keys) -> Fields:
         local = [sign == "L" for sign in signs[: fields["layers"]]]
         local[-1] = False
     else:
-        local = [bool(period) and (layer + 1) % period != 0 for layer in range(fields["layers"])]
+        every = keys.size("sliding_window_pattern", default=4, least=0)
+        local = [every > 0 and (layer + 1) % every != 0 for layer in range(fields["layers"])]
     kinds = layer_types(keys, ["window" if one else "attention" for one in local])
     if keys.get("sliding_window") and "window" in kinds:
         kinds = ["no_rope" if kind == "attention" else kind for kind in kinds]
@@ -182,8 +180,8 @@ def exaone4(keys: Keys) -> Fields:
 def smollm3(keys: Keys) -> Fields:
     """Return the fields of SmolLM3: some layers have no positions."""
     fields = llama(keys)
-    period = keys.get("no_rope_layer_interval", default=4)
-    rotated = keys.get("no_rope_layers") or [(layer + 1) % period for layer in range(fields["layers"])]
+    period = keys.size("no_rope_layer_interval", default=4)
+    rotated = keys.numbers("no_rope_layers") or [(layer + 1) % period for layer in range(fields["layers"])]
     if keys.get("use_sliding_window"):
         raise keys.refuse("use_sliding_window", "windows beside layers without positions are not supported")
     keys.has_no_effect("sliding_window")  # the key above turns it off, in layers of windows too
@@ -230,7 +228,7 @@ def gpt2(keys: Keys) -> Fields:
     if dropouts[1:] != dropouts[:-1]:
         raise keys.refuse("embd_pdrop, attn_pdrop, resid_pdrop", f"different dropouts are not supported: {dropouts}")
     fields = {
-        "layers": keys.need("n_layer"),
+        "layers": keys.layers("n_layer"),
         "hidden": keys.need("n_embd"),
         "heads": keys.need("n_head"),
         "vocab": keys.need("vocab_size"),

@@ -7,28 +7,33 @@ from typing import Any, NamedTuple
 
 from simulator.config.hugging_face.keys import PLAIN, Fields, Keys
 
+_GELU = tuple(name for name, plain in PLAIN.items() if plain == "gelu")
+
 
 def qwen2_5_vl(keys: Keys, whole: Keys) -> Fields:
     """Return the encoder of Qwen2.5-VL; how many patches an image has is for the workload to say.
 
     A window is ``window_size`` pixels wide. Its attention has biases, and so have gated MLPs.
     """
-    hidden, side = keys.get("hidden_size", default=3584), _side(keys, 14)
-    merge = keys.get("spatial_merge_size", default=2) ** 2
-    frames = keys.get("temporal_patch_size", default=2)
+    if keys.get("hidden_act", default="silu") not in ("silu", "swish"):
+        raise keys.refuse("hidden_act", "this activation of an encoder is not supported", allowed="silu, swish")
+    hidden, side = keys.size("hidden_size", default=3584), _side(keys, 14)
+    merge = keys.size("spatial_merge_size", default=2) ** 2
+    channels, frames = keys.size("in_channels", "in_chans", default=3), keys.size("temporal_patch_size", default=2)
+    global_layers = keys.numbers("fullatt_block_indexes")
     return {
         "layers": keys.get("depth", "num_hidden_layers", default=32),
         "hidden": hidden,
         "heads": keys.get("num_heads", "num_attention_heads", default=16),
         "ffn_hidden": keys.get("intermediate_size", default=3420),
-        "patch": keys.get("in_channels", "in_chans", default=3) * frames * side**2,
+        "patch_values": channels * frames * side**2,
         "activation": "swiglu",
         "norm": "rmsnorm",
         "position": "rope",
-        "window": (keys.get("window_size", default=112) // side) ** 2,
-        "global_layers": list(keys.get("fullatt_block_indexes", default=(7, 15, 23, 31))),
-        "merge": merge,
-        "merged_norm": True,
+        "window": (keys.size("window_size", default=112, least=side) // side) ** 2,
+        "global_layers": [7, 15, 23, 31] if global_layers is None else global_layers,
+        "patches_per_token": merge,
+        "merge_norm": True,
         "projector": [hidden * merge],
         "projector_bias": True,
     }
@@ -37,33 +42,33 @@ def qwen2_5_vl(keys: Keys, whole: Keys) -> Fields:
 def gemma3(keys: Keys, whole: Keys) -> Fields:
     """Return the encoder of Gemma 3, a SigLIP tower: means of patches become ``mm_tokens_per_image`` tokens."""
     side = _side(keys, 16)
-    patches = (keys.get("image_size", default=224) // side) ** 2
-    tokens = whole.get("mm_tokens_per_image", default=256)
+    patches = (keys.size("image_size", default=224, least=side) // side) ** 2
+    tokens = whole.size("mm_tokens_per_image", default=256)
     return _tower(keys, "gelu_pytorch_tanh", 1152) | {
-        "patch": keys.get("num_channels", default=3) * side**2,
-        "patches": patches,
-        "positions": patches,
+        "patch_values": keys.size("num_channels", default=3) * side**2,
+        "patches_per_image": patches,
+        "learned_positions": patches,
         "patch_bias": True,
         "output_norm": True,
-        "merge": max(1, patches // tokens),
-        "merged": "mean",
-        "merged_norm": True,
+        "patches_per_token": max(1, patches // tokens),
+        "merge_by": "mean",
+        "merge_norm": True,
     }
 
 
 def llama4(keys: Keys, whole: Keys) -> Fields:
     """Return the encoder of Llama 4: a class token, norms at both ends, four patches side by side for a token."""
-    side, ratio = _side(keys, 14), keys.get("pixel_shuffle_ratio", default=0.5)
-    patches = (keys.get("image_size", default=448) // side) ** 2
+    side, ratio = _side(keys, 14), keys.number("pixel_shuffle_ratio", 0.5, 0.01, 1.0)
+    patches = (keys.size("image_size", default=448, least=side) // side) ** 2
     return _tower(keys, "gelu", 768) | {
         "position": "rope",
-        "patch": keys.get("num_channels", default=3) * side**2,
-        "patches": patches,
-        "positions": patches + 1,
+        "patch_values": keys.size("num_channels", default=3) * side**2,
+        "patches_per_image": patches,
+        "learned_positions": patches + 1,
         "class_token": True,
         "input_norm": True,
         "output_norm": True,
-        "merge": round(1 / ratio**2),
+        "patches_per_token": round(1 / ratio**2),
         "projector": [keys.get("projector_input_dim", default=4096), keys.get("projector_output_dim", default=4096)],
         "projector_bias": bool(keys.get("multi_modal_projector_bias")),
     }
@@ -71,8 +76,8 @@ def llama4(keys: Keys, whole: Keys) -> Fields:
 
 def _tower(keys: Keys, activation: str, hidden: int) -> Fields:
     """Return the sizes that a tower with LayerNorm has, and the width ``hidden`` where the file is silent."""
-    if keys.get("hidden_act", default=activation) not in PLAIN:
-        raise keys.refuse("hidden_act", "this activation of an encoder is not supported")
+    if keys.get("hidden_act", default=activation) not in _GELU:
+        raise keys.refuse("hidden_act", "this activation of an encoder is not supported", allowed=", ".join(_GELU))
     return {
         "layers": keys.need("num_hidden_layers"),
         "hidden": keys.get("hidden_size", default=hidden),
@@ -83,10 +88,9 @@ def _tower(keys: Keys, activation: str, hidden: int) -> Fields:
 
 def _side(keys: Keys, default: int) -> int:
     """Return the pixels of a side of a patch."""
-    side = keys.get("patch_size", default=default)
-    if not isinstance(side, int) or isinstance(side, bool) or side < 1:
-        raise keys.refuse("patch_size", "patches that are not square are not supported")
-    return side
+    if isinstance(keys.get("patch_size"), list):
+        raise keys.refuse("patch_size", "patches that are not square are not supported", allowed="one number")
+    return keys.size("patch_size", default=default)
 
 
 class Tower(NamedTuple):
@@ -106,7 +110,7 @@ TOWERS: Mapping[str, Tower] = {
 def text_config(config: Mapping[str, Any], kind: str) -> dict[str, Any]:
     """Return the keys of the text model of a ``config`` with an encoder, which stand in a section or beside it.
 
-    Whether the embedding is tied is said outside of the section, where it is said.
+    A ``tie_word_embeddings`` beside the section counts for more than one in it.
     """
     inner = config.get("text_config")
     text = dict(inner) if isinstance(inner, Mapping) else dict(config)
@@ -118,4 +122,4 @@ def text_config(config: Mapping[str, Any], kind: str) -> dict[str, Any]:
 
 def encoder_of(config: Mapping[str, Any], kind: str, file: object) -> Fields:
     """Return the section `encoder` that the ``vision_config`` of a ``config`` means."""
-    return TOWERS[kind].read(Keys(config["vision_config"], {}, file), Keys(config, {}, file))
+    return TOWERS[kind].read(Keys(config["vision_config"], {}, file, "vision_config."), Keys(config, {}, file))

@@ -33,7 +33,7 @@ def _gated_delta(keys: Keys, width: str = "intermediate_size") -> Fields:
     """Return the fields of Qwen3-Next without its MLPs; ``width``: the key of the width inside one."""
     named = ("qkv", "o") if keys.get("attention_bias") else ()
     fields = with_biases(decoder(keys, width=width), *named) | {"qk_norm": True, "attention_gate": True}
-    period = keys.get("full_attention_interval", default=4)
+    period = keys.size("full_attention_interval", default=4)
     default = ["gated_delta" if (layer + 1) % period else "attention" for layer in range(fields["layers"])]
     kinds = _kinds(keys, "gated_delta", default)
     sizes = {
@@ -74,9 +74,9 @@ def kimi_linear(keys: Keys) -> Fields:
 
     Its file counts layers from 1, and names heads of the delta rule in a section of their own.
     """
-    linear = keys.get("linear_attn_config", default={})
+    linear = keys.section("linear_attn_config")
     fields = latent(keys, decoder(keys)) | {"position": "none"}
-    full = linear.get("full_attn_layers", [])
+    full = linear.numbers("full_attn_layers") or []
     default = ["attention" if layer + 1 in full else "kimi_delta" for layer in range(fields["layers"])]
     sizes = {
         "heads": linear.get("num_heads") or keys.need("linear_num_heads"),
@@ -95,9 +95,11 @@ def kimi_linear(keys: Keys) -> Fields:
 
 def nemotron_h(keys: Keys) -> Fields:
     """Return the fields of Nemotron-H: a layer is a state-space layer, attention, an MLP, or experts."""
-    pattern = keys.get("hybrid_override_pattern", "layers_block_type", "layer_types")
-    if pattern is None:
-        raise keys.refuse("hybrid_override_pattern", "a required key is missing")
+    places = ("hybrid_override_pattern", "layers_block_type", "layer_types")
+    signs = keys.need(*places)
+    pattern = list(signs) if isinstance(signs, str) else keys.words(*places)
+    if not pattern:
+        raise keys.refuse("hybrid_override_pattern", "has no layers")
     keys.has_no_effect("layers_block_type", "layer_types")  # of the three keys the first decides
     names = [SIGNS.get(sign, sign) for sign in pattern]
     try:
@@ -160,7 +162,7 @@ def bamba(keys: Keys) -> Fields:
     """Return the fields of Bamba: state-space layers, and attention where ``attn_layer_indices`` says."""
     named = (("qkv", "o") if keys.get("attention_bias") else ()) + (("mlp",) if keys.get("mlp_bias") else ())
     fields = with_biases(decoder(keys), *named)
-    chosen = keys.get("attn_layer_indices", default=[])
+    chosen = keys.numbers("attn_layer_indices") or []
     kinds = _kinds(keys, "mamba2", ["attention" if layer in chosen else "mamba2" for layer in range(fields["layers"])])
     return fields | mixers(kinds) | {"mamba2": mamba2_section(keys, BAMBA, fields["hidden"])}
 
@@ -169,7 +171,7 @@ def mamba2(keys: Keys) -> Fields:
     """Return the fields of Mamba 2: layers without MLPs."""
     section = mamba2_section(keys, MAMBA, keys.need("hidden_size"))
     return {
-        "layers": keys.need("num_hidden_layers"),
+        "layers": keys.layers("num_hidden_layers"),
         "hidden": keys.need("hidden_size"),
         "heads": section["heads"],
         "head_dim": section["head_dim"],

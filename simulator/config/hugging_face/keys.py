@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from simulator.bounds import MAX_LAYERS, MAX_MODEL_SIZE
 from simulator.errors import InputError
 from simulator.input_files import brief
 
@@ -39,11 +40,12 @@ def mixer_of_layers(linear: str) -> dict[str, str]:
 class Keys:
     """The keys of a config.json, over what its class assumes where the file is silent.
 
-    ``file`` is named in errors.
+    ``file`` is named in errors, with the ``path`` of a section in front of its keys.
     """
 
-    def __init__(self, config: Mapping[str, Any], defaults: Mapping[str, Any], file: object) -> None:
+    def __init__(self, config: Mapping[str, Any], defaults: Mapping[str, Any], file: object, path: str = "") -> None:
         self.file = file
+        self._path = path
         self.read: set[str] = set()
         self._config = {**defaults, **config}
 
@@ -60,12 +62,67 @@ class Keys:
         """Return the value of the first of ``names`` that is not null; raise `InputError` where there is none."""
         value = self.get(*names)
         if value is None:
-            raise InputError("a required key is missing", file=self.file, key=names[0])
+            raise InputError("a required key is missing", file=self.file, key=self._path + names[0])
         return value
+
+    def size(self, *names: str, default: int | None = None, least: int = 1, most: int = MAX_MODEL_SIZE) -> int:
+        """Return the whole number under the first of ``names`` that is not null, else ``default``.
+
+        Raises `InputError` for what is no whole number from ``least`` to ``most``, and where there is no default.
+        """
+        value = self.need(*names) if default is None else self.get(*names, default=default)
+        if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
+            raise self.refuse(self._present(names), "must be a whole number", allowed=f"{least:,} to {most:,}")
+        return value
+
+    def layers(self, *names: str) -> int:
+        """Return the number of layers that stands under one of ``names``."""
+        return self.size(*names, most=MAX_LAYERS)
+
+    def number(self, name: str, default: float, least: float, most: float) -> float:
+        """Return the number from ``least`` to ``most`` under ``name``. Raises `InputError` for what is none."""
+        value = self.get(name, default=default)
+        if isinstance(value, bool) or not isinstance(value, int | float) or not least <= value <= most:
+            raise self.refuse(name, "must be a number", allowed=f"{least:g} to {most:g}")
+        return float(value)
+
+    def numbers(self, *names: str) -> list[int] | None:
+        """Return the whole numbers that the first of ``names`` lists; None where the file has no such list.
+
+        True and false count as 1 and 0. Raises `InputError` for what is no such list.
+        """
+        values = self.listed(*names)
+        if values is not None and not all(isinstance(value, int) and value >= 0 for value in values):
+            raise self.refuse(self._present(names), "must be a list of whole numbers")
+        return None if values is None else [int(value) for value in values]
+
+    def words(self, *names: str) -> list[str] | None:
+        """Return the words that the first of ``names`` lists; None where the file has no such list."""
+        values = self.listed(*names)
+        if values is not None and not all(isinstance(value, str) for value in values):
+            raise self.refuse(self._present(names), "must be a list of words")
+        return values
+
+    def listed(self, *names: str) -> list[Any] | None:
+        """Return the list under the first of ``names`` that is not null, else None. Raises `InputError` for others."""
+        values = self.get(*names)
+        if values is not None and not isinstance(values, list | tuple):
+            raise self.refuse(self._present(names), "must be a list")
+        return None if values is None else list(values)
+
+    def section(self, name: str) -> Keys:
+        """Return the keys of the section ``name``, of none where the file has no such section."""
+        inner = self.get(name, default={})
+        if not isinstance(inner, Mapping):
+            raise self.refuse(name, "must be a section of keys")
+        return Keys(inner, {}, self.file, f"{self._path}{name}.")
+
+    def _present(self, names: Sequence[str]) -> str:
+        return next((name for name in names if self._config.get(name) is not None), names[0])
 
     def refuse(self, key: str, message: str, **hints: str) -> InputError:
         """Return the error of a ``key`` that says what is not modelled."""
-        return InputError(message, file=self.file, key=key, found=brief(self._config.get(key)), **hints)
+        return InputError(message, file=self.file, key=self._path + key, found=brief(self._config.get(key)), **hints)
 
     def layer_mixers(self, *names: str, linear: str = "") -> list[str] | None:
         """Return the mixers that the first of ``names`` lists layer by layer; None where the file has no such list.
@@ -73,13 +130,11 @@ class Keys:
         ``linear``: the mixer of linear attention and of state-space layers, where the architecture has such layers.
         Raises `InputError` for a kind of layer that is not known.
         """
-        kinds = self.get(*names)
+        kinds = self.words(*names)
         if kinds is None:
             return None
-        if not isinstance(kinds, list):
-            raise self.refuse(names[0], "is no list of layers")
         mixer_of = mixer_of_layers(linear)
-        if unknown := [kind for kind in kinds if not isinstance(kind, str) or kind not in mixer_of]:
+        if unknown := [kind for kind in kinds if kind not in mixer_of]:
             raise self.refuse(names[0], f"layers of kind {unknown[0]} are not supported here")
         return [mixer_of[kind] for kind in kinds]
 
@@ -92,9 +147,7 @@ class Keys:
         """Return the activation that the first of ``keys`` means."""
         value = self.need(*keys)
         if not isinstance(value, str) or value not in names:
-            raise InputError(
-                "unknown activation", file=self.file, key=keys[0], found=brief(value), allowed=", ".join(names)
-            )
+            raise self.refuse(self._present(keys), "unknown activation", allowed=", ".join(names))
         return names[value]
 
     def refuse_unread(self, kind: str, effects: Sequence[str]) -> None:

@@ -90,7 +90,7 @@ def qwen_layers(keys: Keys, layers: int) -> list[bool]:
 
     Those whose number, counted from 1, divides by ``decoder_sparse_step``, but for ``mlp_only_layers``.
     """
-    dense, step = keys.get("mlp_only_layers", default=[]), keys.get("decoder_sparse_step", default=1)
+    dense, step = keys.numbers("mlp_only_layers") or [], keys.size("decoder_sparse_step", default=1)
     return [layer not in dense and (layer + 1) % step == 0 for layer in range(layers)]
 
 
@@ -138,18 +138,18 @@ def llama4(keys: Keys) -> Fields:
     fields = decoder(keys) | {"ffn_hidden": keys.need("intermediate_size_mlp")}
     fields = with_biases(fields, *(("qkv", "o") if keys.get("attention_bias") else ()))
     layers = range(fields["layers"])
-    period = keys.get("no_rope_layer_interval", default=4)
-    rotated = keys.get("no_rope_layers") or [(layer + 1) % period for layer in layers]
-    chunk, kinds = keys.get("attention_chunk_size"), keys.get("layer_types")
+    period = keys.size("no_rope_layer_interval", default=4)
+    rotated = keys.numbers("no_rope_layers") or [(layer + 1) % period for layer in layers]
+    chunk, kinds = keys.get("attention_chunk_size"), keys.words("layer_types")
     if kinds is not None and [kind == "chunked_attention" for kind in kinds] != [bool(one) for one in rotated]:
         raise keys.refuse("layer_types", "pieces in other layers than those with positions are not supported")
     local = "chunked" if chunk else "attention"
     fields |= mixers([local if one else "no_rope" for one in rotated]) | ({"attention_chunk": chunk} if chunk else {})
     if keys.get("use_qk_norm"):
         fields |= {"qk_norm": True, "qk_norm_kind": "unweighted"}
-    step = keys.get("interleave_moe_layer_step", default=1)
-    chosen = keys.get("moe_layers")
-    chosen = range(step - 1, fields["layers"], step) if chosen is None else chosen
+    step = keys.size("interleave_moe_layer_step", default=1)
+    chosen = keys.numbers("moe_layers")
+    chosen = list(range(step - 1, fields["layers"], step)) if chosen is None else chosen
     moe = _routed(keys, "num_local_experts", "intermediate_size") | {"shared_experts": 1}
     return with_experts(fields, moe, [layer in chosen for layer in layers])
 
@@ -160,15 +160,15 @@ def sparse_layers(keys: Keys, layers: int) -> list[bool]:
     From layer ``first_k_dense_replace`` on, those whose number divides by ``moe_layer_freq``, or as
     ``mlp_layer_types`` says.
     """
-    kinds = keys.get("mlp_layer_types")
+    kinds = keys.words("mlp_layer_types")
     if kinds is not None:
         if unknown := [kind for kind in kinds if kind not in ("dense", "sparse")]:
             raise keys.refuse("mlp_layer_types", f"MLPs of kind {unknown[0]} are not supported")
         return [kind == "sparse" for kind in kinds]
-    frequency = keys.get("moe_layer_freq", default=1)
-    if isinstance(frequency, list):
-        return [bool(one) for one in frequency]
-    first = keys.get("first_k_dense_replace", default=0)
+    if isinstance(keys.get("moe_layer_freq"), list):
+        return [bool(one) for one in keys.listed("moe_layer_freq") or ()]
+    frequency = keys.size("moe_layer_freq", default=1)
+    first = keys.size("first_k_dense_replace", default=0, least=0)
     return [layer >= first and layer % frequency == 0 for layer in range(layers)]
 
 
@@ -206,7 +206,7 @@ def deepseek(keys: Keys) -> Fields:
 
 def deepseek_sparse(keys: Keys) -> Fields:
     """Return the fields of DeepSeek-V3.2 and GLM-5: an indexer chooses what a query attends to."""
-    kinds = keys.get("indexer_types", default=[])
+    kinds = keys.words("indexer_types") or []
     if set(kinds) - {"full"}:
         raise keys.refuse("indexer_types", "indexers that layers share are not supported")
     keys.need_layers("sparse")
@@ -244,8 +244,8 @@ def mimo_v2_flash(keys: Keys) -> Fields:
             raise keys.refuse("hybrid_layer_pattern", "is no list of 0 and 1, one for each layer")
         default = ["window" if one else "attention" for one in pattern]
     kinds = layer_types(keys, default)
-    if (before := keys.get("sliding_window_size")) is not None and "window" in kinds:  # tokens before the query
-        fields |= mixers(kinds) | {"sliding_window": before + 1}
+    if keys.get("sliding_window_size") is not None and "window" in kinds:  # tokens before the query
+        fields |= mixers(kinds) | {"sliding_window": keys.size("sliding_window_size", least=0) + 1}
         keys.has_no_effect("sliding_window")  # the key above counts, as in transformers
     else:
         fields = windows(keys, fields, kinds)
@@ -266,7 +266,9 @@ def _window_heads_of_mimo(keys: Keys, fields: Fields) -> Fields:
     }
     sizes = {
         "heads": keys.get("swa_num_attention_heads", default=usual["heads"]),
-        "kv_heads": keys.get("swa_num_key_value_heads", default=2 * usual["kv_heads"]),
+        "kv_heads": keys.get(
+            "swa_num_key_value_heads", default=2 * keys.size("num_key_value_heads", default=usual["heads"])
+        ),
         "head_dim": keys.get("swa_head_dim", default=usual["head_dim"]),
         "v_head_dim": keys.get("swa_v_head_dim", default=usual["v_head_dim"]),
     }

@@ -70,12 +70,10 @@ MAMBA = Mamba2Names(heads="num_heads", head_dim="head_dim", state="state_size", 
 
 def mamba2_section(keys: Keys, names: Mamba2Names, hidden: int) -> Fields:
     """Return the section `mamba2` of a model so wide; ``names``: of the keys in its file."""
-    heads = keys.need(names.heads)
-    if names.expand is None:
-        width = keys.need(names.head_dim)
-    else:
-        width = keys.get(names.head_dim, default="auto")
-        width = keys.get(names.expand, default=2) * hidden // heads if width == "auto" else width
+    heads = keys.size(names.heads)
+    width = keys.need(names.head_dim) if names.expand is None else keys.get(names.head_dim, default="auto")
+    if names.expand and width == "auto":
+        width = keys.size(names.expand, default=2) * hidden // heads
     return {
         "heads": heads,
         "head_dim": width,

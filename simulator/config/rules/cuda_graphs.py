@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from simulator.config.cuda_graphs import GraphPart, parts_in_model
 from simulator.errors import Bare, InputError
 from simulator.frameworks import FRAMEWORKS
 from simulator.input_files import brief
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
     from simulator.config.workload import Workload
 
 _KEY = "framework.cuda_graphs"
-_WHOLE = "full_iteration"
+_WHOLE = GraphPart.WHOLE_STEP
 
 
 def problems(workload: Workload) -> Iterator[InputError]:
@@ -44,29 +45,24 @@ def _combination_problems(chosen: tuple[str, ...]) -> Iterator[InputError]:
     """Yield parts that do not go together."""
     if _WHOLE in chosen and len(chosen) > 1:
         yield _refused(chosen, f"{_WHOLE} has all parts in one graph", f"[{_WHOLE}] alone, or parts of layers")
-    if "moe_preprocess" in chosen and "moe_router" not in chosen:
-        yield _refused(chosen, "moe_preprocess is captured behind the router", "moe_router beside it")
+    if GraphPart.PREPROCESS in chosen and GraphPart.ROUTER not in chosen:
+        yield _refused(chosen, f"{GraphPart.PREPROCESS} is captured behind the router", f"{GraphPart.ROUTER} beside it")
 
 
 def _layer_problems(workload: Workload) -> Iterator[InputError]:
     """Yield parts that no layer of the model has, and experts whose number of tokens the host has to read."""
     chosen, model = workload.framework.cuda_graphs, workload.model
-    layers = [(model.mixer(layer).name, model.mlp(layer)) for layer in range(model.layers)]
-    has = {
-        "attn": any(mixer not in ("none", "mamba2") for mixer, _ in layers),
-        "mamba": any(mixer == "mamba2" for mixer, _ in layers),
-        "mlp": any(mlp == "dense" for _, mlp in layers),
-        "moe_router": any(mlp == "moe" for _, mlp in layers),
-    }
+    layers = range(model.layers)
+    parts = parts_in_model({model.mixer(layer).name for layer in layers}, {model.mlp(layer) for layer in layers})
     for part in chosen:
-        if not has.get(part.replace("preprocess", "router"), True):
-            yield _refused(chosen, f"no layer of the model has {part}", ", ".join(one for one in has if has[one]))
+        if part not in (*parts, _WHOLE):
+            yield _refused(chosen, f"no layer of the model has {part}", ", ".join(parts))
     moe = model.moe
     if _WHOLE in chosen and moe is not None and (moe.capacity_factor is None or not moe.pad_to_capacity):
         yield _refused(
             chosen,
             "the host waits for the number of tokens that experts get, which no graph does",
-            "attn, moe_router, moe_preprocess; or model.moe.capacity_factor with pad_to_capacity",
+            f"{', '.join(parts)}; or model.moe.capacity_factor with pad_to_capacity",
         )
 
 
@@ -80,7 +76,11 @@ def _memory_problems(workload: Workload) -> Iterator[InputError]:
             found="full",
             allowed=f"none or selective, or framework.cuda_graphs: [{_WHOLE}]",
         )
-    if "moe_router" in chosen and training.recompute.granularity == "selective" and "moe" in training.recompute.modules:
+    if (
+        GraphPart.ROUTER in chosen
+        and training.recompute.granularity == "selective"
+        and "moe" in training.recompute.modules
+    ):
         yield InputError(
             "experts that run again have their router with them, not in a graph",
             key="training.recompute.modules",

@@ -15,10 +15,7 @@ if TYPE_CHECKING:
 
 
 def layout_problems(workload: Workload) -> Iterator[InputError]:
-    """Groups to shard in that are none: without ZeRO nothing is sharded, and replicas must divide into whole groups.
-
-    Gradients that a framework reduces more often, or less, than the workload says.
-    """
+    """Yield groups of shards without ZeRO, or that do not divide replicas; and what `_rhythm_problems` yields."""
     layout = workload.parallelism
     yield from _rhythm_problems(workload)
     if layout.hsdp is None:
@@ -48,6 +45,7 @@ def _fully_sharding(workload: Workload) -> list[str]:
 
 
 def _rhythm_problems(workload: Workload) -> Iterator[InputError]:
+    """Yield gradients that the framework reduces more often, or less, than the workload says."""
     if workload.adds_whole_gradients and not workload.replication.fully_sharded:
         yield InputError(
             f"{workload.framework.title} reduces the gradients of every micro-batch",
@@ -66,7 +64,7 @@ def _rhythm_problems(workload: Workload) -> Iterator[InputError]:
 
 
 def warnings(workload: Workload) -> Iterator[str]:
-    """Sharding over nobody, and stages that communicate for every micro-batch of a pipeline."""
+    """Yield lines on shards of one rank alone, and on stages that communicate for every micro-batch of a pipeline."""
     layout = workload.parallelism
     if layout.zero and layout.replicas("dp") == 1:
         state = ("optimizer state", "gradients and optimizer state", "whole state")[layout.zero - 1]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
@@ -25,13 +26,16 @@ def problems(workload: Workload) -> Iterator[InputError]:
             f"{tokens:,} tokens of images are more than a sequence has",
             key="training.seq",
             found=workload.training.seq,
-            allowed=f">= {tokens:,}, or fewer model.encoder.images or patches",
+            allowed=f">= {tokens:,}, or less model.encoder.images or patches_per_image",
         )
     layout, training = workload.parallelism, workload.training
     for key in ("heads", "ffn_hidden"):
         if getattr(encoder, key) % layout.tp:
             yield InputError(
-                f"does not divide model.encoder.{key} {getattr(encoder, key)}", key="parallelism.tp", found=layout.tp
+                f"does not divide model.encoder.{key} {getattr(encoder, key)}",
+                key="parallelism.tp",
+                found=layout.tp,
+                allowed=f"a divisor of {math.gcd(encoder.heads, encoder.ffn_hidden)}",
             )
             break
     if layout.cp > 1:
@@ -51,9 +55,19 @@ def problems(workload: Workload) -> Iterator[InputError]:
 def _size_problems(encoder: Encoder) -> Iterator[InputError]:
     """Yield sizes of an encoder that do not fit each other."""
     if encoder.hidden % encoder.heads:
-        yield InputError(f"does not divide hidden {encoder.hidden}", key="model.encoder.heads", found=encoder.heads)
-    if encoder.patches % encoder.merge:
-        yield InputError(f"does not divide patches {encoder.patches}", key="model.encoder.merge", found=encoder.merge)
+        yield InputError(
+            f"does not divide hidden {encoder.hidden}",
+            key="model.encoder.heads",
+            found=encoder.heads,
+            allowed=f"a divisor of {encoder.hidden}",
+        )
+    if encoder.patches_per_image % encoder.patches_per_token:
+        yield InputError(
+            f"does not divide patches_per_image {encoder.patches_per_image}",
+            key="model.encoder.patches_per_token",
+            found=encoder.patches_per_token,
+            allowed=f"a divisor of {encoder.patches_per_image}",
+        )
     if encoder.window is not None and encoder.window > encoder.rows:
         yield InputError(
             "is more than an image has",
@@ -67,4 +81,11 @@ def _size_problems(encoder: Encoder) -> Iterator[InputError]:
             key="model.encoder.global_layers",
             found=brief(list(encoder.global_layers)),
             allowed="left out, or beside window",
+        )
+    if beyond := [layer for layer in encoder.global_layers if layer >= encoder.layers]:
+        yield InputError(
+            f"the encoder has no layer {beyond[0]}",
+            key="model.encoder.global_layers",
+            found=brief(list(encoder.global_layers)),
+            allowed=f"numbers from 0 to {encoder.layers - 1}",
         )

@@ -109,8 +109,6 @@ def _lacks(model: Model, part: UnfusedPart) -> str:
             return "" if turned or model.mla else "mixers that rotate queries and keys"
         case "router":
             return "" if model.moe else "experts"
-        case "gathers":
-            return ""
 
 
 def _runs_by_operations(part: UnfusedPart) -> Callable[[Framework], bool]:
@@ -132,6 +130,30 @@ def _unfused_problems(workload: Workload) -> Iterator[InputError]:
             )
 
 
+def _gather_problems(workload: Workload) -> Iterator[InputError]:
+    """Yield a gather for each product in a framework that is not simulated with it, and where no layer is split."""
+    layout = workload.parallelism
+    if not layout.gather_per_product:
+        return
+    if layout.tp > 1 and not layout.sequence_parallel:
+        yield InputError(
+            "nothing is gathered where every rank has all rows",
+            key="parallelism.gather_per_product",
+            found=brief(True),
+            allowed="false, or sequence_parallel: true",
+        )
+    if not workload.software.gathers_by_product:
+        able = _those(lambda one: one.split is not None and one.split.gathers_by_product)
+        yield InputError(
+            "products of split layers alone gather their rows"
+            if layout.tp == 1
+            else f"{workload.framework.title} gathers rows once for all products that read them",
+            key="parallelism.gather_per_product",
+            found=brief(True),
+            allowed=f"false, or framework: {able}, with tp > 1",
+        )
+
+
 def _balancing_problems(workload: Workload) -> Iterator[InputError]:
     """Yield a loss that balances experts in a framework whose kernels for it are not known here."""
     moe = workload.model.moe
@@ -149,6 +171,7 @@ def layout_problems(workload: Workload) -> Iterator[InputError]:
     yield from _permutation_problems(workload)
     yield from _balancing_problems(workload)
     yield from _unfused_problems(workload)
+    yield from _gather_problems(workload)
 
     def value_of(key: str) -> object:
         section: object = workload
