@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
-from simulator.program import Axis, NumberedStep, PointToPoint, PointToPointKind, Purpose, Step, numbering, tagging
+from simulator.program import Axis, PointToPoint, PointToPointKind, Purpose, Step, StepMaker, step_maker, transfer_maker
 from simulator.schedules import Action, Order, Schedule, Slot, requires
 
 SEND, RECV = PointToPointKind.SEND, PointToPointKind.RECV
@@ -78,7 +78,7 @@ class AlikeTransfers(NamedTuple):
     label_stem: str
     tag_stem: str
     with_tag: Callable[[str], PointToPoint]
-    numbered: NumberedStep
+    numbered: StepMaker
 
     def step(self, microbatch: int, after: tuple[str, ...]) -> Step:
         """Return the end for a micro-batch, after other steps."""
@@ -102,7 +102,7 @@ class BatchedEnds:
         key = op, hop.source.kind, hop.peer(op)
         with_tag = self._with_tag.get(key)
         if with_tag is None:
-            with_tag = self._with_tag[key] = tagging(hop.comm(op, self._nbytes))
+            with_tag = self._with_tag[key] = transfer_maker(hop.comm(op, self._nbytes))
         return with_tag(str(hop.source))
 
 
@@ -126,9 +126,9 @@ class SingleTransfers:
             name_peer = (hop.rank(op), op, DIRECTION[kind]) in self._several
             as_it_comes = self._as_they_come and op is RECV
             comm = hop.comm(op, self._nbytes, name_peer=name_peer, as_it_comes=as_it_comes)
-            numbered = numbering(Step(hop.label(op), comm, stage=stage))
+            numbered = step_maker(Step(hop.label(op), comm, stage=stage))
             place = hop.rank(op), f"pp_{hop.peer(op)}", comm.lane
-            alike = AlikeTransfers(op, *place, hop.stem(op), hop.source.stem, tagging(comm), numbered)
+            alike = AlikeTransfers(op, *place, hop.stem(op), hop.source.stem, transfer_maker(comm), numbered)
             self._alike[key] = alike
         return alike
 

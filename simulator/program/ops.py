@@ -266,7 +266,7 @@ def quick_key(op: Block | Comm | Batch) -> Hashable:
     return _but_tag(op) if type(op) is PointToPoint else id(op)
 
 
-def tagging(comm: PointToPoint) -> Callable[[str], PointToPoint]:
+def transfer_maker(comm: PointToPoint) -> Callable[[str], PointToPoint]:
     """Return what makes ``comm`` with another tag, in a tenth of the time that `dataclasses.replace` takes."""
     kept = [(setter, getattr(comm, name)) for name, setter in _SETTERS.items() if name != "tag"]
     set_tag = _SETTERS["tag"]

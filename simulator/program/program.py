@@ -51,7 +51,7 @@ _SETTERS = {field.name: getattr(Step, field.name).__set__ for field in fields(St
 _set_label, _set_op, _set_after, _set_phase, _set_microbatch, _set_stage, *_SET_LAST = _SETTERS.values()
 _set_chunk, _set_part, _set_alloc, _set_free, _set_workspace = _SET_LAST
 #: Makes a step of a micro-batch, a label and an operation, after other steps.
-NumberedStep = Callable[[int, str, Block | Comm | Batch, tuple[str, ...]], Step]
+StepMaker = Callable[[int, str, Block | Comm | Batch, tuple[str, ...]], Step]
 
 
 def reordered(step: Step, after: tuple[str, ...], **changes: Any) -> Step:
@@ -76,8 +76,8 @@ def reordered(step: Step, after: tuple[str, ...], **changes: Any) -> Step:
     return other
 
 
-def numbering(step: Step) -> NumberedStep:
-    """Return what makes ``step`` of another micro-batch, label and operation, and after other steps."""
+def step_maker(step: Step) -> StepMaker:
+    """Return what makes copies of ``step`` of another micro-batch, label and operation, and after other steps."""
     changed = ("microbatch", "label", "op", "after")
     kept = [(put, getattr(step, name)) for name, put in _SETTERS.items() if name not in changed]
 
