@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from simulator.arrays import Floats, Ints, distinct, first_places
+from simulator.arrays import Floats, Ints, by_appearance, distinct, first_places
 from simulator.cluster.cluster import Cluster
 from simulator.network.shape import Shape
 
@@ -50,15 +50,14 @@ def crossed_trunks(shapes: Sequence[Shape], cluster: Cluster, nodes: Ints) -> li
     leg = np.repeat(pairs.leg, counts)
     load, weight = (np.repeat(column, counts) for column in (pairs.load, pairs.weight))
     np.add.at(latency_s, leg, share * weight * trunk_latency_s)  # one after another, as the order decides last digits
-    crossed, first, place = np.unique(leg * len(cluster.links) + trunk, return_index=True, return_inverse=True)
-    order = np.argsort(first)
-    loads: Floats = np.bincount(place, share * load, len(crossed)).astype(np.float64, copy=False)
-    legs, trunks = np.divmod(crossed[order], len(cluster.links))
+    first, place = by_appearance(leg * len(cluster.links) + trunk)
+    loads: Floats = np.bincount(place, share * load, len(first)).astype(np.float64, copy=False)
+    legs, trunks = leg[first], trunk[first]
     cuts = np.searchsorted(legs, np.arange(1, len(shapes)))
     crossings = [
         CrossedTrunks(trunks=leg_trunks, load=leg_loads, latency_s=leg_latency_s)
         for leg_trunks, leg_loads, leg_latency_s in zip(
-            np.split(trunks, cuts), np.split(loads[order], cuts), latency_s.tolist(), strict=True
+            np.split(trunks, cuts), np.split(loads, cuts), latency_s.tolist(), strict=True
         )
     ]
     return [
