@@ -58,7 +58,7 @@ def mixed(*parts: NDArray[Any]) -> Colours:
     return value
 
 
-class Gathering:
+class NeighbourColours:
     """Entries that point at targets, so that the colours of those which point at one can be added up again and again.
 
     ``target``: what each entry points at, of ``size`` targets.

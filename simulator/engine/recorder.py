@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from functools import cached_property
 from operator import attrgetter
 from typing import Any, NamedTuple
@@ -18,11 +18,8 @@ from simulator.engine.templates import TemplateStore
 from simulator.program import Program, Step, later_label
 from simulator.timeline import Contention, LinkUse, SpanLabels, Timeline
 
-#: Fields of a step that its spans have too.
-_STEP_FIELDS = (
-    *("label", "phase", "microbatch", "stage", "chunk", "part"),
-    *("alloc_bytes", "free_bytes", "workspace_bytes"),
-)
+#: Fields of a step that its spans have too: all but what it runs, and when it may.
+_STEP_FIELDS = tuple(field.name for field in fields(Step) if field.name not in ("op", "after"))
 #: Clocks of the GPUs of ranks in Hz; None: each kernel runs at the clock of its price.
 GpuClocks = Mapping[RankKind, float | None]
 

@@ -40,7 +40,7 @@ def crossed_trunks(shapes: Sequence[Shape], cluster: Cluster, nodes: Ints) -> li
     if not shapes:
         return []
     latency_s = np.array([shape.link_latency_s for shape in shapes])
-    pairs = _pairs(shapes, cluster, nodes)
+    pairs = _nic_pairs(shapes, cluster, nodes)
     ways = [_ways(cluster, *ends) for ends in zip(*[column.tolist() for column in pairs[1:5]], strict=True)]
     counts = [len(trunks) for trunks, _, _ in ways]
     nothing = np.zeros(0)
@@ -80,11 +80,25 @@ def _ways(cluster: Cluster, a: int, nic_a: int, b: int, nic_b: int) -> tuple[Int
     return ways
 
 
-def _pairs(shapes: Sequence[Shape], cluster: Cluster, nodes: Ints) -> _NicPairs:
-    """Return what goes between NICs under different leaves, added up by leaves, leg by leg.
+def _nic_pairs(shapes: Sequence[Shape], cluster: Cluster, nodes: Ints) -> _NicPairs:
+    """Return what goes between NICs under different leaves, added up by leaves, leg by leg."""
+    across = _pairs_across(shapes, cluster, nodes)
+    everywhere = [
+        (leg, *pair)
+        for leg, shape in enumerate(shapes)
+        for one in shape.everywhere
+        for pair in _between_leaves(cluster, nodes.tolist(), *one)
+    ]
+    if not everywhere:
+        return across
+    both = zip(across, map(np.array, zip(*everywhere, strict=True)), strict=True)
+    columns = [np.concatenate(parts) for parts in both]
+    order = np.argsort(columns[0], kind="stable")
+    return _NicPairs(*[column[order] for column in columns])
 
-    The first two NICs under each two leaves stand for all.
-    """
+
+def _pairs_across(shapes: Sequence[Shape], cluster: Cluster, nodes: Ints) -> _NicPairs:
+    """Return what shapes list as ``across``, added up by leaves: the first two NICs under each two stand for all."""
     across = zip(*[shape.across for shape in shapes], strict=True)
     a, nic_a, b, nic_b, load, weight = (np.concatenate(column) for column in across)
     leg = np.repeat(np.arange(len(shapes)), [len(shape.across.a) for shape in shapes])
@@ -99,18 +113,7 @@ def _pairs(shapes: Sequence[Shape], cluster: Cluster, nodes: Ints) -> _NicPairs:
     ends = leg[first], nodes[a[first]], nic_a[first], nodes[b[first]], nic_b[first], load, weight
     order = np.argsort(first)
     in_order: list[Any] = [column[order] for column in ends]
-    between = _NicPairs(*in_order)
-    everywhere = [
-        (number, *pair)
-        for number, shape in enumerate(shapes)
-        for one in shape.everywhere
-        for pair in _between_leaves(cluster, nodes.tolist(), *one)
-    ]
-    if not everywhere:
-        return between
-    joined = [np.concatenate(both) for both in zip(between, map(np.array, zip(*everywhere, strict=True)), strict=True)]
-    order = np.argsort(joined[0], kind="stable")
-    return _NicPairs(*[column[order] for column in joined])
+    return _NicPairs(*in_order)
 
 
 def _between_leaves(
