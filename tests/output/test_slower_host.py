@@ -48,4 +48,4 @@ def test_nodes_of_all_kinds_have_slower_hosts() -> None:
     }
     groups = [{"count": 1, "node": group | {"host_speed": speed}} for speed in (0.8, 0.001)]
     job = load_workload(NARROW | {"cluster": {"name": "mixed", "groups": groups}}, {"training.global_batch": 2})
-    assert [node.host_speed for node in job.with_hosts_at(0.5, job.cluster).cluster.node_specs] == [0.4, 0.001]
+    assert [node.host_speed for node in job.with_hosts_at(0.5).cluster.node_specs] == [0.4, 0.001]

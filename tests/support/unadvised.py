@@ -11,6 +11,6 @@ def without_advice(monkeypatch: pytest.MonkeyPatch) -> None:
 
     That is another split of the layers, what would make a job fit, and the step on slower hosts.
     """
-    monkeypatch.setattr("simulator.analysis.training.report.LEAST_HOST_SHARE", 1.0)
+    monkeypatch.setattr("simulator.analysis.training.report.HOST_MATTERS", 1.0)
     monkeypatch.setattr("simulator.api._better_split", lambda result: None)
     monkeypatch.setattr("simulator.api.advice", lambda memories, workload, needed_bytes: [])

@@ -56,11 +56,8 @@ class ComparedJob:
     fp4_peak_flops_per_s: float | None = None
 
 
-#: Share of a step that GPUs wait for their hosts, above which slower hosts are simulated too. That takes as long
-#: as the job's own simulation. That it is worth it from 1 % on is a choice.
-LEAST_HOST_SHARE = 0.01
-#: Speed of those slower hosts, as a share of that of the job's own.
-SLOWER_HOST_SPEED = 0.5
+#: Share of a step that GPUs wait for their hosts, from which on it is simulated what slower hosts would make of it.
+HOST_MATTERS = 0.01
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,8 +65,8 @@ class TrainingJob(ComparedJob):
     """Facts of a job that a report needs beside its Timeline.
 
     ``advice``: settings that would make the job fit. ``better_split``: a split of the layers with a faster step.
-    ``calibration``: name, gpu, date, source, kind. ``step_on_hosts_s``: simulates the step on hosts of a
-    speed, over that of the job's own.
+    ``calibration``: name, gpu, date, source, kind. ``slower_host_step_s``: simulates the step on hosts of half the
+    speed.
     """
 
     calibration: Mapping[str, Any]
@@ -78,12 +75,12 @@ class TrainingJob(ComparedJob):
     trained_parameters: float
     advice: Sequence[str]
     better_split: SimulatedSplit | None
-    step_on_hosts_s: Callable[[float], float]
+    slower_host_step_s: Callable[[], float]
 
 
 def _host(job: TrainingJob, waiting: float) -> dict[str, float | None]:
     """Return the share of the step that GPUs wait for hosts, and where it matters the step on slower ones."""
-    slower_s = job.step_on_hosts_s(SLOWER_HOST_SPEED) if waiting > LEAST_HOST_SHARE else None
+    slower_s = job.slower_host_step_s() if waiting > HOST_MATTERS else None
     return {"host_bound_fraction": waiting, "slower_host_step_time_s": slower_s}
 
 
