@@ -6,15 +6,13 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from simulator.program import Axis, PointToPoint, PointToPointKind, Purpose, Step, StepMaker, step_maker, transfer_maker
-from simulator.schedules import Action, Order, Schedule, Slot, requires
+from simulator.schedules import Action, Order, Post, Schedule, Slot, requires
 
 SEND, RECV = PointToPointKind.SEND, PointToPointKind.RECV
 
 DIRECTION = {"F": "fwd", "B": "bwd", "I": "bwd"}
 #: An end of a transfer as ``torch.distributed.pipelining`` writes it.
 _VERB = {SEND: "SEND", RECV: "RECV"}
-#: Kind of the action -> name of its result in torch's text form.
-_RESULT = {"F": "F", "B": "B", "I": "B"}
 
 #: A rank, an end of its transfers, and their direction.
 End = tuple[int, PointToPointKind, str]
@@ -52,14 +50,14 @@ class HandOver(NamedTuple):
         """Return the pipeline rank that calls the other end."""
         return self.receiver if op is SEND else self.sender
 
-    def label(self, op: PointToPointKind) -> str:
-        """Return the name in ``torch.distributed.pipelining``: 0SEND_F3, 1RECV_F3."""
-        return f"{self.stem(op)}{self.source.microbatch}"
-
-    def stem(self, op: PointToPointKind) -> str:
-        """Return the name without the micro-batch, which ends it."""
+    def post(self, op: PointToPointKind) -> Post:
+        """Return one end as schedules write it."""
         stage = self.source.stage if op is SEND else self.target.stage
-        return f"{stage}{_VERB[op]}_{_RESULT[self.source.kind]}"
+        return Post.from_source(self.source, stage, _VERB[op])
+
+    def label(self, op: PointToPointKind) -> str:
+        """Return the name of one end in ``torch.distributed.pipelining``: 0SEND_F3, 1RECV_F3."""
+        return str(self.post(op))
 
 
 class AlikeTransfers(NamedTuple):
@@ -127,7 +125,7 @@ class SingleTransfers:
             comm = hop.comm(op, self._nbytes, name_peer=name_peer, as_it_comes=as_it_comes)
             step_of = step_maker(Step(hop.label(op), comm, stage=stage))
             place = hop.rank(op), f"pp_{hop.peer(op)}", comm.lane
-            alike = AlikeTransfers(op, *place, hop.stem(op), hop.source.stem, transfer_maker(comm), step_of)
+            alike = AlikeTransfers(op, *place, hop.post(op).stem, hop.source.stem, transfer_maker(comm), step_of)
             self._alike[key] = alike
         return alike
 
