@@ -21,7 +21,6 @@ from simulator.schedule_alone import schedule
 from simulator.sweeping.evaluation import evaluate
 from simulator.sweeping.point import Point
 
-_530B, _ZB_H2 = "530B, 35 stages x 3, 280 micro-batches", "175B, dp 2, zb_h2 without recompute"
 #: 1,024 H100s on three tiers of Ethernet; a leaf has three times as much below it as above.
 ROCE = {
     "cluster": "dgx_h100",
@@ -177,15 +176,20 @@ class SizeRow(NamedTuple):
     most: Most = Most()
 
 
+def _job_row(title: str, most: Most) -> SizeRow:
+    """Return the row of a job of `benchmarks.bench_engines`, which has the same title there."""
+    return SizeRow(title, lambda: _step(*JOBS[title]), most)
+
+
 ROWS: dict[str, SizeRow] = {
     "dense-1k": SizeRow("175B, 1,024 GPUs", lambda: _replicas(8), Most(0.15)),
     "search-1k": SizeRow("175B, 1,024 GPUs, once more in a search", _in_search, Most(0.008)),
-    "530b": SizeRow("530B, 35 stages x 3, 280 micro-batches", lambda: _step(*JOBS[_530B]), Most(0.5)),
-    "405b": SizeRow("Llama 3 405B", lambda: _step(*JOBS["Llama 3 405B"]), Most(0.6)),
-    "deepseek": SizeRow("DeepSeek-V3", lambda: _step(*JOBS["DeepSeek-V3"]), Most(0.6)),
-    "dualpipe": SizeRow("DeepSeek-V3, DualPipe", lambda: _step(*JOBS["DeepSeek-V3, DualPipe"]), Most(0.6)),
-    "qwen3": SizeRow("Qwen3-235B", lambda: _step(*JOBS["Qwen3-235B"]), Most(0.6)),
-    "mixtral": SizeRow("Mixtral, skew 0.5", lambda: _step(*JOBS["Mixtral, skew 0.5"]), Most(0.6)),
+    "530b": _job_row("530B, 35 stages x 3, 280 micro-batches", Most(0.5)),
+    "405b": _job_row("Llama 3 405B", Most(0.6)),
+    "deepseek": _job_row("DeepSeek-V3", Most(0.6)),
+    "dualpipe": _job_row("DeepSeek-V3, DualPipe", Most(0.6)),
+    "qwen3": _job_row("Qwen3-235B", Most(0.6)),
+    "mixtral": _job_row("Mixtral, skew 0.5", Most(0.6)),
     "unequal": SizeRow("530B, 2,520 GPUs, 35 unequal stages", _unequal_stages, Most(3)),
     "dense-64k": SizeRow("175B, 65,536 GPUs", lambda: _replicas(512), Most(times=1.2, row="dense-1k")),
     "data-100k": SizeRow("8B, 100,000 GPUs, data parallel alone", _data_parallel, Most(1.5)),
@@ -196,8 +200,8 @@ ROWS: dict[str, SizeRow] = {
     "slurm-5k": SizeRow("Slurm tree of 5,000 switches, 39,192 nodes", _slurm, Most(2)),
     "a2a-256": SizeRow("all-to-all on 256 nodes", lambda: _all_to_all(256), Most(1)),
     "a2a-1000": SizeRow("all-to-all on 1,000 nodes", lambda: _all_to_all(1_000), Most(2)),
-    "zb_h2": SizeRow("175B, dp 2, zb_h2 without recompute", lambda: _step(*JOBS[_ZB_H2]), Most(1)),
-    "deep": SizeRow("175B of 1,536 layers", lambda: _step(*JOBS["175B of 1,536 layers"]), Most(2)),
+    "zb_h2": _job_row("175B, dp 2, zb_h2 without recompute", Most(1)),
+    "deep": _job_row("175B of 1,536 layers", Most(2)),
     "zb_auto": SizeRow(
         "schedule zb_auto, 64 stages, 512 micro-batches",
         lambda: lambda: schedule("zb_auto", stages=64, microbatches=512),

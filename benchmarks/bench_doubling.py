@@ -4,7 +4,8 @@
 
 Each line doubles one thing and leaves the rest. Seconds are of the processor, from the loaded workload to the whole
 timeline, in one process after a first run that does not count. They are the best of the repeats, and scaled as in
-`benchmarks.bench_engines`. ``asked``: the most that a doubling is to cost.
+`benchmarks.bench_engines`. ``goal``: the most that a doubling is to cost. One that misses
+it says so; the exit status is 0 all the same, as other work on the machine may be the reason.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable, Sequence
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,13 +23,16 @@ from simulator.config import load_workload
 
 
 class Doubling(NamedTuple):
-    """A thing to double: its name, a shipped workload, the first number, and the changes that make it another."""
+    """A thing to double: its name, a shipped workload, the first number, and the changes that make it another.
+
+    ``most``: the most that a doubling is to cost, in times.
+    """
 
     name: str
     workload: str
     first: int
     changes: Callable[[int], dict[str, Any]]
-    asked: float
+    most: float
 
 
 def _replicas(gpus: int) -> dict[str, Any]:
@@ -59,9 +64,9 @@ class DoublingSeconds(NamedTuple):
     seconds: list[float]
 
     @property
-    def most(self) -> float:
-        """The most that a doubling costs, in times."""
-        return max((later / sooner for sooner, later in zip(self.seconds, self.seconds[1:], strict=False)), default=1.0)
+    def ratios(self) -> list[float]:
+        """What each doubling costs, in times."""
+        return [later / sooner for sooner, later in pairwise(self.seconds)]
 
 
 def growth(doubling: Doubling, times: int, repeat: int) -> DoublingSeconds:
@@ -95,8 +100,8 @@ def draw(growths: Sequence[DoublingSeconds], path: Path) -> None:
     figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None)
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Print a line for each number; 1 where a doubling costs more than is asked."""
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Print a line for each number."""
     assert __doc__ is not None
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--times", type=int, default=8, help="times as many at most [8]")
@@ -104,17 +109,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--chart", type=Path, default=None, metavar="FILE", help="draw it (.svg or .png)")
     options = parser.parse_args(arguments)
     growths = []
-    print(f"{'doubled':14} {'number':>7} {'scaled':>9} {'a doubling':>11} {'asked':>6}")
+    print(f"{'doubled':14} {'number':>7} {'scaled':>9} {'a doubling':>11} {'goal':>6}")
     for doubling in DOUBLINGS:
         growths.append(growth(doubling, options.times, options.repeat))
         one = growths[-1]
-        for place, (number, seconds) in enumerate(zip(one.numbers, one.seconds, strict=True)):
-            ratio = f"{seconds / one.seconds[place - 1]:.2f} x" if place else ""
-            print(f"{doubling.name:14} {number:7,} {seconds:7.3f} s {ratio:>11} {doubling.asked:6g}", flush=True)
+        for number, seconds, ratio in zip(one.numbers, one.seconds, [None, *one.ratios], strict=True):
+            text = "" if ratio is None else f"{ratio:.2f} x"
+            missed = "  missed" if ratio is not None and ratio > doubling.most else ""
+            print(f"{doubling.name:14} {number:7,} {seconds:7.3f} s {text:>11} {doubling.most:6g}{missed}", flush=True)
     if options.chart is not None:
         draw(growths, options.chart)
-    return int(any(one.most > one.doubling.asked for one in growths))
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    main()

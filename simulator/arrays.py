@@ -1,4 +1,4 @@
-"""Types of numpy arrays that annotations name, how parts of one kind are joined, and figures that are put in order."""
+"""Types of numpy arrays that annotations name, and what many modules ask of arrays: their runs, places and order."""
 
 from __future__ import annotations
 
@@ -32,7 +32,38 @@ def first_places(numbers: Ints, n: int) -> Ints:
 def distinct(values: NDArray[Any]) -> NDArray[Any]:
     """Return the different values in order; by sorting, which is faster than the hashes of `numpy.unique`."""
     ordered = np.sort(values)
-    return ordered[np.flatnonzero(np.concatenate([ordered[:1] == ordered[:1], ordered[1:] != ordered[:-1]]))]
+    return ordered[run_starts(ordered)]
+
+
+def run_starts(values: NDArray[Any]) -> Ints:
+    """Return where each run of equal neighbours begins.
+
+    >>> run_starts(np.array([-1, -1, 4, -1])).tolist(), run_starts(np.zeros(0)).tolist()
+    ([0, 2, 3], [])
+    """
+    return np.flatnonzero(np.concatenate([np.ones(min(len(values), 1), dtype=bool), values[1:] != values[:-1]]))
+
+
+def inverse(order: Ints) -> Ints:
+    """Return the place that each element has in an ``order`` of all: the reverse permutation.
+
+    >>> inverse(np.array([2, 0, 1])).tolist()
+    [1, 2, 0]
+    """
+    place = np.empty_like(order)
+    place[order] = np.arange(len(order))
+    return place
+
+
+def by_appearance(values: NDArray[Any]) -> tuple[Ints, Ints]:
+    """Number different values by their first appearance: return the first place of each, and the number of each entry.
+
+    >>> [part.tolist() for part in by_appearance(np.array([7, 3, 7, 5]))]
+    [[0, 1, 3], [0, 1, 0, 2]]
+    """
+    _, first, number = np.unique(values, return_index=True, return_inverse=True)
+    order = np.argsort(first)
+    return first[order], inverse(order)[number]
 
 
 def without_rounding(figure: float) -> float:

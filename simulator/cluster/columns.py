@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, get_args
+from typing import Any, NamedTuple, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,6 +24,14 @@ from simulator.hardware.transport import TransportKind
 
 #: Function of a link, of the layout of its node (None: it is between switches), and of its position there or in trunks.
 LinkFigure = Callable[[NodeLayout | None, int, Edge | Link], Any]
+
+
+class _NodeRun(NamedTuple):
+    """Nodes of one layout in a row: ``first`` is the number of the first of them."""
+
+    layout: NodeLayout
+    first: int
+    n_nodes: int
 
 
 @dataclass(frozen=True, eq=False)
@@ -145,7 +153,7 @@ class ClusterColumns:
     def link_ends(self) -> tuple[Ints, Ints]:
         """The vertices that every link leads from and to, as numbers."""
         inner: dict[str, int] = {}  # vertices of nodes, by their names in it
-        for layout in {id(layout): layout for layout, _, _ in self._runs}.values():
+        for layout in {id(run.layout): run.layout for run in self._runs}.values():
             for edge in layout.edges:
                 inner.setdefault(edge.src, len(inner))
                 inner.setdefault(edge.dst, len(inner))
@@ -204,12 +212,12 @@ class ClusterColumns:
         return table[np.array([row_of[on_node] for on_node in leaves], dtype=np.int64)]
 
     @cached_property
-    def _runs(self) -> list[tuple[NodeLayout, int, int]]:
-        """Nodes of one layout in a row: the layout, the first node, and how many there are."""
+    def _runs(self) -> list[_NodeRun]:
+        """All nodes, those of one layout in a row together."""
         runs, node = [], 0
         for _, alike in itertools.groupby(self.layouts, key=id):
             n_nodes = sum(1 for _ in alike)
-            runs.append((self.layouts[node], node, n_nodes))
+            runs.append(_NodeRun(self.layouts[node], node, n_nodes))
             node += n_nodes
         return runs
 

@@ -5,7 +5,7 @@ Nodes of one type are alike, so that routes are worked out once per type, as pos
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import permutations
@@ -139,16 +139,18 @@ def lay_out(
 
 def _require_ways(wiring: Wiring) -> None:
     """Raise `NoWayError` where dead links leave no way between two devices, or between one and the host's memory."""
-    gpus, nics = wiring.gpus, wiring.nics
+    for _ in _needed_routes(wiring):
+        pass  # looking a route up raises where there is none
+
+
+def _needed_routes(wiring: Wiring) -> Iterator[Route]:
+    """Yield the routes that a node needs: between GPUs, between GPUs and NICs, to the host's memory and back."""
     between, pcie = GpuRoutes(wiring), wiring.over_pcie
-    for a, b in permutations(gpus, 2):
-        between[a, b]
-    names = [(f"gpu{g}", f"nic{k}") for g in gpus for k in nics]
-    for gpu, nic in names:
-        pcie[gpu, nic]
-    for gpu, nic in names:
-        pcie[nic, gpu]
+    gpus, nics = [f"gpu{g}" for g in wiring.gpus], [f"nic{k}" for k in wiring.nics]
+    yield from (between[a, b] for a, b in permutations(wiring.gpus, 2))
+    yield from (pcie[gpu, nic] for gpu in gpus for nic in nics)
+    yield from (pcie[nic, gpu] for gpu in gpus for nic in nics)
     if wiring.node.host_memory_bandwidth_Bps is not None:
-        for device in (*[f"gpu{g}" for g in gpus], *[f"nic{k}" for k in nics]):
-            wiring.to_host(device)
-            wiring.from_host(device)
+        for device in (*gpus, *nics):
+            yield wiring.to_host(device)
+            yield wiring.from_host(device)

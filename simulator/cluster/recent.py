@@ -13,9 +13,11 @@ from simulator.hardware.cluster_spec import ClusterSpec
 MOST_CLUSTERS = 4
 #: Most entries of the memo of a cluster that is handed out again: patterns and routes of some thirty layouts.
 MOST_ENTRIES = 20_000
-#: Most nodes in all entries together, as patterns grow with the nodes that they cross. However large the cluster, it
-#: may have `LEAST_ENTRIES`. Ten layouts of 512 nodes have 9,000 entries, in 150 MB.
-MOST_NODES, LEAST_ENTRIES = 10_000_000, 5_000
+#: Most nodes in all entries together, as patterns grow with the nodes that they cross. Ten layouts of 512 nodes have
+#: 9,000 entries, in 150 MB.
+MOST_NODES_OF_ENTRIES = 10_000_000
+#: Entries that the memo of a cluster may have however many nodes there are: patterns and routes of some seven layouts.
+ENTRIES_AT_ANY_SIZE = 5_000
 
 _recent: deque[Cluster] = deque(maxlen=MOST_CLUSTERS)
 
@@ -44,4 +46,4 @@ def most_entries(n_nodes: int) -> int:
     >>> most_entries(100), most_entries(1_000), most_entries(10_000)
     (20000, 10000, 5000)
     """
-    return max(LEAST_ENTRIES, min(MOST_ENTRIES, MOST_NODES // n_nodes))
+    return max(ENTRIES_AT_ANY_SIZE, min(MOST_ENTRIES, MOST_NODES_OF_ENTRIES // n_nodes))

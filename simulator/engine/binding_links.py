@@ -8,7 +8,7 @@ from typing import NamedTuple, cast
 
 import numpy as np
 
-from simulator.arrays import Bools, Floats, Ints, distinct, joined
+from simulator.arrays import Bools, Floats, Ints, distinct, joined, run_starts
 from simulator.cluster import Cluster
 from simulator.engine.carried import Carriage
 from simulator.engine.folding import Folding
@@ -38,7 +38,7 @@ def binding_classes(
         link, neighbour = _neighbours(loads, is_first, near_end, far_end)
         room = np.bincount(link, weights=capacity[neighbour], minlength=len(capacity))
         enough = is_first & (room <= capacity * (1 + 1e-12))
-        starts = np.flatnonzero(np.diff(link, prepend=-1))
+        starts = run_starts(link)
         for low, high in pairwise([*starts.tolist(), len(link)]):
             if enough[first := int(link[low])]:
                 limiters.setdefault(first, []).append(neighbour[low:high])

@@ -29,7 +29,7 @@ class CommRoute:
     """A pattern, and the ``places`` of its links in the nodes of any group that sits alike.
 
     ``phase`` and ``load`` are of each of the links: the number of its leg, and its load there. A leg and the phase that
-    it becomes have the same number.
+    it becomes have the same number. ``_latest``: nodes of the group that was asked for last -> its pattern.
     """
 
     pattern: Pattern

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from simulator.arrays import Ints, distinct
+from simulator.arrays import Ints, distinct, run_starts
 
 Colours = NDArray[np.uint64]
 
@@ -27,7 +27,7 @@ class Classes:
         """Return the classes of elements of equal colours."""
         order = np.argsort(colours)
         ordered = colours[order]
-        starts = np.flatnonzero(np.concatenate([ordered[:1] == ordered[:1], ordered[1:] != ordered[:-1]]))
+        starts = run_starts(ordered)
         counts = np.diff(starts, append=len(order))
         first = np.minimum.reduceat(order, starts) if len(order) else order
         is_first = np.zeros(len(order), dtype=bool)
@@ -58,7 +58,7 @@ def mixed(*parts: NDArray[Any]) -> Colours:
     return value
 
 
-class Gathering:
+class NeighbourColours:
     """Entries that point at targets, so that the colours of those which point at one can be added up again and again.
 
     ``target``: what each entry points at, of ``size`` targets.

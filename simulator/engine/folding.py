@@ -24,7 +24,7 @@ import numpy as np
 from simulator.arrays import Bools, Floats, Ints, joined
 from simulator.cluster import Cluster
 from simulator.engine.carried import Carriage
-from simulator.engine.colours import Classes, Colours, Gathering, labelled, mixed, n_distinct
+from simulator.engine.colours import Classes, Colours, NeighbourColours, labelled, mixed, n_distinct
 from simulator.engine.link_facts import link_labels
 from simulator.engine.placement import Placed
 from simulator.program.seated_groups import SeatedGroups
@@ -142,7 +142,10 @@ class _CommCrossings:
             numbers.append(bundle[entry_row, column])
             hashes.append(load[column])
         self.row, self.bundle, self.load = joined(rows), joined(numbers), np.concatenate(hashes)
-        self._at_row, self._at_bundle = Gathering(self.row, self.n_rows), Gathering(self.bundle, n_bundles)
+        self._at_row, self._at_bundle = (
+            NeighbourColours(self.row, self.n_rows),
+            NeighbourColours(self.bundle, n_bundles),
+        )
 
     def around_rows(self, bundle: Colours) -> Colours:
         """Return for each row a hash of the colours of what it crosses."""
@@ -185,7 +188,7 @@ def _refined(
     numbers = [tuple(sorted(labels.setdefault(label, len(labels)) for label in one.labels)) for one in carried]
     row = np.repeat(labelled(numbers), np.array([len(one.groups) for one in carried], dtype=np.int64))
     group_of_row = joined(one.groups for one in carried)
-    at_group = Gathering(group_of_row, len(group))
+    at_group = NeighbourColours(group_of_row, len(group))
     bundle = crossings.labels
 
     count = -1
@@ -220,8 +223,8 @@ class _Memberships:
                 numbers.append(axis_groups.group_of[axis_groups.members] + numbering.first_group[job][axis])
                 positions.append(places if (job, axis) in sends else np.zeros_like(places))
         self._rank, self._group, self._position = joined(ranks), joined(numbers), joined(positions)
-        self._at_rank = Gathering(self._rank, numbering.n_ranks)
-        self._at_group = Gathering(self._group, numbering.n_groups + 1)
+        self._at_rank = NeighbourColours(self._rank, numbering.n_ranks)
+        self._at_group = NeighbourColours(self._group, numbering.n_groups + 1)
 
     def around_groups(self, rank: Colours) -> Colours:
         """Return for each group a hash of the colours of its members."""

@@ -92,9 +92,9 @@ def host_work(
 
 
 def _starts_s(role: Role, costs: Costs, speeds: HostSpeeds, last: Step | None) -> Iterator[float]:
-    """Yield the host's seconds at each step of the compute lane beside issuing its ops; see `_starts`."""
+    """Yield the host's seconds at each step of the compute lane beside issuing its ops; see `_ComputeStep`."""
     seconds: dict[tuple[str, bool, int], float] = {}
-    for step, begins, products in _starts(role, last):
+    for step, begins, products in _compute_steps(role, last):
         key = step.phase, begins, products
         if key not in seconds:
             kinds = launch.issued_with(step, begins=begins, products=products)
@@ -131,7 +131,7 @@ def _issues(role: Role, positions: Mapping[str, int], earlier: EarlierCompute) -
 
 def issued_by(role: Role) -> Iterator[tuple[str, str, int]]:
     """Yield all that the host issues for a rank: phase of the step, kind (`simulator.costs.launch`), how often."""
-    for step, begins, products in _starts(role):
+    for step, begins, products in _compute_steps(role):
         for kind, n in launch.issued_with(step, begins=begins, products=products).items():
             yield step.phase, kind, n
         for op in launch.ops_of(step):
@@ -159,21 +159,29 @@ def _last_awaited(step: Step, positions: Mapping[str, int], earlier: EarlierComp
     return last
 
 
-def _starts(role: Role, last: Step | None = None) -> Iterator[tuple[Step, bool, int]]:
-    """Yield the steps of the compute lane, whether each begins a pass, and the products that it looks at to cut graphs.
+class _ComputeStep(NamedTuple):
+    """A step of the compute lane, and what the host does at it beside issuing its ops.
 
-    A pass that is cut, where units are gathered or buckets are full, is several steps of one phase, stage and
-    micro-batch. The lane follows a ``last`` step, if any.
+    ``begins``: it begins a pass. A pass that is cut, where units are gathered or buckets are full, is several steps of
+    one phase, stage and micro-batch. ``products``: those that the host looks at to cut graphs.
     """
+
+    step: Step
+    begins: bool
+    products: int
+
+
+def _compute_steps(role: Role, last: Step | None = None) -> Iterator[_ComputeStep]:
+    """Yield the steps of the compute lane, which follows a ``last`` step, if any."""
     products: dict[int, int] = {}  # of a block, which many steps run
-    before = None if last is None else (last.phase, last.stage, last.microbatch)
+    latest = None if last is None else (last.phase, last.stage, last.microbatch)
     for step in role.lanes.get(COMPUTE_LANE, ()):
         phase = step.phase
         if phase == "I" and id(step.op) not in products:
             products[id(step.op)] = launch.products_of(step)
-        now = phase, step.stage, step.microbatch
-        yield step, before != now, products[id(step.op)] if phase == "I" else 0
-        before = now
+        run = phase, step.stage, step.microbatch
+        yield _ComputeStep(step, latest != run, products[id(step.op)] if phase == "I" else 0)
+        latest = run
 
 
 def _phase_of_pass(compute: Sequence[Step], before: int, behind: int | None, earlier: EarlierCompute) -> str:

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from simulator.arrays import Ints
+from simulator.arrays import Ints, by_appearance
 from simulator.cluster import Cluster
 from simulator.cluster.gpu import Gpu
 from simulator.costs import Costs
@@ -88,9 +88,6 @@ class Placed:
     def _kinds(self, cluster: Cluster) -> tuple[Ints, list[RankKind]]:
         gpu_kind, gpus = cluster.gpu_kinds
         kind = self.program.role_numbers * len(gpus) + gpu_kind[np.array(self.gpus, dtype=np.int64)]
-        _, first, number = np.unique(kind, return_index=True, return_inverse=True)
-        order = np.argsort(first)
-        place = np.empty_like(order)
-        place[order] = np.arange(len(order))
-        pairs = (divmod(one, len(gpus)) for one in kind[first[order]].tolist())
-        return place[number], [RankKind.from_gpu(role, gpus[gpu]) for role, gpu in pairs]
+        first, number = by_appearance(kind)
+        pairs = (divmod(one, len(gpus)) for one in kind[first].tolist())
+        return number, [RankKind.from_gpu(role, gpus[gpu]) for role, gpu in pairs]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from functools import cached_property
 from operator import attrgetter
 from typing import Any, NamedTuple
@@ -11,18 +11,15 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from simulator.arrays import Bools, Floats, Ints
+from simulator.arrays import Bools, Floats, Ints, by_appearance, inverse
 from simulator.engine.placement import RankKind
 from simulator.engine.representatives import Representatives
 from simulator.engine.templates import TemplateStore
 from simulator.program import Program, Step, later_label
 from simulator.timeline import Contention, LinkUse, SpanLabels, Timeline
 
-#: Fields of a step that its spans have too.
-_STEP_FIELDS = (
-    *("label", "phase", "microbatch", "stage", "chunk", "part"),
-    *("alloc_bytes", "free_bytes", "workspace_bytes"),
-)
+#: Fields of a step that its spans have too: all but what it runs, and when it may.
+_STEP_FIELDS = tuple(field.name for field in fields(Step) if field.name not in ("op", "after"))
 #: Clocks of the GPUs of ranks in Hz; None: each kernel runs at the clock of its price.
 GpuClocks = Mapping[RankKind, float | None]
 
@@ -121,11 +118,8 @@ class RecordedSpans:
         """Return when every span began and ended; steps are in the order of their first spans."""
         run = self.step if self.repeats is None else self.repeats.run
         pairs = self.rank * (int(run.max(initial=0)) + 1) + run
-        _, first, number = np.unique(pairs, return_index=True, return_inverse=True)
-        order = np.argsort(first)
-        place = np.empty_like(order)
-        place[order] = np.arange(len(order))
-        return SpanTimes(self.rank[first[order]], place[number], self.template, self.start_s, self.end_s)
+        first, number = by_appearance(pairs)
+        return SpanTimes(self.rank[first], number, self.template, self.start_s, self.end_s)
 
     def timeline(
         self,
@@ -152,9 +146,7 @@ class RecordedSpans:
             return np.where(pieces[order], step_column(name, np.float64), 0.0)
 
         # Memory belongs to a step, not to each of its pieces: held from the first piece, given back after the last.
-        number = np.empty(len(order) if self.stretched else 0, dtype=np.int64)
-        if self.stretched:
-            number[order] = np.arange(len(order))
+        number = inverse(order) if self.stretched else order
         return Timeline(
             n_ranks=program.n_ranks,
             ranks_like=dict(representatives.multiplicity),

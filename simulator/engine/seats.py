@@ -24,10 +24,11 @@ Words for what is alike, from the description of a cluster to its colours::
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
-from simulator.arrays import Ints
+from simulator.arrays import Ints, by_appearance, run_starts
 from simulator.cluster import Cluster
 from simulator.engine.colours import Colours, mixed
 
@@ -53,7 +54,7 @@ def seat_classes(cluster: Cluster, ends: Ints) -> list[SeatClass]:
     n, size = ends.shape
     nodes, slots = cluster.located(ends)
     row = np.repeat(np.arange(n), size)
-    place, first, start = _by_appearance(row, nodes.reshape(-1), n)
+    place, first, start = _row_values(row, nodes.reshape(-1), n)
     distinct, column = nodes.reshape(-1)[first], np.tile(np.arange(size), n)
     key = np.add.reduceat(mixed(place, slots.reshape(-1), column), row_starts(n, size))
     at, row_of = np.arange(len(distinct)) - start[row[first]], row[first]
@@ -65,7 +66,7 @@ def seat_classes(cluster: Cluster, ends: Ints) -> list[SeatClass]:
     )
     key = key + np.add.reduceat(mixed(labels[distinct], at), start)
     for level, subtree in enumerate(() if places is None else places.subtrees):
-        shared, _, _ = _by_appearance(row_of, subtree[distinct], n)
+        shared = _row_values(row_of, subtree[distinct], n).number
         key = key + np.add.reduceat(mixed(shared, at, np.full_like(at, level)), start)
     counts = np.diff(start, append=len(distinct))
     classes = []
@@ -83,32 +84,34 @@ def row_starts(n: int, size: int) -> Ints:
 def rows_by_colour(colours: Colours) -> list[Ints]:
     """Return the rows of each colour, in order; colours come in the order of their first rows."""
     order = np.argsort(colours, kind="stable")
-    cuts = np.flatnonzero(np.diff(colours[order])) + 1
+    cuts = run_starts(colours[order])[1:]
     return sorted(np.split(order, cuts), key=lambda rows: int(rows[0]))
 
 
-def _by_appearance(row: Ints, value: Ints, n_rows: int) -> tuple[Ints, Ints, Ints]:
-    """Number the values of each row by their first appearance in it; ``row`` ascends.
+class _RowValues(NamedTuple):
+    """Different values of each row: the ``number`` of each entry in its row, by first appearance there.
 
-    Returns the number of each entry, the first entry of each distinct value of each row, and where rows begin among
-    these.
+    ``first``: the first entry of each value of each row. ``start``: where each row begins among these.
     """
+
+    number: Ints
+    first: Ints
+    start: Ints
+
+
+def _row_values(row: Ints, value: Ints, n_rows: int) -> _RowValues:
+    """Number the values of each row; ``row`` is that of each entry, and ascends."""
     goes_on = row[1:] == row[:-1]
-    is_apart = ~goes_on[1:] | ~goes_on[:-1]
-    if is_apart.all() or (~goes_on | (value[1:] >= value[:-1])).all():
-        # Rows of two, and rows that ascend: equal values are neighbours.
+    is_short = ~goes_on[1:] | ~goes_on[:-1]  # no three entries in a row
+    if is_short.all() or (~goes_on | (value[1:] >= value[:-1])).all():
+        # Rows of two at most, and rows that ascend: equal values are neighbours.
         is_new = np.concatenate([row[:1] == row[:1], ~goes_on | (value[1:] != value[:-1])])
         first = np.flatnonzero(is_new)
-        start = np.searchsorted(row[first], np.arange(n_rows))
-        return np.cumsum(is_new) - 1 - start[row], first, start
-    keys = row * (int(value.max(initial=0)) + 1) + value
-    _, first, inverse = np.unique(keys, return_index=True, return_inverse=True)
-    order = np.argsort(first)
-    rank = np.empty_like(order)
-    rank[order] = np.arange(len(order))
-    first = first[order]
+        number = np.cumsum(is_new) - 1
+    else:
+        first, number = by_appearance(row * (int(value.max(initial=0)) + 1) + value)
     start = np.searchsorted(row[first], np.arange(n_rows))
-    return rank[inverse] - start[row], first, start
+    return _RowValues(number - start[row], first, start)
 
 
 class LinkPlaces:

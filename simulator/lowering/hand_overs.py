@@ -5,16 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
-from simulator.program import Axis, NumberedStep, PointToPoint, PointToPointKind, Purpose, Step, numbering, tagging
-from simulator.schedules import Action, Order, Schedule, Slot, requires
+from simulator.program import Axis, PointToPoint, PointToPointKind, Purpose, Step, StepMaker, step_maker, transfer_maker
+from simulator.schedules import Action, Order, Post, Schedule, Slot, requires
 
 SEND, RECV = PointToPointKind.SEND, PointToPointKind.RECV
 
 DIRECTION = {"F": "fwd", "B": "bwd", "I": "bwd"}
 #: An end of a transfer as ``torch.distributed.pipelining`` writes it.
 _VERB = {SEND: "SEND", RECV: "RECV"}
-#: Kind of the action -> name of its result in torch's text form.
-_RESULT = {"F": "F", "B": "B", "I": "B"}
 
 #: A rank, an end of its transfers, and their direction.
 End = tuple[int, PointToPointKind, str]
@@ -52,23 +50,22 @@ class HandOver(NamedTuple):
         """Return the pipeline rank that calls the other end."""
         return self.receiver if op is SEND else self.sender
 
-    def label(self, op: PointToPointKind) -> str:
-        """Return the name in ``torch.distributed.pipelining``: 0SEND_F3, 1RECV_F3."""
-        return f"{self.stem(op)}{self.source.microbatch}"
-
-    def stem(self, op: PointToPointKind) -> str:
-        """Return the name without the micro-batch, which ends it."""
+    def post(self, op: PointToPointKind) -> Post:
+        """Return one end as schedules write it."""
         stage = self.source.stage if op is SEND else self.target.stage
-        return f"{stage}{_VERB[op]}_{_RESULT[self.source.kind]}"
+        return Post.from_source(self.source, stage, _VERB[op])
+
+    def label(self, op: PointToPointKind) -> str:
+        """Return the name of one end in ``torch.distributed.pipelining``: 0SEND_F3, 1RECV_F3."""
+        return str(self.post(op))
 
 
 class AlikeTransfers(NamedTuple):
     """Ends of transfers that differ in their micro-batch, which ends their labels and tags.
 
-    ``rank`` posts them, ``op`` of a transfer. ``stream``: the one that the communicator with the neighbour has.
-    ``lane``: the track of their spans.
-    ``label_stem``, ``tag_stem``: what comes before the micro-batch. ``with_tag`` makes their communication with a tag,
-    and ``numbered`` their step of a micro-batch.
+    ``rank`` posts them, and ``op`` says whether they send or receive. ``stream``: that of the communicator with the
+    neighbour. ``lane``: the track of their spans. ``label_stem`` and ``tag_stem`` are labels and tags without the
+    micro-batch. ``transfer_of`` makes their communication with a tag, and ``step_of`` their step.
     """
 
     op: PointToPointKind
@@ -77,13 +74,13 @@ class AlikeTransfers(NamedTuple):
     lane: str
     label_stem: str
     tag_stem: str
-    with_tag: Callable[[str], PointToPoint]
-    numbered: NumberedStep
+    transfer_of: Callable[[str], PointToPoint]
+    step_of: StepMaker
 
     def step(self, microbatch: int, after: tuple[str, ...]) -> Step:
         """Return the end for a micro-batch, after other steps."""
-        tagged = self.with_tag(f"{self.tag_stem}{microbatch}")
-        return self.numbered(microbatch, self.label(microbatch), tagged, after)
+        transfer = self.transfer_of(f"{self.tag_stem}{microbatch}")
+        return self.step_of(microbatch, self.label(microbatch), transfer, after)
 
     def label(self, microbatch: int) -> str:
         """Return the label of the end for a micro-batch."""
@@ -95,21 +92,21 @@ class BatchedEnds:
 
     def __init__(self, nbytes: float) -> None:
         self._nbytes = nbytes
-        self._with_tag: dict[tuple[PointToPointKind, str, int], Callable[[str], PointToPoint]] = {}
+        self._transfer_of: dict[tuple[PointToPointKind, str, int], Callable[[str], PointToPoint]] = {}
 
     def comm(self, hop: HandOver, op: PointToPointKind) -> PointToPoint:
         """Return one end of ``hop``, as `HandOver.comm` does."""
         key = op, hop.source.kind, hop.peer(op)
-        with_tag = self._with_tag.get(key)
-        if with_tag is None:
-            with_tag = self._with_tag[key] = tagging(hop.comm(op, self._nbytes))
-        return with_tag(str(hop.source))
+        transfer_of = self._transfer_of.get(key)
+        if transfer_of is None:
+            transfer_of = self._transfer_of[key] = transfer_maker(hop.comm(op, self._nbytes))
+        return transfer_of(str(hop.source))
 
 
 class SingleTransfers:
-    """Steps of one end of a transfer of ``nbytes`` each; those alike differ in tag, label and micro-batch.
+    """Ends of transfers of ``nbytes`` each, each end a step of its own; those alike differ in tag, label, micro-batch.
 
-    ``as_they_come``: receives are posted when their bytes come.
+    ``as_they_come``: receives are posted when their bytes come. ``batched`` makes the same ends for batches.
     """
 
     def __init__(self, hops: Sequence[HandOver], nbytes: float, *, as_they_come: bool = False) -> None:
@@ -126,9 +123,9 @@ class SingleTransfers:
             name_peer = (hop.rank(op), op, DIRECTION[kind]) in self._several
             as_it_comes = self._as_they_come and op is RECV
             comm = hop.comm(op, self._nbytes, name_peer=name_peer, as_it_comes=as_it_comes)
-            numbered = numbering(Step(hop.label(op), comm, stage=stage))
+            step_of = step_maker(Step(hop.label(op), comm, stage=stage))
             place = hop.rank(op), f"pp_{hop.peer(op)}", comm.lane
-            alike = AlikeTransfers(op, *place, hop.stem(op), hop.source.stem, tagging(comm), numbered)
+            alike = AlikeTransfers(op, *place, hop.post(op).stem, hop.source.stem, transfer_maker(comm), step_of)
             self._alike[key] = alike
         return alike
 

@@ -156,14 +156,14 @@ def _as_written(
     Each comes after the computation that is written before it; see `_post_one`.
     """
     singles = SingleTransfers(hops, nbytes)
-    ends = {hop.label(op): (hop, op) for hop in hops for op in PointToPointKind}
+    ends = {hop.post(op): (hop, op) for hop in hops for op in PointToPointKind}
     needs = _needs(hops, singles)
     written: list[Lanes] = []
     for row in rows:
         lanes: Lanes = {COMPUTE_LANE: []}
         for cell in row:
             if isinstance(cell, Post):
-                hop, op = ends[str(cell)]
+                hop, op = ends[cell]
                 _post_one(lanes, hop, singles.alike(hop, op), singles.batched, overlap=overlap, batched=batched)
                 continue
             for action in cell:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from simulator.garbage import rarely_searched
 from simulator.lowering.pipeline import lower
-from simulator.program import Block, Compute, Fixed, Program, Role, Step, StepPhase, numbering
+from simulator.program import Block, Compute, Fixed, Program, Role, Step, StepPhase, step_maker
 from simulator.schedules import Action, Schedule
 
 
@@ -32,7 +32,7 @@ def schedule_program(
     blocks = {kind: Block(kind, (Compute(kind, Fixed(length), StepPhase(kind)),)) for kind, length in seconds.items()}
 
     passes = {
-        (stage, kind): numbering(
+        (stage, kind): step_maker(
             Step(
                 kind,
                 block,

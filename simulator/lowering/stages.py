@@ -17,11 +17,11 @@ from simulator.program import (
     CollectiveKind,
     Compute,
     Fixed,
-    NumberedStep,
     Purpose,
     Step,
+    StepMaker,
     StepPhase,
-    numbering,
+    step_maker,
 )
 from simulator.schedules import Action
 
@@ -41,7 +41,7 @@ class Stages:
         }
         self._blocks: dict[tuple[object, ...], Block] = {}
         self._pass_of: dict[Variant, Step] = {}
-        self._numbered: dict[Variant, NumberedStep] = {}
+        self._maker_of: dict[Variant, StepMaker] = {}
         self._pieces_of: dict[Variant, list[tuple[int, Block]]] = {}
 
     def step(self, action: Action, after: tuple[str, ...] = ()) -> Step:
@@ -50,8 +50,8 @@ class Stages:
         usual = self._pass_of.get(variant)
         if usual is None:
             usual = self._pass_of[variant] = self._pass(action, variant)
-            self._numbered[variant] = numbering(usual)
-        return self._numbered[variant](action.microbatch, str(action), usual.op, after)
+            self._maker_of[variant] = step_maker(usual)
+        return self._maker_of[variant](action.microbatch, str(action), usual.op, after)
 
     def _pass(self, action: Action, variant: Variant) -> Step:
         """Return the compute step of an action, which those of its variant are but for label and micro-batch."""

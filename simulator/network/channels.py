@@ -9,7 +9,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from simulator.arrays import Bools, Ints
+from simulator.arrays import Bools, Ints, run_starts
 from simulator.cluster.cluster import Cluster
 from simulator.cluster.node import NodeLayout
 from simulator.network.search import path, rings
@@ -158,7 +158,7 @@ def _chain(layout: NodeLayout, gpus: tuple[int, ...]) -> tuple[int, ...]:
 def by_node(cluster: Cluster, ranks: tuple[int, ...]) -> dict[int, tuple[int, ...]]:
     """Return the members on each node, nodes and members in the order of the group."""
     nodes = cluster.gpu_places[0][list(ranks)]
-    starts = np.flatnonzero(np.diff(nodes, prepend=-1))
+    starts = run_starts(nodes)
     members: dict[int, tuple[int, ...]] = {}
     for node, (start, end) in zip(nodes[starts].tolist(), pairwise([*starts.tolist(), len(ranks)]), strict=True):
         members[node] = members.get(node, ()) + ranks[start:end]

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from simulator.arrays import Bools, Floats, Ints
+from simulator.arrays import Bools, Floats, Ints, by_appearance
 from simulator.network.plan import Phase
 
 #: Bytes/s of every link, by index.
@@ -81,11 +81,8 @@ class _Crossings:
         named = np.concatenate([links for links, _ in columns])
         load = np.concatenate([loads for _, loads in columns])
         phase = np.repeat(np.arange(len(phases)), [len(links) for links, _ in columns])
-        links, first, link = np.unique(named, return_index=True, return_inverse=True)
-        order = np.argsort(first)
-        place = np.empty_like(order)
-        place[order] = np.arange(len(order))
-        return cls(phase, place[link], load, links[order])
+        first, link = by_appearance(named)
+        return cls(phase, link, load, named[first])
 
     def sums(self, per_phase: NDArray[Any]) -> NDArray[np.float64]:
         """Sum up on every link the loads, each times the value of its phase in ``per_phase``."""

@@ -32,27 +32,27 @@ def all_reduce(cluster: Cluster, ranks: tuple[int, ...]) -> tuple[Moves, ...]:
     """
     if cluster.spec.fabric.sharp and len(by_node(cluster, ranks)) > 1:
         check(cluster, ranks, "nvls")
-        _check(cluster, ranks, several=True, other="nvls")
-        strung = channels(cluster, ranks)
-        return _in_nodes(ranks, strung, [through_fabric(channel, 1 / len(strung)) for channel in strung])
-    _check(cluster, ranks, several=False, other="nvls_tree")
+        _require_switches(cluster, ranks, several=True, other="nvls")
+        ways = channels(cluster, ranks)
+        return _in_nodes(ranks, ways, [through_fabric(channel, 1 / len(ways)) for channel in ways])
+    _require_switches(cluster, ranks, several=False, other="nvls_tree")
     n, gpus = len(ranks), np.array(ranks, dtype=np.int64)
-    summed, spread = _summed(gpus, gpus, 1 / n), _spread(gpus, gpus, 1 / n)
-    return (Moves(HopTable.joined([*summed, *spread]), way="in_switch", channels=n),)
+    up, down = _reduce_hops(gpus, gpus, 1 / n), _multicast_hops(gpus, gpus, 1 / n)
+    return (Moves(HopTable.joined([*up, *down]), way="in_switch", channels=n),)
 
 
 def reduce_scatter(cluster: Cluster, ranks: tuple[int, ...]) -> tuple[Moves, ...]:
     """Each GPU sends S, and loads the sum of its S/n. Raises `InputError` as `all_reduce`."""
-    _check(cluster, ranks, several=False, other="ring")
+    _require_switches(cluster, ranks, several=False, other="ring")
     n, gpus = len(ranks), np.array(ranks, dtype=np.int64)
-    return (Moves(HopTable.joined(_summed(gpus, gpus, 1 / n)), way="in_switch", channels=n),)
+    return (Moves(HopTable.joined(_reduce_hops(gpus, gpus, 1 / n)), way="in_switch", channels=n),)
 
 
 def all_gather(cluster: Cluster, ranks: tuple[int, ...]) -> tuple[Moves, ...]:
     """Each GPU stores its S/n once, and receives S: no less than in a ring. Raises `InputError` as `all_reduce`."""
-    _check(cluster, ranks, several=False, other="ring")
+    _require_switches(cluster, ranks, several=False, other="ring")
     n, gpus = len(ranks), np.array(ranks, dtype=np.int64)
-    return (Moves(HopTable.joined(_spread(gpus, gpus, 1 / n)), way="in_switch", channels=n),)
+    return (Moves(HopTable.joined(_multicast_hops(gpus, gpus, 1 / n)), way="in_switch", channels=n),)
 
 
 def tree_all_reduce(cluster: Cluster, ranks: tuple[int, ...]) -> tuple[Moves, ...]:
@@ -63,42 +63,42 @@ def tree_all_reduce(cluster: Cluster, ranks: tuple[int, ...]) -> tuple[Moves, ..
 
     Raises `InputError` where NVSwitches cannot do it, for one node, and where a node has one member.
     """
-    _check(cluster, ranks, several=True, other="nvls")
-    strung = channels(cluster, ranks)
-    return _in_nodes(ranks, strung, [between_nodes(channel, 1 / len(strung)) for channel in strung])
+    _require_switches(cluster, ranks, several=True, other="nvls")
+    ways = channels(cluster, ranks)
+    return _in_nodes(ranks, ways, [between_nodes(channel, 1 / len(ways)) for channel in ways])
 
 
-def _in_nodes(ranks: tuple[int, ...], strung: Sequence[Channel], between: Sequence[HopTable]) -> tuple[Moves, ...]:
+def _in_nodes(ranks: tuple[int, ...], ways: Sequence[Channel], between: Sequence[HopTable]) -> tuple[Moves, ...]:
     """Return the moves up to the heads of every node and down from them; ``between``: the hops between the heads."""
-    gpus, heads = np.array(ranks, dtype=np.int64), np.concatenate([channel.heads for channel in strung])
-    inside = [*_summed(gpus, heads, 1 / len(strung)), *_spread(gpus, heads, 1 / len(strung))]
-    return (Moves(HopTable.joined([*between, *inside]), way="in_switch", channels=len(strung)),)
+    gpus, heads = np.array(ranks, dtype=np.int64), np.concatenate([channel.heads for channel in ways])
+    inside = [*_reduce_hops(gpus, heads, 1 / len(ways)), *_multicast_hops(gpus, heads, 1 / len(ways))]
+    return (Moves(HopTable.joined([*between, *inside]), way="in_switch", channels=len(ways)),)
 
 
-def _summed(gpus: Ints, heads: Ints, share: float) -> list[HopTable]:
-    """Every GPU hands its whole message to the switch, as heads ask for it; every head loads its ``share``, summed."""
-    return [_by_switch(gpus, 1.0, up=True), _by_switch(heads, share, up=False)]
+def _reduce_hops(gpus: Ints, heads: Ints, share: float) -> list[HopTable]:
+    """Return the hops of a sum: every GPU hands all of its message to the switch, every head loads its ``share``."""
+    return [_switch_hops(gpus, 1.0, up=True), _switch_hops(heads, share, up=False)]
 
 
-def _spread(gpus: Ints, heads: Ints, share: float) -> list[HopTable]:
-    """Every head stores its ``share``, and the switch hands all shares to every GPU."""
-    return [_by_switch(heads, share, up=True), _by_switch(gpus, 1.0, up=False)]
+def _multicast_hops(gpus: Ints, heads: Ints, share: float) -> list[HopTable]:
+    """Return the hops of a multicast: every head stores its ``share``, the switch hands all shares to every GPU."""
+    return [_switch_hops(heads, share, up=True), _switch_hops(gpus, 1.0, up=False)]
 
 
-def _by_switch(gpus: Ints, load: float, *, up: bool) -> HopTable:
+def _switch_hops(gpus: Ints, load: float, *, up: bool) -> HopTable:
     """Return a hop of each GPU to its switch, or from there; that of the first is on the critical path."""
     switch = np.full(len(gpus), SWITCH)
     sender, receiver = (gpus, switch) if up else (switch, gpus)
     return HopTable.alike(sender, receiver, None, load, np.where(np.arange(len(gpus)) == 0, 1.0, 0.0))
 
 
-def _check(cluster: Cluster, ranks: tuple[int, ...], *, several: bool, other: str) -> None:
+def _require_switches(cluster: Cluster, ranks: tuple[int, ...], *, several: bool, other: str) -> None:
     """Raise `InputError` where NVSwitches do not sum up, or the group does not sit as the algorithm needs; ``other`` is
     what the operation has for groups that sit otherwise."""
     name = "nvls_tree" if several else "nvls"
     node = cluster.gpu_places[0][list(ranks)]
-    _, one_of_each_make = np.unique(cluster.node_makes[node], return_index=True)
-    if not all(cluster.spec.node_at(one).nvlink.sharp for one in node[one_of_each_make].tolist()):
+    _, first_of_make = np.unique(cluster.node_makes[node], return_index=True)
+    if not all(cluster.spec.node_at(one).nvlink.sharp for one in node[first_of_make].tolist()):
         raise InputError(
             f"{name} needs NVSwitches that sum up (NVLink SHARP, from Hopper on), which {cluster.name} lacks",
             key="algorithm",
@@ -108,7 +108,7 @@ def _check(cluster: Cluster, ranks: tuple[int, ...], *, several: bool, other: st
     nodes = by_node(cluster, ranks)
     for number, members in nodes.items():
         layout = cluster.layout_of(number)
-        if not layout.joins_all and not _are_joined(layout, [cluster.locate(rank)[1] for rank in members]):
+        if not layout.joins_all and not _joins_first(layout, [cluster.locate(rank)[1] for rank in members]):
             raise InputError(
                 f"{name} needs NVLink from every member to the switches, and links of node{number} are dead",
                 key="algorithm",
@@ -124,6 +124,6 @@ def _check(cluster: Cluster, ranks: tuple[int, ...], *, several: bool, other: st
         )
 
 
-def _are_joined(layout: NodeLayout, slots: Sequence[int]) -> bool:
+def _joins_first(layout: NodeLayout, slots: Sequence[int]) -> bool:
     """Return whether NVLinks join the first of some GPUs of a node with each other one."""
     return all(layout.joins(slots[0], other) for other in slots[1:])

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from simulator.arrays import Floats, Ints, distinct, first_places, joined
+from simulator.arrays import Bools, Floats, Ints, by_appearance, distinct, first_places, joined
 from simulator.cluster.cluster import Cluster
 from simulator.cluster.inner_routes import Route
 from simulator.cluster.node import NodeLayout
@@ -165,14 +165,8 @@ def _hop_kinds(cluster: Cluster, table: HopTable) -> _HopKinds:
     (node_a, slot_a), (node_b, slot_b) = cluster.located(sender), cluster.located(receiver)
     to_switch = (table.sender == SWITCH).astype(np.int64) - (table.receiver == SWITCH)
     node_kinds = cluster.way_kind_column
-    code = np.zeros(len(sender), dtype=np.int64)
     kinds_of_ends = (node_kinds[node_a], node_kinds[node_b]) if node_kinds.any() else ()
-    for column in (*kinds_of_ends, slot_a, slot_b, node_a == node_b, to_switch, table.nic):
-        low, high = (int(column.min()), int(column.max())) if len(column) else (0, 0)
-        if low != high:
-            code *= high - low + 1
-            code += column
-            code -= low
+    code = _code([*kinds_of_ends, slot_a, slot_b, node_a == node_b, to_switch, table.nic], len(sender))
     kinds = distinct(code)
     kind = np.searchsorted(kinds, code)
     ways = []
@@ -181,6 +175,18 @@ def _hop_kinds(cluster: Cluster, table: HopTable) -> _HopKinds:
         routes = _routes(cluster, a, b, None if nic < 0 else nic)
         ways.append([_way(cluster, int(node_a[hop]), int(node_b[hop]), *route) for route in routes])
     return _HopKinds((node_a, node_b), kind, ways)
+
+
+def _code(columns: Sequence[Ints | Bools], length: int) -> Ints:
+    """Return a number for each row of ``columns``, which equal rows share: the columns are its digits."""
+    code = np.zeros(length, dtype=np.int64)
+    for column in columns:
+        low, high = (int(column.min()), int(column.max())) if length else (0, 0)
+        if low != high:
+            code *= high - low + 1
+            code += column
+            code -= low
+    return code
 
 
 def _inside_loads(
@@ -202,18 +208,15 @@ def _inside_loads(
     share = np.array([one[2] for one in flat], dtype=float)
     width = int(position.max(initial=0)) + 1
     total, is_crossed = np.zeros(n_nodes * width), np.zeros(n_nodes * width, dtype=bool)
-    first = np.empty(n_nodes * width, dtype=np.int64)
     in_order = []
     for start in range(0, len(kind), HOPS_AT_ONCE):
         hops = slice(start, start + HOPS_AT_ONCE)
         hop, entry = _expanded(count, kind[hops])
         cell = np.stack([nodes[hops] for nodes in ends])[end[entry], hop] * width + position[entry]
         np.add.at(total, cell, share[entry] * load[hops][hop])
-        later = cell[~is_crossed[cell]]
-        places = np.arange(len(later))
-        first[later[::-1]] = places[::-1]  # of values for one element numpy keeps the last
-        in_order.append(later[first[later] == places])
-        is_crossed[later] = True
+        new = cell[~is_crossed[cell]]
+        in_order.append(new[by_appearance(new)[0]])
+        is_crossed[new] = True
     crossed = joined(in_order)
     return InsideLoads(*np.divmod(crossed, width), total[crossed])
 

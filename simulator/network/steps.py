@@ -63,8 +63,9 @@ def _columns(transfers: Sequence[Send]) -> tuple[Ints, Ints, Floats]:
 
 
 def _hops(cluster: Cluster, sender: Ints, receiver: Ints, load: Floats) -> HopTable:
-    """Return a hop for each transfer; the first between nodes, or the first of all, is on the critical path."""
+    """Return a hop for each transfer; the first between nodes, or else the first of all, is on the critical path."""
     weight = np.zeros(len(sender))
     far = cluster.located(sender)[0] != cluster.located(receiver)[0]
-    weight[np.argmax(far) :][:1] = 1.0
+    if len(far):
+        weight[np.argmax(far)] = 1.0
     return HopTable(sender, receiver, np.full(len(sender), -1), load, weight)

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from simulator.arrays import Floats, Ints, distinct, first_places
+from simulator.arrays import Floats, Ints, by_appearance, distinct, first_places
 from simulator.cluster.cluster import Cluster
 from simulator.network.shape import Shape
 
@@ -40,7 +40,7 @@ def crossed_trunks(shapes: Sequence[Shape], cluster: Cluster, nodes: Ints) -> li
     if not shapes:
         return []
     latency_s = np.array([shape.link_latency_s for shape in shapes])
-    pairs = _pairs(shapes, cluster, nodes)
+    pairs = _nic_pairs(shapes, cluster, nodes)
     ways = [_ways(cluster, *ends) for ends in zip(*[column.tolist() for column in pairs[1:5]], strict=True)]
     counts = [len(trunks) for trunks, _, _ in ways]
     nothing = np.zeros(0)
@@ -50,15 +50,14 @@ def crossed_trunks(shapes: Sequence[Shape], cluster: Cluster, nodes: Ints) -> li
     leg = np.repeat(pairs.leg, counts)
     load, weight = (np.repeat(column, counts) for column in (pairs.load, pairs.weight))
     np.add.at(latency_s, leg, share * weight * trunk_latency_s)  # one after another, as the order decides last digits
-    crossed, first, place = np.unique(leg * len(cluster.links) + trunk, return_index=True, return_inverse=True)
-    order = np.argsort(first)
-    loads: Floats = np.bincount(place, share * load, len(crossed)).astype(np.float64, copy=False)
-    legs, trunks = np.divmod(crossed[order], len(cluster.links))
+    first, place = by_appearance(leg * len(cluster.links) + trunk)
+    loads: Floats = np.bincount(place, share * load, len(first)).astype(np.float64, copy=False)
+    legs, trunks = leg[first], trunk[first]
     cuts = np.searchsorted(legs, np.arange(1, len(shapes)))
     crossings = [
         CrossedTrunks(trunks=leg_trunks, load=leg_loads, latency_s=leg_latency_s)
         for leg_trunks, leg_loads, leg_latency_s in zip(
-            np.split(trunks, cuts), np.split(loads[order], cuts), latency_s.tolist(), strict=True
+            np.split(trunks, cuts), np.split(loads, cuts), latency_s.tolist(), strict=True
         )
     ]
     return [
@@ -81,11 +80,25 @@ def _ways(cluster: Cluster, a: int, nic_a: int, b: int, nic_b: int) -> tuple[Int
     return ways
 
 
-def _pairs(shapes: Sequence[Shape], cluster: Cluster, nodes: Ints) -> _NicPairs:
-    """Return what goes between NICs under different leaves, added up by leaves, leg by leg.
+def _nic_pairs(shapes: Sequence[Shape], cluster: Cluster, nodes: Ints) -> _NicPairs:
+    """Return what goes between NICs under different leaves, added up by leaves, leg by leg."""
+    across = _pairs_across(shapes, cluster, nodes)
+    everywhere = [
+        (leg, *pair)
+        for leg, shape in enumerate(shapes)
+        for one in shape.everywhere
+        for pair in _between_leaves(cluster, nodes.tolist(), *one)
+    ]
+    if not everywhere:
+        return across
+    both = zip(across, map(np.array, zip(*everywhere, strict=True)), strict=True)
+    columns = [np.concatenate(parts) for parts in both]
+    order = np.argsort(columns[0], kind="stable")
+    return _NicPairs(*[column[order] for column in columns])
 
-    The first two NICs under each two leaves stand for all.
-    """
+
+def _pairs_across(shapes: Sequence[Shape], cluster: Cluster, nodes: Ints) -> _NicPairs:
+    """Return what shapes list as ``across``, added up by leaves: the first two NICs under each two stand for all."""
     across = zip(*[shape.across for shape in shapes], strict=True)
     a, nic_a, b, nic_b, load, weight = (np.concatenate(column) for column in across)
     leg = np.repeat(np.arange(len(shapes)), [len(shape.across.a) for shape in shapes])
@@ -100,18 +113,7 @@ def _pairs(shapes: Sequence[Shape], cluster: Cluster, nodes: Ints) -> _NicPairs:
     ends = leg[first], nodes[a[first]], nic_a[first], nodes[b[first]], nic_b[first], load, weight
     order = np.argsort(first)
     in_order: list[Any] = [column[order] for column in ends]
-    between = _NicPairs(*in_order)
-    everywhere = [
-        (number, *pair)
-        for number, shape in enumerate(shapes)
-        for one in shape.everywhere
-        for pair in _between_leaves(cluster, nodes.tolist(), *one)
-    ]
-    if not everywhere:
-        return between
-    joined = [np.concatenate(both) for both in zip(between, map(np.array, zip(*everywhere, strict=True)), strict=True)]
-    order = np.argsort(joined[0], kind="stable")
-    return _NicPairs(*[column[order] for column in joined])
+    return _NicPairs(*in_order)
 
 
 def _between_leaves(

@@ -17,9 +17,9 @@ from simulator.program.ops import (
     comm_of,
     comms_of,
     kernels_of,
-    tagging,
+    transfer_maker,
 )
-from simulator.program.program import NumberedStep, Program, Role, Step, numbering, reordered
+from simulator.program.program import Program, Role, Step, StepMaker, reordered, step_maker
 from simulator.program.repetition import Repetition, later_label
 from simulator.program.text import kernel_to_text, to_text
 from simulator.program.text_reader import from_text, kernel_from_text
@@ -66,7 +66,6 @@ __all__ = [
     "Kernel",
     "Matmul",
     "Memory",
-    "NumberedStep",
     "PointToPoint",
     "PointToPointKind",
     "Program",
@@ -77,6 +76,7 @@ __all__ = [
     "Repetition",
     "Role",
     "Step",
+    "StepMaker",
     "StepPhase",
     "Tiled",
     "axis_of",
@@ -91,10 +91,10 @@ __all__ = [
     "kernels_of",
     "later_label",
     "numbered_axis",
-    "numbering",
     "reordered",
-    "tagging",
+    "step_maker",
     "to_text",
+    "transfer_maker",
     "undivided",
     "validate",
     "validate_extension",

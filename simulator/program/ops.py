@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from functools import cached_property
 from operator import attrgetter
 from typing import ClassVar
 
 from simulator.program.kernels import Attention, Kernel
+from simulator.program.slots import slot_setters
 from simulator.program.vocabulary import (
     HOST_LANES,
     Axis,
@@ -251,8 +252,7 @@ class Batch:
     comms: tuple[PointToPoint, ...]
 
 
-#: Field of a transfer -> what sets it on a new one: those that are made are frozen.
-_SETTERS = {field.name: getattr(PointToPoint, field.name).__set__ for field in fields(PointToPoint)}
+_SETTERS = slot_setters(PointToPoint)
 _but_tag = attrgetter(*[name for name in _SETTERS if name != "tag"])
 
 
@@ -266,8 +266,8 @@ def quick_key(op: Block | Comm | Batch) -> Hashable:
     return _but_tag(op) if type(op) is PointToPoint else id(op)
 
 
-def tagging(comm: PointToPoint) -> Callable[[str], PointToPoint]:
-    """Return what makes ``comm`` with another tag, in a tenth of the time that `dataclasses.replace` takes."""
+def transfer_maker(comm: PointToPoint) -> Callable[[str], PointToPoint]:
+    """Return a maker of copies of ``comm`` with another tag, ten times as fast as `dataclasses.replace`."""
     kept = [(setter, getattr(comm, name)) for name, setter in _SETTERS.items() if name != "tag"]
     set_tag = _SETTERS["tag"]
 

@@ -51,8 +51,18 @@ class Post(NamedTuple):
     kind: str
     microbatch: int
 
+    @classmethod
+    def from_source(cls, source: Action, stage: int, op: str) -> Post:
+        """Return the end on ``stage`` of the transfer of what ``source`` gives: B and I alike give a gradient."""
+        return cls(stage, op, "F" if source.kind == "F" else "B", source.microbatch)
+
     def __str__(self) -> str:
-        return f"{self.stage}{self.op}_{self.kind}{self.microbatch}"
+        return f"{self.stem}{self.microbatch}"
+
+    @property
+    def stem(self) -> str:
+        """Text form without the micro-batch, which ends it."""
+        return f"{self.stage}{self.op}_{self.kind}"
 
 
 #: Actions that a rank runs without communicating in between: mostly one, a forward and a backward in interleaved 1F1B.

@@ -163,9 +163,8 @@ def _paired(rows: Sequence[Sequence[Cell]], order: Order, rank_of: dict[int, int
     for action in sorted(present):
         for source in (source for need in requires(action, n_stages) for source in need if source in present):
             if rank_of[source.stage] != rank_of[action.stage]:
-                kind = "F" if source.kind == "F" else "B"
-                wanted[Post(source.stage, "SEND", kind, source.microbatch)] = rank_of[source.stage]
-                wanted[Post(action.stage, "RECV", kind, source.microbatch)] = rank_of[action.stage]
+                wanted[Post.from_source(source, source.stage, "SEND")] = rank_of[source.stage]
+                wanted[Post.from_source(source, action.stage, "RECV")] = rank_of[action.stage]
     for rank, row in enumerate(rows):
         for post in (cell for cell in row if isinstance(cell, Post)):
             if wanted.pop(post, None) != rank:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import pairwise, product
@@ -249,23 +250,29 @@ def search(p: int, m: int, v: int, times: Times) -> Order:
         raise ValueError(f"leaves no room for a micro-batch: at least {max(times.forward_bytes) / reference:.3g}")
     seconds_of = [(_longest(order, times), order) for order in _by_hand(p, m, times, limit)]
     best_s, best = min(seconds_of, key=lambda pair: pair[0], default=(float("inf"), None))
-    for tried in (times, _whole(times)):
-        least = max(*times.forward_bytes, *tried.split_bytes)
-        # Less memory is tried too, by whole micro-batches, so that more of it never gives a longer step.
-        fewer = int(limit * _SLACK / least) if least else 0  # a stage without layers may hold nothing
-        for room in [limit, *(least * count for count in range(fewer, 0, -1))]:
-            if room * _SLACK < least:
-                continue
-            for one_more in (True, False):
-                least_s = _least_s(_warmed_up(p, m, tried, room, one_more), m)
-                for wait, fill in product((True, False), repeat=2):
-                    if m > 1 and least_s >= best_s:
-                        break  # idle time only grows after the warm-up
-                    seconds, order = _construct(p, m, tried, room, _Choices(one_more, wait, fill), best_s)
-                    if seconds < best_s:
-                        best_s, best = seconds, order if tried is times else _joined(order)
+    for tried, room, one_more in _attempts(times, limit):
+        least_s = _least_s(_warmed_up(p, m, tried, room, one_more), m)
+        for wait, fill in product((True, False), repeat=2):
+            if m > 1 and least_s >= best_s:
+                break  # idle time only grows after the warm-up
+            seconds, order = _construct(p, m, tried, room, _Choices(one_more, wait, fill), best_s)
+            if seconds < best_s:
+                best_s, best = seconds, order if tried is times else _joined(order)
     assert best is not None
     return best
+
+
+def _attempts(times: Times, limit: float) -> Iterator[tuple[Times, float, bool]]:
+    """Yield what is tried within ``limit`` bytes: times of split and whole backward passes, bytes, `_Choices.one_more`.
+
+    Less memory is tried too, by whole micro-batches, so that more of it never gives a longer step.
+    """
+    for tried in (times, _whole(times)):
+        least = max(*times.forward_bytes, *tried.split_bytes)
+        fewer = int(limit * _SLACK / least) if least else 0  # a stage without layers may hold nothing
+        for room in (limit, *[least * count for count in range(fewer, 0, -1)]):
+            if room * _SLACK >= least:
+                yield from ((tried, room, one_more) for one_more in (True, False))
 
 
 def _whole(times: Times) -> Times:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Generator, Iterable
+from functools import partial
 
+from simulator.sweeping.equal_points import EqualPoints
 from simulator.sweeping.evaluation import evaluate
 from simulator.sweeping.outcome import PointOutcome
 from simulator.sweeping.point import Point
@@ -16,8 +18,8 @@ class InTurn:
         self, points: Iterable[Point], finished: frozenset[str]
     ) -> Generator[tuple[Point, PointOutcome], None, None]:
         """Yield points with their outcomes (see `simulator.sweeping.runner.Runner`)."""
-        simulated: set[str] = set()
+        equal = EqualPoints()
         for point in points:
-            outcome = evaluate(point, finished | simulated)
-            simulated.add(outcome.key)
+            outcome = evaluate(point, finished, partial(equal.begins, point))
+            equal.ended(point, outcome.key)
             yield point, outcome

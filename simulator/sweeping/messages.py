@@ -6,6 +6,8 @@ import pickle
 from dataclasses import dataclass
 from typing import IO, Any
 
+from simulator.sweeping.outcome import PointOutcome
+
 
 @dataclass(frozen=True)
 class Ready:
@@ -17,6 +19,10 @@ class Begun:
     """The worker would simulate the point with this key; it waits for True or False."""
 
     key: str
+
+
+#: What a worker tells its parent; an outcome is that of the point which it was handed last.
+WorkerMessage = Ready | Begun | PointOutcome
 
 
 def send(stream: IO[bytes], message: object) -> None:

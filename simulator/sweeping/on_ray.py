@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from simulator.errors import InputError, install_extra
+from simulator.sweeping.equal_points import EqualPoints
 from simulator.sweeping.evaluation import OpenedPoint, open_point
 from simulator.sweeping.outcome import PointOutcome, Status
 from simulator.sweeping.point import Point
@@ -49,10 +50,15 @@ class RayCluster:
 
     def __post_init__(self) -> None:
         """Raise `InputError` where the address is none."""
-        _, _, port = self.address.removeprefix(_SCHEME).rpartition(":")
-        if self.address != LOCAL and not (self.address.startswith(_SCHEME) and port.isdecimal()):
+        if self.address != LOCAL and not (self.address.startswith(_SCHEME) and self._place[1].isdecimal()):
             allowed = f"{LOCAL}, or {_SCHEME}HOST:PORT (the port of Ray's client server is 10001 unless said otherwise)"
             raise InputError("is no place to run", file="on", found=self.address, allowed=allowed)
+
+    @property
+    def _place(self) -> tuple[str, str]:
+        """Host and port of a cluster that is not of this machine alone."""
+        host, _, port = self.address.removeprefix(_SCHEME).rpartition(":")
+        return host, port
 
     def outcomes(
         self, points: Iterable[Point], finished: frozenset[str]
@@ -96,7 +102,7 @@ class RayCluster:
         if self.address == LOCAL:
             self._start(ray, quiet)
             return
-        host, _, port = self.address.removeprefix(_SCHEME).rpartition(":")
+        host, port = self._place
         try:
             socket.create_connection((host.strip("[]"), int(port)), timeout=_GREETING_s).close()
             ray.init(address=self.address, **quiet)
@@ -115,10 +121,10 @@ class RayCluster:
 
 def taken_by_others(ray: Any) -> str:
     """Return what to say where no core is free before the first point is handed out; empty where one is."""
-    cores, free = (int(resources().get("CPU", 0)) for resources in (ray.cluster_resources, ray.available_resources))
-    if free or not cores:
+    there, free = (int(resources().get("CPU", 0)) for resources in (ray.cluster_resources, ray.available_resources))
+    if free or not there:
         return ""
-    return f"others use all {counted(cores, 'core')} of the Ray cluster: points wait until one is free"
+    return f"others use all {counted(there, 'core')} of the Ray cluster: points wait until one is free"
 
 
 @contextmanager
@@ -137,8 +143,8 @@ def _quiet() -> Iterator[None]:
 class _Tasks:
     """Points under way on a cluster, and those that are ``left``.
 
-    ``losses``: processes lost, by number of the point. ``wait``: points equal to one under way, by its key. ``begun``:
-    keys of all points that were handed out.
+    ``lost``: points to be handed out once more. ``losses``: processes lost, by number of the point. ``slots``: how many
+    points may be under way. ``looked_s``: when the cores were counted last. ``alive_s``: when there was one last.
     """
 
     ray: Any
@@ -148,8 +154,7 @@ class _Tasks:
     under_way: dict[Any, OpenedPoint] = field(default_factory=dict)
     lost: deque[OpenedPoint] = field(default_factory=deque)
     losses: dict[int, int] = field(default_factory=dict)
-    wait: dict[str, list[Point]] = field(default_factory=dict)
-    begun: set[str] = field(default_factory=set)
+    equal: EqualPoints = field(default_factory=EqualPoints)
     slots: int = 0
     looked_s: float = -_LOOK_s
     alive_s: float = field(default_factory=time.monotonic)
@@ -169,8 +174,9 @@ class _Tasks:
                 else:
                     yield opened
             if drained and not self.under_way and not self.lost:
+                assert not self.equal.n_waiting, "points wait for one that is not under way"
                 return
-            yield from self._done()
+            yield from self._ended()
 
     def _next(self) -> OpenedPoint | tuple[Point, PointOutcome] | None:
         """Return the next point that needs a simulation, or has its outcome already; None where none is left."""
@@ -178,13 +184,10 @@ class _Tasks:
             opened = open_point(point, self.finished)
             if isinstance(opened, PointOutcome):
                 return point, opened
-            if opened.key not in self.begun:
-                self.begun.add(opened.key)
-                self.wait[opened.key] = []
+            if self.equal.begins(point, opened.key):
                 return opened
-            if opened.key not in self.wait:
+            if not self.equal.waits(point, opened.key):
                 return point, PointOutcome(opened.key, Status.KEPT)
-            self.wait[opened.key].append(point)
         return None
 
     def _look(self) -> None:
@@ -200,8 +203,8 @@ class _Tasks:
             fix = f"ray start --address=HEAD on a machine; {_GOES_ON}"
             raise InputError(f"the cluster has had no core for {_PATIENCE_s:.0f} s", file="on", fix=fix)
 
-    def _done(self) -> Iterator[tuple[Point, PointOutcome]]:
-        """Yield what has become of the tasks that end within a moment."""
+    def _ended(self) -> Iterator[tuple[Point, PointOutcome]]:
+        """Yield the outcomes of tasks that end within `_LOOK_s`, each with those of points that waited for it."""
         if not self.under_way:
             time.sleep(_LOOK_s)
             return
@@ -211,7 +214,7 @@ class _Tasks:
             outcome = self._outcome(reference, opened)
             if outcome is not None:
                 yield opened.point, outcome
-                for twin in self.wait.pop(opened.key, ()):
+                for twin in self.equal.ended(opened.point, opened.key).alike:
                     yield twin, PointOutcome(opened.key, Status.KEPT)
 
     def _outcome(self, reference: Any, opened: OpenedPoint) -> PointOutcome | None:
@@ -237,6 +240,7 @@ class _Tasks:
         return outcome
 
     def _lost(self, opened: OpenedPoint, error: Exception) -> PointOutcome | None:
+        """Hand a point out once more, or return its failure where it has lost `MOST_LOSSES` processes."""
         number = opened.point.number
         self.losses[number] = self.losses.get(number, 0) + 1
         if self.losses[number] < MOST_LOSSES:

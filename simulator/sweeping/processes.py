@@ -15,12 +15,13 @@ import threading
 from collections import deque
 from collections.abc import Generator, Iterable, Iterator
 from dataclasses import dataclass, field
+from itertools import chain
 from queue import SimpleQueue
-from typing import Any
 
 from simulator.errors import InputError
+from simulator.sweeping.equal_points import EqualPoints
 from simulator.sweeping.key import written_key
-from simulator.sweeping.messages import Begun, Ready, receive, send
+from simulator.sweeping.messages import Begun, Ready, WorkerMessage, receive, send
 from simulator.sweeping.outcome import PointOutcome, Status
 from simulator.sweeping.point import Point
 
@@ -58,15 +59,14 @@ class Processes:
 
 @dataclass(eq=False)
 class _Worker:
-    """A process, its point, and the point's key once the simulation has begun."""
+    """A process and its point. ``ready``: it has loaded the simulator."""
 
     process: subprocess.Popen[bytes]
     point: Point | None
     ready: bool = False
-    key: str | None = None
 
     @classmethod
-    def start(cls, point: Point, inbox: SimpleQueue[tuple[_Worker, Any]]) -> _Worker:
+    def start(cls, point: Point, inbox: _Inbox) -> _Worker:
         """Start a process for ``point``; its messages come into ``inbox``, and None when it has ended.
 
         It has a session of its own, so that Ctrl-C in a terminal reaches the parent alone.
@@ -117,23 +117,26 @@ class _Worker:
         return f"ended with exit status {status}"
 
 
+#: Messages with the workers that sent them; None is the end of a worker.
+_Inbox = SimpleQueue[tuple[_Worker, WorkerMessage | None]]
+
+
 @dataclass
 class _Crew:
     """Workers, and the points that are ``left`` to hand out.
 
-    ``lost_once``: numbers of those whose worker has died. ``first_of``: key -> number of the point that is simulated
-    for all points equal to it. ``wait``: those that wait for its outcome, by key.
+    ``lost_once``: numbers of those whose worker has died. ``false_starts``: workers in a row that died before they were
+    ready.
     """
 
     jobs: int
     left: Iterator[Point]
     finished: frozenset[str]
     workers: list[_Worker] = field(default_factory=list)
-    inbox: SimpleQueue[tuple[_Worker, Any]] = field(default_factory=SimpleQueue)
+    inbox: _Inbox = field(default_factory=SimpleQueue)
+    equal: EqualPoints = field(default_factory=EqualPoints)
     lost_once: set[int] = field(default_factory=set)
     false_starts: int = 0
-    first_of: dict[str, int] = field(default_factory=dict)
-    wait: dict[str, list[Point]] = field(default_factory=dict)
 
     def outcomes(self) -> Iterator[tuple[Point, PointOutcome]]:
         """Yield outcomes until nothing is left; a worker has its next point before its last outcome is looked at."""
@@ -142,34 +145,36 @@ class _Crew:
             worker, message = self.inbox.get()
             point = worker.point
             outcome = self.heard(worker, message)
+            ready: list[tuple[Point, PointOutcome]] = []
+            if outcome is not None and point is not None:
+                ready = self.ended(point, outcome)
             self.hire()
-            if outcome is None or point is None:
-                continue
-            if outcome.status == Status.KEPT and outcome.key in self.wait:
-                self.wait[outcome.key].append(point)
-                continue
-            yield point, outcome
-            for twin in self.wait.pop(outcome.key, ()):
-                yield twin, PointOutcome(outcome.key, Status.KEPT)
+            yield from ready
+        assert not self.equal.n_waiting, "points wait for one that is not under way"
 
-    def heard(self, worker: _Worker, message: object) -> PointOutcome | None:
+    def ended(self, point: Point, outcome: PointOutcome) -> list[tuple[Point, PointOutcome]]:
+        """Return a point with its outcome, and those that waited for it; none where the point waits itself."""
+        if outcome.status == Status.KEPT and self.equal.waits(point, outcome.key):
+            return []
+        alike, others = self.equal.ended(point, outcome.key)
+        self.left = chain(others, self.left)
+        return [(point, outcome), *[(twin, PointOutcome(outcome.key, Status.KEPT)) for twin in alike]]
+
+    def heard(self, worker: _Worker, message: WorkerMessage | None) -> PointOutcome | None:
         """Act on a message of a worker, None where it has died; return the outcome of its point, if that is known."""
-        if isinstance(message, PointOutcome):
-            worker.point = worker.key = None
-            return message
-        if isinstance(message, Begun):
-            worker.key = message.key
-            assert worker.point is not None
-            begins = self.first_of.setdefault(message.key, worker.point.number) == worker.point.number
-            if begins:
-                self.wait[message.key] = self.wait.get(message.key, [])
-            worker.hand(begins)
-        elif isinstance(message, Ready):
-            worker.ready, self.false_starts = True, 0
-            worker.hand(self.finished)
-            worker.hand(worker.point)
-        else:
-            return self.replace(worker)
+        match message:
+            case PointOutcome():
+                worker.point = None
+                return message
+            case Begun():
+                assert worker.point is not None
+                worker.hand(self.equal.begins(worker.point, message.key))
+            case Ready():
+                worker.ready, self.false_starts = True, 0
+                worker.hand(self.finished)
+                worker.hand(worker.point)
+            case None:
+                return self.replace(worker)
         return None
 
     def hire(self) -> None:
@@ -203,7 +208,8 @@ class _Crew:
             error = f"its process {dead.end}, twice"
             if dead.process.returncode == -signal.SIGKILL:
                 error += ", as the system does where memory runs out: fewer jobs at once need less"
-            return PointOutcome(dead.key or written_key(dead.point), Status.FAILED, error=error)
+            key = self.equal.key_of(dead.point) or written_key(dead.point)
+            return PointOutcome(key, Status.FAILED, error=error)
         if dead.ready:
             self.lost_once.add(dead.point.number)
         self.workers.append(_Worker.start(dead.point, self.inbox))

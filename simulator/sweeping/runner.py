@@ -12,8 +12,10 @@ from simulator.sweeping.point import Point
 class Runner(Protocol):
     """Evaluates points somewhere.
 
-    An implementation calls `simulator.sweeping.evaluation.evaluate` once for each point, wherever it likes. Where the
-    process that does so dies, another one is given the point, once. Then the outcome is `Status.FAILED`.
+    An implementation evaluates each point once, as `simulator.sweeping.evaluation.evaluate` does, wherever it likes.
+    Where the process that does so dies, another one is given the point. After a few the outcome is `Status.FAILED`.
+    Of points with one key one is simulated. The outcome of the others is `Status.KEPT`, and comes after it (see
+    `simulator.sweeping.equal_points.EqualPoints`).
     """
 
     def outcomes(

@@ -14,6 +14,7 @@ from simulator.errors import InputError
 from simulator.network.collectives import OPERATIONS, algorithms, patterns
 from simulator.network.moves import SWITCH, Hop, HopTable
 from simulator.network.plan import LinkLoads, Phase
+from simulator.network.steps import Send, step
 from tests.support.grids import grid
 
 CLUSTERS: dict[str, dict[str, Any]] = {
@@ -32,6 +33,14 @@ GROUPS: dict[str, Callable[[int], Sequence[int]]] = {
     "one of a node": lambda n: range(0, n, 8),
     "not whole nodes": lambda n: range(3, 19),
 }
+
+
+def test_of_hops_at_once_the_first_between_nodes_is_on_the_critical_path() -> None:
+    """GPUs 0 to 7 are of one node. Without any hop there is no path."""
+    built = build_cluster(load_cluster(CLUSTERS["one leaf for a node"]), 5)
+    sends = [Send(0, 1, 1.0), Send(0, 8, 1.0), Send(0, 16, 1.0)]
+    weights = [[hop.weight for hop in step(built, sends[:n]).hops] for n in range(4)]
+    assert weights == [[], [1.0], [0.0, 1.0], [0.0, 1.0, 0.0]]
 
 
 @pytest.mark.parametrize(("cluster", "group"), grid(CLUSTERS, GROUPS, every=3))

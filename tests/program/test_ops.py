@@ -15,9 +15,9 @@ from simulator.program import (
     Purpose,
     Step,
     StepPhase,
-    numbering,
     reordered,
-    tagging,
+    step_maker,
+    transfer_maker,
 )
 from simulator.program.ops import but_tag
 
@@ -40,7 +40,7 @@ def test_a_transfer_is_told_by_every_field_but_its_tag(name: str) -> None:
     other = replace(TRANSFER, **{name: OTHER[name]})
     assert (but_tag(other) == but_tag(TRANSFER)) == (name == "tag")
     # With the other tag, what else differs stays as it is.
-    assert tagging(other)("0F2") == replace(other, tag="0F2")
+    assert transfer_maker(other)("0F2") == replace(other, tag="0F2")
 
 
 def test_steps_made_of_another_are_as_dataclasses_replace_makes_them() -> None:
@@ -48,6 +48,6 @@ def test_steps_made_of_another_are_as_dataclasses_replace_makes_them() -> None:
     block, other = Block("work", ()), Block("other", ())
     step = Step("0F1", block, ("0RECV_F1",), StepPhase.FORWARD, 1, 2, 3, "part", 4.0, 5.0, 6.0)
     assert reordered(step, ("x",), label="0F2", microbatch=2) == replace(step, after=("x",), label="0F2", microbatch=2)
-    numbered = numbering(step)(7, "0F7", other, ("y",))
+    numbered = step_maker(step)(7, "0F7", other, ("y",))
     assert numbered == replace(step, microbatch=7, label="0F7", op=other, after=("y",))
     assert step == Step("0F1", block, ("0RECV_F1",), StepPhase.FORWARD, 1, 2, 3, "part", 4.0, 5.0, 6.0)

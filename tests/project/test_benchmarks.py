@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +11,7 @@ import pytest
 
 from benchmarks import bench_doubling, bench_engines
 from benchmarks.asked_rows import ROWS, GiB, Most, SizeFigures
-from benchmarks.bench_asked import with_compared
+from benchmarks.bench_asked import main, processor_s, with_compared
 from benchmarks.bench_engines import JobSeconds, job_seconds
 from simulator.cluster import Cluster
 from simulator.config import load_workload
@@ -53,6 +55,30 @@ def test_a_row_is_over_by_its_seconds_or_by_its_memory(figures: SizeFigures, is_
     assert str(Most(3, GiB)) == "3 s, 1 GiB"
 
 
+def test_seconds_are_of_this_process_and_of_those_that_it_ran() -> None:
+    """A loop of 20 ms of the processor counts here and in a process, and less than a tick of 10 ms does too."""
+    began_s = processor_s()
+    while (here_s := processor_s() - began_s) < 0.002:
+        pass
+    assert here_s < 0.01
+    began_s = processor_s()
+    line = "import time\nwhile time.process_time() < 0.1: pass"
+    subprocess.run([sys.executable, "-c", line], check=True)
+    assert processor_s() - began_s >= 0.1
+
+
+def test_a_row_that_misses_its_goal_says_so(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It is no failure: the command ends as it does when all goals are met."""
+    slow = ROWS["help"]._replace(most=Most(0.0))
+    monkeypatch.setitem(ROWS, "help", slow)
+    main(["--rows", "help"])
+    heads, row = capsys.readouterr().out.splitlines()
+    assert heads.split() == ["row", "scaled", "memory", "goal"]
+    assert row.endswith("missed")
+
+
 @pytest.mark.parametrize(("seconds", "is_kept"), [(0.59, True), (0.61, False)])
 def test_a_row_is_over_by_times_the_seconds_of_another(seconds: float, is_kept: bool) -> None:
     figures = {"small": SizeFigures(0.5, 0), "row": SizeFigures(seconds, 0)}
@@ -88,11 +114,11 @@ def test_the_seconds_of_a_step_that_was_shortened_in_vain_count(
     assert figures == JobSeconds(1.0, 1.0 + programs, float(plays), figures.events)
 
 
-def test_a_doubling_costs_the_larger_of_its_ratios(tmp_path: Path) -> None:
+def test_a_doubling_costs_the_ratio_of_its_seconds(tmp_path: Path) -> None:
     """1, 2 and 3 s for 4, 8 and 16: the first doubling costs twice as much, the second 1.5 times; both are drawn."""
     doubling = bench_doubling.DOUBLINGS[0]
     one = bench_doubling.DoublingSeconds(doubling, [4, 8, 16], [1.0, 2.0, 3.0])
-    assert one.most == 2.0
+    assert one.ratios == [2.0, 1.5]
     bench_doubling.draw([one], tmp_path / "growth.svg")
     assert doubling.name in (tmp_path / "growth.svg").read_text()
 

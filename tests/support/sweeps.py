@@ -10,7 +10,7 @@ from typing import Any
 import yaml
 
 from simulator.sweeping.entry import sweep_space
-from simulator.sweeping.evaluation import evaluate
+from simulator.sweeping.in_turn import InTurn
 from simulator.sweeping.outcome import PointOutcome, Status
 from simulator.sweeping.point import Point
 from simulator.sweeping.result import SweepResult
@@ -23,15 +23,14 @@ SMALLEST = job(model={"layers": 1, "hidden": 128, "heads": 2, "vocab": 256}, tra
 
 @dataclass
 class InProcess:
-    """Runner without processes. ``simulated``: numbers of the points that it has simulated or refused."""
+    """Runner without processes, as `InTurn`. ``simulated``: numbers of the points that it has simulated or refused."""
 
     simulated: list[int] = field(default_factory=list)
 
     def outcomes(
         self, points: Iterable[Point], finished: frozenset[str]
     ) -> Generator[tuple[Point, PointOutcome], None, None]:
-        for point in points:
-            outcome = evaluate(point, finished)
+        for point, outcome in InTurn().outcomes(points, finished):
             if outcome.status != Status.KEPT:
                 self.simulated.append(point.number)
             yield point, outcome

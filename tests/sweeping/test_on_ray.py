@@ -268,12 +268,12 @@ def test_points_equal_to_one_that_is_under_way_wait_for_it() -> None:
     first = tasks._next()
     assert isinstance(first, OpenedPoint)
     assert tasks._next() is None
-    assert tasks.wait == {first.key: [points[1]]}
+    assert tasks.equal.n_waiting == 1
     done = PointOutcome(first.key, Status.SIMULATED)
     tasks.ray = SimpleNamespace(wait=lambda references, **_: (references, []), get=lambda reference: done)
     tasks.ray.exceptions = SimpleNamespace(RayTaskError=OSError, RuntimeEnvSetupError=OSError, RaySystemError=OSError)
     tasks.under_way = {"task": first}
-    assert list(tasks._done()) == [(points[0], done), (points[1], PointOutcome(first.key, Status.KEPT))]
+    assert list(tasks._ended()) == [(points[0], done), (points[1], PointOutcome(first.key, Status.KEPT))]
     tasks.left = iter(points[2:])
     assert tasks._next() == (points[2], PointOutcome(first.key, Status.KEPT))
 

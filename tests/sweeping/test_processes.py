@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import signal
 import sqlite3
@@ -11,6 +12,7 @@ import time
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,7 +21,9 @@ import simulator
 from simulator.errors import InputError
 from simulator.sweeping import processes
 from simulator.sweeping.entry import sweep_space
-from simulator.sweeping.outcome import Status
+from simulator.sweeping.messages import Begun, Ready, WorkerMessage
+from simulator.sweeping.outcome import PointOutcome, Status
+from simulator.sweeping.point import Point
 from simulator.sweeping.processes import Processes
 from tests.support.sweeps import SMALLEST, InProcess, space_of, swept, write_job
 
@@ -89,6 +93,60 @@ def test_a_point_that_kills_two_workers_fails_and_the_others_do_not(monkeypatch:
     assert (before.status, failed.status, after.status) == (Status.SIMULATED, Status.FAILED, Status.SIMULATED)
     assert failed.error.startswith("its process was killed by SIGKILL, twice, as the system does where memory runs out")
     assert failed.key == "key of 7"
+
+
+def played(monkeypatch: pytest.MonkeyPatch, messages: list[tuple[int, WorkerMessage | None]]) -> list[tuple[int, Any]]:
+    """Outcomes of two points, on workers of which each says nothing but these messages, by its number."""
+    workers: list[processes._Worker] = []
+
+    def start(point: Point, inbox: object) -> processes._Worker:
+        process: Any = SimpleNamespace(
+            stdin=io.BytesIO(), returncode=-signal.SIGKILL, wait=lambda *_: None, kill=lambda: None
+        )
+        workers.append(processes._Worker(process, point))
+        return workers[-1]
+
+    monkeypatch.setattr(processes._Worker, "start", start)
+    crew = processes._Crew(2, iter([Point(number, SMALLEST, {}) for number in range(2)]), frozenset())
+    script = iter(messages)
+
+    def get() -> tuple[processes._Worker, WorkerMessage | None]:
+        number, message = next(script)
+        return workers[number], message
+
+    inbox: Any = SimpleNamespace(get=get)
+    crew.inbox = inbox
+    outcomes = [(point.number, outcome) for point, outcome in crew.outcomes()]
+    assert list(script) == []
+    return outcomes
+
+
+#: Both points have key K. The first begins, the second waits for it, and then the worker of the first dies.
+_BEGUN_AND_LOST: list[tuple[int, WorkerMessage | None]] = [
+    *((0, Ready()), (1, Ready()), (0, Begun("K")), (1, Begun("K")), (1, PointOutcome("K", Status.KEPT)), (0, None)),
+    (2, Ready()),
+]
+
+
+def test_points_that_wait_for_one_that_fails_have_its_outcome(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The fresh worker of the first point dies before it says with which key it begins: that is still known."""
+    (first, failed), (second, kept) = played(monkeypatch, [*_BEGUN_AND_LOST, (2, None)])
+    assert (first, failed.key, failed.status) == (0, "K", Status.FAILED)
+    assert (second, kept) == (1, PointOutcome("K", Status.KEPT))
+
+
+@pytest.mark.parametrize("begins", [True, False])
+def test_points_that_wait_for_one_with_another_key_in_the_end_are_simulated(
+    monkeypatch: pytest.MonkeyPatch, begins: bool
+) -> None:
+    """The workload's file has changed: the fresh worker begins with key L, or refuses the point without beginning."""
+    first, second = (
+        PointOutcome("L", Status.SIMULATED if begins else Status.REFUSED),
+        PointOutcome("K", Status.SIMULATED),
+    )
+    again: list[tuple[int, WorkerMessage | None]] = [(2, Begun("L"))] if begins else []
+    again += [(2, first), (1, Begun("K")), (1, second)]
+    assert played(monkeypatch, [*_BEGUN_AND_LOST, *again]) == [(0, first), (1, second)]
 
 
 def test_an_order_that_depends_on_times_is_not_seen(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -31,11 +31,11 @@ from simulator.program import (
     Axis,
     Block,
     Compute,
-    NumberedStep,
     Step,
+    StepMaker,
     StepPhase,
-    numbering,
     reordered,
+    step_maker,
 )
 from simulator.schedules import Slot
 
@@ -84,7 +84,7 @@ class _PatternStep(NamedTuple):
     """
 
     like: Step
-    numbered: NumberedStep
+    numbered: StepMaker
     piece: int
     suffix: str
     begins: bool
@@ -128,7 +128,7 @@ def _pattern(steps: Sequence[Step], pieces: Sequence[Step]) -> Iterator[_Pattern
         piece, suffix = place(step.label)
         begins = suffix == ":0" or n_steps[piece] == 1
         inside = step.after[len(pieces[piece].after) :] if begins else step.after
-        yield _PatternStep(step, numbering(step), piece, suffix, begins, tuple([place(label) for label in inside]))
+        yield _PatternStep(step, step_maker(step), piece, suffix, begins, tuple([place(label) for label in inside]))
 
 
 def _repeated(one: _PatternStep, pieces: Sequence[Step]) -> Step:
