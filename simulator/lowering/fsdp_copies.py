@@ -24,8 +24,8 @@ def with_copies(workload: Workload, part: Part, kind: str, turn: Turn) -> list[O
     the first micro-batch; those of others are added to it (``foreach_reduce``). See
     torch/distributed/fsdp/_fully_shard/_fsdp_collectives.py.
 
-    The first two and the last two run on streams of their own in torch. Here they stand in the pass, where they take the
-    memory's time all the same.
+    The first two and the last two run on streams of their own in torch. Here they stand in the pass, where they take
+    the memory's time all the same.
     """
     after = copies_after(workload, [part], kind, turn) if part.is_unit else ()
     return [*copies_before(workload, part, kind), *part.ops(kind), *after]
