@@ -68,6 +68,14 @@ def format_parameters(total: float, active: float) -> str:
     return f"{format_count(total)} parameters" + (f" ({format_count(active)} active)" if active != total else "")
 
 
+def format_encoder(layers: int, images: int, patches: int) -> str:
+    """
+    >>> format_encoder(32, 1, 1024)
+    'an encoder of 32 layers (1 image of 1,024 patches)'
+    """
+    return f"an encoder of {counted(layers, 'layer')} ({counted(images, 'image')} of {counted(patches, 'patch', 'es')})"
+
+
 def format_count(number: float) -> str:
     """A large number to three figures, in millions (M), billions (B) or trillions (T).
 

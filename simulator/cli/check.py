@@ -12,7 +12,7 @@ from simulator.cli.options import Json, Quiet, Set, options_named
 from simulator.cli.outputs import STDOUT, check_outputs, shows_summary, write_json
 from simulator.cli.terminal import say, warn
 from simulator.errors import InputError
-from simulator.units import counted, format_parameters
+from simulator.units import counted, format_encoder, format_parameters
 
 #: Groups of an axis, and ranks of a group, on the terminal; the JSON has all.
 _SHOWN_GROUPS, _SHOWN_RANKS = 3, 16
@@ -138,6 +138,8 @@ def _traits(model: Model) -> Iterator[str]:
         yield f"{model.moe.experts:,} experts (top {model.moe.top_k:,})"
     if model.mla is not None:
         yield "latent attention"
+    if encoder := model.encoder:
+        yield format_encoder(encoder.layers, encoder.images, encoder.patches)
     if model.captured_model:
         yield f"captured from {model.captured_model.name} of PyTorch {model.captured_model.torch}"
         return

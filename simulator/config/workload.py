@@ -134,9 +134,19 @@ class Workload(Section):
         return self.software.replication(self.traits)
 
     @property
+    def kept_gradient_dtype(self) -> str:
+        """Type of the gradients that the optimizer reads; ``training.grad_dtype`` is that of their reduction.
+
+        Torch's ``fully_shard`` casts a reduced shard to the type of its weights before it keeps it, adds to it or
+        sends it to the host (torch/distributed/fsdp/_fully_shard/_fsdp_collectives.py, ``foreach_reduce``).
+        """
+        casts = self.replication.fully_sharded and self.replication.weights_are_masters
+        return "fp32" if casts else self.training.grad_dtype
+
+    @property
     def host_gradient_bytes(self) -> int:
         """Bytes of a gradient that goes to the host."""
-        return DTYPE_BYTES["fp32" if self.replication.widens_for_host else self.training.grad_dtype]
+        return DTYPE_BYTES["fp32" if self.replication.widens_for_host else self.kept_gradient_dtype]
 
     @property
     def stage_runtime(self) -> StageRuntime:

@@ -350,6 +350,7 @@ EAGER = replace(
     losses=("eager", "fused_linear"),
     limits=LIMITS,
     master_weights=False,
+    habits=replace(pytorch.FRAMEWORK.habits, begins_sharded=True),
     joins_projections=joins_projections,
     before_layers=before_layers,
     masks_by_bias=hugging_face_windows.is_masked,

@@ -20,11 +20,12 @@ def with_copies(workload: Workload, part: Part, kind: str, turn: Turn) -> list[O
     (``foreach_all_gather_copy_out``).
 
     Before gradients are reduced they are put side by side, cut by rank, in the type in which they are reduced
-    (``foreach_reduce_scatter_copy_in``). The reduced shard is the gradient of the first micro-batch; those of others
-    are added to it (``foreach_reduce``). See torch/distributed/fsdp/_fully_shard/_fsdp_collectives.py.
+    (``foreach_reduce_scatter_copy_in``). The reduced shard is cast to the type of its weights. It is the gradient of
+    the first micro-batch; those of others are added to it (``foreach_reduce``). See
+    torch/distributed/fsdp/_fully_shard/_fsdp_collectives.py.
 
-    The first two and the last run on streams of their own in torch. Here they stand in the pass, where they take the
-    memory's time all the same.
+    The first two and the last two run on streams of their own in torch. Here they stand in the pass, where they take
+    the memory's time all the same.
     """
     after = copies_after(workload, [part], kind, turn) if part.is_unit else ()
     return [*copies_before(workload, part, kind), *part.ops(kind), *after]
@@ -73,11 +74,13 @@ def copies_after(workload: Workload, parts: Iterable[Part], kind: str, turn: Tur
         if not turn.last:
             return copies
     copies.append(_copy("fsdp.reduce copy in", "chunk_upcast" if written > read else "chunk_cat", read, written, "W"))
+    reduced, kept = (DTYPE_BYTES[dtype] * share for dtype in (training.grad_dtype, workload.kept_gradient_dtype))
+    if kept > reduced:
+        copies.append(_copy("fsdp.shard cast", "upcast", reduced, kept, "W"))
     if workload.adds_whole_gradients:
         return copies
     if workload.replication.hands_over_gradients and not any(part.left_gradient_bytes for part in making):
-        added = DTYPE_BYTES[training.grad_dtype] * share
-        copies.append(_copy("fsdp.accumulate", "residual", 2 * added, added, "W"))
+        copies.append(_copy("fsdp.accumulate", "residual", 2 * kept, kept, "W"))
     return copies
 
 

@@ -81,7 +81,7 @@ def state_bytes_of(workload: Workload, pipeline_rank: int, weights: Sequence[Wei
         + weight_copy_bytes(workload, weights),
         gradients=0.0
         if shards and away
-        else DTYPE_BYTES[training.grad_dtype] * (share if shards else float(whole)) + kept,
+        else DTYPE_BYTES[workload.kept_gradient_dtype] * (share if shards else float(whole)) + kept,
         optimizer=(0.0 if away else _optimizer_bytes(workload, weights)) + FP32_BYTES * lost,
     )
 
@@ -125,7 +125,7 @@ def optimizer_workspace_bytes(workload: Workload, weights: Sequence[Weight]) -> 
     DeepSpeed's ``single_partition_of_fp32_groups.grad``).
     """
     training = workload.training
-    copies = training.optimizer.master_weights and training.grad_dtype != "fp32"
+    copies = training.optimizer.master_weights and workload.kept_gradient_dtype != "fp32"
     element_bytes = FP32_BYTES
     if workload.software.gradient_kernels is not None:  # side by side in their own type before
         element_bytes += DTYPE_BYTES[training.grad_dtype]
@@ -187,7 +187,7 @@ def optimizer_ops(workload: Workload, weights: Sequence[Weight]) -> tuple[Op, ..
     count = float(optimized_elements(workload, weights))
     here = layout.offload.optimizer == "none" and not layout.server_count
     masters, wide = training.optimizer.master_weights, FP32_BYTES
-    grad = DTYPE_BYTES[training.grad_dtype]
+    grad = DTYPE_BYTES[workload.kept_gradient_dtype]
     ops: list[Op] = []
     if here and workload.software.gradient_kernels is not None:
         ops += _gradients_by_hook(workload, weights, workload.software.gradient_kernels)

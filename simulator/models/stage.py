@@ -173,7 +173,7 @@ def made_gradient_bytes(workload: Workload, weights: Iterable[Weight]) -> float:
     Autograd hands them over: of weights that torch's FSDP shards the shards, and all gradients that DDP has no buckets
     for. Under ZeRO-2 they are the shards that stay.
     """
-    layout, element = workload.parallelism, DTYPE_BYTES[workload.training.grad_dtype]
+    layout, element = workload.parallelism, DTYPE_BYTES[workload.kept_gradient_dtype]
     counts = elements_by_axis(weights).items()
     replication = workload.replication
     if not replication.hands_over_gradients:

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from simulator.analysis.time.memory_curve import memory_curve
-from simulator.analysis.training.memory import RankMemory, activation_bytes, fullest
+from simulator.analysis.training.memory import RankMemory, fullest
+from simulator.analysis.training.memory_contents import activation_bytes, gradient_bytes
 from simulator.arrays import Floats
 from simulator.output.gantt import zoom_s
 from simulator.output.gantt_boxes import Picture
@@ -54,7 +55,8 @@ def memory_plot(timeline: Timeline, memories: tuple[RankMemory, ...], ax: Axes |
 
     Without ``ax``, a second panel shows the peak of a step that is so long that `gantt` enlarges parts of it.
     ``buffers`` are the context, NCCL, placeholders, buckets and the most bytes that the allocator has cached.
-    ``gathered`` are parameters and gradients that are whole for a while under ZeRO-2 and 3, or come from the host.
+    ``gathered`` are parameters that are whole for a while under ZeRO-3, or come from the host, and gradients between
+    their pass and its reduction.
     """
     shown, step = fullest(memories), timeline.step_time_s
     times, layers = memory_layers(timeline, shown)
@@ -82,7 +84,7 @@ def memory_layers(timeline: Timeline, shown: RankMemory) -> tuple[Floats, dict[s
     curve = memory_curve(timeline, shown.rank)
     times = np.concatenate(([0.0], curve.times, [timeline.step_time_s]))
     activations = activation_bytes(timeline, curve, shown.static)
-    gradients = np.minimum(curve.held_bytes - activations, shown.static.step_gradients)
+    gradients = gradient_bytes(timeline, curve, shown.static)
     gradients, gathered, activations, workspace = (
         np.concatenate(([0.0], np.maximum(column, 0.0), np.maximum(column[-1:], 0.0)))
         for column in (gradients, curve.held_bytes - activations - gradients, activations, curve.workspace_bytes)

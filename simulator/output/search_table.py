@@ -122,7 +122,7 @@ def _lost_table(lost: LostLayouts) -> FittedTable:
         table.add_row(f"{count:,}", why)
     if branches := sum(lost.skipped.values()):
         keys = ", ".join(short_names(list(lost.skipped)).values())
-        table.add_row("", f"all below {counted(branches, 'branch', 'es')} whose numbers do not divide ({keys})")
+        table.add_row("", f"{counted(branches, 'combination')} with every layout in them: {keys} did not divide")
     return table
 
 

@@ -28,7 +28,7 @@ from simulator.output.tables import (
     percent,
     run_length,
 )
-from simulator.units import counted, format_count, format_gib, format_parameters, format_time
+from simulator.units import counted, format_count, format_encoder, format_gib, format_parameters, format_time
 
 if TYPE_CHECKING:
     from rich.console import Group, RenderableType
@@ -114,7 +114,10 @@ def compare(first: JsonReport, second: JsonReport) -> FittedTable:
 def compared_rows(first: JsonReport, second: JsonReport) -> list[tuple[str, str, str, str]]:
     """Return rows of a figure's name, its value in both results, and the second as a multiple of the first."""
     rows = []
+    pipelined = any(report["parallelism"]["pp"] > 1 for report in (first, second))
     for label, value, shown in _COMPARED:
+        if label == _BUBBLE and not pipelined:
+            continue
         a, b = value(first), value(second)
         nothing = shown(0.0) in (shown(a), shown(b))
         rows.append((label, shown(a), shown(b), "" if nothing else f"{b / a:.3f}"))
@@ -185,6 +188,8 @@ def _exposed(report: JsonReport) -> float:
     return float(sum(report["time_breakdown_s"]["exposed"].values()))
 
 
+_BUBBLE = "bubble"
+#: Figures side by side. Without stages there is no bubble, whatever a lone rank waits for.
 _COMPARED: tuple[tuple[str, Callable[[JsonReport], float], Callable[[float], str]], ...] = (
     ("GPUs", lambda r: r["n_gpus"], "{:,}".format),
     ("step time", lambda r: r["step_time_s"], format_time),
@@ -193,7 +198,7 @@ _COMPARED: tuple[tuple[str, Callable[[JsonReport], float], Callable[[float], str
     ("model FLOP/s per GPU", lambda r: r["model_flops_per_s_per_gpu"], tflops),
     ("MFU", lambda r: r["mfu"], percent),
     ("HFU", lambda r: r["hfu"], percent),
-    ("bubble", lambda r: r["bubble_fraction"], percent),
+    (_BUBBLE, lambda r: r["bubble_fraction"] if r["parallelism"]["pp"] > 1 else 0.0, percent),
     ("compute", lambda r: r["time_breakdown_s"]["compute"], format_time),
     ("recompute", lambda r: r["time_breakdown_s"]["recompute"], format_time),
     ("optimizer", lambda r: r["time_breakdown_s"]["optimizer"], format_time),
@@ -247,9 +252,11 @@ def lacking_line(memory: Mapping[str, Any]) -> str:
 
 
 def model_and_precision(report: JsonReport) -> str:
-    """Return the size of the model, what is trained of it, and the recipe of products in 8 or 4 bits."""
+    """Return the size of the model, its encoder, what is trained of it, and the recipe of products in 8 or 4 bits."""
     size = format_parameters(report["params_total"], report["params_active"])
-    return f"{size}{_trained(report)}{_few_bits(report)}"
+    encoder = report.get("encoder")  # files of earlier versions have none
+    before = f", with {format_encoder(**encoder)}" if encoder else ""
+    return f"{size}{before}{_trained(report)}{_few_bits(report)}"
 
 
 def _trained(report: JsonReport) -> str:

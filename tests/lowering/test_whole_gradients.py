@@ -13,6 +13,7 @@ from simulator.config import warnings
 from simulator.errors import InputError
 from simulator.models import rank_parts
 from simulator.operations.weights import elements
+from simulator.output.memory_plot import memory_layers
 from tests.support.grids import every_pair
 from tests.support.sharded import load, play
 
@@ -77,6 +78,24 @@ def test_whole_gradients_take_their_memory() -> None:
         return float(curve.held_bytes[curve.times <= begins][-1])
 
     assert between(sync_each_micro_batch=False) - between() == pytest.approx(4 * PARAMS - 4 * PARAMS / 2, rel=1e-6)
+
+
+def test_whole_gradients_are_gradients_in_reports_and_pictures() -> None:
+    """The first forward pass has none. From the first backward pass on they take 4 bytes for every weight, in which
+    the picture's layer is as thick as they are, and what is gathered beside them never takes more than it did before
+    there were gradients, but for gradients of a unit that are on their way."""
+    training = {"global_batch": 4, "grad_dtype": "fp32"}
+    result = play(training, framework="pytorch", **ONCE)
+    times, layers = memory_layers(result.spans, result.memories[0])
+    frame = rows(result, "fsdp.gather copy in")
+    second = frame[frame["microbatch"] == 1]["start_s"].min()
+    at = int((times <= second).sum()) - 1
+    assert layers["gradients"][0] == 0
+    assert layers["gradients"][at] == pytest.approx(4 * PARAMS, rel=1e-6)
+    assert layers["gathered"].max() < 4 * PARAMS
+    memory = result.memories[0]
+    assert memory.static.accumulated == pytest.approx(4 * PARAMS)
+    assert memory.contents.get("gathered", 0.0) < memory.static.accumulated
 
 
 @every_pair(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -9,13 +10,16 @@ import pytest
 
 from simulator import models
 from simulator.api import run
+from simulator.cli.app import main
 from simulator.config import Workload, load_workload
 from simulator.config.hugging_face import from_hugging_face
 from simulator.engine.invariants import check
 from simulator.errors import InputError
 from simulator.input_files import read_yaml
 from simulator.models import Part
+from simulator.output.summary import opening
 from simulator.program import Attention, kernels_of
+from simulator.units import format_encoder
 from tests.support.jobs import job
 from tests.support.pattern_models import ENCODER, LLAMA
 from tests.support.unadvised import without_advice  # noqa: F401
@@ -47,6 +51,19 @@ FILES: dict[str, tuple[str, str, dict[str, Any], int]] = {
 def workload(**more: Any) -> Workload:
     model = LLAMA | {"encoder": ENCODER | more.pop("encoder", {})}
     return load_workload(job(**{"model": model, **more}))
+
+
+def test_the_summary_and_check_name_it(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """Images and patches decide the encoder's work, so that the head says them beside its layers."""
+    data = job(model=LLAMA | {"encoder": ENCODER})
+    (tmp_path / "job.json").write_text(json.dumps(data))
+    words = format_encoder(ENCODER["layers"], ENCODER.get("images", 1), ENCODER["patches"])
+    head = " ".join(opening(run(data).report).split())
+    assert f"parameters, with {words}, " in head
+    with pytest.raises(SystemExit, match="0"):
+        main(["check", str(tmp_path / "job.json")])
+    assert words in " ".join(capsys.readouterr().out.split())
+    assert "encoder" not in opening(run(job()).report)
 
 
 def config_of(name: str) -> dict[str, Any]:

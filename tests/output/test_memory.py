@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from simulator.analysis.time.memory_curve import memory_curve
-from simulator.analysis.training.memory import activation_bytes, memory_of_ranks
+from simulator.analysis.training.memory import memory_of_ranks
+from simulator.analysis.training.memory_contents import activation_bytes
 from simulator.analysis.training.static_memory import StaticMemory
 from simulator.api import run
 from simulator.models import StateBytes

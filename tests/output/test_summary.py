@@ -255,6 +255,17 @@ def test_compare_puts_two_results_side_by_side() -> None:
     assert f"{ratio:.3f}" in next(line for line in text.splitlines() if "step time" in line)
 
 
+def test_jobs_without_stages_have_no_bubble_side_by_side() -> None:
+    """What a lone rank waits for is no bubble: beside a pipeline it has none, and two such jobs have no row of it."""
+    whole = job()
+    alone = report(replace(whole, workload=altered(whole.workload, {"parallelism.pp": 1})), play())
+    pipelined = report(whole, play())
+    assert pipelined["parallelism"]["pp"] > 1
+    rows = {label: values for label, *values in compared_rows(pipelined, alone)}
+    assert rows["bubble"][1] == "0.0 %" != rows["bubble"][0]
+    assert "bubble" not in {label for label, *_ in compared_rows(alone, alone)}
+
+
 def test_the_two_bubbles_have_two_names() -> None:
     """The pipeline's holds exposed pp and dp communication; the breakdown shows these by themselves."""
     text = " ".join(printed(summary(report(job(), play()))).split())

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
 from types import MappingProxyType
 from typing import Any
 
@@ -13,14 +12,13 @@ import numpy as np
 
 from simulator.analysis.time.memory_curve import MemoryHistory, digest_without_times, memory_curve
 from simulator.analysis.time.pipeline_ranks import pipeline_ranks
-from simulator.analysis.training.activation_lifetimes import ActivationEvents, activation_events, have_events
+from simulator.analysis.training.activation_lifetimes import ActivationEvents, activation_events
 from simulator.analysis.training.in_flight import peak_activations
+from simulator.analysis.training.memory_contents import REDUCING, activation_changes, most_gradient_bytes
 from simulator.analysis.training.reserved_memory import CachedMemory
 from simulator.analysis.training.static_memory import CUDA_CONTEXT_BYTES, NCCL_COMMUNICATOR_BYTES, StaticMemory
-from simulator.arrays import Floats
 from simulator.bounds import EngineChoice
 from simulator.engine.engines import engine_in_use
-from simulator.models import Tensor
 from simulator.timeline import Timeline
 from simulator.units import format_gib
 
@@ -32,7 +30,8 @@ NARROW = 0.03
 class RankMemory:
     """Memory of one rank at its peak, bytes.
 
-    ``activations_by_kind``: kind of tensor -> activations held. ``step_gradients``: gradients that the step has made.
+    ``activations_by_kind``: kind of tensor -> activations held. ``step_gradients``: gradients that the step has made,
+    those included that wait whole for the last micro-batch.
     ``gathered``: other bytes that steps have taken, such as parameters of other ranks. ``workspace``: workspace of the
     running pass, or of the optimizer where it is ``updating``. ``capacity``: memory of the GPU. ``cached``: most bytes
     reserved by the allocator less the most it has allocated. ``in_flight``: most (micro-batch, stage) activations held
@@ -176,7 +175,7 @@ def _rank_memory(
     events, limit = activation_events(timeline, curve.span, static), capacity - static.overhead
     activations = _activations(timeline, curve, events, at, static)
     gathered = max(held_bytes - sum(activations.values()), 0.0)
-    step_gradients = min(gathered, static.step_gradients)
+    step_gradients = min(gathered, float(most_gradient_bytes(timeline, curve, static)[at])) if at >= 0 else 0.0
     gathered -= step_gradients
     if static.layers_offloaded:
         activations, gathered = {**activations, "layers": gathered}, 0.0
@@ -201,65 +200,6 @@ def _rank_memory(
 
 #: Sums of one rank's bytes that differ by less than this share are equal; of equal ones the first is the peak.
 _ROUNDING = 1e-12
-#: First word of a tensor's name -> its kind in a breakdown, where that is another word.
-_KINDS = {"input": "layer inputs", "attn": "attention", "loss": "logits", "output gradient": "output gradients"}
-
-
-@cache
-def _kind(name: str) -> str:
-    """Return the kind of the tensor of this ``name`` in a breakdown."""
-    word = name.split(".")[0].rstrip(" 0123456789")
-    return _KINDS.get(word, word)
-
-
-def _by_kind(tensors: Iterable[Tensor]) -> dict[str, float]:
-    nbytes: dict[str, float] = {}
-    for tensor in tensors:
-        kind = _kind(tensor.name)
-        nbytes[kind] = nbytes.get(kind, 0.0) + tensor.nbytes
-    return nbytes
-
-
-def _negative(nbytes: Mapping[str, float]) -> dict[str, float]:
-    return {kind: -size for kind, size in nbytes.items()}
-
-
-def activation_changes(
-    timeline: Timeline, curve: MemoryHistory, events: ActivationEvents, static: StaticMemory
-) -> Iterator[tuple[int, dict[str, float]]]:
-    """Yield the changes of the activations held, in order: index of the curve's entry, and bytes by kind of tensor.
-
-    ``events``: the `activation_events` of the curve's spans.
-    """
-    output_gradients: dict[tuple[int, int], float] = {}  # taken by input gradients that still run
-
-    @cache
-    def saved(stage: int, parts: tuple[int, ...]) -> dict[str, float]:
-        return _by_kind(tensor for part in parts for tensor in static.parts[stage][part].saved)
-
-    @cache
-    def held_for_weights(stage: int, parts: tuple[int, ...]) -> dict[str, float]:
-        return _by_kind(tensor for part in parts for tensor in static.parts[stage][part].held_for_weights)
-
-    takes = (timeline.phase[curve.span] == "I") & (timeline.alloc_bytes[curve.span] != 0)
-    for entry in np.flatnonzero(takes | have_events(events, curve.span, curve.begins)).tolist():
-        span, begins = int(curve.span[entry]), int(curve.begins[entry])
-        stage, phase = int(timeline.stage[span]), str(timeline.phase[span])
-        key = stage, int(timeline.microbatch[span])
-        if phase == "I" and stage in static.parts and begins:
-            nbytes = float(timeline.alloc_bytes[span])
-            output_gradients[key] = output_gradients.get(key, 0.0) + nbytes
-            yield entry, {"output gradients": nbytes}
-        effect, parts = events.get((span, begins), (None, ()))
-        if effect == "save":
-            yield entry, saved(stage, parts)
-        elif effect == "swap":
-            yield entry, _negative(saved(stage, parts))
-            yield entry, held_for_weights(stage, parts)
-            yield entry, {"output gradients": -output_gradients.pop(key, 0.0)}
-            yield entry, {"input gradients": sum(static.parts[stage][part].input_gradient_bytes for part in parts)}
-        elif effect == "release":
-            yield entry, _negative((held_for_weights if phase == "W" else saved)(stage, parts))
 
 
 def _activations(
@@ -275,23 +215,9 @@ def _activations(
     return {kind: nbytes for kind, nbytes in activations.items() if nbytes > 0.5}
 
 
-def activation_bytes(timeline: Timeline, curve: MemoryHistory, static: StaticMemory) -> Floats:
-    """Return the bytes of activations after each entry of a curve.
-
-    The remainder of its ``held`` bytes are parameters and gradients that are whole for a while.
-    """
-    if static.layers_offloaded or not static.parts:
-        return curve.held_bytes
-    changes = np.zeros(len(curve.times))
-    events = activation_events(timeline, curve.span, static)
-    for entry, change in activation_changes(timeline, curve, events, static):
-        changes[entry] += sum(change.values())
-    return np.minimum(np.cumsum(changes), curve.held_bytes)
-
-
 _TRANSFERS = {
     **dict.fromkeys(("dp_gather", "h2d_params", "nvme_read_params"), "the gathering of parameters"),
-    **dict.fromkeys(("dp", "dp_replica", "d2h_grads", "push"), "the reduction of gradients"),
+    **dict.fromkeys(REDUCING, "the reduction of gradients"),
 }
 _PASSES = {"F": "the forward pass", "B": "the backward pass", "I": "the input gradient", "W": "the weight gradient"}
 

@@ -152,9 +152,16 @@ def _cluster(workload: Workload) -> dict[str, Any]:
 
 
 def _training(workload: Workload) -> dict[str, Any]:
-    """Return what is trained, and the recipe of products in 8 bits."""
+    """Return what is trained, the encoder before the model, and the recipe of products in 8 bits."""
     fp8, fp4 = workload.training.fp8, workload.training.fp4
-    return {"tuning": _tuning(workload), "fp8": fp8 and fp8.model_dump(), "fp4": fp4 and fp4.model_dump()}
+    encoder = workload.model.encoder
+    sizes = None if encoder is None else encoder.model_dump(include={"layers", "images", "patches"})
+    return {
+        "encoder": sizes,
+        "tuning": _tuning(workload),
+        "fp8": fp8 and fp8.model_dump(),
+        "fp4": fp4 and fp4.model_dump(),
+    }
 
 
 def _tuning(workload: Workload) -> dict[str, Any] | None:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from simulator import models
 from simulator.config import Workload
 from simulator.lowering.layout import PipelineSeat, layout
-from simulator.lowering.sharding import keeps_bytes_by_part
+from simulator.lowering.sharding import keeps_bytes_by_part, whole_gradient_bytes
 from simulator.models import Part, StateBytes
 from simulator.operations.weights import Weight, elements_by_axis
 from simulator.units import DTYPE_BYTES, MB, MiB
@@ -30,6 +30,7 @@ class StaticMemory:
     """Memory of a rank whatever its steps do, bytes.
 
     ``state``: the model's state, with ``step_gradients``, the gradients that exist within a step alone.
+    ``accumulated``: whole gradients beside them that wait for the last micro-batch to be reduced.
     ``placeholders``: gradients of no content that stay (see `models.linear.linear`). ``bucket``: copies of gradients.
     ``receives``: receive buffers of a pipeline. ``workspaces``: BLAS. ``first_step_bucket``: extra bytes of DDP's
     second step. ``communicators``: their number.
@@ -42,6 +43,7 @@ class StaticMemory:
 
     state: StateBytes
     step_gradients: float = 0.0
+    accumulated: float = 0.0
     placeholders: float = 0.0
     bucket: float = 0.0
     receives: float = 0.0
@@ -121,6 +123,7 @@ class WeightMemory:
 
     state: StateBytes
     step_gradients: float
+    accumulated: float
     first_step_bucket: float
     passes_by_part: bool
     first_update_tensors: tuple[float, ...]
@@ -131,6 +134,7 @@ def memory_of_weights(workload: Workload, pipeline_rank: int, weights: Sequence[
     return WeightMemory(
         state=models.state_bytes_of(workload, pipeline_rank, weights),
         step_gradients=models.made_gradient_bytes(workload, weights),
+        accumulated=whole_gradient_bytes(workload, weights) if workload.adds_whole_gradients else 0.0,
         first_step_bucket=_bytes_of_first_step_bucket(workload, weights),
         passes_by_part=keeps_bytes_by_part(workload, weights),
         first_update_tensors=models.first_update_tensors(workload, weights),
@@ -154,6 +158,7 @@ def static_memory_of(
     return StaticMemory(
         state=weight_memory.state,
         step_gradients=weight_memory.step_gradients,
+        accumulated=weight_memory.accumulated,
         placeholders=sum(tensor.nbytes for tensor in placeholders),
         bucket=_bucket_bytes(workload, weight_memory.state),
         receives=_receive_bytes(workload, pipeline_rank),
