@@ -23,10 +23,10 @@ def presets() -> dict[str, dict[str, Any]]:
 def expand_model(section: Mapping[str, Any], *, base: Path | None, origin: PlaceOfKey) -> dict[str, Any]:
     """A `model` section with its `preset` or `hf_config` replaced by what they stand for; keys beside them win.
 
-    ``base``: folder that a relative `hf_config` starts from. ``origin``: where a key was written, for `InputError`.
+    A key that is null has its default, whatever the preset says of it. ``base``: folder that a relative `hf_config` starts from. ``origin``: where a key was written, for `InputError`.
     """
-    section = {key: value for key, value in section.items() if value is not None}
     fields = {key: value for key, value in section.items() if key not in ("preset", "hf_config")}
+    section = {key: value for key, value in section.items() if value is not None}
     if section.get("captured", "") != "":
         return _captured(section, base, origin)
     if "preset" in section and "hf_config" in section:
@@ -96,12 +96,12 @@ def _captured(section: Mapping[str, Any], base: Path | None, origin: PlaceOfKey)
 
 
 def _over(shipped: Mapping[str, Any], fields: Mapping[str, Any]) -> dict[str, Any]:
-    """``shipped`` with ``fields`` laid over it, key by key inside sections such as ``moe`` too."""
+    """``shipped`` with ``fields`` laid over it, key by key inside sections such as ``moe`` too; null takes a key away."""
     merged = dict(shipped)
     for key, value in fields.items():
         inside = merged.get(key)
         merged[key] = {**inside, **value} if isinstance(inside, Mapping) and isinstance(value, Mapping) else value
-    return merged
+    return {key: value for key, value in merged.items() if value is not None}
 
 
 def _config_fields(name: str, base: Path | None, file: object, key: str | None) -> dict[str, Any]:
