@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -54,6 +54,20 @@ def expand_model(section: Mapping[str, Any], *, base: Path | None, origin: Place
         file, key = origin("model.hf_config")
         return _over(_config_fields(name, base, file, key), fields)
     return fields
+
+
+def inherited_keys(section: Mapping[str, Any], expanded: Mapping[str, Any], above: str = "") -> Iterator[str]:
+    """Yield the dotted keys of an ``expanded`` section that the section in the file does not have itself.
+
+    >>> list(inherited_keys({"preset": "x", "moe": {"top_k": 2}}, {"layers": 4, "moe": {"experts": 8, "top_k": 2}}))
+    ['layers', 'moe.experts']
+    """
+    for key, value in expanded.items():
+        inside = section.get(key)
+        if inside is None:
+            yield f"{above}{key}"
+        if isinstance(value, Mapping):
+            yield from inherited_keys(inside if isinstance(inside, Mapping) else {}, value, f"{above}{key}.")
 
 
 def nearest_preset(name: object) -> str | None:
