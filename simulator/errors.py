@@ -113,6 +113,10 @@ class UnknownKeyError(InputError):
     """A key that its section does not have."""
 
 
+class MissingKeyError(InputError):
+    """A key that its section needs and does not have."""
+
+
 def in_one_line(error: SimulatorError) -> str:
     """Return the message of an error in one line, for a cell of a table.
 
@@ -143,13 +147,15 @@ def each(error: InputError) -> tuple[tuple[InputError, ...], int]:
 def raise_all(errors: Iterable[InputError], more: int = 0) -> None:
     """Raise one `InputError` that lists the first of ``errors``, and counts the rest; nothing where there is none.
 
-    ``more``: errors that the caller has left out already.
+    What two errors say alike is listed once. ``more``: errors that the caller has left out already.
     """
-    listed: list[InputError] = []
+    by_text: dict[str, InputError] = {}
     for error in errors:
         single, unlisted = each(error)
-        listed += single
+        for one in single:
+            by_text.setdefault(str(one), one)
         more += unlisted
+    listed = list(by_text.values())
     more += len(listed[MAX_ERRORS:])
     if listed:
         raise listed[0] if len(listed) == 1 and not more else CombinedInputError(listed[:MAX_ERRORS], more)

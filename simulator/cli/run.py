@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -12,8 +13,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from simulator.cli.options import Json, Quiet, Set, Strict, parse_ranks
-from simulator.cli.outputs import check_outputs, shows_summary, write_json
-from simulator.cli.terminal import progress, show, warn
+from simulator.cli.outputs import STDOUT, check_outputs, shows_summary, write_json
+from simulator.cli.terminal import progress, say, show, warn
 from simulator.errors import InputError
 from simulator.output.envelope import envelope
 from simulator.output.files import PERFETTO_SUFFIXES, PICTURES
@@ -146,6 +147,8 @@ def command(
         _write_page(report_file, run, set_ or ())
     if shows_summary(json, quiet):
         show(run.summary())
+    if not quiet:
+        _say_written(json, trace, trace_dir, chakra, timeline, gantt, memory, report_file)
     _judge(run, strict)
 
 
@@ -361,6 +364,13 @@ def _write_page(path: Path, run: _FinishedRun, changes: Sequence[str]) -> None:
             for result, report in zip(run.results, run.reports, strict=True)
         ]
         save_page(jobs, path, changed=", ".join(changes))
+
+
+def _say_written(*outputs: Path | None) -> None:
+    """Name the files and folders that were written, on standard error, as standard output may be JSON."""
+    for path in outputs:
+        if path not in (None, STDOUT):
+            say(f"written: {path}", sys.stderr)
 
 
 def _judge(run: _FinishedRun, strict: bool) -> None:

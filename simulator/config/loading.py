@@ -15,7 +15,7 @@ from simulator.config.cluster import cluster_data
 from simulator.config.misplaced_file import SCHEDULE, expecting, read_workload, refuse_misplaced
 from simulator.config.optimizer_choices import usual_library, usual_state_dtype
 from simulator.config.pipelines import find_schedule, is_file
-from simulator.config.presets import expand_model
+from simulator.config.presets import expand_model, inherited_keys
 from simulator.config.profile import (
     check_gpu,
     check_one_vendor,
@@ -152,8 +152,7 @@ def load_workload(
         return (by if _under(key, set) or _only_in(key, set, written) else file), key
 
     data.setdefault("name", file.stem if file else "workload")
-    lost = _lost_nodes(written, data, set)
-    refused: dict[str, InputError] = {}
+    section, refused = data.get("model"), dict[str, InputError]()
     for name, expanded in (
         ("model", lambda section: expand_model(section, base=base, origin=origin)),
         ("parallelism", lambda section: _with_schedule_file(section, base, origin("parallelism.schedule"))),
@@ -166,24 +165,28 @@ def load_workload(
                 refused[name] = error
     if refused:
         _refuse(data, refused, file, origin)
-    if lost:
+    if lost := _lost_nodes(written, data, set):
         data["cluster"] = replace(data["cluster"], assumed=(*data["cluster"].assumed, lost))
     _fill_from_capture(data)
     with amended(lambda error: keep_what_works(error, partial(_tried, data))):
         workload = _completed(data, file, origin)
+    if isinstance(section, Mapping):
+        model = workload.model.inheriting(inherited_keys(section, data["model"]))
+        workload = workload.model_copy(update={"model": model})
     return _with_stack(_with_profiles(workload, base, origin), base, origin)
 
 
 def _lost_nodes(written: Mapping[str, Any], data: Mapping[str, Any], changes: Mapping[str, Any]) -> str:
     """Return what to say of a number of nodes that was ``written``, where ``changes`` replace the cluster as a whole.
 
-    Empty where nothing is lost, or where the number of replicas says how many nodes there are."""
+    ``data`` has the cluster that is put in its place. Empty where nothing is lost, where that one has a number of nodes,
+    or where the number of replicas says how many there are."""
     before, layout = written.get("cluster"), data.get("parallelism")
     nodes = before.get("nodes") if isinstance(before, Mapping) else None
-    after, replicas = data.get("cluster"), layout.get("dp") if isinstance(layout, Mapping) else None
+    replicas = layout.get("dp") if isinstance(layout, Mapping) else None
     if nodes is None or replicas is not None or not isinstance(changes.get("cluster"), str):
         return ""
-    if isinstance(after, Mapping) and after.get("nodes") is not None:
+    if data["cluster"].nodes is not None:
         return ""
     return (
         f"cluster.nodes: as the job needs; cluster={changes['cluster']} replaces nodes: {nodes} too, which can be set"
@@ -298,7 +301,9 @@ def altered(workload: Workload, changes: Mapping[str, Any]) -> Workload:
     stages = len(workload.parallelism.layers_per_stage)
     if data["parallelism"].get("pp", 1) * data["parallelism"].get("vpp", 1) != stages:
         data["parallelism"].pop("layers_per_stage", None)
-    return load_workload(data)
+    result = load_workload(data)
+    kept = [key for key in workload.model.inherited if not _under(f"model.{key}", changes)]
+    return result.model_copy(update={"model": result.model.inheriting(kept)})
 
 
 def _with_schedule_file(section: Mapping[str, Any], base: Path | None, place: tuple[object, str]) -> Mapping[str, Any]:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, TypeVar
 
-from pydantic import Discriminator, Field, GetJsonSchemaHandler, Tag
+from pydantic import Discriminator, Field, GetJsonSchemaHandler, PrivateAttr, Tag
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema
 
@@ -14,7 +14,7 @@ from simulator.bounds import MAX_LAYERS, Text
 from simulator.captured import CapturedModel
 from simulator.config.captured_file import read_captured
 from simulator.config.encoder import Encoder
-from simulator.config.model_sections import LayerInputs, Mla, ReusedKeys, WindowHeads
+from simulator.config.model_sections import InheritedKeys, LayerInputs, Mla, ReusedKeys, WindowHeads
 from simulator.config.presets import presets
 from simulator.config.section import AsSection, AsTuple, Integral, Section
 from simulator.config.sizes import Number, Size
@@ -226,6 +226,19 @@ class Model(Section):
     """file of a captured PyTorch module (`llmsim capture`), which gives all other keys but `layers` [none]"""
     mtp_layers: Annotated[int, Field(ge=0, le=100), Integral] = 0
     """multi-token prediction: so many more layers, each with the loss of one more token ahead, on the last stage [0]"""
+
+    _inherited: InheritedKeys = PrivateAttr(default=InheritedKeys())
+
+    def inheriting(self, keys: Iterable[str]) -> Model:
+        """Return a copy of the model whose dotted ``keys`` come from a preset or a config.json."""
+        copy = self.model_copy()
+        copy._inherited = InheritedKeys(keys)
+        return copy
+
+    @property
+    def inherited(self) -> frozenset[str]:
+        """Dotted keys that come from a preset or a config.json, not from the workload's file."""
+        return self._inherited
 
     def mixer(self, layer: int) -> Mixer:
         """Return the mixer of a layer. Modules of multi-token prediction have the last layer's.

@@ -50,3 +50,15 @@ class ReusedKeys(Section):
     """so many layers at the end attend to keys and values of the last layer of their kind before these"""
     ffn_hidden: Size | None = None
     """width inside their MLPs [model.ffn_hidden]"""
+
+
+class InheritedKeys(frozenset[str]):
+    """Keys of a model that come from a preset or a config.json.
+
+    They are no part of what the model is, so that all of these are equal.
+    """
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, InheritedKeys)
+
+    __hash__ = frozenset.__hash__

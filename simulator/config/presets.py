@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -23,10 +23,10 @@ def presets() -> dict[str, dict[str, Any]]:
 def expand_model(section: Mapping[str, Any], *, base: Path | None, origin: PlaceOfKey) -> dict[str, Any]:
     """A `model` section with its `preset` or `hf_config` replaced by what they stand for; keys beside them win.
 
-    ``base``: folder that a relative `hf_config` starts from. ``origin``: where a key was written, for `InputError`.
+    A key that is null has its default, whatever the preset says of it. ``base``: folder that a relative `hf_config` starts from. ``origin``: where a key was written, for `InputError`.
     """
-    section = {key: value for key, value in section.items() if value is not None}
     fields = {key: value for key, value in section.items() if key not in ("preset", "hf_config")}
+    section = {key: value for key, value in section.items() if value is not None}
     if section.get("captured", "") != "":
         return _captured(section, base, origin)
     if "preset" in section and "hf_config" in section:
@@ -54,6 +54,20 @@ def expand_model(section: Mapping[str, Any], *, base: Path | None, origin: Place
         file, key = origin("model.hf_config")
         return _over(_config_fields(name, base, file, key), fields)
     return fields
+
+
+def inherited_keys(section: Mapping[str, Any], expanded: Mapping[str, Any], above: str = "") -> Iterator[str]:
+    """Yield the dotted keys of an ``expanded`` section that the section in the file does not have itself.
+
+    >>> list(inherited_keys({"preset": "x", "moe": {"top_k": 2}}, {"layers": 4, "moe": {"experts": 8, "top_k": 2}}))
+    ['layers', 'moe.experts']
+    """
+    for key, value in expanded.items():
+        inside = section.get(key)
+        if inside is None:
+            yield f"{above}{key}"
+        if isinstance(value, Mapping):
+            yield from inherited_keys(inside if isinstance(inside, Mapping) else {}, value, f"{above}{key}.")
 
 
 def nearest_preset(name: object) -> str | None:
@@ -96,12 +110,12 @@ def _captured(section: Mapping[str, Any], base: Path | None, origin: PlaceOfKey)
 
 
 def _over(shipped: Mapping[str, Any], fields: Mapping[str, Any]) -> dict[str, Any]:
-    """``shipped`` with ``fields`` laid over it, key by key inside sections such as ``moe`` too."""
+    """``shipped`` with ``fields`` laid over it, key by key inside sections such as ``moe`` too; null takes a key away."""
     merged = dict(shipped)
     for key, value in fields.items():
         inside = merged.get(key)
         merged[key] = {**inside, **value} if isinstance(inside, Mapping) and isinstance(value, Mapping) else value
-    return merged
+    return {key: value for key, value in merged.items() if value is not None}
 
 
 def _config_fields(name: str, base: Path | None, file: object, key: str | None) -> dict[str, Any]:

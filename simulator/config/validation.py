@@ -21,6 +21,7 @@ from simulator.errors import (
     MAX_ERRORS,
     InputError,
     PlaceOfKey,
+    MissingKeyError,
     UnknownKeyError,
     each,
     located,
@@ -154,7 +155,7 @@ def _explained(model: type[BaseModel], detail: ErrorDetails, place: PlaceOfKey |
     if kind == "missing":
         meaning = _meaning(owner, name)
         message = "a required key is missing" + (f" ({meaning})" if meaning else "")
-        return InputError(message, key=key, allowed=_allowed(field) or _keys(field))
+        return MissingKeyError(message, key=key, allowed=_allowed(field) or _keys(field))
     if kind in ("literal_error", "tuple_type", *_LENGTHS) or "members" in context:
         return _no_member(detail, key, written_key, field)
     if kind in _BOUNDS:

@@ -69,6 +69,5 @@ def _adapters(reading: ScriptReading) -> None:
     trainer.put_adapters(
         reading, "lora_r", "lora_target_modules", chosen_by="adapter", every="lora_target_linear", usual_rank=8
     )
-    four = reading.first_on("load_in_4bit")
-    if four is not None or reading.look("adapter") == "qlora":
-        reading.put("training.base", "nf4", four or "adapter")
+    if not trainer.put_base(reading) and reading.look("adapter") == "qlora":
+        reading.put("training.base", "nf4", "adapter")

@@ -14,8 +14,8 @@ FORMAT = "Hugging Face Trainer arguments"
 MARKS = frozenset(("per_device_train_batch_size", "model_name_or_path"))
 #: Names that scripts have for the length of a sequence.
 _LENGTHS = ("max_seq_length", "max_seq_len", "max_length", "model_max_length", "cutoff_len", "block_size")
-
-
+#: Switch of adapters -> the rank where none is said, if that is not PEFT's 8 (trl, trainer/model_config.py).
+_RANKS = {"use_peft": 16}
 #: DeepSpeed's names of keys -> options of the scripts in DeepSpeedExamples, which make a configuration of them.
 _EXAMPLES = {"zero_optimization.stage": "zero_stage", "zero_optimization.cpu_offload": "offload"}
 
@@ -35,14 +35,18 @@ def read(options: Mapping[str, Any], path: Path, gpus: int | None) -> LaunchScri
     if reading.flag("gradient_checkpointing"):
         reading.put("training.recompute", "full", "gradient_checkpointing")
     if switch := reading.first_on("use_peft", "use_lora"):
-        trainer.put_adapters(reading, "lora_r", "lora_target_modules", chosen_by=switch, every=None, usual_rank=8)
+        trainer.put_adapters(
+            reading, "lora_r", "lora_target_modules", chosen_by=switch, usual_rank=_RANKS.get(switch, 8)
+        )
+        trainer.put_base(reading)
     if by_example:
         reading.put("framework", "deepspeed", *(["deepspeed"] if reading.flag("deepspeed") else []))
         deepspeed.apply(reading, lambda key: _EXAMPLES.get(key, key))
-    elif not trainer.put_deepspeed(reading, "deepspeed"):
-        _weights(reading)
+    by_deepspeed = by_example or trainer.put_deepspeed(reading, "deepspeed")
     if reading.look("fsdp"):
         trainer.put_fsdp(reading, "fsdp")
+    if not by_deepspeed:
+        _weights(reading)
     reading.leave_where("ddp_backend", "nccl")
     reading.sort_rest(trainer.NEUTRAL, trainer.NEUTRAL_PREFIXES)
     return reading.script
@@ -51,8 +55,12 @@ def read(options: Mapping[str, Any], path: Path, gpus: int | None) -> LaunchScri
 def _weights(reading: ScriptReading) -> None:
     """Put the type of the weights that a checkpoint is loaded in."""
     dtype = str(reading.look("torch_dtype", "float32")).removeprefix("torch.")
+    decided = "master_weights" in reading.workload.get("training", {}).get("optimizer", {})
     if dtype == "float32":
-        trainer.assume_wide_weights(reading, "transformers loads weights in fp32 unless torch_dtype says otherwise")
+        if not decided:
+            trainer.assume_wide_weights(reading, "transformers loads weights in fp32 unless torch_dtype says otherwise")
         reading.leave("torch_dtype")
+    elif decided and dtype in ("bfloat16", "float16"):
+        reading.ignore("torch_dtype", "under FSDP accelerate makes the weights fp32 for mixed precision")
     elif dtype in ("bfloat16", "float16"):
         reading.put("training.optimizer.master_weights", False, "torch_dtype")

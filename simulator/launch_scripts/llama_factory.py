@@ -56,6 +56,6 @@ def read(data: Mapping[str, Any], path: Path) -> LaunchScript:
 
 
 def _adapters(reading: ScriptReading) -> None:
-    trainer.put_adapters(reading, "lora_rank", "lora_target", chosen_by="finetuning_type", every=None, usual_rank=8)
+    trainer.put_adapters(reading, "lora_rank", "lora_target", chosen_by="finetuning_type", usual_rank=8, usual_all=True)
     if reading.flag("use_dora"):
         reading.put("training.adapters.method", "dora", "use_dora")

@@ -184,7 +184,7 @@ def read(text: str, path: Path) -> LaunchScript:
     assumed += [] if defaults or not _is_imported(recipe) else [f"all else that {recipe.name} sets: not in this file"]
     neutral = tuple(name for name in script.neutral if name != _OWN)
     ignored = (*script.ignored, *(f"not followed: {part}" for part in file.skipped))
-    ignored += () if preset or not model else (f"{model} is no shipped model",)
+    ignored += () if preset or not model else (f"{model} is no model known here: give its config.json",)
     return replace(
         script, understood=tuple(understood), assumed=(*script.assumed, *assumed), neutral=neutral, ignored=ignored
     )

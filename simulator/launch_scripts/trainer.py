@@ -107,6 +107,10 @@ _TARGETS = {
     "up_proj": "up",
     "down_proj": "down",
 }
+#: Products beside which PEFT puts adapters where nobody names some, in models of Llama's kind and in GPT-2, whose one
+#: product makes queries, keys and values (peft, utils/constants.py).
+_USUAL_TARGETS = ["q", "v"]
+_TARGETS_OF_GPT2 = ["qkv"]
 _EVERY = ["q", "k", "v", "o", "gate", "up", "down"]
 _OPTIMIZERS = {
     "adamw": "adamw",
@@ -115,6 +119,16 @@ _OPTIMIZERS = {
     "adafactor": "adafactor",
     "lion": "lion",
     "muon": "muon",
+}
+#: transformers' names of optimizers of other libraries, without ``paged_`` before them -> ours, and the library
+#: (transformers, training_args.py and trainer_optimizer.py).
+_BY_LIBRARY = {
+    "adamw_bnb_8bit": ("adamw_8bit", "bitsandbytes"),
+    "adamw_8bit": ("adamw_8bit", "bitsandbytes"),
+    "adamw_32bit": ("adamw", "bitsandbytes"),
+    "adamw_torch_8bit": ("adamw_8bit", "torchao"),
+    "lion_8bit": ("lion_8bit", "bitsandbytes"),
+    "lion_32bit": ("lion", "bitsandbytes"),
 }
 
 
@@ -143,6 +157,12 @@ def put_batch(reading: ScriptReading, micro: str, accumulation: str) -> None:
 def put_optimizer(reading: ScriptReading, option: str) -> None:
     """Put the optimizer by transformers' name of it, such as adamw_torch_fused."""
     name = str(reading.look(option, "")).lower()
+    if by_library := _BY_LIBRARY.get(name.removeprefix("paged_")):
+        for key, value in zip(("name", "implementation"), by_library, strict=True):
+            reading.put(f"training.optimizer.{key}", value, option)
+        if name.startswith("paged_"):
+            reading.put("training.optimizer.paged", True, option)
+        return
     family = next((ours for theirs, ours in _OPTIMIZERS.items() if name.startswith(theirs)), None)
     if family is None or any(word in name for word in ("8bit", "4bit", "paged", "anyprecision")):
         return
@@ -161,32 +181,61 @@ def put_clipping(reading: ScriptReading, option: str = "max_grad_norm") -> None:
 
 
 def put_adapters(
-    reading: ScriptReading, rank: str, targets: str, *, chosen_by: str, every: str | None, usual_rank: int
+    reading: ScriptReading,
+    rank: str,
+    targets: str,
+    *,
+    chosen_by: str,
+    usual_rank: int,
+    every: str | None = None,
+    usual_all: bool = False,
 ) -> None:
     """Put adapters of PEFT.
 
     ``chosen_by``: the option that asks for them. ``every``: a switch that gives all products one, whatever ``targets``
-    says.
+    says. ``usual_all``: so do all where nothing is said of ``targets``, in place of PEFT's default.
     """
-    size = reading.number(rank)
-    if size is None:
+    usual: dict[str, Any] = {"rank": usual_rank, "targets": _EVERY if usual_all else _default_targets(reading)}
+    said: dict[str, Any] = {}
+    if (size := reading.number(rank)) is not None:
+        said["rank"] = size
+    else:
         reading.assumed.append(f"training.adapters.rank: {usual_rank}, the default of {rank}")
     names = words_of(reading.look(targets))
     switch = reading.first_on(every) if every is not None else None
-    if switch or not names or {"all", "all-linear"} & set(names):
-        chosen = _EVERY
+    if switch or {"all", "all-linear"} & set(names):
+        said["targets"] = _EVERY
+    elif chosen := [_TARGETS[name] for name in names if name in _TARGETS]:
+        said["targets"] = chosen
     else:
-        chosen = [_TARGETS[name] for name in names if name in _TARGETS]
+        reading.assumed.append(f"training.adapters.targets: {', '.join(usual['targets'])}, the default of {targets}")
     unknown = [name for name in names if name not in (*_TARGETS, "all", "all-linear")]
     reading.ignored += [f"adapters of {name}, which {targets} names" for name in unknown]
-    adapters: dict[str, Any] = {"rank": usual_rank if size is None else size, "targets": chosen or _EVERY}
-    rate = reading.fraction("lora_dropout")
-    if rate:
-        adapters["dropout"] = rate
-    options = (chosen_by, rank, targets, switch, "lora_dropout")
-    reading.put(
-        "training.adapters", adapters, *(name for name in options if name and reading.look(name) not in (None, "auto"))
-    )
+    if rate := reading.fraction("lora_dropout"):
+        said["dropout"] = rate
+    reading.put("training.adapters", {**usual, **said})
+    for option in (chosen_by, rank, targets if "targets" in said else None, switch, "lora_dropout"):
+        if option and reading.look(option) not in (None, "auto"):
+            reading.understand(option, "training.adapters", said or "LoRA")
+
+
+def _default_targets(reading: ScriptReading) -> list[str]:
+    """Return the products beside which PEFT puts adapters in a script's model where nobody names some."""
+    preset = str(reading.workload.get("model", {}).get("preset", ""))
+    return _TARGETS_OF_GPT2 if preset.startswith("gpt2") else _USUAL_TARGETS
+
+
+def put_base(reading: ScriptReading) -> bool:
+    """Put four bits of the products beside adapters where bitsandbytes loads them so; return whether it does."""
+    if not reading.flag("load_in_4bit"):
+        return False
+    kind = "bnb_4bit_quant_type"
+    if str(reading.look(kind, "nf4")).lower() == "nf4":
+        reading.put("training.base", "nf4", "load_in_4bit", *([kind] if reading.look(kind) else []))
+    else:
+        reading.assume("training.base", "nf4", "of the types with four bits the one that is simulated")
+        reading.understand("load_in_4bit", "training.base", "nf4")
+    return True
 
 
 def assume_wide_weights(reading: ScriptReading, why: str) -> None:

@@ -10,7 +10,7 @@ import pytest
 from pydantic import BaseModel
 
 import simulator
-from simulator.config import load_workload, warnings
+from simulator.config import altered, load_workload, warnings
 from simulator.config.model import BiasPlace, Model
 from simulator.config.parallelism import Parallelism
 from simulator.config.rules.effect import TABLE
@@ -365,3 +365,29 @@ def test_two_overrides_of_one_link_are_refused() -> None:
 def test_fp8_is_refused_with_the_reason() -> None:
     with pytest.raises(InputError, match="says nothing of casts and scales: write precision: bf16"):
         load_workload(job({}, precision="fp8"))
+
+
+def test_keys_of_a_preset_ask_for_nothing() -> None:
+    """Of a window that no sequence reaches is told where the file has it, not where Mistral has it; copies keep that."""
+    mistral = {"preset": "mistral-7b", "layers": 2}
+    base = {"training": {"seq": 1024, "global_batch": 8}, "cluster": CLUSTER, "parallelism": {"tp": 4, "dp": 2}}
+    told = "model.sliding_window has no effect: no sequence is longer than the window"
+    plain = load_workload({"model": mistral, **base})
+    written = load_workload({"model": {**mistral, "sliding_window": 2048}, **base})
+    assert told not in warnings(plain)
+    assert told in warnings(written)
+    assert told not in warnings(altered(plain, {"training.micro_batch": 2}))
+    assert told in warnings(altered(plain, {"model.sliding_window": 2048}))
+    explicit = load_workload({"model": plain.model.model_dump(), **base})
+    assert explicit == plain
+    assert told in warnings(explicit)
+    gpt_oss = {"preset": "gpt-oss-20b", "layers": 2, "biases": ["qkv", "o", "mlp", "experts", "router"]}
+    absent = "model.biases names mlp, which no layer of the model has"
+    assert absent in warnings(load_workload({"model": gpt_oss, **base}))
+
+
+def test_a_price_says_something_of_a_run_whose_length_is_known() -> None:
+    told = "cluster.price_per_gpu_hour has no effect"
+    for tokens, expected in ((None, True), (1e12, False)):
+        workload = load_workload(job({"dp": 4}, total_tokens=tokens), {"cluster.price_per_gpu_hour": 2.0})
+        assert any(text.startswith(told) for text in warnings(workload)) is expected

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -68,6 +69,24 @@ def test_null_means_the_default() -> None:
     job = small(parallelism__tp=None, parallelism__overlap=None, model__preset=None, model__norm=None)
     assert job == small()
     assert "a required key is missing" in refused({"training.seq": None})
+
+
+def test_null_undoes_what_a_preset_or_a_config_says(tmp_path: Path) -> None:
+    """Each null leaves the model as if the preset did not have the key; so do those inside a section."""
+    mistral = small(model={"preset": "mistral-7b", "sliding_window": None}).model
+    assert (mistral.sliding_window, mistral.hidden) == (None, 4096)
+    assert small(model={"preset": "mixtral-8x7b", "moe": None}).model.moe is None
+    gemma = small(model={"preset": "gemma2-9b", "attention_softcap": None}).model
+    assert (gemma.attention_softcap, gemma.logit_softcap) == (None, 30.0)
+    moe = small(model={"preset": "qwen3-next-80b-a3b", "moe": {"shared_gate": None}}).model.moe
+    assert moe is not None and (moe.shared_gate, moe.shared_experts) == (False, 1)
+    config = {"model_type": "mistral", "hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 4}
+    config |= {"num_hidden_layers": 4, "vocab_size": 128, "sliding_window": 16, "num_key_value_heads": 4}
+    config |= {"hidden_act": "silu", "tie_word_embeddings": False}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    for written, window in (({}, 16), ({"sliding_window": None}, None)):
+        assert small(model={"hf_config": str(tmp_path / "config.json"), **written}).model.sliding_window == window
+    assert "a required key is missing" in refused({"model": {"preset": "mistral-7b", "layers": None}})
 
 
 def test_integral_floats_are_whole_numbers() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -135,8 +136,8 @@ def test_a_label_does_not_pass_for_another_shipped_cluster(cluster: dict[str, An
     assert (labelled.cluster.name, labelled.gpu_types) == ("mine", ("h100-sxm-80gb",))
 
 
-def test_nodes_that_go_with_a_replaced_cluster_are_told() -> None:
-    """A cluster that is set as a whole takes the file's nodes with it, unless these are set too."""
+def test_nodes_that_go_with_a_replaced_cluster_are_told(tmp_path: Path) -> None:
+    """A cluster that is set as a whole takes the file's nodes with it, unless these are set too or it has some."""
     job = SMALL | {"cluster": {"name": "dgx_h100", "nodes": 4}}
     told = [text for text in warnings(load_workload(job, {"cluster": "dgx_a100"})) if "replaces nodes: 4" in text]
     assert len(told) == 1
@@ -144,6 +145,10 @@ def test_nodes_that_go_with_a_replaced_cluster_are_told() -> None:
         kept = load_workload(job, changes)
         assert kept.cluster.n_nodes == 4
         assert not any("replaces nodes" in text for text in warnings(kept))
+    (tmp_path / "mine.yaml").write_text("like: dgx_a100\nnodes: 2\n")
+    mine = load_workload(job, {"cluster": str(tmp_path / "mine.yaml")})
+    assert mine.cluster.n_nodes == 2
+    assert not any("replaces nodes" in text for text in warnings(mine))
 
 
 @pytest.mark.parametrize("part", ["nics", "nvlink", "sockets"])

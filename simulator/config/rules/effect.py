@@ -204,6 +204,11 @@ TABLE: tuple[tuple[str, Condition, str], ...] = (
     ("parallelism.copy_to_buckets", lambda w: w.parallelism.replicas("dp") == 1, "no gradient is sent: dp x cp is 1"),
     ("parallelism.rank_order", _one_axis, "fewer than two axes have several ranks"),
     ("parallelism.collective_algorithm", lambda w: w.n_ranks == 1, "there is one rank"),
+    (
+        "cluster.price_per_gpu_hour",
+        lambda w: w.training.total_tokens is None,
+        "how long the run takes follows from training.total_tokens, which is not there",
+    ),
     ("cluster.node.nvlink.latency_s", lambda w: _every(w, lambda n: n.nvlink.kind == "none"), "nvlink.kind is none"),
     ("cluster.node.nics.bandwidth_bps", lambda w: _every(w, lambda n: not n.nics.count), "nics.count is 0"),
     ("cluster.node.nvme.read_Bps", lambda w: _every(w, lambda n: not n.nvme.count), "nvme.count is 0"),
@@ -212,7 +217,9 @@ TABLE: tuple[tuple[str, Condition, str], ...] = (
 
 
 def warnings(workload: Workload) -> Iterator[str]:
-    """Keys of `TABLE` that are given and change nothing. What is off by default and given as off asks for nothing."""
+    """Keys of `TABLE` that the file has and that change nothing, but for those of a preset or a config.json.
+
+    What is off by default and said to be off asks for nothing."""
     warned = set()
     for key, idle, why in TABLE:
         if key not in warned and _asked_for(workload, key) and idle(workload):
@@ -224,7 +231,7 @@ def warnings(workload: Workload) -> Iterator[str]:
 
 def _absent_biases(model: Model) -> list[str]:
     """Return the places of `biases` at which the model has no linear layer, or one that never has a bias."""
-    if "biases" not in model.model_fields_set:
+    if "biases" not in model.model_fields_set - model.inherited:
         return []
     moe, attends = model.moe, any(kind.attends for kind in model.kinds)
     there = {
@@ -239,6 +246,8 @@ def _absent_biases(model: Model) -> list[str]:
 
 
 def _asked_for(workload: Workload, key: str) -> bool:
+    if key.startswith("model.") and key.removeprefix("model.") in workload.model.inherited:
+        return False
     section: Any = workload
     *path, name = key.split(".")
     for part in path:

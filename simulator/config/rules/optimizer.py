@@ -105,7 +105,7 @@ def _library_problems(workload: Workload, key: str, updater: Updater) -> Iterato
     if updater.paged and not implementation.pages:
         able = [name for name, one in rule.implementations.items() if one.pages]
         yield InputError(
-            f"{library} keeps no states of {updater.name} in memory that pages",
+            f"states of {updater.name} do not page to the host with implementation {library}",
             key=f"{key}.paged",
             found=brief(True),
             allowed=f"false, or implementation: {' or '.join(able)}" if able else "false",

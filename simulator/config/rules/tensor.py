@@ -87,9 +87,12 @@ def _tp_problems(workload: Workload) -> Iterator[InputError]:
 
 
 def _head_splits(workload: Workload) -> list[int]:
-    """Sizes of tp that divide the query heads, and divide or are divided by the key and value heads."""
+    """Sizes of tp that divide the query heads, divide or are divided by the key and value heads, and that the framework
+    has."""
     kv_heads = workload.model.kv_heads
-    return [tp for tp in divisors(workload.model.heads) if kv_heads % tp == 0 or tp % kv_heads == 0]
+    limits = [limit for limit in workload.software.limits if limit.key == "parallelism.tp" and not limit.where]
+    sizes = [tp for tp in divisors(workload.model.heads) if kv_heads % tp == 0 or tp % kv_heads == 0]
+    return [tp for tp in sizes if all(limit.allows(tp) for limit in limits)]
 
 
 def other_tp(workload: Workload) -> int:
