@@ -139,7 +139,7 @@ def _traits(model: Model) -> Iterator[str]:
     if model.mla is not None:
         yield "latent attention"
     if encoder := model.encoder:
-        yield format_encoder(encoder.layers, encoder.images, encoder.patches)
+        yield format_encoder(encoder.layers, encoder.images, encoder.patches_per_image)
     if model.captured_model:
         yield f"captured from {model.captured_model.name} of PyTorch {model.captured_model.torch}"
         return
