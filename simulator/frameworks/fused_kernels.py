@@ -142,7 +142,7 @@ ADAPTERS = AdapterKernels(
 )
 EXPERTS = ExpertHooks(
     router=router,
-    sort=lambda x: (),
+    sort=lambda experts: (),
     permute=permute,
     unpermute=unpermute,
     kept_by_dispatch=row_map,

@@ -42,6 +42,7 @@ def before_attention(shapes: Shapes) -> Node:
     scores = float(shapes.batch * shapes.seq * shapes.seq)
     narrow, wide = (float(shapes.element * shapes.tokens * width) for width in (shapes.kv_width, shapes.context_width))
     shared = shapes.kv_heads < shapes.heads
+    # Priced as the kernels that turn queries, which have no vector loads either.
     copies = tuple(memory("F", f"attn.repeat {x}", "rope", wide, wide, shapes.dtype) for x in "kv") if shared else ()
     sums = tuple(memory("B", f"attn.repeat {x} bwd", "reduce", wide, narrow, shapes.dtype) for x in "kv")
     nbytes = BY_ELEMENT * scores

@@ -98,7 +98,7 @@ def biased_by_operations(stack: Framework) -> Framework:
 
 EXPERTS = replace(
     fused_kernels.EXPERTS,
-    sort=lambda x: megatron_experts.sort(x) if x.permutes_by_operations else (),
+    sort=lambda experts: permuting(experts).sort(experts),
     permute=lambda shapes, experts: permuting(experts).permute(shapes, experts),
     unpermute=lambda shapes, experts: permuting(experts).unpermute(shapes, experts),
     kept_by_dispatch=lambda shapes, experts: permuting(experts).kept_by_dispatch(shapes, experts),
