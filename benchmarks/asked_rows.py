@@ -1,4 +1,4 @@
-"""Rows of the table of `benchmarks.bench_asked`: the work of each, and the most seconds and memory that it may take."""
+"""Rows of the table of `benchmarks.bench_asked`: the work of each, and the most time and memory for it."""
 
 from __future__ import annotations
 

@@ -65,7 +65,7 @@ class DoublingSeconds(NamedTuple):
 
     @property
     def ratios(self) -> list[float]:
-        """What each doubling costs, in times."""
+        """Cost of each doubling, in times."""
         return [later / sooner for sooner, later in pairwise(self.seconds)]
 
 

@@ -84,7 +84,7 @@ def step_maker(step: Step) -> StepMaker:
     changed = ("microbatch", "label", "op", "after")
     kept = [(put, getattr(step, name)) for name, put in _SETTERS.items() if name not in changed]
 
-    def made(microbatch: int, label: str, op: Block | Comm | Batch, after: tuple[str, ...]) -> Step:
+    def with_microbatch(microbatch: int, label: str, op: Block | Comm | Batch, after: tuple[str, ...]) -> Step:
         other = object.__new__(Step)
         for put, value in kept:
             put(other, value)
@@ -94,7 +94,7 @@ def step_maker(step: Step) -> StepMaker:
         _set_after(other, after)
         return other
 
-    return made
+    return with_microbatch
 
 
 def lanes_of_tuples(lanes: Mapping[str, Iterable[Step]]) -> dict[str, tuple[Step, ...]]:

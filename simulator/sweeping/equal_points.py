@@ -10,10 +10,10 @@ from simulator.sweeping.point import Point
 
 
 class Released(NamedTuple):
-    """Points that waited for one that has ended. ``alike`` share its outcome; ``others`` still need a simulation."""
+    """Points that waited for one that has ended. ``alike`` share its outcome; ``left`` still need a simulation."""
 
     alike: Sequence[Point] = ()
-    others: Sequence[Point] = ()
+    left: Sequence[Point] = ()
 
 
 @dataclass
@@ -54,15 +54,15 @@ class EqualPoints:
 
         It may have begun under another key, where a file was changed before it began once more.
         """
-        alike, others = list[Point](), list[Point]()
+        alike, left = list[Point](), list[Point]()
         for begun in self._keys.pop(point.number, ()):
             twins = self._twins.pop(begun)
             if begun == key:
                 alike += twins
             else:
-                others += twins
+                left += twins
                 del self._first[begun]
-        return Released(alike, others)
+        return Released(alike, left)
 
     @property
     def n_waiting(self) -> int:

@@ -156,8 +156,8 @@ class _Crew:
         """Return a point with its outcome, and those that waited for it; none where the point waits itself."""
         if outcome.status == Status.KEPT and self.equal.waits(point, outcome.key):
             return []
-        alike, others = self.equal.ended(point, outcome.key)
-        self.left = chain(others, self.left)
+        alike, left = self.equal.ended(point, outcome.key)
+        self.left = chain(left, self.left)
         return [(point, outcome), *[(twin, PointOutcome(outcome.key, Status.KEPT)) for twin in alike]]
 
     def heard(self, worker: _Worker, message: WorkerMessage | None) -> PointOutcome | None:

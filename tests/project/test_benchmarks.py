@@ -56,7 +56,7 @@ def test_a_row_is_over_by_its_seconds_or_by_its_memory(figures: SizeFigures, is_
 
 
 def test_seconds_are_of_this_process_and_of_those_that_it_ran() -> None:
-    """A loop of 20 ms of the processor counts here and in a process, and less than a tick of 10 ms does too."""
+    """A loop of 2 ms counts, less than a tick of `os.times`; so does one of 0.1 s in another process."""
     began_s = processor_s()
     while (here_s := processor_s() - began_s) < 0.002:
         pass

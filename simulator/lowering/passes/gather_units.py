@@ -88,12 +88,12 @@ class _Gathering:
             return
         root = self._units.roots[run.step.stage]
         before = tuple(step.label for step in self.compute[-1:] if run.is_forward)
-        of_root = self._gather(root, run, f"gather {run.step.label} root", before)
-        needs = of_root
+        root_gathers = self._gather(root, run, f"gather {run.step.label} root", before)
+        needs = root_gathers
         for number, piece in enumerate(run.pieces):
             layer = self._units.layer(run.step, piece.first)
             late_bytes = freed_bytes = 0.0
-            gathers = of_root
+            gathers = root_gathers
             if layer:
                 gathers = self._gather(layer, run, f"gather {piece.work.label}", (*before, *self._wait_for_room()))
                 needs = [*needs, *gathers]
