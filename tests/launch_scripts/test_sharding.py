@@ -111,7 +111,10 @@ def test_a_path_of_deepspeed_is_told_from_a_switch(tmp_path: Path) -> None:
     assert script(tmp_path, "a.sh", f"{command} True\n").workload["framework"] == "hugging_face"
     read = script(tmp_path, "a.sh", f"{command} z.json\n")
     assert (read.workload["framework"], read.workload["parallelism"]["zero"]) == ("hugging_face_deepspeed", 2)
-    assert read.ignored == ("model_name_or_path m: m is no model known here: give its config.json", "deepspeed.odd_key 1")
+    assert read.ignored == (
+        "model_name_or_path m: m is no model known here: give its config.json",
+        "deepspeed.odd_key 1",
+    )
     (tmp_path / "z.json").write_text("[1]")
     with pytest.raises(InputError, match=r"z\.json: must hold keys and values"):
         script(tmp_path, "a.sh", f"{command} z.json\n")
