@@ -179,7 +179,8 @@ def load_workload(
 def _lost_nodes(written: Mapping[str, Any], data: Mapping[str, Any], changes: Mapping[str, Any]) -> str:
     """Return what to say of a number of nodes that was ``written``, where ``changes`` replace the cluster as a whole.
 
-    ``data`` has the new cluster. Empty where nothing is lost: a number of nodes or of replicas stands elsewhere."""
+    Empty where nothing is lost, where the cluster of ``data`` has a number of nodes itself, or where the number of
+    replicas says how many there are."""
     before, layout = written.get("cluster"), data.get("parallelism")
     nodes = before.get("nodes") if isinstance(before, Mapping) else None
     replicas = layout.get("dp") if isinstance(layout, Mapping) else None

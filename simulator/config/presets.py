@@ -23,7 +23,9 @@ def presets() -> dict[str, dict[str, Any]]:
 def expand_model(section: Mapping[str, Any], *, base: Path | None, origin: PlaceOfKey) -> dict[str, Any]:
     """A `model` section with its `preset` or `hf_config` replaced by what they stand for; keys beside them win.
 
-    A key that is null has its default, whatever the preset says of it. ``base``: folder that a relative `hf_config` starts from. ``origin``: where a key was written, for `InputError`.
+    A key that is null has its default, whatever the preset says of it.
+
+    ``base``: folder that a relative `hf_config` starts from. ``origin``: where a key was written, for `InputError`.
     """
     fields = {key: value for key, value in section.items() if key not in ("preset", "hf_config")}
     section = {key: value for key, value in section.items() if value is not None}
@@ -110,7 +112,9 @@ def _captured(section: Mapping[str, Any], base: Path | None, origin: PlaceOfKey)
 
 
 def _over(shipped: Mapping[str, Any], fields: Mapping[str, Any]) -> dict[str, Any]:
-    """``shipped`` with ``fields`` laid over it, key by key inside sections such as ``moe`` too; null takes a key away."""
+    """``shipped`` with ``fields`` laid over it, key by key inside sections such as ``moe`` too.
+
+    A field that is None takes the key away."""
     merged = dict(shipped)
     for key, value in fields.items():
         inside = merged.get(key)

@@ -20,8 +20,8 @@ from simulator.config.section import AsSection, docstring_of, fields_by_key, pat
 from simulator.errors import (
     MAX_ERRORS,
     InputError,
-    PlaceOfKey,
     MissingKeyError,
+    PlaceOfKey,
     UnknownKeyError,
     each,
     located,

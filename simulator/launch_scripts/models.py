@@ -64,7 +64,7 @@ def put_model(reading: ScriptReading, name: str, *options: str) -> None:
 
 
 def _holds(words: list[str], wanted: list[str], same: Mapping[str, str]) -> bool:
-    """Return whether ``wanted`` words stand one behind the other in ``words``, or what is the ``same`` in their place."""
+    """Return whether ``wanted`` words stand in a row in ``words``, or in what is the ``same`` in their place."""
     meant = [same.get(word, word) for word in words]
     starts = range(len(words) - len(wanted) + 1)
     return any(wanted in (words[start : start + len(wanted)], meant[start : start + len(wanted)]) for start in starts)

@@ -57,6 +57,18 @@ def test_run_is_strict_about_warnings_and_memory(workload: Path, capsys: pytest.
     assert "memory" not in capsys.readouterr().out
 
 
+def test_run_names_the_files_that_it_writes(workload: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """On standard error, for standard output is JSON here; not where it is to be quiet."""
+    trace, gantt = tmp_path / "step.json", tmp_path / "step.png"
+    outputs = ["--json", "-", "--trace", str(trace), "--gantt", str(gantt)]
+    assert command("run", workload, *outputs) == 0
+    printed = capsys.readouterr()
+    assert printed.err.splitlines()[:2] == [f"written: {trace}", f"written: {gantt}"]
+    assert json.loads(printed.out)["name"] == "w"
+    assert command("run", workload, *outputs, "--quiet") == 0
+    assert "written" not in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("together", [[], ["--share-fabric"]])
 def test_pictures_of_two_workloads_stand_below_each_other(
     workload: str, together: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch

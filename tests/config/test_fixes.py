@@ -10,8 +10,9 @@ import yaml
 from simulator.config import load_workload
 from simulator.config.section import paths
 from simulator.config.workload import Workload
-from simulator.errors import InputError, each
+from simulator.errors import InputError, each, raise_all
 from tests.support.grids import grid
+from tests.support.small_workload import SMALL
 
 KEYS = list(paths(Workload))
 
@@ -138,3 +139,19 @@ def test_a_state_space_layer_is_no_wider_than_any_model() -> None:
     load_workload({**job, "model": {**sizes, "mamba2": {"heads": 64, "head_dim": 64, "state": 16}}})
     with pytest.raises(InputError, match="heads x head_dim is more than 64 times as wide as the model"):
         load_workload({**job, "model": {**sizes, "mamba2": {"heads": 65, "head_dim": 64, "state": 16}}})
+
+
+def test_sizes_that_the_framework_lacks_are_not_offered() -> None:
+    """Hugging Face's models are not split over tensor parallelism, so that of the divisors of 16 heads 1 is left."""
+    split = {"framework": "hugging_face", "parallelism.tp": 3, "parallelism.dp": 1}
+    with pytest.raises(InputError) as refused:
+        load_workload(SMALL, split)
+    (tp,) = (error for error in each(refused.value)[0] if error.key == "parallelism.tp")
+    assert tp.allowed == "1"
+
+
+def test_what_two_rules_say_alike_is_said_once() -> None:
+    alike = [InputError("is too long", key="training.seq", found=8) for _ in range(2)]
+    with pytest.raises(InputError) as refused:
+        raise_all([*alike, InputError("is too long", key="training.seq", found=9)])
+    assert [error.found for error in each(refused.value)[0]] == [8, 9]

@@ -368,7 +368,7 @@ def test_fp8_is_refused_with_the_reason() -> None:
 
 
 def test_keys_of_a_preset_ask_for_nothing() -> None:
-    """Of a window that no sequence reaches is told where the file has it, not where Mistral has it; copies keep that."""
+    """A window that no sequence reaches is told of where the file has it, not where Mistral has it; so in copies."""
     mistral = {"preset": "mistral-7b", "layers": 2}
     base = {"training": {"seq": 1024, "global_batch": 8}, "cluster": CLUSTER, "parallelism": {"tp": 4, "dp": 2}}
     told = "model.sliding_window has no effect: no sequence is longer than the window"

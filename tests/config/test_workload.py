@@ -79,7 +79,8 @@ def test_null_undoes_what_a_preset_or_a_config_says(tmp_path: Path) -> None:
     gemma = small(model={"preset": "gemma2-9b", "attention_softcap": None}).model
     assert (gemma.attention_softcap, gemma.logit_softcap) == (None, 30.0)
     moe = small(model={"preset": "qwen3-next-80b-a3b", "moe": {"shared_gate": None}}).model.moe
-    assert moe is not None and (moe.shared_gate, moe.shared_experts) == (False, 1)
+    assert moe is not None
+    assert (moe.shared_gate, moe.shared_experts) == (False, 1)
     config = {"model_type": "mistral", "hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 4}
     config |= {"num_hidden_layers": 4, "vocab_size": 128, "sliding_window": 16, "num_key_value_heads": 4}
     config |= {"hidden_act": "silu", "tie_word_embeddings": False}

@@ -299,3 +299,17 @@ def test_names_that_nvidia_smi_prints_are_types_of_gpu(folder: Path, monkeypatch
     monkeypatch.setattr("sys.stdin", io.StringIO("config.json\nNVIDIA GeForce RTX 4090\n1\n\n\n256\n\n"))
     assert init("--jobs", 1) == 0
     assert load_workload("job.yaml").gpu_types == ("rtx-4090-24gb",)
+
+
+def test_a_key_that_a_config_leaves_open_is_named(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Images of Qwen2.5-VL have any size, so that its config.json does not say how many patches they have."""
+    vision = {"depth": 2, "hidden_size": 1280, "intermediate_size": 3420, "num_heads": 16, "patch_size": 14}
+    vision |= {"spatial_merge_size": 2, "out_hidden_size": 4096, "fullatt_block_indexes": [1], "window_size": 112}
+    vision |= {"hidden_act": "silu", "in_chans": 3, "temporal_patch_size": 2}
+    images = {**CONFIG, "model_type": "qwen2_5_vl", "architectures": ["Qwen2_5_VLForConditionalGeneration"]}
+    images |= {"hidden_act": "silu", "vision_config": vision}
+    (folder / "images.json").write_text(json.dumps(images))
+    assert init("--model", "images.json", *USUAL) == 2
+    told = capsys.readouterr().err
+    assert "--model: model.encoder.patches: a required key is missing" in told
+    assert "a workload file with model: {hf_config: images.json, encoder: {patches: N}}" in told
