@@ -196,27 +196,27 @@ def put_adapters(
     says. ``usual_all``: so do all where nothing is said of ``targets``, in place of PEFT's default.
     """
     usual: dict[str, Any] = {"rank": usual_rank, "targets": _EVERY if usual_all else _default_targets(reading)}
-    stated: dict[str, Any] = {}
+    script_keys: dict[str, Any] = {}
     if (size := reading.number(rank)) is not None:
-        stated["rank"] = size
+        script_keys["rank"] = size
     else:
         reading.assumed.append(f"training.adapters.rank: {usual_rank}, the default of {rank}")
     names = words_of(reading.look(targets))
     switch = reading.first_on(every) if every is not None else None
     if switch or {"all", "all-linear"} & set(names):
-        stated["targets"] = _EVERY
+        script_keys["targets"] = _EVERY
     elif chosen := [_TARGETS[name] for name in names if name in _TARGETS]:
-        stated["targets"] = chosen
+        script_keys["targets"] = chosen
     else:
         reading.assumed.append(f"training.adapters.targets: {', '.join(usual['targets'])}, the default of {targets}")
     unknown = [name for name in names if name not in (*_TARGETS, "all", "all-linear")]
     reading.ignored += [f"adapters of {name}, which {targets} names" for name in unknown]
     if rate := reading.fraction("lora_dropout"):
-        stated["dropout"] = rate
-    reading.put("training.adapters", {**usual, **stated})
-    for option in (chosen_by, rank, targets if "targets" in stated else None, switch, "lora_dropout"):
+        script_keys["dropout"] = rate
+    reading.put("training.adapters", {**usual, **script_keys})
+    for option in (chosen_by, rank, targets if "targets" in script_keys else None, switch, "lora_dropout"):
         if option and reading.look(option) not in (None, "auto"):
-            reading.understand(option, "training.adapters", stated or "LoRA")
+            reading.understand(option, "training.adapters", script_keys or "LoRA")
 
 
 def _default_targets(reading: ScriptReading) -> list[str]:
