@@ -326,8 +326,8 @@ def test_gradients_of_weights_in_fp32_are_kept_in_fp32(whole: bool) -> None:
     """They are reduced in 16 bits. Each reduced shard, half of all weights, is read at 2 bytes and written at 4: once a
     micro-batch, or once where whole gradients are added up before. Sums of shards are 12 bytes. The update reads what
     is there: nothing is cast to fp32 before it."""
-    training = {"global_batch": 4, "grad_dtype": "bf16", "optimizer": {"master_weights": True}}
-    keys = {"dp": 2, "zero": 3, "sync_each_micro_batch": not whole}
+    training: dict[str, Any] = {"global_batch": 4, "grad_dtype": "bf16", "optimizer": {"master_weights": True}}
+    keys: dict[str, Any] = {"dp": 2, "zero": 3, "sync_each_micro_batch": not whole}
     result = play(training, framework="pytorch", **keys)
     frame = result.timeline[result.timeline["rank"] == 0]
     shard = sum(elements(part.weights) for part in rank_parts(load(dp=2), 0)) / 2

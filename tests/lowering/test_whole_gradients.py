@@ -81,9 +81,8 @@ def test_whole_gradients_take_their_memory() -> None:
 
 
 def test_whole_gradients_are_gradients_in_reports_and_pictures() -> None:
-    """The first forward pass has none. From the first backward pass on they take 4 bytes for every weight, in which
-    the picture's layer is as thick as they are, and what is gathered beside them never takes more than it did before
-    there were gradients, but for gradients of a unit that are on their way."""
+    """The first forward pass has none. Before the second one they take 4 bytes for every weight. What is gathered
+    beside them is never as much."""
     training = {"global_batch": 4, "grad_dtype": "fp32"}
     result = play(training, framework="pytorch", **ONCE)
     times, layers = memory_layers(result.spans, result.memories[0])

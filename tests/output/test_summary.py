@@ -256,7 +256,7 @@ def test_compare_puts_two_results_side_by_side() -> None:
 
 
 def test_jobs_without_stages_have_no_bubble_side_by_side() -> None:
-    """What a lone rank waits for is no bubble: beside a pipeline it has none, and two such jobs have no row of it."""
+    """A lone rank has no bubble beside a pipeline, whatever it waits for. Two such jobs have no row of it."""
     whole = job()
     alone = report(replace(whole, workload=altered(whole.workload, {"parallelism.pp": 1})), play())
     pipelined = report(whole, play())
