@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import os
 from collections.abc import Iterable, Mapping
+from copy import deepcopy
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -66,11 +67,27 @@ def is_of(recorded: Mapping[str, Any], path: Path, now: Workload | None) -> bool
 
     ``recorded``: the record's ``workload`` (``sha256``, ``resolved``). The run is of the text of the file. Where its
     workload ``now`` is known, it is also of the same model, training and layout, which may come from other files that
-    it names. A key that came into being after the run says nothing.
+    it names. A key that came into being after the run says nothing. Nor does one that its framework has a default for,
+    which the run had by itself.
     """
     if recorded.get("sha256") not in texts_of(sha256(read_text(path))):
         return False
-    return now is None or _alike(recorded.get("resolved") or {}, now.model_dump(mode="json", include={*TRAINED}))
+    if now is None:
+        return True
+    then = deepcopy(recorded.get("resolved") or {})
+    for key in now.software.defaults(now.traits):
+        _drop_where_open(then, now, key)
+    return _alike(then, now.model_dump(mode="json", include={*TRAINED}))
+
+
+def _drop_where_open(then: dict[str, Any], section: Any, key: str) -> None:
+    """Drop a dotted ``key`` from recorded values where the ``section`` of a file leaves it open."""
+    name, _, rest = key.partition(".")
+    inner = then.get(name)
+    if rest and isinstance(inner, dict):
+        _drop_where_open(inner, getattr(section, name), rest)
+    elif not rest and name not in section.model_fields_set:
+        then.pop(name, None)
 
 
 def texts_of(sha256: str) -> tuple[str, ...]:

@@ -125,8 +125,8 @@ def _by_option(model: str, error: InputError) -> None:
 def _with_key(model: str, key: str) -> str:
     """Return a section ``model`` in which a key has a value beside a config.json.
 
-    >>> _with_key("config.json", "model.encoder.patches")
-    '{hf_config: config.json, encoder: {patches: N}}'
+    >>> _with_key("config.json", "model.encoder.patches_per_image")
+    '{hf_config: config.json, encoder: {patches_per_image: N}}'
     """
     *sections, name = key.split(".")[1:]
     inner = f"{name}: N"

@@ -311,5 +311,5 @@ def test_a_key_that_a_config_leaves_open_is_named(folder: Path, capsys: pytest.C
     (folder / "images.json").write_text(json.dumps(images))
     assert init("--model", "images.json", *USUAL) == 2
     told = capsys.readouterr().err
-    assert "--model: model.encoder.patches: a required key is missing" in told
-    assert "a workload file with model: {hf_config: images.json, encoder: {patches: N}}" in told
+    assert "--model: model.encoder.patches_per_image: a required key is missing" in told
+    assert "a workload file with model: {hf_config: images.json, encoder: {patches_per_image: N}}" in told

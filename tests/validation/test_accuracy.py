@@ -162,7 +162,7 @@ def test_steps_recorded_before_a_trait_was_there_have_its_default() -> None:
     assert older.traits == TRAITS
 
 
-ENCODER = {"layers": 2, "hidden": 64, "heads": 4, "ffn_hidden": 128, "patch": 588, "patches": 16}
+ENCODER = {"layers": 2, "hidden": 64, "heads": 4, "ffn_hidden": 128, "patch_values": 588, "patches_per_image": 16}
 
 
 @pytest.mark.parametrize(
