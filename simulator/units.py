@@ -68,12 +68,13 @@ def format_parameters(total: float, active: float) -> str:
     return f"{format_count(total)} parameters" + (f" ({format_count(active)} active)" if active != total else "")
 
 
-def format_encoder(layers: int, images: int, patches: int) -> str:
+def format_encoder(layers: int, images: int, patches_per_image: int) -> str:
     """
     >>> format_encoder(32, 1, 1024)
     'an encoder of 32 layers (1 image of 1,024 patches)'
     """
-    return f"an encoder of {counted(layers, 'layer')} ({counted(images, 'image')} of {counted(patches, 'patch', 'es')})"
+    patches = counted(patches_per_image, "patch", "es")
+    return f"an encoder of {counted(layers, 'layer')} ({counted(images, 'image')} of {patches})"
 
 
 def format_count(number: float) -> str:

@@ -149,7 +149,7 @@ def run_result_schema() -> Schema:
         "fp8": _or_null(_object({"recipe": _TEXT, "gather": _TEXT})),
         "fp4": _or_null(_object({"recipe": _TEXT})),
         **_numbers("params_total", "params_active", "params_trained"),
-        "encoder": _or_null(_object(_numbers("layers", "images", "patches"))),
+        "encoder": _or_null(_object(_numbers("layers", "images", "patches_per_image"))),
         "tuning": _or_null(_ANYTHING),
         "step_time_s": _NUMBER,
         "steady_period": _TRUTH,

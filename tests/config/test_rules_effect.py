@@ -98,6 +98,7 @@ VALUES: dict[str, list[Any]] = {
     "parallelism.rank_order": ["tp-cp-ep-pp-dp"],
     "parallelism.collective_algorithm": ["tree", "ring"],
     "cluster.node.nvlink.latency_s": [1e-5],
+    "cluster.price_per_gpu_hour": [2.0],
     "cluster.node.nics.bandwidth_bps": [2e11],
     "cluster.node.nvme.read_Bps": [6e9],
     "cluster.node.nvme.write_Bps": [6e9],

@@ -57,7 +57,7 @@ def test_the_summary_and_check_name_it(capsys: pytest.CaptureFixture[str], tmp_p
     """Images and patches decide the encoder's work, so that the head says them beside its layers."""
     data = job(model=LLAMA | {"encoder": ENCODER})
     (tmp_path / "job.json").write_text(json.dumps(data))
-    words = format_encoder(ENCODER["layers"], ENCODER.get("images", 1), ENCODER["patches"])
+    words = format_encoder(ENCODER["layers"], ENCODER.get("images", 1), ENCODER["patches_per_image"])
     head = " ".join(opening(run(data).report).split())
     assert f"parameters, with {words}, " in head
     with pytest.raises(SystemExit, match="0"):

@@ -155,7 +155,7 @@ def _training(workload: Workload) -> dict[str, Any]:
     """Return what is trained, the encoder before the model, and the recipe of products in 8 bits."""
     fp8, fp4 = workload.training.fp8, workload.training.fp4
     encoder = workload.model.encoder
-    sizes = None if encoder is None else encoder.model_dump(include={"layers", "images", "patches"})
+    sizes = None if encoder is None else encoder.model_dump(include={"layers", "images", "patches_per_image"})
     return {
         "encoder": sizes,
         "tuning": _tuning(workload),
