@@ -1,4 +1,4 @@
-"""Rows that are added to each expert's, so that products in 8 or 4 bits take them, and cut off again.
+"""Padding of experts: products in 8 or 4 bits take multiples of so many rows, which are cut off again.
 
 github.com/NVIDIA/Megatron-LM, core_v0.15, megatron/core/transformer/moe/experts.py (``TEGroupedMLP.forward``:
 ``quantization_padding`` and ``quantization_unpadding``); github.com/NVIDIA/TransformerEngine,

@@ -58,7 +58,7 @@ def test_run_is_strict_about_warnings_and_memory(workload: Path, capsys: pytest.
 
 
 def test_run_names_the_files_that_it_writes(workload: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """On standard error, for standard output is JSON here; not where it is to be quiet."""
+    """Names of written files go to standard error, as standard output is JSON here. A quiet run names none."""
     trace, gantt = tmp_path / "step.json", tmp_path / "step.png"
     outputs = ["--json", "-", "--trace", str(trace), "--gantt", str(gantt)]
     assert command("run", workload, *outputs) == 0

@@ -69,7 +69,7 @@ def test_what_cannot_be_told_is_left_to_its_reader(content: bytes, tmp_path: Pat
     assert use_of(path) is None
 
 
-#: Key of a workload -> the kind of file that it takes.
+#: Key of a workload -> the kind of file for it.
 PLACES = {
     "calibration": "a profile of a GPU",
     "stack": "a stack",

@@ -228,7 +228,7 @@ def test_a_chunked_loss_makes_a_million_tokens_fit() -> None:
 
 
 def test_narrow_logits_are_not_cast() -> None:
-    """In bf16 the log-softmax, its gradient and that of its input take 2 bytes each, and no kernel casts."""
+    """The log-softmax of bf16 logits takes 2 bytes, as do its gradient and that of its input. No kernel casts."""
     _, (_, loss) = loss_nodes(workload("eager_narrow"))
     names = [op.name for op in (*loss.forward, *loss.input_grad)]
     assert names == ["loss.log_softmax", "loss.nll", "loss.nll bwd", "loss.log_softmax bwd"]

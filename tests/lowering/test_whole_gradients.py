@@ -66,8 +66,8 @@ def test_gradients_of_the_working_type_are_kept_as_they_are() -> None:
 
 
 def test_whole_gradients_take_their_memory() -> None:
-    """Between two micro-batches a rank holds 4 bytes for every weight beside its state, and nothing else but what the
-    root keeps; without accumulation it holds its shard of them."""
+    """A rank holds 4 bytes for every weight beside its state between two micro-batches. Where each micro-batch is
+    reduced it holds its shard of them."""
     training = {"global_batch": 4, "grad_dtype": "fp32"}
 
     def between(**keys: Any) -> float:

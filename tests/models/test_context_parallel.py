@@ -73,8 +73,8 @@ def test_contiguous_chunks_load_the_last_rank_and_zigzag_none(cp: int) -> None:
 def test_the_step_is_as_long_as_the_slowest_rank(cp: int) -> None:
     """Attention alone in time: a long sequence, on links that do not matter, whose transfers take nothing from kernels.
 
-    The last rank's kernels of a contiguous split take (2 cp - 1) / cp times the mean of all ranks', zigzag's within 1 %
-    of the mean that contiguous has.
+    The last rank's kernels of a contiguous split take (2 cp - 1) / cp times the mean of all ranks. A zigzag split's
+    take that mean, within 1 %.
     """
 
     def seconds(**keys: Any) -> list[float]:

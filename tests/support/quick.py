@@ -79,7 +79,7 @@ def play(
 
 
 def play_undisturbed(workload: Workload) -> StepResult:
-    """As `play` on GPUs whose NCCL holds no SMs: communication takes nothing from the computation beside it."""
+    """Play a job on GPUs whose NCCL holds no SMs: communication takes nothing from the computation beside it."""
     return play(workload, {})
 
 

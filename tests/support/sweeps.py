@@ -23,7 +23,7 @@ SMALLEST = job(model={"layers": 1, "hidden": 128, "heads": 2, "vocab": 256}, tra
 
 @dataclass
 class InProcess:
-    """Runner without processes, as `InTurn`. ``simulated``: numbers of the points that it has simulated or refused."""
+    """Runner without processes, as `InTurn`. ``simulated``: numbers of the points that were simulated or refused."""
 
     simulated: list[int] = field(default_factory=list)
 

@@ -54,20 +54,15 @@ def problems(workload: Workload) -> Iterator[InputError]:
 
 def _size_problems(encoder: Encoder) -> Iterator[InputError]:
     """Yield sizes of an encoder that do not fit each other."""
-    if encoder.hidden % encoder.heads:
-        yield InputError(
-            f"does not divide hidden {encoder.hidden}",
-            key="model.encoder.heads",
-            found=encoder.heads,
-            allowed=f"a divisor of {encoder.hidden}",
-        )
-    if encoder.patches_per_image % encoder.patches_per_token:
-        yield InputError(
-            f"does not divide patches_per_image {encoder.patches_per_image}",
-            key="model.encoder.patches_per_token",
-            found=encoder.patches_per_token,
-            allowed=f"a divisor of {encoder.patches_per_image}",
-        )
+    for divisor, divided in (("heads", "hidden"), ("patches_per_token", "patches_per_image")):
+        part, whole = getattr(encoder, divisor), getattr(encoder, divided)
+        if whole % part:
+            yield InputError(
+                f"does not divide {divided} {whole}",
+                key=f"model.encoder.{divisor}",
+                found=part,
+                allowed=f"a divisor of {whole}",
+            )
     if encoder.window is not None and encoder.window > encoder.rows:
         yield InputError(
             "is more than an image has",

@@ -119,10 +119,11 @@ class _Gathering:
 
     def _dropped_behind(self, run: UnitPass, piece: UnitPiece) -> float:
         """Drop what is whole of a stage behind its last pass of a step; return the bytes that are given back."""
-        stage, turn = run.step.stage, self._variants.variant_of_step(run.step).turn
-        last = piece.work.label == run.step.label and run.makes_gradients and turn.last
-        if not (self._whole_after_backward and last):
+        if not (self._whole_after_backward and run.makes_gradients and piece.work.label == run.step.label):
             return 0.0
+        if not self._variants.variant_of_step(run.step).turn.last:
+            return 0.0
+        stage = run.step.stage
         units = [unit for unit in self._whole if unit == self._units.roots[stage] or unit[0] == stage]
         self._whole -= set(units)
         self._last_use |= dict.fromkeys(units, piece.work.label)
