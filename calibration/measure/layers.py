@@ -27,7 +27,8 @@ from calibration.narrow import DEPTH, HEADS, JOINED, LAYOUTS, SEQ, WIDTH, narrow
 from calibration.train.experts import ExpertsModule, regrouped
 from calibration.train.host import Probe
 from calibration.train.layers import AttentionModule, Builder, Layer, Linear, Norm, ReplicaPlace
-from calibration.train.trainer import ProcessGroups, Trainer
+from calibration.train.process_groups import ProcessGroups
+from calibration.train.trainer import Trainer
 
 PARTS = ("linear", "linear_no_bias", "layer_norm", "rms_norm", "attention", "rope", "gelu", "residual", *JOINED)
 #: Layouts on several GPUs, and the models that are measured in them.

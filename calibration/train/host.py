@@ -10,7 +10,8 @@ import torch
 from torch.nn import functional
 
 from calibration.narrow import PROBE, narrow
-from calibration.train.trainer import ProcessGroups, Trainer
+from calibration.train.process_groups import ProcessGroups
+from calibration.train.trainer import Trainer
 
 #: Linear layers as PyTorch has them. DeepSpeed's stage 3 puts a function in Python in its place, and leaves it there.
 LINEAR = functional.linear

@@ -18,8 +18,9 @@ from calibration.train.frameworks import StackTrainer, is_stack, stack_trainer
 from calibration.train.host import probe
 from calibration.train.length import PROFILED, Length
 from calibration.train.passes import BackwardClock
+from calibration.train.process_groups import ProcessGroups
 from calibration.train.profile import ProfiledKernel, exposure, profiled, table
-from calibration.train.trainer import ProcessGroups, Trainer
+from calibration.train.trainer import Trainer
 from simulator.config.workload import Workload
 
 #: Passes that a probe of the host is the mean of.

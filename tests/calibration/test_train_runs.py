@@ -89,7 +89,7 @@ def meeting(rank: int, folder: str) -> None:
     import torch.distributed as dist
 
     from calibration.train import run
-    from calibration.train.trainer import ProcessGroups
+    from calibration.train.process_groups import ProcessGroups
 
     def probe(device: torch.device, samples: int) -> list[tuple[float, float]]:
         time.sleep(LATE_S * rank)
@@ -199,7 +199,7 @@ def test_steps_are_timed_in_rows_behind_steps_that_are_not(
     import torch
 
     from calibration.train import run
-    from calibration.train.trainer import ProcessGroups
+    from calibration.train.process_groups import ProcessGroups
 
     done, clock = [], [0.0]
 

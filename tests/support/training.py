@@ -159,7 +159,8 @@ def _rank(rank: int, port: int, path: str, world: int) -> None:
     import torch.distributed as dist
 
     from calibration.train.optimizer import local
-    from calibration.train.trainer import ProcessGroups, Trainer
+    from calibration.train.process_groups import ProcessGroups
+    from calibration.train.trainer import Trainer
     from simulator.config import load_workload
 
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}

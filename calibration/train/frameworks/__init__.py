@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-    from calibration.train.trainer import ProcessGroups
+    from calibration.train.process_groups import ProcessGroups
 
 #: Value of ``framework.name`` in a workload -> the module here that trains it. What is not listed is plain PyTorch.
 STACKS = {

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from calibration.train.frameworks.hugging_face import model_of
 from calibration.train.frameworks.tokens import DTYPES, LEARNING_RATE, replica_tokens, set_torchrun_variables
-from calibration.train.trainer import ProcessGroups
+from calibration.train.process_groups import ProcessGroups
 from simulator.config.workload import Workload
 
 

@@ -19,7 +19,7 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 from calibration.train.frameworks.tokens import DTYPES, LEARNING_RATE, replica_tokens
-from calibration.train.trainer import ProcessGroups
+from calibration.train.process_groups import ProcessGroups
 from simulator.config.model import Model
 from simulator.config.workload import Workload
 

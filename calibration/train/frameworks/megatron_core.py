@@ -24,7 +24,7 @@ from megatron.core.transformer.module import Float16Module
 from torch import Tensor
 
 from calibration.train.frameworks.tokens import LEARNING_RATE, replica_tokens
-from calibration.train.trainer import ProcessGroups
+from calibration.train.process_groups import ProcessGroups
 from simulator.config.workload import Workload
 
 

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from calibration.train.frameworks.limits import TITAN_RECIPES, TITAN_SCHEDULES
 from calibration.train.frameworks.tokens import LEARNING_RATE, replica_tokens, set_torchrun_variables
-from calibration.train.trainer import ProcessGroups
+from calibration.train.process_groups import ProcessGroups
 from simulator.config.model import Model
 from simulator.config.workload import Workload
 
