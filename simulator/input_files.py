@@ -278,11 +278,17 @@ def as_mapping(data: Any, path: Path) -> dict[str, Any]:
 def closest(word: object, names: Iterable[str], likeness: float = 0.75) -> str | None:
     """Return the one of ``names`` that ``word`` most likely means, or None; ``likeness``: difflib's ratio, at least.
 
+    A name that is the word and goes on after a dash comes before one that is spelt much like the word.
+
     >>> closest("gpt3_175b", ["gpt3-175b", "gpt3-13b"]), closest("1B1F", ["1f1b"]), closest("nodes", ["note"])
     ('gpt3-175b', '1f1b', None)
+    >>> closest("llama3-8b", ["llama3-70b", "llama3-8b-dgx"])
+    'llama3-8b-dgx'
     """
     by_lower, lower = {name.lower(): name for name in names}, str(word).lower()
-    matches = difflib.get_close_matches(lower, by_lower, n=1, cutoff=likeness)
+    matches = [name for name in by_lower if name == lower or (lower and name.startswith((f"{lower}_", f"{lower}-")))]
+    matches.sort(key=len)
+    matches += difflib.get_close_matches(lower, by_lower, n=1, cutoff=likeness)
     matches += [name for name in by_lower if sorted(name) == sorted(lower)]  # letters that changed places
     return by_lower[matches[0]] if matches else None
 
