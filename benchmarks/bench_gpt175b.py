@@ -17,7 +17,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, TypeVar
 
-from simulator.api import StepResult
+from simulator.step_result import StepResult
 from simulator.cluster import build_cluster
 from simulator.config import load_workload
 from simulator.config.profile import load_profile

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from simulator import plot
     from simulator.advising.advise import SpeedAdvice, advise
-    from simulator.api import StepResult, run
+    from simulator.api import run
     from simulator.captured import CapturedModel
     from simulator.capturing.entry import capture
     from simulator.commands.check import CheckResult, check
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from simulator.searching.entry import search
     from simulator.searching.result import SearchResult
     from simulator.sharing import SharedResult, share
+    from simulator.step_result import StepResult
     from simulator.sweeping.entry import sweep
     from simulator.sweeping.result import SweepResult
 
@@ -92,6 +93,7 @@ _HOME = {
     "SweepResult": "simulator.sweeping.result",
     "topology": "simulator.commands.topology",
     "TopologyResult": "simulator.commands.topology",
+    "StepResult": "simulator.step_result",
     "validate": "simulator.commands.validate",
     "ValidationResult": "simulator.commands.validate",
 }

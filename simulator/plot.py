@@ -13,13 +13,13 @@ from simulator.results import TimelineResult
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-    from simulator.api import StepResult
     from simulator.searching.result import SearchResult
+    from simulator.step_result import StepResult
 
 
 def _step(result: StepResult, name: str) -> StepResult:
     """Return the result of a step. Raises `InputError` for any other, of which the picture ``name`` is none."""
-    from simulator.api import StepResult
+    from simulator.step_result import StepResult
 
     if not isinstance(result, StepResult):
         raise _other_result(result, name, "simulator.run")

@@ -2,32 +2,32 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from simulator.analysis.training.steady_state import STEPS, SteadyState, steady_alone, steady_until, steps_begun
-from simulator.api import StepResult, cluster_of, rehearse
+from simulator.api import cluster_of, rehearse, run_step
 from simulator.bounds import EngineChoice
 from simulator.cluster import Cluster
 from simulator.config import Workload, load_workload
 from simulator.config.profile import check_one_vendor, check_precision, load_profiles
 from simulator.config.rules import scale
+from simulator.config.shared_jobs import calibrations_of_jobs, with_distinct_names, with_nodes
 from simulator.config.stack import check_stack, load_stack
 from simulator.costs import Costs
 from simulator.engine import Placed, simulate_together
 from simulator.errors import InputError
-from simulator.hardware.cluster_spec import ClusterSpec
 from simulator.hardware.profile import Profile
 from simulator.input_files import brief
 from simulator.lowering import build_program
 from simulator.program import Program
 from simulator.results import PlayedResult, numbered_timelines
 from simulator.schedules import Times
+from simulator.step_result import StepResult
 from simulator.timeline import Timeline
 
 if TYPE_CHECKING:
@@ -255,9 +255,10 @@ def share(
     if not isinstance(workloads, Sequence) or isinstance(workloads, str | bytes):
         allowed = "a list of 2 and more, such as ['gpt22b_tp8', 'gpt22b_tp8']"
         raise InputError("must be a list of workloads", key="workloads", found=brief(workloads), allowed=allowed)
-    cluster, workloads_at = _assign_nodes(_with_distinct_names([load_workload(one, set or {}) for one in workloads]))
-    calibrations = _calibrations(workloads_at)
-    jobs = [_SharedJob.prepare(workload, cluster, calibrations) for workload in workloads_at]
+    placed, nodes = with_nodes(with_distinct_names([load_workload(one, set or {}) for one in workloads]))
+    cluster, calibrations = cluster_of(placed[0], nodes), calibrations_of_jobs(placed)
+    on_cluster = [workload.model_copy(update={"cluster": cluster.spec}) for workload in placed]
+    jobs = [_SharedJob.prepare(workload, cluster, calibrations) for workload in on_cluster]
     estimates_s = [job.alone_s(STEPS) for job in jobs]
     first_steps = [min(MAX_STEPS, math.ceil(STEPS * max(estimates_s) / period_s)) for period_s in estimates_s]
     played = _play_until_settled(jobs, first_steps)
@@ -276,9 +277,8 @@ def share(
                 f"({MAX_STEPS} steps of a job are played at most): it loses more than is said here"
             )
         program = played.programs[number]
-        results.append(
-            StepResult(job.workload, job.profiles, cluster, job.costs, program, period.period, period, is_shared=True)
-        )
+        played_job = (job.workload, job.profiles, cluster, job.costs, program, period.period, period)
+        results.append(StepResult(*played_job, is_shared=True, simulate=run_step))
     return SharedResult(cluster, tuple(results), tuple(alone_s), played.steps, tuple(notes))
 
 
@@ -303,98 +303,3 @@ def _play_together(jobs: Sequence[_SharedJob], programs: Sequence[Program]) -> t
     engines = {one.engine for one in asked}
     engine: EngineChoice = "python" if "python" in engines else "compiled" if "compiled" in engines else "auto"
     return simulate_together(placed, cluster, fold=fold, coalesce=coalesce, engine=engine)
-
-
-def _with_distinct_names(jobs: Sequence[Workload]) -> list[Workload]:
-    """Return the jobs with a number behind each name that another had before."""
-    if len(jobs) < 2:
-        raise InputError(
-            "shares the fabric with nobody", key="share_fabric", found=len(jobs), allowed="2 jobs and more"
-        )
-    names: dict[str, int] = {}
-    result = []
-    for job in jobs:
-        names[job.name] = names.get(job.name, 0) + 1
-        number = names[job.name]
-        result.append(job if number == 1 else job.model_copy(update={"name": f"{job.name} ({number})"}))
-    return result
-
-
-def _assign_nodes(jobs: Sequence[Workload]) -> tuple[Cluster, list[Workload]]:
-    """Return the one cluster of all jobs, and the jobs on it with a list of their nodes as placement."""
-    first = jobs[0]
-    for job in jobs[1:]:
-        if replace(job.cluster, nodes=first.cluster.nodes) != first.cluster:
-            raise InputError(
-                f"{first.name} and {job.name} are on different clusters",
-                key="cluster",
-                found=f"{first.cluster.name} and {job.cluster.name}",
-                fix="one cluster for both; only its number of nodes may differ",
-            )
-        if job.stack != first.stack:
-            raise InputError(
-                f"{first.name} and {job.name} share links, which one stack uses",
-                key="stack",
-                found=f"{first.stack or 'none'} and {job.stack or 'none'}",
-                fix="one stack for both, or none",
-            )
-    nodes = _nodes_of_jobs(jobs, first.cluster)
-    most = max(max(job.cluster.n_nodes for job in jobs), 1 + max(node for job_nodes in nodes for node in job_nodes))
-    cluster = cluster_of(first, most)
-    return cluster, [
-        job.model_copy(update={"placement": job_nodes, "cluster": cluster.spec})
-        for job, job_nodes in zip(jobs, nodes, strict=True)
-    ]
-
-
-def _calibrations(jobs: Sequence[Workload]) -> dict[str, str]:
-    """Return the profile of each type of GPU that a job is on. Raises `InputError` where jobs name different ones."""
-    profiles: dict[str, str] = {}
-    first_job: dict[str, str] = {}
-    for job in jobs:
-        for gpu, name in job.calibrations.items():
-            if profiles.setdefault(gpu, name) != name:
-                raise InputError(
-                    f"{first_job[gpu]} and {job.name} share links, which have one efficiency",
-                    key="calibration",
-                    found=f"{profiles[gpu]} and {name}",
-                    fix="one calibration for both",
-                )
-            first_job.setdefault(gpu, job.name)
-    return profiles
-
-
-def _nodes_of_jobs(jobs: Sequence[Workload], cluster: ClusterSpec) -> tuple[tuple[int, ...], ...]:
-    """Return the nodes of each job.
-
-    A job has the nodes that it lists. Packed jobs take the first free nodes, job after job. Interleaved jobs then take
-    free nodes one by one in turn. A cluster without a fixed number of nodes has as many as are needed.
-
-    Raises `InputError` where two jobs list one node, and where there are too few.
-    """
-    owner: dict[int, str] = {}
-    for job in jobs:
-        for node in job.nodes or ():
-            if node in owner:
-                raise InputError(
-                    f"node {node} is that of {owner[node]} and of {job.name}", key="placement", fix="nodes of its own"
-                )
-            owner[node] = job.name
-    numbers = range(cluster.fixed_nodes) if cluster.fixed_nodes else itertools.count()
-    free = (node for node in numbers if node not in owner)
-    nodes = [list(job.nodes or ()) for job in jobs]
-
-    def lacks(number: int) -> bool:
-        job = jobs[number]
-        return scale.gpus_of_workers(job.parallelism, cluster, nodes[number]) < job.n_ranks
-
-    packed = [number for number, job in enumerate(jobs) if job.placement == "packed"]
-    interleaved = [number for number, job in enumerate(jobs) if job.placement == "interleaved"]
-    for group in (*([number] for number in packed), interleaved):
-        while waiting := [number for number in group if lacks(number)]:
-            for number in waiting:
-                if (next_node := next(free, None)) is None:
-                    problem = f"has no nodes left for {jobs[number].name}"
-                    raise InputError(problem, key="cluster.nodes", found=cluster.fixed_nodes)
-                nodes[number].append(next_node)
-    return tuple(map(tuple, nodes))

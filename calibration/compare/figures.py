@@ -8,7 +8,7 @@ from itertools import chain
 from typing import Any
 
 from calibration.compare.kernels import PARTS, simulated_kernels
-from simulator.api import StepResult
+from simulator.step_result import StepResult
 
 
 @dataclass(frozen=True)

@@ -21,11 +21,11 @@ from calibration.compare.meetings import Meetings, moving_s
 from calibration.exposed import exposed_s
 from calibration.text import read_packed
 from calibration.train.record import COLUMNS
-from simulator.api import StepResult
 from simulator.arrays import Floats, Ints
 from simulator.errors import InputError
 from simulator.input_files import brief
 from simulator.program import PointToPoint, PointToPointKind, comms_of
+from simulator.step_result import StepResult
 from simulator.timeline import Timeline, covered_s
 from simulator.timeline.rows import TimelineRows
 from simulator.traces.classes import CLASSES, with_hand_over

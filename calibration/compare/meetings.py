@@ -14,9 +14,9 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
-from simulator.api import StepResult
 from simulator.arrays import Floats, Ints
 from simulator.program import comms_of
+from simulator.step_result import StepResult
 from simulator.timeline import CATEGORIES
 
 MeetingGroups = Sequence[Sequence[int]]

@@ -13,7 +13,7 @@ from calibration.commits import head, sha256
 from calibration.compare.figures import Figures, simulated_figures
 from calibration.train.record import ExcerptSection
 from calibration.workloads import check_name, name_clash
-from simulator.api import StepResult, run
+from simulator.api import run
 from simulator.bounds import NotNegative, Positive
 from simulator.config import Workload, load_workload
 from simulator.config.catalog import find
@@ -21,6 +21,7 @@ from simulator.config.section import AsTuple
 from simulator.config.validation import validated
 from simulator.errors import DeadlockError, InputError
 from simulator.input_files import read_json, read_text
+from simulator.step_result import StepResult
 
 FORMAT = 1
 

@@ -10,11 +10,12 @@ from typing import Any
 
 from simulator.advising.proposals import Proposal, proposals
 from simulator.analysis.training.key_changes import KeyChange
-from simulator.api import StepResult, run, run_step
+from simulator.api import run, run_step
 from simulator.bounds import as_number
 from simulator.config import Workload, altered
 from simulator.errors import DeadlockError, InputError
 from simulator.input_files import as_options
+from simulator.step_result import StepResult
 
 #: Seconds after which no simulation begins, unless a user says otherwise.
 BUDGET_S = 30.0

@@ -22,8 +22,8 @@ from simulator.output.files import PERFETTO_SUFFIXES, PICTURES
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from simulator.api import StepResult
     from simulator.config import Workload
+    from simulator.step_result import StepResult
 
 #: Option -> endings of its files.
 _ENDINGS = {

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from simulator.api import StepResult
+from simulator.api import run_step
 from simulator.cluster import build_cluster
 from simulator.config.cluster import cluster_data
 from simulator.config.profile import load_profile
@@ -15,6 +15,7 @@ from simulator.engine import simulate
 from simulator.engine.invariants import check
 from simulator.frameworks import Framework, pytorch
 from simulator.lowering import build_program
+from simulator.step_result import StepResult
 from tests.support import quick
 from tests.support.exact import assert_same
 from tests.support.jobs import job
@@ -38,7 +39,7 @@ def play(section: dict[str, Any], costs: Costs, *, shortcuts: bool) -> StepResul
     workload = quick.load(job(**LARGE) | {"parallelism": section, "cluster": NODE, "calibration": H100.name})
     cluster, program = build_cluster(workload.cluster), build_program(workload)
     spans = simulate(program, cluster, costs, fold=shortcuts, coalesce=shortcuts)
-    return StepResult(workload, {H100.gpu: H100}, cluster, costs, program, spans)
+    return StepResult(workload, {H100.gpu: H100}, cluster, costs, program, spans, simulate=run_step)
 
 
 @pytest.mark.parametrize(

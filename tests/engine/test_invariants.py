@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from simulator.api import StepResult
 from simulator.cluster.ideal import ideal_cluster
 from simulator.costs import Costs
 from simulator.engine import simulate
@@ -18,6 +17,7 @@ from simulator.engine.invariants import InvariantError, Place, check
 from simulator.lowering import schedule_program
 from simulator.program import Program
 from simulator.schedules import SCHEDULES
+from simulator.step_result import StepResult
 from simulator.timeline import LinkUse, SpanLabels, Timeline
 from tests.support.jobs import job, play
 

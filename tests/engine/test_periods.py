@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from simulator.api import StepResult
 from simulator.config import load_workload
 from simulator.engine import UnsteadyError
 from simulator.engine.marks import PeriodMark
@@ -15,6 +14,7 @@ from simulator.engine.periods import stop_unsteady
 from simulator.lowering import shortened, shortening
 from simulator.program import later_label
 from simulator.schedules import Order
+from simulator.step_result import StepResult
 from simulator.timeline import SpanLabels
 from tests.support.exact import steady_differences
 from tests.support.jobs import FAST_HOSTS, job, play

@@ -11,9 +11,9 @@ from hypothesis import Phase, given, reject, settings
 from hypothesis import strategies as st
 
 from simulator.analysis.time.memory_curve import memory_curve
-from simulator.api import StepResult
 from simulator.engine.invariants import Place, check
 from simulator.errors import InputError
+from simulator.step_result import StepResult
 from tests.support.exact import leaves
 from tests.support.jobs import any_job
 from tests.support.quick import SPEEDS, load, play

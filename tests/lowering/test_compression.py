@@ -6,11 +6,12 @@ from typing import Any
 
 import pytest
 
-from simulator.api import StepResult, run
+from simulator.api import run
 from simulator.config import load_workload, warnings
 from simulator.engine.invariants import check
 from simulator.errors import InputError
 from simulator.lowering.passes.compress_gradients import ELEMENT_BYTES
+from simulator.step_result import StepResult
 from tests.support.exact import assert_same
 from tests.support.grids import grid, one_in
 from tests.support.jobs import FAST_HOSTS

@@ -18,11 +18,11 @@ from typing import Any
 
 import pytest
 
-from simulator.api import StepResult
 from simulator.costs import Costs
 from simulator.engine import simulate
 from simulator.lowering import build_program
 from simulator.program import Attention, GroupedMatmul, Matmul, Memory
+from simulator.step_result import StepResult
 from tests.support import quick
 from tests.support.clusters import HOP_s, NIC_Bps, nic_cluster
 from tests.support.jobs import job

@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 
 from simulator.analysis.time.memory_curve import memory_curve
-from simulator.api import StepResult
 from simulator.config import Workload
 from simulator.engine.invariants import check
 from simulator.errors import InputError
 from simulator.models import rank_parts, trained_parameters, weights_of
 from simulator.operations.weights import Weight, trained, weight_bytes
 from simulator.program import Comm, Step
+from simulator.step_result import StepResult
 from tests.support import quick
 from tests.support.exact import assert_same
 from tests.support.grids import one_in

@@ -9,11 +9,11 @@ import pandas as pd
 import pytest
 
 from simulator.analysis.time.memory_curve import memory_curve
-from simulator.api import StepResult
 from simulator.lowering import build_program
 from simulator.models import rank_parts
 from simulator.operations.weights import elements
 from simulator.program import Block, Comm, Role, Step
+from simulator.step_result import StepResult
 from tests.support.grids import every_pair, grid
 from tests.support.sharded import load, play
 

@@ -9,13 +9,14 @@ import numpy as np
 import pytest
 
 from simulator.analysis.time.memory_curve import memory_curve
-from simulator.api import StepResult, run
+from simulator.api import run
 from simulator.config import load_cluster, load_workload
 from simulator.costs.hosts import HOST_TRANSPORTS, THREAD_Bps
 from simulator.engine.invariants import check
 from simulator.errors import InputError
 from simulator.models import stage_parts
 from simulator.program import Comm
+from simulator.step_result import StepResult
 from tests.support.clusters import with_unknown_hosts
 from tests.support.exact import assert_same
 from tests.support.grids import grid, one_in

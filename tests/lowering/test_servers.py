@@ -6,10 +6,11 @@ from typing import Any
 
 import pytest
 
-from simulator.api import StepResult, run
+from simulator.api import run
 from simulator.config import load_workload
 from simulator.engine.invariants import check
 from simulator.errors import InputError
+from simulator.step_result import StepResult
 from tests.support.exact import assert_same
 from tests.support.grids import grid
 

@@ -7,12 +7,13 @@ from typing import Any
 
 import pytest
 
-from simulator.api import StepResult, run
+from simulator.api import run
 from simulator.config import load_workload
 from simulator.lowering import build_program
 from simulator.models import layer, stage_parts, state_bytes
 from simulator.program import Block, Comm, Program, Step
 from simulator.schedules import SCHEDULES
+from simulator.step_result import StepResult
 from tests.support.grids import one_in
 from tests.support.jobs import job
 from tests.support.quick import load, play_undisturbed

@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from simulator.api import StepResult
 from simulator.models import rank_parts
 from simulator.operations.weights import elements
 from simulator.program import Batch, Comm
+from simulator.step_result import StepResult
 from tests.support import quick
 from tests.support.grids import every_pair, grid
 from tests.support.jobs import job

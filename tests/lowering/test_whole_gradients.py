@@ -8,12 +8,12 @@ import pandas as pd
 import pytest
 
 from simulator.analysis.time.memory_curve import memory_curve
-from simulator.api import StepResult
 from simulator.config import warnings
 from simulator.errors import InputError
 from simulator.models import rank_parts
 from simulator.operations.weights import elements
 from simulator.output.memory_plot import memory_layers
+from simulator.step_result import StepResult
 from tests.support.grids import every_pair
 from tests.support.sharded import load, play
 

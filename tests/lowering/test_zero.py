@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from simulator.analysis.time.memory_curve import memory_curve
-from simulator.api import StepResult
+from simulator.api import run_step
 from simulator.cluster import build_cluster
 from simulator.config import Parallelism, Workload, warnings
 from simulator.costs import Costs
@@ -25,6 +25,7 @@ from simulator.models import optimizer_ops, rank_parts, state_bytes, weights_of
 from simulator.operations.weights import elements, elements_by_axis
 from simulator.program import Comm, Step
 from simulator.schedules import SCHEDULES
+from simulator.step_result import StepResult
 from simulator.units import DTYPE_BYTES
 from tests.support import quick
 from tests.support.exact import assert_same
@@ -351,6 +352,7 @@ def test_every_schedule_runs_with_every_stage(name: str, zero: int, overlap: boo
             costs,
             program,
             simulate(program, cluster, costs, fold=on, coalesce=on),
+            simulate=run_step,
         )
         for on in (True, False)
     )

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from simulator import models
-from simulator.api import StepResult
 from simulator.config import Workload, load_workload
 from simulator.costs import Costs, launch
 from simulator.engine import simulate
@@ -19,6 +18,7 @@ from simulator.errors import DeadlockError
 from simulator.network.collectives import idle_seconds, plan
 from simulator.operations.weights import elements
 from simulator.program import Beside, Comm, Compute, ProgramError, comm_of, from_text, kernels_of, to_text
+from simulator.step_result import StepResult
 from simulator.timeline import Timeline
 from tests.support import quick
 from tests.support.clusters import HOP_s, NIC_Bps, nic_cluster

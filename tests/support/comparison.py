@@ -14,9 +14,10 @@ import pytest
 from calibration.__main__ import main
 from calibration.compare.figures import Figures
 from calibration.compare.kernels import PARTS
-from simulator.api import StepResult, run
+from simulator.api import run
 from simulator.config import Workload
 from simulator.config.profile import load_profiles
+from simulator.step_result import StepResult
 from simulator.traces.classes import CLASSES
 from tests.support import runs
 

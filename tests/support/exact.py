@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from simulator.api import StepResult
 from simulator.engine.invariants import Place, check
+from simulator.step_result import StepResult
 from simulator.timeline import Timeline
 from tests.support.jobs import job, play
 

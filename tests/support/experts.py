@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from simulator.api import StepResult, run
+from simulator.api import run
+from simulator.step_result import StepResult
 from tests.support.jobs import FAST_HOSTS
 
 MOE: dict[str, Any] = {"experts": 8, "top_k": 2, "ffn_hidden": 256}

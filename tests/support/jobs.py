@@ -7,9 +7,10 @@ from functools import cache
 from itertools import product
 from typing import Any
 
-from simulator.api import StepResult, run
+from simulator.api import run
 from simulator.config import load_workload
 from simulator.errors import InputError
+from simulator.step_result import StepResult
 from tests.support.frameworks import STACKS
 
 #: Of a node: hosts that hold up no GPU.

@@ -7,7 +7,7 @@ from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from simulator.api import StepResult
+from simulator.api import run_step
 from simulator.cluster import build_cluster
 from simulator.config import Workload, load_workload
 from simulator.config.cluster import cluster_data
@@ -16,6 +16,7 @@ from simulator.costs import Costs
 from simulator.engine import simulate
 from simulator.lowering import build_program
 from simulator.program import Comm
+from simulator.step_result import StepResult
 from tests.support.jobs import FAST_HOSTS
 
 PROFILE = load_profile("a100-sxm-80gb")
@@ -75,6 +76,7 @@ def play(
         costs,
         program,
         simulate(program, cluster, costs, fold=fold, coalesce=coalesce),
+        simulate=run_step,
     )
 
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from simulator import share
 from simulator.analysis.training import steady_state
-from simulator.api import StepResult, cluster_of
+from simulator.api import cluster_of
 from simulator.engine import simulate
 from simulator.engine.invariants import Place, check
 from simulator.engine.memory_bandwidth import INSTANT_s
@@ -21,6 +21,7 @@ from simulator.errors import InputError
 from simulator.lowering import shortened, shortening
 from simulator.program import from_text, to_text
 from simulator.searching.bounds import LayoutBounds
+from simulator.step_result import StepResult
 from simulator.timeline import Timeline
 from tests.support.brute_folding import partition_differences
 from tests.support.exact import assert_same, steady_differences, timeline_differences

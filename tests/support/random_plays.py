@@ -11,7 +11,7 @@ from typing import Any
 from unittest.mock import patch
 
 from simulator.analysis.training import steady_state
-from simulator.api import StepResult, run, run_step
+from simulator.api import run, run_step
 from simulator.bounds import EngineChoice
 from simulator.config import Workload
 from simulator.config.workload import Simulation
@@ -20,6 +20,7 @@ from simulator.engine import simulate
 from simulator.engine.compiled.handle import SimulationHandle
 from simulator.network.flows import Network
 from simulator.network.simulated_time import SimulatedTime
+from simulator.step_result import StepResult
 from simulator.timeline import Timeline
 from tests.support.random_jobs import Job, load
 
@@ -85,8 +86,8 @@ def played(
 def content(result: StepResult) -> dict[str, Any]:
     """Return the figures of a result without advice, which takes more simulations."""
     with ExitStack() as stack:
-        stack.enter_context(patch("simulator.api._better_split", lambda result: None))
-        stack.enter_context(patch("simulator.api.advice", lambda memories, workload, needed_bytes: []))
+        stack.enter_context(patch("simulator.step_result._better_split", lambda result: None))
+        stack.enter_context(patch("simulator.step_result.advice", lambda memories, workload, needed_bytes: []))
         return result.content()
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from simulator.api import StepResult
 from simulator.config import Workload
+from simulator.step_result import StepResult
 from tests.support import quick
 from tests.support.jobs import job
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from simulator import api
+from simulator import api, step_result
 from simulator.analysis.training.advice import CANDIDATES, Trials, advice, few_rounds
 from simulator.analysis.training.memory import RankMemory
 from simulator.api import cluster_of, run
@@ -117,7 +117,7 @@ def test_what_slows_kernels_hardly_changes_who_holds_what(layout: dict[str, int]
     keys = {f"parallelism.{axis}": size for axis, size in layout.items()}
     workload = job(keys | {"parallelism.zero": zero, "cluster": "dgx_h100", "model.dropout": 0.0})
     slowed = max(memory.total for memory in run(workload).memories)
-    assert peak(workload) == pytest.approx(slowed, rel=1e-9 if zero < 3 else api.NEAR)
+    assert peak(workload) == pytest.approx(slowed, rel=1e-9 if zero < 3 else step_result.NEAR)
 
 
 def test_changes_are_tried_with_few_events(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -326,14 +326,14 @@ def test_states_that_do_not_fit_are_shared_among_more_or_sent_to_the_host() -> N
 def tried_on(cluster: dict[str, Any]) -> list[str]:
     """Return advice for the same job on a cluster, as if each change freed a twentieth; hosts may have no room."""
     workload = load_workload(FSDP | {"cluster": cluster})
-    memories = api.run_step(workload, interference=False).memories
-    needs = max(memory.total for memory in memories)
+    step = api.run_step(workload, interference=False)
+    needs = max(memory.total for memory in step.memories)
 
     def needed_bytes(changed: Workload) -> float:
         on_hosts = changed.parallelism.offload.optimizer != "none"
-        return api._needed_bytes(cluster_of(changed), changed) if on_hosts else 0.95 * needs
+        return step.needed_bytes(changed) if on_hosts else 0.95 * needs
 
-    return advice(memories, workload, needed_bytes)
+    return advice(step.memories, workload, needed_bytes)
 
 
 def test_what_a_cluster_does_not_say_is_named() -> None:

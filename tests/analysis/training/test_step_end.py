@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from simulator.api import StepResult, run
+from simulator.api import run
+from simulator.step_result import StepResult
 from simulator.units import DTYPE_BYTES
 from tests.support.jobs import job
 
