@@ -11,6 +11,7 @@ import pytest
 
 from simulator.errors import InputError
 from simulator.frameworks import FRAMEWORKS
+from simulator.lowering import build_program
 from simulator.lowering.lanes import Lanes
 from simulator.lowering.passes.hide_all_to_alls import _layers_in_turns, _PartOfPass, hide_all_to_alls
 from simulator.program import AllToAll, Axis, Block, Compute, GroupedMatmul, Purpose, Step, StepPhase
@@ -125,6 +126,29 @@ def test_passes_that_are_taken_apart_do_what_they_did(name: str, delayed: bool) 
         assert Counter(_ops(apart)) == Counter(_ops(whole))
         activations = [sum(step.alloc_bytes - step.free_bytes for step in lanes["compute"]) for lanes in (whole, apart)]
         assert activations[1] == pytest.approx(activations[0], abs=1.0)
+
+
+@pytest.mark.parametrize(
+    "packed", [{"copy_to_buckets": True}, {"grad_compression": "fp8"}, {"grad_compression": "int8"}]
+)
+def test_gradients_are_packed_between_the_layers_that_make_them(packed: dict[str, Any]) -> None:
+    """Passes that are taken apart still complete gradients bucket by bucket, and as much is packed for each.
+
+    A bucket of 100 kB ends inside of a pass: a kernel that packs it stands between two pieces of that pass.
+    """
+    lanes = {}
+    for hidden in (False, True):
+        layout = {"dp": 2, "bucket_bytes": 100_000, **packed, "overlap": {"grad_reduce": True}}
+        program = build_program(quick.load(described(layout, {"expert_all_to_all": hidden})))
+        lanes[hidden] = program.roles[0].lanes["compute"]
+    verbs = ("copy ", "pack ")
+    kernels = {hidden: Counter(step.op for step in lanes[hidden] if step.label.startswith(verbs)) for hidden in lanes}
+    assert kernels[True] == kernels[False]
+    assert sum(kernels[True].values()) > 4
+    at = {step.label: number for number, step in enumerate(lanes[True])}
+    packs = [step for step in lanes[True] if step.label.startswith(verbs)]
+    assert all(at[label] < at[step.label] for step in packs for label in step.after)
+    assert min(at[step.label] for step in packs) < max(at[step.label] for step in lanes[True] if step.phase == "B")
 
 
 def test_a_layer_with_three_all_to_alls_is_no_layer_of_experts() -> None:

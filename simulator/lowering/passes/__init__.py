@@ -36,8 +36,8 @@ PASSES: tuple[LanePass, ...] = (
     move_parameters_out,
     gather_parameters,
     offload_activations,
-    compress_gradients,
     hide_all_to_alls,
+    compress_gradients,
     take_turns,
 )
 
