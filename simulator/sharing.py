@@ -14,7 +14,8 @@ from simulator.api import cluster_of, rehearse, run_step
 from simulator.bounds import EngineChoice
 from simulator.cluster import Cluster
 from simulator.config import Workload, load_workload
-from simulator.config.profile import check_one_vendor, check_precision, load_profiles
+from simulator.config.loading import check_products
+from simulator.config.profile import check_one_vendor, load_profiles
 from simulator.config.rules import scale
 from simulator.config.shared_jobs import calibrations_of_jobs, with_distinct_names, with_nodes
 from simulator.config.stack import check_stack, load_stack
@@ -157,7 +158,7 @@ class _SharedJob:
         all_profiles = load_profiles(calibrations, workload.training)
         profiles = {gpu: all_profiles[gpu] for gpu in workload.gpu_types}
         for profile in profiles.values():
-            check_precision(profile, workload.training.precision)
+            check_products(profile, workload, lambda key: (None, key))
         check_one_vendor(profiles, key="placement")
         network = None
         if workload.stack:

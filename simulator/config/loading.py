@@ -22,6 +22,7 @@ from simulator.config.profile import (
     check_precision,
     check_recipe,
     check_tf32,
+    check_updater,
     load_profile,
 )
 from simulator.config.section import Section, as_data
@@ -32,7 +33,9 @@ from simulator.config.workload import Workload
 from simulator.errors import InputError, PlaceOfKey, amended, each, located, nearest_names, raise_all
 from simulator.frameworks import FRAMEWORKS
 from simulator.hardware.cluster_spec import ClusterSpec
+from simulator.hardware.profile import Profile
 from simulator.input_files import as_path, brief, with_changes
+from simulator.optimizers import OPTIMIZERS
 from simulator.schedules import SCHEDULES
 
 #: Dotted path of a section -> the key of it that a plain text in its place means.
@@ -250,13 +253,20 @@ def _with_profiles(workload: Workload, base: Path | None, origin: PlaceOfKey) ->
         names[gpu] = name if shipped else str(path)
     rank_profiles = {gpu: profiles[gpu] for gpu in workload.gpu_types}
     for profile in rank_profiles.values():
-        check_precision(profile, workload.training.precision, file=origin("training.precision")[0])
-        if not workload.training.tf32:
-            check_tf32(profile, file=origin("training.tf32")[0])
-        if recipe := workload.training.product_recipe:
-            check_recipe(profile, recipe, file=origin(recipe.key)[0])
+        check_products(profile, workload, origin)
     check_one_vendor(rank_profiles, file=origin("cluster")[0], key="cluster.groups")
     return workload.model_copy(update={"calibration": names if several else names[workload.cluster.gpu_types[0]]})
+
+
+def check_products(profile: Profile, workload: Workload, origin: PlaceOfKey) -> None:
+    """Raise `InputError` where a profile prices no products of a type that the workload's passes or updates have."""
+    check_precision(profile, workload.training.precision, file=origin("training.precision")[0])
+    if not workload.training.tf32:
+        check_tf32(profile, file=origin("training.tf32")[0])
+    if recipe := workload.training.product_recipe:
+        check_recipe(profile, recipe, file=origin(recipe.key)[0])
+    for key, updater in rules.optimizer.updaters(workload):
+        check_updater(profile, OPTIMIZERS[updater.name], key=key, file=origin(key)[0])
 
 
 def _no_such_gpu(gpu: str, cluster: ClusterSpec, origin: PlaceOfKey) -> InputError:

@@ -20,6 +20,8 @@ from simulator.hardware.gpu import GpuSpec
 from simulator.hardware.kernels import UNSCALED
 from simulator.hardware.profile import Profile
 from simulator.input_files import as_mapping, parse_yaml, read_text
+from simulator.optimizers import OPTIMIZERS
+from simulator.optimizers.update import UpdateRule
 from simulator.precisions import SCALES_IN_WORDS, ProductRecipe
 
 
@@ -189,6 +191,19 @@ def check_tf32(profile: Profile, *, file: object = None) -> None:
             key="training.tf32",
             found=False,
             allowed="true",
+        )
+
+
+def check_updater(profile: Profile, rule: UpdateRule, *, key: str, file: object = None) -> None:
+    """Raise `InputError` where the profile prices no matrix products of an optimizer; ``file`` chose it at ``key``."""
+    if rule.multiplies_in and rule.multiplies_in not in profile.gpu_spec.peak_flops_per_s:
+        others = [name for name, other in OPTIMIZERS.items() if not other.multiplies_in]
+        raise InputError(
+            f"its products are in {rule.multiplies_in}, for which {profile.gpu} has no matrix units",
+            file=file,
+            key=f"{key}.name",
+            found=rule.name,
+            allowed=", ".join(others),
         )
 
 

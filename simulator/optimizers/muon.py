@@ -122,4 +122,5 @@ OPTIMIZER = UpdateRule(
     },
     matrices_only=True,
     needs_whole=True,
+    multiplies_in=ITERATED,
 )

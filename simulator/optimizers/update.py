@@ -103,13 +103,15 @@ class Implementation:
 class UpdateRule:
     """A rule by which weights are updated, and the libraries that run it, the usual one first.
 
-    ``matrices_only``: it updates nothing but matrices. ``needs_whole``: it works on whole matrices.
+    ``matrices_only``: it updates nothing but matrices. ``needs_whole``: it works on whole matrices. ``multiplies_in``:
+    the type of its matrix products, empty where it has none.
     """
 
     name: str
     implementations: Mapping[str, Implementation]
     matrices_only: bool = False
     needs_whole: bool = False
+    multiplies_in: str = ""
 
 
 def total_elements(parameters: Iterable[UpdatedTensor]) -> float:

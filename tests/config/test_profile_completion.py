@@ -104,6 +104,17 @@ def test_a_v100_trains_in_no_precision_that_it_lacks() -> None:
     assert (caught.value.key, caught.value.allowed) == ("training.precision", "fp16, fp32")
 
 
+def test_an_optimizer_that_multiplies_in_bf16_is_refused_where_a_gpu_lacks_it() -> None:
+    """Muon's products are in bf16, whatever the precision of the passes."""
+    plain = job("v100-sxm-32gb", "fp16")
+    simulator.check(plain)
+    muon = plain | {"training": plain["training"] | {"optimizer": {"name": "muon"}}}
+    with pytest.raises(InputError, match="its products are in bf16, for which v100-sxm-32gb") as caught:
+        simulator.check(muon)
+    assert caught.value.key == "training.optimizer.name"
+    assert "adamw" in caught.value.allowed.split(", ")
+
+
 @pytest.mark.parametrize("name", SHORT)
 def test_a_short_profile_stays_short(name: str) -> None:
     """One that has published times of kernels too, as the B200's, has a line for each head size."""

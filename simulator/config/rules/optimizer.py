@@ -23,7 +23,7 @@ def problems(workload: Workload) -> Iterator[InputError]:
     """Optimizers that do not do what the file says of them, or do not go with how states are kept."""
     optimizer = workload.training.optimizer
     on_host = not workload.traits.updates_on_gpu
-    for key, updater in _updaters(workload):
+    for key, updater in updaters(workload):
         rule = OPTIMIZERS[updater.name]
         if updater.implementation is not None and updater.implementation not in rule.implementations:
             yield InputError(
@@ -55,7 +55,7 @@ def problems(workload: Workload) -> Iterator[InputError]:
     yield from _group_problems(workload)
 
 
-def _updaters(workload: Workload) -> Iterator[tuple[str, Updater]]:
+def updaters(workload: Workload) -> Iterator[tuple[str, Updater]]:
     """Yield every optimizer of the file with its key."""
     optimizer = workload.training.optimizer
     yield KEY, optimizer
@@ -160,7 +160,7 @@ def _no_matrices(key: str, group: UpdaterOfWeights) -> InputError:
 
 def warnings(workload: Workload) -> Iterator[str]:
     """States that page, which is not timed."""
-    for key, updater in _updaters(workload):
+    for key, updater in updaters(workload):
         if updater.paged:
             yield (
                 f"{key}.paged: states of large tensors count as the host's, as if all had left the GPU; how long pages "
