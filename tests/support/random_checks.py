@@ -38,7 +38,7 @@ NOT_COMPARED = ("simulation", "warnings")
 NAMES = ("name", "link", "links")
 #: Keys of clusters that refuse a node more: their number of nodes is fixed, has to be a multiple, or is one, without
 #: network cards.
-NO_ROOM = ("cluster.nodes", "cluster.fabric.sites.count", "cluster.node.nics.count")
+NO_ROOM = ("cluster.nodes", "cluster.overrides", "cluster.fabric.sites.count", "cluster.node.nics.count")
 
 
 class Problem(NamedTuple):
