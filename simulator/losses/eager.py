@@ -35,6 +35,16 @@ def backward(shapes: Shapes, width: int = FP32_BYTES) -> Ops:
     )
 
 
+def metrics(shapes: Shapes, number: int) -> Node:
+    """Return ``number`` metrics, each of which is the cross-entropy once more without gradients.
+
+    Composer computes them behind the backward pass of each micro-batch, of the logits that it has kept (composer,
+    trainer/trainer.py, ``_eval_train_metrics``). Here they stand behind the loss, which takes as long. Activations are
+    gone by then, so that the logits in fp32 never make the peak: they are not counted.
+    """
+    return Node(forward=forward(shapes) * number)
+
+
 def nodes(shapes: Shapes, projection: Node, options: LossOptions) -> tuple[Node, ...]:
     """Return the loss behind the ``projection``; frameworks that keep no log-softmax take Megatron's kernels."""
     if options.gathers_logits and is_split(shapes):

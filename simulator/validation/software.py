@@ -45,8 +45,10 @@ LLM_FOUNDRY: dict[str, Any] = {
     "training.grad_dtype": "fp32",
     "training.optimizer": {"implementation": "for_loop"},
     "model.vocab_multiple": 1,
-    # The nearest to ``attn_impl: triton``, FlashAttention 1; some rows of 128 GPUs or more have FlashAttention 2.
-    "training.attention_kernel": "flash2",
+    # ``attn_impl: triton`` (scripts/train/benchmarking/submit_benchmarks.py).
+    "training.attention_kernel": "triton",
+    # ``loss_fn: fused_crossentropy``, and two train metrics (llmfoundry/models/mpt/modeling_mpt.py).
+    "training.loss": {"name": "fused", "metrics": 2},
 }
 #: Composer's mixed precision: PURE reduces gradients in bf16, DEFAULT (from 0.16 on) in fp32.
 COMPOSER = (
