@@ -292,6 +292,8 @@ SUITES: dict[str, Suite] = {
             year=2024,
             special=(
                 *NEMO_FAMILIES,
+                # NeMo-Framework-Launcher, launcher_scripts/conf/training/gpt3.
+                ({"family": "gpt"}, {"model.dropout": 0.1}),
                 # NeMo's tp_comm_overlap, on where there is tensor parallelism in its performance recipes.
                 *(({"tp": tp}, {"parallelism.overlap": {"tp": True}}) for tp in ("2", "4", "8")),
             ),
