@@ -211,25 +211,29 @@ SUITES: dict[str, Suite] = {
             name="simumax-b200",
             about="SimuMax, docs/b200: Llama 3 and DeepSeek layers on 8 B200s, Megatron-LM with TransformerEngine 2.11",
             table=DATA / "simumax-b200.csv",
-            settings={"parallelism.overlap": {"grad_reduce": False, "param_gather": False, "p2p": False}},
+            settings={
+                # --clip-grad of the scripts in simu_tools/megatron_scripts/scripts.
+                "training.grad_clip": 1.0,
+                "parallelism.overlap": {"grad_reduce": False, "param_gather": False, "p2p": False},
+            },
             bounds=Bounds(mean=0.12),
             year=2026,
             special=(
                 *(({"cp": cp}, {"parallelism.cp_method": "ulysses"}) for cp in ("4", "8")),  # "CP comm type a2a"
                 # "first layer dense ... expert capacity factor 1 padded (balanced)". Routers have Megatron's default,
-                # and experts a loss: simu_tools/megatron_scripts/scripts/run_pretrain_deepseekv2.sh has no
-                # --moe-router-fusion, and seq_aux_loss.
+                # and experts a loss: run_pretrain_deepseekv2.sh has no --moe-router-fusion, and seq_aux_loss. Latent
+                # attention rotates by a fused kernel only with --enable-experimental, which it has not either.
                 (
                     {"n_experts": "256"},
                     {
                         "model.mtp_layers": 0,
                         "model.moe": deepseek_experts(256, 8, 2048, 1),
-                        "training.unfused": ["router"],
+                        "training.unfused": ["rotation", "router"],
                     },
                 ),
                 (
                     {"n_experts": "160"},
-                    {"model.moe": deepseek_experts(160, 6, 1536, 2), "training.unfused": ["router"]},
+                    {"model.moe": deepseek_experts(160, 6, 1536, 2), "training.unfused": ["rotation", "router"]},
                 ),
             ),
             measured_by="SimuMax",
@@ -238,11 +242,17 @@ SUITES: dict[str, Suite] = {
             name="megatron-bridge",
             about="NVIDIA Megatron-Bridge: Moonlight, Qwen3, GPT-OSS, Mixtral on 8 to 256 H100s, H200s and B200s",
             table=DATA / "megatron-bridge.csv",
-            # grad_reduce_in_fp32=False, expert_tensor_parallel_size=1 in all of its performance recipes. Qwen3 has a
+            # grad_reduce_in_fp32=False, expert_tensor_parallel_size=1 in all of its performance recipes, and clip_grad=1
+            # (recipes/utils/optimizer_utils.py). Qwen3 has a
             # loss that balances experts (models/qwen/qwen_provider.py, aux_loss). GPT-OSS rotates by PyTorch's kernels:
             # YaRN scales cosines by 1.35 (models/gpt_oss/gpt_oss_provider.py: yarn_mscale None), which Transformer
             # Engine's kernel cannot (megatron/core/models/common/embeddings/rope_utils.py, apply_rotary_pos_emb).
-            settings={"parallelism.zero": 1, "training.grad_dtype": "bf16", "parallelism.etp": 1},
+            settings={
+                "training.grad_clip": 1.0,
+                "parallelism.zero": 1,
+                "training.grad_dtype": "bf16",
+                "parallelism.etp": 1,
+            },
             bounds=Bounds(mean=0.25),
             # All rows but three of container 25.11 and one of NeMo 24.07.
             year=2026,
