@@ -38,9 +38,9 @@ def backward(shapes: Shapes, width: int = FP32_BYTES) -> Ops:
 def metrics(shapes: Shapes, number: int) -> Node:
     """Return ``number`` metrics, each of which is the cross-entropy once more without gradients.
 
-    Composer computes them behind the backward pass of each micro-batch, of the logits that it has kept (composer,
-    trainer/trainer.py, ``_eval_train_metrics``). Here they stand behind the loss, which takes as long. Activations are
-    gone by then, so that the logits in fp32 never make the peak: they are not counted.
+    Composer computes metrics behind the backward pass of each micro-batch, of logits that stay until then
+    (mosaicml/composer, trainer/trainer.py, ``_eval_train_metrics``). Behind the loss, as here, metrics take as long.
+    Logits in fp32 are not counted: activations are gone by then in fact.
     """
     return Node(forward=forward(shapes) * number)
 

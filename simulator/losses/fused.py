@@ -1,7 +1,8 @@
 """Apex's cross-entropy, which FlashAttention's package has too: a kernel each way on logits in working precision.
 
 Its kernels are ``cunn_SoftMaxXEntropyForward`` and ``cunn_SoftMaxXEntropyBackward`` (Dao-AILab/flash-attention,
-csrc/xentropy/xentropy_kernel.cu). A row is read once: what they read again is in the cache, as of PyTorch's log-softmax.
+csrc/xentropy/xentropy_kernel.cu). A row is read once: the cache has it when it is read again, as of PyTorch's
+log-softmax.
 """
 
 from __future__ import annotations

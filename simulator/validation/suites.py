@@ -145,17 +145,17 @@ SUITES: dict[str, Suite] = {
             about="llm-foundry, bf16: MPT of 125M to 70B with FSDP on 8 to 512 A100s and H100s, to 2,048 tokens",
             table=DATA / "llm-foundry.csv",
             settings=LLM_FOUNDRY,
-            bounds=Bounds(mean=0.18),
+            bounds=Bounds(mean=0.12),
             year=2023,
             special=COMPOSER,
             measured_by="llm-foundry",
         ),
         Suite(
             name="llm-foundry-long",
-            about="the same from 4,096 to 65,536 tokens: FlashAttention 1 in Triton, which is not modelled",
+            about="the same from 4,096 to 65,536 tokens, where attention is most of a step",
             table=DATA / "llm-foundry-long.csv",
             settings=LLM_FOUNDRY,
-            bounds=Bounds(mean=0.33),
+            bounds=Bounds(mean=0.08),
             year=2023,
             special=COMPOSER,
             measured_by="llm-foundry",
@@ -216,7 +216,7 @@ SUITES: dict[str, Suite] = {
                 "training.grad_clip": 1.0,
                 "parallelism.overlap": {"grad_reduce": False, "param_gather": False, "p2p": False},
             },
-            bounds=Bounds(mean=0.12),
+            bounds=Bounds(mean=0.09),
             year=2026,
             special=(
                 *(({"cp": cp}, {"parallelism.cp_method": "ulysses"}) for cp in ("4", "8")),  # "CP comm type a2a"
@@ -242,11 +242,11 @@ SUITES: dict[str, Suite] = {
             name="megatron-bridge",
             about="NVIDIA Megatron-Bridge: Moonlight, Qwen3, GPT-OSS, Mixtral on 8 to 256 H100s, H200s and B200s",
             table=DATA / "megatron-bridge.csv",
-            # grad_reduce_in_fp32=False, expert_tensor_parallel_size=1 in all of its performance recipes, and clip_grad=1
-            # (recipes/utils/optimizer_utils.py). Qwen3 has a
-            # loss that balances experts (models/qwen/qwen_provider.py, aux_loss). GPT-OSS rotates by PyTorch's kernels:
-            # YaRN scales cosines by 1.35 (models/gpt_oss/gpt_oss_provider.py: yarn_mscale None), which Transformer
-            # Engine's kernel cannot (megatron/core/models/common/embeddings/rope_utils.py, apply_rotary_pos_emb).
+            # grad_reduce_in_fp32=False, expert_tensor_parallel_size=1 in all of its performance recipes; clip_grad=1 in
+            # recipes/utils/optimizer_utils.py. Qwen3 has a loss that balances experts (models/qwen/qwen_provider.py,
+            # aux_loss). GPT-OSS rotates by PyTorch's kernels: YaRN scales cosines by 1.35
+            # (models/gpt_oss/gpt_oss_provider.py: yarn_mscale None), which Transformer Engine's kernel cannot
+            # (megatron/core/models/common/embeddings/rope_utils.py, apply_rotary_pos_emb).
             settings={
                 "training.grad_clip": 1.0,
                 "parallelism.zero": 1,
@@ -273,10 +273,10 @@ SUITES: dict[str, Suite] = {
                 "framework.compile": True,
                 "training.grad_clip": 1.0,
                 "training.grad_dtype": "fp32",
-                # Torchtitan names the kernels that it takes: in mid-2025 cuDNN's on B200s alone (pull request 1196).
+                # Torchtitan names its kernels of attention: in mid-2025 cuDNN's on B200s alone (pull request 1196).
                 "training.attention_kernel": "flash2",
             },
-            bounds=Bounds(mean=0.12),
+            bounds=Bounds(mean=0.08),
             year=2025,
             # As in torch-fsdp; the H200s' runs are later, and compile the loss.
             special=(({"gpu": "H100-96G-HBM2e-500W"}, {"training.loss": "eager"}),),
