@@ -10,8 +10,8 @@ from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from simulator.bounds import Text
-from simulator.config.section import AsTuple, Section, ShortSection
-from simulator.config.sizes import Integral, Size
+from simulator.config.section import AsTuple, Integral, Section, ShortSection
+from simulator.config.sizes import Size
 from simulator.config.updaters import Dtype, Optimizer
 from simulator.frameworks.framework import UnfusedPart
 from simulator.losses import LOSSES
