@@ -113,9 +113,9 @@ class LossChoice(ShortSection):
     name: LossName = "eager"
     """eager: in fp32, of logits in fp32; eager_narrow: of logits as they are, outside of autocast; compiled: logits in
     fp32 are never written; chunked: eager or compiled, for chunks of tokens, as in torchtune; fused: Apex's kernels, a
-    pass each way; fused_linear: Liger's, with gradients in the forward pass; vocab_parallel: Megatron's, in place, over
-    a vocabulary that may be split [the framework's: vocab_parallel for megatron_core and deepspeed, compiled under
-    torch.compile, else eager]"""
+    pass each way; te_fused: Transformer Engine's, likewise and in place; fused_linear: Liger's, with gradients in the
+    forward pass; vocab_parallel: Megatron's, in place, over a vocabulary that may be split [the framework's:
+    vocab_parallel for megatron_core and deepspeed, compiled under torch.compile, else eager]"""
     chunks: Size = 8
     """chunked: into how many the tokens are cut [8]"""
     recompute: bool = False

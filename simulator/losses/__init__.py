@@ -16,6 +16,7 @@ LOSSES: Mapping[str, Loss] = {
         compiled.LOSS,
         chunked.LOSS,
         fused.LOSS,
+        fused.IN_PLACE,
         fused_linear.LOSS,
         vocab_parallel.LOSS,
         loss_parallel.LOSS,

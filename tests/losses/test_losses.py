@@ -250,6 +250,20 @@ def test_apex_s_loss_passes_over_the_logits_once_each_way() -> None:
     assert loss.grad_bytes == 2 * LOGITS
 
 
+def test_transformer_engine_s_loss_writes_its_gradient_over_the_logits() -> None:
+    """The passes of Apex's. The projection's backward pass has gradients of 2 bytes a logit less beside it."""
+    work = workload("te_fused", framework="megatron_core")
+    z, (behind, loss) = loss_nodes(work)
+    projection, apex = LOSSES["fused"].nodes(
+        z,
+        linear(z, "head", "logits", z.vocab, z.hidden, split="none", saved="head.normed", cached=False),
+        loss_options(work, z),
+    )
+    assert (loss.forward, loss.backward, loss.saved) == (apex.forward, apex.backward, apex.saved)
+    assert (apex.grad_bytes, loss.grad_bytes) == (2 * LOGITS, 0)
+    assert projection.grad_bytes - behind.grad_bytes == 2 * LOGITS
+
+
 def test_each_metric_is_the_forward_pass_of_an_eager_loss() -> None:
     """A cast reads 2 bytes of a logit and writes 4, a log-softmax reads and writes 4: 14, and 28 for two metrics."""
     ops = {number: head(workload({"name": "fused", "metrics": number})).forward for number in (0, 2)}
