@@ -261,7 +261,7 @@ def test_flash_attention_2_is_slower_than_newer_kernels_on_hopper(gpu: str, leng
 def test_attention_of_2022_in_triton_takes_what_its_own_test_allows(backward, share):
     """4 x 48 heads of 64 and 4,096 tokens under a causal mask are two products of 4 x 48 x 4096^2 x 64 FLOPs. The
     backward pass has 2.5 times as many. An A100 reaches 37 and 25 % of 312 TFLOP/s (release 2.0 of Triton,
-    python/test/regression/test_performance.py). An SM of Hopper does as much in a cycle, of twice the peak."""
+    python/test/regression/test_performance.py). On an H100 it is half of the share, as FlashAttention 2's is."""
     kernel = Attention(4, 48, 48, 4096, 4096, 64, dtype="fp16", backward=backward)
     flops = 2 * 4 * 48 * 4096**2 * 64 * (2.5 if backward else 1)
     for gpu, peak in (("a100-sxm-80gb", 312e12), ("h100-sxm-80gb", 989.4e12 / 2)):
