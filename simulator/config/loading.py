@@ -17,6 +17,7 @@ from simulator.config.optimizer_choices import usual_library, usual_state_dtype
 from simulator.config.pipelines import find_schedule, is_file
 from simulator.config.presets import expand_model, inherited_keys
 from simulator.config.profile import (
+    check_attention,
     check_gpu,
     check_one_vendor,
     check_precision,
@@ -259,8 +260,9 @@ def _with_profiles(workload: Workload, base: Path | None, origin: PlaceOfKey) ->
 
 
 def check_products(profile: Profile, workload: Workload, origin: PlaceOfKey) -> None:
-    """Raise `InputError` where a profile prices no products of a type that the workload's passes or updates have."""
+    """Raise `InputError` where a profile prices no products or attention of a kind that passes or updates have."""
     check_precision(profile, workload.training.precision, file=origin("training.precision")[0])
+    check_attention(profile, workload.training.attention_kernel, file=origin("training.attention_kernel")[0])
     if not workload.training.tf32:
         check_tf32(profile, file=origin("training.tf32")[0])
     if recipe := workload.training.product_recipe:

@@ -17,7 +17,7 @@ from simulator.config.validation import validated
 from simulator.errors import InputError
 from simulator.hardware.figures import Figure
 from simulator.hardware.gpu import GpuSpec
-from simulator.hardware.kernels import UNSCALED
+from simulator.hardware.kernels import UNSCALED, AttentionModel
 from simulator.hardware.profile import Profile
 from simulator.input_files import as_mapping, parse_yaml, read_text
 from simulator.optimizers import OPTIMIZERS
@@ -79,7 +79,7 @@ def load_profiles(names: Mapping[str, str], training: Training) -> dict[str, Pro
     """
     profiles = {gpu: load_profile(name) for gpu, name in names.items()}
     if training.attention_kernel != "newest":
-        profiles = {gpu: _with_older_attention(profile) for gpu, profile in profiles.items()}
+        profiles = {gpu: _with_attention(profile, training.attention_kernel) for gpu, profile in profiles.items()}
     if not training.tf32:
         profiles = {gpu: _without_tf32(profile) for gpu, profile in profiles.items()}
     return profiles
@@ -121,11 +121,14 @@ def _without_tf32(profile: Profile) -> Profile:
     )
 
 
-def _with_older_attention(profile: Profile) -> Profile:
-    older = profile.kernels.attention_flash2
-    if older is None:
-        return profile
-    return replace(profile, kernels=replace(profile.kernels, attention=older))
+def older_attention(profile: Profile, kernel: str) -> AttentionModel | None:
+    """Return the figures of an older ``kernel`` of attention, None where the profile has none apart."""
+    return {"flash2": profile.kernels.attention_flash2, "triton": profile.kernels.attention_triton}[kernel]
+
+
+def _with_attention(profile: Profile, kernel: str) -> Profile:
+    older = older_attention(profile, kernel)
+    return profile if older is None else replace(profile, kernels=replace(profile.kernels, attention=older))
 
 
 def check_gpu(profile: Profile, gpu: str, *, file: object = None, key: str | None = None) -> None:
@@ -180,6 +183,21 @@ def _unpriced(profile: Profile, recipe: ProductRecipe) -> str:
 def has_plain_fp32(profile: Profile) -> bool:
     """Return whether the profile prices products of fp32 that are not TF32's."""
     return not profile.gpu_spec.has_tf32 or profile.gpu_spec.fp32_flops_per_s is not None
+
+
+def check_attention(profile: Profile, kernel: str, *, file: object = None) -> None:
+    """Raise `InputError` where the profile lacks a ``kernel`` of attention; ``file`` chose it.
+
+    FlashAttention 2's may be its newest.
+    """
+    if kernel == "triton" and older_attention(profile, kernel) is None:
+        raise InputError(
+            f"the profile {profile.name} has no kernels.attention_triton",
+            file=file,
+            key="training.attention_kernel",
+            found=kernel,
+            allowed="newest, flash2",
+        )
 
 
 def check_tf32(profile: Profile, *, file: object = None) -> None:

@@ -10,7 +10,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from simulator.bounds import Text
-from simulator.config.section import AsTuple, Section, ShortSection
+from simulator.config.section import AsTuple, Integral, Section, ShortSection
 from simulator.config.sizes import Size
 from simulator.config.updaters import Dtype, Optimizer
 from simulator.frameworks.framework import UnfusedPart
@@ -112,15 +112,19 @@ class LossChoice(ShortSection):
 
     name: LossName = "eager"
     """eager: in fp32, of logits in fp32; eager_narrow: of logits as they are, outside of autocast; compiled: logits in
-    fp32 are never written; chunked: eager or compiled, for chunks of tokens, as in torchtune; fused_linear: Liger's,
-    with gradients in the forward pass; vocab_parallel: Megatron's, in place, over a vocabulary that may be split [the
-    framework's: vocab_parallel for megatron_core and deepspeed, compiled under torch.compile, else eager]"""
+    fp32 are never written; chunked: eager or compiled, for chunks of tokens, as in torchtune; fused: Apex's kernels, a
+    pass each way; te_fused: Transformer Engine's, likewise and in place; fused_linear: Liger's, with gradients in the
+    forward pass; vocab_parallel: Megatron's, in place, over a vocabulary that may be split [the framework's:
+    vocab_parallel for megatron_core and deepspeed, compiled under torch.compile, else eager]"""
     chunks: Size = 8
     """chunked: into how many the tokens are cut [8]"""
     recompute: bool = False
     """chunked: projection and loss of a chunk are computed again in the backward pass, as in TRL [false]"""
     compile: bool = False
     """chunked: the loss of a chunk is compiled [the framework's: true where pytorch is]"""
+    metrics: Annotated[int, Field(ge=0, le=100), Integral] = 0
+    """how often the cross-entropy of each micro-batch is computed once more, eagerly and without gradients, for figures
+    of the training: two in llm-foundry, whose Composer has train metrics [0]"""
 
 
 class Fp8(ShortSection):
@@ -175,9 +179,10 @@ class Training(Section):
     gradient_accumulation_fusion: bool = False
     """the product that makes a weight gradient adds it to the buffer, as Megatron-LM does with Apex of March 2022 and
     later; false: one more pass over the gradients per micro-batch [the framework's: true for megatron_core]"""
-    attention_kernel: Literal["newest", "flash2"] = "newest"
+    attention_kernel: Literal["newest", "flash2", "triton"] = "newest"
     """of attention: flash: the newest that the profile has (cuDNN's on Hopper), or FlashAttention 2's, which PyTorch's
-    scaled_dot_product_attention took there too before it preferred cuDNN's [newest]"""
+    scaled_dot_product_attention took there too before it preferred cuDNN's; triton: FlashAttention's first in Triton,
+    of 2022, as llm-foundry's `attn_impl: triton` [newest]"""
     fused_rms_norm: bool = True
     """RMSNorm is a kernel each way (PyTorch from 2.9 on, Triton's, Apex's); false: operation by operation, as PyTorch's
     before and the modules of Meta's and Hugging Face's Llama, where nothing is compiled [the framework's: true but for

@@ -64,6 +64,7 @@ FRAMEWORK = replace(
     launch_section="eager",
     makes_states_early=True,
     defaults=defaults,
+    losses=("vocab_parallel", "eager"),
     adds_in_products=False,
     has_core_experts=False,
     captures_graphs=False,

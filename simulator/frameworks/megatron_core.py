@@ -115,7 +115,7 @@ FRAMEWORK = Framework(
     habits=LayoutHabits((0, 1), ("none", "selective", "full"), one_stage=False),
     memory_sections=("eager", "fused"),
     defaults=defaults,
-    losses=("vocab_parallel", "eager"),
+    losses=("vocab_parallel", "te_fused", "eager"),
     adds_in_products=True,
     activation=fused_kernels.activation,
     rotation=fused_kernels.ROTATION,

@@ -117,6 +117,7 @@ FRAMEWORK = replace(
     memory_sections=("eager", "local_modules"),
     defaults=defaults,
     limits=LIMITS,
+    losses=("vocab_parallel", "eager"),
     adds_in_products=False,
     activation=activation,
     rotation=ROTATION,

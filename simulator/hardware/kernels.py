@@ -340,6 +340,8 @@ class KernelModels:
     attention: AttentionModel
     attention_flash2: AttentionModel | None = None
     """FlashAttention 2's kernels where ``attention`` is of newer ones, cuDNN's on Hopper"""
+    attention_triton: AttentionModel | None = None
+    """FlashAttention's first kernels in Triton, of 2022"""
     memory: MemoryModel
     gap_s: Figure | None = None
     """from the end of a kernel to the start of the next in its stream, in seconds: a part of what all of them are

@@ -122,6 +122,9 @@ def _switches(reading: ScriptReading) -> None:
             reading.put(key, value, option)
     if reading.flag("qk_layernorm") and not reading.flag("multi_latent_attention"):
         reading.put("model.qk_norm", True, "qk_layernorm")
+    local = reading.workload.get("framework") == "megatron_core_local"
+    if reading.flag("cross_entropy_loss_fusion") and reading.look("cross_entropy_fusion_impl") == "te" and not local:
+        reading.put("training.loss", "te_fused", "cross_entropy_loss_fusion", "cross_entropy_fusion_impl")
 
 
 def _vocabulary(reading: ScriptReading) -> None:

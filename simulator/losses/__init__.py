@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from simulator.losses import chunked, compiled, eager, fused_linear, loss_parallel, vocab_parallel
+from simulator.losses import chunked, compiled, eager, fused, fused_linear, loss_parallel, vocab_parallel
 from simulator.losses.loss import Loss, LossOptions
 
 #: By name.
@@ -15,6 +15,8 @@ LOSSES: Mapping[str, Loss] = {
         eager.NARROW,
         compiled.LOSS,
         chunked.LOSS,
+        fused.LOSS,
+        fused.IN_PLACE,
         fused_linear.LOSS,
         vocab_parallel.LOSS,
         loss_parallel.LOSS,

@@ -35,6 +35,16 @@ def backward(shapes: Shapes, width: int = FP32_BYTES) -> Ops:
     )
 
 
+def metrics(shapes: Shapes, number: int) -> Node:
+    """Return ``number`` metrics, each of which is the cross-entropy once more without gradients.
+
+    Composer computes metrics behind the backward pass of each micro-batch, of logits that stay until then
+    (mosaicml/composer, trainer/trainer.py, ``_eval_train_metrics``). Behind the loss, as here, metrics take as long.
+    Logits in fp32 are not counted: activations are gone by then in fact.
+    """
+    return Node(forward=forward(shapes) * number)
+
+
 def nodes(shapes: Shapes, projection: Node, options: LossOptions) -> tuple[Node, ...]:
     """Return the loss behind the ``projection``; frameworks that keep no log-softmax take Megatron's kernels."""
     if options.gathers_logits and is_split(shapes):

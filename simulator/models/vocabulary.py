@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from simulator.config import Workload
-from simulator.losses import LOSSES, LossOptions
+from simulator.losses import LOSSES, LossOptions, eager
 from simulator.losses.loss import is_split
 from simulator.models.captured import captured_beginning, captured_end
 from simulator.models.layer_inputs import inputs_of_layers
@@ -139,6 +139,8 @@ def head(workload: Workload, turn: Turn = ANY_TURN, *, projection: bool = True) 
     trained = not is_of_kinds(matrix, sizes.tuning.frozen)
     loss = LOSSES[workload.training.loss.name]
     behind = loss.nodes(sizes, product, loss_options(workload, sizes, trained=trained))
+    if number := workload.training.loss.metrics:
+        behind = (*behind, eager.metrics(sizes, number))
     before = (last_streams(sizes),) if sizes.streams > 1 else ()
     return part_of(sizes, "head", (*before, norm(sizes, "head.norm", saved="head.input", residual=False), *behind))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 #: Megatron-LM of 2021 and 2022: fused softmax, bias-GELU and bias-dropout-add kernels, dropout as in GPT-3's training,
@@ -45,11 +46,15 @@ LLM_FOUNDRY: dict[str, Any] = {
     "training.grad_dtype": "fp32",
     "training.optimizer": {"implementation": "for_loop"},
     "model.vocab_multiple": 1,
-    # The nearest to ``attn_impl: triton``, FlashAttention 1; some rows of 128 GPUs or more have FlashAttention 2.
-    "training.attention_kernel": "flash2",
+    # ``attn_impl: triton``, until 2024 the default of scripts/train/benchmarking/submit_benchmarks.py.
+    "training.attention_kernel": "triton",
+    # ``loss_fn: fused_crossentropy``, and two train metrics (llmfoundry/models/mpt/modeling_mpt.py).
+    "training.loss": {"name": "fused", "metrics": 2},
 }
-#: Composer's mixed precision: PURE reduces gradients in bf16, DEFAULT (from 0.16 on) in fp32.
-COMPOSER = (
+#: Composer's mixed precision: PURE reduces gradients in bf16, DEFAULT (from 0.16 on) in fp32. Tables of 128 H100s and
+#: more came with a default of ``attn_impl: flash``, in a package with FlashAttention 2.
+COMPOSER: tuple[tuple[Mapping[str, str], Mapping[str, Any]], ...] = (
+    *(({"gpu": "H100-80G", "n_gpus": n}, {"training.attention_kernel": "flash2"}) for n in ("128", "256", "512")),
     ({"mp_mode": "PURE"}, {"training.grad_dtype": "bf16"}),
     ({"sharding": "SHARD_GRAD_OP"}, {"parallelism.reshard_after_forward": False}),
 )

@@ -145,17 +145,17 @@ SUITES: dict[str, Suite] = {
             about="llm-foundry, bf16: MPT of 125M to 70B with FSDP on 8 to 512 A100s and H100s, to 2,048 tokens",
             table=DATA / "llm-foundry.csv",
             settings=LLM_FOUNDRY,
-            bounds=Bounds(mean=0.18),
+            bounds=Bounds(mean=0.12),
             year=2023,
             special=COMPOSER,
             measured_by="llm-foundry",
         ),
         Suite(
             name="llm-foundry-long",
-            about="the same from 4,096 to 65,536 tokens: FlashAttention 1 in Triton, which is not modelled",
+            about="the same from 4,096 to 65,536 tokens, where attention is most of a step",
             table=DATA / "llm-foundry-long.csv",
             settings=LLM_FOUNDRY,
-            bounds=Bounds(mean=0.33),
+            bounds=Bounds(mean=0.08),
             year=2023,
             special=COMPOSER,
             measured_by="llm-foundry",
@@ -211,25 +211,30 @@ SUITES: dict[str, Suite] = {
             name="simumax-b200",
             about="SimuMax, docs/b200: Llama 3 and DeepSeek layers on 8 B200s, Megatron-LM with TransformerEngine 2.11",
             table=DATA / "simumax-b200.csv",
-            settings={"parallelism.overlap": {"grad_reduce": False, "param_gather": False, "p2p": False}},
-            bounds=Bounds(mean=0.12),
+            settings={
+                # --clip-grad of simu_tools/megatron_scripts/scripts, and the rows' "fused cross-entropy".
+                "training.grad_clip": 1.0,
+                "training.loss": "te_fused",
+                "parallelism.overlap": {"grad_reduce": False, "param_gather": False, "p2p": False},
+            },
+            bounds=Bounds(mean=0.11),
             year=2026,
             special=(
                 *(({"cp": cp}, {"parallelism.cp_method": "ulysses"}) for cp in ("4", "8")),  # "CP comm type a2a"
                 # "first layer dense ... expert capacity factor 1 padded (balanced)". Routers have Megatron's default,
-                # and experts a loss: simu_tools/megatron_scripts/scripts/run_pretrain_deepseekv2.sh has no
-                # --moe-router-fusion, and seq_aux_loss.
+                # and experts a loss: run_pretrain_deepseekv2.sh has no --moe-router-fusion, and seq_aux_loss. Latent
+                # attention rotates by a fused kernel only with --enable-experimental, which it has not either.
                 (
                     {"n_experts": "256"},
                     {
                         "model.mtp_layers": 0,
                         "model.moe": deepseek_experts(256, 8, 2048, 1),
-                        "training.unfused": ["router"],
+                        "training.unfused": ["rotation", "router"],
                     },
                 ),
                 (
                     {"n_experts": "160"},
-                    {"model.moe": deepseek_experts(160, 6, 1536, 2), "training.unfused": ["router"]},
+                    {"model.moe": deepseek_experts(160, 6, 1536, 2), "training.unfused": ["rotation", "router"]},
                 ),
             ),
             measured_by="SimuMax",
@@ -238,11 +243,17 @@ SUITES: dict[str, Suite] = {
             name="megatron-bridge",
             about="NVIDIA Megatron-Bridge: Moonlight, Qwen3, GPT-OSS, Mixtral on 8 to 256 H100s, H200s and B200s",
             table=DATA / "megatron-bridge.csv",
-            # grad_reduce_in_fp32=False, expert_tensor_parallel_size=1 in all of its performance recipes. Qwen3 has a
-            # loss that balances experts (models/qwen/qwen_provider.py, aux_loss). GPT-OSS rotates by PyTorch's kernels:
-            # YaRN scales cosines by 1.35 (models/gpt_oss/gpt_oss_provider.py: yarn_mscale None), which Transformer
-            # Engine's kernel cannot (megatron/core/models/common/embeddings/rope_utils.py, apply_rotary_pos_emb).
-            settings={"parallelism.zero": 1, "training.grad_dtype": "bf16", "parallelism.etp": 1},
+            # grad_reduce_in_fp32=False, expert_tensor_parallel_size=1 in all of its performance recipes; clip_grad=1 in
+            # recipes/utils/optimizer_utils.py. Qwen3 has a loss that balances experts (models/qwen/qwen_provider.py,
+            # aux_loss). GPT-OSS rotates by PyTorch's kernels: YaRN scales cosines by 1.35
+            # (models/gpt_oss/gpt_oss_provider.py: yarn_mscale None), which Transformer Engine's kernel cannot
+            # (megatron/core/models/common/embeddings/rope_utils.py, apply_rotary_pos_emb).
+            settings={
+                "training.grad_clip": 1.0,
+                "parallelism.zero": 1,
+                "training.grad_dtype": "bf16",
+                "parallelism.etp": 1,
+            },
             bounds=Bounds(mean=0.25),
             # All rows but three of container 25.11 and one of NeMo 24.07.
             year=2026,
@@ -263,16 +274,13 @@ SUITES: dict[str, Suite] = {
                 "framework.compile": True,
                 "training.grad_clip": 1.0,
                 "training.grad_dtype": "fp32",
+                # Torchtitan names its kernels of attention: in mid-2025 cuDNN's on B200s alone (pull request 1196).
+                "training.attention_kernel": "flash2",
             },
-            bounds=Bounds(mean=0.12),
+            bounds=Bounds(mean=0.08),
             year=2025,
             # As in torch-fsdp; the H200s' runs are later, and compile the loss.
-            special=(
-                (
-                    {"gpu": "H100-96G-HBM2e-500W"},
-                    {"training.loss": "eager", "training.attention_kernel": "flash2"},
-                ),
-            ),
+            special=(({"gpu": "H100-96G-HBM2e-500W"}, {"training.loss": "eager"}),),
             measured_by="torchtitan, float8",
         ),
         Suite(
@@ -295,6 +303,8 @@ SUITES: dict[str, Suite] = {
             year=2024,
             special=(
                 *NEMO_FAMILIES,
+                # NeMo-Framework-Launcher, launcher_scripts/conf/training/gpt3.
+                ({"family": "gpt"}, {"model.dropout": 0.1}),
                 # NeMo's tp_comm_overlap, on where there is tensor parallelism in its performance recipes.
                 *(({"tp": tp}, {"parallelism.overlap": {"tp": True}}) for tp in ("2", "4", "8")),
             ),

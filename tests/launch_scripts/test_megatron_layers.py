@@ -24,6 +24,7 @@ KEYS: list[tuple[str, dict[str, Any]]] = [
         {"model.mla": {**LATENT, "kv_lora_rank": 512, "q_lora_rank": 1536}},
     ),
     ("--kv-channels 64", {"model.head_dim": 64}),
+    ("--cross-entropy-loss-fusion --cross-entropy-fusion-impl te", {"training.loss": "te_fused"}),
     ("--window-size 1024,0", {"model.sliding_window": 1025}),
     (
         "--window-size '(1024, 0)' --window-attn-skip-freq 6",

@@ -16,7 +16,7 @@ from simulator.losses import LOSSES
 from simulator.models import Turn
 from simulator.models.linear import linear
 from simulator.models.shapes import FrameworkShapes, shapes
-from simulator.models.vocabulary import loss_options
+from simulator.models.vocabulary import head, loss_options
 from simulator.operations.nodes import Node, Op
 from simulator.program import Compute, Matmul, Memory, StepPhase
 from simulator.units import GiB
@@ -236,3 +236,48 @@ def test_narrow_logits_are_not_cast() -> None:
     log_softmax = next(op.kernel for op in loss.forward if isinstance(op, Compute))
     assert isinstance(log_softmax, Memory)
     assert log_softmax.read_bytes == log_softmax.write_bytes == 2 * LOGITS
+
+
+def test_apex_s_loss_passes_over_the_logits_once_each_way() -> None:
+    """Logits have 2 bytes: the forward pass reads them, the backward pass reads them and writes a gradient beside."""
+    _, (_, loss) = loss_nodes(workload("fused"))
+    kernels = [op.kernel for op in (*loss.forward, *loss.backward) if isinstance(op, Compute)]
+    assert [(k.read_bytes, k.write_bytes) for k in kernels if isinstance(k, Memory)] == [
+        (2 * LOGITS, 0),
+        (2 * LOGITS, 2 * LOGITS),
+    ]
+    assert [tensor.nbytes for tensor in loss.saved] == [2 * LOGITS]
+    assert loss.grad_bytes == 2 * LOGITS
+
+
+def test_transformer_engine_s_loss_writes_its_gradient_over_the_logits() -> None:
+    """The passes of Apex's. The projection's backward pass has gradients of 2 bytes a logit less beside it."""
+    work = workload("te_fused", framework="megatron_core")
+    z, (behind, loss) = loss_nodes(work)
+    projection, apex = LOSSES["fused"].nodes(
+        z,
+        linear(z, "head", "logits", z.vocab, z.hidden, split="none", saved="head.normed", cached=False),
+        loss_options(work, z),
+    )
+    assert (loss.forward, loss.backward, loss.saved) == (apex.forward, apex.backward, apex.saved)
+    assert (apex.grad_bytes, loss.grad_bytes) == (2 * LOGITS, 0)
+    assert projection.grad_bytes - behind.grad_bytes == 2 * LOGITS
+
+
+def test_each_metric_is_the_forward_pass_of_an_eager_loss() -> None:
+    """A cast reads 2 bytes of a logit and writes 4, a log-softmax reads and writes 4: 14, and 28 for two metrics."""
+    ops = {number: head(workload({"name": "fused", "metrics": number})).forward for number in (0, 2)}
+    nbytes = {
+        number: sum(op.kernel.bytes for op in some if isinstance(op, Compute) and isinstance(op.kernel, Memory))
+        for number, some in ops.items()
+    }
+    assert nbytes[2] - nbytes[0] == 2 * 14 * LOGITS
+    backward = {number: head(workload({"name": "fused", "metrics": number})).backward for number in (0, 2)}
+    assert backward[0] == backward[2]
+
+
+def test_metrics_need_the_logits_of_a_micro_batch() -> None:
+    for name in ("chunked", "fused_linear"):
+        with pytest.raises(InputError, match="never has the logits") as caught:
+            workload({"name": name, "metrics": 1})
+        assert caught.value.key == "training.loss.metrics"

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel
 
-from simulator.config.profile import load_profile
+from simulator.config.profile import load_profile, older_attention
 
 if TYPE_CHECKING:
     from simulator.config.model import Model
@@ -102,9 +102,10 @@ def _lacks_tf32(workload: Workload) -> bool:
 
 
 def _one_attention(workload: Workload) -> bool:
-    """Return whether no profile of its GPUs has kernels of attention of two ages."""
+    """Return whether no profile of its GPUs has the older kernels of attention that are asked for."""
+    kernel = workload.training.attention_kernel
     profiles = (load_profile(workload.calibrations[gpu]) for gpu in workload.gpu_types)
-    return all(profile.kernels.attention_flash2 is None for profile in profiles)
+    return kernel != "newest" and all(older_attention(profile, kernel) is None for profile in profiles)
 
 
 #: Keys of the model that say what attention is like.

@@ -227,6 +227,13 @@ def _loss_problems(workload: Workload) -> Iterator[InputError]:
                 found=brief(getattr(choice, option)),
                 allowed=f"{brief(value)}, or name: {' or '.join(chunked)}",
             )
+    if choice.metrics and not LOSSES[choice.name].has_logits:
+        yield InputError(
+            f"{choice.name} never has the logits of a micro-batch",
+            key="training.loss.metrics",
+            found=choice.metrics,
+            allowed="0, or another loss",
+        )
     if named and not LOSSES[named].splits_vocabulary and layout.tp > 1 and layout.vocab_parallel:
         yield InputError(
             f"{named} needs the logits of the whole vocabulary",
