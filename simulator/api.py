@@ -44,7 +44,7 @@ from simulator.config.stack import load_stack
 from simulator.costs import Costs
 from simulator.costs.provenance import priced_by
 from simulator.engine import Placed, UnsteadyError, simulate
-from simulator.errors import InputError, located
+from simulator.errors import DeadlockError, InputError, located
 from simulator.hardware.kernels import MatrixDtype
 from simulator.hardware.profile import Profile
 from simulator.lowering import build_program, layout, shortened
@@ -247,7 +247,7 @@ def run_step(workload: Workload, *, interference: bool = True, built: Cluster | 
     short = shortened(workload) if workload.simulation.steady else None
     if short is not None:
         program = build_program(workload, passes=short.order)
-        with suppress(UnsteadyError):
+        with suppress(UnsteadyError, DeadlockError):  # of an order without some of its periods
             timeline = play(program, short.repetition)
             return StepResult(workload, profiles, cluster, costs, program, timeline, repetition=short.repetition)
 
@@ -255,7 +255,7 @@ def run_step(workload: Workload, *, interference: bool = True, built: Cluster | 
     if together and not schedule.steady:
         program = build(1)
         return StepResult(workload, profiles, cluster, costs, program, play(program))
-    program, state = until_steady(build, play, workload.microbatches, together=together)
+    program, state = until_steady(build, lambda program, _: play(program), workload.microbatches, together=together)
     return StepResult(workload, profiles, cluster, costs, program, state.period, state)
 
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import numbers
+from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 from simulator.analysis.time.activity import activity
 from simulator.analysis.training.bubble import bubble
@@ -16,20 +18,25 @@ from simulator.cluster.ideal import ideal_cluster
 from simulator.config.pipelines import find_schedule, is_file
 from simulator.config.section import is_whole
 from simulator.costs import Costs
-from simulator.engine import simulate
-from simulator.errors import InputError, raise_all
+from simulator.engine import UnsteadyError, simulate
+from simulator.errors import DeadlockError, InputError, raise_all
 from simulator.input_files import brief, closest
-from simulator.lowering import schedule_program
+from simulator.lowering import ShortenedStep, schedule_program, shortened_order, shortening
 from simulator.program import Program
 from simulator.results import TimelineResult
 from simulator.schedules import SCHEDULES, Schedule, Times, to_csv
 from simulator.timeline import Timeline
 from simulator.units import counted
 
+Played = TypeVar("Played")
+
 #: Most passes, which play in about a minute.
 MAX_PASSES = 500_000
 #: Largest share of 1F1B's memory and of a forward's activations.
 MAX_SHARE = 1e6
+#: Micro-batches for each rank that are played where the pipeline is full, in a first attempt and a second one. Without
+#: contention a rank settles as soon as its neighbours have: that takes three quarters of a pass of each kind for a rank.
+SETTLING = (0.75, shortening.SETTLING)
 #: Largest cost of a pass, in any unit: sums of costs stay finite.
 MAX_COST = 1e12
 
@@ -156,6 +163,20 @@ def _check_sizes(name: str, plan: Schedule, stages: int, microbatches: int, chun
         )
 
 
+def _first_steady(
+    played: Callable[[ShortenedStep | None], Played], shortened: Iterable[ShortenedStep | None]
+) -> Played:
+    """Return what ``played`` returns for the first of ``shortened`` steps that settles; of the whole where none does.
+
+    An order without some of its periods may wait for itself: what deadlocks is for the whole to find.
+    """
+    for short in shortened:
+        if short is not None:
+            with suppress(UnsteadyError, DeadlockError):
+                return played(short)
+    return played(None)
+
+
 def schedule(
     name: str | Path,
     stages: int | None = None,
@@ -206,13 +227,20 @@ def schedule(
     except ValueError as problem:
         raise InputError(str(problem), key="zb_memory_limit", found=zb_memory_limit) from None
 
-    def build(steps: int) -> Program:
-        return schedule_program(plan, stages, microbatches, chunks, forward, backward, weight, steps=steps)
+    sizes = stages, microbatches, chunks
 
-    def play(program: Program) -> Timeline:
-        return simulate(program, ideal_cluster(stages, comm), Costs.ideal())
+    def played(short: ShortenedStep | None) -> tuple[Timeline, SteadyState | None]:
+        def build(steps: int) -> Program:
+            passes = None if short is None else short.order
+            return schedule_program(plan, *sizes, forward, backward, weight, steps=steps, passes=passes)
 
-    steady = until_steady(build, play, microbatches)[1] if plan.steady else None
-    spans = steady.period if steady else play(build(1))
+        def play(program: Program, steps: int) -> Timeline:
+            repetition = None if short is None else short.repetition_in(steps)
+            return simulate(program, ideal_cluster(stages, comm), Costs.ideal(), repetition=repetition)
+
+        steady = until_steady(build, play, microbatches)[1] if plan.steady else None
+        return (play(build(1), 1), None) if steady is None else (steady.period, steady)
+
+    spans, steady = _first_steady(played, [shortened_order(plan, sizes, settling=share) for share in SETTLING])
     claim = plan.bubble(stages, microbatches, chunks, forward, backward - weight, weight)
     return ScheduleResult(name, stages, microbatches, chunks, order, spans, claim, plan, steady)

@@ -15,7 +15,7 @@ from typing import Generic, TypeVar
 import numpy as np
 
 from simulator.arrays import Bools, Floats, Ints
-from simulator.engine.marks import PeriodMark
+from simulator.engine.marks import Marks, PeriodMark
 from simulator.engine.placement import Placed
 from simulator.engine.recorder import RecordedSpans, Repeats
 from simulator.errors import SimulatorError
@@ -209,15 +209,19 @@ class SpansByStep:
 
 
 def steady_period(
-    spans: RecordedSpans, marks: Sequence[PeriodMark[K, S]], hosts_s: Floats, steps: RepeatedSteps, times: int
+    spans: RecordedSpans,
+    by_step: SpansByStep,
+    marks: Sequence[PeriodMark[K, S]],
+    hosts_s: Floats,
+    steps: RepeatedSteps,
+    times: int,
 ) -> tuple[Period[K, S], Ints]:
-    """Return the last period of a play at whose end everything is as at its beginning, and the strides of lanes in it.
+    """Return the last period between ``marks`` that ends as it began, and the strides of lanes in it.
 
     Everything that two periods in a row touch is at the same times in both. No host is less far ahead at the end. One
     that is farther ahead has issued all of its work by then, so that nothing waits for it any more. ``hosts_s``: when
     each host had issued all of its work. Raises `UnsteadyError` where there is no such period.
     """
-    by_step = SpansByStep(spans)
     for first, second, third in reversed(list(zip(marks, marks[1:], marks[2:], strict=False))):
         period = Period(second, third, times)
         if _hosts_keep_up(first, period, hosts_s):
@@ -227,12 +231,12 @@ def steady_period(
     raise UnsteadyError("no period of the pipeline is as the one before")
 
 
-def stop_unsteady(marks: Sequence[PeriodMark[K, S]], all_marks: int) -> None:
-    """Raise `UnsteadyError` where all marks are put, and no two periods in a row are equally long.
+def stop_unsteady(marks: Sequence[PeriodMark[K, S]]) -> None:
+    """Raise `UnsteadyError` where no two periods in a row are equally long, of all ``marks`` of a training step.
 
-    The pipeline then drains, and no period will be found: see `steady_period`.
+    The pipeline then drains, and no period will be found: see `steady_period`. No marks: some are still to come.
     """
-    if len(marks) < all_marks:
+    if not marks:
         return
     lengths_s = [after.time_s - before.time_s for before, after in pairwise(marks)]
     if not any(map(_are_alike, lengths_s, lengths_s[1:])):
@@ -293,39 +297,66 @@ def _rows_are_repeated(spans: RecordedSpans, before: Ints, after: Ints, length_s
 
 
 def whole_spans(
-    spans: RecordedSpans, marks: Sequence[PeriodMark[K, S]], hosts_s: Floats, placed: Placed, roles: Sequence[int]
-) -> tuple[RecordedSpans, Period[K, S]]:
-    """Return the spans of the whole program, and the period that they repeat. Raises as `steady_period`.
+    spans: RecordedSpans, marks: Marks[K, S], hosts_s: Floats, placed: Placed, roles: Sequence[int]
+) -> tuple[RecordedSpans, list[Period[K, S]]]:
+    """Return the spans of the whole program, and the period that each training step repeats.
 
-    ``roles``: those of simulated ranks.
+    ``roles``: those of simulated ranks. Raises as `steady_period`.
     """
     repetition = placed.repetition
     assert repetition is not None
-    steps = RepeatedSteps(placed.program, roles, spans, repetition.microbatches)
-    period, strides = steady_period(spans, marks, hosts_s, steps, repetition.times)
-    slack_s = SLACK * period.length_s
-    late = spans.posted_s >= period.after.time_s - slack_s
-    again = np.flatnonzero((spans.posted_s >= period.before.time_s - slack_s) & ~late)
-    span = np.concatenate((np.flatnonzero(~late), np.tile(again, period.times), np.flatnonzero(late)))
-    lengths = [int((~late).sum()), *[len(again)] * period.times, int(late.sum())]
-    periods = np.repeat(np.array([*range(period.times + 1), period.times]), lengths)
-    return _moved(spans, span, periods, period.length_s, steps, strides, repetition), period
+    steps, by_step = RepeatedSteps(placed.program, roles, spans, repetition.microbatches), SpansByStep(spans)
+    found = [
+        steady_period(spans, by_step, marks_of_step, hosts_s, steps, repetition.times)
+        for marks_of_step in marks.of_steps()
+    ]
+    periods, strides = [period for period, _ in found], np.array([strides for _, strides in found])
+    span, before = _with_periods(spans, periods)
+    return _moved(spans, span, before, [period.length_s for period in periods], steps, strides, repetition), periods
+
+
+def _with_periods(spans: RecordedSpans, periods: Sequence[Period[K, S]]) -> tuple[Ints, Ints]:
+    """Return spans by index, those of each period as often as it is put in.
+
+    A row of the second array has for each of them how many periods of each training step are put in before it.
+    """
+    parts, before = list[Ints](), list[Ints]()
+    rest, put_in = np.arange(len(spans.rank)), np.zeros(len(periods), np.int64)
+    for number, period in enumerate(periods):
+        slack_s = SLACK * period.length_s
+        posted_s = spans.posted_s[rest]
+        late = posted_s >= period.after.time_s - slack_s
+        again = rest[(posted_s >= period.before.time_s - slack_s) & ~late]
+        for part in (rest[~late], *[again] * period.times):
+            parts.append(part)
+            before.append(np.tile(put_in, (len(part), 1)))
+            put_in = put_in.copy()
+            put_in[number] += 1
+        put_in[number] = period.times
+        rest = rest[late]
+    return np.concatenate([*parts, rest]), np.concatenate([*before, np.tile(put_in, (len(rest), 1))])
 
 
 def _moved(
     spans: RecordedSpans,
     span: Ints,
-    periods: Ints,
-    length_s: float,
+    before: Ints,
+    lengths_s: Sequence[float],
     steps: RepeatedSteps,
     strides: Ints,
     repetition: Repetition,
 ) -> RecordedSpans:
-    """Return ``span`` after ``span``, by index, each so many ``periods`` of ``length_s`` later."""
-    step, later_s = spans.step[span], (periods * length_s).astype(np.float64)
-    lane, position = steps.lane[step], steps.position[step] + strides[steps.lane[step]] * periods
-    whole_lengths = np.array(steps.lengths) + strides * repetition.times
+    """Return ``span`` after ``span``, by index, each so many periods later.
+
+    By training step: ``before``, how many; ``lengths_s``, how long each is; ``strides``, how many steps of each lane.
+    """
+    step, later_s = spans.step[span], before @ np.array(lengths_s)
+    lane, played = steps.lane[step], steps.position[step]
+    position = played + (strides.T[lane] * before).sum(axis=1)
+    whole_lengths = np.array(steps.lengths) + repetition.times * strides.sum(axis=0)
     first = np.cumsum(whole_lengths) - whole_lengths
+    own_step = played * repetition.steps // np.array(steps.lengths)[lane]
+    periods = before[np.arange(len(before)), own_step]
     kept = ("rank", "lane", "template", "is_first", "is_last", "in_row")
     return replace(
         spans,

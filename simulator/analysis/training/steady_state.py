@@ -9,7 +9,7 @@ import numpy as np
 
 from simulator.analysis.time.activity import compute_lane_spans
 from simulator.arrays import Floats
-from simulator.program import COMPUTE_LANE, Program
+from simulator.program import COMPUTE_LANE, Program, StepPhase
 from simulator.timeline import Timeline
 
 #: Periods of ranks and steps are equal if they differ by less than this share.
@@ -29,13 +29,15 @@ class SteadyState:
     """One period of a steady state.
 
     ``period``: the period as a Timeline, cut out of the steps ``played``. ``window``: its begin and end (s) on the rank
-    that begins first. ``stable``: every rank did the same at the same time a period before.
+    that begins first. ``stable``: every rank did the same at the same time a period before. ``steps``: how many were
+    played.
     """
 
     period: Timeline
     played: Timeline
     window: tuple[float, float]
     stable: bool
+    steps: int
 
 
 def steady(timeline: Timeline, steps: int, microbatches: int) -> SteadyState:
@@ -131,17 +133,22 @@ def steady_alone(
 
 
 def until_steady(
-    build: Callable[[int], Program], play: Callable[[Program], Timeline], microbatches: int, *, together: bool = True
+    build: Callable[[int], Program],
+    play: Callable[[Program, int], Timeline],
+    microbatches: int,
+    *,
+    together: bool = True,
 ) -> tuple[Program, SteadyState]:
     """Play more and more steps until one repeats the one before, and return their program and their steady state.
 
-    ``build`` returns the program of a number of steps. Ranks repeat the same step ``together``, or each one alone.
+    ``build`` returns the program of a number of steps, and ``play`` what a program of so many is played to. Ranks
+    repeat the same step ``together``, or each one alone.
     """
     find = steady if together else steady_alone
     steps = STEPS
     while True:
         program = build(steps)
-        state = find(play(program), steps, microbatches)
+        state = find(play(program, steps), steps, microbatches)
         if state.stable or steps >= MAX_STEPS:
             return program, state
         steps *= 2
@@ -157,13 +164,13 @@ def _reached(timeline: Timeline, rank: int) -> Floats:
     steps, entry = np.unique(timeline.step[spans], return_inverse=True)
     times = np.full(len(steps), np.inf)
     np.minimum.at(times, entry, timeline.posted_s[spans])
-    entry_of_label = {
-        timeline.labels[span]: number for span, number in zip(spans.tolist(), entry.tolist(), strict=True)
-    }
-    for span in np.flatnonzero(mine & ~on_lane).tolist():
-        number = entry_of_label.get(timeline.labels[span], -1)
-        if number >= 0:
-            times[number] = min(times[number], timeline.posted_s[span])
+    elsewhere = np.flatnonzero(mine & ~on_lane & (timeline.phase != StepPhase.COMMUNICATION))
+    if len(elsewhere):
+        entry_of_label = dict(zip(timeline.labels.select(spans), entry.tolist(), strict=True))
+        for span, label in zip(elsewhere.tolist(), timeline.labels.select(elsewhere), strict=True):
+            number = entry_of_label.get(label, -1)
+            if number >= 0:
+                times[number] = min(times[number], timeline.posted_s[span])
     return times
 
 
@@ -173,4 +180,4 @@ def _cut(
     windows = {rank: (float(begin[0]), float(begin[1])) for rank, begin in begins.items()}
     start = min(low for low, _ in windows.values())
     cut = timeline.cut(windows, period, compute_lane=COMPUTE_LANE, steps=steps, microbatches=microbatches)
-    return SteadyState(cut, timeline, (start, start + period), stable)
+    return SteadyState(cut, timeline, (start, start + period), stable, steps)

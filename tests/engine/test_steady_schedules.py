@@ -1,0 +1,80 @@
+"""Schedules alone that are played until their pipeline repeats itself, beside the same ones played whole."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+
+from simulator.cluster.ideal import ideal_cluster
+from simulator.costs import Costs
+from simulator.engine import simulate
+from simulator.lowering import schedule_program, shortened_order, shortening
+from simulator.schedule_alone import ScheduleResult, schedule
+from simulator.schedules import SCHEDULES
+from simulator.timeline import Timeline
+from tests.support.exact import steady_differences, timeline_differences
+from tests.support.random_checks import differences
+
+#: Costs that no sum of others is equal to, so that passes of two ranks seldom end at one time.
+UNEVEN: dict[str, Any] = {"forward": 1.1, "backward": 2.3, "weight": 0.9, "comm": 0.13}
+#: Schedule -> ranks, micro-batches and chunks.
+SIZES: dict[str, tuple[int, int, int]] = {
+    "naive": (4, 48, 1),
+    "1f1b": (4, 48, 1),
+    "interleaved": (4, 48, 2),
+    "zb_h1": (4, 48, 1),
+    "zb_h2": (4, 48, 1),
+    "zb_auto": (4, 48, 1),
+    "interleaved_zb": (4, 48, 2),
+    "zb_v": (4, 48, 2),
+    "dualpipe": (4, 96, 1),
+    "dualpipe_v": (4, 48, 2),
+}
+
+
+def played(monkeypatch: pytest.MonkeyPatch, least_left_out: float, name: str, costs: dict[str, Any]) -> ScheduleResult:
+    """Return a schedule that is shortened where that leaves out so many passes."""
+    monkeypatch.setattr(shortening, "LEAST_LEFT_OUT", least_left_out)
+    stages, microbatches, chunks = SIZES[name]
+    return schedule(name, stages, microbatches, chunks, **costs)
+
+
+def all_played(result: ScheduleResult) -> Timeline:
+    return result.spans if result.steady is None else result.steady.played
+
+
+@pytest.mark.parametrize("costs", [{}, UNEVEN], ids=["even", "uneven"])
+@pytest.mark.parametrize("name", SIZES)
+def test_a_schedule_with_periods_put_in_is_the_schedule(
+    monkeypatch: pytest.MonkeyPatch, name: str, costs: dict[str, Any]
+) -> None:
+    short, whole = (played(monkeypatch, least, name, costs) for least in (0, math.inf))
+    assert short.spans.events < whole.spans.events
+    assert list(steady_differences(all_played(short), all_played(whole))) == []
+    assert list(steady_differences(short.spans, whole.spans)) == []
+    assert list(differences(short.to_dict(), whole.to_dict(), whole.spans.step_time_s)) == []
+
+
+def test_more_microbatches_cost_no_more_events_in_any_of_several_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shortening, "LEAST_LEFT_OUT", 0)
+    events = {schedule("zb_h2", 4, microbatches).spans.events for microbatches in (48, 96)}
+    assert len(events) == 1
+
+
+@pytest.mark.parametrize("steps", [1, 3])
+def test_both_engines_put_periods_into_each_step(monkeypatch: pytest.MonkeyPatch, steps: int) -> None:
+    monkeypatch.setattr(shortening, "LEAST_LEFT_OUT", 0)
+    plan, size = SCHEDULES["zb_h1"], (3, 40, 1)
+    short = shortened_order(plan, size)
+    assert short is not None
+    program = schedule_program(plan, *size, 1.0, 2.0, 1.0, steps=steps, passes=short.order)
+    repetition = short.repetition_in(steps)
+    compiled, python = (
+        simulate(program, ideal_cluster(3, 0.1), Costs.ideal(), repetition=repetition, engine=engine)
+        for engine in ("compiled", "python")
+    )
+    assert list(timeline_differences(compiled, python)) == []
+    # Of each micro-batch every rank has a forward pass, an input gradient and a weight gradient.
+    assert sum(phase in "FIW" for phase in compiled.phase) == 3 * 3 * 40 * steps
