@@ -51,7 +51,9 @@ def test_a_schedule_with_periods_put_in_is_the_schedule(
     monkeypatch: pytest.MonkeyPatch, name: str, costs: dict[str, Any]
 ) -> None:
     short, whole = (played(monkeypatch, least, name, costs) for least in (0, math.inf))
-    assert short.spans.events < whole.spans.events
+    # Transfers hold up one of every few micro-batches of these, which no period of one micro-batch repeats.
+    settles = not costs or name not in ("1f1b", "dualpipe")
+    assert (short.spans.events < whole.spans.events) == settles
     assert list(steady_differences(all_played(short), all_played(whole))) == []
     assert list(steady_differences(short.spans, whole.spans)) == []
     assert list(differences(short.to_dict(), whole.to_dict(), whole.spans.step_time_s)) == []
