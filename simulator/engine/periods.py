@@ -14,10 +14,11 @@ from typing import Generic, TypeVar
 
 import numpy as np
 
-from simulator.arrays import Bools, Floats, Ints
+from simulator.arrays import Floats, Ints
 from simulator.engine.marks import Marks, PeriodMark
 from simulator.engine.placement import Placed
 from simulator.engine.recorder import RecordedSpans, Repeats
+from simulator.engine.stretched_rows import StretchedRows
 from simulator.errors import SimulatorError
 from simulator.program import COMPUTE_LANE, Comm, Program, Repetition, Step, later_label
 
@@ -184,10 +185,11 @@ def _places(values: Ints, ordered: Ints, order: Ints) -> Ints:
 
 
 class SpansByStep:
-    """Spans in the order of their ranks and steps, and of the pieces of a step."""
+    """Spans in the order of their ranks and steps, and of the pieces of a step; ``rows`` of those that have any."""
 
     def __init__(self, spans: RecordedSpans) -> None:
         self._spans, self._n_steps = spans, max(len(spans.steps), 1)
+        self.rows = StretchedRows(spans.stretched, len(spans.rank))
         key = spans.rank * self._n_steps + spans.step
         self._order = np.argsort(key, kind="stable")
         self._in_order = key[self._order]
@@ -277,23 +279,9 @@ def _strides_if_repeated(
         times_s = getattr(spans, name)
         if (np.abs(times_s[other] - times_s[touched] - length_s) > tolerance_s).any():
             return None
-    if not _rows_are_repeated(spans, touched, other, length_s, tolerance_s):
+    if not by_step.rows.are_repeated(touched, other, length_s, tolerance_s):
         return None
     return steps.strides(spans.step[touched])
-
-
-def _rows_are_repeated(spans: RecordedSpans, before: Ints, after: Ints, length_s: float, tolerance_s: float) -> bool:
-    """Return whether the rows of spans that did not run straight through come again a period later.
-
-    Of two that are equally long, one alone is stretched where a rounding decides.
-    """
-    for one, other in zip(before.tolist(), after.tolist(), strict=True):
-        if one not in spans.stretched or other not in spans.stretched:
-            continue
-        times = zip(spans.stretched[one], spans.stretched[other], strict=True)
-        if any((np.abs(after - before - length_s) > tolerance_s).any() for before, after in times):
-            return False
-    return True
 
 
 def whole_spans(
@@ -312,7 +300,8 @@ def whole_spans(
     ]
     periods, strides = [period for period, _ in found], np.array([strides for _, strides in found])
     span, before = _with_periods(spans, periods)
-    return _moved(spans, span, before, [period.length_s for period in periods], steps, strides, repetition), periods
+    lengths_s = [period.length_s for period in periods]
+    return _moved(spans, span, before, lengths_s, steps, strides, by_step.rows, repetition), periods
 
 
 def _with_periods(spans: RecordedSpans, periods: Sequence[Period[K, S]]) -> tuple[Ints, Ints]:
@@ -344,6 +333,7 @@ def _moved(
     lengths_s: Sequence[float],
     steps: RepeatedSteps,
     strides: Ints,
+    rows: StretchedRows,
     repetition: Repetition,
 ) -> RecordedSpans:
     """Return ``span`` after ``span``, by index, each so many periods later.
@@ -364,19 +354,6 @@ def _moved(
         **{name: getattr(spans, name)[span] + later_s for name in _TIMES},
         step=step,
         position_in_lane=position,
-        stretched=_moved_rows(spans, span, later_s),
+        stretched=rows.moved(span, later_s),
         repeats=Repeats(periods * repetition.microbatches, first[lane] + position),
     )
-
-
-def _moved_rows(spans: RecordedSpans, span: Ints, later_s: Floats) -> Mapping[int, tuple[Floats, Floats]]:
-    """Return the rows of stretched spans that were put in or moved."""
-    if not spans.stretched:
-        return {}
-    is_stretched: Bools = np.zeros(len(spans.rank), dtype=bool)
-    is_stretched[list(spans.stretched)] = True
-    at = np.flatnonzero(is_stretched[span])
-    return {
-        index: (spans.stretched[one][0] + seconds, spans.stretched[one][1] + seconds)
-        for index, one, seconds in zip(at.tolist(), span[at].tolist(), later_s[at].tolist(), strict=True)
-    }
