@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import numbers
-from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar
 
 from simulator.analysis.time.activity import activity
 from simulator.analysis.training.bubble import bubble
@@ -22,13 +21,14 @@ from simulator.engine import UnsteadyError, simulate
 from simulator.errors import DeadlockError, InputError, raise_all
 from simulator.input_files import brief, closest
 from simulator.lowering import ShortenedStep, schedule_program, shortened_order, shortening
-from simulator.program import Program
+from simulator.program import Program, Repetition
 from simulator.results import TimelineResult
 from simulator.schedules import SCHEDULES, Schedule, Times, to_csv
 from simulator.timeline import Timeline
 from simulator.units import counted
 
-Played = TypeVar("Played")
+#: Pipeline ranks, micro-batches, and chunks per rank.
+Sizes = tuple[int, int, int]
 
 #: Most passes, which play in about a minute.
 MAX_PASSES = 500_000
@@ -164,17 +164,40 @@ def _check_sizes(name: str, plan: Schedule, stages: int, microbatches: int, chun
 
 
 def _first_steady(
-    played: Callable[[ShortenedStep | None], Played], shortened: Iterable[ShortenedStep | None]
-) -> Played:
-    """Return what ``played`` returns for the first of ``shortened`` steps that settles; of the whole where none does.
+    plan: Schedule, sizes: Sizes, costs: tuple[float, float, float], comm: float
+) -> tuple[Timeline, SteadyState | None]:
+    """Return what the first shortened step that settles is played to; what the whole is, where none does.
 
-    An order without some of its periods may wait for itself: what deadlocks is for the whole to find.
+    The second figure is that of steps in a row. ``costs``: of a chunk's forward pass, of its backward pass, and of the
+    weight gradient in it. An order without some of its periods may wait for itself: what deadlocks is for the whole to
+    find.
     """
-    for short in shortened:
-        if short is not None:
+    tried: set[Repetition] = set()
+    for short in (shortened_order(plan, sizes, settling=share) for share in SETTLING):
+        if short is not None and short.repetition not in tried:
+            tried.add(short.repetition)
             with suppress(UnsteadyError, DeadlockError):
-                return played(short)
-    return played(None)
+                return _played(plan, sizes, costs, comm, short)
+    return _played(plan, sizes, costs, comm, None)
+
+
+def _played(
+    plan: Schedule, sizes: Sizes, costs: tuple[float, float, float], comm: float, short: ShortenedStep | None
+) -> tuple[Timeline, SteadyState | None]:
+    """Return what a step, or a ``short`` one, is played to, or a period of several and their steady state."""
+    passes = None if short is None else short.order
+
+    def build(steps: int) -> Program:
+        return schedule_program(plan, *sizes, *costs, steps=steps, passes=passes)
+
+    def play(program: Program, steps: int) -> Timeline:
+        repetition = None if short is None else short.repetition_in(steps)
+        return simulate(program, ideal_cluster(sizes[0], comm), Costs.ideal(), repetition=repetition)
+
+    if not plan.steady:
+        return play(build(1), 1), None
+    _, steady = until_steady(build, play, sizes[1])
+    return steady.period, steady
 
 
 def schedule(
@@ -211,6 +234,7 @@ def schedule(
     allowed = f"0 to {backward:g} (B), I = B - W"
     weight = backward / 2 if weight is None else _real_number("W", weight, part, backward, allowed, zero=True)
     _check_sizes(name, plan, stages, microbatches, chunks)
+    sizes = stages, microbatches, chunks
     zb_memory_limit = _real_number("zb_memory_limit", zb_memory_limit, "no share", MAX_SHARE)
     kept = _real_number("kept", kept, "no share", MAX_SHARE)
     if zb_memory_limit != 1 and plan.search is None:
@@ -226,21 +250,7 @@ def schedule(
         ]
     except ValueError as problem:
         raise InputError(str(problem), key="zb_memory_limit", found=zb_memory_limit) from None
-
     sizes = stages, microbatches, chunks
-
-    def played(short: ShortenedStep | None) -> tuple[Timeline, SteadyState | None]:
-        def build(steps: int) -> Program:
-            passes = None if short is None else short.order
-            return schedule_program(plan, *sizes, forward, backward, weight, steps=steps, passes=passes)
-
-        def play(program: Program, steps: int) -> Timeline:
-            repetition = None if short is None else short.repetition_in(steps)
-            return simulate(program, ideal_cluster(stages, comm), Costs.ideal(), repetition=repetition)
-
-        steady = until_steady(build, play, microbatches)[1] if plan.steady else None
-        return (play(build(1), 1), None) if steady is None else (steady.period, steady)
-
-    spans, steady = _first_steady(played, [shortened_order(plan, sizes, settling=share) for share in SETTLING])
-    claim = plan.bubble(stages, microbatches, chunks, forward, backward - weight, weight)
-    return ScheduleResult(name, stages, microbatches, chunks, order, spans, claim, plan, steady)
+    spans, steady = _first_steady(plan, sizes, (forward, backward, weight), comm)
+    claim = plan.bubble(*sizes, forward, backward - weight, weight)
+    return ScheduleResult(name, *sizes, order, spans, claim, plan, steady)

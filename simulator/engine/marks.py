@@ -67,8 +67,8 @@ class Marks(Generic[K, S]):
     def put(self, mark: PeriodMark[K, S]) -> Sequence[PeriodMark[K, S]]:
         """Add a mark; return all of its training step where it is the last of these, else none."""
         self._marks.append(mark)
-        return self.of_steps()[self._ends.index(len(self._marks))] if len(self._marks) in self._ends else ()
+        return self.by_training_step()[self._ends.index(len(self._marks))] if len(self._marks) in self._ends else ()
 
-    def of_steps(self) -> list[Sequence[PeriodMark[K, S]]]:
+    def by_training_step(self) -> list[Sequence[PeriodMark[K, S]]]:
         """Return the marks of each training step."""
         return [self._marks[first:end] for first, end in pairwise([0, *self._ends])]

@@ -286,7 +286,7 @@ def _strides_if_repeated(
 
 def whole_spans(
     spans: RecordedSpans, marks: Marks[K, S], hosts_s: Floats, placed: Placed, roles: Sequence[int]
-) -> tuple[RecordedSpans, list[Period[K, S]]]:
+) -> tuple[RecordedSpans, Sequence[Period[K, S]]]:
     """Return the spans of the whole program, and the period that each training step repeats.
 
     ``roles``: those of simulated ranks. Raises as `steady_period`.
@@ -294,14 +294,16 @@ def whole_spans(
     repetition = placed.repetition
     assert repetition is not None
     steps, by_step = RepeatedSteps(placed.program, roles, spans, repetition.microbatches), SpansByStep(spans)
-    found = [
-        steady_period(spans, by_step, marks_of_step, hosts_s, steps, repetition.times)
-        for marks_of_step in marks.of_steps()
-    ]
-    periods, strides = [period for period, _ in found], np.array([strides for _, strides in found])
+    periods, strides = zip(
+        *[
+            steady_period(spans, by_step, marks_of_step, hosts_s, steps, repetition.times)
+            for marks_of_step in marks.by_training_step()
+        ],
+        strict=True,
+    )
     span, before = _with_periods(spans, periods)
     lengths_s = [period.length_s for period in periods]
-    return _moved(spans, span, before, lengths_s, steps, strides, by_step.rows, repetition), periods
+    return _moved(spans, span, before, lengths_s, steps, np.array(strides), by_step.rows, repetition), periods
 
 
 def _with_periods(spans: RecordedSpans, periods: Sequence[Period[K, S]]) -> tuple[Ints, Ints]:

@@ -89,13 +89,14 @@ def shortened_order(
 ) -> ShortenedStep | None:
     """Return a step of ``schedule`` with at most the share ``most`` of its micro-batches; None where that is no gain.
 
-    ``size``: pipeline ranks, micro-batches, chunks per rank. ``settling``: micro-batches for each rank that are played
+    Orders that a file gives, or that go on into the next step, are left as they are. ``size``: pipeline ranks,
+    micro-batches, chunks per rank. ``settling``: micro-batches for each rank that are played
     where the pipeline is full. The order of passes tells the period, and the shortened order is that of the whole
     without some periods of each rank.
     """
     ranks, microbatches, chunks = size
-    of_a_file, copies = schedule.size is not None, schedule.copies
-    if of_a_file or not schedule.drains or (schedule.steady and copies > 1):
+    copies = schedule.copies
+    if schedule.size is not None or not schedule.drains or (schedule.steady and copies > 1):
         return None
     if microbatches * ranks * chunks * (3 if schedule.splits else 2) < LEAST_LEFT_OUT:
         return None

@@ -92,7 +92,7 @@ class _Rank:
 
     @property
     def slots(self) -> list[Slot]:
-        """What it has run: each kind of pass with one micro-batch after another."""
+        """Slots of the passes that it has run: those of each kind with one micro-batch after another."""
         microbatch = {kind: count() for kind in "FIW"}
         return [(Action(self.stage, kind, next(microbatch[kind])),) for kind in self.kinds]
 
