@@ -5,11 +5,14 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import numpy as np
 import pytest
 
+from simulator import schedule_alone
 from simulator.cluster.ideal import ideal_cluster
 from simulator.costs import Costs
 from simulator.engine import simulate
+from simulator.engine.stretched_rows import StretchedRows
 from simulator.lowering import schedule_program, shortened_order, shortening
 from simulator.schedule_alone import ScheduleResult, schedule
 from simulator.schedules import SCHEDULES
@@ -63,6 +66,41 @@ def test_more_microbatches_cost_no_more_events_in_any_of_several_steps(monkeypat
     monkeypatch.setattr(shortening, "LEAST_LEFT_OUT", 0)
     events = {schedule("zb_h2", 4, microbatches).spans.events for microbatches in (48, 96)}
     assert len(events) == 1
+
+
+def test_a_schedule_that_settles_late_is_tried_with_more_microbatches(monkeypatch: pytest.MonkeyPatch) -> None:
+    def result(*shares: float) -> ScheduleResult:
+        monkeypatch.setattr(schedule_alone, "SETTLING", shares)
+        return schedule("zb_h1", 12, 96, comm=0.1)
+
+    monkeypatch.setattr(shortening, "LEAST_LEFT_OUT", 0)
+    # Eight micro-batches, the fewest that are played where the pipeline is full, are too few for transfers that hold
+    # twelve ranks up, one after another.
+    whole, early, late = result(), result(0.25), result(0.25, 1.5)
+    assert early.spans.events == whole.spans.events
+    assert late.spans.events < whole.spans.events
+    assert list(steady_differences(late.spans, whole.spans)) == []
+
+
+def test_rows_of_stretched_spans_are_moved_and_compared() -> None:
+    # Span 0 has two rows and span 2 one; span 1 ran straight through. Span 3 is span 0 ten seconds later.
+    rows = StretchedRows(
+        {
+            2: (np.array([7.0]), np.array([8.0])),
+            0: (np.array([1.0, 2.0]), np.array([2.0, 4.0])),
+            3: (np.array([11.0, 12.0]), np.array([12.0, 14.0])),
+        },
+        4,
+    )
+    moved = rows.moved(np.array([1, 2, 0]), np.array([0.0, 10.0, 100.0]))
+    assert {at: [column.tolist() for column in columns] for at, columns in moved.items()} == {
+        1: [[17.0], [18.0]],
+        2: [[101.0, 102.0], [102.0, 104.0]],
+    }
+    # Of spans 1 and 2 one alone has rows, which tells nothing.
+    assert rows.are_repeated(np.array([0, 1]), np.array([3, 2]), 10.0, 1e-9)
+    assert not rows.are_repeated(np.array([0]), np.array([3]), 10.1, 1e-9)
+    assert StretchedRows({}, 2).moved(np.array([0, 1]), np.zeros(2)) == {}
 
 
 @pytest.mark.parametrize("steps", [1, 3])
