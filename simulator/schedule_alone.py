@@ -28,7 +28,7 @@ from simulator.timeline import Timeline
 from simulator.units import counted
 
 #: Pipeline ranks, micro-batches, and chunks per rank.
-Sizes = tuple[int, int, int]
+PipelineSize = tuple[int, int, int]
 
 #: Most passes, which play in about a minute.
 MAX_PASSES = 500_000
@@ -164,7 +164,7 @@ def _check_sizes(name: str, plan: Schedule, stages: int, microbatches: int, chun
 
 
 def _first_steady(
-    plan: Schedule, sizes: Sizes, costs: tuple[float, float, float], comm: float
+    plan: Schedule, sizes: PipelineSize, costs: tuple[float, float, float], comm: float
 ) -> tuple[Timeline, SteadyState | None]:
     """Return what the first shortened step that settles is played to; what the whole is, where none does.
 
@@ -182,7 +182,7 @@ def _first_steady(
 
 
 def _played(
-    plan: Schedule, sizes: Sizes, costs: tuple[float, float, float], comm: float, short: ShortenedStep | None
+    plan: Schedule, sizes: PipelineSize, costs: tuple[float, float, float], comm: float, short: ShortenedStep | None
 ) -> tuple[Timeline, SteadyState | None]:
     """Return what a step, or a ``short`` one, is played to, or a period of several and their steady state."""
     passes = None if short is None else short.order

@@ -92,7 +92,7 @@ class _Rank:
 
     @property
     def slots(self) -> list[Slot]:
-        """Slots of the passes that it has run: those of each kind with one micro-batch after another."""
+        """Slots of its passes so far: those of each kind with one micro-batch after another."""
         microbatch = {kind: count() for kind in "FIW"}
         return [(Action(self.stage, kind, next(microbatch[kind])),) for kind in self.kinds]
 
@@ -275,7 +275,7 @@ def _attempts(times: Times, limit: float) -> Iterator[tuple[Times, float, bool]]
     for tried in (times, _whole(times)):
         least = max(*times.forward_bytes, *tried.split_bytes)
         fewer = int(limit * _SLACK / least) if least else 0  # a stage without layers may hold nothing
-        for room in (limit, *[least * held for held in range(fewer, 0, -1)]):
+        for room in (limit, *[least * passes for passes in range(fewer, 0, -1)]):
             if room * _SLACK >= least:
                 yield from ((tried, room, one_more) for one_more in (True, False))
 

@@ -165,8 +165,10 @@ def _reached(timeline: Timeline) -> dict[int, Floats]:
     order = order[begins[order]]
     ranks = list(timeline.ranks)
     cuts = np.searchsorted(timeline.rank[order], ranks, side="right")[:-1]
-    of_ranks = zip(ranks, np.split(order, cuts), strict=True)
-    return {rank: _entries_reached(timeline, spans[on_lane[spans]], spans[~on_lane[spans]]) for rank, spans in of_ranks}
+    return {
+        rank: _entries_reached(timeline, spans[on_lane[spans]], spans[~on_lane[spans]])
+        for rank, spans in zip(ranks, np.split(order, cuts), strict=True)
+    }
 
 
 def _entries_reached(timeline: Timeline, spans: Ints, elsewhere: Ints) -> Floats:
