@@ -120,7 +120,7 @@ def job_seconds(workload: Workload, engine: str) -> JobSeconds:
         return None
 
     whole, simulation_s = (None, None), 0.0
-    for passes, repetition in (whole,) if short is None else (short, whole):
+    for passes, repetition in (whole,) if short is None else ((short.order, short.repetition), whole):
         program, more_s = timed(partial(build_program, workload, passes=passes))
         program_s += more_s
         timeline, more_s = timed(partial(play, program, repetition))

@@ -17,7 +17,6 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, TypeVar
 
-from simulator.step_result import StepResult
 from simulator.cluster import build_cluster
 from simulator.config import load_workload
 from simulator.config.profile import load_profile
@@ -25,6 +24,7 @@ from simulator.costs import Costs
 from simulator.engine import simulate
 from simulator.input_files import parse_changes
 from simulator.lowering import build_program
+from simulator.step_result import StepResult
 from simulator.timeline import Timeline
 
 T = TypeVar("T")

@@ -17,7 +17,7 @@ from simulator.config.profile import load_profiles
 from simulator.config.stack import load_stack
 from simulator.costs import Costs
 from simulator.engine import UnsteadyError, simulate
-from simulator.errors import InputError, located
+from simulator.errors import DeadlockError, InputError, located
 from simulator.lowering import build_program, shortened
 from simulator.program import Program, Repetition
 from simulator.schedules import Times
@@ -60,14 +60,14 @@ def run_step(workload: Workload, *, interference: bool = True, built: Cluster | 
     short = shortened(workload) if workload.simulation.steady else None
     if short is not None:
         program = build_program(workload, passes=short.order)
-        with suppress(UnsteadyError):
+        with suppress(UnsteadyError, DeadlockError):  # of an order without some of its periods
             return result(program, play(program, short.repetition), repetition=short.repetition)
 
     together = workload.parallelism.data_parallel != "async"
     if together and not schedule.steady:
         program = build(1)
         return result(program, play(program))
-    program, state = until_steady(build, play, workload.microbatches, together=together)
+    program, state = until_steady(build, lambda program, _: play(program), workload.microbatches, together=together)
     return result(program, state.period, state)
 
 

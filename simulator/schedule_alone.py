@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numbers
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -16,20 +17,26 @@ from simulator.cluster.ideal import ideal_cluster
 from simulator.config.pipelines import find_schedule, is_file
 from simulator.config.section import is_whole
 from simulator.costs import Costs
-from simulator.engine import simulate
-from simulator.errors import InputError, raise_all
+from simulator.engine import UnsteadyError, simulate
+from simulator.errors import DeadlockError, InputError, raise_all
 from simulator.input_files import brief, closest
-from simulator.lowering import schedule_program
-from simulator.program import Program
+from simulator.lowering import ShortenedStep, schedule_program, shortened_order, shortening
+from simulator.program import Program, Repetition
 from simulator.results import TimelineResult
 from simulator.schedules import SCHEDULES, Schedule, Times, to_csv
 from simulator.timeline import Timeline
 from simulator.units import counted
 
+#: Pipeline ranks, micro-batches, and chunks per rank.
+PipelineSize = tuple[int, int, int]
+
 #: Most passes, which play in about a minute.
 MAX_PASSES = 500_000
 #: Largest share of 1F1B's memory and of a forward's activations.
 MAX_SHARE = 1e6
+#: Micro-batches for each rank that are played where the pipeline is full, in a first attempt and a second one. The
+#: largest that a first attempt needed was 0.75, of `zb_h1`, `zb_h2` and `zb_auto` on 16 and 32 ranks.
+SETTLING = (0.75, shortening.SETTLING)
 #: Largest cost of a pass, in any unit: sums of costs stay finite.
 MAX_COST = 1e12
 
@@ -156,6 +163,43 @@ def _check_sizes(name: str, plan: Schedule, stages: int, microbatches: int, chun
         )
 
 
+def _first_steady(
+    plan: Schedule, sizes: PipelineSize, costs: tuple[float, float, float], comm: float
+) -> tuple[Timeline, SteadyState | None]:
+    """Return what the first shortened step that settles is played to; what the whole is, where none does.
+
+    The second figure is that of steps in a row. ``costs``: of a chunk's forward pass, of its backward pass, and of the
+    weight gradient in it. An order without some of its periods may wait for itself: what deadlocks is for the whole to
+    find.
+    """
+    tried: set[Repetition] = set()
+    for short in (shortened_order(plan, sizes, settling=share) for share in SETTLING):
+        if short is not None and short.repetition not in tried:
+            tried.add(short.repetition)
+            with suppress(UnsteadyError, DeadlockError):
+                return _played(plan, sizes, costs, comm, short)
+    return _played(plan, sizes, costs, comm, None)
+
+
+def _played(
+    plan: Schedule, sizes: PipelineSize, costs: tuple[float, float, float], comm: float, short: ShortenedStep | None
+) -> tuple[Timeline, SteadyState | None]:
+    """Return what a step, or a ``short`` one, is played to, or a period of several and their steady state."""
+    passes = None if short is None else short.order
+
+    def build(steps: int) -> Program:
+        return schedule_program(plan, *sizes, *costs, steps=steps, passes=passes)
+
+    def play(program: Program, steps: int) -> Timeline:
+        repetition = None if short is None else short.repetition_in(steps)
+        return simulate(program, ideal_cluster(sizes[0], comm), Costs.ideal(), repetition=repetition)
+
+    if not plan.steady:
+        return play(build(1), 1), None
+    _, steady = until_steady(build, play, sizes[1])
+    return steady.period, steady
+
+
 def schedule(
     name: str | Path,
     stages: int | None = None,
@@ -190,6 +234,7 @@ def schedule(
     allowed = f"0 to {backward:g} (B), I = B - W"
     weight = backward / 2 if weight is None else _real_number("W", weight, part, backward, allowed, zero=True)
     _check_sizes(name, plan, stages, microbatches, chunks)
+    sizes = stages, microbatches, chunks
     zb_memory_limit = _real_number("zb_memory_limit", zb_memory_limit, "no share", MAX_SHARE)
     kept = _real_number("kept", kept, "no share", MAX_SHARE)
     if zb_memory_limit != 1 and plan.search is None:
@@ -205,14 +250,7 @@ def schedule(
         ]
     except ValueError as problem:
         raise InputError(str(problem), key="zb_memory_limit", found=zb_memory_limit) from None
-
-    def build(steps: int) -> Program:
-        return schedule_program(plan, stages, microbatches, chunks, forward, backward, weight, steps=steps)
-
-    def play(program: Program) -> Timeline:
-        return simulate(program, ideal_cluster(stages, comm), Costs.ideal())
-
-    steady = until_steady(build, play, microbatches)[1] if plan.steady else None
-    spans = steady.period if steady else play(build(1))
-    claim = plan.bubble(stages, microbatches, chunks, forward, backward - weight, weight)
-    return ScheduleResult(name, stages, microbatches, chunks, order, spans, claim, plan, steady)
+    sizes = stages, microbatches, chunks
+    spans, steady = _first_steady(plan, sizes, (forward, backward, weight), comm)
+    claim = plan.bubble(*sizes, forward, backward - weight, weight)
+    return ScheduleResult(name, *sizes, order, spans, claim, plan, steady)

@@ -14,10 +14,11 @@ from typing import Generic, TypeVar
 
 import numpy as np
 
-from simulator.arrays import Bools, Floats, Ints
-from simulator.engine.marks import PeriodMark
+from simulator.arrays import Floats, Ints
+from simulator.engine.marks import Marks, PeriodMark
 from simulator.engine.placement import Placed
 from simulator.engine.recorder import RecordedSpans, Repeats
+from simulator.engine.stretched_rows import StretchedRows
 from simulator.errors import SimulatorError
 from simulator.program import COMPUTE_LANE, Comm, Program, Repetition, Step, later_label
 
@@ -184,10 +185,11 @@ def _places(values: Ints, ordered: Ints, order: Ints) -> Ints:
 
 
 class SpansByStep:
-    """Spans in the order of their ranks and steps, and of the pieces of a step."""
+    """Spans in the order of their ranks and steps, and of the pieces of a step; ``rows`` of those that have any."""
 
     def __init__(self, spans: RecordedSpans) -> None:
         self._spans, self._n_steps = spans, max(len(spans.steps), 1)
+        self.rows = StretchedRows(spans.stretched, len(spans.rank))
         key = spans.rank * self._n_steps + spans.step
         self._order = np.argsort(key, kind="stable")
         self._in_order = key[self._order]
@@ -209,15 +211,19 @@ class SpansByStep:
 
 
 def steady_period(
-    spans: RecordedSpans, marks: Sequence[PeriodMark[K, S]], hosts_s: Floats, steps: RepeatedSteps, times: int
+    spans: RecordedSpans,
+    by_step: SpansByStep,
+    marks: Sequence[PeriodMark[K, S]],
+    hosts_s: Floats,
+    steps: RepeatedSteps,
+    times: int,
 ) -> tuple[Period[K, S], Ints]:
-    """Return the last period of a play at whose end everything is as at its beginning, and the strides of lanes in it.
+    """Return the last period between ``marks`` that ends as it began, and the strides of lanes in it.
 
     Everything that two periods in a row touch is at the same times in both. No host is less far ahead at the end. One
     that is farther ahead has issued all of its work by then, so that nothing waits for it any more. ``hosts_s``: when
     each host had issued all of its work. Raises `UnsteadyError` where there is no such period.
     """
-    by_step = SpansByStep(spans)
     for first, second, third in reversed(list(zip(marks, marks[1:], marks[2:], strict=False))):
         period = Period(second, third, times)
         if _hosts_keep_up(first, period, hosts_s):
@@ -227,12 +233,12 @@ def steady_period(
     raise UnsteadyError("no period of the pipeline is as the one before")
 
 
-def stop_unsteady(marks: Sequence[PeriodMark[K, S]], all_marks: int) -> None:
-    """Raise `UnsteadyError` where all marks are put, and no two periods in a row are equally long.
+def stop_unsteady(marks: Sequence[PeriodMark[K, S]]) -> None:
+    """Raise `UnsteadyError` where no two periods in a row are equally long, of all ``marks`` of a training step.
 
-    The pipeline then drains, and no period will be found: see `steady_period`.
+    The pipeline then drains, and no period will be found: see `steady_period`. No marks: some are still to come.
     """
-    if len(marks) < all_marks:
+    if not marks:
         return
     lengths_s = [after.time_s - before.time_s for before, after in pairwise(marks)]
     if not any(map(_are_alike, lengths_s, lengths_s[1:])):
@@ -273,59 +279,76 @@ def _strides_if_repeated(
         times_s = getattr(spans, name)
         if (np.abs(times_s[other] - times_s[touched] - length_s) > tolerance_s).any():
             return None
-    if not _rows_are_repeated(spans, touched, other, length_s, tolerance_s):
+    if not by_step.rows.are_repeated(touched, other, length_s, tolerance_s):
         return None
     return steps.strides(spans.step[touched])
 
 
-def _rows_are_repeated(spans: RecordedSpans, before: Ints, after: Ints, length_s: float, tolerance_s: float) -> bool:
-    """Return whether the rows of spans that did not run straight through come again a period later.
-
-    Of two that are equally long, one alone is stretched where a rounding decides.
-    """
-    for one, other in zip(before.tolist(), after.tolist(), strict=True):
-        if one not in spans.stretched or other not in spans.stretched:
-            continue
-        times = zip(spans.stretched[one], spans.stretched[other], strict=True)
-        if any((np.abs(after - before - length_s) > tolerance_s).any() for before, after in times):
-            return False
-    return True
-
-
 def whole_spans(
-    spans: RecordedSpans, marks: Sequence[PeriodMark[K, S]], hosts_s: Floats, placed: Placed, roles: Sequence[int]
-) -> tuple[RecordedSpans, Period[K, S]]:
-    """Return the spans of the whole program, and the period that they repeat. Raises as `steady_period`.
+    spans: RecordedSpans, marks: Marks[K, S], hosts_s: Floats, placed: Placed, roles: Sequence[int]
+) -> tuple[RecordedSpans, Sequence[Period[K, S]]]:
+    """Return the spans of the whole program, and the period that each training step repeats.
 
-    ``roles``: those of simulated ranks.
+    ``roles``: those of simulated ranks. Raises as `steady_period`.
     """
     repetition = placed.repetition
     assert repetition is not None
-    steps = RepeatedSteps(placed.program, roles, spans, repetition.microbatches)
-    period, strides = steady_period(spans, marks, hosts_s, steps, repetition.times)
-    slack_s = SLACK * period.length_s
-    late = spans.posted_s >= period.after.time_s - slack_s
-    again = np.flatnonzero((spans.posted_s >= period.before.time_s - slack_s) & ~late)
-    span = np.concatenate((np.flatnonzero(~late), np.tile(again, period.times), np.flatnonzero(late)))
-    lengths = [int((~late).sum()), *[len(again)] * period.times, int(late.sum())]
-    periods = np.repeat(np.array([*range(period.times + 1), period.times]), lengths)
-    return _moved(spans, span, periods, period.length_s, steps, strides, repetition), period
+    steps, by_step = RepeatedSteps(placed.program, roles, spans, repetition.microbatches), SpansByStep(spans)
+    periods, strides = zip(
+        *[
+            steady_period(spans, by_step, marks_of_step, hosts_s, steps, repetition.times)
+            for marks_of_step in marks.by_training_step()
+        ],
+        strict=True,
+    )
+    span, before = _with_periods(spans, periods)
+    lengths_s = [period.length_s for period in periods]
+    return _moved(spans, span, before, lengths_s, steps, np.array(strides), by_step.rows, repetition), periods
+
+
+def _with_periods(spans: RecordedSpans, periods: Sequence[Period[K, S]]) -> tuple[Ints, Ints]:
+    """Return spans by index, those of each period as often as it is put in.
+
+    A row of the second array has for each of them how many periods of each training step are put in before it.
+    """
+    parts, before = list[Ints](), list[Ints]()
+    rest, put_in = np.arange(len(spans.rank)), np.zeros(len(periods), np.int64)
+    for number, period in enumerate(periods):
+        slack_s = SLACK * period.length_s
+        posted_s = spans.posted_s[rest]
+        late = posted_s >= period.after.time_s - slack_s
+        again = rest[(posted_s >= period.before.time_s - slack_s) & ~late]
+        for part in (rest[~late], *[again] * period.times):
+            parts.append(part)
+            before.append(np.tile(put_in, (len(part), 1)))
+            put_in = put_in.copy()
+            put_in[number] += 1
+        put_in[number] = period.times
+        rest = rest[late]
+    return np.concatenate([*parts, rest]), np.concatenate([*before, np.tile(put_in, (len(rest), 1))])
 
 
 def _moved(
     spans: RecordedSpans,
     span: Ints,
-    periods: Ints,
-    length_s: float,
+    before: Ints,
+    lengths_s: Sequence[float],
     steps: RepeatedSteps,
     strides: Ints,
+    rows: StretchedRows,
     repetition: Repetition,
 ) -> RecordedSpans:
-    """Return ``span`` after ``span``, by index, each so many ``periods`` of ``length_s`` later."""
-    step, later_s = spans.step[span], (periods * length_s).astype(np.float64)
-    lane, position = steps.lane[step], steps.position[step] + strides[steps.lane[step]] * periods
-    whole_lengths = np.array(steps.lengths) + strides * repetition.times
+    """Return ``span`` after ``span``, by index, each so many periods later.
+
+    By training step: ``before``, how many; ``lengths_s``, how long each is; ``strides``, how many steps of each lane.
+    """
+    step, later_s = spans.step[span], before @ np.array(lengths_s)
+    lane, played = steps.lane[step], steps.position[step]
+    position = played + (strides.T[lane] * before).sum(axis=1)
+    whole_lengths = np.array(steps.lengths) + repetition.times * strides.sum(axis=0)
     first = np.cumsum(whole_lengths) - whole_lengths
+    own_step = played * repetition.steps // np.array(steps.lengths)[lane]
+    periods = before[np.arange(len(before)), own_step]
     kept = ("rank", "lane", "template", "is_first", "is_last", "in_row")
     return replace(
         spans,
@@ -333,19 +356,6 @@ def _moved(
         **{name: getattr(spans, name)[span] + later_s for name in _TIMES},
         step=step,
         position_in_lane=position,
-        stretched=_moved_rows(spans, span, later_s),
+        stretched=rows.moved(span, later_s),
         repeats=Repeats(periods * repetition.microbatches, first[lane] + position),
     )
-
-
-def _moved_rows(spans: RecordedSpans, span: Ints, later_s: Floats) -> Mapping[int, tuple[Floats, Floats]]:
-    """Return the rows of stretched spans that were put in or moved."""
-    if not spans.stretched:
-        return {}
-    is_stretched: Bools = np.zeros(len(spans.rank), dtype=bool)
-    is_stretched[list(spans.stretched)] = True
-    at = np.flatnonzero(is_stretched[span])
-    return {
-        index: (spans.stretched[one][0] + seconds, spans.stretched[one][1] + seconds)
-        for index, one, seconds in zip(at.tolist(), span[at].tolist(), later_s[at].tolist(), strict=True)
-    }

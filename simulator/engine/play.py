@@ -19,7 +19,7 @@ from simulator.engine.growing_lanes import GrowingLanes
 from simulator.engine.growth import Growth, host_type
 from simulator.engine.host import SimulatedHost
 from simulator.engine.lane import Lane
-from simulator.engine.marks import PeriodMark, marked_steps
+from simulator.engine.marks import Marks, PeriodMark, marked_steps
 from simulator.engine.periods import stop_unsteady, whole_spans
 from simulator.engine.placed_ranks import placed_ranks, work_of_hosts
 from simulator.engine.placement import Placed
@@ -100,7 +100,9 @@ class _Play:
         self._env = env
         self._network = network
         self._placed = placed
-        self._marks: list[PeriodMark[tuple[int, str], Saturation]] = []
+        repetition = placed.repetition
+        marked = [] if repetition is None else marked_steps(placed.program.roles[ranks[0].role], repetition)
+        self._marks: Marks[tuple[int, str], Saturation] = Marks(marked)
         self._store = TemplateStore()
         self._recorder = Recorder(self._store)
         self._counts: CommCounts = Counter()
@@ -137,14 +139,12 @@ class _Play:
 
     def _marked(self, steps: Sequence[Step]) -> Iterable[Step]:
         """Yield the steps of the first rank's compute lane, and put a mark where periods begin that are repeated."""
-        repetition = self._placed.repetition
-        role = self._placed.program.roles[self._ranks[0].role]
-        marked = set() if repetition is None else set(marked_steps(role, repetition))
+        marked = set(self._marks.steps)
         for index, step in enumerate(steps):
             if index in marked:
                 counts, saturated_s = dict(self._counts), dict(self._network.saturated_s)
-                self._marks.append(PeriodMark(self._env.now, self._hosts_s(), counts, self._blocks.runs, saturated_s))
-                stop_unsteady(self._marks, len(marked))
+                mark = PeriodMark(self._env.now, self._hosts_s(), counts, self._blocks.runs, saturated_s)
+                stop_unsteady(self._marks.put(mark))
             yield step
 
     def _hosts_s(self) -> Floats:
@@ -158,10 +158,11 @@ class _Play:
         spans = self._recorder.spans()
         if self._placed.repetition is not None:
             roles = dict.fromkeys(rank.role for rank in self._ranks)
-            spans, period = whole_spans(spans, self._marks, self._hosts_s(), self._placed, tuple(roles))
-            self._counts.update(period.more_counts())
-            self._blocks.add_runs(period.more_runs())
-            self._network.prolong(period.more_seconds())
+            spans, periods = whole_spans(spans, self._marks, self._hosts_s(), self._placed, tuple(roles))
+            for period in periods:
+                self._counts.update(period.more_counts())
+                self._blocks.add_runs(period.more_runs())
+                self._network.prolong(period.more_seconds())
         self._blocks.finish()
         clocks = {rank.number: rank.placed.speed.clock_hz for rank in self._ranks}
         clocks_hz = {number: clock_hz for number, clock_hz in clocks.items() if clock_hz is not None}

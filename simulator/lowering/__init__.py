@@ -3,6 +3,14 @@
 from simulator.lowering.layout import Layout, layout
 from simulator.lowering.program import build_program
 from simulator.lowering.schedule_alone import schedule_program
-from simulator.lowering.shortening import ShortenedStep, shortened
+from simulator.lowering.shortening import ShortenedStep, shortened, shortened_order
 
-__all__ = ["Layout", "ShortenedStep", "build_program", "layout", "schedule_program", "shortened"]
+__all__ = [
+    "Layout",
+    "ShortenedStep",
+    "build_program",
+    "layout",
+    "schedule_program",
+    "shortened",
+    "shortened_order",
+]

@@ -133,10 +133,10 @@ class SingleTransfers:
 def _several_peers(hops: Sequence[HandOver]) -> set[End]:
     """Return the (rank, op, direction) with more than one neighbour, as in a V. Their lanes name the neighbour."""
     peers: dict[End, set[int]] = {}
-    for hop in hops:
-        direction = DIRECTION[hop.source.kind]
-        peers.setdefault((hop.sender, SEND, direction), set()).add(hop.receiver)
-        peers.setdefault((hop.receiver, RECV, direction), set()).add(hop.sender)
+    ways = {(hop.sender, hop.receiver, hop.source.kind) for hop in hops}
+    for sender, receiver, kind in ways:
+        peers.setdefault((sender, SEND, DIRECTION[kind]), set()).add(receiver)
+        peers.setdefault((receiver, RECV, DIRECTION[kind]), set()).add(sender)
     return {end for end, neighbours in peers.items() if len(neighbours) > 1}
 
 

@@ -214,12 +214,12 @@ def _one_by_one(
     with, and nothing can deadlock. The rest of an order that cannot be run is posted as it stands.
     """
     singles = SingleTransfers(hops, nbytes)
-    sends: dict[Action, list[HandOver]] = {}
+    sends: dict[Action, list[tuple[HandOver, AlikeTransfers, AlikeTransfers]]] = {}
     receives: dict[Action, list[tuple[Action, str]]] = {}
     for hop in hops:
-        sends.setdefault(hop.sent_after, []).append(hop)
-        label = singles.alike(hop, RECV).label(hop.source.microbatch)
-        receives.setdefault(hop.awaited_by, []).append((hop.source, label))
+        send, receive = singles.alike(hop, SEND), singles.alike(hop, RECV)
+        sends.setdefault(hop.sent_after, []).append((hop, send, receive))
+        receives.setdefault(hop.awaited_by, []).append((hop.source, receive.label(hop.source.microbatch)))
     lanes: list[Lanes] = [{COMPUTE_LANE: []} for _ in order]
     computed: set[Action] = set()
     for rank, action in _in_turns(order, sources_of):
@@ -229,9 +229,8 @@ def _one_by_one(
                 waits = (*waits, label)
         lanes[rank][COMPUTE_LANE].append(step_of(action, waits))
         computed.add(action)
-        for hop in sends.get(action, ()):
-            for op in (SEND, RECV):
-                end = singles.alike(hop, op)
+        for hop, *ends in sends.get(action, ()):
+            for end in ends:
                 _post_one(lanes[end.rank], hop, end, singles.batched, overlap=overlap, batched=batched)
     return lanes
 

@@ -37,89 +37,91 @@ LEAST_LEFT_OUT = 5_000
 class ShortenedStep(NamedTuple):
     """The ``order`` of passes of a step with fewer micro-batches than it has, and what that leaves out.
 
-    Passes before the periods left out are numbered as in the whole step.
+    Passes before the periods left out are numbered as in the whole step. ``size``: micro-batches of that.
     """
 
     order: Order
     repetition: Repetition
+    size: int
 
     @property
     def microbatches(self) -> int:
         """Number of micro-batches in the order."""
         return len({action.microbatch for slots in self.order for slot in slots for action in slot})
 
+    def repetition_in(self, steps: int) -> Repetition:
+        """Return what is left out of so many ``steps`` in a row, each shortened alike.
+
+        Their micro-batches are numbered through, as many for each step as the whole one has.
+        """
+        one = self.repetition
+        passes = frozenset(
+            (stage, kind, microbatch + step * self.size)
+            for step in range(steps)
+            for stage, kind, microbatch in one.passes
+        )
+        return one._replace(passes=passes, steps=steps)
+
 
 def shortened(workload: Workload) -> ShortenedStep | None:
     """Return the step of ``workload`` with fewer micro-batches; None where it does not repeat itself, or too seldom.
 
-    The order of passes tells the period, and that the whole is the shortened one with periods put in. Orders that
-    depend on the seconds of passes, that a file gives, or that go on into the next step are left as they are. So are
-    steps that do not settle, and those whose end grows with the number of passes. Background traffic has a period of
-    its own. A replica on a changed part of the cluster falls behind the others.
+    Orders that depend on the seconds of passes are left as they are. So are steps in a row, whose hosts run farther
+    ahead from period to period, and steps that do not settle. Background traffic has a period of its own. A replica on
+    a changed part of the cluster falls behind the others.
     """
-    parallelism, microbatches = workload.parallelism, workload.microbatches
+    parallelism = workload.parallelism
     if checks_every_pass(workload):
         return None
     if workload.cluster.background or (workload.cluster.overrides and parallelism.dp > 1):
         return None
     schedule = parallelism.pipeline_schedule
-    fixed = schedule.search is None and schedule.size is None and schedule.drains and not schedule.steady
     # What graphs of split passes keep is given back all at once behind the last pass.
     gives_back_late = schedule.splits and workload.stage_runtime.keeps_graphs
-    if not fixed or gives_back_late or parallelism.data_parallel == "async":
+    if gives_back_late or parallelism.data_parallel == "async" or schedule.search is not None or schedule.steady:
         return None
-    if microbatches * parallelism.n_stages * (3 if schedule.splits else 2) < LEAST_LEFT_OUT:
+    most = MOST_PLAYED_WITH_EXPERTS if parallelism.ep > 1 else MOST_PLAYED
+    return shortened_order(schedule, (parallelism.pp, workload.microbatches, parallelism.vpp), most)
+
+
+def shortened_order(
+    schedule: Schedule, size: tuple[int, int, int], most: float = MOST_PLAYED, settling: float = SETTLING
+) -> ShortenedStep | None:
+    """Return a step of ``schedule`` with at most the share ``most`` of its micro-batches; None where that is no gain.
+
+    Orders that a file gives, or that go on into the next step, are left as they are. ``size``: pipeline ranks,
+    micro-batches, chunks per rank. ``settling``: micro-batches for each rank that are played
+    where the pipeline is full. The order of passes tells the period, and the shortened order is that of the whole
+    without some periods of each rank.
+    """
+    ranks, microbatches, chunks = size
+    copies = schedule.copies
+    if schedule.size is not None or not schedule.drains or (schedule.steady and copies > 1):
         return None
-    size = _Sizes(schedule, parallelism.pp, parallelism.vpp)
-    copies, most = schedule.copies, MOST_PLAYED_WITH_EXPERTS if parallelism.ep > 1 else MOST_PLAYED
-    whole = [_Row(slots) for slots in size.order(microbatches)]
+    if microbatches * ranks * chunks * (3 if schedule.splits else 2) < LEAST_LEFT_OUT:
+        return None
+    whole = [_Row(slots) for slots in schedule.order(*size)]
     passes = sum(len(row.passes) for row in whole)
     for period in range(1, int(microbatches / copies / (PERIODS + 1)) + 1):
-        spells = _spells(whole, period) if size.is_like(microbatches - copies * period, microbatches) else []
+        spells = _spells(whole, period) if _is_like(schedule, size, microbatches - copies * period) else []
         if spells:
             fits = min(spell.length / spell.stride + 1 for spell in spells)
-            times = int(fits - max(PERIODS, max(MICROBATCHES, SETTLING * parallelism.pp) / period))
+            times = int(fits - max(PERIODS, max(MICROBATCHES, settling * ranks) / period))
             fewer = microbatches - copies * times * period
             left_out = (microbatches - fewer) / microbatches * passes
             worth_it = times >= 1 and fewer <= most * microbatches and left_out >= LEAST_LEFT_OUT
-            if not worth_it or not size.is_like(fewer, microbatches):
+            if not worth_it or not _is_like(schedule, size, fewer):
                 return None
-            order = size.order(fewer, in_step_of=microbatches)
-            rows = zip(whole, map(_Row, order), spells, strict=True)
-            if not all(row.is_longer(other, spell, times * period, times) for row, other, spell in rows):
-                return None
-            return ShortenedStep(order, Repetition(period, times, frozenset(_passes(whole, spells))))
+            order = [row.without(spell, times, period) for row, spell in zip(whole, spells, strict=True)]
+            return ShortenedStep(order, Repetition(period, times, frozenset(_passes(whole, spells))), microbatches)
     return None
 
 
-class _Sizes(NamedTuple):
-    """A schedule on so many ranks and chunks, with any number of micro-batches."""
-
-    schedule: Schedule
-    ranks: int
-    chunks: int
-
-    def order(self, microbatches: int, in_step_of: int | None = None) -> Order:
-        """Return the order of passes of so many ``microbatches``, numbered as those of a step with more.
-
-        Each copy of the model has its equal share of them, which are numbered on from copy to copy.
-        """
-        order = self.schedule.order(self.ranks, microbatches, self.chunks)
-        copies, n_stages = self.schedule.copies, self.ranks * self.chunks
-        if in_step_of is None or copies == 1:
-            return order
-        later = (in_step_of - microbatches) // copies
-
-        def numbered(action: Action) -> Action:
-            return action._replace(microbatch=action.microbatch + action.stage // n_stages * later)
-
-        return [[tuple([numbered(action) for action in slot]) for slot in slots] for slots in order]
-
-    def is_like(self, fewer: int, microbatches: int) -> bool:
-        """Return whether the schedule can be built with ``fewer``, and posts its transfers in the same way."""
-        schedule, ranks = self.schedule, self.ranks
-        legal = schedule.check(ranks, fewer, self.chunks) is None
-        return legal and schedule.batching(ranks, fewer) == schedule.batching(ranks, microbatches)
+def _is_like(schedule: Schedule, size: tuple[int, int, int], fewer: int) -> bool:
+    """Return whether the schedule can be built with ``fewer`` micro-batches, and posts transfers in the same way."""
+    ranks, microbatches, chunks = size
+    legal = schedule.check(ranks, fewer, chunks) is None
+    return legal and schedule.batching(ranks, fewer) == schedule.batching(ranks, microbatches)
 
 
 class _Spell(NamedTuple):
@@ -138,11 +140,13 @@ class _Row:
     """
 
     def __init__(self, slots: Sequence[Slot]) -> None:
+        self._slots = slots
         self.passes = [action for slot in slots for action in slot]
         stage, letter, microbatch = zip(*self.passes, strict=True)
         sizes = np.fromiter(map(len, slots), np.int64, len(slots))
+        self._starts = np.cumsum(sizes) - sizes
         size = np.repeat(sizes, sizes)
-        place = np.arange(len(size)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
+        place = np.arange(len(size)) - np.repeat(self._starts, sizes)
         stages, letters, self.microbatch = (
             np.fromiter(numbers, np.int64, len(size)) for numbers in (stage, map(ord, letter), microbatch)
         )
@@ -164,15 +168,18 @@ class _Row:
         first, length = int(ends[at - 1]), int(ends[at] - ends[at - 1] - 1)
         return _Spell(first, length, stride) if length + stride >= LEAST_REPEATED * len(microbatch) else None
 
-    def is_longer(self, shorter: _Row, spell: _Spell, microbatches: int, times: int) -> bool:
-        """Return whether this row is ``shorter`` with ``times`` strides of a spell, which are so many micro-batches."""
-        cut = times * spell.stride
-        kept = np.ones(len(self.microbatch), dtype=bool)
-        kept[spell.first : spell.first + cut] = False
-        later = np.where(np.arange(len(kept)) < spell.first, 0, microbatches)
-        return np.array_equal(self.kind[:, kept], shorter.kind) and np.array_equal(
-            (self.microbatch - later)[kept], shorter.microbatch
-        )
+    def without(self, spell: _Spell, times: int, period: int) -> list[Slot]:
+        """Return the slots of the row without the first ``times`` strides of a spell.
+
+        Micro-batches behind them are numbered ``period`` lower for each stride.
+        """
+        first = int(np.searchsorted(self._starts, spell.first))
+        behind = int(np.searchsorted(self._starts, self._starts[first] + times * spell.stride))
+        later = [
+            tuple([action._replace(microbatch=action.microbatch - times * period) for action in slot])
+            for slot in self._slots[behind:]
+        ]
+        return [*self._slots[:first], *later]
 
 
 def _spells(rows: Sequence[_Row], period: int) -> list[_Spell]:

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 from simulator.program.ops import Batch, Block, Comm, but_tag, comms_of, quick_key
@@ -47,6 +48,7 @@ class Step:
     workspace_bytes: float = 0.0
 
 
+_op = attrgetter("op")
 _SETTERS = slot_setters(Step)
 # `reordered` looks up no name: a loop over all setters takes it half as long again, and more.
 _set_label, _set_op, _set_after = _SETTERS["label"], _SETTERS["op"], _SETTERS["after"]
@@ -124,17 +126,29 @@ class Role:
                 yield lane, index, step
 
     @cached_property
+    def distinct_ops(self) -> Mapping[str, tuple[Block | Comm | Batch, ...]]:
+        """The operations of each lane by their first steps; what steps share is there once.
+
+        So are transfers that differ in their tags alone.
+        """
+        ops_of: dict[str, tuple[Block | Comm | Batch, ...]] = {}
+        for lane, steps in self.lanes.items():
+            shared = {id(op): op for op in map(_op, steps)}
+            distinct: dict[Hashable, Block | Comm | Batch] = {}
+            for op in shared.values():
+                distinct.setdefault(quick_key(op), op)
+            ops_of[lane] = tuple(distinct.values())
+        return ops_of
+
+    @cached_property
     def comms(self) -> tuple[tuple[str, Comm], ...]:
         """All communication as (lane, communication), that of extensions too.
 
         What steps share comes once, as do transfers that differ in their tags alone.
         """
         distinct: dict[Hashable, tuple[str, Comm]] = {}
-        for lane, steps in self.lanes.items():
-            ops: dict[Hashable, Block | Comm | Batch] = {}
-            for step in steps:
-                ops.setdefault(quick_key(step.op), step.op)
-            for op in ops.values():
+        for lane, ops in self.distinct_ops.items():
+            for op in ops:
                 for comm in comms_of(op):
                     distinct.setdefault((lane, but_tag(comm)), (lane, comm))
         declared = [(lane, comm) for lane, comms in self.later.items() for comm in comms]

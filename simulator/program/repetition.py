@@ -17,12 +17,14 @@ class Repetition(NamedTuple):
     """Periods that a shortened program leaves out: ``times`` of them, of so many ``microbatches`` each.
 
     The whole program is the shortened one with these periods put in where the pipeline is full. ``passes``: those of
-    one period on all ranks, as stage, phase and micro-batch.
+    one period on all ranks, as stage, phase and micro-batch. ``steps``: training steps in a row, each of which leaves
+    out as many; every lane has the same steps for each.
     """
 
     microbatches: int
     times: int
     passes: frozenset[tuple[int, str, int]]
+    steps: int = 1
 
     def runs(self, step: Step) -> int:
         """Return how many steps of the whole program a step counts for; passes of one period for those left out."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Hashable, Sequence
 from itertools import chain
 from operator import attrgetter
 from typing import TYPE_CHECKING, TypeVar
@@ -24,7 +24,6 @@ from simulator.program.ops import (
     but_tag,
     comms_of,
     kernels_of,
-    quick_key,
 )
 from simulator.program.program import Program, Role, Step
 from simulator.program.vocabulary import (
@@ -44,7 +43,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T", bound=Hashable)
 
-_label, _after, _op = map(attrgetter, ("label", "after", "op"))
+_label, _after = map(attrgetter, ("label", "after"))
 _memory = attrgetter("alloc_bytes", "free_bytes", "workspace_bytes")
 
 #: Kind of operation -> the type that has its fields.
@@ -104,14 +103,15 @@ def _validate_role(program: Program, role: Role, ranks: Ints, grows: bool, check
     for lane, steps in role.lanes.items():
         if not grows:
             _validate_awaited(where, steps, labels)
-        for step in _first_of_each(steps, map(_memory, steps)):
+        for step in {_memory(step): step for step in reversed(steps)}.values():
             validate_memory(where, step)
-        for step in _first_of_each(steps, map(quick_key, map(_op, steps))):
-            if not _is_new((lane, _same_rules(step.op)), ops):
+        for op in role.distinct_ops[lane]:
+            if not _is_new((lane, _same_rules(op)), ops):
                 continue
-            if _is_new((lane, _same_rules(step.op)), checked):
+            step = next(step for step in steps if step.op is op)
+            if _is_new((lane, _same_rules(op)), checked):
                 validate_op(where, lane, step)
-            for comm in comms_of(step.op):
+            for comm in comms_of(op):
                 if _is_new(_ends(comm), ends):
                     _validate_ends(f"{where}: step {step.label!r}", program, comm, ranks)
     _validate_later(where, program, role, ranks, ends)
@@ -134,14 +134,6 @@ def _validate_awaited(where: str, steps: Sequence[Step], labels: set[str]) -> No
     if not labels.issuperset(chain.from_iterable(map(_after, steps))):
         step, label = next((step, label) for step in steps for label in step.after if label not in labels)
         raise ProgramError(f"{where}: step {step.label!r} waits for {label!r}, which does not exist")
-
-
-def _first_of_each(steps: Sequence[Step], keys: Iterable[Hashable]) -> Iterable[Step]:
-    """Return the first of ``steps`` with each key."""
-    first: dict[Hashable, Step] = {}
-    for key, step in zip(keys, steps, strict=True):
-        first.setdefault(key, step)
-    return first.values()
 
 
 def _is_new(key: T, seen: set[T]) -> bool:

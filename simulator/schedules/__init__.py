@@ -15,7 +15,7 @@ from simulator.schedules import (
     zb_h2,
     zb_v,
 )
-from simulator.schedules.actions import Action, Cell, Need, Order, Post, Schedule, Slot, Times, requires
+from simulator.schedules.actions import Action, Cell, Need, Order, Post, Schedule, Slot, Times, in_a_row, requires
 from simulator.schedules.csv_form import from_csv, to_csv
 from simulator.schedules.paired import paired
 
@@ -49,6 +49,7 @@ __all__ = [
     "Slot",
     "Times",
     "from_csv",
+    "in_a_row",
     "paired",
     "requires",
     "to_csv",

@@ -192,16 +192,21 @@ class Schedule:
 
     def over(self, p: int, m: int, v: int, steps: int) -> Order:
         """Return the slots of several steps in a row; micro-batches are numbered through."""
-        if not self.drains:
-            return self.order(p, m * steps, v)
-        return [
-            [
-                tuple(action._replace(microbatch=action.microbatch + step * m) for action in slot)
-                for step in range(steps)
-                for slot in slots
-            ]
-            for slots in self.order(p, m, v)
+        return in_a_row(self.order(p, m, v), m, steps) if self.drains else self.order(p, m * steps, v)
+
+
+def in_a_row(order: Order, m: int, steps: int) -> Order:
+    """Return the ``order`` of a step ``steps`` times; micro-batches are numbered through, ``m`` for each step."""
+    if steps == 1:
+        return order
+    return [
+        [
+            tuple([action._replace(microbatch=action.microbatch + step * m) for action in slot])
+            for step in range(steps)
+            for slot in slots
         ]
+        for slots in order
+    ]
 
 
 def one_chunk(p: int, m: int, v: int) -> str | None:

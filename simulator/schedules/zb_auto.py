@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from itertools import pairwise, product
+from itertools import accumulate, count, pairwise, product
 
 from simulator.schedules import one_f_one_b, zb_h1, zb_h2
 from simulator.schedules.actions import Action, Order, Schedule, Slot, Times, one_chunk
@@ -45,11 +45,11 @@ class _Rank:
         self.limit = limit * _SLACK
         #: What has to be free for a forward whose input gradient is to fit as well (it needs more where it recomputes).
         self.room = max(self.forward_bytes, self.split_bytes)
-        self.now = self.idle = self.bytes = self.most = 0.0
+        self.now = self.idle = self.bytes = 0.0
         self.forwards: list[float] = []
         self.inputs: list[float] = []
         self.weights = 0
-        self.actions: list[Action] = []
+        self.kinds: list[str] = []
 
     @property
     def pending(self) -> bool:
@@ -57,7 +57,7 @@ class _Rank:
         return self.weights < len(self.inputs)
 
     def forward(self, ready: float) -> None:
-        self.actions.append(Action(self.stage, "F", len(self.forwards)))
+        self.kinds.append("F")
         if self.forwards:
             self.idle += max(ready - self.now, 0.0)
         self.now = max(self.now, ready) + self.f
@@ -65,14 +65,14 @@ class _Rank:
         self.forwards.append(self.now)
 
     def input_gradient(self, ready: float) -> None:
-        self.actions.append(Action(self.stage, "I", len(self.inputs)))
+        self.kinds.append("I")
         self.idle += max(ready - self.now, 0.0)
         self.now = max(self.now, ready) + self.i
         self.bytes += self.split_bytes - self.forward_bytes
         self.inputs.append(self.now)
 
     def weight_gradient(self) -> None:
-        self.actions.append(Action(self.stage, "W", self.weights))
+        self.kinds.append("W")
         self.now += self.w
         self.bytes -= self.split_bytes
         self.weights += 1
@@ -89,7 +89,12 @@ class _Rank:
                 if kind == "B":
                     self.weight_gradient()
                     self.inputs[-1] = self.now
-        self.most = max(self.most, self.bytes)
+
+    @property
+    def slots(self) -> list[Slot]:
+        """Slots of its passes so far: those of each kind with one micro-batch after another."""
+        microbatch = {kind: count() for kind in "FIW"}
+        return [(Action(self.stage, kind, next(microbatch[kind])),) for kind in self.kinds]
 
     @property
     def lasted_s(self) -> float:
@@ -153,7 +158,7 @@ def _leaves_out(rank: _Rank, following: _Rank, hop: float, worst: float) -> bool
 def _construct(p: int, m: int, times: Times, limit: float, choices: _Choices, best_s: float) -> tuple[float, Order]:
     """Return the longest time from a rank's first action to its last, and the order of these choices.
 
-    Where the time is not below ``best_s`` the construction ends early, without an order."""
+    Where the time is not below ``best_s`` there is no order, and the construction may end early."""
     ranks, hop = _warmed_up(p, m, times, limit, choices.one_more), times.hop_s
     for microbatch in range(1, m):
         if _least_s(ranks, m) >= best_s:
@@ -185,15 +190,15 @@ def _construct(p: int, m: int, times: Times, limit: float, choices: _Choices, be
         while rank.pending:
             rank.weight_gradient()
     longest = max(rank.lasted_s for rank in ranks)
-    return longest, [[(action,) for action in rank.actions] for rank in ranks]
+    return longest, [rank.slots for rank in ranks] if longest < best_s else []
 
 
 def _peak_bytes(slots: list[Slot], times: Times) -> float:
     """Return the most bytes of activations that one rank's actions hold."""
-    rank = _Rank(slots[0][0].stage, times, math.inf)
-    for ((_, kind, _),) in slots:
-        rank.run(kind, 0.0)
-    return rank.most
+    stage = slots[0][0].stage
+    forward, split = times.forward_bytes[stage], times.split_bytes[stage]
+    more = {"F": forward, "I": split - forward, "W": -split, "B": -forward}
+    return max(accumulate([more[kind] for ((_, kind, _),) in slots]))
 
 
 def _longest(order: Order, times: Times) -> float:
@@ -270,7 +275,7 @@ def _attempts(times: Times, limit: float) -> Iterator[tuple[Times, float, bool]]
     for tried in (times, _whole(times)):
         least = max(*times.forward_bytes, *tried.split_bytes)
         fewer = int(limit * _SLACK / least) if least else 0  # a stage without layers may hold nothing
-        for room in (limit, *[least * count for count in range(fewer, 0, -1)]):
+        for room in (limit, *[least * passes for passes in range(fewer, 0, -1)]):
             if room * _SLACK >= least:
                 yield from ((tried, room, one_more) for one_more in (True, False))
 

@@ -131,7 +131,8 @@ class Timeline:
         row. A transfer's bytes count in the period that it begins in. Links have carried a step's share of all bytes.
         ``microbatches``: number per step; those of each step are numbered from 0.
         """
-        low, high = (np.array([windows[rank][end] for rank in self.rank.tolist()]) for end in (0, 1))
+        ranks, place = np.unique(self.rank, return_inverse=True)
+        low, high = np.array([windows[rank] for rank in ranks.tolist()]).reshape(-1, 2)[place].T
         compute = np.array([name == compute_lane for name in self.lane_names], dtype=bool)[self.lane]
         reached = np.where(compute, self.posted_s, self.start_s)
         # A lane reaches its next step when the one before has ended, to a rounding.
@@ -148,11 +149,12 @@ class Timeline:
             for new, old in enumerate(np.unique(period.template[~inside[span]]).tolist())
         }
         silent = tuple(replace(period.templates[old], nbytes=np.zeros(len(period.templates[old]))) for old in late)
-        silenced = [late.get(old, old) for old in period.template.tolist()]
+        silenced = np.arange(len(period.templates))
+        silenced[list(late)] = list(late.values())
         return replace(
             period,
             templates=period.templates + silent,
-            template=np.where(inside[span], period.template, np.array(silenced, dtype=np.int64)),
+            template=np.where(inside[span], period.template, silenced[period.template]),
             microbatch=np.where(period.microbatch < 0, -1, period.microbatch % microbatches),
             posted_s=np.maximum(period.posted_s, low) - origin,
             launched_s=np.maximum(period.launched_s, low) - origin,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -9,11 +10,11 @@ import pytest
 
 from simulator.config import load_workload
 from simulator.engine import UnsteadyError
-from simulator.engine.marks import PeriodMark
+from simulator.engine.marks import Marks, PeriodMark
 from simulator.engine.periods import stop_unsteady
 from simulator.lowering import shortened, shortening
 from simulator.program import later_label
-from simulator.schedules import Order
+from simulator.schedules import SCHEDULES, Order
 from simulator.step_result import StepResult
 from simulator.timeline import SpanLabels
 from tests.support.exact import steady_differences
@@ -88,28 +89,41 @@ def test_the_order_of_passes_tells_the_period() -> None:
 
 
 @pytest.mark.parametrize(
-    ("schedule", "n_orders"),
+    "schedule",
     [
-        # Its period is found in the order of the whole step, and proven by that of the shortened one.
-        ("interleaved", 2),
+        "interleaved",
         # No micro-batch of its passes comes again, whichever of the 36 periods that would fit is tried.
-        ("looped_bfs", 1),
+        "looped_bfs",
     ],
 )
-def test_no_order_is_built_for_a_period_that_is_only_tried(
-    monkeypatch: pytest.MonkeyPatch, schedule: str, n_orders: int
-) -> None:
+def test_one_order_is_built_whatever_the_periods_that_are_tried(schedule: str) -> None:
     built: list[int] = []
-    build = shortening._Sizes.order
+    whole = SCHEDULES[schedule]
 
-    def order(sizes: shortening._Sizes, microbatches: int, in_step_of: int | None = None) -> Order:
-        built.append(microbatches)
-        return build(sizes, microbatches, in_step_of)
+    def order(p: int, m: int, v: int) -> Order:
+        built.append(m)
+        return whole.order(p, m, v)
 
-    monkeypatch.setattr(shortening._Sizes, "order", order)
-    section = {"pp": 4, "vpp": 2, "schedule": schedule}
-    shortened(load_workload(job(parallelism=section, training__global_batch=128)))
-    assert len(built) == n_orders
+    shortening.shortened_order(replace(whole, order=order), (4, 128, 2))
+    assert built == [128]
+
+
+@pytest.mark.parametrize(
+    ("schedule", "size"), [("1f1b", (4, 64, 1)), ("interleaved", (4, 64, 2)), ("dualpipe", (4, 64, 1))]
+)
+def test_the_shortened_order_is_that_of_fewer_microbatches(schedule: str, size: tuple[int, int, int]) -> None:
+    p, m, v = size
+    step = shortening.shortened_order(SCHEDULES[schedule], size)
+    assert step is not None
+    fewer, copies = step.microbatches, SCHEDULES[schedule].copies
+    # Both copies of DualPipe's model have half of the micro-batches each; those of the second are numbered as in the
+    # whole step, from half of all on.
+    later = (m - fewer) // copies
+    order = [
+        [tuple(a._replace(microbatch=a.microbatch + later * (a.stage // (p * v))) for a in slot) for slot in slots]
+        for slots in SCHEDULES[schedule].order(p, fewer, v)
+    ]
+    assert step.order == order
 
 
 def test_what_is_left_out_is_counted_in_passes(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -145,14 +159,20 @@ def test_a_deep_pipeline_is_played_until_its_first_rank_has_settled() -> None:
 
 
 def test_a_play_stops_where_its_pipeline_drains_and_no_two_periods_were_equally_long() -> None:
-    def marks(*times_s: float) -> list[PeriodMark[int, int]]:
-        return [PeriodMark(time_s, np.zeros(1), {}, (), {}) for time_s in times_s]
+    def put_all(*times_s: float) -> None:
+        """Put marks at ``times_s``, of which four are of a training step."""
+        marks = Marks[int, int]([range(4), range(4, 8)])
+        for time_s in times_s:
+            stop_unsteady(marks.put(PeriodMark(time_s, np.zeros(1), {}, (), {})))
 
-    # Periods of 1, 2 and 3 s, and of 1, 2 and 2 s. Before the last mark a period may still come.
+    # Periods of 1, 2 and 3 s, and of 1, 2 and 2 s. Before the last mark of a step a period may still come.
     with pytest.raises(UnsteadyError):
-        stop_unsteady(marks(0.0, 1.0, 3.0, 6.0), 4)
-    stop_unsteady(marks(0.0, 1.0, 3.0, 6.0), 5)
-    stop_unsteady(marks(0.0, 1.0, 3.0, 5.0), 4)
+        put_all(0.0, 1.0, 3.0, 6.0)
+    put_all(0.0, 1.0, 3.0)
+    put_all(0.0, 1.0, 3.0, 5.0)
+    # The second step has none either, whatever the first one had.
+    with pytest.raises(UnsteadyError):
+        put_all(0.0, 1.0, 3.0, 5.0, 9.0, 10.0, 12.0, 15.0)
 
 
 def test_experts_are_tried_where_an_eighth_is_played() -> None:

@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from simulator.analysis.time.activity import compute_lane_spans
-from simulator.arrays import Floats
-from simulator.program import COMPUTE_LANE, Program
+from simulator.arrays import Floats, Ints
+from simulator.program import COMPUTE_LANE, Program, StepPhase
 from simulator.timeline import Timeline
 
 #: Periods of ranks and steps are equal if they differ by less than this share.
@@ -29,13 +29,15 @@ class SteadyState:
     """One period of a steady state.
 
     ``period``: the period as a Timeline, cut out of the steps ``played``. ``window``: its begin and end (s) on the rank
-    that begins first. ``stable``: every rank did the same at the same time a period before.
+    that begins first. ``stable``: every rank did the same at the same time a period before. ``steps``: how many were
+    played.
     """
 
     period: Timeline
     played: Timeline
     window: tuple[float, float]
     stable: bool
+    steps: int
 
 
 def steady(timeline: Timeline, steps: int, microbatches: int) -> SteadyState:
@@ -44,7 +46,7 @@ def steady(timeline: Timeline, steps: int, microbatches: int) -> SteadyState:
     It lasts from where each rank's compute lane reaches the step's first entry to the same place a step later. Where no
     step repeats the one before, the last but one is taken as it is, with the mean period of the later half.
     """
-    reached = {rank: _reached(timeline, rank) for rank in timeline.ranks}
+    reached = _reached(timeline)
     length = {rank: len(times) // steps for rank, times in reached.items()}
     begins = {rank: times[:: length[rank]] for rank, times in reached.items()}
     for step in range(steps - 2, 0, -1):
@@ -64,7 +66,7 @@ def steady(timeline: Timeline, steps: int, microbatches: int) -> SteadyState:
 
 def steps_begun(timeline: Timeline, steps: int, until_s: float) -> dict[int, int]:
     """Return how many of ``steps`` equal steps each simulated rank has begun by ``until_s``."""
-    reached = {rank: _reached(timeline, rank) for rank in timeline.ranks}
+    reached = _reached(timeline)
     return {
         rank: int((times[:: len(times) // steps] <= until_s * (1 + TOLERANCE)).sum()) for rank, times in reached.items()
     }
@@ -77,7 +79,7 @@ def steady_until(timeline: Timeline, steps: int, microbatches: int, begun: Mappi
     the last two, if these are equally long. Otherwise it is the mean of the later half of all. It is cut out right
     before the last of their beginnings. A mean is stable once it has settled to `SETTLED`.
     """
-    reached = {rank: _reached(timeline, rank) for rank in timeline.ranks}
+    reached = _reached(timeline)
     begins = np.array([times[:: len(times) // steps] for times in reached.values()])[:, : min(begun.values())]
     if begins.shape[1] < 3:
         return None
@@ -104,7 +106,7 @@ def steady_alone(
     their periods. Workers that meet at servers now and then do not repeat themselves exactly. Their period is the mean
     of the later half of their steps, and stable once it has settled to `SETTLED`.
     """
-    reached = {rank: _reached(timeline, rank) for rank in timeline.ranks}
+    reached = _reached(timeline)
     begins = {rank: times[:: len(times) // steps] for rank, times in reached.items()}
     horizon = min(float(times[-1]) for times in begins.values())
     windows: dict[int, Floats] = {}
@@ -131,39 +133,55 @@ def steady_alone(
 
 
 def until_steady(
-    build: Callable[[int], Program], play: Callable[[Program], Timeline], microbatches: int, *, together: bool = True
+    build: Callable[[int], Program],
+    play: Callable[[Program, int], Timeline],
+    microbatches: int,
+    *,
+    together: bool = True,
 ) -> tuple[Program, SteadyState]:
     """Play more and more steps until one repeats the one before, and return their program and their steady state.
 
-    ``build`` returns the program of a number of steps. Ranks repeat the same step ``together``, or each one alone.
+    ``build`` returns the program of a number of steps, and ``play`` what a program of so many is played to. Ranks
+    repeat the same step ``together``, or each one alone.
     """
     find = steady if together else steady_alone
     steps = STEPS
     while True:
         program = build(steps)
-        state = find(play(program), steps, microbatches)
+        state = find(play(program, steps), steps, microbatches)
         if state.stable or steps >= MAX_STEPS:
             return program, state
         steps *= 2
 
 
-def _reached(timeline: Timeline, rank: int) -> Floats:
-    """Return when the rank's compute lane reached each entry that computes, in order; every step has as many.
+def _reached(timeline: Timeline) -> dict[int, Floats]:
+    """Return when each rank's compute lane reached each entry that computes, in order; every step has as many.
 
     An entry may begin with communication, which is drawn on a lane of its own.
     """
-    mine, on_lane = timeline.rank == rank, compute_lane_spans(timeline)
-    spans = np.flatnonzero(on_lane & mine)
+    on_lane = compute_lane_spans(timeline)
+    begins = on_lane | (timeline.phase != StepPhase.COMMUNICATION)
+    order = np.argsort(timeline.rank, kind="stable")
+    order = order[begins[order]]
+    ranks = list(timeline.ranks)
+    cuts = np.searchsorted(timeline.rank[order], ranks, side="right")[:-1]
+    return {
+        rank: _entries_reached(timeline, spans[on_lane[spans]], spans[~on_lane[spans]])
+        for rank, spans in zip(ranks, np.split(order, cuts), strict=True)
+    }
+
+
+def _entries_reached(timeline: Timeline, spans: Ints, elsewhere: Ints) -> Floats:
+    """Return when entries of one rank were reached: ``spans`` are on its compute lane, and ``elsewhere`` on others."""
     steps, entry = np.unique(timeline.step[spans], return_inverse=True)
     times = np.full(len(steps), np.inf)
     np.minimum.at(times, entry, timeline.posted_s[spans])
-    entry_of_label = {
-        timeline.labels[span]: number for span, number in zip(spans.tolist(), entry.tolist(), strict=True)
-    }
-    for span in np.flatnonzero(mine & ~on_lane).tolist():
-        number = entry_of_label.get(timeline.labels[span], -1)
-        if number >= 0:
-            times[number] = min(times[number], timeline.posted_s[span])
+    if len(elsewhere):
+        entry_of_label = dict(zip(timeline.labels.select(spans), entry.tolist(), strict=True))
+        for span, label in zip(elsewhere.tolist(), timeline.labels.select(elsewhere), strict=True):
+            number = entry_of_label.get(label, -1)
+            if number >= 0:
+                times[number] = min(times[number], timeline.posted_s[span])
     return times
 
 
@@ -173,4 +191,4 @@ def _cut(
     windows = {rank: (float(begin[0]), float(begin[1])) for rank, begin in begins.items()}
     start = min(low for low, _ in windows.values())
     cut = timeline.cut(windows, period, compute_lane=COMPUTE_LANE, steps=steps, microbatches=microbatches)
-    return SteadyState(cut, timeline, (start, start + period), stable)
+    return SteadyState(cut, timeline, (start, start + period), stable, steps)

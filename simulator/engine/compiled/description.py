@@ -164,21 +164,21 @@ class ProgramNumbers:
         batches: list[tuple[int, int]] = []
         kind_and_tag, block_number, first_step = self._comms.kind_and_tag, self.blocks.number, len(self.steps)
         label, op_of_step, after, phase_of_step = zip(*map(_described, steps), strict=True) if steps else ((),) * 4
-        #: Of blocks and collectives, which many steps share: kind of the operation, its number, 1 and no tag.
+        #: Of what steps share, by its id: kind of the operation, its number, how many it is of, and its tag.
         shared: dict[int, tuple[int, int, int, int]] = {}
         ops: list[tuple[int, int, int, int]] = []
         for op in op_of_step:
-            if isinstance(op, PointToPoint):  # one for each step
-                row = self._comm_row(op)
-            elif isinstance(op, Batch):
-                row = RUN_BATCH, len(batches), len(op.comms), 0
-                batches += map(kind_and_tag, op.comms)
-            else:
-                if id(op) not in shared:
-                    shared[id(op)] = (
-                        self._comm_row(op) if isinstance(op, Comm) else (RUN_BLOCK, block_number(id(op), op), 1, 0)
-                    )
-                row = shared[id(op)]
+            row = shared.get(id(op))
+            if row is None:
+                if isinstance(op, Comm):
+                    kind, tag = kind_and_tag(op)
+                    row = RUN_COMM, kind, 1, tag
+                elif isinstance(op, Batch):
+                    row = RUN_BATCH, len(batches), len(op.comms), 0
+                    batches += map(kind_and_tag, op.comms)
+                else:
+                    row = RUN_BLOCK, block_number(id(op), op), 1, 0
+                shared[id(op)] = row
             ops.append(row)
         columns = np.zeros(len(steps), dtype=STEP)
         numbers = np.fromiter(chain.from_iterable(ops), np.int32, 4 * len(ops)).reshape(-1, 4)
@@ -193,11 +193,6 @@ class ProgramNumbers:
         transfers = np.array(batches, dtype=np.int32).reshape(-1, 2).view(TAGGED_COMM)
         awaited = role.numbers_of(chain.from_iterable(after), int(columns["n_after"].sum()))
         return LaneSteps(columns, awaited, transfers, first_step)
-
-    def _comm_row(self, comm: Comm) -> tuple[int, int, int, int]:
-        """Return the kind of the operation, the number of the communication's kind, 1 and the number of its tag."""
-        kind, tag = self._comms.kind_and_tag(comm)
-        return RUN_COMM, kind, 1, tag
 
 
 def work_of_host(

@@ -154,7 +154,7 @@ class CompiledJob:
 
     # What was played
 
-    def marked_steps(self) -> list[int]:
+    def marked_steps(self) -> list[list[int]]:
         """Return the steps of the first rank's compute lane at which marks are put, for periods that are repeated."""
         repetition = self.placed.repetition
         return [] if repetition is None else marked_steps(self.placed.program.roles[self.ranks[0].role], repetition)
@@ -163,10 +163,10 @@ class CompiledJob:
         """Return how often each prepared block was run so far."""
         return [self._handle.call("runs_of_cut", number) for number, _ in self._cuts]
 
-    def counts(self, counted: Mapping[int, int], more_runs: Sequence[int] = ()) -> CommCounts:
+    def counts(self, counted: Mapping[int, int], more_runs: Sequence[Sequence[int]] = ()) -> CommCounts:
         """Return how often each communication was made, from the numbers of counts and what the loop counted.
 
-        ``more_runs``: further runs of the first prepared blocks.
+        ``more_runs``: further runs of the first prepared blocks, by training step.
         """
         for number, times in counted.items():
             job, planned, purpose = self._tables.counts.things[number]
@@ -174,8 +174,9 @@ class CompiledJob:
                 self._counts[id(planned), purpose] += times
         for (_, prepared), runs in zip(self._cuts, self.runs(), strict=True):
             prepared.runs = runs
-        for (_, prepared), more in zip(self._cuts, more_runs, strict=False):
-            prepared.runs += more
+        for more_of_step in more_runs:
+            for (_, prepared), more in zip(self._cuts, more_of_step, strict=False):
+                prepared.runs += more
         self._blocks.finish()
         return self._counts
 

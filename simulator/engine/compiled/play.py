@@ -19,7 +19,7 @@ from simulator.engine.compiled.job import CompiledJob, FirstNumbers
 from simulator.engine.compiled.network import NumberedPhases
 from simulator.engine.compiled.tables import Tables
 from simulator.engine.deadlock import BlockedLane, UncalledComm, report
-from simulator.engine.marks import PeriodMark
+from simulator.engine.marks import Marks, PeriodMark
 from simulator.engine.periods import stop_unsteady, whole_spans
 from simulator.engine.placed_ranks import placed_ranks
 from simulator.engine.placement import Placed
@@ -82,8 +82,7 @@ class _CompiledPlay:
         self._handle = SimulationHandle(self._answers(), [link.capacity_Bps for link in simulated.links], sizes)
         self._phases = NumberedPhases(self._handle)
         self._tables = Tables(self._handle, self._phases, comms)
-        self._marks: list[PeriodMark[int, int]] = []
-        self._all_marks = 0
+        self._marks: Marks[int, int] = Marks(())
 
     def describe(
         self,
@@ -107,8 +106,8 @@ class _CompiledPlay:
         for job in self._jobs:
             job.begin()
             if marked := job.marked_steps():
-                self._all_marks = len(marked)
-                steps = np.array(marked, dtype=np.int32)
+                self._marks = Marks(marked)
+                steps = np.array(self._marks.steps, dtype=np.int32)
                 lane = job.lanes.index((job.ranks[0], COMPUTE_LANE))
                 self._handle.call("set_marks", job.first.lane + lane, len(steps), self._handle.kept(steps))
 
@@ -160,22 +159,22 @@ class _CompiledPlay:
 
     def _mark(self, now: float) -> int:
         (job,) = self._jobs
-        self._marks.append(
-            PeriodMark(now, self._hosts_s(), self._counted(), job.runs(), self._phases.seconds_of_states())
-        )
-        stop_unsteady(self._marks, self._all_marks)
+        mark = PeriodMark(now, self._hosts_s(), self._counted(), job.runs(), self._phases.seconds_of_states())
+        stop_unsteady(self._marks.put(mark))
         return 0
 
     # Results
 
     def _played(self, job: CompiledJob, counted: Mapping[int, int]) -> PlayedJob:
         clocks = {rank.number: rank.speed.clock_hz for rank in job.ranks}
-        spans, more_runs = self._spans(job), list[int]()
+        spans, more_runs = self._spans(job), list[list[int]]()
         if job.placed.repetition is not None:
             roles = dict.fromkeys(rank.role for rank in job.ranks)
-            spans, period = whole_spans(spans, self._marks, self._hosts_s(), job.placed, tuple(roles))
-            counted, more_runs = Counter(counted) + Counter(period.more_counts()), period.more_runs()
-            self._phases.prolong(period.more_seconds())
+            spans, periods = whole_spans(spans, self._marks, self._hosts_s(), job.placed, tuple(roles))
+            for period in periods:
+                counted = Counter(counted) + Counter(period.more_counts())
+                more_runs.append(period.more_runs())
+                self._phases.prolong(period.more_seconds())
         return PlayedJob(
             job.program,
             job.store,
