@@ -21,6 +21,7 @@ from simulator.config.profile import (
     check_one_vendor,
     check_precision,
     check_recipe,
+    check_steps,
     check_tf32,
     load_profile,
 )
@@ -253,6 +254,8 @@ def _with_profiles(workload: Workload, base: Path | None, origin: PlaceOfKey) ->
         check_precision(profile, workload.training.precision, file=origin("training.precision")[0])
         if not workload.training.tf32:
             check_tf32(profile, file=origin("training.tf32")[0])
+        if workload.works_in_steps and "transformers" in workload.software.memory_sections:
+            check_steps(profile, file=origin("calibration")[0])
         if recipe := workload.training.product_recipe:
             check_recipe(profile, recipe, file=origin(recipe.key)[0])
     check_one_vendor(rank_profiles, file=origin("cluster")[0], key="cluster.groups")

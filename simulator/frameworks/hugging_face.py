@@ -4,7 +4,8 @@ Operations are those of PyTorch alone. What differs are the modules: how they ar
 in fp32 are trained under torch.autocast.
 
 github.com/huggingface/transformers 5.17, src/transformers: models/llama/modeling_llama.py,
-models/qwen3/modeling_qwen3.py, models/gpt2/modeling_gpt2.py, activations.py, loss/loss_utils.py.
+models/qwen3/modeling_qwen3.py, models/gpt2/modeling_gpt2.py, activations.py, loss/loss_utils.py. Gemma, gpt-oss, windows,
+attention in steps and experts have files of their own.
 """
 
 from __future__ import annotations
@@ -12,7 +13,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
-from simulator.frameworks import hugging_face_experts, hugging_face_gemma, hugging_face_windows, pytorch
+from simulator.frameworks import (
+    hugging_face_eager,
+    hugging_face_experts,
+    hugging_face_gemma,
+    hugging_face_gpt_oss,
+    hugging_face_windows,
+    pytorch,
+)
 from simulator.frameworks.framework import (
     ActivationKernels,
     JobTraits,
@@ -145,6 +153,14 @@ def _in_fp32(table: Iterable[Traffic]) -> tuple[Traffic, ...]:
     )
 
 
+def _by_elements(table: Iterable[Traffic]) -> tuple[Traffic, ...]:
+    """Return kernels of 16 bits as those of fp32 work on tensors of fp32: what elements bound counts half."""
+    return tuple(
+        kernel._replace(read=0.5 * kernel.read, written=0.5 * kernel.written) if kernel.op in BY_ELEMENT else kernel
+        for kernel in table
+    )
+
+
 #: Heads that are normed come in fp32, so that all of it is.
 ROTATION_IN_FP32 = (*_in_fp32(pytorch.ROTATION), Traffic(" cast", "cast", 2, 1))
 ROTATION_IN_FP32_BACKWARD = (
@@ -156,8 +172,13 @@ ROTATION_IN_FP32_BACKWARD = (
 _LEARNED: Mapping[str, object] = {"model.position": "learned"}
 _ROTARY: Mapping[str, object] = {"model.position": "rope"}
 _SILU: Mapping[str, object] = {"model.activation": "swiglu"}
+_FP32: Mapping[str, object] = {"training.precision": "fp32"}
+_SINKS: Mapping[str, object] = {"model.attention_sinks": True}
 #: Keys of layers that have limits of their own.
-PATTERNED = ("model.mixers", "model.norm_place")
+PATTERNED = (
+    *("model.mixers", "model.norm_place", "model.logit_softcap"),
+    *("model.attention_sinks", "model.attention_softcap"),
+)
 #: Weights in fp32 that no ``fully_shard`` casts.
 _AUTOCAST: Mapping[str, object] = {"training.optimizer.master_weights": True, "parallelism.zero": 0}
 LIMITS = (
@@ -178,7 +199,13 @@ LIMITS = (
     Limit("model.moe", (None,), "GPT-2, which learned positions mean, has no experts", _LEARNED),
     Limit("model.mla", (None,), "latent attention as transformers 5 runs it is not simulated"),
     Limit("model.mtp_layers", (0,), "Hugging Face's models do not train a prediction of several tokens"),
-    Limit("model.attention", ("flash",), "attention is scaled_dot_product_attention; the eager one is not simulated"),
+    Limit("model.attention_sinks", (False, True), "sinks are gpt-oss', whose layers all have them"),
+    Limit("model.attention", ("unfused",), "gpt-oss, which sinks mean, has attention in steps alone (eager)", _SINKS),
+    Limit("model.qk_norm", (False,), "gpt-oss, which sinks mean, has no norms of heads", _SINKS),
+    Limit("model.attention_softcap", (None,), "caps are Gemma's, which GeGLU means", _SILU),
+    Limit("model.attention", ("flash",), "GPT-2's attention in steps is not simulated", _LEARNED),
+    Limit("model.attention", ("flash",), "attention in steps is not simulated under torch.autocast", _AUTOCAST),
+    Limit("model.attention", ("flash",), "in fp32 attention is scaled_dot_product_attention", _FP32),
     Limit("model.position", ("rope", "learned"), "its models are Llama's kind (rope) or GPT-2 (learned)"),
     Limit("model.norm", ("layernorm",), "GPT-2, which learned positions mean, has LayerNorm", _LEARNED),
     Limit("model.activation", ("gelu",), "GPT-2, which learned positions mean, has gelu_new", _LEARNED),
@@ -191,7 +218,12 @@ LIMITS = (
         _ROTARY,
     ),
     Limit("model.dropout", (0.0,), "models of Llama's kind, which rope means, have no dropout", _ROTARY),
-    Limit("training.precision", ("bf16", "fp16"), "norms that need no casts to fp32 are not simulated"),
+    Limit("training.precision", ("bf16", "fp16", "fp32"), "transformers computes in 16 or 32 bits"),
+    Limit("model.position", ("rope",), "GPT-2, which learned positions mean, is not simulated in fp32", _FP32),
+    Limit("model.activation", ("swiglu",), "Gemma, which GeGLU means, is not simulated in fp32", _FP32),
+    Limit("model.sliding_window", (None,), "attention to windows is not simulated in fp32", _FP32),
+    Limit("model.moe", (None,), "experts' products in fp32 are not simulated", _FP32),
+    Limit("training.adapters", (None,), "adapters in fp32 are not simulated", _FP32),
     Limit("training.recompute.granularity", ("none", "full"), "gradient checkpointing is that of whole layers"),
     Limit("training.adapters", (None,), "adapters under torch.autocast are not simulated", _AUTOCAST),
     Limit("training.freeze", (None,), "frozen weights under torch.autocast are not simulated", _AUTOCAST),
@@ -214,8 +246,14 @@ def before_layers(shapes: Shapes) -> Node:
     tables = TABLES if shapes.position == "rope" else ()
     rotary = (memory("F", f"rotary.{name}", "copy", table, table, shapes.dtype) for name in tables)
     scaled = hugging_face_gemma.scaled_words(shapes, "F") if hugging_face_gemma.is_gemma(shapes) else ()
-    masked = hugging_face_windows.mask(shapes) if hugging_face_windows.is_masked(shapes) else ()
-    return Node(forward=(*scaled, *look, *masked, *rotary))
+    return Node(forward=(*scaled, *look, *_masks(shapes), *rotary))
+
+
+def _masks(shapes: Shapes) -> Ops:
+    """Return the kernels that make masks for all layers. Fused attention needs none but for windows."""
+    if shapes.attention != "flash":
+        return hugging_face_eager.masks(shapes)
+    return hugging_face_windows.mask(shapes) if hugging_face_windows.is_masked(shapes) else ()
 
 
 def activation(shapes: Shapes) -> ActivationKernels:
@@ -230,6 +268,10 @@ def activation(shapes: Shapes) -> ActivationKernels:
 def positions(shapes: Shapes) -> Node:
     """Return queries and keys turned by their positions."""
     forward, backward = pytorch.ROTATION, ROTATION_BACKWARD
+    if hugging_face_gpt_oss.is_gpt_oss(shapes):
+        return rotated(shapes, hugging_face_gpt_oss.ROTATION, hugging_face_gpt_oss.ROTATION_BACKWARD)
+    if shapes.dtype == "fp32":
+        forward, backward = (_by_elements(table) for table in (forward, backward))
     if shapes.autocast:
         forward = ROTATION_IN_FP32 if shapes.qk_norm else BY_FP32
         backward = ROTATION_IN_FP32_BACKWARD if shapes.qk_norm else BY_FP32_BACKWARD
@@ -251,13 +293,14 @@ def rms_norm_by_operations(shapes: Shapes, place: NormPlace) -> Node:
     """Return RMSNorm operation by operation. Under autocast the weight is in fp32, and so is what it multiplies.
 
     Sums of blocks are in fp32 already, so that nothing is cast, and autograd keeps the norm's input itself. Heads come
-    from products in the working precision, to which the quotient is cast back.
+    from products in the working precision, to which the quotient is cast back. In fp32 nothing is cast anywhere.
     """
-    if hugging_face_gemma.is_gemma(shapes):
+    if hugging_face_gemma.is_gemma(shapes) or hugging_face_gpt_oss.is_gpt_oss(shapes):
         return hugging_face_gemma.rms_norm(shapes, place)
-    if not shapes.autocast:
+    if not shapes.autocast and shapes.dtype != "fp32":
         return pytorch.rms_norm_by_operations(shapes, place)
     name, wide, narrow = place.name, shapes.row_bytes, float(shapes.element * shapes.rows * shapes.hidden)
+    casts = place.per_head and shapes.dtype != "fp32"
     divided = narrow if place.per_head else wide
 
     def kernel(phase: str, label: str, op: str, read: float, written: float) -> Ops:
@@ -267,11 +310,11 @@ def rms_norm_by_operations(shapes: Shapes, place: NormPlace) -> Node:
         ops: Ops = ()
         for label, op, *tensors in table:
             if label == "weight":
-                mixed = place.per_head and phase == "F"
+                mixed = casts and phase == "F"
                 ops += kernel(phase, label, op, narrow, wide if mixed else narrow)
-                if phase == "B" and place.per_head:
+                if phase == "B" and casts:
                     ops += kernel(phase, "weight cast", "cast", wide, narrow)
-            elif place.per_head or label not in ("float", "cast"):
+            elif casts or label not in ("float", "cast"):
                 ops += kernel(phase, label, op, *(wide * tensors[at] + narrow * tensors[at + 1] for at in (0, 2)))
         return ops
 
@@ -345,6 +388,7 @@ EAGER = replace(
     pytorch.FRAMEWORK,
     name="hugging_face",
     launch_section="hugging_face",
+    memory_sections=("eager", "transformers"),
     about="Hugging Face's transformers 5, eager or under torch.compile: GPT-2, Llama, Qwen3, Mixtral and their like",
     defaults=defaults,
     losses=("eager", "fused_linear"),
@@ -355,6 +399,11 @@ EAGER = replace(
     before_layers=before_layers,
     masks_by_bias=hugging_face_windows.is_masked,
     before_attention=hugging_face_windows.before_attention,
+    falls_back_to_steps=hugging_face_eager.falls_back,
+    forms_in_steps=("attention_sinks", "attention_softcap"),
+    # integrations/sdpa_attention.py does not pass ``softcap`` on
+    caps_in_fused_kernel=False,
+    softmax=hugging_face_eager.softmax,
     activation=activation,
     positions=positions,
     residual=residual,

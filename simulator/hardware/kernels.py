@@ -96,6 +96,18 @@ Fp8Class = Literal[
     "fp8_cast_transpose",
     "fp8_blocks_transpose",
 ]
+#: Kernels of attention in steps, and around experts' biases, as transformers asks PyTorch for them: softmax in fp32,
+#: and over rows of an odd length; the join of such rows; the largest of a row; sums of the rows of an expert, whose
+#: time goes with the rows of the busiest one.
+TransformersClass = Literal[
+    "softmax_fp32",
+    "softmax_fp32_bwd",
+    "softmax_odd",
+    "softmax_odd_bwd",
+    "join_odd",
+    "row_max",
+    "index_rows",
+]
 #: Scales of operands in 8 bits: one for each row, for each block of 128 elements, or for 32 (MXFP8).
 Scaling = Literal["rows", "blocks", "mx"]
 #: Scales that a product costs no more with: one for each tensor, or none, where another kernel applies them. Products
@@ -327,9 +339,13 @@ class MemoryModel:
     were measured"""
     fp8: dict[Fp8Class, MemoryCurve] = field(default_factory=dict)
     """casts of operands of products in 8 bits"""
+    transformers: dict[TransformersClass, MemoryCurve] = field(default_factory=dict)
+    """PyTorch's kernels that transformers' attention in steps and its experts with biases launch"""
 
     def __post_init__(self) -> None:
         need_all("kernels.memory.eager", self.eager, get_args(MemoryClass))
+        if self.transformers:
+            need_all("kernels.memory.transformers", self.transformers, get_args(TransformersClass))
 
 
 @dataclass(frozen=True, kw_only=True)
