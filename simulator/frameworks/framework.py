@@ -317,6 +317,8 @@ class Framework:
     """attention reads its mask as a bias of all scores, and a key and a value for each head"""
     falls_back_to_steps: Callable[[Shapes], bool] = never
     """attention runs in steps although a fused kernel is asked for, which there is none of"""
+    caps_by_operations: bool = False
+    """logits are divided, capped and multiplied by a kernel each (``model.logit_softcap``)"""
     forms_in_steps: tuple[str, ...] = ()
     """keys of ``model`` for forms of attention that it also has in steps"""
     caps_in_fused_kernel: bool = True

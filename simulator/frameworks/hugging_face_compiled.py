@@ -252,6 +252,7 @@ def compiled(eager: Framework) -> Framework:
         masks_by_bias=lambda shapes: True,
         before_attention=nothing,
         falls_back_to_steps=never,
+        caps_by_operations=False,
         fuses_pointwise=True,
         returns_logits=returns_logits,
         online_softmax=True,

@@ -126,21 +126,39 @@ def head(workload: Workload, turn: Turn = ANY_TURN, *, projection: bool = True) 
         copied = not workload.parallelism.table_in_place
         product = replace(product, weights=(tie(matrix, WORDS, copied=copied), *bias))
     if sizes.softcaps_logits:
-        logits = float(sizes.element * sizes.tokens * sizes.vocab)
-        product = replace(
-            product,
-            forward=(*product.forward, memory("F", "head.softcap", "activation", logits, logits, sizes.dtype)),
-            input_grad=(
-                memory("B", "head.softcap bwd", "activation_bwd", 2 * logits, logits, sizes.dtype),
-                *product.input_grad,
-            ),
-            saved=(*product.saved, Tensor("head.capped", logits)),
-        )
+        product = _capped(sizes, product)
     trained = not is_of_kinds(matrix, sizes.tuning.frozen)
     loss = LOSSES[workload.training.loss.name]
     behind = loss.nodes(sizes, product, loss_options(workload, sizes, trained=trained))
     before = (last_streams(sizes),) if sizes.streams > 1 else ()
     return part_of(sizes, "head", (*before, norm(sizes, "head.norm", saved="head.input", residual=False), *behind))
+
+
+def _capped(sizes: FrameworkShapes, product: Node) -> Node:
+    """Return the projection with the cap of its logits: one kernel each way, or one for each operation."""
+    logits = float(sizes.element * sizes.tokens * sizes.vocab)
+
+    def scaling(phase: str, name: str) -> Ops:
+        if not sizes.framework.caps_by_operations:
+            return ()
+        return (memory(phase, f"head.softcap {name}", "activation", logits, logits, sizes.dtype),)
+
+    return replace(
+        product,
+        forward=(
+            *product.forward,
+            *scaling("F", "divide"),
+            memory("F", "head.softcap", "activation", logits, logits, sizes.dtype),
+            *scaling("F", "times"),
+        ),
+        input_grad=(
+            *scaling("B", "times bwd"),
+            memory("B", "head.softcap bwd", "activation_bwd", 2 * logits, logits, sizes.dtype),
+            *scaling("B", "divide bwd"),
+            *product.input_grad,
+        ),
+        saved=(*product.saved, Tensor("head.capped", logits)),
+    )
 
 
 def loss_options(workload: Workload, shapes: FrameworkShapes, *, trained: bool = True) -> LossOptions:

@@ -56,6 +56,14 @@ def config_of(model: Model, seq: int) -> Any:
     moe = model.moe
     if moe is None:
         return _dense(model, sizes)
+    if model.attention_sinks:
+        return transformers.GptOssConfig(
+            **sizes,
+            sliding_window=model.sliding_window,
+            layer_types=_layer_types(model),
+            num_local_experts=moe.experts,
+            num_experts_per_tok=moe.top_k,
+        )
     if model.qk_norm:
         experts = {"num_experts": moe.experts, "num_experts_per_tok": moe.top_k, "norm_topk_prob": True}
         return transformers.Qwen3MoeConfig(**sizes, **experts, moe_intermediate_size=moe.ffn_hidden)
@@ -64,20 +72,31 @@ def config_of(model: Model, seq: int) -> Any:
 
 
 def _dense(model: Model, sizes: dict[str, Any]) -> Any:
-    """Return the configuration of Gemma 3, Mistral, Qwen3 or Llama, whichever has such layers."""
+    """Return the configuration of Gemma 2 or 3, Mistral, Qwen3 or Llama, whichever has such layers."""
     if model.activation == "geglu":
-        kinds = {"window": "sliding_attention", "attention": "full_attention"}
-        layers = [kinds[model.mixer(layer).name] for layer in range(model.layers)]
-        return transformers.Gemma3TextConfig(**sizes, sliding_window=model.sliding_window, layer_types=layers)
+        sizes |= {"sliding_window": model.sliding_window, "layer_types": _layer_types(model)}
+        if model.qk_norm:
+            return transformers.Gemma3TextConfig(**sizes)
+        return transformers.Gemma2Config(
+            **sizes,
+            attn_logit_softcapping=model.attention_softcap,
+            final_logit_softcapping=model.logit_softcap,
+        )
     if model.sliding_window is not None:
         return transformers.MistralConfig(**sizes, sliding_window=model.sliding_window)
     return (transformers.Qwen3Config if model.qk_norm else transformers.LlamaConfig)(**sizes)
 
 
+def _layer_types(model: Model) -> list[str]:
+    """Return what transformers calls the kind of each layer."""
+    kinds = {"window": "sliding_attention", "attention": "full_attention"}
+    return [kinds[model.mixer(layer).name] for layer in range(model.layers)]
+
+
 def model_of(workload: Workload, device: torch.device, dtype: torch.dtype) -> nn.Module:
     """Return a model of transformers in training, with gradient checkpointing where the workload wants it."""
     config = config_of(workload.model, workload.training.seq)
-    config._attn_implementation = "sdpa"
+    config._attn_implementation = "sdpa" if workload.model.attention == "flash" else "eager"
     with device:
         model: Any = transformers.AutoModelForCausalLM.from_config(config, dtype=dtype)
     model.train()
@@ -148,6 +167,7 @@ class TransformersTrainer:
         training, layout = workload.training, workload.parallelism
         wide = training.optimizer.master_weights
         working = DTYPES[training.precision]
+        torch.backends.cuda.matmul.allow_tf32 = training.precision == "fp32" and training.tf32
         model = with_adapters(workload, model_of(workload, device, torch.float32 if wide else working))
         if layout.zero == 3 and groups.data is not None:
             mesh = DeviceMesh.from_group(groups.data, device.type)
