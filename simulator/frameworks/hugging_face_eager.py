@@ -34,7 +34,7 @@ def masks(shapes: Shapes) -> Ops:
     They have a row for each query of a sequence, and serve all sequences and heads.
     """
     scores = float(shapes.seq * shapes.seq)
-    table = (*MASK, *((*WINDOW, *MASK) if shapes.window else ()))
+    table = (*MASK, *((*WINDOW, *MASK) if shapes.has_window else ()))
     return tuple(memory("F", f"mask.{name}", op, r * scores, w * scores, shapes.dtype) for name, op, r, w in table)
 
 

@@ -276,6 +276,14 @@ class BiasCosts(Cited):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Fp32Attention(Cited):
+    """PyTorch's fused kernels of fp32, by head dimension: shares of the peak of CUDA cores, with TF32 and without."""
+
+    forward: dict[int, Fraction]
+    backward: dict[int, Fraction]
+
+
+@dataclass(frozen=True, kw_only=True)
 class AttentionModel:
     """Curves by head dimension; both constants go linearly between two of them and stay beyond the ends."""
 
@@ -289,6 +297,8 @@ class AttentionModel:
     """the kernels before and after a backward one, by their bytes; without it they are in its curves"""
     dropout: DropoutCosts | None = None
     """of dropped probabilities; without it they cost nothing"""
+    fp32: Fp32Attention | None = None
+    """PyTorch's fused kernels of fp32; without it they reach the shares that kernels of other types do"""
     bias: dict[int, BiasCosts] = field(default_factory=dict)
     """of scores that a bias is added to, by head dimension; without it they cost what others do"""
 

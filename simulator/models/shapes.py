@@ -74,6 +74,7 @@ def shapes(workload: Workload, seat: Seat = ANY_SEAT, turn: Turn = ANY_TURN, num
         batch=training.micro_batch,
         seq=training.seq,
         window=seen.window,
+        has_window=model.has_window(number, training.seq),
         chunk=seen.chunk,
         tokens=tokens,
         rows=tokens // tp if sequence_parallel else tokens,

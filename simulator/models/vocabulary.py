@@ -62,8 +62,8 @@ def embedding(workload: Workload, turn: Turn = ANY_TURN) -> Part:
         positions = (memory("W", "embedding.positions wgrad", "reduce", full, rows, sizes.dtype),)
         positions += add_gradient(sizes, "embedding.positions", sizes.seq * sizes.hidden)
     # What is made once serves the layers with a window too.
-    windows = (workload.model.keys_seen(layer, sizes.seq).window for layer in range(workload.model.layers))
-    before = sizes.framework.before_layers(replace(sizes, window=max(windows)))
+    has_window = any(workload.model.has_window(layer, sizes.seq) for layer in range(workload.model.layers))
+    before = sizes.framework.before_layers(replace(sizes, has_window=has_window))
     forward += before.forward
     if sizes.sequence_parallel and not scattered:
         forward.append(memory("F", "embedding.scatter", "copy", sizes.row_bytes, sizes.row_bytes, sizes.dtype))

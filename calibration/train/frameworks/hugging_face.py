@@ -167,7 +167,6 @@ class TransformersTrainer:
         training, layout = workload.training, workload.parallelism
         wide = training.optimizer.master_weights
         working = DTYPES[training.precision]
-        torch.backends.cuda.matmul.allow_tf32 = training.precision == "fp32" and training.tf32
         model = with_adapters(workload, model_of(workload, device, torch.float32 if wide else working))
         if layout.zero == 3 and groups.data is not None:
             mesh = DeviceMesh.from_group(groups.data, device.type)
@@ -187,11 +186,13 @@ class TransformersTrainer:
         self._clip = training.grad_clip
         self._autocast = wide and layout.zero == 0
         self._adds_whole = workload.adds_whole_gradients
+        self._tf32 = training.precision == "fp32" and training.tf32
         self._device, self._working = device, working
         self._batches = replica_tokens(workload, groups.place["dp"])[:, :-1].to(device).split(training.micro_batch)
 
     def step(self) -> Tensor:
         """Make one optimizer step; return the last micro-batch's loss."""
+        torch.backends.cuda.matmul.allow_tf32 = self._tf32  # probes of the host between steps have changed it
         loss = torch.zeros(())
         for number, tokens in enumerate(self._batches):
             last = number == len(self._batches) - 1
