@@ -3,8 +3,8 @@
 `python -m calibration train calibration/runs/hosts/*.yaml` makes such steps: their models are so narrow that the GPU
 always waits. A step is then as long as the host takes for all that it issues. Steps tell less than layers do, which
 `calibration.fit.hosts` measures one by one. So ops of modules are taken to keep plain PyTorch's proportions, all
-``slower`` by one factor. Of sections in `BY_PASS` there are two factors where records tell how long backward passes
-took: of backward ops, and of products and norms of forward passes, which are modules. Other forward ops are functions
+``slower`` by one factor. Sections in `BY_PASS` have two, where records tell how long backward passes took. One is of
+backward ops, and one of products and norms of forward passes, which are modules. Other forward ops are functions
 of PyTorch, which take the same anywhere. Those of compiled code take the same time each, as one wrapper in Python
 launches them. Only the kinds of `APART` have seconds of their own.
 
@@ -49,14 +49,14 @@ SOURCE = "host_steps"
 APART: Mapping[LaunchSection, tuple[str, ...]] = {
     "megatron": ("checkpoint", "gradient", "optimizer", "tp_all_reduce", "update"),
     "torchtitan": ("checkpoint", "dtensor", "dtensor_update", "optimizer"),
-    "hugging_face": ("checkpoint", "dequantize", "optimizer"),
+    "hugging_face": ("checkpoint", "optimizer"),
     "deepspeed": ("hook", "optimizer", "update"),
     "compiled": ("autograd", "checkpoint", "dtensor", "dtensor_update", "graph", "optimizer"),
     "compiled_model": ("autograd", "checkpoint", "graph", "optimizer"),
 }
 #: Sections whose backward passes are fitted by themselves, where records tell how long those took. In Megatron-Core the
-#: modules' own Python code is in forward passes. transformers' modules have little: whole steps of narrow ones are met
-#: within 6 % by one factor, and within 9 % by two.
+#: modules' own Python code is in forward passes. Transformers' modules have little. One factor meets whole steps of
+#: narrow ones within 6 %, two meet them within 9 %.
 BY_PASS: tuple[LaunchSection, ...] = ("megatron",)
 #: Sections of compiled code.
 COMPILED = ("compiled", "compiled_model")

@@ -366,17 +366,6 @@ class Model(Section):
         chunk = (self.attention_chunk if mask == "chunk" else None) or seq
         return KeysSeen(window if window < seq else 0, chunk if chunk < seq else 0)
 
-    def has_window(self, layer: int, seq: int) -> bool:
-        """Return True for a layer whose window is no longer than a sequence of ``seq``; one of ``seq`` hides nothing.
-
-        >>> model = Model(layers=1, hidden=8, heads=1, vocab=8, mixers=["window"], sliding_window=16)
-        >>> [model.has_window(0, seq) for seq in (15, 16, 17)]
-        [False, True, True]
-        """
-        attends = self.mixer(layer).attends
-        windowed = attends is not None and attends.mask == "window"
-        return windowed and self.sliding_window is not None and self.sliding_window <= seq
-
     def padded_vocab(self, tp: int) -> int:
         """Rows of the embedding table: `vocab`, padded once to a multiple of `vocab_multiple` * tp.
 

@@ -89,8 +89,8 @@ class ExpertHooks:
     function between the two products, where it has other kernels than that of a dense MLP. ``one_by_one``: each expert
     has weights, products and an activation of its own. ``sorts_alone``: rows are sorted by the rank's experts once more
     behind the exchange between ranks, also where no other rank sends any. ``biased``: kernels that add biases to what a
-    product gives, forward, backward, and of their gradients, where products do not; its last argument is how etp ranks
-    split that product (``column``: the first, ``row``: the second).
+    product gives, forward, backward, and of their gradients, where products do not. Its last argument tells the first
+    product of an expert (``column``) from the second (``row``), as etp ranks split them.
     """
 
     router: Callable[[Shapes, Experts], Node]

@@ -1,7 +1,7 @@
 """Attention in steps, as Hugging Face's transformers 5 asks PyTorch for it, or as PyTorch falls back to it.
 
-``eager_attention_forward`` of Llama's and Gemma 2's models adds a mask in the working precision to all scores, and takes
-their softmax in fp32. Gemma 2's caps them by a tangent first. In fp32 PyTorch has no fused kernel for grouped queries.
+``eager_attention_forward`` of Llama and Gemma 2 adds a mask in the working precision to all scores, and takes their
+softmax in fp32. Gemma 2's caps them by a tangent first. In fp32 PyTorch has no fused kernel for grouped queries.
 ``scaled_dot_product_attention`` then works in steps too, under a mask that it makes anew in each layer.
 
 github.com/huggingface/transformers 5.17, src/transformers: models/llama/modeling_llama.py,
@@ -17,8 +17,8 @@ from simulator.operations.nodes import Node, Ops, Tensor, memory
 from simulator.operations.shapes import Shapes
 from simulator.units import FP32_BYTES
 
-#: Kernels that make the mask of a kind of layers from positions, in bytes of a score read and written: what sees what,
-#: and zeros or the least number in its place. A window needs two comparisons more.
+#: Kernels that make the mask of a kind of layers from positions, in bytes of a score read and written. The first tells
+#: what sees what, and the second puts zeros or the least number in its place. A window needs two comparisons more.
 MASK = (("seen", "bias", 2.0, 2.0), ("bias", "bias", 2.0, 2.0))
 WINDOW = (("window", "bias", 2.0, 2.0), ("both", "bias", 2.0, 2.0))
 

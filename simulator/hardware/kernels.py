@@ -96,9 +96,9 @@ Fp8Class = Literal[
     "fp8_cast_transpose",
     "fp8_blocks_transpose",
 ]
-#: Kernels of attention in steps, and around experts' biases, as transformers asks PyTorch for them: softmax in fp32,
-#: and over rows of an odd length; the join of such rows; the largest of a row; sums of the rows of an expert, whose
-#: time goes with the rows of the busiest one.
+#: Kernels of attention in steps, and around experts' biases, as transformers asks PyTorch for them. ``softmax_fp32`` is
+#: over scores in fp32, ``softmax_odd`` over rows of an odd length, which ``join_odd`` makes. ``row_max`` finds the
+#: largest of each row. ``index_rows`` adds up rows by an index, and takes as long as the rows of the commonest one.
 TransformersClass = Literal[
     "softmax_fp32",
     "softmax_fp32_bwd",

@@ -17,7 +17,7 @@ from simulator.models.linear import add_gradient, linear, new_gradient_bytes
 from simulator.models.norms import norm
 from simulator.models.parts import Part, part_of
 from simulator.models.residual_streams import first_streams, last_streams
-from simulator.models.shapes import FrameworkShapes, shapes
+from simulator.models.shapes import FrameworkShapes, has_window, shapes
 from simulator.models.tuning import EMBEDDING, HEAD, is_of_kinds
 from simulator.models.weight_names import OUTPUT, OUTPUT_BIAS, POSITIONS, WORDS
 from simulator.operations.dropout import dropout
@@ -62,8 +62,8 @@ def embedding(workload: Workload, turn: Turn = ANY_TURN) -> Part:
         positions = (memory("W", "embedding.positions wgrad", "reduce", full, rows, sizes.dtype),)
         positions += add_gradient(sizes, "embedding.positions", sizes.seq * sizes.hidden)
     # What is made once serves the layers with a window too.
-    has_window = any(workload.model.has_window(layer, sizes.seq) for layer in range(workload.model.layers))
-    before = sizes.framework.before_layers(replace(sizes, has_window=has_window))
+    windowed = any(has_window(workload.model, layer, sizes.seq) for layer in range(workload.model.layers))
+    before = sizes.framework.before_layers(replace(sizes, has_window=windowed))
     forward += before.forward
     if sizes.sequence_parallel and not scattered:
         forward.append(memory("F", "embedding.scatter", "copy", sizes.row_bytes, sizes.row_bytes, sizes.dtype))

@@ -122,9 +122,7 @@ def unfitted_share(rows: Sequence[LeftOutRow]) -> float:
     inside: list[bool] = []
     for name in dict.fromkeys(row.source for row in rows):
         per_year, sharded = fitted_scatter([row for row in rows if row.source != name])
-        again = [
-            replace(row, spreads=row.plain / math.exp(per_year * row.age + sharded * row.sharded)) for row in rows
-        ]
+        again = [replace(row, spreads=row.plain / math.exp(per_year * row.age + sharded * row.sharded)) for row in rows]
         multiple = fitting_multiple([row for row in again if row.source != name])
         inside += [row.spreads <= multiple for row in again if row.source == name]
     return fmean(inside)

@@ -378,8 +378,7 @@ def test_the_multiple_of_the_others_is_not_that_of_all() -> None:
     The second does not lie within that of the first."""
     rows = [LeftOutRow("one", 0.0, float(n), 0.1) for n in range(1, 11)]
     assert fitting_multiple(rows) == 9.0
-    two = [LeftOutRow("one", 0.0, 1.0, 0.1, plain=1.0), LeftOutRow("two", 0.0, 2.0, 0.1, plain=2.0)]
-    assert unfitted_share(two) == 0.5
+    assert unfitted_share([LeftOutRow(str(n), 0.0, 0.0, 0.1, plain=float(n)) for n in (1, 2)]) == 0.5
 
 
 def test_a_left_out_row_is_compared_with_the_others() -> None:
