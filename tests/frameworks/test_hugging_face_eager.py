@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from simulator import models
 from simulator.config import load_workload
@@ -160,6 +161,20 @@ def test_grouped_queries_in_fp32_fall_back_to_steps() -> None:
 def test_what_transformers_does_otherwise_is_refused(model: dict[str, Any], job: dict[str, Any], key: str) -> None:
     with pytest.raises(InputError, match=re.escape(f"{key}: ")):
         load(model, **job)
+
+
+def test_a_profile_without_these_kernels_is_refused(tmp_path: Path) -> None:
+    """Fused attention does without them."""
+    profile = Path(__file__).parents[2] / "calibration" / "profiles" / "h200-sxm-141gb.yaml"
+    data = yaml.safe_load(profile.read_text(encoding="utf-8"))
+    del data["kernels"]["memory"]["transformers"]
+    own = tmp_path / "own.yaml"
+    own.write_text(yaml.safe_dump(data | {"name": "own"}), encoding="utf-8")
+    load(LLAMA, calibration=str(own))
+    with pytest.raises(
+        InputError, match=r"calibration: profile own has no kernels of transformers' attention in steps"
+    ):
+        load(STEPS, calibration=str(own))
 
 
 #: Kernels of a layer that stand outside of attention in steps, or of its experts.
