@@ -1,4 +1,4 @@
-"""What of Hugging Face's transformers is not simulated.
+"""Limits of what of Hugging Face's transformers is simulated.
 
 Models are told by their positions, activations and sinks: learned positions mean GPT-2, rotary ones Llama's kind, GeGLU
 Gemma, sinks gpt-oss.
@@ -61,7 +61,7 @@ LIMITS = (
     Limit("model.dropout", (0.0,), "models of Llama's kind, which rope means, have no dropout", _ROTARY),
     Limit("training.precision", ("bf16", "fp16", "fp32"), "transformers computes in 16 or 32 bits"),
     Limit("model.position", ("rope",), "GPT-2, which learned positions mean, is not simulated in fp32", _FP32),
-    Limit("model.activation", ("swiglu",), "Gemma, which GeGLU means, is not simulated in fp32", _FP32),
+    Limit("model.activation", ("gelu", "swiglu"), "Gemma, which GeGLU means, is not simulated in fp32", _FP32),
     Limit("model.sliding_window", (None,), "attention to windows is not simulated in fp32", _FP32),
     Limit("model.moe", (None,), "experts' products in fp32 are not simulated", _FP32),
     Limit("training.adapters", (None,), "adapters in fp32 are not simulated", _FP32),
