@@ -245,7 +245,6 @@ FIGURES = {
         ({"cluster": "pcie_l40s"}, "links in a node PCIe: measured with nvswitch"),
         ({"cluster": "pcie_a100_nvlink_pairs"}, "links in a node pairs: measured with nvswitch"),
         ({"cluster": "mi300x"}, "kind of GPU CDNA 3: measured with NVIDIA's A100 and successors"),
-        ({"training.precision": "fp32"}, "precision 32 bits: measured with 16 bits"),
         ({"parallelism.grad_compression": "int8"}, "data parallelism allreduce, int8: measured with allreduce"),
         ({"parallelism.offload.optimizer": "cpu"}, "offloading to the host: measured with none"),
     ],
