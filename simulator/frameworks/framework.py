@@ -331,6 +331,8 @@ class Framework:
     """a compiled loss finds the maximum and the sum of a row in one kernel"""
     compiles_loss_apart: bool = False
     """a compiled loss is a graph of its own, without the projection to the vocabulary"""
+    copies_heads_by_element: bool = False
+    """copies of keys and values to all heads, and of a token's heads side by side, have no vector loads (class rope)"""
     repeats_keys: bool = False
     """keys and values are copied to all query heads that share them before a fused attention kernel"""
     keeps_gathered_inputs: bool = False

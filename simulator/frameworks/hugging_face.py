@@ -338,6 +338,7 @@ EAGER = replace(
     masks_by_bias=hugging_face_windows.is_masked,
     before_attention=hugging_face_windows.before_attention,
     falls_back_to_steps=hugging_face_eager.falls_back,
+    copies_heads_by_element=True,
     caps_by_operations=True,
     forms_in_steps=("attention_sinks", "attention_softcap"),
     # integrations/sdpa_attention.py does not pass ``softcap`` on

@@ -140,6 +140,7 @@ def _unfused(shapes: FrameworkShapes) -> tuple[Node, ...]:
     query_bytes = float(shapes.element * shapes.tokens * shapes.q_width)
     value_bytes = float(shapes.element * shapes.tokens * shapes.context_width)
     repeat, keys, values = repeated_keys(shapes), "attn.k", "attn.v"
+    copies = "rope" if shapes.framework.copies_heads_by_element else "copy"
     if repeat:
         keys, values = "attn.k expanded", "attn.v expanded"
 
@@ -163,7 +164,7 @@ def _unfused(shapes: FrameworkShapes) -> tuple[Node, ...]:
         # The product leaves heads outermost; the copy puts a token's heads side by side again.
         forward=(
             product("F", "context", s, v, row, "fwd"),
-            memory("F", "attn.context transpose", "copy", value_bytes, value_bytes, shapes.dtype),
+            memory("F", "attn.context transpose", copies, value_bytes, value_bytes, shapes.dtype),
         ),
         input_grad=(
             product("B", "context dgrad probs", s, s, v, "dgrad"),
@@ -180,8 +181,9 @@ def repeated_keys(shapes: FrameworkShapes) -> tuple[Node, ...]:
     if shapes.kv_heads == shapes.heads:
         return ()
     narrow, wide = (float(shapes.element * shapes.tokens * width) for width in (shapes.kv_width, shapes.q_width))
+    kernel, read = ("rope", wide) if shapes.framework.copies_heads_by_element else ("copy", narrow)
     copies = Node(
-        forward=tuple(memory("F", f"attn.repeat {x}", "copy", narrow, wide, shapes.dtype) for x in "kv"),
+        forward=tuple(memory("F", f"attn.repeat {x}", kernel, read, wide, shapes.dtype) for x in "kv"),
         input_grad=tuple(memory("B", f"attn.repeat {x} bwd", "reduce", wide, narrow, shapes.dtype) for x in "kv"),
         grad_bytes=2 * (narrow + wide),
     )

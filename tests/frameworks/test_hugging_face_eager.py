@@ -62,6 +62,15 @@ def test_softmax_of_attention_in_steps_is_in_fp32() -> None:
     assert (names["attn.probs fp32"], names["attn.probs"]) == (2 * SCORES, SCORES)
 
 
+def test_heads_are_copied_element_by_element() -> None:
+    """``repeat_kv`` expands and copies: elements bound it, so that each counts as read. So does the copy that puts a
+    token's heads side by side."""
+    forward = kernels(STEPS, "F")
+    for name in ("attn.repeat k", "attn.repeat v", "attn.context transpose"):
+        assert forward[name].op == "rope"
+        assert forward[name].read_bytes == forward[name].write_bytes
+
+
 def test_caps_are_three_kernels_of_attention_in_steps_and_none_of_a_fused_one() -> None:
     """``scaled_dot_product_attention`` is not told of them."""
     eager = kernels(GEMMA_2 | {"attention": "unfused"}, "F")
@@ -178,7 +187,7 @@ def test_a_profile_without_these_kernels_is_refused(tmp_path: Path) -> None:
 
 
 #: Kernels of a layer that stand outside of attention in steps, or of its experts.
-AROUND = re.compile(r"attn\.(norm|residual|rope|proj|[qkv]( |$))|moe\.(router|input)")
+AROUND = re.compile(r"attn\.(norm|post_norm|residual|rope|proj|[qkv]( |$))|moe\.(router|input)")
 
 
 def measured(case: str) -> dict[str, float]:
