@@ -52,8 +52,8 @@ def test_adapters_cost_their_ops_and_no_more() -> None:
 
 
 def test_a_call_for_a_4_bit_weight_costs_what_is_left_of_steps() -> None:
-    """Least squares of relative errors over seven steps with one unknown are sum(a b) / sum(a a). Here a is the calls of
-    a step and b what is left of it, both over its seconds."""
+    """Least squares of relative errors over seven steps with one unknown are sum(a b) / sum(a a). Here a is the calls
+    of a step and b what is left of it, both over its seconds."""
     rows = steps("qlora")
     assert len(rows) == 7
     parts = [(calls / measured, (measured - others) / measured) for measured, others, calls in rows]
