@@ -56,7 +56,7 @@ def _fit_backend(
     figures["around"] = around and as_data(around)
     if section == "attention":  # what was measured apart stays
         apart = as_data(profile.kernels.attention, nulls=False)
-        figures |= {name: apart[name] for name in ("dropout", "bias") if apart.get(name)}
+        figures |= {name: apart[name] for name in ("dropout", "bias", "fp32") if apart.get(name)}
     halves: dict[bool, list[MeasuredCase]] = {False: [], True: []}
     for direction, op in DIRECTIONS.items():
         mine = [case for case in measured if case.op == op and case.params["backend"] == backend]

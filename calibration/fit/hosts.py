@@ -69,8 +69,9 @@ class Pace(NamedTuple):
     backward: float
 
 
-#: Calls of cuBLAS for each expert, whose seconds are measured by themselves; plain PyTorch makes none.
-CALLS = {"expert"}
+#: Calls whose seconds are measured by themselves, and which plain PyTorch does not make: of cuBLAS for each expert, of
+#: bitsandbytes for each 4-bit weight (measurements/adapter-hosts.csv).
+CALLS = {"dequantize", "expert"}
 #: How often the host did what is called so, and whether autograd's thread did it.
 Issued = Counter[tuple[str, bool]]
 

@@ -225,6 +225,18 @@ def check_updater(profile: Profile, rule: UpdateRule, *, key: str, file: object 
         )
 
 
+def check_steps(profile: Profile, *, file: object = None) -> None:
+    """Raise `InputError` where the profile does not price attention in steps as transformers runs it; ``file`` asks."""
+    if not profile.kernels.memory.transformers:
+        raise InputError(
+            f"profile {profile.name} has no kernels of transformers' attention in steps (kernels.memory.transformers)",
+            file=file,
+            key="calibration",
+            found=profile.name,
+            allowed="a profile that has them, such as one that is `like` a shipped one",
+        )
+
+
 def check_precision(profile: Profile, precision: str, *, file: object = None) -> None:
     """Raise `InputError` where the profile prices no products of a workload's ``precision``; ``file`` chose it."""
     if precision not in (types := list(profile.gpu_spec.peak_flops_per_s)):

@@ -100,6 +100,12 @@ class Workload(Section):
         return in_one_graph(stack) if self.framework.whole_step_graph else stack
 
     @property
+    def works_in_steps(self) -> bool:
+        """True where attention may run in steps, or experts' biases are added by kernels of their own."""
+        model = self.model
+        return model.attention != "flash" or self.training.precision == "fp32" or "experts" in model.biases
+
+    @property
     def traits(self) -> JobTraits:
         """The facts by which a framework decides how to run the job."""
         training, layout = self.training, self.parallelism

@@ -81,6 +81,11 @@ class AttentionCost:
 
     def _curve(self, kernel: Attention) -> tuple[float, float]:
         """Return limit and half length at the kernel's head dimension, linear between fitted ones."""
+        if kernel.dtype == "fp32" and self.model.fp32 and (cores := self.spec.fp32_flops_per_s):
+            shares = self.model.fp32.backward if kernel.backward else self.model.fp32.forward
+            low, high, weight = _between(shares, kernel.head_dim)
+            share = shares[low] + weight * (shares[high] - shares[low])
+            return share * cores.value / self._peak["fp32"], 0.0
         curves = self._curves(kernel)
         low, high, weight = _between(curves, kernel.head_dim)
         a, b = curves[low], curves[high]

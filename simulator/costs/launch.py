@@ -92,6 +92,8 @@ def issued(op: Compute | Comm, phase: str = "") -> dict[str, int]:
         work["checkpoint"] = 1
     elif op.computes_attention and op.phase != "R":
         work["graph"] = 1
+    if op.dequantizes:
+        work["dequantize"] = 1
     if isinstance(op.kernel, GroupedMatmul) and len(op.kernel.products) > 1:
         work["expert"] = len(op.kernel.products) - 1
     if phase == "W" and kind in WEIGHTS:

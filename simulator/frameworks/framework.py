@@ -88,8 +88,9 @@ class ExpertHooks:
     ``host_waits_for_counts``: the host reads how many tokens come before it issues the next kernel. ``activation``: the
     function between the two products, where it has other kernels than that of a dense MLP. ``one_by_one``: each expert
     has weights, products and an activation of its own. ``sorts_alone``: rows are sorted by the rank's experts once more
-    behind the exchange between ranks, also where no other rank sends any. ``biased``: kernels that add biases to
-    outputs, forward, backward, and of their gradients, where products do not.
+    behind the exchange between ranks, also where no other rank sends any. ``biased``: kernels that add biases to what a
+    product gives, forward, backward, and of their gradients, where products do not. Its last argument tells the first
+    product of an expert (``column``) from the second (``row``), as etp ranks split them.
     """
 
     router: Callable[[Shapes, Experts], Node]
@@ -103,7 +104,7 @@ class ExpertHooks:
     activation: Callable[[Shapes], ActivationKernels] | None = None
     one_by_one: bool = False
     sorts_alone: bool = False
-    biased: Callable[[Shapes, Experts], tuple[Ops, Ops, Ops]] | None = None
+    biased: Callable[[Shapes, Experts, str], tuple[Ops, Ops, Ops]] | None = None
     counted: Callable[[Experts], tuple[Ops, Ops]] | None = None
     sends_probabilities: bool = False
 
@@ -314,6 +315,14 @@ class Framework:
     """queries and keys turned by their positions as attention reads them, in place of ``rotation``"""
     masks_by_bias: Callable[[Shapes], bool] = never
     """attention reads its mask as a bias of all scores, and a key and a value for each head"""
+    falls_back_to_steps: Callable[[Shapes], bool] = never
+    """attention runs in steps although a fused kernel is asked for, which there is none of"""
+    caps_by_operations: bool = False
+    """logits are divided, capped and multiplied by a kernel each (``model.logit_softcap``)"""
+    forms_in_steps: tuple[str, ...] = ()
+    """keys of ``model`` for forms of attention that it also has in steps"""
+    caps_in_fused_kernel: bool = True
+    """fused attention caps scores where the model does (``model.attention_softcap``)"""
     before_attention: Callable[[Shapes], Node] = nothing
     """kernels of a layer right before fused attention, and what they leave for it"""
     returns_logits: Callable[[str], bool] | None = None
@@ -322,6 +331,8 @@ class Framework:
     """a compiled loss finds the maximum and the sum of a row in one kernel"""
     compiles_loss_apart: bool = False
     """a compiled loss is a graph of its own, without the projection to the vocabulary"""
+    copies_heads_by_element: bool = False
+    """copies of keys and values to all heads, and of a token's heads side by side, have no vector loads (class rope)"""
     repeats_keys: bool = False
     """keys and values are copied to all query heads that share them before a fused attention kernel"""
     keeps_gathered_inputs: bool = False

@@ -4,7 +4,8 @@ Operations are those of PyTorch alone. What differs are the modules: how they ar
 in fp32 are trained under torch.autocast.
 
 github.com/huggingface/transformers 5.17, src/transformers: models/llama/modeling_llama.py,
-models/qwen3/modeling_qwen3.py, models/gpt2/modeling_gpt2.py, activations.py, loss/loss_utils.py.
+models/qwen3/modeling_qwen3.py, models/gpt2/modeling_gpt2.py, activations.py, loss/loss_utils.py. Gemma, gpt-oss,
+windows, attention in steps and experts have files of their own.
 """
 
 from __future__ import annotations
@@ -12,7 +13,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
-from simulator.frameworks import hugging_face_experts, hugging_face_gemma, hugging_face_windows, pytorch
+from simulator.frameworks import (
+    hugging_face_eager,
+    hugging_face_experts,
+    hugging_face_gemma,
+    hugging_face_gpt_oss,
+    hugging_face_windows,
+    pytorch,
+)
 from simulator.frameworks.framework import (
     ActivationKernels,
     JobTraits,
@@ -22,7 +30,7 @@ from simulator.frameworks.framework import (
     gradient_of_lookup,
 )
 from simulator.frameworks.hugging_face_compiled import compiled
-from simulator.frameworks.limits import Limit, plain_layers
+from simulator.frameworks.hugging_face_limits import LIMITS
 from simulator.frameworks.rotation import rotated
 from simulator.operations.nodes import Node, Ops, Tensor, memory
 from simulator.operations.shapes import Shapes
@@ -145,6 +153,14 @@ def _in_fp32(table: Iterable[Traffic]) -> tuple[Traffic, ...]:
     )
 
 
+def _by_elements(table: Iterable[Traffic]) -> tuple[Traffic, ...]:
+    """Return kernels of 16 bits as those of fp32 work on tensors of fp32: what elements bound counts half."""
+    return tuple(
+        kernel._replace(read=0.5 * kernel.read, written=0.5 * kernel.written) if kernel.op in BY_ELEMENT else kernel
+        for kernel in table
+    )
+
+
 #: Heads that are normed come in fp32, so that all of it is.
 ROTATION_IN_FP32 = (*_in_fp32(pytorch.ROTATION), Traffic(" cast", "cast", 2, 1))
 ROTATION_IN_FP32_BACKWARD = (
@@ -152,52 +168,6 @@ ROTATION_IN_FP32_BACKWARD = (
     *_in_fp32(ROTATION_BACKWARD[:-1]),
     ROTATION_BACKWARD[-1],
 )
-
-_LEARNED: Mapping[str, object] = {"model.position": "learned"}
-_ROTARY: Mapping[str, object] = {"model.position": "rope"}
-_SILU: Mapping[str, object] = {"model.activation": "swiglu"}
-#: Keys of layers that have limits of their own.
-PATTERNED = ("model.mixers", "model.norm_place")
-#: Weights in fp32 that no ``fully_shard`` casts.
-_AUTOCAST: Mapping[str, object] = {"training.optimizer.master_weights": True, "parallelism.zero": 0}
-LIMITS = (
-    *(limit for limit in plain_layers("layers of Hugging Face's models") if limit.key not in PATTERNED),
-    Limit("model.mixers", ("attention", "window"), "layers attend to all tokens before or to a window", each=True),
-    Limit("model.norm_place", ("before",), "norms behind blocks are Gemma's, which GeGLU means", _SILU),
-    Limit("model.norm_place", ("before", "both"), "norms stand before blocks, or also behind them"),
-    Limit("model.activation", ("gelu", "swiglu"), "Gemma, which GeGLU means, is not simulated here", _AUTOCAST),
-    Limit("parallelism.tp", (1,), "tensor parallelism of Hugging Face's models (by DTensor) is not simulated"),
-    Limit("parallelism.pp", (1,), "pipelines of Hugging Face's models are not simulated"),
-    Limit("parallelism.cp", (1,), "context parallelism of Hugging Face's models is not simulated"),
-    Limit("parallelism.zero", (0, 3), "replicas are torch's DistributedDataParallel (0) or fully_shard (3)"),
-    Limit("model.moe", (None,), "experts with weights in fp32 are products in fp32, which is not simulated", _AUTOCAST),
-    Limit("parallelism.ep", (1,), "experts of Hugging Face's models are not spread over ranks here"),
-    Limit("model.moe.shared_ffn_hidden", (None, 0), "experts are Mixtral's or Qwen3's, none of which all tokens pass"),
-    Limit("model.moe.capacity_factor", (None,), "experts of Hugging Face's models take all tokens"),
-    Limit("model.moe.router_dtype", (None, "bf16", "fp16"), "the router's product is in the working precision"),
-    Limit("model.moe", (None,), "GPT-2, which learned positions mean, has no experts", _LEARNED),
-    Limit("model.mla", (None,), "latent attention as transformers 5 runs it is not simulated"),
-    Limit("model.mtp_layers", (0,), "Hugging Face's models do not train a prediction of several tokens"),
-    Limit("model.attention", ("flash",), "attention is scaled_dot_product_attention; the eager one is not simulated"),
-    Limit("model.position", ("rope", "learned"), "its models are Llama's kind (rope) or GPT-2 (learned)"),
-    Limit("model.norm", ("layernorm",), "GPT-2, which learned positions mean, has LayerNorm", _LEARNED),
-    Limit("model.activation", ("gelu",), "GPT-2, which learned positions mean, has gelu_new", _LEARNED),
-    Limit("model.qk_norm", (False,), "GPT-2, which learned positions mean, has no norms of heads", _LEARNED),
-    Limit("model.norm", ("rmsnorm",), "models of Llama's kind, which rope means, have RMSNorm", _ROTARY),
-    Limit(
-        "model.activation",
-        ("swiglu", "geglu"),
-        "models of Llama's kind, which rope means, have SiLU with a gate, and Gemma a GELU",
-        _ROTARY,
-    ),
-    Limit("model.dropout", (0.0,), "models of Llama's kind, which rope means, have no dropout", _ROTARY),
-    Limit("training.precision", ("bf16", "fp16"), "norms that need no casts to fp32 are not simulated"),
-    Limit("training.recompute.granularity", ("none", "full"), "gradient checkpointing is that of whole layers"),
-    Limit("training.adapters", (None,), "adapters under torch.autocast are not simulated", _AUTOCAST),
-    Limit("training.freeze", (None,), "frozen weights under torch.autocast are not simulated", _AUTOCAST),
-    Limit("training.loss.name", ("eager", "compiled"), "torch.autocast is simulated with its own loss", _AUTOCAST),
-)
-
 
 #: Kernels that tell whether sequences are packed (masking_utils.py, ``find_packed_sequence_indices``), on positions in
 #: int64. The host reads the answer of the last one.
@@ -214,8 +184,14 @@ def before_layers(shapes: Shapes) -> Node:
     tables = TABLES if shapes.position == "rope" else ()
     rotary = (memory("F", f"rotary.{name}", "copy", table, table, shapes.dtype) for name in tables)
     scaled = hugging_face_gemma.scaled_words(shapes, "F") if hugging_face_gemma.is_gemma(shapes) else ()
-    masked = hugging_face_windows.mask(shapes) if hugging_face_windows.is_masked(shapes) else ()
-    return Node(forward=(*scaled, *look, *masked, *rotary))
+    return Node(forward=(*scaled, *look, *_masks(shapes), *rotary))
+
+
+def _masks(shapes: Shapes) -> Ops:
+    """Return the kernels that make masks for all layers. Fused attention needs none but for windows."""
+    if shapes.attention != "flash":
+        return hugging_face_eager.masks(shapes)
+    return hugging_face_windows.mask(shapes) if hugging_face_windows.is_masked(shapes) else ()
 
 
 def activation(shapes: Shapes) -> ActivationKernels:
@@ -230,6 +206,10 @@ def activation(shapes: Shapes) -> ActivationKernels:
 def positions(shapes: Shapes) -> Node:
     """Return queries and keys turned by their positions."""
     forward, backward = pytorch.ROTATION, ROTATION_BACKWARD
+    if hugging_face_gpt_oss.is_gpt_oss(shapes):
+        return rotated(shapes, hugging_face_gpt_oss.ROTATION, hugging_face_gpt_oss.ROTATION_BACKWARD)
+    if shapes.dtype == "fp32":
+        forward, backward = (_by_elements(table) for table in (forward, backward))
     if shapes.autocast:
         forward = ROTATION_IN_FP32 if shapes.qk_norm else BY_FP32
         backward = ROTATION_IN_FP32_BACKWARD if shapes.qk_norm else BY_FP32_BACKWARD
@@ -251,13 +231,14 @@ def rms_norm_by_operations(shapes: Shapes, place: NormPlace) -> Node:
     """Return RMSNorm operation by operation. Under autocast the weight is in fp32, and so is what it multiplies.
 
     Sums of blocks are in fp32 already, so that nothing is cast, and autograd keeps the norm's input itself. Heads come
-    from products in the working precision, to which the quotient is cast back.
+    from products in the working precision, to which the quotient is cast back. In fp32 nothing is cast anywhere.
     """
-    if hugging_face_gemma.is_gemma(shapes):
+    if hugging_face_gemma.is_gemma(shapes) or hugging_face_gpt_oss.is_gpt_oss(shapes):
         return hugging_face_gemma.rms_norm(shapes, place)
-    if not shapes.autocast:
+    if not shapes.autocast and shapes.dtype != "fp32":
         return pytorch.rms_norm_by_operations(shapes, place)
     name, wide, narrow = place.name, shapes.row_bytes, float(shapes.element * shapes.rows * shapes.hidden)
+    casts = place.per_head and shapes.dtype != "fp32"
     divided = narrow if place.per_head else wide
 
     def kernel(phase: str, label: str, op: str, read: float, written: float) -> Ops:
@@ -267,11 +248,11 @@ def rms_norm_by_operations(shapes: Shapes, place: NormPlace) -> Node:
         ops: Ops = ()
         for label, op, *tensors in table:
             if label == "weight":
-                mixed = place.per_head and phase == "F"
+                mixed = casts and phase == "F"
                 ops += kernel(phase, label, op, narrow, wide if mixed else narrow)
-                if phase == "B" and place.per_head:
+                if phase == "B" and casts:
                     ops += kernel(phase, "weight cast", "cast", wide, narrow)
-            elif place.per_head or label not in ("float", "cast"):
+            elif casts or label not in ("float", "cast"):
                 ops += kernel(phase, label, op, *(wide * tensors[at] + narrow * tensors[at + 1] for at in (0, 2)))
         return ops
 
@@ -345,6 +326,7 @@ EAGER = replace(
     pytorch.FRAMEWORK,
     name="hugging_face",
     launch_section="hugging_face",
+    memory_sections=("eager", "transformers"),
     about="Hugging Face's transformers 5, eager or under torch.compile: GPT-2, Llama, Qwen3, Mixtral and their like",
     defaults=defaults,
     losses=("eager", "fused_linear"),
@@ -355,6 +337,13 @@ EAGER = replace(
     before_layers=before_layers,
     masks_by_bias=hugging_face_windows.is_masked,
     before_attention=hugging_face_windows.before_attention,
+    falls_back_to_steps=hugging_face_eager.falls_back,
+    copies_heads_by_element=True,
+    caps_by_operations=True,
+    forms_in_steps=("attention_sinks", "attention_softcap"),
+    # integrations/sdpa_attention.py does not pass ``softcap`` on
+    caps_in_fused_kernel=False,
+    softmax=hugging_face_eager.softmax,
     activation=activation,
     positions=positions,
     residual=residual,

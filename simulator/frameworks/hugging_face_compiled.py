@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from simulator.frameworks import fused_kernels
-from simulator.frameworks.framework import ActivationKernels, Framework, JobTraits, NormPlace, Traffic, nothing
+from simulator.frameworks.framework import ActivationKernels, Framework, JobTraits, NormPlace, Traffic, never, nothing
 from simulator.frameworks.limits import Limit
 from simulator.operations.nodes import Node, Ops, Tensor, memory
 from simulator.operations.shapes import Shapes
@@ -238,6 +238,8 @@ def compiled(eager: Framework) -> Framework:
             Limit("model.moe", (None,), "experts of compiled models are not simulated"),
             Limit("model.activation", ("gelu", "swiglu"), "Gemma, which GeGLU means, is not simulated compiled"),
             Limit("training.adapters", (None,), "adapters of compiled models are not simulated"),
+            Limit("model.attention", ("flash",), "attention in steps is not simulated compiled"),
+            Limit("training.precision", ("bf16", "fp16"), "fp32 is not simulated compiled"),
         ),
         activation=activation,
         rotation=fused_kernels.ROTATION,
@@ -249,6 +251,8 @@ def compiled(eager: Framework) -> Framework:
         lookup_gradient=lookup_gradient,
         masks_by_bias=lambda shapes: True,
         before_attention=nothing,
+        falls_back_to_steps=never,
+        caps_by_operations=False,
         fuses_pointwise=True,
         returns_logits=returns_logits,
         online_softmax=True,

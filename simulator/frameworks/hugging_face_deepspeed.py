@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from simulator.frameworks import deepspeed, hugging_face, zero_kernels
+from simulator.frameworks import deepspeed, hugging_face, hugging_face_limits, zero_kernels
 from simulator.frameworks.framework import JobTraits, Replication
 from simulator.frameworks.layout_habits import LayoutHabits
 from simulator.frameworks.limits import Limit
@@ -24,7 +24,7 @@ MAX_LIVE_PARAMETERS = 1_000_000_000
 
 REPLACED = ("parallelism.zero", "training.optimizer.master_weights")
 LIMITS = (
-    *(limit for limit in hugging_face.LIMITS if limit.key not in REPLACED),
+    *(limit for limit in hugging_face_limits.LIMITS if limit.key not in REPLACED),
     Limit("parallelism.zero", (1, 2, 3), "its engine without ZeRO is not simulated"),
     Limit("training.optimizer.master_weights", (True,), "DeepSpeed keeps fp32 weights beside 16-bit ones"),
     Limit(

@@ -9,6 +9,7 @@ github.com/huggingface/transformers 5.17, src/transformers: integrations/moe.py,
 
 from __future__ import annotations
 
+from simulator.frameworks import hugging_face_gpt_oss
 from simulator.frameworks.framework import ActivationKernels, ExpertHooks, Traffic
 from simulator.operations.experts import INDEX, PROBABILITY, Experts
 from simulator.operations.nodes import Node, Ops, Tensor, memory
@@ -78,7 +79,10 @@ def _added_by_index(shapes: Shapes, name: str, rows: float, written: float, entr
 
 
 def router(shapes: Shapes, experts: Experts) -> Node:
-    """Return the router: product in the working precision, softmax in fp32, and the choice of experts."""
+    """Return the router: product in the working precision, softmax in fp32, and the choice of experts.
+
+    gpt-oss chooses first, and takes the softmax of the chosen scores.
+    """
     rows, scores, choices = (
         shapes.row_bytes,
         float(experts.tokens * experts.experts),
@@ -90,13 +94,14 @@ def router(shapes: Shapes, experts: Experts) -> Node:
         return Compute(name, Matmul(m, n, k, dtype=experts.router_dtype, role=role), StepPhase(phase))
 
     inputs = (Tensor("mlp.normed", rows),)
+    forward = _small(shapes, "F", "router", ROUTER, max(scores, choices) / 2)
+    backward = _small(shapes, "B", "router bwd", ROUTER_GRADIENT, scores / 2)
+    if hugging_face_gpt_oss.is_gpt_oss(shapes):
+        forward, backward = hugging_face_gpt_oss.router_kernels(shapes, experts)
     return Node(
-        forward=(
-            product("F", "fwd", experts.tokens, experts.experts, shapes.hidden),
-            *_small(shapes, "F", "router", ROUTER, max(scores, choices) / 2),
-        ),
+        forward=(product("F", "fwd", experts.tokens, experts.experts, shapes.hidden), *forward),
         input_grad=(
-            *_small(shapes, "B", "router bwd", ROUTER_GRADIENT, scores / 2),
+            *backward,
             product("B", "dgrad", experts.tokens, shapes.hidden, experts.experts),
             memory("B", "moe.input grad", "residual", 2 * rows, rows, shapes.dtype),
         ),
@@ -161,9 +166,9 @@ def _weighed(shapes: Shapes, experts: Experts, *, wide: bool) -> tuple[Ops, Ops]
 def unpermuted(shapes: Shapes, experts: Experts) -> tuple[Ops, Ops]:
     """Return the masking and weighing of experts' outputs, their gathering in the order of tokens, and their sums.
 
-    Weights of Mixtral stay in fp32, so that all of it is. Qwen3's are cast.
+    Weights of Mixtral stay in fp32, so that all of it is. Qwen3's are cast, and gpt-oss' never were in fp32.
     """
-    wide = not shapes.qk_norm
+    wide = not (shapes.qk_norm or hugging_face_gpt_oss.is_gpt_oss(shapes))
     times = 2 if wide else 1
     rows, tokens = (
         float(shapes.element * experts.sent * shapes.hidden),
@@ -214,5 +219,6 @@ EXPERTS = ExpertHooks(
     kept_by_combine=kept,
     weighs_in_activation=False,
     host_waits_for_counts=False,
-    activation=lambda shapes: GATED,
+    activation=lambda shapes: hugging_face_gpt_oss.GATED if hugging_face_gpt_oss.is_gpt_oss(shapes) else GATED,
+    biased=hugging_face_gpt_oss.biased,
 )

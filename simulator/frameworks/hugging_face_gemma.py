@@ -42,7 +42,7 @@ def is_gemma(shapes: Shapes) -> bool:
 
 
 def rms_norm(shapes: Shapes, place: NormPlace) -> Node:
-    """Return Gemma's RMSNorm operation by operation.
+    """Return Gemma's RMSNorm operation by operation, or gpt-oss', which adds no one to the weight.
 
     Kept are its input and the quotient, both in fp32.
     """
@@ -50,8 +50,9 @@ def rms_norm(shapes: Shapes, place: NormPlace) -> Node:
     gradient = f"{place.name}.weight wgrad"
     quotient = Tensor(f"{place.name}.divided", wide)
     *normed, weighed, cast = pytorch.norm_kernels(shapes, place, "F", NORM_FORWARD)
+    added = _small(shapes, place, "F", ("weight float", "weight plus one")) if is_gemma(shapes) else ()
     return Node(
-        forward=(*normed, *_small(shapes, place, "F", ("weight float", "weight plus one")), weighed, cast),
+        forward=(*normed, *added, weighed, cast),
         input_grad=pytorch.norm_kernels(shapes, place, "B", NORM_BACKWARD),
         weight_grad=(
             memory("W", gradient, "residual", 2 * wide, wide, "fp32"),

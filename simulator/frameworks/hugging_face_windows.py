@@ -23,8 +23,8 @@ BY_ELEMENT = 2.0
 
 
 def is_masked(shapes: Shapes) -> bool:
-    """Return True for layers whose window is shorter than a sequence."""
-    return shapes.window > 0
+    """Return True for layers whose window is no longer than a sequence. One of the same length has a mask too."""
+    return shapes.has_window
 
 
 def mask(shapes: Shapes) -> Ops:

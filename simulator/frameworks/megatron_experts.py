@@ -182,12 +182,16 @@ def weighted(shapes: Shapes) -> ActivationKernels:
     return replace(plain, backward=(*plain.backward, Traffic(" weights", "activation_bwd", read, 0)))
 
 
-def biased(shapes: Shapes, experts: Experts) -> tuple[Ops, Ops, Ops]:
+def biased(shapes: Shapes, experts: Experts, split: str) -> tuple[Ops, Ops, Ops]:
     """Return the kernels that add biases to experts' outputs: forward, backward, and of the biases' gradients.
+
+    Those of the first product, which is ``split`` by column, are part of it.
 
     Expert by expert the bias is multiplied by the probabilities of its rows in fp32, and added. All are joined, and
     cast. An expert without tokens has no kernel.
     """
+    if split == "column":
+        return (), (), ()
     n_experts, elements = len(experts.loads), float(experts.worked_on * shapes.hidden)
     narrow, wide = shapes.element * elements, PROBABILITY * elements
 

@@ -33,6 +33,7 @@ AroundOps = Literal[
     "update",
     "dtensor",
     "dtensor_update",
+    "dequantize",
 ]
 
 
@@ -58,7 +59,8 @@ class LaunchCosts(Cited):
     reduced; a kernel that adds a gradient to a buffer, with the hooks that call for it; a layer of compiled code, each
     way: the guards, wrappers and weights of its graph; a call of DeepSpeed's hooks around a module; a kernel of an
     optimizer on one tensor; a product, norm or collective of a layer that is split as DTensors, and clipping and update
-    of one such weight. Not listed: nothing, or what other products, kernels and collectives take"""
+    of one such weight; a call of bitsandbytes that makes a weight of 4 bits whole. Not listed: nothing, or what other
+    products, kernels and collectives take"""
 
     def __post_init__(self) -> None:
         for key, seconds in (("forward_s", self.forward_s), ("backward_s", self.backward_s)):

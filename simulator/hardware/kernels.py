@@ -96,6 +96,18 @@ Fp8Class = Literal[
     "fp8_cast_transpose",
     "fp8_blocks_transpose",
 ]
+#: Kernels of attention in steps, and around experts' biases, as transformers asks PyTorch for them. ``softmax_fp32`` is
+#: over scores in fp32, ``softmax_odd`` over rows of an odd length, which ``join_odd`` makes. ``row_max`` finds the
+#: largest of each row. ``index_rows`` adds up rows by an index, and takes as long as the rows of the commonest one.
+TransformersClass = Literal[
+    "softmax_fp32",
+    "softmax_fp32_bwd",
+    "softmax_odd",
+    "softmax_odd_bwd",
+    "join_odd",
+    "row_max",
+    "index_rows",
+]
 #: Scales of operands in 8 bits: one for each row, for each block of 128 elements, or for 32 (MXFP8).
 Scaling = Literal["rows", "blocks", "mx"]
 #: Scales that a product costs no more with: one for each tensor, or none, where another kernel applies them. Products
@@ -264,6 +276,14 @@ class BiasCosts(Cited):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Fp32Attention(Cited):
+    """PyTorch's fused kernels of fp32, by head dimension: shares of the peak of CUDA cores, with TF32 and without."""
+
+    forward: dict[int, Fraction]
+    backward: dict[int, Fraction]
+
+
+@dataclass(frozen=True, kw_only=True)
 class AttentionModel:
     """Curves by head dimension; both constants go linearly between two of them and stay beyond the ends."""
 
@@ -277,6 +297,8 @@ class AttentionModel:
     """the kernels before and after a backward one, by their bytes; without it they are in its curves"""
     dropout: DropoutCosts | None = None
     """of dropped probabilities; without it they cost nothing"""
+    fp32: Fp32Attention | None = None
+    """PyTorch's fused kernels of fp32; without it they reach the shares that kernels of other types do"""
     bias: dict[int, BiasCosts] = field(default_factory=dict)
     """of scores that a bias is added to, by head dimension; without it they cost what others do"""
 
@@ -327,9 +349,13 @@ class MemoryModel:
     were measured"""
     fp8: dict[Fp8Class, MemoryCurve] = field(default_factory=dict)
     """casts of operands of products in 8 bits"""
+    transformers: dict[TransformersClass, MemoryCurve] = field(default_factory=dict)
+    """PyTorch's kernels that transformers' attention in steps and its experts with biases launch"""
 
     def __post_init__(self) -> None:
         need_all("kernels.memory.eager", self.eager, get_args(MemoryClass))
+        if self.transformers:
+            need_all("kernels.memory.transformers", self.transformers, get_args(TransformersClass))
 
 
 @dataclass(frozen=True, kw_only=True)

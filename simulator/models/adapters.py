@@ -105,7 +105,9 @@ def _dequantized(shapes: FrameworkShapes, weight: Weight, phase: str) -> Ops:
     return (
         memory(phase, f"{name} scales", "upcast", scales, wide, "fp32"),
         memory(phase, f"{name} mean", "activation", wide, wide, "fp32"),
-        memory(phase, name, "upcast", 0.5 * count + wide, shapes.element * count, shapes.dtype),
+        replace(
+            memory(phase, name, "upcast", 0.5 * count + wide, shapes.element * count, shapes.dtype), dequantizes=True
+        ),
     )
 
 

@@ -56,7 +56,7 @@ def attention_inputs(shapes: FrameworkShapes) -> tuple[Tensor, ...]:
 
 def whole_attention(shapes: FrameworkShapes, *, context: str) -> tuple[Node, ...]:
     """Return the attention of ranks that have whole sequences; ``context`` names its result."""
-    if shapes.attention != "flash":
+    if shapes.attention != "flash" or shapes.framework.falls_back_to_steps(shapes):
         return _unfused(shapes)
     repeated = repeated_keys(shapes) if shapes.framework.repeats_keys else ()
     return (*repeated, shapes.framework.before_attention(shapes), _flash(shapes, context))
@@ -88,7 +88,7 @@ def flash_kernel(shapes: FrameworkShapes, length: int, *, window: int = 0) -> At
         v_head_dim=value_width,
         dropout=shapes.dropout > 0,
         sinks=shapes.sinks,
-        softcap=shapes.softcap,
+        softcap=shapes.softcap and shapes.framework.caps_in_fused_kernel,
         causal=not shapes.bidirectional,
     )
     return replace(kernel, causal=False, window=0, bias=True) if biased else kernel
@@ -103,7 +103,6 @@ def _flash(shapes: FrameworkShapes, context: str) -> Node:
     forward = replace(flash_kernel(shapes, shapes.seq, window=shapes.window), chunk=shapes.chunk)
     saved = flash_saved(shapes, context)
     statistics = 2 * FP32_BYTES * shapes.tokens * shapes.heads
-    sinks = Weight("attention.sinks", (shapes.heads,), (shapes.heads * shapes.tp,), shapes.dtype, sharded_over=("tp",))
     return Node(
         forward=(Compute("attn.flash", forward, StepPhase.FORWARD),),
         input_grad=(Compute("attn.flash bwd", replace(forward, backward=True), StepPhase.BACKWARD),),
@@ -113,7 +112,7 @@ def _flash(shapes: FrameworkShapes, context: str) -> Node:
         )
         if shapes.sinks
         else (),
-        weights=(sinks,) if shapes.sinks else (),
+        weights=_sinks(shapes),
         saved=saved,
         # Gradients of the context, and of queries, keys and values.
         grad_bytes=float(
@@ -122,10 +121,18 @@ def _flash(shapes: FrameworkShapes, context: str) -> Node:
     )
 
 
+def _sinks(shapes: FrameworkShapes) -> tuple[Weight, ...]:
+    """Return the weight of sinks, a number for each head; none where there are no sinks."""
+    name, whole = "attention.sinks", (shapes.heads * shapes.tp,)
+    weight = Weight(name, (shapes.heads,), whole, shapes.dtype, sharded_over=("tp",))
+    return (weight,) if shapes.sinks else ()
+
+
 def _unfused(shapes: FrameworkShapes) -> tuple[Node, ...]:
     """Return attention in steps: Q K^T, scale-mask-softmax, dropout, P V.
 
-    Keys and values are expanded first where heads share them.
+    Keys and values are expanded first where heads share them. A sink makes a row of probabilities longer by one, and
+    products read such rows in place.
     """
     batch = shapes.batch * shapes.heads
     elements = batch * shapes.seq * shapes.seq
@@ -133,6 +140,7 @@ def _unfused(shapes: FrameworkShapes) -> tuple[Node, ...]:
     query_bytes = float(shapes.element * shapes.tokens * shapes.q_width)
     value_bytes = float(shapes.element * shapes.tokens * shapes.context_width)
     repeat, keys, values = repeated_keys(shapes), "attn.k", "attn.v"
+    copies = "rope" if shapes.framework.copies_heads_by_element else "copy"
     if repeat:
         keys, values = "attn.k expanded", "attn.v expanded"
 
@@ -147,16 +155,20 @@ def _unfused(shapes: FrameworkShapes) -> tuple[Node, ...]:
         grad_bytes=square + 2 * query_bytes,
     )
     softmax, drop = shapes.framework.softmax(shapes, elements)
+    if shapes.sinks:
+        gradients = (*softmax.weight_grad, *add_gradient(shapes, "attn.sinks", shapes.heads))
+        softmax = replace(softmax, weights=_sinks(shapes), weight_grad=gradients)
+    row = s + shapes.sinks
     attended = "attn.dropped" if shapes.dropout else "attn.probs"
     context = Node(
         # The product leaves heads outermost; the copy puts a token's heads side by side again.
         forward=(
-            product("F", "context", s, v, s, "fwd"),
-            memory("F", "attn.context transpose", "copy", value_bytes, value_bytes, shapes.dtype),
+            product("F", "context", s, v, row, "fwd"),
+            memory("F", "attn.context transpose", copies, value_bytes, value_bytes, shapes.dtype),
         ),
         input_grad=(
             product("B", "context dgrad probs", s, s, v, "dgrad"),
-            product("B", "context dgrad v", s, v, s, "wgrad"),
+            product("B", "context dgrad v", row, v, s, "wgrad"),
         ),
         saved=(Tensor(attended, square), Tensor(values, value_bytes)),
         grad_bytes=square + 2 * value_bytes,
@@ -169,8 +181,9 @@ def repeated_keys(shapes: FrameworkShapes) -> tuple[Node, ...]:
     if shapes.kv_heads == shapes.heads:
         return ()
     narrow, wide = (float(shapes.element * shapes.tokens * width) for width in (shapes.kv_width, shapes.q_width))
+    kernel, read = ("rope", wide) if shapes.framework.copies_heads_by_element else ("copy", narrow)
     copies = Node(
-        forward=tuple(memory("F", f"attn.repeat {x}", "copy", narrow, wide, shapes.dtype) for x in "kv"),
+        forward=tuple(memory("F", f"attn.repeat {x}", kernel, read, wide, shapes.dtype) for x in "kv"),
         input_grad=tuple(memory("B", f"attn.repeat {x} bwd", "reduce", wide, narrow, shapes.dtype) for x in "kv"),
         grad_bytes=2 * (narrow + wide),
     )

@@ -213,12 +213,13 @@ def _around(shapes: FrameworkShapes, experts: Experts, split: str) -> _Around:
         parts = len(experts.loads)
         return (memory(phase, f"moe.{name}", "copy", nbytes, nbytes, shapes.dtype, parts=parts),) if joins else ()
 
-    if split == "column":
-        return _Around(behind=join("B", "split bwd"))
+    none: tuple[Ops, Ops, Ops] = ((), (), ())
+    added, back, gradients = none
     if "experts" in shapes.biases and hooks.biased:
-        added, back, gradients = hooks.biased(shapes, experts)
-        return _Around((*added, *join("F", "join")), back, (), gradients)
-    return _Around(join("F", "join"))
+        added, back, gradients = hooks.biased(shapes, experts, split)
+    if split == "column":
+        return _Around(added, back, join("B", "split bwd"), gradients)
+    return _Around((*added, *join("F", "join")), back, (), gradients)
 
 
 def _split(ops: Ops, shares: Sequence[float]) -> Ops:
@@ -273,7 +274,7 @@ def _grouped(shapes: FrameworkShapes, experts: Experts, name: str, n: int, k: in
         added = add_gradient(shapes, name, params)
         weight_grad += _split(added, [1 / local] * local) if shapes.framework.experts.one_by_one else added
     if "experts" in shapes.biases:
-        if not (split == "row" and shapes.framework.experts.biased):
+        if not around.gradients:
             weight_grad += (
                 memory("W", f"{name} bias grad", "reduce", y_bytes, shapes.element * local * n, shapes.dtype, n),
             )

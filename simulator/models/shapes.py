@@ -101,7 +101,7 @@ def shapes(workload: Workload, seat: Seat = ANY_SEAT, turn: Turn = ANY_TURN, num
         accumulates_in_product=training.gradient_accumulation_fusion,
         keeps_gradients=training.keep_gradients,
         norm_place=model.norm_place,
-        **_forms(model, number),
+        **_forms(model, number, training.seq),
         autocast=workload.software.autocasts(workload.traits),
         norm_by_operations=not training.fused_rms_norm and model.norm == "rmsnorm",
         tuning=tuning_at(workload, number),
@@ -122,10 +122,16 @@ def _few_bits(workload: Workload, turn: Turn) -> dict[str, Any]:
     }
 
 
-def _forms(model: Model, layer: int) -> dict[str, Any]:
+def has_window(model: Model, layer: int, seq: int) -> bool:
+    """Return True for a layer whose window is no longer than a sequence of ``seq``. One just as long hides nothing."""
+    return model.mixer(layer).name == "window" and model.sliding_window is not None and model.sliding_window <= seq
+
+
+def _forms(model: Model, layer: int, seq: int) -> dict[str, Any]:
     """Return what surrounds attention and blocks in a layer of a model."""
     in_window = model.mixer(layer).name == "window"
     return {
+        "has_window": has_window(model, layer, seq),
         "qk_norm": model.qk_norm_kind if model.qk_norm else "",
         "sinks": model.attention_sinks is True or (model.attention_sinks == "window" and in_window),
         "value_norm": model.value_norm,

@@ -17,7 +17,7 @@ from simulator.models.linear import add_gradient, linear, new_gradient_bytes
 from simulator.models.norms import norm
 from simulator.models.parts import Part, part_of
 from simulator.models.residual_streams import first_streams, last_streams
-from simulator.models.shapes import FrameworkShapes, shapes
+from simulator.models.shapes import FrameworkShapes, has_window, shapes
 from simulator.models.tuning import EMBEDDING, HEAD, is_of_kinds
 from simulator.models.weight_names import OUTPUT, OUTPUT_BIAS, POSITIONS, WORDS
 from simulator.operations.dropout import dropout
@@ -62,8 +62,8 @@ def embedding(workload: Workload, turn: Turn = ANY_TURN) -> Part:
         positions = (memory("W", "embedding.positions wgrad", "reduce", full, rows, sizes.dtype),)
         positions += add_gradient(sizes, "embedding.positions", sizes.seq * sizes.hidden)
     # What is made once serves the layers with a window too.
-    windows = (workload.model.keys_seen(layer, sizes.seq).window for layer in range(workload.model.layers))
-    before = sizes.framework.before_layers(replace(sizes, window=max(windows)))
+    windowed = any(has_window(workload.model, layer, sizes.seq) for layer in range(workload.model.layers))
+    before = sizes.framework.before_layers(replace(sizes, has_window=windowed))
     forward += before.forward
     if sizes.sequence_parallel and not scattered:
         forward.append(memory("F", "embedding.scatter", "copy", sizes.row_bytes, sizes.row_bytes, sizes.dtype))
@@ -126,16 +126,7 @@ def head(workload: Workload, turn: Turn = ANY_TURN, *, projection: bool = True) 
         copied = not workload.parallelism.table_in_place
         product = replace(product, weights=(tie(matrix, WORDS, copied=copied), *bias))
     if sizes.softcaps_logits:
-        logits = float(sizes.element * sizes.tokens * sizes.vocab)
-        product = replace(
-            product,
-            forward=(*product.forward, memory("F", "head.softcap", "activation", logits, logits, sizes.dtype)),
-            input_grad=(
-                memory("B", "head.softcap bwd", "activation_bwd", 2 * logits, logits, sizes.dtype),
-                *product.input_grad,
-            ),
-            saved=(*product.saved, Tensor("head.capped", logits)),
-        )
+        product = _capped(sizes, product)
     trained = not is_of_kinds(matrix, sizes.tuning.frozen)
     loss = LOSSES[workload.training.loss.name]
     behind = loss.nodes(sizes, product, loss_options(workload, sizes, trained=trained))
@@ -143,6 +134,33 @@ def head(workload: Workload, turn: Turn = ANY_TURN, *, projection: bool = True) 
         behind = (*behind, eager.metrics(sizes, number))
     before = (last_streams(sizes),) if sizes.streams > 1 else ()
     return part_of(sizes, "head", (*before, norm(sizes, "head.norm", saved="head.input", residual=False), *behind))
+
+
+def _capped(sizes: FrameworkShapes, product: Node) -> Node:
+    """Return the projection with the cap of its logits: one kernel each way, or one for each operation."""
+    logits = float(sizes.element * sizes.tokens * sizes.vocab)
+
+    def scaling(phase: str, name: str) -> Ops:
+        if not sizes.framework.caps_by_operations:
+            return ()
+        return (memory(phase, f"head.softcap {name}", "activation", logits, logits, sizes.dtype),)
+
+    return replace(
+        product,
+        forward=(
+            *product.forward,
+            *scaling("F", "divide"),
+            memory("F", "head.softcap", "activation", logits, logits, sizes.dtype),
+            *scaling("F", "times"),
+        ),
+        input_grad=(
+            *scaling("B", "times bwd"),
+            memory("B", "head.softcap bwd", "activation_bwd", 2 * logits, logits, sizes.dtype),
+            *scaling("B", "divide bwd"),
+            *product.input_grad,
+        ),
+        saved=(*product.saved, Tensor("head.capped", logits)),
+    )
 
 
 def loss_options(workload: Workload, shapes: FrameworkShapes, *, trained: bool = True) -> LossOptions:

@@ -44,6 +44,7 @@ class Shapes:
     ``heads``, ``kv_heads``, ``ffn`` and ``vocab`` are the rank's own; KV heads fewer than tp ranks are replicated, one
     to a rank. Heads of values may have a width of their own.
     ``dtype`` is the working precision, of which an element takes ``element`` bytes.
+    ``has_window``: there is a window no longer than a sequence, even one of the same length, which hides nothing.
     ``chunk``: tokens of a piece of a sequence whose queries see no other piece, 0 for all. ``biases``: linear layers
     that have some. ``qk_norm``: over what queries and keys are normed, empty for not. ``norm_place``: where norms of
     blocks stand. ``sinks``, ``softcap`` and ``gate`` are of attention; ``softcaps_logits``: so are the logits capped.
@@ -90,6 +91,7 @@ class Shapes:
     autocast: bool
     # What only some models have.
     window: int = 0
+    has_window: bool = False
     chunk: int = 0
     kv_replicas: int = 1
     biases: frozenset[str] = frozenset()

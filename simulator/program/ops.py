@@ -34,6 +34,7 @@ class Compute:
     ``host_waits``: the host issues nothing more before it has ended, for it has to read the result.
     ``carries_checkpoint``: with it is counted what the host does for a recomputation, which sets the random states of
     the forward pass. It is the first kernel of attention that runs again, or else the first kernel.
+    ``dequantizes``: the host calls for it in Python, to make a weight of 4 bits whole.
     ``within_call``: the call that launches the kernel before or behind it launches it too, from C++.
     ``graph``: its place in a CUDA graph that launches it, where there is one.
     """
@@ -43,6 +44,7 @@ class Compute:
     phase: StepPhase
     host_waits: bool = False
     carries_checkpoint: bool = False
+    dequantizes: bool = False
     within_call: bool = False
     graph: GraphPlace = GraphPlace.NONE
 

@@ -2,8 +2,9 @@
 
 Rows of one source err together, so that sources are counted and not rows. A source has the likeness of its most alike
 row, and its error is the mean over its rows, each by its likeness. The interval lies around the sources' median, and is
-a multiple of their spread to either side. With this multiple `LEVEL` of the rows lie inside when their source is left
-out, as `simulator.validation.coverage` shows. It is wider for a family of GPUs of which no step was measured.
+a multiple of their spread to either side. The spread is larger for kinds of jobs whose steps scatter more (`scatter`).
+With this multiple `LEVEL` of the rows lie inside when their source is left out, as `simulator.validation.coverage`
+shows. It is wider for a family of GPUs of which no step was measured.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from simulator.validation.likeness import Array, Evidence
-from simulator.validation.traits import StepTraits
+from simulator.validation.traits import SOFTWARE_YEAR, StepTraits
 
 #: Share of measured times that lie inside.
 LEVEL = 0.9
@@ -31,8 +32,12 @@ FARTHEST = 0.3
 #: steps on it one takes 10 % less than simulated and one 20 % more. These are of Llama 3.1 8B (torchtune's README):
 #: LoRA at 3,083 tokens/s; all weights at 1,650, with an optimizer in the backward pass, which is not simulated.
 UNSEEN = 0.15
+#: How far steps scatter: logarithm of the factor for each year that their software is older, and for parameters that
+#: are gathered for each pass (ZeRO-3). By regression of steps' distances, each source left out in turn and counted
+#: once: `coverage.fitted_scatter`.
+PER_YEAR, SHARDED = 0.082, 0.487
 #: Spreads to either side.
-MULTIPLE = 1.49
+MULTIPLE = 0.9
 
 
 @dataclass(frozen=True)
@@ -54,6 +59,11 @@ class PredictionInterval:
     def seconds(self, step_time_s: float) -> tuple[float, float]:
         """Return the ends for a step that takes ``step_time_s`` by simulation."""
         return step_time_s * math.exp(self.low), step_time_s * math.exp(self.high)
+
+
+def scatter(traits: StepTraits) -> float:
+    """Return how many times as far as current software without sharded parameters steps with ``traits`` scatter."""
+    return math.exp(PER_YEAR * (SOFTWARE_YEAR - traits.year) + SHARDED * traits.sharded)
 
 
 def prediction_interval(
@@ -82,7 +92,7 @@ def prediction_interval(
     within = (sources @ distances + PRIOR * WITHIN) / weight
     # The median of few sources is itself uncertain, by their spread over the root of their number.
     unseen = UNSEEN if evidence.compared_family(traits) != traits.family else 0.0
-    half = multiple * math.hypot(between * math.sqrt(1 + 1 / weight), within, unseen)
+    half = multiple * scatter(traits) * math.hypot(between * math.sqrt(1 + 1 / weight), within, unseen)
     return PredictionInterval(centre - half, centre + half, likeness, share * sources[numbers], sources, means, middle)
 
 

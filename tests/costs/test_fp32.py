@@ -10,10 +10,11 @@ import pytest
 
 from simulator.config import load_workload
 from simulator.config.profile import load_profiles
+from simulator.costs.attention import AttentionCost
 from simulator.costs.matmul import MatmulCost
 from simulator.errors import InputError
 from simulator.models import warnings
-from simulator.program import Matmul
+from simulator.program import Attention, Matmul
 
 MEASURED = Path(__file__).parents[2] / "calibration" / "measurements"
 
@@ -86,3 +87,25 @@ def test_without_a_product_in_fp32_the_key_says_nothing() -> None:
     workload = load_workload(JOB, {"training.tf32": False, "training.precision": "bf16"})
     assert any("training.tf32" in text and "no product is in fp32" in text for text in warnings(workload))
     assert not any("tf32" in text for text in warnings(load_workload(JOB, {"training.tf32": False})))
+
+
+@pytest.mark.parametrize(
+    ("head_dim", "sequences", "seq", "backward", "measured_s"),
+    [
+        (64, 4, 2048, False, 1161e-6),
+        (64, 4, 2048, True, 2816e-6),
+        (128, 2, 1024, False, 276e-6),
+        (128, 2, 1024, True, 822e-6),
+    ],
+)
+def test_fused_attention_of_fp32_is_no_faster_with_tf32(
+    head_dim: int, sequences: int, seq: int, backward: bool, measured_s: float
+) -> None:
+    """An H200's kernels of 16 heads, alike with TF32 and without: calibration/measurements/eager-kernels.csv, and of
+    heads of 64 those of calibration/results/frameworks/hf1_llama300m_tf32_mha."""
+    kernel = Attention(sequences, 16, 16, seq, seq, head_dim, dtype="fp32", backward=backward)
+    for tf32 in (True, False):
+        workload = load_workload(JOB | {"cluster": {"name": "hgx_h200_8gpu", "nodes": 1}}, {"training.tf32": tf32})
+        (profile,) = load_profiles(workload.calibrations, workload.training).values()
+        cost = AttentionCost(profile.gpu_spec, profile.kernels.attention)
+        assert cost.seconds(kernel) == pytest.approx(measured_s, rel=0.05)

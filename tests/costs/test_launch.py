@@ -70,6 +70,7 @@ PRODUCT, NORM = Matmul(8, 8, 8), Memory("norm", 1.0, 1.0)
         (Compute("attn.softmax + attn.probs dropout", Memory("dropout", 1.0, 1.0), "F"), "forward_other graph"),
         (Compute("attn.softmax", Memory("softmax", 1.0, 1.0), "R"), "forward_other"),
         (Compute("norm", NORM, "R", carries_checkpoint=True), "forward_norm checkpoint"),
+        (Compute("fc1 dequantize", Memory("upcast", 1.0, 1.0), "B", dequantizes=True), "backward_other dequantize"),
         (Compute("experts", GroupedMatmul((8, 8), 8, 8), "F"), "forward_grouped expert"),
         (Collective("x", "all_gather", 8.0, "tp", "tp"), "collective"),
         (Collective("x", "all_reduce", 8.0, "tp", "tp"), "tp_all_reduce"),

@@ -121,7 +121,7 @@ def test_nothing_is_issued_while_the_host_waits() -> None:
     rows = result.timeline
     waited = rows[rows["name"] == "positions.all"].index[0]
     launch_s = rows["start_s"][waited + 1] - rows["end_s"][waited]
-    assert launch_s == pytest.approx(22.46e-6, rel=1e-6)  # forward_s.other of the profile, hugging_face
+    assert launch_s == pytest.approx(22.72e-6, rel=1e-6)  # forward_s.other of the profile, hugging_face
 
 
 def test_shortcuts_change_nothing_where_the_host_waits() -> None:
@@ -169,13 +169,13 @@ def test_defaults_are_those_of_weights_in_bf16() -> None:
         (MIXTRAL | {"moe": MOE | {"shared_experts": 1}}, {}, "model.moe.shared_ffn_hidden", "none of which"),
         (MIXTRAL | {"moe": MOE | {"router_dtype": "fp32"}}, {}, "model.moe.router_dtype", "working precision"),
         (GPT2 | {"moe": MOE}, {}, "model.moe", "GPT-2"),
-        (LLAMA | {"attention": "unfused"}, {}, "model.attention", "scaled_dot_product_attention"),
+        (GPT2 | {"attention": "unfused"}, {}, "model.attention", "GPT-2's attention in steps"),
         (LLAMA | {"dropout": 0.1}, {}, "model.dropout", "Llama's kind"),
         (LLAMA | {"norm": "layernorm"}, {}, "model.norm", "RMSNorm"),
         (GPT2 | {"activation": "relu"}, {}, "model.activation", "gelu_new"),
         (GPT2 | {"qk_norm": True}, {}, "model.qk_norm", "norms of heads"),
         (LLAMA, {"training": {"recompute": "selective"}}, "training.recompute.granularity", "whole layers"),
-        (LLAMA, {"training": {"precision": "fp32"}}, "training.precision", "casts"),
+        (GPT2, {"training": {"precision": "fp32"}}, "model.position", "in fp32"),
         (
             LLAMA,
             {"training": {"optimizer": {"master_weights": True}, "adapters": {"rank": 4, "targets": ["q"]}}},

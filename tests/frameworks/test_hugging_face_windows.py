@@ -40,9 +40,11 @@ def test_a_window_is_a_bias_of_all_scores() -> None:
     assert plain.kv_heads < plain.heads
 
 
-def test_a_window_as_long_as_a_sequence_is_none() -> None:
+def test_a_window_as_long_as_a_sequence_is_a_mask_too() -> None:
+    """transformers leaves out the mask where keys are fewer than the window (``_ignore_causal_mask_sdpa``)."""
     longest = load(LLAMA).training.seq
-    assert attention(LLAMA | {"sliding_window": longest}, 0) == attention(LLAMA, 0)
+    assert attention(LLAMA | {"sliding_window": longest}, 0) == attention(WINDOW, 0)
+    assert attention(LLAMA | {"sliding_window": longest + 1}, 0) == attention(LLAMA, 0)
 
 
 def test_kernels_of_a_layer_with_a_window() -> None:

@@ -149,7 +149,7 @@ def test_an_expert_without_tokens_has_no_products_but_a_gradient_of_zeros() -> N
     assert [kernel.bytes for kernel in swiglu] == pytest.approx([2 * 3 * load * 512 for load in loads[:4]])
     biases = EXPERTS.biased
     assert biases is not None
-    assert len(named(biases(z, replace(whole, loads=loads))[0], "moe.bias weigh")) == 4
+    assert len(named(biases(z, replace(whole, loads=loads), "row")[0], "moe.bias weigh")) == 4
 
 
 @pytest.mark.parametrize(("padded", "copies"), [(False, 1), (True, 0)])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -14,10 +15,12 @@ from simulator.validation.accuracy import accuracy, interval_figures, why_nothin
 from simulator.validation.coverage import (
     BEGIN,
     END,
+    NEAR,
     PAGE,
     LeftOutRow,
     content,
     coverage,
+    fitted_scatter,
     fitting_multiple,
     left_out_rows,
     page_with,
@@ -25,7 +28,15 @@ from simulator.validation.coverage import (
 )
 from simulator.validation.likeness import Evidence, evidence
 from simulator.validation.measured_steps import MeasuredStep, measured_steps, read_steps, write_steps
-from simulator.validation.prediction_interval import BETWEEN, MULTIPLE, UNSEEN, WITHIN, prediction_interval
+from simulator.validation.prediction_interval import (
+    BETWEEN,
+    MULTIPLE,
+    PER_YEAR,
+    SHARDED,
+    UNSEEN,
+    WITHIN,
+    prediction_interval,
+)
 from simulator.validation.traits import LONG_LAYER_s, StepTraits, architecture_of, traits_of
 
 TRAITS = StepTraits(
@@ -234,7 +245,6 @@ FIGURES = {
         ({"cluster": "pcie_l40s"}, "links in a node PCIe: measured with nvswitch"),
         ({"cluster": "pcie_a100_nvlink_pairs"}, "links in a node pairs: measured with nvswitch"),
         ({"cluster": "mi300x"}, "kind of GPU CDNA 3: measured with NVIDIA's A100 and successors"),
-        ({"training.precision": "fp32"}, "precision 32 bits: measured with 16 bits"),
         ({"parallelism.grad_compression": "int8"}, "data parallelism allreduce, int8: measured with allreduce"),
         ({"parallelism.offload.optimizer": "cpu"}, "offloading to the host: measured with none"),
     ],
@@ -333,6 +343,33 @@ def test_ninety_of_a_hundred_steps_lie_inside_when_their_source_is_left_out() ->
     assert every.compared > 0.6 * every.n_rows
     compared = [row for row in left_out_rows(evidence()) if row is not None]
     assert fitting_multiple(compared) == pytest.approx(MULTIPLE, rel=0.15)
+    assert fitted_scatter(compared) == pytest.approx((PER_YEAR, SHARDED), abs=0.1)
+    assert every.half_width < 0.13
+    assert unfitted_share(compared) == pytest.approx(0.9, abs=0.04)
+
+
+def test_how_far_steps_scatter_is_told_by_age_and_sharding() -> None:
+    """Distances of e, e^2 and e^3 spreads, less what is added to each, differ by a factor e: for a year, or ZeRO-3. A
+    source of two rows alike counts as the others."""
+    rows = [
+        LeftOutRow("one", 0.0, 0.0, 0.1, plain=math.e - NEAR),
+        LeftOutRow("two", 0.0, 0.0, 0.1, plain=math.e**2 - NEAR, age=1.0),
+        LeftOutRow("three", 0.0, 0.0, 0.1, plain=math.e**3 - NEAR, age=1.0, sharded=True),
+        LeftOutRow("three", 0.0, 0.0, 0.1, plain=math.e**3 - NEAR, age=1.0, sharded=True),
+    ]
+    assert fitted_scatter(rows) == pytest.approx((1.0, 1.0))
+
+
+@pytest.mark.parametrize(("change", "times"), [({"year": 2024}, 2 * PER_YEAR), ({"sharded": True}, SHARDED)])
+def test_old_software_and_sharded_parameters_widen_the_interval(change: dict[str, Any], times: float) -> None:
+    """Its half is e^(0.082 * 2) times as wide for software two years old, and e^0.487 times for ZeRO-3."""
+    new, old = (
+        prediction_interval(Evidence.from_steps([step("one", 0.1, **traits)]), replace(TRAITS, **traits))
+        for traits in ({}, change)
+    )
+    assert new is not None
+    assert old is not None
+    assert (old.high - old.low) / (new.high - new.low) == pytest.approx(math.exp(times))
 
 
 def test_the_multiple_of_the_others_is_not_that_of_all() -> None:
@@ -340,7 +377,7 @@ def test_the_multiple_of_the_others_is_not_that_of_all() -> None:
     The second does not lie within that of the first."""
     rows = [LeftOutRow("one", 0.0, float(n), 0.1) for n in range(1, 11)]
     assert fitting_multiple(rows) == 9.0
-    assert unfitted_share([LeftOutRow("one", 0.0, 1.0, 0.1), LeftOutRow("two", 0.0, 2.0, 0.1)]) == 0.5
+    assert unfitted_share([LeftOutRow(str(n), 0.0, 0.0, 0.1, plain=float(n)) for n in (1, 2)]) == 0.5
 
 
 def test_a_left_out_row_is_compared_with_the_others() -> None:

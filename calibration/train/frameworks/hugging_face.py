@@ -56,6 +56,14 @@ def config_of(model: Model, seq: int) -> Any:
     moe = model.moe
     if moe is None:
         return _dense(model, sizes)
+    if model.attention_sinks:
+        return transformers.GptOssConfig(
+            **sizes,
+            sliding_window=model.sliding_window,
+            layer_types=_layer_types(model),
+            num_local_experts=moe.experts,
+            num_experts_per_tok=moe.top_k,
+        )
     if model.qk_norm:
         experts = {"num_experts": moe.experts, "num_experts_per_tok": moe.top_k, "norm_topk_prob": True}
         return transformers.Qwen3MoeConfig(**sizes, **experts, moe_intermediate_size=moe.ffn_hidden)
@@ -64,20 +72,31 @@ def config_of(model: Model, seq: int) -> Any:
 
 
 def _dense(model: Model, sizes: dict[str, Any]) -> Any:
-    """Return the configuration of Gemma 3, Mistral, Qwen3 or Llama, whichever has such layers."""
+    """Return the configuration of Gemma 2 or 3, Mistral, Qwen3 or Llama, whichever has such layers."""
     if model.activation == "geglu":
-        kinds = {"window": "sliding_attention", "attention": "full_attention"}
-        layers = [kinds[model.mixer(layer).name] for layer in range(model.layers)]
-        return transformers.Gemma3TextConfig(**sizes, sliding_window=model.sliding_window, layer_types=layers)
+        sizes |= {"sliding_window": model.sliding_window, "layer_types": _layer_types(model)}
+        if model.qk_norm:
+            return transformers.Gemma3TextConfig(**sizes)
+        return transformers.Gemma2Config(
+            **sizes,
+            attn_logit_softcapping=model.attention_softcap,
+            final_logit_softcapping=model.logit_softcap,
+        )
     if model.sliding_window is not None:
         return transformers.MistralConfig(**sizes, sliding_window=model.sliding_window)
     return (transformers.Qwen3Config if model.qk_norm else transformers.LlamaConfig)(**sizes)
 
 
+def _layer_types(model: Model) -> list[str]:
+    """Return what transformers calls the kind of each layer."""
+    kinds = {"window": "sliding_attention", "attention": "full_attention"}
+    return [kinds[model.mixer(layer).name] for layer in range(model.layers)]
+
+
 def model_of(workload: Workload, device: torch.device, dtype: torch.dtype) -> nn.Module:
     """Return a model of transformers in training, with gradient checkpointing where the workload wants it."""
     config = config_of(workload.model, workload.training.seq)
-    config._attn_implementation = "sdpa"
+    config._attn_implementation = "sdpa" if workload.model.attention == "flash" else "eager"
     with device:
         model: Any = transformers.AutoModelForCausalLM.from_config(config, dtype=dtype)
     model.train()
@@ -167,11 +186,13 @@ class TransformersTrainer:
         self._clip = training.grad_clip
         self._autocast = wide and layout.zero == 0
         self._adds_whole = workload.adds_whole_gradients
+        self._tf32 = training.precision == "fp32" and training.tf32
         self._device, self._working = device, working
         self._batches = replica_tokens(workload, groups.place["dp"])[:, :-1].to(device).split(training.micro_batch)
 
     def step(self) -> Tensor:
         """Make one optimizer step; return the last micro-batch's loss."""
+        torch.backends.cuda.matmul.allow_tf32 = self._tf32  # probes of the host between steps have changed it
         loss = torch.zeros(())
         for number, tokens in enumerate(self._batches):
             last = number == len(self._batches) - 1

@@ -34,11 +34,16 @@ def _hugging_face(workload: Workload) -> Iterator[TrainingLimit]:
     implementation = training.optimizer.implementation
     yield "training.optimizer.implementation", implementation, ("fused", "foreach"), "is not written"
     gemma = model.activation == "geglu"
-    yield "model.norm_place", model.norm_place, ("both",) if gemma else ("before",), "only Gemma 3 has norms behind"
-    yield "model.qk_norm", model.qk_norm, (True,) if gemma else (True, False), "Gemma 3 norms queries and keys"
-    if not gemma:
+    yield "model.norm_place", model.norm_place, ("both",) if gemma else ("before",), "only Gemma has norms behind"
+    if gemma and not model.qk_norm:
+        caps = (model.attention_softcap, model.logit_softcap)
+        yield "model.qk_norm", None in caps, (False,), "without norms of heads it is Gemma 2, which has caps"
+    if model.attention_sinks:
+        yield "model.moe", model.moe is not None, (True,), "sinks are gpt-oss', which has experts"
+        yield "model.biases", "experts" in model.biases, (True,), "experts of gpt-oss have biases"
+    elif not gemma:
         one_kind = len(model.kinds) == 1
-        yield "model.mixers", one_kind, (True,), "of mixed layers only Gemma 3's are written"
+        yield "model.mixers", one_kind, (True,), "of mixed layers only Gemma's and gpt-oss' are written"
         if model.sliding_window is not None:
             plain = model.position == "rope" and not model.qk_norm and model.moe is None
             yield "model.sliding_window", plain, (True,), "only Mistral has a window"

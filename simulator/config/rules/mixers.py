@@ -220,10 +220,15 @@ def _bias_problems(model: Model) -> Iterator[InputError]:
         )
 
 
+#: Forms of attention that most frameworks have in fused kernels alone.
+FUSED_FORMS = ("attention_sinks", "attention_softcap", "indexer")
+
+
 def _attention_problems(workload: Workload) -> Iterator[InputError]:
     """Yield forms of attention that kernels or a split do not have."""
     model, layout = workload.model, workload.parallelism
-    forms = [key for key in ("attention_sinks", "attention_softcap", "indexer") if getattr(model, key)]
+    fused = [key for key in FUSED_FORMS if key not in workload.software.forms_in_steps]
+    forms = [key for key in fused if getattr(model, key)]
     if model.attention != "flash" and forms:
         yield InputError(
             f"model.{forms[0]} is simulated in fused kernels",
