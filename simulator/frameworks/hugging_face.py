@@ -161,7 +161,13 @@ PATTERNED = ("model.mixers", "model.norm_place")
 #: Weights in fp32 that no ``fully_shard`` casts.
 _AUTOCAST: Mapping[str, object] = {"training.optimizer.master_weights": True, "parallelism.zero": 0}
 LIMITS = (
-    *(limit for limit in plain_layers("layers of Hugging Face's models") if limit.key not in PATTERNED),
+    *(
+        limit
+        for limit in plain_layers(
+            "layers of Hugging Face's models", "Llama's, Gemma 3's or GPT-2's attention and norms"
+        )
+        if limit.key not in PATTERNED
+    ),
     Limit("model.mixers", ("attention", "window"), "layers attend to all tokens before or to a window", each=True),
     Limit("model.norm_place", ("before",), "norms behind blocks are Gemma's, which GeGLU means", _SILU),
     Limit("model.norm_place", ("before", "both"), "norms stand before blocks, or also behind them"),

@@ -383,7 +383,9 @@ def _key_figures(report: JsonReport) -> Table:
         grid.add_row("stages", f"the slowest takes {stages['slowest_over_mean']:.2f} times the mean{advice}")
     run = report.get("run")
     if run is not None:
-        cost = "" if run["cost"] is None else f", cost {run['cost']:,.0f} at {run['cost'] / run['gpu_hours']:g} a GPU-hour"
+        cost = (
+            "" if run["cost"] is None else f", cost {run['cost']:,.0f} at {run['cost'] / run['gpu_hours']:g} a GPU-hour"
+        )
         if run["server_gpus"]:
             cost += f"; {run['server_gpus']:,} GPUs of the servers' nodes included"
         grid.add_row("whole run", f"{run_length(run['days'])}, {run['gpu_hours']:,.0f} GPU-hours{cost}")

@@ -136,4 +136,6 @@ def test_a_change_for_which_the_host_lacks_memory_says_so() -> None:
     """Its GPU would have room: 40 of 80 GiB."""
     row = {"options": "--set a=1", "step_time_s": 1.0, "peak_bytes": 40 * 2**30, "capacity_bytes": 80 * 2**30}
     (line, _) = change_lines({"changes": [], "too_large": row, "simulated": 1, "refused": 0, "left": 0})
-    assert line == "Faster, if it fitted: --set a=1 takes 1.00 s a step and needs more memory of the host than a node has."
+    assert (
+        line == "Faster, if it fitted: --set a=1 takes 1.00 s a step and needs more memory of the host than a node has."
+    )
