@@ -38,8 +38,8 @@ ActionCosts = Annotated[
     str,
     typer.Option(
         metavar=_COST,
-        help="Costs of a micro-batch's forward on a rank, of its whole backward, of the weight gradient in that, "
-        "of a transfer. Chunks of a rank share them equally.",
+        help="Costs of a micro-batch's forward on a rank, of its whole backward, of the weight gradient in that "
+        "(left out beside B, half of it), of a transfer. Chunks of a rank share them equally.",
     ),
 ]
 ComparedSchedules = Annotated[list[str] | None, typer.Option(metavar="NAME ...", help="Other schedules beside it.")]
@@ -114,6 +114,9 @@ def command(
     _write(results, csv, gantt)
     if shows_summary(json, quiet):
         _print(reports)
+        if cost != _COST:
+            shown = {key: costs[name] for key, name in _COSTS.items()}
+            show("Costs: " + ", ".join(f"{key} {value:g}" for key, value in shown.items()) + ". W is a part of B.")
     warn(warnings)
 
 
