@@ -14,7 +14,6 @@ from simulator.config.section import is_whole
 from simulator.errors import InputError, PlaceOfKey, nearest_names
 from simulator.input_files import as_path, brief, closest, read_json, read_yaml
 
-
 #: Keys that say something of layer after layer.
 _PATTERNS = ("mixers", "mlps")
 
