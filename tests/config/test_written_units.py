@@ -200,8 +200,8 @@ def test_a_millionth_has_either_sign(sign: str) -> None:
         (["capture", "a:b", "--out", "a.json", "--seq", "-3"], "--seq: must be a whole number of tokens"),
         (["plan", "gpt22b_tp8", "--days", "30d"], "--days: must be a number\n  found:   '30d'"),
         (
-            ["plan", "gpt22b_tp8", "--price", "2,50"],
-            "--price: must be a number\n  found:   '2,50'\n  allowed: a number, without a unit\n  fix:     --price 2.50",
+            ["plan", "gpt22b_tp8", "--price", "2,5"],
+            "--price: must be a number\n  found:   '2,5'\n  allowed: a number, without a unit\n  fix:     --price 2.5",
         ),
         (
             ["plan", "gpt22b_tp8", "--tokens", "1,000"],
