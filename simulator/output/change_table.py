@@ -61,7 +61,8 @@ def change_lines(advice: Mapping[str, Any]) -> list[str]:
         tried += f", {advice['refused']} more not possible for this job"
     if advice["left"]:
         tried += f", {advice['left']} not tried for want of time (--budget-s)"
-    helps = "" if advice["changes"] else "No single change that was tried makes the step faster and fits: "
+    unhelpful = not advice["changes"] and advice["simulated"]
+    helps = "No single change that was tried makes the step faster and fits: " if unhelpful else ""
     lines.append(f"{helps}{tried}.")
     return lines
 

@@ -139,3 +139,8 @@ def test_a_change_for_which_the_host_lacks_memory_says_so() -> None:
     assert (
         line == "Faster, if it fitted: --set a=1 takes 1.00 s a step and needs more memory of the host than a node has."
     )
+
+
+def test_nothing_that_was_not_tried_is_said_not_to_help() -> None:
+    (line,) = change_lines({"changes": [], "too_large": None, "simulated": 0, "refused": 0, "left": 4})
+    assert line == "0 single changes simulated, 4 not tried for want of time (--budget-s)."
