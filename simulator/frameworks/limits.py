@@ -35,8 +35,8 @@ def plain_layers(
     whose: str, alike: str = "plain causal attention and a norm before each block, all of one kind"
 ) -> tuple[Limit, ...]:
     """Return the limits of a framework whose layers were looked at with attention to all tokens before, and a norm
-    before each block; ``whose`` names the layers, ``alike`` says what they have. Experts and latent attention have
-    limits of their own.
+    before each block. The name of the layers is ``whose``; what is simulated of them is said by ``alike``. Experts and
+    latent attention have limits of their own.
     """
     usual: dict[str, tuple[object, ...]] = {
         "model.mixers": (None,),

@@ -58,7 +58,7 @@ class Imported:
     hosts: tuple[str, ...] = ()
 
 
-def links_section(links: Mapping[tuple[int, ...], int], n_gpus: int, each_Bps: float) -> dict[str, Any]:
+def links_section(links: Mapping[tuple[int, int], int], n_gpus: int, each_Bps: float) -> dict[str, Any]:
     """Return the section ``nvlink`` of ``n_gpus`` GPUs joined by numbers of links, each of ``each_Bps`` a direction.
 
     Every two of three or more GPUs joined by equally many are a mesh, whose bandwidth is that of all links of a GPU.

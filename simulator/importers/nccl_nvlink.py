@@ -81,9 +81,9 @@ def _links_to_switch(devices: Devices, links: _Links) -> int:
     return counts[0]
 
 
-def _links_of_pairs(devices: Devices, links: _Links) -> dict[tuple[int, ...], int]:
+def _links_of_pairs(devices: Devices, links: _Links) -> dict[tuple[int, int], int]:
     """Return the number of links between every two GPUs, which both must say alike."""
-    pairs = {tuple(sorted(pair)): count for pair, count in links.between.items()}
+    pairs = {(min(pair), max(pair)): count for pair, count in links.between.items()}
     for a, b in pairs:
         there, back = links.between.get((a, b), 0), links.between.get((b, a), 0)
         if there != back:

@@ -152,7 +152,7 @@ def test_nvlinks_of_a_gpu_that_has_none_are_warned_of() -> None:
 
 
 def test_latencies_that_nobody_gives_are_said_to_be_zero(tmp_path: Path) -> None:
-    """Of links that there are, and until a file, a cluster laid over it, or --set gives one; 0 may be given."""
+    """A warning names each link of the cluster that lacks one. Any file or mapping may give it, and may give 0."""
     node = {
         "gpus": {"type": "h100-sxm-80gb", "count": 8},
         "nvlink": {"kind": "nvswitch", "bandwidth_Bps": 450e9},

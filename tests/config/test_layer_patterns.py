@@ -34,8 +34,8 @@ def test_a_pattern_of_the_file_itself_is_not_cut() -> None:
 
 
 def test_layers_that_reuse_keys_are_as_many_as_may() -> None:
-    """Of 8 layers, five with a window, one without, two more with one: the last two have a lender of their kind
-    before, the third from the end is the only one without a window. What is proposed loads."""
+    """The kinds of 8 layers are five windows, attention, two windows. Two windows at the end have a lender before them;
+    attention, the third from the end, is the only one of its kind. What is proposed loads."""
     with pytest.raises(InputError) as caught:
         job("gemma-4-e4b", layers=8)
     assert caught.value.key == "model.reused_keys.layers"
