@@ -201,17 +201,16 @@ def _limit_problem(framework: str, limits: Sequence[Limit], values: Mapping[str,
         key: brief(value) if not isinstance(value, Section) else Bare("a section") for key, value in values.items()
     }
     allowed = {limit.key: " or ".join(str(brief(value)) for value in limit.allowed) for limit in limits}
-    key, found = limits[0].key, shown[limits[0].key]
-    several = len(values) > 1
-    if several:
+    key, given = limits[0].key, shown[limits[0].key]
+    if len(values) > 1:
         key = key.partition(".")[0]
         within = {name: name.removeprefix(f"{key}.") for name in values}
-        found = Bare(", ".join(f"{within[name]}: {written(value)}" for name, value in shown.items()))
+        given = Bare(", ".join(f"{within[name]}: {written(value)}" for name, value in shown.items()))
         allowed = {name: f"{within[name]}: {text}" for name, text in allowed.items()}
     return InputError(
         f"framework {framework}: {limits[0].message}",
         key=key,
-        found=found,
+        found=given,
         allowed=", ".join(allowed.values()),
         fix=_with_these(values),
     )
