@@ -201,16 +201,16 @@ def _limit_problem(framework: str, limits: Sequence[Limit], values: Mapping[str,
         key: brief(value) if not isinstance(value, Section) else Bare("a section") for key, value in values.items()
     }
     allowed = {limit.key: " or ".join(str(brief(value)) for value in limit.allowed) for limit in limits}
-    key, given = limits[0].key, shown[limits[0].key]
+    key, actual = limits[0].key, shown[limits[0].key]
     if len(values) > 1:
         key = key.partition(".")[0]
         within = {name: name.removeprefix(f"{key}.") for name in values}
-        given = Bare(", ".join(f"{within[name]}: {written(value)}" for name, value in shown.items()))
+        actual = Bare(", ".join(f"{within[name]}: {written(value)}" for name, value in shown.items()))
         allowed = {name: f"{within[name]}: {text}" for name, text in allowed.items()}
     return InputError(
         f"framework {framework}: {limits[0].message}",
         key=key,
-        found=given,
+        found=actual,
         allowed=", ".join(allowed.values()),
         fix=_with_these(values),
     )
