@@ -39,10 +39,18 @@ def test_layers_that_reuse_keys_are_as_many_as_may() -> None:
     with pytest.raises(InputError) as caught:
         job("gemma-4-e4b", layers=8)
     assert caught.value.key == "model.reused_keys.layers"
-    assert caught.value.allowed == "at most 2"
+    assert (caught.value.allowed, caught.value.fix) == ("at most 2", "model.reused_keys.layers: 2")
     assert job("gemma-4-e4b", layers=8, reused_keys={"layers": 2}).model.layers == 8
     with pytest.raises(InputError, match=r"allowed: no model\.reused_keys"):
         job("gemma-4-e4b", layers=1)
+
+
+def test_dense_layers_at_the_beginning_leave_one_for_experts() -> None:
+    """DeepSeek-V3 has three: of two layers one may be dense."""
+    with pytest.raises(InputError, match="leaves none of the 2 layers for experts") as caught:
+        job("deepseek-v3", layers=2)
+    assert caught.value.fix == "first_dense_layers: 1"
+    assert job("deepseek-v3", layers=2, moe={"first_dense_layers": 1}).model.mlp(1) == "moe"
 
 
 def test_what_a_framework_lacks_in_several_keys_is_said_once() -> None:
