@@ -262,7 +262,7 @@ def test_gpus_that_stay_idle_and_a_search_cut_short_are_told(
     assert "none of 0 layouts was found to fit in time" in capsys.readouterr().err
     layout = ProposedLayout({}, {"headroom_bytes": 1.0, "capacity_bytes": 200.0}, 9, 3, in_time=False)
     answers = JobAnswers("m", JobMachines({"name": "dgx_h100"}), 12, "full", "pytorch", 1, 1)
-    assert list(_doubts(Draft({}, "", layout, idle_gpus=4), answers, 2.5)) == [
+    assert list(_doubts(Draft({"model": {}}, "", layout, idle_gpus=4), answers, 2.5)) == [
         "Only 0.5% of memory is left, and figures of memory are 6 % off in the mean.",
         "4 GPUs of the 16 in whole nodes stay idle; --gpus 16 uses all of them",
         "the search ended after --budget-s 2.5: layouts that were not simulated may be faster",

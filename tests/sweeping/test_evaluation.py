@@ -167,7 +167,7 @@ def test_a_point_has_an_interval_where_steps_like_it_were_measured(cluster: str,
 @pytest.mark.parametrize(
     ("key", "one", "other"),
     [
-        ("training.adapters", {"rank": 8, "targets": ["q", "v"]}, {"rank": 8, "targets": ["v", "q", "v"]}),
+        ("training.adapters", {"rank": 8, "targets": ["q", "v"]}, {"rank": 8, "targets": ["v", "q"]}),
         ("model.biases", ["qkv", "o"], ["o", "qkv"]),
         ("training.freeze", ["embedding", "attention"], ["attention", "embedding"]),
     ],
