@@ -169,7 +169,7 @@ def test_a_point_has_an_interval_where_steps_like_it_were_measured(cluster: str,
     [
         ("training.adapters", {"rank": 8, "targets": ["q", "v"]}, {"rank": 8, "targets": ["v", "q"]}),
         ("model.biases", ["qkv", "o"], ["o", "qkv"]),
-        ("training.freeze", ["embedding", "attention"], ["attention", "embedding"]),
+        ("training.freeze", ["embedding", "head"], ["head", "embedding"]),
     ],
 )
 def test_lists_of_the_same_in_another_order_are_one_job(key: str, one: object, other: object) -> None:
