@@ -89,6 +89,9 @@ _NUMBER = re.compile(
 #: Numbers that other languages read, or that slipped: hexadecimal ones, other digits than 0 to 9, doubled underscores.
 _ODD_NUMBER = re.compile(r"[-+]?(?:0[xX][0-9a-fA-F_]+|0[oO][0-7_]+|\d[\d_]*)")
 UNUSUAL = "is a number in an unusual spelling"
+#: Numbers with commas between thousands, and exponents alone.
+_THOUSANDS = re.compile(r"\s*([-+]?[0-9]{1,3}(?:,[0-9]{3})+)((?:\.[0-9]+)?\s*[^\W\d_]*(?:/s)?)\s*")
+_EXPONENT = re.compile(r"\s*[eE]([-+]?[0-9]{1,3})\s*")
 
 
 def quantity_of(key: str) -> WrittenUnits | None:
@@ -159,6 +162,18 @@ def nearest_spellings(text: str, quantity: WrittenUnits) -> list[str]:
     return [match[1] + one for one in near if one in quantity.units]
 
 
+def usual_spelling(text: str) -> str | None:
+    """Return a number with commas between thousands, or an exponent alone, as files write it; None of any other text.
+
+    >>> usual_spelling("1,024"), usual_spelling("450,000MB/s"), usual_spelling("e12"), usual_spelling("1,2")
+    ('1024', '450000MB/s', '1e12', None)
+    """
+    if exponent := _EXPONENT.fullmatch(text):
+        return f"1e{exponent[1]}"
+    thousands = _THOUSANDS.fullmatch(text)
+    return thousands[1].replace(",", "") + thousands[2].strip() if thousands else None
+
+
 def plain_spellings(text: str) -> list[str]:
     """Return the whole numbers, in digits, that a text in another spelling may mean.
 
@@ -166,7 +181,10 @@ def plain_spellings(text: str) -> list[str]:
     (['8000', '8192'], ['32'], ['8000'], ['8'])
     >>> plain_spellings("8.0"), plain_spellings("many"), plain_spellings("8GB")
     (['8'], [], [])
+    >>> plain_spellings("1,024"), plain_spellings("e3")
+    (['1024'], ['1000'])
     """
+    text = usual_spelling(text) or text
     if is_unusual(text):
         digits = text.strip().replace("_", "")
         try:
@@ -254,18 +272,22 @@ def as_text(key: str, value: object) -> str | None:
 def read_number(text: str, quantity: WrittenUnits, file: str) -> float | int:
     """Return the number of an answer or option called ``file``, with or without a unit. Raises `InputError`.
 
-    >>> read_number("1T", TOKENS, "--tokens"), read_number("4096", LENGTH, "--seq")
-    (1000000000000, 4096)
+    >>> read_number("1T", TOKENS, "--tokens"), read_number("4096", LENGTH, "--seq"), read_number("4_096", LENGTH, "")
+    (1000000000000, 4096, 4096)
     """
     number = number_of(text, quantity)
     if number is not None:
         return number
     try:
-        plain = float(text) if text.isascii() and "_" not in text else math.nan
+        plain = float(text) if text.isascii() and not is_unusual(text) else math.nan
     except ValueError:
         plain = math.nan
     if not math.isfinite(plain):
         raise InputError(
-            "is no number", file=file, found=brief(text), allowed=f"a number, or such as {quantity.example}"
+            "is no number",
+            file=file,
+            found=brief(text),
+            allowed=f"a number, or such as {quantity.example}",
+            fix=usual_spelling(text),
         )
     return int(plain) if plain.is_integer() else plain

@@ -29,8 +29,7 @@ HELPS = 0.005
 class SimulatedChange:
     """A legal change with the figures of the changed job.
 
-    ``saved_s``: seconds by which its step is shorter. ``headroom_bytes``: least memory left on any GPU, negative where
-    it does not fit.
+    ``saved_s``: seconds by which its step is shorter.
     """
 
     change: KeyChange
@@ -39,7 +38,6 @@ class SimulatedChange:
     fits: bool
     peak_bytes: float
     capacity_bytes: float
-    headroom_bytes: float
 
     def to_dict(self) -> dict[str, Any]:
         """Return the change, how to type it, and its figures, SI units."""
@@ -58,8 +56,8 @@ class SimulatedChange:
 class SpeedAdvice:
     """Advice on what makes a step faster that takes ``step_time_s`` now.
 
-    ``best``: the changes that help most. They fit in memory; for a job that does not fit itself they need no more than
-    it. ``too_large``: the fastest change that does not fit, where it beats all of ``best``. ``simulated``, ``refused``,
+    ``best``: the changes that help most; all fit in memory, whether the job does or not. ``too_large``: the fastest
+    change that does not fit, where it beats all of ``best``. ``simulated``, ``refused``,
     ``left``: how many changes were simulated, cannot run in this job, and were left when the time was over. A change
     that turns out to change nothing, or how many GPUs work, is in none of them.
     """
@@ -136,17 +134,14 @@ def _simulated(result: StepResult, workload: Workload, proposal: Proposal) -> Si
         fits=figures["fits"],
         peak_bytes=figures["peak_bytes"],
         capacity_bytes=figures["capacity_bytes"],
-        headroom_bytes=figures["headroom_bytes"],
     )
 
 
 def _ranked(result: StepResult, outcomes: list[SimulatedChange], refused: int, left: int) -> SpeedAdvice:
     """Return the advice that follows from the simulated changes."""
     step = result.spans.step_time_s
-    now = result.key_figures()
     faster = sorted((one for one in outcomes if one.saved_s >= HELPS * step), key=lambda one: one.step_time_s)
-    roomy = [one for one in faster if one.fits or (not now["fits"] and one.headroom_bytes >= now["headroom_bytes"])]
-    best = tuple(sorted(roomy, key=lambda one: not one.fits)[:MOST])
-    larger = [one for one in faster if one not in roomy]
+    best = tuple([one for one in faster if one.fits][:MOST])
+    larger = [one for one in faster if not one.fits]
     too_large = larger[0] if larger and (not best or larger[0].saved_s > best[0].saved_s) else None
     return SpeedAdvice(step, best, too_large, len(outcomes), refused, left)

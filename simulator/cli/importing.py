@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -110,7 +110,7 @@ def _import_topology(
     """Read a machine's topology, and write a cluster file."""
     from simulator.config.cluster import load_cluster
     from simulator.importers import read_machine, unanswered
-    from simulator.input_files import as_path, with_changes
+    from simulator.input_files import as_path, parse_yaml, with_changes
 
     file = files[0]
     imported = read_machine([as_path(one) for one in files])
@@ -120,8 +120,10 @@ def _import_topology(
     spec = load_cluster({**topology, "name": str(topology["name"])})
     check_outputs({"--out": out, "--json": json}, {"--out": (".yaml", ".yml")})
     if out is not None:
+        text = cluster_file(topology, files, imported.format)
+        parse_yaml(text, out)  # refused here, it would not be read either
         with writing(out) as target:
-            target.write(cluster_file(topology, files, imported.format).encode())
+            target.write(text.encode())
     write_json(
         json,
         envelope(
@@ -247,9 +249,24 @@ def _show_devices(imported: Imported, node: NodeSpec) -> None:
 def _nearest(device: str, devices: list[str], joined: DeviceRelations) -> str:
     relations = ["PIX", "PXB", "PHB", "SYS"]
     least = min((relations.index(joined[device, candidate]) for candidate in devices), default=0)
-    return ", ".join(candidate for candidate in devices if relations.index(joined[device, candidate]) == least) or "-"
+    return _ranges(candidate for candidate in devices if relations.index(joined[device, candidate]) == least) or "-"
 
 
 def _with_nvlink(device: str, gpus: list[str], joined: DeviceRelations) -> str:
-    relations = ((gpu, joined[device, gpu]) for gpu in gpus if gpu != device)
-    return ", ".join(f"{gpu} ({relation})" for gpu, relation in relations if relation.startswith(("NV", "XG"))) or "-"
+    joined_by: dict[str, list[str]] = {}
+    for gpu in gpus:
+        if gpu != device and (relation := joined[device, gpu]).startswith(("NV", "XG")):
+            joined_by.setdefault(relation, []).append(gpu)
+    return ", ".join(f"{_ranges(peers)} ({relation})" for relation, peers in joined_by.items()) or "-"
+
+
+def _ranges(devices: Iterable[str]) -> str:
+    """Names of devices of one kind, those with numbers in a row as a range.
+
+    >>> _ranges(["gpu0", "gpu1", "gpu2", "gpu5"]), _ranges([])
+    ('gpu0-2,5', '')
+    """
+    from simulator.importers.imported import numbers
+
+    names = list(devices)
+    return names[0][:3] + numbers(int(name[3:]) for name in names) if names else ""

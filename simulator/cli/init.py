@@ -15,7 +15,7 @@ from simulator.cli.outputs import check_outputs, shows_summary, write_json
 from simulator.cli.search import search_watch
 from simulator.cli.streams import complain
 from simulator.cli.terminal import progress, say, warn
-from simulator.errors import InputError, MissingKeyError, amended
+from simulator.errors import InputError, amended
 
 if TYPE_CHECKING:
     from simulator.drafting.entry import Draft, JobAnswers
@@ -97,7 +97,7 @@ def command(
         from simulator.drafting.entry import draft
 
         target = Path(cluster_file.name) if imported else None
-        with amended(partial(_by_option, answers.model)):
+        with amended(_by_option):
             result = draft(answers, out.stem, target, budget_s=budget_s, jobs=jobs, watch=search_watch(far))
     _write(result, answers, out, cluster_file)
     write_json(json, _content(result, out, cluster_file if imported else None))
@@ -107,32 +107,17 @@ def command(
         _show(result, answers, out, cluster_file if imported else None)
 
 
-def _by_option(model: str, error: InputError) -> None:
+def _by_option(error: InputError) -> None:
     """Name the option that an error of the file is about, as nobody has written the file's keys.
 
-    What would mend the file is then left out. But a key that the ``model`` leaves open needs a file that has it.
+    What would mend the file is then left out.
     """
     if error.file == "search":
         error.file, error.fix = "--gpus", "another number of GPUs, or a --batch that they share evenly"
         return
     option = next((one for key, one in _OPTIONS.items() if (error.key or "").startswith(key)), None)
-    if error.file is None and error.key is not None and option == "--model" and isinstance(error, MissingKeyError):
-        error.file, error.fix = option, f"a workload file with model: {_with_key(model, error.key)}"
-    elif error.file is None and option is not None:
+    if error.file is None and option is not None:
         error.file, error.key, error.fix = option, None, None
-
-
-def _with_key(model: str, key: str) -> str:
-    """Return a section ``model`` in which a key has a value beside a config.json.
-
-    >>> _with_key("config.json", "model.encoder.patches_per_image")
-    '{hf_config: config.json, encoder: {patches_per_image: N}}'
-    """
-    *sections, name = key.split(".")[1:]
-    inner = f"{name}: N"
-    for section in reversed(sections):
-        inner = f"{section}: {{{inner}}}"
-    return f"{{hf_config: {model}, {inner}}}"
 
 
 class Interview:
@@ -311,6 +296,11 @@ def _doubts(result: Draft, answers: JobAnswers, budget_s: float) -> Iterator[str
     from simulator.drafting.layouts import SPARE
     from simulator.units import counted
 
+    if "encoder" in result.data["model"]:
+        yield (
+            "the model is simulated without its encoder of images: adapters stand in text models alone, and a "
+            "config.json may leave open how large images are (model.encoder.patches_per_image)"
+        )
     if result.layout.spare < SPARE:
         yield tight_memory(result.layout)
     if idle := result.idle_gpus:

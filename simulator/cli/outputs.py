@@ -49,13 +49,22 @@ def check_outputs(
             raise InputError("is a file that this command reads", file=option, found=str(path), fix="another name")
         if path.is_dir():
             raise InputError("is a directory, not a file", file=option, found=str(path))
-        if not folder.is_dir():
-            raise InputError("its directory does not exist", file=option, found=str(path), fix=f"mkdir -p {folder}")
-        if not os.access(path if path.exists() else folder, os.W_OK):
-            raise InputError("cannot be written: permission denied", file=option, found=str(path))
+        check_folder(option, folder, path)
         if target in option_of_file:
             raise InputError(f"is the file of {option_of_file[target]} too", file=option, found=str(path))
         option_of_file[target] = option
+
+
+def check_folder(option: str, folder: Path, written: Path) -> None:
+    """Raise `InputError` where ``written``, a file in ``folder`` or this itself, cannot be written for ``option``."""
+    if not folder.is_dir():
+        above = next(one for one in (folder, *folder.parents) if one.exists())
+        if not above.is_dir():
+            message = f"{above} is a file, and no directory"
+            raise InputError(message, file=option, found=str(written), fix="another name")
+        raise InputError("its directory does not exist", file=option, found=str(written), fix=f"mkdir -p {folder}")
+    if not os.access(written if written.exists() else folder, os.W_OK):
+        raise InputError("cannot be written: permission denied", file=option, found=str(written))
 
 
 @contextmanager

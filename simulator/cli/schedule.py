@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -38,8 +38,8 @@ ActionCosts = Annotated[
     str,
     typer.Option(
         metavar=_COST,
-        help="Costs of a micro-batch's forward on a rank, of its whole backward, of the weight gradient in that, "
-        "of a transfer. Chunks of a rank share them equally.",
+        help="Costs of a micro-batch's forward on a rank, of its whole backward, of the weight gradient in that "
+        "(left out beside B, half of it), of a transfer. Chunks of a rank share them equally.",
     ),
 ]
 ComparedSchedules = Annotated[list[str] | None, typer.Option(metavar="NAME ...", help="Other schedules beside it.")]
@@ -113,7 +113,7 @@ def command(
     write_json(json, envelope("schedule", cost=costs) | content | {"warnings": warnings})
     _write(results, csv, gantt)
     if shows_summary(json, quiet):
-        _print(reports)
+        _print(reports, costs if cost != _COST else {})
     warn(warnings)
 
 
@@ -189,7 +189,8 @@ def _costs(text: str) -> dict[str, float]:
     return costs
 
 
-def _print(reports: list[dict[str, Any]]) -> None:
+def _print(reports: list[dict[str, Any]], costs: Mapping[str, float]) -> None:
+    """Print the orders and the figures of schedules, and the ``costs`` of their actions where some are given."""
     for report in reports:
         title = f"{report['name']}: {_work_in_words(report['stages'], report['microbatches'])}"
         if report["chunks"] > 1:
@@ -216,6 +217,9 @@ def _print(reports: list[dict[str, Any]]) -> None:
     sizes = {(report["stages"], report["microbatches"]) for report in reports}
     if len(sizes) == 1 and len({report["chunks"] for report in reports}) > 1:
         show("All do the same work: a rank's v chunks cost 1/v of --cost each, a transfer its whole cost.")
+    if costs:
+        shown = ", ".join(f"{key} {costs[name]:g}" for key, name in _COSTS.items())
+        show(f"Costs: {shown}. W is a part of B.")
 
 
 def _short(actions: list[str]) -> str:

@@ -225,15 +225,17 @@ def parse_sizes(text: str) -> list[int]:
 def _size(part: str, text: str) -> int:
     match = re.fullmatch(r"\s*([0-9]{1,15})\s*([KMGT]?)\s*", part.upper())
     size = int(match[1]) * _SUFFIX[match[2]] if match else number_of(part, BYTES)
-    if not isinstance(size, int) or not 1 <= size <= LARGEST:
+    if not isinstance(size, int) or not 1 <= size <= LARGEST or (match and match[1].startswith("0")):
         raise _no_sizes(text)
     return size
 
 
 def _no_sizes(text: str) -> InputError:
+    plain = re.sub(r"(?<=[0-9]),(?=[0-9]{3}(?![0-9]))", "", text)  # without commas between thousands
     return InputError(
         "are no sizes",
         file="sizes",
         found=text,
         allowed="FIRST:LAST, FIRST:LAST:FACTOR or a list, such as 8:16G, 1M,64M or 25MiB,25MB, each of 1 byte to 2^63",
+        fix=plain if plain != text else None,
     )

@@ -101,7 +101,7 @@ def cluster_data(
         name = reference.get("name")
         shipped = isinstance(name, str) and _names_cluster(name)
         if not shipped and ("node" in reference or "groups" in reference or not isinstance(name, str)):
-            return _with_nodes({"name": "inline", **over}, base, file, key), None, over
+            return _with_open_latencies(_with_nodes({"name": "inline", **over}, base, file, key)), None, over
         reference, over = name, {key: value for key, value in over.items() if key != "name"}
         key = f"{key}.name" if key else "name"
     if not isinstance(reference, str | Path):
@@ -121,7 +121,7 @@ def cluster_data(
     if is_foreign(path) and not {"node", "groups"} & set(data):
         fix = f"llmsim import {path} --node dgx_h100 --out mine.yaml, or another cluster that its nodes are of"
         raise InputError("says nothing of the nodes themselves", file=path, key="node", fix=fix)
-    return _with_nodes(data, path.parent, path, None), path, over
+    return _with_open_latencies(_with_nodes(data, path.parent, path, None)), path, over
 
 
 def _cluster_file(path: Path) -> dict[str, Any]:
@@ -312,6 +312,33 @@ def _with_nodes(data: dict[str, Any], base: Path | None, file: object, key: str 
             group = {**group, "node": other["node"]}
         whole.append(group)
     return {**data, "groups": whole}
+
+
+def _with_open_latencies(data: dict[str, Any]) -> dict[str, Any]:
+    """Return a cluster's data in which latencies that nobody gives are among what is assumed: they count as 0."""
+    told = data.get("assumed", [])
+    if not isinstance(told, list):
+        return data
+    keys = {str(text).split(":")[0] for text in told}
+    texts = [f"{key}: 0 s, as nobody gives one" for key in _open_latencies(data) if key not in keys]
+    return {**data, "assumed": [*told, *texts]} if texts else data
+
+
+def _open_latencies(data: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the keys of latencies that the links of some node lack."""
+    groups = data.get("groups")
+    nodes = {"node": _section(data, "node")}
+    for index, group in enumerate(groups if isinstance(groups, list) else ()):
+        nodes[f"groups[{index}].node"] = _section(group, "node") if isinstance(group, Mapping) else {}
+    for place, node in nodes.items():
+        has_links = {
+            "nvlink": _section(node, "nvlink").get("kind", "none") != "none",
+            "nics": _section(node, "nics").get("count", 0) != 0,
+            "sockets": _section(node, "sockets").get("count", 1) != 1,
+        }
+        for name, has in has_links.items():
+            if has and _section(node, name).get("latency_s") is None:
+                yield f"{place}.{name}.latency_s"
 
 
 def merged(data: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:

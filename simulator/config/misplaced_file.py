@@ -62,6 +62,7 @@ _SCRIPT = FileUse("a launch script", "llmsim import FILE --out job.yaml")
 _NOTEBOOK = FileUse("a notebook", "jupyter lab FILE")
 _DATABASE = FileUse("a database of finished points", "llmsim sweep WORKLOAD --grid KEY=V1,V2 --out FILE")
 TABLE = FileUse("a table", "llmsim validate --rows FILE for measurements, llmsim sweep WORKLOAD --list FILE for points")
+_REQUESTS = FileUse("a list of requests to a model that serves", "a training job: serving is not simulated")
 _WEIGHTS = FileUse(
     "weights of a model", "the config.json beside it: model: {hf_config: config.json} in a workload file"
 )
@@ -72,10 +73,14 @@ _JSON_WORDS = (
     (b'"nbformat"', _NOTEBOOK),
     (b'"widest_split"', CAPTURED),
     (b'"model_type"', CONFIG),
+    (b'"workload_graph"', GRAPH),
     (b'"ctrl_deps"', GRAPH),
     (b'"rf_id"', GRAPH),
     (b'"schema_version"', _RESULT),
+    *((name, _REQUESTS) for name in (b'"input_length"', b'"input_toks"', b'"num_prefill_tokens"')),
 )
+#: Columns of such lists as tables: of Azure's traces, and of Vidur's.
+_REQUEST_COLUMNS = (b"ContextTokens", b"num_prefill_tokens")
 #: What files of bytes begin with, from which byte on.
 _BINARY = ((_PARQUET, 0, _JOB_TRACE), (_SQLITE, 0, _DATABASE), (_TAR, _TAR_AT, _ARCHIVE))
 _WEIGHT_SUFFIXES = (".safetensors", ".pt", ".pth", ".bin", ".gguf")
@@ -132,6 +137,8 @@ def _by_name(name: str, head: bytes) -> FileUse | None:
         return _ARCHIVE
     suffix = Path(name.removesuffix(".gz")).suffix
     if suffix in (".csv", ".tsv"):
+        if any(name in head.partition(b"\n")[0] for name in _REQUEST_COLUMNS):
+            return _REQUESTS
         return SCHEDULE if _ACTIONS.search(head) else TABLE
     if suffix in _WEIGHT_SUFFIXES:
         return _WEIGHTS

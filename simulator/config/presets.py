@@ -10,8 +10,12 @@ from typing import Any
 from simulator.config.captured_file import model_keys
 from simulator.config.hugging_face import from_hugging_face
 from simulator.config.misplaced_file import CONFIG, expecting
+from simulator.config.section import is_whole
 from simulator.errors import InputError, PlaceOfKey, nearest_names
 from simulator.input_files import as_path, brief, closest, read_json, read_yaml
+
+#: Keys that say something of layer after layer.
+_PATTERNS = ("mixers", "mlps")
 
 
 @cache
@@ -114,8 +118,14 @@ def _captured(section: Mapping[str, Any], base: Path | None, origin: PlaceOfKey)
 def _over(shipped: Mapping[str, Any], fields: Mapping[str, Any]) -> dict[str, Any]:
     """``shipped`` with ``fields`` laid over it, key by key inside sections such as ``moe`` too.
 
-    A field that is None takes the key away."""
+    A field that is None takes the key away. Fewer ``layers`` are the model's first ones: of its patterns the rest goes.
+
+    >>> _over({"layers": 4, "mixers": ["window", "window", "window", "attention"]}, {"layers": 2})
+    {'layers': 2, 'mixers': ['window', 'window']}
+    """
     merged = dict(shipped)
+    if is_whole(layers := fields.get("layers")) and layers > 0:
+        merged |= {key: shipped[key][:layers] for key in _PATTERNS if isinstance(shipped.get(key), list)}
     for key, value in fields.items():
         inside = merged.get(key)
         merged[key] = {**inside, **value} if isinstance(inside, Mapping) and isinstance(value, Mapping) else value

@@ -38,6 +38,7 @@ from simulator.quantities import (
     nearest_spellings,
     plain_spellings,
     quantity_of,
+    usual_spelling,
 )
 
 T = TypeVar("T")
@@ -224,9 +225,7 @@ def _wrong_type(
             return InputError(
                 UNUSUAL, key=key, found=brief(value), allowed=f"{allowed}: digits 0 to 9", fix=f"{name}: {plain}"
             )
-        if isinstance(value, str) and re.fullmatch(r"[-+.0-9eE]+", value.strip()):
-            fix = f"{name}: {value.strip()}, without quotes"
-        fix = _swept(written_key, value, r"[-+]?[\d.]+(?:[eE][-+]?\d+)?") or fix
+        fix = _number_fix(written_key, name, value) if isinstance(value, str) else None
     if kind == "string_type" and isinstance(value, int | float) and not isinstance(value, bool):
         fix = f'{name}: "{value}", in quotes'
     if "number" in wanted and (quantity := quantity_of(key)):
@@ -235,6 +234,21 @@ def _wrong_type(
         allowed = f"{allowed}: {_keys(field)}"
         fix = _key_of_word(written_key, field, value)
     return InputError(f"must be {wanted}", key=key, found=brief(value), allowed=allowed, fix=fix)
+
+
+def _number_fix(key: str, name: str, text: str) -> str | None:
+    """Return what to write for a number in quotes, or as other habits write it, or for several numbers.
+
+    >>> _number_fix("parallelism.tp", "tp", "4"), _number_fix("training.total_tokens", "total_tokens", "e12")
+    ('tp: 4, without quotes', 'total_tokens: 1e12')
+    >>> _number_fix("training.seq", "seq", "8,192")
+    'seq: 8192, or llmsim sweep WORKLOAD --grid training.seq=8,192, which tries each of them'
+    """
+    if re.fullmatch(r"[-+]?[0-9.]+(?:[eE][-+]?[0-9]+)?", text.strip()):
+        return f"{name}: {text.strip()}, without quotes"
+    usual = usual_spelling(text)
+    swept = _swept(key, text, r"[-+]?[\d.]+(?:[eE][-+]?\d+)?")
+    return ", or ".join(filter(None, [usual and f"{name}: {usual}", swept])) or None
 
 
 def _wrong_unit(key: str, value: str, allowed: str, data: Any) -> InputError:

@@ -13,6 +13,7 @@ from simulator.drafting.layouts import ProposedLayout, proposed_layout
 from simulator.drafting.machines import JobMachines
 from simulator.drafting.methods import METHODS, adapter_keys, framework_section, training_keys, weight_keys
 from simulator.drafting.model_names import model_section
+from simulator.errors import InputError, MissingKeyError, each
 from simulator.frameworks import FRAMEWORKS
 from simulator.searching.layout_search import SearchWatch
 from simulator.units import counted
@@ -76,6 +77,7 @@ def draft(
     habits = FRAMEWORKS[answers.framework].habits
     if habits.begins_sharded and gpus > 1:
         data["parallelism"] |= {"zero": habits.zero[-1], "dp": gpus}
+    data["model"] |= _encoder_keys(data, answers.method)
     data["training"] |= training_keys(answers.method, answers.framework, spec.gpu_types[0])
     data["training"] |= weight_keys(answers.method, answers.framework, data)
     if METHODS[answers.method].adapters:
@@ -94,6 +96,16 @@ def draft(
     machines_name = cluster_file.stem if cluster_file else machines.unsized["name"]
     heading = f"{name}.yaml: {answers.model} on {counted(gpus, 'GPU')} of {machines_name}, by llmsim init."
     return Draft(written, job_text(written, layout, heading), layout, spec.n_gpus - gpus)
+
+
+def _encoder_keys(data: Mapping[str, Any], method: str) -> dict[str, None]:
+    """Return that a model goes without its encoder of images: beside adapters, or where its file leaves sizes open."""
+    try:
+        encoder = load_workload(data).model.encoder
+    except InputError as error:
+        lacking = [one.key or "" for one in each(error)[0] if isinstance(one, MissingKeyError)]
+        return {"encoder": None} if any(key.startswith("model.encoder.") for key in lacking) else {}
+    return {"encoder": None} if encoder is not None and METHODS[method].adapters else {}
 
 
 def _counted_ends(data: Mapping[str, Any]) -> dict[str, bool]:

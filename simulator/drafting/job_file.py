@@ -13,6 +13,7 @@ from simulator.units import format_gib, format_time
 COMMENTS = {
     "model.preset": "a shipped model: llmsim list models",
     "model.hf_config": "the model's sizes, as Hugging Face has them",
+    "model.encoder": "the text model alone, without its encoder of images",
     "framework": "whose kernels, buffers and defaults",
     "framework.name": "whose kernels, buffers and defaults",
     "framework.compile": "under torch.compile",

@@ -23,7 +23,13 @@ PATTERNED = (
 #: Weights in fp32 that no ``fully_shard`` casts.
 _AUTOCAST: Mapping[str, object] = {"training.optimizer.master_weights": True, "parallelism.zero": 0}
 LIMITS = (
-    *(limit for limit in plain_layers("layers of Hugging Face's models") if limit.key not in PATTERNED),
+    *(
+        limit
+        for limit in plain_layers(
+            "layers of Hugging Face's models", "attention and norms of Llama, Gemma 2 and 3, gpt-oss or GPT-2"
+        )
+        if limit.key not in PATTERNED
+    ),
     Limit("model.mixers", ("attention", "window"), "layers attend to all tokens before or to a window", each=True),
     Limit("model.norm_place", ("before",), "norms behind blocks are Gemma's, which GeGLU means", _SILU),
     Limit("model.norm_place", ("before", "both"), "norms stand before blocks, or also behind them"),

@@ -31,9 +31,12 @@ class Limit(NamedTuple):
         return value is None or (isinstance(value, tuple) and set(value) <= set(self.allowed))
 
 
-def plain_layers(whose: str) -> tuple[Limit, ...]:
+def plain_layers(
+    whose: str, alike: str = "plain causal attention and a norm before each block, all of one kind"
+) -> tuple[Limit, ...]:
     """Return the limits of a framework whose layers were looked at with attention to all tokens before, and a norm
-    before each block; ``whose`` names the layers. Experts and latent attention have limits of their own.
+    before each block. The name of the layers is ``whose``; what is simulated of them is said by ``alike``. Experts and
+    latent attention have limits of their own.
     """
     usual: dict[str, tuple[object, ...]] = {
         "model.mixers": (None,),
@@ -52,5 +55,5 @@ def plain_layers(whose: str) -> tuple[Limit, ...]:
         "model.moe.shared_gate": (None, False),
         "model.moe.beside_dense": (None, False),
     }
-    message = f"{whose} are simulated with plain causal attention and a norm before each block, all of one kind"
+    message = f"{whose} are simulated with {alike}"
     return tuple(Limit(key, allowed, message) for key, allowed in usual.items())

@@ -77,7 +77,8 @@ def _nvlink_problems(node: NodeSpec) -> Iterator[InputError]:
     if link.kind != "none" and not link.bandwidth_Bps:
         yield InputError(f"must be given for {link.kind}", key=f"{key}.bandwidth_Bps", allowed="> 0")
     if link.sharp and link.kind != "nvswitch":
-        yield InputError("only NVSwitches sum up", key=f"{key}.sharp", found=True, fix="nvlink.kind: nvswitch")
+        fix = "nvlink.sharp: false, or nvlink.kind: nvswitch where there are switches"
+        yield InputError(f"only NVSwitches sum up, and kind is {link.kind}", key=f"{key}.sharp", found=True, fix=fix)
     if link.kind == "pairs" and node.gpus.count % 2:
         fix = "nvlink: {kind: links, links: the pairs}" if node.gpus.count > 1 else "nvlink: null"
         what = "NVLink pairs need an even number of GPUs"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -56,6 +56,21 @@ class Imported:
     assumed: tuple[str, ...]
     left_out: tuple[str, ...] = ()
     hosts: tuple[str, ...] = ()
+
+
+def links_section(links: Mapping[tuple[int, int], int], n_gpus: int, each_Bps: float) -> dict[str, Any]:
+    """Return the section ``nvlink`` of ``n_gpus`` GPUs joined by numbers of links, each of ``each_Bps`` a direction.
+
+    Every two of three or more GPUs joined by equally many are a mesh, whose bandwidth is that of all links of a GPU.
+
+    >>> links_section({(0, 1): 2, (0, 2): 2, (1, 2): 2}, 3, 25e9)
+    {'kind': 'mesh', 'bandwidth_Bps': 100000000000.0, 'latency_s': 6e-07}
+    """
+    section: dict[str, Any] = {"kind": "mesh", "bandwidth_Bps": each_Bps, "latency_s": NVLINK_LATENCY_s}
+    if n_gpus > 2 and 2 * len(links) == n_gpus * (n_gpus - 1) and len(set(links.values())) == 1:
+        return section | {"bandwidth_Bps": (n_gpus - 1) * next(iter(links.values())) * each_Bps}
+    bundles = [{"gpus": list(pair), "count": count} for pair, count in sorted(links.items())]
+    return section | {"kind": "links", "links": bundles}
 
 
 def unanswered(assumed: Sequence[str], answers: Collection[str]) -> list[str]:

@@ -42,12 +42,7 @@ def nvlink_section(devices: Devices) -> dict[str, Any] | None:
             "bandwidth_Bps": _links_to_switch(devices, links) * each_Bps,
             "latency_s": imported.NVLINK_LATENCY_s,
         }
-    return section | {
-        "kind": "links",
-        "bandwidth_Bps": each_Bps,
-        "latency_s": imported.NVLINK_LATENCY_s,
-        "links": [{"gpus": list(pair), "count": count} for pair, count in _links_of_pairs(devices, links)],
-    }
+    return section | imported.links_section(_links_of_pairs(devices, links), len(devices.gpus), each_Bps)
 
 
 def _count_links(devices: Devices) -> _Links:
@@ -86,15 +81,15 @@ def _links_to_switch(devices: Devices, links: _Links) -> int:
     return counts[0]
 
 
-def _links_of_pairs(devices: Devices, links: _Links) -> list[tuple[tuple[int, ...], int]]:
+def _links_of_pairs(devices: Devices, links: _Links) -> dict[tuple[int, int], int]:
     """Return the number of links between every two GPUs, which both must say alike."""
-    pairs = {tuple(sorted(pair)): count for pair, count in links.between.items()}
+    pairs = {(min(pair), max(pair)): count for pair, count in links.between.items()}
     for a, b in pairs:
         there, back = links.between.get((a, b), 0), links.between.get((b, a), 0)
         if there != back:
             counts = {f"gpu{a} to gpu{b}": there, f"gpu{b} to gpu{a}": back}
             devices.fail(_element(devices, a), "has another number of links than its peer says", found=counts)
-    return sorted(pairs.items())
+    return pairs
 
 
 def _link_Bps(devices: Devices, name: str) -> float:

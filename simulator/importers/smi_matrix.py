@@ -56,16 +56,22 @@ def read(text: str, path: Path, without: Collection[str] = ()) -> Imported:
     Raises `InputError` with the line of a cell that is not known, or of relations that no tree has.
     """
     matrix = _without(_parse(_plain(text), path), without)
-    socket_of, sockets = _sockets(matrix, matrix.numa)
+    joined = {i for pair in matrix.near for i in pair}
+    unplaced = dict.fromkeys([i for i in range(matrix.n_gpus) if i not in joined and i not in matrix.numa], -1)
+    socket_of, sockets = _sockets(matrix, matrix.numa | unplaced)
     tree = _tree(matrix, socket_of)
     if _mismatch(matrix, tree):  # virtual machines may show one NUMA node, and GPUs that are far apart
-        socket_of, sockets = _sockets(matrix, {})
+        socket_of, sockets = _sockets(matrix, unplaced)
         tree = _tree(matrix, socket_of)
     if mismatch := _mismatch(matrix, tree):
         raise mismatch
     n, count = matrix.n_gpus, len(matrix.names)
     names = [f"gpu{i}" if i < n else f"nic{i - n}" for i in range(count)]
     assumed: list[str] = []
+    if len(unplaced) > 1:
+        assumed.append(
+            f"node.sockets: one of {len(unplaced)} GPUs, as the matrix shows neither their PCIe nor NUMA nodes"
+        )
     node = _node_section(matrix, sockets, tree, names, assumed)
     cluster: dict[str, Any] = {"name": path.stem, "nodes": 1, "node": node}
     if count > n:
@@ -342,13 +348,7 @@ def _nvlink(matrix: _Matrix) -> dict[str, Any]:
             "bandwidth_Bps": width * imported.NVLINK_Bps,
             "latency_s": imported.NVLINK_LATENCY_s,
         }
-    links = [{"gpus": list(pair), "count": count} for pair, count in sorted(counts.items())]
-    return {
-        "kind": "links",
-        "bandwidth_Bps": imported.NVLINK_Bps,
-        "latency_s": imported.NVLINK_LATENCY_s,
-        "links": links,
-    }
+    return imported.links_section(counts, matrix.n_gpus, imported.NVLINK_Bps)
 
 
 def _cpus_of_socket(matrix: _Matrix, socket_of: list[int], device: int) -> str:

@@ -98,12 +98,15 @@ def _require_switches(cluster: Cluster, ranks: tuple[int, ...], *, several: bool
     name = "nvls_tree" if several else "nvls"
     node = cluster.gpu_places[0][list(ranks)]
     _, first_of_make = np.unique(cluster.node_makes[node], return_index=True)
-    if not all(cluster.spec.node_at(one).nvlink.sharp for one in node[first_of_make].tolist()):
+    links = [cluster.spec.node_at(one).nvlink for one in node[first_of_make].tolist()]
+    if not all(link.sharp for link in links):
+        able = all(link.kind == "nvswitch" for link in links)
         raise InputError(
             f"{name} needs NVSwitches that sum up (NVLink SHARP, from Hopper on), which {cluster.name} lacks",
             key="algorithm",
             found=name,
-            fix="node.nvlink.sharp: true in the cluster file, where its switches can",
+            fix="algorithm ring"
+            + (", or node.nvlink.sharp: true in the cluster file, where its switches can" if able else ""),
         )
     nodes = by_node(cluster, ranks)
     for number, members in nodes.items():

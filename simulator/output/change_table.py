@@ -41,9 +41,8 @@ def change_parts(advice: Mapping[str, Any], step_time_s: float) -> list[Renderab
 
 
 def memory_verdict(row: Mapping[str, Any]) -> str:
-    """Return whether a changed job fits into memory, such as ``fits: 61.2 GiB of 79.1 GiB``."""
-    narrow = row["fits"] and is_narrow(row["peak_bytes"], row["capacity_bytes"])
-    verdict = "barely fits" if narrow else "fits" if row["fits"] else "does not fit"
+    """Return how a change that fits into memory does, such as ``fits: 61.2 GiB of 79.1 GiB``."""
+    verdict = "barely fits" if is_narrow(row["peak_bytes"], row["capacity_bytes"]) else "fits"
     return f"{verdict}: {format_gib(row['peak_bytes'])} of {format_gib(row['capacity_bytes'])}"
 
 
@@ -52,16 +51,18 @@ def change_lines(advice: Mapping[str, Any]) -> list[str]:
     lines = []
     larger = advice["too_large"]
     if larger is not None:
-        lines.append(
-            f"Faster, if it fitted: {larger['options']} takes {format_time(larger['step_time_s'])} a step and needs "
-            f"{format_gib(larger['peak_bytes'])} of {format_gib(larger['capacity_bytes'])}."
-        )
+        needs = f"{format_gib(larger['peak_bytes'])} of {format_gib(larger['capacity_bytes'])}"
+        if larger["peak_bytes"] <= larger["capacity_bytes"]:
+            needs = "more memory of the host than a node has"
+        step = format_time(larger["step_time_s"])
+        lines.append(f"Faster, if it fitted: {larger['options']} takes {step} a step and needs {needs}.")
     tried = f"{counted(advice['simulated'], 'single change')} simulated"
     if advice["refused"]:
         tried += f", {advice['refused']} more not possible for this job"
     if advice["left"]:
         tried += f", {advice['left']} not tried for want of time (--budget-s)"
-    helps = "" if advice["changes"] else "No single change that was tried makes the step faster and fits: "
+    unhelpful = not advice["changes"] and advice["simulated"]
+    helps = "No single change that was tried makes the step faster and fits: " if unhelpful else ""
     lines.append(f"{helps}{tried}.")
     return lines
 

@@ -6,7 +6,7 @@ They are drawn without pyplot, as in `simulator.output.gantt`, and written by it
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -119,16 +119,28 @@ def _draw(
         ax.fill_between(times, below, above, step="post", color=colour, label=name, linewidth=0)
         below = above
     ax.axhline(capacity_bytes / GiB, color=_LIMIT, linestyle="--", linewidth=1.2)
-    label = f"{format_gib(capacity_bytes)} on the GPU "
-    ax.text(end, capacity_bytes / GiB, label, color=_LIMIT, ha="right", va="bottom")
-    near = 0 < capacity_bytes - shown.total < 0.1 * capacity_bytes  # the line would go through the words
+    above_all: dict[str, Any] = {  # as the mark of the enlarged part may cross words
+        "bbox": {"facecolor": "white", "edgecolor": "none", "pad": 1.0},
+        "zorder": 6,
+        "textcoords": "offset points",
+    }
+    ax.annotate(
+        f"{format_gib(capacity_bytes)} on the GPU",
+        (end, capacity_bytes / GiB),
+        xytext=(-4, 3),
+        color=_LIMIT,
+        ha="right",
+        va="bottom",
+        **above_all,
+    )
+    near = 0 < capacity_bytes - shown.total < 0.1 * capacity_bytes  # words above would meet the line
     ax.plot([shown.peak_at_s], [shown.total / GiB], marker="v", color="black", markersize=7, clip_on=False)
     ax.annotate(
         f"{format_gib(shown.total)} at {format_time(shown.peak_at_s)}",
         (shown.peak_at_s, shown.total / GiB),
-        textcoords="offset points",
-        xytext=(8, -2) if near else (0, 8),
+        xytext=(8, -20) if near else (0, 8),
         ha="left" if shown.peak_at_s < (begin + end) / 2 else "right",
+        **above_all,
     )
     ax.set_xlim(begin, end)
     ax.set_ylim(0.0, 1.15 * max(capacity_bytes, shown.total) / GiB)

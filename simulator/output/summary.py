@@ -26,6 +26,7 @@ from simulator.output.tables import (
     contention,
     critical_path,
     percent,
+    run_cost,
     run_length,
 )
 from simulator.units import counted, format_count, format_encoder, format_gib, format_parameters, format_time
@@ -383,7 +384,7 @@ def _key_figures(report: JsonReport) -> Table:
         grid.add_row("stages", f"the slowest takes {stages['slowest_over_mean']:.2f} times the mean{advice}")
     run = report.get("run")
     if run is not None:
-        cost = "" if run["cost"] is None else f", cost {run['cost']:,.0f} at the cluster's price"
+        cost = run_cost(run)
         if run["server_gpus"]:
             cost += f"; {run['server_gpus']:,} GPUs of the servers' nodes included"
         grid.add_row("whole run", f"{run_length(run['days'])}, {run['gpu_hours']:,.0f} GPU-hours{cost}")

@@ -130,3 +130,13 @@ def time_beside(seconds: float, whole: float) -> str:
     """Write a duration in the unit of ``whole``, so that the rows of a table compare at a glance."""
     unit, size = ("s", 1.0) if whole >= 1 else ("ms", ms) if whole >= ms else ("us", us)
     return f"{seconds / size:.2f} {unit}"
+
+
+def run_cost(run: Mapping[str, Any]) -> str:
+    """Return what a whole run costs and at which price, such as ``, cost 73,344 at 2.5 a GPU-hour``; empty without.
+
+    >>> run_cost({"cost": 20.0, "gpu_hours": 8.0}), run_cost({"cost": None, "gpu_hours": 8.0})
+    (', cost 20 at 2.5 a GPU-hour', '')
+    """
+    cost = run["cost"]
+    return "" if cost is None else f", cost {cost:,.0f} at {cost / run['gpu_hours']:g} a GPU-hour"

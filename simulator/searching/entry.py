@@ -106,6 +106,9 @@ def by_key(values: object, option: str) -> Mapping[str, Any]:
 def _listed(key: str, values: object) -> tuple[Any, ...]:
     if isinstance(values, str | Mapping) or not isinstance(values, Sequence) or not values:
         raise InputError("must be a list of values", file="fix", key=key, found=brief(values))
+    for number, value in enumerate(values):
+        if value in values[:number]:
+            raise InputError("stands twice", file="fix", key=key, found=brief(value), fix="once is enough")
     return tuple(values)
 
 

@@ -23,6 +23,16 @@ from simulator.sweeping.point import Point
 
 #: Fields of a workload that name something, and do not describe it.
 _NAMES = {"name", "note", "calibration", "stack"}
+#: Keys of lists whose order says nothing: what is in one is, and is once.
+_SETS = (
+    "model.biases",
+    "model.encoder.global_layers",
+    "training.recompute.modules",
+    "training.adapters.targets",
+    "training.unfused",
+    "training.freeze",
+    "framework.cuda_graphs",
+)
 #: Packages on whose sources no figure depends.
 _FIGURELESS = ("cli", "output", "sweeping", "searching", "planning")
 #: Most descriptions whose digests are remembered.
@@ -35,6 +45,13 @@ _digests: dict[int, tuple[object, str]] = {}
 def job_key(workload: Workload) -> str:
     """Return the key of a loaded workload: of its sections, cluster, profiles and stack, and of the simulator."""
     data = workload.model_dump(mode="json", exclude=_NAMES)
+    for key in _SETS:
+        *above, name = key.split(".")
+        section: Any = data
+        for part in above:
+            section = section and section.get(part)
+        if section and section.get(name):
+            section[name] = sorted(set(section[name]))
     data["profiles"] = {gpu: _digest(load_profile(name)) for gpu, name in workload.calibrations.items()}
     data["stack"] = _digest(load_stack(workload.stack)) if workload.stack else None
     schedule = workload.parallelism.schedule

@@ -49,7 +49,7 @@ def _rows(
     except (UnicodeDecodeError, csv.Error) as error:
         raise InputError(f"is no CSV table: {error}", file=path) from None
     _check_columns(path, columns, columns_read)
-    needed = ["id", *(needed if instead not in columns else ())]
+    needed = list(dict.fromkeys(["id", *(needed if instead not in columns else ())]))
     absent = [name for name in needed if name not in columns]
     if absent:
         raise InputError(f"lacks columns: {', '.join(absent)}", file=path, allowed=f"the columns of {reference}")

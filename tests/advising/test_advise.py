@@ -14,6 +14,7 @@ from simulator.analysis.training import key_changes
 from simulator.analysis.training.advice import CANDIDATES
 from simulator.config import altered, load_workload, parse_changes
 from simulator.input_files import as_options
+from simulator.output.change_table import change_lines
 from tests.support.jobs import FAST_HOSTS, job
 
 #: Two stages of whole micro-batches, with the activations of every layer computed again: much to gain. Hosts hold up
@@ -114,3 +115,32 @@ def test_a_change_that_changes_nothing_counts_as_nothing(monkeypatch: pytest.Mon
     monkeypatch.setattr("simulator.advising.advise.proposals", lambda *_: listed)
     told = advise(SLOW)
     assert (told.simulated, told.refused, told.left) == (1, 1, 0)
+
+
+def test_a_job_that_does_not_fit_is_advised_to_nothing_that_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Llama 3 8B without recompute lacks memory. Faster with buckets of another size it lacks as much; with recompute
+    it fits, and is slower."""
+    changes = ({"parallelism.bucket_bytes": 400e6}, {"training.recompute": "full"})
+    listed = [Proposal(change, ("dp",)) for change in changes]
+    monkeypatch.setattr("simulator.advising.advise.proposals", lambda *_: listed)
+    monkeypatch.setattr("simulator.advising.advise.HELPS", -1.0)
+    result = simulator.run("llama3_8b_dgx_h100", set={"training.recompute": "none"})
+    assert not result.report["memory"]["fits"]
+    told = advise(result)
+    assert [one.change for one in told.best] == [{"training.recompute": "full"}]
+    assert told.too_large is not None
+    assert told.too_large.change == {"parallelism.bucket_bytes": 400e6}
+
+
+def test_a_change_for_which_the_host_lacks_memory_says_so() -> None:
+    """Its GPU would have room: 40 of 80 GiB."""
+    row = {"options": "--set a=1", "step_time_s": 1.0, "peak_bytes": 40 * 2**30, "capacity_bytes": 80 * 2**30}
+    (line, _) = change_lines({"changes": [], "too_large": row, "simulated": 1, "refused": 0, "left": 0})
+    assert (
+        line == "Faster, if it fitted: --set a=1 takes 1.00 s a step and needs more memory of the host than a node has."
+    )
+
+
+def test_nothing_that_was_not_tried_is_said_not_to_help() -> None:
+    (line,) = change_lines({"changes": [], "too_large": None, "simulated": 0, "refused": 0, "left": 4})
+    assert line == "0 single changes simulated, 4 not tried for want of time (--budget-s)."

@@ -24,6 +24,8 @@ from tests.support.commands import command
         (["check", "gpt175b_3d", "--set", "parallelism.pp=[1"], "--set parallelism.pp"),
         (["check", "gpt175b_3d", "--json", "/nowhere/x.json"], "mkdir -p /nowhere"),
         (["check", "gpt175b_3d", "--json", "/tmp"], "is a directory"),
+        (["run", "gpt175b_3d", "--json", f"{__file__}/x.json"], "test_cli.py is a file, and no directory"),
+        (["run", "gpt175b_3d", "--trace-dir", f"{__file__}/x"], "test_cli.py is a file, and no directory"),
         (["check", "gpt175b_3d", "--set", "calibration=h100-sxm-80gb"], "--set: calibration: "),
         (
             ["collective", "--cluster", "dgx_a100", "--op", "all_reduce", "--calibration", "h100-sxm-80gb"],

@@ -87,3 +87,11 @@ def test_the_file_of_a_steady_schedule_says_that_it_is_one_step(
         path = tmp_path / f"{name}.csv"
         assert command("schedule", name, "--stages", 2, "--microbatches", 4, "--csv", path) == 0
         assert capsys.readouterr().err.count("one step") == hints
+
+
+def test_costs_that_are_given_are_said_with_those_that_follow(capsys: pytest.CaptureFixture[str]) -> None:
+    """The weight gradient is half of B where B alone is given."""
+    assert command("schedule", "zb_h1", "--stages", 2, "--microbatches", 4, "--cost", "B=0.5") == 0
+    assert "Costs: F 1, B 0.5, W 0.25, comm 0. W is a part of B." in capsys.readouterr().out
+    assert command("schedule", "zb_h1", "--stages", 2, "--microbatches", 4) == 0
+    assert "Costs:" not in capsys.readouterr().out

@@ -149,3 +149,25 @@ def test_nvlinks_of_a_gpu_that_has_none_are_warned_of() -> None:
     assert "node.nvlink: nvswitch, but a rtx-4090-24gb has no NVLink" in warning
     assert not load_cluster({"like": "dgx_h100", "node": {**node, "nvlink": {"kind": "none"}}}).warnings
     assert not load_cluster("dgx_h100").warnings
+
+
+def test_latencies_that_nobody_gives_are_said_to_be_zero(tmp_path: Path) -> None:
+    """A warning names each link of the cluster that lacks one. Any file or mapping may give it, and may give 0."""
+    node = {
+        "gpus": {"type": "h100-sxm-80gb", "count": 8},
+        "nvlink": {"kind": "nvswitch", "bandwidth_Bps": 450e9},
+        "pcie": {"generation": 5},
+        "nics": {"count": 8, "bandwidth_bps": 400e9, "latency_s": 0.0},
+    }
+    whole = {"name": "mine", "node": node, "fabric": {"kind": "rail_fat_tree"}}
+    assert load_cluster(whole).warnings == ["assumed: node.nvlink.latency_s: 0 s, as nobody gives one"]
+    groups = {"name": "mine", "groups": [{"count": 2, "node": node}], "fabric": {"kind": "rail_fat_tree"}}
+    assert load_cluster(groups).warnings == ["assumed: groups[0].node.nvlink.latency_s: 0 s, as nobody gives one"]
+    path = tmp_path / "mine.yaml"
+    path.write_text(yaml.safe_dump(whole))
+    over = {"name": str(path), "node": {"nvlink": {"latency_s": 1e-6}}}
+    assert load_cluster(over).warnings == []
+    assert load_cluster({"name": "x", "like": str(path)}).warnings == load_cluster(whole).warnings
+    alone = {"gpus": node["gpus"], "pcie": node["pcie"]}
+    assert load_cluster({"name": "alone", "node": alone}).warnings == []
+    assert not [name for name in catalog.names("cluster") if load_cluster(name).warnings]

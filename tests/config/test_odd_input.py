@@ -156,6 +156,15 @@ def test_sizes_are_of_64_bits_and_never_nothing(text: str) -> None:
     assert parse_sizes("8388607T") == [2**63 - 2**40]
 
 
+@pytest.mark.parametrize(("text", "fix"), [("1,024", "1024"), ("1,024:2,048M", "1024:2048M"), ("8,007", "8007")])
+def test_sizes_with_commas_between_thousands_are_told_without(text: str, fix: str) -> None:
+    """A list of sizes has commas too, and no size begins with 0."""
+    with pytest.raises(InputError, match="are no sizes") as refused:
+        parse_sizes(text)
+    assert refused.value.fix == fix
+    parse_sizes(fix)
+
+
 @pytest.mark.parametrize("kind", ["cluster", "profile", "stack", "workload"])
 @pytest.mark.parametrize("name", ["", " "])
 def test_an_empty_name_is_no_file(kind: FileKind, name: str) -> None:

@@ -143,7 +143,38 @@ def test_numbers_in_unusual_spellings_are_refused_with_the_usual_one(text: str, 
 
 
 @pytest.mark.parametrize(
-    ("option", "fix"), [("8k", "--stages 8000 or 8192"), ("0x8", "--stages 8"), ("\u0668", "--stages 8"), ("x", None)]
+    ("key", "text", "fix", "number"),
+    [
+        ("training.seq", "8,192", "seq: 8192", 8192),
+        ("training.total_tokens", "1,000,000", "total_tokens: 1000000", 1_000_000),
+        ("training.total_tokens", "e12", "total_tokens: 1e12", 10**12),
+        ("cluster.node.nvlink.bandwidth_Bps", "450,000MB/s", "bandwidth_Bps: 450000MB/s", 450e9),
+        ("cluster.node.nvlink.latency_s", "e-6", "latency_s: 1e-6", 1e-6),
+    ],
+)
+def test_commas_between_thousands_and_exponents_alone_are_told_the_number(
+    key: str, text: str, fix: str, number: float
+) -> None:
+    """A list of numbers joined by commas may be meant as well, where all are numbers: then a sweep is named too."""
+    with pytest.raises(InputError, match="must be a") as refused:
+        read(key, text)
+    told, _, sweep = str(refused.value.fix).partition(", or ")
+    assert told == fix
+    assert sweep == (f"llmsim sweep WORKLOAD --grid {key}={text}, which tries each of them" if sweep else "")
+    assert bool(sweep) == (text in ("8,192", "1,000,000"))
+    assert read(key, parse_changes([f"{key}={fix.split(': ')[1]}"])[key]) == number
+
+
+@pytest.mark.parametrize(
+    ("option", "fix"),
+    [
+        ("8k", "--stages 8000 or 8192"),
+        ("1,024", "--stages 1024"),
+        ("e3", "--stages 1000"),
+        ("0x8", "--stages 8"),
+        ("\u0668", "--stages 8"),
+        ("x", None),
+    ],
 )
 def test_options_of_whole_numbers_name_the_plain_one(
     option: str, fix: str | None, capsys: pytest.CaptureFixture[str]
@@ -168,6 +199,14 @@ def test_a_millionth_has_either_sign(sign: str) -> None:
         (["init", "--yes", "--seq", "1.5"], "--seq: must be a whole number of tokens"),
         (["capture", "a:b", "--out", "a.json", "--seq", "-3"], "--seq: must be a whole number of tokens"),
         (["plan", "gpt22b_tp8", "--days", "30d"], "--days: must be a number\n  found:   '30d'"),
+        (
+            ["plan", "gpt22b_tp8", "--price", "2,5"],
+            "--price: must be a number\n  found:   '2,5'\n  allowed: a number, without a unit\n  fix:     --price 2.5",
+        ),
+        (
+            ["plan", "gpt22b_tp8", "--tokens", "1,000"],
+            "--tokens: is no number\n  found:   '1,000'\n  allowed: a number, or such as 1T, or 300B\n  fix:     1000",
+        ),
         (["init", "--gpus=8k"], "--gpus: must be a whole number\n  found:   '8k'"),
     ],
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -42,6 +43,50 @@ def test_the_import_command(text: str, name: str, tmp_path: Path, capsys: pytest
     result = json.loads(capsys.readouterr().out)
     assert result["command"] == "import"
     assert [device["name"] for device in result["devices"]] == device_names(again.node)
+
+
+def _fully_joined(n: int, links_of: Callable[[int, int], bool] = lambda a, b: True) -> str:
+    """NCCL's XML of ``n`` GPUs at one socket, an NVLink between every two for which ``links_of`` holds."""
+
+    def gpu(i: int) -> str:
+        peers = [j for j in range(n) if j != i and links_of(min(i, j), max(i, j))]
+        links = "".join(f'<nvlink target="0:{j:x}:0.0" count="1" tclass="0x03"/>' for j in peers)
+        return f'<pci busid="0:{i:x}:0.0" class="0x03"><gpu dev="{i}" sm="90">{links}</gpu></pci>'
+
+    return f'<system><cpu numaid="0">{"".join(gpu(i) for i in range(n))}</cpu></system>'
+
+
+def test_a_mesh_of_many_gpus_is_written_as_a_mesh(tmp_path: Path) -> None:
+    """128 GPUs have 8,128 pairs, too many to be listed. One link of 25 GB/s to each of 127 others: 3,175 GB/s."""
+    source, out = tmp_path / "topo.xml", tmp_path / "mine.yaml"
+    source.write_text(_fully_joined(128))
+    with pytest.raises(SystemExit) as caught:
+        main(["import", str(source), "--out", str(out), "--quiet"])
+    assert caught.value.code == 0
+    nvlink = load_cluster(str(out)).node.nvlink
+    assert (nvlink.kind, nvlink.bandwidth_Bps) == ("mesh", 127 * 25e9)
+
+
+def test_a_mesh_is_the_cluster_that_its_links_one_by_one_are(tmp_path: Path) -> None:
+    source = tmp_path / "topo.xml"
+    source.write_text(_fully_joined(5))
+    mesh = load_cluster(str(source))
+    pairs = [{"gpus": [a, b]} for a in range(5) for b in range(a + 1, 5)]
+    single = {"kind": "links", "bandwidth_Bps": 25e9, "links": pairs}
+    listed = load_cluster({"name": str(source), "node": {"nvlink": single}})
+    assert mesh.node.nvlink.kind == "mesh"
+    assert list(build_cluster(mesh).links) == list(build_cluster(listed).links)
+
+
+def test_what_could_not_be_read_again_is_not_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """128 GPUs of which two are not joined: 8,127 pairs, each with seven keys and values."""
+    source, out = tmp_path / "topo.xml", tmp_path / "mine.yaml"
+    source.write_text(_fully_joined(128, lambda a, b: (a, b) != (0, 1)))
+    with pytest.raises(SystemExit) as caught:
+        main(["import", str(source), "--out", str(out)])
+    assert caught.value.code == 2
+    assert "has more than 50,000 keys and values" in capsys.readouterr().err
+    assert not out.exists()
 
 
 def test_a_topology_stands_for_a_cluster_in_commands(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -183,7 +228,10 @@ def test_real_files(name: str) -> None:
     node = load_cluster(str(path)).node
     build_cluster(load_cluster(str(path), nodes=2 if nics else 1))
     assert (node.gpus.count, node.nics.count, node.sockets.count) == (gpus, nics, sockets)
-    assert sum(bundle.count for bundle in node.nvlink.links) == nvlinks
+    if node.nvlink.kind == "mesh":  # as fast as all links of a GPU; each is of two GPUs
+        assert node.nvlink.bandwidth_Bps == 25e9 * 2 * nvlinks / gpus
+    else:
+        assert sum(bundle.count for bundle in node.nvlink.links) == nvlinks
     assert sum(place.startswith("pcie") for place in node.pcie.tree) == switches
     joined, order = DeviceRelations(node), ["PIX", "PXB", "PHB", "SYS"]
     for gpu, nearest in ((0, first), (gpus - 1, last)):

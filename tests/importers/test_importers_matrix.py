@@ -56,17 +56,20 @@ def test_a_virtual_machine_of_one_numa_node(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("n", "count", "kind", "bandwidth_Bps"),
-    [(8, 12, "nvswitch", 300e9), (8, 18, "nvswitch", 450e9), (16, 6, "nvswitch", 150e9), (4, 4, "links", 25e9)],
+    [(8, 12, "nvswitch", 300e9), (8, 18, "nvswitch", 450e9), (16, 6, "nvswitch", 150e9), (4, 4, "mesh", 300e9)],
 )
 def test_equal_nvlinks_to_more_peers_than_a_gpu_has_links(
     tmp_path: Path, n: int, count: int, kind: str, bandwidth_Bps: float
 ) -> None:
-    """8 GPUs with 12 links to each of 7 others would have 84: the 12 lead to NVSwitches. With 4 to each of 3, no GPU
-    has more than 12, which is what an A100 has."""
+    """8 GPUs with 12 links to each of 7 others would have 84: the 12 lead to NVSwitches. With 4 to each of 3, a GPU
+    has 12, which is what an A100 has: a mesh of 12 links of 25 GB/s a GPU. None shows its PCIe: one socket is assumed
+    for all."""
     rows = ["\t".join([f"GPU{i}", *("X" if i == j else f"NV{count}" for j in range(n))]) for i in range(n)]
     imported, _ = read(tmp_path, "\t" + "\t".join(f"GPU{i}" for i in range(n)) + "\n" + "\n".join(rows), "t.txt")
     nvlink = imported.cluster["node"]["nvlink"]
     assert (nvlink["kind"], nvlink["bandwidth_Bps"]) == (kind, bandwidth_Bps)
+    assert "sockets" not in imported.cluster["node"]
+    assert any(text.startswith(f"node.sockets: one of {n} GPUs") for text in imported.assumed)
 
 
 @pytest.mark.parametrize(

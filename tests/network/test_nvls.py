@@ -210,9 +210,14 @@ def test_what_cannot_do_it_is_refused_and_auto_does_without(
 
 
 def test_only_nvswitches_sum_up() -> None:
+    """No fix leads to the next error: a board without switches is told another algorithm, and no key."""
     node = {"gpus": {"type": "ideal", "count": 2}, "nvlink": {"kind": "mesh", "bandwidth_Bps": 1e9, "sharp": True}}
-    with pytest.raises(InputError, match="NVSwitches sum up"):
+    with pytest.raises(InputError, match="NVSwitches sum up") as refused:
         validated(ClusterSpec, {"name": "mesh", "node": {**node, "pcie": {"generation": 5}}})
+    assert str(refused.value.fix).startswith("nvlink.sharp: false")
+    with pytest.raises(InputError, match="nvls needs NVSwitches") as refused:
+        plan("all_reduce", 1e9, range(4), build_cluster(load_cluster("hgx_h200_4gpu_mesh")), IDEAL, "nvls")
+    assert refused.value.fix == "algorithm ring"
 
 
 def test_a_profile_without_figures_of_its_own_takes_those_of_simple() -> None:

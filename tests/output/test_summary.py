@@ -75,6 +75,7 @@ def test_report_figures_follow_from_step_time() -> None:
     assert result["run"]["gpu_hours"] == pytest.approx(1e6 / 16384 * step * 8 / 3600)
     assert result["run"]["cost"] == pytest.approx(2 * result["run"]["gpu_hours"])
     assert result["run"]["days"] == pytest.approx(result["run"]["gpu_hours"] / 8 / 24)
+    assert f"cost {result['run']['cost']:,.0f} at 2 a GPU-hour" in printed(summary(result))
     assert sum(row["seconds"] for row in result["critical_path"]) == pytest.approx(step)
     assert result["simulation"]["ops"] == play().n_rows
     assert "run" not in report(job(tokens=None), play())

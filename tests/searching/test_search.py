@@ -176,6 +176,7 @@ def test_the_table_of_all_layouts_has_a_row_each(result: SearchResult, tmp_path:
         ({"top": 0}, "top"),
         ({"jobs": 0}, "jobs"),
         ({"fix": {"tp": 4}}, "must be a list of values"),
+        ({"fix": {"tp": [4, 4]}}, "fix: tp: stands twice"),
         ({"fix": {"tp": [3]}}, "no layout on 4 GPUs is legal"),
         ({"limit": {"pp": (5, 6)}}, "no layout on 4 GPUs is legal"),
         ({"fix": {"depth": [3]}}, "is no key of a layout"),

@@ -162,3 +162,20 @@ def test_outcomes_are_plain_data() -> None:
 def test_a_point_has_an_interval_where_steps_like_it_were_measured(cluster: str, judged: bool) -> None:
     figures = evaluate(Point(0, "gpt22b_tp8", {"cluster": cluster, "model.layers": 4})).figures
     assert ("step_time_low_s" in figures) is judged
+
+
+@pytest.mark.parametrize(
+    ("key", "one", "other"),
+    [
+        ("training.adapters", {"rank": 8, "targets": ["q", "v"]}, {"rank": 8, "targets": ["v", "q"]}),
+        ("model.biases", ["qkv", "o"], ["o", "qkv"]),
+        ("training.freeze", ["embedding", "head"], ["head", "embedding"]),
+    ],
+)
+def test_lists_of_the_same_in_another_order_are_one_job(key: str, one: object, other: object) -> None:
+    """Two settings of a sweep that differ in the order of such a list share one simulation; without its last they are
+    two jobs."""
+    keys = [evaluate(Point(0, SMALLEST, {key: value})).key for value in (one, other)]
+    assert keys[0] == keys[1]
+    fewer = {**one, "targets": one["targets"][:1]} if isinstance(one, dict) else list(one)[:1]  # type: ignore[call-overload]
+    assert evaluate(Point(0, SMALLEST, {key: fewer})).key != keys[0]

@@ -45,10 +45,11 @@ def problems(workload: Workload) -> Iterator[InputError]:
     for key, present in (("adapters", training.adapters is not None), ("freeze", bool(training.freeze))):
         if present:
             yield InputError(
-                "is not simulated beside an encoder",
+                "is not simulated beside an encoder: both models are trained whole, or the text model is by itself",
                 key=f"training.{key}",
                 found=Bare("given"),
                 allowed="left out, or no model.encoder",
+                fix="model.encoder: null",
             )
 
 

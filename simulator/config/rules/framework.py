@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from simulator.config.section import Section
-from simulator.errors import Bare, InputError
+from simulator.errors import Bare, InputError, written
 from simulator.frameworks import FRAMEWORKS, Framework
 from simulator.frameworks.framework import UnfusedPart
+from simulator.frameworks.limits import Limit
 from simulator.input_files import brief
 from simulator.losses import LOSSES
 
@@ -180,24 +181,44 @@ def layout_problems(workload: Workload) -> Iterator[InputError]:
         return section
 
     recorded = bool(workload.model.captured)
+    broken: dict[str, list[Limit]] = {}
     for limit in workload.software.limits:
         if recorded and limit.key.startswith("model."):  # of layers that the framework would make
             continue
-        actual = value_of(limit.key)
         applies = all(value_of(key) == value for key, value in limit.where.items())
-        if applies and not limit.allows(actual):
-            yield InputError(
-                f"framework {workload.framework.title}: {limit.message}",
-                key=limit.key,
-                found=brief(actual) if not isinstance(actual, Section) else Bare("a section"),
-                allowed=" or ".join(str(brief(value)) for value in limit.allowed),
-                fix=_with_this(limit.key, actual),
-            )
+        if applies and not limit.allows(value_of(limit.key)):
+            broken.setdefault(limit.message, []).append(limit)
+    for limits in broken.values():
+        yield _limit_problem(workload.framework.title, limits, {limit.key: value_of(limit.key) for limit in limits})
 
 
-def _with_this(key: str, value: object) -> str | None:
-    """Return the frameworks of which a value of a key is simulated, as what to write; None where there is none."""
-    names = _those(lambda one: all(limit.key != key or limit.allows(value) for limit in one.limits))
+def _limit_problem(framework: str, limits: Sequence[Limit], values: Mapping[str, object]) -> InputError:
+    """Return the error of limits of one message; several are of the section that they share, each key with its value.
+
+    ``values``: of their keys.
+    """
+    shown = {
+        key: brief(value) if not isinstance(value, Section) else Bare("a section") for key, value in values.items()
+    }
+    allowed = {limit.key: " or ".join(str(brief(value)) for value in limit.allowed) for limit in limits}
+    key, actual = limits[0].key, shown[limits[0].key]
+    if len(values) > 1:
+        key = key.partition(".")[0]
+        within = {name: name.removeprefix(f"{key}.") for name in values}
+        actual = Bare(", ".join(f"{within[name]}: {written(value)}" for name, value in shown.items()))
+        allowed = {name: f"{within[name]}: {text}" for name, text in allowed.items()}
+    return InputError(
+        f"framework {framework}: {limits[0].message}",
+        key=key,
+        found=actual,
+        allowed=", ".join(allowed.values()),
+        fix=_with_these(values),
+    )
+
+
+def _with_these(values: Mapping[str, object]) -> str | None:
+    """Return the frameworks that are simulated with ``values`` of keys, as what to write; None where none is."""
+    names = _those(lambda one: all(limit.key not in values or limit.allows(values[limit.key]) for limit in one.limits))
     return f"framework: {names}" if names else None
 
 

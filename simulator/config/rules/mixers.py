@@ -117,17 +117,23 @@ def _edge_problems(workload: Workload) -> Iterator[InputError]:
         )
     if model.reused_keys is None:
         return
-    first = model.layers - model.reused_keys.layers
-    kinds = {model.mixer(layer).name for layer in range(max(first, 0))}
-    lacking = [model.mixer(layer).name for layer in range(max(first, 0), model.layers)]
-    missing = [kind for kind in lacking if kind not in kinds]
+    missing = _kinds_without_lender(model, model.reused_keys.layers)
     if missing or not all(kind.attends for kind in model.kinds):
+        most = max((n for n in range(model.reused_keys.layers) if not _kinds_without_lender(model, n)), default=0)
         yield InputError(
             f"no layer of kind {missing[0]} before lends its keys" if missing else "is of layers of attention alone",
             key="model.reused_keys.layers",
             found=model.reused_keys.layers,
-            allowed="fewer",
+            allowed=f"at most {most}" if missing and most else "no model.reused_keys",
+            fix=f"model.reused_keys.layers: {most}" if missing and most else None,
         )
+
+
+def _kinds_without_lender(model: Model, reused: int) -> list[str]:
+    """Return the kinds of the last ``reused`` layers that no layer before these is of."""
+    kinds = [model.mixer(layer).name for layer in range(model.layers)]
+    first = max(model.layers - reused, 0)
+    return [kind for kind in kinds[first:] if kind not in kinds[:first]]
 
 
 def _pattern_problems(model: Model) -> Iterator[InputError]:
@@ -141,23 +147,24 @@ def _pattern_problems(model: Model) -> Iterator[InputError]:
                 allowed=f"at most {model.layers}; a shorter list begins anew",
             )
             return
-    names = {kind.name for kind in model.kinds}
+    names = [kind.name for kind in model.kinds]
     for key, kinds in _KEYS.items():
         present = getattr(model, key) is not None
-        if present and not names.intersection(kinds):
+        read_by = [name for name in names if name in kinds]
+        if present and not read_by:
             yield InputError(
                 "no layer of the model reads it",
                 key=f"model.{key}",
                 found=brief(getattr(model, key)) if key != "window_heads" else Bare("a section"),
                 allowed=f"left out, or {' or '.join(kinds)} among model.mixers",
             )
-        elif not present and names.intersection(kinds) and key not in _OPTIONAL:
+        elif not present and read_by and key not in _OPTIONAL:
             yield InputError(
-                f"layers of kind {' and '.join(names.intersection(kinds))} need it",
+                f"layers of kind {' and '.join(read_by)} need it",
                 key=f"model.{key}",
                 found=Bare("nothing"),
             )
-    if names == {"none"}:
+    if names == ["none"]:
         yield InputError(
             "in no layer do tokens act on each other", key="model.mixers", found=["none"], allowed=", ".join(MIXERS)
         )

@@ -70,7 +70,7 @@ def _module_problems(workload: Workload) -> Iterator[InputError]:
     if missing and recompute.granularity == "selective" and "modules" not in recompute.model_fields_set:
         modules = f", or modules of {', '.join(there)}" if there else ""
         yield InputError(
-            "selective computes core_attn again, of which the model has none: no layer attends",
+            "selective computes core_attn again, of which the model has none: no layer has heads of keys and values",
             key="training.recompute",
             found="selective",
             allowed=f"none or full{modules}",

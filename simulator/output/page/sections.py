@@ -20,7 +20,16 @@ from simulator.output.summary import (
     model_and_precision,
     price_lines,
 )
-from simulator.output.tables import HOST, WAITING, JsonReport, alike_links, percent, run_length, time_beside
+from simulator.output.tables import (
+    HOST,
+    WAITING,
+    JsonReport,
+    alike_links,
+    percent,
+    run_cost,
+    run_length,
+    time_beside,
+)
 from simulator.units import counted, format_bytes, format_gib, format_time
 
 _BAR_ROWS, _LINK_ROWS = 10, 8
@@ -84,8 +93,7 @@ def cards(report: JsonReport) -> list[Card]:
     if report["parallelism"]["pp"] > 1:
         shown.append(Card("bubble", percent(report["bubble_fraction"]), "of the pipelines' time"))
     if run := report.get("run"):
-        cost = "" if run["cost"] is None else f", cost {run['cost']:,.0f}"
-        shown.append(Card("whole run", run_length(run["days"]), f"{run['gpu_hours']:,.0f} GPU-hours{cost}"))
+        shown.append(Card("whole run", run_length(run["days"]), f"{run['gpu_hours']:,.0f} GPU-hours{run_cost(run)}"))
     return shown
 
 
