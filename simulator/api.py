@@ -336,10 +336,13 @@ def _simulated_split(result: StepResult) -> SimulatedSplit:
 def _layer_prices(result: StepResult) -> LayerSeconds:
     """Return the prices of layers on the slowest GPU of each stage."""
     parallelism, gpus = result.workload.parallelism, result.cluster.gpus
-    speeds: dict[int, dict[tuple[str, float], None]] = {}
+    on_rank: dict[int, dict[tuple[str, float], None]] = {}
     for pipeline_rank, gpu in zip(layout(result.workload).pipeline_rank, result.gpu_numbers, strict=True):
+        on_rank.setdefault(pipeline_rank, {})[gpus[gpu].type, gpus[gpu].speed_scale] = None
+    speeds: dict[int, dict[tuple[str, float], None]] = {}
+    for pipeline_rank, kinds in on_rank.items():
         for stage in parallelism.stages_of(pipeline_rank):
-            speeds.setdefault(stage % parallelism.n_stages, {})[gpus[gpu].type, gpus[gpu].speed_scale] = None
+            speeds.setdefault(stage % parallelism.n_stages, {}).update(kinds)
 
     def price_s(stage: int, part: models.Part) -> float:
         kernels = passed_kernels(part)
