@@ -13,12 +13,30 @@ from typing import TYPE_CHECKING, Any
 from simulator.cli.terminal import show, warn
 from simulator.errors import InputError
 from simulator.input_files import as_path, files_read, real_path
-from simulator.output.files import writing
+from simulator.output.files import PICTURES, why_not_writable, writing
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
 STDOUT = Path("-")
+#: Option of several commands -> usual endings of its files; others are allowed, but for those of other kinds of files.
+_ENDINGS = {
+    "--json": (".json",),
+    "--csv": (".csv",),
+    "--parquet": (".parquet",),
+    "--trace": (".json", ".pftrace"),
+}
+_ENDINGS_OF_KINDS = frozenset(
+    (
+        *(ending for endings in _ENDINGS.values() for ending in endings),
+        *PICTURES,
+        ".html",
+        ".htm",
+        ".db",
+        ".yaml",
+        ".yml",
+    )
+)
 
 
 def check_outputs(
@@ -43,6 +61,10 @@ def check_outputs(
         if allowed and path.suffix.lower() not in allowed:
             kinds = ", ".join(f"a name that ends in {suffix}" for suffix in allowed)
             raise InputError("no file of this kind", file=option, found=str(path), allowed=kinds)
+        if path.suffix.lower() in _ENDINGS_OF_KINDS.difference(_ENDINGS.get(option, _ENDINGS_OF_KINDS)):
+            kinds = " or ".join(_ENDINGS[option])
+            what = "has the ending of another kind of file"
+            raise InputError(what, file=option, found=str(path), allowed=f"{kinds}, or an ending of your own")
         as_path(path.absolute(), file=option)
         folder, target = path.parent, real_path(path, file=option)
         if target in read:
@@ -51,11 +73,28 @@ def check_outputs(
             raise InputError("is a directory, not a file", file=option, found=str(path))
         if not folder.is_dir():
             raise InputError("its directory does not exist", file=option, found=str(path), fix=f"mkdir -p {folder}")
-        if not os.access(path if path.exists() else folder, os.W_OK):
-            raise InputError("cannot be written: permission denied", file=option, found=str(path))
+        if reason := _why_not_writable(target):
+            raise InputError(f"cannot be written: {reason}", file=option, found=str(path))
         if target in option_of_file:
             raise InputError(f"is the file of {option_of_file[target]} too", file=option, found=str(path))
         option_of_file[target] = option
+
+
+def check_folder(option: str, folder: Path | None) -> None:
+    """Raise `InputError` where files cannot be written into the folder of an option."""
+    if folder is None:
+        return
+    if not folder.is_dir():
+        raise InputError("no folder that can be written to", file=option, found=str(folder), fix=f"mkdir -p {folder}")
+    if reason := why_not_writable(folder):
+        raise InputError(f"no folder that can be written to: {reason}", file=option, found=str(folder))
+
+
+def _why_not_writable(path: Path) -> str | None:
+    """Return why a file cannot be written, or replaced; None where it can. Devices and pipes are left alone."""
+    if path.exists() and not os.access(path, os.W_OK):
+        return "permission denied"
+    return None if path.exists() and not path.is_file() else why_not_writable(path.parent)
 
 
 @contextmanager

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from simulator.cli.options import Json, Quiet, Set, Strict, parse_ranks
-from simulator.cli.outputs import STDOUT, check_outputs, shows_summary, write_json
+from simulator.cli.outputs import STDOUT, check_folder, check_outputs, shows_summary, write_json
 from simulator.cli.terminal import progress, say, show, warn
 from simulator.errors import InputError
 from simulator.output.envelope import envelope
@@ -257,7 +256,7 @@ def _trace_ranks(
     for option, path in (("--trace", trace), ("--trace-dir", trace_dir)):
         if path is not None and len(jobs) > 1:
             raise InputError("shows one workload", file=option, found=f"{len(jobs)} workloads", fix="a run for each")
-    _check_folder("--trace-dir", trace_dir)
+    check_folder("--trace-dir", trace_dir)
     if ranks is not None and trace is None and trace_dir is None:
         raise InputError("chooses the ranks of a trace, and none is written", file="--trace-ranks", fix="--trace FILE")
     return None if ranks is None else parse_ranks(ranks, jobs[0].n_ranks, "--trace-ranks")
@@ -281,7 +280,7 @@ def _check_chakra(folder: Path, trace_dir: Path | None, job: Workload) -> None:
     from simulator.traces.execution.messages import chakra_messages
     from simulator.traces.execution.writing import check_number, rank_files
 
-    _check_folder("--chakra", folder)
+    check_folder("--chakra", folder)
     if trace_dir is not None and trace_dir.resolve() == folder.resolve():
         raise InputError("is the folder of --trace-dir too", file="--chakra", found=str(folder), fix="another folder")
     chakra_messages()
@@ -318,13 +317,6 @@ def _write_traces(
             result.save_traces(trace_dir, ranks)
         if timeline is not None:
             result.save_timeline(timeline)
-
-
-def _check_folder(option: str, folder: Path | None) -> None:
-    """Raise `InputError` where files cannot be written into a folder."""
-    if folder is not None and not (folder.is_dir() and os.access(folder, os.W_OK)):
-        what = "no folder that can be written to"
-        raise InputError(what, file=option, found=str(folder), fix=f"mkdir -p {folder}")
 
 
 def _draw(results: Sequence[StepResult], gantt: Path | None, memory: Path | None, changes: Sequence[str]) -> None:
