@@ -61,14 +61,14 @@ def check_outputs(
         if allowed and path.suffix.lower() not in allowed:
             kinds = ", ".join(f"a name that ends in {suffix}" for suffix in allowed)
             raise InputError("no file of this kind", file=option, found=str(path), allowed=kinds)
-        if path.suffix.lower() in _ENDINGS_OF_KINDS.difference(_ENDINGS.get(option, _ENDINGS_OF_KINDS)):
-            kinds = " or ".join(_ENDINGS[option])
-            what = "has the ending of another kind of file"
-            raise InputError(what, file=option, found=str(path), allowed=f"{kinds}, or an ending of your own")
         as_path(path.absolute(), file=option)
         folder, target = path.parent, real_path(path, file=option)
         if target in read:
             raise InputError("is a file that this command reads", file=option, found=str(path), fix="another name")
+        if path.suffix.lower() in _ENDINGS_OF_KINDS.difference(_ENDINGS.get(option, _ENDINGS_OF_KINDS)):
+            kinds = " or ".join(_ENDINGS[option])
+            what = "has the ending of another kind of file"
+            raise InputError(what, file=option, found=str(path), allowed=f"{kinds}, or an ending of your own")
         if path.is_dir():
             raise InputError("is a directory, not a file", file=option, found=str(path))
         if not folder.is_dir():

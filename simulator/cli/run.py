@@ -13,6 +13,7 @@ import typer
 
 from simulator.cli.options import Json, Quiet, Set, Strict, parse_ranks
 from simulator.cli.outputs import STDOUT, check_folder, check_outputs, shows_summary, write_json
+from simulator.cli.play_notice import simulating
 from simulator.cli.terminal import progress, say, show, warn
 from simulator.errors import InputError
 from simulator.output.envelope import envelope
@@ -168,7 +169,7 @@ def _shared(first: str, jobs: Sequence[Workload], changes: Mapping[str, Any]) ->
     from simulator.config.loading import written_in
     from simulator.errors import located
 
-    with progress(f"simulating {len(jobs)} jobs at once"), located(written_in(first, changes)):
+    with simulating(f"{len(jobs)} jobs at once"), located(written_in(first, changes)):
         shared = simulator.share(jobs)
     report = shared.to_dict()
     return _FinishedRun(shared.results, report["runs"], report, shared.warnings, shared.summary)
@@ -200,7 +201,7 @@ def _simulated(names: Sequence[str], jobs: Sequence[Workload], changes: Mapping[
 
     results = []
     for name, job in zip(names, jobs, strict=True):
-        with progress(f"simulating {job.name}"), located(written_in(name, changes)):
+        with simulating(job.name), located(written_in(name, changes)):
             results.append(simulator.run(job))
     return results
 
