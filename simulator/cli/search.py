@@ -159,7 +159,7 @@ def _show_seen(seen: Sequence[SimulatedLayout], top: int) -> None:
 
 
 def search_watch(far: Callable[[str], None], seen: list[SimulatedLayout] | None = None) -> SearchWatch:
-    """Return what says on standard error how far a search is, and lists in ``seen`` what it has simulated."""
+    """Return a watch that tells ``far`` how the search goes, and appends to ``seen`` every layout simulated."""
     from simulator.searching.layout_search import SearchWatch
 
     layouts = [] if seen is None else seen

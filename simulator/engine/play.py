@@ -36,7 +36,7 @@ from simulator.network.max_min import Saturation, Saturations
 from simulator.network.simulated_time import SimulatedTime
 from simulator.program import COMPUTE_LANE, Block, Program, Step
 
-#: Blocks between two times that it is told how far a play is: a fraction of a second.
+#: Blocks from one word to the watcher of a play to the next: a fraction of a second.
 BLOCKS_AT_ONCE = 100
 
 

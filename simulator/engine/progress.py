@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 
-#: Is told the share of a play's steps that have ended.
+#: A listener to the share of a play's blocks that have ended.
 PlayWatch = Callable[[float], object]
 
 _watch: ContextVar[PlayWatch | None] = ContextVar("watch", default=None)
@@ -18,7 +18,9 @@ _watch: ContextVar[PlayWatch | None] = ContextVar("watch", default=None)
 
 @contextmanager
 def watched(watch: PlayWatch) -> Iterator[None]:
-    """Within, tell ``watch`` several times a second which share of a play's steps has ended, each play from 0 to 1.
+    """Tell ``watch`` within, several times a second, which share of a play's blocks has ended.
+
+    Plays follow one another, and each has shares up to 1.
 
     >>> shares = []
     >>> with watched(shares.append):
@@ -38,8 +40,8 @@ def is_watched() -> bool:
     return _watch.get() is not None
 
 
-def tell(ended: int, steps: int) -> None:
-    """Tell who watches, if anybody does, that so many of a play's ``steps`` have ended."""
+def tell(ended: int, blocks: int) -> None:
+    """Tell who watches, if anybody does, that so many of a play's ``blocks`` have ended."""
     watch = _watch.get()
-    if watch is not None and steps:
-        watch(ended / steps)
+    if watch is not None and blocks:
+        watch(ended / blocks)

@@ -40,7 +40,7 @@ def _weights_by_part(workload: Workload) -> Iterator[tuple[str, Sequence[Weight]
 
 
 def _weights(workload: Workload) -> Iterator[Weight]:
-    """Yield `model_weights` under the names that they have in their layers, which makes none of them anew."""
+    """Yield `model_weights`, each under its name in its layer, so that no weight is made anew."""
     for _, weights in _weights_by_part(workload):
         yield from weights
 
