@@ -96,12 +96,8 @@ def command(
     changes = parse_changes(set_ or ())
     questions = [{whole_key(key, "--why"): value for key, value in _settings(text).items()} for text in why or ()]
     seen: list[SimulatedLayout] = []
-    shown = seen if shows_summary(json, quiet) else ()
-    with (
-        resumable(out, shown, top),
-        progress("looking for layouts") as far,
-        options_named(*SEARCHED, "top", budget_s="--budget-s"),
-    ):
+    named = options_named(*SEARCHED, "top", budget_s="--budget-s")
+    with resumable(out, seen, top if shows_summary(json, quiet) else 0), progress("looking for layouts") as far, named:
         result = search(
             workload,
             gpus=gpus,
@@ -136,12 +132,12 @@ def write_layouts(
 
 
 @contextmanager
-def resumable(out: Path, seen: Sequence[SimulatedLayout] = (), top: int = 1) -> Iterator[None]:
-    """End with the ``top`` best of the layouts ``seen``, and how to go on, where the block is interrupted."""
+def resumable(out: Path, seen: Sequence[SimulatedLayout] = (), top: int = 0) -> Iterator[None]:
+    """End with the ``top`` best of the layouts ``seen``, if any, and how to go on, where the block is interrupted."""
     try:
         yield
     except (KeyboardInterrupt, SystemExit) as end:  # the latter by SIGTERM, see `signals_raise`
-        if seen:
+        if seen and top:
             _show_seen(seen, top)
         message = f"interrupted: layouts that were simulated are kept in {out}; the same command goes on from there"
         say(message, sys.stderr)
