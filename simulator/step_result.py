@@ -266,17 +266,18 @@ def _simulated_split(result: StepResult) -> SimulatedSplit:
 
 def _layer_prices(result: StepResult) -> LayerSeconds:
     """Return the prices of layers on the slowest GPU of each stage."""
-    parallelism, gpus = result.workload.parallelism, result.cluster.gpus
+    workload, gpus = result.workload, map(result.cluster.gpus.__getitem__, result.gpu_numbers)
+    kinds = [(gpu.type, gpu.speed_scale) for gpu in gpus]
     speeds: dict[int, dict[tuple[str, float], None]] = {}
-    for pipeline_rank, gpu in zip(layout(result.workload).pipeline_rank, result.gpu_numbers, strict=True):
-        for stage in parallelism.stages_of(pipeline_rank):
-            speeds.setdefault(stage % parallelism.n_stages, {})[gpus[gpu].type, gpus[gpu].speed_scale] = None
+    for pipeline_rank, kind in dict.fromkeys(zip(layout(workload).pipeline_rank, kinds, strict=True)):
+        for stage in workload.parallelism.stages_of(pipeline_rank):
+            speeds.setdefault(stage % workload.parallelism.n_stages, {})[kind] = None
 
     def price_s(stage: int, part: models.Part) -> float:
         kernels = passed_kernels(part)
         return max(sum(result.costs.kernel_s(one, gpu) for one in kernels) / speed for gpu, speed in speeds[stage])
 
-    return priced_layers(result.workload, price_s)
+    return priced_layers(workload, price_s)
 
 
 def _compared_job(result: StepResult) -> ComparedJob:

@@ -22,7 +22,7 @@ from simulator.units import counted
 if TYPE_CHECKING:
     from simulator.cluster.relations import DeviceRelations
     from simulator.hardware.node import NodeSpec
-    from simulator.importers import Imported
+    from simulator.importers.imported import Imported
 
 
 ForeignFiles = Annotated[
@@ -109,7 +109,8 @@ def _import_topology(
 ) -> None:
     """Read a machine's topology, and write a cluster file."""
     from simulator.config.cluster import load_cluster
-    from simulator.importers import read_machine, unanswered
+    from simulator.importers.imported import unanswered
+    from simulator.importers.reading import read_machine
     from simulator.input_files import as_path, parse_yaml, with_changes
 
     file = files[0]

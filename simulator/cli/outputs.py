@@ -13,12 +13,30 @@ from typing import TYPE_CHECKING, Any
 from simulator.cli.terminal import show, warn
 from simulator.errors import InputError
 from simulator.input_files import as_path, files_read, real_path
-from simulator.output.files import writing
+from simulator.output.files import PICTURES, why_not_writable, writing
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
 STDOUT = Path("-")
+#: Option of several commands -> usual endings of its files; others are allowed, but for those of other kinds of files.
+_ENDINGS = {
+    "--json": (".json",),
+    "--csv": (".csv",),
+    "--parquet": (".parquet",),
+    "--trace": (".json", ".pftrace"),
+}
+_ENDINGS_OF_KINDS = frozenset(
+    (
+        *(ending for endings in _ENDINGS.values() for ending in endings),
+        *PICTURES,
+        ".html",
+        ".htm",
+        ".db",
+        ".yaml",
+        ".yml",
+    )
+)
 
 
 def check_outputs(
@@ -47,6 +65,10 @@ def check_outputs(
         folder, target = path.parent, real_path(path, file=option)
         if target in read:
             raise InputError("is a file that this command reads", file=option, found=str(path), fix="another name")
+        if path.suffix.lower() in _ENDINGS_OF_KINDS.difference(_ENDINGS.get(option, _ENDINGS_OF_KINDS)):
+            kinds = " or ".join(_ENDINGS[option])
+            what = "has the ending of another kind of file"
+            raise InputError(what, file=option, found=str(path), allowed=f"{kinds}, or an ending of your own")
         if path.is_dir():
             raise InputError("is a directory, not a file", file=option, found=str(path))
         check_folder(option, folder, path)
@@ -63,8 +85,16 @@ def check_folder(option: str, folder: Path, written: Path) -> None:
             message = f"{above} is a file, and no directory"
             raise InputError(message, file=option, found=str(written), fix="another name")
         raise InputError("its directory does not exist", file=option, found=str(written), fix=f"mkdir -p {folder}")
-    if not os.access(written if written.exists() else folder, os.W_OK):
-        raise InputError("cannot be written: permission denied", file=option, found=str(written))
+    reason = why_not_writable(folder) if written == folder else _why_not_writable(real_path(written, file=option))
+    if reason:
+        raise InputError(f"cannot be written: {reason}", file=option, found=str(written))
+
+
+def _why_not_writable(path: Path) -> str | None:
+    """Return why a file cannot be written, or replaced; None where it can. Devices and pipes are left alone."""
+    if path.exists() and not os.access(path, os.W_OK):
+        return "permission denied"
+    return None if path.exists() and not path.is_file() else why_not_writable(path.parent)
 
 
 @contextmanager

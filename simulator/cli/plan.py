@@ -98,7 +98,7 @@ def command(
     check_outputs({"--out": out, "--json": json, "--csv": csv})
     changes = _with_run(parse_changes(set_ or ()), tokens, price)
     numbers, between = _counts(gpus)
-    with progress("planning") as far, resumable(out), options_named(*SEARCHED, "days", "more", "vary"), _run_named():
+    with resumable(out), progress("planning") as far, options_named(*SEARCHED, "days", "more", "vary"), _run_named():
         result = plan(
             workload,
             gpus=numbers,

@@ -168,7 +168,7 @@ def _shared(first: str, jobs: Sequence[Workload], changes: Mapping[str, Any]) ->
     from simulator.config.loading import written_in
     from simulator.errors import located
 
-    with progress(f"simulating {len(jobs)} jobs at once"), located(written_in(first, changes)):
+    with simulating(f"{len(jobs)} jobs at once"), located(written_in(first, changes)):
         shared = simulator.share(jobs)
     report = shared.to_dict()
     return _FinishedRun(shared.results, report["runs"], report, shared.warnings, shared.summary)
@@ -200,7 +200,7 @@ def _simulated(names: Sequence[str], jobs: Sequence[Workload], changes: Mapping[
 
     results = []
     for name, job in zip(names, jobs, strict=True):
-        with progress(f"simulating {job.name}"), located(written_in(name, changes)):
+        with simulating(job.name), located(written_in(name, changes)):
             results.append(simulator.run(job))
     return results
 

@@ -95,7 +95,9 @@ def command(
     check_outputs({"--out": out, "--json": json, "--csv": csv})
     changes = parse_changes(set_ or ())
     questions = [{whole_key(key, "--why"): value for key, value in _settings(text).items()} for text in why or ()]
-    with progress("looking for layouts") as far, resumable(out), options_named(*SEARCHED, "top", budget_s="--budget-s"):
+    seen: list[SimulatedLayout] = []
+    named = options_named(*SEARCHED, "top", budget_s="--budget-s")
+    with resumable(out, seen, top if shows_summary(json, quiet) else 0), progress("looking for layouts") as far, named:
         result = search(
             workload,
             gpus=gpus,
@@ -108,7 +110,7 @@ def command(
             on=on,
             out=out,
             retry_failed=retry,
-            watch=search_watch(far),
+            watch=search_watch(far, seen),
         )
     write_layouts(result, workload, out, json, csv, quiet)
     if shows_summary(json, quiet):
@@ -130,31 +132,43 @@ def write_layouts(
 
 
 @contextmanager
-def resumable(out: Path) -> Iterator[None]:
-    """End with a word of how to go on where the block is interrupted."""
+def resumable(out: Path, seen: Sequence[SimulatedLayout] = (), top: int = 0) -> Iterator[None]:
+    """End with the ``top`` best of the layouts ``seen``, if any, and how to go on, where the block is interrupted."""
     try:
         yield
     except (KeyboardInterrupt, SystemExit) as end:  # the latter by SIGTERM, see `signals_raise`
+        if seen and top:
+            _show_seen(seen, top)
         message = f"interrupted: layouts that were simulated are kept in {out}; the same command goes on from there"
         say(message, sys.stderr)
         raise typer.Exit(ended_by(end)) from None
 
 
-def search_watch(far: Callable[[str], None]) -> SearchWatch:
-    """Return what says on standard error how far a search is."""
+def _show_seen(seen: Sequence[SimulatedLayout], top: int) -> None:
+    """Print the table of the best layouts that were simulated."""
+    from simulator.output.search_table import best_so_far, changed_keys
+
+    keys = changed_keys([one.candidate.changes for one in seen])
+    least = "least_step_time_s"
+    rows = [{**one.candidate.changes, **one.outcome.figures, least: one.candidate.bound.step_time_s} for one in seen]
+    show(best_so_far(rows, keys, top))
+
+
+def search_watch(far: Callable[[str], None], seen: list[SimulatedLayout] | None = None) -> SearchWatch:
+    """Return a watch that tells ``far`` how the search goes, and appends to ``seen`` every layout simulated."""
     from simulator.searching.layout_search import SearchWatch
 
-    best: list[float] = []
+    layouts = [] if seen is None else seen
 
     def bounded(count: int) -> None:
         if count % 100 == 0:
             far(f"{count:,} layouts have bounds")
 
     def simulated(one: SimulatedLayout) -> None:
-        best.append(one.step_time_s)
-        fastest = min(best)
+        layouts.append(one)
+        fastest = min(one.step_time_s for one in layouts)
         progress_text = "none fits yet" if math.isinf(fastest) else f"best step {fastest:.4g} s"
-        far(f"{len(best):,} simulated, {progress_text}")
+        far(f"{len(layouts):,} simulated, {progress_text}")
 
     return SearchWatch(bounded, simulated)
 

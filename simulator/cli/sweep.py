@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -18,8 +19,11 @@ from simulator.errors import InputError
 from simulator.output.files import PICTURES
 
 if TYPE_CHECKING:
+    from simulator.sweeping.evaluator import EvaluatedPoint
     from simulator.sweeping.result import SweepResult
     from simulator.sweeping.space import Space
+
+    FinishedPoints = list[EvaluatedPoint]
 
 #: Workloads whose names are in the default name of the database.
 _MOST_NAMES = 3
@@ -98,8 +102,9 @@ def command(
     check_outputs(outputs, {"--plot": PICTURES})
     if parquet is not None:
         check_parquet()
-    with options_named("jobs", "on"):
-        result = _result(space, jobs, on, out, retry)
+    finished: FinishedPoints = []
+    with options_named("jobs", "on"), _resumable(space, finished, out, sort, top, shows_summary(json, quiet)):
+        result = _result(space, jobs, on, out, retry, finished)
     write_json(json, result.to_dict())
     _write_points(result, csv, parquet)
     check_present(result.rows, sort, "--sort")
@@ -154,23 +159,43 @@ def _database(workloads: Sequence[str]) -> Path:
     return Path("+".join([*names[:_MOST_NAMES], *more]) + ".sweep.db")
 
 
-def _result(space: Space, jobs: int | None, on: str | None, out: Path, retry: bool) -> SweepResult:
-    """Simulate what is missing, and say how far it is; what ends it leaves a word of how to go on."""
+def _result(
+    space: Space, jobs: int | None, on: str | None, out: Path, retry: bool, finished: FinishedPoints
+) -> SweepResult:
+    """Simulate what is missing, say how far it is, and list every point as soon as it is ``finished``."""
     from simulator.sweeping.entry import sweep_space
-    from simulator.sweeping.outcome import PointOutcome, Status
     from simulator.sweeping.runners import runner_on
 
-    finished = 0
+    with progress_bar("simulating", len(space)) as done:
+
+        def watch(one: EvaluatedPoint) -> None:
+            finished.append(one)
+            done(one.is_new)
+
+        return sweep_space(space, runner_on(jobs, on), out, retry_failed=retry, watch=watch)
+
+
+@contextmanager
+def _resumable(
+    space: Space, finished: Sequence[EvaluatedPoint], out: Path, sort: str, top: int | None, shows: bool
+) -> Iterator[None]:
+    """End with what is ``finished``, where a summary ``shows``, and how to go on, where the block is interrupted."""
     try:
-        with progress_bar("simulating", len(space)) as done:
-
-            def watch(outcome: PointOutcome) -> None:
-                nonlocal finished
-                finished += 1
-                done(outcome.status != Status.KEPT)
-
-            return sweep_space(space, runner_on(jobs, on), out, retry_failed=retry, watch=watch)
+        yield
     except (KeyboardInterrupt, SystemExit) as end:  # the latter by SIGTERM, see `signals_raise`
-        message = f"interrupted: {finished:,} of {len(space):,} points are finished, and kept in {out}"
+        if shows and finished:
+            _show_finished(space, finished, sort, top)
+        message = f"interrupted: {len(finished):,} of {len(space):,} points are finished, and kept in {out}"
         say(f"{message}; the same command goes on from there", sys.stderr)
         raise typer.Exit(ended_by(end)) from None
+
+
+def _show_finished(space: Space, finished: Sequence[EvaluatedPoint], sort: str, top: int | None) -> None:
+    """Print the table of finished points, by step time where none of them has the figure ``sort``."""
+    from simulator.output.sweep_table import sweep_summary
+    from simulator.sweeping.result import sweep_row
+
+    in_order = sorted(finished, key=lambda one: one.point.number)
+    rows = [sweep_row(space.keys, one.point, one.outcome) for one in in_order]
+    figure = sort if any(row.get(sort) is not None for row in rows) else "step_time_s"
+    show(sweep_summary(rows, space.keys, sort=figure, top=top))

@@ -16,7 +16,8 @@ from simulator.errors import InputError, located
 from simulator.fabrics import FABRICS, Fabric, keys_of_kinds, ports_down
 from simulator.hardware.cluster_spec import ClusterSpec
 from simulator.hardware.node import count_types
-from simulator.importers import SUFFIXES, is_foreign, read_topology, unanswered
+from simulator.importers import SUFFIXES, is_foreign
+from simulator.importers.imported import unanswered
 from simulator.input_files import brief, read_yaml
 from simulator.units import counted, in_brackets
 
@@ -108,6 +109,8 @@ def cluster_data(
         raise InputError("must be a name, a path or a mapping", file=file, key=key, found=brief(reference))
     path = catalog.find("cluster", str(reference), base=base, file=file, key=key)
     if is_foreign(path):
+        from simulator.importers.reading import read_topology
+
         imported = read_topology(path)
         data = _started({**imported.cluster, "assumed": list(imported.assumed)}, path, behind)
     else:

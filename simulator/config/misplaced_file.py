@@ -12,7 +12,6 @@ from typing import Any, NamedTuple
 from simulator.config.packed import unpacked
 from simulator.config.script_kinds import COMMANDS, SCRIPT_KINDS
 from simulator.errors import InputError
-from simulator.importers import is_topology
 from simulator.input_files import read_yaml
 
 #: Bytes that are looked at. The list of a trace comes after its devices.
@@ -128,6 +127,8 @@ def _by_keys(keys: Collection[str]) -> FileUse | None:
 def _by_text(text: str) -> FileUse | None:
     if text.lstrip().lower().startswith(_PAGE_STARTS):
         return _WEB_PAGE
+    from simulator.importers.reading import is_topology
+
     return TOPOLOGY if is_topology(text) else None
 
 

@@ -2,26 +2,48 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from simulator.config.captured_file import model_keys
-from simulator.config.hugging_face import from_hugging_face
 from simulator.config.misplaced_file import CONFIG, expecting
 from simulator.config.section import is_whole
 from simulator.errors import InputError, PlaceOfKey, nearest_names
-from simulator.input_files import as_path, brief, closest, read_json, read_yaml
+from simulator.input_files import as_path, brief, closest, parse_yaml, read_json, read_text
+
+
+class _Presets(Mapping[str, Mapping[str, Any]]):
+    """The presets of a file, each of which is parsed when it is asked for; a line without indent begins one."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        entries = re.split(r"^(?=[\w.])", read_text(path), flags=re.MULTILINE)[1:]
+        self._text = {entry.partition(":")[0]: entry for entry in entries}
+        self._read: dict[str, Mapping[str, Any]] = {}
+
+    def __getitem__(self, name: str) -> Mapping[str, Any]:
+        if name not in self._read:
+            self._read |= parse_yaml(self._text[name], self._path)
+        return self._read[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._text)
+
+    def __len__(self) -> int:
+        return len(self._text)
+
 
 #: Keys that say something of layer after layer.
 _PATTERNS = ("mixers", "mlps")
 
 
 @cache
-def presets() -> dict[str, dict[str, Any]]:
+def presets() -> Mapping[str, Mapping[str, Any]]:
     """Preset name -> keys of a workload's `model`, and `source`."""
-    return read_yaml(Path(__file__).with_name("presets.yaml"))
+    return _Presets(Path(__file__).with_name("presets.yaml"))
 
 
 def expand_model(section: Mapping[str, Any], *, base: Path | None, origin: PlaceOfKey) -> dict[str, Any]:
@@ -142,5 +164,7 @@ def _config_fields(name: str, base: Path | None, file: object, key: str | None) 
         config = config.get(section)
     if not isinstance(config, Mapping):
         raise InputError("no such section", file=path, key=section, found=brief(config))
+    from simulator.config.hugging_face import from_hugging_face
+
     with expecting(CONFIG, path):
         return from_hugging_face(config, path)

@@ -12,9 +12,11 @@ from simulator.config import catalog
 from simulator.config.cluster import load_cluster
 from simulator.errors import InputError
 from simulator.hardware.cluster_spec import ClusterSpec
-from simulator.importers import Imported, is_foreign, read_machine
+from simulator.importers import is_foreign
+from simulator.importers.imported import Imported
 from simulator.importers.machines import MACHINES, machines_for
 from simulator.importers.pci_ids import type_of_product
+from simulator.importers.reading import read_machine
 from simulator.input_files import as_path, closest
 from simulator.units import counted
 

@@ -12,6 +12,7 @@ from simulator.engine.placement import Placed, RankKind
 from simulator.engine.rank import PlacedRank
 from simulator.engine.recorder import GpuClocks
 from simulator.engine.representatives import Representatives
+from simulator.program import COMPUTE_LANE, Block, Program
 
 
 def placed_ranks(
@@ -37,6 +38,12 @@ def placed_ranks(
         )
         ranks.append(rank)
     return ranks
+
+
+def n_blocks(program: Program, ranks: Sequence[PlacedRank]) -> int:
+    """Return how many blocks of kernels simulated ranks run, by which it is told how far a play is."""
+    by_role = [sum(isinstance(step.op, Block) for step in role.lanes.get(COMPUTE_LANE, ())) for role in program.roles]
+    return sum(by_role[rank.role] for rank in ranks)
 
 
 def work_of_hosts(placed: Placed, ranks: Sequence[PlacedRank]) -> dict[tuple[int, HostType], tuple[HostWork, ...]]:

@@ -10,6 +10,7 @@ import numpy as np
 
 from simulator.arrays import Floats
 from simulator.cluster import Cluster
+from simulator.engine import progress
 from simulator.engine.block_pieces import BlockCutter
 from simulator.engine.coalescing import CoalescedBlocks
 from simulator.engine.communicator import Communicators
@@ -21,7 +22,7 @@ from simulator.engine.host import SimulatedHost
 from simulator.engine.lane import Lane
 from simulator.engine.marks import Marks, PeriodMark, marked_steps
 from simulator.engine.periods import stop_unsteady, whole_spans
-from simulator.engine.placed_ranks import placed_ranks, work_of_hosts
+from simulator.engine.placed_ranks import n_blocks, placed_ranks, work_of_hosts
 from simulator.engine.placement import Placed
 from simulator.engine.rank import PlacedRank, Rank
 from simulator.engine.recorder import GpuClocks, RecordedSpans, Recorder
@@ -33,7 +34,10 @@ from simulator.errors import DeadlockError
 from simulator.network.flows import Network
 from simulator.network.max_min import Saturation, Saturations
 from simulator.network.simulated_time import SimulatedTime
-from simulator.program import COMPUTE_LANE, Program, Step
+from simulator.program import COMPUTE_LANE, Block, Program, Step
+
+#: Blocks from one word to the watcher of a play to the next: a fraction of a second.
+BLOCKS_AT_ONCE = 100
 
 
 @dataclass(frozen=True)
@@ -121,6 +125,7 @@ class _Play:
             )
             for rank in ranks
         ]
+        self._n_blocks, self._ended_blocks = n_blocks(placed.program, ranks), 0
         self._growth = (
             None if placed.more is None else Growth(placed.program, placed.more(), placed.costs, ranks, self._blocks)
         )
@@ -131,11 +136,21 @@ class _Play:
         for rank in self._ranks:
             for name, work in self._placed.program.roles[rank.role].lanes.items():
                 steps = self._marked(work) if rank is self._ranks[0] and name == COMPUTE_LANE else work
+                steps = self._told(steps) if name == COMPUTE_LANE and progress.is_watched() else steps
                 lane = Lane(self._env, rank, name, self._blocks, self._communicators, self._recorder)
                 through = lane.go_through(steps) if growing is None else growing.go_through(lane, rank, name)
                 self._env.process(through)
         if growing is not None:
             growing.begin()
+
+    def _told(self, steps: Iterable[Step]) -> Iterable[Step]:
+        """Yield the steps of a compute lane, and tell who watches now and then how many blocks have ended."""
+        for step in steps:
+            yield step
+            if isinstance(step.op, Block):
+                self._ended_blocks += 1
+                if self._ended_blocks % BLOCKS_AT_ONCE == 0:
+                    progress.tell(self._ended_blocks, self._n_blocks)
 
     def _marked(self, steps: Sequence[Step]) -> Iterable[Step]:
         """Yield the steps of the first rank's compute lane, and put a mark where periods begin that are repeated."""

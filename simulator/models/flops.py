@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 from simulator.config import Workload
 from simulator.models.captured import captured_flops
@@ -24,28 +24,40 @@ def model_weights(workload: Workload) -> Iterator[Weight]:
 
     Multi-token prediction is left out: it serves training only.
     """
+    for name, weights in _weights_by_part(workload):
+        yield from prefixed(weights, name) if name else weights
+
+
+def _weights_by_part(workload: Workload) -> Iterator[tuple[str, Sequence[Weight]]]:
+    """Yield the parts that `model_weights` are of: the name of a layer, else nothing, and its weights."""
     if workload.model.encoder:
         for number, part in enumerate(encoder_parts(workload, workload.model.encoder)):
-            yield from prefixed(part.weights, f"encoder.{number}")
-    yield from embedding(workload).weights
+            yield f"encoder.{number}", part.weights
+    yield "", embedding(workload).weights
     for number in range(workload.model.layers):
-        yield from prefixed(layer(workload, number=number).weights, f"layers.{number}")
-    yield from (weight for weight in head(workload).weights if not weight.tied_to)
+        yield f"layers.{number}", layer(workload, number=number).weights
+    yield "", [weight for weight in head(workload).weights if not weight.tied_to]
+
+
+def _weights(workload: Workload) -> Iterator[Weight]:
+    """Yield `model_weights`, each under its name in its layer, so that no weight is made anew."""
+    for _, weights in _weights_by_part(workload):
+        yield from weights
 
 
 def parameters(workload: Workload) -> int:
     """Return the parameters of the model itself, however it is laid out: `model_weights` without padding or copies."""
-    return sum(weight.whole_elements for weight in model_weights(workload))
+    return sum(weight.whole_elements for weight in _weights(workload))
 
 
 def trained_parameters(workload: Workload) -> int:
     """Return those of `parameters` that are trained."""
-    return sum(weight.whole_elements for weight in model_weights(workload) if weight.trainable)
+    return sum(weight.whole_elements for weight in _weights(workload) if weight.trainable)
 
 
 def active_parameters(workload: Workload) -> int:
     """Return those of `parameters` that a token meets: of routed experts ``top_k``."""
-    return _met_by_a_token(workload, model_weights(workload))
+    return _met_by_a_token(workload, _weights(workload))
 
 
 def _met_by_a_token(workload: Workload, weights: Iterable[Weight]) -> int:

@@ -100,6 +100,17 @@ def search_summary(view: SearchView) -> RenderableType:
     return Group(*parts)
 
 
+def best_so_far(rows: Sequence[SearchRow], keys: Sequence[str], top: int) -> RenderableType:
+    """Return the table of the ``top`` fastest ``rows`` of simulated layouts that fit; layouts differ in ``keys``."""
+    from rich.text import Text
+
+    fitting = sorted((row for row in rows if row.get("fits")), key=lambda row: float(row["step_time_s"]))[:top]
+    if not fitting:
+        return Text(f"{counted(len(rows), 'layout')} simulated: none fits in memory.")
+    title = f"Fastest of {counted(len(rows), 'layout')} simulated so far, none of them proven"
+    return _figures_table(fitting, keys, title)
+
+
 def _figures_table(rows: Sequence[SearchRow], keys: Sequence[str], title: str) -> FittedTable:
     names = short_names(keys)
     heads: list[Column] = [("", "right")]

@@ -72,7 +72,8 @@ def write_trace(
         lines = _events(timeline, chosen, communication, marked=gpu is not None)
         file.write(next(lines, "").encode())
         for text in lines:
-            file.write((",\n" + text).encode())
+            file.write(b",\n")
+            file.write(text.encode())
         file.write(b"\n]}\n")
 
 
@@ -230,8 +231,11 @@ class _SpanWriter:
         start, end = self.times.rows(span)
         start_us, start_ns = np.divmod(start, 1000)
         length_us, length_ns = np.divmod(end - start, 1000)
-        values = np.stack((start_us, start_ns, length_us, length_ns), axis=1).ravel().tolist()
-        return (self._format(span) % tuple(values)).replace(_MICROBATCH, str(int(timeline.microbatch[span])))
+        columns = [start_us, start_ns, length_us, length_ns]
+        if (microbatch := int(timeline.microbatch[span])) >= 0:
+            columns.append(np.full(len(start), microbatch))
+        values = np.stack(columns, axis=1).ravel().tolist()
+        return self._format(span) % tuple(values)
 
     def _format(self, span: int) -> str:
         timeline = self.timeline
@@ -278,7 +282,7 @@ class _SpanWriter:
             head, tail = (_dump(part).replace("%", "%%") for part in (event, args))
             lines.append(f'{head[:-1]},"ts":%d.%03d,"dur":%d.%03d,"args":{tail}}}')
         # json escapes the placeholder; as a number it loses its quotes.
-        return ",\n".join(lines).replace(_dump({"": _MICROBATCH})[4:-1], _MICROBATCH)
+        return ",\n".join(lines).replace(_dump({"": _MICROBATCH})[4:-1], "%d")
 
 
 def nanoseconds(seconds: Any) -> Any:

@@ -9,7 +9,7 @@ from typing import Any, cast
 
 from simulator.errors import InputError
 from simulator.input_files import as_path, brief
-from simulator.sweeping.evaluator import Evaluator
+from simulator.sweeping.evaluator import EvaluatedPoint, Evaluator
 from simulator.sweeping.outcome import PointOutcome, Status
 from simulator.sweeping.point import Source
 from simulator.sweeping.result import SweepResult
@@ -52,7 +52,12 @@ def sweep(
     space = Space(tuple(sources), dimensions, {} if set is None else set)
     runner, database = runner_on(jobs, on), None if out is None else database_path(out)
     space.check()
-    return sweep_space(space, runner, database, watch=watch)
+
+    def tell(one: EvaluatedPoint) -> None:
+        if watch is not None:
+            watch(one.outcome if one.is_new else PointOutcome(one.outcome.key, Status.KEPT))
+
+    return sweep_space(space, runner, database, watch=tell)
 
 
 def database_path(out: object) -> Path:
@@ -72,19 +77,18 @@ def sweep_space(
     out: Path | None = None,
     *,
     retry_failed: bool = False,
-    watch: Callable[[PointOutcome], object] | None = None,
+    watch: Callable[[EvaluatedPoint], object] = lambda one: None,
 ) -> SweepResult:
     """Simulate the points of a checked space that are not in the database at ``out`` yet; return what came of all.
 
-    ``retry_failed``: points whose simulator or process broke down are tried again. ``watch`` is told of every outcome
-    as it comes.
+    ``retry_failed``: points whose simulator or process broke down are tried again. ``watch`` is told of every point
+    with its outcome as it comes.
     """
     outcomes: list[PointOutcome | None] = [None] * len(space)
     with Store.open(out) as store:
         evaluator = Evaluator(runner, store, retry_failed)
         with closing(evaluator.outcomes(space.points())) as stream:
-            for point, outcome, is_new in stream:
-                outcomes[point.number] = outcome
-                if watch is not None:
-                    watch(outcome if is_new else PointOutcome(outcome.key, Status.KEPT))
+            for one in stream:
+                outcomes[one.point.number] = one.outcome
+                watch(one)
     return SweepResult(space, tuple(one for one in outcomes if one is not None), evaluator.n_kept)

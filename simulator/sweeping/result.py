@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from simulator.output.sweep_figures import best_first, check_figure, check_present
+from simulator.output.sweep_figures import SweepRow, best_first, check_figure, check_present
 from simulator.output.sweep_files import sweep_columns, write_csv, write_parquet
 from simulator.output.sweep_table import count_line
 from simulator.results import Result
 from simulator.sweeping.outcome import PointOutcome, Status
-from simulator.sweeping.point import source_name
+from simulator.sweeping.point import Point, source_name
 from simulator.sweeping.space import Space
 from simulator.units import counted
 
@@ -27,6 +27,18 @@ if TYPE_CHECKING:
 
 #: Warnings of points that are told one by one.
 _MOST_WARNINGS = 5
+
+
+def sweep_row(keys: Sequence[str], point: Point, outcome: PointOutcome) -> SweepRow:
+    """Return the row of a point in tables; ``keys``: those in which points of the sweep differ."""
+    return {
+        "workload": source_name(point.workload),
+        **{key: point.changes[key] for key in keys if key in point.changes},
+        **outcome.figures,
+        "status": str(outcome.status),
+        "error": outcome.error or None,
+        "key": outcome.key,
+    }
 
 
 @dataclass(frozen=True, repr=False)
@@ -43,19 +55,10 @@ class SweepResult(Result):
     kept: int = 0
 
     @cached_property
-    def rows(self) -> tuple[Mapping[str, Any], ...]:
+    def rows(self) -> tuple[SweepRow, ...]:
         """A flat mapping per point: workload, changed keys, figures, and what became of it; not to be changed."""
-        return tuple(
-            {
-                "workload": source_name(point.workload),
-                **{key: point.changes[key] for key in self.space.keys if key in point.changes},
-                **outcome.figures,
-                "status": str(outcome.status),
-                "error": outcome.error or None,
-                "key": outcome.key,
-            }
-            for point, outcome in zip(self.space.points(), self.outcomes, strict=True)
-        )
+        points = zip(self.space.points(), self.outcomes, strict=True)
+        return tuple(sweep_row(self.space.keys, point, outcome) for point, outcome in points)
 
     @cached_property
     def warnings(self) -> list[str]:

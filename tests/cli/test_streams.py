@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import signal
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
 
-from simulator.cli.outputs import check_outputs, write_json
+from simulator.cli.outputs import check_folder, check_outputs, write_json
 from simulator.cli.streams import signals_raise
 from simulator.errors import InputError
 from simulator.output.files import writing
@@ -120,6 +122,26 @@ def test_links_and_devices_are_written_through(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "target").read_text()) == {"a": 1}
     write_json(Path(os.devnull), {"a": 1})
     assert not Path(os.devnull).is_file()
+
+
+def test_a_folder_on_a_read_only_disk_is_refused_before_the_work(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Permissions allow it, for root has all of them; that nothing can be made there shows when it is tried."""
+
+    def read_only(**options: object) -> None:
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    (tmp_path / "there").touch()
+    check_outputs({"--json": tmp_path / "x"})
+    assert [path.name for path in tmp_path.iterdir()] == ["there"]
+    monkeypatch.setattr(tempfile, "TemporaryFile", read_only)
+    for name in ("x", "there"):
+        with pytest.raises(InputError, match="--json: cannot be written: Read-only file system"):
+            check_outputs({"--json": tmp_path / name})
+    with pytest.raises(InputError, match="--trace-dir: no folder that can be written to: Read-only file system"):
+        check_folder("--trace-dir", tmp_path)
+    check_outputs({"--json": Path(os.devnull)})
 
 
 def test_a_refused_write_is_bad_input(tmp_path: Path) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import io
 import json
 import sys
+from collections.abc import Generator, Iterable
+from itertools import islice
 from pathlib import Path
 
 import pytest
@@ -12,6 +14,8 @@ import pytest
 from simulator.cli.app import main
 from simulator.cli.sweep import _database
 from simulator.sweeping import runners
+from simulator.sweeping.outcome import PointOutcome
+from simulator.sweeping.point import Point
 from tests.support.sweeps import InProcess, write_job
 
 
@@ -76,6 +80,35 @@ def test_a_terminal_shows_how_many_points_are_finished_and_the_time_left(
         assert "simulating" in shown
         assert told in shown
         assert "left" in shown
+
+
+class EndedByCtrlC(InProcess):
+    """A runner that is interrupted when it comes to the third point."""
+
+    def outcomes(
+        self, points: Iterable[Point], finished: frozenset[str]
+    ) -> Generator[tuple[Point, PointOutcome], None, None]:
+        yield from islice(super().outcomes(points, finished), 2)
+        raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("sort", ["step_time_s", "days"])
+def test_an_interrupted_sweep_prints_what_is_finished(
+    sort: str, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One point has figures, and tp 3 is refused. No point has ``days``, without a length of the run: by step time."""
+    monkeypatch.setattr(runners, "Processes", lambda _: EndedByCtrlC())
+    grid = ["--grid", "parallelism.tp=1,3,2", "--sort", sort]
+    assert command("tiny.yaml", *grid) == 130
+    out, err = capsys.readouterr()
+    assert "2 points of tiny.yaml: 1 fit, 1 refused" in out
+    assert "Points by step time" in out
+    assert "interrupted: 2 of 3 points are finished, and kept in tiny.sweep.db; the same command goes on" in err
+    assert command("tiny.yaml", *grid, "--json", "-") == 130
+    assert capsys.readouterr().out == ""
+    monkeypatch.setattr(runners, "Processes", lambda _: InProcess())
+    assert command("tiny.yaml", "--grid", "parallelism.tp=1,3,2") == 0
+    assert "1 of them from before" in capsys.readouterr().out  # what is refused is refused anew
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import simulator.config
 from simulator.config import ClusterSpec, Workload, catalog, load_cluster, load_workload, presets, warnings
 from simulator.config.section import docstring_of, section_of
 from simulator.config.training import Training
@@ -182,6 +183,13 @@ def test_presets_are_legal_have_a_source_and_the_size_in_their_name(name: str) -
     promised = float(size[:-1]) * {"m": 1e6, "b": 1e9, "t": 1e12}[size[-1]]
     assert total == pytest.approx(promised, rel=0.08)
     assert presets()[name]["source"]
+
+
+def test_presets_read_one_by_one_are_those_of_the_whole_file() -> None:
+    """No preset needs another's lines, and none is lost or stands twice, which reading the whole would refuse."""
+    whole = read_yaml(Path(simulator.config.__file__).with_name("presets.yaml"))
+    assert dict(presets()) == whole
+    assert list(presets()) == list(whole)
 
 
 def test_keys_beside_a_preset_override_it() -> None:

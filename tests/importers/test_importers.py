@@ -12,7 +12,7 @@ import pytest
 from simulator.cluster import build_cluster
 from simulator.config.cluster import load_cluster
 from simulator.errors import InputError
-from simulator.importers import read_topology
+from simulator.importers.reading import read_topology
 from tests.support.topology_files import XML, places, read
 
 

@@ -15,7 +15,7 @@ from simulator.cluster import build_cluster
 from simulator.cluster.relations import DeviceRelations, device_names
 from simulator.config import load_workload, warnings
 from simulator.config.cluster import load_cluster
-from simulator.importers import read_topology
+from simulator.importers.reading import read_topology
 from tests.support.topology_files import MATRIX, XML
 
 FILES = Path(__file__).resolve().parents[3] / "shared/reference/files"

@@ -8,7 +8,7 @@ import pytest
 
 from simulator.cluster.relations import DeviceRelations
 from simulator.errors import InputError
-from simulator.importers import read_topology
+from simulator.importers.reading import read_topology
 from tests.support.topology_files import MATRIX, places, read
 
 

@@ -12,7 +12,7 @@ from simulator.cluster import build_cluster
 from simulator.config.cluster import load_cluster
 from simulator.config.section import as_data
 from simulator.errors import InputError
-from simulator.importers import read_topology
+from simulator.importers.reading import read_topology
 from tests.support.topology_files import XML
 
 CONF = """# racks

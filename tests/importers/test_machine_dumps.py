@@ -10,9 +10,10 @@ import pytest
 from simulator.config import catalog
 from simulator.config.cluster import load_cluster
 from simulator.errors import InputError
-from simulator.importers import Imported, read_machine
+from simulator.importers.imported import Imported
 from simulator.importers.machines import MACHINES, ShippedMachine
 from simulator.importers.pci_ids import GPU_TYPES, PRODUCTS, WITHOUT_PROFILE
+from simulator.importers.reading import read_machine
 from tests.support.machine_dumps import H100, RTX3090, RTX4090, card, query
 
 JOBS = """\

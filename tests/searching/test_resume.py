@@ -16,9 +16,11 @@ import typer
 import yaml
 
 import simulator
+import simulator.cli.search
 from simulator.cli.app import main
 from simulator.cli.search import resumable
 from simulator.errors import InputError
+from simulator.searching.branch_and_bound import SimulatedLayout
 from simulator.searching.layout_search import SearchWatch
 from simulator.searching.result import SearchResult
 from tests.support.searches import LARGE
@@ -113,6 +115,35 @@ def test_ctrl_c_tells_how_to_go_on(
         main(["search", "gpt22b_tp8", "--gpus", "8"])
     assert caught.value.code == 130
     assert "are kept in gpt22b_tp8.search.db; the same command goes on from there" in capsys.readouterr().err
+
+
+def test_an_interrupted_search_prints_the_best_so_far(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Ctrl-C comes when three layouts are simulated, before which no three can be proven. The fastest is the first."""
+    monkeypatch.chdir(tmp_path)
+    Path("job.yaml").write_text(yaml.safe_dump({**LARGE, "name": "job"}))
+    fixed = [text for key, values in FIXED.items() for text in ("--fix", f"{key}={values[0]}")]
+    times: list[float] = []
+
+    def watch(far: object, seen: list[SimulatedLayout]) -> SearchWatch:
+        def end(one: SimulatedLayout) -> None:
+            seen.append(one)
+            times.append(one.step_time_s)
+            if len(seen) == 3:
+                raise KeyboardInterrupt
+
+        return SearchWatch(simulated=end)
+
+    monkeypatch.setattr(simulator.cli.search, "search_watch", watch)
+    with pytest.raises(SystemExit) as caught:
+        main(["search", "job.yaml", "--gpus", "4", "--jobs", "1", "--top", "3", *fixed])
+    assert caught.value.code == 130
+    out, err = capsys.readouterr()
+    assert "Fastest of 3 layouts simulated so far, none of them proven" in out
+    first = next(line for line in out.splitlines() if line.startswith(" 1 "))
+    assert f"{min(times):.3f} s" in first
+    assert "kept in job.search.db; the same command goes on from there" in err
 
 
 @pytest.mark.parametrize(("ending", "status"), [(KeyboardInterrupt(), 130), (SystemExit(143), 143)])

@@ -7,7 +7,8 @@ from typing import Any
 
 from simulator.cluster import Cluster, build_cluster
 from simulator.config.cluster import load_cluster
-from simulator.importers import Imported, read_topology
+from simulator.importers.imported import Imported
+from simulator.importers.reading import read_topology
 
 #: Two sockets. On the first a switch with two GPUs, a NIC of two ports and a drive; on the second a GPU and a NIC in
 #: slots of their own, and a bridge with nothing behind it. Two of the three GPUs have three NVLinks.

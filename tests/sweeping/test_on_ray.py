@@ -22,6 +22,7 @@ from simulator.errors import InputError
 from simulator.sweeping import evaluation, on_ray, remote
 from simulator.sweeping.entry import sweep_space
 from simulator.sweeping.evaluation import OpenedPoint, open_point
+from simulator.sweeping.evaluator import EvaluatedPoint
 from simulator.sweeping.on_ray import RayCluster
 from simulator.sweeping.outcome import PointOutcome, Status
 from simulator.sweeping.point import Point
@@ -117,10 +118,10 @@ def test_results_are_those_of_this_machine(nodes: TwoNodes, tmp_path: Path, requ
 @pytest.mark.slow
 def test_nothing_is_lost_or_repeated_when_a_node_is_killed_and_another_joins(nodes: TwoNodes, tmp_path: Path) -> None:
     """The worker dies after the fifth of forty points, and a fresh one joins after the fifteenth."""
-    out, seen = tmp_path / "s.db", list[PointOutcome]()
+    out, seen = tmp_path / "s.db", list[EvaluatedPoint]()
 
-    def disturb(outcome: PointOutcome) -> None:
-        seen.append(outcome)
+    def disturb(one: EvaluatedPoint) -> None:
+        seen.append(one)
         if len(seen) == 5:
             nodes.kill_worker()
         if len(seen) == 15:
@@ -131,7 +132,7 @@ def test_nothing_is_lost_or_repeated_when_a_node_is_killed_and_another_joins(nod
     here = sweep_space(space, InProcess())
     assert [outcome.status for outcome in there.outcomes] == [Status.SIMULATED] * 40
     assert there.rows == here.rows
-    assert len({outcome.key for outcome in seen}) == len(seen) == 40
+    assert len({one.outcome.key for one in seen}) == len(seen) == 40
     again = sweep_space(space, RayCluster(nodes.address), out)
     assert again.kept == 40
 
@@ -139,10 +140,10 @@ def test_nothing_is_lost_or_repeated_when_a_node_is_killed_and_another_joins(nod
 @pytest.mark.slow
 def test_a_sweep_that_was_interrupted_goes_on_elsewhere(nodes: TwoNodes, tmp_path: Path) -> None:
     """Three points are finished on the cluster when Ctrl-C is pressed; this machine does the others alone."""
-    out, seen = tmp_path / "s.db", list[PointOutcome]()
+    out, seen = tmp_path / "s.db", list[EvaluatedPoint]()
 
-    def interrupt(outcome: PointOutcome) -> None:
-        seen.append(outcome)
+    def interrupt(one: EvaluatedPoint) -> None:
+        seen.append(one)
         if len(seen) == 3:
             raise KeyboardInterrupt
 

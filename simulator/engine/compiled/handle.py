@@ -70,12 +70,14 @@ class SimulationHandle:
         """Call a function; return its result."""
         return getattr(self._loop, function)(self._address, *arguments)
 
-    def run(self) -> int:
-        """Let everything happen; return how it ended. Between stretches of events Python handles signals."""
+    def run(self, between: Callable[[], object] = lambda: None) -> int:
+        """Let everything happen; return how it ended. Between stretches of events Python handles signals, and calls
+        ``between``."""
         outcome = RUNNING
         with self._interrupts_kept():
             while outcome == RUNNING:
                 outcome = self.call("run", EVENTS_AT_ONCE)
+                between()
         if self._error is not None:
             error, self._error = self._error, None
             raise error

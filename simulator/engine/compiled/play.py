@@ -11,6 +11,7 @@ import numpy as np
 
 from simulator.arrays import Floats
 from simulator.cluster import Cluster
+from simulator.engine import progress
 from simulator.engine.communicator import mismatch
 from simulator.engine.compiled import library
 from simulator.engine.compiled.description import CommNumbers, JobDescription
@@ -21,7 +22,7 @@ from simulator.engine.compiled.tables import Tables
 from simulator.engine.deadlock import BlockedLane, UncalledComm, report
 from simulator.engine.marks import Marks, PeriodMark
 from simulator.engine.periods import stop_unsteady, whole_spans
-from simulator.engine.placed_ranks import placed_ranks
+from simulator.engine.placed_ranks import n_blocks, placed_ranks
 from simulator.engine.placement import Placed
 from simulator.engine.play import PlayedJob, PlayedJobs
 from simulator.engine.rank import Awaited, PlacedRank
@@ -83,6 +84,8 @@ class _CompiledPlay:
         self._phases = NumberedPhases(self._handle)
         self._tables = Tables(self._handle, self._phases, comms)
         self._marks: Marks[int, int] = Marks(())
+        #: By job the spans that have been counted, and the blocks that had ended with them.
+        self._told: dict[int, tuple[int, int]] = {}
 
     def describe(
         self,
@@ -113,7 +116,7 @@ class _CompiledPlay:
 
     def played(self) -> PlayedJobs:
         """Let everything happen, and read what did."""
-        if self._handle.run() == library.CALLS_DIFFER:
+        if self._handle.run(self._tell) == library.CALLS_DIFFER:
             self._raise_mismatch()
         for job in self._jobs:
             if blocked := self._blocked(job):
@@ -138,6 +141,25 @@ class _CompiledPlay:
             "grow": self._grow,
             "mark": self._mark,
         }
+
+    def _tell(self) -> None:
+        """Tell who watches how many blocks of kernels have ended."""
+        if progress.is_watched() and not any(job.placed.more for job in self._jobs):
+            for number, job in enumerate(self._jobs):
+                self._count_blocks(number, job)
+            blocks = sum(n_blocks(job.placed.program, job.ranks) for job in self._jobs)
+            progress.tell(sum(ended for _, ended in self._told.values()), blocks)
+
+    def _count_blocks(self, number: int, job: CompiledJob) -> None:
+        """Count the blocks of a job that have ended, beside the spans that have been counted."""
+        counted, ended = self._told.get(number, (0, 0))
+        address = ctypes.c_void_p()
+        n = self._handle.call("read_spans", job.first.job, ctypes.byref(address))
+        spans = library.array_at(address.value, library.SPAN, n)[counted:]
+        lanes = self._tables.comms.lane_names.things
+        code = lanes.index(COMPUTE_LANE) if COMPUTE_LANE in lanes else -1
+        more = np.count_nonzero((spans["lane_name"] == code) & (spans["flags"] & library.IS_LAST > 0))
+        self._told[number] = n, ended + int(more)
 
     def _job_of(self, lane: int) -> CompiledJob:
         return next(job for job in reversed(self._jobs) if job.first.lane <= lane)
