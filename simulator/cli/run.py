@@ -13,6 +13,7 @@ import typer
 
 from simulator.cli.options import Json, Quiet, Set, Strict, parse_ranks
 from simulator.cli.outputs import STDOUT, check_folder, check_outputs, shows_summary, write_json
+from simulator.cli.play_notice import simulating
 from simulator.cli.terminal import progress, say, show, warn
 from simulator.errors import InputError
 from simulator.output.envelope import envelope

@@ -139,7 +139,7 @@ def test_a_folder_on_a_read_only_disk_is_refused_before_the_work(
     for name in ("x", "there"):
         with pytest.raises(InputError, match="--json: cannot be written: Read-only file system"):
             check_outputs({"--json": tmp_path / name})
-    with pytest.raises(InputError, match="--trace-dir: no folder that can be written to: Read-only file system"):
+    with pytest.raises(InputError, match="--trace-dir: cannot be written: Read-only file system"):
         check_folder("--trace-dir", tmp_path)
     check_outputs({"--json": Path(os.devnull)})
 
