@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Container, Hashable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import NamedTuple
 
 import numpy as np
@@ -15,7 +16,7 @@ from simulator.analysis.training.memory_requests import MemoryRequests
 from simulator.analysis.training.part_requests import ROUNDING_BYTES, PartRequests, request
 from simulator.analysis.training.static_memory import BLAS_THREADS, StaticMemory
 from simulator.arrays import Ints
-from simulator.models import swapped_bytes
+from simulator.models import Part, swapped_bytes
 from simulator.timeline import Timeline
 
 #: Of a long step, the micro-batches in flight are replayed this many times from the start; later ones repeat them.
@@ -115,40 +116,52 @@ def step_requests(moves: Iterable[Move], static: StaticMemory, replayed: Contain
     return replay.requests
 
 
-#: Stage, micro-batch, and index of a part in the stage.
-_Passed = tuple[int, int, int]
-
-
 @dataclass(frozen=True)
-class _NumberedPart:
-    """Numbers of a part's requests, under the names of `PartRequests`, and its slots for a micro-batch."""
+class _StageParts:
+    """The parts of a stage with their requests, and where the slots of each begin among ``n_slots`` of a micro-batch."""
 
+    parts: tuple[Part, ...]
+    requests: tuple[PartRequests, ...]
+    first_slots: tuple[int, ...]
     n_slots: int
-    save: int
-    gradients: int
-    swap: int
-    release_saved: int
-    release_held: int
+
+
+@dataclass(eq=False)
+class _Passed:
+    """What is kept of a stage for a micro-batch, whose slots begin at ``first_slot``; parts are indices in the stage.
+
+    ``saved``: part with tensors -> whether these are what its weight gradient needs. ``swapped``: parts that have
+    exchanged their tensors for these. ``early``: parts that are released before they are saved, as a pass of no length
+    ends before it starts. They hold nothing.
+    """
+
+    first_slot: int
+    saved: dict[int, bool] = field(default_factory=dict)
+    swapped: set[int] = field(default_factory=set)
+    early: set[int] = field(default_factory=set)
+
+
+#: Requests of a part, by name as in `PartRequests`.
+_PartRequest = tuple[int, str]
 
 
 class _StepReplay:
-    """Tensors alive during a step: those of passes, and (bytes, slot) of all others, such as gathered parameters."""
+    """Tensors alive during a step: those of passes, and (bytes, slot) of all others, such as gathered parameters.
+
+    The requests of all parts of a pass are one sequence, described once for all micro-batches.
+    """
 
     def __init__(self, static: StaticMemory, replayed: Container[int]) -> None:
         self.requests = MemoryRequests()
-        self._parts = static.parts
+        self._stages = {stage: _stage_parts(parts) for stage, parts in static.parts.items()}
         self._replayed = replayed
         #: Rounded bytes of a tensor alone -> number of its request.
         self._allocations: dict[int, int] = {}
         self._release = self.requests.describe(request(0))
-        #: Part, by its identity -> numbers of its requests.
-        self._numbered: dict[int, _NumberedPart] = {}
-        self._first_slots: dict[_Passed, int] = {}
-        #: Part with tensors of a micro-batch -> whether these are what its weight gradient needs.
-        self._saved: dict[_Passed, bool] = {}
-        self._swapped: set[_Passed] = set()
-        #: Parts that are released before they are saved: a pass of no length ends before it starts. They hold nothing.
-        self._early: set[_Passed] = set()
+        #: Stage and requests of its parts in order -> their number as a sequence.
+        self._sequences: dict[tuple[int, tuple[_PartRequest, ...]], int] = {}
+        #: Stage and micro-batch -> what is kept of it.
+        self._passed: dict[tuple[int, int], _Passed] = {}
         self._other_tensors: list[tuple[float, int]] = []
         state = static.state
         for nbytes in (
@@ -163,8 +176,8 @@ class _StepReplay:
 
     def step(self, moves: Iterable[Move]) -> None:
         """Replay one step."""
-        for key in [*self._saved]:
-            self._release_tensors(key)
+        for (stage, _), passed in self._passed.items():
+            self._add(stage, passed, [_released(passed, index) for index in [*passed.saved]])
         for move in moves:
             if move.updates:
                 self._make_states()
@@ -186,75 +199,40 @@ class _StepReplay:
 
     def _pass(self, event: ActivationEvent, stage: int, microbatch: int, moved: float) -> None:
         """Replay an event of a pass that moves ``moved`` bytes; bytes beyond its activations are other tensors."""
-        keys = [(stage, microbatch, index) for index in sorted(event.parts)]
-        parts = [self._parts[stage][index] for _, _, index in keys]
-        replayed = keys if microbatch in self._replayed else []
+        if (stage, microbatch) not in self._passed:
+            self._passed[stage, microbatch] = _Passed(self.requests.new_slots(self._stages[stage].n_slots))
+        passed, all_parts = self._passed[stage, microbatch], self._stages[stage].parts
+        indices = sorted(event.parts)
+        parts = [all_parts[index] for index in indices]
+        replayed = indices if microbatch in self._replayed else []
         match event.effect:
             case "save":
-                self._allocate(moved - sum(part.saved_bytes for part in parts))
-                self._save(replayed)
+                self._allocate(moved - sum([part.saved_bytes for part in parts]))
+                self._add(stage, passed, _saves(passed, replayed))
             case "begin swap":  # its tensors are allocated with the swap
                 self._allocate(moved - swapped_bytes(parts)[0])
             case "swap":
-                self._swapped.update(keys)
-                self._swap(replayed)
+                passed.swapped.update(indices)
+                self._add(stage, passed, _swaps(passed, replayed))
                 self._free(moved - swapped_bytes(parts)[1])
             case "release":
-                self._release_parts(replayed)
-                kept = zip(keys, parts, strict=True)
-                moved -= sum(part.held_bytes if key in self._swapped else part.saved_bytes for key, part in kept)
+                self._add(stage, passed, _releases(passed, replayed))
+                kept = zip(indices, parts, strict=True)
+                moved -= sum([part.held_bytes if at in passed.swapped else part.saved_bytes for at, part in kept])
                 self._free(moved)
                 self._allocate(-moved)  # gradients that the pass leaves
 
-    def _save(self, keys: Iterable[_Passed]) -> None:
-        for key in keys:
-            if key in self._early:
-                self._early.remove(key)
-            else:
-                self._saved[key] = False
-                self._add(key, self._numbers(key).save)
-
-    def _swap(self, keys: Iterable[_Passed]) -> None:
-        """Replace the saved tensors of parts by the tensors that their weight gradients need."""
-        for key in keys:
-            if key in self._saved:
-                self._saved[key] = True
-                self._add(key, self._numbers(key).gradients)
-                self._add(key, self._numbers(key).swap)
-
-    def _release_parts(self, keys: Sequence[_Passed]) -> None:
-        for key in reversed(keys):
-            self._add(key, self._numbers(key).gradients)
-            if key in self._saved:
-                self._release_tensors(key)
-            else:
-                self._early.add(key)
-
-    def _release_tensors(self, key: _Passed) -> None:
-        numbers = self._numbers(key)
-        self._add(key, numbers.release_held if self._saved.pop(key) else numbers.release_saved)
-
-    def _numbers(self, key: _Passed) -> _NumberedPart:
-        """Return the numbers of the requests of a part; equal layers are one."""
-        stage, _, index = key
-        part = self._parts[stage][index]
-        if id(part) not in self._numbered:
-            requests, describe = PartRequests(part), self.requests.describe
-            self._numbered[id(part)] = _NumberedPart(
-                requests.n_slots,
-                save=describe(requests.save),
-                gradients=describe(requests.gradients),
-                swap=describe(requests.swap),
-                release_saved=describe(requests.release_saved),
-                release_held=describe(requests.release_held),
-            )
-        return self._numbered[id(part)]
-
-    def _add(self, key: _Passed, number: int) -> None:
-        """Let a sequence of a part's requests come, in the part's slots for a micro-batch."""
-        if key not in self._first_slots:
-            self._first_slots[key] = self.requests.new_slots(self._numbers(key).n_slots)
-        self.requests.add(number, self._first_slots[key])
+    def _add(self, stage: int, passed: _Passed, of_parts: Sequence[_PartRequest]) -> None:
+        """Let requests of parts of a stage come one after another, in their slots for a micro-batch."""
+        if not of_parts:
+            return
+        key = stage, tuple(of_parts)
+        number = self._sequences.get(key)
+        if number is None:
+            here = self._stages[stage]
+            each = [getattr(here.requests[at], name) + np.array([here.first_slots[at], 0]) for at, name in of_parts]
+            number = self._sequences[key] = self.requests.describe(np.concatenate(each))
+        self.requests.add(number, passed.first_slot)
 
     def _new_tensor(self, nbytes: float) -> int:
         """Allocate a tensor; return its slot."""
@@ -290,3 +268,42 @@ class _StepReplay:
             size, slot = tensors.pop()
             self._free_tensor(slot)
             self._allocate(size - nbytes)
+
+
+def _stage_parts(parts: tuple[Part, ...]) -> _StageParts:
+    """Return the parts of a stage with their requests; equal layers share theirs."""
+    requests = {id(part): PartRequests(part) for part in parts}
+    first_slots = list(accumulate((requests[id(part)].n_slots for part in parts), initial=0))
+    return _StageParts(parts, tuple([requests[id(part)] for part in parts]), tuple(first_slots[:-1]), first_slots[-1])
+
+
+def _saves(passed: _Passed, indices: Iterable[int]) -> list[_PartRequest]:
+    """Save the tensors of parts, but of those that were released early; return their requests."""
+    saved = [index for index in indices if index not in passed.early]
+    passed.early.difference_update(indices)
+    passed.saved.update(dict.fromkeys(saved, False))
+    return [(index, "save") for index in saved]
+
+
+def _swaps(passed: _Passed, indices: Iterable[int]) -> list[_PartRequest]:
+    """Replace the saved tensors of parts by the tensors that their weight gradients need; return their requests."""
+    swapped = [index for index in indices if index in passed.saved]
+    passed.saved.update(dict.fromkeys(swapped, True))
+    return [(index, name) for index in swapped for name in ("gradients", "swap")]
+
+
+def _releases(passed: _Passed, indices: Sequence[int]) -> list[_PartRequest]:
+    """Release what is kept of parts at the end of their backward passes; return their requests."""
+    requests: list[_PartRequest] = []
+    for index in reversed(indices):
+        requests.append((index, "gradients"))
+        if index in passed.saved:
+            requests.append(_released(passed, index))
+        else:
+            passed.early.add(index)
+    return requests
+
+
+def _released(passed: _Passed, index: int) -> _PartRequest:
+    """Forget the tensors of a part; return the request that frees them."""
+    return index, "release_held" if passed.saved.pop(index) else "release_saved"
