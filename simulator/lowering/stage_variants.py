@@ -49,12 +49,18 @@ class StageVariants:
             stage_parts(workload, stage, seat) for stage in range(n_stages)
         ] * copies
         self._parts_in_turn: dict[tuple[int, Turn], tuple[Part, ...]] = {}
+        #: Identities of the weights of parts, in order -> all of them.
+        self._weights: dict[tuple[int, ...], tuple[Weight, ...]] = {}
         #: Identities of a usual part and one in a turn -> both, and whether they are equal.
         self._compared: dict[tuple[int, int], tuple[Part, Part, bool]] = {}
 
     def weights(self, *stages: int) -> tuple[Weight, ...]:
-        """Return the weights of stages on one rank."""
-        return weights_of(part for stage in stages for part in self.parts[stage])
+        """Return the weights of stages on one rank; ranks whose parts have the same are given the very same tuple."""
+        parts = [part for stage in stages for part in self.parts[stage]]
+        key = tuple([id(part.weights) for part in parts])
+        if key not in self._weights:
+            self._weights[key] = weights_of(parts)
+        return self._weights[key]
 
     def variant(self, stage: int, kind: str, microbatch: int) -> Variant:
         """Return the variant of a pass; only those that make gradients of weights, or cast these, have a turn."""

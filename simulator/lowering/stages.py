@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from simulator.config import Workload
 from simulator.lowering.buckets import Mark, gradients_complete, weights_used
 from simulator.lowering.fsdp_copies import copies_after, with_copies
+from simulator.lowering.rank_update import RankUpdate
 from simulator.lowering.stage_variants import StageVariants, Variant
 from simulator.models import Op, Part, Seat, Turn, activation_bytes, pass_bytes
 from simulator.operations.shapes import ANY_TURN
@@ -43,6 +44,8 @@ class Stages:
         self._pass_of: dict[Variant, Step] = {}
         self._maker_of: dict[Variant, StepMaker] = {}
         self._pieces_of: dict[Variant, list[tuple[int, Block]]] = {}
+        #: Weights of a rank, by their identity -> their update.
+        self._updates: dict[int, RankUpdate] = {}
 
     def step(self, action: Action, after: tuple[str, ...] = ()) -> Step:
         """Return the compute step of an action ``after`` others, with the bytes held and given back."""
@@ -68,6 +71,13 @@ class Stages:
             free_bytes=moved.free,
             workspace_bytes=moved.workspace,
         )
+
+    def update(self, pipeline_rank: int) -> RankUpdate:
+        """Return the update of the weights of a pipeline rank; ranks with the same weights share it."""
+        weights = self.variants.weights(*self.workload.parallelism.stages_of(pipeline_rank))
+        if id(weights) not in self._updates:
+            self._updates[id(weights)] = RankUpdate.of_weights(self.workload, weights, self.seat)
+        return self._updates[id(weights)]
 
     def gradients_complete(self, step: Step) -> list[Mark]:
         """Return where the backward pass ``step`` completes gradients; ops before the parts' own count."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 
 from simulator.config import Workload
 from simulator.models.encoder import encoder_parts
-from simulator.models.layer import layer
+from simulator.models.layer import layer, layer_kind
 from simulator.models.multi_token_prediction import predictor
 from simulator.models.parts import Part, output_gradients
 from simulator.models.shapes import passed_bytes, shapes
@@ -75,7 +75,7 @@ def _stage_parts(workload: Workload, stage: int, seat: Seat, turn: Turn, pool: P
 
     def part_at(place: int) -> Part:
         number, granularity = first + place, None if place < n_recomputed else "none"
-        key = number if workload.training.frozen else (granularity, workload.model.alike(number))
+        key = granularity, layer_kind(workload, number)
         return pooled(key, lambda: layer(workload, recompute=granularity, seat=seat, turn=turn, number=number))
 
     parts = tuple(map(part_at, range(n_layers)))

@@ -118,7 +118,7 @@ def step_requests(moves: Iterable[Move], static: StaticMemory, replayed: Contain
 
 @dataclass(frozen=True)
 class _StageParts:
-    """The parts of a stage with their requests, and where the slots of each begin among ``n_slots`` of a micro-batch."""
+    """The parts of a stage with their requests, and where the slots of each begin, of ``n_slots`` for a micro-batch."""
 
     parts: tuple[Part, ...]
     requests: tuple[PartRequests, ...]
