@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Container, Hashable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import accumulate
 from typing import NamedTuple
 
@@ -126,29 +126,39 @@ class _StageParts:
     n_slots: int
 
 
-@dataclass(eq=False)
-class _Passed:
-    """What is kept of a stage for a micro-batch, whose slots begin at ``first_slot``; parts are indices in the stage.
+#: Requests of a part of a stage, by name as in `PartRequests`; parts are indices in the stage.
+_PartRequest = tuple[int, str]
 
-    ``saved``: part with tensors -> whether these are what its weight gradient needs. ``swapped``: parts that have
+
+@dataclass(frozen=True)
+class _Kept:
+    """What is kept of a stage for a micro-batch; parts are indices in the stage.
+
+    ``saved``: parts with tensors, and whether these are what their weight gradients need. ``swapped``: parts that have
     exchanged their tensors for these. ``early``: parts that are released before they are saved, as a pass of no length
     ends before it starts. They hold nothing.
     """
 
-    first_slot: int
-    saved: dict[int, bool] = field(default_factory=dict)
-    swapped: set[int] = field(default_factory=set)
-    early: set[int] = field(default_factory=set)
+    saved: tuple[tuple[int, bool], ...] = ()
+    swapped: frozenset[int] = frozenset()
+    early: frozenset[int] = frozenset()
 
 
-#: Requests of a part, by name as in `PartRequests`.
-_PartRequest = tuple[int, str]
+class _Change(NamedTuple):
+    """What an event of a pass does: what is kept ``after`` it, the sequence of requests, if any, and its bytes.
+
+    ``nbytes``: of activations, as the pass moves them.
+    """
+
+    after: _Kept
+    requests: int | None
+    nbytes: float
 
 
 class _StepReplay:
     """Tensors alive during a step: those of passes, and (bytes, slot) of all others, such as gathered parameters.
 
-    The requests of all parts of a pass are one sequence, described once for all micro-batches.
+    The requests of all parts of a pass are one sequence, described once for all micro-batches that it finds alike.
     """
 
     def __init__(self, static: StaticMemory, replayed: Container[int]) -> None:
@@ -160,8 +170,12 @@ class _StepReplay:
         self._release = self.requests.describe(request(0))
         #: Stage and requests of its parts in order -> their number as a sequence.
         self._sequences: dict[tuple[int, tuple[_PartRequest, ...]], int] = {}
-        #: Stage and micro-batch -> what is kept of it.
-        self._passed: dict[tuple[int, int], _Passed] = {}
+        #: Stage and micro-batch -> their first slot, and what is kept of them.
+        self._first_slots: dict[tuple[int, int], int] = {}
+        self._kept: dict[tuple[int, int], _Kept] = {}
+        #: Each `_Kept` so far, and what events do to it, by its identity.
+        self._states: dict[_Kept, _Kept] = {}
+        self._changes: dict[tuple[int, int, ActivationEvent | None, bool], _Change] = {}
         self._other_tensors: list[tuple[float, int]] = []
         state = static.state
         for nbytes in (
@@ -176,8 +190,8 @@ class _StepReplay:
 
     def step(self, moves: Iterable[Move]) -> None:
         """Replay one step."""
-        for (stage, _), passed in self._passed.items():
-            self._add(stage, passed, [_released(passed, index) for index in [*passed.saved]])
+        for stage, microbatch in self._kept:
+            self._change(stage, microbatch, None)
         for move in moves:
             if move.updates:
                 self._make_states()
@@ -199,40 +213,67 @@ class _StepReplay:
 
     def _pass(self, event: ActivationEvent, stage: int, microbatch: int, moved: float) -> None:
         """Replay an event of a pass that moves ``moved`` bytes; bytes beyond its activations are other tensors."""
-        if (stage, microbatch) not in self._passed:
-            self._passed[stage, microbatch] = _Passed(self.requests.new_slots(self._stages[stage].n_slots))
-        passed, all_parts = self._passed[stage, microbatch], self._stages[stage].parts
-        indices = sorted(event.parts)
-        parts = [all_parts[index] for index in indices]
-        replayed = indices if microbatch in self._replayed else []
+        nbytes = self._change(stage, microbatch, event)
         match event.effect:
-            case "save":
-                self._allocate(moved - sum([part.saved_bytes for part in parts]))
-                self._add(stage, passed, _saves(passed, replayed))
-            case "begin swap":  # its tensors are allocated with the swap
-                self._allocate(moved - swapped_bytes(parts)[0])
+            case "save" | "begin swap":  # tensors of a swap are allocated when it begins
+                self._allocate(moved - nbytes)
             case "swap":
-                passed.swapped.update(indices)
-                self._add(stage, passed, _swaps(passed, replayed))
-                self._free(moved - swapped_bytes(parts)[1])
+                self._free(moved - nbytes)
             case "release":
-                self._add(stage, passed, _releases(passed, replayed))
-                kept = zip(indices, parts, strict=True)
-                moved -= sum([part.held_bytes if at in passed.swapped else part.saved_bytes for at, part in kept])
-                self._free(moved)
-                self._allocate(-moved)  # gradients that the pass leaves
+                self._free(moved - nbytes)
+                self._allocate(nbytes - moved)  # gradients that the pass leaves
 
-    def _add(self, stage: int, passed: _Passed, of_parts: Sequence[_PartRequest]) -> None:
-        """Let requests of parts of a stage come one after another, in their slots for a micro-batch."""
-        if not of_parts:
-            return
-        key = stage, tuple(of_parts)
-        number = self._sequences.get(key)
-        if number is None:
+    def _change(self, stage: int, microbatch: int, event: ActivationEvent | None) -> float:
+        """Change what is kept of a stage for a micro-batch, by an event or at the end of a step; return its bytes."""
+        place = stage, microbatch
+        if place not in self._kept:
+            self._first_slots[place] = self.requests.new_slots(self._stages[stage].n_slots)
+            self._kept[place] = self._states.setdefault(_Kept(), _Kept())
+        before, replayed = self._kept[place], microbatch in self._replayed
+        key = stage, id(before), event, replayed
+        change = self._changes.get(key)
+        if change is None:
+            change = self._changes[key] = self._changed(stage, before, event, replayed)
+        self._kept[place] = change.after
+        if change.requests is not None:
+            self.requests.add(change.requests, self._first_slots[place])
+        return change.nbytes
+
+    def _changed(self, stage: int, before: _Kept, event: ActivationEvent | None, replayed: bool) -> _Change:
+        """Work out what an event does, or the end of a step: tensors that are left are released."""
+        saved, swapped, early = dict(before.saved), set(before.swapped), set(before.early)
+        requests: list[_PartRequest] = []
+        nbytes = 0.0
+        if event is None:
+            requests = [_released(saved, index) for index in [*saved]]
+        else:
+            indices = sorted(event.parts)
+            parts = [self._stages[stage].parts[index] for index in indices]
+            match event.effect:
+                case "save":
+                    nbytes = sum([part.saved_bytes for part in parts])
+                    requests = _saves(saved, early, indices if replayed else ())
+                case "begin swap":
+                    nbytes = swapped_bytes(parts)[0]
+                case "swap":
+                    nbytes = swapped_bytes(parts)[1]
+                    swapped.update(indices)
+                    requests = _swaps(saved, indices if replayed else ())
+                case "release":
+                    kept = zip(indices, parts, strict=True)
+                    nbytes = sum([part.held_bytes if at in swapped else part.saved_bytes for at, part in kept])
+                    requests = _releases(saved, early, indices if replayed else ())
+        after = _Kept(tuple(saved.items()), frozenset(swapped), frozenset(early))
+        return _Change(self._states.setdefault(after, after), self._sequence(stage, requests), nbytes)
+
+    def _sequence(self, stage: int, requests: Sequence[_PartRequest]) -> int | None:
+        """Return the number of the sequence of ``requests`` of parts of a stage, in slots that count from 0."""
+        key = stage, tuple(requests)
+        if requests and key not in self._sequences:
             here = self._stages[stage]
-            each = [getattr(here.requests[at], name) + np.array([here.first_slots[at], 0]) for at, name in of_parts]
-            number = self._sequences[key] = self.requests.describe(np.concatenate(each))
-        self.requests.add(number, passed.first_slot)
+            each = [getattr(here.requests[at], name) + np.array([here.first_slots[at], 0]) for at, name in requests]
+            self._sequences[key] = self.requests.describe(np.concatenate(each))
+        return self._sequences.get(key)
 
     def _new_tensor(self, nbytes: float) -> int:
         """Allocate a tensor; return its slot."""
@@ -277,33 +318,33 @@ def _stage_parts(parts: tuple[Part, ...]) -> _StageParts:
     return _StageParts(parts, tuple([requests[id(part)] for part in parts]), tuple(first_slots[:-1]), first_slots[-1])
 
 
-def _saves(passed: _Passed, indices: Iterable[int]) -> list[_PartRequest]:
+def _saves(saved: dict[int, bool], early: set[int], indices: Iterable[int]) -> list[_PartRequest]:
     """Save the tensors of parts, but of those that were released early; return their requests."""
-    saved = [index for index in indices if index not in passed.early]
-    passed.early.difference_update(indices)
-    passed.saved.update(dict.fromkeys(saved, False))
-    return [(index, "save") for index in saved]
+    new = [index for index in indices if index not in early]
+    early.difference_update(indices)
+    saved.update(dict.fromkeys(new, False))
+    return [(index, "save") for index in new]
 
 
-def _swaps(passed: _Passed, indices: Iterable[int]) -> list[_PartRequest]:
+def _swaps(saved: dict[int, bool], indices: Iterable[int]) -> list[_PartRequest]:
     """Replace the saved tensors of parts by the tensors that their weight gradients need; return their requests."""
-    swapped = [index for index in indices if index in passed.saved]
-    passed.saved.update(dict.fromkeys(swapped, True))
+    swapped = [index for index in indices if index in saved]
+    saved.update(dict.fromkeys(swapped, True))
     return [(index, name) for index in swapped for name in ("gradients", "swap")]
 
 
-def _releases(passed: _Passed, indices: Sequence[int]) -> list[_PartRequest]:
+def _releases(saved: dict[int, bool], early: set[int], indices: Sequence[int]) -> list[_PartRequest]:
     """Release what is kept of parts at the end of their backward passes; return their requests."""
     requests: list[_PartRequest] = []
     for index in reversed(indices):
         requests.append((index, "gradients"))
-        if index in passed.saved:
-            requests.append(_released(passed, index))
+        if index in saved:
+            requests.append(_released(saved, index))
         else:
-            passed.early.add(index)
+            early.add(index)
     return requests
 
 
-def _released(passed: _Passed, index: int) -> _PartRequest:
+def _released(saved: dict[int, bool], index: int) -> _PartRequest:
     """Forget the tensors of a part; return the request that frees them."""
-    return index, "release_held" if passed.saved.pop(index) else "release_saved"
+    return index, "release_held" if saved.pop(index) else "release_saved"
