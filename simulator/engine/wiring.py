@@ -26,6 +26,7 @@ from simulator.engine.placement import Placed
 from simulator.network.plan import Phase
 from simulator.program import PointToPoint, RecordedWork
 from simulator.program.seated_groups import SeatedGroups
+from simulator.recent import RecentValues
 
 #: What links that lead out of a GPU begin at.
 _GPU = re.compile(r"node\d+\.gpu\d+")
@@ -116,14 +117,10 @@ def wiring(
 
     ``capacity``: bytes/s of each link. ``groups``: of all ranks of each job.
     """
-    kept: dict[object, Wiring] = cluster.memo.setdefault("wirings", {})
+    kept: RecentValues[Wiring] = cluster.memo.setdefault("wirings", RecentValues(MOST_RANKS))
+    weight = max(sum(placed.program.n_ranks for placed in jobs), MOST_RANKS // MOST_WIRINGS)
     key = _key(jobs, cluster, capacity, groups, routed)
-    if key not in kept:
-        n_ranks = sum(placed.program.n_ranks for placed in jobs)
-        while len(kept) >= max(min(MOST_WIRINGS, MOST_RANKS // n_ranks), 1):
-            del kept[next(iter(kept))]
-        kept[key] = new_wiring(jobs, cluster, capacity, groups, routed)
-    return kept[key]
+    return kept.get(key, weight, lambda: new_wiring(jobs, cluster, capacity, groups, routed))
 
 
 def _key(
