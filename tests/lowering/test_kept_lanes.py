@@ -52,9 +52,7 @@ def forget(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def lowered(**changes: Any) -> list[Lanes]:
-    arguments = {**BASE, **changes}
-    places = [arguments.pop(name) for name in ("order", "schedule", "n_stages", "nbytes")]
-    return lower(*places, step, **arguments)
+    return lower(**{**BASE, "step_of": step, **changes})
 
 
 @pytest.mark.parametrize("name", CHANGES)
@@ -73,8 +71,7 @@ def test_kept_lanes_are_given_again_with_other_passes(monkeypatch: pytest.Monkey
     """Transfers are the very same steps, passes those of the function that is given."""
     forget(monkeypatch)
     first = lowered()
-    places = [BASE[name] for name in ("order", "schedule", "n_stages", "nbytes")]
-    second = lower(*places, lambda action, after: replace(step(action, after), alloc_bytes=1.0), overlap=False)
+    second = lowered(step_of=lambda action, after: replace(step(action, after), alloc_bytes=1.0))
     assert second[0]["pp"][0] is first[0]["pp"][0]
     assert {one.alloc_bytes for one in first[0]["compute"]} == {0.0}
     assert {one.alloc_bytes for one in second[0]["compute"]} == {1.0}
