@@ -11,11 +11,11 @@ import pytest
 from simulator.lowering import pipeline
 from simulator.lowering.lanes import Lanes
 from simulator.lowering.pipeline import lower
-from simulator.program import Compute, Fixed, Step, StepPhase
+from simulator.program import Block, Compute, Fixed, Step, StepPhase
 from simulator.recent import RecentValues
 from simulator.schedules import SCHEDULES, Action, Order
 
-NOTHING = Compute("nothing", Fixed(0.0), StepPhase.FORWARD)
+NOTHING = Block("nothing", (Compute("nothing", Fixed(0.0), StepPhase.FORWARD),))
 
 
 def step(action: Action, after: tuple[str, ...]) -> Step:
