@@ -350,8 +350,8 @@ def _batches(ends: list[PostedEnd], batching: str) -> list[list[PostedEnd]]:
 
 def _post(ends: list[PostedEnd], batched: BatchedEnds, after: tuple[str, ...]) -> Step:
     """Return the step that posts ``ends`` together, after some steps."""
-    label = "+".join(hop.label(op) for hop, op in ends)
-    return Step(label, Batch(tuple([batched.comm(hop, op) for hop, op in ends])), after)
+    labels, comms = zip(*[batched.end(hop, op) for hop, op in ends], strict=True)
+    return Step("+".join(labels), Batch(comms), after)
 
 
 def _last(lanes: PostedLanes, lane: str) -> tuple[str, ...]:

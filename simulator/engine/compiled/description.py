@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
 from operator import attrgetter
@@ -61,6 +61,11 @@ class CommNumbers:
         """Return the numbers of the kind and of the tag of ``comm``."""
         tag = comm.tag if isinstance(comm, PointToPoint) else ""
         return self.kinds.number(but_tag(comm), comm), self.tags.number(tag, tag)
+
+    def of_batch(self, batch: Batch) -> Iterator[tuple[int, int]]:
+        """Yield the numbers of the kind and of the tag of each transfer of a batch."""
+        for alike, comm in zip(batch.alike, batch.comms, strict=True):
+            yield self.kinds.number(alike, comm), self.tags.number(comm.tag, comm.tag)
 
     def tagged(self, kind: int, tag: int) -> Comm:
         """Return the communication of a kind that has a tag."""
@@ -162,7 +167,7 @@ class ProgramNumbers:
     def lane_steps(self, role: RoleNumbers, lane: int, steps: Sequence[Step]) -> LaneSteps:
         """Return as arrays ``steps`` of ``role``, which stand on its lane number ``lane``."""
         batches: list[tuple[int, int]] = []
-        kind_and_tag, block_number, first_step = self._comms.kind_and_tag, self.blocks.number, len(self.steps)
+        block_number, first_step = self.blocks.number, len(self.steps)
         label, op_of_step, after, phase_of_step = zip(*map(_described, steps), strict=True) if steps else ((),) * 4
         #: Of blocks and collectives, which many steps share: kind of the operation, its number, 1 and no tag.
         shared: dict[int, tuple[int, int, int, int]] = {}
@@ -172,7 +177,7 @@ class ProgramNumbers:
                 row = self._comm_row(op)
             elif isinstance(op, Batch):
                 row = RUN_BATCH, len(batches), len(op.comms), 0
-                batches += map(kind_and_tag, op.comms)
+                batches += self._comms.of_batch(op)
             else:
                 if id(op) not in shared:
                     shared[id(op)] = (
