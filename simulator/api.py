@@ -43,6 +43,7 @@ from simulator.config.profile import load_profiles
 from simulator.config.stack import load_stack
 from simulator.costs import Costs
 from simulator.costs.provenance import priced_by
+from simulator.costs.recent import recent_costs
 from simulator.engine import Placed, UnsteadyError, simulate
 from simulator.errors import InputError, located
 from simulator.hardware.kernels import MatrixDtype
@@ -232,7 +233,7 @@ def run_step(workload: Workload, *, interference: bool = True, built: Cluster | 
     profiles = load_profiles(workload.calibrations, workload.training)
     cluster = built if built is not None and built.spec == workload.cluster else cluster_of(workload)
     network = load_stack(workload.stack) if workload.stack else None
-    costs = Costs.from_profiles(profiles, workload.software, network)
+    costs = recent_costs(profiles, workload.software, network)
     schedule, shortcuts = workload.parallelism.pipeline_schedule, workload.simulation.engine_options
     times = None if schedule.search is None else rehearse(workload, cluster, costs)
     if not interference:
