@@ -10,11 +10,13 @@ _Value = TypeVar("_Value")
 
 
 class RecentValues(Generic[_Value]):
-    """Values by key, the last ones that were asked for, of which all together weigh ``most``.
+    """Values by key: the last ones that were asked for. Together they weigh ``most`` at most.
 
     >>> squares = RecentValues[int](most=2)
-    >>> [squares.get(n, 1.0, lambda: n * n) for n in (3, 4, 3, 5)], 3 in squares, 4 in squares
-    ([9, 16, 9, 25], True, False)
+    >>> [squares.get(n, 1.0, lambda: n * n) for n in (3, 4, 3, 5)]
+    [9, 16, 9, 25]
+    >>> 3 in squares, 4 in squares
+    (True, False)
     """
 
     def __init__(self, most: float) -> None:

@@ -87,7 +87,7 @@ def fold(
 
     ``ample``: whether each link of the cluster never limits a transfer.
     """
-    entries = _Entries.of_carriages(carried)
+    entries = _Entries.from_carriages(carried)
     is_loaded = np.zeros(len(cluster.links), dtype=bool)
     is_loaded[entries.link] = True
     loaded = np.flatnonzero(is_loaded)
@@ -122,7 +122,7 @@ class _Entries(NamedTuple):
     n_rows: int
 
     @classmethod
-    def of_carriages(cls, carried: Sequence[Carriage]) -> _Entries:
+    def from_carriages(cls, carried: Sequence[Carriage]) -> _Entries:
         """Return the entries of all carriages, whose rows are numbered through."""
         *starts, n_rows = np.cumsum([0, *[len(one.links) for one in carried]]).tolist()
         rows = [
@@ -153,8 +153,8 @@ class _CommCrossings:
         bundle_at = np.full(n_links, -1)
         bundle_at[loaded[bundles.first]] = np.arange(n_bundles)
         bundle = bundle_at[entries.link]
-        of_bundles = bundle >= 0
-        self.row, self.bundle, self.load = entries.row[of_bundles], bundle[of_bundles], entries.load[of_bundles]
+        in_bundle = bundle >= 0
+        self.row, self.bundle, self.load = entries.row[in_bundle], bundle[in_bundle], entries.load[in_bundle]
         self._at_row, self._at_bundle = (
             NeighbourColours(self.row, entries.n_rows),
             NeighbourColours(self.bundle, n_bundles),
@@ -249,7 +249,7 @@ class _Memberships:
 def _comm_colours(carried: Sequence[Carriage], row: Colours) -> Colours:
     """Return the colours of all communications by their numbers, then those of background traffic."""
     labels: dict[object, int] = {}
-    numbers, rows, of_rows = list[Ints](), list[Ints](), list[int]()
+    numbers, rows, label_of_row = list[Ints](), list[Ints](), list[int]()
     background = [np.zeros(0, dtype=np.int64)]
     starts = np.cumsum([0, *[len(one.groups) for one in carried]])
     for one, start, end in zip(carried, starts[:-1].tolist(), starts[1:].tolist(), strict=True):
@@ -259,8 +259,8 @@ def _comm_colours(carried: Sequence[Carriage], row: Colours) -> Colours:
         for routed in one.comms:
             numbers.append(routed.alike.number[routed.rows])
             rows.append(here)
-            of_rows.append(labels.setdefault(routed.label, len(labels)))
+            label_of_row.append(labels.setdefault(routed.label, len(labels)))
     by_number = np.empty(sum(map(len, rows)), dtype=np.uint64)
-    label = np.repeat(np.array(of_rows, dtype=np.int64), list(map(len, rows)))
+    label = np.repeat(np.array(label_of_row, dtype=np.int64), list(map(len, rows)))
     by_number[joined(numbers)] = mixed(row[joined(rows)], label)
     return np.concatenate([by_number, row[np.concatenate(background)]])

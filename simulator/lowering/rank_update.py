@@ -1,4 +1,4 @@
-"""The update of a rank's weights: what it computes and agrees on, and the memory that it takes and gives back."""
+"""Updates of the weights of ranks: their operations, the agreement that they need, and their memory."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class RankUpdate:
     workspace_bytes: float
 
     @classmethod
-    def of_weights(cls, workload: Workload, weights: Sequence[Weight], seat: Seat) -> RankUpdate:
+    def from_weights(cls, workload: Workload, weights: Sequence[Weight], seat: Seat) -> RankUpdate:
         """Return the update of ``weights`` of a rank at ``seat``.
 
         Servers that update take gradients as they are, and need no agreement.

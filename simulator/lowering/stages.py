@@ -85,7 +85,7 @@ class Stages:
         """Return the update of the weights of a pipeline rank; ranks with the same weights share it."""
         weights = self.variants.weights(*self.workload.parallelism.stages_of(pipeline_rank))
         if id(weights) not in self._updates:
-            self._updates[id(weights)] = RankUpdate.of_weights(self.workload, weights, self.seat)
+            self._updates[id(weights)] = RankUpdate.from_weights(self.workload, weights, self.seat)
         return self._updates[id(weights)]
 
     def gradients_complete(self, step: Step) -> list[Mark]:

@@ -49,7 +49,7 @@ def test_each_of_them_tells_costs_apart(
 
 
 def test_so_many_kernels_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of four kernels where three are the most, the fourth is alone; it is priced as before."""
+    """The fourth kernel is kept alone where three are the most. Kernels that were given up are priced as before."""
     monkeypatch.setattr(pricing, "MOST_KERNELS", 3)
     costs = recent_costs(PROFILES, SOFTWARE, None)
     kernels = [Matmul(1024 * size, 1024, 1024) for size in (1, 2, 3, 4)]

@@ -1,4 +1,4 @@
-"""What passes through a stage ask of the allocator, worked out once for all ranks and micro-batches that are alike."""
+"""Requests of passes through a stage to the allocator, worked out once for ranks and micro-batches that are alike."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _PartRequest = tuple[int, str]
 
 @dataclass(frozen=True)
 class KeptParts:
-    """What is kept of a stage for a micro-batch; parts are indices in the stage.
+    """Tensors that are kept of a stage for a micro-batch; parts are indices in the stage.
 
     ``saved``: parts with tensors, and whether these are what their weight gradients need. ``swapped``: parts that have
     exchanged their tensors for these. ``early``: parts that are released before they are saved, as a pass of no length
@@ -33,8 +33,9 @@ class KeptParts:
 
 
 class Change(NamedTuple):
-    """What an event of a pass does: what is kept ``after`` it, the number of its sequence of requests, if it has any.
+    """Effect of an event of a pass.
 
+    ``after``: what is kept behind the event. ``requests``: number of its sequence of requests, if it has one.
     ``nbytes``: of activations, as the pass moves them.
     """
 
@@ -51,7 +52,7 @@ class ReplayedStages:
         self._stages: dict[int, ReplayedStage] = {}
         self._alone: dict[int, int] = {}
 
-    def of_parts(self, parts: tuple[Part, ...]) -> ReplayedStage:
+    def stage_with(self, parts: tuple[Part, ...]) -> ReplayedStage:
         """Return the stage that has ``parts``."""
         if id(parts) not in self._stages:
             self._stages[id(parts)] = ReplayedStage(parts, self.sequences)

@@ -124,7 +124,7 @@ class _StepReplay:
 
     def __init__(self, static: StaticMemory, replayed: Container[int], stages: ReplayedStages) -> None:
         self.requests = MemoryRequests(stages.sequences)
-        self._stages = {stage: stages.of_parts(parts) for stage, parts in static.parts.items()}
+        self._stages = {stage: stages.stage_with(parts) for stage, parts in static.parts.items()}
         self._replayed = replayed
         self._alone = stages.alone
         #: Stage and micro-batch -> their first slot, and what is kept of them.

@@ -115,7 +115,7 @@ def _static_memory_at(
         stage: models.stage_parts(workload, stage % parallelism.n_stages, place.seat)
         for stage in parallelism.stages_of(pipeline_rank)
     }
-    weight_memory = weight_memories.of_parts(pipeline_rank, list(itertools.chain.from_iterable(parts.values())))
+    weight_memory = weight_memories.memory(pipeline_rank, list(itertools.chain.from_iterable(parts.values())))
     return static_memory_of(workload, pipeline_rank, parts, weight_memory, n_communicators, workspaces)
 
 
@@ -151,14 +151,13 @@ class _WeightMemories:
         #: Versions, and identities of the weights of parts -> the parts, and memory.
         self._known: dict[tuple[int, ...], tuple[Sequence[Part], WeightMemory]] = {}
 
-    def of_parts(self, pipeline_rank: int, parts: Sequence[Part]) -> WeightMemory:
+    def memory(self, pipeline_rank: int, parts: Sequence[Part]) -> WeightMemory:
         """Return the memory of a pipeline rank that has these parts."""
         workload, layout = self._workload, self._workload.parallelism
         versions = layout.pipeline_schedule.weight_versions(layout.pp, workload.microbatches, pipeline_rank)
         key = versions, *[id(part.weights) for part in parts]
         if key not in self._known:
-            memory = memory_of_weights(workload, pipeline_rank, models.weights_of(parts))
-            self._known[key] = parts, memory
+            self._known[key] = parts, memory_of_weights(workload, pipeline_rank, models.weights_of(parts))
         return self._known[key][1]
 
 

@@ -62,7 +62,7 @@ class CommNumbers:
         tag = comm.tag if isinstance(comm, PointToPoint) else ""
         return self.kinds.number(but_tag(comm), comm), self.tags.number(tag, tag)
 
-    def of_batch(self, batch: Batch) -> Iterator[tuple[int, int]]:
+    def transfers(self, batch: Batch) -> Iterator[tuple[int, int]]:
         """Yield the numbers of the kind and of the tag of each transfer of a batch."""
         for alike, comm in zip(batch.alike, batch.comms, strict=True):
             yield self.kinds.number(alike, comm), self.tags.number(comm.tag, comm.tag)
@@ -177,7 +177,7 @@ class ProgramNumbers:
                 row = self._comm_row(op)
             elif isinstance(op, Batch):
                 row = RUN_BATCH, len(batches), len(op.comms), 0
-                batches += self._comms.of_batch(op)
+                batches += self._comms.transfers(op)
             else:
                 if id(op) not in shared:
                     shared[id(op)] = (
