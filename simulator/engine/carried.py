@@ -72,16 +72,25 @@ class CommRoute:
 
 @dataclass(frozen=True, eq=False)
 class RoutedComms:
-    """Communications of one kind whose groups sit alike: ``rows`` of ``alike``, each on a row of ``nodes``.
+    """Communications of one kind whose groups sit alike: those ``seats`` of ``alike``.
 
     ``route``: None where nothing moves. ``label``: what they share before refinement. A signal loads no link.
     """
 
     alike: AlikeComms
-    rows: Ints
-    nodes: Ints
+    seats: SeatClass
     route: CommRoute | None
     label: object
+
+    @property
+    def rows(self) -> Ints:
+        """Their rows of ``alike``."""
+        return self.seats.rows
+
+    @property
+    def nodes(self) -> Ints:
+        """The nodes of each, a row each."""
+        return self.seats.nodes
 
     @property
     def loads_links(self) -> bool:
@@ -108,7 +117,7 @@ def routed_comms(jobs: Sequence[Placed], cluster: Cluster, comms: Sequence[Alike
         for one in _seat_classes(cluster, alike.ends):
             route = _route(jobs, cluster, alike, one, numbers)
             label = alike.job, alike.axis, alike.spec, route.pattern.timing if route else ()
-            routed.append(RoutedComms(alike, one.rows, one.nodes, route, label))
+            routed.append(RoutedComms(alike, one, route, label))
     return routed
 
 

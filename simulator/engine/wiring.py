@@ -22,6 +22,7 @@ from simulator.engine.ample_links import AmpleLoads, ample_links, ample_loads
 from simulator.engine.binding_links import binding_classes
 from simulator.engine.carried import RoutedComms, carriages
 from simulator.engine.folding import Folding, RankNumbering, fold
+from simulator.engine.group_comms import AlikeComms
 from simulator.engine.placement import Placed
 from simulator.network.plan import Phase
 from simulator.program import PointToPoint, RecordedWork
@@ -128,7 +129,8 @@ def _key(
 ) -> object:
     """Return all that a wiring follows from: kinds of ranks, groups, capacities, and who communicates over which links.
 
-    Of bytes it counts alone which communications have equal labels.
+    Of bytes it counts alone which communications have equal labels. The cluster keeps routes and classes of seats, so
+    that these are told by their identity.
     """
     arrays: list[Ints | Floats] = [capacity]
     shapes: list[object] = []
@@ -139,12 +141,16 @@ def _key(
             shapes.append((axis, len(one.size), len(one.members)))
         shapes.append(placed.program.n_ranks)
     labels: dict[object, int] = {}
+    last: AlikeComms | None = None
     for item in routed:
         alike = item.alike
-        arrays += [alike.groups[item.rows], alike.number[item.rows], item.rows, item.nodes]
-        ends = alike.spec[1:3] if isinstance(alike.comm, PointToPoint) else ()
+        if alike is not last:
+            arrays += [alike.groups, alike.number]
+            ends = alike.spec[1:3] if isinstance(alike.comm, PointToPoint) else ()
+            shapes.append((alike.job, alike.axis, alike.op, ends, len(alike.groups)))
+            last = alike
         label = labels.setdefault(item.label, len(labels))
-        shapes.append((alike.job, alike.axis, alike.op, ends, item.route, item.loads_links, label, item.nodes.shape))
+        shapes.append((item.seats, item.route, item.loads_links, label))
     digest = hashlib.blake2b()
     for array in arrays:
         digest.update(np.ascontiguousarray(array).data)
