@@ -41,9 +41,8 @@ from simulator.config import Workload, altered, load_workload
 from simulator.config.loading import written_in
 from simulator.config.profile import load_profiles
 from simulator.config.stack import load_stack
-from simulator.costs import Costs
+from simulator.costs import Costs, recent_costs
 from simulator.costs.provenance import priced_by
-from simulator.costs.recent import recent_costs
 from simulator.engine import Placed, UnsteadyError, simulate
 from simulator.errors import InputError, located
 from simulator.hardware.kernels import MatrixDtype

@@ -11,7 +11,7 @@ from simulator.hardware.cluster_spec import ClusterSpec
 
 #: Most clusters that are kept.
 MOST_CLUSTERS = 4
-#: Most entries of the memo of a cluster that is handed out again: patterns, routes and wirings of some thirty layouts.
+#: Most entries of the memo of a cluster that is handed out again: patterns and routes of some thirty layouts.
 MOST_ENTRIES = 20_000
 #: Most nodes in all entries together, as patterns grow with the nodes that they cross. Ten layouts of 512 nodes have
 #: 9,000 entries, in 150 MB.

@@ -9,10 +9,17 @@ from dataclasses import dataclass, replace
 from simulator.cluster import Cluster
 from simulator.costs.hosts import THREAD_Bps
 from simulator.engine.carried import RoutedComms, routed_comms
+from simulator.engine.folded_traffic import (
+    FoldedClass,
+    FoldedTraffic,
+    PhaseLinks,
+    SimulatedLink,
+    fold_anew,
+    folded_traffic,
+)
 from simulator.engine.group_comms import GroupComm, alike_comms, is_signal, op_of, spec_of, threads_of, updates
 from simulator.engine.link_facts import link_capacities
 from simulator.engine.placement import Placed
-from simulator.engine.wiring import ClassWiring, PhaseLinks, SimulatedLink, Wiring, new_wiring, wiring
 from simulator.network.collectives import plan_of
 from simulator.network.plan import Phase, Plan
 from simulator.program import Comm, RecordedWork
@@ -92,35 +99,37 @@ def fold_cluster(jobs: Sequence[Placed], cluster: Cluster, *, folded: bool = Tru
     capacity = link_capacities(jobs, cluster)
     routed = routed_comms(jobs, cluster, alike_comms(jobs, cluster, groups))
     if folded:
-        wired = wiring(jobs, cluster, capacity, groups, routed)
+        traffic = folded_traffic(jobs, cluster, capacity, groups, routed)
     else:
-        wired = new_wiring(jobs, cluster, capacity, groups, routed, folded=False)
-    return _Planner(jobs, cluster, routed, wired).simulated_cluster()
+        traffic = fold_anew(jobs, cluster, capacity, groups, routed, folded=False)
+    return _Planner(jobs, cluster, routed, traffic).simulated_cluster()
 
 
 class _Planner:
-    """Plans one communication per class, with its bytes on the links of its wiring."""
+    """Plans one communication per class, with its bytes on the links that it loads."""
 
-    def __init__(self, jobs: Sequence[Placed], cluster: Cluster, routed: Sequence[RoutedComms], wired: Wiring) -> None:
+    def __init__(
+        self, jobs: Sequence[Placed], cluster: Cluster, routed: Sequence[RoutedComms], traffic: FoldedTraffic
+    ) -> None:
         self._jobs = jobs
         self._cluster = cluster
         self._routed = routed
-        self._wired = wired
+        self._traffic = traffic
         self._sources: dict[int, TrafficSource] = {}
 
     def simulated_cluster(self) -> SimulatedCluster:
         """Plan every class of communications, and put together what is simulated."""
         background: list[Phase] = []
         planned: list[dict[tuple[str, int, tuple[object, ...]], PlannedComm]] = [{} for _ in self._jobs]
-        for one in self._wired.classes:
+        for one in self._traffic.classes:
             if one.routed < 0:
                 background.append(self._background(one))
             else:
                 item = self._routed[one.routed].alike.one(one.row)
                 planned[item.job][item.axis, one.group, item.spec] = self._planned(one, item)
-        ranks = zip(self._wired.ranks, planned, strict=True)
+        ranks = zip(self._traffic.ranks, planned, strict=True)
         return SimulatedCluster(
-            links=self._wired.links,
+            links=self._traffic.links,
             representatives=tuple(
                 Representatives(job.multiplicity, job.simulated_as, job.group_key, plans) for job, plans in ranks
             ),
@@ -128,15 +137,15 @@ class _Planner:
             sources=self._sources,
         )
 
-    def _background(self, wired: ClassWiring) -> Phase:
-        flow = self._cluster.background[wired.row]
+    def _background(self, folded: FoldedClass) -> Phase:
+        flow = self._cluster.background[folded.row]
         return self._phase(
-            wired.phases[0], Phase(math.inf, flow.loads, 0.0, flow.rate_Bps), -1, flow.name, "background"
+            folded.phases[0], Phase(math.inf, flow.loads, 0.0, flow.rate_Bps), -1, flow.name, "background"
         )
 
-    def _planned(self, wired: ClassWiring, item: GroupComm) -> PlannedComm:
+    def _planned(self, folded: FoldedClass, item: GroupComm) -> PlannedComm:
         """Return how a class is performed, of which ``item`` is the first communication."""
-        op, route = op_of(item.comm), self._routed[wired.routed].route
+        op, route = op_of(item.comm), self._routed[folded.routed].route
         if isinstance(item.comm, RecordedWork):
             plan = Plan("recorded", (Phase(0.0, (), item.comm.seconds),))
         else:
@@ -146,12 +155,12 @@ class _Planner:
             plan = plan.at_most(threads * THREAD_Bps)
         phases: list[Phase] = []
         link_bytes: dict[int, float] = {}
-        for links, real in zip(wired.phases, plan.phases, strict=True):
+        for links, real in zip(folded.phases, plan.phases, strict=True):
             phase = self._phase(links, real, item.job, item.axis, op)
             phases.append(phase)
             for link, load in links.carrying:
                 link_bytes[link] = link_bytes.get(link, 0.0) + load * phase.nbytes
-        for links, real in zip(wired.phases, plan.phases, strict=True):
+        for links, real in zip(folded.phases, plan.phases, strict=True):
             for link, load in links.ample:
                 link_bytes[link] = link_bytes.get(link, 0.0) + load * real.nbytes
         sends_nothing = updates(item.comm) or is_signal(item.comm)
@@ -159,9 +168,9 @@ class _Planner:
         return PlannedComm(
             plan=replace(plan, phases=tuple(phases)),
             link_bytes=tuple(link_bytes.items()),
-            members=wired.members,
+            members=folded.members,
             wire_bytes=0.0 if sends_nothing else plan.sent_bytes / senders,
-            met_on=wired.met_on,
+            met_on=folded.met_on,
         )
 
     def _phase(self, links: PhaseLinks, real: Phase, job: int, axis: str, op: str) -> Phase:

@@ -18,7 +18,7 @@ from simulator.program import Axis, Block, Comm
 
 
 @dataclass(frozen=True)
-class RankUpdate:
+class UpdateStep:
     """The end of a step of a rank with some weights.
 
     ``block``: what its GPU runs; None where that is nothing. ``late``: communication by which model-parallel ranks
@@ -31,7 +31,7 @@ class RankUpdate:
     workspace_bytes: float
 
     @classmethod
-    def from_weights(cls, workload: Workload, weights: Sequence[Weight], seat: Seat) -> RankUpdate:
+    def from_weights(cls, workload: Workload, weights: Sequence[Weight], seat: Seat) -> UpdateStep:
         """Return the update of ``weights`` of a rank at ``seat``.
 
         Servers that update take gradients as they are, and need no agreement.

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from simulator.config import Workload
 from simulator.lowering.buckets import Mark, gradients_complete, weights_used
 from simulator.lowering.fsdp_copies import copies_after, with_copies
-from simulator.lowering.rank_update import RankUpdate
+from simulator.lowering.rank_update import UpdateStep
 from simulator.lowering.stage_variants import StageVariants, Variant
 from simulator.models import Op, Part, PassBytes, Seat, Turn, activation_bytes, pass_bytes
 from simulator.operations.shapes import ANY_TURN
@@ -47,7 +47,7 @@ class Stages:
         self._moved: dict[tuple[int, str], PassBytes] = {}
         self._pieces_of: dict[Variant, list[tuple[int, Block]]] = {}
         #: Weights of a rank, by their identity -> their update.
-        self._updates: dict[int, RankUpdate] = {}
+        self._updates: dict[int, UpdateStep] = {}
 
     def step(self, action: Action, after: tuple[str, ...] = ()) -> Step:
         """Return the compute step of an action ``after`` others, with the bytes held and given back."""
@@ -81,11 +81,11 @@ class Stages:
             self._moved[key] = pass_bytes(parts, kind)
         return self._moved[key]
 
-    def update(self, pipeline_rank: int) -> RankUpdate:
+    def update(self, pipeline_rank: int) -> UpdateStep:
         """Return the update of the weights of a pipeline rank; ranks with the same weights share it."""
         weights = self.variants.weights(*self.workload.parallelism.stages_of(pipeline_rank))
         if id(weights) not in self._updates:
-            self._updates[id(weights)] = RankUpdate.from_weights(self.workload, weights, self.seat)
+            self._updates[id(weights)] = UpdateStep.from_weights(self.workload, weights, self.seat)
         return self._updates[id(weights)]
 
     def gradients_complete(self, step: Step) -> list[Mark]:

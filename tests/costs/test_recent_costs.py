@@ -10,8 +10,7 @@ import pytest
 from simulator.config.profile import load_profile
 from simulator.config.stack import load_stack
 from simulator.costs import costs as pricing
-from simulator.costs import recent
-from simulator.costs.recent import recent_costs
+from simulator.costs import recent, recent_costs
 from simulator.frameworks import FRAMEWORKS, Framework
 from simulator.hardware.profile import Profile
 from simulator.hardware.stack import Stack

@@ -32,7 +32,7 @@ class KeptParts:
     early: frozenset[int] = frozenset()
 
 
-class Change(NamedTuple):
+class KeptChange(NamedTuple):
     """Effect of an event of a pass.
 
     ``after``: what is kept behind the event. ``requests``: number of its sequence of requests, if it has one.
@@ -80,9 +80,9 @@ class ReplayedStage:
         self._numbers: dict[tuple[_PartRequest, ...], int] = {}
         self._kept = {self.nothing: self.nothing}
         #: What is kept before, by its identity, the event, and whether the micro-batch is replayed.
-        self._changes: dict[tuple[int, ActivationEvent | None, bool], Change] = {}
+        self._changes: dict[tuple[int, ActivationEvent | None, bool], KeptChange] = {}
 
-    def change(self, before: KeptParts, event: ActivationEvent | None, is_replayed: bool) -> Change:
+    def change(self, before: KeptParts, event: ActivationEvent | None, is_replayed: bool) -> KeptChange:
         """Return what an event does, or None, the end of a step: tensors that are left are released.
 
         ``before``: `nothing`, or what is kept after another change. Micro-batches that are not replayed request no
@@ -93,7 +93,7 @@ class ReplayedStage:
             self._changes[key] = self._changed(before, event, is_replayed)
         return self._changes[key]
 
-    def _changed(self, before: KeptParts, event: ActivationEvent | None, is_replayed: bool) -> Change:
+    def _changed(self, before: KeptParts, event: ActivationEvent | None, is_replayed: bool) -> KeptChange:
         saved, swapped, early = dict(before.saved), set(before.swapped), set(before.early)
         requests: list[_PartRequest] = []
         nbytes = 0.0
@@ -117,7 +117,7 @@ class ReplayedStage:
                     nbytes = sum([part.held_bytes if at in swapped else part.saved_bytes for at, part in kept])
                     requests = _releases(saved, early, indices if is_replayed else ())
         after = KeptParts(tuple(saved.items()), frozenset(swapped), frozenset(early))
-        return Change(self._kept.setdefault(after, after), self._sequence(requests), nbytes)
+        return KeptChange(self._kept.setdefault(after, after), self._sequence(requests), nbytes)
 
     def _sequence(self, requests: Sequence[_PartRequest]) -> int | None:
         """Return the number of the sequence of ``requests`` of parts, in slots that count from 0."""

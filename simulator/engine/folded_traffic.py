@@ -1,7 +1,7 @@
-"""Wiring: which ranks and links are simulated, and which links each class of communications loads, for any bytes.
+"""Folded traffic: which ranks and links are simulated, and which links each class of communications loads.
 
-Programs on a cluster whose groups communicate alike have one wiring, however many bytes they send. The cluster keeps
-those of the last programs, so that jobs which differ in micro-batches, recomputation or schedules fold once.
+Programs on a cluster whose groups communicate alike have the same, however many bytes they send. The cluster keeps that
+of the last programs, so that jobs which differ in micro-batches, recomputation or schedules fold once.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ from simulator.recent import RecentValues
 
 #: What links that lead out of a GPU begin at.
 _GPU = re.compile(r"node\d+\.gpu\d+")
-#: Most wirings that a cluster keeps, and most ranks of all of them together, which take some 60 bytes each.
-MOST_WIRINGS = 256
+#: Most folded traffic that a cluster keeps, and most ranks of all together, which take some 60 bytes each.
+MOST_FOLDED = 256
 MOST_RANKS = 2_000_000
 
 #: By job, the groups of every axis.
@@ -77,7 +77,7 @@ class PhaseLinks(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False)
-class ClassWiring:
+class FoldedClass:
     """A class of communications.
 
     Its first one is in ``row`` of the alike ones of entry ``routed``; of background traffic that is -1, and ``row`` the
@@ -103,31 +103,31 @@ class JobRanks:
 
 
 @dataclass(frozen=True, eq=False)
-class Wiring:
+class FoldedTraffic:
     """The simulated part of a cluster for any bytes: links, the ranks of each job, classes of communications."""
 
     links: tuple[SimulatedLink, ...]
     ranks: tuple[JobRanks, ...]
-    classes: tuple[ClassWiring, ...]
+    classes: tuple[FoldedClass, ...]
 
 
-def wiring(
+def folded_traffic(
     jobs: Sequence[Placed], cluster: Cluster, capacity: Floats, groups: JobGroups, routed: Sequence[RoutedComms]
-) -> Wiring:
-    """Return the wiring of ``routed`` communications of ``jobs``, which the cluster may have kept.
+) -> FoldedTraffic:
+    """Return the folded traffic of ``routed`` communications of ``jobs``, which the cluster may have kept.
 
     ``capacity``: bytes/s of each link. ``groups``: of all ranks of each job.
     """
-    kept: RecentValues[Wiring] = cluster.memo.setdefault("wirings", RecentValues(MOST_RANKS))
-    weight = max(sum(placed.program.n_ranks for placed in jobs), MOST_RANKS // MOST_WIRINGS)
+    kept: RecentValues[FoldedTraffic] = cluster.memo.setdefault("folded traffic", RecentValues(MOST_RANKS))
+    weight = max(sum(placed.program.n_ranks for placed in jobs), MOST_RANKS // MOST_FOLDED)
     key = _key(jobs, cluster, capacity, groups, routed)
-    return kept.get(key, weight, lambda: new_wiring(jobs, cluster, capacity, groups, routed))
+    return kept.get(key, weight, lambda: fold_anew(jobs, cluster, capacity, groups, routed))
 
 
 def _key(
     jobs: Sequence[Placed], cluster: Cluster, capacity: Floats, groups: JobGroups, routed: Sequence[RoutedComms]
 ) -> object:
-    """Return all that a wiring follows from: kinds of ranks, groups, capacities, and who communicates over which links.
+    """Return all that folded traffic follows from: kinds of ranks, groups, capacities, and who loads which links.
 
     Of bytes it counts alone which communications have equal labels. The cluster keeps routes and classes of seats, so
     that these are told by their identity.
@@ -157,7 +157,7 @@ def _key(
     return digest.digest(), tuple(shapes)
 
 
-def new_wiring(
+def fold_anew(
     jobs: Sequence[Placed],
     cluster: Cluster,
     capacity: Floats,
@@ -165,19 +165,22 @@ def new_wiring(
     routed: Sequence[RoutedComms],
     *,
     folded: bool = True,
-) -> Wiring:
-    """Work out a wiring; arguments as of `wiring`. With ``folded`` false every rank and loaded link is simulated."""
+) -> FoldedTraffic:
+    """Work out what `folded_traffic` returns.
+
+    With ``folded`` false every rank and every link that carries something is simulated.
+    """
     numbering = RankNumbering.from_jobs(jobs)
     carried = carriages(cluster, routed, numbering.first_group, numbering.n_groups)
     ample = ample_links(cluster, capacity) if folded else np.zeros(len(capacity), dtype=bool)
     folding = fold(jobs, cluster, capacity, groups, carried, numbering, ample, refine=folded)
     binds = binding_classes(cluster, capacity, carried, folding, ample)
     loads = ample_loads(carried, folding, ample)
-    return _Wirer(cluster, capacity, groups, routed, folding, binds, ample, loads).wiring()
+    return _Folder(cluster, capacity, groups, routed, folding, binds, ample, loads).traffic()
 
 
-class _Wirer:
-    """Wires one communication per class, with the load of all of the class on one link per class."""
+class _Folder:
+    """Folds one communication per class, with the load of all of the class on one link per class."""
 
     def __init__(
         self,
@@ -202,8 +205,8 @@ class _Wirer:
         self._simulated_links: dict[int, int] = {}  # class of links -> number of its simulated link
         self._simulated_as = [_simulated_as(folding, job) for job in range(len(groups))]
 
-    def wiring(self) -> Wiring:
-        """Wire every class of communications, and put together what is simulated."""
+    def traffic(self) -> FoldedTraffic:
+        """Fold every class of communications, and put together what is simulated."""
         entry, place = _by_number(self._routed)
         comms = self._folding.comms
         classes = []
@@ -213,7 +216,7 @@ class _Wirer:
             else:
                 classes.append(self._background(index - len(entry), size))
         classes = _with_meetings(classes, self._routed, len(self._simulated_links))
-        return Wiring(self._links(), tuple(map(self._ranks, range(len(self._groups)))), tuple(classes))
+        return FoldedTraffic(self._links(), tuple(map(self._ranks, range(len(self._groups)))), tuple(classes))
 
     def _links(self) -> tuple[SimulatedLink, ...]:
         links: list[SimulatedLink] = []
@@ -225,12 +228,12 @@ class _Wirer:
             links.append(SimulatedLink(link.name, link.kind, count, capacity_Bps, leaves_gpu, link.index))
         return tuple(links)
 
-    def _background(self, flow: int, size: int) -> ClassWiring:
-        """Wire a flow of background traffic, one of ``size`` alike."""
-        return ClassWiring(-1, flow, (), -1, (self._phase(self._cluster.background[flow].loads, size),))
+    def _background(self, flow: int, size: int) -> FoldedClass:
+        """Fold a flow of background traffic, one of ``size`` alike."""
+        return FoldedClass(-1, flow, (), -1, (self._phase(self._cluster.background[flow].loads, size),))
 
-    def _class(self, number: int, entry: int, place: int, size: int) -> ClassWiring:
-        """Wire class ``number``, of the ``size`` communications alike to the one at ``place`` of a routed entry."""
+    def _class(self, number: int, entry: int, place: int, size: int) -> FoldedClass:
+        """Fold class ``number``, of the ``size`` communications alike to the one at ``place`` of a routed entry."""
         routed = self._routed[entry]
         alike, row = routed.alike, int(routed.rows[place])
         pattern = routed.pattern(place)
@@ -245,7 +248,7 @@ class _Wirer:
         first = self._folding.numbering.first_group[alike.job][alike.axis]
         members = distinct(self._simulated_as[alike.job][alike.ranks[row]])
         group = int(self._folding.groups.class_of[first + alike.groups[row]])
-        return ClassWiring(entry, row, tuple(members.tolist()), group, tuple(phases))
+        return FoldedClass(entry, row, tuple(members.tolist()), group, tuple(phases))
 
     def _phase(self, loads: Sequence[tuple[int, float]], size: int) -> PhaseLinks:
         """Return the links of a phase that stands for ``size`` alike, of which one has ``loads``."""
@@ -317,15 +320,15 @@ def _simulated_as(folding: Folding, job: int) -> Ints:
     return simulated_as
 
 
-def _with_meetings(classes: Sequence[ClassWiring], routed: Sequence[RoutedComms], n_links: int) -> list[ClassWiring]:
+def _with_meetings(classes: Sequence[FoldedClass], routed: Sequence[RoutedComms], n_links: int) -> list[FoldedClass]:
     """Add ``met_on`` to ``classes``. It is one for all that one rank calls over the same links."""
-    crossing: list[list[ClassWiring]] = [[] for _ in range(n_links)]
+    crossing: list[list[FoldedClass]] = [[] for _ in range(n_links)]
     links_of = [tuple(dict.fromkeys(link for phase in one.phases for link, _ in phase.limiting)) for one in classes]
     for one, links in zip(classes, links_of, strict=True):
         for link in links:
             crossing[link].append(one)
     met_on: dict[tuple[object, ...], tuple[str, ...]] = {}
-    with_meetings: list[ClassWiring] = []
+    with_meetings: list[FoldedClass] = []
     for one, links in zip(classes, links_of, strict=True):
         if len(one.members) == 1:
             alike = routed[one.routed].alike
@@ -337,7 +340,7 @@ def _with_meetings(classes: Sequence[ClassWiring], routed: Sequence[RoutedComms]
     return with_meetings
 
 
-def _met_on(one: ClassWiring, routed: Sequence[RoutedComms], crossing: Sequence[ClassWiring]) -> tuple[str, ...]:
+def _met_on(one: FoldedClass, routed: Sequence[RoutedComms], crossing: Sequence[FoldedClass]) -> tuple[str, ...]:
     """Return the axes of all that crosses the links of ``one``, of its only member; none where others cross them."""
     called, member = routed[one.routed].alike, one.members[0]
     axes = {called.axis: None}
