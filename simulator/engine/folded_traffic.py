@@ -31,9 +31,9 @@ from simulator.recent import RecentValues
 
 #: What links that lead out of a GPU begin at.
 _GPU = re.compile(r"node\d+\.gpu\d+")
-#: Most folded traffic that a cluster keeps, and most ranks of all together, which take some 60 bytes each.
+#: Most folded traffic that a cluster keeps, and most ranks of all together, which take some 200 bytes each.
 MOST_FOLDED = 256
-MOST_RANKS = 2_000_000
+MOST_RANKS = 500_000
 
 #: By job, the groups of every axis.
 JobGroups = Sequence[dict[str, SeatedGroups]]

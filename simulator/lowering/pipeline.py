@@ -57,8 +57,8 @@ class PlannedPass(NamedTuple):
 PlanPass = Callable[[Action, tuple[str, ...]], PlannedPass]
 #: Steps of a rank by lane, of computation the passes alone.
 PostedLanes = dict[str, list[PlannedPass | Step]]
-#: Most actions whose lanes are kept, at some 3 KB each.
-MOST_ACTIONS = 30_000
+#: Most actions whose lanes are kept, at some 1.2 KB each.
+MOST_ACTIONS = 50_000
 _recent = RecentValues[list[PostedLanes]](MOST_ACTIONS)
 
 
