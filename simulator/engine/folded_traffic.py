@@ -31,7 +31,7 @@ from simulator.recent import RecentValues
 
 #: What links that lead out of a GPU begin at.
 _GPU = re.compile(r"node\d+\.gpu\d+")
-#: Most folded traffic that a cluster keeps, and most ranks of all together, which take some 200 bytes each.
+#: Most programs whose folded traffic a cluster keeps, and most ranks of all together, at some 200 bytes each.
 MOST_FOLDED = 256
 MOST_RANKS = 500_000
 
