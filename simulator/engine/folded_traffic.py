@@ -1,7 +1,7 @@
 """Folded traffic: which ranks and links are simulated, and which links each class of communications loads.
 
 Programs on a cluster whose groups communicate alike have the same, however many bytes they send. The cluster keeps that
-of the last programs, so that jobs which differ in micro-batches, recomputation or schedules fold once.
+of the last programs, so that jobs which differ in micro-batches or recomputation fold once.
 """
 
 from __future__ import annotations
