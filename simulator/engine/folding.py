@@ -18,7 +18,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import numpy as np
 
@@ -87,9 +86,9 @@ def fold(
 
     ``ample``: whether each link of the cluster never limits a transfer.
     """
-    entries = _Entries.from_carriages(carried)
     is_loaded = np.zeros(len(cluster.links), dtype=bool)
-    is_loaded[entries.link] = True
+    for one in carried:
+        is_loaded[one.links.reshape(-1)] = True
     loaded = np.flatnonzero(is_loaded)
     if not refine:
         n_comms = sum(len(one.labels) * len(one.groups) for one in carried)
@@ -98,11 +97,11 @@ def fold(
         return Folding(numbering, ranks, group_classes, loaded, links, comms)
     labels = link_labels(cluster, capacity)[loaded]
     is_ample = ample[loaded]
-    crossings = _CommCrossings(entries, loaded[~is_ample], labels[~is_ample], len(cluster.links))
+    crossings = _CommCrossings(carried, loaded[~is_ample], labels[~is_ample], len(cluster.links))
     rank, group, row, bundle = _refined(jobs, cluster, groups, carried, numbering, crossings)
     link = np.empty(len(loaded), dtype=np.uint64)
     link[~is_ample] = mixed(bundle[crossings.bundle_of], labels[~is_ample])
-    link[is_ample] = mixed(_around_ample(entries, row, ample)[loaded[is_ample]], labels[is_ample])
+    link[is_ample] = mixed(_around_ample(carried, row, ample)[loaded[is_ample]], labels[is_ample])
     return Folding(
         numbering,
         Classes.by(rank),
@@ -113,50 +112,38 @@ def fold(
     )
 
 
-class _Entries(NamedTuple):
-    """Links that rows of carriages load: ``load`` is a hash of load and phase of each. ``n_rows``: of all carriages."""
-
-    row: Ints
-    link: Ints
-    load: Colours
-    n_rows: int
-
-    @classmethod
-    def from_carriages(cls, carried: Sequence[Carriage]) -> _Entries:
-        """Return the entries of all carriages, whose rows are numbered through."""
-        *starts, n_rows = np.cumsum([0, *[len(one.links) for one in carried]]).tolist()
-        rows = [
-            start + np.arange(one.links.size) // max(one.links.shape[1], 1)
-            for one, start in zip(carried, starts, strict=True)
-        ]
-        loads = [np.tile(one.load_colours, len(one.links)) for one in carried]
-        links = joined(one.links.reshape(-1) for one in carried)
-        return cls(joined(rows), links, np.concatenate([np.zeros(0, dtype=np.uint64), *loads]), n_rows)
-
-
 class _CommCrossings:
-    """Entries of rows of carriages that load bundles of links.
+    """Entries of rows of carriages that load bundles of links: ``load`` is a hash of load and phase of each entry.
 
     A bundle is links that the same rows load alike; ``labels`` of its links are its label. ``loaded``: all links of
     bundles, of ``n_links`` in the cluster.
     """
 
-    def __init__(self, entries: _Entries, loaded: Ints, labels: Colours, n_links: int) -> None:
+    def __init__(self, carried: Sequence[Carriage], loaded: Ints, labels: Colours, n_links: int) -> None:
+        *first_rows, self.n_rows = np.cumsum([0, *[len(one.links) for one in carried]]).tolist()
+        loads = [one.load_colours for one in carried]
         # For each link the sum, over the entries that cross it, of the hash of their row times the hash of their load.
         # Links of equal sums are loaded alike by the same rows.
         signature = np.zeros(n_links, dtype=np.uint64)
-        np.add.at(signature, entries.link, mixed(np.arange(entries.n_rows))[entries.row] * mixed(entries.load))
+        for one, start, load in zip(carried, first_rows, loads, strict=True):
+            row = mixed(start + np.arange(len(one.links)))
+            np.add.at(signature, one.links.reshape(-1), np.multiply.outer(row, mixed(load)).reshape(-1))
         bundles = Classes.by(signature[loaded])
         self.bundle_of, n_bundles = bundles.class_of, len(bundles.first)
         self.labels = np.zeros(n_bundles, dtype=np.uint64)
         np.add.at(self.labels, self.bundle_of, mixed(labels))
-        bundle_at = np.full(n_links, -1)
+        bundle_at = np.full(len(signature), -1)
         bundle_at[loaded[bundles.first]] = np.arange(n_bundles)
-        bundle = bundle_at[entries.link]
-        in_bundle = bundle >= 0
-        self.row, self.bundle, self.load = entries.row[in_bundle], bundle[in_bundle], entries.load[in_bundle]
+        rows, numbers, hashes = list[Ints](), list[Ints](), [np.zeros(0, dtype=np.uint64)]
+        for one, start, load in zip(carried, first_rows, loads, strict=True):
+            bundle = bundle_at[one.links]
+            entry_row, column = np.nonzero(bundle >= 0)
+            rows.append(start + entry_row)
+            numbers.append(bundle[entry_row, column])
+            hashes.append(load[column])
+        self.row, self.bundle, self.load = joined(rows), joined(numbers), np.concatenate(hashes)
         self._at_row, self._at_bundle = (
-            NeighbourColours(self.row, entries.n_rows),
+            NeighbourColours(self.row, self.n_rows),
             NeighbourColours(self.bundle, n_bundles),
         )
 
@@ -169,11 +156,13 @@ class _CommCrossings:
         return self._at_bundle.sums(mixed(row[self.row], self.load))
 
 
-def _around_ample(entries: _Entries, row: Colours, ample: Bools) -> Colours:
+def _around_ample(carried: Sequence[Carriage], row: Colours, ample: Bools) -> Colours:
     """Return for each link of the cluster, where it is ample, a hash of the colours of the rows that cross it."""
-    around = np.zeros(len(ample), dtype=np.uint64)
-    crosses = ample[entries.link]
-    np.add.at(around, entries.link[crosses], mixed(row[entries.row[crosses]], entries.load[crosses]))
+    around, start = np.zeros(len(ample), dtype=np.uint64), 0
+    for one in carried:
+        rows, columns = np.nonzero(ample[one.links])
+        np.add.at(around, one.links[rows, columns], mixed(row[start + rows], one.load_colours[columns]))
+        start += len(one.links)
     return around
 
 
