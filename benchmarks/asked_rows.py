@@ -32,6 +32,10 @@ ROCE = {
 }
 GiB = 2**30
 A_REPLICA = {"parallelism.pp": 16, "cluster.fabric.radix": 64}
+#: Points of a search that come before another one.
+OTHER_PASSES = {"training.micro_batch": 2, "training.recompute": "selective"}
+OTHER_GROUPS = {"parallelism.tp": 4, "parallelism.dp": 16}
+OTHER_STAGES = {"parallelism.pp": 8, "parallelism.dp": 16}
 
 
 def _step(workload: str | dict[str, Any], changes: dict[str, Any]) -> Callable[[], Any]:
@@ -119,12 +123,11 @@ def _unequal_stages() -> Callable[[], Any]:
     return _step(LARGE, {**changes, "parallelism.schedule": "1f1b", "parallelism.layers_per_stage": layers})
 
 
-def _in_search() -> Callable[[], Any]:
-    """The first job as a point of a search, after another point of the same cluster."""
-    layout = {**A_REPLICA, "parallelism.dp": 8, "training.global_batch": 256}
-    point = Point(0, "gpt175b_3d", {"cluster.nodes": 128, **layout})
-    evaluate(point)
-    return lambda: evaluate(point)
+def _in_search(**before: Any) -> Callable[[], Any]:
+    """The first job as a point of a search, after the point with ``before`` in place of some of its keys."""
+    layout = {**A_REPLICA, "parallelism.dp": 8, "training.global_batch": 256, "cluster.nodes": 128}
+    evaluate(Point(0, "gpt175b_3d", {**layout, **before}))
+    return lambda: evaluate(Point(1, "gpt175b_3d", layout))
 
 
 def _frame() -> Callable[[], Any]:
@@ -189,6 +192,9 @@ def _job_row(title: str, most: Most) -> SizeRow:
 ROWS: dict[str, SizeRow] = {
     "dense-1k": SizeRow("175B, 1,024 GPUs", lambda: _replicas(8), Most(0.15)),
     "search-1k": SizeRow("175B, 1,024 GPUs, once more in a search", _in_search, Most(0.008)),
+    "search-work": SizeRow("the same behind other passes", lambda: _in_search(**OTHER_PASSES), Most(0.008)),
+    "search-tp": SizeRow("the same behind another tp and dp", lambda: _in_search(**OTHER_GROUPS), Most(0.008)),
+    "search-pp": SizeRow("the same behind another pp and dp", lambda: _in_search(**OTHER_STAGES), Most(0.008)),
     "530b": _job_row("530B, 35 stages x 3, 280 micro-batches", Most(0.5)),
     "405b": _job_row("Llama 3 405B", Most(0.6)),
     "deepseek": _job_row("DeepSeek-V3", Most(0.6)),

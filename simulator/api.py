@@ -15,7 +15,7 @@ from simulator.config import Workload, load_workload
 from simulator.config.loading import written_in
 from simulator.config.profile import load_profiles
 from simulator.config.stack import load_stack
-from simulator.costs import Costs
+from simulator.costs import Costs, recent_costs
 from simulator.engine import UnsteadyError, simulate
 from simulator.errors import DeadlockError, InputError, located
 from simulator.lowering import build_program, shortened
@@ -44,7 +44,7 @@ def run_step(workload: Workload, *, interference: bool = True, built: Cluster | 
     profiles = load_profiles(workload.calibrations, workload.training)
     cluster = built if built is not None and built.spec == workload.cluster else cluster_of(workload)
     network = load_stack(workload.stack) if workload.stack else None
-    costs = Costs.from_profiles(profiles, workload.software, network)
+    costs = recent_costs(profiles, workload.software, network)
     schedule, shortcuts = workload.parallelism.pipeline_schedule, workload.simulation.engine_options
     times = None if schedule.search is None else rehearse(workload, cluster, costs)
     if not interference:

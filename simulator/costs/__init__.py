@@ -2,5 +2,6 @@
 
 from simulator.costs.costs import Costs
 from simulator.costs.origin import Origin
+from simulator.costs.recent import recent_costs
 
-__all__ = ["Costs", "Origin"]
+__all__ = ["Costs", "Origin", "recent_costs"]

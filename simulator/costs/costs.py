@@ -25,6 +25,8 @@ from simulator.hardware.stack import Stack
 from simulator.hardware.transport import Transport, TransportKind
 from simulator.program import Attention, Fixed, GroupedMatmul, Kernel, Matmul, Memory, Tiled
 
+#: Kernels whose prices are kept, at some 300 bytes each: once there are so many, all are given up.
+MOST_KERNELS = 50_000
 #: Sizes of a product that fills a GPU.
 LARGE = 8192
 #: Attention that fills it, as it is run for seconds to see what it draws (``calibration measure``, kind sustained).
@@ -152,6 +154,8 @@ class Costs:
             return costs.kernel_s(kernel, gpu, clock_hz)
         seconds = self._seconds.get(kernel)
         if seconds is None:
+            if len(self._seconds) >= MOST_KERNELS:
+                self._seconds.clear()
             seconds = self._seconds[kernel] = self._price(kernel).seconds(kernel)
         if clock_hz is not None and self.power is not None:
             # Products were measured on end, on a GPU that all of them kept at one clock; attention at its own.

@@ -51,6 +51,11 @@ class CommRoute:
         """A key that routes share which load the same links alike."""
         return self.places.key, self.phase.tobytes(), np.round(self.load, 12).tobytes()
 
+    @cached_property
+    def load_colours(self) -> Colours:
+        """A hash of load and phase of each link."""
+        return _load_colours(self.load, self.phase)
+
     def pattern_on(self, nodes: Ints) -> Pattern:
         """Return the pattern of a group on other nodes, which sits alike; the latest one is kept."""
         key = nodes.tobytes()
@@ -67,16 +72,25 @@ class CommRoute:
 
 @dataclass(frozen=True, eq=False)
 class RoutedComms:
-    """Communications of one kind whose groups sit alike: ``rows`` of ``alike``, each on a row of ``nodes``.
+    """Communications of one kind whose groups sit alike: those ``seats`` of ``alike``.
 
     ``route``: None where nothing moves. ``label``: what they share before refinement. A signal loads no link.
     """
 
     alike: AlikeComms
-    rows: Ints
-    nodes: Ints
+    seats: SeatClass
     route: CommRoute | None
     label: object
+
+    @property
+    def rows(self) -> Ints:
+        """Their rows of ``alike``."""
+        return self.seats.rows
+
+    @property
+    def nodes(self) -> Ints:
+        """The nodes of each, a row each."""
+        return self.seats.nodes
 
     @property
     def loads_links(self) -> bool:
@@ -103,7 +117,7 @@ def routed_comms(jobs: Sequence[Placed], cluster: Cluster, comms: Sequence[Alike
         for one in _seat_classes(cluster, alike.ends):
             route = _route(jobs, cluster, alike, one, numbers)
             label = alike.job, alike.axis, alike.spec, route.pattern.timing if route else ()
-            routed.append(RoutedComms(alike, one.rows, one.nodes, route, label))
+            routed.append(RoutedComms(alike, one, route, label))
     return routed
 
 
@@ -145,21 +159,21 @@ def _route(
 class Carriage:
     """Communications of the same groups that load the same links alike: a row of ``links`` for each of ``groups``.
 
-    ``phase`` and ``load`` are of each link of a row, and ``labels`` of each of its ``comms``. Groups are numbered
-    through all programs; background traffic has the number after the last.
+    ``phase``, ``load`` and ``load_colours``, a hash of both, are of each link of a row, and ``labels`` of each of its
+    ``comms``. Groups are numbered through all programs; background traffic has the number after the last.
     """
 
     groups: Ints
     links: Ints
     phase: Ints
     load: Floats
+    load_colours: Colours
     comms: tuple[RoutedComms, ...]
     labels: tuple[object, ...]
 
-    @cached_property
-    def load_colours(self) -> Colours:
-        """A hash of load and phase of each link of a row."""
-        return mixed(np.round(self.load, 12).view(np.uint64), self.phase)
+
+def _load_colours(load: Floats, phase: Ints) -> Colours:
+    return mixed(np.round(load, 12).view(np.uint64), phase)
 
 
 def carriages(
@@ -180,11 +194,13 @@ def carriages(
         groups = first.alike.groups[first.rows] + first_group[first.alike.job][first.alike.axis]
         labels = tuple([one.label for one in comms])
         links, phase, load = np.zeros((len(groups), 0), dtype=np.int64), np.zeros(0, dtype=np.int64), np.zeros(0)
-        if first.route and first.loads_links:
-            links, phase, load = first.route.places.on(first.nodes), first.route.phase, first.route.load
-        carried.append(Carriage(groups, links, phase, load, tuple(comms), labels))
+        colours = np.zeros(0, dtype=np.uint64)
+        if (route := first.route) and first.loads_links:
+            links, phase, load, colours = route.places.on(first.nodes), route.phase, route.load, route.load_colours
+        carried.append(Carriage(groups, links, phase, load, colours, tuple(comms), labels))
     for flow in cluster.background:
         links, load = np.array([[link for link, _ in flow.loads]]), np.array([load for _, load in flow.loads])
         phase, label = np.zeros(len(load), dtype=np.int64), ("background", flow.rate_Bps)
-        carried.append(Carriage(np.array([n_groups]), links, phase, load, (), (label,)))
+        colours = _load_colours(load, phase)
+        carried.append(Carriage(np.array([n_groups]), links, phase, load, colours, (), (label,)))
     return carried

@@ -238,15 +238,18 @@ class _Memberships:
 def _comm_colours(carried: Sequence[Carriage], row: Colours) -> Colours:
     """Return the colours of all communications by their numbers, then those of background traffic."""
     labels: dict[object, int] = {}
-    numbers, colours, background = list[Ints](), [np.zeros(0, dtype=np.uint64)], list[Colours]()
+    numbers, rows, label_of_row = list[Ints](), list[Ints](), list[int]()
+    background = [np.zeros(0, dtype=np.int64)]
     starts = np.cumsum([0, *[len(one.groups) for one in carried]])
     for one, start, end in zip(carried, starts[:-1].tolist(), starts[1:].tolist(), strict=True):
+        here = np.arange(start, end)
         if not one.comms:
-            background.append(row[start:end])
+            background.append(here)
         for routed in one.comms:
-            label = labels.setdefault(routed.label, len(labels))
             numbers.append(routed.alike.number[routed.rows])
-            colours.append(mixed(row[start:end], np.array([label])))
-    by_number = np.concatenate(colours)
-    by_number[joined(numbers)] = np.concatenate(colours)
-    return np.concatenate([by_number, *background])
+            rows.append(here)
+            label_of_row.append(labels.setdefault(routed.label, len(labels)))
+    by_number = np.empty(sum(map(len, rows)), dtype=np.uint64)
+    label = np.repeat(np.array(label_of_row, dtype=np.int64), list(map(len, rows)))
+    by_number[joined(numbers)] = mixed(row[joined(rows)], label)
+    return np.concatenate([by_number, row[np.concatenate(background)]])

@@ -244,5 +244,7 @@ def _anonymous(comm: Comm) -> Comm:
     """Return ``comm`` without name, purpose and tag, which do not matter to the network."""
     if isinstance(comm, RecordedWork):
         return RecordedWork("", seconds=comm.seconds)
-    anonymous = replace(comm, name="", purpose=AXES[axis_of(comm.axis)].purposes[0])
-    return replace(anonymous, tag="") if isinstance(anonymous, PointToPoint) else anonymous
+    purpose = AXES[axis_of(comm.axis)].purposes[0]
+    if isinstance(comm, PointToPoint):
+        return replace(comm, name="", purpose=purpose, tag="")
+    return replace(comm, name="", purpose=purpose)

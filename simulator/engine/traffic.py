@@ -7,7 +7,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from simulator.engine.representatives import Representatives, SimulatedCluster, SimulatedLink
+from simulator.engine.folded_traffic import SimulatedLink
+from simulator.engine.representatives import Representatives, SimulatedCluster
 from simulator.network.max_min import Saturations
 from simulator.timeline import Contender, Contention, LinkUse
 

@@ -88,19 +88,22 @@ class AlikeTransfers(NamedTuple):
 
 
 class BatchedEnds:
-    """Ends of transfers of ``nbytes`` each, to be posted in batches; those alike differ in their tag alone."""
+    """Ends of transfers of ``nbytes`` each, to be posted in batches; those alike differ in their micro-batch alone."""
 
     def __init__(self, nbytes: float) -> None:
         self._nbytes = nbytes
-        self._transfer_of: dict[tuple[PointToPointKind, str, int], Callable[[str], PointToPoint]] = {}
+        self._alike: dict[tuple[PointToPointKind, str, int, int], tuple[str, str, Callable[[str], PointToPoint]]] = {}
 
-    def comm(self, hop: HandOver, op: PointToPointKind) -> PointToPoint:
-        """Return one end of ``hop``, as `HandOver.comm` does."""
-        key = op, hop.source.kind, hop.peer(op)
-        transfer_of = self._transfer_of.get(key)
-        if transfer_of is None:
-            transfer_of = self._transfer_of[key] = transfer_maker(hop.comm(op, self._nbytes))
-        return transfer_of(str(hop.source))
+    def end(self, hop: HandOver, op: PointToPointKind) -> tuple[str, PointToPoint]:
+        """Return the label of one end of ``hop``, and the end, as `HandOver` does."""
+        stage, kind, microbatch = hop.source
+        key = op, kind, stage, hop.target.stage
+        alike = self._alike.get(key)
+        if alike is None:
+            stems = hop.post(op).stem, hop.source.stem
+            alike = self._alike[key] = *stems, transfer_maker(hop.comm(op, self._nbytes))
+        label_stem, tag_stem, transfer_of = alike
+        return f"{label_stem}{microbatch}", transfer_of(f"{tag_stem}{microbatch}")
 
 
 class SingleTransfers:

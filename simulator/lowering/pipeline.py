@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Container, Iterator, Sequence
 from dataclasses import replace
+from typing import NamedTuple
 
 from simulator.lowering.hand_overs import (
     RECV,
@@ -31,12 +32,34 @@ from simulator.lowering.hand_overs import (
 )
 from simulator.lowering.lanes import PIPELINE_LANE, Lanes
 from simulator.program import COMPUTE_LANE, Batch, PointToPointKind, Step
+from simulator.recent import RecentValues
 from simulator.schedules import Action, Cell, Order, Post, Schedule, Slot
 
 #: A hand-over, and the end of it that a rank posts.
 PostedEnd = tuple[HandOver, PointToPointKind]
 #: Returns the compute step of an action, after steps with these labels.
 StepOf = Callable[[Action, tuple[str, ...]], Step]
+
+
+class PlannedPass(NamedTuple):
+    """A pass in its place among transfers: the compute step of ``action`` comes ``after`` steps with these labels."""
+
+    action: Action
+    after: tuple[str, ...]
+
+    @property
+    def label(self) -> str:
+        """The label that its step will have."""
+        return str(self.action)
+
+
+#: Returns the pass of an action, after steps with these labels.
+PlanPass = Callable[[Action, tuple[str, ...]], PlannedPass]
+#: Steps of a rank by lane, of computation the passes alone.
+PostedLanes = dict[str, list[PlannedPass | Step]]
+#: Most actions whose lanes are kept, at some 1.2 KB each.
+MOST_ACTIONS = 50_000
+_recent = RecentValues[list[PostedLanes]](MOST_ACTIONS)
 
 
 def whole_at_first(order: Order, schedule: Schedule, n_stages: int) -> tuple[Order, Schedule]:
@@ -80,24 +103,46 @@ def lower(
     behind what another rank has not sent yet: each neighbour has one, or with ``batched`` all share one. ``apart``: a
     forward and a backward in one slot each wait for their own input, as torch runs them one after the other
     (``_step_microbatches``, OVERLAP_F_B). Both are sent after the last either way.
+
+    What the passes compute makes no difference to their transfers. So those of the last few orders are kept.
     """
+    key = tuple(map(tuple, order)), schedule, n_stages, nbytes, overlap, batched, apart
+    n_actions = sum(len(slot) for slots in order for slot in slots)
+    posted = _recent.get(
+        key,
+        n_actions,
+        lambda: _posted(order, schedule, n_stages, nbytes, overlap=overlap, batched=batched, apart=apart),
+    )
+    return [
+        {
+            lane: [step_of(*one) if isinstance(one, PlannedPass) else one for one in steps]
+            for lane, steps in lanes.items()
+        }
+        for lanes in posted
+    ]
+
+
+def _posted(
+    order: Order, schedule: Schedule, n_stages: int, nbytes: float, *, overlap: bool, batched: bool, apart: bool
+) -> list[PostedLanes]:
+    """Return the lanes of every pipeline rank; arguments as in `lower`."""
     sources_of = sources_in(order, n_stages)
     hops = transfers(order, schedule, sources_of)
     hops = joined(order, hops, apart) if schedule.joined else hops
-    step_of = _after_late(order, sources_of, step_of)
+    pass_of = _after_late(order, sources_of)
     if schedule.rows is not None:
-        return _as_written(schedule.rows, hops, nbytes, step_of, overlap=overlap, batched=batched)
+        return _as_written(schedule.rows, hops, nbytes, pass_of, overlap=overlap, batched=batched)
     if overlap and not schedule.posts_ahead:
-        return _as_it_comes(order, hops, nbytes, step_of)
+        return _as_it_comes(order, hops, nbytes, pass_of)
     batching = schedule.batching(len(order), len({action.microbatch for action in flat(order[0])}))
     if overlap or batching == "single":
         passes: Order = order if schedule.joined else [[(action,) for action in flat(slots)] for slots in order]
-        return _one_by_one(passes, hops, sources_of, nbytes, step_of, overlap=overlap, batched=batched)
-    return _blocking(order, hops, batching, nbytes, step_of)
+        return _one_by_one(passes, hops, sources_of, nbytes, pass_of, overlap=overlap, batched=batched)
+    return _blocking(order, hops, batching, nbytes, pass_of)
 
 
-def _after_late(order: Order, sources_of: Sources, step_of: StepOf) -> StepOf:
-    """Return ``step_of`` where an action also waits for results that its own rank computes only later.
+def _after_late(order: Order, sources_of: Sources) -> PlanPass:
+    """Return what plans passes, where an action also waits for results that its own rank computes only later.
 
     Such an order cannot be run, and the engine will say so. What ran before on the same lane needs no wait.
     """
@@ -110,19 +155,19 @@ def _after_late(order: Order, sources_of: Sources, step_of: StepOf) -> StepOf:
                 if place.get(source, -1) > at:
                     late.setdefault(action, []).append(str(source))
     if not late:
-        return step_of
-    return lambda action, after: step_of(action, (*late.get(action, ()), *after))
+        return PlannedPass
+    return lambda action, after: PlannedPass(action, (*late.get(action, ()), *after))
 
 
-def _as_it_comes(order: Order, hops: list[HandOver], nbytes: float, step_of: StepOf) -> list[Lanes]:
+def _as_it_comes(order: Order, hops: list[HandOver], nbytes: float, pass_of: PlanPass) -> list[PostedLanes]:
     """Return lanes on which each transfer goes on beside computation once its bytes have been computed.
 
     Its receive is posted already, and holds no SMs until then.
     """
     singles = SingleTransfers(hops, nbytes, as_they_come=True)
     needs = _needs(hops, singles)
-    lanes: list[Lanes] = [
-        {COMPUTE_LANE: [step_of(action, tuple(needs.get(action, ()))) for action in flat(slots)]} for slots in order
+    lanes: list[PostedLanes] = [
+        {COMPUTE_LANE: [pass_of(action, tuple(needs.get(action, ()))) for action in flat(slots)]} for slots in order
     ]
     # There is a lane per direction and neighbour, and receives are posted in the sender's order, whatever the
     # receiver's own. A lane never waits for what comes later, nor for another neighbour.
@@ -146,11 +191,11 @@ def _as_written(
     rows: Sequence[Sequence[Cell]],
     hops: list[HandOver],
     nbytes: float,
-    step_of: StepOf,
+    pass_of: PlanPass,
     *,
     overlap: bool,
     batched: bool,
-) -> list[Lanes]:
+) -> list[PostedLanes]:
     """Return lanes with sends and receives where the schedule's author has put them.
 
     Each comes after the computation that is written before it; see `_post_one`.
@@ -158,9 +203,9 @@ def _as_written(
     singles = SingleTransfers(hops, nbytes)
     ends = {hop.post(op): (hop, op) for hop in hops for op in PointToPointKind}
     needs = _needs(hops, singles)
-    written: list[Lanes] = []
+    written: list[PostedLanes] = []
     for row in rows:
-        lanes: Lanes = {COMPUTE_LANE: []}
+        lanes: PostedLanes = {COMPUTE_LANE: []}
         for cell in row:
             if isinstance(cell, Post):
                 hop, op = ends[cell]
@@ -168,13 +213,13 @@ def _as_written(
                 continue
             for action in cell:
                 waits = dict.fromkeys([*_last(lanes, PIPELINE_LANE), *needs.get(action, [])])
-                lanes[COMPUTE_LANE].append(step_of(action, tuple(waits)))
+                lanes[COMPUTE_LANE].append(pass_of(action, tuple(waits)))
         written.append(lanes)
     return written
 
 
 def _post_one(
-    lanes: Lanes, hop: HandOver, end: AlikeTransfers, ends: BatchedEnds, *, overlap: bool, batched: bool
+    lanes: PostedLanes, hop: HandOver, end: AlikeTransfers, ends: BatchedEnds, *, overlap: bool, batched: bool
 ) -> None:
     """Post one end of ``hop`` after what its rank has computed.
 
@@ -200,11 +245,11 @@ def _one_by_one(
     hops: list[HandOver],
     sources_of: Sources,
     nbytes: float,
-    step_of: StepOf,
+    pass_of: PlanPass,
     *,
     overlap: bool,
     batched: bool,
-) -> list[Lanes]:
+) -> list[PostedLanes]:
     """Return lanes with each transfer alone, at both ends when the sender has made it (torch's ``_add_send_recv``).
 
     See `_post_one`. With ``overlap`` computation waits for what it needs (``_PipelineScheduleRuntime``); without, for
@@ -220,14 +265,14 @@ def _one_by_one(
         send, receive = singles.alike(hop, SEND), singles.alike(hop, RECV)
         sends.setdefault(hop.sent_after, []).append((hop, send, receive))
         receives.setdefault(hop.awaited_by, []).append((hop.source, receive.label(hop.source.microbatch)))
-    lanes: list[Lanes] = [{COMPUTE_LANE: []} for _ in order]
+    lanes: list[PostedLanes] = [{COMPUTE_LANE: []} for _ in order]
     computed: set[Action] = set()
     for rank, action in _in_turns(order, sources_of):
         waits = _last(lanes[rank], PIPELINE_LANE)
         for source, label in receives.get(action, ()):
             if overlap or source not in computed:
                 waits = (*waits, label)
-        lanes[rank][COMPUTE_LANE].append(step_of(action, waits))
+        lanes[rank][COMPUTE_LANE].append(pass_of(action, waits))
         computed.add(action)
         for hop, *ends in sends.get(action, ()):
             for end in ends:
@@ -261,7 +306,7 @@ def _is_ready(slot: Slot, sources_of: Sources, done: Container[Action]) -> bool:
     return True
 
 
-def _blocking(order: Order, hops: list[HandOver], batching: str, nbytes: float, step_of: StepOf) -> list[Lanes]:
+def _blocking(order: Order, hops: list[HandOver], batching: str, nbytes: float, pass_of: PlanPass) -> list[PostedLanes]:
     """Return lanes on which computation waits for the batches of transfers that are posted between its slots.
 
     ``batching`` says what is posted together (see `_batches`).
@@ -271,11 +316,11 @@ def _blocking(order: Order, hops: list[HandOver], batching: str, nbytes: float, 
     for hop in hops:
         sends.setdefault(hop.sent_after, []).append(hop)
         receives.setdefault(hop.awaited_by, []).append(hop)
-    lanes: list[Lanes] = []
+    lanes: list[PostedLanes] = []
     batched = BatchedEnds(nbytes)
     for slots in order:
-        compute: list[Step] = []
-        posted: list[Step] = []
+        compute: list[PlannedPass | Step] = []
+        posted: list[PlannedPass | Step] = []
         previous: tuple[Action, ...] = ()
         for slot in [*slots, ()]:
             ends = [(hop, SEND) for action in previous for hop in sends.get(action, ())]
@@ -285,7 +330,7 @@ def _blocking(order: Order, hops: list[HandOver], batching: str, nbytes: float, 
             posted += gap
             waits = tuple([step.label for step in gap])
             for action in slot:
-                compute.append(step_of(action, waits))
+                compute.append(pass_of(action, waits))
                 waits = ()
             previous = slot
         lanes.append({COMPUTE_LANE: compute, PIPELINE_LANE: posted} if posted else {COMPUTE_LANE: compute})
@@ -304,11 +349,11 @@ def _batches(ends: list[PostedEnd], batching: str) -> list[list[PostedEnd]]:
 
 def _post(ends: list[PostedEnd], batched: BatchedEnds, after: tuple[str, ...]) -> Step:
     """Return the step that posts ``ends`` together, after some steps."""
-    label = "+".join(hop.label(op) for hop, op in ends)
-    return Step(label, Batch(tuple([batched.comm(hop, op) for hop, op in ends])), after)
+    labels, comms = zip(*[batched.end(hop, op) for hop, op in ends], strict=True)
+    return Step("+".join(labels), Batch(comms), after)
 
 
-def _last(lanes: Lanes, lane: str) -> tuple[str, ...]:
+def _last(lanes: PostedLanes, lane: str) -> tuple[str, ...]:
     """Return the label of the last step of a lane so far, if any."""
     steps = lanes.get(lane)
     return (steps[-1].label,) if steps else ()

@@ -49,12 +49,20 @@ class StageVariants:
             stage_parts(workload, stage, seat) for stage in range(n_stages)
         ] * copies
         self._parts_in_turn: dict[tuple[int, Turn], tuple[Part, ...]] = {}
+        #: Identities of a stage's usual parts and of those in a turn -> the latter, and `parts_in` that turn.
+        self._told_apart: dict[tuple[int, int], tuple[tuple[Part, ...], tuple[Part, ...]]] = {}
+        #: Identities of the weights of parts, in order -> all of them.
+        self._weights: dict[tuple[int, ...], tuple[Weight, ...]] = {}
         #: Identities of a usual part and one in a turn -> both, and whether they are equal.
         self._compared: dict[tuple[int, int], tuple[Part, Part, bool]] = {}
 
     def weights(self, *stages: int) -> tuple[Weight, ...]:
-        """Return the weights of stages on one rank."""
-        return weights_of(part for stage in stages for part in self.parts[stage])
+        """Return the weights of stages on one rank; ranks whose parts have the same are given the very same tuple."""
+        parts = [part for stage in stages for part in self.parts[stage]]
+        key = tuple([id(part.weights) for part in parts])
+        if key not in self._weights:
+            self._weights[key] = weights_of(parts)
+        return self._weights[key]
 
     def variant(self, stage: int, kind: str, microbatch: int) -> Variant:
         """Return the variant of a pass; only those that make gradients of weights, or cast these, have a turn."""
@@ -66,15 +74,20 @@ class StageVariants:
         return self.variant(step.stage, step.phase, step.microbatch)
 
     def parts_in(self, variant: Variant) -> tuple[Part, ...]:
-        """Return the stage's parts; those that do nothing special in their turn are the very same objects."""
+        """Return the stage's parts; those that do nothing special in their turn are the very same objects.
+
+        Equal stages are given the very same tuple.
+        """
         stage, _, turn = variant
         if (stage, turn) not in self._parts_in_turn:
             usual = self.parts[stage]
             special = stage_parts(self._workload, stage % self._workload.parallelism.n_stages, self._seat, turn)
-            pairs = zip(usual, special, strict=True)
-            self._parts_in_turn[stage, turn] = tuple(
-                one if self._are_equal(one, other) else other for one, other in pairs
-            )
+            key = id(usual), id(special)
+            if key not in self._told_apart:
+                pairs = zip(usual, special, strict=True)
+                told_apart = tuple(one if self._are_equal(one, other) else other for one, other in pairs)
+                self._told_apart[key] = special, told_apart
+            self._parts_in_turn[stage, turn] = self._told_apart[key][1]
         return self._parts_in_turn[stage, turn]
 
     def _are_equal(self, one: Part, other: Part) -> bool:

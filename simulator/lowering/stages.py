@@ -7,8 +7,9 @@ from collections.abc import Mapping
 from simulator.config import Workload
 from simulator.lowering.buckets import Mark, gradients_complete, weights_used
 from simulator.lowering.fsdp_copies import copies_after, with_copies
+from simulator.lowering.rank_update import UpdateStep
 from simulator.lowering.stage_variants import StageVariants, Variant
-from simulator.models import Op, Part, Seat, Turn, activation_bytes, pass_bytes
+from simulator.models import Op, Part, PassBytes, Seat, Turn, activation_bytes, pass_bytes
 from simulator.operations.shapes import ANY_TURN
 from simulator.program import (
     Axis,
@@ -42,7 +43,11 @@ class Stages:
         self._blocks: dict[tuple[object, ...], Block] = {}
         self._pass_of: dict[Variant, Step] = {}
         self._maker_of: dict[Variant, StepMaker] = {}
+        #: Parts, by their identity, and kind of a pass -> its bytes.
+        self._moved: dict[tuple[int, str], PassBytes] = {}
         self._pieces_of: dict[Variant, list[tuple[int, Block]]] = {}
+        #: Weights of a rank, by their identity -> their update.
+        self._updates: dict[int, UpdateStep] = {}
 
     def step(self, action: Action, after: tuple[str, ...] = ()) -> Step:
         """Return the compute step of an action ``after`` others, with the bytes held and given back."""
@@ -56,7 +61,7 @@ class Stages:
     def _pass(self, action: Action, variant: Variant) -> Step:
         """Return the compute step of an action, which those of its variant are but for label and micro-batch."""
         parts = self.variants.parts_in(variant)
-        moved = pass_bytes(parts, action.kind)
+        moved = self._moved_by(parts, action.kind)
         return Step(
             str(action),
             self._block(variant, parts),
@@ -68,6 +73,20 @@ class Stages:
             free_bytes=moved.free,
             workspace_bytes=moved.workspace,
         )
+
+    def _moved_by(self, parts: tuple[Part, ...], kind: str) -> PassBytes:
+        """Return the bytes of a pass of ``parts``; equal stages have the very same."""
+        key = id(parts), kind
+        if key not in self._moved:
+            self._moved[key] = pass_bytes(parts, kind)
+        return self._moved[key]
+
+    def update(self, pipeline_rank: int) -> UpdateStep:
+        """Return the update of the weights of a pipeline rank; ranks with the same weights share it."""
+        weights = self.variants.weights(*self.workload.parallelism.stages_of(pipeline_rank))
+        if id(weights) not in self._updates:
+            self._updates[id(weights)] = UpdateStep.from_weights(self.workload, weights, self.seat)
+        return self._updates[id(weights)]
 
     def gradients_complete(self, step: Step) -> list[Mark]:
         """Return where the backward pass ``step`` completes gradients; ops before the parts' own count."""

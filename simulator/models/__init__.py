@@ -34,7 +34,7 @@ from simulator.models.optimizer import (
 from simulator.models.parts import Part, PassBytes, by_part, pass_bytes, swapped_bytes, weights_of
 from simulator.models.routing import routing
 from simulator.models.shapes import activation_bytes, passed_bytes, representative_seat
-from simulator.models.stage import PartPool, made_gradient_bytes, stage_parts
+from simulator.models.stage import PartPool, StageKey, made_gradient_bytes, stage_keys, stage_parts
 from simulator.models.vocabulary import embedding, head
 from simulator.operations.nodes import Op, Tensor, unique
 from simulator.operations.shapes import Seat, Turn
@@ -45,6 +45,7 @@ __all__ = [
     "PartPool",
     "PassBytes",
     "Seat",
+    "StageKey",
     "StateBytes",
     "Tensor",
     "Turn",
@@ -76,6 +77,7 @@ __all__ = [
     "representative_seat",
     "routing",
     "server_update_bytes",
+    "stage_keys",
     "stage_parts",
     "state_bytes",
     "state_bytes_of",

@@ -8,8 +8,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from simulator.config import Workload
 from simulator.models.captured import captured_flops
 from simulator.models.encoder import encoder_flops, encoder_parts
-from simulator.models.layer import layer
+from simulator.models.layer import layer, layer_kind
 from simulator.models.multi_token_prediction import predictor
+from simulator.models.parts import Part
 from simulator.models.shapes import representative_seat
 from simulator.models.stage import stage_parts
 from simulator.models.vocabulary import embedding, head
@@ -76,16 +77,22 @@ def _multiplied(workload: Workload) -> tuple[int, int]:
     projection.
     """
     model = workload.model
-    modules = range(model.mtp_layers)
-    parts = [layer(workload, number=number) for number in range(model.layers + model.mtp_layers)]
-    parts += [part for number in modules for part in predictor(workload, number) if part.name == "mtp projection"]
-    parts.append(embedding(workload))
-    products = [weight for part in parts for weight in part.weights if weight.gradient_product]
+    numbers = range(model.layers + model.mtp_layers)
+    counts = Counter(layer_kind(workload, number) for number in numbers)
+    first = {layer_kind(workload, number): number for number in reversed(numbers)}
+    parts = [(layer(workload, number=first[kind]), count) for kind, count in counts.items()]
+    for module in range(model.mtp_layers):
+        parts += [(part, 1) for part in predictor(workload, module) if part.name == "mtp projection"]
+    parts.append((embedding(workload), 1))
     vocabulary = model.hidden * model.padded_vocab(workload.parallelism.tp)
     outside = vocabulary * (1 + model.mtp_layers)
     trained = any(weight.trainable for weight in head(workload).weights if weight.gradient_product)
-    frozen = _met_by_a_token(workload, (weight for weight in products if not weight.trainable))
-    return _met_by_a_token(workload, products) + outside, frozen + (0 if trained else outside)
+    multiplied, frozen = outside, 0 if trained else outside
+    for part, count in parts:
+        products = [weight for weight in part.weights if weight.gradient_product]
+        multiplied += count * _met_by_a_token(workload, products)
+        frozen += count * _met_by_a_token(workload, (weight for weight in products if not weight.trainable))
+    return multiplied, frozen
 
 
 def _flops_per_step(workload: Workload, *, causal: bool) -> float:
@@ -151,9 +158,13 @@ def hardware_flops_per_step(workload: Workload) -> float:
 
 def _flops_of_seat(workload: Workload, seat: Seat) -> float:
     """Return the FLOPs of a micro-batch on the ranks at one seat of all stages."""
-    flops = 0.0
-    for stage in range(len(workload.parallelism.layers_per_stage)):
-        for part in stage_parts(workload, stage, seat):
-            ops = (*part.forward, *part.recompute, *part.backward)
-            flops += sum(one.kernel.flops for op in ops for one in kernels_of(op))
-    return flops
+    n_stages = len(workload.parallelism.layers_per_stage)
+    parts = [part for stage in range(n_stages) for part in stage_parts(workload, stage, seat)]
+    each = {id(part): part for part in parts}  # equal layers are one object
+    flops = {number: _flops_of_part(part) for number, part in each.items()}
+    return sum(flops[id(part)] for part in parts)
+
+
+def _flops_of_part(part: Part) -> float:
+    ops = (*part.forward, *part.recompute, *part.backward)
+    return sum(one.kernel.flops for op in ops for one in kernels_of(op))

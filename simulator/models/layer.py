@@ -69,6 +69,11 @@ def layer(
     return _layer(shapes(workload, seat, turn, number), modules, kind, latent(workload), mixed)
 
 
+def layer_kind(workload: Workload, number: int) -> object:
+    """Return what tells layer ``number`` apart: layers of one kind are equal, where they recompute the same."""
+    return number if workload.training.frozen else workload.model.alike(number)
+
+
 def encoder_layer(shapes: FrameworkShapes, recompute: tuple[str, ...]) -> Part:
     """Return a layer of an encoder, whose sizes ``shapes`` are: attention and an MLP."""
     return replace(_layer(shapes, recompute, LayerKind(MIXERS["attention"], None, True), None, None), name="encoder")

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any
 
 from simulator.config import Workload
 from simulator.models.encoder import encoder_parts
-from simulator.models.layer import layer
+from simulator.models.layer import layer, layer_kind
 from simulator.models.multi_token_prediction import predictor
 from simulator.models.parts import Part, output_gradients
 from simulator.models.shapes import passed_bytes, shapes
@@ -20,6 +22,8 @@ from simulator.units import DTYPE_BYTES
 
 #: Layers, embeddings and heads by what tells them apart, for stages that are cut in other places.
 PartPool = dict[object, Part]
+#: What tells stages of one layout apart.
+StageKey = tuple[Any, ...]
 
 
 @dataclass(frozen=True, eq=False)
@@ -28,11 +32,36 @@ class _WorkloadParts:
 
     workload: Workload
     pool: PartPool = field(default_factory=dict)
-    stages: dict[tuple[int, Seat, Turn], tuple[Part, ...]] = field(default_factory=dict)
+    stages: dict[tuple[StageKey, Seat, Turn], tuple[Part, ...]] = field(default_factory=dict)
+
+    @cached_property
+    def keys(self) -> tuple[StageKey, ...]:
+        """Keys by which stages differ."""
+        model = self.workload.model
+        return stage_keys(self.workload, tuple(map(model.alike, range(model.layers))))
 
 
 #: Of the last few workloads, as programs, memory and FLOPs of one ask for the same stages.
 _recent: deque[_WorkloadParts] = deque(maxlen=2)
+
+
+def stage_keys(workload: Workload, layer_kinds: Sequence[object]) -> tuple[StageKey, ...]:
+    """Return keys by which stages of the model differ: their layers, and what stands at the model's ends.
+
+    ``layer_kinds``: what tells each layer of the model apart. Where only some weights are trained every stage counts as
+    another.
+    """
+    layout, rank_of = workload.parallelism, workload.parallelism.pipeline_schedule.rank_of
+    if workload.training.frozen:
+        return tuple((stage,) for stage in range(layout.n_stages))
+    keys: list[StageKey] = []
+    first = 0
+    for stage, count in enumerate(layout.layers_per_stage):
+        kinds = tuple(layer_kinds[first : first + count])
+        apart = stage > 0 and rank_of(stage, layout.pp) != rank_of(stage - 1, layout.pp)
+        keys.append((kinds, stage == 0, stage == layout.n_stages - 1, apart))
+        first += count
+    return tuple(keys)
 
 
 def stage_parts(
@@ -45,7 +74,7 @@ def stage_parts(
     given, the first so many layers of a stage are recomputed (Megatron's block method).
 
     ``pool``: parts made before, for this workload or for one that differs in the number of chunks of a rank alone.
-    Without one, the stages of the last few workloads are kept.
+    Without one, the stages of the last few workloads are kept, and equal stages have the very same parts.
     """
     if pool is not None:
         return _stage_parts(workload, stage, seat, turn, pool)
@@ -53,7 +82,7 @@ def stage_parts(
     if kept is None:
         kept = _WorkloadParts(workload)
         _recent.append(kept)
-    key = stage, seat, turn
+    key = kept.keys[stage], seat, turn
     if key not in kept.stages:
         kept.stages[key] = _stage_parts(workload, stage, seat, turn, kept.pool)
     return kept.stages[key]
@@ -75,7 +104,7 @@ def _stage_parts(workload: Workload, stage: int, seat: Seat, turn: Turn, pool: P
 
     def part_at(place: int) -> Part:
         number, granularity = first + place, None if place < n_recomputed else "none"
-        key = number if workload.training.frozen else (granularity, workload.model.alike(number))
+        key = granularity, layer_kind(workload, number)
         return pooled(key, lambda: layer(workload, recompute=granularity, seat=seat, turn=turn, number=number))
 
     parts = tuple(map(part_at, range(n_layers)))

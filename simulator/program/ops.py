@@ -253,6 +253,11 @@ class Batch:
 
     comms: tuple[PointToPoint, ...]
 
+    @cached_property
+    def alike(self) -> tuple[Hashable, ...]:
+        """Keys of its transfers, which batches share where they differ in tags alone (`but_tag`)."""
+        return tuple(map(but_tag, self.comms))
+
 
 _SETTERS = slot_setters(PointToPoint)
 _but_tag = attrgetter(*[name for name in _SETTERS if name != "tag"])
@@ -264,7 +269,9 @@ def but_tag(comm: Comm) -> Hashable:
 
 
 def quick_key(op: Block | Comm | Batch) -> Hashable:
-    """Return a key that transfers share where they differ in the tag alone, and the ``id`` of any other operation."""
+    """Return a key that transfers, and batches of them, share where they differ in tags alone; else the ``id``."""
+    if isinstance(op, Batch):
+        return op.alike
     return _but_tag(op) if type(op) is PointToPoint else id(op)
 
 

@@ -152,7 +152,7 @@ def _same_rules(op: Block | Comm | Batch) -> Hashable:
     """Return a key that operations share to which all rules apply alike."""
     if isinstance(op, Block):
         return id(op)  # one serves all micro-batches
-    return tuple(map(but_tag, op.comms)) if isinstance(op, Batch) else but_tag(op)
+    return op.alike if isinstance(op, Batch) else but_tag(op)
 
 
 def _labels(where: str, role: Role) -> set[str]:

@@ -7,17 +7,13 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
 from simulator import models
 from simulator.config import Workload
 from simulator.config.model import Model
-from simulator.models import Part, PartPool, PassBytes, Turn
+from simulator.models import Part, PartPool, PassBytes, StageKey, Turn
 from simulator.operations.shapes import ANY_TURN
 from simulator.operations.weights import Weight
-
-#: What tells stages of one layout apart.
-StageKey = tuple[Any, ...]
 
 
 @dataclass(frozen=True)
@@ -55,21 +51,8 @@ class StageParts:
 
     @cached_property
     def keys(self) -> tuple[StageKey, ...]:
-        """Keys by which stages of the model differ: their layers, and what stands at the model's ends.
-
-        Where only some weights are trained every stage counts as another."""
-        layout, rank_of = self.workload.parallelism, self.workload.parallelism.pipeline_schedule.rank_of
-        counts = layout.layers_per_stage
-        if self.workload.training.frozen:
-            return tuple((stage,) for stage in range(layout.n_stages))
-        keys: list[StageKey] = []
-        first = 0
-        for stage, count in enumerate(counts):
-            kinds = tuple(self._layer_kinds[first : first + count])
-            apart = stage > 0 and rank_of(stage, layout.pp) != rank_of(stage - 1, layout.pp)
-            keys.append((kinds, stage == 0, stage == layout.n_stages - 1, apart))
-            first += count
-        return tuple(keys)
+        """Keys by which stages of the model differ."""
+        return models.stage_keys(self.workload, self._layer_kinds)
 
     def key(self, stage: int) -> StageKey:
         """Return what tells a stage apart, be it of the second copy."""

@@ -11,10 +11,10 @@ from simulator import models
 from simulator.cluster import Cluster
 from simulator.config import Workload
 from simulator.lowering.layout import groups_of_first_rank
-from simulator.models import Part, Turn
+from simulator.models import Part, StageKey, Turn
 from simulator.operations.weights import by_axis, elements, gathered_weight_bytes, trained
 from simulator.searching.prices import AxisGroups, LeastPrices, RepeatedCollective, is_uniform
-from simulator.searching.stage_parts import StageKey, StageParts
+from simulator.searching.stage_parts import StageParts
 from simulator.units import DTYPE_BYTES
 
 

@@ -172,7 +172,7 @@ def _rank_memory(
     cached_memory: CachedMemory,
 ) -> RankMemory:
     held_bytes = float(curve.held_bytes[at]) if at >= 0 else 0.0
-    events, limit = activation_events(timeline, curve.span, static), capacity - static.overhead
+    events, limit = activation_events(timeline, curve.span, curve.begins, static), capacity - static.overhead
     activations = _activations(timeline, curve, events, at, static)
     gathered = max(held_bytes - sum(activations.values()), 0.0)
     step_gradients = min(gathered, float(most_gradient_bytes(timeline, curve, static)[at])) if at >= 0 else 0.0

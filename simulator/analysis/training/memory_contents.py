@@ -8,7 +8,7 @@ from functools import cache
 import numpy as np
 
 from simulator.analysis.time.memory_curve import MemoryHistory
-from simulator.analysis.training.activation_lifetimes import ActivationEvents, activation_events, have_events
+from simulator.analysis.training.activation_lifetimes import ActivationEvents, activation_events
 from simulator.analysis.training.static_memory import StaticMemory
 from simulator.arrays import Floats
 from simulator.models import Tensor
@@ -44,7 +44,7 @@ def activation_changes(
 ) -> Iterator[tuple[int, dict[str, float]]]:
     """Yield the changes of the activations held, in order: index of the curve's entry, and bytes by kind of tensor.
 
-    ``events``: the `activation_events` of the curve's spans.
+    ``events``: the `activation_events` of the curve's entries.
     """
     output_gradients: dict[tuple[int, int], float] = {}  # taken by input gradients that still run
 
@@ -57,15 +57,17 @@ def activation_changes(
         return _by_kind(tensor for part in parts for tensor in static.parts[stage][part].held_for_weights)
 
     takes = (timeline.phase[curve.span] == "I") & (timeline.alloc_bytes[curve.span] != 0)
-    for entry in np.flatnonzero(takes | have_events(events, curve.span, curve.begins)).tolist():
-        span, begins = int(curve.span[entry]), int(curve.begins[entry])
-        stage, phase = int(timeline.stage[span]), str(timeline.phase[span])
-        key = stage, int(timeline.microbatch[span])
+    entries = np.flatnonzero(takes | events.are_there)
+    spans = curve.span[entries]
+    columns = (curve.begins[entries], timeline.stage[spans], timeline.microbatch[spans], timeline.phase[spans])
+    rows = zip(entries.tolist(), events.at(entries), spans.tolist(), *[one.tolist() for one in columns], strict=True)
+    for entry, event, span, begins, stage, microbatch, phase in rows:
+        key = stage, microbatch
         if phase == "I" and stage in static.parts and begins:
             nbytes = float(timeline.alloc_bytes[span])
             output_gradients[key] = output_gradients.get(key, 0.0) + nbytes
             yield entry, {"output gradients": nbytes}
-        effect, parts = events.get((span, begins), (None, ()))
+        effect, parts = event or (None, ())
         if effect == "save":
             yield entry, saved(stage, parts)
         elif effect == "swap":
@@ -85,7 +87,7 @@ def activation_bytes(timeline: Timeline, curve: MemoryHistory, static: StaticMem
     if static.layers_offloaded or not static.parts:
         return curve.held_bytes
     changes = np.zeros(len(curve.times))
-    events = activation_events(timeline, curve.span, static)
+    events = activation_events(timeline, curve.span, curve.begins, static)
     for entry, change in activation_changes(timeline, curve, events, static):
         changes[entry] += sum(change.values())
     return np.minimum(np.cumsum(changes), curve.held_bytes)

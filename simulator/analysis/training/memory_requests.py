@@ -19,22 +19,29 @@ class MostBytes(NamedTuple):
     allocated: int
 
 
+class RequestSequences:
+    """Sequences of requests, that of number n at ``arrays[n]``; a request is as of `MemoryRequests`."""
+
+    def __init__(self) -> None:
+        self.arrays: list[Ints] = []
+
+    def describe(self, requests: Ints) -> int:
+        """Add a sequence that may come, of shape (requests, 2); return its number. Its slots count from 0."""
+        self.arrays.append(requests)
+        return len(self.arrays) - 1
+
+
 class MemoryRequests:
-    """Requests to the allocator in order, as sequences that may come again and again.
+    """Requests to the allocator in order, as ``sequences`` that may come again and again.
 
     A request is a slot and bytes. A tensor of so many bytes, as `rounded`, is allocated there; 0 bytes free it.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, sequences: RequestSequences) -> None:
         self.n_slots = 0
-        self._sequences: list[Ints] = []
+        self._sequences = sequences
         self._numbers: list[int] = []
         self._first_slots: list[int] = []
-
-    def describe(self, requests: Ints) -> int:
-        """Add a sequence that may come, of shape (requests, 2); return its number. Its slots count from 0."""
-        self._sequences.append(requests)
-        return len(self._sequences) - 1
 
     def new_slots(self, n: int) -> int:
         """Return the first of ``n`` slots that nothing else has."""
@@ -48,7 +55,7 @@ class MemoryRequests:
 
     def in_order(self) -> list[tuple[int, int]]:
         """Return all requests one by one: slot, and bytes."""
-        sequences = [one.tolist() for one in self._sequences]
+        sequences = [one.tolist() for one in self._sequences.arrays]
         return [
             (first_slot + slot, nbytes)
             for number, first_slot in zip(self._numbers, self._first_slots, strict=True)
@@ -72,7 +79,7 @@ class MemoryRequests:
         return MostBytes(allocator.most_reserved, allocator.most_allocated)
 
     def _most_bytes_in_c(self, limit: float) -> MostBytes:
-        starts = np.fromiter(accumulate(map(len, self._sequences), initial=0), dtype=np.int64)
-        requests = np.concatenate([np.zeros((0, 2), dtype=np.int64), *self._sequences])
+        starts = np.fromiter(accumulate(map(len, self._sequences.arrays), initial=0), dtype=np.int64)
+        requests = np.concatenate([np.zeros((0, 2), dtype=np.int64), *self._sequences.arrays])
         order = np.array([self._numbers, self._first_slots], dtype=np.int64)
         return MostBytes(*compiled_most_bytes(starts, requests, order, self.n_slots, limit))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -97,24 +98,25 @@ def static_memory(workload: Workload, blas_workspace_bytes: Mapping[int, float])
     groups = {**placed.groups, "world": (tuple(range(workload.n_ranks)),) if workload.n_ranks > 1 else ()}
     counts = communicators(groups)
     by_seat: dict[tuple[PipelineSeat, int, float], StaticMemory] = {}
-    by_rank = {}
+    by_rank, weight_memories = {}, _WeightMemories(workload)
     for rank, nbytes in blas_workspace_bytes.items():
         key = placed.places[placed.place_of[rank]], counts[rank], BLAS_THREADS * nbytes
         if key not in by_seat:
-            by_seat[key] = _static_memory_at(workload, *key)
+            by_seat[key] = _static_memory_at(workload, weight_memories, *key)
         by_rank[rank] = by_seat[key]
     return by_rank
 
 
-def _static_memory_at(workload: Workload, place: PipelineSeat, n_communicators: int, workspaces: float) -> StaticMemory:
-    parallelism = workload.parallelism
+def _static_memory_at(
+    workload: Workload, weight_memories: _WeightMemories, place: PipelineSeat, n_communicators: int, workspaces: float
+) -> StaticMemory:
+    parallelism, pipeline_rank = workload.parallelism, place.pipeline_rank
     parts = {
         stage: models.stage_parts(workload, stage % parallelism.n_stages, place.seat)
-        for stage in parallelism.stages_of(place.pipeline_rank)
+        for stage in parallelism.stages_of(pipeline_rank)
     }
-    weights = models.weights_of(part for stage_parts in parts.values() for part in stage_parts)
-    weight_memory = memory_of_weights(workload, place.pipeline_rank, weights)
-    return static_memory_of(workload, place.pipeline_rank, parts, weight_memory, n_communicators, workspaces)
+    weight_memory = weight_memories.memory(pipeline_rank, list(itertools.chain.from_iterable(parts.values())))
+    return static_memory_of(workload, pipeline_rank, parts, weight_memory, n_communicators, workspaces)
 
 
 @dataclass(frozen=True)
@@ -139,6 +141,24 @@ def memory_of_weights(workload: Workload, pipeline_rank: int, weights: Sequence[
         passes_by_part=keeps_bytes_by_part(workload, weights),
         first_update_tensors=models.first_update_tensors(workload, weights),
     )
+
+
+class _WeightMemories:
+    """Memory of the weights of a workload's ranks; those with the same weights, in as many versions, share it."""
+
+    def __init__(self, workload: Workload) -> None:
+        self._workload = workload
+        #: Versions, and identities of the weights of parts -> the parts, and memory.
+        self._known: dict[tuple[int, ...], tuple[Sequence[Part], WeightMemory]] = {}
+
+    def memory(self, pipeline_rank: int, parts: Sequence[Part]) -> WeightMemory:
+        """Return the memory of a pipeline rank that has these parts."""
+        workload, layout = self._workload, self._workload.parallelism
+        versions = layout.pipeline_schedule.weight_versions(layout.pp, workload.microbatches, pipeline_rank)
+        key = versions, *[id(part.weights) for part in parts]
+        if key not in self._known:
+            self._known[key] = parts, memory_of_weights(workload, pipeline_rank, models.weights_of(parts))
+        return self._known[key][1]
 
 
 def static_memory_of(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
 from operator import attrgetter
@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from simulator.arrays import Floats, Ints
 from simulator.costs import Costs
-from simulator.engine.compiled.library import RUN_BATCH, RUN_BLOCK, RUN_COMM, STEP, TAGGED_COMM, CommKindRecord
+from simulator.engine.compiled.library import RUN_BATCH, RUN_BLOCK, STEP, TAGGED_COMM, CommKindRecord
 from simulator.engine.growth import HostType, host_type
 from simulator.engine.issue_order import HostSpeeds, HostWork
 from simulator.engine.placed_ranks import work_of_hosts
@@ -61,6 +61,11 @@ class CommNumbers:
         """Return the numbers of the kind and of the tag of ``comm``."""
         tag = comm.tag if isinstance(comm, PointToPoint) else ""
         return self.kinds.number(but_tag(comm), comm), self.tags.number(tag, tag)
+
+    def transfers(self, batch: Batch) -> Iterator[tuple[int, int]]:
+        """Yield the numbers of the kind and of the tag of each transfer of a batch."""
+        for alike, comm in zip(batch.alike, batch.comms, strict=True):
+            yield self.kinds.number(alike, comm), self.tags.number(comm.tag, comm.tag)
 
     def tagged(self, kind: int, tag: int) -> Comm:
         """Return the communication of a kind that has a tag."""
@@ -162,7 +167,7 @@ class ProgramNumbers:
     def lane_steps(self, role: RoleNumbers, lane: int, steps: Sequence[Step]) -> LaneSteps:
         """Return as arrays ``steps`` of ``role``, which stand on its lane number ``lane``."""
         batches: list[tuple[int, int]] = []
-        kind_and_tag, block_number, first_step = self._comms.kind_and_tag, self.blocks.number, len(self.steps)
+        block_number, first_step = self.blocks.number, len(self.steps)
         label, op_of_step, after, phase_of_step = zip(*map(_described, steps), strict=True) if steps else ((),) * 4
         #: Of what steps share, by its id: kind of the operation, its number, how many it is of, and its tag.
         shared: dict[int, tuple[int, int, int, int]] = {}
@@ -171,11 +176,10 @@ class ProgramNumbers:
             row = shared.get(id(op))
             if row is None:
                 if isinstance(op, Comm):
-                    kind, tag = kind_and_tag(op)
-                    row = RUN_COMM, kind, 1, tag
+                    row = self._comm_row(op)
                 elif isinstance(op, Batch):
                     row = RUN_BATCH, len(batches), len(op.comms), 0
-                    batches += map(kind_and_tag, op.comms)
+                    batches += self._comms.transfers(op)
                 else:
                     row = RUN_BLOCK, block_number(id(op), op), 1, 0
                 shared[id(op)] = row

@@ -6,8 +6,7 @@ from dataclasses import replace
 
 from simulator.lowering.lanes import Lanes, gradients_ready, gradients_summed, with_steps
 from simulator.lowering.rank_context import RankContext
-from simulator.models import made_gradient_bytes, optimizer_ops, optimizer_workspace_bytes, replicated_gradient_ops
-from simulator.program import COMPUTE_LANE, Axis, Block, Comm, Purpose, Step, StepPhase
+from simulator.program import COMPUTE_LANE, Purpose, Step, StepPhase
 
 #: The lane on which model-parallel ranks agree on the gradient norm while weights are updated already.
 MP_LANE = "mp"
@@ -19,30 +18,25 @@ def update_weights(lanes: Lanes, context: RankContext) -> Lanes:
     Without ``optimizer_sync`` no stage waits until all agree on gradient norm and infinities. Weights are updated at
     once, and put back in the rare case that the answer is no (arXiv 2401.10241, section 4).
     """
-    workload, parallelism = context.workload, context.parallelism
-    ready = gradients_ready(lanes)
-    ops = optimizer_ops(workload, context.weights)
-    if parallelism.server_count:
-        steps = [Step("optimizer", Block("optimizer", ops), ready, phase=StepPhase.OPTIMIZER)] if ops else []
-        return with_steps(lanes, [*lanes[COMPUTE_LANE], *steps])
-    ops = (*replicated_gradient_ops(workload, context.weights, context.stages.seat), *ops)
-    late = [
-        op for op in ops if isinstance(op, Comm) and op.axis in (Axis.MP, Axis.EMP) and not parallelism.optimizer_sync
-    ]
+    ready, update = gradients_ready(lanes), context.stages.update(context.pipeline_rank)
     compute = list(lanes[COMPUTE_LANE])
-    block = Block("optimizer", tuple(op for op in ops if op not in late))
-    if block.ops:
-        on_gpu = parallelism.offload.optimizer == "none"
-        workspace = optimizer_workspace_bytes(workload, context.weights) if on_gpu else 0.0
-        freed = made_gradient_bytes(workload, context.weights)
-        phase = StepPhase.OPTIMIZER
-        compute.append(Step("optimizer", block, ready, phase=phase, free_bytes=freed, workspace_bytes=workspace))
-    if not late:
+    if update.block is not None:
+        compute.append(
+            Step(
+                "optimizer",
+                update.block,
+                ready,
+                phase=StepPhase.OPTIMIZER,
+                free_bytes=update.freed_bytes,
+                workspace_bytes=update.workspace_bytes,
+            )
+        )
+    if not update.late:
         return with_steps(lanes, compute)
     after = (*ready, *gradients_summed(lanes))
     # The late ones are other stages, where there are any.
-    held_up = Purpose.PIPELINE if parallelism.pp > 1 else None
-    agreements = [Step(f"validate {op.name}", replace(op, purpose=held_up or op.purpose), after) for op in late]
+    held_up = Purpose.PIPELINE if context.parallelism.pp > 1 else None
+    agreements = [Step(f"validate {op.name}", replace(op, purpose=held_up or op.purpose), after) for op in update.late]
     return with_steps({**lanes, MP_LANE: agreements}, compute)
 
 

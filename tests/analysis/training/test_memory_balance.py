@@ -138,7 +138,7 @@ def test_ranks_that_do_the_same_are_replayed_once(replays: list[Replay]) -> None
     for memory in memory_of_ranks(result.played, static):
         alone = CachedMemory(compiled=False)
         curve = memory_curve(result.played, memory.rank)
-        events = activation_events(result.played, curve.span, static[memory.rank])
+        events = activation_events(result.played, curve.span, curve.begins, static[memory.rank])
         given = curve.span, curve.begins, events, static[memory.rank]
         assert memory.cached == alone.cached_bytes(result.played, *given, memory.in_flight, math.inf)
 

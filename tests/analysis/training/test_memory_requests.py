@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from simulator.analysis.training.caching_allocator import rounded
-from simulator.analysis.training.memory_requests import MemoryRequests, MostBytes
+from simulator.analysis.training.memory_requests import MemoryRequests, MostBytes, RequestSequences
 from simulator.analysis.training.part_requests import request
 from simulator.engine.engines import engine_in_use
 from simulator.units import KiB, MiB
@@ -20,8 +20,9 @@ BOTH = [False, pytest.param(True, marks=pytest.mark.skipif(engine_in_use() == "p
 @pytest.mark.parametrize("compiled", BOTH)
 def test_a_sequence_comes_again_in_other_slots(compiled: bool) -> None:
     """Twice 60 MiB are in use at once, in two segments; a third such tensor takes the block of the first."""
-    requests = MemoryRequests()
-    take, give_back = requests.describe(request(60 * MiB)), requests.describe(request(0))
+    sequences = RequestSequences()
+    take, give_back = sequences.describe(request(60 * MiB)), sequences.describe(request(0))
+    requests = MemoryRequests(sequences)
     first, second, third = (requests.new_slots(1) for _ in range(3))
     for number, slot in ((take, first), (take, second), (give_back, first), (take, third)):
         requests.add(number, slot)
@@ -31,18 +32,19 @@ def test_a_sequence_comes_again_in_other_slots(compiled: bool) -> None:
 
 @pytest.mark.parametrize("compiled", BOTH)
 def test_nothing_is_asked_for(compiled: bool) -> None:
-    assert MemoryRequests().most_bytes(math.inf, compiled=compiled) == MostBytes(0, 0)
+    assert MemoryRequests(RequestSequences()).most_bytes(math.inf, compiled=compiled) == MostBytes(0, 0)
 
 
 def some_requests(seed: int) -> MemoryRequests:
     """Return requests of tensors of every kind of segment: two sequences, each of which comes a few hundred times."""
-    chosen, requests = random.Random(seed), MemoryRequests()
+    chosen, sequences = random.Random(seed), RequestSequences()
     sizes = [100, 70 * KiB, 1 * MiB, 1 * MiB + 1, 3 * MiB, 10 * MiB, 11 * MiB, 64 * MiB + 7]
     shapes = [[rounded(chosen.choice(sizes)) for _ in range(chosen.randint(1, 9))] for _ in range(2)]
-    take = [requests.describe(np.array([*enumerate(shape)], dtype=np.int64)) for shape in shapes]
+    take = [sequences.describe(np.array([*enumerate(shape)], dtype=np.int64)) for shape in shapes]
     orders = [chosen.sample(range(len(shape)), len(shape)) for shape in shapes]
-    give_back = [requests.describe(np.array([(slot, 0) for slot in order], dtype=np.int64)) for order in orders]
+    give_back = [sequences.describe(np.array([(slot, 0) for slot in order], dtype=np.int64)) for order in orders]
     alive: list[tuple[int, int]] = []
+    requests = MemoryRequests(sequences)
     for _ in range(600):
         if alive and chosen.random() < 0.49:
             which, slot = alive.pop(chosen.randrange(len(alive)))
