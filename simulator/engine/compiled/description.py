@@ -176,7 +176,8 @@ class ProgramNumbers:
             row = shared.get(id(op))
             if row is None:
                 if isinstance(op, Comm):
-                    row = self._comm_row(op)
+                    kind, tag = self._comms.kind_and_tag(op)
+                    row = RUN_COMM, kind, 1, tag
                 elif isinstance(op, Batch):
                     row = RUN_BATCH, len(batches), len(op.comms), 0
                     batches += self._comms.transfers(op)
