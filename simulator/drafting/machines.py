@@ -89,8 +89,8 @@ def _gpu_type(text: str) -> str:
     >>> _gpu_type("4090"), _gpu_type("H100 SXM 80GB"), _gpu_type("NVIDIA A100-SXM4-80GB")
     ('rtx-4090-24gb', 'h100-sxm-80gb', 'a100-sxm-80gb')
     """
-    if catalog.is_shipped("profile", product := type_of_product(text)):
-        assert product is not None
+    product = type_of_product(text)
+    if product is not None and catalog.is_shipped("profile", product):
         return product
     words = set(re.findall(r"[a-z0-9]+", text.lower())) - {"nvidia", "amd", "geforce", "gb"}
     types = [kind for kind in catalog.names("profile") if words and words <= set(kind.split("-"))]
