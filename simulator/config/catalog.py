@@ -41,9 +41,16 @@ def names(kind: FileKind) -> list[str]:
     return sorted(path.stem for path in FOLDERS[kind].glob("*.yaml"))
 
 
-def is_shipped(kind: FileKind, name: str) -> bool:
-    """Return True where a shipped file of a kind has this name; its folder is not listed for it."""
-    return os.path.basename(name) == name and os.path.isfile(f"{FOLDERS[kind]}{os.sep}{name}.yaml")
+def is_shipped(kind: FileKind, name: object) -> bool:
+    """Return True where a shipped file of a kind has this name, which may be anything that a file says.
+
+    The folder is not listed for it: a workload asks for several names.
+
+    >>> is_shipped("cluster", "dgx_a100"), is_shipped("cluster", "../topologies/dgx_a100"), is_shipped("cluster", None)
+    (True, False, False)
+    """
+    named = isinstance(name, str) and os.path.basename(name) == name
+    return named and os.path.isfile(f"{FOLDERS[kind]}{os.sep}{name}.yaml")
 
 
 def name_of(path: str) -> str:
