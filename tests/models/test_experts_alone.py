@@ -8,7 +8,7 @@ from typing import Any
 
 from simulator import models
 from simulator.config import load_workload
-from simulator.program import Matmul, kernels_of
+from simulator.program import Compute, Matmul, Memory, kernels_of
 from tests.support.experts import job
 
 
@@ -34,3 +34,11 @@ def test_an_expert_has_its_products_however_few_its_rows() -> None:
         ("wgrad", 512, 256, 4): 8,
         ("wgrad", 256, 256, 4): 8,
     }
+
+
+def test_a_host_waits_for_the_counts_of_experts_that_are_all_on_its_gpu() -> None:
+    """Without expert parallelism too: 8 counts of 8 bytes each go to the host, which waits for them."""
+    ops = models.layer(load_workload(job(training={"seq": 16, "global_batch": 8}))).forward
+    (copy,) = [op for op in ops if isinstance(op, Compute) and op.name == "moe.counts to host"]
+    assert isinstance(copy.kernel, Memory)
+    assert (copy.kernel.read_bytes, copy.kernel.write_bytes, copy.host_waits) == (64.0, 64.0, True)
