@@ -270,7 +270,7 @@ def _is_workload(name: str) -> bool:
     from simulator.input_files import as_path
 
     return name.lower().endswith((".yaml", ".yml")) or (
-        name in catalog.names("workload") and not as_path(name).exists()
+        catalog.is_shipped("workload", name) and not as_path(name).exists()
     )
 
 

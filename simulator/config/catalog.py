@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os.path
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -40,6 +41,18 @@ def names(kind: FileKind) -> list[str]:
     return sorted(path.stem for path in FOLDERS[kind].glob("*.yaml"))
 
 
+def is_shipped(kind: FileKind, name: object) -> bool:
+    """Return True where a shipped file of a kind has this name, which may be anything that a file says.
+
+    The folder is not listed for it: a workload asks for several names.
+
+    >>> is_shipped("cluster", "dgx_a100"), is_shipped("cluster", "../topologies/dgx_a100"), is_shipped("cluster", None)
+    (True, False, False)
+    """
+    named = isinstance(name, str) and os.path.basename(name) == name
+    return named and os.path.isfile(f"{FOLDERS[kind]}{os.sep}{name}.yaml")
+
+
 def name_of(path: str) -> str:
     """Return the name of a shipped file, and any other path as it is."""
     return Path(path).stem if Path(path).parent in FOLDERS.values() else path
@@ -55,11 +68,10 @@ def find(
 
     Raises `InputError`, naming ``file`` and ``key`` as the place of the reference, where there is no such file.
     """
-    shipped = FOLDERS[kind] / f"{reference}.yaml"
     path = as_path(reference, base=base, file=file, key=key)
     is_path = "/" in reference or "\\" in reference or path.suffix in (".yaml", ".yml")
-    if not is_path and reference in names(kind):
-        return shipped
+    if not is_path and is_shipped(kind, reference):
+        return FOLDERS[kind] / f"{reference}.yaml"
     if reference.strip() and path.exists():  # the path of an empty text is the current directory
         return path
     shipped_names = names(kind)

@@ -17,7 +17,7 @@ _NOT_MACHINES = ("name", "nodes", "price_per_gpu_hour", "assumed")
 
 def changed_cluster_keys(cluster: ClusterSpec) -> list[str]:
     """Return the dotted keys in which a cluster differs from the shipped one of its name; none where none has it."""
-    if cluster.name not in catalog.names("cluster"):
+    if not catalog.is_shipped("cluster", cluster.name):
         return []
     here, shipped = (dict(_figures(spec)) for spec in (cluster, _shipped(cluster.name)))
     keys = dict.fromkeys([*here, *shipped])

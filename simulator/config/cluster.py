@@ -166,7 +166,7 @@ def _refuse_relabelled(data: Mapping[str, Any], behind: tuple[Path, ...], file: 
 
     A shipped file has its own name. ``behind``: the files that have led here."""
     name, like = data.get("name"), data["like"]
-    if name == like or name not in catalog.names("cluster") or (behind and behind[-1].stem == name):
+    if name == like or not catalog.is_shipped("cluster", name) or (behind and behind[-1].stem == name):
         return
     raise InputError(
         f"is the name of a shipped cluster, but the machines are like {like}",
@@ -180,7 +180,7 @@ def _refuse_relabelled(data: Mapping[str, Any], behind: tuple[Path, ...], file: 
 
 def _names_cluster(name: str) -> bool:
     """Return whether a name is that of a shipped cluster, or the path of a file."""
-    return name in catalog.names("cluster") or name.endswith(SUFFIXES)
+    return catalog.is_shipped("cluster", name) or name.endswith(SUFFIXES)
 
 
 def _figures(data: Mapping[str, Any], section: str = "") -> Iterator[str]:

@@ -243,7 +243,7 @@ def _with_profiles(workload: Workload, base: Path | None, origin: PlaceOfKey) ->
         if gpu not in workload.gpu_types and name == gpu:
             continue  # nobody has asked for it
         key = f"calibration.{gpu}" if several else "calibration"
-        file, shipped = origin(key)[0], name in catalog.names("profile")
+        file, shipped = origin(key)[0], catalog.is_shipped("profile", name)
         try:
             path = catalog.find("profile", name, base=base, file=file, key=key)
         except InputError:
@@ -294,7 +294,7 @@ def _with_stack(workload: Workload, base: Path | None, origin: PlaceOfKey) -> Wo
     exist, or is of another GPU."""
     if not workload.stack:
         return workload
-    file, shipped = origin("stack")[0], workload.stack in catalog.names("stack")
+    file, shipped = origin("stack")[0], catalog.is_shipped("stack", workload.stack)
     path = catalog.find("stack", workload.stack, base=base, file=file, key="stack")
     for gpu in workload.gpu_types:
         check_stack(load_stack(path), gpu, file=file, key="stack")

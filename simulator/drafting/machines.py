@@ -77,7 +77,7 @@ def job_machines(answers: Sequence[str], gpus: int | None) -> JobMachines:
             raise InputError("says nothing of the nodes themselves", file=paths[0], fix=fix)
         return JobMachines({}, imported=imported, files=tuple(paths))
     text = answers[0]
-    if text in catalog.names("cluster") or Path(text).suffix in (".yaml", ".yml"):
+    if catalog.is_shipped("cluster", text) or Path(text).suffix in (".yaml", ".yml"):
         return JobMachines({"name": text})
     gpu = _gpu_type(text)
     return JobMachines(_usual_machine(gpu, gpus), gpu)
@@ -91,8 +91,8 @@ def _gpu_type(text: str) -> str:
     >>> _gpu_type("4090"), _gpu_type("H100 SXM 80GB"), _gpu_type("NVIDIA A100-SXM4-80GB")
     ('rtx-4090-24gb', 'h100-sxm-80gb', 'a100-sxm-80gb')
     """
-    if (product := type_of_product(text)) in catalog.names("profile"):
-        assert product is not None
+    product = type_of_product(text)
+    if product is not None and catalog.is_shipped("profile", product):
         return product
     words = set(re.findall(r"[a-z0-9]+", text.lower())) - {"nvidia", "amd", "geforce", "gb"}
     types = [kind for kind in catalog.names("profile") if words and words <= set(kind.split("-"))]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from functools import cache
 from itertools import combinations
 from pathlib import Path
 
@@ -20,7 +21,12 @@ RESULTS = RUNS.parent / "results"
 #: Those of plain PyTorch; `frameworks`, `fp8` and `hosts` have those of the code of others.
 FILES = sorted(path for path in RUNS.glob("*/*.yaml") if path.parent.name not in ("frameworks", "fp8", "hosts"))
 PREDICTED = [path for path in FILES if path.parent.name != "fit"]
-WORKLOADS = {path: load_workload(path) for path in FILES}
+
+
+@cache
+def workloads() -> dict[Path, Workload]:
+    """Return the workload of each of `FILES`, read once."""
+    return {path: load_workload(path) for path in FILES}
 
 
 def kinds(workload: Workload) -> set[str]:
@@ -54,8 +60,8 @@ EXPECTED = {
 
 
 def test_at_least_two_of_each_kind_one_of_them_predicted_before_it_is_run() -> None:
-    every = Counter(kind for workload in WORKLOADS.values() for kind in kinds(workload))
-    predicted = Counter(kind for path in PREDICTED for kind in kinds(WORKLOADS[path]))
+    every = Counter(kind for workload in workloads().values() for kind in kinds(workload))
+    predicted = Counter(kind for path in PREDICTED for kind in kinds(workloads()[path]))
     assert set(every) == EXPECTED
     assert min(every.values()) >= 2
     assert set(predicted) == EXPECTED, EXPECTED - set(predicted)
@@ -68,8 +74,8 @@ def test_there_are_enough_and_a_third_is_predicted() -> None:
 
 
 def test_sizes_span_what_is_asked_for() -> None:
-    models = [workload.model for workload in WORKLOADS.values()]
-    training = [workload.training for workload in WORKLOADS.values()]
+    models = [workload.model for workload in workloads().values()]
+    training = [workload.training for workload in workloads().values()]
     for sizes, low, high in (
         ({model.hidden for model in models}, 1024, 12288),
         ({model.layers for model in models}, 4, 24),
@@ -78,8 +84,8 @@ def test_sizes_span_what_is_asked_for() -> None:
     ):
         assert (min(sizes), max(sizes)) == (low, high)
     assert {t.precision for t in training} == {"bf16"}
-    assert {workload.framework.title for workload in WORKLOADS.values()} == {"pytorch"}
-    for path, workload in WORKLOADS.items():
+    assert {workload.framework.title for workload in workloads().values()} == {"pytorch"}
+    for path, workload in workloads().items():
         assert (workload.n_ranks == 8) == (path.parent.name == "eight"), path.stem
         assert workload.n_ranks in (1, 2, 4, 8)
         assert workload.cluster.nodes == 1
@@ -87,14 +93,14 @@ def test_sizes_span_what_is_asked_for() -> None:
 
 def test_most_layouts_of_eight_gpus_do_the_same_work() -> None:
     """So that `compare` can say whether they come in the measured order."""
-    work = Counter(work_of(workload) for workload in WORKLOADS.values() if workload.n_ranks == 8)
+    work = Counter(work_of(workload) for workload in workloads().values() if workload.n_ranks == 8)
     assert max(work.values()) >= 14
     assert len(work) >= 6
 
 
 def test_records_and_predictions_are_of_the_files_whose_keys_were_renamed() -> None:
     """A file that says the same by another key is the workload that was run; one that was changed is not."""
-    now = {path.stem: (path, workload) for path, workload in WORKLOADS.items()}
+    now = {path.stem: (path, workload) for path, workload in workloads().items()}
     records = [json.loads(path.read_text()) for path in sorted((RESULTS / "runs").glob("*.json"))]
     assert len(records) > 70
     assert all(is_of(record["workload"], *now[record["name"]]) for record in records)
@@ -114,7 +120,7 @@ def test_no_two_differ_in_their_batch_alone() -> None:
         data = workload.model_dump(mode="json", exclude={"name": True, "training": {"micro_batch", "global_batch"}})
         return json.dumps(data, sort_keys=True)
 
-    text = {path: without_batch(workload) for path, workload in WORKLOADS.items()}
+    text = {path: without_batch(workload) for path, workload in workloads().items()}
     assert not [(a.stem, b.stem) for a, b in combinations(FILES, 2) if text[a] == text[b]]
 
 
@@ -122,7 +128,7 @@ def test_the_trainer_takes_them_all() -> None:
     pytest.importorskip("torch")
     from calibration.train.limits import refusal
 
-    assert not [reason for reason in map(refusal, WORKLOADS.values()) if reason]
+    assert not [reason for reason in map(refusal, workloads().values()) if reason]
 
 
 @pytest.mark.slow

@@ -12,6 +12,7 @@ from simulator.cluster import build_cluster
 from simulator.config import catalog, load_cluster, load_workload
 from simulator.config.section import as_data
 from simulator.errors import InputError
+from tests.support.grids import one_in
 
 #: Name -> GPUs of a node, by type in the order of their numbers.
 MACHINES: dict[str, tuple[str, ...]] = {
@@ -47,7 +48,7 @@ def job(cluster: object, gpus: int, **training: object) -> dict[str, Any]:
     }
 
 
-@pytest.mark.parametrize("name", MACHINES)
+@pytest.mark.parametrize("name", one_in(2, MACHINES))
 def test_a_machine_runs_a_small_job_at_the_first_try(name: str) -> None:
     """All of its nodes train a small Llama; one of its GPUs, of a node that starts from it, trains adapters."""
     assert len((catalog.FOLDERS["cluster"] / f"{name}.yaml").read_text().splitlines()) < 15

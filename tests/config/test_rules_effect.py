@@ -148,8 +148,8 @@ def test_the_keys_of_the_table_are_tried() -> None:
     assert len(KEYS) > 40
 
 
-#: Parts of the keys; `make test` tries one part in each job, so that a key meets two of the jobs.
-PARTS = 6
+#: Parts of the keys; `make test` tries one part in each job, so that a key meets one of the jobs.
+PARTS = 12
 
 
 @pytest.mark.parametrize("part", [0, *(pytest.param(part, marks=pytest.mark.slow) for part in range(1, PARTS))])

@@ -246,7 +246,7 @@ def _rounds_fit(m: int, pp: int) -> bool:
     st.integers(1, 4),
     st.sampled_from(["1f1b", "interleaved"]),
 )
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 def test_a_workload_is_legal_exactly_where_the_arithmetic_says_so(
     pp: int, dp: int, batch: int, vpp: int, schedule: str
 ) -> None:

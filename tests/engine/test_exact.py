@@ -92,7 +92,7 @@ def test_what_breaks_a_symmetry_unfolds_only_what_it_touches(overrides: list[dic
 
 
 @pytest.mark.parametrize(
-    ("cluster", "sizes", "overlap"), grid(CLUSTERS, [(2, 2, 1), (1, 4, 2), (2, 2, 2)], [True, False], every=20)
+    ("cluster", "sizes", "overlap"), grid(CLUSTERS, [(2, 2, 1), (1, 4, 2), (2, 2, 2)], [True, False], every=40)
 )
 def test_shared_links_fold_exactly(cluster: str, sizes: tuple[int, int, int], overlap: bool) -> None:
     """PCIe switches, host bridges, NVLink pairs and oversubscribed uplinks are shared by groups that fold together:

@@ -220,7 +220,7 @@ def test_a_chunked_loss_makes_a_million_tokens_fit() -> None:
     }
     chunks = {"name": "chunked", "chunks": (1 << 20) // 8 // 256, "recompute": True}
     memory = {
-        name: run({**job, "training": {**training, "loss": loss}}).to_dict()["memory"]
+        name: run({**job, "training": {**training, "loss": loss}}).key_figures()
         for name, loss in (("chunked", chunks), ("whole", "eager"))
     }
     assert (memory["chunked"]["fits"], memory["whole"]["fits"]) == (True, False)

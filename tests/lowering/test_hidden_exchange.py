@@ -93,6 +93,10 @@ TAKEN_APART: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "predictor": ({}, {"mtp_layers": 1}),
     "dense layers": ({}, {"moe": MOE["moe"] | {"every": 2, "shared_experts": 1}}),
     "interleaved": ({"pp": 2, "vpp": 2, "schedule": "interleaved"}, {}),
+    "a dense stage": (
+        {"pp": 2, "vpp": 2, "schedule": "interleaved"},
+        {"moe": MOE["moe"] | {"first_dense_layers": 1}},
+    ),
     "dualpipe": ({"pp": 2, "schedule": "dualpipe"}, {}),
     "dualpipe_v": ({"pp": 2, "vpp": 2, "schedule": "dualpipe_v"}, {}),
 }
@@ -107,7 +111,8 @@ def _ops(lanes: Lanes) -> Iterator[object]:
 @pytest.mark.parametrize("delayed", [False, True])
 @pytest.mark.parametrize("name", TAKEN_APART)
 def test_passes_that_are_taken_apart_do_what_they_did(name: str, delayed: bool) -> None:
-    """Every kernel and every transfer comes as often as before, and as many bytes stay."""
+    """Every kernel and every transfer comes as often as before, as many bytes stay, and what a pass waited for, such as
+    a receive, it waits for still."""
     layout, model = TAKEN_APART[name]
     overlap = {**HIDDEN, "delayed_weight_grad": delayed}
     for pipeline_rank in range(layout.get("pp", 1)):
@@ -124,6 +129,8 @@ def test_passes_that_are_taken_apart_do_what_they_did(name: str, delayed: bool) 
         apart = hide_all_to_alls(whole, context)
         assert len(apart["ep"]) > 0
         assert Counter(_ops(apart)) == Counter(_ops(whole))
+        awaited = [{label for step in lanes["compute"] for label in step.after} for lanes in (whole, apart)]
+        assert awaited[0] <= awaited[1]
         activations = [sum(step.alloc_bytes - step.free_bytes for step in lanes["compute"]) for lanes in (whole, apart)]
         assert activations[1] == pytest.approx(activations[0], abs=1.0)
 

@@ -62,6 +62,16 @@ def test_passes_are_cut_by_layer_and_what_is_beside_them() -> None:
     )
 
 
+def test_pieces_whose_activations_are_offloaded_take_the_bytes_of_their_gradients() -> None:
+    """One micro-batch makes each gradient once, in fp32: 4 bytes of every parameter, the root's among them."""
+    context = rank(dp=2, zero=3, offload={"activations": "cpu"}, **SHORT)
+    passes = pipeline_passes(context)
+    whole, apart = (
+        sum(step.alloc_bytes for step in lanes["compute"]) for lanes in (passes, cut_by_unit(passes, context))
+    )
+    assert apart - whole == pytest.approx(4.0 * elements(context.weights))
+
+
 def test_torch_copies_what_it_gathers_in_steps_before_each_piece() -> None:
     """Forward each piece has its copies; backward layers do, and the root, which is still whole, does not."""
     context = rank(dp=2, zero=3, framework=PYTORCH, **SHORT)

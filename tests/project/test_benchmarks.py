@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import subprocess
 import sys
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from benchmarks import bench_doubling, bench_engines
+from benchmarks import bench_asked, bench_doubling, bench_engines
 from benchmarks.asked_rows import ROWS, GiB, Most, SizeFigures
 from benchmarks.bench_asked import main, processor_s, with_compared
 from benchmarks.bench_engines import JobSeconds, job_seconds
@@ -67,10 +71,22 @@ def test_seconds_are_of_this_process_and_of_those_that_it_ran() -> None:
     assert processor_s() - began_s >= 0.1
 
 
+class ThisProcess:
+    """A pool of processes that has none: work is done where it is asked for."""
+
+    def apply(self, work: Callable[..., Any], arguments: Sequence[Any]) -> Any:
+        return work(*arguments)
+
+
+@pytest.mark.parametrize("is_alone", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_a_row_that_misses_its_goal_says_so(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    is_alone: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """It is no failure: the command ends as it does when all goals are met."""
+    """It is no failure: the command ends as it does when all goals are met. Slow: the row in a process of its own."""
+    if not is_alone:
+        pools = SimpleNamespace(Pool=lambda processes: nullcontext(ThisProcess()))
+        monkeypatch.setattr(multiprocessing, "get_context", lambda method: pools)
+        monkeypatch.setattr(bench_asked, "bare_loop_s", lambda: 1.0)
     slow = ROWS["help"]._replace(most=Most(0.0))
     monkeypatch.setitem(ROWS, "help", slow)
     main(["--rows", "help"])
@@ -136,7 +152,12 @@ def test_every_doubling_is_a_legal_job_with_twice_as_many(doubling: bench_doubli
     assert [figures[doubling.name](one) for one in jobs] == [doubling.first, 8 * doubling.first]
 
 
-@pytest.mark.parametrize("row", ["search-1k", "unequal", "help"])
+@pytest.mark.parametrize("row", ["search-1k", pytest.param("unequal", marks=pytest.mark.slow), "help"])
 def test_rows_of_the_table_do_what_their_titles_say(row: str) -> None:
     """Their work runs to its end, and raises nothing."""
     ROWS[row].prepared()()
+
+
+def test_the_job_of_unequal_stages_is_legal() -> None:
+    """Before a row's work begins, its workload is read: a split that does not add up to the layers is refused."""
+    assert callable(ROWS["unequal"].prepared())

@@ -14,6 +14,7 @@ ROOT = Path(__file__).resolve().parents[2]
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 #: Notebooks that simulate for more than a few seconds.
 SLOW = {
+    "choosing_a_layout.ipynb",
     "gpt3_175b_up_to_1536_gpus.ipynb",
     "pipeline_schedules.ipynb",
     "the_network.ipynb",

@@ -24,7 +24,7 @@ def form_of(workload: Mapping[str, Any]) -> str:
 def names_of_repeated_forms() -> set[str]:
     """Return the names of measured jobs of whose form there is another one with fewer layers and micro-batches."""
     texts = {name: Path(str(job.workload)).read_text(encoding="utf-8") for name, job in measured().items()}
-    workloads = {name: yaml.safe_load(text) for name, text in texts.items()}
+    workloads = {name: yaml.load(text, Loader=yaml.CSafeLoader) for name, text in texts.items()}
 
     def work(name: str) -> int:
         """Return layers times micro-batches; those of a whole preset count as a hundred layers."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterable
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 import pytest
@@ -149,6 +150,7 @@ def test_changes_are_tried_with_few_events(monkeypatch: pytest.MonkeyPatch) -> N
     assert sum(events for _, events in tried) <= sum(whole) / 3
 
 
+@cache
 def settings(name: str) -> list[dict[str, Any]]:
     workload = job(JOBS[name])
     now = peak(workload)
@@ -199,7 +201,7 @@ def test_zero_without_replicas_saves_nothing_and_the_verdict_says_why() -> None:
     one_replica = {"parallelism.tp": 2, "model.dropout": 0.0}
     sharded = job(one_replica | {"parallelism.zero": 1})
     assert peak(sharded) == peak(job(one_replica))
-    lines = advice(on(run(sharded).memories, 0.1 * GiB), sharded, peak)
+    lines = advice(on(run(sharded).memories, 0.95 * peak(sharded)), sharded, peak)
     assert any("zero: 1 saves nothing: dp x cp is 1" in line for line in lines)
 
 
