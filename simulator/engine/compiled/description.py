@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from simulator.arrays import Floats, Ints
 from simulator.costs import Costs
-from simulator.engine.compiled.library import RUN_BATCH, RUN_BLOCK, STEP, TAGGED_COMM, CommKindRecord
+from simulator.engine.compiled.library import RUN_BATCH, RUN_BLOCK, RUN_COMM, STEP, TAGGED_COMM, CommKindRecord
 from simulator.engine.growth import HostType, host_type
 from simulator.engine.issue_order import HostSpeeds, HostWork
 from simulator.engine.placed_ranks import work_of_hosts
