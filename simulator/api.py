@@ -16,8 +16,8 @@ from simulator.config.loading import written_in
 from simulator.config.profile import load_profiles
 from simulator.config.stack import load_stack
 from simulator.costs import Costs, recent_costs
-from simulator.engine import UnsteadyError, simulate
-from simulator.errors import DeadlockError, InputError, located
+from simulator.engine import Placed, UnsteadyError, check_routes, simulate
+from simulator.errors import DeadlockError, InputError, amended, located
 from simulator.lowering import build_program, shortened
 from simulator.program import Program, Repetition
 from simulator.schedules import Times
@@ -54,7 +54,8 @@ def run_step(workload: Workload, *, interference: bool = True, built: Cluster | 
         return build_program(workload, times=times, steps=steps)
 
     def play(program: Program, repetition: Repetition | None = None) -> Timeline:
-        return simulate(program, cluster, costs, nodes=workload.nodes, repetition=repetition, **shortcuts)
+        with amended(_name_algorithm):
+            return simulate(program, cluster, costs, nodes=workload.nodes, repetition=repetition, **shortcuts)
 
     result = partial(StepResult, workload, profiles, cluster, costs, simulate=run_step)
     short = shortened(workload) if workload.simulation.steady else None
@@ -71,6 +72,24 @@ def run_step(workload: Workload, *, interference: bool = True, built: Cluster | 
     return result(program, state.period, state)
 
 
+def check_algorithm(workload: Workload, cluster: Cluster) -> None:
+    """Raise `InputError` where a group of ranks cannot all-reduce by ``parallelism.collective_algorithm``."""
+    if workload.parallelism.collective_algorithm == "auto":
+        return
+    tuned = workload.parallelism.pipeline_schedule.search is not None
+    program = build_program(_rehearsal(workload) if tuned else workload)
+    costs = recent_costs(load_profiles(workload.calibrations, workload.training), workload.software, None)
+    with amended(_name_algorithm):
+        check_routes(Placed.on(program, costs, cluster, workload.nodes), cluster)
+
+
+def _name_algorithm(error: InputError) -> None:
+    """Let an error of the network's ``algorithm`` name the key of workload files that says it."""
+    if error.key == "algorithm":
+        error.key = "parallelism.collective_algorithm"
+        error.fix = error.fix and error.fix.replace("algorithm ", "collective_algorithm: ")
+
+
 def cluster_of(workload: Workload, nodes: int | None = None) -> Cluster:
     """Return the cluster of a workload, built before or now; `InputError`s are under its key."""
     with located(lambda key: (None, f"cluster.{key}" if key else "cluster")):
@@ -82,18 +101,22 @@ def rehearse(workload: Workload, cluster: Cluster, costs: Costs) -> Times:
 
     Raises `InputError` where the memory limit leaves no room for a micro-batch.
     """
-    training, parallelism = workload.training, workload.parallelism
-    short = workload.model_copy(
-        update={
-            "training": training.model_copy(update={"global_batch": 2 * training.micro_batch * parallelism.dp}),
-            "parallelism": parallelism.model_copy(update={"schedule": "zb_h1"}),
-        }
-    )
-    options = workload.simulation.engine_options
-    timeline = simulate(build_program(short), cluster, costs, nodes=workload.nodes, **options)
+    parallelism, options = workload.parallelism, workload.simulation.engine_options
+    timeline = simulate(build_program(_rehearsal(workload)), cluster, costs, nodes=workload.nodes, **options)
     times = rehearsed_times(timeline, parallelism.n_stages, parallelism.zb_memory_limit)
     try:
         parallelism.pipeline_schedule.tuned(times).order(parallelism.pp, workload.microbatches, parallelism.vpp)
     except ValueError as problem:
         raise InputError(str(problem), key="parallelism.zb_memory_limit", found=parallelism.zb_memory_limit) from None
     return times
+
+
+def _rehearsal(workload: Workload) -> Workload:
+    """Return the job with two micro-batches and a schedule that needs no tuning."""
+    training, parallelism = workload.training, workload.parallelism
+    return workload.model_copy(
+        update={
+            "training": training.model_copy(update={"global_batch": 2 * training.micro_batch * parallelism.dp}),
+            "parallelism": parallelism.model_copy(update={"schedule": "zb_h1"}),
+        }
+    )

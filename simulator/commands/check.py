@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from simulator import models
-from simulator.api import cluster_of
+from simulator.api import check_algorithm, cluster_of
 from simulator.config import Workload, load_workload
 from simulator.config.loading import written_in
 from simulator.config.profile import load_profile
@@ -71,5 +71,5 @@ def check(workload: str | Path | Mapping[str, Any] | Workload, *, set: Mapping[s
     for profile in job.calibrations.values():
         load_profile(profile)
     with located(written_in(workload if isinstance(workload, str | Path) else None, set or {}, "set")):
-        cluster_of(job)
+        check_algorithm(job, cluster_of(job))
     return CheckResult(job)

@@ -16,7 +16,7 @@ import numpy as np
 from simulator.arrays import Floats, Ints
 from simulator.cluster import Cluster
 from simulator.engine.colours import Colours, mixed
-from simulator.engine.group_comms import AlikeComms, algorithm_of, shares_of
+from simulator.engine.group_comms import AlikeComms, alike_comms, algorithm_of, shares_of
 from simulator.engine.placement import Placed
 from simulator.engine.seats import LinkPlaces, SeatClass, seat_classes
 from simulator.network.collectives import choose
@@ -119,6 +119,12 @@ def routed_comms(jobs: Sequence[Placed], cluster: Cluster, comms: Sequence[Alike
             label = alike.job, alike.axis, alike.spec, route.pattern.timing if route else ()
             routed.append(RoutedComms(alike, one, route, label))
     return routed
+
+
+def check_routes(placed: Placed, cluster: Cluster) -> None:
+    """Raise `InputError` where a group of a program's ranks cannot perform its communication as the program says."""
+    groups = {axis: placed.program.seated(axis) for axis in placed.program.groups}
+    routed_comms([placed], cluster, alike_comms([placed], cluster, [groups]))
 
 
 def _seat_classes(cluster: Cluster, ends: Ints) -> list[SeatClass]:

@@ -149,6 +149,31 @@ def test_the_schema_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
     assert json.loads(capsys.readouterr().out) == schema_of("result")
 
 
+@pytest.mark.parametrize(
+    ("algorithm", "changes", "words"),
+    [
+        ("nvls", {}, "needs NVSwitches that sum up"),
+        (
+            "hierarchical",
+            {"cluster.nodes": 2, "cluster.overrides": [{"gpu": "node0.gpu1", "missing": True}]},
+            "1 and 3",
+        ),
+    ],
+)
+def test_what_groups_cannot_do_is_refused_by_check_as_by_run(
+    algorithm: str, changes: dict[str, object], words: str
+) -> None:
+    """On A100s, whose switches do not sum up; and a group of four with one GPU in the first node, three in the next."""
+    settings = {"parallelism": {"tp": 4, "pp": 2, "dp": 1, "sequence_parallel": False}, **changes}
+    settings["parallelism.collective_algorithm"] = algorithm
+    for command in (simulator.check, simulator.run):
+        with pytest.raises(InputError, match=words) as caught:
+            command("gpt22b_tp8", set=settings)
+        assert caught.value.key == "parallelism.collective_algorithm"
+        assert caught.value.fix is not None
+        assert caught.value.fix.startswith("collective_algorithm: ")
+
+
 def test_type_checkers_find_the_types() -> None:
     """A package with ``py.typed`` is checked as its sources are annotated."""
     assert (Path(simulator.__file__).parent / "py.typed").is_file()
