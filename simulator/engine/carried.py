@@ -16,7 +16,7 @@ import numpy as np
 from simulator.arrays import Floats, Ints
 from simulator.cluster import Cluster
 from simulator.engine.colours import Colours, mixed
-from simulator.engine.group_comms import AlikeComms, alike_comms, algorithm_of, shares_of
+from simulator.engine.group_comms import AlikeComms, algorithm_of, alike_comms, shares_of
 from simulator.engine.placement import Placed
 from simulator.engine.seats import LinkPlaces, SeatClass, seat_classes
 from simulator.network.collectives import choose
