@@ -17,6 +17,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, TypeVar
 
+from simulator.api import run_step
 from simulator.cluster import build_cluster
 from simulator.config import load_workload
 from simulator.config.profile import load_profile
@@ -53,7 +54,7 @@ def step(stages: StageTimes, name: str, changes: dict[str, Any]) -> StepResult:
     program = stages.time("build program", lambda: build_program(workload))
     costs = Costs.from_profile(profile, workload.software)
     timeline = stages.time("simulate", lambda: simulate(program, cluster, costs))
-    result = StepResult(workload, {profile.gpu: profile}, cluster, costs, program, timeline)
+    result = StepResult(workload, {profile.gpu: profile}, cluster, costs, program, timeline, simulate=run_step)
     answer = stages.time("analyse", result.to_dict)
     with TemporaryDirectory() as folder:
         stages.time("write JSON", lambda: (Path(folder) / "out.json").write_text(json.dumps(answer)))

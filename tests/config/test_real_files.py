@@ -10,7 +10,7 @@ import pytest
 from simulator.config import load_workload
 from simulator.config.misplaced_file import refuse_misplaced, use_of
 from simulator.errors import InputError
-from simulator.importers import read_topology
+from simulator.importers.reading import read_topology
 from simulator.schedule_alone import schedule
 
 FILES = Path(__file__).resolve().parents[3] / "shared/reference/files"

@@ -180,7 +180,7 @@ def test_what_cannot_be_is_refused_by_its_key(
 @pytest.mark.parametrize(
     ("framework", "model"),
     [
-        ("hugging_face", {"attention_sinks": True}),
+        ("hugging_face", {"attention_gate": True}),
         ("torchtitan", {"norm_place": "both"}),
         ("torchtitan", {"mixers": ["window", "attention"], "sliding_window": 8}),
     ],

@@ -230,8 +230,8 @@ OTHERS = {
     "traces/hta_pytorch_et_simple_add.json.gz": "is an execution trace of PyTorch",
     "traces/param_linear_et.json.gz": "is an execution trace of PyTorch",
     "traces/param_resnet_2gpu_et_1.1.0.json.gz": "is an execution trace of PyTorch",
-    "traces/azure_2023_conv.csv": "is a table, not a trace",
-    "traces/mooncake_synthetic_trace.jsonl": "is no trace of a profiler",
+    "traces/azure_2023_conv.csv": "is a list of requests to a model that serves, not a trace",
+    "traces/mooncake_synthetic_trace.jsonl": "is a list of requests to a model that serves, not a trace",
     "traces/bytedance_trace-ST.parquet": "is a Parquet table",
     "hf/Qwen--Qwen3-8B_config.json": "is a model of Hugging Face",
 }

@@ -119,7 +119,10 @@ def _edge_problems(workload: Workload) -> Iterator[InputError]:
         return
     missing = _kinds_without_lender(model, model.reused_keys.layers)
     if missing or not all(kind.attends for kind in model.kinds):
-        most = max((n for n in range(model.reused_keys.layers) if not _kinds_without_lender(model, n)), default=0)
+        most = max(
+            (n for n in range(min(model.reused_keys.layers, model.layers)) if not _kinds_without_lender(model, n)),
+            default=0,
+        )
         yield InputError(
             f"no layer of kind {missing[0]} before lends its keys" if missing else "is of layers of attention alone",
             key="model.reused_keys.layers",
