@@ -89,8 +89,8 @@ class AttentionCost:
     def _curve(self, kernel: Attention) -> tuple[float, float]:
         """Return limit and half length at the kernel's head dimension, linear between fitted ones.
 
-        The limit is a share of the type's peak, which for fp32 is that of TF32, so that a share of the peak of CUDA
-        cores is turned into one. It goes for every length: half of it is reached at none.
+        The limit is a share of the type's peak, which for fp32 is that of TF32. So a share of the peak of CUDA cores is
+        turned into one. It goes for sequences of every length: its half length is 0.
         """
         shares, cores = self._shares(kernel), self.spec.fp32_flops_per_s
         if shares and cores:

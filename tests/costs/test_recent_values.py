@@ -8,7 +8,7 @@ from simulator.recent import RecentValues
 
 
 def test_kept_values_weigh_what_they_weigh_together() -> None:
-    """Of random weights those of the last keys stay which fit together, the first that does not fit ends them."""
+    """The last keys stay whose random weights fit together."""
     random = Random(0)
     kept, weights = RecentValues[int](10), list[int]()
     for number in range(200):

@@ -19,7 +19,7 @@ SPLIT: tuple[ActivationEffect, ...] = ("save", "begin swap", "swap", "release")
 def test_behind_its_backward_pass_nothing_is_kept_of_a_micro_batch(
     effects: tuple[ActivationEffect, ...], is_replayed: bool
 ) -> None:
-    """So the next step finds it as the first one did, whichever way its backward pass went before."""
+    """The next step finds the micro-batch as the first one did, whichever way its backward pass went."""
     parts = rank_parts(load_workload(job()), 0)
     stage = ReplayedStage(parts, RequestSequences())
     kept = stage.nothing
