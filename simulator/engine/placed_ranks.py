@@ -20,7 +20,7 @@ def ranks_of_jobs(
 ) -> list[list[PlacedRank]]:
     """Return the simulated ranks of each program, at the clocks of its GPUs."""
     each = zip(jobs, simulated.representatives, clocks, strict=True)
-    return [_placed_ranks(placed, representatives, cluster, of_job) for placed, representatives, of_job in each]
+    return [_placed_ranks(placed, representatives, cluster, job_clocks) for placed, representatives, job_clocks in each]
 
 
 def _placed_ranks(
