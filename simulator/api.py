@@ -17,7 +17,7 @@ from simulator.config.profile import load_profiles
 from simulator.config.stack import load_stack
 from simulator.costs import Costs, recent_costs
 from simulator.engine import Placed, UnsteadyError, check_routes, simulate
-from simulator.errors import DeadlockError, InputError, amended, located
+from simulator.errors import InputError, amended, located
 from simulator.lowering import build_program, shortened
 from simulator.program import Program, Repetition
 from simulator.schedules import Times
@@ -61,7 +61,7 @@ def run_step(workload: Workload, *, interference: bool = True, built: Cluster | 
     short = shortened(workload) if workload.simulation.steady else None
     if short is not None:
         program = build_program(workload, passes=short.order)
-        with suppress(UnsteadyError, DeadlockError):  # of an order without some of its periods
+        with suppress(UnsteadyError):
             return result(program, play(program, short.repetition), repetition=short.repetition)
 
     together = workload.parallelism.data_parallel != "async"

@@ -18,7 +18,7 @@ from simulator.config.pipelines import find_schedule, is_file
 from simulator.config.section import is_whole
 from simulator.costs import Costs
 from simulator.engine import UnsteadyError, simulate
-from simulator.errors import DeadlockError, InputError, raise_all
+from simulator.errors import InputError, raise_all
 from simulator.input_files import brief, closest
 from simulator.lowering import ShortenedStep, schedule_program, shortened_order, shortening
 from simulator.program import Program, Repetition
@@ -169,14 +169,13 @@ def _first_steady(
     """Return what the first shortened step that settles is played to; what the whole is, where none does.
 
     The second figure is that of steps in a row. ``costs``: of a chunk's forward pass, of its backward pass, and of the
-    weight gradient in it. An order without some of its periods may wait for itself: what deadlocks is for the whole to
-    find.
+    weight gradient in it.
     """
     tried: set[Repetition] = set()
     for short in (shortened_order(plan, sizes, settling=share) for share in SETTLING):
         if short is not None and short.repetition not in tried:
             tried.add(short.repetition)
-            with suppress(UnsteadyError, DeadlockError):
+            with suppress(UnsteadyError):
                 return _played(plan, sizes, costs, comm, short)
     return _played(plan, sizes, costs, comm, None)
 

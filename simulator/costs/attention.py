@@ -68,9 +68,9 @@ class AttentionCost:
 
     def origin(self, kernel: Attention) -> Origin:
         """Return the origin of a price. Whole sequences were fitted: no part of the keys, no window."""
-        curves = self._curves(kernel)
-        nearest = min(curves, key=lambda dim: (abs(dim - kernel.head_dim), dim))
-        curve = curves[nearest]
+        shares, curves = self._shares(kernel), self._curves(kernel)
+        nearest = min(shares or curves, key=lambda dim: (abs(dim - kernel.head_dim), dim))
+        curve = self.model.fp32 if shares and self.model.fp32 else curves[nearest]
         if kernel.q_len != kernel.kv_len or kernel.window or curve.fitted_range is None:
             return Origin(curve.kind, curve.source, beyond=math.inf)
         outside = max(beyond(kernel.head_dim, nearest, nearest), beyond(kernel.q_len, *curve.fitted_range))
@@ -79,10 +79,21 @@ class AttentionCost:
     def _curves(self, kernel: Attention) -> Mapping[int, AttentionCurve]:
         return self.model.backward if kernel.backward else self.model.forward
 
+    def _shares(self, kernel: Attention) -> Mapping[int, float]:
+        """Return shares of the peak of CUDA cores by head dimension; none where the type's curve prices the kernel."""
+        model = self.model.fp32
+        if kernel.dtype != "fp32" or model is None or self.spec.fp32_flops_per_s is None:
+            return {}
+        return model.backward if kernel.backward else model.forward
+
     def _curve(self, kernel: Attention) -> tuple[float, float]:
-        """Return limit and half length at the kernel's head dimension, linear between fitted ones."""
-        if kernel.dtype == "fp32" and self.model.fp32 and (cores := self.spec.fp32_flops_per_s):
-            shares = self.model.fp32.backward if kernel.backward else self.model.fp32.forward
+        """Return limit and half length at the kernel's head dimension, linear between fitted ones.
+
+        The limit is a share of the type's peak, which for fp32 is that of TF32. So a share of the peak of CUDA cores is
+        turned into one. It goes for sequences of every length: its half length is 0.
+        """
+        shares, cores = self._shares(kernel), self.spec.fp32_flops_per_s
+        if shares and cores:
             low, high, weight = _between(shares, kernel.head_dim)
             share = shares[low] + weight * (shares[high] - shares[low])
             return share * cores.value / self._peak["fp32"], 0.0

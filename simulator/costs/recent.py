@@ -22,4 +22,4 @@ def recent_costs(profiles: Mapping[str, Profile], software: Framework, network: 
     ids.
     """
     key = tuple([(gpu, id(profile)) for gpu, profile in profiles.items()]), software, id(network)
-    return _recent.get(key, 1.0, lambda: (Costs.from_profiles(profiles, software, network), dict(profiles), network))[0]
+    return _recent.get(key, 1, lambda: (Costs.from_profiles(profiles, software, network), dict(profiles), network))[0]

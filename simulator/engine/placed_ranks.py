@@ -11,11 +11,19 @@ from simulator.engine.issue_order import HostSpeeds, HostWork, host_work
 from simulator.engine.placement import Placed, RankKind
 from simulator.engine.rank import PlacedRank
 from simulator.engine.recorder import GpuClocks
-from simulator.engine.representatives import Representatives
-from simulator.program import COMPUTE_LANE, Block, Program
+from simulator.engine.representatives import Representatives, SimulatedCluster
+from simulator.program import COMPUTE_LANE, Block
 
 
-def placed_ranks(
+def ranks_of_jobs(
+    jobs: Sequence[Placed], simulated: SimulatedCluster, cluster: Cluster, clocks: Sequence[GpuClocks]
+) -> list[list[PlacedRank]]:
+    """Return the simulated ranks of each program, at the clocks of its GPUs."""
+    each = zip(jobs, simulated.representatives, clocks, strict=True)
+    return [_placed_ranks(placed, representatives, cluster, job_clocks) for placed, representatives, job_clocks in each]
+
+
+def _placed_ranks(
     placed: Placed, representatives: Representatives, cluster: Cluster, clocks: GpuClocks
 ) -> list[PlacedRank]:
     """Return the simulated ranks of a program, at these clocks of their GPUs."""
@@ -40,10 +48,16 @@ def placed_ranks(
     return ranks
 
 
-def n_blocks(program: Program, ranks: Sequence[PlacedRank]) -> int:
-    """Return how many blocks of kernels simulated ranks run, by which it is told how far a play is."""
-    by_role = [sum(isinstance(step.op, Block) for step in role.lanes.get(COMPUTE_LANE, ())) for role in program.roles]
-    return sum(by_role[rank.role] for rank in ranks)
+def n_blocks(jobs: Sequence[Placed], ranks: Sequence[Sequence[PlacedRank]]) -> int:
+    """Return how many blocks of kernels the simulated ranks of all jobs run; 0 where a job grows, as nobody knows."""
+    if any(placed.more is not None for placed in jobs):
+        return 0
+    total = 0
+    for placed, ranks_of_job in zip(jobs, ranks, strict=True):
+        lanes = [role.lanes.get(COMPUTE_LANE, ()) for role in placed.program.roles]
+        by_role = [sum(isinstance(step.op, Block) for step in steps) for steps in lanes]
+        total += sum(by_role[rank.role] for rank in ranks_of_job)
+    return total
 
 
 def work_of_hosts(placed: Placed, ranks: Sequence[PlacedRank]) -> dict[tuple[int, HostType], tuple[HostWork, ...]]:

@@ -22,8 +22,9 @@ from simulator.engine.host import SimulatedHost
 from simulator.engine.lane import Lane
 from simulator.engine.marks import Marks, PeriodMark, marked_steps
 from simulator.engine.periods import stop_unsteady, whole_spans
-from simulator.engine.placed_ranks import n_blocks, placed_ranks, work_of_hosts
+from simulator.engine.placed_ranks import n_blocks, ranks_of_jobs, work_of_hosts
 from simulator.engine.placement import Placed
+from simulator.engine.progress import EndedBlocks
 from simulator.engine.rank import PlacedRank, Rank
 from simulator.engine.recorder import GpuClocks, RecordedSpans, Recorder
 from simulator.engine.rendezvous import Rendezvous
@@ -35,9 +36,6 @@ from simulator.network.flows import Network
 from simulator.network.max_min import Saturation, Saturations
 from simulator.network.simulated_time import SimulatedTime
 from simulator.program import COMPUTE_LANE, Block, Program, Step
-
-#: Blocks from one word to the watcher of a play to the next: a fraction of a second.
-BLOCKS_AT_ONCE = 100
 
 
 @dataclass(frozen=True)
@@ -75,14 +73,13 @@ class SimpyEngine:
         network = Network(env, [link.capacity_Bps for link in self._simulated.links])
         for phase in self._simulated.background:
             network.occupy(phase)
-        plays = []
-        for placed, representatives, clocks_of_job in zip(
-            self._jobs, self._simulated.representatives, clocks, strict=True
-        ):
-            ranks = placed_ranks(placed, representatives, self._cluster, clocks_of_job)
-            plays.append(_Play(env, network, placed, representatives, ranks, self._coalesce))
+        ranks = ranks_of_jobs(self._jobs, self._simulated, self._cluster, clocks)
+        each = zip(self._jobs, self._simulated.representatives, ranks, strict=True)
+        plays = [_Play(env, network, *job, self._coalesce) for job in each]
+        blocks = n_blocks(self._jobs, ranks) if progress.is_watched() else 0
+        ended = EndedBlocks(blocks) if blocks else None
         for play in plays:
-            play.begin()
+            play.begin(ended)
         env.run()
         played = tuple([play.end() for play in plays])
         network.finish(max(job.spans.length_s for job in played))
@@ -125,32 +122,25 @@ class _Play:
             )
             for rank in ranks
         ]
-        self._n_blocks, self._ended_blocks = n_blocks(placed.program, ranks), 0
         self._growth = (
             None if placed.more is None else Growth(placed.program, placed.more(), placed.costs, ranks, self._blocks)
         )
 
-    def begin(self) -> None:
-        """Let every lane of every simulated rank begin now."""
+    def begin(self, ended: EndedBlocks | None) -> None:
+        """Let every lane of every simulated rank begin now.
+
+        ``ended`` counts blocks of kernels, where anybody asks how far the play is.
+        """
         growing = None if self._growth is None else GrowingLanes(self._env, self._growth)
         for rank in self._ranks:
             for name, work in self._placed.program.roles[rank.role].lanes.items():
                 steps = self._marked(work) if rank is self._ranks[0] and name == COMPUTE_LANE else work
-                steps = self._told(steps) if name == COMPUTE_LANE and progress.is_watched() else steps
+                steps = _counted(steps, ended) if name == COMPUTE_LANE and ended is not None else steps
                 lane = Lane(self._env, rank, name, self._blocks, self._communicators, self._recorder)
                 through = lane.go_through(steps) if growing is None else growing.go_through(lane, rank, name)
                 self._env.process(through)
         if growing is not None:
             growing.begin()
-
-    def _told(self, steps: Iterable[Step]) -> Iterable[Step]:
-        """Yield the steps of a compute lane, and tell who watches now and then how many blocks have ended."""
-        for step in steps:
-            yield step
-            if isinstance(step.op, Block):
-                self._ended_blocks += 1
-                if self._ended_blocks % BLOCKS_AT_ONCE == 0:
-                    progress.tell(self._ended_blocks, self._n_blocks)
 
     def _marked(self, steps: Sequence[Step]) -> Iterable[Step]:
         """Yield the steps of the first rank's compute lane, and put a mark where periods begin that are repeated."""
@@ -182,6 +172,14 @@ class _Play:
         clocks = {rank.number: rank.placed.speed.clock_hz for rank in self._ranks}
         clocks_hz = {number: clock_hz for number, clock_hz in clocks.items() if clock_hz is not None}
         return PlayedJob(program, self._store, spans, self._counts, clocks_hz)
+
+
+def _counted(steps: Iterable[Step], ended: EndedBlocks) -> Iterable[Step]:
+    """Yield the steps of a compute lane, and count each block when it has ended."""
+    for step in steps:
+        yield step
+        if isinstance(step.op, Block):
+            ended.add_one()
 
 
 def _blocked(rank: Rank) -> list[BlockedLane]:

@@ -15,12 +15,16 @@ PlayWatch = Callable[[float], object]
 
 _watch: ContextVar[PlayWatch | None] = ContextVar("watch", default=None)
 
+#: Blocks from one word to the watcher of a play to the next: a fraction of a second.
+BLOCKS_AT_ONCE = 100
+
 
 @contextmanager
 def watched(watch: PlayWatch) -> Iterator[None]:
-    """Tell ``watch`` within, several times a second, which share of a play's blocks has ended.
+    """Tell ``watch`` within, now and then and at the end, which share of a play's blocks of kernels has ended.
 
-    Plays follow one another, and each has shares up to 1.
+    Plays follow one another. The shares of each rise to 1, unless it is given up. Of a play that grows none is told, as
+    nobody knows its blocks.
 
     >>> shares = []
     >>> with watched(shares.append):
@@ -45,3 +49,16 @@ def tell(ended: int, blocks: int) -> None:
     watch = _watch.get()
     if watch is not None and blocks:
         watch(ended / blocks)
+
+
+class EndedBlocks:
+    """Counts the blocks of a play that have ended, of so many ``blocks``, and tells who watches."""
+
+    def __init__(self, blocks: int) -> None:
+        self._blocks, self._ended = blocks, 0
+
+    def add_one(self) -> None:
+        """Count one more; tell of each `BLOCKS_AT_ONCE`, and of the last one."""
+        self._ended += 1
+        if self._ended % BLOCKS_AT_ONCE == 0 or self._ended == self._blocks:
+            tell(self._ended, self._blocks)

@@ -93,7 +93,8 @@ def fold_cluster(jobs: Sequence[Placed], cluster: Cluster, *, folded: bool = Tru
     """Work out which ranks, links and communications of ``jobs`` on ``cluster`` are simulated.
 
     The efficiency of links is that of the first job's costs, for the GPUs of all jobs. With ``folded`` false every rank
-    and every link that carries something is simulated, and nothing is taken from earlier programs.
+    and every link that carries something is simulated, and traffic is worked out anew. Routes and classes of seats are
+    those that the cluster keeps, as ever.
     """
     groups = [{axis: placed.program.seated(axis) for axis in placed.program.groups} for placed in jobs]
     capacity = link_capacities(jobs, cluster)

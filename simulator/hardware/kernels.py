@@ -281,6 +281,8 @@ class Fp32Attention(Cited):
 
     forward: dict[int, Fraction]
     backward: dict[int, Fraction]
+    fitted_range: FittedRange | None = None
+    """shortest and longest sequence that was measured"""
 
 
 @dataclass(frozen=True, kw_only=True)

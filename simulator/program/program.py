@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 from simulator.program.ops import Batch, Block, Comm, but_tag, comms_of, quick_key
@@ -48,7 +47,6 @@ class Step:
     workspace_bytes: float = 0.0
 
 
-_op = attrgetter("op")
 _SETTERS = slot_setters(Step)
 # `reordered` looks up no name: a loop over all setters takes it half as long again, and more.
 _set_label, _set_op, _set_after = _SETTERS["label"], _SETTERS["op"], _SETTERS["after"]
@@ -104,6 +102,14 @@ def lanes_of_tuples(lanes: Mapping[str, Iterable[Step]]) -> dict[str, tuple[Step
     return {lane: tuple(steps) for lane, steps in lanes.items()}
 
 
+def first_of_each(steps: Iterable[Step], key: Callable[[Step], Hashable]) -> Iterable[Step]:
+    """Return the first of ``steps`` with each key, in their order."""
+    first: dict[Hashable, Step] = {}
+    for step in steps:
+        first.setdefault(key(step), step)
+    return first.values()
+
+
 @dataclass(frozen=True)
 class Role:
     """Work of the ranks of one kind: lane name -> steps, which may come as any iterable and are kept as tuples.
@@ -126,19 +132,16 @@ class Role:
                 yield lane, index, step
 
     @cached_property
-    def distinct_ops(self) -> Mapping[str, tuple[Block | Comm | Batch, ...]]:
-        """The operations of each lane by their first steps; what steps share is there once.
+    def first_steps(self) -> Mapping[str, tuple[Step, ...]]:
+        """The first step of each operation of each lane.
 
-        So are transfers that differ in their tags alone.
+        Transfers that differ in their tags alone are one operation.
         """
-        ops_of: dict[str, tuple[Block | Comm | Batch, ...]] = {}
+        first: dict[str, tuple[Step, ...]] = {}
         for lane, steps in self.lanes.items():
-            shared = {id(op): op for op in map(_op, steps)}
-            distinct: dict[Hashable, Block | Comm | Batch] = {}
-            for op in shared.values():
-                distinct.setdefault(quick_key(op), op)
-            ops_of[lane] = tuple(distinct.values())
-        return ops_of
+            shared = first_of_each(steps, lambda step: id(step.op))
+            first[lane] = tuple(first_of_each(shared, lambda step: quick_key(step.op)))
+        return first
 
     @cached_property
     def comms(self) -> tuple[tuple[str, Comm], ...]:
@@ -147,9 +150,9 @@ class Role:
         What steps share comes once, as do transfers that differ in their tags alone.
         """
         distinct: dict[Hashable, tuple[str, Comm]] = {}
-        for lane, ops in self.distinct_ops.items():
-            for op in ops:
-                for comm in comms_of(op):
+        for lane, steps in self.first_steps.items():
+            for step in steps:
+                for comm in comms_of(step.op):
                     distinct.setdefault((lane, but_tag(comm)), (lane, comm))
         declared = [(lane, comm) for lane, comms in self.later.items() for comm in comms]
         return (*distinct.values(), *declared)

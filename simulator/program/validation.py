@@ -25,7 +25,7 @@ from simulator.program.ops import (
     comms_of,
     kernels_of,
 )
-from simulator.program.program import Program, Role, Step
+from simulator.program.program import Program, Role, Step, first_of_each
 from simulator.program.vocabulary import (
     AXES,
     COMPUTE_LANE,
@@ -103,15 +103,14 @@ def _validate_role(program: Program, role: Role, ranks: Ints, grows: bool, check
     for lane, steps in role.lanes.items():
         if not grows:
             _validate_awaited(where, steps, labels)
-        for step in {_memory(step): step for step in reversed(steps)}.values():
+        for step in first_of_each(steps, _memory):
             validate_memory(where, step)
-        for op in role.distinct_ops[lane]:
-            if not _is_new((lane, _same_rules(op)), ops):
+        for step in role.first_steps[lane]:
+            if not _is_new((lane, _same_rules(step.op)), ops):
                 continue
-            step = next(step for step in steps if step.op is op)
-            if _is_new((lane, _same_rules(op)), checked):
+            if _is_new((lane, _same_rules(step.op)), checked):
                 validate_op(where, lane, step)
-            for comm in comms_of(op):
+            for comm in comms_of(step.op):
                 if _is_new(_ends(comm), ends):
                     _validate_ends(f"{where}: step {step.label!r}", program, comm, ranks)
     _validate_later(where, program, role, ranks, ends)

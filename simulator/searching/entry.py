@@ -22,6 +22,7 @@ from simulator.sweeping.entry import database_path
 from simulator.sweeping.evaluator import Evaluator
 from simulator.sweeping.point import Source
 from simulator.sweeping.runners import search_runner_on
+from simulator.sweeping.space import listed_values
 from simulator.sweeping.store import Store
 
 
@@ -74,7 +75,7 @@ def layout_choices(
     changes: Mapping[str, Any] | None,
 ) -> LayoutChoices:
     """Return the layouts that parameters of `search` name. Raises `InputError` on what cannot be used."""
-    fixed = {whole_key(key, "fix"): _listed(key, values) for key, values in by_key(fix or {}, "fix").items()}
+    fixed = {whole_key(key, "fix"): _fixed_values(key, values) for key, values in by_key(fix or {}, "fix").items()}
     limits = {whole_key(key, "limit"): _limit(key, both) for key, both in by_key(limit or {}, "limit").items()}
     return LayoutChoices(workload, fixed, limits, dict(by_key(changes or {}, "set")))
 
@@ -103,13 +104,14 @@ def by_key(values: object, option: str) -> Mapping[str, Any]:
     return values
 
 
-def _listed(key: str, values: object) -> tuple[Any, ...]:
-    if isinstance(values, str | Mapping) or not isinstance(values, Sequence) or not values:
-        raise InputError("must be a list of values", file="fix", key=key, found=brief(values))
-    for number, value in enumerate(values):
-        if value in values[:number]:
+def _fixed_values(key: str, values: object) -> tuple[Any, ...]:
+    """Return the values of a key that is fixed. Raises `InputError` where they are none, or one stands twice."""
+    listed, texts = listed_values(key, values, "fix"), set[str]()
+    for value in listed:
+        if (text := repr(value)) in texts:
             raise InputError("stands twice", file="fix", key=key, found=brief(value), fix="once is enough")
-    return tuple(values)
+        texts.add(text)
+    return tuple(listed)
 
 
 def _limit(key: str, both: object) -> SizeLimit:

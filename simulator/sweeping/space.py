@@ -175,7 +175,7 @@ def grid(values: Mapping[str, Sequence[Any]], option: str = "grid") -> tuple[Dim
     """Return a dimension per key, all of whose ``values`` are tried with all of the others."""
     _check_keys(values, option)
     return tuple(
-        Dimension(option, tuple({key: value} for value in _listed(key, several, option)))
+        Dimension(option, tuple({key: value} for value in listed_values(key, several, option)))
         for key, several in values.items()
     )
 
@@ -188,7 +188,7 @@ def zipped(values: Mapping[str, Sequence[Any]], option: str = "zip") -> tuple[Di
     _check_keys(values, option)
     if not values:
         return ()
-    columns = {key: _listed(key, several, option) for key, several in values.items()}
+    columns = {key: listed_values(key, several, option) for key, several in values.items()}
     lengths = {key: len(column) for key, column in columns.items()}
     if len(set(lengths.values())) > 1:
         lengths_text = ", ".join(f"{key}: {length}" for key, length in lengths.items())
@@ -216,8 +216,12 @@ def _check_keys(values: object, option: str) -> None:
         raise InputError("must be a mapping of keys", file=option, found=brief(values), allowed=allowed)
 
 
-def _listed(key: str, values: object, option: str) -> list[Any]:
-    plain = values.tolist() if hasattr(values, "tolist") else values  # an array of numpy, or a column of a DataFrame
+def listed_values(key: str, values: object, option: str) -> list[Any]:
+    """Return the values of a key as a list: those of any sequence, an array, or a column of a DataFrame.
+
+    Raises `InputError` where there are none, or where they are no sequence.
+    """
+    plain = values.tolist() if hasattr(values, "tolist") else values
     if isinstance(plain, str | Mapping) or not isinstance(plain, Sequence):
         raise InputError("must be a list of values", file=option, key=key, found=brief(values))
     if not plain:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import math
 from pathlib import Path
 from typing import Any
 
@@ -109,3 +110,28 @@ def test_fused_attention_of_fp32_is_no_faster_with_tf32(
         (profile,) = load_profiles(workload.calibrations, workload.training).values()
         cost = AttentionCost(profile.gpu_spec, profile.kernels.attention)
         assert cost.seconds(kernel) == pytest.approx(measured_s, rel=0.05)
+
+
+@pytest.mark.parametrize(
+    ("cluster", "kind", "head_dim", "seq", "beyond"),
+    [
+        ("hgx_h200_8gpu", "measured", 64, 2048, 1.0),
+        ("hgx_h200_8gpu", "measured", 128, 8192, 4.0),
+        ("hgx_h200_8gpu", "measured", 256, 1024, 2.0),
+        ("dgx_h100", "assumed", 128, 2048, math.inf),
+    ],
+)
+@pytest.mark.parametrize("backward", [False, True])
+def test_a_price_of_fused_attention_names_what_priced_it(
+    cluster: str, kind: str, head_dim: int, seq: int, beyond: float, backward: bool
+) -> None:
+    """Heads of 64 and 128 and sequences of 1,024 to 2,048 were measured on an H200; an H100 is taken to be alike."""
+    workload = load_workload(JOB | {"cluster": {"name": cluster, "nodes": 1}})
+    (profile,) = load_profiles(workload.calibrations, workload.training).values()
+    cost = AttentionCost(profile.gpu_spec, profile.kernels.attention)
+    fp32, half = (
+        cost.origin(Attention(1, 16, 16, seq, seq, head_dim, dtype=dtype, backward=backward))
+        for dtype in ("fp32", "bf16")
+    )
+    assert (fp32.kind, fp32.source, fp32.beyond) == (kind, profile.kernels.attention.fp32.source, beyond)
+    assert half.source != fp32.source

@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 
-from simulator.api import cluster_of
-from simulator.cluster import Cluster
+from simulator.cluster import Cluster, build_cluster
 from simulator.config import load_workload
 from simulator.config.profile import load_profiles
 from simulator.costs import Costs
@@ -45,8 +44,7 @@ def folded(cluster: Cluster | None = None, **changes: Any) -> tuple[SimulatedClu
     """Fold the base job with changes, on a cluster of its own where none is given."""
     workload = load_workload(job(**{**BASE, "parallelism": {**BASE["parallelism"]}, **changes}))
     if cluster is None:
-        cluster = cluster_of(workload)
-        cluster.memo.clear()
+        cluster = build_cluster(workload.cluster)
     costs = Costs.from_profiles(load_profiles(workload.calibrations, workload.training))
     placed = Placed.on(build_program(workload), costs, cluster, workload.nodes)
     return fold_cluster([placed], cluster), cluster
@@ -72,7 +70,7 @@ def test_what_is_kept_is_what_is_worked_out_anew(change: str) -> None:
 
 
 def test_links_of_other_capacity_are_folded_anew() -> None:
-    """Costs whose links are half as efficient leave half of each link's bytes per second."""
+    """Ideal links carry all of their bytes per second, those of a profile a part."""
     first, cluster = folded()
     workload = load_workload(job(**BASE))
     ideal = Placed.on(build_program(workload), Costs.ideal(), cluster, workload.nodes)
@@ -91,10 +89,9 @@ def test_so_many_ranks_are_kept_together(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_without_folding_nothing_is_kept() -> None:
-    """Every rank and link is simulated, and nothing of an earlier program is asked for."""
-    _, cluster = folded()
-    cluster.memo.clear()
+    """Every rank and link is simulated, and no folded traffic is left with the cluster."""
     workload = load_workload(job(**BASE))
+    cluster = build_cluster(workload.cluster)
     costs = Costs.from_profiles(load_profiles(workload.calibrations, workload.training))
     placed = Placed.on(build_program(workload), costs, cluster, workload.nodes)
     plain = fold_cluster([placed], cluster, folded=False)

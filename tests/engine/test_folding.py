@@ -16,6 +16,7 @@ from simulator.engine import Placed
 from simulator.errors import InputError
 from simulator.lowering import build_program
 from tests.support.brute_folding import partition_differences
+from tests.support.grids import thinned
 from tests.support.jobs import job
 
 #: Layouts of 16 to 32 ranks: all axes, pipelines of either direction, copies of a state, hosts.
@@ -43,14 +44,15 @@ ODD: dict[str, list[dict[str, Any]]] = {
 }
 UPLINKS = {"leaves of four": "rail2.leaf0.up", "leaves of two, 3:1": "leaf1.up"}
 ODDITIES = [*ODD, "slow uplink", "dead uplink"]
-#: Each fabric, whole and odd, with every layout; `make test` has one layout of every fifth, in turn.
-CASES = [
-    pytest.param(
-        fabric, odd, layout, marks=[] if (i + j) % 5 == 0 and (i + j // 5) % len(LAYOUTS) == k else [pytest.mark.slow]
-    )
-    for (i, fabric), (j, odd), (k, layout) in product(enumerate(FABRICS), enumerate(ODDITIES), enumerate(LAYOUTS))
-    if fabric in UPLINKS or odd in ODD
-]
+#: Each fabric, whole and odd, with every layout.
+CASES = thinned(
+    [
+        (fabric, odd, layout)
+        for fabric, odd, layout in product(FABRICS, ODDITIES, LAYOUTS)
+        if fabric in UPLINKS or odd in ODD
+    ],
+    every=11,
+)
 
 
 @pytest.mark.parametrize(("fabric", "odd", "layout"), CASES)

@@ -5,16 +5,19 @@ from __future__ import annotations
 import csv
 import itertools
 import shlex
+from collections import deque
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import simulator
 from simulator.config import load_workload
 from simulator.errors import InputError
 from simulator.input_files import parse_changes
+from simulator.searching.entry import layout_choices
 from simulator.searching.result import SearchResult
 from tests.support.jobs import job
 from tests.support.searches import LARGE, figures_of, space_on
@@ -176,7 +179,9 @@ def test_the_table_of_all_layouts_has_a_row_each(result: SearchResult, tmp_path:
         ({"top": 0}, "top"),
         ({"jobs": 0}, "jobs"),
         ({"fix": {"tp": 4}}, "must be a list of values"),
+        ({"fix": {"tp": []}}, "fix: tp: has no values"),
         ({"fix": {"tp": [4, 4]}}, "fix: tp: stands twice"),
+        ({"fix": {"tp": deque([4, 4])}}, "fix: tp: stands twice"),
         ({"fix": {"tp": [3]}}, "no layout on 4 GPUs is legal"),
         ({"limit": {"pp": (5, 6)}}, "no layout on 4 GPUs is legal"),
         ({"fix": {"depth": [3]}}, "is no key of a layout"),
@@ -187,6 +192,16 @@ def test_what_cannot_be_searched_is_refused(options: dict[str, Any], said: str) 
     with pytest.raises(InputError) as refused:
         found(**options)
     assert said in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("values", "texts"),
+    [(deque([1, 2]), "(1, 2)"), ([1, True], "(1, True)"), (np.array([1, 2]), "(1, 2)")],
+    ids=["deque", "one and true", "array"],
+)
+def test_values_are_fixed_by_any_sequence(values: Any, texts: str) -> None:
+    """One and true are told apart, as they are in a file."""
+    assert repr(layout_choices(LARGE, {"tp": values}, None, None).fixed["parallelism.tp"]) == texts
 
 
 @pytest.mark.slow

@@ -115,6 +115,7 @@ class ReplayedStage:
                 case "release":
                     kept = zip(indices, parts, strict=True)
                     nbytes = sum([part.held_bytes if at in swapped else part.saved_bytes for at, part in kept])
+                    swapped.difference_update(indices)
                     requests = _releases(saved, early, indices if is_replayed else ())
         after = KeptParts(tuple(saved.items()), frozenset(swapped), frozenset(early))
         return KeptChange(self._kept.setdefault(after, after), self._sequence(requests), nbytes)

@@ -169,7 +169,7 @@ class _StepReplay:
         """Replay an event of a pass that moves ``moved`` bytes; bytes beyond its activations are other tensors."""
         nbytes = self._change(stage, microbatch, event)
         match event.effect:
-            case "save" | "begin swap":  # tensors of a swap are allocated when it begins
+            case "save" | "begin swap":  # a swap, whose tensors count from here on, requests them at its end
                 self._allocate(moved - nbytes)
             case "swap":
                 self._free(moved - nbytes)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -22,7 +23,7 @@ from simulator.engine.compiled.tables import Tables
 from simulator.engine.deadlock import BlockedLane, UncalledComm, report
 from simulator.engine.marks import Marks, PeriodMark
 from simulator.engine.periods import stop_unsteady, whole_spans
-from simulator.engine.placed_ranks import n_blocks, placed_ranks
+from simulator.engine.placed_ranks import n_blocks, ranks_of_jobs
 from simulator.engine.placement import Placed
 from simulator.engine.play import PlayedJob, PlayedJobs
 from simulator.engine.rank import Awaited, PlacedRank
@@ -43,12 +44,7 @@ class CompiledEngine:
 
     def play(self, clocks: Sequence[GpuClocks]) -> PlayedJobs:
         """Play all jobs to the end, each at its clocks. Raises `DeadlockError` where a rank still waits then."""
-        ranks = [
-            placed_ranks(placed, representatives, self._cluster, clocks_of_job)
-            for placed, representatives, clocks_of_job in zip(
-                self._jobs, self._simulated.representatives, clocks, strict=True
-            )
-        ]
+        ranks = ranks_of_jobs(self._jobs, self._simulated, self._cluster, clocks)
         play = _CompiledPlay(self._jobs, self._simulated, ranks, self._comms)
         try:
             descriptions = [self._description(job, ranks_of_job) for job, ranks_of_job in enumerate(ranks)]
@@ -116,7 +112,7 @@ class _CompiledPlay:
 
     def played(self) -> PlayedJobs:
         """Let everything happen, and read what did."""
-        if self._handle.run(self._tell) == library.CALLS_DIFFER:
+        if self._handle.run(self._teller()) == library.CALLS_DIFFER:
             self._raise_mismatch()
         for job in self._jobs:
             if blocked := self._blocked(job):
@@ -142,13 +138,17 @@ class _CompiledPlay:
             "mark": self._mark,
         }
 
-    def _tell(self) -> None:
-        """Tell who watches how many blocks of kernels have ended."""
-        if progress.is_watched() and not any(job.placed.more for job in self._jobs):
-            for number, job in enumerate(self._jobs):
-                self._count_blocks(number, job)
-            blocks = sum(n_blocks(job.placed.program, job.ranks) for job in self._jobs)
-            progress.tell(sum(ended for _, ended in self._told.values()), blocks)
+    def _teller(self) -> Callable[[], object]:
+        """Return what tells who watches, if anybody does, how far all jobs are."""
+        jobs, ranks = [job.placed for job in self._jobs], [job.ranks for job in self._jobs]
+        blocks = n_blocks(jobs, ranks) if progress.is_watched() else 0
+        return partial(self._tell, blocks) if blocks else lambda: None
+
+    def _tell(self, blocks: int) -> None:
+        """Tell who watches how many blocks of kernels have ended, of so many."""
+        for number, job in enumerate(self._jobs):
+            self._count_blocks(number, job)
+        progress.tell(sum(ended for _, ended in self._told.values()), blocks)
 
     def _count_blocks(self, number: int, job: CompiledJob) -> None:
         """Count the blocks of a job that have ended, beside the spans that have been counted."""
