@@ -20,15 +20,12 @@ from simulator.costs import Costs
 from simulator.engine import UnsteadyError, simulate
 from simulator.errors import DeadlockError, InputError, raise_all
 from simulator.input_files import brief, closest
-from simulator.lowering import ShortenedStep, schedule_program, shortened_order, shortening
+from simulator.lowering import PipelineSize, ShortenedStep, schedule_program, shortened_order, shortening
 from simulator.program import Program, Repetition
 from simulator.results import TimelineResult
 from simulator.schedules import SCHEDULES, Schedule, Times, to_csv
 from simulator.timeline import Timeline
 from simulator.units import counted
-
-#: Pipeline ranks, micro-batches, and chunks per rank.
-PipelineSize = tuple[int, int, int]
 
 #: Most passes, which play in about a minute.
 MAX_PASSES = 500_000
@@ -36,7 +33,7 @@ MAX_PASSES = 500_000
 MAX_SHARE = 1e6
 #: Micro-batches for each rank that are played where the pipeline is full, in a first attempt and a second one. The
 #: largest that a first attempt needed was 0.75, of `zb_h1`, `zb_h2` and `zb_auto` on 16 and 32 ranks.
-SETTLING = (0.75, shortening.SETTLING)
+ATTEMPTS = (0.75, shortening.SETTLING)
 #: Largest cost of a pass, in any unit: sums of costs stay finite.
 MAX_COST = 1e12
 
@@ -135,7 +132,7 @@ def _named_schedule(name: object) -> Schedule:
     return find_schedule(name, key="schedule")
 
 
-def _sizes(plan: Schedule, stages: int | None, microbatches: int | None, chunks: int | None) -> tuple[int, int, int]:
+def _sizes(plan: Schedule, stages: int | None, microbatches: int | None, chunks: int | None) -> PipelineSize:
     """Return stages, micro-batches and chunks per rank. Raises `InputError` where they are missing or no sizes."""
     if plan.size is not None:
         stages = plan.size[0] if stages is None else stages
@@ -173,7 +170,7 @@ def _first_steady(
     find.
     """
     tried: set[Repetition] = set()
-    for short in (shortened_order(plan, sizes, settling=share) for share in SETTLING):
+    for short in (shortened_order(plan, sizes, settling=share) for share in ATTEMPTS):
         if short is not None and short.repetition not in tried:
             tried.add(short.repetition)
             with suppress(UnsteadyError, DeadlockError):
@@ -250,7 +247,6 @@ def schedule(
         ]
     except ValueError as problem:
         raise InputError(str(problem), key="zb_memory_limit", found=zb_memory_limit) from None
-    sizes = stages, microbatches, chunks
     spans, steady = _first_steady(plan, sizes, (forward, backward, weight), comm)
     claim = plan.bubble(*sizes, forward, backward - weight, weight)
     return ScheduleResult(name, *sizes, order, spans, claim, plan, steady)

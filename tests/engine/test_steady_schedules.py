@@ -70,7 +70,7 @@ def test_more_microbatches_cost_no_more_events_in_any_of_several_steps(monkeypat
 
 def test_a_schedule_that_settles_late_is_tried_with_more_microbatches(monkeypatch: pytest.MonkeyPatch) -> None:
     def result(*shares: float) -> ScheduleResult:
-        monkeypatch.setattr(schedule_alone, "SETTLING", shares)
+        monkeypatch.setattr(schedule_alone, "ATTEMPTS", shares)
         return schedule("zb_h1", 12, 96, comm=0.1)
 
     monkeypatch.setattr(shortening, "LEAST_LEFT_OUT", 0)
