@@ -168,7 +168,8 @@ def test_a_play_stops_where_its_pipeline_drains_and_no_two_periods_were_equally_
         """Put marks at ``times_s``, of which four are of a training step."""
         marks = Marks[int, int]([range(4), range(4, 8)])
         for time_s in times_s:
-            stop_unsteady(marks.put(PeriodMark(time_s, np.zeros(1), {}, (), {})))
+            marks.put(PeriodMark(time_s, np.zeros(1), {}, (), {}))
+            stop_unsteady(marks)
 
     # Periods of 1, 2 and 3 s, and of 1, 2 and 2 s. Before the last mark of a step a period may still come.
     with pytest.raises(UnsteadyError):
