@@ -31,8 +31,9 @@ from simulator.units import counted
 MAX_PASSES = 500_000
 #: Largest share of 1F1B's memory and of a forward's activations.
 MAX_SHARE = 1e6
-#: Micro-batches for each rank that are played where the pipeline is full, in a first attempt and a second one. The
-#: largest that a first attempt needed was 0.75, of `zb_h1`, `zb_h2` and `zb_auto` on 16 and 32 ranks.
+#: Micro-batches for each rank that are played where the pipeline is full, in a first attempt and a second one.
+#: Where a transfer takes a tenth of a forward pass, zb_h1 and zb_auto need 0.75 on 12 and 16 ranks, and less on 32.
+#: Where it takes a fifth they need more on 12 ranks, which the second attempt has.
 ATTEMPTS = (0.75, shortening.SETTLING)
 #: Largest cost of a pass, in any unit: sums of costs stay finite.
 MAX_COST = 1e12
@@ -163,11 +164,11 @@ def _check_sizes(name: str, plan: Schedule, stages: int, microbatches: int, chun
 def _first_steady(
     plan: Schedule, sizes: PipelineSize, costs: tuple[float, float, float], comm: float
 ) -> tuple[Timeline, SteadyState | None]:
-    """Return what the first shortened step that settles is played to; what the whole is, where none does.
+    """Return the Timeline of the first shortened step that settles; that of the whole step where none does.
 
-    The second figure is that of steps in a row. ``costs``: of a chunk's forward pass, of its backward pass, and of the
-    weight gradient in it. An order without some of its periods may wait for itself: what deadlocks is for the whole to
-    find.
+    Beside it is the steady state of steps in a row, for a schedule that claims one. ``costs``: of a chunk's forward
+    pass, of its backward pass, and of the weight gradient in it. An order without some of its periods may wait for
+    itself. The whole step is then played, and tells of deadlocks of its own.
     """
     tried: set[Repetition] = set()
     for short in (shortened_order(plan, sizes, settling=share) for share in ATTEMPTS):

@@ -82,6 +82,22 @@ def test_a_schedule_that_settles_late_is_tried_with_more_microbatches(monkeypatc
     assert list(steady_differences(late.spans, whole.spans)) == []
 
 
+@pytest.mark.parametrize("name", ["zb_h1", "zb_auto"])
+def test_the_first_attempt_is_the_shortest_that_suffices_on_sixteen_ranks(
+    monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    def events(*shares: float) -> int:
+        monkeypatch.setattr(schedule_alone, "ATTEMPTS", shares)
+        return schedule(name, 16, 64, comm=0.1).spans.events
+
+    first = schedule_alone.ATTEMPTS[0]
+    monkeypatch.setattr(shortening, "LEAST_LEFT_OUT", 0)
+    whole = events()
+    assert events(first) < whole
+    # Two micro-batches fewer, of twelve, do not settle.
+    assert events(first - 2 / 16) == whole
+
+
 def test_rows_of_stretched_spans_are_moved_and_compared() -> None:
     # Span 0 has two rows and span 2 one; span 1 ran straight through. Span 3 is span 0 ten seconds later.
     rows = StretchedRows(
