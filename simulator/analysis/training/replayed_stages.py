@@ -1,4 +1,4 @@
-"""Requests of passes through a stage to the allocator, worked out once for ranks and micro-batches that are alike."""
+"""Requests to the allocator from passes through a stage; ranks and micro-batches that are alike share them."""
 
 from __future__ import annotations
 
