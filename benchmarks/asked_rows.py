@@ -32,7 +32,7 @@ ROCE = {
 }
 GiB = 2**30
 A_REPLICA = {"parallelism.pp": 16, "cluster.fabric.radix": 64}
-#: Points of a search that come before another one.
+#: Changes to `A_REPLICA` that make the point before it in a search.
 OTHER_PASSES = {"training.micro_batch": 2, "training.recompute": "selective"}
 OTHER_GROUPS = {"parallelism.tp": 4, "parallelism.dp": 16}
 OTHER_STAGES = {"parallelism.pp": 8, "parallelism.dp": 16}
@@ -124,7 +124,7 @@ def _unequal_stages() -> Callable[[], Any]:
 
 
 def _in_search(**before: Any) -> Callable[[], Any]:
-    """The first job as a point of a search, after the point with ``before`` in place of some of its keys."""
+    """The first job as a point of a search, after another point: the same job, but for the keys ``before``."""
     layout = {**A_REPLICA, "parallelism.dp": 8, "training.global_batch": 256, "cluster.nodes": 128}
     evaluate(Point(0, "gpt175b_3d", {**layout, **before}))
     return lambda: evaluate(Point(1, "gpt175b_3d", layout))

@@ -20,23 +20,21 @@ from simulator.costs import Costs
 from simulator.engine import UnsteadyError, simulate
 from simulator.errors import InputError, raise_all
 from simulator.input_files import brief, closest
-from simulator.lowering import ShortenedStep, schedule_program, shortened_order, shortening
+from simulator.lowering import PipelineSize, ShortenedStep, schedule_program, shortened_order, shortening
 from simulator.program import Program, Repetition
 from simulator.results import TimelineResult
 from simulator.schedules import SCHEDULES, Schedule, Times, to_csv
 from simulator.timeline import Timeline
 from simulator.units import counted
 
-#: Pipeline ranks, micro-batches, and chunks per rank.
-PipelineSize = tuple[int, int, int]
-
 #: Most passes, which play in about a minute.
 MAX_PASSES = 500_000
 #: Largest share of 1F1B's memory and of a forward's activations.
 MAX_SHARE = 1e6
-#: Micro-batches for each rank that are played where the pipeline is full, in a first attempt and a second one. The
-#: largest that a first attempt needed was 0.75, of `zb_h1`, `zb_h2` and `zb_auto` on 16 and 32 ranks.
-SETTLING = (0.75, shortening.SETTLING)
+#: Micro-batches for each rank that are played where the pipeline is full, in a first attempt and a second one.
+#: Where a transfer takes a tenth of a forward pass, zb_h1 and zb_auto need 0.75 on 12 and 16 ranks, and less on 32.
+#: Where it takes a fifth they need more on 12 ranks, which the second attempt has.
+ATTEMPTS = (0.75, shortening.SETTLING)
 #: Largest cost of a pass, in any unit: sums of costs stay finite.
 MAX_COST = 1e12
 
@@ -135,7 +133,7 @@ def _named_schedule(name: object) -> Schedule:
     return find_schedule(name, key="schedule")
 
 
-def _sizes(plan: Schedule, stages: int | None, microbatches: int | None, chunks: int | None) -> tuple[int, int, int]:
+def _sizes(plan: Schedule, stages: int | None, microbatches: int | None, chunks: int | None) -> PipelineSize:
     """Return stages, micro-batches and chunks per rank. Raises `InputError` where they are missing or no sizes."""
     if plan.size is not None:
         stages = plan.size[0] if stages is None else stages
@@ -166,13 +164,13 @@ def _check_sizes(name: str, plan: Schedule, stages: int, microbatches: int, chun
 def _first_steady(
     plan: Schedule, sizes: PipelineSize, costs: tuple[float, float, float], comm: float
 ) -> tuple[Timeline, SteadyState | None]:
-    """Return what the first shortened step that settles is played to; what the whole is, where none does.
+    """Return the Timeline of the first shortened step that settles; that of the whole step where none does.
 
-    The second figure is that of steps in a row. ``costs``: of a chunk's forward pass, of its backward pass, and of the
-    weight gradient in it.
+    Beside it is the steady state of steps in a row, for a schedule that claims one. ``costs``: of a chunk's forward
+    pass, of its backward pass, and of the weight gradient in it.
     """
     tried: set[Repetition] = set()
-    for short in (shortened_order(plan, sizes, settling=share) for share in SETTLING):
+    for short in (shortened_order(plan, sizes, settling=share) for share in ATTEMPTS):
         if short is not None and short.repetition not in tried:
             tried.add(short.repetition)
             with suppress(UnsteadyError):
@@ -249,7 +247,6 @@ def schedule(
         ]
     except ValueError as problem:
         raise InputError(str(problem), key="zb_memory_limit", found=zb_memory_limit) from None
-    sizes = stages, microbatches, chunks
     spans, steady = _first_steady(plan, sizes, (forward, backward, weight), comm)
     claim = plan.bubble(*sizes, forward, backward - weight, weight)
     return ScheduleResult(name, *sizes, order, spans, claim, plan, steady)

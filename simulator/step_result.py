@@ -56,8 +56,6 @@ if TYPE_CHECKING:
 
 #: Share of a GPU's memory around its capacity, within which advice is checked by a full simulation.
 NEAR = 0.01
-#: Share of their speed that hosts have, where the summary says what slower ones would make of a step.
-SLOWER_HOST_SPEED = 0.5
 
 
 class SimulateStep(Protocol):
@@ -309,8 +307,8 @@ def _mean_peak(result: StepResult, dtype: MatrixDtype) -> float | None:
 
 
 def _slower_host_step_s(result: StepResult) -> float:
-    """Return the step time of the job on hosts of `SLOWER_HOST_SPEED`, s."""
-    return result.simulate(result.workload.with_hosts_at(SLOWER_HOST_SPEED)).spans.step_time_s
+    """Return the step time of the job on hosts of half the speed, s."""
+    return result.simulate(result.workload.with_hosts_at(1 / 2)).spans.step_time_s
 
 
 def _training_job(result: StepResult) -> TrainingJob:

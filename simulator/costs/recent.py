@@ -10,7 +10,7 @@ from simulator.hardware.profile import Profile
 from simulator.hardware.stack import Stack
 from simulator.recent import RecentValues
 
-#: Most costs that are kept.
+#: Most costs that are kept, each with `simulator.costs.costs.MOST_KERNELS` prices at most: 120 MB in all.
 MOST_COSTS = 8
 _recent = RecentValues[tuple[Costs, Mapping[str, Profile], Stack | None]](MOST_COSTS)
 

@@ -64,9 +64,12 @@ class Marks(Generic[K, S]):
         self.steps = list(chain.from_iterable(marked))
         self._marks: list[PeriodMark[K, S]] = []
 
-    def put(self, mark: PeriodMark[K, S]) -> Sequence[PeriodMark[K, S]]:
-        """Add a mark; return all of its training step where it is the last of these, else none."""
+    def put(self, mark: PeriodMark[K, S]) -> None:
+        """Add a mark."""
         self._marks.append(mark)
+
+    def at_ended_step(self) -> Sequence[PeriodMark[K, S]]:
+        """Return the marks of the training step that the last mark ends; none where more of its marks are to come."""
         return self.by_training_step()[self._ends.index(len(self._marks))] if len(self._marks) in self._ends else ()
 
     def by_training_step(self) -> list[Sequence[PeriodMark[K, S]]]:

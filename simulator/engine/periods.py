@@ -233,14 +233,15 @@ def steady_period(
     raise UnsteadyError("no period of the pipeline is as the one before")
 
 
-def stop_unsteady(marks: Sequence[PeriodMark[K, S]]) -> None:
-    """Raise `UnsteadyError` where no two periods in a row are equally long, of all ``marks`` of a training step.
+def stop_unsteady(marks: Marks[K, S]) -> None:
+    """Raise `UnsteadyError` where a training step has all its marks, and no two periods in a row are equally long.
 
-    The pipeline then drains, and no period will be found: see `steady_period`. No marks: some are still to come.
+    The pipeline then drains, and no period will be found: see `steady_period`.
     """
-    if not marks:
+    ended = marks.at_ended_step()
+    if not ended:
         return
-    lengths_s = [after.time_s - before.time_s for before, after in pairwise(marks)]
+    lengths_s = [after.time_s - before.time_s for before, after in pairwise(ended)]
     if not any(map(_are_alike, lengths_s, lengths_s[1:])):
         raise UnsteadyError("no two periods of the pipeline in a row are equally long")
 
@@ -318,12 +319,10 @@ def _with_periods(spans: RecordedSpans, periods: Sequence[Period[K, S]]) -> tupl
         posted_s = spans.posted_s[rest]
         late = posted_s >= period.after.time_s - slack_s
         again = rest[(posted_s >= period.before.time_s - slack_s) & ~late]
-        for part in (rest[~late], *[again] * period.times):
+        for times, part in enumerate((rest[~late], *[again] * period.times)):
+            put_in[number] = times
             parts.append(part)
             before.append(np.tile(put_in, (len(part), 1)))
-            put_in = put_in.copy()
-            put_in[number] += 1
-        put_in[number] = period.times
         rest = rest[late]
     return np.concatenate([*parts, rest]), np.concatenate([*before, np.tile(put_in, (len(rest), 1))])
 
@@ -338,9 +337,10 @@ def _moved(
     rows: StretchedRows,
     repetition: Repetition,
 ) -> RecordedSpans:
-    """Return ``span`` after ``span``, by index, each so many periods later.
+    """Return the spans with the indices ``span``, each moved by the periods that are put in before it.
 
-    By training step: ``before``, how many; ``lengths_s``, how long each is; ``strides``, how many steps of each lane.
+    A row of ``before`` has their number for each training step, and ``lengths_s`` the length of one period of each.
+    A row of ``strides`` has for a training step how many steps of each lane are in a period.
     """
     step, later_s = spans.step[span], before @ np.array(lengths_s)
     lane, played = steps.lane[step], steps.position[step]

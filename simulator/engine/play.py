@@ -149,7 +149,8 @@ class _Play:
             if index in marked:
                 counts, saturated_s = dict(self._counts), dict(self._network.saturated_s)
                 mark = PeriodMark(self._env.now, self._hosts_s(), counts, self._blocks.runs, saturated_s)
-                stop_unsteady(self._marks.put(mark))
+                self._marks.put(mark)
+                stop_unsteady(self._marks)
             yield step
 
     def _hosts_s(self) -> Floats:

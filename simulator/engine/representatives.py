@@ -159,11 +159,9 @@ class _Planner:
         for links, real in zip(folded.phases, plan.phases, strict=True):
             phase = self._phase(links, real, item.job, item.axis, op)
             phases.append(phase)
-            for link, load in links.carrying:
-                link_bytes[link] = link_bytes.get(link, 0.0) + load * phase.nbytes
-        for links, real in zip(folded.phases, plan.phases, strict=True):
-            for link, load in links.ample:
-                link_bytes[link] = link_bytes.get(link, 0.0) + load * real.nbytes
+            for loads, nbytes in ((links.carrying, phase.nbytes), (links.ample, real.nbytes)):
+                for link, load in loads:
+                    link_bytes[link] = link_bytes.get(link, 0.0) + load * nbytes
         sends_nothing = updates(item.comm) or is_signal(item.comm)
         senders = 1 if op == "send" else len(item.ranks)
         return PlannedComm(

@@ -13,6 +13,9 @@ from simulator.models import checks_every_pass
 from simulator.program import Repetition
 from simulator.schedules import Action, Order, Schedule, Slot
 
+#: Pipeline ranks, micro-batches, and chunks per rank.
+PipelineSize = tuple[int, int, int]
+
 #: Periods that are played where the pipeline is full, and micro-batches in them at least: some until it has settled,
 #: and two that are compared.
 PERIODS, MICROBATCHES = 2.5, 8
@@ -37,17 +40,12 @@ LEAST_LEFT_OUT = 5_000
 class ShortenedStep(NamedTuple):
     """The ``order`` of passes of a step with fewer micro-batches than it has, and what that leaves out.
 
-    Passes before the periods left out are numbered as in the whole step. ``size``: micro-batches of that.
+    Passes before the periods left out are numbered as in the whole step, which has ``whole_microbatches``.
     """
 
     order: Order
     repetition: Repetition
-    size: int
-
-    @property
-    def microbatches(self) -> int:
-        """Number of micro-batches in the order."""
-        return len({action.microbatch for slots in self.order for slot in slots for action in slot})
+    whole_microbatches: int
 
     def repetition_in(self, steps: int) -> Repetition:
         """Return what is left out of so many ``steps`` in a row, each shortened alike.
@@ -56,7 +54,7 @@ class ShortenedStep(NamedTuple):
         """
         one = self.repetition
         passes = frozenset(
-            (stage, kind, microbatch + step * self.size)
+            (stage, kind, microbatch + step * self.whole_microbatches)
             for step in range(steps)
             for stage, kind, microbatch in one.passes
         )
@@ -85,18 +83,17 @@ def shortened(workload: Workload) -> ShortenedStep | None:
 
 
 def shortened_order(
-    schedule: Schedule, size: tuple[int, int, int], most: float = MOST_PLAYED, settling: float = SETTLING
+    schedule: Schedule, size: PipelineSize, most: float = MOST_PLAYED, settling: float = SETTLING
 ) -> ShortenedStep | None:
     """Return a step of ``schedule`` with at most the share ``most`` of its micro-batches; None where that is no gain.
 
-    Orders that a file gives, or that go on into the next step, are left as they are. ``size``: pipeline ranks,
-    micro-batches, chunks per rank. ``settling``: micro-batches for each rank that are played
-    where the pipeline is full. The order of passes tells the period, and the shortened order is that of the whole
-    without some periods of each rank.
+    Orders that a file gives, or that go on into the next step, are left as they are. ``settling``: micro-batches for
+    each rank that are played where the pipeline is full. The order of passes tells the period, and the shortened order
+    is that of the whole without some periods of each rank.
     """
     ranks, microbatches, chunks = size
     copies = schedule.copies
-    if schedule.size is not None or not schedule.drains or (schedule.steady and copies > 1):
+    if schedule.size is not None or not schedule.drains:
         return None
     if microbatches * ranks * chunks * (3 if schedule.splits else 2) < LEAST_LEFT_OUT:
         return None
@@ -117,7 +114,7 @@ def shortened_order(
     return None
 
 
-def _is_like(schedule: Schedule, size: tuple[int, int, int], fewer: int) -> bool:
+def _is_like(schedule: Schedule, size: PipelineSize, fewer: int) -> bool:
     """Return whether the schedule can be built with ``fewer`` micro-batches, and posts transfers in the same way."""
     ranks, microbatches, chunks = size
     legal = schedule.check(ranks, fewer, chunks) is None
@@ -145,12 +142,12 @@ class _Row:
         stage, letter, microbatch = zip(*self.passes, strict=True)
         sizes = np.fromiter(map(len, slots), np.int64, len(slots))
         self._starts = np.cumsum(sizes) - sizes
-        size = np.repeat(sizes, sizes)
-        place = np.arange(len(size)) - np.repeat(self._starts, sizes)
+        in_slot = np.repeat(sizes, sizes)
+        place = np.arange(len(in_slot)) - np.repeat(self._starts, sizes)
         stages, letters, self.microbatch = (
-            np.fromiter(numbers, np.int64, len(size)) for numbers in (stage, map(ord, letter), microbatch)
+            np.fromiter(numbers, np.int64, len(in_slot)) for numbers in (stage, map(ord, letter), microbatch)
         )
-        self.kind: Ints = np.array([stages, letters, size, place])
+        self.kind: Ints = np.array([stages, letters, in_slot, place])
 
     def spell(self, period: int) -> _Spell | None:
         """Return the passes around the middle that come again ``period`` micro-batches later; None unless most do."""

@@ -10,6 +10,7 @@ from simulator.models import Part, Seat, Turn, stage_parts, weights_of
 from simulator.models.low_precision import casts_weights_once
 from simulator.operations.weights import Weight
 from simulator.program import Step
+from simulator.same_objects import SameObjects
 from simulator.schedules import Order
 
 
@@ -49,20 +50,17 @@ class StageVariants:
             stage_parts(workload, stage, seat) for stage in range(n_stages)
         ] * copies
         self._parts_in_turn: dict[tuple[int, Turn], tuple[Part, ...]] = {}
-        #: Identities of a stage's usual parts and of those in a turn -> the latter, and `parts_in` that turn.
-        self._told_apart: dict[tuple[int, int], tuple[tuple[Part, ...], tuple[Part, ...]]] = {}
-        #: Identities of the weights of parts, in order -> all of them.
-        self._weights: dict[tuple[int, ...], tuple[Weight, ...]] = {}
-        #: Identities of a usual part and one in a turn -> both, and whether they are equal.
-        self._compared: dict[tuple[int, int], tuple[Part, Part, bool]] = {}
+        #: A stage's usual parts and those in a turn -> `parts_in` that turn.
+        self._told_apart = SameObjects[tuple[Part, ...]]()
+        #: Weights of each part, in order -> all of them.
+        self._weights = SameObjects[tuple[Weight, ...]]()
+        #: A usual part and one in a turn -> whether they are equal.
+        self._compared = SameObjects[bool]()
 
     def weights(self, *stages: int) -> tuple[Weight, ...]:
         """Return the weights of stages on one rank; ranks whose parts have the same are given the very same tuple."""
         parts = [part for stage in stages for part in self.parts[stage]]
-        key = tuple([id(part.weights) for part in parts])
-        if key not in self._weights:
-            self._weights[key] = weights_of(parts)
-        return self._weights[key]
+        return self._weights.get([part.weights for part in parts], lambda: weights_of(parts))
 
     def variant(self, stage: int, kind: str, microbatch: int) -> Variant:
         """Return the variant of a pass; only those that make gradients of weights, or cast these, have a turn."""
@@ -82,17 +80,14 @@ class StageVariants:
         if (stage, turn) not in self._parts_in_turn:
             usual = self.parts[stage]
             special = stage_parts(self._workload, stage % self._workload.parallelism.n_stages, self._seat, turn)
-            key = id(usual), id(special)
-            if key not in self._told_apart:
-                pairs = zip(usual, special, strict=True)
-                told_apart = tuple(one if self._are_equal(one, other) else other for one, other in pairs)
-                self._told_apart[key] = special, told_apart
-            self._parts_in_turn[stage, turn] = self._told_apart[key][1]
+            self._parts_in_turn[stage, turn] = self._told_apart.get(
+                (usual, special),
+                lambda: tuple(
+                    one if self._are_equal(one, other) else other for one, other in zip(usual, special, strict=True)
+                ),
+            )
         return self._parts_in_turn[stage, turn]
 
     def _are_equal(self, one: Part, other: Part) -> bool:
         """Tell whether two parts are equal; layers that are one object are compared once."""
-        key = id(one), id(other)
-        if key not in self._compared:
-            self._compared[key] = one, other, one == other
-        return self._compared[key][2]
+        return self._compared.get((one, other), lambda: one == other)

@@ -24,6 +24,7 @@ from simulator.program import (
     StepPhase,
     step_maker,
 )
+from simulator.same_objects import SameObjects
 from simulator.schedules import Action
 
 #: The kernel of a pass whose stage has none for it: an embedding alone has no input gradient, nor have frozen layers.
@@ -43,11 +44,11 @@ class Stages:
         self._blocks: dict[tuple[object, ...], Block] = {}
         self._pass_of: dict[Variant, Step] = {}
         self._maker_of: dict[Variant, StepMaker] = {}
-        #: Parts, by their identity, and kind of a pass -> its bytes.
-        self._moved: dict[tuple[int, str], PassBytes] = {}
+        #: Parts, and kind of a pass -> its bytes.
+        self._moved = SameObjects[PassBytes]()
         self._pieces_of: dict[Variant, list[tuple[int, Block]]] = {}
-        #: Weights of a rank, by their identity -> their update.
-        self._updates: dict[int, UpdateStep] = {}
+        #: Weights of a rank -> their update.
+        self._updates = SameObjects[UpdateStep]()
 
     def step(self, action: Action, after: tuple[str, ...] = ()) -> Step:
         """Return the compute step of an action ``after`` others, with the bytes held and given back."""
@@ -76,17 +77,12 @@ class Stages:
 
     def _moved_by(self, parts: tuple[Part, ...], kind: str) -> PassBytes:
         """Return the bytes of a pass of ``parts``; equal stages have the very same."""
-        key = id(parts), kind
-        if key not in self._moved:
-            self._moved[key] = pass_bytes(parts, kind)
-        return self._moved[key]
+        return self._moved.get((parts,), lambda: pass_bytes(parts, kind), kind)
 
     def update(self, pipeline_rank: int) -> UpdateStep:
         """Return the update of the weights of a pipeline rank; ranks with the same weights share it."""
         weights = self.variants.weights(*self.workload.parallelism.stages_of(pipeline_rank))
-        if id(weights) not in self._updates:
-            self._updates[id(weights)] = UpdateStep.from_weights(self.workload, weights, self.seat)
-        return self._updates[id(weights)]
+        return self._updates.get((weights,), lambda: UpdateStep.from_weights(self.workload, weights, self.seat))
 
     def gradients_complete(self, step: Step) -> list[Mark]:
         """Return where the backward pass ``step`` completes gradients; ops before the parts' own count."""

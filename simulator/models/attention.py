@@ -131,8 +131,10 @@ def _sinks(shapes: FrameworkShapes) -> tuple[Weight, ...]:
 def _unfused(shapes: FrameworkShapes) -> tuple[Node, ...]:
     """Return attention in steps: Q K^T, scale-mask-softmax, dropout, P V.
 
-    Keys and values are expanded first where heads share them. A sink makes a row of probabilities longer by one, and
-    products read such rows in place.
+    Keys and values are expanded first where heads share them. A sink is one more number in each row of probabilities.
+    Products leave it out, and read the s others in place (transformers' models/gpt_oss/modeling_gpt_oss.py,
+    ``eager_attention_forward``). Their rows are then s + 1 numbers apart. Sizes of a product tell how its rows are
+    aligned (`simulator.costs.matmul.is_aligned`), so that these are priced over s + 1.
     """
     batch = shapes.batch * shapes.heads
     elements = batch * shapes.seq * shapes.seq
@@ -140,7 +142,6 @@ def _unfused(shapes: FrameworkShapes) -> tuple[Node, ...]:
     query_bytes = float(shapes.element * shapes.tokens * shapes.q_width)
     value_bytes = float(shapes.element * shapes.tokens * shapes.context_width)
     repeat, keys, values = repeated_keys(shapes), "attn.k", "attn.v"
-    copies = "rope" if shapes.framework.copies_heads_by_element else "copy"
     if repeat:
         keys, values = "attn.k expanded", "attn.v expanded"
 
@@ -158,17 +159,17 @@ def _unfused(shapes: FrameworkShapes) -> tuple[Node, ...]:
     if shapes.sinks:
         gradients = (*softmax.weight_grad, *add_gradient(shapes, "attn.sinks", shapes.heads))
         softmax = replace(softmax, weights=_sinks(shapes), weight_grad=gradients)
-    row = s + shapes.sinks
+    apart = s + int(shapes.sinks)
     attended = "attn.dropped" if shapes.dropout else "attn.probs"
     context = Node(
         # The product leaves heads outermost; the copy puts a token's heads side by side again.
         forward=(
-            product("F", "context", s, v, row, "fwd"),
-            memory("F", "attn.context transpose", copies, value_bytes, value_bytes, shapes.dtype),
+            product("F", "context", s, v, apart, "fwd"),
+            memory("F", "attn.context transpose", _head_copy(shapes), value_bytes, value_bytes, shapes.dtype),
         ),
         input_grad=(
             product("B", "context dgrad probs", s, s, v, "dgrad"),
-            product("B", "context dgrad v", row, v, s, "wgrad"),
+            product("B", "context dgrad v", apart, v, s, "wgrad"),
         ),
         saved=(Tensor(attended, square), Tensor(values, value_bytes)),
         grad_bytes=square + 2 * value_bytes,
@@ -176,14 +177,19 @@ def _unfused(shapes: FrameworkShapes) -> tuple[Node, ...]:
     return (*repeat, scores, softmax, drop, context)
 
 
+def _head_copy(shapes: FrameworkShapes) -> str:
+    """Return the class of kernels that copy heads; without vector loads they take as long as those of RoPE."""
+    return "rope" if shapes.framework.copies_heads_by_element else "copy"
+
+
 def repeated_keys(shapes: FrameworkShapes) -> tuple[Node, ...]:
     """Return the copies of keys and values to all query heads that share them; none where each has its own."""
     if shapes.kv_heads == shapes.heads:
         return ()
     narrow, wide = (float(shapes.element * shapes.tokens * width) for width in (shapes.kv_width, shapes.q_width))
-    kernel, read = ("rope", wide) if shapes.framework.copies_heads_by_element else ("copy", narrow)
+    read = wide if shapes.framework.copies_heads_by_element else narrow
     copies = Node(
-        forward=tuple(memory("F", f"attn.repeat {x}", kernel, read, wide, shapes.dtype) for x in "kv"),
+        forward=tuple(memory("F", f"attn.repeat {x}", _head_copy(shapes), read, wide, shapes.dtype) for x in "kv"),
         input_grad=tuple(memory("B", f"attn.repeat {x} bwd", "reduce", wide, narrow, shapes.dtype) for x in "kv"),
         grad_bytes=2 * (narrow + wide),
     )

@@ -213,10 +213,8 @@ def _around(shapes: FrameworkShapes, experts: Experts, split: str) -> _Around:
         parts = len(experts.loads)
         return (memory(phase, f"moe.{name}", "copy", nbytes, nbytes, shapes.dtype, parts=parts),) if joins else ()
 
-    none: tuple[Ops, Ops, Ops] = ((), (), ())
-    added, back, gradients = none
-    if "experts" in shapes.biases and hooks.biased:
-        added, back, gradients = hooks.biased(shapes, experts, split)
+    biased = hooks.biased if "experts" in shapes.biases else None
+    added, back, gradients = biased(shapes, experts, split) if biased else ((), (), ())
     if split == "column":
         return _Around(added, back, join("B", "split bwd"), gradients)
     return _Around((*added, *join("F", "join")), back, (), gradients)

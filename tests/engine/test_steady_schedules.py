@@ -70,7 +70,7 @@ def test_more_microbatches_cost_no_more_events_in_any_of_several_steps(monkeypat
 
 def test_a_schedule_that_settles_late_is_tried_with_more_microbatches(monkeypatch: pytest.MonkeyPatch) -> None:
     def result(*shares: float) -> ScheduleResult:
-        monkeypatch.setattr(schedule_alone, "SETTLING", shares)
+        monkeypatch.setattr(schedule_alone, "ATTEMPTS", shares)
         return schedule("zb_h1", 12, 96, comm=0.1)
 
     monkeypatch.setattr(shortening, "LEAST_LEFT_OUT", 0)
@@ -80,6 +80,22 @@ def test_a_schedule_that_settles_late_is_tried_with_more_microbatches(monkeypatc
     assert early.spans.events == whole.spans.events
     assert late.spans.events < whole.spans.events
     assert list(steady_differences(late.spans, whole.spans)) == []
+
+
+@pytest.mark.parametrize("name", ["zb_h1", "zb_auto"])
+def test_the_first_attempt_is_the_shortest_that_suffices_on_sixteen_ranks(
+    monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    def events(*shares: float) -> int:
+        monkeypatch.setattr(schedule_alone, "ATTEMPTS", shares)
+        return schedule(name, 16, 64, comm=0.1).spans.events
+
+    first = schedule_alone.ATTEMPTS[0]
+    monkeypatch.setattr(shortening, "LEAST_LEFT_OUT", 0)
+    whole = events()
+    assert events(first) < whole
+    # Two micro-batches fewer, of twelve, do not settle.
+    assert events(first - 2 / 16) == whole
 
 
 def test_rows_of_stretched_spans_are_moved_and_compared() -> None:

@@ -1,4 +1,4 @@
-"""Requests of passes through a stage to the allocator, worked out once for ranks and micro-batches that are alike."""
+"""Requests to the allocator from passes through a stage; ranks and micro-batches that are alike share them."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from simulator.analysis.training.activation_lifetimes import ActivationEvent
 from simulator.analysis.training.memory_requests import RequestSequences
 from simulator.analysis.training.part_requests import PartRequests, request
 from simulator.models import Part, swapped_bytes
+from simulator.same_objects import SameObjects
 
 #: Requests of a part of a stage, by name as in `PartRequests`; parts are indices in the stage.
 _PartRequest = tuple[int, str]
@@ -49,14 +50,12 @@ class ReplayedStages:
 
     def __init__(self) -> None:
         self.sequences = RequestSequences()
-        self._stages: dict[int, ReplayedStage] = {}
+        self._stages = SameObjects[ReplayedStage]()
         self._alone: dict[int, int] = {}
 
     def stage_with(self, parts: tuple[Part, ...]) -> ReplayedStage:
         """Return the stage that has ``parts``."""
-        if id(parts) not in self._stages:
-            self._stages[id(parts)] = ReplayedStage(parts, self.sequences)
-        return self._stages[id(parts)]
+        return self._stages.get((parts,), lambda: ReplayedStage(parts, self.sequences))
 
     def alone(self, nbytes: int) -> int:
         """Return the number of the request for a tensor alone, of rounded bytes; 0 bytes free it."""

@@ -13,6 +13,7 @@ from simulator.lowering.layout import PipelineSeat, layout
 from simulator.lowering.sharding import keeps_bytes_by_part, whole_gradient_bytes
 from simulator.models import Part, StateBytes
 from simulator.operations.weights import Weight, elements_by_axis
+from simulator.same_objects import SameObjects
 from simulator.units import DTYPE_BYTES, MB, MiB
 
 #: CUDA context with the kernels that PyTorch loads. Since CUDA 11.7 modules load lazily, and an idle context takes
@@ -148,17 +149,18 @@ class _WeightMemories:
 
     def __init__(self, workload: Workload) -> None:
         self._workload = workload
-        #: Versions, and identities of the weights of parts -> the parts, and memory.
-        self._known: dict[tuple[int, ...], tuple[Sequence[Part], WeightMemory]] = {}
+        #: Weights of each part, and their versions -> memory.
+        self._known = SameObjects[WeightMemory]()
 
     def memory(self, pipeline_rank: int, parts: Sequence[Part]) -> WeightMemory:
         """Return the memory of a pipeline rank that has these parts."""
         workload, layout = self._workload, self._workload.parallelism
         versions = layout.pipeline_schedule.weight_versions(layout.pp, workload.microbatches, pipeline_rank)
-        key = versions, *[id(part.weights) for part in parts]
-        if key not in self._known:
-            self._known[key] = parts, memory_of_weights(workload, pipeline_rank, models.weights_of(parts))
-        return self._known[key][1]
+        return self._known.get(
+            [part.weights for part in parts],
+            lambda: memory_of_weights(workload, pipeline_rank, models.weights_of(parts)),
+            versions,
+        )
 
 
 def static_memory_of(

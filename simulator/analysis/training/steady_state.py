@@ -29,15 +29,13 @@ class SteadyState:
     """One period of a steady state.
 
     ``period``: the period as a Timeline, cut out of the steps ``played``. ``window``: its begin and end (s) on the rank
-    that begins first. ``stable``: every rank did the same at the same time a period before. ``steps``: how many were
-    played.
+    that begins first. ``stable``: every rank did the same at the same time a period before.
     """
 
     period: Timeline
     played: Timeline
     window: tuple[float, float]
     stable: bool
-    steps: int
 
 
 def steady(timeline: Timeline, steps: int, microbatches: int) -> SteadyState:
@@ -157,7 +155,7 @@ def until_steady(
 def _reached(timeline: Timeline) -> dict[int, Floats]:
     """Return when each rank's compute lane reached each entry that computes, in order; every step has as many.
 
-    An entry may begin with communication, which is drawn on a lane of its own.
+    An entry may begin with communication inside its block. It is drawn on a lane of its own, in the phase of its pass.
     """
     on_lane = compute_lane_spans(timeline)
     begins = on_lane | (timeline.phase != StepPhase.COMMUNICATION)
@@ -191,4 +189,4 @@ def _cut(
     windows = {rank: (float(begin[0]), float(begin[1])) for rank, begin in begins.items()}
     start = min(low for low, _ in windows.values())
     cut = timeline.cut(windows, period, compute_lane=COMPUTE_LANE, steps=steps, microbatches=microbatches)
-    return SteadyState(cut, timeline, (start, start + period), stable, steps)
+    return SteadyState(cut, timeline, (start, start + period), stable)

@@ -182,7 +182,8 @@ class _CompiledPlay:
     def _mark(self, now: float) -> int:
         (job,) = self._jobs
         mark = PeriodMark(now, self._hosts_s(), self._counted(), job.runs(), self._phases.seconds_of_states())
-        stop_unsteady(self._marks.put(mark))
+        self._marks.put(mark)
+        stop_unsteady(self._marks)
         return 0
 
     # Results

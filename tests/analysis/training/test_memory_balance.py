@@ -155,3 +155,16 @@ def test_a_rehearsal_tells_whole_passes_however_they_are_cut(recompute: str) -> 
         times = rehearsed_times(run(workload).played, 2, 1.0)
         told.append((*times.forward_bytes, *times.split_bytes))
     assert all(of_cut == pytest.approx(told[0], rel=1e-6) for of_cut in told)
+
+
+def test_a_pass_with_fewer_pieces_than_parts_does_not_go_unnoticed() -> None:
+    """Without the first piece each other one would be taken for the piece before it."""
+    workload = job(model__layers=4) | {"parallelism": {"dp": 2, "zero": 3}}
+    result = run(workload)
+    rank = result.played.ranks[0]
+    static = static_memory(result.workload, {rank: 0.0})[rank]
+    curve = memory_curve(result.played, rank)
+    assert static.passes_by_part
+    first = curve.span == curve.span[result.played.phase[curve.span] == "F"].min()
+    with pytest.raises(ValueError, match="pieces of a pass F of stage 0"):
+        activation_events(result.played, curve.span[~first], curve.begins[~first], static)
