@@ -16,7 +16,6 @@ from simulator.cli.shared_database import said_of_others
 from simulator.cli.streams import ended_by
 from simulator.cli.terminal import progress, progress_bar, say, show, warn
 from simulator.errors import InputError
-from simulator.output.files import PICTURES
 
 if TYPE_CHECKING:
     from simulator.sweeping.evaluator import EvaluatedPoint
@@ -99,7 +98,7 @@ def command(
     space = _space(workloads, grid or (), zip or (), list, set_ or ())
     out = _database(workloads) if out is None else out
     outputs = {"--out": out, "--json": json, "--csv": csv, "--parquet": parquet, "--plot": plot}
-    check_outputs(outputs, {"--plot": PICTURES})
+    check_outputs(outputs)
     if parquet is not None:
         check_parquet()
     finished: FinishedPoints = []
