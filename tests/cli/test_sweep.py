@@ -103,7 +103,7 @@ def test_an_interrupted_sweep_prints_what_is_finished(
     out, err = capsys.readouterr()
     assert "2 points of tiny.yaml: 1 fit, 1 refused" in out
     assert "Points by step time" in out
-    assert "interrupted: 2 of 3 points are finished, and kept in tiny.sweep.db; the same command goes on" in err
+    assert "interrupted: 2 of 3 points are kept in tiny.sweep.db; the same command goes on" in err
     assert command("tiny.yaml", *grid, "--json", "-") == 130
     assert capsys.readouterr().out == ""
     monkeypatch.setattr(runners, "Processes", lambda _: InProcess())
