@@ -261,7 +261,7 @@ def _loss_problems(workload: Workload) -> Iterator[InputError]:
             key="training.loss",
             found=named,
             allowed="vocab_parallel: false, tp: 1, or another loss",
-            fix="parallelism.vocab_parallel: false",
+            fix="vocab_parallel: false",
         )
 
 
