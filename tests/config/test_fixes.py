@@ -140,6 +140,18 @@ def test_a_framework_that_lacks_a_kind_of_layer_names_those_that_have_it() -> No
     load_workload({**job, "cluster": "dgx_h100", "framework": "pytorch"})
 
 
+def test_a_limit_of_other_models_does_not_hide_a_framework() -> None:
+    """Hugging Face's norms behind blocks are Gemma's, which GeGLU means; Gemma 2 has it.
+
+    It refuses GeGLU under torch.autocast alone, which a job of torchtitan does not say.
+    """
+    job = {"model": {"preset": "gemma2-2b"}, "training": {"seq": 128, "global_batch": 8}, "cluster": "dgx_h100"}
+    fixes = [error.fix or "" for error in _errors({**job, "framework": "torchtitan"}, {})]
+    assert fixes
+    assert all("hugging_face" in fix.split() for fix in fixes)
+    load_workload({**job, "framework": "hugging_face"})
+
+
 def test_a_state_space_layer_is_no_wider_than_any_model() -> None:
     """64 heads of 64 are as wide as a model of 64 may have them; one more head is not."""
     sizes = {"layers": 2, "hidden": 64, "heads": 4, "vocab": 1000, "mixers": ["mamba2"]}
