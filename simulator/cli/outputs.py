@@ -98,7 +98,7 @@ def _check_file(option: str, path: Path) -> None:
 
 
 def _check_is_folder(option: str, folder: Path, path: Path) -> None:
-    """Raise `InputError` where ``folder``, in which the ``path`` of an option is or that it is, is none."""
+    """Raise `InputError` where ``folder``, which an option needs for its ``path``, is no directory."""
     if folder.is_dir():
         return
     above = next(one for one in (folder, *folder.parents) if one.exists())

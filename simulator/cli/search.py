@@ -95,11 +95,7 @@ def command(
     questions = [{whole_key(key, "--why"): value for key, value in _settings(text).items()} for text in why or ()]
     seen: list[SimulatedLayout] = []
     named = options_named(*SEARCHED, "top", budget_s="--budget-s")
-    with (
-        resumable_search(out, seen, top if shows_summary(json, quiet) else 0),
-        progress("looking for layouts") as far,
-        named,
-    ):
+    with resuming(out, seen, top if shows_summary(json, quiet) else 0), progress("looking for layouts") as far, named:
         result = search(
             workload,
             gpus=gpus,
@@ -133,7 +129,7 @@ def write_layouts(
         say(f"Simulated layouts are in {out}{kept}.{said_of_others(out, [workload])}")
 
 
-def resumable_search(out: Path, seen: Sequence[SimulatedLayout] = (), top: int = 0) -> AbstractContextManager[None]:
+def resuming(out: Path, seen: Sequence[SimulatedLayout] = (), top: int = 0) -> AbstractContextManager[None]:
     """End an interrupted block with the ``top`` best of the layouts ``seen``, if any, and how to go on."""
     return resumable(out, lambda: "layouts that were simulated", lambda: _show_seen(seen, top))
 

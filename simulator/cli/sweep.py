@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -100,15 +101,7 @@ def command(
         check_parquet()
     finished: FinishedPoints = []
     shows = shows_summary(json, quiet)
-
-    def kept_so_far() -> str:
-        return f"{len(finished):,} of {len(space):,} points"
-
-    def show_so_far() -> None:
-        if shows and finished:
-            _show_finished(space, finished, sort, top)
-
-    with options_named("jobs", "on"), resumable(out, kept_so_far, show_so_far):
+    with options_named("jobs", "on"), _resuming(space, finished, out, sort, top, shows):
         result = _result(space, jobs, on, out, retry, finished)
     write_json(json, result.to_dict())
     _write_points(result, csv, parquet)
@@ -178,6 +171,18 @@ def _result(
             done(one.is_new)
 
         return sweep_space(space, runner_on(jobs, on), out, retry_failed=retry, watch=watch)
+
+
+def _resuming(
+    space: Space, finished: FinishedPoints, out: Path, sort: str, top: int | None, shows: bool
+) -> AbstractContextManager[None]:
+    """End an interrupted block with what is ``finished``, where a summary ``shows``, and how to go on."""
+
+    def show_so_far() -> None:
+        if shows and finished:
+            _show_finished(space, finished, sort, top)
+
+    return resumable(out, lambda: f"{len(finished):,} of {len(space):,} points", show_so_far)
 
 
 def _show_finished(space: Space, finished: Sequence[EvaluatedPoint], sort: str, top: int | None) -> None:

@@ -25,16 +25,16 @@ def with_distinct_names(jobs: Sequence[Workload]) -> list[Workload]:
 
     A name that a job has in its file is never another's: ``a``, ``a``, ``a (2)`` become ``a``, ``a (3)``, ``a (2)``.
     """
-    taken = {job.name for job in jobs}
-    seen: set[str] = set()
+    used_names = {job.name for job in jobs}
+    seen_names: set[str] = set()
     result = []
     for job in jobs:
         name = job.name
-        if name in seen:
+        if name in seen_names:
             numbered = (f"{name} ({number})" for number in itertools.count(2))
-            name = next(one for one in numbered if one not in taken)
-            taken.add(name)
-        seen.add(job.name)
+            name = next(one for one in numbered if one not in used_names)
+            used_names.add(name)
+        seen_names.add(job.name)
         result.append(job if name == job.name else job.model_copy(update={"name": name}))
     return result
 

@@ -230,8 +230,8 @@ def _with_these(workload: Workload, keys: Collection[str]) -> str | None:
 
     def refuses(one: Framework) -> bool:
         limits = [limit for limit in one.limits if limit.key in keys]
-        of_model = [limit for limit in limits if all(key.startswith("model.") for key in limit.where)]
-        return any(_breaks(workload, limit) for limit in of_model)
+        lasting_limits = [limit for limit in limits if all(key.startswith("model.") for key in limit.where)]
+        return any(_breaks(workload, limit) for limit in lasting_limits)
 
     names = _those(lambda one: not refuses(one))
     return f"framework: {names}" if names else None
