@@ -17,7 +17,7 @@ from simulator.config import Workload, load_workload
 from simulator.config.loading import check_products
 from simulator.config.profile import check_one_vendor, load_profiles
 from simulator.config.rules import scale
-from simulator.config.shared_jobs import calibrations_of_jobs, with_distinct_names, with_nodes
+from simulator.config.shared_jobs import calibrations_of_jobs, check_several, with_distinct_names, with_nodes
 from simulator.config.stack import check_stack, load_stack
 from simulator.costs import Costs
 from simulator.engine import Placed, simulate_together
@@ -256,7 +256,9 @@ def share(
     if not isinstance(workloads, Sequence) or isinstance(workloads, str | bytes):
         allowed = "a list of 2 and more, such as ['gpt22b_tp8', 'gpt22b_tp8']"
         raise InputError("must be a list of workloads", key="workloads", found=brief(workloads), allowed=allowed)
-    placed, nodes = with_nodes(with_distinct_names([load_workload(one, set or {}) for one in workloads]))
+    loaded = [load_workload(one, set or {}) for one in workloads]
+    check_several(loaded)
+    placed, nodes = with_nodes(with_distinct_names(loaded))
     cluster, calibrations = cluster_of(placed[0], nodes), calibrations_of_jobs(placed)
     on_cluster = [workload.model_copy(update={"cluster": cluster.spec}) for workload in placed]
     jobs = [_SharedJob.prepare(workload, cluster, calibrations) for workload in on_cluster]

@@ -63,7 +63,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Exit status 0 when the profile was written. Raises `InputError`."""
-    check_outputs({"--out": arguments.out}, inputs=files_of(arguments.measured))
+    check_outputs({"--out": arguments.out}, {"--out": (".yaml", ".yml")}, inputs=files_of(arguments.measured))
     if arguments.plots is not None:
         folder("--plots", arguments.plots)
     cases = replace(read(arguments.measured), hold_out=frozenset(arguments.hold_out))

@@ -51,7 +51,7 @@ def add_set(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Exit status 0, or 1 where a workload could not be simulated. Raises `InputError`."""
-    check_outputs({"--out": arguments.out}, inputs=arguments.workloads)
+    check_outputs({"--out": arguments.out}, {"--out": (".json",)}, inputs=arguments.workloads)
     changes = parse_changes(arguments.changes)
     if arguments.like is not None:
         changes = {**like(arguments.like, arguments.workloads[0], changes), **changes}

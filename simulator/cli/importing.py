@@ -24,6 +24,9 @@ if TYPE_CHECKING:
     from simulator.hardware.node import NodeSpec
     from simulator.importers.imported import Imported
 
+#: Letters before the number in the name of a device: of ``gpu`` or ``nic``.
+_KIND_LETTERS = 3
+
 
 ForeignFiles = Annotated[
     list[Path],
@@ -122,7 +125,7 @@ def _import_topology(
     check_outputs({"--out": out, "--json": json}, {"--out": (".yaml", ".yml")})
     if out is not None:
         text = cluster_file(topology, files, imported.format)
-        parse_yaml(text, out)  # refused here, it would not be read either
+        parse_yaml(text, out)  # what is refused here could not be read either
         with writing(out) as target:
             target.write(text.encode())
     write_json(
@@ -270,4 +273,4 @@ def _ranges(devices: Iterable[str]) -> str:
     from simulator.importers.imported import numbers
 
     names = list(devices)
-    return names[0][:3] + numbers(int(name[3:]) for name in names) if names else ""
+    return names[0][:_KIND_LETTERS] + numbers(int(name[_KIND_LETTERS:]) for name in names) if names else ""

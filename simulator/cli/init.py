@@ -296,11 +296,8 @@ def _doubts(result: Draft, answers: JobAnswers, budget_s: float) -> Iterator[str
     from simulator.drafting.layouts import SPARE
     from simulator.units import counted
 
-    if "encoder" in result.data["model"]:
-        yield (
-            "the model is simulated without its encoder of images: adapters stand in text models alone, and a "
-            "config.json may leave open how large images are (model.encoder.patches_per_image)"
-        )
+    if result.without_encoder:
+        yield f"the model is simulated without its encoder of images: {result.without_encoder}"
     if result.layout.spare < SPARE:
         yield tight_memory(result.layout)
     if idle := result.idle_gpus:

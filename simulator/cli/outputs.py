@@ -7,46 +7,45 @@ import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from simulator.cli.terminal import show, warn
 from simulator.errors import InputError
 from simulator.input_files import as_path, files_read, real_path
-from simulator.output.files import PICTURES, why_not_writable, writing
+from simulator.output.files import PICTURES, why_no_file_in, writing
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
 STDOUT = Path("-")
-#: Option of several commands -> usual endings of its files; others are allowed, but for those of other kinds of files.
-_ENDINGS = {
+#: Option -> endings of its files, of which their names need one.
+_NEEDED_ENDINGS: Mapping[str, Sequence[str]] = {
+    **dict.fromkeys(("--gantt", "--memory", "--plot"), PICTURES),
+    "--report": (".html", ".htm"),
+    "--timeline": (".parquet",),
+}
+#: Option -> usual endings of its files; other endings are allowed, but for those of other kinds of files.
+_USUAL_ENDINGS: Mapping[str, Sequence[str]] = {
     "--json": (".json",),
     "--csv": (".csv",),
     "--parquet": (".parquet",),
     "--trace": (".json", ".pftrace"),
+    "--out": (".db",),
 }
-_ENDINGS_OF_KINDS = frozenset(
-    (
-        *(ending for endings in _ENDINGS.values() for ending in endings),
-        *PICTURES,
-        ".html",
-        ".htm",
-        ".db",
-        ".yaml",
-        ".yml",
-    )
-)
+_ENDINGS_OF_KINDS = frozenset(chain(*_NEEDED_ENDINGS.values(), *_USUAL_ENDINGS.values(), (".yaml", ".yml")))
 
 
 def check_outputs(
     outputs: Mapping[str, Path | None],
-    suffixes: Mapping[str, Sequence[str]] | None = None,
+    needed: Mapping[str, Sequence[str]] | None = None,
     inputs: Iterable[Path | None] = (),
 ) -> None:
-    """Raise `InputError` where an output cannot be written: option -> path, option -> allowed endings of its name.
+    """Raise `InputError` where an output cannot be written: option -> path.
 
-    Nor may it be one of ``inputs``, or any file that has been read. Only --json may be standard output.
+    Nor may it be one of ``inputs``, or any file that has been read. Only --json may be standard output. ``needed``:
+    option -> endings of its name, where those of the command are its own.
     """
     read = files_read | {real_path(path) for path in inputs if path is not None}
     option_of_file: dict[Path, str] = {}
@@ -57,52 +56,68 @@ def check_outputs(
             raise InputError("needs a file", file=option, found="-")
         if path == Path():
             raise InputError("needs the name of a file", file=option)
-        allowed = (suffixes or {}).get(option)
-        if allowed and path.suffix.lower() not in allowed:
-            kinds = ", ".join(f"a name that ends in {suffix}" for suffix in allowed)
-            raise InputError("no file of this kind", file=option, found=str(path), allowed=kinds)
         as_path(path.absolute(), file=option)
-        folder, target = path.parent, real_path(path, file=option)
+        target = real_path(path, file=option)
         if target in read:
             raise InputError("is a file that this command reads", file=option, found=str(path), fix="another name")
-        if path.suffix.lower() in _ENDINGS_OF_KINDS.difference(_ENDINGS.get(option, _ENDINGS_OF_KINDS)):
-            kinds = " or ".join(_ENDINGS[option])
-            what = "has the ending of another kind of file"
-            raise InputError(what, file=option, found=str(path), allowed=f"{kinds}, or an ending of your own")
+        _check_ending(option, path, {**_NEEDED_ENDINGS, **(needed or {})}.get(option))
         if path.is_dir():
             raise InputError("is a directory, not a file", file=option, found=str(path))
-        check_folder(option, folder, path)
+        _check_file(option, path)
         if target in option_of_file:
             raise InputError(f"is the file of {option_of_file[target]} too", file=option, found=str(path))
         option_of_file[target] = option
 
 
-def check_folder(option: str, folder: Path, written: Path) -> None:
-    """Raise `InputError` where ``written``, a file in ``folder`` or this itself, cannot be written for ``option``."""
-    if not folder.is_dir():
-        above = next(one for one in (folder, *folder.parents) if one.exists())
-        if not above.is_dir():
-            message = f"{above} is a file, and no directory"
-            raise InputError(message, file=option, found=str(written), fix="another name")
-        raise InputError("its directory does not exist", file=option, found=str(written), fix=f"mkdir -p {folder}")
-    reason = why_not_writable(folder) if written == folder else _why_not_writable(real_path(written, file=option))
+def _check_ending(option: str, path: Path, needed: Sequence[str] | None) -> None:
+    """Raise `InputError` where a name lacks an ending that is ``needed``, or has that of another kind of file."""
+    ending, usual = path.suffix.lower(), _USUAL_ENDINGS.get(option, ())
+    if needed and ending not in needed:
+        kinds = ", ".join(f"a name that ends in {suffix}" for suffix in needed)
+        raise InputError("no file of this kind", file=option, found=str(path), allowed=kinds)
+    if not needed and ending in _ENDINGS_OF_KINDS.difference(usual):
+        kinds = " or ".join(usual)
+        what = "has the ending of another kind of file"
+        raise InputError(what, file=option, found=str(path), allowed=f"{kinds}, or an ending of your own")
+
+
+def check_folder(option: str, folder: Path) -> None:
+    """Raise `InputError` where no files can be made in the ``folder`` of an option."""
+    _check_is_folder(option, folder, folder)
+    _refuse(option, folder, why_no_file_in(folder))
+
+
+def _check_file(option: str, path: Path) -> None:
+    """Raise `InputError` where a file cannot be made, or replaced. Devices and pipes are left alone."""
+    _check_is_folder(option, path.parent, path)
+    target = real_path(path, file=option)
+    if target.exists() and not os.access(target, os.W_OK):
+        _refuse(option, path, "permission denied")
+    elif target.is_file() or not target.exists():
+        _refuse(option, path, why_no_file_in(target.parent))
+
+
+def _check_is_folder(option: str, folder: Path, path: Path) -> None:
+    """Raise `InputError` where ``folder``, which an option needs for its ``path``, is no directory."""
+    if folder.is_dir():
+        return
+    above = next(one for one in (folder, *folder.parents) if one.exists())
+    if not above.is_dir():
+        message = f"{above} is a file, and no directory"
+        raise InputError(message, file=option, found=str(path), fix="another name")
+    raise InputError("its directory does not exist", file=option, found=str(path), fix=f"mkdir -p {folder}")
+
+
+def _refuse(option: str, path: Path, reason: str | None) -> None:
+    """Raise `InputError` where there is a ``reason`` why the ``path`` of an option cannot be written."""
     if reason:
-        raise InputError(f"cannot be written: {reason}", file=option, found=str(written))
-
-
-def _why_not_writable(path: Path) -> str | None:
-    """Return why a file cannot be written, or replaced; None where it can. Devices and pipes are left alone."""
-    if path.exists() and not os.access(path, os.W_OK):
-        return "permission denied"
-    return None if path.exists() and not path.is_file() else why_not_writable(path.parent)
+        raise InputError(f"cannot be written: {reason}", file=option, found=str(path))
 
 
 @contextmanager
-def reading_inputs(
-    outputs: Mapping[str, Path | None], suffixes: Mapping[str, Sequence[str]] | None = None
-) -> Iterator[None]:
+def reading_inputs(outputs: Mapping[str, Path | None]) -> Iterator[None]:
     """Check outputs before a block that reads large files, and behind it against these files."""
-    check_outputs(outputs, suffixes)
+    check_outputs(outputs)
     yield
     check_outputs(outputs)
 

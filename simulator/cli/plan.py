@@ -19,7 +19,7 @@ from simulator.cli.search import (
     RetriedLayouts,
     fixed_by_key,
     limits_by_key,
-    resumable,
+    resuming,
     search_watch,
     write_layouts,
 )
@@ -98,7 +98,7 @@ def command(
     check_outputs({"--out": out, "--json": json, "--csv": csv})
     changes = _with_run(parse_changes(set_ or ()), tokens, price)
     numbers, between = _counts(gpus)
-    with resumable(out), progress("planning") as far, options_named(*SEARCHED, "days", "more", "vary"), _run_named():
+    with resuming(out), progress("planning") as far, options_named(*SEARCHED, "days", "more", "vary"), _run_named():
         result = plan(
             workload,
             gpus=numbers,

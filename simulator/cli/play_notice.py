@@ -63,7 +63,8 @@ class PlayNotice:
 
 
 def _rounded(seconds: float) -> str:
-    """
+    """Return a time for a person to read, in seconds up to two minutes.
+
     >>> _rounded(41.3), _rounded(200.0)
     ('41 s', '3 min')
     """

@@ -17,7 +17,7 @@ from simulator.cli.play_notice import simulating
 from simulator.cli.terminal import progress, say, show, warn
 from simulator.errors import InputError
 from simulator.output.envelope import envelope
-from simulator.output.files import PERFETTO_SUFFIXES, PICTURES
+from simulator.output.files import PERFETTO_SUFFIXES
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -25,13 +25,6 @@ if TYPE_CHECKING:
     from simulator.config import Workload
     from simulator.step_result import StepResult
 
-#: Option -> endings of its files.
-_ENDINGS = {
-    "--gantt": PICTURES,
-    "--memory": PICTURES,
-    "--report": (".html", ".htm"),
-    "--timeline": (".parquet",),
-}
 #: Kernels that each pass of a layer has at least: a norm, and the products of its mixer and its MLP.
 _LAYER_KERNELS = 4
 #: Characters of what --set was given that stand over a picture.
@@ -134,7 +127,7 @@ def command(
     jobs = [load_workload(name, changes) for name in names]
     _check_number(len(jobs), share_fabric)
     outputs = {"--json": json, "--trace": trace, "--gantt": gantt, "--memory": memory, "--report": report_file}
-    check_outputs({**outputs, "--timeline": timeline}, _ENDINGS)
+    check_outputs({**outputs, "--timeline": timeline})
     advises = _advises(advise, report_file, budget_s, share_fabric)
     ranks = _trace_ranks(trace, trace_dir, trace_ranks, jobs)
     _check_tables(chakra, trace_dir, timeline, jobs)
@@ -258,7 +251,7 @@ def _trace_ranks(
         if path is not None and len(jobs) > 1:
             raise InputError("shows one workload", file=option, found=f"{len(jobs)} workloads", fix="a run for each")
     if trace_dir is not None:
-        check_folder("--trace-dir", trace_dir, trace_dir)
+        check_folder("--trace-dir", trace_dir)
     if ranks is not None and trace is None and trace_dir is None:
         raise InputError("chooses the ranks of a trace, and none is written", file="--trace-ranks", fix="--trace FILE")
     return None if ranks is None else parse_ranks(ranks, jobs[0].n_ranks, "--trace-ranks")
@@ -282,7 +275,7 @@ def _check_chakra(folder: Path, trace_dir: Path | None, job: Workload) -> None:
     from simulator.traces.execution.messages import chakra_messages
     from simulator.traces.execution.writing import check_number, rank_files
 
-    check_folder("--chakra", folder, folder)
+    check_folder("--chakra", folder)
     if trace_dir is not None and trace_dir.resolve() == folder.resolve():
         raise InputError("is the folder of --trace-dir too", file="--chakra", found=str(folder), fix="another folder")
     chakra_messages()

@@ -13,7 +13,7 @@ from simulator.cli.outputs import check_outputs, shows_summary, write_json
 from simulator.cli.terminal import show, table, warn
 from simulator.errors import InputError, located
 from simulator.output.envelope import envelope
-from simulator.output.files import PICTURES, writing
+from simulator.output.files import writing
 from simulator.units import counted
 
 if TYPE_CHECKING:
@@ -93,7 +93,7 @@ def command(
     names = list(dict.fromkeys([name, *(compare or ()), *context.args]))
     check_outputs(
         {"--json": json, "--gantt": gantt, "--csv": csv},
-        {"--gantt": PICTURES, "--csv": (".csv",)},
+        {"--csv": (".csv",)},
         inputs=[Path(which) for which in names if which.endswith(".csv")],
     )
     costs = _costs(cost)

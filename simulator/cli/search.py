@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import math
-import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -13,8 +12,7 @@ import typer
 
 from simulator.cli.options import Jobs, Json, On, Quiet, Set, options_named
 from simulator.cli.outputs import check_outputs, shows_summary, write_json
-from simulator.cli.shared_database import said_of_others
-from simulator.cli.streams import ended_by
+from simulator.cli.shared_database import resumable, said_of_others
 from simulator.cli.terminal import progress, say, show, warn
 
 if TYPE_CHECKING:
@@ -97,7 +95,7 @@ def command(
     questions = [{whole_key(key, "--why"): value for key, value in _settings(text).items()} for text in why or ()]
     seen: list[SimulatedLayout] = []
     named = options_named(*SEARCHED, "top", budget_s="--budget-s")
-    with resumable(out, seen, top if shows_summary(json, quiet) else 0), progress("looking for layouts") as far, named:
+    with resuming(out, seen, top if shows_summary(json, quiet) else 0), progress("looking for layouts") as far, named:
         result = search(
             workload,
             gpus=gpus,
@@ -131,21 +129,15 @@ def write_layouts(
         say(f"Simulated layouts are in {out}{kept}.{said_of_others(out, [workload])}")
 
 
-@contextmanager
-def resumable(out: Path, seen: Sequence[SimulatedLayout] = (), top: int = 0) -> Iterator[None]:
-    """End with the ``top`` best of the layouts ``seen``, if any, and how to go on, where the block is interrupted."""
-    try:
-        yield
-    except (KeyboardInterrupt, SystemExit) as end:  # the latter by SIGTERM, see `signals_raise`
-        if seen and top:
-            _show_seen(seen, top)
-        message = f"interrupted: layouts that were simulated are kept in {out}; the same command goes on from there"
-        say(message, sys.stderr)
-        raise typer.Exit(ended_by(end)) from None
+def resuming(out: Path, seen: Sequence[SimulatedLayout] = (), top: int = 0) -> AbstractContextManager[None]:
+    """End an interrupted block with the ``top`` best of the layouts ``seen``, if any, and how to go on."""
+    return resumable(out, lambda: "layouts that were simulated", lambda: _show_seen(seen, top))
 
 
 def _show_seen(seen: Sequence[SimulatedLayout], top: int) -> None:
-    """Print the table of the best layouts that were simulated."""
+    """Print the table of the ``top`` best layouts that were simulated, if there are any."""
+    if not seen or not top:
+        return
     from simulator.output.search_table import best_so_far, changed_keys
 
     keys = changed_keys([one.candidate.changes for one in seen])

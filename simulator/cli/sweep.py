@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -12,11 +11,9 @@ import typer
 
 from simulator.cli.options import Jobs, Json, On, Quiet, Set, options_named
 from simulator.cli.outputs import check_outputs, shows_summary, write_json
-from simulator.cli.shared_database import said_of_others
-from simulator.cli.streams import ended_by
+from simulator.cli.shared_database import resumable, said_of_others
 from simulator.cli.terminal import progress, progress_bar, say, show, warn
 from simulator.errors import InputError
-from simulator.output.files import PICTURES
 
 if TYPE_CHECKING:
     from simulator.sweeping.evaluator import EvaluatedPoint
@@ -99,18 +96,19 @@ def command(
     space = _space(workloads, grid or (), zip or (), list, set_ or ())
     out = _database(workloads) if out is None else out
     outputs = {"--out": out, "--json": json, "--csv": csv, "--parquet": parquet, "--plot": plot}
-    check_outputs(outputs, {"--plot": PICTURES})
+    check_outputs(outputs)
     if parquet is not None:
         check_parquet()
     finished: FinishedPoints = []
-    with options_named("jobs", "on"), _resumable(space, finished, out, sort, top, shows_summary(json, quiet)):
+    shows = shows_summary(json, quiet)
+    with options_named("jobs", "on"), _resuming(space, finished, out, sort, top, shows):
         result = _result(space, jobs, on, out, retry, finished)
     write_json(json, result.to_dict())
     _write_points(result, csv, parquet)
     check_present(result.rows, sort, "--sort")
     if plot is not None:
         _draw(result, sort, plot)
-    if shows_summary(json, quiet):
+    if shows:
         show(result.summary(sort, top))
         kept = f", {result.kept:,} of them from before" if result.kept else ""
         say(f"All points are in {out}{kept}.{said_of_others(out, workloads)}")
@@ -175,19 +173,16 @@ def _result(
         return sweep_space(space, runner_on(jobs, on), out, retry_failed=retry, watch=watch)
 
 
-@contextmanager
-def _resumable(
-    space: Space, finished: Sequence[EvaluatedPoint], out: Path, sort: str, top: int | None, shows: bool
-) -> Iterator[None]:
-    """End with what is ``finished``, where a summary ``shows``, and how to go on, where the block is interrupted."""
-    try:
-        yield
-    except (KeyboardInterrupt, SystemExit) as end:  # the latter by SIGTERM, see `signals_raise`
+def _resuming(
+    space: Space, finished: FinishedPoints, out: Path, sort: str, top: int | None, shows: bool
+) -> AbstractContextManager[None]:
+    """End an interrupted block with what is ``finished``, where a summary ``shows``, and how to go on."""
+
+    def show_so_far() -> None:
         if shows and finished:
             _show_finished(space, finished, sort, top)
-        message = f"interrupted: {len(finished):,} of {len(space):,} points are finished, and kept in {out}"
-        say(f"{message}; the same command goes on from there", sys.stderr)
-        raise typer.Exit(ended_by(end)) from None
+
+    return resumable(out, lambda: f"{len(finished):,} of {len(space):,} points", show_so_far)
 
 
 def _show_finished(space: Space, finished: Sequence[EvaluatedPoint], sort: str, top: int | None) -> None:

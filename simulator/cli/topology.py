@@ -40,7 +40,7 @@ def command(
     from simulator.hardware.node import count_types
 
     result = topology(cluster, nodes=nodes)
-    check_outputs({"--json": json, "--plot": plot}, {"--plot": PICTURES})
+    check_outputs({"--json": json, "--plot": plot})
     write_json(json, result.report if json else {})
     warn(result.warnings)
     if plot:

@@ -20,7 +20,6 @@ from simulator.cli.trace_change import (
     target_cluster,
 )
 from simulator.errors import InputError
-from simulator.output.files import PICTURES
 
 if TYPE_CHECKING:
     from simulator.traces.compare import Side
@@ -114,7 +113,7 @@ def show_command(
     if are_execution_traces(files):
         show_graphs(files, groups, top, json, quiet, {"--step": step, "--gantt": gantt})
         return
-    with reading_inputs({"--json": json, "--gantt": gantt}, {"--gantt": PICTURES}):
+    with reading_inputs({"--json": json, "--gantt": gantt}):
         trace = _opened(files, groups)
     if step is not None:
         with naming_options(name="--step"):

@@ -138,7 +138,7 @@ def _by_name(name: str, head: bytes) -> FileUse | None:
         return _ARCHIVE
     suffix = Path(name.removesuffix(".gz")).suffix
     if suffix in (".csv", ".tsv"):
-        if any(name in head.partition(b"\n")[0] for name in _REQUEST_COLUMNS):
+        if any(column in head.partition(b"\n")[0] for column in _REQUEST_COLUMNS):
             return _REQUESTS
         return SCHEDULE if _ACTIONS.search(head) else TABLE
     if suffix in _WEIGHT_SUFFIXES:

@@ -12,18 +12,30 @@ from simulator.errors import InputError
 from simulator.hardware.cluster_spec import ClusterSpec
 
 
-def with_distinct_names(jobs: Sequence[Workload]) -> list[Workload]:
-    """Return the jobs with a number behind each name that another had before."""
+def check_several(jobs: Sequence[Workload]) -> None:
+    """Raise `InputError` where a job has nobody to share a cluster with."""
     if len(jobs) < 2:
         raise InputError(
             "shares the fabric with nobody", key="share_fabric", found=len(jobs), allowed="2 jobs and more"
         )
-    names: dict[str, int] = {}
+
+
+def with_distinct_names(jobs: Sequence[Workload]) -> list[Workload]:
+    """Return the jobs with a number behind each name that a job before has, the first from 2 on that makes a new name.
+
+    A name that a job has in its file is never another's: ``a``, ``a``, ``a (2)`` become ``a``, ``a (3)``, ``a (2)``.
+    """
+    used_names = {job.name for job in jobs}
+    seen_names: set[str] = set()
     result = []
     for job in jobs:
-        names[job.name] = names.get(job.name, 0) + 1
-        number = names[job.name]
-        result.append(job if number == 1 else job.model_copy(update={"name": f"{job.name} ({number})"}))
+        name = job.name
+        if name in seen_names:
+            numbered = (f"{name} ({number})" for number in itertools.count(2))
+            name = next(one for one in numbered if one not in used_names)
+            used_names.add(name)
+        seen_names.add(job.name)
+        result.append(job if name == job.name else job.model_copy(update={"name": name}))
     return result
 
 

@@ -11,8 +11,9 @@ from simulator.config.workload import Workload
 from simulator.errors import InputError, each
 from simulator.input_files import parse_value
 
-#: Part of a fix that a workload file can say as it stands: a key, and one value or several joined by ``or``.
-_SETTING = re.compile(r"([A-Za-z_][\w.]*): (\[[^\]]*\]|[\w.+-]+(?: or [\w.+-]+)*)")
+#: Part of a fix that a workload file can say as it stands: a key, and one value or several joined by ``or``. A key of
+#: another section stands in its section: ``offload: {optimizer: cpu}``.
+_SETTING = re.compile(r"([A-Za-z_]\w*): (\[[^\]]*\]|\{[^}]*\}|[\w.+-]+(?: or [\w.+-]+)*)")
 
 #: What checks a workload with some dotted keys changed. It raises `InputError`.
 Trial = Callable[[Mapping[str, Any]], object]
@@ -36,7 +37,7 @@ def _working(error: InputError, trial: Trial) -> Iterator[str]:
         if setting is None or key is None:
             yield part
             continue
-        texts = [setting[2]] if setting[2].startswith("[") else setting[2].split(" or ")
+        texts = [setting[2]] if setting[2].startswith(("[", "{")) else setting[2].split(" or ")
         values = [text for text in texts if not _is_refused(key, text, error, trial)]
         if values:
             yield f"{setting[1]}: {' or '.join(values)}"
@@ -59,8 +60,10 @@ def _whole_key(name: str, beside: str) -> str | None:
 
 def _is_refused(key: str, text: str, mended: InputError, trial: Trial) -> bool:
     """Tell whether errors are told of a key once it has a value, or another one of the key that was ``mended``."""
+    value = parse_value(key, text, "fix")
+    inside = value if isinstance(value, Mapping) else {}
     try:
-        trial({key: parse_value(key, text, "fix")})
+        trial({f"{key}.{name}": one for name, one in inside.items()} or {key: value})
     except InputError as error:
         return any(
             f"{one.key}.".startswith(f"{key}.") or (one.key == mended.key and one.message != mended.message)

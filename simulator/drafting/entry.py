@@ -40,13 +40,15 @@ class JobAnswers:
 class Draft:
     """A workload file. ``data``: its keys. ``text``: as it is written. ``layout``: what was found to fit.
 
-    ``idle_gpus``: those of its nodes that do not train.
+    ``idle_gpus``: those of its nodes that do not train. ``without_encoder``: why the model goes without its encoder of
+    images, empty where it does not.
     """
 
     data: Mapping[str, Any]
     text: str
     layout: ProposedLayout
     idle_gpus: int
+    without_encoder: str
 
 
 def draft(
@@ -77,7 +79,9 @@ def draft(
     habits = FRAMEWORKS[answers.framework].habits
     if habits.begins_sharded and gpus > 1:
         data["parallelism"] |= {"zero": habits.zero[-1], "dp": gpus}
-    data["model"] |= _encoder_keys(data, answers.method)
+    without_encoder = _why_no_encoder(data, answers.method)
+    if without_encoder:
+        data["model"]["encoder"] = None
     data["training"] |= training_keys(answers.method, answers.framework, spec.gpu_types[0])
     data["training"] |= weight_keys(answers.method, answers.framework, data)
     if METHODS[answers.method].adapters:
@@ -95,17 +99,19 @@ def draft(
     }
     machines_name = cluster_file.stem if cluster_file else machines.unsized["name"]
     heading = f"{name}.yaml: {answers.model} on {counted(gpus, 'GPU')} of {machines_name}, by llmsim init."
-    return Draft(written, job_text(written, layout, heading), layout, spec.n_gpus - gpus)
+    return Draft(written, job_text(written, layout, heading), layout, spec.n_gpus - gpus, without_encoder)
 
 
-def _encoder_keys(data: Mapping[str, Any], method: str) -> dict[str, None]:
-    """Return that a model goes without its encoder of images: beside adapters, or where its file leaves sizes open."""
+def _why_no_encoder(data: Mapping[str, Any], method: str) -> str:
+    """Return why a model goes without its encoder of images, empty where it does not, or has none."""
     try:
-        encoder = load_workload(data).model.encoder
+        has_encoder, is_open = load_workload(data).model.encoder is not None, False
     except InputError as error:
         lacking = [one.key or "" for one in each(error)[0] if isinstance(one, MissingKeyError)]
-        return {"encoder": None} if any(key.startswith("model.encoder.") for key in lacking) else {}
-    return {"encoder": None} if encoder is not None and METHODS[method].adapters else {}
+        has_encoder = is_open = any(key.startswith("model.encoder.") for key in lacking)
+    if has_encoder and METHODS[method].adapters:
+        return "adapters stand in text models alone"
+    return "its file leaves open how large images are (model.encoder.patches_per_image)" if is_open else ""
 
 
 def _counted_ends(data: Mapping[str, Any]) -> dict[str, bool]:

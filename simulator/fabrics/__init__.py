@@ -55,7 +55,7 @@ def fabric_problems(fabric: Fabric) -> Iterator[InputError]:
             allowed = f"with kind {', '.join(kind for kind, entry in FABRICS.items() if field.name in entry.keys)}"
             yield InputError(f"{fabric.kind} has none", key=f"fabric.{field.name}", found=brief(value), allowed=allowed)
     if fabric.sharp and fabric.transport != "infiniband":
-        fix = "fabric.transport: infiniband"
+        fix = "transport: infiniband"
         yield InputError("only InfiniBand switches sum up", key="fabric.sharp", found=fabric.transport, fix=fix)
     yield from FABRICS[fabric.kind].check(fabric)
 

@@ -35,7 +35,7 @@ def join_sites(fabric: Fabric, ports: Ports, inside: Callable[[Fabric, Ports], S
         raise InputError(
             f"{fabric.kind} of {parts[0].tiers} tier(s) has no switch above all nodes, from which to leave the site",
             key="fabric.sites",
-            fix="fabric.kind: fat_tree",
+            fix="kind: fat_tree",
         )
     leaves: list[tuple[str, ...]] = []
     trunks: list[Trunk] = []

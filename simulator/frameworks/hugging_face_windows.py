@@ -23,7 +23,7 @@ BY_ELEMENT = 2.0
 
 
 def is_masked(shapes: Shapes) -> bool:
-    """Return True for layers whose window is no longer than a sequence. One of the same length has a mask too."""
+    """Return True for layers whose window is shorter than a sequence, or as long."""
     return shapes.has_window
 
 

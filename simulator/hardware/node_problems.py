@@ -50,7 +50,7 @@ def _socket_problems(node: NodeSpec) -> Iterator[InputError]:
                 "is between sockets, and there is one",
                 key=f"node.sockets.{name}",
                 found=getattr(node.sockets, name),
-                fix="sockets.count: 2",
+                fix="sockets: {count: 2}",
             )
 
 
@@ -72,12 +72,12 @@ def _drive_problems(node: NodeSpec) -> Iterator[InputError]:
 def _nvlink_problems(node: NodeSpec) -> Iterator[InputError]:
     link, key = node.nvlink, "node.nvlink"
     if link.kind == "none" and link.bandwidth_Bps:
-        fix = "nvlink.kind: nvswitch, mesh, pairs or links"
+        fix = "kind: nvswitch, mesh, pairs or links"
         yield InputError("is given, but kind is none", key=f"{key}.bandwidth_Bps", found=link.bandwidth_Bps, fix=fix)
     if link.kind != "none" and not link.bandwidth_Bps:
         yield InputError(f"must be given for {link.kind}", key=f"{key}.bandwidth_Bps", allowed="> 0")
     if link.sharp and link.kind != "nvswitch":
-        fix = "nvlink.sharp: false, or nvlink.kind: nvswitch where there are switches"
+        fix = "sharp: false, or kind: nvswitch where there are switches"
         yield InputError(f"only NVSwitches sum up, and kind is {link.kind}", key=f"{key}.sharp", found=True, fix=fix)
     if link.kind == "pairs" and node.gpus.count % 2:
         fix = "nvlink: {kind: links, links: the pairs}" if node.gpus.count > 1 else "nvlink: null"
@@ -86,7 +86,7 @@ def _nvlink_problems(node: NodeSpec) -> Iterator[InputError]:
     if link.kind == "links" and not link.links:
         yield InputError("must be given for links", key=f"{key}.links", allowed="such as [{gpus: [0, 1], count: 4}]")
     if link.kind != "links" and link.links:
-        yield InputError("are of kind links alone", key=f"{key}.links", found=link.kind, fix="nvlink.kind: links")
+        yield InputError("are of kind links alone", key=f"{key}.links", found=link.kind, fix="kind: links")
     yield from _bundle_problems(node)
 
 

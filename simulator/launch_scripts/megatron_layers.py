@@ -49,6 +49,7 @@ def put_layers(reading: ScriptReading, *, by_default: bool) -> None:
     if (norm := reading.look("normalization")) is not None:
         reading.put("model.norm", str(norm).lower(), "normalization")
     _switches(reading)
+    _loss(reading)
     _dropout(reading)
     _experts(reading, by_default=by_default)
     _latent_attention(reading)
@@ -122,6 +123,9 @@ def _switches(reading: ScriptReading) -> None:
             reading.put(key, value, option)
     if reading.flag("qk_layernorm") and not reading.flag("multi_latent_attention"):
         reading.put("model.qk_norm", True, "qk_layernorm")
+
+
+def _loss(reading: ScriptReading) -> None:
     local = reading.workload.get("framework") == "megatron_core_local"
     if reading.flag("cross_entropy_loss_fusion") and reading.look("cross_entropy_fusion_impl") == "te" and not local:
         reading.put("training.loss", "te_fused", "cross_entropy_loss_fusion", "cross_entropy_fusion_impl")

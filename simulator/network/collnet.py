@@ -47,7 +47,7 @@ def check(cluster: Cluster, ranks: tuple[int, ...], name: str) -> None:
             f"{name} needs a fabric whose switches sum up (InfiniBand SHARP), which {cluster.name} lacks",
             key="algorithm",
             found=name,
-            fix="fabric.sharp: true in the cluster file, where they can",
+            fix="fabric: {sharp: true} in the cluster file, where they can",
         )
     if len(by_node(cluster, ranks)) == 1:
         raise InputError(f"{name} is for groups between nodes", key="algorithm", found=name, fix="algorithm auto")

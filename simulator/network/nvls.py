@@ -106,7 +106,7 @@ def _require_switches(cluster: Cluster, ranks: tuple[int, ...], *, several: bool
             key="algorithm",
             found=name,
             fix="algorithm ring"
-            + (", or node.nvlink.sharp: true in the cluster file, where its switches can" if able else ""),
+            + (", or nvlink: {sharp: true} in the cluster file, where its switches can" if able else ""),
         )
     nodes = by_node(cluster, ranks)
     for number, members in nodes.items():

@@ -21,7 +21,8 @@ from simulator.validation.prediction_interval import LEVEL, MULTIPLE, prediction
 from simulator.validation.traits import SOFTWARE_YEAR
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "accuracy.md"
-#: Spreads that are added to each distance before its logarithm is taken: a step in the very middle is no miracle.
+#: Spreads that are added to each distance before its logarithm is taken: a step in the very middle is no miracle. The
+#: number is chosen, from no measurement: a tenth of the spread itself.
 NEAR = 0.1
 #: What surrounds the table in `PAGE`.
 BEGIN, END = "<!-- coverage: python -m simulator.validation.coverage --write -->\n", "<!-- end of coverage -->\n"
@@ -32,15 +33,15 @@ class LeftOutRow:
     """A measured step beside the interval that the other sources give.
 
     ``spreads``: distance from the middle of the interval, as a multiple of its spread. ``half_width``: half of the
-    interval, as a share of the simulated time. ``plain``: the distance in spreads without `scatter`. ``age``: years of
-    the software. ``sharded``: parameters are gathered for each pass.
+    interval, as a share of the simulated time. ``unwidened``: the distance as a multiple of the spread before `scatter`
+    widens it. ``age``: years of the software. ``sharded``: parameters are gathered for each pass.
     """
 
     source: str
     error: float
     spreads: float
     half_width: float
-    plain: float = 0.0
+    unwidened: float = 0.0
     age: float = 0.0
     sharded: bool = False
 
@@ -76,8 +77,8 @@ def left_out_rows(measured: Evidence) -> list[LeftOutRow | None]:
         spreads = MULTIPLE * abs(step.log_ratio - middle) / half
         width = (math.exp(interval.high) - math.exp(interval.low)) / 2
         age, sharded = float(SOFTWARE_YEAR - step.traits.year), step.traits.sharded
-        plain = spreads * scatter(step.traits)
-        rows.append(LeftOutRow(step.source, step.error, spreads, width, plain, age, sharded))
+        unwidened = spreads * scatter(step.traits)
+        rows.append(LeftOutRow(step.source, step.error, spreads, width, unwidened, age, sharded))
     return rows
 
 
@@ -112,7 +113,7 @@ def fitted_scatter(rows: Sequence[LeftOutRow]) -> tuple[float, float]:
     counts = Counter(row.source for row in rows)
     weights = np.sqrt([1 / counts[row.source] for row in rows])
     traits = np.array([(1.0, row.age, float(row.sharded)) for row in rows])
-    distances = np.log(np.array([row.plain for row in rows]) + NEAR)
+    distances = np.log(np.array([row.unwidened for row in rows]) + NEAR)
     fitted = np.linalg.lstsq(traits * weights[:, None], distances * weights, rcond=None)[0]
     return float(fitted[1]), float(fitted[2])
 
@@ -122,7 +123,9 @@ def unfitted_share(rows: Sequence[LeftOutRow]) -> float:
     inside: list[bool] = []
     for name in dict.fromkeys(row.source for row in rows):
         per_year, sharded = fitted_scatter([row for row in rows if row.source != name])
-        again = [replace(row, spreads=row.plain / math.exp(per_year * row.age + sharded * row.sharded)) for row in rows]
+        again = [
+            replace(row, spreads=row.unwidened / math.exp(per_year * row.age + sharded * row.sharded)) for row in rows
+        ]
         multiple = fitting_multiple([row for row in again if row.source != name])
         inside += [row.spreads <= multiple for row in again if row.source == name]
     return fmean(inside)

@@ -152,22 +152,29 @@ def test_predictions_are_for_a_machine_like_that_of_runs_made_before(
         named.write_text(path.read_text())
         probed(tmp_path, named, ranks, environment={"torch": version})
     runs.save(tmp_path, path, "failed", "2030-01-01", environment={"torch": version})
-    command = ["predict", str(path), "--out", str(tmp_path / "out.txt"), "--like", str(tmp_path)]
+    command = ["predict", str(path), "--out", str(tmp_path.with_suffix(".json")), "--like", str(tmp_path)]
     assert main([*command, "--set", "calibration=h100-sxm-80gb"]) == 0
-    changes = json.loads((tmp_path / "out.txt").read_text())["changes"]
+    changes = json.loads((tmp_path.with_suffix(".json")).read_text())["changes"]
     assert changes.pop("parallelism.batch_p2p", False) == batched
     assert changes.pop("calibration") == "h100-sxm-80gb"
     assert changes == pytest.approx({"cluster.node.host_speed": 1 / 3, "cluster.node.autograd_speed": 0.5}, rel=1e-3)
     assert main([*command, "--set", "cluster.node.host_speed=0.8"]) == 0
-    assert json.loads((tmp_path / "out.txt").read_text())["changes"]["cluster.node.host_speed"] == 0.8
+    assert json.loads((tmp_path.with_suffix(".json")).read_text())["changes"]["cluster.node.host_speed"] == 0.8
 
 
 def test_predictions_like_runs_that_were_not_probed_are_refused(made: Path, tmp_path: Path, capsys: Any) -> None:
     runs.save(tmp_path, made / "alone.yaml", "failed", "2030-01-01")
-    command = ["predict", str(made / "alone.yaml"), "--out", str(tmp_path / "out.txt"), "--like", str(tmp_path)]
+    command = [
+        "predict",
+        str(made / "alone.yaml"),
+        "--out",
+        str(tmp_path.with_suffix(".json")),
+        "--like",
+        str(tmp_path),
+    ]
     assert main(command) == 2
     assert "no run there was probed" in capsys.readouterr().err
-    assert not (tmp_path / "out.txt").exists()
+    assert not (tmp_path.with_suffix(".json")).exists()
 
 
 @pytest.mark.parametrize(

@@ -220,6 +220,7 @@ def test_measurements_of_two_gpus_are_not_mixed(tmp_path: Path) -> None:
         (["--hold-out", "2"], "leaves no collective to fit"),
         (["--out", "none/mine.yaml"], "its directory does not exist"),
         (["--out", "."], "--out"),
+        (["--out", "mine.json"], "a name that ends in .yaml"),
         (["--out", "a.jsonl"], "is a file that this command reads"),
         (["--plots", "a.jsonl"], "is a file, not a folder"),
     ],

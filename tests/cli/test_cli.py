@@ -47,6 +47,8 @@ from tests.support.commands import command
         (["check", "gpt175b_3d", "--set", "model={hf_config: ~nosuchuser/x}"], "--set: model.hf_config: cannot be"),
         (["run", "gpt175b_3d", "--trace", "x.PNG"], "--trace: has the ending of another kind of file"),
         (["run", "gpt175b_3d", "--json", "x.html"], "allowed: .json, or an ending of your own"),
+        (["search", "gpt22b_tp8", "--gpus", "8", "--out", "x.csv"], "allowed: .db, or an ending of your own"),
+        (["plan", "gpt22b_tp8", "--gpus", "8", "--out", "x.yaml"], "allowed: .db, or an ending of your own"),
         (["run", "gpt175b_3d", "--trace", "-"], "needs a file"),
         (["run", "gpt175b_3d", "--trace-ranks", "all"], "--trace FILE"),
         (["run", "gpt175b_3d", "--trace", "t.json", "--trace-ranks", "0-9999"], "0 to 1535"),

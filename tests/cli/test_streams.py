@@ -142,7 +142,7 @@ def test_a_folder_on_a_read_only_disk_is_refused_before_the_work(
         with pytest.raises(InputError, match="--json: cannot be written: Read-only file system"):
             check_outputs({"--json": tmp_path / name})
     with pytest.raises(InputError, match="--trace-dir: cannot be written: Read-only file system"):
-        check_folder("--trace-dir", tmp_path, tmp_path)
+        check_folder("--trace-dir", tmp_path)
     check_outputs({"--json": Path(os.devnull)})
 
 

@@ -103,7 +103,7 @@ def test_an_interrupted_sweep_prints_what_is_finished(
     out, err = capsys.readouterr()
     assert "2 points of tiny.yaml: 1 fit, 1 refused" in out
     assert "Points by step time" in out
-    assert "interrupted: 2 of 3 points are finished, and kept in tiny.sweep.db; the same command goes on" in err
+    assert "interrupted: 2 of 3 points are kept in tiny.sweep.db; the same command goes on" in err
     assert command("tiny.yaml", *grid, "--json", "-") == 130
     assert capsys.readouterr().out == ""
     monkeypatch.setattr(runners, "Processes", lambda _: InProcess())
@@ -124,6 +124,7 @@ def test_an_interrupted_sweep_prints_what_is_finished(
         (["--grid", "seed=1", "--csv", "tiny.yaml"], "is a file that this command reads"),
         (["--grid", "seed=1", "--out", "tiny.yaml"], "--out: is a file that this command reads"),
         (["--grid", "seed=1", "--out", "notes.txt"], "notes.txt: is no database of sweeps"),
+        (["--grid", "seed=1", "--out", "x.json"], "--out: has the ending of another kind of file"),
         (["--grid", "seed=1", "--jobs", "0"], "--jobs: needs a process"),
         (["--list", "absent.csv"], "absent.csv: cannot be read"),
         ([], "there is nothing to sweep"),

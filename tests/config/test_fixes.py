@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import ast
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,6 +18,7 @@ from tests.support.grids import grid
 from tests.support.small_workload import SMALL
 
 KEYS = list(paths(Workload))
+SOURCES = Path(__file__).parents[2] / "simulator"
 
 
 def _box(gpus: int) -> dict[str, Any]:
@@ -36,7 +40,11 @@ def _changes(fix: str, section: str) -> dict[str, Any]:
         key, _, value = part.partition(": ")
         dotted = [name for name in KEYS if name == key or name.endswith(f".{key}")]
         inside = [name for name in dotted if name == f"{section}.{key}"]
-        changes[(inside or dotted)[0]] = yaml.safe_load(value)
+        key, changed = (inside or dotted)[0], yaml.safe_load(value)
+        if isinstance(changed, dict):
+            changes |= {f"{key}.{name}": one for name, one in changed.items()}
+        else:
+            changes[key] = changed
     return changes
 
 
@@ -132,6 +140,18 @@ def test_a_framework_that_lacks_a_kind_of_layer_names_those_that_have_it() -> No
     load_workload({**job, "cluster": "dgx_h100", "framework": "pytorch"})
 
 
+def test_a_limit_of_other_models_does_not_hide_a_framework() -> None:
+    """Hugging Face's norms behind blocks are Gemma's, which GeGLU means; Gemma 2 has it.
+
+    It refuses GeGLU under torch.autocast alone, which a job of torchtitan does not say.
+    """
+    job = {"model": {"preset": "gemma2-2b"}, "training": {"seq": 128, "global_batch": 8}, "cluster": "dgx_h100"}
+    fixes = [error.fix or "" for error in _errors({**job, "framework": "torchtitan"}, {})]
+    assert fixes
+    assert all("hugging_face" in fix.split() for fix in fixes)
+    load_workload({**job, "framework": "hugging_face"})
+
+
 def test_a_state_space_layer_is_no_wider_than_any_model() -> None:
     """64 heads of 64 are as wide as a model of 64 may have them; one more head is not."""
     sizes = {"layers": 2, "hidden": 64, "heads": 4, "vocab": 1000, "mixers": ["mamba2"]}
@@ -155,3 +175,27 @@ def test_what_two_rules_say_alike_is_said_once() -> None:
     with pytest.raises(InputError) as refused:
         raise_all([*alike, InputError("is too long", key="training.seq", found=9)])
     assert [error.found for error in each(refused.value)[0]] == [8, 9]
+
+
+def test_a_key_of_another_section_stands_as_a_file_says_it() -> None:
+    """A dotted key is for ``--set``; as a line of a file it would be an unknown key."""
+    dotted = re.compile(r"(^|, or |; or )[a-z_]+\.[a-z_.]+: ")
+    wrong = []
+    for path in SOURCES.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            is_fix = isinstance(node, ast.keyword) and node.arg == "fix"
+            is_fix |= isinstance(node, ast.Assign) and [getattr(one, "id", "") for one in node.targets] == ["fix"]
+            if is_fix:
+                texts = [one.value for one in ast.walk(node) if isinstance(one, ast.Constant)]
+                wrong += [(path.name, text) for text in texts if isinstance(text, str) and dotted.search(text)]
+    assert not wrong
+
+
+def test_a_proposed_place_of_offloaded_parts_is_tried_in_its_section() -> None:
+    """Its nodes have no drives. What stands beside the key in its section stays as the job says it."""
+    layout = {"dp": 8, "zero": 3, "offload": {"optimizer": "nvme", "parameters": "cpu"}}
+    job = _job(8, layout, 8)
+    job["cluster"]["node"]["host_memory_bandwidth_Bps"] = 300e9
+    [fix] = {error.fix for error in _errors(job, {}) if error.key == "parallelism.offload.optimizer"}
+    assert fix == "offload: {optimizer: cpu}"
+    assert not _errors(job, _changes(fix, ""))

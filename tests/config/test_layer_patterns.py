@@ -39,7 +39,7 @@ def test_layers_that_reuse_keys_are_as_many_as_may() -> None:
     with pytest.raises(InputError) as caught:
         job("gemma-4-e4b", layers=8)
     assert caught.value.key == "model.reused_keys.layers"
-    assert (caught.value.allowed, caught.value.fix) == ("at most 2", "model.reused_keys.layers: 2")
+    assert (caught.value.allowed, caught.value.fix) == ("at most 2", "reused_keys: {layers: 2}")
     assert job("gemma-4-e4b", layers=8, reused_keys={"layers": 2}).model.layers == 8
     with pytest.raises(InputError, match=r"allowed: no model\.reused_keys"):
         job("gemma-4-e4b", layers=1)

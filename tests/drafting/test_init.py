@@ -266,7 +266,7 @@ def test_gpus_that_stay_idle_and_a_search_cut_short_are_told(
     assert "none of 0 layouts was found to fit in time" in capsys.readouterr().err
     layout = ProposedLayout({}, {"headroom_bytes": 1.0, "capacity_bytes": 200.0}, 9, 3, in_time=False)
     answers = JobAnswers("m", JobMachines({"name": "dgx_h100"}), 12, "full", "pytorch", 1, 1)
-    assert list(_doubts(Draft({"model": {}}, "", layout, idle_gpus=4), answers, 2.5)) == [
+    assert list(_doubts(Draft({"model": {}}, "", layout, idle_gpus=4, without_encoder=""), answers, 2.5)) == [
         "Only 0.5% of memory is left, and figures of memory are 6 % off in the mean.",
         "4 GPUs of the 16 in whole nodes stay idle; --gpus 16 uses all of them",
         "the search ended after --budget-s 2.5: layouts that were not simulated may be faster",
@@ -305,12 +305,15 @@ def test_names_that_nvidia_smi_prints_are_types_of_gpu(folder: Path, monkeypatch
     assert load_workload("job.yaml").gpu_types == ("rtx-4090-24gb",)
 
 
-@pytest.mark.parametrize("method", ["full", "lora"])
+@pytest.mark.parametrize(
+    ("method", "reason"),
+    [("full", "its file leaves open how large images are"), ("lora", "adapters stand in text models alone")],
+)
 def test_a_model_of_images_is_drafted_as_its_text_model(
-    method: str, folder: Path, capsys: pytest.CaptureFixture[str]
+    method: str, reason: str, folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Images of Qwen2.5-VL have any size, so that its config.json does not say how many patches they have; and adapters
-    are not simulated beside an encoder. The file and a warning say what is left out."""
+    """Images of Qwen2.5-VL have any size, so that its config.json does not say how many patches they have; adapters are
+    not simulated beside an encoder at all. The file and a warning say what is left out, and that reason alone."""
     vision = {"depth": 2, "hidden_size": 1280, "intermediate_size": 3420, "num_heads": 16, "patch_size": 14}
     vision |= {"spatial_merge_size": 2, "out_hidden_size": 4096, "fullatt_block_indexes": [1], "window_size": 112}
     vision |= {"hidden_act": "silu", "in_chans": 3, "temporal_patch_size": 2}
@@ -318,6 +321,8 @@ def test_a_model_of_images_is_drafted_as_its_text_model(
     images |= {"hidden_act": "silu", "vision_config": vision}
     (folder / "images.json").write_text(json.dumps(images))
     assert init("--model", "images.json", *USUAL, "--training", method) == 0
-    assert "the model is simulated without its encoder of images" in capsys.readouterr().err
+    [told] = [line for line in capsys.readouterr().err.splitlines() if "without its encoder of images" in line]
+    assert reason in told
+    assert ("adapters" in told) == (method == "lora")
     assert load_workload("job.yaml").model.encoder is None
     assert "encoder: null" in (folder / "job.yaml").read_text()

@@ -172,7 +172,7 @@ def test_groups_take_a_node_away_with_what_was_assumed_of_it(tmp_path: Path) -> 
         (["topo.xml", "--set", "node.gpus.tpye=x"], "type instead of tpye"),
         (["topo.xml", "--set", "node.gpus.count=4"], "lacks gpu3"),
         (["topo.xml", "--out", "x.json"], "ends in .yaml"),
-        (["topo.xml", "--out", "topo.xml"], "ends in .yaml"),
+        (["topo.xml", "--out", "topo.xml"], "is a file that this command reads"),
     ],
 )
 def test_import_refuses(

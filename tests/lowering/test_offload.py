@@ -267,7 +267,7 @@ def test_a_host_that_is_too_small_does_not_fit() -> None:
 @pytest.mark.parametrize(
     ("node", "section", "words"),
     [
-        ({"nvme": {"count": 0}}, {"offload": {"optimizer": "nvme"}}, ("have no drives", "offload.optimizer: cpu")),
+        ({"nvme": {"count": 0}}, {"offload": {"optimizer": "nvme"}}, ("have no drives", "offload: {optimizer: cpu}")),
         (
             {"nvme": {"count": 0}, "host_memory_bandwidth_Bps": None},
             {"offload": {"activations": "cpu"}},

@@ -194,8 +194,8 @@ def test_latency_grows_with_the_logarithm_of_nodes() -> None:
 @pytest.mark.parametrize(
     ("ranks", "cluster", "algorithm", "told"),
     [
-        (range(4), node_of(4, sharp=False), "nvls", "nvlink.sharp"),
-        (range(16), build_cluster(load_cluster("dgx_a100"), 2), "nvls_tree", "nvlink.sharp"),
+        (range(4), node_of(4, sharp=False), "nvls", "nvlink: {sharp: true}"),
+        (range(16), build_cluster(load_cluster("dgx_a100"), 2), "nvls_tree", "nvlink: {sharp: true}"),
         (range(16), NODES[2], "nvls", "nvls_tree"),
         (range(8), NODES[1], "nvls_tree", "between nodes"),
         ([0, 8], NODES[2], "nvls_tree", "two members"),
@@ -214,7 +214,7 @@ def test_only_nvswitches_sum_up() -> None:
     node = {"gpus": {"type": "ideal", "count": 2}, "nvlink": {"kind": "mesh", "bandwidth_Bps": 1e9, "sharp": True}}
     with pytest.raises(InputError, match="NVSwitches sum up") as refused:
         validated(ClusterSpec, {"name": "mesh", "node": {**node, "pcie": {"generation": 5}}})
-    assert str(refused.value.fix).startswith("nvlink.sharp: false")
+    assert str(refused.value.fix).startswith("sharp: false")
     with pytest.raises(InputError, match="nvls needs NVSwitches") as refused:
         plan("all_reduce", 1e9, range(4), build_cluster(load_cluster("hgx_h200_4gpu_mesh")), IDEAL, "nvls")
     assert refused.value.fix == "algorithm ring"

@@ -18,7 +18,7 @@ import yaml
 import simulator
 import simulator.cli.search
 from simulator.cli.app import main
-from simulator.cli.search import resumable
+from simulator.cli.search import resuming
 from simulator.errors import InputError
 from simulator.searching.branch_and_bound import SimulatedLayout
 from simulator.searching.layout_search import SearchWatch
@@ -151,7 +151,7 @@ def test_whoever_ends_a_search_hears_how_to_go_on(
     ending: BaseException, status: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Ctrl-C, or the SIGTERM of a batch system, which `signals_raise` makes a `SystemExit`: 128 + the signal."""
-    with pytest.raises(typer.Exit) as ended, resumable(Path("job.search.db")):
+    with pytest.raises(typer.Exit) as ended, resuming(Path("job.search.db")):
         raise ending
     assert ended.value.exit_code == status
     assert "job.search.db; the same command goes on from there" in capsys.readouterr().err

@@ -352,10 +352,10 @@ def test_how_far_steps_scatter_is_told_by_age_and_sharding() -> None:
     """Distances of e, e^2 and e^3 spreads, less what is added to each, differ by a factor e: for a year, or ZeRO-3. A
     source of two rows alike counts as the others."""
     rows = [
-        LeftOutRow("one", 0.0, 0.0, 0.1, plain=math.e - NEAR),
-        LeftOutRow("two", 0.0, 0.0, 0.1, plain=math.e**2 - NEAR, age=1.0),
-        LeftOutRow("three", 0.0, 0.0, 0.1, plain=math.e**3 - NEAR, age=1.0, sharded=True),
-        LeftOutRow("three", 0.0, 0.0, 0.1, plain=math.e**3 - NEAR, age=1.0, sharded=True),
+        LeftOutRow("one", 0.0, 0.0, 0.1, unwidened=math.e - NEAR),
+        LeftOutRow("two", 0.0, 0.0, 0.1, unwidened=math.e**2 - NEAR, age=1.0),
+        LeftOutRow("three", 0.0, 0.0, 0.1, unwidened=math.e**3 - NEAR, age=1.0, sharded=True),
+        LeftOutRow("three", 0.0, 0.0, 0.1, unwidened=math.e**3 - NEAR, age=1.0, sharded=True),
     ]
     assert fitted_scatter(rows) == pytest.approx((1.0, 1.0))
 
@@ -377,7 +377,7 @@ def test_the_multiple_of_the_others_is_not_that_of_all() -> None:
     The second does not lie within that of the first."""
     rows = [LeftOutRow("one", 0.0, float(n), 0.1) for n in range(1, 11)]
     assert fitting_multiple(rows) == 9.0
-    assert unfitted_share([LeftOutRow(str(n), 0.0, 0.0, 0.1, plain=float(n)) for n in (1, 2)]) == 0.5
+    assert unfitted_share([LeftOutRow(str(n), 0.0, 0.0, 0.1, unwidened=float(n)) for n in (1, 2)]) == 0.5
 
 
 def test_a_left_out_row_is_compared_with_the_others() -> None:

@@ -49,7 +49,7 @@ def problems(workload: Workload) -> Iterator[InputError]:
                 key=f"training.{key}",
                 found=Bare("given"),
                 allowed="left out, or no model.encoder",
-                fix="model.encoder: null",
+                fix="encoder: null",
             )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from simulator.config.section import Section
@@ -174,29 +174,34 @@ def layout_problems(workload: Workload) -> Iterator[InputError]:
     yield from _unfused_problems(workload)
     yield from _gather_problems(workload)
 
-    def value_of(key: str) -> object:
-        section: object = workload
-        for name in key.split("."):
-            section = getattr(section, name) if section is not None else None
-        return section
-
     recorded = bool(workload.model.captured)
     broken: dict[str, list[Limit]] = {}
     for limit in workload.software.limits:
         if recorded and limit.key.startswith("model."):  # of layers that the framework would make
             continue
-        applies = all(value_of(key) == value for key, value in limit.where.items())
-        if applies and not limit.allows(value_of(limit.key)):
+        if _breaks(workload, limit):
             broken.setdefault(limit.message, []).append(limit)
     for limits in broken.values():
-        yield _limit_problem(workload.framework.title, limits, {limit.key: value_of(limit.key) for limit in limits})
+        yield _limit_problem(workload, limits)
 
 
-def _limit_problem(framework: str, limits: Sequence[Limit], values: Mapping[str, object]) -> InputError:
-    """Return the error of limits of one message; several are of the section that they share, each key with its value.
+def _value(workload: Workload, key: str) -> object:
+    """Return the value of a dotted key, None where its section is left out."""
+    section: object = workload
+    for name in key.split("."):
+        section = getattr(section, name) if section is not None else None
+    return section
 
-    ``values``: of their keys.
-    """
+
+def _breaks(workload: Workload, limit: Limit) -> bool:
+    """Return whether a limit holds for a job, and does not allow its value."""
+    holds = all(_value(workload, key) == value for key, value in limit.where.items())
+    return holds and not limit.allows(_value(workload, limit.key))
+
+
+def _limit_problem(workload: Workload, limits: Sequence[Limit]) -> InputError:
+    """Return the error of limits of one message; several are of one section, each key with its value."""
+    values = {limit.key: _value(workload, limit.key) for limit in limits}
     shown = {
         key: brief(value) if not isinstance(value, Section) else Bare("a section") for key, value in values.items()
     }
@@ -208,17 +213,27 @@ def _limit_problem(framework: str, limits: Sequence[Limit], values: Mapping[str,
         actual = Bare(", ".join(f"{within[name]}: {written(value)}" for name, value in shown.items()))
         allowed = {name: f"{within[name]}: {text}" for name, text in allowed.items()}
     return InputError(
-        f"framework {framework}: {limits[0].message}",
+        f"framework {workload.framework.title}: {limits[0].message}",
         key=key,
         found=actual,
         allowed=", ".join(allowed.values()),
-        fix=_with_these(values),
+        fix=_with_these(workload, values),
     )
 
 
-def _with_these(values: Mapping[str, object]) -> str | None:
-    """Return the frameworks that are simulated with ``values`` of keys, as what to write; None where none is."""
-    names = _those(lambda one: all(limit.key not in values or limit.allows(values[limit.key]) for limit in one.limits))
+def _with_these(workload: Workload, keys: Collection[str]) -> str | None:
+    """Return the frameworks that are simulated with a job's values of ``keys``, as what to write; None: none is.
+
+    Limits for values of other sections than the model do not count, as their defaults are the framework's. Such a
+    framework is tried before it is told, see `tried_fixes`.
+    """
+
+    def refuses(one: Framework) -> bool:
+        limits = [limit for limit in one.limits if limit.key in keys]
+        lasting_limits = [limit for limit in limits if all(key.startswith("model.") for key in limit.where)]
+        return any(_breaks(workload, limit) for limit in lasting_limits)
+
+    names = _those(lambda one: not refuses(one))
     return f"framework: {names}" if names else None
 
 
@@ -261,7 +276,7 @@ def _loss_problems(workload: Workload) -> Iterator[InputError]:
             key="training.loss",
             found=named,
             allowed="vocab_parallel: false, tp: 1, or another loss",
-            fix="parallelism.vocab_parallel: false",
+            fix="vocab_parallel: false",
         )
 
 

@@ -39,7 +39,7 @@ def problems(workload: Workload) -> Iterator[InputError]:
                 key=f"parallelism.offload.{what}",
                 found=place,
                 allowed="none, cpu",
-                fix=f"offload.{what}: cpu",
+                fix=f"offload: {{{what}: cpu}}",
             )
     if "parameters" in used and layout.zero < 3:
         yield InputError(

@@ -45,7 +45,7 @@ def replicas(layout: Parallelism, cluster: ClusterSpec, listed_nodes: Sequence[i
         key="parallelism.dp",
         allowed=f"their product one of {listed(divisors(gpus))}"
         + (f", or nodes a multiple of {step}, or dp given" if alike else ", or dp given"),
-        fix=f"cluster.nodes: {near}" if alike else f"dp: {gpus // model_parallel}",
+        fix=f"cluster: {{nodes: {near}}}" if alike else f"dp: {gpus // model_parallel}",
     )
 
 
@@ -79,7 +79,7 @@ def too_small(cluster: ClusterSpec, ranks: int, what: str, servers: int = 0) -> 
         key="cluster.nodes",
         found=cluster.n_nodes,
         allowed=f">= {needed}",
-        fix=("larger counts in cluster.groups" if cluster.groups else f"cluster.nodes: {needed}")
+        fix=("larger counts in cluster.groups" if cluster.groups else f"cluster: {{nodes: {needed}}}")
         if _can_grow(cluster)
         else None,
     )
