@@ -127,8 +127,12 @@ def older_attention(profile: Profile, kernel: str) -> AttentionModel | None:
 
 
 def _with_attention(profile: Profile, kernel: str) -> Profile:
-    older = older_attention(profile, kernel)
-    return profile if older is None else replace(profile, kernels=replace(profile.kernels, attention=older))
+    """Return the profile with an older ``kernel``; what dropout and biases cost is the newest's, as far as unmeasured."""
+    newest, older = profile.kernels.attention, older_attention(profile, kernel)
+    if older is None:
+        return profile
+    attention = replace(older, dropout=older.dropout or newest.dropout, bias=older.bias or newest.bias)
+    return replace(profile, kernels=replace(profile.kernels, attention=attention))
 
 
 def check_gpu(profile: Profile, gpu: str, *, file: object = None, key: str | None = None) -> None:
