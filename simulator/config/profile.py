@@ -127,7 +127,7 @@ def older_attention(profile: Profile, kernel: str) -> AttentionModel | None:
 
 
 def _with_attention(profile: Profile, kernel: str) -> Profile:
-    """Return the profile with an older ``kernel``; what dropout and biases cost is the newest's, as far as unmeasured."""
+    """Return the profile with an older ``kernel``; dropout and biases cost what the newest's do, where unmeasured."""
     newest, older = profile.kernels.attention, older_attention(profile, kernel)
     if older is None:
         return profile
