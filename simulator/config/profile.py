@@ -219,13 +219,13 @@ def check_tf32(profile: Profile, *, file: object = None) -> None:
 def check_updater(profile: Profile, rule: UpdateRule, *, key: str, file: object = None) -> None:
     """Raise `InputError` where the profile prices no matrix products of an optimizer; ``file`` chose it at ``key``."""
     if rule.multiplies_in and rule.multiplies_in not in profile.gpu_spec.peak_flops_per_s:
-        others = [name for name, other in OPTIMIZERS.items() if not other.multiplies_in]
+        without_products = [name for name, other in OPTIMIZERS.items() if not other.multiplies_in]
         raise InputError(
             f"its products are in {rule.multiplies_in}, for which {profile.gpu} has no matrix units",
             file=file,
             key=f"{key}.name",
             found=rule.name,
-            allowed=", ".join(others),
+            allowed=", ".join(without_products),
         )
 
 
