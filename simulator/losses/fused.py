@@ -5,9 +5,9 @@
 cache has it when it is read again, as of PyTorch's log-softmax.
 
 ``te_fused`` is Transformer Engine's, which Megatron-Core takes with ``cross_entropy_loss_fusion`` and
-``cross_entropy_fusion_impl: te``, as of release 2.11: Liger's kernels of Triton, and the gradient is written over the
-logits in the forward pass (NVIDIA/TransformerEngine, transformer_engine/pytorch/triton/cross_entropy.py). Later ones
-may write it elsewhere.
+``cross_entropy_fusion_impl: te``. Its kernels of Triton follow Liger's and write the gradient over the logits in the
+forward pass (NVIDIA/TransformerEngine, transformer_engine/pytorch/triton/cross_entropy.py, commit 1b2b4a8 of 2025). Its
+main branch has since moved the gradient to a tensor of its own.
 """
 
 from __future__ import annotations
