@@ -55,8 +55,7 @@ APART: Mapping[LaunchSection, tuple[str, ...]] = {
     "compiled_model": ("autograd", "checkpoint", "graph", "optimizer"),
 }
 #: Sections whose backward passes are fitted by themselves, where records tell how long those took. In Megatron-Core the
-#: modules' own Python code is in forward passes. Transformers' modules have little. One factor meets whole steps of
-#: narrow ones within 6 %, two meet them within 9 %.
+#: modules' own Python code is in forward passes. Transformers' modules have little.
 BY_PASS: tuple[LaunchSection, ...] = ("megatron",)
 #: Sections of compiled code.
 COMPILED = ("compiled", "compiled_model")

@@ -266,7 +266,7 @@ def check_products(profile: Profile, workload: Workload, origin: PlaceOfKey) -> 
     check_attention(profile, workload.training.attention_kernel, file=origin("training.attention_kernel")[0])
     if not workload.training.tf32:
         check_tf32(profile, file=origin("training.tf32")[0])
-    if workload.works_in_steps and "transformers" in workload.software.memory_sections:
+    if workload.has_unfused_kernels and "transformers" in workload.software.memory_sections:
         check_steps(profile, file=origin("calibration")[0])
     if recipe := workload.training.product_recipe:
         check_recipe(profile, recipe, file=origin(recipe.key)[0])

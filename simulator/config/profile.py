@@ -127,8 +127,12 @@ def older_attention(profile: Profile, kernel: str) -> AttentionModel | None:
 
 
 def _with_attention(profile: Profile, kernel: str) -> Profile:
-    older = older_attention(profile, kernel)
-    return profile if older is None else replace(profile, kernels=replace(profile.kernels, attention=older))
+    """Return the profile with an older ``kernel``; dropout and biases cost what the newest's do, where unmeasured."""
+    newest, older = profile.kernels.attention, older_attention(profile, kernel)
+    if older is None:
+        return profile
+    attention = replace(older, dropout=older.dropout or newest.dropout, bias=older.bias or newest.bias)
+    return replace(profile, kernels=replace(profile.kernels, attention=attention))
 
 
 def check_gpu(profile: Profile, gpu: str, *, file: object = None, key: str | None = None) -> None:
@@ -215,12 +219,13 @@ def check_tf32(profile: Profile, *, file: object = None) -> None:
 def check_updater(profile: Profile, rule: UpdateRule, *, key: str, file: object = None) -> None:
     """Raise `InputError` where the profile prices no matrix products of an optimizer; ``file`` chose it at ``key``."""
     if rule.multiplies_in and rule.multiplies_in not in profile.gpu_spec.peak_flops_per_s:
+        without_products = [name for name, other in OPTIMIZERS.items() if not other.multiplies_in]
         raise InputError(
             f"its products are in {rule.multiplies_in}, for which {profile.gpu} has no matrix units",
             file=file,
             key=f"{key}.name",
             found=rule.name,
-            allowed=", ".join(name for name, without in OPTIMIZERS.items() if not without.multiplies_in),
+            allowed=", ".join(without_products),
         )
 
 

@@ -113,9 +113,9 @@ class LossChoice(ShortSection):
     name: LossName = "eager"
     """eager: in fp32, of logits in fp32; eager_narrow: of logits as they are, outside of autocast; compiled: logits in
     fp32 are never written; chunked: eager or compiled, for chunks of tokens, as in torchtune; fused: Apex's kernels, a
-    pass each way; te_fused: Transformer Engine's, likewise and in place; fused_linear: Liger's, with gradients in the
-    forward pass; vocab_parallel: Megatron's, in place, over a vocabulary that may be split [the framework's:
-    vocab_parallel for megatron_core and deepspeed, compiled under torch.compile, else eager]"""
+    pass each way; te_fused: Transformer Engine's, which write gradients over logits in the forward pass; fused_linear:
+    Liger's, with gradients in the forward pass; vocab_parallel: Megatron's, in place, over a vocabulary that may be
+    split [the framework's: vocab_parallel for megatron_core and deepspeed, compiled under torch.compile, else eager]"""
     chunks: Size = 8
     """chunked: into how many the tokens are cut [8]"""
     recompute: bool = False
@@ -182,7 +182,7 @@ class Training(Section):
     attention_kernel: Literal["newest", "flash2", "triton"] = "newest"
     """of attention: flash: the newest that the profile has (cuDNN's on Hopper), or FlashAttention 2's, which PyTorch's
     scaled_dot_product_attention took there too before it preferred cuDNN's; triton: FlashAttention's first in Triton,
-    of 2022, as llm-foundry's `attn_impl: triton` [newest]"""
+    of 2022, as llm-foundry's `attn_impl: triton`; neither has kernels of fp32 [newest]"""
     fused_rms_norm: bool = True
     """RMSNorm is a kernel each way (PyTorch from 2.9 on, Triton's, Apex's); false: operation by operation, as PyTorch's
     before and the modules of Meta's and Hugging Face's Llama, where nothing is compiled [the framework's: true but for

@@ -100,10 +100,11 @@ class Workload(Section):
         return in_one_graph(stack) if self.framework.whole_step_graph else stack
 
     @property
-    def works_in_steps(self) -> bool:
-        """True where attention may run in steps, or experts' biases are added by kernels of their own."""
+    def has_unfused_kernels(self) -> bool:
+        """True where attention runs in steps, as grouped queries do in fp32, or experts have biases to add."""
         model = self.model
-        return model.attention != "flash" or self.training.precision == "fp32" or "experts" in model.biases
+        in_steps = self.training.precision == "fp32" and model.kv_heads != model.heads
+        return model.attention != "flash" or in_steps or "experts" in model.biases
 
     @property
     def traits(self) -> JobTraits:

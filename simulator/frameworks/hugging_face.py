@@ -154,7 +154,7 @@ def _in_fp32(table: Iterable[Traffic]) -> tuple[Traffic, ...]:
 
 
 def _by_elements(table: Iterable[Traffic]) -> tuple[Traffic, ...]:
-    """Return kernels of 16 bits as those of fp32 work on tensors of fp32: what elements bound counts half."""
+    """Return kernels of 16 bits as those of fp32. What elements bound takes as long at any width: half its bytes."""
     return tuple(
         kernel._replace(read=0.5 * kernel.read, written=0.5 * kernel.written) if kernel.op in BY_ELEMENT else kernel
         for kernel in table

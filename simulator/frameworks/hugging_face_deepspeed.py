@@ -15,6 +15,7 @@ from dataclasses import replace
 
 from simulator.frameworks import deepspeed, hugging_face, hugging_face_limits, zero_kernels
 from simulator.frameworks.framework import JobTraits, Replication
+from simulator.frameworks.hugging_face_limits import IN_FP32
 from simulator.frameworks.layout_habits import LayoutHabits
 from simulator.frameworks.limits import Limit
 from simulator.units import DTYPE_BYTES
@@ -22,14 +23,19 @@ from simulator.units import DTYPE_BYTES
 #: ``stage3_max_live_parameters``. Before each module more is gathered, until so many parameters are whole.
 MAX_LIVE_PARAMETERS = 1_000_000_000
 
-REPLACED = ("parallelism.zero", "training.optimizer.master_weights")
-LIMITS = (
-    *(limit for limit in hugging_face_limits.LIMITS if limit.key not in REPLACED),
-    Limit("parallelism.zero", (1, 2, 3), "its engine without ZeRO is not simulated"),
+REPLACED = ("parallelism.zero", "training.optimizer.master_weights", "training.precision")
+#: What fp32 itself is refused for is not said again of what follows from it.
+_OF_16_BITS = (
     Limit("training.optimizer.master_weights", (True,), "DeepSpeed keeps fp32 weights beside 16-bit ones"),
     Limit(
         "training.grad_dtype", ("bf16", "fp16"), "gradients that add up in fp32 (grad_accum_dtype) are not simulated"
     ),
+)
+LIMITS = (
+    *(limit for limit in hugging_face_limits.LIMITS if limit.key not in REPLACED and limit.where != IN_FP32),
+    Limit("training.precision", ("bf16", "fp16"), "DeepSpeed's engine in fp32 is not simulated"),
+    Limit("parallelism.zero", (1, 2, 3), "its engine without ZeRO is not simulated"),
+    *(limit._replace(where={"training.precision": narrow}) for narrow in ("bf16", "fp16") for limit in _OF_16_BITS),
     Limit("parallelism.hsdp", (None,), "groups of ranks that share a state (MiCS, hpZ) are not simulated"),
     Limit("parallelism.reshard_after_forward", (True,), "parameters are released after the forward pass"),
     Limit("parallelism.prefetch", (1,), "layers are gathered ahead until 1e9 parameters are whole, not so many layers"),

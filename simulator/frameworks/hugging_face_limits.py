@@ -13,7 +13,7 @@ from simulator.frameworks.limits import Limit, plain_layers
 _LEARNED: Mapping[str, object] = {"model.position": "learned"}
 _ROTARY: Mapping[str, object] = {"model.position": "rope"}
 _SILU: Mapping[str, object] = {"model.activation": "swiglu"}
-_FP32: Mapping[str, object] = {"training.precision": "fp32"}
+IN_FP32: Mapping[str, object] = {"training.precision": "fp32"}
 _SINKS: Mapping[str, object] = {"model.attention_sinks": True}
 #: Keys of layers that have limits of their own.
 PATTERNED = (
@@ -52,7 +52,7 @@ LIMITS = (
     Limit("model.attention_softcap", (None,), "caps are Gemma's, which GeGLU means", _SILU),
     Limit("model.attention", ("flash",), "GPT-2's attention in steps is not simulated", _LEARNED),
     Limit("model.attention", ("flash",), "attention in steps is not simulated under torch.autocast", _AUTOCAST),
-    Limit("model.attention", ("flash",), "in fp32 attention is scaled_dot_product_attention", _FP32),
+    Limit("model.attention", ("flash",), "attention in steps (eager) is not simulated in fp32", IN_FP32),
     Limit("model.position", ("rope", "learned"), "its models are Llama's kind (rope) or GPT-2 (learned)"),
     Limit("model.norm", ("layernorm",), "GPT-2, which learned positions mean, has LayerNorm", _LEARNED),
     Limit("model.activation", ("gelu",), "GPT-2, which learned positions mean, has gelu_new", _LEARNED),
@@ -66,11 +66,11 @@ LIMITS = (
     ),
     Limit("model.dropout", (0.0,), "models of Llama's kind, which rope means, have no dropout", _ROTARY),
     Limit("training.precision", ("bf16", "fp16", "fp32"), "transformers computes in 16 or 32 bits"),
-    Limit("model.position", ("rope",), "GPT-2, which learned positions mean, is not simulated in fp32", _FP32),
-    Limit("model.activation", ("gelu", "swiglu"), "Gemma, which GeGLU means, is not simulated in fp32", _FP32),
-    Limit("model.sliding_window", (None,), "attention to windows is not simulated in fp32", _FP32),
-    Limit("model.moe", (None,), "experts' products in fp32 are not simulated", _FP32),
-    Limit("training.adapters", (None,), "adapters in fp32 are not simulated", _FP32),
+    Limit("model.position", ("rope",), "GPT-2, which learned positions mean, is not simulated in fp32", IN_FP32),
+    Limit("model.activation", ("gelu", "swiglu"), "Gemma, which GeGLU means, is not simulated in fp32", IN_FP32),
+    Limit("model.sliding_window", (None,), "attention to windows is not simulated in fp32", IN_FP32),
+    Limit("model.moe", (None,), "experts' products in fp32 are not simulated", IN_FP32),
+    Limit("training.adapters", (None,), "adapters in fp32 are not simulated", IN_FP32),
     Limit("training.recompute.granularity", ("none", "full"), "gradient checkpointing is that of whole layers"),
     Limit("training.adapters", (None,), "adapters under torch.autocast are not simulated", _AUTOCAST),
     Limit("training.freeze", (None,), "frozen weights under torch.autocast are not simulated", _AUTOCAST),

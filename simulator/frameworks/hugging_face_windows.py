@@ -19,7 +19,7 @@ from simulator.operations.shapes import Shapes
 COMPARISONS = ("causal", "both", "window")
 #: Bytes that count for an element of kernels without vector loads, which elements bound: those of two in 16 bits. A
 #: mask of 8,192 tokens squared takes an H200 147 to 169 us to make, and 157 us to turn into a bias.
-BY_ELEMENT = 2.0
+COUNTED_BYTES = 2.0
 
 
 def is_masked(shapes: Shapes) -> bool:
@@ -30,7 +30,7 @@ def is_masked(shapes: Shapes) -> bool:
 def mask(shapes: Shapes) -> Ops:
     """Return the kernels that make the mask of a window, the same for all sequences."""
     scores = float(shapes.seq * shapes.seq)
-    nbytes = BY_ELEMENT * scores
+    nbytes = COUNTED_BYTES * scores
     compared = (memory("F", f"mask.{name}", "bias", nbytes, nbytes, shapes.dtype) for name in COMPARISONS)
     return (*compared, memory("F", "mask.with causal", "residual", 2 * scores, scores, shapes.dtype))
 
@@ -45,7 +45,7 @@ def before_attention(shapes: Shapes) -> Node:
     # Priced as the kernels that turn queries, which have no vector loads either.
     copies = tuple(memory("F", f"attn.repeat {x}", "rope", wide, wide, shapes.dtype) for x in "kv") if shared else ()
     sums = tuple(memory("B", f"attn.repeat {x} bwd", "reduce", wide, narrow, shapes.dtype) for x in "kv")
-    nbytes = BY_ELEMENT * scores
+    nbytes = COUNTED_BYTES * scores
     return Node(
         forward=(*copies, memory("F", "attn.mask bias", "bias", nbytes, nbytes, shapes.dtype)),
         input_grad=sums if shared else (),

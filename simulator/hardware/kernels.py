@@ -28,9 +28,9 @@ Direction = Literal["forward", "backward"]
 #: in memory; ``optimizer`` multi-tensor kernels, ``foreach`` and ``fused_bf16`` those of PyTorch's AdamW by the type of
 #: its states, ``foreach_copy`` copies within a type; ``bnb_adam``, ``bnb_lion`` and those of 8 bits the optimizers of
 #: bitsandbytes and torchao (``ao``), a kernel a tensor; ``split_copy`` and ``chunk_cat`` out of and into the flat
-#: buffers of PyTorch's FSDP, ``chunk_upcast`` into one of a wider type; ``liger_loss`` Liger's cross-entropy; ``zero``
-#: writing only; ``top_k`` the choice of the largest; ``scatter_add``, ``index_add`` atomic sums of rows; ``outer``
-#: products of a row and a column in fp32.
+#: buffers of PyTorch's FSDP, ``chunk_upcast`` into one of a wider type; ``liger_loss`` Liger's cross-entropy in Triton;
+#: ``zero`` writing only; ``top_k`` the choice of the largest; ``scatter_add``, ``index_add`` atomic sums of rows;
+#: ``outer`` products of a row and a column in fp32.
 MemoryClass = Literal[
     "norm",
     "norm_bwd",
@@ -277,7 +277,7 @@ class BiasCosts(Cited):
 
 @dataclass(frozen=True, kw_only=True)
 class Fp32Attention(Cited):
-    """PyTorch's fused kernels of fp32, by head dimension: shares of the peak of CUDA cores, with TF32 and without."""
+    """PyTorch's fused kernels of fp32, by head dimension: shares of the peak of CUDA cores. TF32 is not told apart."""
 
     forward: dict[int, Fraction]
     backward: dict[int, Fraction]

@@ -127,4 +127,4 @@ def _alive(
     return (Tensor("loss.log_softmax", wide),), narrow + wide * share, max(2 * wide * share, left + sums - wide)
 
 
-LOSS = Loss("chunked", nodes, splits_vocabulary=False, takes_options=True, has_logits=False)
+LOSS = Loss("chunked", nodes, splits_vocabulary=False, takes_options=True, leaves_logits=False)

@@ -76,4 +76,4 @@ def _in_forward(op: Compute) -> Compute:
     return replace(op, phase=StepPhase.FORWARD, kernel=replace(op.kernel, accumulate=adds))
 
 
-LOSS = Loss("fused_linear", nodes, splits_vocabulary=False, has_logits=False)
+LOSS = Loss("fused_linear", nodes, splits_vocabulary=False, leaves_logits=False)

@@ -44,14 +44,14 @@ class Loss:
 
     ``nodes`` are given the projection to the vocabulary and return it with the loss behind it, or as one with it.
     ``splits_vocabulary``: ranks can each have a part of the vocabulary. ``takes_options``: it works chunk by chunk.
-    ``has_logits``: those of a whole micro-batch are there at one time.
+    ``leaves_logits``: those of a whole micro-batch are there behind it.
     """
 
     name: str
     nodes: Callable[[Shapes, Node, LossOptions], tuple[Node, ...]]
     splits_vocabulary: bool = True
     takes_options: bool = False
-    has_logits: bool = True
+    leaves_logits: bool = True
 
 
 def is_split(shapes: Shapes) -> bool:

@@ -29,7 +29,7 @@ REFUSED = {
     "parallelism.overlap.grad_reduce": ({}, {"pp": 2, "dp": 2, "schedule": "zb_v"}, {}),
     "model.tied_embeddings": ({"tied_embeddings": True}, {"pp": 2}, {}),
     "training.fused_rms_norm": ({}, {}, {"fused_rms_norm": False}),
-    "training.attention_kernel": ({}, {}, {"attention_kernel": "flash2"}),
+    "training.attention_kernel": ({}, {}, {"attention_kernel": "flash2", "precision": "bf16"}),
     "parallelism.copy_to_buckets": ({}, {"dp": 2, "copy_to_buckets": True}, {}),
     "parallelism.collective_algorithm": ({}, {"dp": 2, "collective_algorithm": "ring"}, {}),
     "parallelism.prefetch": ({}, {"dp": 2, "zero": 3, "prefetch": 0}, {}),
@@ -85,6 +85,14 @@ def test_adapters_are_trained_beside_4_bit_weights() -> None:
     training = {"seq": 64, "global_batch": 4, "adapters": {"rank": 8, "targets": ["q", "v"]}, "base": "nf4"}
     made = {"model": LLAMA, "training": training, "cluster": "dgx_h100", "framework": "hugging_face"}
     assert not list(refusals(load_workload(made)))
+
+
+def test_gemma_2_without_caps_is_told_which_it_lacks() -> None:
+    """It has a cap of scores and one of logits, and norms behind blocks as well."""
+    layers = LLAMA | {"activation": "geglu", "norm_place": "both", "attention_softcap": 50.0}
+    made = {"model": layers, "training": {"seq": 64, "global_batch": 4}, "cluster": "dgx_h100"}
+    reasons = [reason.key for reason in refusals(load_workload(made | {"framework": "hugging_face"}))]
+    assert [key for key in reasons if key.endswith("softcap") or key == "model.qk_norm"] == ["model.logit_softcap"]
 
 
 @pytest.mark.parametrize(

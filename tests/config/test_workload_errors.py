@@ -80,6 +80,10 @@ from tests.support.small_workload import SMALL, refused, small
         ({"parallelism.tp": 2, "parallelism.scatter_gather_p2p": True}, "parallelism.scatter_gather_p2p", "already"),
         ({"training.recompute": {"layers": 2}}, "training.recompute.layers", "granularity: full"),
         ({"training.recompute": {"granularity": "full", "layers": 13}}, "training.recompute.layers", "at most 12"),
+        *(
+            ({"training.precision": "fp32", "training.attention_kernel": older}, "training.attention_kernel", "newest")
+            for older in ("flash2", "triton")
+        ),
         # schedules
         ({"parallelism.vpp": 2, "parallelism.pp": 2}, "parallelism.vpp", "schedule: interleaved"),
         ({"parallelism.schedule": "interleaved", "parallelism.pp": 2}, "parallelism.vpp", ">= 2"),

@@ -1,5 +1,6 @@
 """Costs of kernels: closed forms, bounds of the hardware, and how a profile file is read."""
 
+import itertools
 import math
 import statistics
 from dataclasses import replace
@@ -267,6 +268,19 @@ def test_attention_of_2022_in_triton_takes_what_its_own_test_allows(backward, sh
     for gpu, peak in (("a100-sxm-80gb", 312e12), ("h100-sxm-80gb", 989.4e12 / 2)):
         profile = load_profiles({gpu: gpu}, Training(seq=1, global_batch=1, attention_kernel="triton"))[gpu]
         assert Costs.from_profile(profile).kernel_s(kernel, gpu) == pytest.approx(flops / (share * peak), rel=0.01)
+
+
+@pytest.mark.parametrize("older", ["flash2", "triton"])
+@pytest.mark.parametrize("name", [name for name, profile in PROFILE.items() if profile.kernels.attention_triton])
+@pytest.mark.parametrize("extra", [{}, {"dropout": True}, {"bias": True, "causal": False}])
+def test_an_older_kernel_of_attention_is_never_faster(older, name, extra):
+    """What is added to the scores, or dropped of them, costs both the same. The sequences are as long as those that all
+    newest kernels were fitted to: a B200's to 4,096 tokens and more."""
+    asked = Training(seq=1, global_batch=1, attention_kernel=older)
+    costs = Costs.from_profile(load_profiles({name: name}, asked)[name])
+    for length, backward in itertools.product((4096, 8192, 32768), (False, True)):
+        kernel = Attention(4, 32, 8, length, length, 128, dtype=DTYPE[name], backward=backward, **extra)
+        assert costs.kernel_s(kernel, name) >= COSTS[name].kernel_s(kernel, name)
 
 
 def test_attention_that_a_profile_lacks_is_refused():

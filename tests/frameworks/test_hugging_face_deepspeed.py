@@ -271,3 +271,10 @@ def test_limits(changes: dict[str, Any], key: str) -> None:
     with pytest.raises(InputError) as caught:
         load(**changes)
     assert key in str(caught.value)
+
+
+def test_fp32_is_refused_once() -> None:
+    """Weights without a copy and gradients in fp32 follow from it, and have no errors of their own."""
+    with pytest.raises(InputError) as caught:
+        load(training__precision="fp32")
+    assert caught.value.key == "training.precision"

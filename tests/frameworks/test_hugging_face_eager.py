@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import re
 from collections import defaultdict
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import yaml
 
 from simulator import models
 from simulator.config import load_workload
+from simulator.config.loading import check_products
 from simulator.config.profile import load_profile
 from simulator.costs import Costs
 from simulator.errors import InputError
@@ -226,3 +228,17 @@ def test_kernels_of_a_module_take_what_was_measured(
     inside = (op for op in ops if op.name.startswith(f"{part}.") and not AROUND.match(op.name))
     priced = sum(costs.kernel_s(op.kernel, costs.gpu) for op in inside)
     assert priced == pytest.approx(measured(case)["both"], rel=0.125)
+
+
+@pytest.mark.parametrize("kv_heads", [HEADS, HEADS // 2])
+def test_fp32_needs_kernels_of_steps_where_queries_are_grouped_alone(kv_heads: int) -> None:
+    """PyTorch's fused kernels take fp32, but no grouped queries in it."""
+    profile = load_profile("h200-sxm-141gb")
+    memory = replace(profile.kernels.memory, transformers={})
+    without = replace(profile, kernels=replace(profile.kernels, memory=memory))
+    work = load(LLAMA | {"kv_heads": kv_heads}, training={"precision": "fp32"})
+    if kv_heads == HEADS:
+        check_products(without, work, lambda key: (None, key))
+    else:
+        with pytest.raises(InputError, match=r"kernels\.memory\.transformers"):
+            check_products(without, work, lambda key: (None, key))

@@ -18,7 +18,7 @@ from simulator.models.linear import linear
 from simulator.models.shapes import FrameworkShapes, shapes
 from simulator.models.vocabulary import head, loss_options
 from simulator.operations.nodes import Node, Op
-from simulator.program import Compute, Matmul, Memory, StepPhase
+from simulator.program import Collective, Compute, Matmul, Memory, StepPhase
 from simulator.units import GiB
 from tests.support.measured import measured, played, profile
 
@@ -251,17 +251,29 @@ def test_apex_s_loss_passes_over_the_logits_once_each_way() -> None:
 
 
 def test_transformer_engine_s_loss_writes_its_gradient_over_the_logits() -> None:
-    """The passes of Apex's. The projection's backward pass has gradients of 2 bytes a logit less beside it."""
-    work = workload("te_fused", framework="megatron_core")
-    z, (behind, loss) = loss_nodes(work)
-    projection, apex = LOSSES["fused"].nodes(
-        z,
-        linear(z, "head", "logits", z.vocab, z.hidden, split="none", saved="head.normed", cached=False),
-        loss_options(work, z),
+    """The forward pass reads logits of 2 bytes, and reads and overwrites them; the backward pass multiplies the
+    gradient in place: five passes. The projection has its gradient of 2 bytes a logit already, and no second one."""
+    z, (projection, loss) = loss_nodes(workload("te_fused", framework="megatron_core"))
+    forward, backward = (
+        [
+            (op.kernel.read_bytes / LOGITS, op.kernel.write_bytes / LOGITS)
+            for op in ops
+            if isinstance(op, Compute) and isinstance(op.kernel, Memory)
+        ]
+        for ops in (loss.forward, loss.backward)
     )
-    assert (loss.forward, loss.backward, loss.saved) == (apex.forward, apex.backward, apex.saved)
-    assert (apex.grad_bytes, loss.grad_bytes) == (2 * LOGITS, 0)
-    assert projection.grad_bytes - behind.grad_bytes == 2 * LOGITS
+    assert (forward, backward) == ([(2, 0), (2, 2)], [(2, 2)])
+    assert [tensor.nbytes for tensor in loss.saved] == [2 * LOGITS]
+    alone = linear(z, "head", "logits", z.vocab, z.hidden, split="none", saved="head.normed", cached=False)
+    assert (alone.grad_bytes - projection.grad_bytes, loss.grad_bytes) == (2 * LOGITS, 0)
+
+
+def test_transformer_engine_s_ranks_gather_three_numbers_of_a_row() -> None:
+    """Of each of 8,192 rows 2 ranks have a maximum, a sum and a target's logit of 4 bytes."""
+    parallelism = {"dp": 1, "tp": 2, "sequence_parallel": False}
+    _, (_, loss) = loss_nodes(workload("te_fused", framework="megatron_core", parallelism=parallelism))
+    comms = [(op.op, op.nbytes) for op in loss.forward if isinstance(op, Collective)]
+    assert comms == [("all_gather", 8192 * 2 * 3 * 4)]
 
 
 def test_each_metric_is_the_forward_pass_of_an_eager_loss() -> None:
@@ -276,8 +288,10 @@ def test_each_metric_is_the_forward_pass_of_an_eager_loss() -> None:
     assert backward[0] == backward[2]
 
 
-def test_metrics_need_the_logits_of_a_micro_batch() -> None:
-    for name in ("chunked", "fused_linear"):
-        with pytest.raises(InputError, match="never has the logits") as caught:
-            workload({"name": name, "metrics": 1})
-        assert caught.value.key == "training.loss.metrics"
+@pytest.mark.parametrize(
+    ("name", "framework"), [("chunked", "pytorch"), ("fused_linear", "pytorch"), ("te_fused", "megatron_core")]
+)
+def test_metrics_need_the_logits_of_a_micro_batch(name: str, framework: str) -> None:
+    with pytest.raises(InputError, match="leaves no logits of a micro-batch behind it") as caught:
+        workload({"name": name, "metrics": 1}, framework=framework)
+    assert caught.value.key == "training.loss.metrics"

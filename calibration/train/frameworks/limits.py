@@ -36,8 +36,9 @@ def _hugging_face(workload: Workload) -> Iterator[TrainingLimit]:
     gemma = model.activation == "geglu"
     yield "model.norm_place", model.norm_place, ("both",) if gemma else ("before",), "only Gemma has norms behind"
     if gemma and not model.qk_norm:
-        caps = (model.attention_softcap, model.logit_softcap)
-        yield "model.qk_norm", None in caps, (False,), "without norms of heads it is Gemma 2, which has caps"
+        for key in ("attention_softcap", "logit_softcap"):
+            capped = getattr(model, key) is not None
+            yield f"model.{key}", capped, (True,), "without norms of heads it is Gemma 2, which has caps"
     if model.attention_sinks:
         yield "model.moe", model.moe is not None, (True,), "sinks are gpt-oss', which has experts"
         yield "model.biases", "experts" in model.biases, (True,), "experts of gpt-oss have biases"

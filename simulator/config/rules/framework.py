@@ -263,9 +263,9 @@ def _loss_problems(workload: Workload) -> Iterator[InputError]:
                 found=brief(getattr(choice, option)),
                 allowed=f"{brief(value)}, or name: {' or '.join(chunked)}",
             )
-    if choice.metrics and not LOSSES[choice.name].has_logits:
+    if choice.metrics and not LOSSES[choice.name].leaves_logits:
         yield InputError(
-            f"{choice.name} never has the logits of a micro-batch",
+            f"{choice.name} leaves no logits of a micro-batch behind it",
             key="training.loss.metrics",
             found=choice.metrics,
             allowed="0, or another loss",

@@ -31,6 +31,14 @@ def problems(workload: Workload) -> Iterator[InputError]:
             found=recompute.layers,
             fix="granularity: full",
         )
+    if training.precision == "fp32" and training.attention_kernel != "newest" and workload.model.attention == "flash":
+        yield InputError(
+            "FlashAttention has no kernels of fp32, neither its second version nor those in Triton",
+            key="training.attention_kernel",
+            found=training.attention_kernel,
+            allowed="newest, or training.precision: bf16 or fp16",
+            fix="attention_kernel: newest",
+        )
     yield from _module_problems(workload)
     step = training.global_batch * training.seq
     if training.total_tokens is not None and training.total_tokens < step:
