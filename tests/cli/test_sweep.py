@@ -116,6 +116,7 @@ def test_an_interrupted_sweep_prints_what_is_finished(
     [
         (["--grid", "parallelism.tpp=1,2"], "--grid: parallelism.tpp: unknown key"),
         (["--grid", "parallelism.tp="], "--grid parallelism.tp: has no value"),
+        (["--grid", "training.seq=1,024"], "fix:     1024, or 24 for a value of its own"),
         (["--grid", "seed=1", "--grid", "seed=2"], "--grid: seed: is given twice"),
         (["--grid", "seed=1", "--set", "seed=2"], "--grid: seed: is given by --set too"),
         (["--zip", "seed=1,2", "--zip", "model.layers=1"], "equally many values"),
