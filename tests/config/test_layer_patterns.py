@@ -41,8 +41,9 @@ def test_layers_that_reuse_keys_are_as_many_as_may() -> None:
     assert caught.value.key == "model.reused_keys.layers"
     assert (caught.value.allowed, caught.value.fix) == ("at most 2", "model.reused_keys.layers: 2")
     assert job("gemma-4-e4b", layers=8, reused_keys={"layers": 2}).model.layers == 8
-    with pytest.raises(InputError, match=r"allowed: no model\.reused_keys"):
+    with pytest.raises(InputError, match=r"fix: +model\.reused_keys: null"):
         job("gemma-4-e4b", layers=1, reused_keys={"layers": 1})
+    assert job("gemma-4-e4b", layers=1, reused_keys=None).model.reused_keys is None
 
 
 @pytest.mark.parametrize(("layers", "reusing"), [(1, 0), (3, 0), (24, 0), (25, 1), (41, 17), (42, 18)])

@@ -128,7 +128,7 @@ def _edge_problems(workload: Workload) -> Iterator[InputError]:
             key="model.reused_keys.layers",
             found=model.reused_keys.layers,
             allowed=f"at most {most}" if missing and most else "no model.reused_keys",
-            fix=f"model.reused_keys.layers: {most}" if missing and most else None,
+            fix=f"model.reused_keys.layers: {most}" if missing and most else "model.reused_keys: null",
         )
 
 
