@@ -19,6 +19,7 @@ from simulator.errors import InputError
 from simulator.output.files import PICTURES
 
 if TYPE_CHECKING:
+    from simulator.output.sweep_figures import SweepRow
     from simulator.sweeping.evaluator import EvaluatedPoint
     from simulator.sweeping.result import SweepResult
     from simulator.sweeping.space import Space
@@ -103,7 +104,8 @@ def command(
     if parquet is not None:
         check_parquet()
     finished: FinishedPoints = []
-    with options_named("jobs", "on"), _resumable(space, finished, out, sort, top, shows_summary(json, quiet)):
+    shown = shows_summary(json, quiet)
+    with options_named("jobs", "on"), _resumable(space, finished, out, sort, top, shown, (csv, parquet)):
         result = _result(space, jobs, on, out, retry, finished)
     write_json(json, result.to_dict())
     _write_points(result, csv, parquet)
@@ -177,25 +179,52 @@ def _result(
 
 @contextmanager
 def _resumable(
-    space: Space, finished: Sequence[EvaluatedPoint], out: Path, sort: str, top: int | None, shows: bool
+    space: Space,
+    finished: Sequence[EvaluatedPoint],
+    out: Path,
+    sort: str,
+    top: int | None,
+    shows: bool,
+    tables: tuple[Path | None, Path | None],
 ) -> Iterator[None]:
-    """End with what is ``finished``, where a summary ``shows``, and how to go on, where the block is interrupted."""
+    """End with what is ``finished``, and how to go on, where the block is interrupted.
+
+    It is written to ``tables``, a CSV and a Parquet file, and printed where a summary ``shows``.
+    """
     try:
         yield
     except (KeyboardInterrupt, SystemExit) as end:  # the latter by SIGTERM, see `signals_raise`
-        if shows and finished:
-            _show_finished(space, finished, sort, top)
+        if finished:
+            rows = _finished_rows(space, finished)
+            _write_finished(rows, space, *tables)
+            if shows:
+                _show_finished(rows, space, sort, top)
         message = f"interrupted: {len(finished):,} of {len(space):,} points are finished, and kept in {out}"
-        say(f"{message}; the same command goes on from there", sys.stderr)
+        say(f"{message}; the same command goes on from there, and writes --json and --plot at its end", sys.stderr)
         raise typer.Exit(ended_by(end)) from None
 
 
-def _show_finished(space: Space, finished: Sequence[EvaluatedPoint], sort: str, top: int | None) -> None:
-    """Print the table of finished points, by step time where none of them has the figure ``sort``."""
-    from simulator.output.sweep_table import sweep_summary
+def _finished_rows(space: Space, finished: Sequence[EvaluatedPoint]) -> list[SweepRow]:
+    """Return the rows of finished points, in the order of the points."""
     from simulator.sweeping.result import sweep_row
 
     in_order = sorted(finished, key=lambda one: one.point.number)
-    rows = [sweep_row(space.keys, one.point, one.outcome) for one in in_order]
+    return [sweep_row(space.keys, one.point, one.outcome) for one in in_order]
+
+
+def _write_finished(rows: Sequence[SweepRow], space: Space, csv: Path | None, parquet: Path | None) -> None:
+    """Write tables of finished points."""
+    from simulator.output.sweep_files import write_csv, write_parquet
+
+    if csv is not None:
+        write_csv(rows, space.keys, csv)
+    if parquet is not None:
+        write_parquet(rows, space.keys, parquet)
+
+
+def _show_finished(rows: Sequence[SweepRow], space: Space, sort: str, top: int | None) -> None:
+    """Print the table of finished points, by step time where none of them has the figure ``sort``."""
+    from simulator.output.sweep_table import sweep_summary
+
     figure = sort if any(row.get(sort) is not None for row in rows) else "step_time_s"
     show(sweep_summary(rows, space.keys, sort=figure, top=top))

@@ -98,11 +98,13 @@ def test_an_interrupted_sweep_prints_what_is_finished(
 ) -> None:
     """One point has figures, and tp 3 is refused. No point has ``days``, without a length of the run: by step time."""
     monkeypatch.setattr(runners, "Processes", lambda _: EndedByCtrlC())
-    grid = ["--grid", "parallelism.tp=1,3,2", "--sort", sort]
+    grid = ["--grid", "parallelism.tp=1,3,2", "--sort", sort, "--csv", "points.csv"]
     assert command("tiny.yaml", *grid) == 130
     out, err = capsys.readouterr()
     assert "2 points of tiny.yaml: 1 fit, 1 refused" in out
     assert "Points by step time" in out
+    rows = (folder / "points.csv").read_text().splitlines()[1:]
+    assert [row.split(",")[1] for row in rows] == ["1", "3"]
     assert "interrupted: 2 of 3 points are finished, and kept in tiny.sweep.db; the same command goes on" in err
     assert command("tiny.yaml", *grid, "--json", "-") == 130
     assert capsys.readouterr().out == ""
