@@ -148,21 +148,23 @@ def _over(shipped: Mapping[str, Any], fields: Mapping[str, Any]) -> dict[str, An
     merged = dict(shipped)
     if is_whole(layers := fields.get("layers")) and 0 < layers < shipped["layers"]:
         patterns = {key: fields[key] for key in _PATTERNS if key in fields}
-        merged |= {key: value for key, value in _of_first({**shipped, **patterns}, layers).items() if key not in fields}
+        merged |= {
+            key: value for key, value in _first_layers({**shipped, **patterns}, layers).items() if key not in fields
+        }
     for key, value in fields.items():
         inside = merged.get(key)
         merged[key] = {**inside, **value} if isinstance(inside, Mapping) and isinstance(value, Mapping) else value
     return {key: value for key, value in merged.items() if value is not None}
 
 
-def _of_first(shipped: Mapping[str, Any], layers: int) -> dict[str, Any]:
+def _first_layers(shipped: Mapping[str, Any], layers: int) -> dict[str, Any]:
     """Return what a model's first ``layers`` have of the keys that say something of layers by their place.
 
     None stands for what only the rest has. Layers that reuse keys are the last ones.
 
-    >>> _of_first({"layers": 6, "reused_keys": {"layers": 3}, "moe": {"first_dense_layers": 2}}, 4)
+    >>> _first_layers({"layers": 6, "reused_keys": {"layers": 3}, "moe": {"first_dense_layers": 2}}, 4)
     {'reused_keys': {'layers': 1}}
-    >>> _of_first({"layers": 6, "reused_keys": {"layers": 3}, "moe": {"first_dense_layers": 2}}, 2)
+    >>> _first_layers({"layers": 6, "reused_keys": {"layers": 3}, "moe": {"first_dense_layers": 2}}, 2)
     {'reused_keys': None, 'moe': None}
     """
     kept: dict[str, Any] = {key: shipped[key][:layers] for key in _PATTERNS if isinstance(shipped.get(key), list)}
