@@ -105,7 +105,8 @@ def command(
         check_parquet()
     finished: FinishedPoints = []
     shown = shows_summary(json, quiet)
-    with options_named("jobs", "on"), _resumable(space, finished, out, sort, top, shown, (csv, parquet)):
+    late = [option for option, path in {"--json": json, "--plot": plot}.items() if path is not None]
+    with options_named("jobs", "on"), _resumable(space, finished, out, sort, top, shown, (csv, parquet), late):
         result = _result(space, jobs, on, out, retry, finished)
     write_json(json, result.to_dict())
     _write_points(result, csv, parquet)
@@ -186,10 +187,12 @@ def _resumable(
     top: int | None,
     shows: bool,
     tables: tuple[Path | None, Path | None],
+    late: Sequence[str],
 ) -> Iterator[None]:
     """End with what is ``finished``, and how to go on, where the block is interrupted.
 
-    It is written to ``tables``, a CSV and a Parquet file, and printed where a summary ``shows``.
+    It is written to ``tables``, a CSV and a Parquet file, and printed where a summary ``shows``. ``late``: options
+    whose files are of whole sweeps alone.
     """
     try:
         yield
@@ -200,7 +203,8 @@ def _resumable(
             if shows:
                 _show_finished(rows, space, sort, top)
         message = f"interrupted: {len(finished):,} of {len(space):,} points are finished, and kept in {out}"
-        say(f"{message}; the same command goes on from there, and writes --json and --plot at its end", sys.stderr)
+        unwritten = f", and writes {' and '.join(late)} at its end" if late else ""
+        say(f"{message}; the same command goes on from there{unwritten}", sys.stderr)
         raise typer.Exit(ended_by(end)) from None
 
 

@@ -107,7 +107,9 @@ def test_an_interrupted_sweep_prints_what_is_finished(
     assert [row.split(",")[1] for row in rows] == ["1", "3"]
     assert "interrupted: 2 of 3 points are finished, and kept in tiny.sweep.db; the same command goes on" in err
     assert command("tiny.yaml", *grid, "--json", "-") == 130
-    assert capsys.readouterr().out == ""
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert "goes on from there, and writes --json at its end" in err
     monkeypatch.setattr(runners, "Processes", lambda _: InProcess())
     assert command("tiny.yaml", "--grid", "parallelism.tp=1,3,2") == 0
     assert "1 of them from before" in capsys.readouterr().out  # what is refused is refused anew
