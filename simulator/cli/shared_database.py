@@ -32,11 +32,16 @@ def said_of_others(database: Path, workloads: Collection[str]) -> str:
 
 
 @contextmanager
-def resumable(database: Path, kept: Callable[[], str], show_so_far: Callable[[], None]) -> Iterator[None]:
-    """End an interrupted block with what was simulated so far, and with what is ``kept`` and how to go on."""
+def resumable(
+    database: Path, kept: Callable[[], str], show_so_far: Callable[[], None], at_end: str = ""
+) -> Iterator[None]:
+    """End an interrupted block with what was simulated so far, and with what is ``kept`` and how to go on.
+
+    ``at_end``: what the same command does at its end alone, as the end of that sentence.
+    """
     try:
         yield
     except (KeyboardInterrupt, SystemExit) as end:  # the latter by SIGTERM, see `signals_raise`
         show_so_far()
-        say(f"interrupted: {kept()} are kept in {database}; the same command goes on from there", sys.stderr)
+        say(f"interrupted: {kept()} are kept in {database}; the same command goes on from there{at_end}", sys.stderr)
         raise typer.Exit(ended_by(end)) from None

@@ -16,6 +16,7 @@ from simulator.cli.terminal import progress, progress_bar, say, show, warn
 from simulator.errors import InputError
 
 if TYPE_CHECKING:
+    from simulator.output.sweep_figures import SweepRow
     from simulator.sweeping.evaluator import EvaluatedPoint
     from simulator.sweeping.result import SweepResult
     from simulator.sweeping.space import Space
@@ -101,7 +102,8 @@ def command(
         check_parquet()
     finished: FinishedPoints = []
     shows = shows_summary(json, quiet)
-    with options_named("jobs", "on"), _resuming(space, finished, out, sort, top, shows):
+    late = [option for option, path in {"--json": json, "--plot": plot}.items() if path is not None]
+    with options_named("jobs", "on"), _resuming(space, finished, out, sort, top, shows, (csv, parquet), late):
         result = _result(space, jobs, on, out, retry, finished)
     write_json(json, result.to_dict())
     _write_points(result, csv, parquet)
@@ -174,23 +176,53 @@ def _result(
 
 
 def _resuming(
-    space: Space, finished: FinishedPoints, out: Path, sort: str, top: int | None, shows: bool
+    space: Space,
+    finished: FinishedPoints,
+    out: Path,
+    sort: str,
+    top: int | None,
+    shows: bool,
+    tables: tuple[Path | None, Path | None],
+    late: Sequence[str],
 ) -> AbstractContextManager[None]:
-    """End an interrupted block with what is ``finished``, where a summary ``shows``, and how to go on."""
+    """End an interrupted block with what is ``finished``, and how to go on.
+
+    It is written to ``tables``, a CSV and a Parquet file, and printed where a summary ``shows``. ``late``: options
+    whose files are of whole sweeps alone.
+    """
 
     def show_so_far() -> None:
-        if shows and finished:
-            _show_finished(space, finished, sort, top)
+        if finished:
+            rows = _finished_rows(space, finished)
+            _write_finished(rows, space, *tables)
+            if shows:
+                _show_finished(rows, space, sort, top)
 
-    return resumable(out, lambda: f"{len(finished):,} of {len(space):,} points", show_so_far)
+    unwritten = f", and writes {' and '.join(late)} at its end" if late else ""
+    return resumable(out, lambda: f"{len(finished):,} of {len(space):,} points", show_so_far, unwritten)
 
 
-def _show_finished(space: Space, finished: Sequence[EvaluatedPoint], sort: str, top: int | None) -> None:
-    """Print the table of finished points, by step time where none of them has the figure ``sort``."""
-    from simulator.output.sweep_table import sweep_summary
+def _finished_rows(space: Space, finished: Sequence[EvaluatedPoint]) -> list[SweepRow]:
+    """Return the rows of finished points, in the order of the points."""
     from simulator.sweeping.result import sweep_row
 
     in_order = sorted(finished, key=lambda one: one.point.number)
-    rows = [sweep_row(space.keys, one.point, one.outcome) for one in in_order]
+    return [sweep_row(space.keys, one.point, one.outcome) for one in in_order]
+
+
+def _write_finished(rows: Sequence[SweepRow], space: Space, csv: Path | None, parquet: Path | None) -> None:
+    """Write tables of finished points."""
+    from simulator.output.sweep_files import write_csv, write_parquet
+
+    if csv is not None:
+        write_csv(rows, space.keys, csv)
+    if parquet is not None:
+        write_parquet(rows, space.keys, parquet)
+
+
+def _show_finished(rows: Sequence[SweepRow], space: Space, sort: str, top: int | None) -> None:
+    """Print the table of finished points, by step time where none of them has the figure ``sort``."""
+    from simulator.output.sweep_table import sweep_summary
+
     figure = sort if any(row.get(sort) is not None for row in rows) else "step_time_s"
     show(sweep_summary(rows, space.keys, sort=figure, top=top))

@@ -140,18 +140,42 @@ def _captured(section: Mapping[str, Any], base: Path | None, origin: PlaceOfKey)
 def _over(shipped: Mapping[str, Any], fields: Mapping[str, Any]) -> dict[str, Any]:
     """``shipped`` with ``fields`` laid over it, key by key inside sections such as ``moe`` too.
 
-    A field that is None takes the key away. Fewer ``layers`` are the model's first ones: of its patterns the rest goes.
+    A field that is None takes the key away. Fewer ``layers`` are the model's first ones.
 
     >>> _over({"layers": 4, "mixers": ["window", "window", "window", "attention"]}, {"layers": 2})
     {'layers': 2, 'mixers': ['window', 'window']}
     """
     merged = dict(shipped)
-    if is_whole(layers := fields.get("layers")) and layers > 0:
-        merged |= {key: shipped[key][:layers] for key in _PATTERNS if isinstance(shipped.get(key), list)}
+    if is_whole(layers := fields.get("layers")) and 0 < layers < shipped["layers"]:
+        patterns = {key: fields[key] for key in _PATTERNS if key in fields}
+        merged |= {
+            key: value for key, value in _first_layers({**shipped, **patterns}, layers).items() if key not in fields
+        }
     for key, value in fields.items():
         inside = merged.get(key)
         merged[key] = {**inside, **value} if isinstance(inside, Mapping) and isinstance(value, Mapping) else value
     return {key: value for key, value in merged.items() if value is not None}
+
+
+def _first_layers(shipped: Mapping[str, Any], layers: int) -> dict[str, Any]:
+    """Return what a model's first ``layers`` have of the keys that say something of layers by their place.
+
+    None stands for what only the rest has. Layers that reuse keys are the last ones.
+
+    >>> _first_layers({"layers": 6, "reused_keys": {"layers": 3}, "moe": {"first_dense_layers": 2}}, 4)
+    {'reused_keys': {'layers': 1}}
+    >>> _first_layers({"layers": 6, "reused_keys": {"layers": 3}, "moe": {"first_dense_layers": 2}}, 2)
+    {'reused_keys': None, 'moe': None}
+    """
+    kept: dict[str, Any] = {key: shipped[key][:layers] for key in _PATTERNS if isinstance(shipped.get(key), list)}
+    if reused := shipped.get("reused_keys"):
+        left = reused["layers"] - (shipped["layers"] - layers)
+        kept["reused_keys"] = {**reused, "layers": left} if left > 0 else None
+    if moe := shipped.get("moe"):
+        mlps = kept.get("mlps")
+        dense = "moe" not in mlps if mlps is not None else moe.get("first_dense_layers", 0) >= layers
+        kept |= {"moe": None} if dense else {}
+    return kept
 
 
 def _config_fields(name: str, base: Path | None, file: object, key: str | None) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 from simulator.config.loading import SHORTHANDS, complete
 from simulator.config.parallelism import Parallelism
-from simulator.config.section import Section
+from simulator.config.section import Section, ShortSection
 from simulator.config.training import Training
 from simulator.config.validation import validated
 from simulator.config.workload import Workload
@@ -44,16 +44,31 @@ class Variants:
         update = {"training": training, "parallelism": parallelism, "cluster": self.cluster}
         return complete(self.workload.model_copy(update=update))
 
+    def value(self, key: str, value: Any) -> Any:
+        """Return ``value`` as the section of a dotted key reads it: of null the default, of ``1e3`` a whole number.
+
+        A list or a mapping stays as it is. Raises `InputError` where the key cannot have the value.
+        """
+        section, _, name = key.partition(".")
+        form: type[Section] = Training if section == "training" else Parallelism
+        read: Any = self._section(section, form, {name: value})
+        for part in name.split("."):
+            read = getattr(read, part)
+        if value is None and isinstance(read, ShortSection):
+            return getattr(read, read.text_means)
+        return read if read is None or isinstance(read, bool | int | float | str) else value
+
     def _section(self, name: str, form: type[S], changes: Mapping[str, Any]) -> S:
         key = name, repr(changes)
         if key not in self._sections:
             data = getattr(self.workload, name).model_dump(exclude_unset=True)
             shorthands = {path.removeprefix(f"{name}."): text for path, text in SHORTHANDS.items()}
             data = with_changes(data, changes, shorthands)
-            stages = len(self.workload.parallelism.layers_per_stage)
-            if name == "parallelism" and data.get("pp", 1) * data.get("vpp", 1) != stages:
-                data.pop("layers_per_stage", None)
             value = validated(form, data, place=lambda path: (None, f"{name}.{path}"))
+            stages = len(self.workload.parallelism.layers_per_stage)
+            if stages and isinstance(value, Parallelism) and value.pp * value.vpp != stages:
+                data.pop("layers_per_stage", None)
+                value = validated(form, data)
             if name == "parallelism":  # there are as many of them as variants
                 return value
             self._sections[key] = value

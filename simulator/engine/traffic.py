@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -34,15 +35,24 @@ def links_of(
 
 
 def algorithms_of(representatives: Representatives, counts: CommCounts) -> dict[str, str]:
-    """Return for each purpose the algorithm that sent the most bytes."""
+    """Return for each purpose the algorithm by which all ranks together sent the most bytes; of equals the first name.
+
+    Bytes are added up in another order where ranks are folded: what differs in the last digits alone is equal.
+    """
     planned = {id(one): one for one in representatives.planned.values()}
     sent: dict[str, dict[str, float]] = {}
     for (planned_id, purpose), count in counts.items():
         one = planned[planned_id]
         by_algorithm = sent.setdefault(purpose, {})
         algorithm = one.plan.algorithm
-        by_algorithm[algorithm] = by_algorithm.get(algorithm, 0.0) + count * one.wire_bytes
-    return {purpose: max(by_algorithm, key=lambda name: by_algorithm[name]) for purpose, by_algorithm in sent.items()}
+        senders = sum(representatives.multiplicity[rank] for rank in one.members)
+        by_algorithm[algorithm] = by_algorithm.get(algorithm, 0.0) + count * one.wire_bytes * senders
+    return {purpose: _most_used(by_algorithm) for purpose, by_algorithm in sent.items()}
+
+
+def _most_used(sent: Mapping[str, float]) -> str:
+    most = max(sent.values())
+    return min(name for name, nbytes in sent.items() if math.isclose(nbytes, most))
 
 
 def contention(cluster: SimulatedCluster, full: Saturations, names: Sequence[str]) -> tuple[Contention, ...]:

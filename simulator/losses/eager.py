@@ -45,6 +45,11 @@ def metrics(shapes: Shapes, number: int) -> Node:
     return Node(forward=forward(shapes) * number)
 
 
+def whole_rows(shapes: Shapes) -> Shapes:
+    """Return the shapes of a rank that has the logits of the whole vocabulary, of which it had a part."""
+    return replace(shapes, vocab=shapes.vocab * shapes.tp, vocab_parallel=False)
+
+
 def nodes(shapes: Shapes, projection: Node, options: LossOptions) -> tuple[Node, ...]:
     """Return the loss behind the ``projection``; frameworks that keep no log-softmax take Megatron's kernels."""
     if options.gathers_logits and is_split(shapes):
@@ -66,7 +71,7 @@ def _gathered_loss(shapes: Shapes, width: int) -> Node:
 
     The projection is a ``ColwiseParallel`` whose output is ``Replicate``: each rank has its columns of the gradient.
     """
-    whole = replace(shapes, vocab=shapes.vocab * shapes.tp, vocab_parallel=False)
+    whole = whole_rows(shapes)
     loss, nbytes = _loss(whole, width), shapes.element * logits_of(whole)
     gather = comm("all_gather", "logits", nbytes)
     return replace(loss, forward=(gather, *loss.forward), forward_bytes=loss.forward_bytes + nbytes)
@@ -84,5 +89,5 @@ def _loss(shapes: Shapes, width: int) -> Node:
     )
 
 
-LOSS = Loss("eager", nodes)
-NARROW = Loss("eager_narrow", narrow_nodes)
+LOSS = Loss("eager", nodes, needs_rows=True)
+NARROW = Loss("eager_narrow", narrow_nodes, needs_rows=True)

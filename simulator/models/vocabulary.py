@@ -129,9 +129,11 @@ def head(workload: Workload, turn: Turn = ANY_TURN, *, projection: bool = True) 
         product = _capped(sizes, product)
     trained = not is_of_kinds(matrix, sizes.tuning.frozen)
     loss = LOSSES[workload.training.loss.name]
-    behind = loss.nodes(sizes, product, loss_options(workload, sizes, trained=trained))
+    options = loss_options(workload, sizes, trained=trained)
+    behind = loss.nodes(sizes, product, options)
     if number := workload.training.loss.metrics:
-        behind = (*behind, eager.metrics(sizes, number))
+        gathered = loss.needs_rows and options.gathers_logits and is_split(sizes)
+        behind = (*behind, eager.metrics(eager.whole_rows(sizes) if gathered else sizes, number))
     before = (last_streams(sizes),) if sizes.streams > 1 else ()
     return part_of(sizes, "head", (*before, norm(sizes, "head.norm", saved="head.input", residual=False), *behind))
 

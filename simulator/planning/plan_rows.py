@@ -105,7 +105,7 @@ class PlanQuestion:
         workload, changes = self.choices.workload, self.choices.changes
         load_workload(workload, changes)
         load_workload(workload, {**changes, **setting}, by="--vary")
-        base, _ = self._search(setting, 1).prepared()
+        base = self._search(setting, 1).prepared().variants.workload
         for gpus in listed:
             self._search(setting, gpus).prepared()
         slowest_s = self._slowest_s(base)

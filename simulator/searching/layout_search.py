@@ -18,7 +18,7 @@ from simulator.searching.branch_and_bound import SimulatedLayout, ranked
 from simulator.searching.candidates import NO_LAYOUTS, Candidate, bounded_space
 from simulator.searching.dimensions import DIMENSIONS
 from simulator.searching.result import SearchResult
-from simulator.searching.space import LayoutSpace, SizeLimit
+from simulator.searching.space import LayoutSpace, SizeLimit, legal_values
 from simulator.sweeping.evaluator import Evaluator
 from simulator.sweeping.outcome import PointOutcome
 from simulator.sweeping.point import Point, Source
@@ -61,10 +61,11 @@ class LayoutSearch:
     top: int = 10
     slowest_s: float = math.inf
 
-    def prepared(self) -> tuple[Workload, ClusterSpec]:
-        """Return the workload with its changes, and its cluster with so many GPUs.
+    def prepared(self) -> LayoutSpace:
+        """Return the layouts of the workload with its changes, on its cluster with so many GPUs.
 
-        Raises `InputError` where a change is of a key that layouts differ in, or the cluster has fewer GPUs.
+        Raises `InputError` where a change is of a key that layouts differ in, a key cannot have one of its values, or
+        the cluster has fewer GPUs.
         """
         choices = self.choices
         base = load_workload(choices.workload, choices.changes)
@@ -74,7 +75,9 @@ class LayoutSearch:
             elif list(choices.fixed[key]) != [value]:
                 text = layout_text(value)
                 raise InputError("has other values of --fix too", file="set", key=key, found=text, fix="one of both")
-        return base, _cluster_with(base, self.gpus)
+        variants = Variants(base, _cluster_with(base, self.gpus))
+        fixed = {key: legal_values(variants, key, values) for key, values in choices.fixed.items()}
+        return LayoutSpace(variants, self.gpus, fixed, choices.limits)
 
     def result(
         self,
@@ -89,11 +92,11 @@ class LayoutSearch:
         ``compare_own``: the file's own layout is simulated too. Raises `InputError` on what cannot be used.
         """
         began, n_kept = time.monotonic(), evaluator.n_kept
-        base, cluster = self.prepared()
+        space = self.prepared()
+        base, cluster = space.variants.workload, space.variants.cluster
         workload, changes = self.choices.workload, dict(self.choices.changes)
         if cluster != base.cluster and not cluster.fixed_nodes:
             changes["cluster.nodes"] = cluster.n_nodes
-        space = LayoutSpace(Variants(base, cluster), self.gpus, self.choices.fixed, self.choices.limits)
         bounded = NO_LAYOUTS
         if next(space.layouts(), None) is not None:  # else the cluster need not be built
             sizes = base.parallelism.model_copy(update={"tp": 1, "cp": 1, "pp": 1, "dp": self.gpus})

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from simulator.config import Workload
 from simulator.config.variants import Variants
-from simulator.errors import InputError
+from simulator.errors import InputError, located
 from simulator.input_files import brief, closest
 from simulator.searching.dimensions import DIMENSIONS, LayoutDimension
 
@@ -100,6 +100,17 @@ def whole_key(name: str, option: str) -> str:
         allowed = f"{', '.join(by_name)}, or another key of training or parallelism"
         raise InputError("is no key of a layout", file=option, found=name, allowed=allowed, fix=near)
     return key
+
+
+def legal_values(variants: Variants, key: str, values: Sequence[Any]) -> list[Any]:
+    """Return the values of ``fix`` as files are read, each once. Raises `InputError` where the key cannot have one."""
+    read: list[Any] = []
+    for value in values:
+        with located(lambda place: ("fix", place)):
+            one = variants.value(key, value)
+        if one not in read:
+            read.append(one)
+    return read
 
 
 def value_at(workload: Workload, key: str) -> Any:

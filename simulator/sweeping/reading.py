@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Iterable, Iterator
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -32,8 +34,18 @@ def values_by_key(assignments: Iterable[str], option: str) -> dict[str, list[Any
         if key in values:
             fix = f"{option} {key}=V1,V2 with all values in one"
             raise InputError("is given twice", file=option, key=key, found=assignment, fix=fix)
-        values[key] = [as_written(key, parse_value(key, part, option)) for part in split_values(text)]
+        parts = list(split_values(text))
+        _refuse_grouped(parts, option, key, text)
+        values[key] = [as_written(key, parse_value(key, part, option)) for part in parts]
     return values
+
+
+def _refuse_grouped(parts: Sequence[str], option: str, key: str, text: str) -> None:
+    """Raise `InputError` for a number such as ``1,024``, of which a comma makes two: the latter begins with a zero."""
+    for before, part in pairwise(parts):
+        if before.strip().isdecimal() and re.fullmatch(r"0[0-9]+", part.strip()):
+            fix = f"{before.strip()}{part.strip()}, or {int(part)} for a value of its own"
+            raise InputError("has a value that begins with a zero", file=option, key=key, found=text, fix=fix)
 
 
 def split_values(text: str) -> Iterator[str]:

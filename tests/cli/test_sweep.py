@@ -98,14 +98,18 @@ def test_an_interrupted_sweep_prints_what_is_finished(
 ) -> None:
     """One point has figures, and tp 3 is refused. No point has ``days``, without a length of the run: by step time."""
     monkeypatch.setattr(runners, "Processes", lambda _: EndedByCtrlC())
-    grid = ["--grid", "parallelism.tp=1,3,2", "--sort", sort]
+    grid = ["--grid", "parallelism.tp=1,3,2", "--sort", sort, "--csv", "points.csv"]
     assert command("tiny.yaml", *grid) == 130
     out, err = capsys.readouterr()
     assert "2 points of tiny.yaml: 1 fit, 1 refused" in out
     assert "Points by step time" in out
+    rows = (folder / "points.csv").read_text().splitlines()[1:]
+    assert [row.split(",")[1] for row in rows] == ["1", "3"]
     assert "interrupted: 2 of 3 points are kept in tiny.sweep.db; the same command goes on" in err
     assert command("tiny.yaml", *grid, "--json", "-") == 130
-    assert capsys.readouterr().out == ""
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert "goes on from there, and writes --json at its end" in err
     monkeypatch.setattr(runners, "Processes", lambda _: InProcess())
     assert command("tiny.yaml", "--grid", "parallelism.tp=1,3,2") == 0
     assert "1 of them from before" in capsys.readouterr().out  # what is refused is refused anew
@@ -116,6 +120,7 @@ def test_an_interrupted_sweep_prints_what_is_finished(
     [
         (["--grid", "parallelism.tpp=1,2"], "--grid: parallelism.tpp: unknown key"),
         (["--grid", "parallelism.tp="], "--grid parallelism.tp: has no value"),
+        (["--grid", "training.seq=1,024"], "fix:     1024, or 24 for a value of its own"),
         (["--grid", "seed=1", "--grid", "seed=2"], "--grid: seed: is given twice"),
         (["--grid", "seed=1", "--set", "seed=2"], "--grid: seed: is given by --set too"),
         (["--zip", "seed=1,2", "--zip", "model.layers=1"], "equally many values"),

@@ -37,19 +37,36 @@ def test_layers_that_reuse_keys_are_as_many_as_may() -> None:
     """The kinds of 8 layers are five windows, attention, two windows. Two windows at the end have a lender before them;
     attention, the third from the end, is the only one of its kind. What is proposed loads."""
     with pytest.raises(InputError) as caught:
-        job("gemma-4-e4b", layers=8)
+        job("gemma-4-e4b", layers=8, reused_keys={"layers": 3})
     assert caught.value.key == "model.reused_keys.layers"
     assert (caught.value.allowed, caught.value.fix) == ("at most 2", "reused_keys: {layers: 2}")
     assert job("gemma-4-e4b", layers=8, reused_keys={"layers": 2}).model.layers == 8
-    with pytest.raises(InputError, match=r"allowed: no model\.reused_keys"):
-        job("gemma-4-e4b", layers=1)
+    with pytest.raises(InputError, match=r"fix: +model\.reused_keys: null"):
+        job("gemma-4-e4b", layers=1, reused_keys={"layers": 1})
+    assert job("gemma-4-e4b", layers=1, reused_keys=None).model.reused_keys is None
+
+
+@pytest.mark.parametrize(("layers", "reusing"), [(1, 0), (3, 0), (24, 0), (25, 1), (41, 17), (42, 18)])
+def test_the_last_layers_are_those_that_reuse_keys(layers: int, reusing: int) -> None:
+    """The last 18 of Gemma 4's 42 layers: of the first 25 it is one."""
+    model = job("gemma-4-e4b", layers=layers).model
+    assert sum(map(model.reuses_keys, range(layers))) == reusing
+
+
+@pytest.mark.parametrize("preset", ["deepseek-v3", "glm4.5-355b-a32b"])
+def test_first_layers_without_experts_are_a_dense_model(preset: str) -> None:
+    """Three layers of each are dense. A pattern of the file itself may give them experts."""
+    assert job(preset, layers=3).model.moe is None
+    assert job(preset, layers=4).model.mlp(3) == "moe"
+    assert job("nemotron3-nano-30b-a3b", layers=1).model.moe is None
+    assert job("nemotron3-nano-30b-a3b", layers=1, mlps=["moe"]).model.mlp(0) == "moe"
 
 
 def test_dense_layers_at_the_beginning_leave_one_for_experts() -> None:
-    """DeepSeek-V3 has three: of two layers one may be dense."""
+    """Of two layers with experts one may be dense."""
     with pytest.raises(InputError, match="leaves none of the 2 layers for experts") as caught:
-        job("deepseek-v3", layers=2)
-    assert caught.value.fix == "first_dense_layers: 1"
+        job("deepseek-v3", layers=2, moe={"first_dense_layers": 2})
+    assert caught.value.fix == "model.moe.first_dense_layers: 1"
     assert job("deepseek-v3", layers=2, moe={"first_dense_layers": 1}).model.mlp(1) == "moe"
 
 

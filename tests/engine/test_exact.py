@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+import simulator
 from simulator.config import load_workload
 from simulator.engine.invariants import check
 from simulator.errors import InputError
@@ -123,3 +124,22 @@ def test_a_host_catches_up_with_a_blocking_batch_before_what_waits_for_it() -> N
     workload["cluster"] = "dgx_b200"
     short, plain = (play(workload, coalesce=coalesce) for coalesce in (True, False))
     assert short.spans.step_time_s == pytest.approx(plain.spans.step_time_s, rel=1e-9)
+
+
+def test_the_algorithm_that_sent_most_is_the_same_however_ranks_are_folded() -> None:
+    """Gradients go by two algorithms in equal parts; both are counted for all ranks, and the first name stands."""
+    model = {"layers": 8, "hidden": 512, "heads": 8, "vocab": 32000, "activation": "swiglu", "position": "rope"}
+    model |= {"norm": "rmsnorm", "tied_embeddings": False, "bias": False}
+    work = {
+        "name": "experts",
+        "model": {**model, "moe": {"experts": 8, "top_k": 2, "ffn_hidden": 512}},
+        "framework": "deepspeed",
+        "training": {"seq": 512, "micro_batch": 2, "global_batch": 64},
+        "parallelism": {"tp": 2, "zero": 2},
+        "cluster": {"name": "dgx_h100", "nodes": 1},
+    }
+    used = [
+        simulator.run({**work, "simulation": {"fold": fold}}).to_dict()["communication"]["dp"]["algorithm"]
+        for fold in (True, False)
+    ]
+    assert used[0] == used[1] == "nvls"

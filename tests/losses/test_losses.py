@@ -295,3 +295,19 @@ def test_metrics_need_the_logits_of_a_micro_batch(name: str, framework: str) -> 
     with pytest.raises(InputError, match="leaves no logits of a micro-batch behind it") as caught:
         workload({"name": name, "metrics": 1}, framework=framework)
     assert caught.value.key == "training.loss.metrics"
+
+
+def test_metrics_are_of_whole_rows_where_each_rank_has_them() -> None:
+    """Each of 4 ranks of torchtitan gathers all logits before the loss: 14 bytes of each once more, nothing sent."""
+
+    def work(number: int) -> list[Op]:
+        split = workload({"name": "eager", "metrics": number}, framework="torchtitan", parallelism={"tp": 4, "dp": 1})
+        return list(head(split).forward)
+
+    plain, measured_too = work(0), work(1)
+    nbytes = [
+        sum(op.kernel.bytes for op in some if isinstance(op, Compute) and isinstance(op.kernel, Memory))
+        for some in (plain, measured_too)
+    ]
+    assert nbytes[1] - nbytes[0] == 14 * LOGITS
+    assert len(measured_too) - len(plain) == 3  # the cast, the log-softmax, and the choice of the targets'

@@ -9,7 +9,7 @@ import pytest
 
 from simulator.errors import InputError
 from simulator.searching.dimensions import DIMENSIONS
-from simulator.searching.space import LayoutSpace, SizeLimit, whole_key
+from simulator.searching.space import LayoutSpace, SizeLimit, legal_values, whole_key
 from tests.support.experts import job as experts_job
 from tests.support.jobs import job
 from tests.support.searches import space_on
@@ -86,6 +86,15 @@ def test_limits_leave_out_values_of_numbers() -> None:
 def test_another_key_may_have_values_too() -> None:
     space = space_on(2, job(), recompute=["none"], zero=[0], bucket_bytes=[1_000_000, 2_000_000])
     assert {one["parallelism.bucket_bytes"] for one in space.layouts()} == {1_000_000, 2_000_000}
+
+
+@pytest.mark.parametrize(
+    ("key", "default"), [("parallelism.tp", 1), ("parallelism.vpp", 1), ("training.recompute", "none")]
+)
+def test_null_is_the_default_of_a_key(key: str, default: object) -> None:
+    """With the default beside it the key has one value, not two."""
+    variants = space_on(2, job()).variants
+    assert legal_values(variants, key, [None, default]) == [default]
 
 
 @pytest.mark.parametrize(

@@ -128,7 +128,7 @@ def _edge_problems(workload: Workload) -> Iterator[InputError]:
             key="model.reused_keys.layers",
             found=model.reused_keys.layers,
             allowed=f"at most {most}" if missing and most else "no model.reused_keys",
-            fix=f"reused_keys: {{layers: {most}}}" if missing and most else None,
+            fix=f"reused_keys: {{layers: {most}}}" if missing and most else "reused_keys: null",
         )
 
 
