@@ -44,8 +44,8 @@ class Loss:
 
     ``nodes`` are given the projection to the vocabulary and return it with the loss behind it, or as one with it.
     ``splits_vocabulary``: ranks can each have a part of the vocabulary. ``takes_options``: it works chunk by chunk.
-    ``leaves_logits``: those of a whole micro-batch are there behind it. ``needs_rows``: of frameworks that gather logits
-    each rank has whole rows of them from then on.
+    ``leaves_logits``: those of a whole micro-batch are there behind it. ``needs_rows``: where a framework gathers
+    logits, each rank has whole rows of them from then on.
     """
 
     name: str
