@@ -78,7 +78,12 @@ def check_outputs(
 
 
 def check_folder(option: str, folder: Path, written: Path) -> None:
-    """Raise `InputError` where ``written``, a file in ``folder`` or this itself, cannot be written for ``option``."""
+    """Raise `InputError` where ``written``, a file in ``folder`` or this itself, cannot be written for ``option``.
+
+    A folder that is written itself is made later, where the one above it is there.
+    """
+    if written == folder and not folder.exists() and folder.parent.is_dir():
+        folder = folder.parent
     if not folder.is_dir():
         above = next(one for one in (folder, *folder.parents) if one.exists())
         if not above.is_dir():
