@@ -76,10 +76,19 @@ def _dumped(data: Mapping[str, Any]) -> str:
     return yaml.safe_dump(dict(data), sort_keys=False, default_flow_style=None, width=118)
 
 
+def _shown(value: object) -> str:
+    """Return a value as text, a large number without its zeros.
+
+    >>> _shown(1048576000000.0), _shown(4096), _shown("bf16")
+    ('1.048576e12', '4096', 'bf16')
+    """
+    return f"{value:.12g}".replace("e+", "e") if isinstance(value, float) else str(value)
+
+
 def _show(script: LaunchScript) -> None:
     from simulator.cli.terminal import show, table
 
-    rows = [{"in the script": one.option, "key": one.key, "value": str(one.value)} for one in script.understood]
+    rows = [{"in the script": one.option, "key": one.key, "value": _shown(one.value)} for one in script.understood]
     machines = f", {counted(script.gpus, 'GPU')}" if script.gpus else ""
     show(f"{script.format}: {counted(len(rows), 'option')} understood{machines}", table(rows, "Understood"))
     for title, texts in (
