@@ -161,3 +161,8 @@ def test_a_number_where_a_section_must_be_is_refused_without_an_empty_list_of_ke
 
 def test_a_preset_beside_a_config_says_how_to_leave_it_out() -> None:
     assert "fix:     model.preset: null" in refused({"model.preset": "llama3-8b", "model.hf_config": "x"})
+
+
+def test_an_id_of_hugging_face_as_a_preset_says_where_ids_are_taken() -> None:
+    """Of presets none is spelt nearly so."""
+    assert "llmsim init --model meta-llama/Llama-3.1-8B" in refused({"model.preset": "meta-llama/Llama-3.1-8B"})
