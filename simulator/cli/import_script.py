@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import textwrap
 from collections.abc import Mapping
 from dataclasses import asdict
@@ -43,7 +44,7 @@ def import_script(
     check_outputs({"--out": out, "--json": json}, {"--out": (".yaml", ".yml")})
     if out is not None:
         with writing(out) as target:
-            target.write(workload_file(data, script, file).encode())
+            target.write(workload_file(_as_seen_from(out.parent, data), script, file).encode())
     write_json(
         json,
         envelope(
@@ -61,6 +62,15 @@ def import_script(
         return
     _show(script)
     print(f"written: {out}" if out is not None else "\n" + _dumped(data), end="\n" if out is not None else "")
+
+
+def _as_seen_from(folder: Path, data: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the keys of a workload file in ``folder``, from where a relative path of its model starts."""
+    model = data["model"]
+    path = model.get("hf_config") if isinstance(model, Mapping) else None
+    if path is None or path.startswith("~") or Path(path).is_absolute():
+        return dict(data)
+    return {**data, "model": {**model, "hf_config": os.path.relpath(path, folder)}}
 
 
 def workload_file(data: Mapping[str, Any], script: LaunchScript, source: Path) -> str:
