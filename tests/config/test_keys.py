@@ -164,5 +164,5 @@ def test_a_preset_beside_a_config_says_how_to_leave_it_out() -> None:
 
 
 def test_an_id_of_hugging_face_as_a_preset_says_where_ids_are_taken() -> None:
-    """Of presets none is spelt nearly so."""
+    """No preset is spelt nearly so."""
     assert "llmsim init --model meta-llama/Llama-3.1-8B" in refused({"model.preset": "meta-llama/Llama-3.1-8B"})
