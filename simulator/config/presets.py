@@ -59,8 +59,8 @@ def expand_model(section: Mapping[str, Any], *, base: Path | None, origin: Place
         return _captured(section, base, origin)
     if "preset" in section and "hf_config" in section:
         file, key = origin("model.hf_config")
-        message, fix = "give either a preset or hf_config", "model.preset: null, which hf_config then replaces"
-        raise InputError(message, file=file, key=key, found=brief(section["hf_config"]), fix=fix)
+        message, leave = "give either a preset or hf_config", "model.preset: null, which hf_config then replaces"
+        raise InputError(message, file=file, key=key, found=brief(section["hf_config"]), fix=leave)
     if "preset" in section:
         name = section["preset"]
         if not isinstance(name, str) or name not in presets():
