@@ -27,6 +27,8 @@ HEAD = """\
 Numbers may have the units that people write, in files as behind `--set`: `25MiB` or `25MB`, `400Gbps` or `50GB/s`,
 `3us`. Of `seq` and `sliding_window`, `8k` is 8,192; of `total_tokens`, `1T` is 1e12 and `300B` 3e11.
 
+A relative path starts from the folder of the file where such a file is there, else from the working directory.
+
 Defaults stand in brackets. A default that depends on the framework or on other keys says so.
 `llmsim check FILE --json -` prints what it comes to.
 """

@@ -13,7 +13,7 @@ from simulator.config.section import is_whole
 from simulator.errors import InputError
 from simulator.input_files import brief
 from simulator.output.envelope import envelope
-from simulator.output.files import PERFETTO_SUFFIXES
+from simulator.output.files import PERFETTO_SUFFIXES, make_folder
 from simulator.timeline import Timeline
 
 if TYPE_CHECKING:
@@ -134,8 +134,9 @@ class TimelineResult(PlayedResult):
     def save_traces(self, folder: str | Path, ranks: Sequence[int] | None = None) -> list[Path]:
         """Write a trace per rank into ``folder``, as PyTorch's profiler does, and return the files.
 
-        HolisticTraceAnalysis reads such a folder. They hold what a GPU runs, its type, the bytes and groups of
-        communication, and the step's mark, without the host's launches. ``ranks`` and errors: as of `save_trace`.
+        The folder is made where its parent is there. HolisticTraceAnalysis reads such a folder. They hold what a GPU
+        runs, its type, the bytes and groups of communication, and the step's mark, without the host's launches.
+        ``ranks`` and errors: as of `save_trace`.
         """
         from simulator.output.comm_arguments import CommArguments
         from simulator.output.trace import drawn_ranks, write_trace
@@ -143,6 +144,7 @@ class TimelineResult(PlayedResult):
         spans, some = self._traced(ranks, folder)
         program = self.whole_program
         communication = None if program is None else CommArguments(program)
+        make_folder(folder)
         files = []
         for rank in drawn_ranks(spans, some):
             files.append(Path(folder) / f"rank{rank}.pt.trace.json.gz")

@@ -207,6 +207,8 @@ class StepResult(TimelineResult, StepFigures):
     def save_chakra(self, folder: str | Path) -> list[Path]:
         """Write the step into ``folder`` as Chakra's execution traces, a file per rank, and return the files.
 
+        The folder is made where its parent is there.
+
         Raises `InputError` where the step has work that these have no nodes for, or protobuf is not installed.
         """
         from simulator.traces.execution.writing import write_chakra

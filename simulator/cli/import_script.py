@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import textwrap
 from collections.abc import Mapping
 from dataclasses import asdict
@@ -43,7 +44,7 @@ def import_script(
     check_outputs({"--out": out, "--json": json}, {"--out": (".yaml", ".yml")})
     if out is not None:
         with writing(out) as target:
-            target.write(workload_file(data, script, file).encode())
+            target.write(workload_file(_as_seen_from(out.parent, data), script, file).encode())
     write_json(
         json,
         envelope(
@@ -63,6 +64,15 @@ def import_script(
     print(f"written: {out}" if out is not None else "\n" + _dumped(data), end="\n" if out is not None else "")
 
 
+def _as_seen_from(folder: Path, data: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the keys of a workload file in ``folder``, from where a relative path of its model starts."""
+    model = data["model"]
+    path = model.get("hf_config") if isinstance(model, Mapping) else None
+    if path is None or path.startswith("~") or Path(path).is_absolute():
+        return dict(data)
+    return {**data, "model": {**model, "hf_config": os.path.relpath(path, folder)}}
+
+
 def workload_file(data: Mapping[str, Any], script: LaunchScript, source: Path) -> str:
     """Return the text of a workload file, with what is assumed and ignored above it."""
     lines = [f"Read by llmsim import from {source.name} ({script.format})."]
@@ -76,10 +86,19 @@ def _dumped(data: Mapping[str, Any]) -> str:
     return yaml.safe_dump(dict(data), sort_keys=False, default_flow_style=None, width=118)
 
 
+def _shown(value: object) -> str:
+    """Return a value as text, a large number without its zeros.
+
+    >>> _shown(1048576000000.0), _shown(4096), _shown("bf16")
+    ('1.048576e12', '4096', 'bf16')
+    """
+    return f"{value:.12g}".replace("e+", "e") if isinstance(value, float) else str(value)
+
+
 def _show(script: LaunchScript) -> None:
     from simulator.cli.terminal import show, table
 
-    rows = [{"in the script": one.option, "key": one.key, "value": str(one.value)} for one in script.understood]
+    rows = [{"in the script": one.option, "key": one.key, "value": _shown(one.value)} for one in script.understood]
     machines = f", {counted(script.gpus, 'GPU')}" if script.gpus else ""
     show(f"{script.format}: {counted(len(rows), 'option')} understood{machines}", table(rows, "Understood"))
     for title, texts in (

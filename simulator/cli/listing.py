@@ -16,6 +16,7 @@ from simulator.output.envelope import envelope
 from simulator.units import format_count
 
 if TYPE_CHECKING:
+    from simulator.fabrics import Fabric
     from simulator.hardware.node import NodeSpec
 
 Rows = list[dict[str, Any]]
@@ -108,12 +109,19 @@ def _topologies() -> Rows:
                 "name": name,
                 "gpus_per_node": node.gpus.count,
                 "nvlink": _nvlink(node),
-                "network_cards": f"{node.nics.count} x {node.nics.bandwidth_bps / 1e9:.0f} Gb/s {fabric.transport}",
+                "network_cards": _network_cards(node, fabric),
                 "fabric": describe_fabric(fabric),
             }
             for node in cluster.kinds
         ]
     return sorted(rows, key=lambda row: row["gpu"])
+
+
+def _network_cards(node: NodeSpec, fabric: Fabric) -> str:
+    cards = node.nics
+    if not cards.count or not cards.bandwidth_bps:
+        return "none"
+    return f"{cards.count} x {cards.bandwidth_bps / 1e9:.0f} Gb/s {fabric.transport}"
 
 
 def _nvlink(node: NodeSpec) -> str:

@@ -82,9 +82,13 @@ def _check_ending(option: str, path: Path, needed: Sequence[str] | None) -> None
 
 
 def check_folder(option: str, folder: Path) -> None:
-    """Raise `InputError` where no files can be made in the ``folder`` of an option."""
-    _check_is_folder(option, folder, folder)
-    _refuse(option, folder, why_no_file_in(folder))
+    """Raise `InputError` where no files can be made in the ``folder`` of an option.
+
+    A folder that is not there is made later, where the one above it is.
+    """
+    there = folder.parent if not folder.exists() and folder.parent.is_dir() else folder
+    _check_is_folder(option, there, folder)
+    _refuse(option, folder, why_no_file_in(there))
 
 
 def _check_file(option: str, path: Path) -> None:

@@ -46,7 +46,9 @@ TraceFile = Annotated[
 ]
 TraceFolder = Annotated[
     Path | None,
-    typer.Option(metavar="DIR", help="Write a trace per rank into this folder, for HolisticTraceAnalysis."),
+    typer.Option(
+        metavar="DIR", help="Write a trace per rank into this folder, for HolisticTraceAnalysis and `trace show`."
+    ),
 ]
 ChakraFolder = Annotated[
     Path | None,

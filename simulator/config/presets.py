@@ -59,11 +59,15 @@ def expand_model(section: Mapping[str, Any], *, base: Path | None, origin: Place
         return _captured(section, base, origin)
     if "preset" in section and "hf_config" in section:
         file, key = origin("model.hf_config")
-        raise InputError("give either a preset or hf_config", file=file, key=key, found=brief(section["hf_config"]))
+        message, leave = "give either a preset or hf_config", "model.preset: null, which hf_config then replaces"
+        raise InputError(message, file=file, key=key, found=brief(section["hf_config"]), fix=leave)
     if "preset" in section:
         name = section["preset"]
         if not isinstance(name, str) or name not in presets():
             near = nearest_preset(name)
+            fix = f"preset: {near}" if near else None
+            if fix is None and isinstance(name, str) and "/" in name:  # an id of Hugging Face
+                fix = f"hf_config: PATH of its config.json, in place of preset; or llmsim init --model {name}"
             file, key = origin("model.preset")
             raise InputError(
                 "no shipped model of this name",
@@ -71,7 +75,7 @@ def expand_model(section: Mapping[str, Any], *, base: Path | None, origin: Place
                 key=key,
                 found=brief(name),
                 allowed=nearest_names(name, presets(), "llmsim list models"),
-                fix=f"preset: {near}" if near else None,
+                fix=fix,
             )
         return _over({key: value for key, value in presets()[name].items() if key != "source"}, fields)
     if "hf_config" in section:

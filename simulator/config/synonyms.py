@@ -44,6 +44,7 @@ _ELSEWHERE = {
     "model.vocab": "vocab_size padded_vocab_size",
     "model.tied_embeddings": "tie_word_embeddings",
     "cluster.nodes": "num_nodes n_nodes nnodes",
+    "cluster.nodes: GPUs of the job / GPUs of a node": "num_gpus n_gpus total_gpus",
     "cluster.node.gpus.count": "gpus_per_node nproc_per_node",
     "cluster.background.from": "source src",
     "cluster.background.to": "destination dst target",
@@ -51,7 +52,10 @@ _ELSEWHERE = {
 #: Name elsewhere -> key here.
 SYNONYMS = {name: here for here, names in _ELSEWHERE.items() for name in names.split()}
 #: Section and name elsewhere -> dotted key here and its value, where the name means something else outside the section.
-_IN_SECTION = {("adapters", "dora"): "training.adapters.method: dora"}
+_IN_SECTION = {
+    ("adapters", "dora"): "training.adapters.method: dora",
+    ("", "gpus"): "cluster.nodes: GPUs of the job / GPUs of a node",
+}
 
 #: Product that has an adapter here -> the modules of Hugging Face, Megatron-LM and torchtune that are it.
 _MODULES = {

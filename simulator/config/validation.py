@@ -231,7 +231,8 @@ def _wrong_type(
     if "number" in wanted and (quantity := quantity_of(key)):
         allowed = f"{allowed}; with a unit such as {quantity.example}"
     if kind == "model_type":
-        allowed = f"{allowed}: {_keys(field)}"
+        keys = _keys(field)
+        allowed = f"{allowed}: {keys}" if keys else allowed
         fix = _key_of_word(written_key, field, value)
     return InputError(f"must be {wanted}", key=key, found=brief(value), allowed=allowed, fix=fix)
 

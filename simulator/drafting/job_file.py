@@ -31,11 +31,17 @@ COMMENTS = {
     "parallelism.cp": "context parallelism: GPUs that share each sequence",
     "parallelism.dp": "data parallelism: copies of the model, or shards of one",
     "parallelism.ep": "expert parallelism: GPUs that share the experts",
-    "parallelism.zero": "0: none; 1: optimizer states, 2: gradients too, 3: weights too are split over replicas",
     "parallelism.account_for_embedding": "the embedding counts as a layer",
     "parallelism.account_for_loss": "so does the loss",
     "cluster": "llmsim topology shows it",
 }
+#: `parallelism.zero` -> what it says; of the written value alone, for frameworks have not all of them.
+_ZERO = (
+    "nothing is split over replicas",
+    "optimizer states are split over replicas",
+    "optimizer states and gradients are split over replicas",
+    "weights, gradients and optimizer states are split over replicas",
+)
 #: Values of a layout's keys that go without saying.
 _PLAIN: Mapping[str, Any] = {
     "parallelism.cp": 1,
@@ -97,7 +103,7 @@ def _lines(data: Mapping[str, Any], above: str = "") -> Iterator[str]:
     indent = "  " * bool(above)
     for name, value in data.items():
         key = f"{above}{name}"
-        comment = COMMENTS.get(key)
+        comment = _ZERO[value] if key == "parallelism.zero" else COMMENTS.get(key)
         if isinstance(value, Mapping) and comment is None:
             yield f"{indent}{name}:"
             yield from _lines(value, f"{key}.")

@@ -49,6 +49,15 @@ def writing(path: str | Path) -> Iterator[BinaryIO]:
 
 
 def why_no_file_in(folder: Path) -> str | None:
+def make_folder(folder: str | Path) -> None:
+    """Make a folder whose parent is there. Raises `InputError` where it cannot be made."""
+    try:
+        Path(folder).mkdir(exist_ok=True)
+    except OSError as error:
+        raise InputError(f"cannot be made: {error.strerror or error}", file=folder) from None
+
+
+def why_not_writable(folder: Path) -> str | None:
     """Return why no file can be made in a folder, None where one can: one without a name is made, and is gone.
 
     Permissions do not tell all: a disk may be read-only or full.

@@ -66,7 +66,7 @@ def memory_of(memory: Mapping[str, Any], offload: Mapping[str, str]) -> Any:
     elif any(row["peak"] > row["capacity"] for row in stages):
         lines.append(Text(f"DOES NOT FIT: {peak}, {allocated}.", style="bold red"))
         lines += [Text(f"  {line}", style="red") for line in memory.get("advice", ())]
-    if "second_step_bytes" in memory:
+    if memory.get("second_step_bytes", 0.0) > memory["peak_bytes"]:
         most = format_gib(memory["second_step_bytes"])
         lines.append(
             Text(f"PyTorch's DDP may take {most} in the second step, when it makes its buckets anew.", style="dim")

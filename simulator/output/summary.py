@@ -25,6 +25,7 @@ from simulator.output.tables import (
     communication,
     contention,
     critical_path,
+    gpu_hours,
     percent,
     run_cost,
     run_length,
@@ -387,5 +388,5 @@ def _key_figures(report: JsonReport) -> Table:
         cost = run_cost(run)
         if run["server_gpus"]:
             cost += f"; {run['server_gpus']:,} GPUs of the servers' nodes included"
-        grid.add_row("whole run", f"{run_length(run['days'])}, {run['gpu_hours']:,.0f} GPU-hours{cost}")
+        grid.add_row("whole run", f"{run_length(run['days'])}, {gpu_hours(run['gpu_hours'])}{cost}")
     return grid

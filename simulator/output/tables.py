@@ -126,6 +126,15 @@ def run_length(days: float) -> str:
     return f"{hours:.1f} hours" if hours >= 2 else f"{60 * hours:.1f} minutes"
 
 
+def gpu_hours(hours: float) -> str:
+    """Write the GPU-hours of a whole run, below ten with a decimal.
+
+    >>> gpu_hours(3.3), gpu_hours(23_523.4)
+    ('3.3 GPU-hours', '23,523 GPU-hours')
+    """
+    return f"{hours:,.{0 if round(hours, 1) >= 10 else 1}f} GPU-hours"
+
+
 def time_beside(seconds: float, whole: float) -> str:
     """Write a duration in the unit of ``whole``, so that the rows of a table compare at a glance."""
     unit, size = ("s", 1.0) if whole >= 1 else ("ms", ms) if whole >= ms else ("us", us)

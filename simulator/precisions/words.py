@@ -41,14 +41,18 @@ def in_words(recipe: ProductRecipe, gather: str = "") -> Iterator[str]:
     for role, kernels in recipe.behind.items():
         yield f"behind the product of the {_ROLES[role]}: {_kernels(kernels)}"
     if recipe.keeps_input_copy:
-        yield f"kept: {recipe.copy_bytes:.3g} bytes for each element of an input"
+        yield f"kept: {_bytes(recipe.copy_bytes)} for each element of an input"
     else:
         yield "kept: inputs in bf16; what a norm or an activation makes is made again"
     yield (
-        f"copies of weights that stay: {recipe.weight_copies * recipe.copy_bytes:.3g} bytes for each element"
+        f"copies of weights that stay: {_bytes(recipe.weight_copies * recipe.copy_bytes)} for each element"
         if recipe.weight_copies
         else f"no copies of weights stay{f'; ZeRO-3 gathers them in {gather}' if gather else ''}"
     )
+
+
+def _bytes(number: float) -> str:
+    return f"{number:.3g} {'byte' if number == 1 else 'bytes'}"
 
 
 def _kernels(kernels: CastKernels) -> str:

@@ -56,7 +56,7 @@ from tests.support.commands import command
         (["run", "gpt175b_3d", "--trace", "same.json", "--json", "same.json"], "is the file of"),
         (["run", "gpt175b_3d", "gpt22b_tp8", "--trace", "t.json"], "shows one workload"),
         (["run", "gpt175b_3d", "--kineto", "x.json"], "--kineto"),
-        (["run", "gpt175b_3d", "--trace-dir", "missing"], "mkdir -p missing"),
+        (["run", "gpt175b_3d", "--trace-dir", "missing/traces"], "mkdir -p missing"),
         (["run", "gpt175b_3d", "gpt22b_tp8", "--trace-dir", "."], "shows one workload"),
         (["runn"], "run"),
         (["list", "modelz"], "fix:     models"),

@@ -80,3 +80,8 @@ def test_a_recipe_says_once_that_its_frameworks_compile(capsys: pytest.CaptureFi
     frameworks = {row["name"]: row["frameworks"] for row in json.loads(capsys.readouterr().out)["rows"]}
     assert frameworks["torchao_rowwise"] == "torchtitan, pytorch (compiled)"
     assert frameworks["te_nvfp4"] == "megatron_core"
+
+
+def test_computers_without_a_network_have_no_cards(capsys: pytest.CaptureFixture[str]) -> None:
+    assert command("list", "topologies") == 0
+    assert " 0 Gb/s" not in capsys.readouterr().out

@@ -47,6 +47,8 @@ def test_every_synonym_means_a_key_that_there_is_and_is_none_itself() -> None:
         ("parallelism.pipeline-model-parallel-size", "pp instead of pipeline-model-parallel-size"),
         ("model.num_hidden_layers", "layers instead of num_hidden_layers"),
         ("cluster.num_nodes", "nodes instead of num_nodes"),
+        ("cluster.gpus", "nodes: GPUs of the job / GPUs of a node instead of gpus"),
+        ("gpus", "cluster.nodes: GPUs of the job / GPUs of a node"),
         ("batch_size", "training.global_batch"),
         ("training.num_nodes", "cluster.nodes"),
         ("parallelism.schedul", "schedule instead of schedul"),
@@ -151,3 +153,16 @@ def test_errors_in_a_list_of_gpus_name_the_entry() -> None:
     assert "cluster.node.gpus: has not as many items" in refused({"cluster.node.gpus": []})
     crowd = refused({"cluster.node.gpus": [{"type": "l40s-48gb", "count": 500}] * 2})
     assert "are more GPUs than a node holds" in crowd
+
+
+def test_a_number_where_a_section_must_be_is_refused_without_an_empty_list_of_keys() -> None:
+    assert "None" not in refused({"cluster.node.gpus": 256})
+
+
+def test_a_preset_beside_a_config_says_how_to_leave_it_out() -> None:
+    assert "fix:     model.preset: null" in refused({"model.preset": "llama3-8b", "model.hf_config": "x"})
+
+
+def test_an_id_of_hugging_face_as_a_preset_says_where_ids_are_taken() -> None:
+    """No preset is spelt nearly so."""
+    assert "llmsim init --model meta-llama/Llama-3.1-8B" in refused({"model.preset": "meta-llama/Llama-3.1-8B"})

@@ -16,6 +16,7 @@ from simulator.cli.init import _doubts
 from simulator.config import load_workload
 from simulator.drafting import layouts
 from simulator.drafting.entry import Draft, JobAnswers, _counted_ends
+from simulator.drafting.job_file import job_text
 from simulator.drafting.layouts import SPARE, ProposedLayout
 from simulator.drafting.machines import JobMachines
 from simulator.drafting.methods import weight_keys
@@ -76,6 +77,14 @@ def test_every_key_has_its_comment(folder: Path) -> None:
     lines = [line for line in (folder / "job.yaml").read_text().splitlines() if not line.startswith("#")]
     bare = [line.split(":")[0] for line in lines if "#" not in line]
     assert bare == ["name", "model", "training", "parallelism"]
+
+
+def test_the_comment_on_zero_is_of_the_written_value_alone(folder: Path) -> None:
+    """Trainer has 0 and 3, so that a comment on 1 and 2 would name what it refuses."""
+    figures = {"step_time_s": 1.0, "peak_bytes": 1.0, "capacity_bytes": 2.0, "headroom_bytes": 1.0}
+    layout = ProposedLayout({}, figures, n_legal=1, n_simulated=1, in_time=True)
+    line = next(one for one in job_text({"parallelism": {"zero": 3}}, layout, "x").splitlines() if "zero" in one)
+    assert line.endswith("# weights, gradients and optimizer states are split over replicas")
 
 
 def test_adapters_stand_beside_products_that_the_model_has(folder: Path) -> None:

@@ -27,6 +27,7 @@ from tests.launch_scripts.scripts import (
     script,
     value_at,
 )
+from tests.support.commands import command
 
 #: Name of a file -> a text of the same kind with values that are not simulated, switches that are off, and more names.
 ODD = {
@@ -205,3 +206,21 @@ def test_training_in_8_bits_is_a_recipe_beside_bf16(
     training = {key: data["training"].get(key) for key in ("precision", "fp8", "fp4")}
     assert training == {"precision": "bf16", "fp8": None, "fp4": None, **expected}
     load_workload(data)
+
+
+def test_a_path_is_written_as_seen_from_the_file_that_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`jobs/job.yaml` of a config in `models` begins with the folder above."""
+    monkeypatch.chdir(tmp_path)
+    for folder in ("jobs", "models"):
+        Path(folder).mkdir()
+    sizes = {"hidden_size": 512, "intermediate_size": 1024, "num_attention_heads": 8, "num_hidden_layers": 2}
+    llama = {"model_type": "llama", "architectures": ["LlamaForCausalLM"], "vocab_size": 1024, **sizes}
+    Path("models/config.json").write_text(json.dumps(llama))
+    options = "--model_name_or_path me/mine --per_device_train_batch_size 1 --max_seq_length 512 --bf16 true"
+    Path("train.sh").write_text(f"torchrun --nproc_per_node 8 train.py {options}\n")
+    named = ["--set", "model.hf_config=models/config.json", "--cluster", "dgx_h100", "--out", "jobs/job.yaml"]
+    assert command("import", "train.sh", *named, "--quiet") == 0
+    assert yaml.safe_load(Path("jobs/job.yaml").read_text())["model"] == {"hf_config": "../models/config.json"}
+    load_workload("jobs/job.yaml")

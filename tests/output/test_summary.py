@@ -363,3 +363,11 @@ def test_a_share_of_the_bf16_peak_above_one_is_explained_by_narrower_products() 
     lines = mfu_lines({**shares, "fp8_peak_flops_per_s_per_gpu": None, "fp4_peak_flops_per_s_per_gpu": 1e16})
     assert lines[0] == "of the dense bf16 peak of 2500.0 TFLOP/s, which products in fewer bits pass"
     assert lines[1] == "25.6 % of the dense fp4 peak of 10000.0 TFLOP/s"
+
+
+@pytest.mark.parametrize(("more", "told"), [(-1.0, False), (1.0, True)])
+def test_a_second_step_is_told_of_where_it_takes_more_than_the_peak_above(more: float, told: bool) -> None:
+    report = dict(simulator.run("gpt22b_tp8").to_dict())
+    memory = report["memory"]
+    report["memory"] = memory | {"second_step_bytes": memory["peak_bytes"] + more * GiB}
+    assert ("may take" in printed(summary(report), width=200)) == told

@@ -103,10 +103,9 @@ def test_commands_write_and_play(tmp_path: Path, capsys: pytest.CaptureFixture[s
     out = tmp_path / "out.json"
     small = [f"--set={key}={value}" for key, value in SMALL.items()]
     run = ("run", "llama3_8b_dgx_h100", *small, "--quiet")
-    assert command(*run, "--chakra", tmp_path / "none") == 2
+    assert command(*run, "--chakra", tmp_path / "none" / "traces") == 2
     assert "mkdir -p" in capsys.readouterr().err
     folder = tmp_path / "traces"
-    folder.mkdir()
     assert command(*run, "--chakra", folder, "--json", out) == 0
     step_s = json.loads(out.read_text())["step_time_s"]
     assert command("trace", "replay", folder, "--cluster", "dgx_h100", "--json", "-") == 0

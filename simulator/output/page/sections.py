@@ -25,6 +25,7 @@ from simulator.output.tables import (
     WAITING,
     JsonReport,
     alike_links,
+    gpu_hours,
     percent,
     run_cost,
     run_length,
@@ -93,7 +94,7 @@ def cards(report: JsonReport) -> list[Card]:
     if report["parallelism"]["pp"] > 1:
         shown.append(Card("bubble", percent(report["bubble_fraction"]), "of the pipelines' time"))
     if run := report.get("run"):
-        shown.append(Card("whole run", run_length(run["days"]), f"{run['gpu_hours']:,.0f} GPU-hours{run_cost(run)}"))
+        shown.append(Card("whole run", run_length(run["days"]), f"{gpu_hours(run['gpu_hours'])}{run_cost(run)}"))
     return shown
 
 

@@ -19,7 +19,7 @@ import numpy as np
 
 from simulator.errors import InputError
 from simulator.output.comm_arguments import PART_IN
-from simulator.output.files import writing
+from simulator.output.files import make_folder, writing
 from simulator.program import (
     AllToAll,
     Collective,
@@ -53,6 +53,7 @@ def write_chakra(program: Program, timeline: Timeline, folder: Path) -> list[Pat
     chakra_messages()
     files = rank_files(folder, program.n_ranks)
     _check_size(program, timeline, folder)
+    make_folder(folder)
     numbering = _Numbering(program)
     prepared: dict[int, list[bytes | PlannedNode]] = {}
     for rank, file in enumerate(files):
@@ -72,7 +73,8 @@ def write_chakra(program: Program, timeline: Timeline, folder: Path) -> list[Pat
 def rank_files(folder: Path, n_ranks: int) -> list[Path]:
     """Return the files that a step of ``n_ranks`` is written into. Raises `InputError` where the folder has others."""
     files = [folder / f"{STEM}.{rank}.et" for rank in range(n_ranks)]
-    strangers = [one.name for one in files_in(folder, MESSAGES) if one not in files]
+    there = files_in(folder, MESSAGES) if folder.exists() else []
+    strangers = [one.name for one in there if one not in files]
     if strangers:
         raise InputError("holds traces of other ranks or steps", file=folder, found=strangers[0], fix="an empty folder")
     return files
