@@ -48,7 +48,6 @@ def writing(path: str | Path) -> Iterator[BinaryIO]:
         raise InputError(f"cannot be written: {error.strerror or error}", file=path, fix=fix) from None
 
 
-def why_no_file_in(folder: Path) -> str | None:
 def make_folder(folder: str | Path) -> None:
     """Make a folder whose parent is there. Raises `InputError` where it cannot be made."""
     try:
@@ -57,7 +56,7 @@ def make_folder(folder: str | Path) -> None:
         raise InputError(f"cannot be made: {error.strerror or error}", file=folder) from None
 
 
-def why_not_writable(folder: Path) -> str | None:
+def why_no_file_in(folder: Path) -> str | None:
     """Return why no file can be made in a folder, None where one can: one without a name is made, and is gone.
 
     Permissions do not tell all: a disk may be read-only or full.
