@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from simulator.sweeping.entry import sweep
     from simulator.sweeping.result import SweepResult
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 __all__ = [
     "CapturedModel",
     "CheckResult",
