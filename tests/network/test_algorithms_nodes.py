@@ -129,8 +129,8 @@ def test_nvls_over_a_fabric_that_sums_up(nodes: int) -> None:
 @pytest.mark.parametrize(
     ("op", "name", "ranks", "cluster", "told"),
     [
-        ("all_reduce", "collnet", range(4), grid(2, 2, sharp=False), "fabric.sharp"),
-        ("all_reduce", "nvls", range(4), grid(2, 2, sharp=False), "nvlink.sharp"),
+        ("all_reduce", "collnet", range(4), grid(2, 2, sharp=False), "fabric: {sharp: true}"),
+        ("all_reduce", "nvls", range(4), grid(2, 2, sharp=False), "nvlink: {sharp: true}"),
         ("all_reduce", "collnet", range(2), grid(2, 2), "between nodes"),
         ("all_reduce", "collnet", [0, 3], grid(2, 2), "NICs of one number"),
         ("all_reduce", "hierarchical", [0, 1, 2], grid(2, 2), "equally many members"),

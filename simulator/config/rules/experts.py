@@ -88,7 +88,7 @@ def _moe_problems(moe: Moe, layers: int, mlps: tuple[str, ...] | None) -> Iterat
             key="model.moe.first_dense_layers",
             found=moe.first_dense_layers,
             allowed=f"at most {layers - 1}",
-            fix=f"model.moe.first_dense_layers: {layers - 1}",
+            fix=f"moe: {{first_dense_layers: {layers - 1}}}",
         )
     if moe.shared_ffn_hidden and not moe.shared_experts:
         yield InputError(
