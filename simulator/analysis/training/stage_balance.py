@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from simulator.analysis.time.activity import compute_lane_spans, pass_spans
+from simulator.analysis.time.activity import pass_spans
 from simulator.analysis.training.stage_split import SimulatedSplit
 from simulator.arrays import Floats
 from simulator.timeline import Timeline
@@ -36,15 +36,18 @@ def stage_balance(timeline: Timeline, layers: Sequence[int], better: SimulatedSp
 def stage_seconds(timeline: Timeline, n_stages: int) -> Floats:
     """Return the seconds of one micro-batch's passes per stage; copies of a stage count as the stage.
 
-    A pass lasts from the start of its first span to the end of its last one.
+    A pass lasts from the start of its first row to the end of its last one. Its first span may begin earlier, with a
+    wait for the host. A pass may be collectives alone, which have lanes of their own.
     """
     ranks = np.array(timeline.ranks, dtype=np.int64)
     position = np.searchsorted(ranks, timeline.rank)
     _, step = np.unique(position * len(timeline.labels) + timeline.label_code, return_inverse=True)
     start_s, end_s = np.full(len(step), np.inf), np.full(len(step), -np.inf)
-    np.minimum.at(start_s, step, timeline.start_s)
+    first_row_s = timeline.start_s.copy()
+    first_row_s[list(timeline.stretched)] = [rows_s[0] for rows_s, _ in timeline.stretched.values()]
+    np.minimum.at(start_s, step, first_row_s)
     np.maximum.at(end_s, step, timeline.end_s)
-    in_pass = np.flatnonzero(pass_spans(timeline) & compute_lane_spans(timeline) & (timeline.microbatch >= 0))
+    in_pass = np.flatnonzero(pass_spans(timeline) & (timeline.microbatch >= 0))
     passes, first = np.unique(step[in_pass], return_index=True)
     spans = in_pass[first]  # one of each pass
     key = position[spans] * n_stages + timeline.stage[spans] % n_stages

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 import simulator
+from simulator.analysis.training.stage_balance import stage_seconds
 from simulator.analysis.training.stage_split import LayerSeconds, SimulatedSplit, better_split, most_even
 from simulator.input_files import as_options
 from simulator.output.summary import summary
@@ -114,3 +115,17 @@ def test_keys_that_ask_for_an_even_split_are_named_beside_the_proposal() -> None
     changes = {"parallelism.layers_per_stage": split, "parallelism.account_for_embedding": False}
     assert f"with {as_options(changes)} a step takes" in text
     simulator.run(job, set=changes)
+
+
+def test_a_pass_of_collectives_alone_counts_however_kernels_are_joined() -> None:
+    """With activations on the host the last piece of a split backward pass gathers a gradient, and runs no kernel."""
+    workload = {
+        "framework": "megatron_core",
+        "model": {"layers": 2, "hidden": 64, "heads": 2, "vocab": 125},
+        "training": {"seq": 16, "global_batch": 4},
+        "parallelism": {"tp": 2, "dp": 1, "schedule": "zb_h1", "offload": {"activations": "cpu"}},
+        "cluster": "dgx_h100",
+    }
+    steps = [simulator.run(workload, set={"simulation.coalesce": joined}).spans for joined in (True, False)]
+    joined, single = (stage_seconds(step, 1) for step in steps)
+    assert joined == pytest.approx(single, rel=1e-9)
