@@ -12,7 +12,9 @@ classes were read from a profiler on an H200: calibration/measurements/eager-ker
 
 from __future__ import annotations
 
-from simulator.frameworks import hugging_face_gpt_oss
+from functools import partial
+
+from simulator.frameworks import hugging_face_gpt_oss, pytorch
 from simulator.operations.nodes import Node, Ops, Tensor, memory
 from simulator.operations.shapes import Shapes
 from simulator.units import FP32_BYTES
@@ -52,38 +54,35 @@ def _in_fp32(shapes: Shapes, elements: int) -> Node:
     heads has no vector loads.
     """
     square, wide = float(shapes.element * elements), float(FP32_BYTES * elements)
-
-    def scores(phase: str, name: str, op: str, read: float, written: float, width: int = 0) -> Ops:
-        return (memory(phase, f"attn.{name}", op, read, written, shapes.dtype, width),)
-
+    kernel = partial(pytorch.score_kernel, shapes)
     cap: Ops = ()
     uncap: Ops = ()
     if shapes.softcap:
         cap = (
-            *scores("F", "cap divide", "activation", square, square),
-            *scores("F", "cap tangent", "activation", square, square),
-            *scores("F", "cap times", "activation", square, square),
+            kernel("F", "cap divide", "activation", square, square),
+            kernel("F", "cap tangent", "activation", square, square),
+            kernel("F", "cap times", "activation", square, square),
         )
         uncap = (
-            *scores("B", "cap times bwd", "activation", square, square),
-            *scores("B", "cap tangent bwd", "activation_bwd", 2 * square, square),
-            *scores("B", "cap divide bwd", "activation", square, square),
+            kernel("B", "cap times bwd", "activation", square, square),
+            kernel("B", "cap tangent bwd", "activation_bwd", 2 * square, square),
+            kernel("B", "cap divide bwd", "activation", square, square),
         )
     return Node(
         forward=(
-            *scores("F", "scale", "activation", square, square),
+            kernel("F", "scale", "activation", square, square),
             *cap,
-            *scores("F", "mask", "rope", square, square),
-            *scores("F", "upcast", "upcast", square, wide),
-            *scores("F", "softmax", "softmax_fp32", wide, wide, shapes.seq),
-            *scores("F", "cast", "cast", wide, square),
+            kernel("F", "mask", "rope", square, square),
+            kernel("F", "upcast", "upcast", square, wide),
+            kernel("F", "softmax", "softmax_fp32", wide, wide, shapes.seq),
+            kernel("F", "cast", "cast", wide, square),
         ),
         input_grad=(
-            *scores("B", "cast bwd", "upcast", square, wide),
-            *scores("B", "softmax bwd", "softmax_fp32_bwd", 2 * wide, wide, shapes.seq),
-            *scores("B", "upcast bwd", "cast", wide, square),
+            kernel("B", "cast bwd", "upcast", square, wide),
+            kernel("B", "softmax bwd", "softmax_fp32_bwd", 2 * wide, wide, shapes.seq),
+            kernel("B", "upcast bwd", "cast", wide, square),
             *uncap,
-            *scores("B", "scale bwd", "activation", square, square),
+            kernel("B", "scale bwd", "activation", square, square),
         ),
         saved=(
             *((Tensor("attn.capped", square),) if shapes.softcap else ()),
@@ -101,22 +100,19 @@ def _math(shapes: Shapes, elements: int) -> Node:
     Queries and keys are scaled, not scores: kernels too small to count.
     """
     square, scores = float(shapes.element * elements), float(shapes.seq * shapes.seq)
-
-    def kernel(phase: str, name: str, op: str, read: float, written: float, width: int = 0) -> Ops:
-        return (memory(phase, f"attn.{name}", op, read, written, shapes.dtype, width),)
-
+    kernel = partial(pytorch.score_kernel, shapes)
     return Node(
         forward=(
-            *kernel("F", "mask ones", "zero", 0, scores),
-            *kernel("F", "mask triangle", "bias", 2 * scores, 2 * scores),
-            *kernel("F", "mask bias", "bias", 2 * scores, 2 * scores),
-            *kernel("F", "mask", "strided", square, square),
-            *kernel("F", "softmax", "softmax_fp32", square, square, shapes.seq),
-            *kernel("F", "softmax without keys", "residual", square, float(elements)),
-            *kernel("F", "softmax any key", "row_max", float(elements), 0),
-            *kernel("F", "softmax filled", "accumulate", square + float(elements), square),
+            kernel("F", "mask ones", "zero", 0, scores),
+            kernel("F", "mask triangle", "bias", 2 * scores, 2 * scores),
+            kernel("F", "mask bias", "bias", 2 * scores, 2 * scores),
+            kernel("F", "mask", "strided", square, square),
+            kernel("F", "softmax", "softmax_fp32", square, square, shapes.seq),
+            kernel("F", "softmax without keys", "residual", square, float(elements)),
+            kernel("F", "softmax any key", "row_max", float(elements), 0),
+            kernel("F", "softmax filled", "accumulate", square + float(elements), square),
         ),
-        input_grad=kernel("B", "softmax bwd", "softmax_fp32_bwd", 2 * square, square, shapes.seq),
+        input_grad=(kernel("B", "softmax bwd", "softmax_fp32_bwd", 2 * square, square, shapes.seq),),
         saved=(Tensor("attn.probs", square),),
         forward_bytes=2 * square + elements,
         grad_bytes=2 * square,

@@ -11,6 +11,9 @@ calibration/measurements/eager-kernels.csv.
 
 from __future__ import annotations
 
+from functools import partial
+
+from simulator.frameworks import pytorch
 from simulator.frameworks.framework import ActivationKernels, Traffic
 from simulator.operations.experts import INDEX, PROBABILITY, Experts
 from simulator.operations.nodes import Node, Ops, Tensor, memory
@@ -94,11 +97,7 @@ def softmax(shapes: Shapes, elements: int) -> Node:
     Of a row the largest is taken off first, and autograd takes that part too. It keeps the probabilities alone.
     """
     square, rows = float(shapes.element * elements), float(shapes.element * elements / shapes.seq)
-    width = shapes.seq + 1
-
-    def kernel(phase: str, name: str, op: str, read: float, written: float, width: int = 0) -> Compute:
-        return memory(phase, f"attn.{name}", op, read, written, shapes.dtype, width)
-
+    width, kernel = shapes.seq + 1, partial(pytorch.score_kernel, shapes)
     return Node(
         forward=(
             kernel("F", "scale", "activation", square, square),

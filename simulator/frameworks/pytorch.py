@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from functools import partial
 
 from simulator.frameworks import fused_kernels, lora, pytorch_experts
 from simulator.frameworks.framework import (
@@ -23,6 +24,7 @@ from simulator.frameworks.stage_runtime import StageRuntime
 from simulator.operations.dropout import drop_kernel, dropout
 from simulator.operations.nodes import Node, Ops, Tensor, fuse, memory
 from simulator.operations.shapes import Shapes
+from simulator.program import Compute
 
 #: Gated activations read gate and up from the first product's output. The activation and the gate have a kernel each;
 #: one more joins the two gradients for the backward product. Gate and up are halves of the rows of one tensor: kernels
@@ -156,23 +158,26 @@ def joined_qkv_width(shapes: Shapes) -> int:
     return shapes.q_width + 2 * shapes.kv_width
 
 
+def score_kernel(
+    shapes: Shapes, phase: str, name: str, op: str, read: float, written: float, width: int = 0
+) -> Compute:
+    """Return a kernel over attention's scores that reads and writes so many bytes, in rows of ``width`` if that matters."""
+    return memory(phase, f"attn.{name}", op, read, written, shapes.dtype, width)
+
+
 def softmax(shapes: Shapes, elements: int) -> tuple[Node, Node]:
     """Return scale, mask and softmax in a kernel each, and dropout."""
-    square = float(shapes.element * elements)
-
-    def kernel(phase: str, name: str, op: str, read: float) -> Ops:
-        return (memory(phase, f"attn.{name}", op, read, square, shapes.dtype, shapes.seq),)
-
+    square, row, kernel = float(shapes.element * elements), shapes.seq, partial(score_kernel, shapes)
     probs = Node(
         forward=(
-            *kernel("F", "scale", "activation", square),
-            *kernel("F", "mask", "mask", square),
-            *kernel("F", "softmax", "softmax", square),
+            kernel("F", "scale", "activation", square, square, row),
+            kernel("F", "mask", "mask", square, square, row),
+            kernel("F", "softmax", "softmax", square, square, row),
         ),
         input_grad=(
-            *kernel("B", "softmax bwd", "softmax_bwd", 2 * square),
-            *kernel("B", "mask bwd", "mask", square),
-            *kernel("B", "scale bwd", "activation", square),
+            kernel("B", "softmax bwd", "softmax_bwd", 2 * square, square, row),
+            kernel("B", "mask bwd", "mask", square, square, row),
+            kernel("B", "scale bwd", "activation", square, square, row),
         ),
         saved=(Tensor("attn.probs", square),),
         grad_bytes=2 * square,
