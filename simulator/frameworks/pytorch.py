@@ -161,7 +161,7 @@ def joined_qkv_width(shapes: Shapes) -> int:
 def score_kernel(
     shapes: Shapes, phase: str, name: str, op: str, read: float, written: float, width: int = 0
 ) -> Compute:
-    """Return a kernel over attention's scores that reads and writes so many bytes, in rows of ``width`` if that matters."""
+    """Return a kernel over attention's scores from its bytes; ``width``: of a row, where that matters."""
     return memory(phase, f"attn.{name}", op, read, written, shapes.dtype, width)
 
 

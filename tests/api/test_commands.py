@@ -163,7 +163,7 @@ def test_the_schema_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
 def test_what_groups_cannot_do_is_refused_by_check_as_by_run(
     algorithm: str, changes: dict[str, object], words: str
 ) -> None:
-    """On A100s, whose switches do not sum up; and a group of four with one GPU in the first node, three in the next."""
+    """The switches of A100s do not sum up. A group of four has one GPU in the first node, and three in the next."""
     settings = {"parallelism": {"tp": 4, "pp": 2, "dp": 1, "sequence_parallel": False}, **changes}
     settings["parallelism.collective_algorithm"] = algorithm
     for command in (simulator.check, simulator.run):

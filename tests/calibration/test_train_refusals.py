@@ -88,7 +88,7 @@ def test_adapters_are_trained_beside_4_bit_weights() -> None:
 
 
 def test_gemma_2_without_caps_is_told_which_it_lacks() -> None:
-    """It has a cap of scores and one of logits, and norms behind blocks as well."""
+    """Gemma 2 caps scores and logits, and has norms behind blocks as well."""
     layers = LLAMA | {"activation": "geglu", "norm_place": "both", "attention_softcap": 50.0}
     made = {"model": layers, "training": {"seq": 64, "global_batch": 4}, "cluster": "dgx_h100"}
     reasons = [reason.key for reason in refusals(load_workload(made | {"framework": "hugging_face"}))]

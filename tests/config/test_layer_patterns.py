@@ -63,7 +63,7 @@ def test_first_layers_without_experts_are_a_dense_model(preset: str) -> None:
 
 
 def test_dense_layers_at_the_beginning_leave_one_for_experts() -> None:
-    """Of two layers with experts one may be dense."""
+    """One of two layers may be dense: the other has the experts."""
     with pytest.raises(InputError, match="leaves none of the 2 layers for experts") as caught:
         job("deepseek-v3", layers=2, moe={"first_dense_layers": 2})
     assert caught.value.fix == "moe: {first_dense_layers: 1}"

@@ -79,9 +79,12 @@ def test_replicas_in_a_node_cost_layers_events_only_while_they_reduce(zero: int)
 
 @pytest.mark.parametrize("p2p", [True, False])
 def test_events_grow_with_microbatches_alone(p2p: bool) -> None:
-    """A constant for the end of the step, and so many per micro-batch: on 4 ranks 8 passes and both ends of 6
-    transfers, 20 spans, at most two events each. (A lane that comes to a step just when what it waits for ends may
-    save an event; kernels that a transfer slows would take more.)"""
+    """Events are a constant for the end of the step, and so many for each micro-batch.
+
+    On 4 ranks a micro-batch has 8 passes and both ends of 6 transfers: 20 spans, at most two events
+    each. (A lane that comes to a step just when what it waits for ends may save an event. Kernels that a transfer slows
+    would take more.)
+    """
 
     def cost(m: int) -> tuple[int, int]:
         keys = {"parallelism__pp": 4, "parallelism__tp": 8, "parallelism__overlap": {"p2p": p2p}}

@@ -269,7 +269,7 @@ def test_transformer_engine_s_loss_writes_its_gradient_over_the_logits() -> None
 
 
 def test_transformer_engine_s_ranks_gather_three_numbers_of_a_row() -> None:
-    """Of each of 8,192 rows 2 ranks have a maximum, a sum and a target's logit of 4 bytes."""
+    """Each of 2 ranks has a maximum, a sum and a target's logit, of 4 bytes each, for each of 8,192 rows."""
     parallelism = {"dp": 1, "tp": 2, "sequence_parallel": False}
     _, (_, loss) = loss_nodes(workload("te_fused", framework="megatron_core", parallelism=parallelism))
     comms = [(op.op, op.nbytes) for op in loss.forward if isinstance(op, Collective)]

@@ -92,7 +92,7 @@ def test_another_key_may_have_values_too() -> None:
     ("key", "default"), [("parallelism.tp", 1), ("parallelism.vpp", 1), ("training.recompute", "none")]
 )
 def test_null_is_the_default_of_a_key(key: str, default: object) -> None:
-    """With the default beside it the key has one value, not two."""
+    """The key has one value, not two, where the default stands beside null."""
     variants = space_on(2, job()).variants
     assert legal_values(variants, key, [None, default]) == [default]
 

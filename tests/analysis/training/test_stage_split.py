@@ -118,7 +118,7 @@ def test_keys_that_ask_for_an_even_split_are_named_beside_the_proposal() -> None
 
 
 def test_a_pass_of_collectives_alone_counts_however_kernels_are_joined() -> None:
-    """With activations on the host the last piece of a split backward pass gathers a gradient, and runs no kernel."""
+    """The last piece of a split backward pass gathers a gradient alone, where activations are on the host."""
     workload = {
         "framework": "megatron_core",
         "model": {"layers": 2, "hidden": 64, "heads": 2, "vocab": 125},
