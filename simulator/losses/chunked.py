@@ -76,6 +76,7 @@ def nodes(shapes: Shapes, projection: Node, options: LossOptions) -> tuple[Node,
             *(sums * (len(sizes) - 1) if gradient else ()),
         ),
         grad_bytes=0.0,
+        output_grad_bytes=projection.output_grad_bytes if options.trained else 0.0,  # else the loss counts them
     )
     saved, forward_bytes, grad_bytes = _alive(shapes, options, sizes[0] / shapes.tokens, gradient)
     loss = Node(

@@ -29,7 +29,7 @@ BETWEEN, WITHIN = 0.1, 0.05
 #: Distance from the median that a source has at most in their spread, so that none stretches the interval alone.
 FARTHEST = 0.3
 #: What a family of GPUs of which no step was measured adds to these spreads. An RTX 4090 is priced as an A100. Of two
-#: steps on it one takes 10 % less than simulated and one 20 % more. These are of Llama 3.1 8B (torchtune's README):
+#: steps on it one takes 4 % less than simulated and one 27 % more. These are of Llama 3.1 8B (torchtune's README):
 #: LoRA at 3,083 tokens/s; all weights at 1,650, with an optimizer in the backward pass, which is not simulated.
 UNSEEN = 0.15
 #: How far steps scatter: logarithm of the factor for each year that their software is older, and for parameters that

@@ -184,6 +184,16 @@ def test_gradients_of_chunks_are_added_up() -> None:
     assert LOSSES["chunked"].nodes(z, frozen, loss_options(work, z, trained=False))[0].weight_grad == ()
 
 
+def test_a_frozen_projection_has_gradients_in_place_of_logits() -> None:
+    """Losses of eight chunks go first, and each gives its logits up as its gradient comes: 9/8 of the logits in all."""
+    work = workload("chunked", compiled=True)
+    z = shapes(work)
+    projection = linear(z, "head", "logits", z.vocab, z.hidden, split="none", saved="head.normed", cached=False)
+    cut, loss = LOSSES["chunked"].nodes(z, projection, loss_options(work, z, trained=False))
+    assert (cut.grad_bytes, cut.output_grad_bytes) == (0, 0)
+    assert sum(tensor.nbytes for tensor in loss.saved) + loss.grad_bytes == 2 * LOGITS * 9 / 8 + 2 * INPUT
+
+
 def test_a_loss_that_needs_whole_logits_is_refused_where_they_are_split() -> None:
     for name in ("chunked", "fused_linear"):
         with pytest.raises(InputError, match="whole vocabulary") as caught:
