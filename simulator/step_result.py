@@ -21,7 +21,7 @@ from simulator.analysis.training.memory import (
     second_step_warning,
 )
 from simulator.analysis.training.report import ComparedJob, StepFlops, TrainingJob, key_figures, report
-from simulator.analysis.training.stage_balance import stage_seconds
+from simulator.analysis.training.stage_balance import simulated_split
 from simulator.analysis.training.stage_split import (
     LayerSeconds,
     SimulatedSplit,
@@ -235,7 +235,7 @@ class StepResult(TimelineResult, StepFigures):
         return memory_plot(self.played, self.memories, ax, title=self.job_name)
 
 
-def _better_split(result: StepResult) -> SimulatedSplit | None:
+def _better_split(result: StepResult, now: SimulatedSplit) -> SimulatedSplit | None:
     """Return a split of the layers over the pipeline's stages that makes the step faster and fits; None without one."""
     workload = result.workload
     if workload.parallelism.n_stages == 1 or result.is_shared:
@@ -248,20 +248,15 @@ def _better_split(result: StepResult) -> SimulatedSplit | None:
         except InputError:
             return None
         trial = result.simulate(other, built=result.cluster)
-        return None if _over_capacity(trial) > room else _simulated_split(trial)
+        return None if _over_capacity(trial) > room else simulated_split(trial.spans, split)
 
-    return better_split(_simulated_split(result), _layer_prices(result), simulated)
+    return better_split(now, _layer_prices(result), simulated)
 
 
 def _over_capacity(result: StepResult) -> float:
     """Return the bytes by which the fullest rank exceeds its GPU; negative where it fits."""
     worst = fullest(result.memories)
     return worst.total - worst.capacity
-
-
-def _simulated_split(result: StepResult) -> SimulatedSplit:
-    layers = result.workload.parallelism.layers_per_stage
-    return SimulatedSplit(layers, result.spans.step_time_s, stage_seconds(result.spans, len(layers)))
 
 
 def _layer_prices(result: StepResult) -> LayerSeconds:
@@ -330,7 +325,7 @@ def _training_job(result: StepResult) -> TrainingJob:
         parameters=models.parameters(workload),
         active_parameters=models.active_parameters(workload),
         trained_parameters=models.trained_parameters(workload),
-        better_split=_better_split(result),
+        better_split=partial(_better_split, result),
         advice=advice(result.memories, workload, result.needed_bytes),
         slower_host_step_s=None if result.is_shared else partial(_slower_host_step_s, result),
     )

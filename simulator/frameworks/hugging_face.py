@@ -233,8 +233,10 @@ def rms_norm_by_operations(shapes: Shapes, place: NormPlace) -> Node:
     Sums of blocks are in fp32 already, so that nothing is cast, and autograd keeps the norm's input itself. Heads come
     from products in the working precision, to which the quotient is cast back. In fp32 nothing is cast anywhere.
     """
-    if hugging_face_gemma.is_gemma(shapes) or hugging_face_gpt_oss.is_gpt_oss(shapes):
+    if hugging_face_gemma.is_gemma(shapes):
         return hugging_face_gemma.rms_norm(shapes, place)
+    if hugging_face_gpt_oss.is_gpt_oss(shapes):
+        return hugging_face_gpt_oss.rms_norm(shapes, place)
     if not shapes.autocast and shapes.dtype != "fp32":
         return pytorch.rms_norm_by_operations(shapes, place)
     name, wide, narrow = place.name, shapes.row_bytes, float(shapes.element * shapes.rows * shapes.hidden)

@@ -41,8 +41,8 @@ def is_gemma(shapes: Shapes) -> bool:
     return shapes.activation == "geglu"
 
 
-def rms_norm(shapes: Shapes, place: NormPlace) -> Node:
-    """Return Gemma's RMSNorm operation by operation, or gpt-oss', which adds no one to the weight.
+def rms_norm(shapes: Shapes, place: NormPlace, weight_kernels: tuple[str, ...] = ("float", "plus one")) -> Node:
+    """Return an RMSNorm operation by operation, whose weight multiplies in fp32 behind ``weight_kernels`` of its own.
 
     Kept are its input and the quotient, both in fp32.
     """
@@ -50,7 +50,7 @@ def rms_norm(shapes: Shapes, place: NormPlace) -> Node:
     gradient = f"{place.name}.weight wgrad"
     quotient = Tensor(f"{place.name}.divided", wide)
     *normed, weighed, cast = pytorch.norm_kernels(shapes, place, "F", NORM_FORWARD)
-    added = _small(shapes, place, "F", ("weight float", "weight plus one")) if is_gemma(shapes) else ()
+    added = _small(shapes, place, "F", tuple(f"weight {kernel}" for kernel in weight_kernels))
     return Node(
         forward=(*normed, *added, weighed, cast),
         input_grad=pytorch.norm_kernels(shapes, place, "B", NORM_BACKWARD),

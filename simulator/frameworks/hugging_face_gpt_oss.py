@@ -13,12 +13,15 @@ from __future__ import annotations
 
 from functools import partial
 
-from simulator.frameworks import pytorch
+from simulator.frameworks import hugging_face_gemma, pytorch
 from simulator.frameworks.framework import ActivationKernels, Traffic
 from simulator.operations.experts import INDEX, PROBABILITY, Experts
 from simulator.operations.nodes import Node, Ops, Tensor, memory
 from simulator.operations.shapes import Shapes
 from simulator.program import Compute, Memory, StepPhase
+
+#: ``GptOssRMSNorm``: Gemma's, but the weight, which is in fp32, multiplies as it is.
+rms_norm = partial(hugging_face_gemma.rms_norm, weight_kernels=())
 
 #: ``_apply_rotary_emb``: both halves times cosine and sine, two sums, and the join of these.
 ROTATION: tuple[Traffic, ...] = (

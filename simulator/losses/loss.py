@@ -75,3 +75,25 @@ def loss_kernel(shapes: Shapes, phase: StepPhase, name: str, op: str, read: int,
 def across_ranks(shapes: Shapes, what: str) -> Ops:
     """Return the all-reduce of a number in fp32 for every token, where the vocabulary is split."""
     return (comm("all_reduce", f"loss {what}", FP32_BYTES * shapes.tokens),) if is_split(shapes) else ()
+
+
+def less_largest(shapes: Shapes, by_row: str) -> Ops:
+    """Return the kernels that cast logits to fp32 and take the largest of a row off, over all ranks' vocabulary.
+
+    Kernels that take the same number from a whole row are of the class ``by_row``.
+    """
+    return (
+        loss_kernel(shapes, StepPhase.FORWARD, "cast", "upcast", shapes.element, FP32_BYTES),
+        loss_kernel(shapes, StepPhase.FORWARD, "max", "reduce", FP32_BYTES, 0),
+        *across_ranks(shapes, "max"),
+        loss_kernel(shapes, StepPhase.FORWARD, "subtract", by_row, FP32_BYTES, FP32_BYTES),
+    )
+
+
+def summed_exponentials(shapes: Shapes) -> Ops:
+    """Return the kernels that make exponentials of logits in fp32, and the sum of each row over all ranks."""
+    return (
+        loss_kernel(shapes, StepPhase.FORWARD, "exp", "activation", FP32_BYTES, FP32_BYTES),
+        loss_kernel(shapes, StepPhase.FORWARD, "sum", "reduce", FP32_BYTES, 0),
+        *across_ranks(shapes, "sum"),
+    )

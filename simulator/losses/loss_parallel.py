@@ -6,7 +6,15 @@ makes a tensor of zeros, the exponentials, their sum, and the product with the l
 
 from __future__ import annotations
 
-from simulator.losses.loss import Loss, LossOptions, across_ranks, logits_of, loss_kernel
+from simulator.losses.loss import (
+    Loss,
+    LossOptions,
+    across_ranks,
+    less_largest,
+    logits_of,
+    loss_kernel,
+    summed_exponentials,
+)
 from simulator.operations.nodes import Node, Tensor
 from simulator.operations.shapes import Shapes
 from simulator.program import StepPhase
@@ -18,13 +26,8 @@ def nodes(shapes: Shapes, projection: Node, options: LossOptions) -> tuple[Node,
     x, logits, by_row = shapes.element, logits_of(shapes), options.by_row
     loss = Node(
         forward=(
-            loss_kernel(shapes, StepPhase.FORWARD, "cast", "upcast", x, FP32_BYTES),
-            loss_kernel(shapes, StepPhase.FORWARD, "max", "reduce", FP32_BYTES, 0),
-            *across_ranks(shapes, "max"),
-            loss_kernel(shapes, StepPhase.FORWARD, "subtract", by_row, FP32_BYTES, FP32_BYTES),
-            loss_kernel(shapes, StepPhase.FORWARD, "exp", "activation", FP32_BYTES, FP32_BYTES),
-            loss_kernel(shapes, StepPhase.FORWARD, "sum", "reduce", FP32_BYTES, 0),
-            *across_ranks(shapes, "sum"),
+            *less_largest(shapes, by_row),
+            *summed_exponentials(shapes),
             loss_kernel(shapes, StepPhase.FORWARD, "log_softmax", by_row, FP32_BYTES, FP32_BYTES),
             *across_ranks(shapes, "target"),
         ),

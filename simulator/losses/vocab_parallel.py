@@ -7,7 +7,15 @@ section 4.3: 4 s b v / t bytes).
 
 from __future__ import annotations
 
-from simulator.losses.loss import Loss, LossOptions, across_ranks, logits_of, loss_kernel
+from simulator.losses.loss import (
+    Loss,
+    LossOptions,
+    across_ranks,
+    less_largest,
+    logits_of,
+    loss_kernel,
+    summed_exponentials,
+)
 from simulator.operations.nodes import Node, Tensor
 from simulator.operations.shapes import Shapes
 from simulator.program import StepPhase
@@ -22,14 +30,9 @@ def nodes(shapes: Shapes, projection: Node, options: LossOptions) -> tuple[Node,
     x, logits, by_row = shapes.element, logits_of(shapes), options.by_row
     loss = Node(
         forward=(
-            loss_kernel(shapes, StepPhase.FORWARD, "cast", "upcast", x, FP32_BYTES),
-            loss_kernel(shapes, StepPhase.FORWARD, "max", "reduce", FP32_BYTES, 0),
-            *across_ranks(shapes, "max"),
-            loss_kernel(shapes, StepPhase.FORWARD, "subtract", by_row, FP32_BYTES, FP32_BYTES),
+            *less_largest(shapes, by_row),
             *across_ranks(shapes, "target"),
-            loss_kernel(shapes, StepPhase.FORWARD, "exp", "activation", FP32_BYTES, FP32_BYTES),
-            loss_kernel(shapes, StepPhase.FORWARD, "sum", "reduce", FP32_BYTES, 0),
-            *across_ranks(shapes, "sum"),
+            *summed_exponentials(shapes),
             loss_kernel(shapes, StepPhase.FORWARD, "normalise", by_row, FP32_BYTES, FP32_BYTES),
         ),
         input_grad=(

@@ -58,7 +58,7 @@ def job(*, optimizer: float = 12 * GiB, tokens: float | None = 1e6, price: float
             dict.fromkeys((0, 1), 40.0 * GiB),
         ),
         advice=["parallelism.zero: 1 would free 9.0 GiB: enough"] if optimizer > 30 * GiB else [],
-        better_split=None,
+        better_split=lambda now: None,
         pipeline_rank=(0, 0, 0, 0, 1, 1, 1, 1),
         slower_host_step_s=lambda: 2.0,
     )

@@ -86,7 +86,7 @@ def played(
 def content(result: StepResult) -> dict[str, Any]:
     """Return the figures of a result without advice, which takes more simulations."""
     with ExitStack() as stack:
-        stack.enter_context(patch("simulator.step_result._better_split", lambda result: None))
+        stack.enter_context(patch("simulator.step_result._better_split", lambda result, now: None))
         stack.enter_context(patch("simulator.step_result.advice", lambda memories, workload, needed_bytes: []))
         return result.content()
 

@@ -13,7 +13,7 @@ from simulator.analysis.time.links import busiest_links, contention
 from simulator.analysis.training.bubble import bubble
 from simulator.analysis.training.host_memory import host_memory
 from simulator.analysis.training.memory import RankMemory, memory_report
-from simulator.analysis.training.stage_balance import stage_balance
+from simulator.analysis.training.stage_balance import simulated_split, stage_balance
 from simulator.analysis.training.stage_split import SimulatedSplit
 from simulator.analysis.training.steady_state import SteadyState
 from simulator.config import Workload
@@ -64,8 +64,8 @@ HOST_MATTERS = 0.01
 class TrainingJob(ComparedJob):
     """Facts of a job that a report needs beside its Timeline.
 
-    ``advice``: settings that would make the job fit. ``better_split``: a split of the layers with a faster step.
-    ``calibration``: name, gpu, date, source, kind. ``slower_host_step_s``: simulates the step on hosts of half the
+    ``advice``: settings that would make the job fit. ``better_split``: finds a split of the layers that
+    is faster than a given one. ``calibration``: name, gpu, date, source, kind. ``slower_host_step_s``: simulates the step on hosts of half the
     speed; None beside other jobs, which would have to be simulated again too.
     """
 
@@ -74,7 +74,7 @@ class TrainingJob(ComparedJob):
     active_parameters: float
     trained_parameters: float
     advice: Sequence[str]
-    better_split: SimulatedSplit | None
+    better_split: Callable[[SimulatedSplit], SimulatedSplit | None]
     slower_host_step_s: Callable[[], float] | None
 
 
@@ -82,6 +82,12 @@ def _host(job: TrainingJob, waiting: float) -> dict[str, float | None]:
     """Return the share of the step that GPUs wait for hosts, and where it matters the step on slower ones."""
     slower = job.slower_host_step_s if waiting > HOST_MATTERS else None
     return {"host_bound_fraction": waiting, "slower_host_step_time_s": None if slower is None else slower()}
+
+
+def _stages(job: TrainingJob, timeline: Timeline) -> dict[str, Any]:
+    """Return how evenly the job's stages are loaded, and a better split of its layers."""
+    now = simulated_split(timeline, job.workload.parallelism.layers_per_stage)
+    return stage_balance(now, job.better_split(now))
 
 
 def report(
@@ -125,7 +131,7 @@ def report(
         "bubble_fraction": bubbles.fraction,
         "bubble_ratio": bubbles.ratio,
         "time_breakdown_s": breakdown,
-        "stages": stage_balance(timeline, workload.parallelism.layers_per_stage, job.better_split),
+        "stages": _stages(job, timeline),
         "communication": communication(cut),
         "links": busiest_links(timeline),
         "contention": contention(timeline),

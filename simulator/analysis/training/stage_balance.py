@@ -13,19 +13,24 @@ from simulator.arrays import Floats
 from simulator.timeline import Timeline
 
 
-def stage_balance(timeline: Timeline, layers: Sequence[int], better: SimulatedSplit | None) -> dict[str, Any]:
-    """Return how evenly stages are loaded with their ``layers``, and the ``better`` split that was simulated.
+def simulated_split(timeline: Timeline, layers: Sequence[int]) -> SimulatedSplit:
+    """Return the split of a job with so many ``layers`` per stage, with what its ``timeline`` says of it."""
+    return SimulatedSplit(tuple(layers), timeline.step_time_s, stage_seconds(timeline, len(layers)))
+
+
+def stage_balance(now: SimulatedSplit, better: SimulatedSplit | None) -> dict[str, Any]:
+    """Return how evenly stages are loaded with their layers, and the ``better`` split that was simulated.
 
     ``per_stage``: layers, and the seconds of one micro-batch's passes on the stage's slowest rank. They include
     collectives inside passes and waiting for the host. ``slowest_over_mean``: seconds of the slowest stage over the
     mean. ``layers_per_stage`` and ``step_time_s``: the better split and its step; None without one.
     """
-    seconds = stage_seconds(timeline, len(layers))
+    seconds = now.stage_s
     mean = float(seconds.mean())
     return {
         "per_stage": [
             {"stage": stage, "layers": count, "seconds": float(stage_s)}
-            for stage, (count, stage_s) in enumerate(zip(layers, seconds, strict=True))
+            for stage, (count, stage_s) in enumerate(zip(now.layers, seconds, strict=True))
         ],
         "slowest_over_mean": float(seconds.max()) / mean if mean else 1.0,
         "layers_per_stage": list(better.layers) if better else None,
