@@ -64,9 +64,9 @@ HOST_MATTERS = 0.01
 class TrainingJob(ComparedJob):
     """Facts of a job that a report needs beside its Timeline.
 
-    ``advice``: settings that would make the job fit. ``better_split``: finds a split of the layers that
-    is faster than a given one. ``calibration``: name, gpu, date, source, kind. ``slower_host_step_s``: simulates the step on hosts of half the
-    speed; None beside other jobs, which would have to be simulated again too.
+    ``advice``: settings that would make the job fit. ``better_split``: finds a split of the layers that is faster than
+    a given one. ``calibration``: name, gpu, date, source, kind. ``slower_host_step_s``: simulates the step on hosts of
+    half the speed; None beside other jobs, which would have to be simulated again too.
     """
 
     calibration: Mapping[str, Any]
