@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 from pydantic_core import PydanticCustomError
 
+from simulator.adapters import ADAPTERS
 from simulator.bounds import Text
 from simulator.config.section import AsTuple, Integral, Section, ShortSection
 from simulator.config.sizes import Size
@@ -55,6 +56,19 @@ class Recompute(ShortSection):
 Target = Literal["q", "k", "v", "qkv", "o", "q_down", "q_up", "kv_down", "kv_up", "gate", "up", "gate_up", "down"]
 
 
+if TYPE_CHECKING:
+    AdapterMethod = str
+    LossName = str
+    RecipeName = str
+    Fp4RecipeName = str
+else:
+    # What is listed, so that a new kind of adapters, a new loss, or a new recipe, needs no line here.
+    AdapterMethod = Literal[tuple(ADAPTERS)]
+    LossName = Literal[tuple(LOSSES)]
+    RecipeName = Literal[tuple(FP8_RECIPES)]
+    Fp4RecipeName = Literal[tuple(FP4_RECIPES)]
+
+
 class Adapters(Section):
     """Thin trained matrices beside frozen products: y = x W + (x A) B."""
 
@@ -68,7 +82,7 @@ class Adapters(Section):
     """of A and B [null: the precision]"""
     dropout: float = Field(default=0.0, ge=0, lt=1)
     """probability, of each adapter's input [0]"""
-    method: Literal["lora", "dora"] = "lora"
+    method: AdapterMethod = "lora"
     """dora: the magnitude of every column is trained apart [lora]"""
 
     @model_validator(mode="before")
@@ -92,17 +106,6 @@ def _freezable(value: str) -> str:
     if value not in FREEZABLE and not (numbers and int(numbers[1]) <= int(numbers[2])):
         raise PydanticCustomError("freezable", f"is none of {', '.join(FREEZABLE)}, nor such as 'layers 0-15'")
     return value
-
-
-if TYPE_CHECKING:
-    LossName = str
-    RecipeName = str
-    Fp4RecipeName = str
-else:
-    # What is listed, so that a new loss, or a new recipe, needs no line here.
-    LossName = Literal[tuple(LOSSES)]
-    RecipeName = Literal[tuple(FP8_RECIPES)]
-    Fp4RecipeName = Literal[tuple(FP4_RECIPES)]
 
 
 class LossChoice(ShortSection):

@@ -15,7 +15,6 @@ from simulator.frameworks.stage_runtime import MEGATRON_STAGES, StageRuntime
 from simulator.operations.experts import Experts
 from simulator.operations.nodes import Node, Ops, Tensor, memory
 from simulator.operations.shapes import Shapes
-from simulator.operations.tuning import ThinProducts
 from simulator.operations.weights import Weight
 
 #: Sections of a profile, by software. The last two are torch.compile of each layer, and of a whole model.
@@ -367,8 +366,8 @@ class Framework:
     """operations of a layer without dropout before which running it again ends: of a whole layer, of a split one"""
     stages: StageRuntime = MEGATRON_STAGES
     """how pipeline stages run"""
-    magnitudes: Callable[[Shapes, ThinProducts], Node] | None = None
-    """DoRA's magnitudes, in place of ``adapters.added``, where that is modelled"""
+    adapter_kinds: tuple[str, ...] = ("lora",)
+    """kinds of adapters that it has (`simulator.adapters`)"""
 
     by_operations: tuple[tuple[UnfusedPart, Callable[[Framework], Framework]], ...] = ()
     """parts that have a fused kernel, and the stack without it (``training.unfused``)"""

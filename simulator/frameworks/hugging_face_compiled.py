@@ -257,6 +257,6 @@ def compiled(eager: Framework) -> Framework:
         returns_logits=returns_logits,
         online_softmax=True,
         rms_norm_by_operations=None,
-        magnitudes=None,
+        adapter_kinds=("lora",),
         pads_products=True,
     )

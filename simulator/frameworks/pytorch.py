@@ -286,7 +286,7 @@ FRAMEWORK = Framework(
     rms_norm_by_operations=rms_norm_by_operations,
     adds_bias_after_sums=True,
     recompute_ends_before=RECOMPUTE_ENDS_BEFORE,
-    magnitudes=lora.magnitudes,
+    adapter_kinds=("lora", "dora"),
     runs_captured=True,
     stages=StageRuntime(
         buffers_each_microbatch=True,
@@ -318,7 +318,7 @@ COMPILED = replace(
     fuses_residual_and_norm=True,
     adds_bias_after_sums=False,
     recompute_ends_before=(frozenset(), frozenset()),
-    magnitudes=None,
+    adapter_kinds=("lora",),
     pads_products=True,
     before=(EarlierDefaults((2, 12), _batched),),
 )

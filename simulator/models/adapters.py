@@ -10,10 +10,12 @@ is split by columns A is whole and B split by columns. Beside one that is split 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from simulator.frameworks.framework import Traffic
+from simulator.adapters import ADAPTERS
+from simulator.adapters.kind import traffic_kernels
+from simulator.frameworks import Framework
 from simulator.models.linear import add_gradient, new_gradient_bytes, product
 from simulator.models.shapes import FrameworkShapes
 from simulator.models.tuning import is_of_kinds
@@ -113,36 +115,73 @@ def _dequantized(shapes: FrameworkShapes, weight: Weight, phase: str) -> Ops:
 
 @dataclass(frozen=True)
 class _Adapter:
-    """One adapter: A (rank x ``inner``) and B (``outer`` x rank) on this rank, and the rows that they multiply."""
+    """The adapter of one target: the rows that A takes, the products with both, A (rank x inner) and B (outer x rank).
 
-    name: str
-    inner: int
-    outer: int
+    All is of this rank.
+    """
+
     rows_in: int
-    rows_out: int
+    products: ThinProducts
     a: Weight
     b: Weight
 
 
-def _adapter_nodes(shapes: FrameworkShapes, node: Node) -> Iterator[Node]:
-    """Yield the operations of the adapters beside the product of ``node``, if it is a target of some."""
-    chosen = shapes.tuning.adapters
+@dataclass(frozen=True)
+class _TunedProduct:
+    """A product with adapters beside it, as kinds of these see it (`simulator.adapters.AdaptedProduct`).
+
+    ``matrix``: its weight, marked as frozen; ``source``: its input. ``thin``: shapes in the type of A and B.
+    """
+
+    shapes: FrameworkShapes
+    thin: FrameworkShapes
+    plan: AdapterPlan
+    matrix: Weight
+    source: Tensor
+    adapters: Sequence[_Adapter]
+
+    @property
+    def software(self) -> Framework:
+        return self.shapes.framework
+
+    @property
+    def targets(self) -> Sequence[ThinProducts]:
+        return [one.products for one in self.adapters]
+
+    @property
+    def storage(self) -> str:
+        return self.matrix.storage
+
+    def factors(self) -> tuple[Node, Node]:
+        block = self.matrix.gradient_product.partition(".")[0]
+        return (
+            _products_with_a(self.thin, self.plan, self.adapters, self.source),
+            _products_with_b(self.thin, self.plan, self.adapters, _split(self.matrix), block),
+        )
+
+    def made_whole(self) -> Ops:
+        return _dequantized(self.shapes, self.matrix, "F")
+
+    def column_weights(self, tensor: str) -> tuple[Weight, ...]:
+        return tuple(
+            Weight(weight_name(f"{one.name}.{tensor}"), (one.outer,), (one.outer,), self.shapes.dtype)
+            for one in self.targets
+        )
+
+
+def _adapter_nodes(shapes: FrameworkShapes, node: Node) -> tuple[Node, ...]:
+    """Return the operations of the adapters beside the product of ``node``, if it is a target of some."""
+    plan = shapes.tuning.adapters
     matrix = next((weight for weight in node.weights if len(weight.shape) == 2 and weight.gradient_product), None)
-    if chosen is None or matrix is None:
-        return
-    columns = {name: width for name, width in _target_widths(shapes, matrix).items() if name in chosen.targets}
+    if plan is None or matrix is None:
+        return ()
+    columns = {name: width for name, width in _target_widths(shapes, matrix).items() if name in plan.targets}
     if not columns:
-        return
-    thin = replace(shapes, dtype=chosen.dtype)
-    adapters = [_adapter(thin, matrix, chosen.rank, name, width) for name, width in columns.items()]
-    split = _split(matrix)
-    block = matrix.gradient_product.partition(".")[0]
-    yield _products_with_a(thin, chosen, adapters, node.saved_for_weights[0])
-    yield _products_with_b(thin, chosen, adapters, split, block)
-    if chosen.decomposed:
-        yield _magnitudes(shapes, adapters, whole=_dequantized(shapes, _as_trained(shapes, matrix), "F"))
-    else:
-        yield _scaled_sum(shapes, adapters, copied=_as_trained(shapes, matrix).storage == "nf4")
+        return ()
+    thin = replace(shapes, dtype=plan.dtype)
+    adapters = [_adapter(thin, matrix, plan.rank, name, width) for name, width in columns.items()]
+    product = _TunedProduct(shapes, thin, plan, _as_trained(shapes, matrix), node.saved_for_weights[0], adapters)
+    return ADAPTERS[plan.kind].nodes(product)
 
 
 def _target_widths(shapes: FrameworkShapes, matrix: Weight) -> Mapping[str, int]:
@@ -203,7 +242,7 @@ def _adapter(shapes: FrameworkShapes, matrix: Weight, rank: int, target: str, wi
         partial_rows=min(shared, width) if split == "column" else width if partial else 0,
         gradient_product=f"{base}.lora_B wgrad",
     )
-    return _Adapter(base, inner, width, rows_in, rows_out, a, b)
+    return _Adapter(rows_in, ThinProducts(base, rows_out, inner, rank, width), a, b)
 
 
 def _products_with_a(
@@ -219,19 +258,24 @@ def _products_with_a(
     saved: list[Tensor] = []
     largest = 0.0
     for one in adapters:
-        name, elements = f"{one.name}.lora_A", one.rows_in * one.inner
+        name, elements = f"{one.products.name}.lora_A", one.rows_in * one.products.inner
         nbytes = float(shapes.element * elements)
         if chosen.dropout:
-            forward.append(drop_kernel(shapes, f"{one.name} dropout", elements))
-            saved += [Tensor(f"{one.name} dropped", nbytes), Tensor(f"{one.name} mask", float(elements))]
-        forward.append(product(shapes, name, "fwd", one.rows_in, chosen.rank, one.inner))
-        input_grad.append(product(shapes, name, "dgrad", one.rows_in, one.inner, chosen.rank))
+            forward.append(drop_kernel(shapes, f"{one.products.name} dropout", elements))
+            saved += [
+                Tensor(f"{one.products.name} dropped", nbytes),
+                Tensor(f"{one.products.name} mask", float(elements)),
+            ]
+        forward.append(product(shapes, name, "fwd", one.rows_in, chosen.rank, one.products.inner))
+        input_grad.append(product(shapes, name, "dgrad", one.rows_in, one.products.inner, chosen.rank))
         if chosen.dropout:
             input_grad.append(
-                memory("B", f"{one.name} dropout bwd", "dropout_bwd", nbytes + elements, nbytes, shapes.dtype)
+                memory("B", f"{one.products.name} dropout bwd", "dropout_bwd", nbytes + elements, nbytes, shapes.dtype)
             )
-        input_grad += _traffic_kernels("B", one.name, (shapes.framework.adapters.input_summed,), nbytes, shapes.dtype)
-        weight_grad += _weight_gradient(shapes, name, chosen.rank, one.inner, one.rows_in)
+        input_grad += traffic_kernels(
+            "B", one.products.name, (shapes.framework.adapters.input_summed,), nbytes, shapes.dtype
+        )
+        weight_grad += _weight_gradient(shapes, name, chosen.rank, one.products.inner, one.rows_in)
         largest = max(largest, nbytes)
     thin = float(shapes.element * adapters[0].rows_in * chosen.rank * len(adapters))
     new = max(new_gradient_bytes(shapes, one.a.elements) for one in adapters)
@@ -257,13 +301,13 @@ def _products_with_b(
     saved: list[Tensor] = []
     whole = 0.0
     for one in adapters:
-        name, rank = f"{one.name}.lora_B", chosen.rank
+        name, rank = f"{one.products.name}.lora_B", chosen.rank
         before, after = _exchange_between(shapes, split, block, float(shapes.element * shapes.tokens * rank))
-        forward += [*before, product(shapes, name, "fwd", one.rows_out, one.outer, rank)]
-        input_grad += [product(shapes, name, "dgrad", one.rows_out, rank, one.outer), *after]
-        weight_grad += _weight_gradient(shapes, name, one.outer, rank, one.rows_out)
-        saved.append(Tensor(f"{one.name} lora", float(shapes.element * one.rows_out * rank)))
-        whole += float(shapes.element * one.rows_out * one.outer)
+        forward += [*before, product(shapes, name, "fwd", one.products.rows, one.products.outer, rank)]
+        input_grad += [product(shapes, name, "dgrad", one.products.rows, rank, one.products.outer), *after]
+        weight_grad += _weight_gradient(shapes, name, one.products.outer, rank, one.products.rows)
+        saved.append(Tensor(f"{one.products.name} lora", float(shapes.element * one.products.rows * rank)))
+        whole += float(shapes.element * one.products.rows * one.products.outer)
     new = max(new_gradient_bytes(shapes, one.b.elements) for one in adapters)
     return Node(
         forward=tuple(forward),
@@ -290,53 +334,3 @@ def _weight_gradient(shapes: FrameworkShapes, name: str, n: int, k: int, rows: i
     """Return the product that makes the gradient of an n x k matrix, and its addition to the buffer."""
     gradient: Compute = product(shapes, name, "wgrad", n, k, rows)
     return (gradient,) if shapes.accumulates_in_product else (gradient, *add_gradient(shapes, name, n * k))
-
-
-def _scaled_sum(shapes: FrameworkShapes, adapters: Sequence[_Adapter], *, copied: bool) -> Node:
-    """Return the scaling of adapters' outputs, and their sum with the product that they stand beside."""
-    kernels, nbytes = shapes.framework.adapters, 0.0
-    forward: list[Op] = []
-    input_grad: list[Op] = []
-    for one in adapters:
-        each = float(shapes.element * one.rows_out * one.outer)
-        nbytes += each
-        added = (*kernels.copied, *kernels.added) if copied else kernels.added
-        forward += _traffic_kernels("F", one.name, added, each, shapes.dtype)
-        input_grad += _traffic_kernels("B", one.name, kernels.added_backward, each, shapes.dtype)
-    return Node(
-        forward=tuple(forward),
-        input_grad=tuple(input_grad),
-        forward_bytes=2 * nbytes,
-        grad_bytes=2 * nbytes,
-    )
-
-
-def _magnitudes(shapes: FrameworkShapes, adapters: Sequence[_Adapter], whole: Ops) -> Node:
-    """Return DoRA's magnitudes of the columns of several targets of a product, whose weight is made ``whole`` first."""
-    assert shapes.framework.magnitudes is not None
-    nodes = [
-        shapes.framework.magnitudes(shapes, ThinProducts(one.name, one.rows_out, one.inner, one.a.shape[0], one.outer))
-        for one in adapters
-    ]
-    return Node(
-        forward=(*whole, *(op for node in nodes for op in node.forward)),
-        input_grad=tuple(op for node in nodes for op in node.input_grad),
-        weight_grad=tuple(op for node in nodes for op in node.weight_grad),
-        saved=tuple(tensor for node in nodes for tensor in node.saved),
-        forward_bytes=max(node.forward_bytes for node in nodes),
-        grad_bytes=sum(node.grad_bytes for node in nodes),
-        output_grad_bytes=sum(node.output_grad_bytes for node in nodes),
-        weights=tuple(_magnitude(shapes, one) for one in adapters),
-    )
-
-
-def _magnitude(shapes: FrameworkShapes, adapter: _Adapter) -> Weight:
-    """Return the magnitudes of the columns of a target."""
-    columns = (adapter.outer,)
-    return Weight(weight_name(f"{adapter.name}.lora_magnitude_vector"), columns, columns, shapes.dtype)
-
-
-def _traffic_kernels(phase: str, name: str, kernels: Iterable[Traffic], nbytes: float, dtype: str) -> list[Op]:
-    """Return ``kernels`` that work on tensors of ``nbytes``."""
-    back = " bwd" if phase == "B" else ""
-    return [memory(phase, f"{name}{x}{back}", op, r * nbytes, w * nbytes, dtype) for x, op, r, w in kernels]

@@ -47,7 +47,7 @@ def tuning_at(workload: Workload, number: int) -> Tuning:
             targets=chosen.targets,
             dtype=training.trained_dtype,
             dropout=chosen.dropout,
-            decomposed=chosen.method == "dora",
+            kind=chosen.method,
         )
     storage = training.base if training.base != training.precision else None
     reached = reached or any(

@@ -11,14 +11,14 @@ class AdapterPlan:
     """Pairs of thin matrices beside products (LoRA, arXiv 2106.09685): y = x W + s (x A) B.
 
     A takes the input to ``rank`` columns, B takes these to the columns of a target. ``dropout``: the probability, of
-    each adapter's input. ``decomposed``: the magnitude of every column is trained apart (DoRA, arXiv 2402.09353).
+    each adapter's input. ``kind``: of what kind they are (`simulator.adapters`).
     """
 
     rank: int
     targets: tuple[str, ...]
     dtype: str
     dropout: float = 0.0
-    decomposed: bool = False
+    kind: str = "lora"
 
 
 @dataclass(frozen=True)

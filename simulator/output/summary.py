@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
 
+from simulator.adapters import ADAPTERS
 from simulator.input_files import as_options
 from simulator.output.accuracy_text import beside_step_time, interval_lines, interval_of, nothing_comparable_lines
 from simulator.output.change_table import change_parts
@@ -268,7 +269,7 @@ def _trained(report: JsonReport) -> str:
         frozen = report["params_trained"] < report["params_total"]
         return f", {format_count(report['params_trained'])} trained" if frozen else ""
     adapters, base = tuning["adapters"], tuning["base"]
-    method = {"lora": "LoRA", "dora": "DoRA"}[adapters["method"]] + f" rank {adapters['rank']}" if adapters else ""
+    method = ADAPTERS[adapters["method"]].title + f" rank {adapters['rank']}" if adapters else ""
     how = ", ".join([*([method] if adapters else []), *([f"{base} base"] if base else [])])
     return f", {format_count(report['params_trained'])} trained" + (f" ({how})" if how else "")
 

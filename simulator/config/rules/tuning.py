@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from simulator.adapters import ADAPTERS
 from simulator.config.training import EVERYTHING
 from simulator.errors import InputError
 from simulator.frameworks import FRAMEWORKS
@@ -25,7 +26,7 @@ def problems(workload: Workload) -> Iterator[InputError]:
     if training.adapters is not None:
         yield from _target_problems(workload, training.adapters)
         yield from _dtype_problems(workload, training.adapters)
-        yield from _dora_problems(workload, training.adapters)
+        yield from _kind_problems(workload, training.adapters)
     yield from _freeze_problems(workload)
     if training.base is None or training.base == training.precision:
         return
@@ -61,24 +62,31 @@ def _target_problems(workload: Workload, adapters: Adapters) -> Iterator[InputEr
         yield InputError("a product has one adapter", key=key, found=list(targets), allowed=f"{twice[0]} once")
 
 
-def _dora_problems(workload: Workload, adapters: Adapters) -> Iterator[InputError]:
-    if adapters.method != "dora":
-        return
-    if workload.software.magnitudes is None:
-        able = " or ".join(name for name, one in FRAMEWORKS.items() if one.magnitudes is not None)
+def _kind_problems(workload: Workload, adapters: Adapters) -> Iterator[InputError]:
+    """A kind of adapters that the framework lacks, and what the kind cannot have."""
+    kind, key = ADAPTERS[adapters.method], "training.adapters.method"
+    have = workload.software.adapter_kinds
+    if kind.name not in have:
+        able = " or ".join(name for name, one in FRAMEWORKS.items() if kind.name in one.adapter_kinds)
         yield InputError(
-            f"DoRA of {workload.framework.title} is not simulated",
-            key="training.adapters.method",
-            found=adapters.method,
-            allowed=f"lora, or framework: {able}",
-        )
-    if workload.parallelism.tp > 1 or adapters.dropout:
-        key = "parallelism.tp" if workload.parallelism.tp > 1 else "training.adapters.dropout"
-        yield InputError(
-            "DoRA's norms are those of whole rows, and its kernels those of adapters without dropout",
+            f"{kind.title} of {workload.framework.title} is not simulated",
             key=key,
-            found=workload.parallelism.tp if workload.parallelism.tp > 1 else adapters.dropout,
-            allowed="1" if workload.parallelism.tp > 1 else "0",
+            found=kind.name,
+            allowed=f"{', '.join(have)}, or framework: {able}",
+        )
+    if workload.parallelism.tp > 1 and not kind.splits:
+        yield InputError(
+            f"{kind.title} needs whole rows of a product",
+            key="parallelism.tp",
+            found=workload.parallelism.tp,
+            allowed="1",
+        )
+    if adapters.dropout and not kind.takes_dropout:
+        yield InputError(
+            f"{kind.title} is simulated without dropout",
+            key="training.adapters.dropout",
+            found=adapters.dropout,
+            allowed="0",
         )
 
 
