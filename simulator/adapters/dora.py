@@ -5,8 +5,8 @@ Kernels are those of PEFT, one per operation: github.com/huggingface/peft, src/p
 
 from __future__ import annotations
 
-from simulator.adapters.kind import AdaptedProduct, AdapterKind, traffic_kernels
-from simulator.frameworks.framework import Traffic
+from simulator.adapters.kind import AdaptedProduct, AdapterKind
+from simulator.frameworks.framework import Traffic, traffic_kernels
 from simulator.operations.nodes import Node, Tensor, memory
 from simulator.operations.shapes import Shapes
 from simulator.operations.tuning import ThinProducts

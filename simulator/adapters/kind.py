@@ -1,14 +1,13 @@
-"""What a kind of adapters is: the operations that it puts beside a frozen product."""
+"""A kind of adapters: the operations that it puts beside a frozen product."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from simulator.frameworks import Framework
-from simulator.frameworks.framework import Traffic
-from simulator.operations.nodes import Node, Ops, memory
+from simulator.operations.nodes import Node, Ops
 from simulator.operations.shapes import Shapes
 from simulator.operations.tuning import ThinProducts
 from simulator.operations.weights import Weight
@@ -56,9 +55,3 @@ class AdapterKind:
     nodes: Callable[[AdaptedProduct], tuple[Node, ...]]
     splits: bool = True
     takes_dropout: bool = True
-
-
-def traffic_kernels(phase: str, name: str, kernels: Iterable[Traffic], nbytes: float, dtype: str) -> Ops:
-    """Return ``kernels`` of a ``phase`` of the pass that work on tensors of ``nbytes``."""
-    suffix = {"F": "", "B": " bwd", "W": " wgrad"}[phase]
-    return tuple(memory(phase, f"{name}{x}{suffix}", op, r * nbytes, w * nbytes, dtype) for x, op, r, w in kernels)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from simulator.adapters.kind import AdaptedProduct, AdapterKind, traffic_kernels
+from simulator.adapters.kind import AdaptedProduct, AdapterKind
+from simulator.frameworks.framework import traffic_kernels
 from simulator.operations.nodes import Node, Op
 
 

@@ -5,7 +5,7 @@ Hooks are plain functions of the shapes that an operation works on. What they re
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
@@ -30,6 +30,12 @@ class Traffic(NamedTuple):
     op: str
     read: float
     written: float
+
+
+def traffic_kernels(phase: str, name: str, kernels: Iterable[Traffic], nbytes: float, dtype: str) -> Ops:
+    """Return ``kernels`` of a ``phase`` of the pass on tensors of ``nbytes``; their names begin with ``name``."""
+    end = {"F": "", "B": " bwd", "W": " wgrad"}[phase]
+    return tuple(memory(phase, f"{name}{x}{end}", op, r * nbytes, w * nbytes, dtype) for x, op, r, w in kernels)
 
 
 @dataclass(frozen=True)

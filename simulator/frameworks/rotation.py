@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from simulator.frameworks.framework import Traffic
-from simulator.operations.nodes import Node, Ops, memory
+from simulator.frameworks.framework import Traffic, traffic_kernels
+from simulator.operations.nodes import Node, Ops
 from simulator.operations.shapes import Shapes
 
 
@@ -14,15 +14,12 @@ def rotated(shapes: Shapes, forward: tuple[Traffic, ...], backward: tuple[Traffi
         for name, width in (("q", shapes.q_width), ("k", shapes.kv_width))
     }
 
-    def turned(phase: str, table: tuple[Traffic, ...], suffix: str) -> Ops:
-        return tuple(
-            memory(phase, f"attn.rope {name}{step}{suffix}", op, read * nbytes, written * nbytes, shapes.dtype)
-            for name, nbytes in sizes.items()
-            for step, op, read, written in table
-        )
+    def turned(phase: str, table: tuple[Traffic, ...]) -> Ops:
+        parts = (traffic_kernels(phase, f"attn.rope {name}", table, n, shapes.dtype) for name, n in sizes.items())
+        return tuple(op for part in parts for op in part)
 
     return Node(
-        forward=turned("F", forward, ""),
-        input_grad=turned("B", backward, " bwd"),
+        forward=turned("F", forward),
+        input_grad=turned("B", backward),
         grad_bytes=2.0 * sum(sizes.values()),
     )

@@ -14,8 +14,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from simulator.adapters import ADAPTERS
-from simulator.adapters.kind import traffic_kernels
 from simulator.frameworks import Framework
+from simulator.frameworks.framework import traffic_kernels
 from simulator.models.linear import add_gradient, new_gradient_bytes, product
 from simulator.models.shapes import FrameworkShapes
 from simulator.models.tuning import is_of_kinds

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from simulator.config import Workload
 from simulator.models.linear import add_gradient, linear, new_gradient_bytes, product
 from simulator.models.norms import norm
-from simulator.models.pointwise import rotated
+from simulator.models.pointwise import rotation_kernels
 from simulator.models.shapes import FrameworkShapes
 from simulator.models.weight_names import weight_name
 from simulator.operations.nodes import Node, Ops, Tensor, comm, memory
@@ -131,7 +131,7 @@ def _positions(shapes: FrameworkShapes, latent: Latent) -> Node:
                 memory(phase, f"attn.rope q{suffix}", "rope", q_rope, q_rope, shapes.dtype),
                 memory(phase, f"attn.rope kv{suffix}", "rope", read, written, shapes.dtype),
             )
-        rotations = (*rotated(shapes, phase, "q", q_rope, suffix), *rotated(shapes, phase, "k", k_rope, suffix))
+        rotations = (*rotation_kernels(shapes, phase, "q", q_rope), *rotation_kernels(shapes, phase, "k", k_rope))
         joins = (("q join", q, q), ("k join", k, k), ("v copy", v, v))
         return (
             *rotations,

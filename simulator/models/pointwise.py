@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from simulator.frameworks.framework import traffic_kernels
+from simulator.frameworks.rotation import rotated
 from simulator.models.low_precision import activation_in_low_precision
 from simulator.models.shapes import FrameworkShapes
-from simulator.operations.nodes import Node, Ops, Tensor, memory
+from simulator.operations.nodes import Node, Ops, Tensor
 from simulator.units import FP32_BYTES
 
 
@@ -25,12 +27,8 @@ def activation(shapes: FrameworkShapes, block: str, elements: int) -> Node:
     saved += tuple(Tensor(f"{block}.{result}", nbytes) for result in kernels.kept)
     saved += tuple(Tensor(f"{block}.{result}", FP32_BYTES * float(elements)) for result in kernels.kept_in_fp32)
     node = Node(
-        forward=tuple(
-            memory("F", name + x, op, r * nbytes, w * nbytes, shapes.dtype) for x, op, r, w in kernels.forward
-        ),
-        input_grad=tuple(
-            memory("B", f"{name}{x} bwd", op, r * nbytes, w * nbytes, shapes.dtype) for x, op, r, w in kernels.backward
-        ),
+        forward=traffic_kernels("F", name, kernels.forward, nbytes, shapes.dtype),
+        input_grad=traffic_kernels("B", name, kernels.backward, nbytes, shapes.dtype),
         saved=saved,
         grad_bytes=(3 if shapes.gated else 2) * nbytes,
     )
@@ -39,17 +37,9 @@ def activation(shapes: FrameworkShapes, block: str, elements: int) -> Node:
 
 def rope(shapes: FrameworkShapes) -> Node:
     """Return the rotary positions of queries and keys. The gradient is the inverse rotation and needs no activation."""
-    q, k = (shapes.element * shapes.tokens * width for width in (shapes.q_width, shapes.kv_width))
-
-    def turned(phase: str, suffix: str) -> Ops:
-        return (*rotated(shapes, phase, "q", q, suffix), *rotated(shapes, phase, "k", k, suffix))
-
-    return Node(forward=turned("F", ""), input_grad=turned("B", " bwd"), grad_bytes=2.0 * (q + k))
+    return rotated(shapes, shapes.framework.rotation, shapes.framework.rotation)
 
 
-def rotated(shapes: FrameworkShapes, phase: str, name: str, nbytes: float, suffix: str) -> Ops:
+def rotation_kernels(shapes: FrameworkShapes, phase: str, name: str, nbytes: float) -> Ops:
     """Return the kernels that turn ``nbytes`` of queries or keys by their positions."""
-    return tuple(
-        memory(phase, f"attn.rope {name}{step}{suffix}", op, read * nbytes, written * nbytes, shapes.dtype)
-        for step, op, read, written in shapes.framework.rotation
-    )
+    return traffic_kernels(phase, f"attn.rope {name}", shapes.framework.rotation, nbytes, shapes.dtype)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from simulator.models.linear import linear
 from simulator.models.norms import head_norms
-from simulator.models.pointwise import rotated
+from simulator.models.pointwise import rotation_kernels
 from simulator.models.shapes import FrameworkShapes
 from simulator.operations.nodes import Node, Tensor, memory
 
@@ -21,8 +21,8 @@ def queries_alone(shapes: FrameworkShapes) -> tuple[Node, ...]:
     )
     nbytes = float(shapes.element * shapes.tokens * width)
     turned = Node(
-        forward=rotated(shapes, "F", "q", nbytes, ""),
-        input_grad=rotated(shapes, "B", "q", nbytes, " bwd"),
+        forward=rotation_kernels(shapes, "F", "q", nbytes),
+        input_grad=rotation_kernels(shapes, "B", "q", nbytes),
         grad_bytes=2.0 * nbytes,
     )
     return (product, *head_norms(shapes), *((turned,) if shapes.position == "rope" else ()))
