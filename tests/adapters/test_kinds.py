@@ -16,8 +16,8 @@ from tests.support import quick
 from tests.support.jobs import job
 
 HIDDEN, FFN, RANK = 64, 256, 4
-#: Kind -> trained elements beside the attention's projection and the MLP's first product, by rows and columns n x k of
-#: both: r (n + k) of A and B, and a magnitude for each of n rows.
+#: Kind -> trained elements beside the attention's projection and the MLP's first product. Each is n x k: A and B have
+#: r (n + k) elements, and there is a magnitude for each of n rows.
 TRAINED = {
     "lora": RANK * (2 * HIDDEN) + RANK * (FFN + HIDDEN),
     "dora": RANK * (2 * HIDDEN) + RANK * (FFN + HIDDEN) + HIDDEN + FFN,

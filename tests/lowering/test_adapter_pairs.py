@@ -26,8 +26,8 @@ from tests.support.feature_pairs import (
 
 RANK = 4
 ADAPTERS = {"adapters": {"rank": RANK, "targets": ["o", "up"]}}
-#: Elements of a layer's adapters and of all: r (h + h) and r (h + 4 h); of a tensor-parallel rank of two, which has
-#: half of A beside a product that is split by rows, and half of B beside one that is split by columns.
+#: Elements of a layer's adapters, r (h + h) and r (h + 4 h), and of all. A tensor-parallel rank of two has half of A
+#: beside a product that is split by rows, and half of B beside one that is split by columns.
 A_LAYER = RANK * (H + H) + RANK * (H + 4 * H)
 A = 2 * A_LAYER
 A_TP = 2 * (RANK * (H / 2 + H) + RANK * (H + 4 * H / 2))
@@ -78,11 +78,11 @@ PAIRS: dict[str, Pair] = {
         {"tp": 4 * (TP_BYTES + 2 * (2 * E + THIN))},
         training={"recompute": "full"},
     ),
-    # In units of E/2, forward a scatter behind the embedding, four a layer, and a gather before the head; backward one
-    # behind the head, four in the second layer, and two in the first one's MLP. Frozen products need no gather of their
-    # input again. Each adapter gathers or scatters its thin columns once each way, half of their bytes. Once a step the
-    # gradients of rows of its own that each rank has are all-reduced: of A beside the MLP's product, and of B beside
-    # the projection, r h each.
+    # Forward there are a scatter behind the embedding, four a layer, and a gather before the head, of E/2 each. Backward
+    # there are one behind the head, four in the second layer, and two in the first one's MLP. Frozen products need no
+    # gather of their input again. Each adapter gathers or scatters its thin columns once each way, half of their bytes.
+    # Ranks have gradients of their own rows of A beside the MLP's product, and of B beside the projection. These, r h
+    # each, are all-reduced once a step.
     "SP": Pair(
         {"tp": 2},
         (beside(TP_P, A_TP),),

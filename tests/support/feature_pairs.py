@@ -85,8 +85,8 @@ TP_P, TP_TIED_P = 2 * (6 * H * H + 2 * H) + N + T, 2 * (6 * H * H + 2 * H) + N +
 #: behind attention, MLP and embedding, backward one before attention, MLP and head: 2 (2 + 2) + 2 of E. The loss
 #: agrees on the largest logit, the sum of exponentials and the target's logit: three numbers of fp32 a token.
 TP_SENT = 10 * E + 3 * 4 * SEQ
-#: Bytes of one micro-batch of two context-parallel ranks in one layer: forward the keys and values of the other half of
-#: the sequence come round, 2 (E / 2); backward they do again, and their gradients go back.
+#: Bytes of one micro-batch of two context-parallel ranks in one layer. Forward the keys and values of the other half of
+#: the sequence come round, 2 (E / 2). Backward they do again, and their gradients go back.
 CP_SENT = 3 * E
 
 
