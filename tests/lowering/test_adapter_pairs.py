@@ -78,7 +78,7 @@ PAIRS: dict[str, Pair] = {
         {"tp": 4 * (TP_BYTES + 2 * (2 * E + THIN))},
         training={"recompute": "full"},
     ),
-    # Forward there are a scatter behind the embedding, four a layer, and a gather before the head, of E/2 each. Backward
+    # Forward there are a scatter behind the embedding, four a layer, and a gather before the head, E/2 each. Backward
     # there are one behind the head, four in the second layer, and two in the first one's MLP. Frozen products need no
     # gather of their input again. Each adapter gathers or scatters its thin columns once each way, half of their bytes.
     # Ranks have gradients of their own rows of A beside the MLP's product, and of B beside the projection. These, r h
