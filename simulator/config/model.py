@@ -229,14 +229,14 @@ class Model(Section):
 
     _inherited: InheritedKeys = PrivateAttr(default=InheritedKeys())
 
-    def inheriting(self, keys: Iterable[str]) -> Model:
-        """Return a copy of the model whose dotted ``keys`` come from a preset or a config.json."""
+    def inheriting(self, keys: Iterable[str], config: str = "") -> Model:
+        """Return a copy of the model whose dotted ``keys`` come from a preset, or from the config.json ``config``."""
         copy = self.model_copy()
-        copy._inherited = InheritedKeys(keys)
+        copy._inherited = InheritedKeys(keys, config)
         return copy
 
     @property
-    def inherited(self) -> frozenset[str]:
+    def inherited(self) -> InheritedKeys:
         """Dotted keys that come from a preset or a config.json, not from the workload's file."""
         return self._inherited
 

@@ -33,6 +33,10 @@ def _hugging_face(workload: Workload) -> Iterator[TrainingLimit]:
     yield "training.optimizer.name", training.optimizer.name, ("adamw",), "is not written"
     implementation = training.optimizer.implementation
     yield "training.optimizer.implementation", implementation, ("fused", "foreach"), "is not written"
+    if model.inherited.config:
+        yield "training.adapters", training.adapters, (None,), "adapters are of models whose file gives the sizes"
+        yield "training.frozen", training.frozen, ((),), "is written with adapters alone"
+        return
     gemma = model.activation == "geglu"
     yield "model.norm_place", model.norm_place, ("both",) if gemma else ("before",), "only Gemma has norms behind"
     if gemma and not model.qk_norm:
