@@ -42,7 +42,7 @@ def is_gemma(shapes: Shapes) -> bool:
 
 
 def rms_norm(shapes: Shapes, place: NormPlace) -> Node:
-    """Return Gemma's RMSNorm operation by operation, or gpt-oss', which adds no one to the weight.
+    """Return Gemma's RMSNorm operation by operation, or that of gpt-oss and OLMo 2, which add no one to the weight.
 
     Kept are its input and the quotient, both in fp32.
     """
