@@ -162,6 +162,9 @@ class Model(Section):
     )
     """which linear layers have some, in place of `bias`: a list of qkv, o, mlp, experts, router, head
     [all but router and head, or none]"""
+    joined_products: bool = False
+    """queries, keys and values come from one product, and gate and up from another, as in Phi-3; frameworks whose own
+    layers join them do so for all models [false]"""
     tied_embeddings: bool = True
     """whether the vocabulary projection shares the embedding's weight [true]"""
     attention: Literal["flash", "unfused"] = "flash"

@@ -5,8 +5,8 @@ in fp32 are trained under torch.autocast.
 
 github.com/huggingface/transformers 5.17, src/transformers: models/llama/modeling_llama.py,
 models/qwen3/modeling_qwen3.py, models/olmo2/modeling_olmo2.py, models/starcoder2/modeling_starcoder2.py,
-models/gpt2/modeling_gpt2.py, activations.py, loss/loss_utils.py. Gemma, gpt-oss, windows, attention in steps and
-experts have files of their own.
+models/gpt2/modeling_gpt2.py, activations.py, loss/loss_utils.py. Gemma, gpt-oss, Phi-3, windows, attention in steps
+and experts have files of their own.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from simulator.frameworks import (
     hugging_face_experts,
     hugging_face_gemma,
     hugging_face_gpt_oss,
+    hugging_face_phi3,
     hugging_face_windows,
     pytorch,
 )
@@ -202,7 +203,7 @@ def activation(shapes: Shapes) -> ActivationKernels:
     if hugging_face_gemma.is_gemma(shapes):
         return hugging_face_gemma.GATED
     if shapes.gated:
-        return GATED
+        return hugging_face_phi3.GATED_BY_HALVES if hugging_face_phi3.is_phi3(shapes) else GATED
     if shapes.position == "rope":
         return GELU_BY_TANGENT
     return GELU_NEW_IN_FP32 if shapes.autocast else GELU_NEW
@@ -225,6 +226,8 @@ def positions(shapes: Shapes) -> Node:
     if shapes.autocast:
         forward = ROTATION_IN_FP32 if shapes.qk_norm else BY_FP32
         backward = ROTATION_IN_FP32_BACKWARD if shapes.qk_norm else BY_FP32_BACKWARD
+    if hugging_face_phi3.is_phi3(shapes):
+        return hugging_face_phi3.positions(shapes, forward, backward)
     return rotated(shapes, forward, backward)
 
 
@@ -310,6 +313,20 @@ def replication(job: JobTraits) -> Replication:
     return replace(pytorch.replication(replace(job, precision="fp32")), weights_are_masters=True)
 
 
+def before_attention(shapes: Shapes) -> Node:
+    """Return the kernels around fused attention: those of a window, and those of Phi-3's heads."""
+    node = hugging_face_windows.before_attention(shapes)
+    if not hugging_face_phi3.is_phi3(shapes):
+        return node
+    copied = hugging_face_phi3.before_attention(shapes)
+    return replace(node, forward=(*node.forward, *copied.forward), saved=(*node.saved, *copied.saved))
+
+
+def joined_qkv_width(shapes: Shapes) -> int:
+    """Return the width of gradients that GPT-2 copies side by side; those of Phi-3 come with positions."""
+    return 0 if hugging_face_phi3.is_phi3(shapes) else pytorch.joined_qkv_width(shapes)
+
+
 def joins_projections(position: str) -> bool:
     """Return True for GPT-2, which learned positions mean; Llama's modules have a product each."""
     return position == "learned"
@@ -346,9 +363,10 @@ EAGER = replace(
     master_weights=False,
     habits=replace(pytorch.FRAMEWORK.habits, begins_sharded=True),
     joins_projections=joins_projections,
+    joined_qkv_width=joined_qkv_width,
     before_layers=before_layers,
     masks_by_bias=hugging_face_windows.is_masked,
-    before_attention=hugging_face_windows.before_attention,
+    before_attention=before_attention,
     falls_back_to_steps=hugging_face_eager.falls_back,
     copies_heads_by_element=True,
     caps_by_operations=True,

@@ -17,6 +17,7 @@ _GEGLU: Mapping[str, object] = {"model.activation": "geglu"}
 IN_FP32: Mapping[str, object] = {"training.precision": "fp32"}
 _OLMO2: Mapping[str, object] = {"model.norm_place": "after"}
 _STARCODER2: Mapping[str, object] = {**_ROTARY, "model.activation": "gelu"}
+_COMPILED: Mapping[str, object] = {"framework.compile": True}
 _SINKS: Mapping[str, object] = {"model.attention_sinks": True}
 #: Keys of layers that have limits of their own.
 PATTERNED = (
@@ -83,9 +84,14 @@ LIMITS = (
         _ROTARY,
     ),
     *(
+        Limit("model.joined_products", (False,), "joined products are Phi-3's, which has SiLU and plain layers", where)
+        for where in (_GEGLU, _STARCODER2, _LEARNED, _OLMO2, _SINKS, {"model.qk_norm": True})
+    ),
+    *(
         limit._replace(where={**limit.where, **where})
-        for where in (_AUTOCAST, IN_FP32, {"framework.compile": True})
+        for where in (_AUTOCAST, IN_FP32, _COMPILED)
         for limit in (
+            Limit("model.joined_products", (False,), "joined products, Phi-3's, are simulated eager and in 16 bits"),
             Limit("model.norm_place", ("before", "both"), "OLMo 2 is simulated in 16 bits and eager alone"),
             Limit(
                 "model.activation", ("swiglu", "geglu"), "StarCoder 2 is simulated in 16 bits and eager alone", _ROTARY

@@ -34,6 +34,11 @@ class FrameworkShapes(Shapes):
     graph_modules: frozenset[str] = frozenset()
     gathers_each_product: bool = False
 
+    @property
+    def joins_products(self) -> bool:
+        """Queries, keys and values come from one product, and so do gate and up, by the framework or the model."""
+        return self.joined_products or self.framework.joins_projections(self.position)
+
 
 def keeps_weight_copies(workload: Workload) -> bool:
     """Return True where copies of weights in 8 bits stay beside them; of gathered weights none stays."""
@@ -89,6 +94,7 @@ def shapes(workload: Workload, seat: Seat = ANY_SEAT, turn: Turn = ANY_TURN, num
         norm=model.norm,
         position="none" if model.position == "rope" and attends and not attends.rotates else model.position,
         biases=frozenset(model.biases),
+        joined_products=model.joined_products,
         attention=model.attention,
         dropout=model.dropout,
         framework=workload.software,
