@@ -13,10 +13,11 @@ from simulator.frameworks.limits import Limit, plain_layers
 _LEARNED: Mapping[str, object] = {"model.position": "learned"}
 _ROTARY: Mapping[str, object] = {"model.position": "rope"}
 _SILU: Mapping[str, object] = {"model.activation": "swiglu"}
+_GELU: Mapping[str, object] = {"model.activation": "gelu"}
 _GEGLU: Mapping[str, object] = {"model.activation": "geglu"}
 IN_FP32: Mapping[str, object] = {"training.precision": "fp32"}
-_OLMO2: Mapping[str, object] = {"model.norm_place": "after"}
-_STARCODER2: Mapping[str, object] = {**_ROTARY, "model.activation": "gelu"}
+_OLMO2: Mapping[str, object] = {**_SILU, "model.norm_place": "after"}
+_STARCODER2: Mapping[str, object] = {**_ROTARY, **_GELU}
 _COMPILED: Mapping[str, object] = {"framework.compile": True}
 _SINKS: Mapping[str, object] = {"model.attention_sinks": True}
 #: Keys of layers that have limits of their own.
@@ -35,8 +36,11 @@ LIMITS = (
         if limit.key not in PATTERNED
     ),
     Limit("model.mixers", ("attention", "window"), "layers attend to all tokens before or to a window", each=True),
-    Limit("model.norm_place", ("before", "after"), "norms before and behind blocks are Gemma's, or GeGLU's", _SILU),
+    Limit(
+        "model.norm_place", ("before", "after"), "norms before and behind blocks are Gemma's, which GeGLU means", _SILU
+    ),
     Limit("model.norm_place", ("before", "both"), "norms behind blocks alone are OLMo 2's, which has SiLU", _GEGLU),
+    Limit("model.norm_place", ("before",), "GPT-2 and StarCoder 2, which GELU means, have norms before blocks", _GELU),
     Limit("model.qk_norm_kind", ("head", "width"), "norms of queries and keys have weights"),
     *(
         Limit("model.qk_norm_kind", ("head",), "norms of the whole width are OLMo 2's, behind blocks", {key: place})
@@ -62,6 +66,9 @@ LIMITS = (
     Limit("model.attention", ("unfused",), "gpt-oss, which sinks mean, has attention in steps alone (eager)", _SINKS),
     Limit("model.qk_norm", (False,), "gpt-oss, which sinks mean, has no norms of heads", _SINKS),
     Limit("model.attention_softcap", (None,), "caps are Gemma's, which GeGLU means", _SILU),
+    Limit(
+        "model.attention", ("flash",), "Phi-3's attention in steps is not simulated", {"model.joined_products": True}
+    ),
     Limit("model.attention", ("flash",), "GPT-2's attention in steps is not simulated", _LEARNED),
     Limit("model.attention", ("flash",), "attention in steps is not simulated under torch.autocast", _AUTOCAST),
     Limit("model.attention", ("flash",), "attention in steps (eager) is not simulated in fp32", IN_FP32),
