@@ -16,8 +16,8 @@ from simulator.frameworks.rotation import rotated
 from simulator.operations.nodes import Node, Ops, Tensor, memory
 from simulator.operations.shapes import Shapes
 
-#: ``up * act(gate)`` of two views. Elements bound kernels on these, so that one with two operands takes as long as one
-#: with one; the gradient of SiLU computes more, and takes what its bytes do.
+#: ``up * act(gate)`` of two views. Elements bound kernels on these, so that two operands take as long as one. The
+#: gradient of SiLU computes more, and takes what its bytes do.
 GATED_BY_HALVES = ActivationKernels(
     forward=(Traffic("", "rope", 1, 1), Traffic(" gate", "rope", 1, 1)),
     backward=(

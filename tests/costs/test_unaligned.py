@@ -87,8 +87,8 @@ def test_dropping_probabilities_takes_what_it_took(
 
 
 def test_a_higher_clock_speeds_up_what_the_limit_holds_down_alone() -> None:
-    """Aligned products are priced at 1,473 MHz, where the power limit holds them: they gain by a higher clock, up to
-    1,871 MHz, (1871 / 1473)^0.709 = 1.185 times. Those of GPT-2's words were measured in a step, and draw a seventh of
+    """Aligned products are priced at 1,473 MHz, where the power limit holds them. They gain by a higher clock, up to
+    1,871 MHz: (1871 / 1473)^0.709 = 1.185. Those of GPT-2's words were measured in a step, and draw a seventh of
     what a large product does: they gain nothing."""
     costs = Costs.from_profile(profile(), find_framework("hugging_face"))
     for words, gain in ((WORDS - 1, 1.185), (WORDS, 1.0)):

@@ -283,7 +283,7 @@ def test_fp32_is_refused_once() -> None:
 def test_hooks_of_a_single_rank_run_before_each_layer() -> None:
     """Stage 3 on one GPU gathers nothing, and its hooks run all the same. A layer has seven linear layers, two norms,
     and four modules without weights; the root has the words, a norm and the head, and those four. Layers are given up
-    after their forward pass, so that hooks fetch them once more, the root is not: 2 * 3 * (7 + 2 + 4) + 3 + 4 = 85.
+    after their forward pass, so that hooks fetch them once more. The root is not: 2 * 3 * (7 + 2 + 4) + 3 + 4 = 85.
     """
     steps = [step for lane in role(load(zero=3, dp=1)).lanes.values() for step in lane]
     assert sum(step.hooks for step in steps) == 85

@@ -17,13 +17,13 @@ PHI3 = LLAMA | {"joined_products": True}
 
 
 def test_kernels_of_an_olmo2_layer() -> None:
-    """Seven products. Forward, of the others: norms on attention and MLP, of queries and keys, each of 6 (to fp32,
-    square, mean, quotient, weight, to bf16); queries and keys turn by tables in fp32, which takes a cast more: 6 each;
-    SiLU and the product with up; two sums: 24 + 12 + 2 + 2 = 40.
+    """Seven products. Forward there are four norms, on attention, MLP, queries and keys. Each has 6: to fp32, square,
+    mean, quotient, weight, to bf16. Queries and keys turn by tables in fp32, which takes a cast more: 6 each. Then there
+    are SiLU, the product with up, and two sums: 24 + 12 + 2 + 2 = 40.
 
     Backward a norm has 11 for its input and 3 for its weight, whose sum is cast. Two sums go round the blocks. To turn
-    back takes 10 as in Llama, and 3 casts more. The MLP has 3; gradients of one input are added: q, k and v twice, gate
-    and up once. 4 * 14 + 2 + 2 * 13 + 3 + 3 = 90.
+    back takes 10 as in Llama, and 3 casts more. The MLP has 3. Gradients of one input are added: q, k and v twice, gate
+    and up once. All are 4 * 14 + 2 + 2 * 13 + 3 + 3 = 90.
     """
     part = models.layer(load(OLMO2), turn=FIRST)
     assert kinds(part.forward) == {"product": 7, "attention": 1, "memory": 40}
@@ -34,8 +34,8 @@ def test_kernels_of_a_starcoder2_layer() -> None:
     """Six products (q, k, v, o, two of the MLP), which add their biases. Forward, of the others: two LayerNorms, 5 each
     for q and k to turn, GELU, two sums: 2 + 10 + 1 + 2 = 15.
 
-    Backward a LayerNorm has two kernels, and the sum round the block: 6. To turn back takes 10 each, GELU 1, the sums
-    of gradients of q, k and v 2, and six biases are sums of rows: 6 + 20 + 1 + 2 + 6 = 35.
+    Backward a LayerNorm has two kernels, and the sum round the block: 6. To turn back takes 10 each, GELU 1, and the
+    sums of gradients of q, k and v 2. Six biases are sums of rows. All are 6 + 20 + 1 + 2 + 6 = 35.
     """
     part = models.layer(load(STARCODER2), turn=FIRST)
     assert kinds(part.forward) == {"product": 6, "attention": 1, "memory": 15}
@@ -57,8 +57,8 @@ def test_kernels_of_a_phi3_layer() -> None:
 
 
 def test_phi3_keeps_the_whole_product_and_the_context_twice() -> None:
-    """Values are a view, which keeps queries and keys that were not turned alive; and attention keeps the context by
-    head, where the next product keeps it by token."""
+    """Values are a view, which keeps queries and keys that were not turned alive. Attention keeps the context by head,
+    and the next product by token."""
     kept, plain = ({tensor.name: tensor for tensor in models.layer(load(model)).saved} for model in (PHI3, LLAMA))
     head = 2 * TOKENS * HEAD_DIM  # bytes of a head of all tokens
     assert kept["attn.context by head"] == Tensor("attn.context by head", head * HEADS)
