@@ -63,9 +63,9 @@ class InheritedKeys(frozenset[str]):
     config: str
 
     def __new__(cls, keys: Iterable[str] = (), config: str = "") -> InheritedKeys:
-        made = super().__new__(cls, keys)
-        made.config = config
-        return made
+        inherited = super().__new__(cls, keys)
+        inherited.config = config
+        return inherited
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, InheritedKeys)

@@ -94,7 +94,6 @@ def shapes(workload: Workload, seat: Seat = ANY_SEAT, turn: Turn = ANY_TURN, num
         norm=model.norm,
         position="none" if model.position == "rope" and attends and not attends.rotates else model.position,
         biases=frozenset(model.biases),
-        joined_products=model.joined_products,
         attention=model.attention,
         dropout=model.dropout,
         framework=workload.software,
@@ -137,6 +136,7 @@ def _forms(model: Model, layer: int, seq: int) -> dict[str, Any]:
     """Return what surrounds attention and blocks in a layer of a model."""
     in_window = model.mixer(layer).name == "window"
     return {
+        "joined_products": model.joined_products,
         "has_window": has_window(model, layer, seq),
         "qk_norm": model.qk_norm_kind if model.qk_norm else "",
         "sinks": model.attention_sinks is True or (model.attention_sinks == "window" and in_window),

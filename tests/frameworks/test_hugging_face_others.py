@@ -18,8 +18,8 @@ PHI3 = LLAMA | {"joined_products": True}
 
 def test_kernels_of_an_olmo2_layer() -> None:
     """Seven products. Forward there are four norms, on attention, MLP, queries and keys. Each has 6: to fp32, square,
-    mean, quotient, weight, to bf16. Queries and keys turn by tables in fp32, which takes a cast more: 6 each. Then there
-    are SiLU, the product with up, and two sums: 24 + 12 + 2 + 2 = 40.
+    mean, quotient, weight, to bf16. Queries and keys turn by tables in fp32, which takes a cast more: 6 each. Then
+    there are SiLU, the product with up, and two sums: 24 + 12 + 2 + 2 = 40.
 
     Backward a norm has 11 for its input and 3 for its weight, whose sum is cast. Two sums go round the blocks. To turn
     back takes 10 as in Llama, and 3 casts more. The MLP has 3. Gradients of one input are added: q, k and v twice, gate
