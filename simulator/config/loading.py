@@ -15,7 +15,7 @@ from simulator.config.cluster import cluster_data
 from simulator.config.misplaced_file import SCHEDULE, expecting, read_workload, refuse_misplaced
 from simulator.config.optimizer_choices import usual_library, usual_state_dtype
 from simulator.config.pipelines import find_schedule, is_file
-from simulator.config.presets import expand_model, inherited_keys
+from simulator.config.presets import config_path, expand_model, inherited_keys
 from simulator.config.profile import (
     check_attention,
     check_gpu,
@@ -176,7 +176,7 @@ def load_workload(
     with amended(lambda error: keep_what_works(error, partial(_tried, data))):
         workload = _completed(data, file, origin)
     if isinstance(section, Mapping):
-        model = workload.model.inheriting(inherited_keys(section, data["model"]))
+        model = workload.model.inheriting(inherited_keys(section, data["model"]), config_path(section, base))
         workload = workload.model_copy(update={"model": model})
     return _with_stack(_with_profiles(workload, base, origin), base, origin)
 
@@ -318,7 +318,7 @@ def altered(workload: Workload, changes: Mapping[str, Any]) -> Workload:
         data["parallelism"].pop("layers_per_stage", None)
     result = load_workload(data)
     kept = [key for key in workload.model.inherited if not _under(f"model.{key}", changes)]
-    return result.model_copy(update={"model": result.model.inheriting(kept)})
+    return result.model_copy(update={"model": result.model.inheriting(kept, workload.model.inherited.config)})
 
 
 def _with_schedule_file(section: Mapping[str, Any], base: Path | None, place: tuple[object, str]) -> Mapping[str, Any]:

@@ -162,6 +162,9 @@ class Model(Section):
     )
     """which linear layers have some, in place of `bias`: a list of qkv, o, mlp, experts, router, head
     [all but router and head, or none]"""
+    joined_products: bool = False
+    """queries, keys and values come from one product, and gate and up from another, as in Phi-3; frameworks whose own
+    layers join them do so for all models [false]"""
     tied_embeddings: bool = True
     """whether the vocabulary projection shares the embedding's weight [true]"""
     attention: Literal["flash", "unfused"] = "flash"
@@ -229,14 +232,14 @@ class Model(Section):
 
     _inherited: InheritedKeys = PrivateAttr(default=InheritedKeys())
 
-    def inheriting(self, keys: Iterable[str]) -> Model:
-        """Return a copy of the model whose dotted ``keys`` come from a preset or a config.json."""
+    def inheriting(self, keys: Iterable[str], config: str = "") -> Model:
+        """Return a copy of the model whose dotted ``keys`` come from a preset, or from the config.json ``config``."""
         copy = self.model_copy()
-        copy._inherited = InheritedKeys(keys)
+        copy._inherited = InheritedKeys(keys, config)
         return copy
 
     @property
-    def inherited(self) -> frozenset[str]:
+    def inherited(self) -> InheritedKeys:
         """Dotted keys that come from a preset or a config.json, not from the workload's file."""
         return self._inherited
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from simulator.config.section import Section
 from simulator.config.sizes import Size
 
@@ -53,10 +55,17 @@ class ReusedKeys(Section):
 
 
 class InheritedKeys(frozenset[str]):
-    """Keys of a model that come from a preset or a config.json.
+    """Keys of a model that come from a preset or a config.json, and the path of the latter, or none.
 
     They are no part of what the model is, so that all of these are equal.
     """
+
+    config: str
+
+    def __new__(cls, keys: Iterable[str] = (), config: str = "") -> InheritedKeys:
+        inherited = super().__new__(cls, keys)
+        inherited.config = config
+        return inherited
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, InheritedKeys)

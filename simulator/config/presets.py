@@ -102,6 +102,12 @@ def inherited_keys(section: Mapping[str, Any], expanded: Mapping[str, Any], abov
             yield from inherited_keys(inside if isinstance(inside, Mapping) else {}, value, f"{above}{key}.")
 
 
+def config_path(section: Mapping[str, Any], base: Path | None) -> str:
+    """Return the whole path of the config.json that a `model` section names, or nothing."""
+    name = section.get("hf_config")
+    return str(as_path(name.partition("#")[0], base=base).absolute()) if isinstance(name, str) else ""
+
+
 def nearest_preset(name: object) -> str | None:
     """Return the shipped model that a name most likely means: the first of its family, or one spelt nearly so.
 

@@ -158,10 +158,20 @@ class Costs:
                 self._seconds.clear()
             seconds = self._seconds[kernel] = self._price(kernel).seconds(kernel)
         if clock_hz is not None and self.power is not None:
-            # Products were measured on end, on a GPU that all of them kept at one clock; attention at its own.
-            alone = self.intensity(kernel) if isinstance(kernel, Attention) else 1.0
+            alone = self.intensity(kernel) if self._priced_at_own_clock(kernel) else 1.0
             seconds *= self.power.slowness(kernel, clock_hz, alone)
         return seconds
+
+    def _priced_at_own_clock(self, kernel: Kernel) -> bool:
+        """Return whether a kernel was measured at the clock that it leaves a GPU itself, as attention was.
+
+        Products were measured on end, on a GPU that all of them kept at one clock. Those that load element by element
+        are from steps, and draw too little to be held down.
+        """
+        if not isinstance(kernel, Matmul):
+            return isinstance(kernel, Attention)
+        price = self.kernels[Matmul]
+        return isinstance(price, MatmulCost) and price.loads_by_element(kernel)
 
     def intensity(self, kernel: Kernel) -> float:
         """Return the power that a kernel draws relative to its class (`simulator.costs.power`).

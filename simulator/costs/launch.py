@@ -165,9 +165,11 @@ def comm_kind(op: Comm) -> str:
 def issued_with(step: Step, *, begins: bool, products: int) -> dict[str, int]:
     """Return the host's work for a step before its ops: kind -> how often.
 
-    It starts autograd's engine where the step ``begins`` a backward pass. Before one of inputs alone it looks for where
-    to cut the graph, which takes a time for each of its ``products``."""
-    work: dict[str, int] = {}
+    It runs hooks of modules that no collective brings along. It starts autograd's engine where the step ``begins`` a
+    backward pass. Before one of inputs alone it looks for where to cut the graph, which takes a time for each of its
+    ``products``.
+    """
+    work = {"hook": step.hooks} if step.hooks else {}
     if begins and step.phase in ("B", "I"):
         work["autograd"] = 1
     if step.phase == "I":

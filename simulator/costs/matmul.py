@@ -196,6 +196,10 @@ class MatmulCost:
             for role, speed in model.speed.items()
         }
 
+    def loads_by_element(self, kernel: Matmul) -> bool:
+        """Return True where cuBLAS takes a kernel that loads element by element, and the profile has its speed."""
+        return not is_aligned(kernel) and (kernel.dtype, kernel.role) in self._unaligned_rates
+
     def _unaligned_s(self, products: Products) -> Floats:
         """Return seconds of kernels that load element by element; 0 for other products."""
         rates = np.array(

@@ -93,9 +93,9 @@ def host_work(
 
 def _starts_s(role: Role, costs: Costs, speeds: HostSpeeds, last: Step | None) -> Iterator[float]:
     """Yield the host's seconds at each step of the compute lane beside issuing its ops; see `_ComputeStep`."""
-    seconds: dict[tuple[str, bool, int], float] = {}
+    seconds: dict[tuple[str, bool, int, int], float] = {}
     for step, begins, products in _compute_steps(role, last):
-        key = step.phase, begins, products
+        key = step.phase, begins, products, step.hooks
         if key not in seconds:
             kinds = launch.issued_with(step, begins=begins, products=products)
             seconds[key] = speeds.seconds(costs, step.phase, kinds)

@@ -4,8 +4,9 @@ Operations are those of PyTorch alone. What differs are the modules: how they ar
 in fp32 are trained under torch.autocast.
 
 github.com/huggingface/transformers 5.17, src/transformers: models/llama/modeling_llama.py,
-models/qwen3/modeling_qwen3.py, models/gpt2/modeling_gpt2.py, activations.py, loss/loss_utils.py. Gemma, gpt-oss,
-windows, attention in steps and experts have files of their own.
+models/qwen3/modeling_qwen3.py, models/olmo2/modeling_olmo2.py, models/starcoder2/modeling_starcoder2.py,
+models/gpt2/modeling_gpt2.py, activations.py, loss/loss_utils.py. Gemma, gpt-oss, Phi-3, windows, attention in steps
+and experts have files of their own.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from simulator.frameworks import (
     hugging_face_experts,
     hugging_face_gemma,
     hugging_face_gpt_oss,
+    hugging_face_phi3,
     hugging_face_windows,
     pytorch,
 )
@@ -45,6 +47,8 @@ GATED = ActivationKernels(
     ),
     kept=("gate",),
 )
+#: ``gelu(c_fc(x), approximate="tanh")`` of StarCoder 2, which PyTorch has a kernel for, as fast as memory.
+GELU_BY_TANGENT = ActivationKernels((Traffic("", "activation", 1, 1),), (Traffic("", "activation_bwd", 2, 1),))
 #: ``0.5 * x * (1 + tanh(c * (x + 0.044715 * x ** 3)))`` (``NewGELUActivation``), a kernel per operation. Autograd keeps
 #: the operands of the power and of the last product, and what the hyperbolic tangent gave.
 GELU_NEW = ActivationKernels(
@@ -125,7 +129,7 @@ GELU_NEW_IN_FP32 = ActivationKernels(
 #: of 16.8 million elements by a row's number takes an H200 54 us in fp32, and 50 us in bf16.
 BY_ELEMENT = ("rope", "bias")
 #: Under autocast the tables of positions are in fp32, and so are products by them. Those of queries in 16 bits cast on
-#: the way.
+#: the way. OLMo 2 keeps its tables in fp32 always.
 BY_FP32 = (
     Traffic(" cos", "rope", 1, 2),
     Traffic(" negate", "rope", 0.5, 0.5),
@@ -195,12 +199,19 @@ def _masks(shapes: Shapes) -> Ops:
 
 
 def activation(shapes: Shapes) -> ActivationKernels:
-    """Return SiLU with a gate, Gemma's GELU with one, or GPT-2's GELU by a tangent."""
+    """Return SiLU with a gate, Gemma's GELU with one, StarCoder 2's GELU, or GPT-2's, both by a tangent."""
     if hugging_face_gemma.is_gemma(shapes):
         return hugging_face_gemma.GATED
     if shapes.gated:
-        return GATED
+        return hugging_face_phi3.GATED_BY_HALVES if hugging_face_phi3.is_phi3(shapes) else GATED
+    if shapes.position == "rope":
+        return GELU_BY_TANGENT
     return GELU_NEW_IN_FP32 if shapes.autocast else GELU_NEW
+
+
+def is_olmo2(shapes: Shapes) -> bool:
+    """Return True for OLMo 2, which norms on the outputs of blocks alone mean."""
+    return shapes.norm_place == "after"
 
 
 def positions(shapes: Shapes) -> Node:
@@ -210,9 +221,13 @@ def positions(shapes: Shapes) -> Node:
         return rotated(shapes, hugging_face_gpt_oss.ROTATION, hugging_face_gpt_oss.ROTATION_BACKWARD)
     if shapes.dtype == "fp32":
         forward, backward = (_by_elements(table) for table in (forward, backward))
+    if is_olmo2(shapes):
+        forward, backward = BY_FP32, BY_FP32_BACKWARD
     if shapes.autocast:
         forward = ROTATION_IN_FP32 if shapes.qk_norm else BY_FP32
         backward = ROTATION_IN_FP32_BACKWARD if shapes.qk_norm else BY_FP32_BACKWARD
+    if hugging_face_phi3.is_phi3(shapes):
+        return hugging_face_phi3.positions(shapes, forward, backward)
     return rotated(shapes, forward, backward)
 
 
@@ -235,7 +250,7 @@ def rms_norm_by_operations(shapes: Shapes, place: NormPlace) -> Node:
     """
     if hugging_face_gemma.is_gemma(shapes):
         return hugging_face_gemma.rms_norm(shapes, place)
-    if hugging_face_gpt_oss.is_gpt_oss(shapes):
+    if hugging_face_gpt_oss.is_gpt_oss(shapes) or is_olmo2(shapes):
         return hugging_face_gpt_oss.rms_norm(shapes, place)
     if not shapes.autocast and shapes.dtype != "fp32":
         return pytorch.rms_norm_by_operations(shapes, place)
@@ -300,6 +315,20 @@ def replication(job: JobTraits) -> Replication:
     return replace(pytorch.replication(replace(job, precision="fp32")), weights_are_masters=True)
 
 
+def before_attention(shapes: Shapes) -> Node:
+    """Return the kernels around fused attention: those of a window, and those of Phi-3's heads."""
+    node = hugging_face_windows.before_attention(shapes)
+    if not hugging_face_phi3.is_phi3(shapes):
+        return node
+    copied = hugging_face_phi3.before_attention(shapes)
+    return replace(node, forward=(*node.forward, *copied.forward), saved=(*node.saved, *copied.saved))
+
+
+def joined_qkv_width(shapes: Shapes) -> int:
+    """Return the width of gradients that GPT-2 copies side by side; those of Phi-3 come with positions."""
+    return 0 if hugging_face_phi3.is_phi3(shapes) else pytorch.joined_qkv_width(shapes)
+
+
 def joins_projections(position: str) -> bool:
     """Return True for GPT-2, which learned positions mean; Llama's modules have a product each."""
     return position == "learned"
@@ -336,9 +365,10 @@ EAGER = replace(
     master_weights=False,
     habits=replace(pytorch.FRAMEWORK.habits, begins_sharded=True),
     joins_projections=joins_projections,
+    joined_qkv_width=joined_qkv_width,
     before_layers=before_layers,
     masks_by_bias=hugging_face_windows.is_masked,
-    before_attention=hugging_face_windows.before_attention,
+    before_attention=before_attention,
     falls_back_to_steps=hugging_face_eager.falls_back,
     copies_heads_by_element=True,
     caps_by_operations=True,

@@ -32,6 +32,7 @@ ON_DTENSORS = ("forward_matmul", "backward_matmul", "forward_norm", "backward_no
 COMPILED_ON_DTENSORS = ("collective",)
 LIMITS = (
     *plain_layers("layers of torchtitan's models"),
+    Limit("model.joined_products", (False,), "its products of queries, keys, values, gate and up are apart"),
     Limit("model.position", ("rope",), "its Llama 3 and DeepSeek-V3 have rope"),
     Limit("model.norm", ("rmsnorm",), "its Llama 3 and DeepSeek-V3 have RMSNorm"),
     Limit("model.activation", ("swiglu",), "its Llama 3 and DeepSeek-V3 have SiLU with a gate"),

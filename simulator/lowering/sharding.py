@@ -34,7 +34,8 @@ def gathers_by_unit(workload: Workload, weights: Iterable[Weight]) -> bool:
     parallelism = workload.parallelism
     offload = parallelism.offload
     shared = any(parallelism.replicas(axis) > 1 for axis in by_axis(weights))
-    return parallelism.zero == 3 and (shared or offload.optimizer != "none" or offload.parameters != "none")
+    hooked = workload.software.hooked_modules is not None
+    return parallelism.zero == 3 and (shared or hooked or offload.optimizer != "none" or offload.parameters != "none")
 
 
 def keeps_bytes_by_part(workload: Workload, weights: Iterable[Weight]) -> bool:
@@ -101,7 +102,7 @@ def gather(workload: Workload, label: str, weights: Iterable[Weight], like: Step
                 over,
                 Purpose.DATA,
                 stream="gather",
-                hooks=_hooks(workload, group),
+                hooks=hooks(workload, group),
             )
             shard_bytes = fetched[-1].alloc_bytes if fetched else 0.0
             after = tuple(step.label for step in fetched[-1:])
@@ -110,8 +111,12 @@ def gather(workload: Workload, label: str, weights: Iterable[Weight], like: Step
     return steps
 
 
-def _hooks(workload: Workload, weights: Sequence[Weight]) -> int:
-    """Return the modules with these ``weights`` whose hooks gather them for a pass."""
+def hooks(workload: Workload, weights: Sequence[Weight]) -> int:
+    """Return the modules with these ``weights`` whose hooks gather them for a pass.
+
+    DeepSpeed's run on a single rank too, which has nothing to gather (zero/partition_parameters.py,
+    ``_no_gather_coalesced``).
+    """
     modules = workload.software.hooked_modules
     return modules(weights) if modules is not None and workload.parallelism.zero == 3 else 0
 

@@ -47,7 +47,7 @@ def attention_inputs(shapes: FrameworkShapes) -> tuple[Tensor, ...]:
     if shapes.framework.repeats_keys and shapes.kv_heads < shapes.heads:
         return (Tensor("attn.q", q), Tensor("attn.k expanded", q), Tensor("attn.v expanded", q))
     turned = shapes.framework.rotates_by_operations and shapes.position == "rope"
-    is_view = shapes.framework.joins_projections(shapes.position) and shapes.v_head_dim == shapes.head_dim
+    is_view = shapes.joins_products and shapes.v_head_dim == shapes.head_dim
     kept_by_norms = shapes.qk_norm and not shapes.norm_by_operations
     if turned and is_view and not kept_by_norms:
         v += q + k

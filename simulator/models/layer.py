@@ -171,7 +171,7 @@ def _mixer_block(shapes: FrameworkShapes, kind: LayerKind, latent: Latent | None
 
 def _mlp_block(shapes: FrameworkShapes, experts: Experts | None, entering: str) -> _Sublayer:
     """Return the block of a layer's MLP or experts; ``entering`` is the tensor that enters it."""
-    readers = 2 if shapes.gated and not shapes.framework.joins_projections(shapes.position) else 1
+    readers = 2 if shapes.gated and not shapes.joins_products else 1
     mixed = mixture(shapes, experts) if experts else None
     nodes = mixed.nodes if mixed else _mlp(shapes)
     if experts and experts.beside_dense:
@@ -224,7 +224,7 @@ def _behind(shapes: FrameworkShapes, block: str) -> tuple[Node, ...]:
 
 def _mlp(shapes: FrameworkShapes) -> tuple[Node, ...]:
     """Return the MLP: two products, with the activation between them. The first may be two, of gate and up."""
-    apart = shapes.gated and not shapes.framework.joins_projections(shapes.position)
+    apart = shapes.gated and not shapes.joins_products
     widths = {"gate": shapes.ffn, "up": shapes.ffn} if apart else {"fc1": shapes.ffn * (2 if shapes.gated else 1)}
     bias = "mlp" in shapes.biases
     first = [

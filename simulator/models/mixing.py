@@ -43,7 +43,7 @@ def mixing(shapes: FrameworkShapes, mixer: Mixer, sizes: Any, latent: Latent | N
 
 def _attention(shapes: FrameworkShapes, latent: Latent | None, beside: Operations) -> Mixing:
     """Return attention, with the operations ``beside`` it that choose what a query sees."""
-    joined = latent is not None or shapes.framework.joins_projections(shapes.position)
+    joined = latent is not None or shapes.joins_products
     down, up = latent_projections(shapes, latent) if latent else (_projections(shapes), ())
     core = core_attention(shapes)
     chosen = _nodes(shapes, beside)
@@ -87,7 +87,7 @@ def _qkv(shapes: FrameworkShapes) -> tuple[Node, ...]:
     k_shared, v_shared = (shapes.kv_width, shapes.projected_v_width) if shapes.kv_replicas > 1 else (0, 0)
     gate = shapes.context_width if shapes.gate else 0
     bias = "qkv" in shapes.biases
-    if shapes.framework.joins_projections(shapes.position):
+    if shapes.joins_products:
         qkv = shapes.q_width + gate + shapes.kv_width + shapes.projected_v_width
         joined = linear(
             shapes,

@@ -34,6 +34,11 @@ class FrameworkShapes(Shapes):
     graph_modules: frozenset[str] = frozenset()
     gathers_each_product: bool = False
 
+    @property
+    def joins_products(self) -> bool:
+        """Queries, keys and values come from one product, and so do gate and up, by the framework or the model."""
+        return self.joined_products or self.framework.joins_projections(self.position)
+
 
 def keeps_weight_copies(workload: Workload) -> bool:
     """Return True where copies of weights in 8 bits stay beside them; of gathered weights none stays."""
@@ -131,6 +136,7 @@ def _forms(model: Model, layer: int, seq: int) -> dict[str, Any]:
     """Return what surrounds attention and blocks in a layer of a model."""
     in_window = model.mixer(layer).name == "window"
     return {
+        "joined_products": model.joined_products,
         "has_window": has_window(model, layer, seq),
         "qk_norm": model.qk_norm_kind if model.qk_norm else "",
         "sinks": model.attention_sinks is True or (model.attention_sinks == "window" and in_window),

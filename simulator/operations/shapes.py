@@ -46,8 +46,9 @@ class Shapes:
     ``dtype`` is the working precision, of which an element takes ``element`` bytes.
     ``has_window``: there is a window no longer than a sequence, even one of the same length, which hides nothing.
     ``chunk``: tokens of a piece of a sequence whose queries see no other piece, 0 for all. ``biases``: linear layers
-    that have some. ``qk_norm``: over what queries and keys are normed, empty for not. ``norm_place``: where norms of
-    blocks stand. ``sinks``, ``softcap`` and ``gate`` are of attention; ``softcaps_logits``: so are the logits capped.
+    that have some. ``joined_products``: the model itself joins queries, keys and values, and gate and up, to a product.
+    ``qk_norm``: over what queries and keys are normed, empty for not. ``norm_place``: where norms of blocks stand.
+    ``sinks``, ``softcap`` and ``gate`` are of attention; ``softcaps_logits``: so are the logits capped.
     ``value_norm``: heads of values are normed. ``keys_as_values``: values are the keys as their product leaves them.
     ``compressed_queries`` is the width that latent attention compresses queries to. ``autocast``: weights, sums of
     blocks and norms are in fp32, and products cast what they read to the working precision.
@@ -95,6 +96,7 @@ class Shapes:
     chunk: int = 0
     kv_replicas: int = 1
     biases: frozenset[str] = frozenset()
+    joined_products: bool = False
     attention: str = "flash"
     dropout: float = 0.0
     qk_norm: str = ""

@@ -32,6 +32,7 @@ class Step:
     Memory: ``alloc_bytes`` are held from the step's start, ``free_bytes`` are given back at its end.
     Either may be negative, where the other outweighs it: a backward pass may leave more gradients than it frees.
     ``workspace_bytes`` are held only while it runs.
+    ``hooks``: modules whose hooks the host runs before it.
     """
 
     label: str
@@ -45,6 +46,7 @@ class Step:
     alloc_bytes: float = 0.0
     free_bytes: float = 0.0
     workspace_bytes: float = 0.0
+    hooks: int = 0
 
 
 _SETTERS = slot_setters(Step)
@@ -53,6 +55,7 @@ _set_label, _set_op, _set_after = _SETTERS["label"], _SETTERS["op"], _SETTERS["a
 _set_phase, _set_microbatch, _set_stage = _SETTERS["phase"], _SETTERS["microbatch"], _SETTERS["stage"]
 _set_chunk, _set_part, _set_alloc = _SETTERS["chunk"], _SETTERS["part"], _SETTERS["alloc_bytes"]
 _set_free, _set_workspace = _SETTERS["free_bytes"], _SETTERS["workspace_bytes"]
+_set_hooks = _SETTERS["hooks"]
 #: Makes a step from a micro-batch, a label, an operation, and the labels of the steps before it.
 StepMaker = Callable[[int, str, Block | Comm | Batch, tuple[str, ...]], Step]
 
@@ -74,6 +77,7 @@ def reordered(step: Step, after: tuple[str, ...], **changes: Any) -> Step:
     _set_alloc(other, step.alloc_bytes)
     _set_free(other, step.free_bytes)
     _set_workspace(other, step.workspace_bytes)
+    _set_hooks(other, step.hooks)
     for name, value in changes.items():
         _SETTERS[name](other, value)
     return other

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -93,6 +94,29 @@ def test_gemma_2_without_caps_is_told_which_it_lacks() -> None:
     made = {"model": layers, "training": {"seq": 64, "global_batch": 4}, "cluster": "dgx_h100"}
     reasons = [reason.key for reason in refusals(load_workload(made | {"framework": "hugging_face"}))]
     assert [key for key in reasons if key.endswith("softcap") or key == "model.qk_norm"] == ["model.logit_softcap"]
+
+
+def test_a_config_json_is_trained_whole_and_sizes_of_its_like_are_not(tmp_path: Path) -> None:
+    """Phi-3's config.json says all of it. Its sizes alone would be made into a Llama, with products of their own."""
+    sizes = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 2}
+    config = {"model_type": "phi3", **sizes, "num_key_value_heads": 2, "vocab_size": 256, "sliding_window": None}
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(config), encoding="utf-8")
+    made = {"training": {"seq": 64, "global_batch": 4}, "cluster": "dgx_h100", "framework": "hugging_face"}
+    whole = load_workload(made | {"model": {"hf_config": str(path), "layers": 1}})
+    assert whole.model.inherited.config == str(path)
+    assert not list(refusals(whole))
+    alone = load_workload(made | {"model": LLAMA | {"joined_products": True}})
+    assert [reason.key for reason in refusals(alone)] == ["model.joined_products"]
+
+
+@pytest.mark.parametrize("biases", [["qkv", "o"], ["mlp"]])
+def test_biases_are_qwen2s(biases: list[str]) -> None:
+    layers = {key: value for key, value in LLAMA.items() if key != "bias"}
+    made = {"training": {"seq": 64, "global_batch": 4}, "cluster": "dgx_h100", "framework": "hugging_face"}
+    assert not list(refusals(load_workload(made | {"model": layers | {"biases": ["qkv"]}})))
+    (reason,) = refusals(load_workload(made | {"model": layers | {"biases": biases}}))
+    assert reason.key == "model.biases"
 
 
 @pytest.mark.parametrize(

@@ -83,6 +83,7 @@ def with_key(work: dict[str, Any], key: str, value: Any) -> dict[str, Any]:
 VALUES: dict[str, list[Any]] = {
     "seed": [3],
     "model.sliding_window": [64, 4096],
+    "model.joined_products": [True],
     "model.moe.node_limit": [1],
     "training.seq": [512],
     "training.micro_batch": [2],
@@ -227,7 +228,7 @@ def ineffective(work: dict[str, Any]) -> list[str]:
 
 def test_every_key_of_the_model_counts_always_or_is_told_of() -> None:
     told = {row[0].removeprefix("model.") for row in TABLE if row[0].startswith("model.") and row[0].count(".") == 1}
-    assert told == {*OF_LAYERS, "sliding_window"}
+    assert told == {*OF_LAYERS, "sliding_window", "joined_products"}
     assert set(Model.model_fields) == told | COUNT_ALWAYS | {"biases"}  # which has a warning of its own
 
 

@@ -84,3 +84,14 @@ def test_dropping_probabilities_takes_what_it_took(
     assert seconds == pytest.approx(traced_s(case, *names), rel=0.25 if backward else 0.03)
     plain_s = costs.kernel_s(replace(kernel, dropout=False), GPU)
     assert plain_s < (0.85 if backward else 0.5) * seconds
+
+
+def test_a_higher_clock_speeds_up_what_the_limit_holds_down_alone() -> None:
+    """Aligned products are priced at 1,473 MHz, where the power limit holds them. They gain by a higher clock, up to
+    1,871 MHz: (1871 / 1473)^0.709 = 1.185. Those of GPT-2's words were measured in a step, and draw a seventh of
+    what a large product does: they gain nothing."""
+    costs = Costs.from_profile(profile(), find_framework("hugging_face"))
+    for words, gain in ((WORDS - 1, 1.185), (WORDS, 1.0)):
+        product = Matmul(TOKENS, words - words % 8 if gain > 1 else words, 768, dtype="bf16", role="fwd")
+        faster = costs.kernel_s(product, GPU) / costs.kernel_s(product, GPU, 1.98e9)
+        assert faster == pytest.approx(gain, rel=1e-3)

@@ -278,3 +278,15 @@ def test_fp32_is_refused_once() -> None:
     with pytest.raises(InputError) as caught:
         load(training__precision="fp32")
     assert caught.value.key == "training.precision"
+
+
+def test_hooks_of_a_single_rank_run_before_each_layer() -> None:
+    """Stage 3 on one GPU gathers nothing, and its hooks run all the same. A layer has seven linear layers, two norms,
+    and four modules without weights; the root has the words, a norm and the head, and those four. Layers are given up
+    after their forward pass, so that hooks fetch them once more. The root is not: 2 * 3 * (7 + 2 + 4) + 3 + 4 = 85.
+    """
+    steps = [step for lane in role(load(zero=3, dp=1)).lanes.values() for step in lane]
+    assert sum(step.hooks for step in steps) == 85
+    assert [step.hooks for step in steps if step.phase == "F"][:2] == [7, 13]
+    assert not any(isinstance(step.op, Collective) for step in steps)
+    assert not any(step.hooks for lane in role(load(zero=3, dp=2)).lanes.values() for step in lane)

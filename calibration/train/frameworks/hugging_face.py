@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import json
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -25,7 +27,9 @@ from simulator.config.workload import Workload
 
 
 def config_of(model: Model, seq: int) -> Any:
-    """Return the configuration of transformers that has these sizes."""
+    """Return the configuration of transformers that a file's config.json is, or else that has these sizes."""
+    if model.inherited.config:
+        return _shipped(model, seq)
     if model.position == "learned":
         drop = model.dropout
         return transformers.GPT2Config(
@@ -71,8 +75,25 @@ def config_of(model: Model, seq: int) -> Any:
     return transformers.MixtralConfig(**sizes, num_local_experts=moe.experts, num_experts_per_tok=moe.top_k)
 
 
+def _shipped(model: Model, seq: int) -> Any:
+    """Return the config.json that the model is from, with the keys that the workload's file changes beside it.
+
+    Raises `ValueError` for a changed key that is none of transformers' of all architectures.
+    """
+    written = model.model_fields_set - model.inherited
+    named = {"layers": "num_hidden_layers", "vocab": "vocab_size", "tied_embeddings": "tie_word_embeddings"}
+    if strange := written - named.keys() - {"vocab_multiple", "attention"}:
+        raise ValueError(f"beside hf_config: {', '.join(sorted(strange))}")
+    keys = json.loads(Path(model.inherited.config).read_text(encoding="utf-8"))
+    if "layers" in written and keys.get("layer_types"):
+        keys["layer_types"] = keys["layer_types"][: model.layers]
+    keys |= {named[key]: getattr(model, key) for key in written & named.keys()} | {"use_cache": False}
+    keys["max_position_embeddings"] = max(seq, keys.get("max_position_embeddings", 0))
+    return transformers.AutoConfig.for_model(**keys)
+
+
 def _dense(model: Model, sizes: dict[str, Any]) -> Any:
-    """Return the configuration of Gemma 2 or 3, Mistral, Qwen3 or Llama, whichever has such layers."""
+    """Return the configuration of Gemma 2 or 3, Mistral, Qwen2, Qwen3 or Llama, whichever has such layers."""
     if model.activation == "geglu":
         sizes |= {"sliding_window": model.sliding_window, "layer_types": _layer_types(model)}
         if model.qk_norm:
@@ -84,6 +105,8 @@ def _dense(model: Model, sizes: dict[str, Any]) -> Any:
         )
     if model.sliding_window is not None:
         return transformers.MistralConfig(**sizes, sliding_window=model.sliding_window)
+    if model.biases == ("qkv",):
+        return transformers.Qwen2Config(**sizes)
     return (transformers.Qwen3Config if model.qk_norm else transformers.LlamaConfig)(**sizes)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
+from simulator.config.model import Model
 from simulator.config.workload import Workload
 
 #: A key of the workload, its value, the values that can be trained, and the reason.
@@ -33,6 +34,22 @@ def _hugging_face(workload: Workload) -> Iterator[TrainingLimit]:
     yield "training.optimizer.name", training.optimizer.name, ("adamw",), "is not written"
     implementation = training.optimizer.implementation
     yield "training.optimizer.implementation", implementation, ("fused", "foreach"), "is not written"
+    if model.inherited.config:
+        yield "training.adapters", training.adapters, (None,), "adapters are of models whose file gives the sizes"
+        yield "training.frozen", training.frozen, ((),), "is written with adapters alone"
+        return
+    yield from _hugging_face_sizes(model)
+    if training.adapters is None:
+        yield "training.frozen", training.frozen, ((),), "is written with adapters alone"
+        return
+    yield "training.freeze", training.freeze, (None,), "with adapters all else is frozen"
+    yield "parallelism.dp", layout.dp, (1,), "adapters are trained on one GPU"
+    yield "model.position", workload.model.position, ("rope",), "adapters are of Llama's products"
+    yield "model.moe", workload.model.moe is not None, (False,), "adapters of experts are not written"
+
+
+def _hugging_face_sizes(model: Model) -> Iterator[TrainingLimit]:
+    """Yield what no configuration is made of where a file gives sizes and no config.json."""
     gemma = model.activation == "geglu"
     yield "model.norm_place", model.norm_place, ("both",) if gemma else ("before",), "only Gemma has norms behind"
     if gemma and not model.qk_norm:
@@ -48,13 +65,11 @@ def _hugging_face(workload: Workload) -> Iterator[TrainingLimit]:
         if model.sliding_window is not None:
             plain = model.position == "rope" and not model.qk_norm and model.moe is None
             yield "model.sliding_window", plain, (True,), "only Mistral has a window"
-    if training.adapters is None:
-        yield "training.frozen", training.frozen, ((),), "is written with adapters alone"
-        return
-    yield "training.freeze", training.freeze, (None,), "with adapters all else is frozen"
-    yield "parallelism.dp", layout.dp, (1,), "adapters are trained on one GPU"
-    yield "model.position", workload.model.position, ("rope",), "adapters are of Llama's products"
-    yield "model.moe", workload.model.moe is not None, (False,), "adapters of experts are not written"
+    if model.position == "rope" and not model.attention_sinks:
+        bare = gemma or model.qk_norm or model.moe is not None
+        yield "model.activation", model.activation, ("swiglu", "geglu"), "others, as StarCoder 2, need hf_config"
+        yield "model.joined_products", model.joined_products, (False,), "Phi-3 needs hf_config"
+        yield "model.biases", model.biases, ((),) if bare else ((), ("qkv",)), "biases are Qwen2's"
 
 
 #: Key of the model -> the only value that layers are written for.

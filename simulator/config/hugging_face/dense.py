@@ -134,11 +134,11 @@ def _caps(keys: Keys) -> Fields:
 
 
 def phi3(keys: Keys) -> Fields:
-    """Return the fields of Phi-3 and Phi-4."""
+    """Return the fields of Phi-3 and Phi-4: one product of queries, keys and values, one of gate and up."""
     for key in ("embd_pdrop", "resid_pdrop"):
         if keys.get(key):
             raise keys.refuse(key, "dropout of some places alone is not supported")
-    fields = decoder(keys)
+    fields = decoder(keys) | {"joined_products": True}
     return windows(keys, fields, ["window"] * fields["layers"])
 
 

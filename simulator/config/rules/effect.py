@@ -127,6 +127,11 @@ TABLE: tuple[tuple[str, Condition, str], ...] = (
     ("model.attention_sinks", _sinks_nowhere, "no layer has a window"),
     ("model.keys_as_values", _windows_alone, "all layers that attend have a window"),
     ("model.position", lambda w: w.model.position == "rope" and _none_rotates(w), "no layer rotates queries and keys"),
+    (
+        "model.joined_products",
+        lambda w: w.software.joins_projections(w.model.position),
+        "layers of the framework have joined products in all models",
+    ),
     ("model.ffn_hidden", _none_has_mlp, "no layer has an MLP"),
     ("model.activation", _none_has_mlp, "no layer has an MLP"),
     ("training.tf32", lambda w: not _multiplies_fp32(w), "no product is in fp32"),

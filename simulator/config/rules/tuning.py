@@ -51,7 +51,7 @@ def _target_problems(workload: Workload, adapters: Adapters) -> Iterator[InputEr
     """Targets that the model lacks, or that name the same product twice."""
     model, targets = workload.model, adapters.targets
     there = list(dict.fromkeys(name for layer in range(model.layers) for name in model.targets(layer)))
-    if not workload.software.joins_projections(model.position):
+    if not (model.joined_products or workload.software.joins_projections(model.position)):
         there = [name for name in there if name not in TOGETHER]
     key = "training.adapters.targets"
     if missing := [name for name in targets if name not in there]:

@@ -20,7 +20,7 @@ from typing import NamedTuple
 from simulator.lowering.lanes import Lanes, with_steps
 from simulator.lowering.rank_context import RankContext
 from simulator.lowering.sharded_units import Unit, UnitPass, UnitPiece, Units, sharded_units
-from simulator.lowering.sharding import gather, gathered_bytes
+from simulator.lowering.sharding import gather, gathered_bytes, hooks
 from simulator.operations.weights import elements
 from simulator.program import COMPUTE_LANE, Step
 
@@ -78,6 +78,8 @@ class _Gathering:
         #: Pieces of layers and, backward, of heads, in order.
         self._uses: list[_Use] = []
         self._beside_head = False
+        #: Modules of units that are whole without a gather, whose hooks run before the next piece.
+        self._hooks = 0
 
     def run(self, run: UnitPass) -> None:
         """Gather for one pass."""
@@ -113,7 +115,9 @@ class _Gathering:
     def _add(self, piece: UnitPiece, needs: Sequence[str], late_bytes: float, freed_bytes: float) -> None:
         """Add a piece that waits for ``needs``, takes ``late_bytes`` more and gives back ``freed_bytes`` more."""
         first, *rest = [step for step in (piece.copies, piece.work) if step]
-        steps = [replace(first, after=(*first.after, *needs), alloc_bytes=first.alloc_bytes + late_bytes), *rest]
+        alloc_bytes, after = first.alloc_bytes + late_bytes, (*first.after, *needs)
+        steps = [replace(first, after=after, alloc_bytes=alloc_bytes, hooks=self._hooks), *rest]
+        self._hooks = 0
         steps[-1] = replace(steps[-1], free_bytes=steps[-1].free_bytes + freed_bytes)
         self.compute += steps
 
@@ -147,6 +151,8 @@ class _Gathering:
         self._whole.add(unit)
         waits = dict.fromkeys((*after, *([self._last_use[unit]] if unit in self._last_use else ())))
         gathers = gather(self._workload, label, self._units.weights[unit], run.step)
+        if not gathers:
+            self._hooks += hooks(self._workload, self._units.weights[unit])
         self.gathers += [replace(one, after=(*waits, *one.after)) for one in gathers]
         return [one.label for one in gathers]
 
