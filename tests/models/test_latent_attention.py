@@ -14,9 +14,10 @@ from simulator.config import load_workload
 from simulator.models.latent_attention import latent, latent_projections, up_inputs
 from simulator.models.shapes import shapes
 from simulator.operations.nodes import Node, Ops
-from simulator.program import Collective, Compute, Matmul, Memory
+from simulator.program import Collective
 from tests.support.experts import MLA, job
 from tests.support.frameworks import MEGATRON
+from tests.support.layers import products, traffic
 
 TOKENS, HIDDEN, Q, KV = 128, 256, 96, 64
 
@@ -29,16 +30,9 @@ def halves(mla: dict[str, Any] = MLA, **changes: Any) -> tuple[tuple[Node, ...],
     return latent_projections(shapes(work), sizes)
 
 
-def products(ops: Ops) -> dict[str, tuple[int, int, int]]:
-    """Return m, n and k of each product by its name."""
-    kernels = [(op.name, op.kernel) for op in ops if isinstance(op, Compute)]
-    return {name: (kernel.m, kernel.n, kernel.k) for name, kernel in kernels if isinstance(kernel, Matmul)}
-
-
 def streams(ops: Ops) -> list[tuple[str, float, float]]:
-    """Return name, elements read and elements written of each kernel that memory bounds; elements have 2 bytes."""
-    kernels = [(op.name, op.kernel) for op in ops if isinstance(op, Compute)]
-    return [(name, kernel.read_bytes / 2, kernel.write_bytes / 2) for name, kernel in kernels if isinstance(kernel, Memory)]
+    """Name, elements read and elements written of each kernel that memory bounds; elements have 2 bytes."""
+    return [(name, read / 2, written / 2) for name, read, written in traffic(ops)]
 
 
 @pytest.mark.parametrize("tp", [1, 2, 4])

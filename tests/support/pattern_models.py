@@ -41,3 +41,9 @@ ENCODER: dict[str, Any] = {
     },
     **{"window": 16, "global_layers": [1], "patches_per_token": 4, "merge_norm": True, "projector": [512]},
 }
+
+#: Of 4 layers, windows and all tokens in turns, the last two attend to keys of the first two.
+EDGE = LLAMA | {
+    **{"mixers": ["window", "attention"], "sliding_window": 32, "qk_norm": True},
+    **{"layer_inputs": {"width": 16, "vocab": 512}, "reused_keys": {"layers": 2, "ffn_hidden": 1024}},
+}
