@@ -46,5 +46,15 @@ def test_what_is_left_out_is_a_pass_of_each_kind_on_each_rank(ranks: int) -> Non
     assert three.passes == {(rank, kind, n + 2000 * step) for rank, kind, n in both for step in range(3)}
 
 
+def test_weight_gradients_left_out_may_be_whole_backward_passes() -> None:
+    """ZB-H1 splits passes, and where one is not split it stands where its weight gradient would: each weight gradient
+    left out is named as that of a whole pass too, and nothing else is."""
+    short = shortened_order(SCHEDULES["zb_h1"], (4, 2000, 1))
+    assert short is not None
+    by_kind = {kind: {(s, n) for s, one, n in short.repetition.passes if one == kind} for kind in "FIWB"}
+    assert by_kind["B"] == by_kind["W"]
+    assert [sorted(stage for stage, _ in by_kind[kind]) for kind in "FIW"] == [[0, 1, 2, 3]] * 3
+
+
 def test_schedules_that_run_on_are_left_as_they_are() -> None:
     assert shortened_order(SCHEDULES["async_1f1b"], (4, 2000, 1)) is None

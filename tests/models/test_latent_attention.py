@@ -70,6 +70,7 @@ def test_the_input_has_two_gradients_to_add_up() -> None:
     """Both products read the normed rows: two tensors of 128 x 256 are read, one is written."""
     (add, *_), up = halves()
     assert streams(add.input_grad) == [("attn.input grad", 2 * TOKENS * HIDDEN, TOKENS * HIDDEN)]
+    assert add.grad_bytes == 2 * (2 * TOKENS * HIDDEN)
     assert [tensor.name for tensor in up_inputs(up)] == ["attn.q_compressed", "attn.kv_compressed"]
     assert [tensor.nbytes for tensor in up_inputs(up)] == [2 * TOKENS * Q, 2 * TOKENS * KV]
 
