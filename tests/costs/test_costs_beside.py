@@ -69,7 +69,7 @@ def test_streams_that_sms_bound_lose_their_part_of_the_sms(gpu: str) -> None:
 
 @pytest.mark.parametrize(("lost", "left"), [(0, 132), (24, 108), (130, 2), (131, 1), (132, 1), (500, 1)])
 def test_a_gpu_without_some_sms_has_as_much_less_of_its_peak(lost: int, left: int) -> None:
-    """Of an H100's 132; one is always left. Memory's bandwidth stays."""
+    """An H100 has 132, of which one is always left. Memory's bandwidth stays."""
     spec = PROFILE["h100-sxm-80gb"].gpu_spec
     fewer = without(spec, lost)
     assert fewer.sms == left

@@ -1,4 +1,4 @@
-"""What the host issues for ops outside of a layer's passes, and for kernels that one call launches."""
+"""Work of the host for ops outside of a layer's passes, and for kernels that one call launches."""
 
 from __future__ import annotations
 
@@ -33,9 +33,7 @@ from simulator.program import (
         (Matmul(8, 8, 8), {"update": 1}),
     ],
 )
-def test_an_optimizer_issues_one_kernel_for_all_tensors_or_some_for_each(
-    kernel: Kernel, work: dict[str, int]
-) -> None:
+def test_an_optimizer_issues_one_kernel_for_all_tensors_or_some_for_each(kernel: Kernel, work: dict[str, int]) -> None:
     """A kernel of many tensors is one launch, beside which each DTensor is unwrapped. A loop over tensors launches so
     many kernels of one tensor, and a product, as Muon has, is one of those."""
     assert issued(Compute("adam", kernel, "O"), "O") == work

@@ -37,8 +37,9 @@ def test_origin_says_what_was_fitted_and_what_was_not():
 
 @pytest.mark.parametrize(("role", "beyond"), [("fwd", 4), ("dgrad", 4), ("wgrad", 2)])
 def test_origin_of_grouped_products_adds_up_tokens_where_the_role_has_them(role: str, beyond: float) -> None:
-    """Measured are m up to 8,192, and n and k up to 65,536. 32,768 tokens in two groups, and weights of 16,384 x 128:
-    forward and of inputs m are the tokens, four times as many. Of weights m are the 16,384, and k the tokens."""
+    """Measured are m up to 8,192, and n and k up to 65,536. Two groups have 32,768 tokens, and weights of 16,384 x 128.
+    Forward and for inputs m is the tokens, four times as many. For weights m is 16,384, twice as many, and k the
+    tokens."""
     kernel = GroupedMatmul((30000, 2768), 16384, 128, role=role)
     assert COSTS["a100-sxm-80gb"].kernels[GroupedMatmul].origin(kernel).beyond == beyond
 

@@ -345,6 +345,9 @@ ALL_OPS = ("all_reduce", "reduce_scatter", "all_gather")
 def test_blocks_are_named_by_what_is_in_them(layers: int, pp: int, names: list[str]) -> None:
     """Layers are counted, and one is not. A pass of a stage has one block, named by its letter and its parts."""
     work = load_workload(job(model__layers=layers, parallelism__pp=pp))
-    blocks = [{step.op.name for _, _, step in role.steps() if isinstance(step.op, Block)} for role in build_program(work).roles]
+    blocks = [
+        {step.op.name for _, _, step in role.steps() if isinstance(step.op, Block)}
+        for role in build_program(work).roles
+    ]
     passes = [{name for name in one if name[0] in "FB"} for one in blocks]
     assert passes == [{f"F {name}", f"B {name}"} for name in names]

@@ -18,10 +18,10 @@ from simulator.lowering.passes.offload_activations import offload_activations
 from simulator.models import stage_parts
 from simulator.program import Comm
 from simulator.step_result import StepResult
+from tests.support import lanes as texts
 from tests.support.clusters import with_unknown_hosts
 from tests.support.exact import assert_same
 from tests.support.grids import grid, one_in
-from tests.support.lanes import pipeline_passes, rank
 
 LAYERS = 6
 PCIE_Bps = 16 * 16e9 / 8 * 128 / 130
@@ -225,13 +225,11 @@ def test_activations_come_back_one_layer_ahead() -> None:
 @pytest.mark.parametrize("place", ["cpu", "nvme"])
 def test_each_copy_waits_for_the_one_before_it(place: str) -> None:
     """Three layers between an embedding and a head. Each layer's tensors go to the host behind its pass, and on to
-    drives; two are on their way at once, so that the third layer waits for the first one's. They come back beside the
+    drives. Two are on their way at once, so that the third layer waits for the first one's. They come back beside the
     pass before their layer's, which is one behind the pass that they wait for, and from drives by way of the host."""
-    context = rank(dp=2, model={"layers": 3}, training={"global_batch": 2}, offload={"activations": place})
-    lanes = offload_activations(pipeline_passes(context), context)
-    forward, backward = (
-        [step.label for step in lanes["compute"] if step.phase == phase] for phase in "FB"
-    )
+    context = texts.rank(dp=2, model={"layers": 3}, training={"global_batch": 2}, offload={"activations": place})
+    lanes = offload_activations(texts.pipeline_passes(context), context)
+    forward, backward = ([step.label for step in lanes["compute"] if step.phase == phase] for phase in "FB")
     layers = list(zip(forward[1:4], backward[-2:-5:-1], strict=True))
     drives = place == "nvme"
     expected: dict[str, tuple[str, ...]] = {}
@@ -244,7 +242,13 @@ def test_each_copy_waits_for_the_one_before_it(place: str) -> None:
         expected |= {kept: (f"save {out}",)} if drives else {}
     expected[forward[3]] = (f"save {forward[1]}",)
     assert {step.label: step.after for steps in lanes.values() for step in steps if step.after} == expected
-    nbytes = {step.op.nbytes for name, steps in lanes.items() if name != "compute" for step in steps if isinstance(step.op, Comm)}
+    nbytes = {
+        step.op.nbytes
+        for name, steps in lanes.items()
+        if name != "compute"
+        for step in steps
+        if isinstance(step.op, Comm)
+    }
     assert nbytes == {part.saved_bytes for part in stage_parts(context.workload, 0) if part.is_unit}
 
 

@@ -98,9 +98,9 @@ def test_fsdp_copies_what_it_gathers_and_reduces(m: int, kept: bool) -> None:
 @pytest.mark.parametrize("m", [1, 3])
 @pytest.mark.parametrize("gather", ["fp8", None])
 def test_shards_gathered_in_8_bits_are_measured_before_they_are_cast(m: int, gather: str | None) -> None:
-    """Of n = 4 ranks each casts its shard for the forward and for the backward pass, fp32 to bf16: 4 bytes read, 2
-    written. Where matrices of layers are gathered in 8 bits they are cast to 1 byte, after the forward pass's largest
-    magnitude was looked for, which reads their 4 bytes once more."""
+    """Each of n = 4 ranks casts its shard for the forward and for the backward pass, fp32 to bf16: 4 bytes read, 2
+    written. Matrices of layers that are gathered in 8 bits are cast to 1 byte. Before the forward pass their largest
+    magnitude is looked for, which reads their 4 bytes once more."""
     n = 4
     recipe = {"recipe": "torchao_tensorwise", **({"gather": gather} if gather else {})}
     sizes = {"seq": 128, "micro_batch": 2, "global_batch": 2 * m * n, "fp8": recipe}

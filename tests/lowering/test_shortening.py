@@ -19,10 +19,10 @@ from simulator.schedules import SCHEDULES
     ],
 )
 def test_1f1b_is_shortened_where_enough_passes_are_left_out(ranks: int, played: int, fewest: int, most: float) -> None:
-    """With p ranks the first one runs p - 1 forward passes, then pairs, which repeat. Of these 8 are played, or 1.5 p.
-    A micro-batch left out is 2 p passes, and 5,000 are the fewest that are worth it. Of 2 ranks that is 5,000 / 4 =
-    1,250 micro-batches beside the 9 that are played, of 4 ranks 625 beside 11, of 8 ranks 312.5 beside 19. 64 ranks
-    play 159, which have to be a half of all, or an eighth."""
+    """The first of p ranks runs p - 1 forward passes, then pairs, which repeat: 8 of these are played, or 1.5 p. A
+    micro-batch left out is 2 p passes, and 5,000 are the fewest that are worth it. With 2 ranks that is 5,000 / 4 =
+    1,250 micro-batches beside the 9 that are played. With 4 ranks it is 625 beside 11, with 8 ranks 312.5 beside 19.
+    The 159 that 64 ranks play have to be half of all, or an eighth."""
     schedule = SCHEDULES["1f1b"]
     assert shortened_order(schedule, (ranks, fewest - 1, 1), most) is None
     short = shortened_order(schedule, (ranks, fewest, 1), most)
@@ -47,7 +47,7 @@ def test_what_is_left_out_is_a_pass_of_each_kind_on_each_rank(ranks: int) -> Non
 
 
 def test_weight_gradients_left_out_may_be_whole_backward_passes() -> None:
-    """ZB-H1 splits passes, and where one is not split it stands where its weight gradient would: each weight gradient
+    """ZB-H1 splits passes, and a pass that is not split stands where its weight gradient would. Each weight gradient
     left out is named as that of a whole pass too, and nothing else is."""
     short = shortened_order(SCHEDULES["zb_h1"], (4, 2000, 1))
     assert short is not None

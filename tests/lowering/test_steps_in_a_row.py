@@ -35,7 +35,7 @@ def test_one_step_is_as_it_was() -> None:
 
 
 def test_micro_batches_are_numbered_through_and_steps_wait_for_what_closes_the_last() -> None:
-    """Of three steps of two micro-batches the second has numbers 2 and 3, the third 4 and 5; an update has none. A
+    """The second of three steps of two micro-batches has numbers 2 and 3, the third 4 and 5. An update has none. A
     step's first pass waits for all that follows the update before: the gather. What waits for nothing in its own step
     begins behind the last update."""
     after_last = {"gather": "optimizer", "beside": "optimizer"}

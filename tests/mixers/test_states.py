@@ -16,6 +16,7 @@ from simulator.program import AllToAll, Memory, Tiled, kernels_of
 from tests.support.jobs import job
 from tests.support.pattern_models import DELTA, KIMI, LLAMA, MAMBA, SEQ, SPARSE
 
+
 def layer(model: dict[str, Any], **parallelism: Any) -> Part:
     return models.layer(load_workload(job(model=LLAMA | model, parallelism=parallelism)))
 
@@ -37,7 +38,7 @@ def tiled(part: Part) -> dict[str, Tiled]:
     ids=["delta", "kimi", "mamba", "none"],
 )
 def test_gradients_of_products_of_one_input_are_summed(model: dict[str, Any], names: list[str], tp: int) -> None:
-    """All products but the first hand on their sum with the gradient before: two tensors of a rank's rows, 256 wide in
+    """All products but the first hand on their sum with the gradient before. Two tensors of a rank's rows, 256 wide in
     bf16, are read, and one is written."""
     sums = [
         (one.name, one.kernel.read_bytes, one.kernel.write_bytes)

@@ -302,10 +302,10 @@ def _thin(op: Any) -> bool:
 @pytest.mark.parametrize("tp", [2, 4])
 @pytest.mark.parametrize("sequence_parallel", [False, True])
 def test_each_rank_has_its_part_of_adapters(tp: int, sequence_parallel: bool) -> None:
-    """Rank 4. Beside a product that is split by columns, B has a rank's n / tp rows and every rank has all of A; beside
-    one split by rows A has k / tp columns and every rank has all of B. Keys and values of 2 heads give a rank one head
-    of 16, which with tp=4 two ranks hold. With sequence parallelism what all ranks hold has seen a part of the rows on
-    each. Name -> shape, shape in the model, whether split, rows of which a rank has a part of the gradient."""
+    """Adapters have rank 4. Beside a product that is split by columns B has n / tp rows, and every rank has all of A.
+    Beside one split by rows A has k / tp columns, and every rank has all of B. Keys and values of 2 heads give a rank
+    one head of 16, which with tp=4 two ranks hold. With sequence parallelism what all ranks hold has seen a part of the
+    rows on each. Name -> shape, shape in the model, whether split, rows of which a rank has a part of the gradient."""
     work = load(adapters=adapted(*ALL), parallelism={"tp": tp, "sequence_parallel": sequence_parallel})
     expected, rows = {}, sequence_parallel
     for target, (n, k) in SIZES.items():
@@ -318,7 +318,9 @@ def test_each_rank_has_its_part_of_adapters(tp: int, sequence_parallel: bool) ->
             shared = target in ("k", "v") and tp == 4
             expected[a] = (4, k), (4, k), (), rows * 4
             expected[b] = (16 if shared else n // tp, 4), (n, 4), ("tp",), 16 if shared else 0
-    found = {one.name: (one.shape, one.whole, one.sharded_over, one.partial_rows) for one in trained(layer(work).weights)}
+    found = {
+        one.name: (one.shape, one.whole, one.sharded_over, one.partial_rows) for one in trained(layer(work).weights)
+    }
     assert found == expected
 
 

@@ -21,7 +21,8 @@ from tests.support.pattern_models import DELTA, EDGE, KIMI, LLAMA, MAMBA, SPARSE
 LAYER = importlib.import_module("simulator.models.layer")
 MODELS: dict[str, dict[str, Any]] = {
     "llama": LLAMA,
-    "unfused": LLAMA | {"attention": "unfused", "dropout": 0.1, "activation": "gelu", "norm": "layernorm", "bias": True},
+    "unfused": LLAMA
+    | {"attention": "unfused", "dropout": 0.1, "activation": "gelu", "norm": "layernorm", "bias": True},
     "experts": LLAMA | {"moe": MOE},
     "shared experts": LLAMA | {"moe": MOE | {"shared_experts": 1}},
     "latent": LLAMA | {"mla": MLA, "kv_heads": 8, "moe": MOE},

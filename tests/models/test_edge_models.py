@@ -16,6 +16,7 @@ from tests.support.jobs import job
 from tests.support.pattern_models import EDGE, SEQ
 from tests.support.unadvised import without_advice  # noqa: F401
 
+
 def workload(**more: Any) -> Workload:
     return load_workload(job(**{"model": EDGE, **more}))
 

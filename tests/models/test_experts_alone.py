@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterable
 from typing import Any
+
+import pytest
 
 from simulator import models
 from simulator.config import load_workload
 from simulator.program import Compute, Matmul, Memory, kernels_of
 from tests.support.experts import job
+from tests.support.layers import traffic
 
 
 def products(ops: Iterable[Any]) -> Counter[tuple[str, int, int, int]]:
@@ -33,6 +37,34 @@ def test_an_expert_has_its_products_however_few_its_rows() -> None:
         ("dgrad", 4, 256, 256): 8,
         ("wgrad", 512, 256, 4): 8,
         ("wgrad", 256, 256, 4): 8,
+    }
+
+
+def test_an_expert_without_rows_has_nothing_but_zeros_for_its_weights() -> None:
+    """All 16 tokens choose the same two of 8 experts, whose 4 products have 16 rows each. The other 6 have none, but
+    gradients of their weights are set to zero: 2 bytes of 512 x 256 and of 256 x 256 each."""
+    chosen = {"token_distribution": [0.5, 0.5, 0, 0, 0, 0, 0, 0]}
+    training = {"seq": 16, "global_batch": 8}
+    layer = models.layer(load_workload(job(framework="megatron_core_local", training=training, moe=chosen)))
+    assert products(layer.forward) == {("fwd", 16, 512, 256): 2, ("fwd", 16, 256, 256): 2}
+    assert sum(products(layer.backward).values()) == 8
+    zeros = [one for one in traffic((*layer.forward, *layer.backward)) if re.fullmatch(r"moe\.fc.* zero", one[0])]
+    assert Counter(zeros) == {
+        ("moe.fc1 wgrad zero", 0, 2 * 512 * 256): 6,
+        ("moe.fc2 wgrad zero", 0, 2 * 256 * 256): 6,
+    }
+
+
+@pytest.mark.parametrize(("ep", "etp"), [(1, 1), (4, 1), (1, 2), (2, 4)])
+def test_a_rank_has_its_part_of_experts_weights(ep: int, etp: int) -> None:
+    """8 experts have 512 x 256 for gate and up, and 256 x 256 back. A rank has 8 / ep of them, whose first is split by
+    rows over etp and whose second by columns."""
+    layer = models.layer(load_workload(job(parallelism={"tp": etp, "etp": etp, "dp": ep, "ep": ep})))
+    found = {one.name: (one.shape, one.whole, one.sharded_over) for one in layer.weights if ".experts." in one.name}
+    over, local = ("ep", "etp"), 8 // ep
+    assert found == {
+        "mlp.experts.fc1.weight": ((local, 512 // etp, 256), (8, 512, 256), over),
+        "mlp.experts.fc2.weight": ((local, 256, 256 // etp), (8, 256, 256), over),
     }
 
 

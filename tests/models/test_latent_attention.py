@@ -1,7 +1,7 @@
 """Latent attention: sizes of its products, bytes of its positions, and what its ranks hold and exchange.
 
-A layer of 128 tokens, 256 wide, in bf16: 8 heads whose queries and keys have 32 elements without a position and 16
-with one, and values of 32. Queries are compressed to 96 elements, keys and values to 64.
+A layer works on 128 tokens, 256 wide, in bf16. Each of 8 heads has queries and keys of 32 elements without a position
+and 16 with one, and values of 32. Queries are compressed to 96 elements, keys and values to 64.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def streams(ops: Ops) -> list[tuple[str, float, float]]:
 
 @pytest.mark.parametrize("tp", [1, 2, 4])
 def test_compressing_products_have_a_ranks_rows_and_expanding_ones_its_heads(tp: int) -> None:
-    """Of 8 heads a rank has 8 / tp, each 48 wide in queries, and 32 + 32 in keys and values. Compressed keys and values
+    """A rank has 8 / tp heads, each 48 wide in queries, and 32 + 32 in keys and values. Compressed keys and values
     have the 16 elements with a position beside them. Input gradients have the sizes of y and x exchanged; weight
     gradients are n x k over the rows."""
     rows, heads = TOKENS // tp, 8 // tp
@@ -77,8 +77,8 @@ def test_the_input_has_two_gradients_to_add_up() -> None:
 
 @pytest.mark.parametrize("tp", [1, 2, 4])
 def test_fused_positions_make_heads_of_keys_from_one_shared_part(tp: int) -> None:
-    """Of queries the 16 elements of each head are turned in place. For keys and values one kernel reads what was
-    expanded, 32 + 32 a head, and the 16 elements that all heads share, and writes 48 + 32 a head; backward it reads
+    """The 16 elements of each head of queries are turned in place. One kernel for keys and values reads what was
+    expanded, 32 + 32 a head, and the 16 elements that all heads share. It writes 48 + 32 a head. Backward it reads
     these and writes those. With tp > 1 each rank has a part of the rows of the shared 16, which are gathered, and whose
     gradients are summed."""
     heads = 8 // tp
@@ -96,9 +96,9 @@ def test_fused_positions_make_heads_of_keys_from_one_shared_part(tp: int) -> Non
 
 
 def test_positions_by_operations_turn_both_parts_and_join_them() -> None:
-    """torchtitan turns queries' 8 x 16 elements and the 16 of the keys as complex numbers in fp32: a cast reads 2 bytes
-    and writes 4 for each, the product reads and writes 4, a cast back. Then heads of 48 of queries and of keys are
-    joined, and values of 32 copied."""
+    """torchtitan turns queries' 8 x 16 elements and the 16 of the keys as complex numbers in fp32. A cast reads 2 bytes
+    and writes 4 for each, the product reads and writes 4, and a cast goes back. Then heads of 48 of queries and of keys
+    are joined, and values of 32 copied."""
     rope = halves(framework="torchtitan")[1][-1]
     turned = [
         (f"attn.rope {name} {step}{{}}", read * width * TOKENS, written * width * TOKENS)

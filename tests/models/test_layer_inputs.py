@@ -1,7 +1,7 @@
-"""A second embedding of which each layer gets a part: sizes of its products and tensors, derived by hand.
+"""Sizes of products and tensors of a second embedding, of which each layer gets a part, derived by hand.
 
-128 tokens of a model 256 wide in bf16, with 4 layers that get 16 numbers a token each: 64 for all. Their table has 512
-rows. Gradients are added up in fp32.
+The model is 256 wide, and works on 128 tokens in bf16. Each of 4 layers gets 16 numbers a token, all of them 64. Their
+table has 512 rows. Gradients are added up in fp32.
 """
 
 from __future__ import annotations

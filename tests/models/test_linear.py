@@ -1,13 +1,11 @@
 """Memory of a linear layer's backward pass, and what it keeps, by the way in which its weight is split.
 
-y (32 tokens x n) = x (32 tokens x k) W in bf16, with n = 48 and k = 80 as a rank has them.
+The layer makes y of x in bf16. A rank has 32 tokens of both, x with 80 columns and y with 48.
 """
 
 from __future__ import annotations
 
 from typing import Any
-
-import pytest
 
 from simulator.models.linear import linear
 from simulator.models.shapes import shapes

@@ -58,9 +58,7 @@ def test_a_block_writes_to_streams_that_are_mixed() -> None:
     are written, from the streams' gradient and what was read forward."""
     node, numbers = write_streams(sizes(), "attn"), 4 * SEQ * (4 + 16)
     assert traffic(node.forward) == [("attn.streams mix", STREAMS + ROW + numbers, STREAMS)]
-    assert traffic(node.input_grad) == [
-        ("attn.streams mix bwd", 2 * STREAMS + ROW + numbers, STREAMS + ROW + numbers)
-    ]
+    assert traffic(node.input_grad) == [("attn.streams mix bwd", 2 * STREAMS + ROW + numbers, STREAMS + ROW + numbers)]
     assert (node.grad_bytes, node.output_grad_bytes) == (2 * STREAMS + ROW, STREAMS)
     assert [one.nbytes for one in node.saved] == [ROW, numbers]
 

@@ -60,7 +60,7 @@ def test_small_messages_take_the_tree_and_large_ones_the_ring() -> None:
     [("pcie", 2, 1 / 2), ("pcie", 3, 1.0), ("pcie", 4, 1.0), ("nvswitch", 2, 1.0), ("nvswitch", 4, 1.0)],
 )
 def test_a_tree_counts_on_half_of_a_chain_whose_links_go_one_way(name: str, gpus: int, counted: float) -> None:
-    """Of two GPUs on PCIe the link out of either carries the message once, up or down, and NCCL counts on half of it.
+    """The link out of either of two GPUs on PCIe carries the message once, up or down, and NCCL counts on half of it.
     In a longer chain the links of an inner GPU carry it up and down, and the loads say so. NVLinks count in full."""
     built = build_cluster(load_cluster(CLUSTERS[name]))
     (pattern,) = patterns("all_reduce", range(gpus), built, "tree")
@@ -82,9 +82,9 @@ def test_more_bytes_take_longer_and_never_beat_the_wire(op: str, group: str) -> 
 
 @pytest.mark.parametrize("n", [2, 3, 8])
 def test_bus_bandwidth_is_that_of_nccl_tests(n: int) -> None:
-    """doc/PERFORMANCE.md there: each rank's port carries all but the own part once in an all-gather, reduce-scatter,
-    all-to-all, gather and scatter, and twice in an all-reduce, of which a barrier is one. A broadcast, a reduce and a
-    send carry the whole message once."""
+    """Factors are those of doc/PERFORMANCE.md there. A rank's port carries all but its own part once in an all-gather,
+    reduce-scatter, all-to-all, gather and scatter. It does so twice in an all-reduce, of which a barrier is one. A
+    broadcast, a reduce and a send carry the whole message once."""
     factors = {op: bus_factor(op, n) for op in OPERATIONS}
     once = dict.fromkeys(("all_gather", "reduce_scatter", "all_to_all", "gather", "scatter"), (n - 1) / n)
     twice = dict.fromkeys(("all_reduce", "barrier"), 2 * (n - 1) / n)
