@@ -5,14 +5,17 @@ A group has 12 GPUs, 4 in each of 3 nodes that have an NVSwitch and a NIC per GP
 
 from __future__ import annotations
 
+import re
 from typing import Any, NamedTuple
 
 import pytest
 
-from simulator.cluster import build_cluster
+from simulator.cluster import Cluster, build_cluster
 from simulator.config.validation import validated
+from simulator.costs import Costs
 from simulator.hardware.cluster_spec import ClusterSpec
-from simulator.network.collectives import OPERATIONS, patterns
+from simulator.network.collectives import OPERATIONS, patterns, plan
+from tests.support.clusters import link_bytes
 
 N, PER_NODE, NODES = 12, 4, 3
 #: Some need all members on one node, or one member on each.
@@ -71,6 +74,24 @@ EXPECTED: dict[tuple[str, str], list[Leg]] = {
 }
 
 
+#: Messages that a rank sends, where all ranks do the same. In all-gathers and reduce-scatters these are
+#: 11 of 12 parts. Bruck's all-to-all sends a part as often as its distance has bits, of distances 1 to 11 a sum of 20.
+ONCE = (N - 1) / N
+ALIKE: dict[tuple[str, str], float] = {
+    **{("all_reduce", name): 2 * ONCE for name in ("ring", "rs_ag", "direct")},
+    # Both ways 3/4 inside a node, and of a quarter 2/3 to other nodes.
+    ("all_reduce", "hierarchical"): 2 * (3 / 4 + 2 / 3 / 4),
+    # To the heads of the other quarters, as a head back to 3 others, and as a head through its NIC.
+    ("all_reduce", "collnet"): 3 / 4 + 3 / 4 + 1 / 4,
+    **{("all_gather", name): ONCE for name in ("ring", "direct", "bruck")},
+    **{("reduce_scatter", name): ONCE for name in ("ring", "direct")},
+    ("all_to_all", "pairwise"): ONCE,
+    ("all_to_all", "rail"): 3 / 4 + 2 / 3,
+    ("all_to_all", "bruck"): 20 / N,
+    ("send_recv", "direct"): 1.0,
+}
+
+
 def members(op: str, name: str) -> range:
     if name == "nvls":
         return IN_ONE_NODE
@@ -83,9 +104,7 @@ def test_every_algorithm_is_here() -> None:
     assert set(EXPECTED) == {(op, name) for op, entry in OPERATIONS.items() for name in entry.algorithms}
 
 
-@pytest.mark.parametrize(("op", "name"), EXPECTED)
-def test_steps_of_an_algorithm(op: str, name: str) -> None:
-    """The table above says what each step does, derived from what a rank has, and from where it goes."""
+def three_nodes() -> Cluster:
     nics = {"count": PER_NODE, "bandwidth_bps": 8e9, "latency_s": 1e-3}
     node: dict[str, Any] = {
         "gpus": {"type": "ideal", "count": PER_NODE},
@@ -94,7 +113,29 @@ def test_steps_of_an_algorithm(op: str, name: str) -> None:
         "nics": nics,
     }
     spec = {"name": "small", "nodes": NODES, "node": node, "fabric": {"radix": 256, "sharp": True}}
-    (pattern,) = patterns(op, members(op, name), build_cluster(validated(ClusterSpec, spec)), name)
+    return build_cluster(validated(ClusterSpec, spec))
+
+
+@pytest.mark.parametrize(("op", "name"), EXPECTED)
+def test_steps_of_an_algorithm(op: str, name: str) -> None:
+    """The table above says what each step does, derived from what a rank has, and from where it goes."""
+    (pattern,) = patterns(op, members(op, name), three_nodes(), name)
     legs = [leg.moves for leg in pattern.legs]
     assert [(one.peers, one.goes_on, one.heads) for one in legs] == [one[1:] for one in EXPECTED[op, name]]
     assert [one.local_share for one in legs] == pytest.approx([one.local_share for one in EXPECTED[op, name]])
+
+
+@pytest.mark.parametrize(("op", "name"), ALIKE)
+def test_ranks_that_do_the_same_send_and_receive_as_much(op: str, name: str) -> None:
+    """Ranks send in all 12 times what the table above says. NICs of each node send and receive as much as another's."""
+    built = three_nodes()
+    operation = plan(op, 1.0, range(N), built, Costs.ideal(), name)
+    assert operation.sent_bytes / N == pytest.approx(ALIKE[op, name])
+    carried = link_bytes(operation, built)
+    by_node = [
+        sum(nbytes for link, nbytes in carried.items() if re.fullmatch(rf"node{node}\.nic\d:{way}", link))
+        for node in range(NODES)
+        for way in ("tx", "rx")
+    ]
+    assert by_node == pytest.approx([by_node[0]] * (2 * NODES))
+    assert by_node[0] > 0
