@@ -87,7 +87,7 @@ def test_weight_gradients_of_an_mlp_wait_for_none_of_its_exchanges() -> None:
 
 @pytest.mark.parametrize("empty", [False, True])
 def test_the_first_step_of_a_part_takes_its_bytes_and_the_last_one_gives_them_back(empty: bool) -> None:
-    """Where pieces of a pass end inside a part, its segments have several steps. Those without steps are left out."""
+    """A segment of a part has several steps where pieces of a pass end in it. Segments without steps are left out."""
     block = Block("work", ())
     named = [[Step(f"{segment}{number}", block, ("x",)) for number in range(3)] for segment in "ab"]
     part = _PartOfPass(segments=[[], *named, []] if empty else named)

@@ -36,7 +36,7 @@ def steps(count: int, local_share: float) -> list[Leg]:
     return [Leg(local_share / count, goes_on=number > 0) for number in range(count)]
 
 
-#: A rank ends a reduce-scatter with, or begins an all-gather from, 1/12 that it has by itself.
+#: A reduce-scatter ends, and an all-gather begins, with 1/12 on each rank, which no link carries.
 OWN = Leg(1 / N)
 #: Four hops of a binomial tree reach 12 ranks, as 2^4 are 16.
 LOG = 4
