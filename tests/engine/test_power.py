@@ -127,6 +127,18 @@ def test_a_step_is_cut_into_two_pieces_for_each_time_that_the_limit_averages(len
     assert trace.pieces_s == pytest.approx([length_s / pieces] * pieces)
 
 
+def test_streams_that_are_held_down_leave_products_at_the_highest_clock() -> None:
+    """In the first half of 100 s are streams, which draw more than the limit and are no slower for it. In the second
+    are products for 0.3 of the time: 0.3 * 1067 W are below 600 W, so that they have the highest clock. The step lasts
+    as it does at that clock. Streams alone have the clock at which they draw 600 of their 700 W above idle."""
+    found = budget(stream_w=800.0)
+    streams = Drawn(0.0, 50.0, {"memory": 50.0}, {"memory": 50.0})
+    products = Drawn(50.0, 100.0, {"matmul": 15.0}, {"matmul": 15.0})
+    assert found.clock_hz(found.trace([streams, products], 100.0), HIGHEST) == HIGHEST
+    alone_hz = HIGHEST * math.sqrt(600 / 700)
+    assert clock_hz(found, HIGHEST, 100.0, memory=100.0) == pytest.approx(alone_hz, rel=2e-3)
+
+
 def test_no_clock_above_the_highest_of_a_class() -> None:
     """Products that no clock above 1.6 GHz makes faster take 15/16 of their price there and above, and draw no more."""
     found, kernel = budget(ceiling=1.6e9), Matmul(64, 64, 64)
