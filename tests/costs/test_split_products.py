@@ -19,15 +19,18 @@ US = 1e-6
 WHOLE_s = 2 * 128 * 128 * 8192 / 1e12
 
 
-def seconds(kernel: Matmul | GroupedMatmul, min_k: float = 1.0, sum_Bps: float = 1e12) -> float:
-    """Return the price of ``kernel``; slices of k are summed at ``sum_Bps`` after 3 us, and have ``min_k`` at least."""
+def seconds(kernel: Matmul | GroupedMatmul, min_k: float = 1.0, sum_Bps: float = 1e12, sms: int = 4) -> float:
+    """Return the price of ``kernel``; slices of k are summed at ``sum_Bps`` after 3 us, and have ``min_k`` at least.
+
+    The GPU has 4 SMs or as many as ``sms``, each as fast.
+    """
     profile = PROFILE["a100-sxm-80gb"]
     spec, model = profile.gpu_spec, profile.kernels.matmul
-    peak = replace(spec.peak_flops_per_s["bf16"], value=4e12)
+    peak = replace(spec.peak_flops_per_s["bf16"], value=sms * 1e12)
     speed = {role: replace(figure, value=1.0) for role, figure in model.layout_speed["bf16"].items()}
     endless = replace(spec.memory_bandwidth_Bps, value=1e30)
     cost = MatmulCost(
-        replace(spec, sms=4, peak_flops_per_s={"bf16": peak}, memory_bandwidth_Bps=endless),
+        replace(spec, sms=sms, peak_flops_per_s={"bf16": peak}, memory_bandwidth_Bps=endless),
         replace(
             model,
             tile_efficiency={"128x128": 1.0},
@@ -63,6 +66,17 @@ def test_two_tiles_are_cut_in_two(kernel: Matmul, sum_Bps: float) -> None:
 )
 def test_two_tiles_that_are_not_cut_take_a_wave(kernel: Matmul | GroupedMatmul, min_k: float, sum_Bps: float) -> None:
     assert seconds(kernel, min_k, sum_Bps) == pytest.approx(2 * US + WHOLE_s + 2 * US, rel=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("sms", "slices"),
+    [*((n, n) for n in (2, 3, 4, 6, 8, 12, 16)), (5, 4), (7, 6), (11, 8), (15, 12), (20, 16)],
+)
+def test_one_tile_has_as_many_slices_as_there_are_sms(sms: int, slices: int) -> None:
+    """One tile is cut into 2, 3, 4, 6, 8, 12 or 16 slices, of which the most are taken that run in one wave. More of
+    them would be two waves, and the next number is less than twice as many. Sums cost their start alone."""
+    expected_s = 2 * US + WHOLE_s / slices + 2 * US + 3 * US
+    assert seconds(Matmul(128, 128, 8192), sum_Bps=1e18, sms=sms) == pytest.approx(expected_s, rel=1e-6)
 
 
 def test_from_four_waves_on_k_is_not_cut() -> None:

@@ -128,9 +128,9 @@ def test_a_step_is_cut_into_two_pieces_for_each_time_that_the_limit_averages(len
 
 
 def test_streams_that_are_held_down_leave_products_at_the_highest_clock() -> None:
-    """Streams fill the first half of 100 s, draw more than the limit, and are no slower for it. Products fill 0.3 of the
-    second half: 0.3 * 1067 W are below 600 W, and their clock is the highest. The step lasts as it does at that clock.
-    Streams alone have the clock at which they draw 600 of their 700 W above idle."""
+    """Streams fill the first half of 100 s, draw more than the limit, and are no slower for it. Products fill 0.3 of
+    the second half: 0.3 * 1067 W are below 600 W, and their clock is the highest. The step lasts as it does at that
+    clock. Streams alone have the clock at which they draw 600 of their 700 W above idle."""
     found = budget(stream_w=800.0)
     streams = Drawn(0.0, 50.0, {"memory": 50.0}, {"memory": 50.0})
     products = Drawn(50.0, 100.0, {"matmul": 15.0}, {"matmul": 15.0})
