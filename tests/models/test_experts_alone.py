@@ -11,7 +11,7 @@ import pytest
 
 from simulator import models
 from simulator.config import load_workload
-from simulator.program import Compute, Matmul, Memory, kernels_of
+from simulator.program import Compute, GroupedMatmul, Matmul, Memory, kernels_of
 from tests.support.experts import job
 from tests.support.layers import traffic
 
@@ -52,6 +52,19 @@ def test_an_expert_without_rows_has_nothing_but_zeros_for_its_weights() -> None:
     assert Counter(zeros) == {
         ("moe.fc1 wgrad zero", 0, 2 * 512 * 256): 6,
         ("moe.fc2 wgrad zero", 0, 2 * 256 * 256): 6,
+    }
+
+
+@pytest.mark.parametrize("fused", [True, False])
+def test_gradients_of_weights_alone_are_added_up_in_grouped_products(fused: bool) -> None:
+    """The buffer is in fp32. Where products do not add to it they write bf16, as products of rows always do."""
+    layer = models.layer(load_workload(job(training__gradient_accumulation_fusion=fused)))
+    kernels = [one.kernel for op in (*layer.forward, *layer.backward) for one in kernels_of(op)]
+    grouped = [one for one in kernels if isinstance(one, GroupedMatmul)]
+    assert {(one.role, one.out_dtype or one.dtype, one.accumulate) for one in grouped} == {
+        ("fwd", "bf16", False),
+        ("dgrad", "bf16", False),
+        ("wgrad", "fp32" if fused else "bf16", fused),
     }
 
 
