@@ -55,7 +55,7 @@ PACKAGES = {
         "frameworks/test_hugging_face_deepspeed.py",
         "precisions/test_recipes.py",
     ),
-    "models": ("models", "frameworks", "losses", "mixers", "precisions", "lowering/test_feature_pairs.py"),
+    "models": ("models", "capturing", "frameworks", "losses", "mixers", "precisions", "lowering/test_feature_pairs.py"),
     "operations": ("operations", "models", "lowering/test_feature_pairs.py"),
     "costs": ("costs", "engine/test_exact_sms.py", "engine/test_memory.py", "engine/test_power.py"),
 }

@@ -68,6 +68,19 @@ def test_gradients_of_weights_alone_are_added_up_in_grouped_products(fused: bool
     }
 
 
+@pytest.mark.parametrize("ep", [1, 2, 4])
+def test_gradients_of_experts_biases_are_sums_of_rows(ep: int) -> None:
+    """128 tokens go to two experts each, so that 256 rows of gradients are read, 512 wide of gate and up, and 256 wide
+    of down. A row for each of a rank's 8 / ep experts is written, in the 2 bytes of a weight."""
+    layout = {"dp": ep, "ep": ep}
+    layer = models.layer(load_workload(job(framework="pytorch", model__bias=True, parallelism=layout)))
+    sums = [one for one in traffic(layer.backward) if re.fullmatch(r"moe\.fc. bias grad", one[0])]
+    assert sums == [
+        ("moe.fc2 bias grad", 2 * 256 * 256, 2 * 8 // ep * 256),
+        ("moe.fc1 bias grad", 2 * 256 * 512, 2 * 8 // ep * 512),
+    ]
+
+
 @pytest.mark.parametrize(("ep", "etp"), [(1, 1), (4, 1), (1, 2), (2, 4)])
 def test_a_rank_has_its_part_of_experts_weights(ep: int, etp: int) -> None:
     """8 experts have 512 x 256 for gate and up, and 256 x 256 back. A rank has 8 / ep of them, whose first is split by
