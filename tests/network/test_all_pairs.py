@@ -53,8 +53,8 @@ def test_equal_hops_are_added_up_as_each_alone(cluster: dict[str, Any]) -> None:
 
 def test_messages_to_cards_of_another_rail_cross_the_spines() -> None:
     """Four nodes are two leaves of each rail, with two nodes each. A GPU sends 1/8 to each other one through its own
-    card: to 3 GPUs of its rail, of which one is under its leaf, and to 3 of the other rail. The one in its own node is
-    reached inside. So 5/8 of a message go up from each of the two cards of a leaf, and as much comes down."""
+    card. Of 3 other GPUs of its rail one is under its leaf. Of 4 of the other rail one is reached inside the node. So
+    5/8 of a message go up from each of the two cards of a leaf, and as much comes down."""
     built = build_cluster(load_cluster(RAILS | {"fabric": RAILS["fabric"] | {"tiers": 2}}), 4)
     on = link_bytes(plan("all_to_all", 1.0, range(8), built, Costs.ideal(), "pairwise"), built)
     leaves = {name: nbytes for name, nbytes in on.items() if "leaf" in name}
