@@ -54,6 +54,7 @@ PACKAGES = {
         "engine/test_periods.py",
         "frameworks/test_hugging_face_deepspeed.py",
         "precisions/test_recipes.py",
+        "schedules/test_played.py",
     ),
     "models": ("models", "capturing", "frameworks", "losses", "mixers", "precisions", "lowering/test_feature_pairs.py"),
     "operations": ("operations", "models", "lowering/test_feature_pairs.py"),
