@@ -49,8 +49,14 @@ PACKAGES = {
         "engine/test_contention.py",
         "engine/test_contention_in_line.py",
     ),
-    "lowering": ("lowering", "frameworks/test_hugging_face_deepspeed.py"),
-    "models": ("models", "lowering/test_feature_pairs.py"),
+    "lowering": (
+        "lowering",
+        "engine/test_periods.py",
+        "frameworks/test_hugging_face_deepspeed.py",
+        "precisions/test_recipes.py",
+        "schedules/test_played.py",
+    ),
+    "models": ("models", "capturing", "frameworks", "losses", "mixers", "precisions", "lowering/test_feature_pairs.py"),
     "operations": ("operations", "models", "lowering/test_feature_pairs.py"),
     "costs": ("costs", "engine/test_exact_sms.py", "engine/test_memory.py", "engine/test_power.py"),
 }

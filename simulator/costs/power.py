@@ -177,7 +177,7 @@ class PowerBudget:
         lasted_s = lengths_s[rows, below] * (1 - beyond) + lengths_s[rows, below + 1] * beyond
         steps_s = lengths_s.sum(axis=0)
         clock_hz = float(np.interp(-lasted_s.sum(), -steps_s, clocks))
-        if math.isclose(lasted_s.sum(), steps_s[-1], rel_tol=1e-9):  # the clock makes no difference
+        if math.isclose(lasted_s.sum(), steps_s[0], rel_tol=1e-9):  # at the lowest clock the step is no longer
             clock_hz = float(np.average(np.interp(places, np.arange(CLOCKS), clocks), weights=lasted_s))
         return math.floor(clock_hz / 1e6 + 0.5) * 1e6
 

@@ -53,8 +53,10 @@ def latent_projections(shapes: FrameworkShapes, latent: Latent) -> tuple[tuple[N
             linear(shapes, "attn", "q_up", q, latent.q_lora, split="column", saved="attn.q_normed"),
         )
     # The input goes to the queries and to the keys and values: their gradients are summed.
+    row = shapes.row_bytes
     add = Node(
-        input_grad=(memory("B", "attn.input grad", "residual", 2 * shapes.row_bytes, shapes.row_bytes, shapes.dtype),)
+        input_grad=(memory("B", "attn.input grad", "residual", 2 * row, row, shapes.dtype),),
+        grad_bytes=2 * row,
     )
     return (add, *down), (
         *queries,

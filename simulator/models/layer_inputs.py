@@ -20,11 +20,18 @@ from simulator.program import Compute
 
 
 def inputs_of_layers(shapes: FrameworkShapes, workload: Workload, sizes: LayerInputs) -> tuple[Node, ...]:
-    """Return the parts of all layers: looked up, and the normed product of the embedding added."""
+    """Return the parts of all layers: looked up, and the normed product of the embedding added.
+
+    The embedding goes to that product and to the first layer: its two gradients are summed.
+    """
     width = workload.model.layers * sizes.width
     table = Weight("layer_inputs.table.weight", (sizes.vocab, width), (sizes.vocab, width), shapes.dtype)
     nbytes = float(shapes.element * shapes.tokens * width)
-    rows = replace(shapes, hidden=width)
+    rows, row = replace(shapes, hidden=width), shapes.row_bytes
+    embedded = Node(
+        input_grad=(memory("B", "layer_inputs.embedding grad", "residual", 2 * row, row, shapes.dtype),),
+        grad_bytes=2 * row,
+    )
     lookup = Node(
         forward=(memory("F", "layer_inputs.lookup", "embedding", nbytes, nbytes, shapes.dtype),),
         weight_grad=(
@@ -46,11 +53,10 @@ def inputs_of_layers(shapes: FrameworkShapes, workload: Workload, sizes: LayerIn
     parts = replace(shapes, rows=shapes.rows * workload.model.layers, hidden=sizes.width)
     added = Node(
         forward=(memory("F", "layer_inputs.add", "residual", 2 * nbytes, nbytes, shapes.dtype),),
-        input_grad=(memory("B", "layer_inputs.embedding grad", "residual", 2 * nbytes, nbytes, shapes.dtype),),
         saved=(Tensor("layer_inputs.parts", nbytes),),
         grad_bytes=2 * nbytes,
     )
-    return lookup, product, norm(parts, "layer_inputs.norm", saved="layer_inputs.raw", residual=False), added
+    return embedded, lookup, product, norm(parts, "layer_inputs.norm", saved="layer_inputs.raw", residual=False), added
 
 
 def layer_end(shapes: FrameworkShapes, entering: str) -> tuple[Node, ...]:

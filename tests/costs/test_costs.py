@@ -354,3 +354,15 @@ def test_rows_between_two_measured_widths_have_the_share_between_theirs() -> Non
         kernel = Memory("norm", 1e8, 0.0, width=width)
         assert cost.share(kernel) == pytest.approx(share, rel=1e-3)
         assert cost.seconds(kernel) - cost.moving_s(kernel) == pytest.approx(start_us * 1e-6, rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("head_dim", "limit"), [(32, 0.64), (64, 0.64), (80, 0.6625), (96, 0.685), (128, 0.73), (256, 0.73)]
+)
+def test_attention_between_two_measured_heads_has_the_share_between_theirs(head_dim: int, limit: float) -> None:
+    """An A100 reaches 0.64 of its peak with heads of 64 and 0.73 with those of 128, both half of it over 125 keys.
+    Others between are on the line from one to the other; narrower and wider ones are as the nearest."""
+    attention, length = COSTS["a100-sxm-80gb"].kernels[Attention], 4096
+    kernel = Attention(1, 16, 16, length, length, head_dim, causal=False)
+    expected_s = kernel.flops / (312e12 * limit) * (length + 125) / length
+    assert attention.busy_s(kernel) == pytest.approx(expected_s, rel=1e-9)

@@ -6,7 +6,7 @@ from simulator.config.profile import load_profile
 from simulator.config.section import as_data
 from simulator.config.validation import validated
 from simulator.costs import Costs
-from simulator.costs.interference import SmLoad
+from simulator.costs.interference import SmLoad, without
 from simulator.errors import InputError
 from simulator.frameworks import DEFAULT, pytorch
 from simulator.hardware.profile import Profile
@@ -65,6 +65,17 @@ def test_streams_that_sms_bound_lose_their_part_of_the_sms(gpu: str) -> None:
             assert eager.speed(Memory(op, 1e8, 1e8), load) == speeds.other
         assert fused.speed(Memory("rope", 1e8, 1e8), load) == speeds.other
         assert eager.speed(Memory("norm", 1e8, 1e8, width=4096), load) == speeds.norm
+
+
+@pytest.mark.parametrize(("lost", "left"), [(0, 132), (24, 108), (130, 2), (131, 1), (132, 1), (500, 1)])
+def test_a_gpu_without_some_sms_has_as_much_less_of_its_peak(lost: int, left: int) -> None:
+    """An H100 has 132, of which one is always left. Memory's bandwidth stays."""
+    spec = PROFILE["h100-sxm-80gb"].gpu_spec
+    fewer = without(spec, lost)
+    assert fewer.sms == left
+    for dtype, peak in spec.peak_flops_per_s.items():
+        assert fewer.peak_flops_per_s[dtype].value == pytest.approx(peak.value * left / 132)
+    assert fewer.memory_bandwidth_Bps == spec.memory_bandwidth_Bps
 
 
 @pytest.mark.parametrize("key", ["sms.collective", "sms.p2p", "matmul_sms"])

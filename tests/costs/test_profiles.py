@@ -10,10 +10,12 @@ from simulator.config import catalog
 from simulator.config.profile import load_profile
 from simulator.config.section import as_data
 from simulator.config.validation import validated
+from simulator.costs import Costs
+from simulator.costs.interference import SmLoad
 from simulator.errors import InputError
 from simulator.hardware.profile import Profile
 from simulator.input_files import read_yaml
-from simulator.program import Attention, Matmul, Memory
+from simulator.program import Attention, GroupedMatmul, Matmul, Memory
 from tests.support.grids import one_in
 from tests.support.profiles import COSTS, PROFILE, PROFILES, changed
 
@@ -31,6 +33,25 @@ def test_origin_says_what_was_fitted_and_what_was_not():
     assert costs.origin(Attention(1, 12, 12, 32768, 32768, 128)).beyond == 2
     assert costs.origin(Memory("rope", 1e6, 1e6)).kind == "assumed"
     assert "Azure" in costs.origin(Memory("copy", 1e6, 1e6)).source
+
+
+@pytest.mark.parametrize(("role", "beyond"), [("fwd", 4), ("dgrad", 4), ("wgrad", 2)])
+def test_origin_of_grouped_products_adds_up_tokens_where_the_role_has_them(role: str, beyond: float) -> None:
+    """Measured are m up to 8,192, and n and k up to 65,536. Two groups have 32,768 tokens, and weights of 16,384 x 128.
+    Forward and for inputs m is the tokens, four times as many. For weights m is 16,384, twice as many, and k the
+    tokens."""
+    kernel = GroupedMatmul((30000, 2768), 16384, 128, role=role)
+    assert COSTS["a100-sxm-80gb"].kernels[GroupedMatmul].origin(kernel).beyond == beyond
+
+
+def test_costs_are_equal_whatever_was_asked_of_them() -> None:
+    """Prices and speeds are kept between questions; what is kept makes no difference."""
+    profile, kernel = PROFILE["h100-sxm-80gb"], Matmul(8192, 8192, 8192)
+    asked, other = Costs.from_profile(profile), Costs.from_profile(profile)
+    asked.kernel_s(kernel, asked.gpu)
+    assert asked.interference is not None
+    assert asked.interference.speed(kernel, SmLoad(True, "collective")) < 1
+    assert asked == other
 
 
 # The file

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -125,6 +126,30 @@ def test_a_step_is_cut_into_two_pieces_for_each_time_that_the_limit_averages(len
     busy = {"matmul": length_s}
     trace = budget().trace([Drawn(0.0, length_s, busy, busy)], length_s)
     assert trace.pieces_s == pytest.approx([length_s / pieces] * pieces)
+
+
+def test_streams_that_are_held_down_leave_products_at_the_highest_clock() -> None:
+    """Streams fill the first half of 100 s, draw more than the limit, and are no slower for it. Products fill 0.3 of
+    the second half: 0.3 * 1067 W are below 600 W, and their clock is the highest. The step lasts as it does at that
+    clock. Streams alone have the clock at which they draw 600 of their 700 W above idle."""
+    found = budget(stream_w=800.0)
+    streams = Drawn(0.0, 50.0, {"memory": 50.0}, {"memory": 50.0})
+    products = Drawn(50.0, 100.0, {"matmul": 15.0}, {"matmul": 15.0})
+    assert found.clock_hz(found.trace([streams, products], 100.0), HIGHEST) == HIGHEST
+    alone_hz = HIGHEST * math.sqrt(600 / 700)
+    assert clock_hz(found, HIGHEST, 100.0, memory=100.0) == pytest.approx(alone_hz, rel=2e-3)
+
+
+@pytest.mark.parametrize("scale", [1e-3, 1e-6, 1e3])
+def test_clocks_turn_on_ratios_of_watts(scale: float) -> None:
+    """A GPU whose every figure in watts is a thousandth has the same clocks."""
+    found = budget()
+    loads = {kind: replace(load, watts=load.watts * scale) for kind, load in found.model.loads.items()}
+    model = replace(found.model, limit_w=700 * scale, idle_w=100 * scale, loads=loads)
+    for share in (0.6, 0.8, 1.0):
+        clocks = [in_turns(one, share, 1.0 - share) for one in (found, PowerBudget(model))]
+        assert clocks[0] == pytest.approx(clocks[1], abs=1e6)
+        assert clocks[0] < HIGHEST
 
 
 def test_no_clock_above_the_highest_of_a_class() -> None:

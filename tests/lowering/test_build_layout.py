@@ -331,3 +331,23 @@ def test_zero_1_scatters_gradients_and_gathers_parameters(pp: int) -> None:
 
 
 ALL_OPS = ("all_reduce", "reduce_scatter", "all_gather")
+
+
+@pytest.mark.parametrize(
+    ("layers", "pp", "names"),
+    [
+        (1, 1, ["embedding+layer+head"]),
+        (4, 1, ["embedding+4 layer+head"]),
+        (4, 2, ["embedding+2 layer", "2 layer+head"]),
+        (9, 3, ["embedding+3 layer", "3 layer", "3 layer+head"]),
+    ],
+)
+def test_blocks_are_named_by_what_is_in_them(layers: int, pp: int, names: list[str]) -> None:
+    """Layers are counted, and one is not. A pass of a stage has one block, named by its letter and its parts."""
+    work = load_workload(job(model__layers=layers, parallelism__pp=pp))
+    blocks = [
+        {step.op.name for _, _, step in role.steps() if isinstance(step.op, Block)}
+        for role in build_program(work).roles
+    ]
+    passes = [{name for name in one if name[0] in "FB"} for one in blocks]
+    assert passes == [{f"F {name}", f"B {name}"} for name in names]

@@ -92,6 +92,29 @@ def test_packing_shows(kind: str) -> None:
     assert not plain["name"].str.contains("pack").any()
 
 
+@pytest.mark.parametrize(
+    ("kind", "zero", "added", "unpacked"),
+    [
+        ("fp8", 0, 0, 1 + 4),
+        ("fp8", 1, 0, (1 + 4) / 4),
+        ("int8", 0, 1 + 1 / 4, 1 + 4),
+        ("int8", 1, 1 + 4 / 4, 0),
+        ("1bit", 0, 1 / 8 + 4 / 4 + (1 / 8 + 4) / 4, 1 / 8 + 4),
+    ],
+)
+def test_bytes_of_sums_and_of_unpacking(kind: str, zero: int, added: float, unpacked: float) -> None:
+    """Bytes per parameter of 4 ranks, of packed elements of 1 byte or an eighth and gradients of 4. What was exchanged
+    is read whole, and a rank's quarter is written: packed, to be gathered and unpacked whole, or with ZeRO as
+    gradients. Sums of 1-bit elements also read and write what rounding of the quarter lost, 4 bytes. fp8 is summed on
+    its way."""
+    result = play(grad_compression=kind, zero=zero)
+    rows = result.timeline[(result.timeline["lane"] == "compute") & (result.timeline["rank"] == 0)]
+    params = result.to_dict()["params_total"]
+    nbytes = {what: rows[rows["name"] == f"dp.{what} grads"]["nbytes"].sum() for what in ("add", "unpack")}
+    assert nbytes["add"] == pytest.approx(params * added, rel=1e-6)
+    assert nbytes["unpack"] == pytest.approx(params * unpacked, rel=1e-6)
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_it_wins_over_slow_nics_and_can_lose_over_nvlink(kind: str) -> None:
     """816 MB of gradients all-reduced over NICs of 1.25 GB/s last a second, over NVLink of 300 GB/s milliseconds.

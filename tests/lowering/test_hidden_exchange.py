@@ -85,6 +85,20 @@ def test_weight_gradients_of_an_mlp_wait_for_none_of_its_exchanges() -> None:
     assert products == ["moe.fc2 wgrad", "moe.fc1 wgrad"]
 
 
+@pytest.mark.parametrize("empty", [False, True])
+def test_the_first_step_of_a_part_takes_its_bytes_and_the_last_one_gives_them_back(empty: bool) -> None:
+    """A segment of a part has several steps where pieces of a pass end in it. Segments without steps are left out."""
+    block = Block("work", ())
+    named = [[Step(f"{segment}{number}", block, ("x",)) for number in range(3)] for segment in "ab"]
+    part = _PartOfPass(segments=[[], *named, []] if empty else named)
+    part.take(8.0, 16.0)
+    steps = [step for segment in part.segments for step in segment]
+    assert [step.label for step in steps] == ["a0", "a1", "a2", "b0", "b1", "b2"]
+    assert [step.alloc_bytes for step in steps] == [8, 0, 0, 0, 0, 0]
+    assert [step.free_bytes for step in steps] == [0, 0, 0, 0, 0, 16]
+    assert {step.after for step in steps} == {("x",)}
+
+
 #: Layouts of four stages at most, and what else a layer has.
 TAKEN_APART: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "1f1b": ({}, {}),

@@ -14,9 +14,11 @@ from simulator.config import load_cluster, load_workload
 from simulator.costs.hosts import HOST_TRANSPORTS, THREAD_Bps
 from simulator.engine.invariants import check
 from simulator.errors import InputError
+from simulator.lowering.passes.offload_activations import offload_activations
 from simulator.models import stage_parts
 from simulator.program import Comm
 from simulator.step_result import StepResult
+from tests.support import lanes as texts
 from tests.support.clusters import with_unknown_hosts
 from tests.support.exact import assert_same
 from tests.support.grids import grid, one_in
@@ -218,6 +220,36 @@ def test_activations_come_back_one_layer_ahead() -> None:
         at = order.index(step.label)
         assert start[label] >= end[order[at - 2]] - 1e-12
         assert start[step.label] >= end[label] - 1e-12
+
+
+@pytest.mark.parametrize("place", ["cpu", "nvme"])
+def test_each_copy_waits_for_the_one_before_it(place: str) -> None:
+    """Three layers between an embedding and a head. Each layer's tensors go to the host behind its pass, and on to
+    drives. Two are on their way at once, so that the third layer waits for the first one's. They come back beside the
+    pass before their layer's, which is one behind the pass that they wait for, and from drives by way of the host."""
+    context = texts.rank(dp=2, model={"layers": 3}, training={"global_batch": 2}, offload={"activations": place})
+    lanes = offload_activations(texts.pipeline_passes(context), context)
+    forward, backward = ([step.label for step in lanes["compute"] if step.phase == phase] for phase in "FB")
+    layers = list(zip(forward[1:4], backward[-2:-5:-1], strict=True))
+    drives = place == "nvme"
+    expected: dict[str, tuple[str, ...]] = {}
+    for out, back in layers:
+        expected |= {f"save {out}": (out,), back: (f"load {back}",)}
+        kept = f"write {out}" if drives else f"save {out}"
+        before = [*forward, *backward]
+        comes = (kept, before[before.index(back) - 2])
+        expected |= {f"read {back}": comes, f"load {back}": (f"read {back}",)} if drives else {f"load {back}": comes}
+        expected |= {kept: (f"save {out}",)} if drives else {}
+    expected[forward[3]] = (f"save {forward[1]}",)
+    assert {step.label: step.after for steps in lanes.values() for step in steps if step.after} == expected
+    nbytes = {
+        step.op.nbytes
+        for name, steps in lanes.items()
+        if name != "compute"
+        for step in steps
+        if isinstance(step.op, Comm)
+    }
+    assert nbytes == {part.saved_bytes for part in stage_parts(context.workload, 0) if part.is_unit}
 
 
 def test_copies_slow_each_other_where_gpus_share_an_uplink() -> None:

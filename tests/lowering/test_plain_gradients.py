@@ -95,6 +95,35 @@ def test_fsdp_copies_what_it_gathers_and_reduces(m: int, kept: bool) -> None:
     assert state_bytes(work, 0).total == (12 + 4) * params / n
 
 
+@pytest.mark.parametrize("m", [1, 3])
+@pytest.mark.parametrize("gather", ["fp8", None])
+def test_shards_gathered_in_8_bits_are_measured_before_they_are_cast(m: int, gather: str | None) -> None:
+    """Each of n = 4 ranks casts its shard for the forward and for the backward pass, fp32 to bf16: 4 bytes read, 2
+    written. Matrices of layers that are gathered in 8 bits are cast to 1 byte. Before the forward pass their largest
+    magnitude is looked for, which reads their 4 bytes once more."""
+    n = 4
+    recipe = {"recipe": "torchao_tensorwise", **({"gather": gather} if gather else {})}
+    sizes = {"seq": 128, "micro_batch": 2, "global_batch": 2 * m * n, "fp8": recipe}
+    model = MODEL | {"activation": "swiglu", "norm": "rmsnorm", "position": "rope", "bias": False}
+    work = load_workload(
+        {
+            "model": model,
+            "training": sizes,
+            "framework": {"name": "torchtitan", "compile": True},
+            "parallelism": {"dp": n, "zero": 3},
+            "cluster": "dgx_h200",
+        }
+    )
+    layers = [part for part in rank_parts(work, 0) if part.is_unit]
+    # Of a layer 4 h^2 in attention, and 3 products with 4 h.
+    matrices = len(layers) * (4 + 3 * 4) * MODEL["hidden"] ** 2
+    forward, backward = parameters(work), sum(elements(part.weights) for part in layers)
+    narrow = matrices if gather else 0
+    cast = moved(work, "fsdp.cast")
+    assert cast == (m * 4.0 * (forward + backward) / n, m * (2.0 * (forward + backward) - 2 * narrow) / n)
+    assert moved(work, "fsdp.amax") == (m * 4.0 * narrow / n, 0.0)
+
+
 @pytest.mark.parametrize(
     ("layout", "made"),
     [

@@ -10,6 +10,8 @@ from simulator.api import run
 from simulator.config import load_workload
 from simulator.engine.invariants import check
 from simulator.errors import InputError
+from simulator.lowering.servers import exchange
+from simulator.program import HostOperation
 from simulator.step_result import StepResult
 from tests.support.exact import assert_same
 from tests.support.grids import grid
@@ -67,6 +69,22 @@ def test_push_and_pull_of_a_step(n: int, servers: int) -> None:
     assert together == pytest.approx(2 * nbytes / reachable_Bps * max(n / servers, 1), rel=0.01)
     assert result.to_dict()["communication"]["dp"]["bytes_per_gpu"] == pytest.approx(2 * nbytes, rel=1e-9)
     assert result.workload.cluster.nodes == n + servers
+
+
+@pytest.mark.parametrize(("kind", "together"), [("parameter_server", 4), ("async", 1)])
+def test_bytes_of_an_exchange_with_servers(kind: str, together: int) -> None:
+    """1,000 parameters of 4 replicas: gradients of 2 bytes go, weights of 2 bytes come. Between, 12 bytes of master
+    weights and moments are read and written, 2 for each gradient that has come are read, and 2 are written. Synchronous
+    servers take the gradients of all replicas at once."""
+    work = load_workload(job(dp=4, data_parallel=kind))
+    steps = exchange(work, "grads", "dp", 1000, ("0B0",))
+    assert [(step.label, step.after) for step in steps] == [
+        ("grads push", ("0B0",)),
+        ("grads update", ("grads push",)),
+        ("grads", ("grads update",)),
+    ]
+    nbytes = [step.op.nbytes for step in steps if isinstance(step.op, HostOperation)]
+    assert nbytes == [2000, 1000 * (2 * 12 + 2 * together + 2), 2000]
 
 
 def test_overlap_hides_what_the_backward_pass_covers() -> None:

@@ -12,21 +12,9 @@ from simulator.config import load_workload
 from simulator.costs.costs import Costs
 from simulator.errors import InputError
 from simulator.models import Part
-from simulator.program import AllToAll, Tiled, kernels_of
+from simulator.program import AllToAll, Memory, Tiled, kernels_of
 from tests.support.jobs import job
-from tests.support.pattern_models import LLAMA, SEQ
-
-#: 4 heads of queries and keys 16 wide, 8 of values 32 wide.
-DELTA = {"mixers": ["gated_delta"], "gated_delta": {"key_heads": 4, "value_heads": 8, "key_dim": 16, "value_dim": 32}}
-#: 8 heads of queries, keys and values 16 wide.
-KIMI = {"mixers": ["kimi_delta"], "kimi_delta": {"heads": 8, "head_dim": 16}}
-#: 8 heads of 32 with states of 16, in 2 groups; pieces of 64 tokens.
-MAMBA = {"mixers": ["mamba2"], "mamba2": {"heads": 8, "head_dim": 32, "state": 16, "groups": 2, "chunk": 64}}
-SPARSE = {
-    "kv_heads": 8,
-    "mla": {"q_lora_rank": 64, "kv_lora_rank": 32, "qk_nope_head_dim": 16, "qk_rope_head_dim": 8, "v_head_dim": 16},
-    "indexer": {"heads": 4, "head_dim": 16, "top_k": 32},
-}
+from tests.support.pattern_models import DELTA, KIMI, LLAMA, MAMBA, SEQ, SPARSE
 
 
 def layer(model: dict[str, Any], **parallelism: Any) -> Part:
@@ -41,6 +29,25 @@ def tiled(part: Part) -> dict[str, Tiled]:
     """The kernels of tiles of a layer, forward and backward."""
     ops = (*part.forward, *part.input_grad)
     return {one.name: one.kernel for op in ops for one in kernels_of(op) if isinstance(one.kernel, Tiled)}
+
+
+@pytest.mark.parametrize("tp", [1, 2])
+@pytest.mark.parametrize(
+    ("model", "names"),
+    [(DELTA, ["ba"]), (KIMI, ["g_a", "b", "f_a"]), (MAMBA, []), (LLAMA, [])],
+    ids=["delta", "kimi", "mamba", "none"],
+)
+def test_gradients_of_products_of_one_input_are_summed(model: dict[str, Any], names: list[str], tp: int) -> None:
+    """All products but the first hand on their sum with the gradient before. Two tensors of a rank's rows, 256 wide in
+    bf16, are read, and one is written."""
+    sums = [
+        (one.name, one.kernel.read_bytes, one.kernel.write_bytes)
+        for op in layer(model, tp=tp).input_grad
+        for one in kernels_of(op)
+        if one.name.startswith("mixer.") and one.name.endswith(" input grad") and isinstance(one.kernel, Memory)
+    ]
+    row = 2 * SEQ // tp * 256
+    assert sums == [(f"mixer.{name} input grad", 2 * row, row) for name in names]
 
 
 @pytest.mark.parametrize("tp", [1, 2])

@@ -288,15 +288,7 @@ def test_split_as_the_products_beside_which_they_stand(sequence_parallel: bool) 
         adapters=adapted("q", "o"),
         parallelism={"tp": 2, "sequence_parallel": sequence_parallel},
     )
-    part = layer(work)
-    shapes = {weight.name: (weight.shape, weight.partial_rows) for weight in trained(part.weights)}
-    rows = 1 if sequence_parallel else 0
-    assert shapes == {
-        "attention.q.lora_A.weight": ((4, 64), rows * 4),
-        "attention.q.lora_B.weight": ((32, 4), 0),
-        "attention.o.lora_A.weight": ((4, 32), 0),
-        "attention.o.lora_B.weight": ((64, 4), rows * 64),
-    }
+    part, rows = layer(work), sequence_parallel
     small = [(op.op.value, op.nbytes) for ops in (part.forward, part.input_grad) for op in ops if _thin(op)]
     gathered, summed = ("all_gather", 2.0 * SEQ * 4), ("reduce_scatter" if rows else "all_reduce", 2.0 * SEQ * 4)
     forward = [gathered, summed] if rows else [summed]
@@ -305,6 +297,31 @@ def test_split_as_the_products_beside_which_they_stand(sequence_parallel: bool) 
 
 def _thin(op: Any) -> bool:
     return getattr(op, "nbytes", 0.0) == 2.0 * SEQ * 4
+
+
+@pytest.mark.parametrize("tp", [2, 4])
+@pytest.mark.parametrize("sequence_parallel", [False, True])
+def test_each_rank_has_its_part_of_adapters(tp: int, sequence_parallel: bool) -> None:
+    """Adapters have rank 4. Beside a product that is split by columns B has n / tp rows, and every rank has all of A.
+    Beside one split by rows A has k / tp columns, and every rank has all of B. Keys and values of 2 heads give a rank
+    one head of 16, which with tp=4 two ranks hold. With sequence parallelism what all ranks hold has seen a part of the
+    rows on each. Name -> shape, shape in the model, whether split, rows of which a rank has a part of the gradient."""
+    work = load(adapters=adapted(*ALL), parallelism={"tp": tp, "sequence_parallel": sequence_parallel})
+    expected, rows = {}, sequence_parallel
+    for target, (n, k) in SIZES.items():
+        block = "attention" if target in ("q", "k", "v", "o") else "mlp"
+        a, b = (f"{block}.{target}.lora_{side}.weight" for side in "AB")
+        if target in ("o", "down"):
+            expected[a] = (4, k // tp), (4, k), ("tp",), 0
+            expected[b] = (n, 4), (n, 4), (), rows * n
+        else:
+            shared = target in ("k", "v") and tp == 4
+            expected[a] = (4, k), (4, k), (), rows * 4
+            expected[b] = (16 if shared else n // tp, 4), (n, 4), ("tp",), 16 if shared else 0
+    found = {
+        one.name: (one.shape, one.whole, one.sharded_over, one.partial_rows) for one in trained(layer(work).weights)
+    }
+    assert found == expected
 
 
 # ---- FLOPs

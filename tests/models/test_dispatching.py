@@ -9,7 +9,9 @@ import pytest
 
 from simulator.config import Workload, load_workload
 from simulator.errors import InputError
+from simulator.models import layer
 from simulator.models.dispatching import bytes_per_node, distinct, reach
+from simulator.program import Memory, kernels_of
 from tests.support.experts import job, play
 from tests.support.random_checks import same_without_shortcuts
 from tests.support.random_plays import Plays
@@ -153,3 +155,25 @@ REFUSED: tuple[tuple[dict[str, Any], str], ...] = (
 def test_what_a_dispatcher_cannot_do_is_said(changes: dict[str, Any], words: str) -> None:
     with pytest.raises(InputError, match=words):
         load_workload(job(**changes))
+
+
+@pytest.mark.parametrize(
+    ("framework", "ep", "etp", "copies"),
+    [
+        ("pytorch", 1, 1, 0),  # rows of one rank are in order
+        ("megatron_core", 1, 1, 1),  # sorted all the same
+        *((framework, *layout, 1) for framework in ("pytorch", "megatron_core") for layout in ((2, 1), (1, 2), (2, 2))),
+        *((framework, 8, 1, 0) for framework in ("pytorch", "megatron_core")),  # one expert a rank
+    ],
+)
+def test_rows_of_several_ranks_are_put_in_the_order_of_experts(framework: str, ep: int, etp: int, copies: int) -> None:
+    """128 tokens go to two experts each: 256 rows of 256 elements of 2 bytes, read and written. They are sorted before
+    the experts and put back behind them, and so are their gradients. A part comes from each rank for each expert."""
+    work = load_workload(job(framework=framework, parallelism={"tp": etp, "etp": etp, "dp": ep, "ep": ep}))
+    part = layer(work)
+    names = ("moe.sort", "moe.unsort", "moe.unsort bwd", "moe.sort bwd")
+    rows = 2.0 * 256 * 256
+    kernels = [one for op in (*part.forward, *part.backward) for one in kernels_of(op) if one.name in names]
+    moved = [(one.name, one.kernel) for one in kernels if isinstance(one.kernel, Memory) and one.kernel.parts]
+    assert [name for name, _ in moved] == copies * list(names)
+    assert {(kernel.read_bytes, kernel.write_bytes, kernel.parts) for _, kernel in moved} <= {(rows, rows, 8 * etp)}

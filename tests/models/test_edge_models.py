@@ -13,14 +13,8 @@ from simulator.engine.invariants import check
 from simulator.errors import InputError
 from simulator.models import Part
 from tests.support.jobs import job
-from tests.support.pattern_models import LLAMA, SEQ
+from tests.support.pattern_models import EDGE, SEQ
 from tests.support.unadvised import without_advice  # noqa: F401
-
-#: Of 4 layers, windows and all tokens in turns, the last two attend to keys of the first two.
-EDGE = LLAMA | {
-    **{"mixers": ["window", "attention"], "sliding_window": 32, "qk_norm": True},
-    **{"layer_inputs": {"width": 16, "vocab": 512}, "reused_keys": {"layers": 2, "ffn_hidden": 1024}},
-}
 
 
 def workload(**more: Any) -> Workload:

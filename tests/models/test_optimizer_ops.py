@@ -1,15 +1,18 @@
-"""Gradient buffers beside an update on the host: set to zero where whole ones lie on the GPU, and else not there."""
+"""Updates on hosts: gradient buffers that are left on the GPU, and bytes that a server moves."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import pytest
 
 from simulator import models
 from simulator.config import load_workload
-from simulator.models.optimizer import optimizer_ops
+from simulator.models.optimizer import optimizer_ops, server_update_bytes
 from simulator.operations.weights import elements
 from simulator.program import Compute, Memory
 from tests.support.jobs import job
+from tests.support.layers import SIZES, make
 
 
 @pytest.mark.parametrize(("zero", "shares"), [(1, [1.0]), (2, [])])
@@ -25,3 +28,21 @@ def test_buffers_are_cleared_where_whole_gradients_lie_on_the_gpu(zero: int, sha
     assert all(isinstance(kernel, Memory) and kernel.op == "zero" for kernel in kernels)
     written = [kernel.write_bytes / (4.0 * elements(weights)) for kernel in kernels if isinstance(kernel, Memory)]
     assert written == shares
+
+
+@pytest.mark.parametrize("gradients", [1, 2, 8])
+@pytest.mark.parametrize(
+    ("training", "states", "copied"),
+    [
+        ({}, 12, 2),  # fp32 masters and two moments; bf16 is written
+        ({"optimizer": {"master_weights": False, "state_dtype": "bf16"}}, 6, 0),  # the weights are those in bf16
+    ],
+)
+@pytest.mark.parametrize(("clip", "passes"), [(None, 0), (1.0, 2)])
+def test_bytes_of_an_update_on_servers(
+    gradients: int, training: dict[str, Any], states: int, copied: int, clip: float | None, passes: int
+) -> None:
+    """States are read and written. So many gradients of fp32 are read, and to clip them they are read and written once
+    more. The working copy is written where there are master weights."""
+    work = make(*SIZES[0], precision="bf16", grad_dtype="fp32", grad_clip=clip, **training)
+    assert server_update_bytes(work, gradients) == 2 * states + 4 * (gradients + passes) + copied

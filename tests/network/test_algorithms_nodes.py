@@ -106,14 +106,16 @@ def test_the_fabric_sums_up(nodes: int, gpus: int) -> None:
     assert idle_seconds(operation, built, IDEAL) == pytest.approx(latency + data, rel=1e-9)
 
 
+@pytest.mark.parametrize(("gpus", "leaves"), [(2, 3), (4, 2)])
 @pytest.mark.parametrize("name", ["collnet", "nvls"])
-def test_a_leaf_sends_one_sum_up(name: str) -> None:
-    """Radix 8 is 4 nodes under a leaf: of 12 nodes each rail has 3 leaves, and each sends up S/2 of its rail once and
-    receives the sum once; a tree sends up what each pair of neighbours sends each other."""
-    built = grid(12, 2, radix=8)
-    on = link_bytes(plan("all_reduce", SIZE, range(24), built, IDEAL, name), built)
+def test_a_leaf_sends_one_sum_up(name: str, gpus: int, leaves: int) -> None:
+    """Radix 8 is 4 nodes under a leaf. With g GPUs a node has g rails, and each leaf sends up the S/g of its rail once
+    and receives the sum once. A tree sends up what each pair of neighbours sends each other."""
+    nodes = 4 * leaves
+    built = grid(nodes, gpus, radix=8)
+    on = link_bytes(plan("all_reduce", SIZE, range(nodes * gpus), built, IDEAL, name), built)
     uplinks = [nbytes for link, nbytes in on.items() if "leaf" in link]
-    assert uplinks == pytest.approx([SIZE / 2] * 12)  # 2 rails, 3 leaves, 2 directions
+    assert uplinks == pytest.approx([SIZE / gpus] * (gpus * leaves * 2))  # 2 directions
 
 
 @pytest.mark.parametrize("nodes", [2, 4])

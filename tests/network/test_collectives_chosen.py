@@ -55,6 +55,18 @@ def test_small_messages_take_the_tree_and_large_ones_the_ring() -> None:
     assert plan("all_reduce", 64e9, ranks, MANY, A100).protocol == "simple"
 
 
+@pytest.mark.parametrize(
+    ("name", "gpus", "counted"),
+    [("pcie", 2, 1 / 2), ("pcie", 3, 1.0), ("pcie", 4, 1.0), ("nvswitch", 2, 1.0), ("nvswitch", 4, 1.0)],
+)
+def test_a_tree_counts_on_half_of_a_chain_whose_links_go_one_way(name: str, gpus: int, counted: float) -> None:
+    """The link out of either of two GPUs on PCIe carries the message once, up or down, and NCCL counts on half of it.
+    In a longer chain the links of an inner GPU carry it up and down, and the loads say so. NVLinks count in full."""
+    built = build_cluster(load_cluster(CLUSTERS[name]))
+    (pattern,) = patterns("all_reduce", range(gpus), built, "tree")
+    assert [leg.moves.counted for leg in pattern.legs] == [counted]
+
+
 @pytest.mark.parametrize(("op", "group"), grid([op for op in OPERATIONS if op != "barrier"], GROUPS, every=4))
 def test_more_bytes_take_longer_and_never_beat_the_wire(op: str, group: str) -> None:
     """An ideal transfer takes less; what the real one takes relative to it is least for the largest messages."""
@@ -66,6 +78,17 @@ def test_more_bytes_take_longer_and_never_beat_the_wire(op: str, group: str) -> 
     assert all(time > bound for time, bound in zip(times, bounds, strict=True))
     ratios = [time / bound for time, bound in zip(times, bounds, strict=True)]
     assert ratios[-1] == min(ratios)
+
+
+@pytest.mark.parametrize("n", [2, 3, 8])
+def test_bus_bandwidth_is_that_of_nccl_tests(n: int) -> None:
+    """Factors are those of doc/PERFORMANCE.md there. A rank's port carries all but its own part once in an all-gather,
+    reduce-scatter, all-to-all, gather and scatter. It does so twice in an all-reduce, of which a barrier is one. A
+    broadcast, a reduce and a send carry the whole message once."""
+    factors = {op: bus_factor(op, n) for op in OPERATIONS}
+    once = dict.fromkeys(("all_gather", "reduce_scatter", "all_to_all", "gather", "scatter"), (n - 1) / n)
+    twice = dict.fromkeys(("all_reduce", "barrier"), 2 * (n - 1) / n)
+    assert factors == pytest.approx(once | twice | dict.fromkeys(("broadcast", "reduce", "send", "send_recv"), 1.0))
 
 
 def test_a_slow_link_sets_the_pace_of_its_ring() -> None:

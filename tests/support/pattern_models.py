@@ -41,3 +41,20 @@ ENCODER: dict[str, Any] = {
     },
     **{"window": 16, "global_layers": [1], "patches_per_token": 4, "merge_norm": True, "projector": [512]},
 }
+
+#: Of 4 layers, windows and all tokens in turns, the last two attend to keys of the first two.
+EDGE = LLAMA | {
+    **{"mixers": ["window", "attention"], "sliding_window": 32, "qk_norm": True},
+    **{"layer_inputs": {"width": 16, "vocab": 512}, "reused_keys": {"layers": 2, "ffn_hidden": 1024}},
+}
+#: 4 heads of queries and keys 16 wide, 8 of values 32 wide.
+DELTA = {"mixers": ["gated_delta"], "gated_delta": {"key_heads": 4, "value_heads": 8, "key_dim": 16, "value_dim": 32}}
+#: 8 heads of queries, keys and values 16 wide.
+KIMI = {"mixers": ["kimi_delta"], "kimi_delta": {"heads": 8, "head_dim": 16}}
+#: 8 heads of 32 with states of 16, in 2 groups; pieces of 64 tokens.
+MAMBA = {"mixers": ["mamba2"], "mamba2": {"heads": 8, "head_dim": 32, "state": 16, "groups": 2, "chunk": 64}}
+SPARSE = {
+    "kv_heads": 8,
+    "mla": {"q_lora_rank": 64, "kv_lora_rank": 32, "qk_nope_head_dim": 16, "qk_rope_head_dim": 8, "v_head_dim": 16},
+    "indexer": {"heads": 4, "head_dim": 16, "top_k": 32},
+}

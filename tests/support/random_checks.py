@@ -37,8 +37,11 @@ NOT_COMPARED = ("simulation", "warnings")
 #: A link of the same kind may be named after another one of the class that it stands for.
 NAMES = ("name", "link", "links")
 #: Keys of clusters that refuse a node more: their number of nodes is fixed, has to be a multiple, or is one, without
-#: network cards.
-NO_ROOM = ("cluster.nodes", "cluster.overrides", "cluster.fabric.sites.count", "cluster.node.nics.count")
+#: network cards, or their switches have no port for it.
+NO_ROOM = (
+    *("cluster.nodes", "cluster.overrides", "cluster.node.nics.count"),
+    *(f"cluster.fabric.{key}" for key in ("sites.count", "tiers", "radix", "shape", "switches")),
+)
 
 
 class Problem(NamedTuple):
