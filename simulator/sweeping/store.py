@@ -24,7 +24,7 @@ from simulator.sweeping.outcome import PointOutcome, Status
 from simulator.sweeping.point import Point, source_name
 
 #: ``PRAGMA application_id`` of our databases ("llms" in ASCII), and the version of their table.
-APPLICATION_ID, TABLE_VERSION = 0x6C6C6D73, 2
+APPLICATION_ID, TABLE_VERSION = 0x6C6C6D73, 3
 _ANOTHER_NAME = "another name"
 #: Seconds for which another sweep may hold up a commit.
 _PATIENCE_s = 60.0

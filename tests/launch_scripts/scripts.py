@@ -123,8 +123,8 @@ if [ "$STAGE" == "" ]; then
   STAGE=2
 fi
 deepspeed --num_gpus=8 main.py --model_name_or_path meta-llama/Llama-2-13b-hf --per_device_train_batch_size 4 \\
-  --max_seq_len 512 --gradient_accumulation_steps 2 --gradient_checkpointing --zero_stage $STAGE --deepspeed --max_steps 300 \\
-  --output_dir $1 &> $1/log
+  --max_seq_len 512 --gradient_accumulation_steps 2 --gradient_checkpointing --zero_stage $STAGE --deepspeed \\
+  --max_steps 300 --output_dir $1 &> $1/log
 """
 NEMO = """
 trainer: {devices: 8, num_nodes: 2, precision: bf16, gradient_clip_val: 1.0, max_steps: 10}
