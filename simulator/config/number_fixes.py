@@ -1,4 +1,4 @@
-"""What to write in place of a text that is no number: a usual spelling, or a sweep over several numbers."""
+"""Fixes of texts that are no numbers: a usual spelling, or a sweep over several numbers."""
 
 from __future__ import annotations
 

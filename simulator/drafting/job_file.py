@@ -90,14 +90,14 @@ def job_text(data: Mapping[str, Any], layout: ProposedLayout, heading: str) -> s
 
 def step_text(figures: Mapping[str, Any]) -> str:
     """Return the step time with its prediction interval in brackets, where there is one."""
-    ends = [figures.get(name) for name in ("step_time_low_s", "step_time_high_s")]
-    interval = f" ({interval_text(ends)})" if None not in ends else ""
+    ends = [figures[name] for name in ("step_time_low_s", "step_time_high_s") if name in figures]
+    interval = f" ({interval_text(ends)})" if ends else ""
     return f"{format_time(figures['step_time_s'])}{interval}"
 
 
 def trust(figures: Mapping[str, Any]) -> str:
     """Return how far to trust the step time."""
-    if figures.get("step_time_low_s") is None:
+    if "step_time_low_s" not in figures:
         return (
             "No measured step is comparable: nothing says how far off the time is; llmsim run says in what they differ."
         )

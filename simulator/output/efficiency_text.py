@@ -1,4 +1,4 @@
-"""Words for MFU and the bubble: what each is a share of, and what counts."""
+"""Words for MFU and the bubble: shares of which peak or time, and what counts."""
 
 from __future__ import annotations
 

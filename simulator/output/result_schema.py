@@ -110,11 +110,16 @@ def _speed() -> dict[str, Schema]:
         "hardware_flops_per_step", "mfu", "mfu_causal", "hfu", "model_flops_per_s_per_gpu",
         "peak_flops_per_s_per_gpu", "idle_in_passes_fraction", "host_bound_fraction",
     )  # fmt: skip
-    of_some = (
+    only_some_jobs = (
         *("fp8_peak_flops_per_s_per_gpu", "fp4_peak_flops_per_s_per_gpu", "bubble_fraction", "bubble_ratio"),
         "slower_host_step_time_s",
     )
-    return {**figures, "throughput_counts": _TEXT, "peak_precision": _TEXT, **dict.fromkeys(of_some, _or_null(_NUMBER))}
+    return {
+        **figures,
+        "throughput_counts": _TEXT,
+        "peak_precision": _TEXT,
+        **dict.fromkeys(only_some_jobs, _or_null(_NUMBER)),
+    }
 
 
 def run_result_schema() -> Schema:

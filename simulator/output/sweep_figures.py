@@ -133,7 +133,7 @@ def interval_note(rows: Sequence[SweepRow]) -> list[str]:
 
 
 def headroom_cell(row: SweepRow, scale: FigureScale) -> str:
-    """Return the memory that a point leaves, behind a star where it barely fits.
+    """Return the memory that a point leaves, behind a star where that is little.
 
     >>> headroom_cell({"headroom_bytes": 1 * GiB, "capacity_bytes": 80 * GiB}, FigureScale(GiB, " GiB", 1))
     '* 1.0 GiB'

@@ -1,4 +1,4 @@
-"""Which command simulates a point, where several commands share one database."""
+"""Claims of commands that share one database: each point is simulated by the command that has claimed it."""
 
 from __future__ import annotations
 

@@ -273,9 +273,7 @@ def test_traits_that_were_measured_apart_and_never_together_are_named() -> None:
     steps = [step("one", 0.0, trained="adapters"), step("two", 0.0, precision_bits=8)]
     asked = replace(TRAITS, trained="adapters", precision_bits=8)
     first, *differences = why_nothing_counts(Evidence.from_steps(steps), asked)
-    assert first.startswith(
-        "The nearest measured step, row of one, is 0 % like this job; below 10 % a step says nothing"
-    )
+    assert first.startswith("The nearest measured step, row of one, is 0 % like this job; below 10 % a step says no")
     assert differences == ["precision 8 bits: measured with 16 bits"]
 
 
