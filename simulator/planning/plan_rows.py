@@ -16,6 +16,7 @@ from simulator.searching.branch_and_bound import SimulatedLayout
 from simulator.searching.layout_search import LayoutChoices, LayoutSearch, SearchWatch
 from simulator.searching.result import SearchResult
 from simulator.sweeping.evaluator import Evaluator
+from simulator.units import counted
 
 
 @dataclass(frozen=True)
@@ -132,11 +133,13 @@ class PlanQuestion:
             self._search(setting, gpus).prepared()
         slowest_s = self._slowest_s(base)
         if self.counts is None and least_gpus(base, slowest_s) > (most := most_gpus(base) or MAX_GPUS):
-            least = f"{least_gpus(base, slowest_s):,} GPUs or more are needed even at their peak"
-            raise InputError(least, file="days", found=f"{self.days:g}", allowed=f"as of {most:,} GPUs at most")
+            least = f"{counted(least_gpus(base, slowest_s), 'GPU')} or more are needed even at their peak"
+            raise InputError(
+                least, file="days", found=f"{self.days:g}", allowed=f"as of {counted(most, 'GPU')} at most"
+            )
         if isinstance(self.counts, CountRange) and next(whole_nodes(base, self.counts), None) is None:
             ends = f"{self.counts.least}..{self.counts.most}"
-            size = f"whole nodes of {base.cluster.gpus_per_node} GPUs, or an even part of one"
+            size = f"whole nodes of {counted(base.cluster.gpus_per_node, 'GPU')}, or an even part of one"
             size += f"; the cluster has {base.cluster.n_gpus:,}" if most_gpus(base) else ""
             raise InputError("has no number that could be tried", file="gpus", found=ends, allowed=size)
         return base

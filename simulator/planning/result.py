@@ -200,7 +200,7 @@ class PlanResult(Result):
     def __repr__(self) -> str:
         """Return the answer, and the best layout of every row."""
         lines = [
-            f"{row.gpus:,} GPUs: {format_time(row.best.step_time_s)}, {layout_text(dict(row.best.candidate.changes))}"
+            f"{counted(row.gpus, 'GPU')}: {format_time(row.best.step_time_s)}, {layout_text(dict(row.best.candidate.changes))}"
             for row in self.rows
             if row.best
         ]
