@@ -200,9 +200,9 @@ class PlanResult(Result):
     def __repr__(self) -> str:
         """Return the answer, and the best layout of every row."""
         lines = [
-            f"{counted(row.gpus, 'GPU')}: {format_time(row.best.step_time_s)}, {layout_text(dict(row.best.candidate.changes))}"
+            f"{counted(row.gpus, 'GPU')}: {format_time(best.step_time_s)}, {layout_text(dict(best.candidate.changes))}"
             for row in self.rows
-            if row.best
+            if (best := row.best)
         ]
         return "\n".join(["; ".join(self._head()), *lines])
 
