@@ -1,7 +1,7 @@
 """A discrete-event simulator of LLM training on GPU clusters: how fast, how full, and why, before anything is rented.
 
 `run` simulates a training step of a workload, and `sweep` many that differ in a few keys. `search` finds the best
-layout, `plan` the fewest GPUs, and `advise` single changes that help. `share` simulates several jobs on one cluster,
+layout, `plan` the fewest GPUs, and `advise` changes that help. `share` simulates several jobs on one cluster,
 `schedule` a pipeline schedule without a model, and `capture` makes a model of a PyTorch module. `check`, `collective`,
 `topology` and `validate` are the commands of those names. `plot` draws results. `simulate` is the engine beneath: a
 program on a cluster. Unusable input raises `errors.InputError`.

@@ -91,6 +91,8 @@ _ODD_NUMBER = re.compile(r"[-+]?(?:0[xX][0-9a-fA-F_]+|0[oO][0-7_]+|\d[\d_]*)")
 UNUSUAL = "is a number in an unusual spelling"
 #: Numbers with commas between thousands, and exponents alone.
 _THOUSANDS = re.compile(r"\s*([-+]?[0-9]{1,3}(?:,[0-9]{3})+)((?:\.[0-9]+)?\s*[^\W\d_]*(?:/s)?)\s*")
+#: A number with a comma before its decimals, as many countries write it.
+_DECIMAL_COMMA = re.compile(r"\s*([-+]?[0-9]+),([0-9]+(?:[eE][-+]?[0-9]{1,3})?\s*[^\W\d_]*(?:/s)?)\s*")
 _EXPONENT = re.compile(r"\s*[eE]([-+]?[0-9]{1,3})\s*")
 
 
@@ -172,6 +174,16 @@ def usual_spelling(text: str) -> str | None:
         return f"1e{exponent[1]}"
     thousands = _THOUSANDS.fullmatch(text)
     return thousands[1].replace(",", "") + thousands[2].strip() if thousands else None
+
+
+def decimal_point(text: str) -> str | None:
+    """Return a number that may have a decimal comma with a point; None where it is none, or has commas for thousands.
+
+    >>> decimal_point("0,5"), decimal_point("1,5T"), decimal_point("1,024"), decimal_point("1,2,4")
+    ('0.5', '1.5T', None, None)
+    """
+    match = _DECIMAL_COMMA.fullmatch(text)
+    return f"{match[1]}.{match[2].strip()}" if match and usual_spelling(text) is None else None
 
 
 def plain_spellings(text: str) -> list[str]:

@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 from simulator.config.section import is_whole
 from simulator.errors import InputError
@@ -213,9 +213,9 @@ class StepFigures(ABC):
         return float(self.figures["hfu"])
 
     @property
-    def bubble_fraction(self) -> float:
-        """Idle time of pipelines over their window."""
-        return float(self.figures["bubble_fraction"])
+    def bubble_fraction(self) -> float | None:
+        """Idle time of pipelines over their window (see `simulator.analysis.training.bubble`); None without stages."""
+        return cast("float | None", self.figures.get("bubble_fraction"))
 
     @property
     def exposed_communication_fraction(self) -> float:

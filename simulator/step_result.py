@@ -223,9 +223,11 @@ class StepResult(TimelineResult, StepFigures):
     @property
     def title(self) -> str:
         """Title of pictures: name, step time and bubble."""
+        from simulator.output.efficiency_text import BUBBLE_WINDOW
+
         title = f"{self.job_name}: {format_time(self.spans.step_time_s)} a step"
-        if self.workload.parallelism.pp > 1:
-            title += f", bubble {self.report['bubble_fraction']:.1%} of the pipeline's window"
+        if (bubble := self.report["bubble_fraction"]) is not None:
+            title += f", bubble {bubble:.1%} {BUBBLE_WINDOW}"
         return title
 
     def memory(self, ax: Axes | None = None) -> Figure:

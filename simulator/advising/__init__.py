@@ -1,1 +1,1 @@
-"""Advice on speed: single changes of a job, each simulated, and the ones that help most."""
+"""Advice on speed: changes of a job, each simulated, and the ones that help most."""

@@ -1,4 +1,4 @@
-"""Python entry point of advice on speed: `advise` simulates single changes of a job and ranks those that help."""
+"""Python entry point of advice on speed: `advise` simulates changes of a job and ranks those that help."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def advise(
     budget_s: float = BUDGET_S,
     watch: Callable[[int, int], object] = lambda done, total: None,
 ) -> SpeedAdvice:
-    """Simulate single changes of ``job``, a result or what `run` takes, and return those that help most.
+    """Simulate changes of ``job``, a result or what `run` takes, and return those that help most.
 
     Changes of what takes most of the step come first. ``budget_s``: seconds after which no simulation begins. ``watch``
     is told how many of how many changes are done. Raises `InputError` on what cannot be used.

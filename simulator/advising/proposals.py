@@ -1,4 +1,4 @@
-"""Proposals: single changes that may make a step faster, and the part of its time that each can shorten.
+"""Proposals: changes that may make a step faster, and the part of its time that each can shorten.
 
 All keep the model, the batch, the GPUs and the numerical result of a step; what is illegal for a job is refused when it
 is tried.

@@ -92,7 +92,7 @@ def _say_sizes(job: Workload, total: int, active: int) -> None:
     folded = f", experts over ep {layout.ep} x etp {layout.etp}" if job.model.moe else ""
     say(f"  ranks         {job.n_ranks} = tp {layout.tp}{context} x pp {layout.pp} x dp {layout.dp}{folded}")
     types = ", ".join(cluster.gpu_types)
-    say(f"  cluster       {cluster.n_nodes} x {cluster.name}: {cluster.n_gpus} GPUs, {types}")
+    say(f"  cluster       {cluster.n_nodes} x {cluster.name}: {counted(cluster.n_gpus, 'GPU')}, {types}")
     say(f"  calibration   {', '.join(job.calibrations.values())}" + (f", stack {job.stack}" if job.stack else ""))
     if recipe := job.training.product_recipe:
         from simulator.precisions import in_words

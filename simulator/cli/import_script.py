@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import textwrap
 from collections.abc import Mapping
 from dataclasses import asdict
@@ -12,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from simulator.cli.outputs import check_outputs, shows_summary, write_json
+from simulator.config.catalog import seen_from
 from simulator.errors import InputError
 from simulator.output.envelope import envelope
 from simulator.output.files import writing
@@ -68,9 +68,7 @@ def _as_seen_from(folder: Path, data: Mapping[str, Any]) -> dict[str, Any]:
     """Return the keys of a workload file in ``folder``, from where a relative path of its model starts."""
     model = data["model"]
     path = model.get("hf_config") if isinstance(model, Mapping) else None
-    if path is None or path.startswith("~") or Path(path).is_absolute():
-        return dict(data)
-    return {**data, "model": {**model, "hf_config": os.path.relpath(path, folder)}}
+    return dict(data) if path is None else {**data, "model": {**model, "hf_config": seen_from(folder, path)}}
 
 
 def workload_file(data: Mapping[str, Any], script: LaunchScript, source: Path) -> str:

@@ -98,7 +98,7 @@ def command(
 
         target = Path(cluster_file.name) if imported else None
         with amended(_by_option):
-            result = draft(answers, out.stem, target, budget_s=budget_s, jobs=jobs, watch=search_watch(far))
+            result = draft(answers, out.stem, target, out.parent, budget_s=budget_s, jobs=jobs, watch=search_watch(far))
     _write(result, answers, out, cluster_file)
     write_json(json, _content(result, out, cluster_file if imported else None))
     warn(f"assumed: {text}" for text in (imported.assumed if imported else ()))
@@ -308,9 +308,9 @@ def _doubts(result: Draft, answers: JobAnswers, budget_s: float) -> Iterator[str
 
 
 def _show(result: Draft, answers: JobAnswers, out: Path, cluster_file: Path | None) -> None:
-    from simulator.drafting.job_file import layout_keys
+    from simulator.drafting.job_file import layout_keys, step_text, trust
     from simulator.output.search_table import layout_text
-    from simulator.units import counted, format_gib, format_time
+    from simulator.units import counted, format_gib
 
     layout, figures = result.layout, result.layout.figures
     legal = f"{counted(layout.n_legal, 'legal layout')} with simple schedules, {layout.n_simulated:,} simulated"
@@ -319,9 +319,10 @@ def _show(result: Draft, answers: JobAnswers, out: Path, cluster_file: Path | No
     keys = {f"{section}.{key}": value for section, values in sections for key, value in values.items()}
     say(f"  {layout_text(keys)}")
     say(
-        f"  a step of {format_time(figures['step_time_s'])}, {figures['tokens_per_s']:,.0f} tokens/s, "
+        f"  a step of {step_text(figures)}, {figures['tokens_per_s']:,.0f} tokens/s, "
         f"{format_gib(figures['peak_bytes'])} of {format_gib(figures['capacity_bytes'])} on the fullest GPU"
     )
+    say(f"  {trust(figures)}")
     for path in (out, cluster_file):
         if path is not None:
             say(f"written: {path}")

@@ -12,7 +12,7 @@ import typer
 from typer.core import TyperCommand
 
 from simulator.errors import InputError, amended
-from simulator.quantities import plain_spellings, usual_spelling
+from simulator.quantities import decimal_point, plain_spellings, usual_spelling
 
 #: How the tool and its groups of commands show help and errors.
 APP_SETTINGS: dict[str, Any] = {
@@ -47,8 +47,8 @@ def _no_number(names: list[str], words: list[str], wanted: str) -> InputError:
     number = "[-+]?[0-9.]+" if wanted == "a number" else "[-+]?[0-9]+"
     text = next((value for value in values if not re.fullmatch(number, value)), "".join(values[:1]))
     plain = " or ".join(plain_spellings(text)) or usual_spelling(text)
-    if wanted == "a number" and re.fullmatch(r"[0-9]+,[0-9]{1,2}", text):  # a decimal comma
-        plain = text.replace(",", ".")
+    if wanted == "a number":
+        plain = decimal_point(text) or plain
     fix = f"{names[0]} {plain}" if plain else None
     return InputError(f"must be {wanted}", file=names[0], found=text, allowed=f"{wanted}, without a unit", fix=fix)
 

@@ -89,6 +89,16 @@ def find(
     )
 
 
+def seen_from(folder: Path, reference: str) -> str:
+    """Return a path as a file in ``folder`` writes it: a relative one starts there.
+
+    >>> seen_from(Path("jobs"), "config.json"), seen_from(Path(), "config.json"), seen_from(Path("jobs"), "~/one.json")
+    ('../config.json', 'config.json', '~/one.json')
+    """
+    is_whole = reference.startswith("~") or Path(reference).is_absolute()
+    return reference if is_whole else Path(os.path.relpath(reference, folder)).as_posix()
+
+
 def _number(name: str) -> list[str]:
     """Return the digits in the first word of a name: the number of a GPU's model."""
     return re.findall(r"\d+", re.split("[-_]", name)[0])

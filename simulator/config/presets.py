@@ -192,6 +192,10 @@ def _config_fields(name: str, base: Path | None, file: object, key: str | None) 
     """Return the keys that a config.json means; behind a ``#`` stands the key of a section that is meant alone."""
     name, _, section = name.partition("#")
     path = as_path(name, base=base, file=file, key=key)
+    if not path.exists():
+        tried = dict.fromkeys(str(folder.resolve()) for folder in (base, Path()) if folder is not None)
+        looked = "" if path.is_absolute() else f"a path that starts in {' or '.join(tried)}"
+        raise InputError("no such file", file=file, key=key, found=name, allowed=looked or "the path of a config.json")
     with expecting(CONFIG, path):
         config: object = read_json(path)
     if section and isinstance(config, Mapping):

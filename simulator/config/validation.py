@@ -16,6 +16,7 @@ from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
 from simulator.config import synonyms
+from simulator.config.number_fixes import number_fix, swept
 from simulator.config.section import AsSection, docstring_of, fields_by_key, paths, section_of, sections_in
 from simulator.errors import (
     MAX_ERRORS,
@@ -38,7 +39,6 @@ from simulator.quantities import (
     nearest_spellings,
     plain_spellings,
     quantity_of,
-    usual_spelling,
 )
 
 T = TypeVar("T")
@@ -187,7 +187,7 @@ def _unknown_word(key: str, written_key: str, value: object, context: dict[str, 
     words = [text or number for text, number in re.findall(r"'([^']*)'|(\d+)", context["expected"])]
     meant = synonyms.value_here(value)
     near = meant if meant in words else closest(value, words)
-    sweep = _swept(written_key, value, "|".join(map(re.escape, words)))
+    sweep = swept(written_key, value, "|".join(map(re.escape, words)))
     fix = sweep or (f"{key.rpartition('.')[2]}: {near}" if near else None)
     other_types = [kind for kind in context.get("members", ()) if kind != "literal_error"]
     allowed = ", ".join(words)
@@ -225,7 +225,7 @@ def _wrong_type(
             return InputError(
                 UNUSUAL, key=key, found=brief(value), allowed=f"{allowed}: digits 0 to 9", fix=f"{name}: {plain}"
             )
-        fix = _number_fix(written_key, name, value) if isinstance(value, str) else None
+        fix = number_fix(written_key, name, value, kind == "int_type") if isinstance(value, str) else None
     if kind == "string_type" and isinstance(value, int | float) and not isinstance(value, bool):
         fix = f'{name}: "{value}", in quotes'
     if "number" in wanted and (quantity := quantity_of(key)):
@@ -235,21 +235,6 @@ def _wrong_type(
         allowed = f"{allowed}: {keys}" if keys else allowed
         fix = _key_of_word(written_key, field, value)
     return InputError(f"must be {wanted}", key=key, found=brief(value), allowed=allowed, fix=fix)
-
-
-def _number_fix(key: str, name: str, text: str) -> str | None:
-    """Return what to write for a number in quotes, or as other habits write it, or for several numbers.
-
-    >>> _number_fix("parallelism.tp", "tp", "4"), _number_fix("training.total_tokens", "total_tokens", "e12")
-    ('tp: 4, without quotes', 'total_tokens: 1e12')
-    >>> _number_fix("training.seq", "seq", "8,192")
-    'seq: 8192, or llmsim sweep WORKLOAD --grid training.seq=8,192, which tries each of them'
-    """
-    if re.fullmatch(r"[-+]?[0-9.]+(?:[eE][-+]?[0-9]+)?", text.strip()):
-        return f"{name}: {text.strip()}, without quotes"
-    usual = usual_spelling(text)
-    swept = _swept(key, text, r"[-+]?[\d.]+(?:[eE][-+]?\d+)?")
-    return ", or ".join(filter(None, [usual and f"{name}: {usual}", swept])) or None
 
 
 def _wrong_unit(key: str, value: str, allowed: str, data: Any) -> InputError:
@@ -269,17 +254,6 @@ def _wrong_unit(key: str, value: str, allowed: str, data: Any) -> InputError:
     seq = section.get("seq") if isinstance(section, Mapping) else None
     fix = f"{name}: {in_sequences(value, seq)}"
     return InputError("counts sequences, without a unit", key=key, found=brief(value), allowed=allowed, fix=fix)
-
-
-def _swept(key: str, value: object, one: str) -> str | None:
-    """Return how to try all values of a list joined by commas, each of the form ``one``; None where it is no such list.
-
-    >>> _swept("parallelism.tp", "1, 2,4", "[0-9]+")
-    'llmsim sweep WORKLOAD --grid parallelism.tp=1,2,4, which tries each of them'
-    """
-    if not isinstance(value, str) or not re.fullmatch(rf"\s*(?:{one})(?:\s*,\s*(?:{one}))+\s*", value):
-        return None
-    return f"llmsim sweep WORKLOAD --grid {key}={''.join(value.split())}, which tries each of them"
 
 
 def _unknown_key(model: type[BaseModel], owner: type[BaseModel], key: str, value: object) -> InputError:

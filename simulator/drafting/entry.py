@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from simulator.config import load_workload
+from simulator.config import catalog, load_workload
 from simulator.drafting.job_file import job_text, layout_keys
 from simulator.drafting.layouts import ProposedLayout, proposed_layout
 from simulator.drafting.machines import JobMachines
@@ -55,6 +55,7 @@ def draft(
     answers: JobAnswers,
     name: str,
     cluster_file: Path | None = None,
+    folder: Path = Path(),
     *,
     budget_s: float = 60.0,
     jobs: int | None = None,
@@ -63,6 +64,7 @@ def draft(
     """Return the workload file of a job, with a layout that fits.
 
     ``cluster_file``: where machines that were read from outputs of commands are to stand; the caller writes it.
+    ``folder``: where the workload file will lie, from where its paths start.
     ``budget_s``, ``jobs`` and ``watch``: as of `simulator.search`. Raises `InputError` where the job cannot be, or no
     layout fits.
     """
@@ -90,9 +92,10 @@ def draft(
         data["parallelism"] |= _counted_ends(data)
     layout = proposed_layout(data, gpus, budget_s, jobs, watch)
     sections = layout_keys(layout.changes)
-    cluster = {"name": str(cluster_file)} if cluster_file else machines.unsized
+    cluster = {"name": str(cluster_file)} if cluster_file else _seen_from(folder, machines.unsized, "name")
     written = {
         **data,
+        "model": _seen_from(folder, data["model"], "hf_config"),
         "training": {**data["training"], **sections.get("training", {})},
         "parallelism": {**data["parallelism"], **sections.get("parallelism", {})},
         "cluster": cluster if spec.fixed_nodes else {**cluster, "nodes": spec.n_nodes},
@@ -100,6 +103,14 @@ def draft(
     machines_name = cluster_file.stem if cluster_file else machines.unsized["name"]
     heading = f"{name}.yaml: {answers.model} on {counted(gpus, 'GPU')} of {machines_name}, by llmsim init."
     return Draft(written, job_text(written, layout, heading), layout, spec.n_gpus - gpus, without_encoder)
+
+
+def _seen_from(folder: Path, section: Mapping[str, Any], key: str) -> dict[str, Any]:
+    """Return a section in which a path under ``key`` starts from ``folder``; a shipped cluster is no path."""
+    reference = section.get(key)
+    if reference is None or (key == "name" and catalog.is_shipped("cluster", reference)):
+        return dict(section)
+    return {**section, key: catalog.seen_from(folder, reference)}
 
 
 def _why_no_encoder(data: Mapping[str, Any], method: str) -> str:

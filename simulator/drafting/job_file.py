@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from simulator.drafting.layouts import SPARE, ProposedLayout
+from simulator.output.accuracy_text import interval_text
 from simulator.units import format_gib, format_time
 
 #: Dotted key -> what stands beside it. Keys of a layout come in this order.
@@ -79,11 +80,28 @@ def job_text(data: Mapping[str, Any], layout: ProposedLayout, heading: str) -> s
     head = [
         heading,
         f"The layout is the best {_weighed(layout)}: a step of",
-        f"{format_time(figures['step_time_s'])}, {format_gib(figures['peak_bytes'])} of "
+        f"{step_text(figures)}, {format_gib(figures['peak_bytes'])} of "
         f"{format_gib(figures['capacity_bytes'])} on the fullest GPU.",
+        trust(figures),
         *([tight_memory(layout)] if layout.spare < SPARE else []),
     ]
     return "\n".join([*(f"# {line}" for line in head), *_lines(data)]) + "\n"
+
+
+def step_text(figures: Mapping[str, Any]) -> str:
+    """Return the step time with its prediction interval in brackets, where there is one."""
+    ends = [figures[name] for name in ("step_time_low_s", "step_time_high_s") if name in figures]
+    interval = f" ({interval_text(ends)})" if ends else ""
+    return f"{format_time(figures['step_time_s'])}{interval}"
+
+
+def trust(figures: Mapping[str, Any]) -> str:
+    """Return how far to trust the step time."""
+    if "step_time_low_s" not in figures:
+        return (
+            "No measured step is comparable: nothing says how far off the time is; llmsim run says in what they differ."
+        )
+    return "In brackets: where a real step would be measured, nine times in ten; llmsim run says what that rests on."
 
 
 def _weighed(layout: ProposedLayout) -> str:

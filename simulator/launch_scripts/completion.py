@@ -57,6 +57,8 @@ def workload_data(
     training = data["training"]
     if "global_batch" not in training:
         training["global_batch"] = _size(training, "micro_batch") * (script.accumulation or 1) * _size(layout, "dp")
+    if script.steps is not None and "total_tokens" not in training:
+        training["total_tokens"] = float(script.steps * _size(training, "global_batch") * _size(training, "seq"))
     order = ("name", "model", "framework", "training", "parallelism", "cluster")
     return {key: data[key] for key in (*order, *(data.keys() - set(order))) if key in data}
 

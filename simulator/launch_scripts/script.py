@@ -31,6 +31,7 @@ class LaunchScript:
     batch. ``assumed``: keys that the script leaves open, and their values. ``neutral``: options that change neither
     time nor memory. ``ignored``: options that are not simulated, or not known here.
     ``copies``: of a model that the other replicas share in shards; None where no number of GPUs decides how many share.
+    ``steps``: updates of the whole run; None where the script leaves that open, or says the tokens.
     """
 
     format: str
@@ -42,6 +43,7 @@ class LaunchScript:
     neutral: tuple[str, ...]
     ignored: tuple[str, ...]
     copies: int | None = None
+    steps: int | None = None
 
 
 @dataclass(frozen=True)
@@ -65,6 +67,7 @@ class ScriptReading:
     gpus: int | None = None
     accumulation: int | None = None
     copies: int | None = None
+    steps: int | None = None
     names: Mapping[str, str] = field(default_factory=dict)
     workload: dict[str, Any] = field(default_factory=dict)
     understood: list[UnderstoodOption] = field(default_factory=list)
@@ -208,7 +211,7 @@ class ScriptReading:
     def script(self) -> LaunchScript:
         """The script as far as it was read."""
         lists = (tuple(self.understood), tuple(self.assumed), tuple(self.neutral), tuple(self.ignored))
-        return LaunchScript(self.format, self.workload, self.gpus, self.accumulation, *lists, self.copies)
+        return LaunchScript(self.format, self.workload, self.gpus, self.accumulation, *lists, self.copies, self.steps)
 
     def _name(self, option: str) -> str:
         return self.names.get(option, option)

@@ -143,7 +143,7 @@ def put_precision(reading: ScriptReading, *, unsaid: str) -> None:
 
 
 def put_batch(reading: ScriptReading, micro: str, accumulation: str) -> None:
-    """Put the micro-batch, and how many a step has."""
+    """Put the micro-batch, how many a step has, and how many steps the run has, where it says so."""
     reading.take(micro, "training.micro_batch")
     steps = reading.number(accumulation)
     if steps is not None:
@@ -152,6 +152,12 @@ def put_batch(reading: ScriptReading, micro: str, accumulation: str) -> None:
     elif reading.accumulation is None:
         reading.accumulation = 1
         reading.assumed.append(f"{accumulation}: 1, its default")
+    updates = reading.number("max_steps")
+    if updates is not None and updates > 0:
+        reading.steps = updates
+        reading.understand("max_steps", "training.total_tokens", f"{updates} steps")
+    else:  # transformers' default is -1: epochs decide
+        reading.leave("max_steps")
 
 
 def put_optimizer(reading: ScriptReading, option: str) -> None:

@@ -1,4 +1,4 @@
-"""Table of the single changes that help most."""
+"""Table of the changes that help most."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def change_parts(advice: Mapping[str, Any], step_time_s: float) -> list[Renderab
     parts: list[RenderableType] = []
     if advice["changes"]:
         table = FittedTable(
-            "What to change: single changes that help most, each simulated",
+            "What to change: the changes that help most, each simulated by itself",
             ("change", "left"), ("step", "right"), ("saved", "right"), ("", "right"), ("memory", "left"),
         )  # fmt: skip
         for row in advice["changes"]:
@@ -56,13 +56,13 @@ def change_lines(advice: Mapping[str, Any]) -> list[str]:
             needs = "more memory of the host than a node has"
         step = format_time(larger["step_time_s"])
         lines.append(f"Faster, if it fitted: {larger['options']} takes {step} a step and needs {needs}.")
-    tried = f"{counted(advice['simulated'], 'single change')} simulated"
+    tried = f"{counted(advice['simulated'], 'change')} simulated, each by itself"
     if advice["refused"]:
         tried += f", {advice['refused']} more not possible for this job"
     if advice["left"]:
         tried += f", {advice['left']} not tried for want of time (--budget-s)"
     unhelpful = not advice["changes"] and advice["simulated"]
-    helps = "No single change that was tried makes the step faster and fits: " if unhelpful else ""
+    helps = "No change that was tried makes the step faster and fits: " if unhelpful else ""
     lines.append(f"{helps}{tried}.")
     return lines
 

@@ -1,9 +1,12 @@
-"""Words for MFU: whose peak it is a share of, and how much of attention counts."""
+"""Words for MFU and the bubble: shares of which peak or time, and what counts."""
 
 from __future__ import annotations
 
 from simulator.output.tables import JsonReport, percent
 from simulator.units import TFLOP
+
+#: Of a pipeline, the time that the bubble is a share of (`simulator.analysis.training.bubble`).
+BUBBLE_WINDOW = "from first op to last pass"
 
 
 def mfu_lines(report: JsonReport) -> list[str]:
@@ -23,6 +26,12 @@ def mfu_lines(report: JsonReport) -> list[str]:
     if mfu > 1:
         first += ", which products in fewer bits pass"
     return [first, *(["; ".join(shares)] if shares else [])]
+
+
+def bubble_text(report: JsonReport) -> str:
+    """Return the bubble of a job with stages: the share of which time, over the busy time, and what counts as idle."""
+    idle = f"idle {percent(report['bubble_fraction'])} {BUBBLE_WINDOW}"
+    return f"{idle}, idle / busy {report['bubble_ratio']:.3f}; pp and dp count as idle"
 
 
 def tflops(rate: float) -> str:

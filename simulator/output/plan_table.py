@@ -8,7 +8,15 @@ from typing import TYPE_CHECKING, Any
 
 from simulator.output.fitted_table import Column, FittedTable
 from simulator.output.search_table import SearchRow
-from simulator.output.sweep_figures import FIGURES, INTERVAL, FigureScale, interval_cell, interval_note
+from simulator.output.sweep_figures import (
+    FIGURES,
+    INTERVAL,
+    FigureScale,
+    headroom_cell,
+    headroom_note,
+    interval_cell,
+    interval_note,
+)
 from simulator.output.sweep_table import setting_text, short_names
 
 if TYPE_CHECKING:
@@ -55,7 +63,8 @@ def plan_summary(view: PlanView) -> RenderableType:
         parts += ["", _front_table(view)]
         if len(view.front) > _MOST_OF_FRONT:
             parts.append(Text(f"{len(view.front) - _MOST_OF_FRONT:,} more are on it; --json has all."))
-    return Group(*parts, *map(Text, view.foot))
+    notes = headroom_note([*view.rows, *view.front[:_MOST_OF_FRONT]])
+    return Group(*parts, *map(Text, [*notes, *view.foot]))
 
 
 def setting_words(setting: Mapping[str, Any]) -> str:
@@ -92,10 +101,16 @@ def _best_table(view: PlanView) -> FittedTable:
         cells = [setting_text(row[key], key) for key in keys]
         cells.insert(len(view.varied), f"{row['n_gpus']:,}")
         for name, scale in scales.items():
-            cells.append("-" if row.get(name) is None else scale.text(row[name]))
+            cells.append(_cell(row, name, scale))
             cells += [interval_cell(row, scale)] if name == "step_time_s" else []
         table.add_row(*cells, f"{row['speedup']:.3f}")
     return table
+
+
+def _cell(row: SearchRow, name: str, scale: FigureScale) -> str:
+    if row.get(name) is None:
+        return "-"
+    return headroom_cell(row, scale) if name == "headroom_bytes" else scale.text(row[name])
 
 
 def _figure_heads(scales: Mapping[str, FigureScale]) -> list[Column]:
@@ -122,6 +137,6 @@ def _front_table(view: PlanView) -> FittedTable:
     for row in rows:
         table.add_row(
             *(setting_text(row[key], key) for key in view.keys),
-            *("-" if row.get(name) is None else scale.text(row[name]) for name, scale in scales.items()),
+            *(_cell(row, name, scale) for name, scale in scales.items()),
         )
     return table

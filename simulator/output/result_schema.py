@@ -108,11 +108,18 @@ def _speed() -> dict[str, Schema]:
     figures = _numbers(
         "tokens_per_s", "tokens_per_s_per_gpu", "model_flops_per_step", "model_flops_per_step_causal",
         "hardware_flops_per_step", "mfu", "mfu_causal", "hfu", "model_flops_per_s_per_gpu",
-        "peak_flops_per_s_per_gpu", "bubble_fraction", "bubble_ratio", "host_bound_fraction",
+        "peak_flops_per_s_per_gpu", "idle_in_passes_fraction", "host_bound_fraction",
     )  # fmt: skip
-    peaks = ("fp8_peak_flops_per_s_per_gpu", "fp4_peak_flops_per_s_per_gpu")
-    figures["slower_host_step_time_s"] = _or_null(_NUMBER)
-    return {**figures, "throughput_counts": _TEXT, "peak_precision": _TEXT, **dict.fromkeys(peaks, _or_null(_NUMBER))}
+    only_some_jobs = (
+        *("fp8_peak_flops_per_s_per_gpu", "fp4_peak_flops_per_s_per_gpu", "bubble_fraction", "bubble_ratio"),
+        "slower_host_step_time_s",
+    )
+    return {
+        **figures,
+        "throughput_counts": _TEXT,
+        "peak_precision": _TEXT,
+        **dict.fromkeys(only_some_jobs, _or_null(_NUMBER)),
+    }
 
 
 def run_result_schema() -> Schema:

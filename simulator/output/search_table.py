@@ -7,7 +7,15 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from simulator.output.fitted_table import Column, FittedTable
-from simulator.output.sweep_figures import FIGURES, INTERVAL, FigureScale, interval_cell, interval_note
+from simulator.output.sweep_figures import (
+    FIGURES,
+    INTERVAL,
+    FigureScale,
+    headroom_cell,
+    headroom_note,
+    interval_cell,
+    interval_note,
+)
 from simulator.output.sweep_table import setting_text, short_names
 from simulator.units import counted, format_gib, format_time
 
@@ -96,6 +104,7 @@ def search_summary(view: SearchView) -> RenderableType:
     if len(view.front) > 1:
         title = "Less time or more memory left: the Pareto front of the simulated layouts"
         parts += ["", _figures_table(view.front, view.keys, title)]
+    parts += map(Text, headroom_note([*view.ranking, *view.front]))
     parts += ["", _lost_table(view.lost), *map(Text, view.foot)]
     return Group(*parts)
 
@@ -121,7 +130,8 @@ def _figures_table(rows: Sequence[SearchRow], keys: Sequence[str], title: str) -
     scales = {name: FigureScale.fitting(FIGURES[name], [row[name] for row in rows]) for name in _FIGURES}
     for place, row in enumerate(rows, 1):
         cells = [str(place), *(setting_text(row[key], key) for key in keys)]
-        cells += [scales[name].text(row[name]) for name in _FIGURES]
+        cells += [scales[name].text(row[name]) for name in _FIGURES[:-1]]
+        cells.append(headroom_cell(row, scales[_FIGURES[-1]]))
         cells.insert(1 + len(keys) + 1, interval_cell(row, scales["step_time_s"]))
         table.add_row(*cells, scales["step_time_s"].text(row["least_step_time_s"]))
     return table

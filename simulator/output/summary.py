@@ -14,7 +14,7 @@ from simulator.adapters import ADAPTERS
 from simulator.input_files import as_options
 from simulator.output.accuracy_text import beside_step_time, interval_lines, interval_of, nothing_comparable_lines
 from simulator.output.change_table import change_parts
-from simulator.output.efficiency_text import mfu_lines, tflops
+from simulator.output.efficiency_text import bubble_text, mfu_lines, tflops
 from simulator.output.fitted_table import FittedTable
 from simulator.output.memory_summary import fit_verdict, memory_of
 from simulator.output.tables import (
@@ -192,7 +192,7 @@ def _exposed(report: JsonReport) -> float:
 
 
 _BUBBLE = "bubble"
-#: Figures side by side. Without stages there is no bubble, whatever a lone rank waits for.
+#: Figures side by side. Without stages there is no bubble.
 _COMPARED: tuple[tuple[str, Callable[[JsonReport], float], Callable[[float], str]], ...] = (
     ("GPUs", lambda r: r["n_gpus"], "{:,}".format),
     ("step time", lambda r: r["step_time_s"], format_time),
@@ -201,7 +201,7 @@ _COMPARED: tuple[tuple[str, Callable[[JsonReport], float], Callable[[float], str
     ("model FLOP/s per GPU", lambda r: r["model_flops_per_s_per_gpu"], tflops),
     ("MFU", lambda r: r["mfu"], percent),
     ("HFU", lambda r: r["hfu"], percent),
-    (_BUBBLE, lambda r: r["bubble_fraction"] if r["parallelism"]["pp"] > 1 else 0.0, percent),
+    (_BUBBLE, lambda r: r["bubble_fraction"] or 0.0, percent),
     ("compute", lambda r: r["time_breakdown_s"]["compute"], format_time),
     ("recompute", lambda r: r["time_breakdown_s"]["recompute"], format_time),
     ("optimizer", lambda r: r["time_breakdown_s"]["optimizer"], format_time),
@@ -369,12 +369,8 @@ def _key_figures(report: JsonReport) -> Table:
         waits = percent(report["host_bound_fraction"])
         slower = f"{format_time(slower_s)}, {slower_s / report['step_time_s']:.2f} times as long"
         grid.add_row("host", f"GPUs wait {waits} for it; were it half as fast, a step would take {slower}")
-    if report["parallelism"]["pp"] > 1:
-        grid.add_row(
-            "bubble",
-            f"pipelines idle {percent(report['bubble_fraction'])} of the time, "
-            f"idle / busy {report['bubble_ratio']:.3f}; exposed pp and dp included",
-        )
+    if report["bubble_fraction"] is not None:
+        grid.add_row("bubble", bubble_text(report))
         stages = report["stages"]
         advice = ""
         if better := stages["layers_per_stage"]:

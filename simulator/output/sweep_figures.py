@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from simulator.analysis.training.memory import NARROW, is_narrow
 from simulator.errors import InputError
 from simulator.input_files import closest
 from simulator.units import GiB, ms, us
@@ -51,7 +52,8 @@ FIGURES: Mapping[str, ComparedFigure] = {
     "tokens_per_s_per_gpu": ComparedFigure("tokens/s per GPU", "number", True),
     "mfu": ComparedFigure("MFU", "share", True),
     "hfu": ComparedFigure("HFU", "share", True),
-    "bubble_fraction": ComparedFigure("bubble", "share"),
+    "bubble_fraction": ComparedFigure("bubble", "share", needs=("parallelism.pp",)),
+    "idle_in_passes_fraction": ComparedFigure("idle in passes", "share"),
     "exposed_communication_fraction": ComparedFigure("exposed communication", "share"),
     "host_bound_fraction": ComparedFigure("host-bound", "share"),
     "fits": ComparedFigure("fits", "flag", True),
@@ -128,6 +130,27 @@ def interval_note(rows: Sequence[SweepRow]) -> list[str]:
     if all(interval_cell(row, FigureScale(1.0, "", 0)) != "-" for row in rows):
         return []
     return [f"- as {INTERVAL}: no measured step is comparable; llmsim run says in what they differ."]
+
+
+def headroom_cell(row: SweepRow, scale: FigureScale) -> str:
+    """Return the memory that a point leaves, behind a star where that is little.
+
+    >>> headroom_cell({"headroom_bytes": 1 * GiB, "capacity_bytes": 80 * GiB}, FigureScale(GiB, " GiB", 1))
+    '* 1.0 GiB'
+    """
+    return f"{'* ' if _barely_fits(row) else ''}{scale.text(row['headroom_bytes'])}"
+
+
+def headroom_note(rows: Sequence[SweepRow]) -> list[str]:
+    """Return a line on what the star means, where any of ``rows`` has it."""
+    if not any(map(_barely_fits, rows)):
+        return []
+    left = f"less than {100 * NARROW:.0f} % of a GPU is left"
+    return [f"* barely fits: {left}, and simulated memory is off by more than that on average."]
+
+
+def _barely_fits(row: SweepRow) -> bool:
+    return is_narrow(row["capacity_bytes"] - row["headroom_bytes"], row["capacity_bytes"])
 
 
 def check_figure(name: str, option: str) -> None:

@@ -99,9 +99,10 @@ def setting_text(value: Any, key: str = "") -> str:
 
 
 def _columns(rows: Sequence[SweepRow], sort: str) -> list[str]:
-    """Return the figures that have a column, the one of ``sort`` first."""
+    """Return the figures that have a column, the one of ``sort`` first; those that no row has are left out."""
     different = [name for name in _WHERE_DIFFERENT if len({row.get(name) for row in rows}) > 1]
-    return list(dict.fromkeys([sort, *_USUAL, *different]))
+    usual = [name for name in _USUAL if any(row.get(name) is not None for row in rows)]
+    return list(dict.fromkeys([sort, *usual, *different]))
 
 
 def _figures_table(

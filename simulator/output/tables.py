@@ -98,10 +98,17 @@ def contention(report: JsonReport, title: str) -> FittedTable:
 
 
 def bars(
-    title: str, rows: Sequence[tuple[str, float]], whole: float, shown: Callable[[float], str] | None = None
+    title: str,
+    rows: Sequence[tuple[str, float]],
+    whole: float,
+    shown: Callable[[float], str] | None = None,
+    head: str = "",
 ) -> FittedTable:
-    """Return times with a bar each; ``shown`` writes them, in the unit of ``whole`` where nothing else is asked for."""
-    table = FittedTable(title, ("", "left"), ("time", "right"), ("share", "right"), ("", "left", "cyan"))
+    """Return times with a bar each, their names under ``head``.
+
+    ``shown`` writes them, in the unit of ``whole`` where nothing else is asked for.
+    """
+    table = FittedTable(title, (head, "left"), ("time", "right"), ("share", "right"), ("", "left", "cyan"))
     longest = max((seconds for _, seconds in rows), default=0.0)
     for name, seconds in rows:
         bar = "█" * max(round(_BAR * seconds / longest), 0) if longest else ""

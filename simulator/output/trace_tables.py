@@ -66,7 +66,7 @@ def _share(seconds: float, whole_s: float) -> str:
 
 def _classes(classes: Mapping[str, float], step_s: float) -> FittedTable:
     title = "Kernels by class (mean rank; streams run side by side; shares of the step)"
-    return bars(title, list(classes.items()), step_s, format_time)
+    return bars(title, list(classes.items()), step_s, format_time, head="class")
 
 
 def _streams(ranks: Sequence[Report]) -> FittedTable:

@@ -16,6 +16,7 @@ from simulator.searching.branch_and_bound import SimulatedLayout
 from simulator.searching.layout_search import LayoutChoices, LayoutSearch, SearchWatch
 from simulator.searching.result import SearchResult
 from simulator.sweeping.evaluator import Evaluator
+from simulator.units import counted
 
 
 @dataclass(frozen=True)
@@ -51,11 +52,13 @@ class SettingRows:
     """Rows of one setting of the varied keys, fewest GPUs first.
 
     ``too_few``: numbers of the range asked for that are not searched, as they are not enough at the peak of the GPUs.
+    ``per_node``: GPUs of a node.
     """
 
     setting: Mapping[str, Any]
     rows: tuple[PlanRow, ...]
     too_few: tuple[int, ...] = ()
+    per_node: int = 1
 
     @property
     def fewest(self) -> PlanRow | None:
@@ -93,7 +96,27 @@ class PlanQuestion:
         for setting, base in each:
             blank = self._search(setting, 1, self._slowest_s(base))
             numbers, too_few = self._counts_of(base, blank.slowest_s)
-            yield SettingRows(setting, tuple(self._rows(setting, base, numbers, blank, evaluator, watch)), too_few)
+            rows = tuple(self._rows(setting, base, numbers, blank, evaluator, watch))
+            yield SettingRows(setting, rows, too_few, base.cluster.gpus_per_node)
+
+    def not_searched(self, part: SettingRows) -> Iterator[str]:
+        """Yield which numbers of GPUs the rows of a setting leave out, and why; those too few for a range aside."""
+        if not part.rows:
+            return
+        first, last = part.rows[0].gpus, part.rows[-1].gpus
+        enough = None if self.days is None or part.fewest is None else f"as {part.fewest.gpus:,} are enough"
+        if self.counts is not None and not isinstance(self.counts, CountRange):
+            if larger := sorted({gpus for gpus in self.counts if gpus > last}):
+                yield f"{', '.join(f'{gpus:,}' for gpus in larger)}, {enough}"
+            return
+        if part.per_node > 1:
+            yield f"numbers that fill neither whole nodes of {part.per_node} nor an even part of one"
+        if self.counts is None and first > 1:
+            yield f"fewer than {first:,}, which are too few even at their peak"
+        if enough and (self.counts is None or self.counts.most > last):
+            yield f"more than {last:,}, {enough}"
+        elif self.counts is None:
+            yield f"more than {last:,}, as far as a plan without --gpus goes"
 
     def _search(self, setting: Mapping[str, Any], gpus: int, slowest_s: float = math.inf) -> LayoutSearch:
         choices = replace(self.choices, changes={**self.choices.changes, **setting})
@@ -110,11 +133,13 @@ class PlanQuestion:
             self._search(setting, gpus).prepared()
         slowest_s = self._slowest_s(base)
         if self.counts is None and least_gpus(base, slowest_s) > (most := most_gpus(base) or MAX_GPUS):
-            least = f"{least_gpus(base, slowest_s):,} GPUs or more are needed even at their peak"
-            raise InputError(least, file="days", found=f"{self.days:g}", allowed=f"as of {most:,} GPUs at most")
+            least = f"{counted(least_gpus(base, slowest_s), 'GPU')} or more are needed even at their peak"
+            raise InputError(
+                least, file="days", found=f"{self.days:g}", allowed=f"as of {counted(most, 'GPU')} at most"
+            )
         if isinstance(self.counts, CountRange) and next(whole_nodes(base, self.counts), None) is None:
             ends = f"{self.counts.least}..{self.counts.most}"
-            size = f"whole nodes of {base.cluster.gpus_per_node} GPUs, or an even part of one"
+            size = f"whole nodes of {counted(base.cluster.gpus_per_node, 'GPU')}, or an even part of one"
             size += f"; the cluster has {base.cluster.n_gpus:,}" if most_gpus(base) else ""
             raise InputError("has no number that could be tried", file="gpus", found=ends, allowed=size)
         return base

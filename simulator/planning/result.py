@@ -85,6 +85,7 @@ class PlanResult(Result):
                     "set": dict(part.setting),
                     "fewest_gpus": None if question.days is None or part.fewest is None else part.fewest.gpus,
                     "too_few_gpus": list(part.too_few),
+                    "not_searched": list(question.not_searched(part)),
                     "rows": [self._entry(row) for row in part.rows],
                     "pareto": [dict(one) for one in _pareto(part)],
                 }
@@ -184,8 +185,13 @@ class PlanResult(Result):
         return [(setting, _numbers(gpus), why) for setting, gpus, why in reasons]
 
     def _foot(self) -> Iterator[str]:
-        """Yield the command that shows the answer, of each setting: the fewest GPUs for the days, or the fastest."""
+        """Yield of each setting what was not searched, and the command that shows the answer.
+
+        That is the fewest GPUs for the days, or the fastest.
+        """
         for part in self.parts:
+            if left_out := "; ".join(self.question.not_searched(part)):
+                yield f"Numbers of GPUs not searched{_with(part.setting)}: {left_out}."
             row = part.fastest if self.question.days is None else part.fewest
             if row is not None and row.best is not None:
                 gpus = counted(row.gpus, "GPU")
@@ -194,9 +200,9 @@ class PlanResult(Result):
     def __repr__(self) -> str:
         """Return the answer, and the best layout of every row."""
         lines = [
-            f"{row.gpus:,} GPUs: {format_time(row.best.step_time_s)}, {layout_text(dict(row.best.candidate.changes))}"
+            f"{counted(row.gpus, 'GPU')}: {format_time(best.step_time_s)}, {layout_text(dict(best.candidate.changes))}"
             for row in self.rows
-            if row.best
+            if (best := row.best)
         ]
         return "\n".join(["; ".join(self._head()), *lines])
 

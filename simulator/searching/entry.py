@@ -24,6 +24,7 @@ from simulator.sweeping.point import Source
 from simulator.sweeping.runners import search_runner_on
 from simulator.sweeping.space import listed_values
 from simulator.sweeping.store import Store
+from simulator.units import counted
 
 
 def search(
@@ -127,7 +128,7 @@ def _limit(key: str, both: object) -> SizeLimit:
 
 def no_layout(space: LayoutSpace, refusals: Refusals) -> InputError:
     """The error of a space without any legal layout: what a rule says of one, or which key lacks values."""
-    message = f"no layout on {space.gpus:,} GPUs is legal"
+    message = f"no layout on {counted(space.gpus, 'GPU')} is legal"
     for examples in refusals.examples.values():
         changes, rule = examples[0]
         return InputError(f"{message}; of {layout_text(changes)} is to say: {rule}", file="search")

@@ -328,7 +328,7 @@ class SearchResult(Result):
 
     def __repr__(self) -> str:
         """Return how many layouts there are, and the best of them."""
-        counts = f"{self.bounded.n_legal:,} legal layouts on {self.gpus:,} GPUs"
+        counts = f"{self.bounded.n_legal:,} legal layouts on {counted(self.gpus, 'GPU')}"
         first = f"{counts}, {len(self.ranking.simulated):,} simulated"
         if self.best is None:
             return f"{first}: none fits"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -20,19 +20,24 @@ class Released(NamedTuple):
 class EqualPoints:
     """The keys of a runner's points, of which each is simulated once.
 
+    ``claim`` says of a key whether this command may begin it; another one may be at it.
     ``_first``: key -> number of the point that is simulated for all equal ones. ``_keys``: number of a point under way
     -> keys under which it has begun. ``_twins``: those keys -> the points that wait for the outcome.
     """
 
+    claim: Callable[[str], bool]
     _first: dict[str, int] = field(default_factory=dict)
     _keys: dict[int, list[str]] = field(default_factory=dict)
     _twins: dict[str, list[Point]] = field(default_factory=dict)
 
     def begins(self, point: Point, key: str) -> bool:
         """Return whether a point is to be simulated: the first of its key, also where it begins once more."""
-        if self._first.setdefault(key, point.number) != point.number:
+        if self._first.get(key, point.number) != point.number:
             return False
         if key not in self._twins:
+            if not self.claim(key):
+                return False
+            self._first[key] = point.number
             self._twins[key] = []
             self._keys.setdefault(point.number, []).append(key)
         return True

@@ -11,7 +11,7 @@ import socket
 import sys
 import time
 from collections import deque
-from collections.abc import Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -61,13 +61,13 @@ class RayCluster:
         return host, port
 
     def outcomes(
-        self, points: Iterable[Point], finished: frozenset[str]
+        self, points: Iterable[Point], finished: frozenset[str], claim: Callable[[str], bool]
     ) -> Generator[tuple[Point, PointOutcome], None, None]:
         """Yield points with their outcomes as they are ready (see `Runner`)."""
         with self._connected() as ray:
             if note := taken_by_others(ray):
                 print(f"note: {note}", file=sys.stderr)
-            tasks = _Tasks(ray, self.jobs, iter(points), finished)
+            tasks = _Tasks(ray, self.jobs, iter(points), finished, EqualPoints(claim))
             try:
                 yield from tasks.outcomes()
             except ConnectionError as error:
@@ -151,10 +151,10 @@ class _Tasks:
     jobs: int | None
     left: Iterator[Point]
     finished: frozenset[str]
+    equal: EqualPoints
     under_way: dict[Any, OpenedPoint] = field(default_factory=dict)
     lost: deque[OpenedPoint] = field(default_factory=deque)
     losses: dict[int, int] = field(default_factory=dict)
-    equal: EqualPoints = field(default_factory=EqualPoints)
     slots: int = 0
     looked_s: float = -_LOOK_s
     alive_s: float = field(default_factory=time.monotonic)

@@ -13,7 +13,7 @@ import subprocess
 import sys
 import threading
 from collections import deque
-from collections.abc import Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import chain
 from queue import SimpleQueue
@@ -47,10 +47,10 @@ class Processes:
     jobs: int = field(default_factory=cores)
 
     def outcomes(
-        self, points: Iterable[Point], finished: frozenset[str]
+        self, points: Iterable[Point], finished: frozenset[str], claim: Callable[[str], bool]
     ) -> Generator[tuple[Point, PointOutcome], None, None]:
         """Yield points with their outcomes as they are ready (see `Runner`)."""
-        crew = _Crew(self.jobs, iter(points), finished)
+        crew = _Crew(self.jobs, iter(points), finished, EqualPoints(claim))
         try:
             yield from crew.outcomes()
         finally:
@@ -132,9 +132,9 @@ class _Crew:
     jobs: int
     left: Iterator[Point]
     finished: frozenset[str]
+    equal: EqualPoints
     workers: list[_Worker] = field(default_factory=list)
     inbox: _Inbox = field(default_factory=SimpleQueue)
-    equal: EqualPoints = field(default_factory=EqualPoints)
     lost_once: set[int] = field(default_factory=set)
     false_starts: int = 0
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable
+from collections.abc import Callable, Generator, Iterable
 from typing import Protocol
 
 from simulator.sweeping.outcome import PointOutcome
@@ -19,9 +19,11 @@ class Runner(Protocol):
     """
 
     def outcomes(
-        self, points: Iterable[Point], finished: frozenset[str]
+        self, points: Iterable[Point], finished: frozenset[str], claim: Callable[[str], bool]
     ) -> Generator[tuple[Point, PointOutcome], None, None]:
         """Yield points with their outcomes as they are ready, in any order; points are taken as they are needed.
 
-        ``finished``: keys that need no simulation. Closing the generator ends all that is under way.
+        ``finished``: keys that need no simulation. ``claim`` is asked before one of a key begins; where it says no, the
+        outcome is `Status.KEPT`, as another command is at it, or has finished it meanwhile. Closing the generator ends
+        all that is under way.
         """

@@ -24,7 +24,7 @@ from simulator.sweeping.outcome import PointOutcome, Status
 from simulator.sweeping.point import Point, source_name
 
 #: ``PRAGMA application_id`` of our databases ("llms" in ASCII), and the version of their table.
-APPLICATION_ID, TABLE_VERSION = 0x6C6C6D73, 2
+APPLICATION_ID, TABLE_VERSION = 0x6C6C6D73, 3
 _ANOTHER_NAME = "another name"
 #: Seconds for which another sweep may hold up a commit.
 _PATIENCE_s = 60.0
@@ -39,6 +39,8 @@ _TABLE = f"""CREATE TABLE IF NOT EXISTS points (
     error TEXT NOT NULL, warnings TEXT NOT NULL, wall_s REAL NOT NULL,
     simulator TEXT NOT NULL, finished_at TEXT NOT NULL
 )"""
+#: Points that a command has begun, with the last sign of life of that command, seconds since 1970.
+_CLAIMS = "CREATE TABLE IF NOT EXISTS claims (key TEXT PRIMARY KEY, owner TEXT NOT NULL, seen_s REAL NOT NULL)"
 
 
 @dataclass(frozen=True)
@@ -65,6 +67,7 @@ class Store:
                 connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
                 connection.execute(f"PRAGMA user_version = {TABLE_VERSION}")
                 connection.execute(_TABLE)
+                connection.execute(_CLAIMS)
                 connection.execute("COMMIT")
                 present = {name for _, name, *_ in connection.execute("PRAGMA table_info(points)")}
             if missing := [name for name in _COLUMNS if name not in present]:
@@ -77,8 +80,40 @@ class Store:
             rows = self.connection.execute("SELECT key, status FROM points").fetchall()
         return frozenset(key for key, status in rows if failed or status != Status.FAILED)
 
+    def has(self, key: str, *, failed: bool) -> bool:
+        """Tell whether the file has an outcome of the point with this key; a failure counts where ``failed``."""
+        query = "SELECT 1 FROM points WHERE key = ? AND (? OR status != ?)"
+        with _problems(self.path):
+            return self.connection.execute(query, [key, failed, _FAILED]).fetchone() is not None
+
+    def claim(self, key: str, owner: str, now_s: float, *, gone_s: float, failed: bool) -> bool:
+        """Enter that ``owner`` simulates a point; return False where the point is finished, or another one's.
+
+        ``gone_s``: owners that were last seen before have ended. ``failed``: a point that has failed is finished.
+        """
+        with _problems(self.path):
+            entered = self.connection.execute(
+                "INSERT INTO claims SELECT ?, ?, ? "
+                "WHERE NOT EXISTS (SELECT 1 FROM points WHERE key = ? AND (? OR status != ?)) "
+                "ON CONFLICT (key) DO UPDATE SET owner = excluded.owner, seen_s = excluded.seen_s "
+                "WHERE claims.owner = excluded.owner OR claims.seen_s < ?",
+                [key, owner, now_s, key, failed, _FAILED, gone_s],
+            )
+        return entered.rowcount > 0
+
+    def is_claimed(self, key: str, owner: str, *, gone_s: float) -> bool:
+        """Tell whether another than ``owner`` simulates a point, which was seen since ``gone_s``."""
+        with _problems(self.path):
+            query = "SELECT 1 FROM claims WHERE key = ? AND owner != ? AND seen_s >= ?"
+            return self.connection.execute(query, [key, owner, gone_s]).fetchone() is not None
+
+    def drop_claims(self, owner: str) -> None:
+        """Take back all claims of ``owner``."""
+        with _problems(self.path):
+            self.connection.execute("DELETE FROM claims WHERE owner = ?", [owner])
+
     def add(self, point: Point, outcome: PointOutcome) -> None:
-        """Commit a finished point.
+        """Commit a finished point, which nobody claims any more.
 
         A later outcome of the same key takes the place of an earlier one, but a failure only that of another failure.
         """
@@ -101,6 +136,7 @@ class Store:
                 "WHERE ? != ? OR NOT EXISTS (SELECT 1 FROM points WHERE key = ? AND status != ?)",
                 [*(values[name] for name in _COLUMNS), values["status"], _FAILED, outcome.key, _FAILED],
             )
+            self.connection.execute("DELETE FROM claims WHERE key = ?", [outcome.key])
 
     def other_sources(self, sources: Collection[str]) -> dict[str, int]:
         """Return how many points the file has of workloads of other names than ``sources``, most first."""

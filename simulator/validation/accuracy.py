@@ -116,9 +116,11 @@ def why_nothing_counts(measured: Evidence, traits: StepTraits) -> list[str]:
     else:
         differing = [name for name in DECISIVE if getattr(wanted, name) != getattr(nearest.traits, name)]
     step = f"The nearest measured step, {nearest.id} of {nearest.source}"
-    why = f"{step}, has likeness {most:.2g} ({LEAST_ALIKE:g} is needed)"
-    if most >= LEAST_ALIKE:
-        why += f"; likenesses of all sources sum to less than {LEAST:g}"
+    likeness_text = f"{step}, is {100 * most:.2g} % like this job"
+    if most < LEAST_ALIKE:
+        why = f"{likeness_text}; below {100 * LEAST_ALIKE:.2g} % a step says nothing of it"
+    else:
+        why = f"{likeness_text}; all sources together come to less than the {100 * LEAST:.2g} % that an interval needs"
     return [f"{why}. It differs in:", *(_unlike(name, traits, [getattr(nearest.traits, name)]) for name in differing)]
 
 

@@ -143,4 +143,4 @@ def test_a_change_for_which_the_host_lacks_memory_says_so() -> None:
 
 def test_nothing_that_was_not_tried_is_said_not_to_help() -> None:
     (line,) = change_lines({"changes": [], "too_large": None, "simulated": 0, "refused": 0, "left": 4})
-    assert line == "0 single changes simulated, 4 not tried for want of time (--budget-s)."
+    assert line == "0 changes simulated, each by itself, 4 not tried for want of time (--budget-s)."

@@ -199,3 +199,13 @@ def test_a_proposed_place_of_offloaded_parts_is_tried_in_its_section() -> None:
     [fix] = {error.fix for error in _errors(job, {}) if error.key == "parallelism.offload.optimizer"}
     assert fix == "offload: {optimizer: cpu}"
     assert not _errors(job, _changes(fix, ""))
+
+
+def test_no_stage_of_zero_is_proposed_that_the_framework_lacks() -> None:
+    """Replicas of transformers are torch's DDP or fully_shard: nothing is said of stages 1 and 2."""
+    section = {"model": {"preset": "llama2-7b"}, "training": {"seq": 128, "global_batch": 8}, "cluster": "dgx_h100"}
+    job = {**section, "framework": "hugging_face", "parallelism": {"dp": 8}}
+    (error,) = _errors(job, {"parallelism.hsdp": 4})
+    assert error.fix == "zero: 3"
+    assert "1" not in str(error.allowed)
+    assert not _errors(job, {"parallelism.hsdp": 4, "parallelism.zero": 3})

@@ -276,6 +276,20 @@ def test_different_dropouts_are_refused() -> None:
         from_hugging_face(GPT2 | {"attn_pdrop": 0.0}, "config.json")
 
 
+def test_a_config_that_is_not_there_names_key_and_folders(tmp_path: Path) -> None:
+    """A relative path starts in the folder of the workload file, or in the current one; a whole one nowhere else."""
+    rest = {"training": {"seq": 8, "global_batch": 8}, "cluster": "dgx_a100"}
+    for path, allowed in (
+        ("no/config.json", f"a path that starts in {tmp_path.resolve()} or {Path().resolve()}"),
+        (str(tmp_path / "none.json"), "the path of a config.json"),
+    ):
+        (tmp_path / "w.yaml").write_text(json.dumps({"model": {"hf_config": path}, **rest}))
+        with pytest.raises(InputError, match="no such file") as refused:
+            load_workload(tmp_path / "w.yaml")
+        assert (refused.value.key, refused.value.found, refused.value.allowed) == ("model.hf_config", path, allowed)
+        assert refused.value.file == str(tmp_path / "w.yaml")
+
+
 def test_a_broken_config_names_its_line(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"model_type": "llama",\n "hidden_size": }')
     model = {"hf_config": str(tmp_path / "config.json")}

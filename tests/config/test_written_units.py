@@ -150,18 +150,18 @@ def test_numbers_in_unusual_spellings_are_refused_with_the_usual_one(text: str, 
         ("training.total_tokens", "e12", "total_tokens: 1e12", 10**12),
         ("cluster.node.nvlink.bandwidth_Bps", "450,000MB/s", "bandwidth_Bps: 450000MB/s", 450e9),
         ("cluster.node.nvlink.latency_s", "e-6", "latency_s: 1e-6", 1e-6),
+        ("training.total_tokens", "1,5T", "total_tokens: 1.5T", 1.5e12),
+        ("training.grad_clip", "0,5", "grad_clip: 0.5", 0.5),
     ],
 )
-def test_commas_between_thousands_and_exponents_alone_are_told_the_number(
-    key: str, text: str, fix: str, number: float
-) -> None:
+def test_commas_and_exponents_alone_are_told_the_number(key: str, text: str, fix: str, number: float) -> None:
     """A list of numbers joined by commas may be meant as well, where all are numbers: then a sweep is named too."""
     with pytest.raises(InputError, match="must be a") as refused:
         read(key, text)
     told, _, sweep = str(refused.value.fix).partition(", or ")
     assert told == fix
     assert sweep == (f"llmsim sweep WORKLOAD --grid {key}={text}, which tries each of them" if sweep else "")
-    assert bool(sweep) == (text in ("8,192", "1,000,000"))
+    assert bool(sweep) == (text in ("8,192", "1,000,000", "0,5"))
     assert read(key, parse_changes([f"{key}={fix.split(': ')[1]}"])[key]) == number
 
 

@@ -72,6 +72,35 @@ def test_options_make_a_file_that_runs_and_fits(folder: Path) -> None:
     assert summary["n_simulated"] <= summary["n_legal"]
 
 
+def test_paths_start_in_the_folder_of_the_file(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The file lies in jobs/, the model and the cluster beside that; the job is the same from wherever it is run."""
+    (folder / "jobs").mkdir()
+    (folder / "mine.yaml").write_text("like: one_gpu\nname: mine\nnodes: 1\n")
+    assert init("--model", "config.json", "--cluster", "mine.yaml", "--out", "jobs/job.yaml", *USUAL) == 0
+    monkeypatch.chdir(folder / "jobs")
+    job = load_workload("job.yaml")
+    assert (job.model.hidden, job.cluster.name) == (4096, "mine")
+    text = Path("job.yaml").read_text()
+    assert '"../config.json"' in text
+    assert '"../mine.yaml"' in text
+
+
+@pytest.mark.parametrize(
+    ("figures", "shown"),
+    [
+        ({"step_time_s": 1.0, "step_time_low_s": 0.9, "step_time_high_s": 1.2}, "1.00 s (900.00 ms to 1.20 s)"),
+        ({"step_time_s": 1.0}, "1.00 s"),
+    ],
+)
+def test_the_file_says_how_far_to_trust_the_step_time(figures: dict[str, float], shown: str) -> None:
+    memory = {"peak_bytes": 1.0, "capacity_bytes": 2.0, "headroom_bytes": 1.0}
+    layout = ProposedLayout({}, {**figures, **memory}, n_legal=1, n_simulated=1, in_time=True)
+    text = job_text({}, layout, "x")
+    assert f"{shown}, " in text
+    assert ("nine times in ten" in text) == ("(" in shown)
+    assert ("No measured step is comparable" in text) == ("(" not in shown)
+
+
 def test_every_key_has_its_comment(folder: Path) -> None:
     assert init("--model", "config.json", "--cluster", "one_gpu", *USUAL) == 0
     lines = [line for line in (folder / "job.yaml").read_text().splitlines() if not line.startswith("#")]

@@ -124,7 +124,7 @@ if [ "$STAGE" == "" ]; then
 fi
 deepspeed --num_gpus=8 main.py --model_name_or_path meta-llama/Llama-2-13b-hf --per_device_train_batch_size 4 \\
   --max_seq_len 512 --gradient_accumulation_steps 2 --gradient_checkpointing --zero_stage $STAGE --deepspeed \\
-  --output_dir $1 &> $1/log
+  --max_steps 300 --output_dir $1 &> $1/log
 """
 NEMO = """
 trainer: {devices: 8, num_nodes: 2, precision: bf16, gradient_clip_val: 1.0, max_steps: 10}
@@ -231,6 +231,7 @@ SCRIPTS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
         {
             "model.preset": "llama2-13b", "framework": "deepspeed", "training.seq": 512, "training.global_batch": 64,
             "training.precision": "fp16", "parallelism.zero": 2, "parallelism.dp": 8, "training.recompute": "full",
+            "training.total_tokens": 300 * 64 * 512,
         },
     ),
 }  # fmt: skip

@@ -13,7 +13,7 @@ import yaml
 from simulator.cli.app import main
 from simulator.config import load_workload
 from simulator.errors import InputError
-from simulator.launch_scripts.completion import workload_data
+from simulator.launch_scripts.completion import settled, workload_data
 from simulator.launch_scripts.script import Unsaid
 from simulator.launch_scripts.shell import launch_command, options_of
 from tests.launch_scripts.scripts import (
@@ -145,6 +145,20 @@ def test_odd_values_are_read_or_refused(name: str, tmp_path: Path) -> None:
                 with contextlib.suppress(InputError):
                     workload_data(script(tmp_path, name, json.dumps(data)), "job", name, "dgx_h100", 8, {})
             section[key] = value
+
+
+def test_steps_of_a_run_give_its_tokens_where_epochs_do_not_decide(tmp_path: Path) -> None:
+    """Two GPUs take 2 x 4 sequences of 2,048 tokens each: 500 steps of 16. Transformers' default of -1 means epochs."""
+    told = script(tmp_path, "axolotl.yml", f"{AXOLOTL}max_steps: 500\n")
+    assert told.steps == 500
+    assert workload_data(told, "job", None, "dgx_h100", 2, {})["training"]["total_tokens"] == 500 * 16 * 2048
+    chosen = workload_data(told, "job", None, "dgx_h100", 2, {"training.total_tokens": 1e9})
+    assert chosen["training"]["total_tokens"] == 1e9
+    assert any("max_steps" in text for text in settled(told, {"training.total_tokens": 1e9}).ignored)
+    for without in ("", "max_steps: -1\n"):
+        epochs = script(tmp_path, "axolotl.yml", AXOLOTL + without)
+        assert ("max_steps" in epochs.neutral) == bool(without)
+        assert "total_tokens" not in workload_data(epochs, "job", None, "dgx_h100", 2, {})["training"]
 
 
 def test_a_whole_batch_may_be_written_with_a_point(tmp_path: Path) -> None:

@@ -41,7 +41,7 @@ def test_a_page_has_the_verdict_the_changes_and_the_reasons() -> None:
     assert best
     for expected in (
         "changed by training.seq=512", "step time", "nothing comparable was measured", "fits",
-        "single change", best[0]["options"], "Where a GPU's time goes", "exposed tp communication",
+        "each by itself", best[0]["options"], "Where a GPU's time goes", "exposed tp communication",
         "What bounds the step", "matmul",
         "Memory over time", "busiest links", "node0.gpu0.nvlink:tx", "How far to trust it",
     ):  # fmt: skip

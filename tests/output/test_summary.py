@@ -17,9 +17,10 @@ from simulator.analysis.training.report import StepFlops, TrainingJob, report
 from simulator.analysis.training.static_memory import StaticMemory
 from simulator.config import altered, load_workload
 from simulator.models import StateBytes
-from simulator.output.efficiency_text import mfu_lines
+from simulator.output.efficiency_text import BUBBLE_WINDOW, mfu_lines
 from simulator.output.memory_summary import fit_verdict
 from simulator.output.notebook_view import step_view
+from simulator.output.page.sections import cards
 from simulator.output.summary import compare, compared_rows, summary
 from simulator.timeline import Timeline
 from simulator.units import GiB
@@ -268,10 +269,14 @@ def test_jobs_without_stages_have_no_bubble_side_by_side() -> None:
 
 
 def test_the_two_bubbles_have_two_names() -> None:
-    """The pipeline's holds exposed pp and dp communication; the breakdown shows these by themselves."""
+    """The pipeline's holds exposed pp and dp communication; the breakdown shows these by themselves.
+
+    The page of results says of which time it is a share, in the same words.
+    """
     text = " ".join(printed(summary(report(job(), play()))).split())
-    assert "pipelines idle " in text
-    assert "; exposed pp and dp included" in text
+    assert f" {BUBBLE_WINDOW}, idle / busy " in text
+    assert "; pp and dp count as idle" in text
+    assert BUBBLE_WINDOW in {card.beside for card in cards(report(job(), play()))}
     assert "waiting for other ranks" in text
     assert text.count("bubble") == 1
 

@@ -212,10 +212,30 @@ def test_the_command_that_is_shown_is_of_the_answer(exhaustive: dict[int, float]
     (line,) = planned(database, gpus=COUNTS).summary_view().foot
     assert line.startswith(f"To see {fastest} GPUs: ")
     assert fastest > 4
-    (line,) = planned(database, gpus=COUNTS, days=1.001 * exhaustive[4]).summary_view().foot
+    *_, line = planned(database, gpus=COUNTS, days=1.001 * exhaustive[4]).summary_view().foot
     assert line.startswith("To see 4 GPUs: ")
     varied = planned(database, gpus=[8], vary={"seed": [1, 2]}, fix={**FIXED, "tp": [8]}).summary_view().foot
     assert [line.partition(":")[0] for line in varied] == ["To see 8 GPUs with seed=1", "To see 8 GPUs with seed=2"]
+
+
+def test_numbers_that_are_not_searched_are_told(exhaustive: dict[int, float], database: Path) -> None:
+    """Four GPUs are enough for their own time: of a list the larger ones are left. A range has whole nodes of 8 alone,
+    and parts of one. Without a range the search begins with what could be enough: here with one GPU."""
+    days = 1.001 * exhaustive[4]
+
+    def told(**options: Any) -> list[str]:
+        return planned(database, **options).to_dict()["settings"][0]["not_searched"]
+
+    assert told(gpus=COUNTS) == []
+    assert told(gpus=COUNTS, days=days) == ["8, 16, 24, 32, as 4 are enough"]
+    whole = "numbers that fill neither whole nodes of 8 nor an even part of one"
+    assert told(between=(1, 8)) == [whole]
+    assert told(between=(1, 32), days=days) == [whole, "more than 4, as 4 are enough"]
+    *first, last = told(days=days)
+    assert first[0] == whole
+    assert last == "more than 4, as 4 are enough"
+    foot = planned(database, between=(1, 32), days=days).summary_view().foot
+    assert f"Numbers of GPUs not searched: {whole}; more than 4, as 4 are enough." in foot
 
 
 @pytest.mark.parametrize(

@@ -20,8 +20,6 @@ PLAIN = (
     *("step_time_s", "mfu", "mfu_causal", "hfu", "model_flops_per_step", "model_flops_per_step_causal"),
     *(
         "hardware_flops_per_step",
-        "bubble_fraction",
-        "bubble_ratio",
         "time_breakdown_s",
         "params_total",
         "params_active",
@@ -54,7 +52,10 @@ def record(job: RecordedJob) -> dict[str, Any]:
 
     result = run(job.workload, set=job.changes)
     report = result.to_dict()
+    idle = report["idle_in_passes_fraction"]
     return {
+        "bubble_fraction": idle,  # of jobs without stages too
+        "bubble_ratio": idle / (1 - idle),
         **{key: report[key] for key in PLAIN},
         "communication": {
             purpose: {

@@ -12,13 +12,16 @@ from typing import Any
 
 import numpy as np
 import pytest
+from rich.console import Console
 
 import simulator
 from simulator.config import load_workload
 from simulator.errors import InputError
 from simulator.input_files import parse_changes
+from simulator.output.search_table import search_summary
 from simulator.searching.entry import layout_choices
 from simulator.searching.result import SearchResult
+from simulator.units import GiB
 from tests.support.jobs import job
 from tests.support.searches import LARGE, figures_of, space_on
 
@@ -101,6 +104,21 @@ def test_rows_of_all_tables_can_be_told_apart_and_have_the_degrees(result: Searc
     assert len(view.front) > 1
     assert len({tuple(str(row[key]) for key in view.keys) for row in view.front}) == len(view.front)
     assert {f"parallelism.{degree}" for degree in ("tp", "pp", "dp", "ep")} <= set(view.keys)
+
+
+def test_a_layout_that_barely_fits_has_a_star(result: SearchResult) -> None:
+    """Less than 3 % of 40 GiB is 1.2 GiB; a layout that leaves that much has none, and no line explains a star."""
+    best = result.ranking.fitting[0]
+    for left_gib, starred in ((1.1, True), (1.3, False)):
+        figures = {**best.outcome.figures, "capacity_bytes": 40 * GiB, "headroom_bytes": left_gib * GiB}
+        first = replace(best, outcome=replace(best.outcome, figures=figures))
+        view = replace(result, top=1, ranking=replace(result.ranking, simulated=(first,))).view()
+        console = Console(width=160)
+        with console.capture() as captured:
+            console.print(search_summary(view))
+        printed = captured.get()
+        assert (f"* {left_gib:.1f} GiB" in printed) == starred
+        assert ("* barely fits: less than 3 % of a GPU is left" in printed) == starred
 
 
 def test_warnings_name_the_places_that_they_are_about(result: SearchResult) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable
+from collections.abc import Callable, Generator, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -28,9 +28,9 @@ class InProcess:
     simulated: list[int] = field(default_factory=list)
 
     def outcomes(
-        self, points: Iterable[Point], finished: frozenset[str]
+        self, points: Iterable[Point], finished: frozenset[str], claim: Callable[[str], bool]
     ) -> Generator[tuple[Point, PointOutcome], None, None]:
-        for point, outcome in InTurn().outcomes(points, finished):
+        for point, outcome in InTurn().outcomes(points, finished, claim):
             if outcome.status != Status.KEPT:
                 self.simulated.append(point.number)
             yield point, outcome

@@ -28,7 +28,7 @@ JOBS: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("kind", JOBS)
 def test_figures_are_those_of_run(kind: str) -> None:
     """Under the same names, with four more: the share of exposed communication, what memory is left, the ends of the
-    interval in which the step would be measured."""
+    interval in which the step would be measured. Jobs without stages have no bubble."""
     figures = evaluate(Point(0, JOBS[kind], {})).figures
     report = simulator.run(JOBS[kind]).to_dict()
     everything = report | report["memory"] | report.get("run", {})
@@ -41,7 +41,9 @@ def test_figures_are_those_of_run(kind: str) -> None:
         everything |= dict(zip(ends, report["accuracy"]["interval_s"], strict=True))
     assert dict(figures) == {name: everything[name] for name in figures}
     priced = set() if kind == "priced" else {"days", "gpu_hours", "cost"}
-    assert set(FIGURES) - set(figures) == priced | (set() if judged else set(ends))
+    unstaged = {"bubble_fraction"} if report["bubble_fraction"] is None else set()
+    assert (report["parallelism"]["pp"] == 1) == bool(unstaged)
+    assert set(FIGURES) - set(figures) == priced | unstaged | (set() if judged else set(ends))
     assert figures["fits"] is (kind != "too large")
     assert [type(figures[name]) for name in figures] == [FIGURES[name].kind for name in figures]
 

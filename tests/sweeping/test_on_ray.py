@@ -21,6 +21,7 @@ import simulator
 from simulator.errors import InputError
 from simulator.sweeping import evaluation, on_ray, remote
 from simulator.sweeping.entry import sweep_space
+from simulator.sweeping.equal_points import EqualPoints
 from simulator.sweeping.evaluation import OpenedPoint, open_point
 from simulator.sweeping.evaluator import EvaluatedPoint
 from simulator.sweeping.on_ray import RayCluster
@@ -265,7 +266,7 @@ def test_cores_that_others_hold_are_told_of(cores: int, free: float | None, is_t
 def test_points_equal_to_one_that_is_under_way_wait_for_it() -> None:
     """One of three equal points is handed out. The second waits for it, and the third comes when it is done."""
     points = [Point(number, SMALLEST, {}) for number in range(3)]
-    tasks = on_ray._Tasks(SimpleNamespace(), 1, iter(points[:2]), frozenset())
+    tasks = on_ray._Tasks(SimpleNamespace(), 1, iter(points[:2]), frozenset(), EqualPoints(lambda key: True))
     first = tasks._next()
     assert isinstance(first, OpenedPoint)
     assert tasks._next() is None
@@ -288,4 +289,4 @@ def _tasks_that_raise(name: str) -> Any:
         raise silent
 
     ray = SimpleNamespace(exceptions=exceptions, get=answer)
-    return on_ray._Tasks(ray, 1, iter(()), frozenset())
+    return on_ray._Tasks(ray, 1, iter(()), frozenset(), EqualPoints(lambda key: True))

@@ -21,6 +21,7 @@ import simulator
 from simulator.errors import InputError
 from simulator.sweeping import processes
 from simulator.sweeping.entry import sweep_space
+from simulator.sweeping.equal_points import EqualPoints
 from simulator.sweeping.messages import Begun, Ready, WorkerMessage
 from simulator.sweeping.outcome import PointOutcome, Status
 from simulator.sweeping.point import Point
@@ -107,7 +108,8 @@ def played(monkeypatch: pytest.MonkeyPatch, messages: list[tuple[int, WorkerMess
         return workers[-1]
 
     monkeypatch.setattr(processes._Worker, "start", start)
-    crew = processes._Crew(2, iter([Point(number, SMALLEST, {}) for number in range(2)]), frozenset())
+    points = iter([Point(number, SMALLEST, {}) for number in range(2)])
+    crew = processes._Crew(2, points, frozenset(), EqualPoints(lambda key: True))
     script = iter(messages)
 
     def get() -> tuple[processes._Worker, WorkerMessage | None]:
@@ -166,7 +168,7 @@ def test_processes_end_with_the_one_who_asks(monkeypatch: pytest.MonkeyPatch) ->
     """However many points are left, and whatever the workers do."""
     monkeypatch.setattr(processes, "_START", _MARKED.format(line="import time; time.sleep(1000)"))
     other_children = children(os.getpid())
-    stream = Processes(1).outcomes(space_of({"seed": list(range(1000))}).points(), frozenset())
+    stream = Processes(1).outcomes(space_of({"seed": list(range(1000))}).points(), frozenset(), lambda key: True)
     next(stream)
     begun = children(os.getpid()) - other_children
     stream.close()

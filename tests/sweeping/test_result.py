@@ -64,6 +64,17 @@ def test_intervals_that_nothing_gives_have_a_note() -> None:
         assert ("no measured step is comparable" in console.file.getvalue()) is noted
 
 
+def test_a_figure_that_no_point_has_gets_no_column() -> None:
+    """Jobs without stages have no bubble; beside one with stages they have a dash."""
+    staged = {"status": "simulated", "workload": "a", "fits": True, **dict.fromkeys(FIGURES, 1.0)}
+    alone = {name: value for name, value in staged.items() if name != "bubble_fraction"}
+    for rows, shown in (([alone], False), ([alone, staged], True)):
+        console = Console(width=200, file=io.StringIO())
+        console.print(sweep_summary(rows, []))
+        assert isinstance(console.file, io.StringIO)
+        assert ("bubble" in console.file.getvalue()) is shown
+
+
 def test_a_table_has_what_fits_first_then_what_does_not_then_what_was_refused(mixed: SweepResult) -> None:
     frame = mixed.table()
     assert isinstance(mixed, simulator.Result)

@@ -36,12 +36,33 @@ def save_run(name: str, folder: Path) -> list[Path]:
     return files
 
 
-@pytest.mark.parametrize("name", one_in(3, ["ddp2_h3072_l12", "dense_h2048_l24_s2k", "ddp2_no_overlap_h3072_l12"]))
-def test_a_recorded_step_is_played_to_its_length_and_overlap(name: str, tmp_path: Path) -> None:
-    """Its length is within 2 %, and its overlap within 2 points."""
-    played = replay(read_trace(save_run(name, tmp_path)))
-    assert abs(played.error) < 0.02
+def check_replay(files: list[Path]) -> None:
+    """Hold a replayed step against the recorded one, by its length and its overlap."""
+    played = replay(read_trace(files))
+    assert abs(played.error) < 0.02, files
     recorded, again = played.recorded.overlap, played.played.overlap
     assert (recorded is None) == (again is None)
     if recorded is not None and again is not None:
-        assert abs(again - recorded) < 0.02
+        assert abs(again - recorded) < 0.02, files
+
+
+def ranks_of(path: Path) -> int:
+    return int(pd.read_csv(path, usecols=["rank"])["rank"].max()) + 1
+
+
+@pytest.mark.slow
+def test_every_step_on_one_or_two_gpus_is_played_to_its_length_and_overlap(tmp_path: Path) -> None:
+    """Each length is within 2 %, and each overlap within 2 points, of all runs whose timelines are kept."""
+    paths = [path for path in sorted(RUNS.glob("*.timeline.csv.gz")) if ranks_of(path) <= 2]
+    assert len(paths) >= 40
+    for path in paths:
+        name = path.name.removesuffix(".timeline.csv.gz")
+        folder = tmp_path / name
+        folder.mkdir()
+        check_replay(save_run(name, folder))
+
+
+@pytest.mark.parametrize("name", one_in(3, ["ddp2_h3072_l12", "dense_h2048_l24_s2k", "ddp2_no_overlap_h3072_l12"]))
+def test_a_recorded_step_is_played_to_its_length_and_overlap(name: str, tmp_path: Path) -> None:
+    """Its length is within 2 %, and its overlap within 2 points."""
+    check_replay(save_run(name, tmp_path))

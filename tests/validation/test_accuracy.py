@@ -209,7 +209,7 @@ def test_the_traits_of_a_job() -> None:
     }  # fmt: skip
     figures = {
         "step_time_s": 0.3,
-        "bubble_fraction": 0.2,
+        "idle_in_passes_fraction": 0.2,
         "host_bound_fraction": 0.05,
         "exposed_communication_fraction": 0.15,
     }
@@ -233,7 +233,7 @@ def test_an_unlisted_gpu_is_an_architecture_of_its_own() -> None:
 
 FIGURES = {
     "step_time_s": 1.0,
-    "bubble_fraction": 0.0,
+    "idle_in_passes_fraction": 0.0,
     "host_bound_fraction": 0.0,
     "exposed_communication_fraction": 0.0,
 }
@@ -263,7 +263,7 @@ def test_a_job_unlike_all_rows_is_told_how_it_differs_from_the_nearest() -> None
     assert judged["accuracy"] is None
     first, *rest = judged["nothing_comparable"]
     assert re.match(
-        r"The nearest measured step, \S+ of .+, has likeness 0\.0\d+ \(0\.1 is needed\)\. It differs in:", first
+        r"The nearest measured step, \S+ of .+, is \d\S* % like this job; below 10 % a step says noth", first
     )
     assert any(text.startswith("time of a layer and micro-batch") for text in rest)
 
@@ -273,7 +273,7 @@ def test_traits_that_were_measured_apart_and_never_together_are_named() -> None:
     steps = [step("one", 0.0, trained="adapters"), step("two", 0.0, precision_bits=8)]
     asked = replace(TRAITS, trained="adapters", precision_bits=8)
     first, *differences = why_nothing_counts(Evidence.from_steps(steps), asked)
-    assert first == "The nearest measured step, row of one, has likeness 0 (0.1 is needed). It differs in:"
+    assert first.startswith("The nearest measured step, row of one, is 0 % like this job; below 10 % a step says no")
     assert differences == ["precision 8 bits: measured with 16 bits"]
 
 
@@ -283,8 +283,8 @@ def test_too_few_sources_are_named_beside_the_nearest_step() -> None:
     unlike = {"framework": "deepspeed", "gpu": "h200-sxm-141gb"}
     steps = [step("one", 0.0, "far", **unlike, n_gpus=64), step("one", 0.0, "near", **unlike, n_gpus=16)]
     first, *differences = why_nothing_counts(Evidence.from_steps(steps), TRAITS)
-    why = "has likeness 0.22 (0.1 is needed); likenesses of all sources sum to less than 0.3. It differs in:"
-    assert first == f"The nearest measured step, near of one, {why}"
+    why = "is 22 % like this job; all sources together come to less than the 30 % that an interval needs. It differs in"
+    assert first == f"The nearest measured step, near of one, {why}:"
     assert differences == [
         "framework pytorch: measured with deepspeed",
         "GPU h100-sxm-80gb: measured with h200-sxm-141gb",

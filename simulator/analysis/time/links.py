@@ -10,8 +10,8 @@ from simulator.timeline import Contention, Timeline
 
 #: Links of a kind whose bytes, or losses, differ by less are one row.
 _ALIKE = 0.05
-#: Losses below this share of a step are rounding.
-_LEAST = 1e-9
+#: Losses, and times together, below this share of a step are left out: tables would show nothing.
+_LEAST = 1e-6
 
 
 def busiest_links(timeline: Timeline, limit: int = 8) -> list[dict[str, Any]]:
@@ -87,6 +87,7 @@ def contention(timeline: Timeline, limit: int = 8) -> list[dict[str, Any]]:
                 "lost_s": flow.lost_s,
             }
             for flow in contention.flows
+            if max(flow.seconds, flow.lost_s) > _LEAST * timeline.step_time_s
         ]
         like = next((row for row in rows if row["kind"] == contention.kind and _alike(row["flows"], flows)), None)
         if like is not None:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from simulator.analysis.time.activity import activity
+from simulator.analysis.time.activity import Activity, activity
 from simulator.analysis.time.breakdown import communication, time_breakdown
 from simulator.analysis.time.critical_path import critical_path
 from simulator.analysis.time.links import busiest_links, contention
@@ -107,7 +107,6 @@ def report(
     played = timeline if steady is None else steady.played
     workload, step = job.workload, timeline.step_time_s
     cut = activity(timeline)
-    bubbles = bubble(cut, job.pipelines)
     breakdown = time_breakdown(cut, job.pipelines)
     memory = _memory(job, played) | {"advice": list(job.advice)}
     result: dict[str, Any] = {
@@ -128,8 +127,7 @@ def report(
     }
     result |= throughput(job, step) | efficiency(job, step)
     result |= {
-        "bubble_fraction": bubbles.fraction,
-        "bubble_ratio": bubbles.ratio,
+        **_idle(job, cut),
         "time_breakdown_s": breakdown,
         "stages": _stages(job, timeline),
         "communication": communication(cut),
@@ -150,6 +148,16 @@ def report(
         "ranks_total": timeline.n_ranks,
     }
     return result
+
+
+def _idle(job: ComparedJob, cut: Activity) -> dict[str, float | None]:
+    """Return the idle time of pipelines (see `bubble`). Without stages nobody waits for one, and there is no bubble."""
+    idle, staged = bubble(cut, job.pipelines), job.workload.parallelism.pp > 1
+    return {
+        "bubble_fraction": idle.fraction if staged else None,
+        "bubble_ratio": idle.ratio if staged else None,
+        "idle_in_passes_fraction": idle.fraction,
+    }
 
 
 def _cluster(workload: Workload) -> dict[str, Any]:
@@ -194,14 +202,14 @@ def key_figures(job: ComparedJob, timeline: Timeline, *, steady: SteadyState | N
     breakdown = time_breakdown(cut, job.pipelines)
     memory = _memory(job, timeline if steady is None else steady.played)
     speed, shares = throughput(job, step), efficiency(job, step)
-    run = speed.pop("run", {})
+    run, idle = speed.pop("run", {}), _idle(job, cut)
     del speed["throughput_counts"]  # a word
     return {
         "step_time_s": step,
         **speed,
         "mfu": shares["mfu"],
         "hfu": shares["hfu"],
-        "bubble_fraction": bubble(cut, job.pipelines).fraction,
+        **{name: idle[name] for name in ("bubble_fraction", "idle_in_passes_fraction") if idle[name] is not None},
         "exposed_communication_fraction": sum(breakdown["exposed"].values()) / step,
         "host_bound_fraction": breakdown["host"] / step,
         "fits": memory["fits"],

@@ -25,7 +25,7 @@ def layout_problems(workload: Workload) -> Iterator[InputError]:
             "shards nothing without ZeRO",
             key="parallelism.hsdp",
             found=layout.hsdp,
-            allowed="zero: 1, 2 or 3 beside it",
+            allowed="a stage of parallelism.zero beside it that shards",
             fix="zero: 3",
         )
     replicas = layout.replicas("dp")

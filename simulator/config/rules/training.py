@@ -100,9 +100,6 @@ def warnings(workload: Workload) -> Iterator[str]:
             + ("; training.tf32=false takes CUDA cores" if _has_fp32(workload) else "")
         )
     recompute = workload.training.recompute
-    alone = recompute.granularity == "selective" and recompute.modules == ("core_attn",)
-    if alone and not workload.model.keeps_scores:
-        yield "selective recompute saves almost nothing: flash attention keeps no scores to recompute"
     named = recompute.modules
     if recompute.granularity == "selective" and not named:
         yield "training.recompute.modules is empty: nothing is computed again"

@@ -8,7 +8,7 @@ from typing import Any
 
 from simulator.output.accuracy_text import card_of_interval, interval_lines, nothing_comparable_lines
 from simulator.output.change_table import change_lines, memory_verdict
-from simulator.output.efficiency_text import mfu_lines
+from simulator.output.efficiency_text import BUBBLE_WINDOW, mfu_lines
 from simulator.output.gantt_panel import IDLE_COLOUR, PHASE_COLOUR, SHARE_COLOUR
 from simulator.output.memory_summary import fit_verdict
 from simulator.output.summary import (
@@ -91,8 +91,8 @@ def cards(report: JsonReport) -> list[Card]:
         ),
         Card("MFU", percent(report["mfu"]), "; ".join([*mfu_lines(report), f"HFU {percent(report['hfu'])}"])),
     ]
-    if report["parallelism"]["pp"] > 1:
-        shown.append(Card("bubble", percent(report["bubble_fraction"]), "of the pipelines' time"))
+    if report["bubble_fraction"] is not None:
+        shown.append(Card("bubble", percent(report["bubble_fraction"]), BUBBLE_WINDOW))
     if run := report.get("run"):
         shown.append(Card("whole run", run_length(run["days"]), f"{gpu_hours(run['gpu_hours'])}{run_cost(run)}"))
     return shown

@@ -64,3 +64,14 @@ def test_equal_contention_is_told_of_the_first_link_of_the_cluster() -> None:
     for order in (links, links[::-1]):
         (row,) = contention(replace(step, contention=order))
         assert (row["link"], row["count"]) == ("early", 2)
+
+
+def test_transfers_that_hardly_met_are_left_out() -> None:
+    """In a step of 1 s less than 1 us is left out: the second link as a whole, and of the first one transfer."""
+    met = (Contender("a", "dp", "all_reduce", 1, 2.0, 1.0), Contender("a", "pp", "send", 1, 2.0, 0.0))
+    hardly = Contender("a", "ep", "all_to_all", 1, 9e-7, 4e-7)
+    links = (Contention("one", "nvlink", 1, (*met, hardly)), Contention("two", "pcie", 1, (hardly, hardly)))
+    step = timeline([Span(0, "compute", template(("mm", "matmul", "compute", 1.0)), 0.0)])
+    (row,) = contention(replace(step, contention=links))
+    assert row["link"] == "one"
+    assert [flow["axis"] for flow in row["flows"]] == ["dp", "pp"]
