@@ -161,6 +161,8 @@ class CapturedModel:
     """what the module was called with"""
     layer_list: str = ""
     """list of modules that the layers are of; empty where the whole module is one layer"""
+    compiled: bool = False
+    """whether layers were recorded under torch.compile"""
 
     @property
     def recorded(self) -> dict[str, object]:

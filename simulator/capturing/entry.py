@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from inspect import signature
 from traceback import extract_tb
 from typing import Any
@@ -11,9 +12,10 @@ from typing import Any
 from simulator.captured import CapturedInput, CapturedModel, CapturedPart, CapturedType, heads_of, sample_of
 from simulator.capturing.adapters import AdapterChoice, adapter_weights, beside
 from simulator.capturing.calls import DTYPES
+from simulator.capturing.compiled import UNSPLIT, layers_compiled
 from simulator.capturing.known_values import KnownValues, without_device
 from simulator.capturing.parts import Parts, distinct_parts
-from simulator.capturing.recorder import Tape, record
+from simulator.capturing.recorder import Running, Tape, as_it_is, record
 from simulator.capturing.sections import chain_of_layers, sections
 from simulator.capturing.splitting import Shares, check_plan, shares
 from simulator.errors import InputError, install_extra
@@ -29,6 +31,7 @@ def capture(
     tp_plan: Mapping[str, str] | None = None,
     seq: int | None = None,
     adapters: Mapping[str, Any] | None = None,
+    compile: bool = False,
     values: KnownValues | None = None,
 ) -> CapturedModel:
     """Return ``module``, a PyTorch module, as a model that workload files name once it is saved.
@@ -43,7 +46,7 @@ def capture(
     says how tensor parallelism splits modules, by patterns of their names: a Hugging Face model's own. ``seq`` is the
     number of tokens of a sample: the second size of integer inputs, else 1. ``adapters`` freezes all weights and puts
     thin trained matrices beside linear layers, as peft does: ``{"rank": 16, "targets": ["q_proj", "v_proj"]}``. It has
-    ``dtype`` and ``dropout`` too. ``values`` are those of example inputs that are on no device.
+    ``dtype`` and ``dropout`` too. ``compile``: each layer is compiled by ``torch.compile``. ``values`` are those of example inputs that are on no device.
 
     Raises `InputError` where PyTorch is missing, or the module cannot run on tensors without data.
     """
@@ -67,7 +70,15 @@ def capture(
     places = sections(module, tape, layers)
     plan = tp_plan if tp_plan is not None else getattr(module, "_tp_plan", None)
     rank_shares = Shares(reason="adapters are not split over ranks") if thin else shares(module, tape, plan)
-    return _captured_model(type(module).__name__, Parts(tape, places, rank_shares, weights), recorded, tokens)
+    builder = Parts(tape, places, rank_shares, weights)
+    if compile:
+        tensors = _without_data(torch, module, kind, frozen=False)
+        running = layers_compiled(module, builder)
+        tape = _recorded_in_training(module, tensors, inputs, loss, values, running)
+        weights = {name: tensors[name] for name, _ in module.named_parameters()}
+        builder = Parts(tape, sections(module, tape, layers), Shares(reason=UNSPLIT), weights)
+    model = _captured_model(type(module).__name__, builder, recorded, tokens)
+    return replace(model, compiled=compile)
 
 
 def _captured_model(name: str, builder: Parts, inputs: tuple[CapturedInput, ...], tokens: int) -> CapturedModel:
@@ -192,13 +203,18 @@ def _inputs(torch: Any, args: tuple[Any, ...], kwargs: dict[str, Any], kind: Any
 
 
 def _recorded_in_training(
-    module: Any, tensors: Mapping[str, Any], inputs: tuple[Any, Any], loss: Any, values: KnownValues
+    module: Any,
+    tensors: Mapping[str, Any],
+    inputs: tuple[Any, Any],
+    loss: Any,
+    values: KnownValues,
+    running: Running = as_it_is,
 ) -> Tape:
     """Return the tape of ``module`` in training mode, and leave it in its own."""
     modes = [(one, one.training) for one in module.modules()]
     module.train()
     try:
-        return record(module, tensors, inputs, loss, values)
+        return record(module, tensors, inputs, loss, values, running)
     finally:
         for one, training in modes:
             one.training = training
