@@ -7,7 +7,6 @@ calls of a library, as they are without ``max-autotune``.
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -19,7 +18,7 @@ from simulator.capturing.fused_classes import fused_kernel
 from simulator.capturing.kernels import launches
 
 #: Products that a library computes. To choose among libraries Inductor would ask the GPU.
-_LEFT_TO_LIBRARIES = ("mm", "addmm", "bmm", "baddbmm", "_grouped_mm", "convolution")
+_LEFT_TO_LIBRARIES = ("mm", "addmm", "bmm", "baddbmm", "_grouped_mm", "_scaled_mm", "convolution")
 #: An H100, by whose SMs and threads Inductor splits sums (NVIDIA, H100 white paper, tables 2 and 4).
 _GPU: dict[str, Any] = {
     **{"type": "cuda", "index": 0, "multi_processor_count": 132, "cc": 90, "major": 9, "warp_size": 32},
@@ -109,8 +108,10 @@ def _on_gpu(graph: Any) -> Any:
             empty = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")
         return FakeTensor(tensor.fake_mode, empty, device)
 
-    moved = copy.deepcopy(graph)
-    for old, node in zip(graph.graph.nodes, moved.graph.nodes, strict=True):
+    copied = torch.fx.Graph()
+    copied.output(copied.graph_copy(graph.graph, {}))
+    moved = torch.fx.GraphModule(graph, copied)
+    for old, node in zip(graph.graph.nodes, copied.nodes, strict=True):
         node.meta = {**old.meta, "val": tree_map_only(torch.Tensor, there, old.meta.get("val"))}
         if "device" in node.kwargs:
             node.kwargs = {**node.kwargs, "device": device}
@@ -137,7 +138,7 @@ def _as_on_a_gpu() -> Iterator[None]:
     gpu = DeviceProperties(**_GPU)
     operations = [getattr(torch.ops.aten, name).default for name in _LEFT_TO_LIBRARIES]
     calls = {operation: fallback_handler(operation, add_to_fallback_set=False) for operation in operations}
-    before = {operation: lowerings[operation] for operation in operations if operation in lowerings}
+    before = dict(lowerings)
     with ExitStack() as stack:
         stack.enter_context(config.patch(joint_graph_constant_folding=False))
         stack.enter_context(_replaced(DeviceProperties, "create", classmethod(lambda cls, device: gpu)))
@@ -148,6 +149,7 @@ def _as_on_a_gpu() -> Iterator[None]:
         stack.enter_context(_replaced(reinplace, "_inplace_generalized_scatter", lambda target, *_: target))
         stack.enter_context(_replaced(joint_graph, "lazy_init", lambda device: None))
         stack.callback(lowerings.update, before)
+        stack.callback(lowerings.clear)
         lowerings.update(calls)
         yield
 
@@ -255,4 +257,4 @@ class _Reading:
             self._note_size(self._real(written[place])) if place in written else None for place in range(len(outputs))
         )
         reads = tuple(dict.fromkeys(self._real(one.name) for one in node.read_writes.reads))
-        return PlannedStep(name, launches(Call(name, args, kwargs, tensors, outputs)), reads, writes)
+        return PlannedStep(name, launches(origin.target, Call(name, args, kwargs, tensors, outputs)), reads, writes)

@@ -10,7 +10,7 @@ from typing import Any
 
 from simulator.capturing.calls import Call, Launch
 from simulator.capturing.gpu_operations import fused_as_on_gpus, without_copy
-from simulator.capturing.kernels import launches, unpriced
+from simulator.capturing.kernels import launches
 from simulator.capturing.known_values import KnownValues
 from simulator.errors import InputError
 
@@ -169,7 +169,7 @@ class TapeRecorder:
             self.module,
             node,
             self.backward,
-            () if is_view else self._launches(func, call),
+            () if is_view else launches(func, call),
             read,
             written,
             is_view,
@@ -197,18 +197,6 @@ class TapeRecorder:
                 key=self.module,
                 fix="shorter example inputs, or a model of more positions",
             )
-
-    def _launches(self, func: Any, call: Call) -> tuple[Launch, ...]:
-        """Return the kernels of an operation. Raises `InputError` where it computes and they do not."""
-        from torch.utils.flop_counter import flop_registry
-
-        kernels = launches(call)
-        counted = flop_registry.get(func.overloadpacket)
-        if counted is not None and not any(launch.kernel.flops for launch in kernels):
-            flops = counted(*call.args, **call.kwargs, out_val=call.outputs[0])
-            if flops:
-                raise unpriced(flops, call)
-        return kernels
 
     def _use(self, tensor: Any) -> Use:
         return Use(self.number(tensor), tuple(tensor.shape), bool(tensor.requires_grad))

@@ -26,6 +26,7 @@ from simulator.frameworks import (
     StageRuntime,
     find_framework,
     in_one_graph,
+    with_inductors_kernels,
     without_fused,
 )
 from simulator.hardware.cluster_spec import ClusterSpec

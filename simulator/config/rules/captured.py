@@ -28,7 +28,6 @@ UNCHANGED: dict[str, tuple[object, ...]] = {
     "parallelism.scatter_gather_p2p": (False,),
     "parallelism.overlap.tp": (False,),
     "parallelism.vocab_parallel": (True,),
-    "framework.compile": (False,),
     "framework.version": (None,),
 }
 #: Key -> how to capture the model with what it asks for.
@@ -49,6 +48,14 @@ def problems(workload: Workload) -> Iterator[InputError]:
                 found=asked,
                 allowed=str(value),
             )
+    if workload.framework.compile != captured.compiled:
+        yield InputError(
+            "the captured model was recorded otherwise; capture it again for another",
+            key="framework.compile",
+            found=brief(workload.framework.compile),
+            allowed=brief(captured.compiled),
+            fix=None if captured.compiled else "llmsim capture ... --compile",
+        )
     yield from _changes(workload)
     yield from _splits(workload, captured)
 
