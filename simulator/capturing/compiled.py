@@ -128,7 +128,7 @@ class _CompiledLayer:
             function,
             fw_compiler=lambda graph, _: self._graph(graph, backward=False),
             bw_compiler=lambda graph, _: self._graph(graph, backward=True),
-            partition_fn=partitioned,
+            partition_fn=partial(partitioned, weights=range(len(self.names))),
             decompositions=select_decomp_table() | norms_taken_apart(),
         )
         with self.recorder.pause(), _disable_current_modes():

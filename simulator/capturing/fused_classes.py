@@ -26,6 +26,14 @@ _SUMS = {
 }
 
 
+#: Operations of which casts to 8 bits are made, with their scales and changes of order.
+_CASTS = {
+    *("abs", "max", "amax", "clamp", "reciprocal", "mul", "_to_copy", "to", "convert_element_type", "_scaled_mm"),
+    *("view", "reshape", "_unsafe_view", "t", "permute", "transpose", "clone", "maximum", "minimum", "clamp_min"),
+    *("clamp_max", "expand", "alias", "detach", "div", "log2", "floor", "exp2", "full", "ones", "scalar_tensor"),
+}
+
+
 def fused_kernel(
     operations: Set[str],
     *,
@@ -35,19 +43,43 @@ def fused_kernel(
     row: int,
     dtype: str,
     backward: bool,
+    narrow: Set[bool] = frozenset(),
 ) -> Memory:
     """Return a kernel that computes ``operations``, by their names in ATen before and after they are taken apart.
 
-    ``read`` and ``written``: its bytes. ``elements``: that it works on. ``row``: elements of which it takes a sum; 1 of
-    a kernel without sums.
+    ``read`` and ``written``: its bytes. ``elements``: that it works on. ``row``: elements of which it takes a sum or
+    the largest; 1 of a kernel without such. ``narrow``: of tensors in 8 bits that it writes, whether with rows and
+    columns changed over.
 
     >>> fused_kernel({"mul", "silu"}, read=8.0, written=4.0, elements=2, row=1, dtype="bf16", backward=False).op
     'activation'
     >>> fused_kernel({"mul", "sum"}, read=8.0, written=4.0, elements=4, row=2, dtype="bf16", backward=True).op
     'rms_norm_bwd'
     """
+    width = row if row > 1 else 0
     if operations & {"inductor_random", "rand"}:
         return Memory("dropout", read, written, dtype=dtype, elements=float(elements))
+    if op := _around_products(operations, row > 1, narrow):
+        return Memory(op, read, written, dtype=dtype)
     known, usual = (_SUMS, ("reduce", "reduce")) if row > 1 else (_POINTWISE, ("activation", "activation_bwd"))
     classes = next((pair for name, pair in known.items() if name in operations), usual)
-    return Memory(classes[backward], read, written, dtype=dtype, width=row if row > 1 else 0)
+    return Memory(classes[backward], read, written, dtype=dtype, width=width)
+
+
+def _around_products(operations: Set[str], sums: bool, narrow: Set[bool]) -> str:
+    """Return the class of a kernel that finds scales for 8 bits, or casts to them; empty of any other.
+
+    A norm, its gradient and their largest magnitude in one kernel are a norm.
+    """
+    alone = operations <= _CASTS
+    if sums and operations & {"rsqrt", "sum", "mean"}:
+        return ""
+    if narrow and sums:
+        return "fp8_both_rows" if len(narrow) > 1 else "fp8_rows"
+    if narrow:
+        return "fp8_both" if len(narrow) > 1 or not alone else "fp8_turned" if True in narrow else "fp8_cast"
+    if not sums or not operations & {"max", "amax"} or "abs" not in operations:
+        return ""
+    if "clamp" in operations:
+        return "fp8_scale"
+    return "fp8_amax" if alone else "fp8_amax_made"

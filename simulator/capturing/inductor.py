@@ -59,8 +59,11 @@ class Plan:
     sizes: Mapping[str, float]
 
 
-def partitioned(joint: Any, inputs: Any, **options: Any) -> tuple[Any, Any]:
-    """Return the graphs of the forward and the backward pass of a ``joint`` one, as on a GPU."""
+def partitioned(joint: Any, inputs: Any, weights: Sequence[int] = (), **options: Any) -> tuple[Any, Any]:
+    """Return the graphs of the forward and the backward pass of a ``joint`` one, as on a GPU.
+
+    ``weights``: which of its inputs stay whatever is kept of them, so that no copy of them is kept.
+    """
     import torch
     from torch._inductor.compile_fx import partition_fn
     from torch._inductor.fx_passes import joint_graph
@@ -68,7 +71,7 @@ def partitioned(joint: Any, inputs: Any, **options: Any) -> tuple[Any, Any]:
     on_gpu = _on_gpu(joint)
     joint_graph.lazy_init(torch.device("cpu"))  # patterns, which are traced on tensors of the device
     with _as_on_a_gpu():
-        return partition_fn(on_gpu, _placeholders(on_gpu), **options)
+        return partition_fn(on_gpu, _placeholders(on_gpu), **(options | {"static_lifetime_input_indices": list(weights)}))
 
 
 def planned(graph: Any, *, backward: bool) -> Plan:
@@ -236,9 +239,21 @@ class _Reading:
             row=row,
             dtype=DTYPES.get(str(self.lowering.get_dtype(largest)).removeprefix("torch."), "fp32"),
             backward=self.backward,
+            narrow=self._narrow(node, writes),
         )
         name = get_fused_kernel_name(node.get_nodes(), "original_aten")
         return PlannedStep(f"triton {name}", (Launch(kernel),), tuple(map(self._real, reads)), written)
+
+    def _narrow(self, node: Any, writes: Mapping[str, int]) -> set[bool]:
+        """Return for the tensors in 8 bits that a kernel writes whether their order is another than of what it reads."""
+        turned: set[bool] = set()
+        for one in node.get_nodes():
+            reads = [dep for dep in one.read_writes.reads if self.lowering.get_numel(dep.name) > 1]
+            for write in one.read_writes.writes:
+                if write.name in writes and "float8" in str(self.lowering.get_dtype(write.name)):
+                    order = write.stride1_for_last_dim()
+                    turned.add(any(dep.stride1_for_last_dim() != order for dep in reads))
+        return turned
 
     def _call(self, node: Any) -> PlannedStep:
         """Return a call that is left to a library, with the kernels that it launches."""
