@@ -131,8 +131,8 @@ class _CompiledLayer:
             partition_fn=partial(partitioned, weights=range(len(self.names))),
             decompositions=select_decomp_table() | norms_taken_apart(),
         )
-        with self.recorder.pause(), _disable_current_modes():
-            compiled(*([_fresh(one) for one in tensors_] for tensors_ in (weights, tensors)))
+        with self.recorder.pause(), _disable_current_modes(), _told_of(self.path):
+            compiled(*([_fresh(one) for one in ones] for ones in (weights, tensors)))
         return compiled
 
     def _graph(self, graph: Any, *, backward: bool) -> Any:
@@ -140,7 +140,7 @@ class _CompiledLayer:
         from torch._functorch.aot_autograd import make_boxed_func
         from torch.utils._python_dispatch import _disable_current_modes
 
-        with self.recorder.pause(), _disable_current_modes():
+        with self.recorder.pause(), _disable_current_modes(), _told_of(self.path):
             plan = planned(graph, backward=backward)
 
         def run(*inputs: Any) -> Any:
@@ -193,6 +193,18 @@ class _CompiledLayer:
                     inside = weight.rpartition(".")[0]
                     owners[output.buffer] = ".".join(filter(None, (path, inside)))
         return owners
+
+
+@contextmanager
+def _told_of(path: str) -> Iterator[None]:
+    """Have errors of PyTorch's compiler name the layer ``path``, while the context lasts."""
+    try:
+        yield
+    except InputError:
+        raise
+    except Exception as error:  # whatever AOTAutograd and Inductor raise
+        first = next(iter(str(error).splitlines()), "")
+        raise InputError(f"torch.compile fails: {type(error).__name__}: {first}", key=path or "compile") from error
 
 
 def _results(plan: Plan, inputs: Sequence[Any]) -> list[Any]:

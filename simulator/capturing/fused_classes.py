@@ -18,7 +18,7 @@ _POINTWISE = {
 #: Operation among those of a kernel with sums, or that it comes from -> its class forward and backward.
 _SUMS = {
     **dict.fromkeys(("_log_softmax", "_log_softmax_backward_data"), ("loss", "loss_bwd")),
-    **dict.fromkeys(("_softmax", "_softmax_backward_data", "exp"), ("softmax", "softmax_bwd")),
+    **dict.fromkeys(("_softmax", "_softmax_backward_data"), ("softmax", "softmax_bwd")),
     **dict.fromkeys(("var_mean", "native_layer_norm", "native_layer_norm_backward"), ("norm", "norm_bwd")),
     "rsqrt": ("rms_norm", "rms_norm_bwd"),
     # The gradients of a norm are sums of products; those of a bias are sums alone.

@@ -70,8 +70,9 @@ def partitioned(joint: Any, inputs: Any, weights: Sequence[int] = (), **options:
 
     on_gpu = _on_gpu(joint)
     joint_graph.lazy_init(torch.device("cpu"))  # patterns, which are traced on tensors of the device
-    with _as_on_a_gpu():
-        return partition_fn(on_gpu, _placeholders(on_gpu), **(options | {"static_lifetime_input_indices": list(weights)}))
+    placeholders = _placeholders(on_gpu)
+    with _as_on_a_gpu(placeholders[0].fake_mode):
+        return partition_fn(on_gpu, placeholders, **{**options, "static_lifetime_input_indices": list(weights)})
 
 
 def planned(graph: Any, *, backward: bool) -> Plan:
@@ -84,7 +85,7 @@ def planned(graph: Any, *, backward: bool) -> Plan:
     on_gpu = _on_gpu(graph)
     inputs = _placeholders(on_gpu)
     outputs = [one.meta["val"] if hasattr(one, "meta") else None for one in on_gpu.graph.output_node().args[0]]
-    with _as_on_a_gpu(), V.set_fake_mode(inputs[0].fake_mode), V.set_debug_handler(DebugContext()):
+    with _as_on_a_gpu(inputs[0].fake_mode), V.set_debug_handler(DebugContext()):
         view_to_reshape(on_gpu)
         post_grad_passes(on_gpu, is_inference=False)
         lowering = GraphLowering(on_gpu, example_inputs=inputs, is_backward=backward)
@@ -129,20 +130,26 @@ def _operations(node: Any) -> set[str]:
 
 
 @contextmanager
-def _as_on_a_gpu() -> Iterator[None]:
-    """Have Inductor take the machine for one with `_GPU` and Triton, while the context lasts."""
+def _as_on_a_gpu(mode: Any) -> Iterator[None]:
+    """Have Inductor take the machine for one with `_GPU` and Triton, while the context lasts.
+
+    ``mode``: the ``FakeTensorMode`` of the tensors without data.
+    """
     import torch
     from torch._dynamo.device_interface import CudaInterface
     from torch._inductor import config, scheduler
     from torch._inductor.fx_passes import joint_graph, reinplace
     from torch._inductor.lowering import fallback_handler, lowerings
     from torch._inductor.runtime.hints import DeviceProperties
+    from torch._inductor.virtualized import V
 
     gpu = DeviceProperties(**_GPU)
     operations = [getattr(torch.ops.aten, name).default for name in _LEFT_TO_LIBRARIES]
     calls = {operation: fallback_handler(operation, add_to_fallback_set=False) for operation in operations}
     before = dict(lowerings)
     with ExitStack() as stack:
+        stack.enter_context(torch.device("cpu"))  # numbers that Inductor works out itself
+        stack.enter_context(V.set_fake_mode(mode))
         stack.enter_context(config.patch(joint_graph_constant_folding=False))
         stack.enter_context(_replaced(DeviceProperties, "create", classmethod(lambda cls, device: gpu)))
         stack.enter_context(_replaced(CudaInterface, "is_available", staticmethod(lambda: True)))
@@ -193,9 +200,10 @@ class _Reading:
     def plan(self, outputs: Sequence[Any]) -> Plan:
         """Return the plan of a graph that gives such ``outputs``."""
         from torch._inductor.ir import MultiOutput
+        from torch._inductor.scheduler import NopKernelSchedulerNode
 
         for node in self.nodes:
-            if not isinstance(node.node, MultiOutput):
+            if not isinstance(node, NopKernelSchedulerNode) and not isinstance(node.node, MultiOutput):
                 self.steps.append(self._call(node) if node.is_extern() else self._kernel(node))
         inputs = tuple(self._note_size(self._real(name)) for name in self.lowering.graph_input_names)
         placed = tuple(map(self._output, self.lowering.graph_outputs, outputs))
@@ -261,9 +269,11 @@ class _Reading:
         from torch.utils._pytree import tree_leaves, tree_map_only
 
         operation, buffer = node.node, node.node.get_name()
-        origin = next(one for one in operation.get_origins() if one.target is operation.op_overload)
-        value = lambda one: one.meta["val"]  # noqa: E731
-        args, kwargs = tree_map_only(torch.fx.Node, value, (tuple(origin.args), dict(origin.kwargs)))
+        origins = [one for one in operation.get_origins() if one.op == "call_function"]
+        origin = next((one for one in origins if one.target is operation.op_overload), origins[0])
+        args, kwargs = tree_map_only(
+            torch.fx.Node, lambda one: one.meta["val"], (tuple(origin.args), dict(origin.kwargs))
+        )
         outputs = [one if isinstance(one, torch.Tensor) else None for one in tree_leaves(origin.meta["val"])]
         tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
         name = origin.target._schema.name.split("::")[1]

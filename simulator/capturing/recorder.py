@@ -276,13 +276,13 @@ def record(
     inputs: tuple[Any, Any],
     loss: Any,
     values: KnownValues,
-    running: Running = as_it_is,
+    running: Running,
 ) -> Tape:
     """Return the tape of a forward and backward pass of ``module`` with the tensors ``weights`` in place of its own.
 
     Weights that the module does not have are of its adapters.
     ``inputs`` are its arguments and keywords, ``values`` what is known of these.
-    ``loss`` is a function of its output, or None. Raises `InputError` where the module cannot run without data.
+    ``loss`` is a function of its output, or None; ``running`` how it runs. Raises `InputError` where the module cannot run without data.
     """
     import torch
 

@@ -31,7 +31,10 @@ UNCHANGED: dict[str, tuple[object, ...]] = {
     "framework.version": (None,),
 }
 #: Key -> how to capture the model with what it asks for.
-_CAPTURED_SO = {"training.adapters": "capture it so: llmsim capture ... --adapters RANK:NAMES"}
+_CAPTURED_SO = {
+    "training.adapters": "capture it so: llmsim capture ... --adapters RANK:NAMES",
+    "training.fp8": "convert its layers by torchao.float8, and capture it so: llmsim capture ... --compile",
+}
 
 
 def problems(workload: Workload) -> Iterator[InputError]:
@@ -54,7 +57,7 @@ def problems(workload: Workload) -> Iterator[InputError]:
             key="framework.compile",
             found=brief(workload.framework.compile),
             allowed=brief(captured.compiled),
-            fix=None if captured.compiled else "llmsim capture ... --compile",
+            fix=None if captured.compiled else "capture it so: llmsim capture ... --compile",
         )
     yield from _changes(workload)
     yield from _splits(workload, captured)
