@@ -7,6 +7,7 @@ What runs between them stays as it is. AOTAutograd traces a layer, and decides w
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
@@ -131,7 +132,7 @@ class _CompiledLayer:
             partition_fn=partial(partitioned, weights=range(len(self.names))),
             decompositions=select_decomp_table() | norms_taken_apart(),
         )
-        with self.recorder.pause(), _disable_current_modes(), _told_of(self.path):
+        with self.recorder.pause(), _disable_current_modes(), _compiling(self.path):
             compiled(*([_fresh(one) for one in ones] for ones in (weights, tensors)))
         return compiled
 
@@ -140,7 +141,7 @@ class _CompiledLayer:
         from torch._functorch.aot_autograd import make_boxed_func
         from torch.utils._python_dispatch import _disable_current_modes
 
-        with self.recorder.pause(), _disable_current_modes(), _told_of(self.path):
+        with self.recorder.pause(), _disable_current_modes(), _compiling(self.path):
             plan = planned(graph, backward=backward)
 
         def run(*inputs: Any) -> Any:
@@ -196,10 +197,15 @@ class _CompiledLayer:
 
 
 @contextmanager
-def _told_of(path: str) -> Iterator[None]:
-    """Have errors of PyTorch's compiler name the layer ``path``, while the context lasts."""
+def _compiling(path: str) -> Iterator[None]:
+    """Have errors of PyTorch's compiler name the layer ``path``, while the context lasts.
+
+    What PyTorch warns of is its own code.
+    """
     try:
-        yield
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
     except InputError:
         raise
     except Exception as error:  # whatever AOTAutograd and Inductor raise

@@ -57,9 +57,7 @@ def capture(
     if not isinstance(module, torch.nn.Module):
         raise InputError("is no torch.nn.Module", key="module", found=type(module).__name__)
     if compile and adapters is not None:
-        raise InputError(
-            "are not put beside compiled layers; wrap the module by peft, and capture that", key="adapters"
-        )
+        raise InputError("are not put beside compiled layers", key="adapters", fix="wrap the module by peft")
     kind = _type(torch, dtype)
     choice = None if adapters is None else AdapterChoice.from_mapping(adapters)
     values = KnownValues() if values is None else values

@@ -60,14 +60,14 @@ def fused_kernel(
     if operations & {"inductor_random", "rand"}:
         return Memory("dropout", read, written, dtype=dtype, elements=float(elements))
     if op := _around_products(operations, row > 1, narrow):
-        return Memory(op, read, written, dtype=dtype)
+        return Memory(op, read, written, dtype=dtype, width=width)
     known, usual = (_SUMS, ("reduce", "reduce")) if row > 1 else (_POINTWISE, ("activation", "activation_bwd"))
     classes = next((pair for name, pair in known.items() if name in operations), usual)
     return Memory(classes[backward], read, written, dtype=dtype, width=width)
 
 
 def _around_products(operations: Set[str], sums: bool, narrow: Set[bool]) -> str:
-    """Return the class of a kernel that finds scales for 8 bits, or casts to them; empty of any other.
+    """Return the class of a kernel that finds scales for 8 bits, casts to them, or applies them; empty of any other.
 
     A norm, its gradient and their largest magnitude in one kernel are a norm.
     """
@@ -78,6 +78,8 @@ def _around_products(operations: Set[str], sums: bool, narrow: Set[bool]) -> str
         return "fp8_both_rows" if len(narrow) > 1 else "fp8_rows"
     if narrow:
         return "fp8_both" if len(narrow) > 1 or not alone else "fp8_turned" if True in narrow else "fp8_cast"
+    if not sums and alone and "reciprocal" in operations:
+        return "fp8_rescale"
     if not sums or not operations & {"max", "amax"} or "abs" not in operations:
         return ""
     if "clamp" in operations:

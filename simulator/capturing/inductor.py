@@ -72,7 +72,9 @@ def partitioned(joint: Any, inputs: Any, weights: Sequence[int] = (), **options:
     joint_graph.lazy_init(torch.device("cpu"))  # patterns, which are traced on tensors of the device
     placeholders = _placeholders(on_gpu)
     with _as_on_a_gpu(placeholders[0].fake_mode):
-        return partition_fn(on_gpu, placeholders, **{**options, "static_lifetime_input_indices": list(weights)})
+        options["static_lifetime_input_indices"] = list(weights)
+        forward, backward = partition_fn(on_gpu, placeholders, **options)
+    return forward, backward
 
 
 def planned(graph: Any, *, backward: bool) -> Plan:
@@ -253,7 +255,7 @@ class _Reading:
         return PlannedStep(f"triton {name}", (Launch(kernel),), tuple(map(self._real, reads)), written)
 
     def _narrow(self, node: Any, writes: Mapping[str, int]) -> set[bool]:
-        """Return for the tensors in 8 bits that a kernel writes whether their order is another than of what it reads."""
+        """Return, of the tensors in 8 bits that a kernel writes, whether their order is another than what it reads."""
         turned: set[bool] = set()
         for one in node.get_nodes():
             reads = [dep for dep in one.read_writes.reads if self.lowering.get_numel(dep.name) > 1]

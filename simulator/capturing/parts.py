@@ -131,7 +131,7 @@ class Parts:
         )
 
     def _module(self, key: tuple[int, int], entry: Entry) -> str:
-        """Return the module that an entry belongs to: of the backward pass, that of its node's forward if none is told."""
+        """Return the module that an entry belongs to: one that it tells, else that of its node's forward pass."""
         if entry.module or not entry.backward:
             return entry.module
         forward, _ = self.nodes[key]

@@ -282,7 +282,8 @@ def record(
 
     Weights that the module does not have are of its adapters.
     ``inputs`` are its arguments and keywords, ``values`` what is known of these.
-    ``loss`` is a function of its output, or None; ``running`` how it runs. Raises `InputError` where the module cannot run without data.
+    ``loss`` is a function of its output, or None; ``running`` says how it runs. Raises `InputError` where the module
+    cannot run without data.
     """
     import torch
 
