@@ -63,11 +63,11 @@ def _with_forward(
     layer: Any, path: str, kind: int, layers: dict[int, _CompiledLayer], recorder: TapeRecorder
 ) -> Iterator[None]:
     """Have the ``layer`` run as the one of ``layers`` of its kind, which its first run compiles."""
-    own = layer.forward
+    uncompiled = layer.forward
 
     def forward(*args: Any, **kwargs: Any) -> Any:
         if recorder.paused:  # it is being traced
-            return own(*args, **kwargs)
+            return uncompiled(*args, **kwargs)
         if kind not in layers:
             layers[kind] = _CompiledLayer(layer, path, recorder)
         return layers[kind].run(layer, path, args, kwargs)
@@ -105,8 +105,8 @@ class _CompiledLayer:
         self.path = path
         self.with_gradient = {self.recorder.number(tensor) for tensor in tensors if tensor.requires_grad}
         results = iter(self.function(list(weights.values()), tensors))
-        made = [next(results) if isinstance(leaf, torch.Tensor) else leaf for leaf in self.output[0]]
-        return tree_unflatten(made, self.output[1])
+        output = [next(results) if isinstance(leaf, torch.Tensor) else leaf for leaf in self.output[0]]
+        return tree_unflatten(output, self.output[1])
 
     def _traced(self, leaves: Sequence[Any], places: Sequence[int], inputs: Any, weights: Any, tensors: Any) -> Any:
         """Return the layer as a function of its weights and tensors, compiled."""
@@ -159,8 +159,8 @@ class _CompiledLayer:
 
         recorder = self.recorder
         outputs = [None if one is None else one.buffer for one in plan.outputs]
-        known = (*zip(outputs, results, strict=True), *zip(plan.inputs, inputs, strict=True))
-        tensors = {name: tensor for name, tensor in known if name is not None}
+        named_tensors = (*zip(outputs, results, strict=True), *zip(plan.inputs, inputs, strict=True))
+        tensors = {name: tensor for name, tensor in named_tensors if name is not None}
         numbers = {name: recorder.number(tensor) for name, tensor in tensors.items()}
         path = self.paths.setdefault(recorder.node, self.path)
         owners = self._owners(plan, numbers, path)
@@ -223,8 +223,8 @@ def _results(plan: Plan, inputs: Sequence[Any]) -> list[Any]:
         if output is None:
             results.append(None)
         elif output.buffer not in tensors:
-            made = torch.empty_strided(output.size, output.stride, dtype=output.dtype, device="meta")
-            results.append(tensors.setdefault(output.buffer, made))
+            tensor = torch.empty_strided(output.size, output.stride, dtype=output.dtype, device="meta")
+            results.append(tensors.setdefault(output.buffer, tensor))
         else:
             results.append(tensors[output.buffer].as_strided(output.size, output.stride))
     return results

@@ -1,4 +1,4 @@
-"""Which class of memory-bound kernels a kernel of Inductor's is of, by the operations that it computes.
+"""The class of memory-bound kernels that a kernel of Inductor's is of, by the operations that it computes.
 
 Profiles hold speeds of Inductor's kernels by these classes: section ``inductor`` of ``kernels.memory``.
 """
@@ -61,8 +61,8 @@ def fused_kernel(
         return Memory("dropout", read, written, dtype=dtype, elements=float(elements))
     if op := _around_products(operations, row > 1, narrow):
         return Memory(op, read, written, dtype=dtype, width=width)
-    known, usual = (_SUMS, ("reduce", "reduce")) if row > 1 else (_POINTWISE, ("activation", "activation_bwd"))
-    classes = next((pair for name, pair in known.items() if name in operations), usual)
+    by_operation, usual = (_SUMS, ("reduce", "reduce")) if row > 1 else (_POINTWISE, ("activation", "activation_bwd"))
+    classes = next((pair for name, pair in by_operation.items() if name in operations), usual)
     return Memory(classes[backward], read, written, dtype=dtype, width=width)
 
 

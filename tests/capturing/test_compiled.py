@@ -46,7 +46,7 @@ def test_equal_layers_are_one_part_of_a_single_graph(compiled_llama: CapturedMod
 
 
 def test_a_forward_graph_has_one_kernel_between_two_products(compiled_llama: CapturedModel) -> None:
-    """The norm; queries turned; keys turned; the sum with its norm; the gate; the last sum.
+    """Kernels are the norm, the turn of queries and of keys, the sum with its norm, the gate, and the last sum.
 
     A norm also writes a number for each row in fp32, and reads its weight. The turn reads a sine and a cosine for each
     token and each element of a head.
@@ -65,10 +65,10 @@ def test_a_forward_graph_has_one_kernel_between_two_products(compiled_llama: Cap
 
 
 def test_products_and_attention_are_left_to_libraries(compiled_llama: CapturedModel) -> None:
-    """Seven products each way, and two backward."""
-    for field, products in (("forward", 7), ("input_grad", 7), ("weight_grad", 7)):
-        found = [kernel for kernel in kernels(compiled_llama, field) if isinstance(kernel, Matmul)]
-        assert len(found) == products
+    """Each of seven weights has a product forward, and two backward."""
+    for field in ("forward", "input_grad", "weight_grad"):
+        matmuls = [kernel for kernel in kernels(compiled_llama, field) if isinstance(kernel, Matmul)]
+        assert len(matmuls) == 7
     attention = [kernel for kernel in kernels(compiled_llama, "input_grad") if isinstance(kernel, Attention)]
     assert [kernel.backward for kernel in attention] == [True]
 
@@ -116,7 +116,7 @@ def test_compiled_layers_are_sharded_piped_and_recomputed(compiled_llama: Captur
 
 
 def test_dropout_is_drawn_inside_the_sum_that_follows() -> None:
-    """It reads what is dropped, the other addend and a seed, and writes the sum with a byte of mask each."""
+    """The kernel reads what is dropped, the other addend and a seed. It writes the sum, and a byte of mask each."""
     model = captured(Tiny(drop=0.1), compile=True)
     elements = 2 * 16 * 64
     dropping = [kernel for kernel in kernels(model, "forward") if isinstance(kernel, Memory) and kernel.op == "dropout"]
@@ -194,11 +194,11 @@ class _Narrow(nn.Module):
 
 
 def test_products_in_8_bits_have_their_casts_beside_them() -> None:
-    """Of either operand the largest magnitude, in two steps; the cast, which reads 16 bits and writes 8; the product."""
+    """The largest magnitude of either operand takes two kernels, its cast from 16 bits to 8 one, and the product one."""
     model = captured(_Narrow(), torch.zeros(4096, 2048), compile=True)
-    found = kernels(model, "forward")
-    casts = [one for one in found if isinstance(one, Memory)]
+    forward = kernels(model, "forward")
+    casts = [one for one in forward if isinstance(one, Memory)]
     assert sorted(one.op for one in casts) == sorted(["fp8_amax", "fp8_scale", "fp8_cast"] * 2)
     assert {one.write_bytes for one in casts if one.op == "fp8_cast"} == {4096.0 * 2048}
-    products = [one for one in found if isinstance(one, Matmul)]
+    products = [one for one in forward if isinstance(one, Matmul)]
     assert products == [Matmul(4096, 4096, 2048, dtype="fp8", out_dtype="bf16", scaling="tensor")]

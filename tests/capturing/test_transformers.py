@@ -138,7 +138,7 @@ def test_adapters_of_a_captured_llama_are_the_built_in_ones(targets: list[str], 
 
 @pytest.mark.parametrize("recipe", ["", "tensorwise", "rowwise"])
 def test_a_compiled_llama_is_the_built_in_one(recipe: str, tmp_path: Path) -> None:
-    """With products in 8 bits its layers are first converted by torchao itself; all but the head, as torchtitan does.
+    """Its layers are first converted by torchao itself for 8 bits; all but the head, as torchtitan does.
 
     Queries, keys and values, and gate and up, are products of their own here, with casts and scales of their own.
     A layer keeps the deviations of two norms, 24 bytes of seeds, and some scales of 4 bytes more.
