@@ -14,7 +14,7 @@ from functools import partial
 from typing import Any
 
 from simulator.capturing.gpu_operations import norms_taken_apart
-from simulator.capturing.inductor import Plan, partitioned, planned
+from simulator.capturing.inductor import GraphPlan, partitioned, planned
 from simulator.capturing.parts import Parts, distinct_parts
 from simulator.capturing.recorder import Entry, Running, TapeRecorder, Use
 from simulator.errors import InputError
@@ -63,7 +63,7 @@ def _with_forward(
     layer: Any, path: str, kind: int, layers: dict[int, _CompiledLayer], recorder: TapeRecorder
 ) -> Iterator[None]:
     """Have the ``layer`` run as the one of ``layers`` of its kind, which its first run compiles."""
-    uncompiled = layer.forward
+    uncompiled, given = layer.forward, vars(layer).get("forward")
 
     def forward(*args: Any, **kwargs: Any) -> Any:
         if recorder.paused:  # it is being traced
@@ -77,6 +77,8 @@ def _with_forward(
         yield
     finally:
         del layer.forward
+        if given is not None:  # a forward pass that was put into the object
+            layer.forward = given
 
 
 class _CompiledLayer:
@@ -153,7 +155,7 @@ class _CompiledLayer:
 
         return make_boxed_func(run)
 
-    def _write(self, plan: Plan, inputs: Sequence[Any], results: Sequence[Any]) -> None:
+    def _write(self, plan: GraphPlan, inputs: Sequence[Any], results: Sequence[Any]) -> None:
         """Write the kernels of a graph down, which had the tensors ``inputs`` and gave ``results``."""
         import torch
 
@@ -184,7 +186,7 @@ class _CompiledLayer:
             )
             recorder.tape.entries.append(entry)
 
-    def _owners(self, plan: Plan, numbers: Mapping[str, int], path: str) -> dict[str, str]:
+    def _owners(self, plan: GraphPlan, numbers: Mapping[str, int], path: str) -> dict[str, str]:
         """Return by buffer the module whose weight, or whose weight's gradient, it is."""
         weights = self.recorder.tape.weights
         owners = {name: weights[number].rpartition(".")[0] for name, number in numbers.items() if number in weights}
@@ -213,7 +215,7 @@ def _compiling(path: str) -> Iterator[None]:
         raise InputError(f"torch.compile fails: {type(error).__name__}: {first}", key=path or "compile") from error
 
 
-def _results(plan: Plan, inputs: Sequence[Any]) -> list[Any]:
+def _results(plan: GraphPlan, inputs: Sequence[Any]) -> list[Any]:
     """Return the outputs of a graph that was called with ``inputs``; those of one buffer share their storage."""
     import torch
 

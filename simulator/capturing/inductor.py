@@ -50,7 +50,7 @@ class PlannedOutput:
 
 
 @dataclass(frozen=True)
-class Plan:
+class GraphPlan:
     """Steps of a graph in their order. ``inputs`` and ``outputs`` are its buffers, ``sizes`` has the bytes of all."""
 
     steps: tuple[PlannedStep, ...]
@@ -77,7 +77,7 @@ def partitioned(joint: Any, inputs: Any, weights: Sequence[int] = (), **options:
     return forward, backward
 
 
-def planned(graph: Any, *, backward: bool) -> Plan:
+def planned(graph: Any, *, backward: bool) -> GraphPlan:
     """Return what Inductor makes of ``graph``, a ``torch.fx.GraphModule`` of `partitioned`."""
     from torch._inductor.debug import DebugContext
     from torch._inductor.fx_passes.post_grad import post_grad_passes, view_to_reshape
@@ -199,7 +199,7 @@ class _Reading:
                 results.setdefault(call, []).append((int(indices[0][1]) if indices else 0, node.node.get_name()))
         return results
 
-    def plan(self, outputs: Sequence[Any]) -> Plan:
+    def plan(self, outputs: Sequence[Any]) -> GraphPlan:
         """Return the plan of a graph that gives such ``outputs``."""
         from torch._inductor.ir import MultiOutput
         from torch._inductor.scheduler import NopKernelSchedulerNode
@@ -209,7 +209,7 @@ class _Reading:
                 self.steps.append(self._call(node) if node.is_extern() else self._kernel(node))
         inputs = tuple(self._note_size(self._real(name)) for name in self.lowering.graph_input_names)
         placed = tuple(map(self._output, self.lowering.graph_outputs, outputs))
-        return Plan(tuple(self.steps), inputs, placed, self.sizes)
+        return GraphPlan(tuple(self.steps), inputs, placed, self.sizes)
 
     def _output(self, one: Any, tensor: Any) -> PlannedOutput | None:
         """Return where an output of the graph lies; None of a number or of nothing."""

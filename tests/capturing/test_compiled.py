@@ -98,6 +98,8 @@ def test_a_compiled_llama_is_the_built_in_one(compiled_llama: CapturedModel, tmp
 def test_a_workload_compiles_what_was_recorded_so(compiled_llama: CapturedModel, tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"framework\.compile: the captured model was recorded otherwise"):
         workload(compiled_llama, tmp_path)
+    with pytest.raises(InputError, match=r"fix: +convert its layers by torchao\.float8"):
+        workload(compiled_llama, tmp_path, framework=COMPILED, training={"fp8": "torchao_tensorwise"})
     with pytest.raises(InputError, match=r"parallelism\.tp"):
         workload(compiled_llama, tmp_path, framework=COMPILED, parallelism={"tp": 2})
 
@@ -194,7 +196,7 @@ class _Narrow(nn.Module):
 
 
 def test_products_in_8_bits_have_their_casts_beside_them() -> None:
-    """The largest magnitude of either operand takes two kernels, its cast from 16 bits to 8 one, and the product one."""
+    """The largest magnitude of either operand takes two kernels; its cast from 16 bits to 8 takes one."""
     model = captured(_Narrow(), torch.zeros(4096, 2048), compile=True)
     forward = kernels(model, "forward")
     casts = [one for one in forward if isinstance(one, Memory)]
