@@ -204,3 +204,10 @@ def test_products_in_8_bits_have_their_casts_beside_them() -> None:
     assert {one.write_bytes for one in casts if one.op == "fp8_cast"} == {4096.0 * 2048}
     products = [one for one in forward if isinstance(one, Matmul)]
     assert products == [Matmul(4096, 4096, 2048, dtype="fp8", out_dtype="bf16", scaling="tensor")]
+
+
+def test_a_gpu_without_units_for_8_bits_is_refused(tmp_path: Path) -> None:
+    model = captured(_Narrow(), torch.zeros(4096, 2048), compile=True)
+    assert model.scales_of_8_bits == {"tensor"}
+    with pytest.raises(InputError, match=r"model\.captured: a100-sxm-80gb has no matrix units for 8 bits"):
+        workload(model, tmp_path, framework=COMPILED, cluster="dgx_a100")
