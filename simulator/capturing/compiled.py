@@ -63,7 +63,7 @@ def _with_forward(
     layer: Any, path: str, kind: int, layers: dict[int, _CompiledLayer], recorder: TapeRecorder
 ) -> Iterator[None]:
     """Have the ``layer`` run as the one of ``layers`` of its kind, which its first run compiles."""
-    uncompiled, given = layer.forward, vars(layer).get("forward")
+    uncompiled, instance_forward = layer.forward, vars(layer).get("forward")
 
     def forward(*args: Any, **kwargs: Any) -> Any:
         if recorder.paused:  # it is being traced
@@ -77,8 +77,8 @@ def _with_forward(
         yield
     finally:
         del layer.forward
-        if given is not None:  # a forward pass that was put into the object
-            layer.forward = given
+        if instance_forward is not None:  # a forward pass that was put into the object
+            layer.forward = instance_forward
 
 
 class _CompiledLayer:

@@ -210,4 +210,4 @@ def test_a_gpu_without_units_for_8_bits_is_refused(tmp_path: Path) -> None:
     model = captured(_Narrow(), torch.zeros(4096, 2048), compile=True)
     assert model.scales_of_8_bits == {"tensor"}
     with pytest.raises(InputError, match=r"model\.captured: a100-sxm-80gb has no matrix units for 8 bits"):
-        workload(model, tmp_path, framework=COMPILED, cluster="dgx_a100")
+        workload(model, tmp_path, framework=COMPILED, training={"global_batch": 4096}, cluster="dgx_a100")
