@@ -51,11 +51,11 @@ def problems(workload: Workload) -> Iterator[InputError]:
                 found=asked,
                 allowed=str(value),
             )
-    if workload.framework.compile != captured.compiled:
+    if workload.software.compiles != captured.compiled:
         yield InputError(
             "the captured model was recorded otherwise; capture it again for another",
             key="framework.compile",
-            found=brief(workload.framework.compile),
+            found=brief(workload.software.compiles),
             allowed=brief(captured.compiled),
             fix=None if captured.compiled else "capture it so: llmsim capture ... --compile",
         )
