@@ -16,7 +16,7 @@ from annotated_types import Ge, Le
 
 from simulator.bounds import ModelSize
 from simulator.errors import InputError
-from simulator.program import Attention, kernel_from_text
+from simulator.program import Attention, Matmul, kernel_from_text
 
 #: Types of weights that are simulated.
 CapturedType = Literal["bf16", "fp16", "fp32"]
@@ -161,6 +161,8 @@ class CapturedModel:
     """what the module was called with"""
     layer_list: str = ""
     """list of modules that the layers are of; empty where the whole module is one layer"""
+    compiled: bool = False
+    """whether layers were recorded under torch.compile"""
 
     @property
     def recorded(self) -> dict[str, object]:
@@ -196,6 +198,14 @@ class CapturedModel:
         numbers = (self.before, *self.layers, self.after)
         weights = (weight for number in numbers for weight in _weights(self.parts[number]))
         return sum(_elements(weight) for weight in weights if weight.trainable)
+
+    @property
+    def scales_of_8_bits(self) -> frozenset[str]:
+        """How operands of products in 8 bits are scaled (``tensor``, ``rows``); empty where there are none."""
+        nodes = (node for part in self.parts for node in part.nodes)
+        texts = (one.kernel for node in nodes for one in (*node.forward, *node.input_grad, *node.weight_grad))
+        products = (kernel_from_text(text) for text in texts if " dtype=fp8" in text)
+        return frozenset(one.scaling for one in products if isinstance(one, Matmul))
 
     def save(self, path: str | Path) -> None:
         """Write the file ``path``, which ``model: {captured: PATH}`` in a workload file names.

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
 from inspect import signature
 from traceback import extract_tb
 from typing import Any
@@ -11,9 +13,10 @@ from typing import Any
 from simulator.captured import CapturedInput, CapturedModel, CapturedPart, CapturedType, heads_of, sample_of
 from simulator.capturing.adapters import AdapterChoice, adapter_weights, beside
 from simulator.capturing.calls import DTYPES
+from simulator.capturing.compiled import UNSPLIT, layers_compiled
 from simulator.capturing.known_values import KnownValues, without_device
 from simulator.capturing.parts import Parts, distinct_parts
-from simulator.capturing.recorder import Tape, record
+from simulator.capturing.recorder import Running, Tape, as_it_is, record
 from simulator.capturing.sections import chain_of_layers, sections
 from simulator.capturing.splitting import Shares, check_plan, shares
 from simulator.errors import InputError, install_extra
@@ -29,6 +32,7 @@ def capture(
     tp_plan: Mapping[str, str] | None = None,
     seq: int | None = None,
     adapters: Mapping[str, Any] | None = None,
+    compile: bool = False,
     values: KnownValues | None = None,
 ) -> CapturedModel:
     """Return ``module``, a PyTorch module, as a model that workload files name once it is saved.
@@ -43,31 +47,53 @@ def capture(
     says how tensor parallelism splits modules, by patterns of their names: a Hugging Face model's own. ``seq`` is the
     number of tokens of a sample: the second size of integer inputs, else 1. ``adapters`` freezes all weights and puts
     thin trained matrices beside linear layers, as peft does: ``{"rank": 16, "targets": ["q_proj", "v_proj"]}``. It has
-    ``dtype`` and ``dropout`` too. ``values`` are those of example inputs that are on no device.
+    ``dtype`` and ``dropout`` too. ``compile``: each layer runs as ``torch.compile`` makes it, forward and backward; it
+    cannot be split over ranks. ``values`` are those of example inputs that are on no device.
 
-    Raises `InputError` where PyTorch is missing, or the module cannot run on tensors without data.
+    Raises `InputError` where PyTorch is missing or, with ``compile``, of another version than 2.13, or the module
+    cannot run on tensors without data.
     """
     torch = _torch()
     if not isinstance(module, torch.nn.Module):
         raise InputError("is no torch.nn.Module", key="module", found=type(module).__name__)
+    if compile and adapters is not None:
+        raise InputError("are not put beside compiled layers", key="adapters", fix="wrap the module by peft")
     kind = _type(torch, dtype)
     choice = None if adapters is None else AdapterChoice.from_mapping(adapters)
     values = KnownValues() if values is None else values
-    tensors = _without_data(torch, module, kind, frozen=choice is not None)
-    thin = {} if choice is None else adapter_weights(module, choice, tensors)
     inputs = _inputs(torch, *_arguments(example_inputs), kind, values)
     recorded = _recorded_inputs(torch, inputs)
-    added = {name: weight for pair in thin.values() for name, weight in pair.items()}
-    with beside(module, thin, 0.0 if choice is None else choice.dropout):
-        tape = _recorded_in_training(module, {**tensors, **added}, inputs, loss, values)
+    recording = partial(_recording, module, kind, choice, inputs, loss, values)
+    tape, weights = recording(as_it_is)
     tokens = _tokens(tape, recorded, seq)
-    weights = {**{name: tensors[name] for name, _ in module.named_parameters()}, **added}
     if tp_plan:
         check_plan(module, tape, tp_plan)
     places = sections(module, tape, layers)
     plan = tp_plan if tp_plan is not None else getattr(module, "_tp_plan", None)
-    rank_shares = Shares(reason="adapters are not split over ranks") if thin else shares(module, tape, plan)
-    return _captured_model(type(module).__name__, Parts(tape, places, rank_shares, weights), recorded, tokens)
+    rank_shares = shares(module, tape, plan) if choice is None else Shares(reason="adapters are not split over ranks")
+    parts = Parts(tape, places, rank_shares, weights)
+    if compile:
+        tape, weights = recording(layers_compiled(module, parts))
+        parts = Parts(tape, sections(module, tape, layers), Shares(reason=UNSPLIT), weights)
+    return replace(_captured_model(type(module).__name__, parts, recorded, tokens), compiled=compile)
+
+
+def _recording(
+    module: Any,
+    kind: Any,
+    choice: AdapterChoice | None,
+    inputs: tuple[Any, Any],
+    loss: Any,
+    values: KnownValues,
+    running: Running,
+) -> tuple[Tape, dict[str, Any]]:
+    """Return the tape of ``module`` with its weights of the type ``kind``, and these and its adapters' by name."""
+    tensors = _without_data(_torch(), module, kind, frozen=choice is not None)
+    thin = {} if choice is None else adapter_weights(module, choice, tensors)
+    added = {name: weight for pair in thin.values() for name, weight in pair.items()}
+    with beside(module, thin, 0.0 if choice is None else choice.dropout):
+        tape = _recorded_in_training(module, {**tensors, **added}, inputs, loss, values, running)
+    return tape, {**{name: tensors[name] for name, _ in module.named_parameters()}, **added}
 
 
 def _captured_model(name: str, builder: Parts, inputs: tuple[CapturedInput, ...], tokens: int) -> CapturedModel:
@@ -192,13 +218,18 @@ def _inputs(torch: Any, args: tuple[Any, ...], kwargs: dict[str, Any], kind: Any
 
 
 def _recorded_in_training(
-    module: Any, tensors: Mapping[str, Any], inputs: tuple[Any, Any], loss: Any, values: KnownValues
+    module: Any,
+    tensors: Mapping[str, Any],
+    inputs: tuple[Any, Any],
+    loss: Any,
+    values: KnownValues,
+    running: Running,
 ) -> Tape:
     """Return the tape of ``module`` in training mode, and leave it in its own."""
     modes = [(one, one.training) for one in module.modules()]
     module.train()
     try:
-        return record(module, tensors, inputs, loss, values)
+        return record(module, tensors, inputs, loss, values, running)
     finally:
         for one, training in modes:
             one.training = training

@@ -42,6 +42,19 @@ def fused_as_on_gpus() -> Iterator[None]:
         norms._destroy()
 
 
+def norms_taken_apart() -> dict[Any, Any]:
+    """Return how the operations that stand for RMSNorm's kernels are taken apart: as PyTorch does those of a GPU."""
+    import torch
+
+    aten, norms = torch.ops.aten, getattr(torch.ops, _NORMS)
+    table = torch._decomp.decomposition_table
+    forward, backward = table[aten._fused_rms_norm.default], table[aten._fused_rms_norm_backward.default]
+    return {
+        norms.fused_rms_norm.default: lambda x, shape, weight=None: forward(x, shape, weight, None),
+        norms.fused_rms_norm_backward.default: backward,
+    }
+
+
 def without_copy(func: Any, args: Sequence[Any]) -> Any:
     """Return the operation in place that autograd takes for ``func`` where no dispatch mode watches it.
 

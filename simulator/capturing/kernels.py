@@ -16,12 +16,25 @@ from simulator.errors import InputError
 from simulator.program import Attention, GroupedMatmul, Kernel, Matmul, Memory
 
 
-def launches(call: Call) -> tuple[Launch, ...]:
-    """Return the kernels of ``call``, none of one that only allocates. Raises `InputError` where it has no price."""
+def launches(func: Any, call: Call) -> tuple[Launch, ...]:
+    """Return the kernels of ``call``, of PyTorch's operation ``func``; none of one that only allocates.
+
+    Raises `InputError` where the operation computes, and its kernels here do not.
+    """
+    from torch.utils.flop_counter import flop_registry
+
     if call.name in _NOTHING:
         return ()
     special = _SPECIAL.get(call.name)
-    return special(call) if special else (Launch(_by_memory(call)),)
+    kernels = special(call) if special else (Launch(_by_memory(call)),)
+    counted = flop_registry.get(func.overloadpacket)
+    if counted is not None and not any(launch.kernel.flops for launch in kernels):
+        flops = counted(*call.args, **call.kwargs, out_val=call.outputs[0])
+        if flops:
+            raise InputError(
+                f"{call.name} computes {flops:.3g} FLOPs, and is not simulated", allowed=", ".join(_SPECIAL)
+            )
+    return kernels
 
 
 # Products.
@@ -30,6 +43,14 @@ def launches(call: Call) -> tuple[Launch, ...]:
 def _mm(call: Call) -> tuple[Launch, ...]:
     a, b = call.inputs[-2:]
     return (Launch(Matmul(a.shape[0], b.shape[1], a.shape[1], dtype=type_name(a))),)
+
+
+def _scaled(call: Call) -> tuple[Launch, ...]:
+    """Return a product in 8 bits, whose operands have a scale each or one for each row."""
+    a, b, scale = call.inputs[:3]
+    scaling = "tensor" if scale.numel() == 1 else "rows"
+    sizes = a.shape[0], b.shape[1], a.shape[1]
+    return (Launch(Matmul(*sizes, dtype="fp8", out_dtype=type_name(call.outputs[0]), scaling=scaling)),)
 
 
 def _bmm(call: Call) -> tuple[Launch, ...]:
@@ -265,6 +286,7 @@ _SPECIAL: dict[str, Callable[[Call], tuple[Launch, ...]]] = {
     "mm": _mm,
     "addmm": _mm,
     "_addmm_activation": _mm,
+    "_scaled_mm": _scaled,
     "bmm": _bmm,
     "baddbmm": _bmm,
     "mv": _vector,
@@ -303,8 +325,3 @@ _SPECIAL: dict[str, Callable[[Call], tuple[Launch, ...]]] = {
     "nll_loss_forward": _nll,
     "nll_loss2d_forward": _nll,
 }
-
-
-def unpriced(flops: float, call: Call) -> InputError:
-    """Return the error of an operation whose FLOPs are counted by PyTorch, and that no kernel here stands for."""
-    return InputError(f"{call.name} computes {flops:.3g} FLOPs, and is not simulated", allowed=", ".join(_SPECIAL))

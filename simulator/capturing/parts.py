@@ -131,8 +131,8 @@ class Parts:
         )
 
     def _module(self, key: tuple[int, int], entry: Entry) -> str:
-        """Return the module that an entry belongs to: of the backward pass, that of its node's forward."""
-        if not entry.backward:
+        """Return the module that an entry belongs to: one that it tells, else that of its node's forward pass."""
+        if entry.module or not entry.backward:
             return entry.module
         forward, _ = self.nodes[key]
         return forward[0].entry.module if forward else self.sections.path(key[0])

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
 from simulator.capturing.calls import Call, Launch
 from simulator.capturing.gpu_operations import fused_as_on_gpus, without_copy
-from simulator.capturing.kernels import launches, unpriced
+from simulator.capturing.kernels import launches
 from simulator.capturing.known_values import KnownValues
 from simulator.errors import InputError
 
@@ -59,7 +60,7 @@ class Tape:
     """Operations, modules and kept tensors of a recorded pass.
 
     ``storages`` are the bytes of each by its number. ``weights`` and ``gradients`` name the weights that storages are
-    of; ``inputs`` are those of the module's own inputs.
+    of; ``inputs`` are those of the module's own inputs, ``passed`` those that compiled layers give.
     """
 
     entries: list[Entry] = field(default_factory=list)
@@ -69,6 +70,7 @@ class Tape:
     weights: dict[int, str] = field(default_factory=dict)
     gradients: dict[int, str] = field(default_factory=dict)
     inputs: set[int] = field(default_factory=set)
+    passed: set[int] = field(default_factory=set)
 
 
 class TapeRecorder:
@@ -80,6 +82,7 @@ class TapeRecorder:
         self._alive: list[Any] = []  # so that no storage has the address of another
         self._modules: list[str] = [""]
         self.backward = False
+        self.paused = False
 
     @property
     def module(self) -> str:
@@ -96,10 +99,27 @@ class TapeRecorder:
             self.tape.storages.append(float(storage.nbytes()))
         return self._numbers[key]
 
+    def add_storage(self, nbytes: float) -> int:
+        """Return the number of a storage of so many bytes that no tensor here has."""
+        self._alive.append(None)
+        self.tape.storages.append(nbytes)
+        return len(self._alive) - 1
+
+    @contextmanager
+    def pause(self) -> Iterator[None]:
+        """Write nothing down, while the context lasts."""
+        before, self.paused = self.paused, True
+        try:
+            yield
+        finally:
+            self.paused = before
+
     def keep(self, tensor: Any) -> Any:
         """Note that autograd keeps ``tensor``."""
         import torch
 
+        if self.paused:
+            return tensor
         self.tape.kept.append(Kept(self.number(tensor), torch.autograd._get_sequence_nr() - 1))
         return tensor
 
@@ -107,7 +127,7 @@ class TapeRecorder:
         """Note that a module begins; return the entry and the node that come next."""
         import torch
 
-        if self.backward:
+        if self.backward and not self.paused:
             raise InputError(
                 "runs forward again in the backward pass; capture the module without activation checkpointing, and "
                 "ask for it in the workload file",
@@ -122,6 +142,8 @@ class TapeRecorder:
         import torch
 
         path = self._modules.pop()
+        if self.paused:
+            return
         nodes = (begun[1], torch.autograd._get_sequence_nr())
         self.tape.calls.append(ModuleCall(path, (begun[0], len(self.tape.entries)), nodes))
 
@@ -141,13 +163,13 @@ class TapeRecorder:
         is_view = not mutates and bool(written) and all(use is None or use.storage in storages for use in written)
         name = func._schema.name.split("::")[1]
         call = Call(name, tuple(args), kwargs, inputs, outputs)
-        tape, node = self.tape, self._node()
+        tape, node = self.tape, self.node
         entry = Entry(
             name,
             self.module,
             node,
             self.backward,
-            () if is_view else self._launches(func, call),
+            () if is_view else launches(func, call),
             read,
             written,
             is_view,
@@ -176,22 +198,11 @@ class TapeRecorder:
                 fix="shorter example inputs, or a model of more positions",
             )
 
-    def _launches(self, func: Any, call: Call) -> tuple[Launch, ...]:
-        """Return the kernels of an operation. Raises `InputError` where it computes and they do not."""
-        from torch.utils.flop_counter import flop_registry
-
-        kernels = launches(call)
-        counted = flop_registry.get(func.overloadpacket)
-        if counted is not None and not any(launch.kernel.flops for launch in kernels):
-            flops = counted(*call.args, **call.kwargs, out_val=call.outputs[0])
-            if flops:
-                raise unpriced(flops, call)
-        return kernels
-
     def _use(self, tensor: Any) -> Use:
         return Use(self.number(tensor), tuple(tensor.shape), bool(tensor.requires_grad))
 
-    def _node(self) -> int:
+    @property
+    def node(self) -> int:
         """Return the number of autograd's node that an operation belongs to; of accumulated gradients the last one."""
         import torch
 
@@ -213,7 +224,7 @@ def _dispatching(recorder: TapeRecorder) -> Any:
     class Dispatching(TorchDispatchMode):
         def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
             kwargs = kwargs or {}
-            if func.namespace == "prim":
+            if recorder.paused or func.namespace == "prim":
                 return func(*args, **kwargs)
             if recorder.backward:
                 func = without_copy(func, args)
@@ -250,12 +261,29 @@ def _result(func: Any, args: Any, kwargs: Any, value: Any) -> Any:
         return tree_map_only(torch.Tensor, lambda one: torch.empty_like(one, device="meta"), value)
 
 
-def record(module: Any, weights: Mapping[str, Any], inputs: tuple[Any, Any], loss: Any, values: KnownValues) -> Tape:
+#: Has a module run in another way, which the recorder is told of.
+Running = Callable[[Any, TapeRecorder], AbstractContextManager[None]]
+
+
+def as_it_is(module: Any, recorder: TapeRecorder) -> AbstractContextManager[None]:
+    """Have a module run as it is."""
+    return nullcontext()
+
+
+def record(
+    module: Any,
+    weights: Mapping[str, Any],
+    inputs: tuple[Any, Any],
+    loss: Any,
+    values: KnownValues,
+    running: Running,
+) -> Tape:
     """Return the tape of a forward and backward pass of ``module`` with the tensors ``weights`` in place of its own.
 
     Weights that the module does not have are of its adapters.
     ``inputs`` are its arguments and keywords, ``values`` what is known of these.
-    ``loss`` is a function of its output, or None. Raises `InputError` where the module cannot run without data.
+    ``loss`` is a function of its output, or None; ``running`` says how it runs. Raises `InputError` where the module
+    cannot run without data.
     """
     import torch
 
@@ -266,7 +294,7 @@ def record(module: Any, weights: Mapping[str, Any], inputs: tuple[Any, Any], los
     names = {name for name, _ in (*module.named_parameters(), *module.named_buffers())}
     named = {name: weight for name, weight in weights.items() if name in names}
     dispatching = _dispatching(recorder)
-    with fused_as_on_gpus(), torch.device("meta"), _followed(module, recorder):
+    with fused_as_on_gpus(), torch.device("meta"), _followed(module, recorder), running(module, recorder):
         try:
             with dispatching, torch.autograd.graph.saved_tensors_hooks(recorder.keep, lambda tensor: tensor):
                 output = torch.func.functional_call(module, named, *inputs)

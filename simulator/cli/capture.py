@@ -41,6 +41,9 @@ ThinMatrices = Annotated[
         "16:all-linear.",
     ),
 ]
+Compiled = Annotated[
+    bool, typer.Option("--compile", help="Record each layer as torch.compile runs it: Inductor says its kernels.")
+]
 
 
 def command(
@@ -50,6 +53,7 @@ def command(
     layers: Layers = None,
     seq: Tokens = None,
     adapters: ThinMatrices = None,
+    compile: Compiled = False,
     quiet: Quiet = False,
 ) -> None:
     """Record a PyTorch module as a model that plays.
@@ -62,6 +66,7 @@ def command(
     Examples:
       llmsim capture my_model:job --dtype bf16 --out my_model.json
       llmsim capture my_model:job --adapters 16:q_proj,v_proj --out my_lora.json
+      llmsim capture my_model:job --dtype bf16 --compile --out my_compiled.json
     """
     from simulator.capturing.entry import capture_made
     from simulator.quantities import read_length
@@ -73,6 +78,7 @@ def command(
         ("layers", layers),
         ("seq", None if seq is None else read_length(seq, "--seq")),
         ("adapters", thin),
+        ("compile", compile or None),
     )
     captured = capture_made(_function(maker), maker, {key: value for key, value in chosen if value is not None})
     captured.save(out)
@@ -82,7 +88,8 @@ def command(
         frozen = f", {trained:,} trained" if trained < captured.parameters else ""
         chosen_list = f"; the list {captured.layer_list}" if captured.layer_list else ""
         say(f"{captured.name}: {captured.parameters:,} parameters in {captured.dtype}{frozen}")
-        say(f"  layers        {len(captured.layers):,}, of {counted(distinct, 'kind')}{chosen_list}")
+        compiled = ", compiled" if captured.compiled else ""
+        say(f"  layers        {len(captured.layers):,}, of {counted(distinct, 'kind')}{compiled}{chosen_list}")
         say(f"  micro-batch   {captured.micro_batch:,} x {captured.seq:,} tokens")
         say(f"  tensor par.   {captured.unsplit or f'up to {captured.widest_split} ranks'}")
         say(f"  pipeline      {captured.one_piece or 'splits between layers'}")

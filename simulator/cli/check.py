@@ -141,7 +141,8 @@ def _traits(model: Model) -> Iterator[str]:
     if encoder := model.encoder:
         yield format_encoder(encoder.layers, encoder.images, encoder.patches_per_image)
     if model.captured_model:
-        yield f"captured from {model.captured_model.name} of PyTorch {model.captured_model.torch}"
+        compiled = ", compiled" if model.captured_model.compiled else ""
+        yield f"captured from {model.captured_model.name} of PyTorch {model.captured_model.torch}{compiled}"
         return
     counts = Counter(model.mixer(layer).name for layer in range(model.layers))
     if set(counts) != {"attention"}:

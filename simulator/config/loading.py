@@ -38,6 +38,7 @@ from simulator.hardware.cluster_spec import ClusterSpec
 from simulator.hardware.profile import Profile
 from simulator.input_files import as_path, brief, with_changes
 from simulator.optimizers import OPTIMIZERS
+from simulator.precisions import FP8_RECIPES
 from simulator.schedules import SCHEDULES
 
 #: Dotted path of a section -> the key of it that a plain text in its place means.
@@ -269,7 +270,10 @@ def check_products(profile: Profile, workload: Workload, origin: PlaceOfKey) -> 
     if workload.has_unfused_kernels and "transformers" in workload.software.memory_sections:
         check_steps(profile, file=origin("calibration")[0])
     if recipe := workload.training.product_recipe:
-        check_recipe(profile, recipe, file=origin(recipe.key)[0])
+        check_recipe(profile, recipe, key=recipe.key, file=origin(recipe.key)[0])
+    if (captured := workload.model.captured_model) and (scales := captured.scales_of_8_bits):
+        converted = FP8_RECIPES["torchao_rowwise" if "rows" in scales else "torchao_tensorwise"]
+        check_recipe(profile, converted, key="model.captured", file=origin("model.captured")[0])
     for key, updater in rules.optimizer.updaters(workload):
         check_updater(profile, OPTIMIZERS[updater.name], key=key, file=origin(key)[0])
 

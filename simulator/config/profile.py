@@ -157,17 +157,17 @@ def check_one_vendor(profiles: Mapping[str, Profile], *, file: object = None, ke
         )
 
 
-def check_recipe(profile: Profile, recipe: ProductRecipe, *, file: object = None) -> None:
-    """Raise `InputError` where the profile prices no products, or no casts, of ``recipe``; ``file`` chose it."""
+def check_recipe(profile: Profile, recipe: ProductRecipe, *, key: str, file: object = None) -> None:
+    """Raise `InputError` where the profile prices no products or casts of ``recipe``, which ``file`` has at ``key``."""
     if lacking := _unpriced(profile, recipe):
         priced = (load_profile(name) for name in catalog.names("profile"))
         gpus = ", ".join(dict.fromkeys(other.gpu for other in priced if not _unpriced(other, recipe)))
         raise InputError(
             lacking,
             file=file,
-            key=recipe.key,
+            key=key,
             found=recipe.name,
-            allowed=f"null, or a GPU whose profile prices it: {gpus}",
+            allowed=f"{'null, or ' if key == recipe.key else ''}a GPU whose profile prices it: {gpus}",
         )
 
 

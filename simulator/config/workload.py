@@ -26,6 +26,7 @@ from simulator.frameworks import (
     StageRuntime,
     find_framework,
     in_one_graph,
+    with_inductors_kernels,
     without_fused,
 )
 from simulator.hardware.cluster_spec import ClusterSpec
@@ -97,6 +98,7 @@ class Workload(Section):
         stack = find_framework(self.framework.name, self.framework.version, self.framework.compile)
         stack = stack.split if stack.split is not None and self.parallelism.tp > 1 else stack
         stack = without_fused(stack, self.training.unfused)
+        stack = with_inductors_kernels(stack) if self.model.captured and stack.compiles else stack
         return in_one_graph(stack) if self.framework.whole_step_graph else stack
 
     @property

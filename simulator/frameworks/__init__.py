@@ -70,6 +70,12 @@ def without_fused(stack: Framework, parts: tuple[str, ...]) -> Framework:
 
 
 @lru_cache
+def with_inductors_kernels(stack: Framework) -> Framework:
+    """Return the stack with speeds of Inductor's own kernels, whichever model they are of."""
+    return replace(stack, memory_sections=tuple(dict.fromkeys((*stack.memory_sections, "inductor"))))
+
+
+@lru_cache
 def in_one_graph(stack: Framework) -> Framework:
     """Return the stack whose passes are launched by one CUDA graph."""
     return replace(stack, passes_in_graph=True)
@@ -84,5 +90,6 @@ __all__ = [
     "StageRuntime",
     "find_framework",
     "in_one_graph",
+    "with_inductors_kernels",
     "without_fused",
 ]

@@ -299,7 +299,9 @@ class Framework:
     passes_in_graph: bool = False
     """one CUDA graph launches all passes of a step, with their communication"""
     runs_captured: bool = False
-    """it runs modules of PyTorch operation by operation"""
+    """it runs modules of PyTorch as they were recorded"""
+    compiles: bool = False
+    """torch.compile makes the kernels of its layers"""
     limits: tuple[Limit, ...] = ()
     """what alone it is simulated with"""
     master_weights: bool = True

@@ -231,6 +231,7 @@ def compiled(eager: Framework) -> Framework:
         eager,
         launch_section="compiled_model",
         memory_sections=("eager", "fused", "inductor"),
+        compiles=True,
         defaults=defaults,
         losses=("compiled",),
         limits=(

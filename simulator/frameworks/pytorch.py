@@ -304,6 +304,7 @@ COMPILED = replace(
     FRAMEWORK,
     launch_section="compiled",
     memory_sections=("eager", "fused"),
+    compiles=True,
     defaults=compiled_defaults,
     activation=fused_kernels.activation,
     rotation=fused_kernels.ROTATION,

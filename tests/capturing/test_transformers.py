@@ -136,6 +136,41 @@ def test_adapters_of_a_captured_llama_are_the_built_in_ones(targets: list[str], 
     assert first.saved_bytes - second.saved_bytes == 2 * PER_ROW + SEEDS
 
 
+@pytest.mark.parametrize("recipe", ["", "tensorwise", "rowwise"])
+def test_a_compiled_llama_is_the_built_in_one(recipe: str, tmp_path: Path) -> None:
+    """Its layers are first converted by torchao itself for 8 bits; all but the head, as torchtitan does.
+
+    Queries, keys and values, and gate and up, are products of their own here, with casts and scales of their own.
+    A layer keeps the deviations of two norms, 24 bytes of seeds, and some scales of 4 bytes more.
+    """
+    sizes = {"hidden_size": 2048, "intermediate_size": 8192, "head_dim": 128, "num_attention_heads": 16}
+    with torch.device("meta"):
+        from transformers import LlamaConfig, LlamaForCausalLM
+
+        module = LlamaForCausalLM(LlamaConfig(**{**CONFIG, **sizes}))
+    if recipe:
+        float8 = pytest.importorskip("torchao.float8")
+        config = float8.Float8LinearConfig.from_recipe_name(recipe)
+        float8.convert_to_float8_training(module, config=config, module_filter_fn=lambda _, name: name != "lm_head")
+    ids = torch.zeros(BATCH, 4096, dtype=torch.long)
+    inputs = {"input_ids": ids, "labels": ids, "use_cache": False}
+    simulator.capture(module, inputs, dtype="bf16", compile=True).save(tmp_path / "model.json")
+    common = {"cluster": "dgx_h100", "framework": {"name": "pytorch", "compile": True}}
+    eager = {"loss": {"name": "eager"}, **({"fp8": f"torchao_{recipe}"} if recipe else {})}
+    training = {"seq": 4096, "micro_batch": BATCH, "global_batch": 2, **eager}
+    model = {**LLAMA, "hidden": 2048, "ffn_hidden": 8192, "heads": 16, "vocab_multiple": 1}
+    captured = {"model": {"captured": str(tmp_path / "model.json")}, "training": {"global_batch": 2}}
+    files = {**common, **captured}, {**common, "model": model, "training": training}
+    job, built_in = map(load_workload, files)
+    assert parameters(job) == parameters(built_in)
+    assert hardware_flops_per_step(job) == hardware_flops_per_step(built_in)
+    more = layer(job).saved_bytes - layer(built_in).saved_bytes - 2 * 4 * BATCH * 4096 - SEEDS
+    assert 0 <= more <= (80 if recipe else 0)
+    longer = [simulator.run(one, set={"model.layers": 10}).to_dict()["step_time_s"] for one in files]
+    layers = [step - simulator.run(one).to_dict()["step_time_s"] for step, one in zip(longer, files, strict=True)]
+    assert layers[0] == pytest.approx(layers[1], rel=0.05 if recipe else 0.02)
+
+
 def test_a_measured_run_is_met_in_time_and_memory(tmp_path: Path) -> None:
     # docs/how-to/your-model.md says how far off: 4.8 % in time, 0.01 % in memory.
     from transformers import LlamaConfig, LlamaForCausalLM

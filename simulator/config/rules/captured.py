@@ -28,11 +28,13 @@ UNCHANGED: dict[str, tuple[object, ...]] = {
     "parallelism.scatter_gather_p2p": (False,),
     "parallelism.overlap.tp": (False,),
     "parallelism.vocab_parallel": (True,),
-    "framework.compile": (False,),
     "framework.version": (None,),
 }
 #: Key -> how to capture the model with what it asks for.
-_CAPTURED_SO = {"training.adapters": "capture it so: llmsim capture ... --adapters RANK:NAMES"}
+_CAPTURED_SO = {
+    "training.adapters": "capture it so: llmsim capture ... --adapters RANK:NAMES",
+    "training.fp8": "convert its layers by torchao.float8, and capture it so: llmsim capture ... --compile",
+}
 
 
 def problems(workload: Workload) -> Iterator[InputError]:
@@ -49,6 +51,14 @@ def problems(workload: Workload) -> Iterator[InputError]:
                 found=asked,
                 allowed=str(value),
             )
+    if workload.software.compiles != captured.compiled:
+        yield InputError(
+            "the captured model was recorded otherwise; capture it again for another",
+            key="framework.compile",
+            found=brief(workload.software.compiles),
+            allowed=brief(captured.compiled),
+            fix=None if captured.compiled else "capture it so: llmsim capture ... --compile",
+        )
     yield from _changes(workload)
     yield from _splits(workload, captured)
 
