@@ -77,6 +77,21 @@ class AdapterKernels:
     copied: tuple[Traffic, ...] = ()
 
 
+class Chunks(NamedTuple):
+    """Chunks of rows, by expert and rank, that are put in order.
+
+    ``places``: kernels of a forward pass that find where they go; ``parts``: so many are cut and joined one by one.
+    """
+
+    places: Ops
+    parts: int
+
+
+def cut_and_joined(experts: Experts) -> Chunks:
+    """Return chunks that are cut and joined one by one."""
+    return Chunks((), len(experts.loads) * experts.ep * experts.etp)
+
+
 @dataclass(frozen=True)
 class ExpertHooks:
     """Operations around the products of experts.
@@ -90,7 +105,8 @@ class ExpertHooks:
     has weights, products and an activation of its own. ``sorts_alone``: rows are sorted by the rank's experts once more
     behind the exchange between ranks, also where no other rank sends any. ``biased``: kernels that add biases to what a
     product gives, forward, backward, and of their gradients, where products do not. Its last argument tells the first
-    product of an expert (``column``) from the second (``row``), as etp ranks split them.
+    product of an expert (``column``) from the second (``row``), as etp ranks split them. ``chunks``: how rows that come
+    from several ranks are put in the order of the experts.
     """
 
     router: Callable[[Shapes, Experts], Node]
@@ -107,6 +123,7 @@ class ExpertHooks:
     biased: Callable[[Shapes, Experts, str], tuple[Ops, Ops, Ops]] | None = None
     counted: Callable[[Experts], tuple[Ops, Ops]] | None = None
     sends_probabilities: bool = False
+    chunks: Callable[[Experts], Chunks] = cut_and_joined
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from simulator.config import Workload
+from simulator.models import hybrid_ep
 from simulator.models.shapes import FrameworkShapes
 from simulator.operations.experts import CHOICE, INDEX, PROBABILITY, Experts
 from simulator.operations.nodes import Node, Ops, comm, memory
@@ -131,19 +132,29 @@ def combine(shapes: FrameworkShapes, experts: Experts) -> Node:
 
 
 def _sent_once(shapes: FrameworkShapes, experts: Experts) -> Node:
-    """Return the dispatch of a token once to each rank, where it is copied in the order of its experts."""
+    """Return the dispatch of a token once to each rank, where it is copied in the order of its experts.
+
+    HybridEP sends probabilities with the tokens, and finds places by kernels of its own (`simulator.models.hybrid_ep`).
+    """
     token_bytes, sent, worked_on = _sizes(shapes, experts)
     arrived = float(shapes.element * experts.arriving * shapes.hidden)
+    hybrid = experts.dispatcher == "hybridep"
+    waits = shapes.framework.experts.host_waits_for_counts and experts.counted
+    before = hybrid_ep.maps(experts, waits=waits) if hybrid else _counts_of_all(shapes, experts)
+    to_buffer = hybrid_ep.to_buffers(shapes, experts, "F", probabilities=True) if hybrid else ()
+    beside = hybrid_ep.probability_bytes(experts, experts.travelling) if hybrid else 0.0
+    gradients = hybrid_ep.probability_bytes(experts, experts.arriving) if hybrid else 0.0
     return Node(
         forward=(
             *_own_rows(shapes, token_bytes),
-            *_counts_of_all(shapes, experts),
-            *_exchange(experts, "dispatch", sent, back=False),
+            *before,
+            *to_buffer,
+            *_exchange(experts, "dispatch", sent + beside, back=False),
             memory("F", "moe.permute", "copy", arrived, worked_on, shapes.dtype),
         ),
         input_grad=(
-            memory("B", "moe.permute bwd", "copy", worked_on, arrived, shapes.dtype),
-            *_exchange(experts, "dispatch grad", sent, back=True),
+            memory("B", "moe.permute bwd", "copy", worked_on, arrived + gradients, shapes.dtype),
+            *_exchange(experts, "dispatch grad", sent + beside, back=True),
             *_all_rows(shapes, token_bytes),
         ),
         saved=shapes.framework.experts.kept_by_dispatch(shapes, experts),
@@ -158,6 +169,7 @@ def _summed_before(shapes: FrameworkShapes, experts: Experts) -> Node:
     """
     token_bytes, sent, worked_on = _sizes(shapes, experts)
     arrived = float(shapes.element * experts.arriving * shapes.hidden)
+    hybrid = experts.dispatcher == "hybridep"
     return Node(
         forward=(
             memory("F", "moe.unpermute", "copy", worked_on, arrived, shapes.dtype),
@@ -166,6 +178,7 @@ def _summed_before(shapes: FrameworkShapes, experts: Experts) -> Node:
         ),
         input_grad=(
             *_own_rows(shapes, token_bytes, back=True),
+            *(hybrid_ep.to_buffers(shapes, experts, "B", probabilities=False) if hybrid else ()),
             *_exchange(experts, "combine grad", sent, back=False),
             memory("B", "moe.unpermute bwd", "copy", arrived, worked_on, shapes.dtype),
         ),
@@ -334,5 +347,6 @@ def _regroup(shapes: FrameworkShapes, experts: Experts, phase: str, name: str) -
     if (experts.ep * experts.etp == 1 and not shapes.framework.experts.sorts_alone) or len(experts.loads) == 1:
         return ()
     nbytes = shapes.element * experts.worked_on * shapes.hidden
-    parts = len(experts.loads) * experts.ep * experts.etp
-    return (memory(phase, f"moe.{name}", "copy", nbytes, nbytes, shapes.dtype, parts=parts),)
+    places, parts = shapes.framework.experts.chunks(experts)
+    copied = memory(phase, f"moe.{name}", "copy", nbytes, nbytes, shapes.dtype, parts=parts)
+    return (*places, copied) if phase == "F" else (copied,)
