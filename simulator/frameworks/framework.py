@@ -12,6 +12,7 @@ from typing import Literal, NamedTuple
 from simulator.frameworks.layout_habits import LayoutHabits
 from simulator.frameworks.limits import Limit
 from simulator.frameworks.stage_runtime import MEGATRON_STAGES, StageRuntime
+from simulator.frameworks.token_travel import Chunks, Surroundings, cut_and_joined
 from simulator.operations.experts import Experts
 from simulator.operations.nodes import Node, Ops, Tensor, memory
 from simulator.operations.shapes import Shapes
@@ -77,21 +78,6 @@ class AdapterKernels:
     copied: tuple[Traffic, ...] = ()
 
 
-class Chunks(NamedTuple):
-    """Chunks of rows, by expert and rank, that are put in order.
-
-    ``places``: kernels of a forward pass that find where they go; ``parts``: so many are cut and joined one by one.
-    """
-
-    places: Ops
-    parts: int
-
-
-def cut_and_joined(experts: Experts) -> Chunks:
-    """Return chunks that are cut and joined one by one."""
-    return Chunks((), len(experts.loads) * experts.ep * experts.etp)
-
-
 @dataclass(frozen=True)
 class ExpertHooks:
     """Operations around the products of experts.
@@ -106,7 +92,8 @@ class ExpertHooks:
     behind the exchange between ranks, also where no other rank sends any. ``biased``: kernels that add biases to what a
     product gives, forward, backward, and of their gradients, where products do not. Its last argument tells the first
     product of an expert (``column``) from the second (``row``), as etp ranks split them. ``chunks``: how rows that come
-    from several ranks are put in the order of the experts.
+    from several ranks are put in order. ``sent_once``: work around transfers that take a token once to each rank, where
+    the framework has such.
     """
 
     router: Callable[[Shapes, Experts], Node]
@@ -124,6 +111,7 @@ class ExpertHooks:
     counted: Callable[[Experts], tuple[Ops, Ops]] | None = None
     sends_probabilities: bool = False
     chunks: Callable[[Experts], Chunks] = cut_and_joined
+    sent_once: Callable[[Shapes, Experts], Surroundings] | None = None
 
 
 @dataclass(frozen=True)

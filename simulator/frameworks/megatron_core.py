@@ -9,9 +9,18 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from simulator.frameworks import fused_kernels, lora, megatron_experts, megatron_rotation, te_permutation
+from simulator.frameworks import (
+    fused_kernels,
+    lora,
+    megatron_deep_ep,
+    megatron_experts,
+    megatron_hybrid_ep,
+    megatron_rotation,
+    te_permutation,
+)
 from simulator.frameworks.framework import ExpertHooks, Framework, JobTraits, Replication
 from simulator.frameworks.layout_habits import LayoutHabits
+from simulator.frameworks.token_travel import Surroundings
 from simulator.operations.dropout import dropout
 from simulator.operations.experts import Experts
 from simulator.operations.nodes import Node, Ops, Tensor, memory
@@ -83,6 +92,13 @@ def counted(experts: Experts) -> tuple[Ops, Ops]:
     return kernels(experts) if kernels else ((), ())
 
 
+def sent_once(shapes: Shapes, experts: Experts) -> Surroundings:
+    """Return the work around the transfers of HybridEP or of DeepEP."""
+    if experts.dispatcher == "hybridep":
+        return megatron_hybrid_ep.surroundings(shapes, experts)
+    return megatron_deep_ep.surroundings(shapes, experts)
+
+
 def routed_by_operations(stack: Framework) -> Framework:
     """Return the stack with PyTorch's kernels in routers, Megatron-Core's default (``moe_router_fusion`` false)."""
     return replace(stack, experts=replace(stack.experts, router=megatron_experts.router))
@@ -114,6 +130,7 @@ EXPERTS = replace(
     biased=megatron_experts.biased,
     counted=counted,
     sends_probabilities=True,
+    sent_once=sent_once,
 )
 FRAMEWORK = Framework(
     name="megatron_core",

@@ -10,24 +10,27 @@ from __future__ import annotations
 from dataclasses import replace
 
 from simulator.frameworks import fused_kernels, megatron_experts
-from simulator.frameworks.framework import Chunks
 from simulator.frameworks.fused_kernels import SHORT_INDEX
+from simulator.frameworks.token_travel import Chunks
 from simulator.operations.experts import CHOICE, Experts
 from simulator.operations.nodes import Ops, memory
 
 
-def row_map(experts: Experts) -> Ops:
+def rows_of(tokens: float, experts: int, copies: float) -> Ops:
     """Return the kernels that find the rows of all copies: sums in blocks of tokens, sums of blocks, and a dense map.
 
     The first two go over all pairs of tokens and experts. The third writes for each token how many copies it has, and a
     row and an expert for each.
     """
-    choices, places = (
-        float(nbytes * experts.tokens * experts.experts) for nbytes in (CHOICE, SHORT_INDEX)
-    )
-    dense = float(SHORT_INDEX * experts.tokens * (2 * experts.top_k + 1))
+    pairs = tokens * experts
+    choices, places, dense = CHOICE * pairs, SHORT_INDEX * pairs, SHORT_INDEX * (tokens + 2 * copies)
     sizes = (("in blocks", choices, places), ("of blocks", places, places), ("dense", places, dense))
     return tuple(memory("F", f"moe.row map {name}", "strided", read, written, "fp32") for name, read, written in sizes)
+
+
+def row_map(experts: Experts) -> Ops:
+    """Return the kernels that find the rows of the copies that a rank sends."""
+    return rows_of(experts.tokens, experts.experts, experts.sent)
 
 
 def chunks(experts: Experts) -> Chunks:

@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from simulator.config import Workload
-from simulator.models import hybrid_ep
+from simulator.frameworks.token_travel import Surroundings
 from simulator.models.shapes import FrameworkShapes
 from simulator.operations.experts import CHOICE, INDEX, PROBABILITY, Experts
 from simulator.operations.nodes import Node, Ops, comm, memory
@@ -132,29 +132,23 @@ def combine(shapes: FrameworkShapes, experts: Experts) -> Node:
 
 
 def _sent_once(shapes: FrameworkShapes, experts: Experts) -> Node:
-    """Return the dispatch of a token once to each rank, where it is copied in the order of its experts.
-
-    HybridEP sends probabilities with the tokens, and finds places by kernels of its own (`simulator.models.hybrid_ep`).
-    """
+    """Return the dispatch of a token once to each rank, where it is copied in the order of its experts."""
     token_bytes, sent, worked_on = _sizes(shapes, experts)
     arrived = float(shapes.element * experts.arriving * shapes.hidden)
-    hybrid = experts.dispatcher == "hybridep"
-    waits = shapes.framework.experts.host_waits_for_counts and experts.counted
-    before = hybrid_ep.maps(experts, waits=waits) if hybrid else _counts_of_all(shapes, experts)
-    to_buffer = hybrid_ep.to_buffers(shapes, experts, "F", probabilities=True) if hybrid else ()
-    beside = hybrid_ep.probability_bytes(experts, experts.travelling) if hybrid else 0.0
-    gradients = hybrid_ep.probability_bytes(experts, experts.arriving) if hybrid else 0.0
+    around = _around(shapes, experts)
     return Node(
         forward=(
             *_own_rows(shapes, token_bytes),
-            *before,
-            *to_buffer,
-            *_exchange(experts, "dispatch", sent + beside, back=False),
+            *around.before,
+            *_exchange(experts, "dispatch", sent + around.beside_bytes, back=False),
+            *around.behind,
             memory("F", "moe.permute", "copy", arrived, worked_on, shapes.dtype),
         ),
         input_grad=(
-            memory("B", "moe.permute bwd", "copy", worked_on, arrived + gradients, shapes.dtype),
-            *_exchange(experts, "dispatch grad", sent + beside, back=True),
+            memory("B", "moe.permute bwd", "copy", worked_on, arrived + around.summed_bytes, shapes.dtype),
+            *around.gradients_behind,
+            *_exchange(experts, "dispatch grad", sent + around.gradients_beside_bytes, back=True),
+            *around.gradients_last,
             *_all_rows(shapes, token_bytes),
         ),
         saved=shapes.framework.experts.kept_by_dispatch(shapes, experts),
@@ -169,7 +163,6 @@ def _summed_before(shapes: FrameworkShapes, experts: Experts) -> Node:
     """
     token_bytes, sent, worked_on = _sizes(shapes, experts)
     arrived = float(shapes.element * experts.arriving * shapes.hidden)
-    hybrid = experts.dispatcher == "hybridep"
     return Node(
         forward=(
             memory("F", "moe.unpermute", "copy", worked_on, arrived, shapes.dtype),
@@ -178,13 +171,20 @@ def _summed_before(shapes: FrameworkShapes, experts: Experts) -> Node:
         ),
         input_grad=(
             *_own_rows(shapes, token_bytes, back=True),
-            *(hybrid_ep.to_buffers(shapes, experts, "B", probabilities=False) if hybrid else ()),
+            *_around(shapes, experts).gradients_before,
             *_exchange(experts, "combine grad", sent, back=False),
             memory("B", "moe.unpermute bwd", "copy", arrived, worked_on, shapes.dtype),
         ),
         saved=shapes.framework.experts.kept_by_combine(shapes, experts),
         grad_bytes=worked_on + arrived + token_bytes,
     )
+
+
+def _around(shapes: FrameworkShapes, experts: Experts) -> Surroundings:
+    """Return the work around the transfers of a library, which the framework calls."""
+    sent_once = shapes.framework.experts.sent_once
+    assert sent_once is not None
+    return sent_once(shapes, experts)
 
 
 def _gathered(shapes: FrameworkShapes, experts: Experts) -> Node:
@@ -295,9 +295,8 @@ def _counts_of_all(shapes: FrameworkShapes, experts: Experts) -> Ops:
     if experts.ep == 1 or not experts.counted:
         return ()
     hooks = shapes.framework.experts
-    by_all_to_all = hooks.counted is not None and experts.dispatcher == "all_to_all"
-    before, behind = hooks.counted(experts) if hooks.counted and by_all_to_all else ((), ())
-    waits = hooks.host_waits_for_counts and not by_all_to_all
+    before, behind = hooks.counted(experts) if hooks.counted else ((), ())
+    waits = hooks.host_waits_for_counts and hooks.counted is None
     nbytes = float(INDEX * experts.experts * experts.ep)
     name, kind = "ep.all_gather token counts", CollectiveKind.ALL_GATHER
     return (*before, Collective(name, kind, nbytes, Axis.EP, Purpose.EXPERT, host_waits=waits), *behind)
