@@ -34,7 +34,12 @@ def row_map(experts: Experts) -> Ops:
 
 
 def chunks(experts: Experts) -> Chunks:
-    """Return the kernel that finds the place of every row that comes in chunks. One kernel then sorts all chunks."""
+    """Return the kernel that finds the place of every row that comes in chunks. One kernel then sorts all chunks.
+
+    Chunks of a fixed size are turned, for which no places are needed (``combine_preprocess`` under ``drop_and_pad``).
+    """
+    if not experts.counted:
+        return Chunks((), 0)
     places = float(SHORT_INDEX * experts.worked_on)
     return Chunks((memory("F", "moe.chunk map", "strided", 0, places, "fp32"),), 0)
 

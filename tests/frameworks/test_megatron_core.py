@@ -158,9 +158,9 @@ def test_deepspeeds_experts_exchange_tokens_alone() -> None:
 def test_counts_and_probabilities_go_as_a_real_run_has_them(framework: str) -> None:
     """A run on two H200s has for each layer and micro-batch six exchanges, a gathering of counts, five copies to hosts.
 
-    It permutes by PyTorch's kernels. Of eight layers and two micro-batches that is 96, 16 and 80 (mc2_ep_e8), the copies between the counts and the next
-    exchange. Tokens go there and back, forward and backward, and probabilities go there, and their gradients back. The
-    host waits for the last copy.
+    It permutes by PyTorch's kernels. Of eight layers and two micro-batches that is 96, 16 and 80 (mc2_ep_e8), the
+    copies between the counts and the next exchange. Tokens go there and back, forward and backward. Probabilities go
+    there, and their gradients back. The host waits for the last copy.
     """
     with gzip.open(TIMELINE, "rt", encoding="utf-8") as file:
         rows = sorted((float(row["start_s"]), row["name"]) for row in csv.DictReader(file) if row["rank"] == "0")

@@ -17,21 +17,32 @@ MOE = {"experts": 8, "top_k": 2, "ffn_hidden": 512}
 TOKENS, TOKEN, COPIES = 128, 256 * 2, 2 * 128
 
 
-def layer_with(moe: dict[str, Any] = MOE, ranks: int = 8, **parallelism: Any) -> Part:
+def layer_with(
+    moe: dict[str, Any] = MOE, ranks: int = 8, training: dict[str, Any] | None = None, **parallelism: Any
+) -> Part:
     """Return the only layer of a job whose group of experts has so many ranks, eight on each node."""
     job = {
         "model": {"layers": 1, "hidden": 256, "heads": 4, "vocab": 512, "moe": moe},
         "framework": "megatron_core",
-        "training": {"seq": TOKENS, "micro_batch": 1, "global_batch": ranks},
+        "training": {"seq": TOKENS, "micro_batch": 1, "global_batch": ranks, **(training or {})},
         "parallelism": {"dp": ranks, "ep": ranks, **parallelism},
         "cluster": {"name": "dgx_h100", "nodes": (ranks + 7) // 8},
     }
     return next(part for part in stage_parts(load_workload(job), 0) if part.name == "moe layer")
 
 
+def kernels(ops: Ops) -> list[Compute]:
+    return [op for op in ops if isinstance(op, Compute)]
+
+
+def names_of(ops: Ops) -> list[str]:
+    """Return the names of kernels and collectives in order."""
+    return [op.name for op in ops if isinstance(op, Compute | Collective | AllToAll)]
+
+
 def traffic(ops: Ops, name: str) -> tuple[float, float]:
     """Return the bytes that the kernel of this name reads and writes."""
-    kernel = next(op for op in ops if op.name == name).kernel  # type: ignore[union-attr]
+    kernel = next(op.kernel for op in kernels(ops) if op.name == name)
     assert isinstance(kernel, Memory)
     return kernel.read_bytes, kernel.write_bytes
 
@@ -51,9 +62,8 @@ def test_hybridep_finds_places_from_the_choices_of_all_ranks() -> None:
     on each rank, 4 bytes. Of 256 tokens that arrive a byte is read, and a number is written, read and written again.
     """
     part = layer_with(dispatcher="hybridep")
-    gathered = next(op for op in part.forward if op.name == "ep.all_gather choices")
-    assert isinstance(gathered, Collective)
-    assert gathered.nbytes == 128 * 8 * 8
+    gathered = {op.name: op.nbytes for op in part.forward if isinstance(op, Collective)}
+    assert gathered["ep.all_gather choices"] == 128 * 8 * 8
     assert traffic(part.forward, "moe.places") == (128 * 8 * 8, 1024 + 4 * 1024)
     assert traffic(part.forward, "moe.rows") == (COPIES * (1 + 4), COPIES * 2 * 4)
     assert waits(part.forward) == ["moe.rows"]
@@ -80,8 +90,8 @@ def test_hybridep_sends_probabilities_of_a_node_with_a_token() -> None:
 def test_hybridep_copies_what_leaves_a_node_into_buffers(ranks: int, copied: list[str]) -> None:
     """Tokens with their probabilities of all experts, backward the gradients of outputs alone."""
     part = layer_with(MOE | {"experts": ranks}, ranks, dispatcher="hybridep")
-    assert [op.name for op in part.forward if op.name.startswith("moe.to buffer")] == copied
-    assert [op.name for op in part.backward if op.name.startswith("moe.to buffer")] == [
+    assert [name for name in names_of(part.forward) if name.startswith("moe.to buffer")] == copied
+    assert [name for name in names_of(part.backward) if name.startswith("moe.to buffer")] == [
         "moe.to buffer bwd" for _ in copied[:1]
     ]
     if copied:
@@ -96,7 +106,7 @@ def test_hosts_wait_four_times_for_deepep() -> None:
     (``_indices_to_multihot``).
     """
     part = layer_with(dispatcher="deepep")
-    names = [op.name for op in part.forward]
+    names = names_of(part.forward)
     waited = waits(part.forward)
     assert waited == [
         "ep.all_gather token counts",
@@ -132,7 +142,7 @@ def test_deepeps_choices_become_a_map() -> None:
     assert traffic(part.forward, "moe.own choices rows and columns") == (8 * COPIES, 16 * COPIES)
     assert traffic(part.forward, "moe.own choices") == (24 * COPIES, 8 * COPIES)
     assert traffic(part.backward, "moe.choices zero grad") == (0, TOKENS * 8 * 4)
-    backward = [op.name for op in part.backward]
+    backward = names_of(part.backward)
     places = [backward.index(name) for name in ("moe.permute bwd", "moe.own probs bwd", "ep.all_to_all dispatch grad")]
     assert places == sorted(places)
     assert backward.index("moe.choices bwd") > places[-1]
@@ -148,26 +158,21 @@ def test_transformer_engine_finds_rows_before_it_copies_them() -> None:
     assert traffic(part.forward, "moe.row map in blocks") == (pairs, 4 * pairs)
     assert traffic(part.forward, "moe.row map of blocks") == (4 * pairs, 4 * pairs)
     assert traffic(part.forward, "moe.row map dense") == (4 * pairs, 4 * (TOKENS + 2 * COPIES))
-    maps = [op for op in part.forward if op.name == "moe.chunk map"]
-    assert len(maps) == 2
+    assert names_of(part.forward).count("moe.chunk map") == 2
     assert traffic(part.forward, "moe.chunk map") == (0, 4 * COPIES)
-    assert not [op.name for op in part.backward if "map" in op.name]
-    sorting = [op.kernel for op in (*part.forward, *part.backward) if isinstance(op, Compute) and "sort" in op.name]
+    assert not [name for name in names_of(part.backward) if "map" in name]
+    sorting = [op.kernel for op in kernels((*part.forward, *part.backward)) if "sort" in op.name]
     assert len(sorting) == 4
     assert not any(kernel.parts for kernel in sorting if isinstance(kernel, Memory))
+
+
+def test_chunks_of_a_fixed_size_need_no_map() -> None:
+    padded = MOE | {"experts": 16, "capacity_factor": 1.0, "pad_to_capacity": True}
+    assert "moe.chunk map" not in names_of(layer_with(padded).forward)
 
 
 def test_counts_of_chunks_stay_on_the_gpu_where_a_kernel_sorts_them() -> None:
     """PyTorch cuts chunks by counts that the host has (``_maybe_dtoh_and_synchronize``)."""
     for fused, copies in ((True, 4), (False, 5)):
-        job = load_workload(
-            {
-                "model": {"layers": 1, "hidden": 256, "heads": 4, "vocab": 512, "moe": MOE | {"experts": 16}},
-                "framework": "megatron_core",
-                "training": {"seq": TOKENS, "global_batch": 8, "micro_batch": 1, "fused_permutation": fused},
-                "parallelism": {"dp": 8, "ep": 8},
-                "cluster": "dgx_h100",
-            }
-        )
-        part = next(part for part in stage_parts(job, 0) if part.name == "moe layer")
-        assert len([op for op in part.forward if op.name.startswith("moe.counts") and "to host" in op.name]) == copies
+        part = layer_with(MOE | {"experts": 16}, training={"fused_permutation": fused})
+        assert sum(name.startswith("moe.counts") and "to host" in name for name in names_of(part.forward)) == copies
