@@ -12,7 +12,7 @@ from typing import Literal, NamedTuple
 from simulator.frameworks.layout_habits import LayoutHabits
 from simulator.frameworks.limits import Limit
 from simulator.frameworks.stage_runtime import MEGATRON_STAGES, StageRuntime
-from simulator.frameworks.token_travel import Chunks, Surroundings, cut_and_joined
+from simulator.frameworks.token_travel import RowChunks, Surroundings, cut_and_joined
 from simulator.operations.experts import Experts
 from simulator.operations.nodes import Node, Ops, Tensor, memory
 from simulator.operations.shapes import Shapes
@@ -110,7 +110,7 @@ class ExpertHooks:
     biased: Callable[[Shapes, Experts, str], tuple[Ops, Ops, Ops]] | None = None
     counted: Callable[[Experts], tuple[Ops, Ops]] | None = None
     sends_probabilities: bool = False
-    chunks: Callable[[Experts], Chunks] = cut_and_joined
+    chunks: Callable[[Experts], RowChunks] = cut_and_joined
     sent_once: Callable[[Shapes, Experts], Surroundings] | None = None
 
 

@@ -27,16 +27,16 @@ def surroundings(shapes: Shapes, experts: Experts) -> Surroundings:
 
     Their gradients come back so. The kernel that sums gradients of rows writes them, with zeros for other ranks.
     """
-    of_node = float(PROBABILITY * len(experts.loads) * experts.ep / experts.nodes)
+    node_probs = float(PROBABILITY * len(experts.loads) * experts.ep / experts.nodes)
     return Surroundings(
         before=(*maps(experts), *to_buffers(shapes, experts, "F", probabilities=True)),
         behind=(),
         gradients_before=to_buffers(shapes, experts, "B", probabilities=False),
         gradients_behind=(),
         gradients_last=(),
-        beside_bytes=of_node * experts.travelling,
-        gradients_beside_bytes=of_node * experts.travelling,
-        summed_bytes=of_node * experts.arriving,
+        beside_bytes=node_probs * experts.travelling,
+        gradients_beside_bytes=node_probs * experts.travelling,
+        summed_bytes=node_probs * experts.arriving,
     )
 
 

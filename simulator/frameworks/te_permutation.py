@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from simulator.frameworks import fused_kernels, megatron_experts
 from simulator.frameworks.fused_kernels import SHORT_INDEX
-from simulator.frameworks.token_travel import Chunks
+from simulator.frameworks.token_travel import RowChunks
 from simulator.operations.experts import CHOICE, Experts
 from simulator.operations.nodes import Ops, memory
 
@@ -33,15 +33,15 @@ def row_map(experts: Experts) -> Ops:
     return rows_of(experts.tokens, experts.experts, experts.sent)
 
 
-def chunks(experts: Experts) -> Chunks:
+def chunks(experts: Experts) -> RowChunks:
     """Return the kernel that finds the place of every row that comes in chunks. One kernel then sorts all chunks.
 
     Chunks of a fixed size are turned, for which no places are needed (``combine_preprocess`` under ``drop_and_pad``).
     """
     if not experts.counted:
-        return Chunks((), 0)
+        return RowChunks((), 0)
     places = float(SHORT_INDEX * experts.worked_on)
-    return Chunks((memory("F", "moe.chunk map", "strided", 0, places, "fp32"),), 0)
+    return RowChunks((memory("F", "moe.chunk map", "strided", 0, places, "fp32"),), 0)
 
 
 def counted(experts: Experts) -> tuple[Ops, Ops]:

@@ -8,7 +8,7 @@ from simulator.operations.experts import Experts
 from simulator.operations.nodes import Ops
 
 
-class Chunks(NamedTuple):
+class RowChunks(NamedTuple):
     """Chunks of rows, by expert and rank, that are put in order.
 
     ``places``: kernels of a forward pass that find where they go; ``parts``: so many are cut and joined one by one.
@@ -18,9 +18,9 @@ class Chunks(NamedTuple):
     parts: int
 
 
-def cut_and_joined(experts: Experts) -> Chunks:
+def cut_and_joined(experts: Experts) -> RowChunks:
     """Return chunks that are cut and joined one by one."""
-    return Chunks((), len(experts.loads) * experts.ep * experts.etp)
+    return RowChunks((), len(experts.loads) * experts.ep * experts.etp)
 
 
 class Surroundings(NamedTuple):
