@@ -12,6 +12,7 @@ from typing import Literal, NamedTuple
 from simulator.frameworks.layout_habits import LayoutHabits
 from simulator.frameworks.limits import Limit
 from simulator.frameworks.stage_runtime import MEGATRON_STAGES, StageRuntime
+from simulator.frameworks.token_travel import RowChunks, Surroundings, cut_and_joined
 from simulator.operations.experts import Experts
 from simulator.operations.nodes import Node, Ops, Tensor, memory
 from simulator.operations.shapes import Shapes
@@ -95,7 +96,9 @@ class ExpertHooks:
     has weights, products and an activation of its own. ``sorts_alone``: rows are sorted by the rank's experts once more
     behind the exchange between ranks, also where no other rank sends any. ``biased``: kernels that add biases to what a
     product gives, forward, backward, and of their gradients, where products do not. Its last argument tells the first
-    product of an expert (``column``) from the second (``row``), as etp ranks split them.
+    product of an expert (``column``) from the second (``row``), as etp ranks split them. ``chunks``: how rows that come
+    from several ranks are put in order. ``sent_once``: work around transfers that take a token once to each rank, where
+    the framework has such.
     """
 
     router: Callable[[Shapes, Experts], Node]
@@ -112,6 +115,8 @@ class ExpertHooks:
     biased: Callable[[Shapes, Experts, str], tuple[Ops, Ops, Ops]] | None = None
     counted: Callable[[Experts], tuple[Ops, Ops]] | None = None
     sends_probabilities: bool = False
+    chunks: Callable[[Experts], RowChunks] = cut_and_joined
+    sent_once: Callable[[Shapes, Experts], Surroundings] | None = None
 
 
 @dataclass(frozen=True)

@@ -9,12 +9,21 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from simulator.frameworks import fused_kernels, lora, megatron_experts, megatron_rotation
+from simulator.frameworks import (
+    fused_kernels,
+    lora,
+    megatron_deep_ep,
+    megatron_experts,
+    megatron_hybrid_ep,
+    megatron_rotation,
+    te_permutation,
+)
 from simulator.frameworks.framework import ExpertHooks, Framework, JobTraits, Replication
 from simulator.frameworks.layout_habits import LayoutHabits
+from simulator.frameworks.token_travel import Surroundings
 from simulator.operations.dropout import dropout
 from simulator.operations.experts import Experts
-from simulator.operations.nodes import Node, Tensor, memory
+from simulator.operations.nodes import Node, Ops, Tensor, memory
 from simulator.operations.shapes import Shapes
 from simulator.units import DTYPE_BYTES
 
@@ -74,7 +83,20 @@ def replication(job: JobTraits) -> Replication:
 
 def permuting(experts: Experts) -> ExpertHooks:
     """Return the hooks whose kernels permute: Transformer Engine's, or without ``--moe-permute-fusion`` PyTorch's."""
-    return megatron_experts.EXPERTS if experts.permutes_by_operations else fused_kernels.EXPERTS
+    return megatron_experts.EXPERTS if experts.permutes_by_operations else te_permutation.EXPERTS
+
+
+def counted(experts: Experts) -> tuple[Ops, Ops]:
+    """Return the kernels around the exchange of counts, as those that permute need them."""
+    kernels = permuting(experts).counted
+    return kernels(experts) if kernels else ((), ())
+
+
+def sent_once(shapes: Shapes, experts: Experts) -> Surroundings:
+    """Return the work around the transfers of HybridEP or of DeepEP."""
+    if experts.dispatcher == "hybridep":
+        return megatron_hybrid_ep.surroundings(shapes, experts)
+    return megatron_deep_ep.surroundings(shapes, experts)
 
 
 def routed_by_operations(stack: Framework) -> Framework:
@@ -99,14 +121,16 @@ def biased_by_operations(stack: Framework) -> Framework:
 EXPERTS = replace(
     fused_kernels.EXPERTS,
     sort=lambda experts: permuting(experts).sort(experts),
+    chunks=lambda experts: permuting(experts).chunks(experts),
     permute=lambda shapes, experts: permuting(experts).permute(shapes, experts),
     unpermute=lambda shapes, experts: permuting(experts).unpermute(shapes, experts),
     kept_by_dispatch=lambda shapes, experts: permuting(experts).kept_by_dispatch(shapes, experts),
     activation=megatron_experts.weighted,
     sorts_alone=True,
     biased=megatron_experts.biased,
-    counted=megatron_experts.counted,
+    counted=counted,
     sends_probabilities=True,
+    sent_once=sent_once,
 )
 FRAMEWORK = Framework(
     name="megatron_core",

@@ -97,13 +97,14 @@ def sort(experts: Experts) -> Ops:
     )
 
 
-def counted(experts: Experts) -> tuple[Ops, Ops]:
+def counted(experts: Experts, *, cuts: bool = True) -> tuple[Ops, Ops]:
     """Return the kernels around the exchange of counts: before it, and behind it with the copies to the host.
 
     Tokens are counted by expert and by rank. Of all ranks' counts those of this rank's experts are copied, and summed
     by rank, by the ranks that split an expert, and by expert. The host takes what it sends and what it receives, the
-    latter also by ranks that split experts. It takes the counts by rank and expert too, and those by expert. So have it
-    ``preprocess``, ``_maybe_dtoh_and_synchronize``, and mc2_ep_e8 in calibration/results/frameworks.
+    latter also by ranks that split experts. It takes the counts by rank and expert too where it ``cuts`` rows by them,
+    and those by expert. So have it ``preprocess``, ``_maybe_dtoh_and_synchronize``, and mc2_ep_e8 in
+    calibration/results/frameworks.
     """
     by_expert, by_rank = float(INDEX * experts.experts), float(INDEX * experts.ep)
     local = INDEX * float(experts.ep * experts.etp * len(experts.loads))
@@ -119,7 +120,7 @@ def counted(experts: Experts) -> tuple[Ops, Ops]:
         ("sent", by_rank),
         ("received", by_rank),
         ("received by splitting ranks", INDEX * experts.etp),
-        ("by rank and expert", local),
+        *((("by rank and expert", local),) if cuts and len(experts.loads) > 1 else ()),
         ("by expert", INDEX * len(experts.loads)),
     )
     to_host = tuple(kernel(f"{name} to host", "copy", nbytes, nbytes) for name, nbytes in copied)

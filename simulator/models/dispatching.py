@@ -13,6 +13,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from simulator.config import Workload
+from simulator.frameworks.token_travel import Surroundings
 from simulator.models.shapes import FrameworkShapes
 from simulator.operations.experts import CHOICE, INDEX, PROBABILITY, Experts
 from simulator.operations.nodes import Node, Ops, comm, memory
@@ -134,16 +135,20 @@ def _sent_once(shapes: FrameworkShapes, experts: Experts) -> Node:
     """Return the dispatch of a token once to each rank, where it is copied in the order of its experts."""
     token_bytes, sent, worked_on = _sizes(shapes, experts)
     arrived = float(shapes.element * experts.arriving * shapes.hidden)
+    around = _around(shapes, experts)
     return Node(
         forward=(
             *_own_rows(shapes, token_bytes),
-            *_counts_of_all(shapes, experts),
-            *_exchange(experts, "dispatch", sent, back=False),
+            *around.before,
+            *_exchange(experts, "dispatch", sent + around.beside_bytes, back=False),
+            *around.behind,
             memory("F", "moe.permute", "copy", arrived, worked_on, shapes.dtype),
         ),
         input_grad=(
-            memory("B", "moe.permute bwd", "copy", worked_on, arrived, shapes.dtype),
-            *_exchange(experts, "dispatch grad", sent, back=True),
+            memory("B", "moe.permute bwd", "copy", worked_on, arrived + around.summed_bytes, shapes.dtype),
+            *around.gradients_behind,
+            *_exchange(experts, "dispatch grad", sent + around.gradients_beside_bytes, back=True),
+            *around.gradients_last,
             *_all_rows(shapes, token_bytes),
         ),
         saved=shapes.framework.experts.kept_by_dispatch(shapes, experts),
@@ -166,12 +171,20 @@ def _summed_before(shapes: FrameworkShapes, experts: Experts) -> Node:
         ),
         input_grad=(
             *_own_rows(shapes, token_bytes, back=True),
+            *_around(shapes, experts).gradients_before,
             *_exchange(experts, "combine grad", sent, back=False),
             memory("B", "moe.unpermute bwd", "copy", arrived, worked_on, shapes.dtype),
         ),
         saved=shapes.framework.experts.kept_by_combine(shapes, experts),
         grad_bytes=worked_on + arrived + token_bytes,
     )
+
+
+def _around(shapes: FrameworkShapes, experts: Experts) -> Surroundings:
+    """Return the work around the transfers of a library, which the framework calls."""
+    sent_once = shapes.framework.experts.sent_once
+    assert sent_once is not None
+    return sent_once(shapes, experts)
 
 
 def _gathered(shapes: FrameworkShapes, experts: Experts) -> Node:
@@ -282,9 +295,8 @@ def _counts_of_all(shapes: FrameworkShapes, experts: Experts) -> Ops:
     if experts.ep == 1 or not experts.counted:
         return ()
     hooks = shapes.framework.experts
-    by_all_to_all = hooks.counted is not None and experts.dispatcher == "all_to_all"
-    before, behind = hooks.counted(experts) if hooks.counted and by_all_to_all else ((), ())
-    waits = hooks.host_waits_for_counts and not by_all_to_all
+    before, behind = hooks.counted(experts) if hooks.counted else ((), ())
+    waits = hooks.host_waits_for_counts and hooks.counted is None
     nbytes = float(INDEX * experts.experts * experts.ep)
     name, kind = "ep.all_gather token counts", CollectiveKind.ALL_GATHER
     return (*before, Collective(name, kind, nbytes, Axis.EP, Purpose.EXPERT, host_waits=waits), *behind)
@@ -334,5 +346,6 @@ def _regroup(shapes: FrameworkShapes, experts: Experts, phase: str, name: str) -
     if (experts.ep * experts.etp == 1 and not shapes.framework.experts.sorts_alone) or len(experts.loads) == 1:
         return ()
     nbytes = shapes.element * experts.worked_on * shapes.hidden
-    parts = len(experts.loads) * experts.ep * experts.etp
-    return (memory(phase, f"moe.{name}", "copy", nbytes, nbytes, shapes.dtype, parts=parts),)
+    places, parts = shapes.framework.experts.chunks(experts)
+    copied = memory(phase, f"moe.{name}", "copy", nbytes, nbytes, shapes.dtype, parts=parts)
+    return (*places, copied) if phase == "F" else (copied,)

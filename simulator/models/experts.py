@@ -65,6 +65,7 @@ def experts(workload: Workload, seat: Seat = ANY_SEAT) -> Experts:
         beside_dense=moe.beside_dense,
         permutes_by_operations=not workload.training.fused_permutation,
         balanced=moe.balancing_loss,
+        nodes=layout.expert_nodes(workload.cluster.gpus_per_node),
     )
 
 

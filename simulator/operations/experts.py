@@ -16,10 +16,10 @@ class Experts:
     the rows that tp ranks share. ``sent`` and ``received`` are the copies that leave and reach it, ``loads`` the copies
     for each expert of the rank. Rows ``travelling`` to other ranks and ``arriving`` are as many, or fewer where the
     ``dispatcher`` sends a token once to each rank. ``ffn`` and ``shared_ffn`` are the rank's own widths.
-    ``received_shares`` and ``per_node`` are the dispatch's (see `Comm`). ``shared_gate``: a gate weighs what the shared
-    experts give. ``overlaps``: the shared experts compute beside it and the combine. ``hidden_by_others``: another
-    micro-batch computes beside both. ``beside_dense``: a dense MLP works on the same rows. ``permutes_by_operations``:
-    PyTorch's own kernels permute. ``balanced``: a loss balances the experts.
+    ``received_shares`` and ``per_node`` are the dispatch's (see `Comm`). ``nodes``: those that the group is on.
+    ``shared_gate``: a gate weighs what the shared experts give. ``overlaps``: the shared experts compute beside it and
+    the combine. ``hidden_by_others``: another micro-batch computes beside both. ``beside_dense``: a dense MLP works on
+    the same rows. ``permutes_by_operations``: PyTorch's own kernels permute. ``balanced``: a loss balances the experts.
     """
 
     tokens: int
@@ -45,6 +45,7 @@ class Experts:
     beside_dense: bool = False
     permutes_by_operations: bool = False
     balanced: bool = False
+    nodes: int = 1
 
     @property
     def worked_on(self) -> int:

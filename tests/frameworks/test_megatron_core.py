@@ -158,9 +158,9 @@ def test_deepspeeds_experts_exchange_tokens_alone() -> None:
 def test_counts_and_probabilities_go_as_a_real_run_has_them(framework: str) -> None:
     """A run on two H200s has for each layer and micro-batch six exchanges, a gathering of counts, five copies to hosts.
 
-    Of eight layers and two micro-batches that is 96, 16 and 80 (mc2_ep_e8), the copies between the counts and the next
-    exchange. Tokens go there and back, forward and backward, and probabilities go there, and their gradients back. The
-    host waits for the last copy.
+    It permutes by PyTorch's kernels. Of eight layers and two micro-batches that is 96, 16 and 80 (mc2_ep_e8), the
+    copies between the counts and the next exchange. Tokens go there and back, forward and backward. Probabilities go
+    there, and their gradients back. The host waits for the last copy.
     """
     with gzip.open(TIMELINE, "rt", encoding="utf-8") as file:
         rows = sorted((float(row["start_s"]), row["name"]) for row in csv.DictReader(file) if row["rank"] == "0")
@@ -168,7 +168,8 @@ def test_counts_and_probabilities_go_as_a_real_run_has_them(framework: str) -> N
     gatherings = [number for number, name in enumerate(kernels) if "AllGather" in name]
     behind = [list(itertools.takewhile(lambda name: "SendRecv" not in name, kernels[at:])) for at in gatherings]
     attention = {"attention": "unfused"} if framework == "megatron_core_local" else {}
-    part = only_layer(workload({"moe": MOE, "bias": False, "activation": "swiglu", **attention}, 2, framework))
+    model = {"moe": MOE, "bias": False, "activation": "swiglu", **attention}
+    part = only_layer(workload(model, 2, framework, fused_permutation=False))
     passes = 8 * 2
     exchanges = [op for op in (*part.forward, *part.backward) if isinstance(op, AllToAll)]
     copies = [op for op in part.forward if isinstance(op, Compute) and op.name.endswith(" to host")]

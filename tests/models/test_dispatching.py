@@ -78,7 +78,8 @@ def sent(dispatcher: str, layout: dict[str, Any], moe: dict[str, Any]) -> float:
     work = job(moe=moe, parallelism={**layout, "dispatcher": dispatcher}, training__global_batch=layout["dp"])
     result = load_and_play(work)
     counts = 8 * moe.get("experts", 8) * layout["ep"] * (layout["ep"] - 1) / layout["ep"] * 2
-    return result["communication"]["ep"]["bytes_per_gpu"] - (counts if dispatcher != "all_gather" else 0.0)
+    has_counts = dispatcher in ("all_to_all", "deepep")
+    return result["communication"]["ep"]["bytes_per_gpu"] - (counts if has_counts else 0.0)
 
 
 def load_and_play(work: dict[str, Any]) -> dict[str, Any]:
@@ -90,13 +91,17 @@ def test_a_copy_travels_for_each_expert_or_a_token_once_to_each_rank() -> None:
     """Seven eighths of what is sent leave a rank of eight in a node.
 
     A token has two copies, for two of sixteen experts, but goes to 8 (1 - 14/16 13/15) = 1.933 ranks. Behind each copy
-    goes its probability in fp32, and the gradient of that comes back: 8 bytes in each of two layers.
+    goes its probability in fp32, and the gradient of that comes back: 8 bytes in each of two layers. DeepEP takes both
+    choices (int64) and probabilities to each rank, and both gradients back: 32 bytes. HybridEP takes the probabilities
+    of all sixteen experts, and their gradients back: 128 bytes. Each rank gives its map of choices to seven others.
     """
     moe = {"experts": 16, "top_k": 2}
-    probabilities = 8 * 2 * 128 * 2
+    reached, layers = 8 * (1 - 14 / 16 * 13 / 15), 128 * 2
+    probabilities = 8 * 2 * layers
     assert sent("all_to_all", NODE, moe) == pytest.approx((2 * TOKEN * TRIPS + probabilities) * 7 / 8)
-    assert sent("deepep", NODE, moe) == pytest.approx(8 * (1 - 14 / 16 * 13 / 15) * TOKEN * TRIPS * 7 / 8)
-    assert sent("hybridep", NODE, moe) == sent("deepep", NODE, moe)
+    assert sent("deepep", NODE, moe) == pytest.approx(reached * (TOKEN * TRIPS + 32 * layers) * 7 / 8)
+    hybridep = reached * (TOKEN * TRIPS + 128 * layers) * 7 / 8 + 16 * layers * 7
+    assert sent("hybridep", NODE, moe) == pytest.approx(hybridep)
 
 
 @pytest.mark.parametrize(("router", "width"), [("fp32", 4), ("bf16", 2)])
@@ -114,7 +119,8 @@ def test_between_nodes_a_token_travels_once() -> None:
     """A token goes to all ranks of both nodes, with every expert chosen.
 
     Its copies for the eight of the other node cross the network one by one, or as one. Gradients cross it too. One by
-    one, the probability of each copy follows it in fp32, and its gradient comes back, in both layers.
+    one, the probability of each copy follows it in fp32, and its gradient comes back, in both layers. DeepEP takes
+    sixteen choices (int64) and probabilities with a token, and gradients of these back.
     """
     moe = {"experts": 16, "top_k": 16}
     crossing = {}
@@ -124,7 +130,8 @@ def test_between_nodes_a_token_travels_once() -> None:
         links = [link for link in result.to_dict()["links"] if "nic" in link["name"] and "pcie" not in link["name"]]
         crossing[dispatcher] = max(link["bytes"] for link in links)
     probabilities = 8 * 4 * 128 * 2 * 2
-    assert crossing["all_to_all"] - crossing["deepep"] == pytest.approx(7 * TOKEN * TRIPS + probabilities)
+    beside = 16 * (8 + 4 + 4) * 128 * 2
+    assert crossing["all_to_all"] - crossing["deepep"] == pytest.approx(7 * TOKEN * TRIPS + probabilities - beside)
 
 
 @pytest.mark.parametrize(
