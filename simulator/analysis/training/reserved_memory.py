@@ -167,23 +167,26 @@ class _StepReplay:
 
     def _pass(self, event: ActivationEvent, stage: int, microbatch: int, moved: float) -> None:
         """Replay an event of a pass that moves ``moved`` bytes; bytes beyond its activations are other tensors."""
-        nbytes = self._change(stage, microbatch, event)
+        beyond = moved - self._change(stage, microbatch, event)
+        if abs(beyond) <= ROUNDING_BYTES:
+            return
         match event.effect:
             case "save" | "begin swap":  # a swap, whose tensors count from here on, requests them at its end
-                self._allocate(moved - nbytes)
+                self._allocate(beyond)
             case "swap":
-                self._free(moved - nbytes)
+                self._free(beyond)
             case "release":
-                self._free(moved - nbytes)
-                self._allocate(nbytes - moved)  # gradients that the pass leaves
+                self._free(beyond)
+                self._allocate(-beyond)  # gradients that the pass leaves
 
     def _change(self, stage: int, microbatch: int, event: ActivationEvent | None) -> float:
         """Change what is kept of a stage for a micro-batch, by an event or at the end of a step; return its bytes."""
         place, here = (stage, microbatch), self._stages[stage]
-        if place not in self._kept:
+        kept = self._kept.get(place)
+        if kept is None:
+            kept = here.nothing
             self._first_slots[place] = self.requests.new_slots(here.n_slots)
-            self._kept[place] = here.nothing
-        change = here.change(self._kept[place], event, microbatch in self._replayed)
+        change = here.change(kept, event, microbatch in self._replayed)
         self._kept[place] = change.after
         if change.requests is not None:
             self.requests.add(change.requests, self._first_slots[place])
