@@ -35,20 +35,20 @@ def distinct(values: NDArray[Any]) -> NDArray[Any]:
     return ordered[run_starts(ordered)]
 
 
-def is_any(values: NDArray[Any], of: Iterable[Any]) -> Bools:
-    """Tell which values are any ``of`` a few; a comparison each, which is faster than `numpy.isin`.
+def is_any(values: NDArray[Any], chosen: Iterable[Any]) -> Bools:
+    """Tell which values are among a few ``chosen`` ones; a comparison each, which is faster than `numpy.isin`.
 
     >>> is_any(np.array([-1, 4, 2, 4]), (4, -1)).tolist()
     [True, True, False, True]
     """
-    found = np.zeros(len(values), dtype=np.bool_)
-    for one in of:
-        found |= values == one
-    return found
+    is_chosen = np.zeros(len(values), dtype=np.bool_)
+    for one in chosen:
+        is_chosen |= values == one
+    return is_chosen
 
 
 def row_numbers(*columns: Ints) -> Ints:
-    """Return a number of each row of some columns; equal rows have equal ones, in the order of the rows' values.
+    """Return a number of each row of some columns, in the order of their values; equal rows have equal ones.
 
     >>> row_numbers(np.array([0, 1, 1]), np.array([7, 5, 7])).tolist()
     [2, 3, 5]

@@ -134,8 +134,8 @@ class BatchedEnds:
 
     def _first_of(self, ends: Sequence[PostedEnd]) -> AlikeBatches:
         batch = Batch(tuple([hop.comm(op, self._nbytes) for hop, op in ends]))
-        stems = zip(*[(hop.post(op).stem, hop.source.stem) for hop, op in ends], strict=True)
-        return AlikeBatches(*stems, batch_maker(batch), step_maker(Step("", batch)))
+        labels, tags = zip(*[(hop.post(op).stem, hop.source.stem) for hop, op in ends], strict=True)
+        return AlikeBatches(labels, tags, batch_maker(batch), step_maker(Step("", batch)))
 
 
 class SingleTransfers:

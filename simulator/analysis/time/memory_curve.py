@@ -58,7 +58,8 @@ def _curves(timeline: Timeline, spans: Ints, ranks: Sequence[int]) -> list[Memor
     is_later = np.diff(times[order], prepend=0.0) > _MOMENT_s
     moment = np.cumsum(is_later | (np.diff(rank[order], prepend=-1) > 0))
     order = order[np.lexsort((begins[order], moment))]
-    times, kept, workspace, both, begins = (column[order] for column in (times, kept, workspace, both, begins))
+    times, kept, workspace = (column[order] for column in (times, kept, workspace))
+    both, begins = both[order], begins[order]
     cuts = np.searchsorted(rank[order], (*ranks, np.iinfo(np.int64).max))
     return [
         MemoryHistory(
@@ -89,7 +90,7 @@ def _begins_s(timeline: Timeline, spans: Ints) -> Floats:
     """Return when each span takes its bytes: at its start, or when its lane comes to it if it goes on with a step."""
     begins_s = timeline.start_s[spans].copy()
     in_row = np.flatnonzero(timeline.workspace_bytes[spans] > 0)
-    places = np.stack((timeline.lane[spans], timeline.label_code[spans]))[:, in_row]
+    places = np.stack((timeline.rank[spans], timeline.lane[spans], timeline.label_code[spans]))[:, in_row]
     goes_on = in_row[1:][(places[:, 1:] == places[:, :-1]).all(axis=0)]
     begins_s[goes_on] = timeline.posted_s[spans][goes_on]
     return begins_s

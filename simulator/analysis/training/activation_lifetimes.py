@@ -137,12 +137,11 @@ def _pieces(timeline: Timeline, curves: Sequence[MemoryHistory], static: Sequenc
     phase, stage = timeline.phase[spans], timeline.stage[spans]
     for number, name in enumerate(_LETTERS):
         letter[phase == name] = number
-    has_parts = np.zeros(
-        (len(static), int(stage.max(initial=-1)) + 2), dtype=np.bool_
-    )  # by rank and stage, which is -1 on
+    # By rank and stage, of which -1 is the last, as numpy counts from behind.
+    has_parts = np.zeros((len(static), max(stage.max(initial=0), *(max(one.parts, default=0) for one in static)) + 2))
     for number, one in enumerate(static):
-        has_parts[number, [at + 1 for at in one.parts if at + 1 < has_parts.shape[1]]] = True
-    letter[~has_parts[owner, stage + 1]] = -1
+        has_parts[number, list(one.parts)] = 1
+    letter[has_parts[owner, stage] == 0] = -1
     start, end = (np.flatnonzero((letter >= 0) & (begins == side)) for side in (1, 0))
     start, end = start[np.argsort(spans[start])], end[np.argsort(spans[end])]
     order = np.lexsort((spans[start], timeline.end_s[spans[start]], timeline.start_s[spans[start]], owner[start]))
