@@ -48,7 +48,7 @@ def is_any(values: NDArray[Any], chosen: Iterable[Any]) -> Bools:
 
 
 def row_numbers(*columns: Ints) -> Ints:
-    """Return a number of each row of some columns, in the order of their values; equal rows have equal ones.
+    """Return a number of each row of some columns. Equal rows have equal numbers, which grow with the rows' values.
 
     >>> row_numbers(np.array([0, 1, 1]), np.array([7, 5, 7])).tolist()
     [2, 3, 5]
