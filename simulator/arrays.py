@@ -35,6 +35,31 @@ def distinct(values: NDArray[Any]) -> NDArray[Any]:
     return ordered[run_starts(ordered)]
 
 
+def is_any(values: NDArray[Any], chosen: Iterable[Any]) -> Bools:
+    """Tell which values are among a few ``chosen`` ones; a comparison each, which is faster than `numpy.isin`.
+
+    >>> is_any(np.array([-1, 4, 2, 4]), (4, -1)).tolist()
+    [True, True, False, True]
+    """
+    is_chosen = np.zeros(len(values), dtype=np.bool_)
+    for one in chosen:
+        is_chosen |= values == one
+    return is_chosen
+
+
+def row_numbers(*columns: Ints) -> Ints:
+    """Return a number of each row of some columns. Equal rows have equal numbers, which grow with the rows' values.
+
+    >>> row_numbers(np.array([0, 1, 1]), np.array([7, 5, 7])).tolist()
+    [2, 3, 5]
+    """
+    number = np.zeros(len(columns[0]), dtype=np.int64)
+    for column in columns:
+        low = int(column.min(initial=0))
+        number = number * (int(column.max(initial=0)) - low + 1) + column - low
+    return number
+
+
 def run_starts(values: NDArray[Any]) -> Ints:
     """Return where each run of equal neighbours begins.
 

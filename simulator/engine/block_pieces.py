@@ -49,8 +49,7 @@ class OverlappedCall:
 Piece = Segment | CollectiveCall | OverlappedCall
 
 
-@dataclass(frozen=True, slots=True)
-class CommLength:
+class CommLength(NamedTuple):
     """A block's collective: its ``seconds`` where nothing can delay it, else None; the bytes that a GPU sends."""
 
     seconds: float | None

@@ -105,10 +105,15 @@ class CoalescedBlocks:
 
     def finish(self) -> None:
         """Add to the records of traffic what the collectives of known length have moved."""
+        runs: dict[int, int] = {}  # of each plan, by its id
+        plans: dict[int, Plan] = {}
         for prepared in self._prepared.values():
             for planned, purpose in prepared.fixed:
                 self._counts[id(planned), purpose] += prepared.runs
-                self._network.add_alone(planned.plan, prepared.runs)
+                plans[id(planned.plan)] = planned.plan
+                runs[id(planned.plan)] = runs.get(id(planned.plan), 0) + prepared.runs
+        for number, plan in plans.items():
+            self._network.add_alone(plan, runs[number])
 
     def lanes_that_meet(self, rank: PlacedRank, lane: str, block: Block) -> tuple[str, ...]:
         """Return the other lanes of ``rank`` whose communication may meet that of ``block``."""

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
 
-from simulator.arrays import Ints, distinct, first_places
+from simulator.arrays import Ints, distinct, first_places, inverse, joined, row_numbers, run_starts
 from simulator.cluster import Cluster
 from simulator.costs import Costs
 from simulator.engine.placement import Placed
@@ -174,38 +175,33 @@ class _Calls(NamedTuple):
 def _comms_of_job(
     job: int, placed: Placed, cluster: Cluster, groups: Mapping[str, SeatedGroups], first: int
 ) -> list[AlikeComms]:
-    by_kind: dict[tuple[str, tuple[object, ...]], list[_Calls]] = {}
-    for calls in _calls(placed.program, groups):
-        by_kind.setdefault((calls.axis, calls.spec), []).append(calls)
-    parts: list[tuple[_Calls, Ints]] = []  # with the place of each communication in the order of calls
-    most_calls = 1 + max((calls.call for kind in by_kind.values() for calls in kind), default=0)
-    for kind in by_kind.values():
-        axis_groups = groups[kind[0].axis]
-        called = np.concatenate([calls.groups for calls in kind])
-        order = np.concatenate([calls.caller * most_calls + calls.call for calls in kind])
-        by_call = np.argsort(order, kind="stable")
-        _, firsts = np.unique(called[by_call], return_index=True)
-        firsts = by_call[np.sort(firsts)]
-        called, order = called[firsts], order[firsts]
-        for size in distinct(axis_groups.size[called]).tolist():
-            rows = axis_groups.size[called] == size
-            parts.append((kind[0]._replace(groups=called[rows]), order[rows]))
-    if not parts:
+    each = list(_calls(placed.program, groups))
+    kinds: dict[tuple[str, tuple[object, ...]], int] = {}
+    number_of_kind = [kinds.setdefault((calls.axis, calls.spec), len(kinds)) for calls in each]
+    first_calls = dict(zip(reversed(number_of_kind), reversed(each), strict=True))
+    lengths = [len(calls.groups) for calls in each]
+    if not any(lengths):
         return []
-    in_order = np.argsort(np.concatenate([order for _, order in parts]))
-    rank_in_order = np.empty_like(in_order)
-    rank_in_order[in_order] = np.arange(len(in_order))
-    numbers = np.split(rank_in_order + first, np.cumsum([len(order) for _, order in parts])[:-1])
-    comms = []
-    for (calls, _), number in zip(parts, numbers, strict=True):
-        ranks = groups[calls.axis].ranks(calls.groups)
+    kind, call = (np.repeat(column, lengths) for column in (number_of_kind, [calls.call for calls in each]))
+    size = joined(groups[calls.axis].size[calls.groups] for calls in each)
+    group, caller = joined(calls.groups for calls in each), joined(calls.caller for calls in each)
+    in_time = row_numbers(caller, call)
+    by_kind = np.lexsort((in_time, size, kind))
+    _, first_of_group = np.unique(row_numbers(kind, group)[by_kind], return_index=True)
+    chosen = by_kind[np.sort(first_of_group)]  # of each group the first call of a kind
+    starts = run_starts(row_numbers(kind[chosen], size[chosen]))
+    number = inverse(np.argsort(in_time[chosen])) + first
+    gpus, comms = np.array(placed.gpus, dtype=np.int64), []
+    for begin, end in itertools.pairwise((*starts.tolist(), len(chosen))):
+        rows = chosen[begin:end]
+        calls, part = first_calls[int(kind[rows[0]])], group[rows]
+        ranks = groups[calls.axis].ranks(part)
         if isinstance(calls.comm, PointToPoint):
             ranks = ranks[:, np.array(calls.spec[1:3], dtype=np.int64)]
-        gpus = np.array(placed.gpus, dtype=np.int64)[ranks]
-        ends = gpus
+        ends = gpus[ranks]
         if isinstance(calls.comm, HostOperation):
-            ends = hosts.ends(calls.comm.op, cluster, gpus[:, 0], placed.servers)
-        comms.append(AlikeComms(job, calls.axis, calls.spec, calls.comm, calls.groups, ranks, ends, number))
+            ends = hosts.ends(calls.comm.op, cluster, ends[:, 0], placed.servers)
+        comms.append(AlikeComms(job, calls.axis, calls.spec, calls.comm, part, ranks, ends, number[begin:end]))
     return comms
 
 

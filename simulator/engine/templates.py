@@ -132,8 +132,10 @@ class TemplateStore:
         left = self._memory_left.get(template)
         if left is None:
             interference, rows = self._interference[template], self._rows[template]
-            shares = [
-                interference.leaves(x.kernel) if interference and x.kernel is not None else math.inf for x in rows
-            ]
-            left = self._memory_left[template] = MemoryLeft(np.array(shares), min(shares))
+            share_of = {
+                id(x): interference.leaves(x.kernel) if interference and x.kernel is not None else math.inf
+                for x in {id(x): x for x in rows}.values()  # layers share their rows
+            }
+            shares = np.array([share_of[id(x)] for x in rows])
+            left = self._memory_left[template] = MemoryLeft(shares, float(shares.min()))
         return left

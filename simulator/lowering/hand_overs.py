@@ -2,10 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from simulator.program import Axis, PointToPoint, PointToPointKind, Purpose, Step, StepMaker, step_maker, transfer_maker
+from simulator.program import (
+    Axis,
+    Batch,
+    PointToPoint,
+    PointToPointKind,
+    Purpose,
+    Step,
+    StepMaker,
+    batch_maker,
+    step_maker,
+    transfer_maker,
+)
 from simulator.schedules import Action, Order, Post, Schedule, Slot, requires
 
 SEND, RECV = PointToPointKind.SEND, PointToPointKind.RECV
@@ -60,6 +71,10 @@ class HandOver(NamedTuple):
         return str(self.post(op))
 
 
+#: A hand-over, and the end of it that a rank posts.
+PostedEnd = tuple[HandOver, PointToPointKind]
+
+
 class AlikeTransfers(NamedTuple):
     """Ends of transfers that differ in their micro-batch, which ends their labels and tags.
 
@@ -87,23 +102,40 @@ class AlikeTransfers(NamedTuple):
         return f"{self.label_stem}{microbatch}"
 
 
+class AlikeBatches(NamedTuple):
+    """Batches whose transfers differ in their micro-batches alone, which end labels and tags; fields have no number.
+
+    ``batch_of`` makes one from the tags of its transfers, and ``step_of`` its step.
+    """
+
+    label_stems: tuple[str, ...]
+    tag_stems: tuple[str, ...]
+    batch_of: Callable[[Iterable[str]], Batch]
+    step_of: StepMaker
+
+
 class BatchedEnds:
-    """Ends of transfers of ``nbytes`` each, to be posted in batches; those alike differ in their micro-batch alone."""
+    """Ends of transfers of ``nbytes`` each, posted in batches."""
 
     def __init__(self, nbytes: float) -> None:
         self._nbytes = nbytes
-        self._alike: dict[tuple[PointToPointKind, str, int, int], tuple[str, str, Callable[[str], PointToPoint]]] = {}
+        self._alike: dict[tuple[tuple[PointToPointKind, str, int, int], ...], AlikeBatches] = {}
 
-    def end(self, hop: HandOver, op: PointToPointKind) -> tuple[str, PointToPoint]:
-        """Return the label of one end of ``hop``, and the end, as `HandOver` does."""
-        stage, kind, microbatch = hop.source
-        key = op, kind, stage, hop.target.stage
+    def step(self, ends: Sequence[PostedEnd], after: tuple[str, ...]) -> Step:
+        """Return the step that posts ``ends`` together, after other steps."""
+        key = tuple([(op, hop.source.kind, hop.source.stage, hop.target.stage) for hop, op in ends])
         alike = self._alike.get(key)
         if alike is None:
-            stems = hop.post(op).stem, hop.source.stem
-            alike = self._alike[key] = *stems, transfer_maker(hop.comm(op, self._nbytes))
-        label_stem, tag_stem, transfer_of = alike
-        return f"{label_stem}{microbatch}", transfer_of(f"{tag_stem}{microbatch}")
+            alike = self._alike[key] = self._first_of(ends)
+        numbers = [hop.source.microbatch for hop, _ in ends]
+        label = "+".join([f"{stem}{number}" for stem, number in zip(alike.label_stems, numbers, strict=True)])
+        tags = [f"{stem}{number}" for stem, number in zip(alike.tag_stems, numbers, strict=True)]
+        return alike.step_of(-1, label, alike.batch_of(tags), after)
+
+    def _first_of(self, ends: Sequence[PostedEnd]) -> AlikeBatches:
+        batch = Batch(tuple([hop.comm(op, self._nbytes) for hop, op in ends]))
+        labels, tags = zip(*[(hop.post(op).stem, hop.source.stem) for hop, op in ends], strict=True)
+        return AlikeBatches(labels, tags, batch_maker(batch), step_maker(Step("", batch)))
 
 
 class SingleTransfers:

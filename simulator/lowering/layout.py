@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -76,11 +77,23 @@ class _Ranks:
         return np.broadcast_to(np.arange(self.sizes[axis]).reshape(shape), self.grid.shape).reshape(-1)
 
 
+#: Of the last few workloads, as program, memory and figures of one ask for the same.
+_recent: deque[tuple[Workload, Layout]] = deque(maxlen=2)
+
+
 def layout(workload: Workload) -> Layout:
     """Number the ranks, the first axis of ``rank_order`` innermost, and find their places and groups.
 
     With ``tp-dp-pp`` and tp 2, dp 2, pp 2: ranks 0 and 1 are a tp group, 0 and 2 a dp group, 0 and 4 a pipeline.
     """
+    kept = next((placed for other, placed in _recent if other is workload), None)
+    if kept is None:
+        kept = _layout(workload)
+        _recent.append((workload, kept))
+    return kept
+
+
+def _layout(workload: Workload) -> Layout:
     ranks, expert_ranks = _dense_ranks(workload.parallelism), _expert_ranks(workload)
     groups = _dense_groups(workload.parallelism, ranks)
     if expert_ranks:

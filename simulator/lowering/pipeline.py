@@ -23,6 +23,7 @@ from simulator.lowering.hand_overs import (
     AlikeTransfers,
     BatchedEnds,
     HandOver,
+    PostedEnd,
     SingleTransfers,
     Sources,
     flat,
@@ -31,12 +32,10 @@ from simulator.lowering.hand_overs import (
     transfers,
 )
 from simulator.lowering.lanes import PIPELINE_LANE, Lanes
-from simulator.program import COMPUTE_LANE, Batch, PointToPointKind, Step
+from simulator.program import COMPUTE_LANE, PointToPointKind, Step
 from simulator.recent import RecentValues
 from simulator.schedules import Action, Cell, Order, Post, Schedule, Slot
 
-#: A hand-over, and the end of it that a rank posts.
-PostedEnd = tuple[HandOver, PointToPointKind]
 #: Returns the compute step of an action, after steps with these labels.
 StepOf = Callable[[Action, tuple[str, ...]], Step]
 
@@ -230,7 +229,7 @@ def _post_one(
     """
     after = _last(lanes, COMPUTE_LANE)
     if not overlap:
-        lanes.setdefault(PIPELINE_LANE, []).append(_post([(hop, end.op)], ends, after))
+        lanes.setdefault(PIPELINE_LANE, []).append(ends.step([(hop, end.op)], after))
         return
     lane = end.stream
     if batched and end.op == SEND:
@@ -326,7 +325,7 @@ def _blocking(order: Order, hops: list[HandOver], batching: str, nbytes: float, 
             ends = [(hop, SEND) for action in previous for hop in sends.get(action, ())]
             ends += [(hop, RECV) for action in slot for hop in receives.get(action, ())]
             after = (str(previous[-1]),) if previous else ()
-            gap = [_post(batch, batched, after) for batch in _batches(ends, batching)]
+            gap = [batched.step(batch, after) for batch in _batches(ends, batching)]
             posted += gap
             waits = tuple([step.label for step in gap])
             for action in slot:
@@ -345,12 +344,6 @@ def _batches(ends: list[PostedEnd], batching: str) -> list[list[PostedEnd]]:
     for hop, op in ends:
         by_peer.setdefault(hop.peer(op), []).append((hop, op))
     return list(by_peer.values())
-
-
-def _post(ends: list[PostedEnd], batched: BatchedEnds, after: tuple[str, ...]) -> Step:
-    """Return the step that posts ``ends`` together, after some steps."""
-    labels, comms = zip(*[batched.end(hop, op) for hop, op in ends], strict=True)
-    return Step("+".join(labels), Batch(comms), after)
 
 
 def _last(lanes: PostedLanes, lane: str) -> tuple[str, ...]:

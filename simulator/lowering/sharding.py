@@ -33,9 +33,11 @@ def gathers_by_unit(workload: Workload, weights: Iterable[Weight]) -> bool:
     """Return True where passes of a rank with ``weights`` are cut by part, and the weights of each part gathered."""
     parallelism = workload.parallelism
     offload = parallelism.offload
+    if parallelism.zero != 3:
+        return False
     shared = any(parallelism.replicas(axis) > 1 for axis in by_axis(weights))
     hooked = workload.software.hooked_modules is not None
-    return parallelism.zero == 3 and (shared or hooked or offload.optimizer != "none" or offload.parameters != "none")
+    return shared or hooked or offload.optimizer != "none" or offload.parameters != "none"
 
 
 def keeps_bytes_by_part(workload: Workload, weights: Iterable[Weight]) -> bool:

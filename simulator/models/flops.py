@@ -77,10 +77,7 @@ def _multiplied(workload: Workload) -> tuple[int, int]:
     projection.
     """
     model = workload.model
-    numbers = range(model.layers + model.mtp_layers)
-    counts = Counter(layer_kind(workload, number) for number in numbers)
-    first = {layer_kind(workload, number): number for number in reversed(numbers)}
-    parts = [(layer(workload, number=first[kind]), count) for kind, count in counts.items()]
+    parts = [(layer(workload, number=number), count) for number, count in _layers_of_kinds(workload)]
     for module in range(model.mtp_layers):
         parts += [(part, 1) for part in predictor(workload, module) if part.name == "mtp projection"]
     parts.append((embedding(workload), 1))
@@ -105,12 +102,20 @@ def _flops_per_step(workload: Workload, *, causal: bool) -> float:
     if captured := model.captured_model:
         samples = workload.training.global_batch / workload.training.micro_batch
         return samples * captured_flops(captured, model.layers, causal=causal)
-    layers = model.layers + model.mtp_layers
-    mixers = sum(_mixer_flops(workload, number, causal=causal) for number in range(layers))
+    mixers = sum(count * _mixer_flops(workload, number, causal=causal) for number, count in _layers_of_kinds(workload))
     multiplied, frozen = _multiplied(workload)
     images = encoder_flops(workload, model.encoder) if model.encoder else 0.0
     forward = float(workload.training.global_batch * (2.0 * seq * multiplied + mixers + images))
     return 3 * forward - workload.training.global_batch * 2.0 * seq * frozen
+
+
+def _layers_of_kinds(workload: Workload) -> list[tuple[int, int]]:
+    """Return the number of the first layer of each kind, and how many are of that kind; predictors' layers count."""
+    model, first = workload.model, dict[object, int]()
+    kinds = [layer_kind(workload, number) for number in range(model.layers + model.mtp_layers)]
+    for number, kind in enumerate(kinds):
+        first.setdefault(kind, number)
+    return [(first[kind], count) for kind, count in Counter(kinds).items()]
 
 
 def _mixer_flops(workload: Workload, number: int, *, causal: bool) -> float:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass, field
 from functools import cached_property
 from operator import attrgetter
@@ -288,6 +288,18 @@ def transfer_maker(comm: PointToPoint) -> Callable[[str], PointToPoint]:
         return other
 
     return with_tag
+
+
+def batch_maker(batch: Batch) -> Callable[[Iterable[str]], Batch]:
+    """Return a maker of copies of ``batch`` whose transfers have other tags; all share their `Batch.alike`."""
+    makers, alike = [transfer_maker(comm) for comm in batch.comms], batch.alike
+
+    def with_tags(tags: Iterable[str]) -> Batch:
+        other = Batch(tuple([with_tag(tag) for with_tag, tag in zip(makers, tags, strict=True)]))
+        vars(other)["alike"] = alike  # where a cached property keeps its value
+        return other
+
+    return with_tags
 
 
 def comm_of(op: Collective | Beside) -> Collective:

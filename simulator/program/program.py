@@ -141,11 +141,9 @@ class Role:
 
         Transfers that differ in their tags alone are one operation.
         """
-        first: dict[str, tuple[Step, ...]] = {}
-        for lane, steps in self.lanes.items():
-            shared = first_of_each(steps, lambda step: id(step.op))
-            first[lane] = tuple(first_of_each(shared, lambda step: quick_key(step.op)))
-        return first
+        return {
+            lane: tuple(first_of_each(steps, lambda step: quick_key(step.op))) for lane, steps in self.lanes.items()
+        }
 
     @cached_property
     def comms(self) -> tuple[tuple[str, Comm], ...]:

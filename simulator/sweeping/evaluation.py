@@ -6,6 +6,7 @@ import time
 import traceback
 from collections.abc import Callable, Container, Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 from simulator.api import run_step
 from simulator.config import Workload, catalog, load_workload
@@ -65,15 +66,20 @@ def simulated(opened: OpenedPoint) -> PointOutcome:
     source = None if isinstance(point.workload, Mapping) else point.workload
     try:
         with located(written_in(source, point.changes, CHANGES)), rarely_searched():
-            result = run_step(opened.workload)
-            figures = result.key_figures()
+            figures, warnings = _figures_and_warnings(opened.workload)
     except SimulatorError as error:
         outcome = PointOutcome(key, Status.REFUSED, error=_sentence(error))
     except Exception as error:
         outcome = PointOutcome(key, Status.FAILED, error=_breakdown(error))
     else:
-        outcome = PointOutcome(key, Status.SIMULATED, figures, warnings=tuple(result.warnings))
+        outcome = PointOutcome(key, Status.SIMULATED, figures, warnings=warnings)
     return replace(outcome, wall_s=time.perf_counter() - began)
+
+
+def _figures_and_warnings(workload: Workload) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """Return what is kept of a simulation; all else is gone when Python looks for garbage again."""
+    result = run_step(workload)
+    return result.key_figures(), tuple(result.warnings)
 
 
 def _sentence(error: SimulatorError) -> str:

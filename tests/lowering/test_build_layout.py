@@ -39,6 +39,15 @@ def test_megatrons_order_by_hand() -> None:
     }
 
 
+def test_a_workload_has_one_layout_and_another_its_own() -> None:
+    """What is kept goes by the workload itself; an equal one gets an equal layout, one with another tp another."""
+    one, equal, other = workload(tp=2, dp=2), workload(tp=2, dp=2), workload(tp=4)
+    kept = layout(one)
+    assert layout(one) is kept
+    assert layout(equal) == kept
+    assert layout(other).groups["tp"] == ((0, 1, 2, 3),)
+
+
 def test_pipelines_before_replicas_by_hand() -> None:
     """The same with order tp-pp-dp: rank = tp + 2 pp + 4 dp: stages sit side by side, replicas far apart."""
     placed = layout(workload(tp=2, dp=2, pp=2, rank_order="tp-pp-dp"))

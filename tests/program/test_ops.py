@@ -9,12 +9,14 @@ import pytest
 
 from simulator.program import (
     Axis,
+    Batch,
     Block,
     PointToPoint,
     PointToPointKind,
     Purpose,
     Step,
     StepPhase,
+    batch_maker,
     reordered,
     step_maker,
     transfer_maker,
@@ -41,6 +43,16 @@ def test_a_transfer_is_told_by_every_field_but_its_tag(name: str) -> None:
     assert (but_tag(other) == but_tag(TRANSFER)) == (name == "tag")
     # With the other tag, what else differs stays as it is.
     assert transfer_maker(other)("0F2") == replace(other, tag="0F2")
+
+
+def test_batches_made_of_another_differ_in_tags_alone() -> None:
+    """Each transfer has its own tag, all else as before; the key is the very one, which is that of the transfers."""
+    there, back = TRANSFER, replace(TRANSFER, op=PointToPointKind.SEND)
+    batch = Batch((there, back))
+    other = batch_maker(batch)(["0F2", "1B3"])
+    assert other == Batch((replace(there, tag="0F2"), replace(back, tag="1B3")))
+    assert other.alike is batch.alike
+    assert other.alike == tuple(map(but_tag, other.comms))
 
 
 def test_steps_made_of_another_are_as_dataclasses_replace_makes_them() -> None:

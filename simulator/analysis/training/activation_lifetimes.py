@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 import numpy as np
 
+from simulator.analysis.time.memory_curve import MemoryHistory
 from simulator.analysis.training.static_memory import StaticMemory
-from simulator.arrays import Bools, Ints, inverse, run_starts
+from simulator.arrays import Bools, Ints, inverse, row_numbers, run_starts
 from simulator.models import by_part
 from simulator.timeline import Timeline
 
@@ -34,12 +36,14 @@ _LETTERS = tuple(_EFFECTS)
 
 
 class _Pieces(NamedTuple):
-    """Pieces of passes of one rank in the order in which they start, a row of each column for a piece.
+    """Pieces of passes of each rank in the order in which they start, a row of each column for a piece.
 
-    ``letter``: place of the pass's letter in `_LETTERS`. ``stage``: that of the pass. ``pass_number``: equal for pieces
-    of one pass. ``start``, ``end``: entries of the curve with which the piece starts, and ends.
+    ``owner``: place of the rank among all. ``letter``: place of the pass's letter in `_LETTERS`. ``stage``: that of the
+    pass. ``pass_number``: equal for pieces of one pass. ``start``, ``end``: entries of all curves, one behind the
+    other, with which the piece starts, and ends.
     """
 
+    owner: Ints
     letter: Ints
     stage: Ints
     pass_number: Ints
@@ -73,27 +77,37 @@ class ActivationEvents:
         return [kinds[place] for place in self.place[entries].tolist()]
 
 
-def activation_events(timeline: Timeline, spans: Ints, begins: Ints, static: StaticMemory) -> ActivationEvents:
-    """Return the events of one rank: of each of its ``spans`` that starts (``begins`` is 1) or ends (0).
+def activation_events(timeline: Timeline, curve: MemoryHistory, static: StaticMemory) -> ActivationEvents:
+    """Return the events of one rank; see `events_of_ranks`."""
+    return events_of_ranks(timeline, [curve], [static])[0]
+
+
+def events_of_ranks(
+    timeline: Timeline, curves: Sequence[MemoryHistory], static: Sequence[StaticMemory]
+) -> list[ActivationEvents]:
+    """Return the events of some ranks: of each start and end of a span in their ``curves``.
 
     Where passes are cut by part, each piece has an event of its own for its parts. A piece may be several spans: it
     begins with the first and ends with the last. Raises `ValueError` where a pass has other pieces than its parts say.
     """
-    pieces = _pieces(timeline, spans, begins, static)
+    pieces = _pieces(timeline, curves, static)
     number, count = _among_equals(pieces.pass_number)
-    place = np.full(len(spans), -1, dtype=np.int64)
+    starts = np.cumsum([0, *[len(curve.span) for curve in curves]])
+    place = np.full(starts[-1], -1, dtype=np.int64)
     kinds: list[ActivationEvent] = []
-    places_of: dict[tuple[int, int, int, int], tuple[int, int]] = {}
-    columns = pieces.letter, pieces.stage, number, count, pieces.start, pieces.end
-    for letter, stage, which, n_pieces, start, end in zip(*(column.tolist() for column in columns), strict=True):
-        kind = letter, stage, which, n_pieces
+    places_of: dict[tuple[int, int, int, int, int], tuple[int, int]] = {}
+    ids = np.array([id(one) for one in static], dtype=np.int64)
+    columns = ids[pieces.owner], pieces.letter, pieces.stage, number, count, pieces.owner, pieces.start, pieces.end
+    for *kind_of_piece, owner, start, end in zip(*(column.tolist() for column in columns), strict=True):
+        kind = tuple(kind_of_piece)
         if kind not in places_of:
-            groups = _groups(static, stage, _LETTERS[letter])
+            _, letter, stage, which, n_pieces = kind
+            groups = _groups(static[owner], stage, _LETTERS[letter])
             if n_pieces != len(groups):
                 raise ValueError(f"{n_pieces} pieces of a pass {_LETTERS[letter]} of stage {stage}, not {len(groups)}")
             places_of[kind] = _places(kinds, _EFFECTS[_LETTERS[letter]], groups[which])
         place[start], place[end] = places_of[kind]
-    return ActivationEvents(place, tuple(kinds))
+    return [ActivationEvents(places, tuple(kinds)) for places in np.split(place, starts[1:-1])]
 
 
 def _groups(static: StaticMemory, stage: int, letter: str) -> list[tuple[int, ...]]:
@@ -112,36 +126,36 @@ def _places(kinds: list[ActivationEvent], effects: _PassEffects, parts: tuple[in
     return places[0], places[1]
 
 
-def _pieces(timeline: Timeline, spans: Ints, begins: Ints, static: StaticMemory) -> _Pieces:
-    """Return the pieces of passes among the starts and ends of ``spans``; whole passes where they are not cut by part.
+def _pieces(timeline: Timeline, curves: Sequence[MemoryHistory], static: Sequence[StaticMemory]) -> _Pieces:
+    """Return the pieces of passes among the starts and ends of spans; whole passes where they are not cut by part.
 
     Of a piece that is several spans it is the start of the first and the end of the last.
     """
+    spans, begins = (np.concatenate([getattr(curve, name) for curve in curves]) for name in ("span", "begins"))
+    owner = np.repeat(np.arange(len(curves)), [len(curve.span) for curve in curves])
     letter = np.full(len(spans), -1, dtype=np.int64)
+    phase, stage = timeline.phase[spans], timeline.stage[spans]
     for number, name in enumerate(_LETTERS):
-        letter[timeline.phase[spans] == name] = number
-    letter[~np.isin(timeline.stage[spans], list(static.parts))] = -1
+        letter[phase == name] = number
+    # By rank and stage, of which -1 is the last, as numpy counts from behind.
+    has_parts = np.zeros((len(static), max(stage.max(initial=0), *(max(one.parts, default=0) for one in static)) + 2))
+    for number, one in enumerate(static):
+        has_parts[number, list(one.parts)] = 1
+    letter[has_parts[owner, stage] == 0] = -1
     start, end = (np.flatnonzero((letter >= 0) & (begins == side)) for side in (1, 0))
     start, end = start[np.argsort(spans[start])], end[np.argsort(spans[end])]
-    order = np.lexsort((spans[start], timeline.end_s[spans[start]], timeline.start_s[spans[start]]))
+    order = np.lexsort((spans[start], timeline.end_s[spans[start]], timeline.start_s[spans[start]], owner[start]))
     start, end = start[order], end[order]  # of each span, in order
     span = spans[start]
-    pass_number = _row_numbers(letter[start], timeline.stage[span], timeline.microbatch[span])
-    piece = _row_numbers(pass_number, timeline.part_code[span]) if static.passes_by_part else pass_number
+    pass_number = row_numbers(owner[start], letter[start], timeline.stage[span], timeline.microbatch[span])
+    is_cut = np.array([one.passes_by_part for one in static], dtype=np.bool_)[owner[start]]
+    piece = row_numbers(pass_number, np.where(is_cut, timeline.part_code[span], 0)) if is_cut.any() else pass_number
     _, first = np.unique(piece, return_index=True)
     last = len(piece) - 1 - np.unique(piece[::-1], return_index=True)[1]
     by_start = np.argsort(first)
     first, last = first[by_start], last[by_start]
-    return _Pieces(letter[start[first]], timeline.stage[span[first]], pass_number[first], start[first], end[last])
-
-
-def _row_numbers(*columns: Ints) -> Ints:
-    """Return a number of each row of some columns; equal rows have equal ones."""
-    number = np.zeros(len(columns[0]), dtype=np.int64)
-    for column in columns:
-        low = int(column.min(initial=0))
-        number = number * (int(column.max(initial=0)) - low + 1) + column - low
-    return number
+    pieces = start[first]
+    return _Pieces(owner[pieces], letter[pieces], stage[pieces], pass_number[first], pieces, end[last])
 
 
 def _among_equals(values: Ints) -> tuple[Ints, Ints]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from simulator.analysis.time.activity import compute_lane_spans, pass_spans
-from simulator.arrays import Ints
+from simulator.arrays import Ints, row_numbers
 from simulator.timeline import Timeline
 
 
@@ -19,8 +19,8 @@ def peak_activations(timeline: Timeline) -> dict[int, int]:
     peaks = dict.fromkeys(timeline.ranks, 0)
     if not len(spans):
         return peaks
-    key = np.stack((timeline.rank[spans], timeline.stage[spans], timeline.microbatch[spans]))
-    _, owner, inverse = np.unique(key, axis=1, return_index=True, return_inverse=True)
+    key = row_numbers(timeline.rank[spans], timeline.stage[spans], timeline.microbatch[spans])
+    _, owner, inverse = np.unique(key, return_index=True, return_inverse=True)
     # Births and deaths are ordered by positions in the lane, not by times, so that ops of no length count too.
     birth = np.full(len(owner), len(spans), dtype=np.int64)
     death = np.full(len(owner), -1, dtype=np.int64)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
@@ -10,9 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from simulator.analysis.time.memory_curve import MemoryHistory, digest_without_times, memory_curve
+from simulator.analysis.time.memory_curve import MemoryHistory, digest_without_times, memory_curves
 from simulator.analysis.time.pipeline_ranks import pipeline_ranks
-from simulator.analysis.training.activation_lifetimes import ActivationEvents, activation_events
+from simulator.analysis.training.activation_lifetimes import ActivationEvents, events_of_ranks
 from simulator.analysis.training.in_flight import peak_activations
 from simulator.analysis.training.memory_contents import REDUCING, activation_changes, most_gradient_bytes
 from simulator.analysis.training.reserved_memory import CachedMemory
@@ -126,31 +127,49 @@ def memory_of_ranks(
     """
     in_flight, places = peak_activations(timeline), pipeline_ranks(timeline)
     cached_memory = CachedMemory(compiled=engine_in_use(engine) == "compiled")
-    alike: dict[Hashable, tuple[int, RankMemory]] = {}
-    memories = []
-    for rank in timeline.ranks:
-        curve, capacity = memory_curve(timeline, rank), capacities.get(rank, math.inf)
-        key = id(static[rank]), places[rank], capacity, in_flight[rank], digest_without_times(timeline, curve)
-        if key not in alike:
-            at = _peak(curve)
-            alike[key] = (
-                at,
-                _rank_memory(
-                    timeline,
-                    curve,
-                    at,
-                    static[rank],
-                    rank=rank,
-                    stage=places[rank],
-                    capacity=capacity,
-                    in_flight=in_flight[rank],
-                    cached_memory=cached_memory,
-                ),
-            )
-        at, memory = alike[key]
-        peak_at_s = float(curve.times[at]) if at >= 0 else 0.0
-        memories.append(replace(memory, rank=rank, peak_at_s=peak_at_s))
-    return tuple(memories)
+    curves = memory_curves(timeline)
+    first = _first_alike(
+        timeline,
+        curves,
+        {rank: (id(static[rank]), places[rank], capacities.get(rank), in_flight[rank]) for rank in curves},
+    )
+    ranks = list(dict.fromkeys(first.values()))
+    events = events_of_ranks(timeline, [curves[rank] for rank in ranks], [static[rank] for rank in ranks])
+    peaks = {rank: _peak(curves[rank]) for rank in ranks}
+    memories = {
+        rank: _rank_memory(
+            timeline,
+            curves[rank],
+            peaks[rank],
+            static[rank],
+            events_of_rank,
+            rank=rank,
+            stage=places[rank],
+            capacity=capacities.get(rank, math.inf),
+            in_flight=in_flight[rank],
+            cached_memory=cached_memory,
+        )
+        for rank, events_of_rank in zip(ranks, events, strict=True)
+    }
+    return tuple(
+        replace(memories[like], rank=rank, peak_at_s=_time_s(curves[rank], peaks[like])) for rank, like in first.items()
+    )
+
+
+def _first_alike(
+    timeline: Timeline, curves: Mapping[int, MemoryHistory], facts: Mapping[int, Hashable]
+) -> dict[int, int]:
+    """Return for each rank the first one with the same ``facts`` and the same curve but for its times."""
+    count, first = Counter(facts.values()), dict[Hashable, int]()
+    return {
+        rank: first.setdefault((fact, digest_without_times(timeline, curves[rank]) if count[fact] > 1 else b""), rank)
+        for rank, fact in facts.items()
+    }
+
+
+def _time_s(curve: MemoryHistory, at: int) -> float:
+    """Return the time of an entry of a curve; 0 of none, which is -1."""
+    return float(curve.times[at]) if at >= 0 else 0.0
 
 
 def _peak(curve: MemoryHistory) -> int:
@@ -164,6 +183,7 @@ def _rank_memory(
     curve: MemoryHistory,
     at: int,
     static: StaticMemory,
+    events: ActivationEvents,
     *,
     rank: int,
     stage: int,
@@ -172,7 +192,6 @@ def _rank_memory(
     cached_memory: CachedMemory,
 ) -> RankMemory:
     held_bytes = float(curve.held_bytes[at]) if at >= 0 else 0.0
-    events, limit = activation_events(timeline, curve.span, curve.begins, static), capacity - static.overhead
     activations = _activations(timeline, curve, events, at, static)
     gathered = max(held_bytes - sum(activations.values()), 0.0)
     step_gradients = min(gathered, float(most_gradient_bytes(timeline, curve, static)[at])) if at >= 0 else 0.0
@@ -190,8 +209,8 @@ def _rank_memory(
         gathered=gathered if gathered > 1e-9 * held_bytes else 0.0,
         workspace=float(curve.workspace_bytes[at]) if at >= 0 else 0.0,
         capacity=capacity,
-        cached=cached_memory.cached_bytes(timeline, curve.span, curve.begins, events, static, in_flight, limit),
-        peak_at_s=float(curve.times[at]) if at >= 0 else 0.0,
+        cached=cached_memory.cached_bytes(timeline, curve, events, static, in_flight, capacity - static.overhead),
+        peak_at_s=_time_s(curve, at),
         during=_op_in_words(timeline, curve, at),
         in_flight=in_flight,
         updating=_is_updating(timeline, curve, at),

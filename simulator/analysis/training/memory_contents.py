@@ -10,7 +10,7 @@ import numpy as np
 from simulator.analysis.time.memory_curve import MemoryHistory
 from simulator.analysis.training.activation_lifetimes import ActivationEvents, activation_events
 from simulator.analysis.training.static_memory import StaticMemory
-from simulator.arrays import Floats
+from simulator.arrays import Floats, is_any
 from simulator.models import Tensor
 from simulator.timeline import Timeline
 
@@ -87,7 +87,7 @@ def activation_bytes(timeline: Timeline, curve: MemoryHistory, static: StaticMem
     if static.layers_offloaded or not static.parts:
         return curve.held_bytes
     changes = np.zeros(len(curve.times))
-    events = activation_events(timeline, curve.span, curve.begins, static)
+    events = activation_events(timeline, curve, static)
     for entry, change in activation_changes(timeline, curve, events, static):
         changes[entry] += sum(change.values())
     return np.minimum(np.cumsum(changes), curve.held_bytes)
@@ -105,9 +105,9 @@ def most_gradient_bytes(timeline: Timeline, curve: MemoryHistory, static: Static
     A step begins without any. Whole ones wait from the first backward pass on, until reductions leave shards of them.
     """
     phase = timeline.phase[curve.span]
-    backward = np.maximum.accumulate(np.isin(phase, ("B", "W")) & (curve.begins == 1))
+    backward = np.maximum.accumulate(is_any(phase, ("B", "W")) & (curve.begins == 1))
     reducing = [number for number, name in enumerate(timeline.lane_names) if name in REDUCING]
-    leaves = np.isin(timeline.lane[curve.span], reducing) & (curve.begins == 0)
+    leaves = is_any(timeline.lane[curve.span], reducing) & (curve.begins == 0)
     left = np.cumsum(np.where(leaves, timeline.free_bytes[curve.span], 0.0))
     waiting = np.maximum(static.accumulated - left, 0.0)
     reduced = 1 - waiting / static.accumulated if static.accumulated else 1.0

@@ -8,13 +8,14 @@ from typing import NamedTuple
 
 import numpy as np
 
+from simulator.analysis.time.memory_curve import MemoryHistory
 from simulator.analysis.training.activation_lifetimes import ActivationEvent, ActivationEvents
 from simulator.analysis.training.caching_allocator import rounded
 from simulator.analysis.training.memory_requests import MemoryRequests
 from simulator.analysis.training.part_requests import ROUNDING_BYTES
 from simulator.analysis.training.replayed_stages import KeptParts, ReplayedStages
 from simulator.analysis.training.static_memory import BLAS_THREADS, StaticMemory
-from simulator.arrays import Ints
+from simulator.arrays import distinct, is_any
 from simulator.timeline import Timeline
 
 #: Of a long step, the micro-batches in flight are replayed this many times from the start; later ones repeat them.
@@ -72,8 +73,7 @@ class CachedMemory:
     def cached_bytes(
         self,
         timeline: Timeline,
-        spans: Ints,
-        begins: Ints,
+        curve: MemoryHistory,
         events: ActivationEvents,
         static: StaticMemory,
         in_flight: int,
@@ -81,16 +81,16 @@ class CachedMemory:
     ) -> float:
         """Return the most bytes reserved less the most allocated by one rank.
 
-        ``spans``: spans of the rank in the order of their starts (``begins`` is 1) and ends (0). ``events``: their
-        `activation_events`. ``in_flight``: most (micro-batch, stage) activations held at once. ``limit``: bytes that
-        CUDA has for the allocator.
+        ``events``: the `activation_events` of its ``curve``. ``in_flight``: most (micro-batch, stage) activations held
+        at once. ``limit``: bytes that CUDA has for the allocator.
         """
+        spans, begins = curve.span, curve.begins
         microbatch = timeline.microbatch[spans]
-        numbers, first = np.unique(microbatch[microbatch >= 0]), first_replayed(in_flight, max(len(static.parts), 1))
+        numbers, first = distinct(microbatch[microbatch >= 0]), first_replayed(in_flight, max(len(static.parts), 1))
         chosen = frozenset((*numbers[:first].tolist(), *numbers[first:][-LAST:].tolist()))
         nbytes = np.where(begins, timeline.alloc_bytes[spans], timeline.free_bytes[spans])
         stage, workspace = timeline.stage[spans], timeline.workspace_bytes[spans]
-        workspaces = np.where(begins & ~np.isin(stage, list(static.parts)), workspace, 0.0)
+        workspaces = np.where(begins & ~is_any(stage, static.parts), workspace, 0.0)
         counts = np.flatnonzero((nbytes != 0) | (workspaces != 0) | events.are_there)
         updates = timeline.phase[spans] == "O"
         columns = [column[counts] for column in (begins, stage, microbatch, nbytes, workspaces, updates)]
@@ -167,23 +167,26 @@ class _StepReplay:
 
     def _pass(self, event: ActivationEvent, stage: int, microbatch: int, moved: float) -> None:
         """Replay an event of a pass that moves ``moved`` bytes; bytes beyond its activations are other tensors."""
-        nbytes = self._change(stage, microbatch, event)
+        beyond = moved - self._change(stage, microbatch, event)
+        if abs(beyond) <= ROUNDING_BYTES:
+            return
         match event.effect:
             case "save" | "begin swap":  # a swap, whose tensors count from here on, requests them at its end
-                self._allocate(moved - nbytes)
+                self._allocate(beyond)
             case "swap":
-                self._free(moved - nbytes)
+                self._free(beyond)
             case "release":
-                self._free(moved - nbytes)
-                self._allocate(nbytes - moved)  # gradients that the pass leaves
+                self._free(beyond)
+                self._allocate(-beyond)  # gradients that the pass leaves
 
     def _change(self, stage: int, microbatch: int, event: ActivationEvent | None) -> float:
         """Change what is kept of a stage for a micro-batch, by an event or at the end of a step; return its bytes."""
         place, here = (stage, microbatch), self._stages[stage]
-        if place not in self._kept:
+        kept = self._kept.get(place)
+        if kept is None:
+            kept = here.nothing
             self._first_slots[place] = self.requests.new_slots(here.n_slots)
-            self._kept[place] = here.nothing
-        change = here.change(self._kept[place], event, microbatch in self._replayed)
+        change = here.change(kept, event, microbatch in self._replayed)
         self._kept[place] = change.after
         if change.requests is not None:
             self.requests.add(change.requests, self._first_slots[place])

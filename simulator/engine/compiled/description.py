@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
 from operator import attrgetter
@@ -52,6 +52,7 @@ class CommNumbers:
         self.tags = Numbers()
         self.lane_names = Numbers()
         self._ops = Numbers()
+        self._kinds_of_batches: dict[tuple[Hashable, ...], list[int]] = {}
 
     def kind(self, comm: Comm) -> int:
         """Return the number of the kind of ``comm``."""
@@ -62,10 +63,13 @@ class CommNumbers:
         tag = comm.tag if isinstance(comm, PointToPoint) else ""
         return self.kinds.number(but_tag(comm), comm), self.tags.number(tag, tag)
 
-    def transfers(self, batch: Batch) -> Iterator[tuple[int, int]]:
-        """Yield the numbers of the kind and of the tag of each transfer of a batch."""
-        for alike, comm in zip(batch.alike, batch.comms, strict=True):
-            yield self.kinds.number(alike, comm), self.tags.number(comm.tag, comm.tag)
+    def transfers(self, batch: Batch) -> Iterable[tuple[int, int]]:
+        """Return the numbers of the kind and of the tag of each transfer of a batch."""
+        kinds = self._kinds_of_batches.get(batch.alike)
+        if kinds is None:
+            kinds = [self.kinds.number(alike, comm) for alike, comm in zip(batch.alike, batch.comms, strict=True)]
+            self._kinds_of_batches[batch.alike] = kinds
+        return zip(kinds, [self.tags.number(comm.tag, comm.tag) for comm in batch.comms], strict=True)
 
     def tagged(self, kind: int, tag: int) -> Comm:
         """Return the communication of a kind that has a tag."""

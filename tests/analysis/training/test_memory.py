@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import simulator
-from simulator.analysis.time.memory_curve import memory_curve
+from simulator.analysis.time.memory_curve import memory_curve, memory_curves
 from simulator.analysis.training.memory import RankMemory, memory_of_ranks, memory_report, worst_per_stage
 from simulator.analysis.training.static_memory import StaticMemory, communicators
 from simulator.config import load_workload
@@ -79,6 +79,18 @@ def test_a_step_that_is_cut_keeps_its_workspace_while_its_lane_waits() -> None:
     curve = memory_curve(timeline(spans), 0)
     history = {at: (held, workspace) for at, held, workspace in zip(*curve[:3], strict=True)}
     assert history == {0.0: (0, 10), 1.0: (0, 10), 2.0: (5, 10), 3.0: (5, 10), 4.0: (5, 0), 6.0: (5, 10), 7.0: (5, 0)}
+
+
+def test_a_step_of_one_rank_does_not_go_on_on_the_next() -> None:
+    """Both ranks have one pass with the same label on the same lane, as neighbours in the order of spans.
+
+    That of rank 1, to which its lane comes at 0, takes its workspace when it starts, at 2.
+    """
+    work = template(("mlp", "matmul", "compute", 1.0))
+    each = [Span(rank, "compute", work, 2.0, label="0F0", workspace=10.0, posted=0.0) for rank in (0, 1)]
+    curves = memory_curves(timeline(each))
+    assert [curve.times.tolist() for curve in curves.values()] == [[2.0, 3.0]] * 2
+    assert [curve.workspace_bytes.tolist() for curve in curves.values()] == [[10.0, 0.0]] * 2
 
 
 def test_report_takes_the_fullest_rank_of_each_stage() -> None:

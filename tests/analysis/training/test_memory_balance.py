@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from simulator.analysis.time.memory_curve import memory_curve
+from simulator.analysis.time.memory_curve import MemoryHistory, memory_curve
 from simulator.analysis.training import reserved_memory
 from simulator.analysis.training.activation_lifetimes import activation_events
 from simulator.analysis.training.memory import memory_of_ranks
@@ -138,9 +138,9 @@ def test_ranks_that_do_the_same_are_replayed_once(replays: list[Replay]) -> None
     for memory in memory_of_ranks(result.played, static):
         alone = CachedMemory(compiled=False)
         curve = memory_curve(result.played, memory.rank)
-        events = activation_events(result.played, curve.span, curve.begins, static[memory.rank])
-        given = curve.span, curve.begins, events, static[memory.rank]
-        assert memory.cached == alone.cached_bytes(result.played, *given, memory.in_flight, math.inf)
+        events = activation_events(result.played, curve, static[memory.rank])
+        given = curve, events, static[memory.rank], memory.in_flight
+        assert memory.cached == alone.cached_bytes(result.played, *given, math.inf)
 
 
 @pytest.mark.parametrize("recompute", ["none", "full"])
@@ -166,5 +166,6 @@ def test_a_pass_with_fewer_pieces_than_parts_does_not_go_unnoticed() -> None:
     curve = memory_curve(result.played, rank)
     assert static.passes_by_part
     first = curve.span == curve.span[result.played.phase[curve.span] == "F"].min()
+    without = MemoryHistory(*[column[~first] for column in curve])
     with pytest.raises(ValueError, match="pieces of a pass F of stage 0"):
-        activation_events(result.played, curve.span[~first], curve.begins[~first], static)
+        activation_events(result.played, without, static)
