@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from simulator.frameworks import megatron_core
+from simulator.frameworks import fused_kernels, megatron_core
 from simulator.frameworks.framework import JobTraits, Replication
 from simulator.frameworks.layout_habits import LayoutHabits
 from simulator.units import DTYPE_BYTES
@@ -56,7 +56,8 @@ def replication(job: JobTraits) -> Replication:
 
 #: DeepSpeed's layer of experts sends tokens there and back (``MOELayer`` of deepspeed/moe/sharded_moe.py).
 #: Probabilities stay on the rank that routes, where they weigh what comes back.
-EXPERTS = replace(megatron_core.EXPERTS, counted=None, sends_probabilities=False)
+#: It has no maps of Transformer Engine's.
+EXPERTS = replace(megatron_core.permuted_by(fused_kernels.EXPERTS), counted=None, sends_probabilities=False)
 FRAMEWORK = replace(
     megatron_core.FRAMEWORK,
     name="deepspeed",

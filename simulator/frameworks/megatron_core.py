@@ -81,22 +81,37 @@ def replication(job: JobTraits) -> Replication:
     return Replication()
 
 
-def permuting(experts: Experts) -> ExpertHooks:
-    """Return the hooks whose kernels permute: Transformer Engine's, or without ``--moe-permute-fusion`` PyTorch's."""
-    return megatron_experts.EXPERTS if experts.permutes_by_operations else te_permutation.EXPERTS
-
-
-def counted(experts: Experts) -> tuple[Ops, Ops]:
-    """Return the kernels around the exchange of counts, as those that permute need them."""
-    kernels = permuting(experts).counted
-    return kernels(experts) if kernels else ((), ())
-
-
 def sent_once(shapes: Shapes, experts: Experts) -> Surroundings:
     """Return the work around the transfers of HybridEP or of DeepEP."""
     if experts.dispatcher == "hybridep":
         return megatron_hybrid_ep.surroundings(shapes, experts)
     return megatron_deep_ep.surroundings(shapes, experts)
+
+
+def permuted_by(fused: ExpertHooks) -> ExpertHooks:
+    """Return the hooks of experts whose tokens ``fused`` permutes, or PyTorch without ``--moe-permute-fusion``."""
+
+    def permuting(experts: Experts) -> ExpertHooks:
+        return megatron_experts.EXPERTS if experts.permutes_by_operations else fused
+
+    def counted(experts: Experts) -> tuple[Ops, Ops]:
+        kernels = permuting(experts).counted
+        return kernels(experts) if kernels else ((), ())
+
+    return replace(
+        fused_kernels.EXPERTS,
+        sort=lambda experts: permuting(experts).sort(experts),
+        chunks=lambda experts: permuting(experts).chunks(experts),
+        permute=lambda shapes, experts: permuting(experts).permute(shapes, experts),
+        unpermute=lambda shapes, experts: permuting(experts).unpermute(shapes, experts),
+        kept_by_dispatch=lambda shapes, experts: permuting(experts).kept_by_dispatch(shapes, experts),
+        activation=megatron_experts.weighted,
+        sorts_alone=True,
+        biased=megatron_experts.biased,
+        counted=counted,
+        sends_probabilities=True,
+        sent_once=sent_once,
+    )
 
 
 def routed_by_operations(stack: Framework) -> Framework:
@@ -118,20 +133,7 @@ def biased_by_operations(stack: Framework) -> Framework:
     return replace(stack, adds_qkv_bias=True)
 
 
-EXPERTS = replace(
-    fused_kernels.EXPERTS,
-    sort=lambda experts: permuting(experts).sort(experts),
-    chunks=lambda experts: permuting(experts).chunks(experts),
-    permute=lambda shapes, experts: permuting(experts).permute(shapes, experts),
-    unpermute=lambda shapes, experts: permuting(experts).unpermute(shapes, experts),
-    kept_by_dispatch=lambda shapes, experts: permuting(experts).kept_by_dispatch(shapes, experts),
-    activation=megatron_experts.weighted,
-    sorts_alone=True,
-    biased=megatron_experts.biased,
-    counted=counted,
-    sends_probabilities=True,
-    sent_once=sent_once,
-)
+EXPERTS = permuted_by(te_permutation.EXPERTS)
 FRAMEWORK = Framework(
     name="megatron_core",
     about="Megatron-Core, with kernels of Transformer Engine and Apex",

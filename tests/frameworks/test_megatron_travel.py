@@ -18,12 +18,16 @@ TOKENS, TOKEN, COPIES = 128, 256 * 2, 2 * 128
 
 
 def layer_with(
-    moe: dict[str, Any] = MOE, ranks: int = 8, training: dict[str, Any] | None = None, **parallelism: Any
+    moe: dict[str, Any] = MOE,
+    ranks: int = 8,
+    training: dict[str, Any] | None = None,
+    framework: str = "megatron_core",
+    **parallelism: Any,
 ) -> Part:
     """Return the only layer of a job whose group of experts has so many ranks, eight on each node."""
     job = {
         "model": {"layers": 1, "hidden": 256, "heads": 4, "vocab": 512, "moe": moe},
-        "framework": "megatron_core",
+        "framework": framework,
         "training": {"seq": TOKENS, "micro_batch": 1, "global_batch": ranks, **(training or {})},
         "parallelism": {"dp": ranks, "ep": ranks, **parallelism},
         "cluster": {"name": "dgx_h100", "nodes": (ranks + 7) // 8},
@@ -176,3 +180,9 @@ def test_counts_of_chunks_stay_on_the_gpu_where_a_kernel_sorts_them() -> None:
     for fused, copies in ((True, 4), (False, 5)):
         part = layer_with(MOE | {"experts": 16}, training={"fused_permutation": fused})
         assert sum(name.startswith("moe.counts") and "to host" in name for name in names_of(part.forward)) == copies
+
+
+def test_deepspeed_has_no_maps_of_transformer_engine() -> None:
+    """Megatron-DeepSpeed's layer of experts is DeepSpeed's own, which does not call Transformer Engine."""
+    part = layer_with(framework="deepspeed")
+    assert not [name for name in names_of((*part.forward, *part.backward)) if "map" in name]
