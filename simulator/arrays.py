@@ -55,8 +55,8 @@ def row_numbers(*columns: Ints) -> Ints:
     """
     number = np.zeros(len(columns[0]), dtype=np.int64)
     for column in columns:
-        low = int(column.min(initial=0))
-        number = number * (int(column.max(initial=0)) - low + 1) + column - low
+        low, high = (int(column.min()), int(column.max())) if len(column) else (0, 0)
+        number = number * (high - low + 1) + column - low
     return number
 
 

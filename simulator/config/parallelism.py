@@ -153,8 +153,8 @@ class Parallelism(Section):
     overlap: Overlap = Overlap()
     bucket_bytes: Annotated[int, Field(ge=1, le=10**15), Integral] = 25_000_000
     """with zero 2 or overlap.grad_reduce a bucket of gradients is reduced once it has so many bytes or more; parameters
-    sharded by zero 1 or 2 are gathered in buckets of as many [megatron_core: 40e6 gradients, or 1e6 for each replica if that is more;
-    deepspeed: 5e8 gradients; else 25e6 bytes, about what PyTorch's DDP has]"""
+    sharded by zero 1 or 2 are gathered in buckets of as many [megatron_core: 40e6 gradients, or 1e6 for each replica
+    if that is more; deepspeed: 5e8 gradients; else 25e6 bytes, about what PyTorch's DDP has]"""
     copy_to_buckets: bool = False
     """gradients are copied into a bucket to be reduced, as in DeepSpeed; false: they lie in one buffer, reduced in
     place as in Megatron-LM [the framework's: true for deepspeed]"""

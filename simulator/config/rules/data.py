@@ -25,7 +25,7 @@ def layout_problems(workload: Workload) -> Iterator[InputError]:
             "shards nothing without ZeRO",
             key="parallelism.hsdp",
             found=layout.hsdp,
-            allowed="a stage of parallelism.zero beside it that shards",
+            allowed="parallelism.zero above 0 beside it",
             fix="zero: 3",
         )
     replicas = layout.replicas("dp")
