@@ -1,4 +1,4 @@
-"""DoRA (arXiv 2402.09353): LoRA, and the magnitude of every column trained apart.
+"""DoRA (arXiv 2402.09353): LoRA, and the magnitude of every column of W + s A B trained apart.
 
 Kernels are those of PEFT, one per operation: github.com/huggingface/peft, src/peft/tuners/lora/dora.py.
 """
@@ -12,7 +12,7 @@ from simulator.operations.shapes import Shapes
 from simulator.operations.tuning import ThinProducts
 from simulator.program import Compute, Matmul, StepPhase
 
-#: In tensors of the product's output: of (m - 1) y + m s B(A(x)) + y, where m is a magnitude over a norm. Kernels
+#: In tensors of the product's output: of (m - 1) y + m s (x A) B + y, where m is a magnitude over a norm. Kernels
 #: that take one number for a whole column have no vector loads.
 _MAGNITUDES_FORWARD = (
     Traffic(" magnify base", "bias", 1, 1),
@@ -29,7 +29,7 @@ _MAGNITUDES_BACKWARD = (
 )
 #: Of the magnitude itself, from both terms: a product, and its sum over rows.
 _MAGNITUDE_GRADIENT = (Traffic("", "residual", 2, 1), Traffic(" sum", "reduce", 1, 0)) * 2
-#: In tensors of the weight's size: s B A, its sum with the weight, and the norm of each row of that.
+#: In tensors of the weight's size: s A B, its sum with the weight, and the norm of each column of that.
 _NORM = (
     Traffic(" scaled", "activation", 1, 1),
     Traffic(" weight sum", "strided", 2, 1),
@@ -57,35 +57,34 @@ def magnitudes(product: AdaptedProduct) -> Node:
     )
 
 
-def _target_magnitudes(shapes: Shapes, products: ThinProducts) -> Node:
+def _target_magnitudes(shapes: Shapes, target: ThinProducts) -> Node:
     """Return the magnitudes of the columns of one target (``DoraLinearLayer.forward``).
 
-    B A is got by taking the identity through both, which has no gradient. The operands of both terms are kept.
+    A B is got by taking the identity through both, which has no gradient. The operands of both terms are kept.
     """
-    name, square = f"{products.name} magnitude", float(shapes.element * products.inner * products.inner)
-    weight, output = (
-        float(shapes.element * size) for size in (products.outer * products.inner, products.rows * products.outer)
-    )
+    name, square = f"{target.name} magnitude", float(shapes.element * target.inner * target.inner)
+    weight = float(shapes.element * target.outer * target.inner)
+    output = float(shapes.element * target.rows * target.outer)
 
-    def product(factor: str, n: int, k: int) -> Compute:
-        return Compute(f"{name} {factor}", Matmul(products.inner, n, k, dtype=shapes.dtype), StepPhase.FORWARD)
+    def matmul(factor: str, n: int, k: int) -> Compute:
+        return Compute(f"{name} {factor}", Matmul(target.inner, n, k, dtype=shapes.dtype), StepPhase.FORWARD)
 
     return Node(
         forward=(
             memory("F", f"{name} identity", "zero", 0, square, shapes.dtype),
-            product("A", products.rank, products.inner),
-            product("B", products.outer, products.rank),
+            matmul("A", target.rank, target.inner),
+            matmul("B", target.outer, target.rank),
             *traffic_kernels("F", name, _NORM, weight, shapes.dtype),
             *traffic_kernels("F", name, _MAGNITUDES_FORWARD, output, shapes.dtype),
         ),
         input_grad=traffic_kernels("B", name, _MAGNITUDES_BACKWARD, output, shapes.dtype),
         weight_grad=traffic_kernels("W", name, _MAGNITUDE_GRADIENT, output, shapes.dtype),
-        saved=(Tensor(f"{products.name} output", output), Tensor(f"{products.name} adapted", output)),
+        saved=(Tensor(f"{target.name} output", output), Tensor(f"{target.name} adapted", output)),
         forward_bytes=square + 2 * weight,
         grad_bytes=3 * output,
         output_grad_bytes=output,
     )
 
 
-#: Norms are those of whole rows.
+#: The norm of a column of W takes all of its rows, of which each tensor-parallel rank may have a part.
 KIND = AdapterKind("dora", "DoRA", nodes, splits=False, takes_dropout=False)

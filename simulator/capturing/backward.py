@@ -44,7 +44,7 @@ def alive_bytes(tape: Tape, *, backward: bool) -> list[float]:
     """Return for each entry the bytes that one direction of the pass has alive then beside kept and given tensors.
 
     A tensor lives from the operation that makes it to the last one that reads it in that direction. Gradients of
-    weights are left out. So is what a compiled layer gives, which counts with whoever keeps it.
+    weights are left out. So are outputs of compiled layers, which count with whoever keeps them.
     """
     left_out = {kept.storage for kept in tape.kept} | set(tape.weights) | set(tape.gradients)
     left_out |= tape.inputs | tape.passed

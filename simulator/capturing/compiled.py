@@ -19,25 +19,25 @@ from simulator.capturing.parts import Parts, distinct_parts
 from simulator.capturing.recorder import Entry, Running, TapeRecorder, Use
 from simulator.errors import InputError
 
-#: Versions of PyTorch whose Inductor is asked, which has no public way to ask for its kernels.
-KNOWN = "2.13"
-
-
+#: The version of PyTorch whose private functions of Inductor are called: there are no public ones for its kernels.
+PYTORCH_VERSION = "2.13"
 #: Why tensor parallelism does not split compiled layers.
 UNSPLIT = "kernels that several operations share are not split over ranks"
 
 
-def layers_compiled(module: Any, parts: Parts) -> Running:
-    """Return the running of ``module`` with its layers compiled; equal ones of its ``parts`` are compiled once.
+def layers_compiled(parts: Parts) -> Running:
+    """Return how a module of these ``parts`` runs with its layers compiled; equal ones are compiled once.
 
-    Raises `InputError` where PyTorch has another version than those whose Inductor is known, or a layer that runs twice
-    does so in two ways.
+    Raises `InputError` where PyTorch is not of `PYTORCH_VERSION`, or a layer that runs twice does so in two ways.
     """
     import torch
 
-    if not torch.__version__.startswith(f"{KNOWN}."):
+    if not torch.__version__.startswith(f"{PYTORCH_VERSION}."):
         raise InputError(
-            "Inductor of another version is not known", key="compile", found=torch.__version__, allowed=f"{KNOWN}.*"
+            "Inductor of another version is not known",
+            key="compile",
+            found=torch.__version__,
+            allowed=f"{PYTORCH_VERSION}.*",
         )
     _, numbers = distinct_parts([parts.part(number) for number in range(parts.sections.behind + 1)])
     kinds: dict[str, int] = {}

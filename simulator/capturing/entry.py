@@ -73,7 +73,7 @@ def capture(
     rank_shares = shares(module, tape, plan) if choice is None else Shares(reason="adapters are not split over ranks")
     parts = Parts(tape, places, rank_shares, weights)
     if compile:
-        tape, weights = recording(layers_compiled(module, parts))
+        tape, weights = recording(layers_compiled(parts))
         parts = Parts(tape, sections(module, tape, layers), Shares(reason=UNSPLIT), weights)
     return replace(_captured_model(type(module).__name__, parts, recorded, tokens), compiled=compile)
 
