@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import math
 import sqlite3
+import time
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
@@ -61,7 +62,7 @@ class Store:
             connection = sqlite3.connect(database, timeout=_PATIENCE_s, isolation_level=None)
         with closing(connection):
             with _problems(path):
-                connection.execute("PRAGMA journal_mode = WAL")
+                _keep_log(connection)
                 connection.execute("PRAGMA synchronous = NORMAL")
                 connection.execute("BEGIN IMMEDIATE")
                 connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
@@ -186,8 +187,9 @@ def _check_ours(path: Path) -> None:
         raise InputError("is a directory, not a file", file=path, fix=fix)
     try:
         with closing(
-            sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", timeout=_PATIENCE_s, uri=True)
+            sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", timeout=_PATIENCE_s, uri=True, isolation_level=None)
         ) as connection:
+            connection.execute("BEGIN")  # all is as at one moment, though another command may be making the file
             (application,) = connection.execute("PRAGMA application_id").fetchone()
             (version,) = connection.execute("PRAGMA user_version").fetchone()
             (tables,) = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
@@ -200,6 +202,20 @@ def _check_ours(path: Path) -> None:
     if version not in (0, TABLE_VERSION):
         allowed = f"version {TABLE_VERSION}"
         raise InputError("is of another version of the simulator", file=path, found=version, allowed=allowed, fix=fix)
+
+
+def _keep_log(connection: sqlite3.Connection) -> None:
+    """Have the file keep a write-ahead log. SQLite itself waits for nobody who does the same to a new file."""
+    until = time.monotonic() + _PATIENCE_s
+    while True:
+        try:
+            connection.execute("PRAGMA journal_mode = WAL")
+        except sqlite3.OperationalError as error:
+            if "locked" not in str(error) or time.monotonic() > until:
+                raise
+            time.sleep(0.01)
+        else:
+            return
 
 
 @contextmanager

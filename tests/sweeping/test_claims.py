@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from simulator.errors import InputError
 from simulator.sweeping import claims, evaluator
 from simulator.sweeping.claims import Claims, GONE_s
 from simulator.sweeping.entry import sweep_space
@@ -124,3 +125,25 @@ def test_a_failure_elsewhere_is_tried_again_where_that_was_asked_for(tmp_path: P
             store.add(Point(0, SMALLEST, {"seed": 1}), PointOutcome(key, Status.FAILED, error="lost"))
             assert mine.is_finished(key) == (not taken)
             assert mine.take(key) == taken
+
+
+def test_many_commands_open_a_new_file_at_once(tmp_path: Path) -> None:
+    """None is told of a lock, or of a file that is half made."""
+    problems: list[Exception] = []
+
+    def opened(path: Path, together: threading.Barrier) -> None:
+        together.wait(60)
+        try:
+            with Store.open(path):
+                pass
+        except InputError as error:
+            problems.append(error)
+
+    for number in range(20):
+        threads, together = [], threading.Barrier(6)
+        for _ in range(6):
+            threads.append(threading.Thread(target=opened, args=[tmp_path / f"{number}.db", together]))
+            threads[-1].start()
+        for thread in threads:
+            thread.join()
+    assert problems == []
