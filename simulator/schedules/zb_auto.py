@@ -145,6 +145,27 @@ def _least_s(ranks: list[_Rank], m: int) -> float:
     return max(m * (rank.f + rank.i + rank.w) + rank.idle for rank in ranks)
 
 
+def _bound_s(p: int, m: int, times: Times, limit: float) -> float:
+    """Return a lower bound of `_least_s` after a warm-up within ``limit`` bytes, from sums alone.
+
+    A rank's first input gradient waits for the first forward to reach the last stage, and for its gradient to come
+    back. From its first forward on the rank fills that time with as many others as fit; the rest of it is idle.
+    """
+    forward_s, input_s, hop = times.forward_s, times.input_s, times.hop_s
+    forward_ends = [sum(forward_s[: stage + 1]) + stage * hop for stage in range(p)]
+    ready, bound = forward_ends[-1], 0.0
+    for stage in range(p - 1, -1, -1):
+        rank = _Rank(stage, times, limit)
+        more = m - 1
+        if rank.forward_bytes:
+            fitting = (rank.limit * _SLACK - rank.room) / rank.forward_bytes
+            more = max(min(more, math.floor(fitting)), 0)
+        idle = max(ready - forward_ends[stage] - more * rank.f, 0.0)
+        bound = max(bound, m * (rank.f + rank.i + rank.w) + idle)
+        ready += input_s[stage] + hop
+    return bound
+
+
 def _leaves_out(rank: _Rank, following: _Rank, hop: float, worst: float) -> bool:
     """Return whether a rank two forwards ahead does better to wait for the next rank's gradient than to run one."""
     gradient = following.now + following.f + following.i + hop
@@ -226,19 +247,25 @@ def _longest(order: Order, times: Times) -> float:
 
 
 def _by_hand(p: int, m: int, times: Times, limit: float) -> list[Order]:
-    """Return the orders of 1F1B, ZB-H1 and ZB-H2, where they fit, and a ZB-H1 that fits.
+    """Return the orders of 1F1B, ZB-H1 and ZB-H2 that fit, and a ZB-H1 that fits if the paper's does not.
 
     In that the weight gradients of each rank are as far behind as its memory allows. A rank without room for any runs
     its backward passes whole."""
-    whole = one_f_one_b.order(p, m)
+
+    def fits(slots: list[Slot]) -> bool:
+        return _peak_bytes(slots, times) <= limit * _SLACK
+
+    whole, split = one_f_one_b.order(p, m), zb_h1.order(p, m)
+    orders = [order for order in (whole, split, zb_h2.order(p, m)) if all(map(fits, order))]
+    if split in orders:
+        return orders
     fitted: Order = []
     for rank, slots in enumerate(whole):
         forwards, inputs = ([Action(rank, kind, mb) for mb in range(m)] for kind in "FI")
         warmup = min(p - rank - 1, m)
         lags = (zb_h1.split_order(forwards, inputs, warmup=warmup, lag=lag) for lag in range(rank, -1, -1))
-        fitted.append(next((split for split in lags if _peak_bytes(split, times) <= limit * _SLACK), slots))
-    orders = [whole, zb_h1.order(p, m), zb_h2.order(p, m), fitted]
-    return [o for o in orders if all(_peak_bytes(slots, times) <= limit * _SLACK for slots in o)]
+        fitted.append(next((later for later in lags if fits(later)), slots))
+    return [*orders, fitted] if all(map(fits, fitted)) else orders
 
 
 @lru_cache(maxsize=32)
@@ -256,6 +283,8 @@ def search(p: int, m: int, v: int, times: Times) -> Order:
     seconds_of = [(_longest(order, times), order) for order in _by_hand(p, m, times, limit)]
     best_s, best = min(seconds_of, key=lambda pair: pair[0], default=(float("inf"), None))
     for tried, room, one_more in _attempts(times, limit):
+        if _bound_s(p, m, tried, room) > best_s * _SLACK:
+            continue
         least_s = _least_s(_warmed_up(p, m, tried, room, one_more), m)
         for wait, fill in product((True, False), repeat=2):
             if m > 1 and least_s >= best_s:

@@ -182,4 +182,24 @@ def test_zb_auto_leaves_out_nothing_that_would_be_better(p: int, m: int, limit: 
     times = Times.equal(p, 1.0, 1.2, 0.7, 0.05, limit, 0.6)
     lasted_s = _longest(zb_auto.search.__wrapped__(p, m, 1, times), times)
     monkeypatch.setattr(zb_auto, "_least_s", lambda ranks, m: 0.0)
+    monkeypatch.setattr(zb_auto, "_bound_s", lambda p, m, times, limit: 0.0)
     assert _longest(zb_auto.search.__wrapped__(p, m, 1, times), times) == pytest.approx(lasted_s, rel=1e-12)
+
+
+def test_zb_auto_bound_of_a_warm_up_by_hand() -> None:
+    """The bound of three equal stages: the last forward ends at 3 and its gradient is back on the first at 5.
+
+    The first stage's first forward ends at 1. In the 4 s up to the gradient it runs as many others as there is room
+    for. Each stage has 4 micro-batches of 3 s.
+    """
+    times = Times.equal(3, 1.0, 1.0, 1.0)
+    bounds = [zb_auto._bound_s(3, 4, times, limit) for limit in (1.0, 2.0, 3.0, 9.0)]
+    assert bounds == [12 + 4, 12 + 3, 12 + 2, 12 + 1]  # three more at most: there are four micro-batches
+
+
+def test_zb_auto_warms_up_only_what_may_be_better(monkeypatch: Any) -> None:
+    """Of 16 limits of memory below that of 1F1B all but the largest leave the first rank idle for longer than ZB-H1."""
+    warmed_up, limits = zb_auto._warmed_up, []
+    monkeypatch.setattr(zb_auto, "_warmed_up", lambda *given: limits.append(given[3]) or warmed_up(*given))
+    zb_auto.search.__wrapped__(16, 64, 1, Times.equal(16, 1.0, 1.0, 1.0))
+    assert set(limits) == {16.0}
