@@ -104,12 +104,14 @@ def python_cases() -> Iterator[object]:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An empty folder with the workload files that pages show, under the names they give, and two ranks' traces,
-    recorded and simulated."""
+    """A folder with the workload files that pages show, under the names they give, and two ranks' traces, recorded and
+    simulated. No command needs what another one writes: each may run in a process of its own."""
     path = tmp_path_factory.mktemp("readme")
     save_step(path)
     small = {"model.layers": 2, "training.recompute": "none"}
     simulator.run("llama3_8b_dgx_h100", set=small).save_traces(path, range(2))  # of docs/how-to/traces.md
+    on_two = {**small, "parallelism.dp": 2, "training.global_batch": 4}
+    simulator.run("llama3_8b_dgx_h100", set=on_two).save_chakra(path)  # of docs/how-to/astra-sim.md
     for _, block in blocks("yaml"):
         if name := re.match(r"# (\S+\.yaml):", block):
             (path / name[1]).write_text(block, encoding="utf-8")
