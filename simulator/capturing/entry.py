@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from inspect import signature
@@ -91,8 +92,8 @@ def _recording(
     tensors = _without_data(_torch(), module, kind, frozen=choice is not None)
     thin = {} if choice is None else adapter_weights(module, choice, tensors)
     added = {name: weight for pair in thin.values() for name, weight in pair.items()}
-    with beside(module, thin, 0.0 if choice is None else choice.dropout):
-        tape = _recorded_in_training(module, {**tensors, **added}, inputs, loss, values, running)
+    with beside(module, thin, 0.0 if choice is None else choice.dropout), _in_training(module):
+        tape = record(module, {**tensors, **added}, inputs, loss, values, running)
     return tape, {**{name: tensors[name] for name, _ in module.named_parameters()}, **added}
 
 
@@ -217,19 +218,13 @@ def _inputs(torch: Any, args: tuple[Any, ...], kwargs: dict[str, Any], kind: Any
     return tree_map_only(torch.Tensor, without_data, (args, kwargs))
 
 
-def _recorded_in_training(
-    module: Any,
-    tensors: Mapping[str, Any],
-    inputs: tuple[Any, Any],
-    loss: Any,
-    values: KnownValues,
-    running: Running,
-) -> Tape:
-    """Return the tape of ``module`` in training mode, and leave it in its own."""
+@contextmanager
+def _in_training(module: Any) -> Iterator[None]:
+    """Have ``module`` in training mode while the context lasts, and leave it in its own."""
     modes = [(one, one.training) for one in module.modules()]
     module.train()
     try:
-        return record(module, tensors, inputs, loss, values, running)
+        yield
     finally:
         for one, training in modes:
             one.training = training

@@ -48,8 +48,8 @@ def fused_kernel(
     """Return a kernel that computes ``operations``, by their names in ATen before and after they are taken apart.
 
     ``read`` and ``written``: its bytes. ``elements``: that it works on. ``row``: elements of which it takes a sum or
-    the largest; 1 of a kernel without such. ``narrow``: of tensors in 8 bits that it writes, whether with rows and
-    columns changed over.
+    the largest; 1 of a kernel without such. ``narrow``: for tensors in 8 bits that it writes, whether their rows and
+    columns are changed over.
 
     >>> fused_kernel({"mul", "silu"}, read=8.0, written=4.0, elements=2, row=1, dtype="bf16", backward=False).op
     'activation'

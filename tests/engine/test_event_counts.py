@@ -81,9 +81,9 @@ def test_replicas_in_a_node_cost_layers_events_only_while_they_reduce(zero: int)
 def test_events_grow_with_microbatches_alone(p2p: bool) -> None:
     """Events are a constant for the end of the step, and so many for each micro-batch.
 
-    On 4 ranks a micro-batch has 8 passes and both ends of 6 transfers: 20 spans, at most two events
-    each. (A lane that comes to a step just when what it waits for ends may save an event. Kernels that a transfer slows
-    would take more.)
+    On 4 ranks a micro-batch has 8 passes and both ends of 6 transfers. These are 20 spans, at most two events each. A
+    lane that comes to a step just when what it waits for ends may save an event. Kernels that a transfer slows would
+    take more.
     """
 
     def cost(m: int) -> tuple[int, int]:

@@ -183,8 +183,8 @@ def test_r25_five_gpus_for_32_heads() -> None:
 
 
 def test_r26_selective_recompute_saves_the_square_and_flash_has_none() -> None:
-    """Without flash the probabilities (2 a s^2 b bytes with fp32-free softmax, once) go; with flash what is dropped is
-    the log-sum-exp, 4 bytes per head and token, under a hundredth; and a warning says so, and what that costs.
+    """Without flash the probabilities go, 2 a s^2 b bytes. With flash only the log-sum-exp is dropped, 4 bytes per head
+    and token. That is under a hundredth, and a warning says so, and what it costs.
 
     With s = h a token of a causal layer takes 72 h^2 FLOPs in products, and 2 h^2 in attention's forward pass. Flash's
     backward pass has five products for two: 5 h^2. The vocabulary takes 6 V h = 93.75 h^2. So four layers make

@@ -198,7 +198,7 @@ def test_zb_auto_bound_of_a_warm_up_by_hand() -> None:
 
 
 def test_zb_auto_warms_up_only_what_may_be_better(monkeypatch: Any) -> None:
-    """Of 16 limits of memory below that of 1F1B all but the largest leave the first rank idle for longer than ZB-H1."""
+    """ZB-H1 leaves the first rank idle for less time than 15 of the 16 limits of memory up to 1F1B's do."""
     warmed_up, limits = zb_auto._warmed_up, []
     monkeypatch.setattr(zb_auto, "_warmed_up", lambda *given: limits.append(given[3]) or warmed_up(*given))
     zb_auto.search.__wrapped__(16, 64, 1, Times.equal(16, 1.0, 1.0, 1.0))

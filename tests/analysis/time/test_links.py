@@ -67,7 +67,7 @@ def test_equal_contention_is_told_of_the_first_link_of_the_cluster() -> None:
 
 
 def test_transfers_that_hardly_met_are_left_out() -> None:
-    """In a step of 1 s less than 1 us is left out: the second link as a whole, and of the first one transfer."""
+    """A step of 1 s leaves out what is below 1 us: here the whole second link, and one transfer of the first."""
     met = (Contender("a", "dp", "all_reduce", 1, 2.0, 1.0), Contender("a", "pp", "send", 1, 2.0, 0.0))
     hardly = Contender("a", "ep", "all_to_all", 1, 9e-7, 4e-7)
     links = (Contention("one", "nvlink", 1, (*met, hardly)), Contention("two", "pcie", 1, (hardly, hardly)))
