@@ -7,22 +7,20 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from simulator.output.fitted_table import Column, FittedTable
-from simulator.output.search_table import SearchRow
-from simulator.output.sweep_figures import (
-    FIGURES,
-    INTERVAL,
-    FigureScale,
-    headroom_cell,
-    headroom_note,
-    interval_cell,
-    interval_note,
+from simulator.output.search_table import (
+    LAYOUT_FIGURES,
+    SearchRow,
+    figure_cell,
+    figure_cells,
+    figure_heads,
+    figure_scales,
 )
+from simulator.output.sweep_figures import FIGURES, headroom_note, interval_note
 from simulator.output.sweep_table import setting_text, short_names
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-_FIGURES = ("step_time_s", "tokens_per_s", "mfu", "headroom_bytes")
 #: Figures that have a column where some row has them.
 _OF_RUNS = ("days", "gpu_hours", "cost")
 #: Figures of the Pareto front.
@@ -77,12 +75,6 @@ def setting_words(setting: Mapping[str, Any]) -> str:
     return " ".join(f"{names[key]}={setting_text(value, key)}" for key, value in setting.items())
 
 
-def _figures_of(rows: Sequence[SearchRow], names: Sequence[str]) -> dict[str, FigureScale]:
-    """Return figure -> its scale, of those that some row has."""
-    each = {name: [row[name] for row in rows if row.get(name) is not None] for name in names}
-    return {name: FigureScale.fitting(FIGURES[name], values) for name, values in each.items() if values}
-
-
 def _layout_heads(view: PlanView, rows: Sequence[SearchRow]) -> list[Column]:
     keys = (*view.varied, *view.keys)
     names = short_names(keys)
@@ -93,32 +85,15 @@ def _layout_heads(view: PlanView, rows: Sequence[SearchRow]) -> list[Column]:
 
 def _best_table(view: PlanView) -> FittedTable:
     rows, keys = view.rows, (*view.varied, *view.keys)
-    scales = _figures_of(rows, (*_FIGURES, *_OF_RUNS))
+    scales = figure_scales(rows, (*LAYOUT_FIGURES, *_OF_RUNS))
     heads = _layout_heads(view, rows)
     heads.insert(len(view.varied), ("GPUs", "right"))
-    table = FittedTable("Fastest layouts that fit", *heads, *_figure_heads(scales), ("times as fast", "right"))
+    table = FittedTable("Fastest layouts that fit", *heads, *figure_heads(scales), ("times as fast", "right"))
     for row in rows:
         cells = [setting_text(row[key], key) for key in keys]
         cells.insert(len(view.varied), f"{row['n_gpus']:,}")
-        for name, scale in scales.items():
-            cells.append(_cell(row, name, scale))
-            cells += [interval_cell(row, scale)] if name == "step_time_s" else []
-        table.add_row(*cells, f"{row['speedup']:.3f}")
+        table.add_row(*cells, *figure_cells(row, scales), f"{row['speedup']:.3f}")
     return table
-
-
-def _cell(row: SearchRow, name: str, scale: FigureScale) -> str:
-    if row.get(name) is None:
-        return "-"
-    return headroom_cell(row, scale) if name == "headroom_bytes" else scale.text(row[name])
-
-
-def _figure_heads(scales: Mapping[str, FigureScale]) -> list[Column]:
-    heads: list[Column] = []
-    for name in scales:
-        heads.append((FIGURES[name].label, "right"))
-        heads += [(INTERVAL, "right")] if name == "step_time_s" else []
-    return heads
 
 
 def _without_table(view: PlanView) -> FittedTable:
@@ -131,12 +106,12 @@ def _without_table(view: PlanView) -> FittedTable:
 
 def _front_table(view: PlanView) -> FittedTable:
     rows = view.front[:_MOST_OF_FRONT]
-    scales = _figures_of(rows, _OF_FRONT)
+    scales = figure_scales(rows, _OF_FRONT)
     title = "Pareto front of the simulated layouts: no other is as fast, leaves as much memory and costs as little"
     table = FittedTable(title, *_layout_heads(view, rows), *((FIGURES[name].label, "right") for name in scales))
     for row in rows:
         table.add_row(
             *(setting_text(row[key], key) for key in view.keys),
-            *(_cell(row, name, scale) for name, scale in scales.items()),
+            *(figure_cell(row, name, scale) for name, scale in scales.items()),
         )
     return table

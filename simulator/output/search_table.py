@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 
 #: Dotted keys of a layout, its status, bounds and figures.
 SearchRow = Mapping[str, Any]
-#: Figures of the ranking.
-_FIGURES = ("step_time_s", "tokens_per_s", "mfu", "headroom_bytes")
+#: Figures of a layout in tables.
+LAYOUT_FIGURES = ("step_time_s", "tokens_per_s", "mfu", "headroom_bytes")
 #: Keys whose refusals are listed.
 _MOST_KEYS = 8
 
@@ -124,17 +124,43 @@ def _figures_table(rows: Sequence[SearchRow], keys: Sequence[str], title: str) -
     names = short_names(keys)
     heads: list[Column] = [("", "right")]
     heads += [(names[key], "left" if isinstance(rows[0][key], str | Mapping) else "right") for key in keys]
-    heads += [(FIGURES[name].label, "right") for name in _FIGURES]
-    heads.insert(1 + len(keys) + 1, (INTERVAL, "right"))
-    table = FittedTable(title, *heads, ("least step time", "right"))
-    scales = {name: FigureScale.fitting(FIGURES[name], [row[name] for row in rows]) for name in _FIGURES}
+    scales = figure_scales(rows, LAYOUT_FIGURES)
+    table = FittedTable(title, *heads, *figure_heads(scales), ("least step time", "right"))
     for place, row in enumerate(rows, 1):
-        cells = [str(place), *(setting_text(row[key], key) for key in keys)]
-        cells += [scales[name].text(row[name]) for name in _FIGURES[:-1]]
-        cells.append(headroom_cell(row, scales[_FIGURES[-1]]))
-        cells.insert(1 + len(keys) + 1, interval_cell(row, scales["step_time_s"]))
+        cells = [str(place), *(setting_text(row[key], key) for key in keys), *figure_cells(row, scales)]
         table.add_row(*cells, scales["step_time_s"].text(row["least_step_time_s"]))
     return table
+
+
+def figure_scales(rows: Sequence[SearchRow], names: Sequence[str]) -> dict[str, FigureScale]:
+    """Return figure -> its scale, of those that some row has."""
+    each = {name: [row[name] for row in rows if row.get(name) is not None] for name in names}
+    return {name: FigureScale.fitting(FIGURES[name], values) for name, values in each.items() if values}
+
+
+def figure_heads(scales: Mapping[str, FigureScale]) -> list[Column]:
+    """Return the columns of figures: behind the step time stands its interval."""
+    heads: list[Column] = []
+    for name in scales:
+        heads.append((FIGURES[name].label, "right"))
+        heads += [(INTERVAL, "right")] if name == "step_time_s" else []
+    return heads
+
+
+def figure_cells(row: SearchRow, scales: Mapping[str, FigureScale]) -> list[str]:
+    """Return a row's cells of the columns of `figure_heads`."""
+    cells: list[str] = []
+    for name, scale in scales.items():
+        cells.append(figure_cell(row, name, scale))
+        cells += [interval_cell(row, scale)] if name == "step_time_s" else []
+    return cells
+
+
+def figure_cell(row: SearchRow, name: str, scale: FigureScale) -> str:
+    """Return a figure of a row; a star marks memory that barely suffices."""
+    if row.get(name) is None:
+        return "-"
+    return headroom_cell(row, scale) if name == "headroom_bytes" else scale.text(row[name])
 
 
 def _lost_table(lost: LostLayouts) -> FittedTable:
