@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
-from typing import NamedTuple, cast
+from typing import NamedTuple
 
 import numpy as np
 
@@ -22,9 +22,8 @@ def binding_classes(
 
     A link cannot where everything that crosses it comes in over neighbours that together carry no more than it can. The
     same holds of neighbours over which everything goes on. An example are the uplinks of a leaf switch without
-    oversubscription. The neighbours themselves must be able to limit a communication, and must have another label. Of
-    two alike links that everything crosses, both bind, in one class or in two. Links of a class have alike neighbours,
-    so that its first one decides.
+    oversubscription. Such a link rests on these neighbours, which must have another label: of two alike links that
+    everything crosses, both bind. Links of a class have alike neighbours, so that its first one decides.
     """
     firsts = folding.loaded[folding.links.first]
     class_of = np.zeros(len(capacity), dtype=np.int64)
@@ -33,22 +32,37 @@ def binding_classes(
     is_first[firsts] = ~ample[firsts]
     src, dst = cluster.link_ends
     loads, label = _loads_on(is_first, _nearby(is_first, src, dst), carried), link_labels(cluster, capacity)
-    limiters: dict[int, list[Ints]] = {}  # of each link the sets of links that limit before it
+    label_of_class = label[firsts]
+    options: dict[int, list[set[int]]] = {}  # of each class the sets of classes on which it may rest
     for near_end, far_end in ((src, dst), (dst, src)):
         link, neighbour = _neighbours(loads, is_first, near_end, far_end)
         room = np.bincount(link, weights=capacity[neighbour], minlength=len(capacity))
         enough = is_first & (room <= capacity * (1 + 1e-12))
         starts = run_starts(link)
         for low, high in pairwise([*starts.tolist(), len(link)]):
-            if enough[first := int(link[low])]:
-                limiters.setdefault(first, []).append(neighbour[low:high])
-    binds = np.ones(len(firsts), dtype=bool)
-    earliest = {label[link]: int(np.argmax(label == label[link])) for link in limiters}
-    for first in sorted(limiters, key=lambda link: (-capacity[link], earliest[label[link]], link)):
-        for neighbours in limiters[first]:
-            if binds[class_of[neighbours]].all() and not (label[neighbours] == label[first]).any():
-                binds[class_of[first]] = False
-    return cast(list[bool], (binds & ~ample[firsts]).tolist())
+            first, neighbours = int(link[low]), neighbour[low:high]
+            if enough[first] and not (label[neighbours] == label[first]).any():
+                options.setdefault(int(class_of[first]), []).append(set(class_of[neighbours].tolist()))
+    earliest = {label_of_class[one]: int(np.argmax(label == label_of_class[one])) for one in options}
+    ranks = {one: (-capacity[firsts[one]], earliest[label_of_class[one]]) for one in options}
+    resting = _resting(options, ranks)
+    return [number not in resting and not ample[link] for number, link in enumerate(firsts.tolist())]
+
+
+def _resting(options: Mapping[int, Sequence[set[int]]], ranks: Mapping[int, tuple[float, int]]) -> set[int]:
+    """Return the classes of links that rest on others, so that none rests on itself, directly or not.
+
+    ``options``: of each class the sets of classes on which it may rest. Where classes could rest on each other only,
+    those of the last of ``ranks`` bind.
+    """
+    resting: set[int] = set()
+    undecided = set(options)
+    while undecided:
+        more = {one for one in undecided if any(undecided.isdisjoint(option) for option in options[one])}
+        resting |= more
+        last = max(ranks[one] for one in undecided)
+        undecided -= more or {one for one in undecided if ranks[one] == last}
+    return resting
 
 
 class _Loads(NamedTuple):

@@ -98,3 +98,21 @@ def test_ranks_under_other_leaves_are_one_and_every_byte_is_reported() -> None:
 
 def bytes_by_kind(result: simulator.StepResult, word: str) -> float:
     return sum(link.count * link.nbytes for link in result.spans.links if word in link.name)
+
+
+@pytest.mark.parametrize("fold", [True, False])
+def test_uplinks_above_ample_ones_hold_nobody_up(fold: bool) -> None:
+    """Four workers, two a node, and two servers on nodes with two cards each, below three tiers of switches.
+
+    What goes to a server meets at its cards: 4 of them, out and in. Leaves have as many uplinks as cards, and so do the
+    switches above them. Their uplinks rest on those of the leaves, which rest on the cards: none is told.
+    """
+    one = job(model__layers=1, parallelism={"tp": 2, "dp": 4, "data_parallel": "async", "servers": 2})
+    one["training"] |= {"global_batch": 4, "micro_batch": 1}
+    node = {"gpus": {"type": "a100-sxm-80gb", "count": 2}, "host_memory_bandwidth_Bps": 200e9}
+    node |= {"nics": {"count": 2, "bandwidth_bps": 80e9, "latency_s": 2e-6}, "pcie": {"generation": 4}}
+    node["nvlink"] = {"kind": "nvswitch", "bandwidth_Bps": 100e9, "latency_s": 1e-6}
+    one["cluster"] = {"name": "three_tiers", "nodes": 6, "node": node, "fabric": {"radix": 4, "tiers": 3}}
+    one["simulation"] = {"fold": fold}
+    rows = simulator.run(one).to_dict()["contention"]
+    assert sorted((row["kind"], row["count"]) for row in rows) == [("infiniband", 4), ("infiniband", 4), ("memory", 2)]
