@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from simulator.cli.outputs import check_outputs, shows_summary, write_json
-from simulator.config.catalog import seen_from
 from simulator.errors import InputError
 from simulator.output.envelope import envelope
 from simulator.output.files import writing
@@ -66,6 +65,8 @@ def import_script(
 
 def _as_seen_from(folder: Path, data: Mapping[str, Any]) -> dict[str, Any]:
     """Return the keys of a workload file in ``folder``, from where a relative path of its model starts."""
+    from simulator.config.catalog import seen_from
+
     model = data["model"]
     path = model.get("hf_config") if isinstance(model, Mapping) else None
     return dict(data) if path is None else {**data, "model": {**model, "hf_config": seen_from(folder, path)}}
