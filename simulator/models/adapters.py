@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from simulator.adapters import ADAPTERS
 from simulator.frameworks import Framework
 from simulator.frameworks.framework import traffic_kernels
+from simulator.models.attention import projected_widths
 from simulator.models.linear import add_gradient, new_gradient_bytes, product
 from simulator.models.shapes import FrameworkShapes
 from simulator.models.tuning import is_of_kinds
@@ -185,20 +186,20 @@ def _adapter_nodes(shapes: FrameworkShapes, node: Node) -> tuple[Node, ...]:
 
 
 def _target_widths(shapes: FrameworkShapes, matrix: Weight) -> Mapping[str, int]:
-    """Return the targets that a product has, and how wide each is on this rank."""
+    """Return the targets that a product has, and how wide each is on this rank; none for products of other names."""
     n = matrix.shape[0]
     module = matrix.name.removesuffix(".weight")
     if module == "attention.qkv":
-        return {"q": shapes.q_width, "k": shapes.kv_width, "v": shapes.kv_width, "qkv": n}
+        return {**projected_widths(shapes), "qkv": n}
     if module == "attention.proj":
         return {"o": n}
     if module.startswith("attention."):
         return {module.removeprefix("attention."): n}
-    if module.endswith(".fc1"):
+    if module in ("mlp.fc1", "mlp.shared_experts.fc1"):
         return {"gate": n // 2, "up": n // 2, "gate_up": n} if shapes.gated else {"up": n}
-    if module.endswith((".gate", ".up")):
-        return {module.rpartition(".")[2]: n}
-    return {"down": n} if module.endswith(".fc2") else {}
+    if module in ("mlp.gate", "mlp.up"):
+        return {module.removeprefix("mlp."): n}
+    return {"down": n} if module in ("mlp.fc2", "mlp.shared_experts.fc2") else {}
 
 
 def _split(matrix: Weight) -> str:

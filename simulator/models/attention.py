@@ -12,6 +12,16 @@ from simulator.program import Attention, Compute, Matmul, StepPhase
 from simulator.units import FP32_BYTES
 
 
+def projected_widths(shapes: FrameworkShapes) -> dict[str, int]:
+    """Return the columns of the products for queries, keys and values on this rank; a gate comes with the queries.
+
+    Where keys serve as values too, there is no product for these.
+    """
+    gate = shapes.context_width if shapes.gate else 0
+    widths = {"q": shapes.q_width + gate, "k": shapes.kv_width, "v": shapes.projected_v_width}
+    return {name: width for name, width in widths.items() if width}
+
+
 def split_qkv(shapes: FrameworkShapes) -> Node:
     """Return the split of one product's output into queries, keys and values, which are views of it.
 

@@ -350,6 +350,7 @@ def _shared_gate(shapes: FrameworkShapes, experts: Experts) -> tuple[Node, ...]:
                 *add_gradient(shapes, name, shapes.hidden),
             ),
             saved=(Tensor("mlp.normed", rows), Tensor("shared.output", rows)),
+            saved_for_weights=(Tensor("mlp.normed", rows),),
             grad_bytes=3 * rows,
             output_grad_bytes=rows,
             weights=(weight,),

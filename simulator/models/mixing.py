@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from simulator.mixers import Mixer, MixerProduct, Operations
-from simulator.models.attention import attention_inputs, split_qkv
+from simulator.models.attention import attention_inputs, projected_widths, split_qkv
 from simulator.models.context_parallelism import core_attention
 from simulator.models.latent_attention import Latent, latent_projections, up_inputs
 from simulator.models.linear import add_gradient, linear, with_summed_gradients
@@ -84,11 +84,11 @@ def _projections(shapes: FrameworkShapes) -> tuple[Node, ...]:
 
 def _qkv(shapes: FrameworkShapes) -> tuple[Node, ...]:
     """Return queries, keys and values as one product that is split, or as three; a gate comes with the queries."""
-    k_shared, v_shared = (shapes.kv_width, shapes.projected_v_width) if shapes.kv_replicas > 1 else (0, 0)
-    gate = shapes.context_width if shapes.gate else 0
+    widths = projected_widths(shapes)
+    shared = {name: width if shapes.kv_replicas > 1 and name != "q" else 0 for name, width in widths.items()}
     bias = "qkv" in shapes.biases
     if shapes.joins_products:
-        qkv = shapes.q_width + gate + shapes.kv_width + shapes.projected_v_width
+        qkv = sum(widths.values())
         joined = linear(
             shapes,
             "attn",
@@ -98,7 +98,7 @@ def _qkv(shapes: FrameworkShapes) -> tuple[Node, ...]:
             split="column",
             saved="attn.normed",
             bias=bias,
-            shared=k_shared + v_shared,
+            shared=sum(shared.values()),
             wide=True,
         )
         if bias and shapes.framework.adds_qkv_bias:
@@ -106,11 +106,6 @@ def _qkv(shapes: FrameworkShapes) -> tuple[Node, ...]:
             add = memory("F", "attn.qkv bias", "bias", nbytes, nbytes, shapes.dtype)
             joined = replace(joined, forward=(*joined.forward, add))
         return joined, split_qkv(shapes)
-    widths = {
-        "q": (shapes.q_width + gate, 0),
-        "k": (shapes.kv_width, k_shared),
-        "v": (shapes.projected_v_width, v_shared),
-    }
     return with_summed_gradients(
         shapes,
         [
@@ -123,12 +118,11 @@ def _qkv(shapes: FrameworkShapes) -> tuple[Node, ...]:
                 split="column",
                 saved="attn.normed",
                 bias=bias,
-                shared=copies,
+                shared=shared[name],
                 wide=True,
                 first=name == "q",
             )
-            for name, (n, copies) in widths.items()
-            if n
+            for name, n in widths.items()
         ],
     )
 

@@ -10,14 +10,16 @@ from simulator.models.weight_names import WORDS
 from simulator.operations.tuning import ALL_TRAINED, AdapterPlan, Tuning
 from simulator.operations.weights import Weight
 
-#: Kind of weights that may be frozen -> their names within a part of the model.
+#: Kind of weights that may be frozen -> their names within a part of the model. Tables and products that make inputs of
+#: layers (Gemma 3n) are of the embedding, and what adds these within a layer is of its MLP. Residual streams (DeepSeek
+#: V4) are mixed by weights of the block that they enter.
 KINDS: Mapping[str, re.Pattern[str]] = {
-    "embedding": re.compile(r"embedding\."),
-    "head": re.compile(r"output_layer\."),
+    "embedding": re.compile(r"(embedding|layer_inputs)\."),
+    "head": re.compile(r"(output_layer|head)\."),
     "norms": re.compile(r".*norm\.(weight|bias)$"),
-    "layers": re.compile(r"(attention|mixer|mlp|mtp)\."),
-    "attention": re.compile(r"(attention|mixer)\."),
-    "mlp": re.compile(r"mlp\."),
+    "layers": re.compile(r"(attention|attn|mixer|mlp|layer_input|mtp)\."),
+    "attention": re.compile(r"(attention|attn|mixer)\."),
+    "mlp": re.compile(r"(mlp|layer_input)\."),
     "experts": re.compile(r"mlp\.experts\."),
     "router": re.compile(r"mlp\.router\."),
 }

@@ -29,7 +29,6 @@ def even_split(layers: int, layout: Parallelism) -> tuple[int, ...]:
     counted = layers + layout.account_for_embedding + layout.account_for_loss
     if counted % stages == 0:
         return tuple(_without_ends([counted // stages] * stages, layout))
-    allowed = [p for p in divisors(counted) if p % layout.vpp == 0]
     if counted < stages:
         raise InputError(
             f"{layers} layers are too few for {stages} stages (pp {layout.pp} x vpp {layout.vpp})",
@@ -37,11 +36,13 @@ def even_split(layers: int, layout: Parallelism) -> tuple[int, ...]:
             found=layout.pp,
             allowed=f"pp * vpp at most {counted}",
         )
+    even = [number for number in divisors(counted) if number % layout.pp == 0 or number % layout.vpp == 0]
+    allowed = [f"{stages} numbers whose sum is {layers}", *([f"pp * vpp one of {listed(even)}"] if even else [])]
     what = f"{layers} layers" if counted == layers else f"{counted} layers, embedding and loss counted as asked,"
     raise InputError(
         f"{what} do not divide evenly over {stages} stages (pp {layout.pp} x vpp {layout.vpp})",
         key="parallelism.layers_per_stage",
-        allowed=f"{stages} numbers whose sum is {layers}, or pp * vpp one of {listed(allowed)}",
+        allowed=", or ".join(allowed),
         fix=_uneven_split(counted, layout),
     )
 
