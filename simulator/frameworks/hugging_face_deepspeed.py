@@ -15,7 +15,7 @@ from dataclasses import replace
 
 from simulator.frameworks import deepspeed, hugging_face, hugging_face_limits, zero_kernels
 from simulator.frameworks.framework import JobTraits, Replication
-from simulator.frameworks.hugging_face_limits import IN_FP32
+from simulator.frameworks.hugging_face_limits import AUTOCAST, IN_FP32
 from simulator.frameworks.layout_habits import LayoutHabits
 from simulator.frameworks.limits import Limit
 from simulator.units import DTYPE_BYTES
@@ -32,7 +32,11 @@ _OF_16_BITS = (
     ),
 )
 LIMITS = (
-    *(limit for limit in hugging_face_limits.LIMITS if limit.key not in REPLACED and limit.where != IN_FP32),
+    *(
+        limit
+        for limit in hugging_face_limits.LIMITS
+        if limit.key not in REPLACED and not any(other.items() <= limit.where.items() for other in (IN_FP32, AUTOCAST))
+    ),
     Limit("training.precision", ("bf16", "fp16"), "DeepSpeed's engine in fp32 is not simulated"),
     Limit("parallelism.zero", (1, 2, 3), "its engine without ZeRO is not simulated"),
     *(limit._replace(where={"training.precision": narrow}) for narrow in ("bf16", "fp16") for limit in _OF_16_BITS),

@@ -26,7 +26,7 @@ PATTERNED = (
     *("model.attention_sinks", "model.attention_softcap", "model.qk_norm_kind"),
 )
 #: Weights in fp32 that no ``fully_shard`` casts.
-_AUTOCAST: Mapping[str, object] = {"training.optimizer.master_weights": True, "parallelism.zero": 0}
+AUTOCAST: Mapping[str, object] = {"training.optimizer.master_weights": True, "parallelism.zero": 0}
 LIMITS = (
     *(
         limit
@@ -49,12 +49,12 @@ LIMITS = (
     Limit("model.qk_norm", (True,), "OLMo 2, which norms behind blocks mean, has norms of queries and keys", _OLMO2),
     Limit("model.qk_norm_kind", ("width",), "OLMo 2, which norms behind blocks mean, norms the whole width", _OLMO2),
     Limit("model.moe", (None,), "OLMo 2, which norms behind blocks mean, has no experts", _OLMO2),
-    Limit("model.activation", ("gelu", "swiglu"), "Gemma, which GeGLU means, is not simulated here", _AUTOCAST),
+    Limit("model.activation", ("gelu", "swiglu"), "Gemma, which GeGLU means, is not simulated here", AUTOCAST),
     Limit("parallelism.tp", (1,), "tensor parallelism of Hugging Face's models (by DTensor) is not simulated"),
     Limit("parallelism.pp", (1,), "pipelines of Hugging Face's models are not simulated"),
     Limit("parallelism.cp", (1,), "context parallelism of Hugging Face's models is not simulated"),
     Limit("parallelism.zero", (0, 3), "replicas are torch's DistributedDataParallel (0) or fully_shard (3)"),
-    Limit("model.moe", (None,), "experts with weights in fp32 are products in fp32, which is not simulated", _AUTOCAST),
+    Limit("model.moe", (None,), "experts with weights in fp32 are products in fp32, which is not simulated", AUTOCAST),
     Limit("parallelism.ep", (1,), "experts of Hugging Face's models are not spread over ranks here"),
     Limit("model.moe.shared_ffn_hidden", (None, 0), "experts are Mixtral's or Qwen3's, none of which all tokens pass"),
     Limit("model.moe.capacity_factor", (None,), "experts of Hugging Face's models take all tokens"),
@@ -70,7 +70,7 @@ LIMITS = (
         "model.attention", ("flash",), "Phi-3's attention in steps is not simulated", {"model.joined_products": True}
     ),
     Limit("model.attention", ("flash",), "GPT-2's attention in steps is not simulated", _LEARNED),
-    Limit("model.attention", ("flash",), "attention in steps is not simulated under torch.autocast", _AUTOCAST),
+    Limit("model.attention", ("flash",), "attention in steps is not simulated under torch.autocast", AUTOCAST),
     Limit("model.attention", ("flash",), "attention in steps (eager) is not simulated in fp32", IN_FP32),
     Limit("model.position", ("rope", "learned"), "its models are Llama's kind (rope) or GPT-2 (learned)"),
     Limit("model.norm", ("layernorm",), "GPT-2, which learned positions mean, has LayerNorm", _LEARNED),
@@ -96,7 +96,7 @@ LIMITS = (
     ),
     *(
         limit._replace(where={**limit.where, **where})
-        for where in (_AUTOCAST, IN_FP32, _COMPILED)
+        for where in (AUTOCAST, IN_FP32, _COMPILED)
         for limit in (
             Limit("model.joined_products", (False,), "joined products, Phi-3's, are simulated eager and in 16 bits"),
             Limit("model.norm_place", ("before", "both"), "OLMo 2 is simulated in 16 bits and eager alone"),
@@ -113,7 +113,7 @@ LIMITS = (
     Limit("model.moe", (None,), "experts' products in fp32 are not simulated", IN_FP32),
     Limit("training.adapters", (None,), "adapters in fp32 are not simulated", IN_FP32),
     Limit("training.recompute.granularity", ("none", "full"), "gradient checkpointing is that of whole layers"),
-    Limit("training.adapters", (None,), "adapters under torch.autocast are not simulated", _AUTOCAST),
-    Limit("training.freeze", (None,), "frozen weights under torch.autocast are not simulated", _AUTOCAST),
-    Limit("training.loss.name", ("eager", "compiled"), "torch.autocast is simulated with its own loss", _AUTOCAST),
+    Limit("training.adapters", (None,), "adapters under torch.autocast are not simulated", AUTOCAST),
+    Limit("training.freeze", (None,), "frozen weights under torch.autocast are not simulated", AUTOCAST),
+    Limit("training.loss.name", ("eager", "compiled"), "torch.autocast is simulated with its own loss", AUTOCAST),
 )

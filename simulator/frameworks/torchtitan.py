@@ -11,6 +11,7 @@ from dataclasses import replace
 
 from simulator.frameworks import hugging_face, pytorch
 from simulator.frameworks.framework import JobTraits, Traffic
+from simulator.frameworks.hugging_face_limits import AUTOCAST
 from simulator.frameworks.layout_habits import LayoutHabits
 from simulator.frameworks.limits import Limit, plain_layers
 
@@ -41,6 +42,14 @@ LIMITS = (
     ),
     Limit("parallelism.overlap.tp", (False,), "asynchronous tensor parallelism of torchtitan is not simulated"),
     Limit("parallelism.zero", (0, 3), "replicas are fully_shard (3), or torch's DistributedDataParallel (0)"),
+    *(
+        Limit(key, (None,), f"{what} under torch.autocast (weights in fp32, no zero: 3) are not simulated", AUTOCAST)
+        for key, what in {
+            "model.moe": "experts",
+            "model.mla": "compressed queries, keys and values",
+            "training.freeze": "frozen weights",
+        }.items()
+    ),
 )
 
 
@@ -98,6 +107,8 @@ FRAMEWORK = replace(
     pytorch.FRAMEWORK,
     name="torchtitan",
     about="torchtitan's Llama 3 on PyTorch, or under torch.compile; its DeepSeek-V3 on PyTorch",
+    before=(),
+    adapter_kinds=(),
     runs_captured=False,
     launch_section="torchtitan",
     habits=LayoutHabits((0, 3), ("none", "ops", "full"), begins_sharded=True),
@@ -115,6 +126,8 @@ COMPILED = replace(
     pytorch.COMPILED,
     name="torchtitan",
     about=FRAMEWORK.about,
+    before=(),
+    adapter_kinds=(),
     defaults=compiled_defaults,
     limits=COMPILED_LIMITS,
     joins_projections=joins_projections,

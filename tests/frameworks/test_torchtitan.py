@@ -284,3 +284,28 @@ def test_megatron_core_gathers_once_for_all_products() -> None:
                 "cluster": "hgx_h200_8gpu",
             }
         )
+
+
+def test_it_has_no_adapters_and_no_frozen_weights_under_autocast() -> None:
+    """With weights in fp32 and DistributedDataParallel it runs under torch.autocast. Fixes name others alone."""
+    with pytest.raises(
+        InputError, match=r"LoRA of torchtitan is not simulated(.|\n)*allowed: framework: megatron_core"
+    ):
+        load(adapters={"rank": 4, "targets": ["q"]})
+    with pytest.raises(InputError, match="frozen weights under torch.autocast") as error:
+        load(freeze=["embedding"], optimizer={"master_weights": True})
+    assert error.value.fix is not None
+    assert "torchtitan" not in error.value.fix
+
+
+def test_a_version_of_it_is_none_of_pytorch() -> None:
+    with pytest.raises(InputError, match="nothing that is simulated of torchtitan depends on its version"):
+        load_workload(
+            {
+                "name": "small",
+                "model": LLAMA,
+                "framework": {"name": "torchtitan", "version": "0.2.1"},
+                "training": {"seq": SEQ, "global_batch": 8},
+                "cluster": "hgx_h200_8gpu",
+            }
+        )

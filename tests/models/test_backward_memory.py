@@ -67,7 +67,8 @@ def test_what_kernels_work_on_is_alive(name: str, framework: str, tp: int, monke
     """While gradients of inputs are made, what a kernel writes is alive, and what it reads was alive or kept. All that
     an operation has alive is read or written by one of its kernels. Attention and kernels of tiles also have what stays
     on their multiprocessor, and gradients that are turned in place are alive whole."""
-    work = load_workload(job(model=MODELS[name], framework=framework, parallelism={"tp": tp}))
+    keys = {"training__optimizer": {"master_weights": False}} if framework == "torchtitan" else {}
+    work = load_workload(job(model=MODELS[name], framework=framework, parallelism={"tp": tp}, **keys))
     seen = 0
     for node in nodes_of(work, monkeypatch):
         kernels = [one for op in node.backward for one in kernels_of(op)]

@@ -224,13 +224,16 @@ def _limit_problem(workload: Workload, limits: Sequence[Limit]) -> InputError:
 def _with_these(workload: Workload, keys: Collection[str]) -> str | None:
     """Return the frameworks that are simulated with a job's values of ``keys``, as what to write; None: none is.
 
-    Limits for values of other sections than the model do not count, as their defaults are the framework's. Such a
-    framework is tried before it is told, see `tried_fixes`.
+    Limits for values of other sections than the model do not count, as their defaults are the framework's; those that
+    lack the job's kind of adapters do. Such a framework is tried before it is told, see `tried_fixes`.
     """
 
     def refuses(one: Framework) -> bool:
         limits = [limit for limit in one.limits if limit.key in keys]
         lasting_limits = [limit for limit in limits if all(key.startswith("model.") for key in limit.where)]
+        adapters = workload.training.adapters
+        if one.name == workload.framework.name or (adapters and adapters.method not in one.adapter_kinds):
+            return True
         return any(_breaks(workload, limit) for limit in lasting_limits)
 
     names = _those(lambda one: not refuses(one))

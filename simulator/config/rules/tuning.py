@@ -72,7 +72,7 @@ def _kind_problems(workload: Workload, adapters: Adapters) -> Iterator[InputErro
             f"{kind.title} of {workload.framework.title} is not simulated",
             key=key,
             found=kind.name,
-            allowed=f"{', '.join(have)}, or framework: {able}",
+            allowed=", or ".join([*([", ".join(have)] if have else []), f"framework: {able}"]),
         )
     if workload.parallelism.tp > 1 and not kind.splits:
         yield InputError(
