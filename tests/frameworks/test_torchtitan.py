@@ -292,7 +292,7 @@ def test_it_has_no_adapters_and_no_frozen_weights_under_autocast() -> None:
         InputError, match=r"LoRA of torchtitan is not simulated(.|\n)*allowed: framework: megatron_core"
     ):
         load(adapters={"rank": 4, "targets": ["q"]})
-    with pytest.raises(InputError, match="frozen weights under torch.autocast") as error:
+    with pytest.raises(InputError, match=r"frozen weights under torch\.autocast") as error:
         load(freeze=["embedding"], optimizer={"master_weights": True})
     assert error.value.fix is not None
     assert "torchtitan" not in error.value.fix
