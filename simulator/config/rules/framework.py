@@ -232,7 +232,7 @@ def _with_these(workload: Workload, keys: Collection[str]) -> str | None:
         limits = [limit for limit in one.limits if limit.key in keys]
         lasting_limits = [limit for limit in limits if all(key.startswith("model.") for key in limit.where)]
         adapters = workload.training.adapters
-        if one.name == workload.framework.name or (adapters and adapters.method not in one.adapter_kinds):
+        if one is FRAMEWORKS[workload.framework.name] or (adapters and adapters.method not in one.adapter_kinds):
             return True
         return any(_breaks(workload, limit) for limit in lasting_limits)
 
