@@ -232,11 +232,11 @@ def _with_these(workload: Workload, keys: Collection[str]) -> str | None:
         limits = [limit for limit in one.limits if limit.key in keys]
         lasting_limits = [limit for limit in limits if all(key.startswith("model.") for key in limit.where)]
         adapters = workload.training.adapters
-        if one is FRAMEWORKS[workload.framework.name] or (adapters and adapters.method not in one.adapter_kinds):
+        if adapters and adapters.method not in one.adapter_kinds:
             return True
         return any(_breaks(workload, limit) for limit in lasting_limits)
 
-    names = _those(lambda one: not refuses(one))
+    names = _those(lambda one: not refuses(one), besides=workload.framework.name)
     return f"framework: {names}" if names else None
 
 
@@ -283,6 +283,6 @@ def _loss_problems(workload: Workload) -> Iterator[InputError]:
         )
 
 
-def _those(able: Callable[[Framework], bool]) -> str:
-    """Return the names of the frameworks that are ``able``."""
-    return " or ".join(name for name, one in FRAMEWORKS.items() if able(one))
+def _those(able: Callable[[Framework], bool], besides: str = "") -> str:
+    """Return the names of the frameworks that are ``able``, ``besides`` one."""
+    return " or ".join(name for name, framework in FRAMEWORKS.items() if name != besides and able(framework))
