@@ -11,7 +11,7 @@ from simulator.config import catalog, load_workload
 from simulator.drafting.job_file import job_text, layout_keys
 from simulator.drafting.layouts import ProposedLayout, proposed_layout
 from simulator.drafting.machines import JobMachines
-from simulator.drafting.methods import METHODS, adapter_keys, framework_section, training_keys, weight_keys
+from simulator.drafting.methods import METHODS, adapter_keys, framework_section, training_keys
 from simulator.drafting.model_names import model_section
 from simulator.errors import InputError, MissingKeyError, each
 from simulator.frameworks import FRAMEWORKS
@@ -85,7 +85,6 @@ def draft(
     if without_encoder:
         data["model"]["encoder"] = None
     data["training"] |= training_keys(answers.method, answers.framework, spec.gpu_types[0])
-    data["training"] |= weight_keys(answers.method, answers.framework, data)
     if METHODS[answers.method].adapters:
         data["training"] |= adapter_keys(answers.method, load_workload(data).model)
     if not habits.one_stage:

@@ -22,7 +22,6 @@ COMMENTS = {
     "training.global_batch": "sequences per step, on all GPUs together",
     "training.micro_batch": "sequences per micro-batch and replica",
     "training.precision": "the GPU has no bf16",
-    "training.optimizer": "weights in fp32 under bf16=True, as Trainer's; false: all in 16 bits, half the memory",
     "training.fp8": "whose casts and scales: llmsim list recipes",
     "training.adapters": "LoRA: thin trained matrices beside frozen products",
     "training.base": "frozen products in four bits, as in QLoRA",

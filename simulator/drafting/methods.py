@@ -7,7 +7,6 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from simulator.config import load_workload
 from simulator.config.model import Model
 from simulator.config.profile import load_profile
 from simulator.config.rules.tuning import TOGETHER
@@ -101,22 +100,6 @@ def adapter_keys(method: str, model: Model) -> dict[str, Any]:
     targets = [name for name in products if name not in TOGETHER]
     base = {} if way.base is None else {"base": way.base}
     return {"adapters": {"rank": _RANK, "targets": targets}, **base}
-
-
-def weight_keys(method: str, framework: str, data: Mapping[str, Any]) -> dict[str, Any]:
-    """Return keys of the section ``training`` by which all weights are trained in fp32, as Trainer's bf16=True does it.
-
-    None where the framework keeps such weights anyway, where adapters are trained, and where the job of these ``data``
-    is not simulated so.
-    """
-    if FRAMEWORKS[framework].master_weights or METHODS[method].adapters:
-        return {}
-    keys = {"optimizer": {"master_weights": True}}
-    try:
-        load_workload({**data, "training": {**data["training"], **keys}})
-    except InputError:
-        return {}
-    return keys
 
 
 def framework_section(method: str, framework: str) -> str | dict[str, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from simulator.launch_scripts import deepspeed, trainer
 from simulator.launch_scripts.models import put_model
@@ -16,6 +16,14 @@ MARKS = frozenset(("per_device_train_batch_size", "model_name_or_path"))
 _LENGTHS = ("max_seq_length", "max_seq_len", "max_length", "model_max_length", "cutoff_len", "block_size")
 #: Switch of adapters -> the rank where none is said, if that is not PEFT's 8 (trl, trainer/model_config.py).
 _RANKS = {"use_peft": 16}
+#: Switches that scripts of trl alone have (trl, trainer/sft_config.py and trainer/model_config.py).
+_OF_TRL = ("use_peft", "packing", "assistant_only_loss", "completion_only_loss")
+#: Beginning of shipped models whose checkpoints are in fp32.
+_IN_FP32 = "gpt2"
+#: Types of weights by PyTorch's names.
+_TYPES = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
+#: transformers' name of attention -> `model.attention`.
+_ATTENTION = {"sdpa": "flash", "flash_attention_2": "flash", "flash_attention_3": "flash", "eager": "unfused"}
 #: DeepSpeed's names of keys -> options of the scripts in DeepSpeedExamples, which make a configuration of them.
 _EXAMPLES = {"zero_optimization.stage": "zero_stage", "zero_optimization.cpu_offload": "offload"}
 
@@ -28,7 +36,8 @@ def read(options: Mapping[str, Any], path: Path, gpus: int | None) -> LaunchScri
         put_model(reading, str(name), "model_name_or_path")
     reading.take(reading.first_of(*_LENGTHS)[0], "training.seq")
     by_example = reading.number("zero_stage") is not None
-    trainer.put_precision(reading, unsaid="fp16" if by_example else "fp32")
+    weights = _weight_type(reading)
+    trainer.put_precision(reading, unsaid="fp16" if by_example else weights.dtype)
     trainer.put_batch(reading, "per_device_train_batch_size", "gradient_accumulation_steps")
     trainer.put_optimizer(reading, "optim")
     trainer.put_clipping(reading)
@@ -46,21 +55,61 @@ def read(options: Mapping[str, Any], path: Path, gpus: int | None) -> LaunchScri
     if reading.look("fsdp"):
         trainer.put_fsdp(reading, "fsdp")
     if not by_deepspeed:
-        _weights(reading)
+        _put_weights(reading, weights)
+    _put_attention(reading)
     reading.leave_where("ddp_backend", "nccl")
     reading.sort_rest(trainer.NEUTRAL, trainer.NEUTRAL_PREFIXES)
     return reading.script
 
 
-def _weights(reading: ScriptReading) -> None:
-    """Put the type of the weights that a checkpoint is loaded in."""
-    dtype = str(reading.look("torch_dtype", "float32")).removeprefix("torch.")
-    decided = "master_weights" in reading.workload.get("training", {}).get("optimizer", {})
-    if dtype == "float32":
-        if not decided:
-            trainer.assume_wide_weights(reading, "transformers loads weights in fp32 unless torch_dtype says otherwise")
-        reading.leave("torch_dtype")
-    elif decided and dtype in ("bfloat16", "float16"):
-        reading.ignore("torch_dtype", "under FSDP accelerate makes the weights fp32 for mixed precision")
-    elif dtype in ("bfloat16", "float16"):
-        reading.put("training.optimizer.master_weights", False, "torch_dtype")
+class _WeightType(NamedTuple):
+    """The type that a checkpoint is loaded in, the option that says so, if one does, and else why it is assumed."""
+
+    dtype: str
+    option: str = ""
+    why: str = ""
+
+
+def _weight_type(reading: ScriptReading) -> _WeightType:
+    """Return the type of the weights as transformers 5 loads them.
+
+    `from_pretrained` takes the checkpoint's (modeling_utils.py, ``dtype = "auto"``), which is bf16 for most models, and
+    fp32 for GPT-2. transformers 4 took fp32, and trl still asks for it (trl, ``dtype="float32"``).
+    """
+    option, value = reading.first_of("dtype", "torch_dtype")
+    said = str(value).removeprefix("torch.")
+    if said in _TYPES:
+        return _WeightType(_TYPES[said], option)
+    if by := reading.first_on(*_OF_TRL):
+        return _WeightType("fp32", why=f"trl, whose option {by} is, loads weights so")
+    model = str(reading.workload.get("model", {}).get("preset", ""))
+    if model.startswith(_IN_FP32):
+        return _WeightType("fp32", why="its checkpoint is so")
+    return _WeightType("bf16", why="as most checkpoints, whose type transformers 5 keeps; transformers 4 loads fp32")
+
+
+def _put_weights(reading: ScriptReading, weights: _WeightType) -> None:
+    """Put whether weights are kept in fp32, by the type that they are loaded in."""
+    training, key = reading.workload.get("training", {}), "training.optimizer.master_weights"
+    if "master_weights" in training.get("optimizer", {}):
+        if weights.option and weights.dtype != "fp32":
+            reading.ignore(weights.option, "under FSDP accelerate makes the weights fp32 for mixed precision")
+        elif weights.option:
+            reading.leave(weights.option)
+    elif weights.dtype == "fp32":
+        trainer.assume_wide_weights(reading, weights.why or f"{weights.option} says so")
+        if weights.option:
+            reading.leave(weights.option)
+    elif weights.option:
+        reading.put(key, False, weights.option)
+    else:
+        reading.assume(key, False, f"{weights.dtype} alone, {weights.why}")
+
+
+def _put_attention(reading: ScriptReading) -> None:
+    """Put the kind of attention; of flash kernels the newest that the GPU has is simulated."""
+    option, name = reading.first_of("attn_implementation", "_attn_implementation")
+    if name in _ATTENTION:
+        reading.put("model.attention", _ATTENTION[name], option)
+    if name == "flash_attention_2":
+        reading.assumed.append("training.attention_kernel: newest of the GPU; on Hopper flash2 is FlashAttention 2")

@@ -13,6 +13,8 @@ _WORD = re.compile(r"a?\d+x\d+[bmt]|a\d+b|\d+(?:\.\d+)?[bmt](?![a-z])|\d+(?:\.\d
 _VERSION = re.compile(r"v(\d+\.\d+)(?![\d.])")
 #: Family -> minor version -> the major one, whose sizes it has.
 _SAME_SIZES = {"llama": {"3.1": "3", "3.3": "3"}, "deepseek": {"2.5": "2", "3.1": "3"}}
+#: Checkpoint whose name says no number of parameters -> the shipped model.
+_UNSIZED = {"gpt2": "gpt2-124m", "gpt2-medium": "gpt2-355m", "gpt2-large": "gpt2-774m", "gpt2-xl": "gpt2-1.5b"}
 #: Word that a checkpoint of other sizes has behind the name of a larger one.
 _SMALLER = "lite"
 
@@ -29,8 +31,12 @@ def preset_of(name: str) -> str | None:
     ('llama2-7b', 'mixtral-8x7b')
     >>> preset_of("mistralai/Mistral-7B-Instruct-v0.1"), preset_of("mistralai/Mistral-7B-Instruct-v0.3")
     ('mistral-7b', None)
+    >>> preset_of("openai-community/gpt2-xl")
+    'gpt2-1.5b'
     """
     name = name.lower()
+    if unsized := _UNSIZED.get(name.rpartition("/")[2]):
+        return unsized
     words = _WORD.findall(name)
     if _SMALLER in words:
         return None

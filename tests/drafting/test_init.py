@@ -19,7 +19,6 @@ from simulator.drafting.entry import Draft, JobAnswers, _counted_ends
 from simulator.drafting.job_file import job_text
 from simulator.drafting.layouts import SPARE, ProposedLayout
 from simulator.drafting.machines import JobMachines
-from simulator.drafting.methods import weight_keys
 from simulator.frameworks import FRAMEWORKS
 from simulator.sweeping import evaluation
 from tests.support.grids import one_in
@@ -123,28 +122,6 @@ def test_adapters_stand_beside_products_that_the_model_has(folder: Path) -> None
     assert workload["training"]["adapters"]["targets"] == ["q", "k", "v", "o", "up", "down"]
     assert workload["training"]["seq"] == 1024
     assert workload["parallelism"].get("zero", 0) == 0
-
-
-@pytest.mark.parametrize(
-    ("preset", "gpus", "options", "wide"),
-    [
-        ("gpt2-124m", 1, [], True),
-        ("gpt2-124m", 2, ["--training", "lora"], False),
-        ("gpt2-124m", 1, ["--framework", "pytorch"], True),
-        ("qwen3-30b-a3b", 1, ["--framework", "hugging_face"], False),
-    ],
-)
-def test_weights_are_in_fp32_as_trainer_keeps_them(
-    preset: str, gpus: int, options: list[str], wide: bool, folder: Path
-) -> None:
-    """Trainer's bf16=True casts as it computes. Adapters train beside a base of 16 bits, and experts are not simulated
-    under autocast. Of the other frameworks fp32 weights are the default, of which the file has no line."""
-    framework = options[1] if "--framework" in options else "hugging_face"
-    method = options[1] if "--training" in options else "full"
-    data = {"model": {"preset": preset}, "framework": framework, "cluster": "dgx_h100",
-            "training": {"seq": 512, "global_batch": 2}}  # fmt: skip
-    keys = weight_keys(method, framework, data)
-    assert keys == ({"optimizer": {"master_weights": True}} if wide and framework == "hugging_face" else {})
 
 
 @pytest.mark.parametrize(

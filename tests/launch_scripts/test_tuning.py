@@ -113,3 +113,34 @@ def test_a_checkpoint_of_another_version_is_another_model(checkpoint: str, prese
     assert read.workload.get("model", {}).get("preset") == preset
     told = f"model_name_or_path {checkpoint}: {checkpoint} is no model known here: give its config.json"
     assert (told in read.ignored) is (preset is None)
+
+
+@pytest.mark.parametrize(
+    ("model", "options", "precision", "master", "why"),
+    [
+        ("Qwen/Qwen3-8B", "--bf16", "bf16", False, "whose type transformers 5 keeps"),
+        ("Qwen/Qwen3-8B", "", "bf16", False, "whose type transformers 5 keeps"),
+        ("openai-community/gpt2-xl", "--bf16", "bf16", True, "its checkpoint is so"),
+        ("openai-community/gpt2-xl", "", "fp32", None, ""),
+        ("Qwen/Qwen3-8B", "--bf16 --packing", "bf16", True, "trl, whose option packing is"),
+        ("Qwen/Qwen3-8B", "--dtype float32 --bf16", "bf16", True, "dtype says so"),
+        ("Qwen/Qwen3-8B", "--torch_dtype bfloat16", "bf16", False, ""),
+    ],
+)
+def test_weights_have_the_type_of_their_checkpoint(
+    model: str, options: str, precision: str, master: bool | None, why: str, tmp_path: Path
+) -> None:
+    """transformers 5 keeps it, and trl asks for fp32; without a flag of mixed precision products are in that type."""
+    command = f"python run_clm.py --model_name_or_path {model} --per_device_train_batch_size 1 --block_size 512"
+    read = script(tmp_path, "a.sh", f"{command} {options}\n")
+    training = read.workload["training"]
+    assert training["precision"] == precision
+    assert training.get("optimizer", {}).get("master_weights") is master
+    assert any(why in line for line in read.assumed)
+
+
+@pytest.mark.parametrize(("name", "kind"), [("sdpa", "flash"), ("flash_attention_2", "flash"), ("eager", "unfused")])
+def test_attention_has_transformers_names(name: str, kind: str, tmp_path: Path) -> None:
+    read = script(tmp_path, "a.sh", f"{COMMAND}--attn_implementation {name}\n")
+    assert read.workload["model"]["attention"] == kind
+    assert any("FlashAttention 2" in line for line in read.assumed) == (name == "flash_attention_2")
