@@ -1,4 +1,8 @@
-"""Gantt charts of streams: a row per stream of a rank, coloured by class of kernel."""
+"""Gantt charts of streams: a row per stream of a rank, coloured by class of kernel.
+
+A row has thousands of columns. A column is filled with each class as high as its part of the column's time, so that the
+area of a class is its share of the row, however short its kernels are.
+"""
 
 from __future__ import annotations
 
@@ -28,8 +32,8 @@ CLASS_COLOUR = {
 }
 IDLE_COLOUR = "#EDEDED"
 _WIDTH_IN, _ROW_IN, _DPI = 14.0, 0.32, 120
-#: Columns that a row is drawn with: shorter gaps and boxes cannot be seen.
-_COLUMNS = 3000
+#: Columns of a row, and its height; rows are 1 apart.
+_COLUMNS, _HEIGHT = 3000, 0.8
 #: Rows drawn; more would be too thin to read.
 MOST_ROWS = 64
 
@@ -45,7 +49,6 @@ class StreamRow:
 def stream_gantt(rows: Sequence[StreamRow], title: str) -> Figure:
     """Draw rows one below the other on one time axis. Of more than `MOST_ROWS` the first are drawn, which the title
     says."""
-    from matplotlib.collections import PolyCollection
     from matplotlib.figure import Figure
     from matplotlib.patches import Patch
 
@@ -58,16 +61,17 @@ def stream_gantt(rows: Sequence[StreamRow], title: str) -> Figure:
     name, size = ("s", 1.0) if last - first >= 10 else ("ms", ms) if last - first >= 10 * us else ("us", us)
     figure = Figure((_WIDTH_IN, 1.4 + _ROW_IN * max(len(shown), 3)), dpi=_DPI, layout="constrained")
     axes = figure.subplots()
+    edges = np.linspace(first, last, _COLUMNS + 1)
     for at, row in enumerate(shown):
-        axes.axhspan(at - 0.4, at + 0.4, color=IDLE_COLOUR, lw=0)
-        for kind, (start, end) in row.boxes.items():
-            x0, x1 = _visible(start - first, end - first, (last - first) / _COLUMNS)
-            x0, x1, y = x0 / size, x1 / size, np.full(len(x0), float(at))
-            corners = ((x0, y - 0.4), (x1, y - 0.4), (x1, y + 0.4), (x0, y + 0.4))
-            polygons = np.stack([np.stack(corner, -1) for corner in corners], 1)
-            axes.add_collection(PolyCollection(list(polygons), facecolors=CLASS_COLOUR[kind], lw=0), autolim=False)
-    unseen = f" (gaps below {format_time((last - first) / _COLUMNS)} are not drawn)" if last > first else ""
-    axes.set(xlim=(0, (last - first) / size or 1.0), ylim=(len(shown) - 0.5, -0.5), xlabel=f"time, {name}{unseen}")
+        axes.axhspan(at - _HEIGHT / 2, at + _HEIGHT / 2, color=IDLE_COLOUR, lw=0)
+        base = np.full(_COLUMNS, at + _HEIGHT / 2)
+        for kind, share in column_shares(row, edges).items():
+            top = base - _HEIGHT * share
+            low, high = (np.append(values, values[-1]) for values in (base, top))
+            axes.fill_between((edges - first) / size, low, high, step="post", color=CLASS_COLOUR[kind], lw=0)
+            base = top
+    column = f" (heights: shares of each {format_time((last - first) / _COLUMNS)})" if last > first else ""
+    axes.set(xlim=(0, (last - first) / size or 1.0), ylim=(len(shown) - 0.5, -0.5), xlabel=f"time, {name}{column}")
     axes.set_yticks(range(len(shown)), [row.label for row in shown], fontsize=8)
     axes.tick_params(axis="y", length=0)
     axes.set_title(title, loc="left", fontsize=10)
@@ -80,14 +84,27 @@ def stream_gantt(rows: Sequence[StreamRow], title: str) -> Figure:
     return figure
 
 
-def _visible(start: Floats, end: Floats, column_s: float) -> tuple[Floats, Floats]:
-    """Return boxes with those joined that no column of the picture lies between, each a column wide at least."""
-    order = np.argsort(start, kind="stable")
-    start, end = start[order], np.maximum.accumulate(end[order])
-    begins = np.concatenate(([True], start[1:] - end[:-1] > column_s))
-    first = np.flatnonzero(begins)
-    last = np.concatenate((first[1:] - 1, [len(start) - 1]))
-    return start[first], np.maximum(end[last], start[first] + column_s)
+def column_shares(row: StreamRow, edges: Floats) -> dict[str, Floats]:
+    """Return by class the part of each column's time that it fills, in the order of `CLASS_COLOUR`; the rest is idle.
+
+    ``edges``: times (s) at which columns begin, and the last one ends. Where boxes overlap, parts are scaled to one.
+    """
+    width_s = np.maximum(np.diff(edges), np.finfo(float).tiny)
+    shares = {kind: np.diff(_filled_s(*row.boxes[kind], edges)) / width_s for kind in CLASS_COLOUR if kind in row.boxes}
+    total = np.maximum(sum(shares.values(), np.zeros(len(width_s))), 1.0)
+    return {kind: share / total for kind, share in shares.items()}
+
+
+def _filled_s(start: Floats, end: Floats, times: Floats) -> Floats:
+    """Return the seconds of all boxes from ``start`` to ``end`` that are over at each of ``times``."""
+
+    def since(moments: Floats) -> Floats:
+        ordered = np.sort(moments)
+        before = np.searchsorted(ordered, times, "right")
+        return before * times - np.concatenate(([0.0], np.cumsum(ordered)))[before]
+
+    filled: Floats = since(start) - since(end)
+    return filled
 
 
 def save_stream_gantt(rows: Sequence[StreamRow], title: str, path: Path) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from simulator.output.stream_gantt import StreamRow, stream_gantt
+from simulator.output.stream_gantt import StreamRow, column_shares, stream_gantt
 from simulator.output.trace_tables import shown
 from simulator.traces.figures import figures, rank_figures
 from simulator.traces.files import open_trace
@@ -103,11 +103,22 @@ def test_shares_are_of_the_step_and_fill_it(tmp_path: Path) -> None:
     assert "20.0 %" in next(line for line in kernels.splitlines() if line.split()[:1] == ["k"])
 
 
-def test_the_picture_of_streams_says_which_gaps_it_leaves_out() -> None:
-    """A kernel in each of 3 s: a picture of 3000 columns has no gap of less than 1 ms."""
-    second = np.arange(3.0)
-    figure = stream_gantt([StreamRow("stream 7", {"memory": (second, second + 1)})], "a")
-    assert figure.axes[0].get_xlabel() == "time, ms (gaps below 1.00 ms are not drawn)"
+def test_the_picture_of_streams_is_filled_by_shares_of_time() -> None:
+    """10,000 kernels of 0.1 ms, each behind one of 0.2 ms of another class and 0.2 ms of nothing: 5 s.
+
+    A tenth of columns would hold no whole kernel. Each of 500 columns of 10 ms is a fifth the one class, two fifths the
+    other. Kernels that overlap, 1 s of each class in a column of 1 s, fill it by halves.
+    """
+    begin = np.arange(10_000) * 0.5e-3
+    row = StreamRow("stream 7", {"memory": (begin + 0.2e-3, begin + 0.3e-3), "matmul": (begin, begin + 0.2e-3)})
+    shares = column_shares(row, np.linspace(0, 5, 501))
+    assert list(shares) == ["matmul", "memory"]
+    assert shares["matmul"] == pytest.approx(0.4)
+    assert shares["memory"] == pytest.approx(0.2)
+    whole = np.array([0.0]), np.array([1.0])
+    halves = column_shares(StreamRow("", {"matmul": whole, "copy": whole}), np.array([0.0, 1.0, 2.0]))
+    assert {kind: list(share) for kind, share in halves.items()} == {"matmul": [0.5, 0], "copy": [0.5, 0]}
+    assert stream_gantt([row], "a").axes[0].get_xlabel() == "time, ms (heights: shares of each 1.67 ms)"
 
 
 def test_a_step_is_what_was_launched_in_it(tmp_path: Path) -> None:
