@@ -66,18 +66,21 @@ def test_the_largest_shipped_page_is_below_5_mb(tmp_path: Path) -> None:
     assert (tmp_path / "page.html").stat().st_size < 5e6
 
 
-def test_of_a_very_long_step_the_beginning_is_drawn_and_the_page_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two stages run 20 micro-batches forward and backward: of 80 passes of a unit of time the first ones stay."""
-    monkeypatch.setattr(timeline_data, "MOST_BARS", 30)
-    data = TimelineData.arrange(pipeline("gpipe", 2, 20))
-    assert len(data.boxes["left"]) <= 30
-    assert "30 of 80 passes" in data.left_out
-    until = max(data.boxes["left"].tolist())
-    assert len(data.inside["first_piece"]) == len(data.boxes["left"]) + 1
-    monkeypatch.undo()
+def test_of_a_very_long_step_both_ends_are_drawn_and_the_page_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two stages run 20 micro-batches forward and backward: of 80 passes of a unit of time those in the middle go."""
     whole = TimelineData.arrange(pipeline("gpipe", 2, 20))
     assert not whole.left_out
-    assert sum(left <= until for left in whole.boxes["left"].tolist()) == len(data.boxes["left"])
+    assert whole.gap == (0.0, 0.0)
+    monkeypatch.setattr(timeline_data, "MOST_BARS", 30)
+    data = TimelineData.arrange(pipeline("gpipe", 2, 20))
+    assert "of 80 passes" in data.left_out
+    begin, end = data.gap
+    left = sorted(data.boxes["left"].tolist())
+    assert left == sorted(one for one in whole.boxes["left"].tolist() if not begin <= one < end)
+    assert 26 <= len(left) <= 30  # passes that begin together go together
+    assert (left[0], left[-1]) == (min(whole.boxes["left"]), max(whole.boxes["left"]))
+    assert data.length == whole.length
+    assert len(data.inside["first_piece"]) == len(left) + 1
 
 
 def test_two_jobs_stand_side_by_side_on_equal_pages_and_names_are_no_markup() -> None:

@@ -12,7 +12,7 @@ from typing import Any
 from simulator.analysis.training.memory import RankMemory
 from simulator.errors import InputError, install_extra
 from simulator.output.files import writing
-from simulator.output.gantt_panel import IDLE_COLOUR, PHASE_COLOUR, SHARE_COLOUR
+from simulator.output.gantt_panel import IDLE_COLOUR, PHASE_COLOUR, SHARE_COLOUR, lighter
 from simulator.output.page.sections import section_context
 from simulator.output.page.timeline_data import PASS_NAME
 from simulator.output.summary import compared_rows
@@ -109,6 +109,8 @@ def _legend(jobs: Sequence[PageJob]) -> list[tuple[str, str]]:
         for kind, colour in SHARE_COLOUR.items()
         if kind in kinds
     ]
+    if any(job.timeline.chunk.max(initial=0) > 0 for job in jobs):
+        entries.append((lighter(PHASE_COLOUR["F"], 0.6), "lighter: the rank's other chunks"))
     return [*entries, (IDLE_COLOUR, "idle")]
 
 

@@ -34,7 +34,7 @@ source.data = ops
 figure.x_range.setv({start: 0, end: length, reset_start: 0, reset_end: length})
 const seconds = width * unit_s
 figure.title.text = `Inside ${boxes.data.name[box]} on ${rows[boxes.data.row[box]]}\n` +
-  `${ops.name.length.toLocaleString("en")} kernels and transfers, ${format_seconds(seconds)}` + (slowed ? "; drawn at full speed" : "")
+  `${ops.name.length.toLocaleString("en")} kernels and transfers, ${format_seconds(seconds)}` + (slowed ? "; other work slowed it, and kernels are drawn as long as they take alone" : "")
 
 function format_seconds(seconds) {
   const [size, unit] = seconds >= 1 ? [1, "s"] : seconds >= 1e-3 ? [1e-3, "ms"] : [1e-6, "µs"]

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 #: Points of a row's height, and of all rows together at most.
 _ROW, _MOST = 46, 620
+#: Most transfers of a lane that have a line around them: about one for each two pixels of a wide window.
+_MOST_LINES = 800
 
 #: What stands in a tooltip on the length of a box or bar, and on what a pass consists of.
 _LENGTH = """
@@ -80,7 +82,7 @@ def _first_shown(data: TimelineData) -> list[int]:
 
 def _whole(data: TimelineData, name: str) -> tuple[figure, Any, Any, Any]:
     """Return the picture of all rows, and the sources of its boxes, bars and marks."""
-    from bokeh.models import ColumnDataSource, Range1d, TapTool
+    from bokeh.models import BoxAnnotation, ColumnDataSource, Label, Range1d, TapTool
 
     rows = len(data.rows)
     whole = plain_figure(
@@ -110,15 +112,22 @@ def _whole(data: TimelineData, name: str) -> tuple[figure, Any, Any, Any]:
     for kind, (top, bottom) in data.levels.items():
         part = whole.quad(**{**quads, "top": top, "bottom": bottom}, source=boxes, fill_color=SHARE_COLOUR[kind])
         part.nonselection_glyph = part.selection_glyph = None
-    # A faint line keeps the shortest transfers visible, and leaves many of them as pale as the time that they fill.
+    # A faint line keeps the shortest transfers visible. Lines of many would fill a lane: without, it is as pale as the
+    # share of time that transfers fill.
+    sparse = np.unique(data.bars["top"], return_counts=True)[1].max(initial=0) <= _MOST_LINES
     transfers = whole.quad(
-        **{**quads, "line_color": "colour"}, line_width=0.8, line_alpha=0.3, source=bars, fill_color="colour"
-    )
+        **{**quads, "line_color": "colour"}, line_width=0.8, line_alpha=0.3 if sparse else 0.0, source=bars,
+        fill_color="colour",
+    )  # fmt: skip
     transfers.nonselection_glyph = None
     marked = ColumnDataSource({side: np.zeros(0) for side in ("left", "right", "top", "bottom")})
     whole.quad(
         **{**quads, "line_color": "black"}, line_width=1.5, source=marked, fill_color="#FFE600", fill_alpha=0.45,
     )  # fmt: skip
+    if data.left_out:
+        begin, end = data.gap
+        whole.add_layout(BoxAnnotation(left=begin, right=end, fill_color="white", fill_alpha=1.0, line_color=None))
+        whole.add_layout(Label(x=(begin + end) / 2, y=rows / 2, text="not drawn", text_align="center", angle=np.pi / 2))
     whole.add_tools(*_hovers(data, passes, transfers), TapTool(renderers=[passes]))
     return whole, boxes, bars, marked
 

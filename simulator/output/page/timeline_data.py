@@ -37,6 +37,7 @@ class TimelineData:
     joined. ``levels``: kind of time inside passes -> columns of
     ``boxes`` with the top and the bottom of its part. ``bars``: communication beside them. ``idle``: backgrounds.
     ``inside``: what boxes consist of (see `_inside`). ``left_out``: sentence on what is not drawn, empty where all is.
+    ``gap``: from where to where nothing is drawn then, else two zeros.
     """
 
     unit: str
@@ -50,6 +51,7 @@ class TimelineData:
     idle: Columns
     inside: Columns
     left_out: str
+    gap: tuple[float, float]
 
     @classmethod
     def arrange(cls, timeline: Timeline) -> TimelineData:
@@ -64,39 +66,46 @@ class TimelineData:
         return cls(
             unit=picture.axis.unit,
             unit_s=unit_s,
-            length=drawn.until_s / unit_s,
+            length=picture.length_s / unit_s,
             rows=tuple(row_name(picture, row) for row in range(len(picture.ranks))),
             boxes=boxes | columns,
             runs=_runs(boxes, picture.bar_height),
             levels=levels,
             bars=_bars(timeline, picture, bars[drawn.bars], unit_s),
-            idle=_idle(picture, drawn.until_s, unit_s),
+            idle=_idle(picture, unit_s),
             inside=_inside(timeline, picture, box, unit_s),
             left_out=left_out,
+            gap=(drawn.gap_s[0] / unit_s, drawn.gap_s[1] / unit_s),
         )
 
 
 @dataclass(frozen=True)
 class _Drawn:
-    """Choice of the boxes and bars that are drawn, all that begin before ``until_s``."""
+    """Choice of the boxes and bars that are drawn: all but those that begin within ``gap_s``."""
 
     boxes: Bools
     bars: Bools
-    until_s: float
+    gap_s: tuple[float, float]
 
 
 def _drawn(picture: Picture, timeline: Timeline, bars: Ints) -> tuple[_Drawn, str]:
-    """Choose what is drawn, and say what is not: of too much, all that begins before some moment."""
-    starts = np.concatenate((picture.boxes.start_s, timeline.start_s[bars]))
-    if len(starts) <= MOST_BARS:
-        return _Drawn(np.ones(len(picture.boxes.row), bool), np.ones(len(bars), bool), picture.length_s), ""
-    until = float(np.partition(starts, MOST_BARS)[MOST_BARS])
-    shown = f"{until / picture.axis.seconds:,.3g} {picture.axis.unit}"
+    """Choose what is drawn, and say what is not: of too much, all that begins around the middle of what there is.
+
+    A step's beginning and end differ from the rest, with the filling of a pipeline, its draining and the update.
+    """
+    starts = np.sort(np.concatenate((picture.boxes.start_s, timeline.start_s[bars])))
+    surplus = len(starts) - MOST_BARS
+    if surplus <= 0:
+        return _Drawn(np.ones(len(picture.boxes.row), bool), np.ones(len(bars), bool), (0.0, 0.0)), ""
+    first = MOST_BARS // 2
+    begin, end = float(starts[first]), float(np.nextafter(starts[first + surplus - 1], np.inf))
+    boxes, transfers = ((begin > one) | (one >= end) for one in (picture.boxes.start_s, timeline.start_s[bars]))
+    unit, unit_s = picture.axis.unit, picture.axis.seconds
     sentence = (
-        f"Drawn are the first {shown}, with {MOST_BARS:,} of {len(starts):,} passes and transfers; "
-        "--trace FILE has them all."
+        f"From {begin / unit_s:,.3g} to {end / unit_s:,.3g} {unit} nothing is drawn: of {len(starts):,} passes and "
+        f"transfers {int(boxes.sum() + transfers.sum()):,} are. --trace FILE has them all."
     )
-    return _Drawn(picture.boxes.start_s < until, timeline.start_s[bars] < until, until), sentence
+    return _Drawn(boxes, transfers, (begin, end)), sentence
 
 
 def _communication_spans(timeline: Timeline, ranks: Sequence[int]) -> Ints:
@@ -217,11 +226,11 @@ def _bars(timeline: Timeline, picture: Picture, spans: Ints, unit_s: float) -> C
     }
 
 
-def _idle(picture: Picture, until_s: float, unit_s: float) -> Columns:
+def _idle(picture: Picture, unit_s: float) -> Columns:
     rows = np.arange(len(picture.ranks))
     return {
         "left": _small(picture.opens_s / unit_s),
-        "right": _small(np.minimum(picture.closes_s, until_s) / unit_s),
+        "right": _small(picture.closes_s / unit_s),
         "top": _small(rows + _MARGIN),
         "bottom": _small(rows + _MARGIN + picture.bar_height),
     }
