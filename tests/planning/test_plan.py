@@ -206,15 +206,22 @@ def test_every_number_that_was_asked_for_is_told_of(database: Path) -> None:
     ]
 
 
-def test_the_command_that_is_shown_is_of_the_answer(exhaustive: dict[int, float], database: Path) -> None:
-    """Without days that is the fastest step, with them the fewest GPUs that are enough; settings are named."""
+def test_the_command_that_is_shown_is_of_the_answer(
+    exhaustive: dict[int, float], database: Path, tmp_path: Path
+) -> None:
+    """Without days that is the fastest step, with them the fewest GPUs that are enough; settings are named.
+
+    No command reads a mapping.
+    """
+    file = write_job(tmp_path, **LARGE)
     fastest = min(exhaustive, key=lambda gpus: (exhaustive[gpus], gpus))
-    (line,) = planned(database, gpus=COUNTS).summary_view().foot
+    assert not planned(database, gpus=COUNTS).summary_view().foot
+    (line,) = planned(database, file, gpus=COUNTS).summary_view().foot
     assert line.startswith(f"To see {fastest} GPUs: ")
     assert fastest > 4
-    *_, line = planned(database, gpus=COUNTS, days=1.001 * exhaustive[4]).summary_view().foot
+    *_, line = planned(database, file, gpus=COUNTS, days=1.001 * exhaustive[4]).summary_view().foot
     assert line.startswith("To see 4 GPUs: ")
-    varied = planned(database, gpus=[8], vary={"seed": [1, 2]}, fix={**FIXED, "tp": [8]}).summary_view().foot
+    varied = planned(database, file, gpus=[8], vary={"seed": [1, 2]}, fix={**FIXED, "tp": [8]}).summary_view().foot
     assert [line.partition(":")[0] for line in varied] == ["To see 8 GPUs with seed=1", "To see 8 GPUs with seed=2"]
 
 
