@@ -127,7 +127,7 @@ def _nothing_fits(result: SearchResult, training: Training) -> InputError:
 
 
 def _smaller_methods(training: Training) -> list[str]:
-    """Return the answer that names the methods which take less memory than that of a job; none where it has the least."""
+    """Return the answer that names methods which take less memory than that of a job; none where it has the least."""
     if training.adapters is None:
         return ["training lora or qlora"]
     return [] if training.base == METHODS["qlora"].base else ["training qlora"]

@@ -106,8 +106,8 @@ def adapter_keys(method: str, model: Model) -> dict[str, Any]:
 def weight_keys(method: str, framework: str, data: Mapping[str, Any]) -> dict[str, Any]:
     """Return keys of the section ``training`` by which all weights are trained in fp32, as Trainer's bf16=True does it.
 
-    None where the framework keeps such weights anyway, where adapters are trained, and where the job of these ``data``
-    is not simulated so.
+    No keys where the framework keeps such weights anyway, where adapters are trained, and where the job of these
+    ``data`` is not simulated so.
     """
     if FRAMEWORKS[framework].master_weights or METHODS[method].adapters:
         return {}

@@ -186,7 +186,7 @@ def test_layouts_of_one_search_share_parts() -> None:
 
 @pytest.mark.parametrize("overlap", [True, False])
 def test_bounds_do_not_depend_on_the_layouts_before(overlap: bool) -> None:
-    """Those of every schedule are the same first, last, and alone: some join passes, some never drain."""
+    """Every schedule has the same bounds first, last, and alone: some join passes, some never drain."""
     base = load_workload({**LARGE, "parallelism": {"overlap": {"grad_reduce": overlap, "param_gather": overlap}}})
     variants = Variants(base, base.cluster)
     legal: list[tuple[Mapping[str, Any], Workload]] = []

@@ -260,6 +260,7 @@ def test_the_table_of_all_layouts_has_a_row_each(result: SearchResult, tmp_path:
         ({"fix": {"schedule": [1]}}, "fix: parallelism.schedule: is none of the known values"),
         ({"fix": {"tp": [3]}}, "no layout on 4 GPUs is legal"),
         ({"limit": {"pp": (5, 6)}}, "no layout on 4 GPUs is legal"),
+        ({"limit": {"pp": (True, 8)}}, "limit: pp: must be least and most"),
         ({"fix": {"depth": [3]}}, "is no key of a layout"),
         ({"set": {"parallelism.zero": 1}, "fix": {"tp": [4]}}, "fix:     --fix parallelism.zero=1"),
     ],
