@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,9 @@ from simulator.config import load_workload
 from simulator.errors import InputError
 from simulator.planning.gpu_counts import CountRange, least_gpus, whole_nodes
 from simulator.planning.result import PlanResult, why_not
+from simulator.searching.branch_and_bound import SimulatedLayout
 from simulator.searching.layout_search import SearchWatch
+from simulator.sweeping.outcome import PointOutcome, Status
 from tests.support.jobs import job
 from tests.support.searches import LARGE, figures_of, space_on
 from tests.support.sweeps import SMALLEST, write_job
@@ -92,6 +95,16 @@ def test_what_is_ruled_out_has_its_reason(exhaustive: dict[int, float], database
     late = planned(database, gpus=[32], days=0.9 * exhaustive[32]).rows[0]
     assert late.best is None
     assert "too slow" in why_not(late)
+
+
+def test_what_broke_the_simulator_is_not_said_to_lack_memory(database: Path) -> None:
+    """Of one GPU no layout fits: all are too large by their bounds. Were one broken, no more would be known of that."""
+    (row,) = planned(database, gpus=[1]).rows
+    candidate = row.search.bounded.too_large[0]
+    broken = SimulatedLayout(candidate, PointOutcome("key", Status.FAILED, error="KeyError: 3"))
+    search = replace(row.search, ranking=replace(row.search.ranking, simulated=(broken,)))
+    assert why_not(row).startswith("none fits in memory: each lacks")
+    assert why_not(replace(row, search=search)).startswith("none that could be simulated fits in memory: each lacks")
 
 
 def test_more_finds_the_next_number_with_a_layout(database: Path) -> None:
