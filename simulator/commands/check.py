@@ -1,4 +1,4 @@
-"""Python entry point of a check without simulation: `check`; and the schemas of files and results."""
+"""Python entry point of a check without simulation: `check`."""
 
 from __future__ import annotations
 

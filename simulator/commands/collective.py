@@ -14,6 +14,7 @@ from simulator.cluster import Cluster, build_cluster
 from simulator.config.catalog import names
 from simulator.config.cluster import load_cluster
 from simulator.config.profile import check_gpu, check_one_vendor, load_profile
+from simulator.config.section import is_whole
 from simulator.config.stack import check_stack, load_stack
 from simulator.costs import Costs
 from simulator.errors import InputError, located
@@ -119,7 +120,10 @@ def _messages(sizes: str | Sequence[int]) -> list[int]:
 
 def _members(ranks: Sequence[int] | None, n_ranks: int) -> list[int]:
     """Return the ranks that take part, of so many. Raises `InputError`."""
-    members = list(range(n_ranks)) if ranks is None else sorted(set(ranks))
+    asked = range(n_ranks) if ranks is None else ranks
+    if not isinstance(asked, Iterable) or not all(map(is_whole, asked)):
+        raise InputError("must be a list of whole numbers", file="ranks", found=brief(ranks), allowed="such as [0, 8]")
+    members = sorted(map(int, set(asked)))
     if members and not 0 <= members[0] <= members[-1] < n_ranks:
         allowed = f"0 to {n_ranks - 1}"
         raise InputError("names a rank that does not exist", file="ranks", found=str(members), allowed=allowed)
@@ -236,6 +240,7 @@ def _no_sizes(text: str) -> InputError:
         "are no sizes",
         file="sizes",
         found=text,
-        allowed="FIRST:LAST, FIRST:LAST:FACTOR or a list, such as 8:16G, 1M,64M or 25MiB,25MB, each of 1 byte to 2^63",
+        allowed="FIRST:LAST, FIRST:LAST:FACTOR or a list, such as 8:16G, 1M,64M or 25MiB,25MB, "
+        "each of 1 byte to 2^63 - 1",
         fix=plain if plain != text else None,
     )

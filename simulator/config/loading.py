@@ -14,6 +14,7 @@ from simulator.config.captured_file import read_captured
 from simulator.config.cluster import cluster_data
 from simulator.config.misplaced_file import SCHEDULE, expecting, read_workload, refuse_misplaced
 from simulator.config.optimizer_choices import usual_library, usual_state_dtype
+from simulator.config.parallelism import with_split
 from simulator.config.pipelines import find_schedule, is_file
 from simulator.config.presets import config_path, expand_model, inherited_keys
 from simulator.config.profile import (
@@ -317,9 +318,7 @@ def altered(workload: Workload, changes: Mapping[str, Any]) -> Workload:
     if "dp" not in workload.parallelism.model_fields_set:  # nor have nodes been given, from which it would follow
         data["cluster"].pop("nodes", None)
     data = with_changes(data, changes, SHORTHANDS)
-    stages = len(workload.parallelism.layers_per_stage)
-    if data["parallelism"].get("pp", 1) * data["parallelism"].get("vpp", 1) != stages:
-        data["parallelism"].pop("layers_per_stage", None)
+    data["parallelism"] = with_split(data["parallelism"], workload.parallelism).model_dump(exclude_unset=True)
     result = load_workload(data)
     kept = [key for key in workload.model.inherited if not _under(f"model.{key}", changes)]
     return result.model_copy(update={"model": result.model.inheriting(kept, workload.model.inherited.config)})

@@ -17,8 +17,12 @@ from simulator.input_files import read_yaml
 #: Bytes that are looked at. The list of a trace comes after its devices.
 _LOOKED_AT = 1 << 20
 _PARQUET = b"PAR1"
-#: The first bytes of a database (sqlite.org/fileformat.html, 1.3), and what a page begins with.
-_SQLITE, _PAGE_STARTS = b"SQLite format 3\0", ("<!doctype html", "<html")
+#: The first bytes of a database, and where the mark of the program is that wrote it (sqlite.org/fileformat.html, 1.3).
+_SQLITE, _SQLITE_MARK = b"SQLite format 3\0", slice(68, 72)
+#: The mark of databases of finished points, as ``PRAGMA application_id`` tells it.
+POINTS_MARK = int.from_bytes(b"llms", "big")
+#: What a page begins with.
+_PAGE_STARTS = ("<!doctype html", "<html")
 #: The mark of a tar archive, and its place in the first header (POSIX.1-1988); endings of archives.
 _TAR, _TAR_AT, _TAR_SUFFIXES = b"ustar", 257, (".tar", ".tar.gz", ".tgz")
 #: Cells of a pipeline schedule as torch.distributed.pipelining writes it.
@@ -60,6 +64,7 @@ _RESULT = FileUse("a result that --json wrote", "the workload file that it came 
 _SCRIPT = FileUse("a launch script", "llmsim import FILE --out job.yaml")
 _NOTEBOOK = FileUse("a notebook", "jupyter lab FILE")
 _DATABASE = FileUse("a database of finished points", "llmsim sweep WORKLOAD --grid KEY=V1,V2 --out FILE")
+_OTHER_DATABASE = FileUse("a database of another program", "a profiler's trace as JSON: llmsim trace show TRACE.json")
 TABLE = FileUse("a table", "llmsim validate --rows FILE for measurements, llmsim sweep WORKLOAD --list FILE for points")
 _REQUESTS = FileUse("a list of requests to a model that serves", "a training job: serving is not simulated")
 _WEIGHTS = FileUse(
@@ -81,7 +86,7 @@ _JSON_WORDS = (
 #: Columns of such lists as tables: of Azure's traces, and of Vidur's.
 _REQUEST_COLUMNS = (b"ContextTokens", b"num_prefill_tokens")
 #: What files of bytes begin with, from which byte on.
-_BINARY = ((_PARQUET, 0, _JOB_TRACE), (_SQLITE, 0, _DATABASE), (_TAR, _TAR_AT, _ARCHIVE))
+_BINARY = ((_PARQUET, 0, _JOB_TRACE), (_TAR, _TAR_AT, _ARCHIVE))
 _WEIGHT_SUFFIXES = (".safetensors", ".pt", ".pth", ".bin", ".gguf")
 
 
@@ -95,6 +100,8 @@ def use_of(path: Path) -> FileUse | None:
     head = _head(path)
     if binary := next((use for start, at, use in _BINARY if head.startswith(start, at)), None):
         return binary
+    if head.startswith(_SQLITE):
+        return _DATABASE if int.from_bytes(head[_SQLITE_MARK], "big") == POINTS_MARK else _OTHER_DATABASE
     text = head.decode("utf-8", "replace")
     is_json = text.lstrip()[:1] in ("{", "[")
     keys = _json_keys(text) if is_json else frozenset(_KEYS.findall(text))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field, WithJsonSchema, WrapValidator
@@ -10,6 +11,7 @@ from pydantic import Field, WithJsonSchema, WrapValidator
 from simulator.bounds import Count
 from simulator.config.pipelines import find_schedule, is_file
 from simulator.config.section import AsTuple, Integral, Section
+from simulator.config.validation import validated
 from simulator.program import REPLICAS, Axis
 from simulator.schedules import SCHEDULES, Schedule, Times, paired
 
@@ -248,6 +250,19 @@ class Parallelism(Section):
     def table_in_place(self) -> bool:
         """The rank of the last stage also holds a first stage, so that tied embeddings are one table there."""
         return any(stage % self.n_stages == 0 for stage in self.stages_of(self.ends[1]))
+
+
+def with_split(data: Mapping[str, Any], before: Parallelism) -> Parallelism:
+    """Return the layout of ``data``, which has keys of the layout ``before``, and changed ones.
+
+    The split of the layers that was there before stays where the number of stages does, and is left open elsewhere.
+    Raises `InputError` where the data is no layout.
+    """
+    layout = validated(Parallelism, data, place=lambda key: (None, f"parallelism.{key}"))
+    split = before.layers_per_stage
+    if not split or layout.layers_per_stage != split or layout.n_stages == len(split):
+        return layout
+    return validated(Parallelism, {key: value for key, value in data.items() if key != "layers_per_stage"})
 
 
 def _synchronises(section: dict[str, Any]) -> bool:

@@ -1,21 +1,19 @@
-"""Variants of a loaded workload: other layouts of the same job, by the rules of a file, hundreds of times faster."""
+"""Variants of a loaded workload: other layouts of the same job, by the rules of a file, which is read once."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any
 
 from simulator.config.loading import SHORTHANDS, complete
-from simulator.config.parallelism import Parallelism
-from simulator.config.section import Section, ShortSection
+from simulator.config.parallelism import Parallelism, with_split
+from simulator.config.section import ShortSection
 from simulator.config.training import Training
 from simulator.config.validation import validated
 from simulator.config.workload import Workload
 from simulator.hardware.cluster_spec import ClusterSpec
 from simulator.input_files import with_changes
-
-S = TypeVar("S", bound=Section)
 
 
 @dataclass(frozen=True)
@@ -28,7 +26,7 @@ class Variants:
 
     workload: Workload
     cluster: ClusterSpec
-    _sections: dict[tuple[str, str], Section] = field(default_factory=dict, init=False, repr=False, compare=False)
+    _trainings: dict[str, Training] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def variant(self, changes: Mapping[str, Any]) -> Workload:
         """Return the workload with dotted keys of the two sections changed, ``parallelism.dp`` among them.
@@ -39,8 +37,7 @@ class Variants:
         for key, value in changes.items():
             section, _, name = key.partition(".")
             inside[section][name] = value
-        training = self._section("training", Training, inside["training"])
-        parallelism = self._section("parallelism", Parallelism, inside["parallelism"])
+        training, parallelism = self._training(inside["training"]), self._parallelism(inside["parallelism"])
         update = {"training": training, "parallelism": parallelism, "cluster": self.cluster}
         return complete(self.workload.model_copy(update=update))
 
@@ -50,26 +47,23 @@ class Variants:
         A list or a mapping stays as it is. Raises `InputError` where the key cannot have the value.
         """
         section, _, name = key.partition(".")
-        form: type[Section] = Training if section == "training" else Parallelism
-        read: Any = self._section(section, form, {name: value})
+        read: Any = (self._training if section == "training" else self._parallelism)({name: value})
         for part in name.split("."):
             read = getattr(read, part)
         if value is None and isinstance(read, ShortSection):
             return getattr(read, read.text_means)
         return read if read is None or isinstance(read, bool | int | float | str) else value
 
-    def _section(self, name: str, form: type[S], changes: Mapping[str, Any]) -> S:
-        key = name, repr(changes)
-        if key not in self._sections:
-            data = getattr(self.workload, name).model_dump(exclude_unset=True)
-            shorthands = {path.removeprefix(f"{name}."): text for path, text in SHORTHANDS.items()}
-            data = with_changes(data, changes, shorthands)
-            value = validated(form, data, place=lambda path: (None, f"{name}.{path}"))
-            stages = len(self.workload.parallelism.layers_per_stage)
-            if stages and isinstance(value, Parallelism) and value.pp * value.vpp != stages:
-                data.pop("layers_per_stage", None)
-                value = validated(form, data)
-            if name == "parallelism":  # there are as many of them as variants
-                return value
-            self._sections[key] = value
-        return self._sections[key]  # type: ignore[return-value]
+    def _training(self, changes: Mapping[str, Any]) -> Training:
+        key = repr(changes)  # fewer than variants, most of which differ in the layout alone
+        if key not in self._trainings:
+            data = self._changed("training", changes)
+            self._trainings[key] = validated(Training, data, place=lambda path: (None, f"training.{path}"))
+        return self._trainings[key]
+
+    def _parallelism(self, changes: Mapping[str, Any]) -> Parallelism:
+        return with_split(self._changed("parallelism", changes), self.workload.parallelism)
+
+    def _changed(self, section: str, changes: Mapping[str, Any]) -> dict[str, Any]:
+        shorthands = {key.removeprefix(f"{section}."): text for key, text in SHORTHANDS.items()}
+        return with_changes(getattr(self.workload, section).model_dump(exclude_unset=True), changes, shorthands)

@@ -12,6 +12,8 @@ from time import monotonic
 from typing import Any
 
 from simulator.config import load_workload
+from simulator.config.training import Training
+from simulator.drafting.methods import METHODS
 from simulator.errors import InputError
 from simulator.searching.branch_and_bound import SimulatedLayout
 from simulator.searching.entry import search
@@ -78,7 +80,7 @@ def proposed_layout(
         )
         first = look(top=_PLACES, budget_s=budget_s)
         if not first.ranking.fitting:
-            raise _nothing_fits(first, base.training.adapters is not None)
+            raise _nothing_fits(first, base.training)
         left_s = ends_s - monotonic()
         again = not any(map(_leaves_enough, first.ranking.fitting)) and left_s > 0
         results = [first, look(top=_MORE_PLACES, budget_s=left_s)] if again else [first]
@@ -105,10 +107,10 @@ def _leaves_enough(one: SimulatedLayout) -> bool:
     return bool(figures["headroom_bytes"] >= SPARE * figures["capacity_bytes"])
 
 
-def _nothing_fits(result: SearchResult, has_adapters: bool) -> InputError:
+def _nothing_fits(result: SearchResult, training: Training) -> InputError:
     """Return the error of a job of which no layout fits, or of which none was simulated in time."""
     layouts = counted(result.bounded.n_legal, "layout")
-    if not result.is_proven:
+    if result.out_of_time:
         message = (
             f"none of {layouts} was found to fit in time, {counted(len(result.ranking.simulated), 'layout')} simulated"
         )
@@ -117,6 +119,15 @@ def _nothing_fits(result: SearchResult, has_adapters: bool) -> InputError:
     lacking = [-one.outcome.figures["headroom_bytes"] for one in simulated if one.outcome.figures]
     lacking += [lost.least_lacking_bytes] if lost.too_large else []
     least = f"; the smallest lacks {format_gib(min(lacking))} on a GPU" if lacking else ""
-    method = "training qlora" if has_adapters else "training lora or qlora"
-    fix = f"more GPUs, fewer tokens per sequence, {method}, or training.offload by hand (docs/how-to/fit.md)"
+    failed = result.ranking.failed
+    least += f"; {counted(len(failed), 'layout')} broke the simulator" if failed else ""
+    fixes = ["more GPUs", "fewer tokens per sequence", *_smaller_methods(training)]
+    fix = f"{', '.join(fixes)}, or training.offload by hand (docs/how-to/fit.md)"
     return InputError(f"no layout on {counted(result.gpus, 'GPU')} fits, of {layouts}{least}", fix=fix)
+
+
+def _smaller_methods(training: Training) -> list[str]:
+    """Return the answer that names methods which take less memory than that of a job; none where it has the least."""
+    if training.adapters is None:
+        return ["training lora or qlora"]
+    return [] if training.base == METHODS["qlora"].base else ["training qlora"]

@@ -59,9 +59,11 @@ def completed(facts: MachineFacts, path: Path) -> Imported:
     else:
         node["pcie"] = {"generation": gpus.generation or 4}
         assumed.append(f"node.nvlink: none, {_why_no_machine(gpus)}")
+        if gpus.generation is None:
+            assumed.append("node.pcie.generation: 4, as the file does not say it")
         cluster |= {"nodes": facts.nodes or 1, "node": node}
     if machine is None or not machine.tree:
-        _put_pcie(node, gpus, assumed)
+        _put_pcie(node, gpus)
     if facts.nics is not None:
         _put_network(cluster, facts.nics, assumed, has_fabric=machine is not None and machine.network)
     elif facts.nodes and facts.nodes > 1 and not (machine and machine.network):
@@ -87,17 +89,12 @@ def _gpu_section(gpus: GpuFacts) -> Any:
     return sections if len(sections) > 1 else sections[0]
 
 
-def _put_pcie(node: dict[str, Any], gpus: GpuFacts, assumed: list[str]) -> None:
+def _put_pcie(node: dict[str, Any], gpus: GpuFacts) -> None:
     """Put the PCIe link that GPUs have, where the file says it."""
-    section = node.setdefault("pcie", {})
-    if gpus.generation is not None:
-        section["generation"] = gpus.generation
-    if gpus.lanes is not None:
-        section["lanes"] = gpus.lanes
-    if not section:
-        del node["pcie"]
-    elif gpus.generation is None:
-        assumed.append("node.pcie.generation: 4, as the file does not say it")
+    link = {"generation": gpus.generation, "lanes": gpus.lanes}
+    section = {**node.get("pcie", {}), **{key: value for key, value in link.items() if value is not None}}
+    if section:
+        node["pcie"] = section
 
 
 def _put_network(cluster: dict[str, Any], nics: NicFacts, assumed: list[str], *, has_fabric: bool) -> None:

@@ -5,7 +5,6 @@ A script is told by the keys in it. Nothing of it is run. What no script says, s
 
 from __future__ import annotations
 
-import re
 import textwrap
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -28,6 +27,7 @@ from simulator.launch_scripts import (
     shell,
     torchtitan,
 )
+from simulator.launch_scripts.gpus import gpus_of
 from simulator.launch_scripts.script import LaunchScript, UnderstoodOption
 
 __all__ = ["SUFFIXES", "LaunchScript", "UnderstoodOption", "is_launch_script", "read_script"]
@@ -93,7 +93,7 @@ def read_script(path: Path) -> LaunchScript:
     by_accelerate = any(Path(word.text).name.startswith("accelerate") for word in command.words[:start])
     for marks, reader in _COMMANDS:
         if marks & options.keys():
-            script = reader(options, path, _gpus({**options, **launcher}, text))
+            script = reader(options, path, gpus_of({**options, **launcher}, command.words[:start], text))
             skipped = tuple(f"not followed: {part}" for part in command.skipped)
             repeated = shell.repeated_options(command.words[start:])
             skipped += tuple(f"said twice: {textwrap.shorten(text, 80)}, of which the last counts" for text in repeated)
@@ -121,24 +121,3 @@ def _keyed(path: Path) -> LaunchScript:
         return megatron.read(options, path, None)
     refuse_misplaced(path, "a launch script")
     raise InputError("is no launch script that is known here", file=path, allowed=KINDS)
-
-
-def _gpus(options: Mapping[str, Any], text: str) -> int | None:
-    """Return how many GPUs a command runs on, by its launcher's options or Slurm's; None where nothing says it."""
-
-    def number(*names: str) -> int | None:
-        for name in names:
-            if str(options.get(name, "")).isdigit():
-                return int(str(options[name]))
-        return None
-
-    def slurm_number(name: str) -> int | None:
-        match = re.search(rf"^#SBATCH\s.*--{name}[= ](?:\w+:)*(\d+)", text, flags=re.MULTILINE)
-        return int(match[1]) if match else None
-
-    if (processes := number("num_processes")) is not None:
-        return processes
-    nodes = number("nnodes", "num_nodes", "num_machines") or slurm_number("nodes") or number("nodes")
-    each = number("nproc_per_node", "num_gpus", "ntasks_per_node", "gpus_per_node")
-    each = each or slurm_number("ntasks-per-node") or slurm_number("gpus-per-node") or slurm_number("gres")
-    return None if each is None else (nodes or 1) * each

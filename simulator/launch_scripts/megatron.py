@@ -84,6 +84,9 @@ _FP4_RECIPES = {"nvfp4": "te_nvfp4"}
 _CONTEXT_METHODS = {"p2p": "ring", "a2a": "ulysses"}
 #: Options of the layers that the first and the last pipeline stage have.
 _UNEVEN = ("decoder_first_pipeline_num_layers", "decoder_last_pipeline_num_layers")
+#: --data-parallel-sharding-strategy -> stage of ZeRO. no_shard is the default of Megatron-Core's
+#: `DistributedDataParallelConfig`.
+_SHARDED = {"no_shard": 0, "optim": 1, "optim_grads": 2, "optim_grads_params": 3}
 #: --attention-backend -> ours.
 _ATTENTION = {"flash": "flash", "fused": "flash", "unfused": "unfused"}
 
@@ -189,14 +192,15 @@ def _training(reading: ScriptReading) -> None:
     if reading.flag("no_gradient_accumulation_fusion"):
         reading.put("training.gradient_accumulation_fusion", False, "no_gradient_accumulation_fusion")
     _recompute(reading)
-    samples, steps = reading.number("train_samples"), reading.number("train_iters")
     training = reading.workload["training"]
-    batch, seq = training.get("global_batch"), training.get("seq")
-    if seq and (samples or (steps and batch)):
-        option = "train_samples" if samples else "train_iters"
-        reading.put("training.total_tokens", float((samples or steps * batch) * seq), option)
-    reading.leave("train_samples", "train_iters")
-    if batch is None:
+    samples, seq = reading.number("train_samples"), training.get("seq")
+    if samples and seq:
+        reading.put("training.total_tokens", float(samples * seq), "train_samples")
+        reading.leave("train_iters")
+    else:
+        reading.leave("train_samples")
+        reading.take_steps("train_iters")
+    if training.get("global_batch") is None:
         reading.accumulation = 1
         reading.assumed.append("training.global_batch: one micro-batch per replica, Megatron-LM's default")
 
@@ -247,13 +251,7 @@ def _parallelism(reading: ScriptReading) -> None:
     reading.leave("sequence_parallel")
     _chunks(reading)
     _context(reading)
-    sharding = str(reading.look("data_parallel_sharding_strategy", ""))
-    if fully := reading.first_on("use_torch_fsdp2", "use_megatron_fsdp", "use_custom_fsdp"):
-        stage = {"optim": 1, "optim_grads": 2, "no_shard": 0}.get(sharding, 3)
-        reading.put("parallelism.zero", stage, fully, *(["data_parallel_sharding_strategy"] if sharding else []))
-        reading.leave("use_distributed_optimizer")
-    elif reading.flag("use_distributed_optimizer"):
-        reading.put("parallelism.zero", 1, "use_distributed_optimizer")
+    _sharding(reading)
     for option, key in (
         ("overlap_grad_reduce", "grad_reduce"),
         ("overlap_param_gather", "param_gather"),
@@ -271,6 +269,24 @@ def _parallelism(reading: ScriptReading) -> None:
     ):
         if reading.flag(option):
             reading.put(f"parallelism.{key}", True, option)
+
+
+def _sharding(reading: ScriptReading) -> None:
+    """Put the stage of ZeRO. PyTorch's FSDP shards all; Megatron's own what its strategy says, by default nothing."""
+    if reading.flag("use_torch_fsdp2"):
+        reading.put("parallelism.zero", 3, "use_torch_fsdp2")
+        reading.leave("data_parallel_sharding_strategy", "use_distributed_optimizer")
+    elif switch := reading.first_on("use_megatron_fsdp", "use_custom_fsdp"):
+        option, strategy = reading.first_of("data_parallel_sharding_strategy")
+        stage = _SHARDED.get(str(strategy))
+        if stage is None:
+            reading.assume("parallelism.zero", 0, f"Megatron-LM's default of {option}, no_shard")
+            reading.understand(switch, "parallelism.zero", 0)
+        else:
+            reading.put("parallelism.zero", stage, switch, option)
+        reading.leave("use_distributed_optimizer")
+    elif reading.flag("use_distributed_optimizer"):
+        reading.put("parallelism.zero", 1, "use_distributed_optimizer")
 
 
 def _chunks(reading: ScriptReading) -> None:

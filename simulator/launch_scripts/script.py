@@ -158,6 +158,15 @@ class ScriptReading:
             self.put(key, value, option)
         return value
 
+    def take_steps(self, option: str) -> None:
+        """Take the updates of the whole run; what is no positive number leaves them open, as without the option."""
+        updates = self.number(option)
+        if updates is not None and updates > 0:
+            self.steps = updates
+            self.understand(option, "training.total_tokens", f"{updates} steps")
+        else:
+            self.leave(option)
+
     def switch(self, key: str, option: str) -> None:
         """Put whether a switch is on under ``key``; off where the script lacks it."""
         if self.look(option) is None:

@@ -45,6 +45,8 @@ _LAUNCHERS = (
     "eval",
     "exec",
 )
+#: Beginnings of the names of launchers whose ``-m`` is a module to run; srun's is not.
+_RUN_PYTHON = ("torchrun", "deepspeed", "accelerate", "python")
 _OPERATORS: dict[type, Callable[[int, int], int]] = {
     ast.Add: operator.add,
     ast.Sub: operator.sub,
@@ -112,13 +114,21 @@ def _starts_training(words: list[Word]) -> bool:
 
 
 def program_at(words: list[Word]) -> int:
-    """Return where the options of the program begin, behind those of what launches it.
+    """Return where the options of the program begin, behind those of what launches it: the first file or module.
 
     >>> program_at([Word(text) for text in ("torchrun", "--nnodes", "2", "train.py", "--lr", "1")])
     4
     """
-    programs = [number for number, word in enumerate(words) if word.text.endswith(".py")]
-    return programs[-1] + 1 if programs else words.index(Word("-m")) + 2 if Word("-m") in words else 1
+    begin, by_python = 1, False
+    for number, word in enumerate(words):
+        if number and word.text.endswith(".py"):
+            return number + 1
+        by_python = by_python or Path(word.text).name.startswith(_RUN_PYTHON)
+        if by_python and word.text in ("-m", "--module"):
+            begin = number + 2
+            if not any(one.text.startswith("torch.distributed.") for one in words[number + 1 : begin]):
+                break
+    return begin
 
 
 def options_of(words: Iterable[Word]) -> dict[str, str | bool | Unsaid]:
@@ -219,7 +229,7 @@ class _ShellReader:
         if value.startswith("("):
             value = " ".join(self.words(value[1:].rsplit(")", 1)[0]))
         else:
-            parts = _split(self._substituted(value))
+            parts = split_words(self._substituted(value))
             if len(parts) > 1 and not all(_ASSIGNMENT.fullmatch(part) for part in parts[1:]):
                 return False  # A=1 command
             for part in parts[1:]:
@@ -232,7 +242,7 @@ class _ShellReader:
         """Return the words of a statement with variables expanded and split, without quotes and redirections."""
         statement = self._substituted(statement)
         statement = re.split(r"\s(?:2?>{1,2}|\||&&?|\|\|)\s?", re.sub(r"2>&1", "", statement))[0]
-        words = [word for part in _split(statement) for word in _split(self.expand(part))]
+        words = [word for part in split_words(statement) for word in split_words(self.expand(part))]
         while words and (_ASSIGNMENT.fullmatch(words[0]) or words[0] in ("eval", "exec", "time", "nohup", "sudo")):
             words = words[1:]
         return words
@@ -287,7 +297,7 @@ class _ShellReader:
             parts = re.split(split, text)
             if len(parts) > 1:
                 return combine(self._holds(f"[ {part.strip().strip('[]').strip()} ]") for part in parts)
-        words = [self.expand(word) for word in _split(text.strip().strip("[]").strip())]
+        words = [self.expand(word) for word in split_words(text.strip().strip("[]").strip())]
         words = ["" if word.startswith(_MARK) else word for word in words]
         negated = bool(words) and words[0] == "!"
         match words[1:] if negated else words:
@@ -320,7 +330,7 @@ def _calculated(node: ast.expr) -> int:
     raise ValueError("no arithmetic")
 
 
-def _split(text: str) -> list[str]:
+def split_words(text: str) -> list[str]:
     """Return the words of a text without quotes, comments left out; a text with an odd quote split at blanks."""
     try:
         return shlex.split(text, comments=True)

@@ -25,7 +25,6 @@ _NEUTRAL = frozenset(
     [
         "model.tokenizer_path",
         "model.hf_assets_path",
-        "training.steps",
         "training.dataset",
         "training.dataset_path",
         "training.seed",
@@ -105,6 +104,7 @@ def _batch(reading: ScriptReading) -> None:
     if total is not None and total > 0:
         reading.put("training.global_batch", total, "training.global_batch_size")
     reading.leave_where("training.global_batch_size", "-1")
+    reading.take_steps("training.steps")
 
 
 def _precision(reading: ScriptReading) -> None:

@@ -152,12 +152,7 @@ def put_batch(reading: ScriptReading, micro: str, accumulation: str) -> None:
     elif reading.accumulation is None:
         reading.accumulation = 1
         reading.assumed.append(f"{accumulation}: 1, its default")
-    updates = reading.number("max_steps")
-    if updates is not None and updates > 0:
-        reading.steps = updates
-        reading.understand("max_steps", "training.total_tokens", f"{updates} steps")
-    else:  # transformers' default is -1: epochs decide
-        reading.leave("max_steps")
+    reading.take_steps("max_steps")  # transformers' default is -1: epochs decide
 
 
 def put_optimizer(reading: ScriptReading, option: str) -> None:

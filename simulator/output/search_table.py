@@ -55,9 +55,9 @@ class LostLayouts:
 class SearchView:
     """Contents of the tables.
 
-    ``head``: how many layouts there are, and how long it took. ``keys``: in which layouts differ. ``ranking`` and
+    ``head``: how many layouts there are and were simulated. ``keys``: in which layouts differ. ``ranking`` and
     ``front``: the best, and those of which none other is faster and leaves as much memory. ``n_proven``: how many of
-    the first are proven. ``foot``: lines on the best one.
+    the first are proven. ``foot``: lines on the time that it took, and on the best one.
     """
 
     head: str

@@ -293,7 +293,8 @@ def _heat_maps(shown: SweptValues, panels: Sequence[Axes]) -> None:
     for workload, axes in enumerate(panels):
         fitting = np.ma.masked_where(~shown.fits[workload], values[workload])
         mesh = axes.pcolormesh(fitting, norm=norm, cmap=colours, edgecolors="white", linewidth=1.5)
-        _cells(axes, values[workload], shown.fits[workload], scale, mesh, "refused" if shown.complete else "no figure")
+        absent = "refused or\nfailed" if shown.complete else "no figure"
+        _cells(axes, values[workload], shown.fits[workload], scale, mesh, absent)
         if best is not None and best[0] == workload:
             _frame(axes, best[1], best[2])
         axes.set_xticks(np.arange(len(across.texts)) + 0.5, across.texts, rotation=_tilt(across))

@@ -193,9 +193,9 @@ class PlanResult(Result):
             if left_out := "; ".join(self.question.not_searched(part)):
                 yield f"Numbers of GPUs not searched{_with(part.setting)}: {left_out}."
             row = part.fastest if self.question.days is None else part.fewest
-            if row is not None and row.best is not None:
-                gpus = counted(row.gpus, "GPU")
-                yield f"To see {gpus}{_with(part.setting)}: {row.search.command_line(row.best)}"
+            command = None if row is None or row.best is None else row.search.command_line(row.best)
+            if row is not None and command is not None:
+                yield f"To see {counted(row.gpus, 'GPU')}{_with(part.setting)}: {command}"
 
     def __repr__(self) -> str:
         """Return the answer, and the best layout of every row."""
@@ -233,7 +233,8 @@ def why_not(row: PlanRow) -> str:
     late = _late(search.ranking.next_bound_s, " or more", row)
     if math.isfinite(row.slowest_s) and search.ranking.next_bound_s > row.slowest_s and search.lost.bounded:
         return f"all that may fit are too slow: {late}"
-    return f"none fits in memory{_lacking(row)}"
+    which = "none that could be simulated" if search.ranking.failed else "none"
+    return f"{which} fits in memory{_lacking(row)}"
 
 
 def _late(step_time_s: float, least: str, row: PlanRow) -> str:
@@ -249,9 +250,19 @@ def _lacking(row: PlanRow) -> str:
 
 
 def _numbers(gpus: Sequence[int]) -> str:
-    """Return a run of numbers as a user would say it.
+    """Return ascending numbers as a user would say them: the ends alone of three or more with the same steps.
 
-    >>> _numbers([8]), _numbers([8, 16]), _numbers([8, 16, 24])
-    ('8', '8, 16', '8 to 24')
+    >>> _numbers([8]), _numbers([8, 16, 24]), _numbers([8, 64, 512]), _numbers([1, 2, 4, 8, 16, 24])
+    ('8', '8 to 24', '8, 64, 512', '1, 2, 4, 8 to 24')
     """
-    return f"{gpus[0]:,} to {gpus[-1]:,}" if len(gpus) > 2 else ", ".join(f"{one:,}" for one in gpus)
+    texts: list[str] = []
+    first = 0
+    while first < len(gpus):
+        last = min(first + 1, len(gpus) - 1)
+        while last + 1 < len(gpus) and gpus[last + 1] - gpus[last] == gpus[first + 1] - gpus[first]:
+            last += 1
+        if last - first < 2:
+            last = first
+        texts.append(f"{gpus[first]:,}" if last == first else f"{gpus[first]:,} to {gpus[last]:,}")
+        first = last + 1
+    return ", ".join(texts)

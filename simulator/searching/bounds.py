@@ -33,7 +33,7 @@ from simulator.searching.prices import AxisGroups, LeastPrices
 from simulator.searching.stage_parts import StageParts, layer_kinds_of
 from simulator.searching.time_floor import shared_traffic, time_floor
 
-#: Keys on which no weight depends, nor what an optimizer does with it.
+#: Keys on which no weight depends, nor what an optimizer computes with it.
 _WEIGHTLESS = ("training.micro_batch", "training.recompute", "parallelism.schedule", "parallelism.vpp")
 #: Pipeline ranks whose weights are remembered.
 _MOST_RANKS = 20_000
@@ -142,6 +142,8 @@ class LayoutBounds:
         return self._memories[key]
 
     def _update(self, key: tuple[Any, ...], stages: StageParts, rank: int, groups: AxisGroups) -> RankUpdate:
+        # Rank 0 also waits for collectives: where they are priced, and where parameters are gathered behind the update.
+        key = *key, rank == 0 and (bool(groups), stages.workload.parallelism.pipeline_schedule.drains)
         if key not in self._updates:
             if len(self._updates) >= _MOST_RANKS:
                 self._updates.clear()

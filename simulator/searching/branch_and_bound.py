@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import dataclass
-from typing import Any
 
 from simulator.searching.candidates import BoundedSpace, Candidate
 from simulator.searching.pareto import losses, undominated
@@ -34,17 +33,23 @@ class Ranking:
     """Simulated layouts, the fastest that fits first; those that do not fit, or have no figures, are last.
 
     ``n_proven``: how many of the first are the first of the whole space. ``next_bound_s``: least step time of all
-    layouts that were not simulated.
+    layouts that were not simulated. ``failed_bound_s``: that of all that broke the simulator or its process.
     """
 
     simulated: tuple[SimulatedLayout, ...]
     n_proven: int
     next_bound_s: float
+    failed_bound_s: float = math.inf
 
     @property
     def fitting(self) -> tuple[SimulatedLayout, ...]:
         """The layouts that fit, the fastest first."""
         return tuple(one for one in self.simulated if math.isfinite(one.step_time_s))
+
+    @property
+    def failed(self) -> tuple[SimulatedLayout, ...]:
+        """The layouts that broke the simulator or its process."""
+        return tuple(one for one in self.simulated if one.outcome.status == Status.FAILED)
 
 
 def ranked(
@@ -81,11 +86,16 @@ def ranked(
             best.sort()
             watch(one)
     simulated.sort(key=lambda one: (one.step_time_s, one.candidate.number))
-    numbers = {one.candidate.number for one in simulated if one.outcome.status != Status.FAILED}
+    numbers = {one.candidate.number for one in simulated}
     left = [one.bound.step_time_s for one in space.fitting if one.number not in numbers]
     next_bound_s = min(left, default=math.inf) if space.complete else 0.0
-    n_proven = sum(one.step_time_s <= next_bound_s and math.isfinite(one.step_time_s) for one in simulated)
-    return Ranking(tuple(simulated), min(n_proven, top) if left or not space.complete else n_proven, next_bound_s)
+    failed = [one.candidate.bound.step_time_s for one in simulated if one.outcome.status == Status.FAILED]
+    failed_bound_s = min(failed, default=math.inf)
+    unknown_s = min(next_bound_s, failed_bound_s)
+    n_proven = sum(one.step_time_s <= unknown_s and math.isfinite(one.step_time_s) for one in simulated)
+    if math.isfinite(unknown_s):
+        n_proven = min(n_proven, top)
+    return Ranking(tuple(simulated), n_proven, next_bound_s, failed_bound_s)
 
 
 def pareto_front(ranking: Ranking) -> tuple[SimulatedLayout, ...]:
@@ -95,8 +105,3 @@ def pareto_front(ranking: Ranking) -> tuple[SimulatedLayout, ...]:
     """
     weighed = ("step_time_s", "headroom_bytes")
     return tuple(undominated(ranking.fitting, lambda one: losses(one.outcome.figures, weighed)))
-
-
-def headroom(figures: Mapping[str, Any]) -> float:
-    """Return the bytes that are left on the fullest GPU."""
-    return float(figures["headroom_bytes"])

@@ -117,7 +117,7 @@ def _fixed_values(key: str, values: object) -> tuple[Any, ...]:
 
 def _limit(key: str, both: object) -> SizeLimit:
     pair = tuple(both) if isinstance(both, Sequence) and not isinstance(both, str) else ()
-    if len(pair) != 2 or not all(isinstance(one, int | float) for one in pair):
+    if len(pair) != 2 or any(isinstance(one, bool) or not isinstance(one, int | float) for one in pair):
         raise InputError("must be least and most", file="limit", key=key, found=brief(both), allowed="such as (1, 8)")
     if not pair[0] <= pair[1]:
         raise InputError(

@@ -70,7 +70,12 @@ def _held_bytes(
 
 
 def least_communicators(workload: Workload) -> int:
-    """Return the communicators that every rank has: one per axis of several ranks, and that of all ranks."""
+    """Return the communicators that every rank has: one per group of several ranks.
+
+    Groups are those of Megatron-LM (``parallel_state.initialize_model_parallel``), as `simulator.lowering.layout` has
+    them: tp, cp, pp, ranks with the same parameters, and all tp and pp ranks of a replica. Experts have ep, etp, ranks
+    with the same experts, and all pp, ep and etp ranks of a replica. PyTorch's default group has all ranks of the job.
+    """
     layout = workload.parallelism
     sizes = [layout.tp, layout.cp, layout.pp, layout.replicas("dp"), layout.pp * layout.tp, workload.n_ranks]
     if workload.model.moe is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -25,7 +26,7 @@ from simulator.results import Result
 from simulator.searching.branch_and_bound import Ranking, SimulatedLayout, pareto_front
 from simulator.searching.candidates import BoundedSpace, Candidate
 from simulator.searching.space import LayoutSpace, value_at
-from simulator.sweeping.outcome import PointOutcome, Status
+from simulator.sweeping.outcome import PointOutcome
 from simulator.sweeping.point import Source, source_name
 from simulator.units import counted, format_gib, format_time
 
@@ -65,12 +66,19 @@ class SearchResult(Result):
 
     @property
     def is_proven(self) -> bool:
-        """No layout that was not simulated can be among the first ``top``."""
-        return (
-            self.bounded.complete
-            and self.ranking.n_proven >= min(self.top, len(self.ranking.fitting))
-            and (len(self.ranking.fitting) >= self.top or not self._n_left)
-        )
+        """No layout without a simulated step can be among the first ``top``."""
+        return not self.out_of_time and not (self.ranking.failed and self.ranking.failed_bound_s < self._last_s)
+
+    @property
+    def out_of_time(self) -> bool:
+        """The time was over before all layouts were looked at that can be among the first ``top``."""
+        return not self.bounded.complete or (self._n_left > 0 and self.ranking.next_bound_s < self._last_s)
+
+    @property
+    def _last_s(self) -> float:
+        """Step time of the last of the first ``top``; infinite where fewer fit."""
+        fitting = self.ranking.fitting
+        return fitting[self.top - 1].step_time_s if len(fitting) >= self.top else math.inf
 
     @property
     def speedup(self) -> float | None:
@@ -108,23 +116,21 @@ class SearchResult(Result):
         for place, one in enumerate(shown, start=1):
             for text in dict.fromkeys(one.outcome.warnings):
                 places.setdefault(text, []).append(place)
-        failed = [one for one in self.ranking.simulated if one.outcome.status == Status.FAILED]
-        if failed:
-            texts.append(f"{len(failed):,} layouts broke the simulator: {failed[0].outcome.error}")
+        if failed := self.ranking.failed:
+            texts.append(f"{counted(len(failed), 'layout')} broke the simulator: {failed[0].outcome.error}")
         return [*texts, *(f"{_places(numbers, len(shown))}{text}" for text, numbers in places.items())]
 
     def _unproven(self) -> str:
         if not self.bounded.complete:
             return "the time was over before all layouts had bounds: the ranking is of those that were looked at first"
-        left = f"{self._n_left:,} layouts whose steps take {format_time(self.ranking.next_bound_s)} or more"
-        proven = (
-            "no place of the ranking is"
-            if not self.ranking.n_proven
-            else (
-                "the first place is" if self.ranking.n_proven == 1 else f"the first {self.ranking.n_proven} places are"
-            )
-        )
-        return f"the time was over before {left} were simulated: {proven} proven"
+        ranking = self.ranking
+        n_proven = ranking.n_proven
+        places = "the first place is" if n_proven == 1 else f"the first {n_proven} places are"
+        proven = f"{places if n_proven else 'no place of the ranking is'} proven"
+        if self.out_of_time:
+            left = _layouts_of(self._n_left, ranking.next_bound_s)
+            return f"the time was over before {left} {'was' if self._n_left == 1 else 'were'} simulated: {proven}"
+        return f"{_layouts_of(len(ranking.failed), ranking.failed_bound_s)} could not be simulated: {proven}"
 
     @cached_property
     def keys(self) -> tuple[str, ...]:
@@ -145,7 +151,7 @@ class SearchResult(Result):
         left = [one for one in self.bounded.fitting if one.number not in simulated]
         return (
             *(self._row(one.candidate, self._status(one), one.outcome) for one in self.ranking.simulated),
-            *(self._row(one, "bound is too slow" if self.is_proven else "not simulated") for one in left),
+            *(self._row(one, "not simulated" if self.out_of_time else "bound is too slow") for one in left),
             *(self._row(one, "does not fit") for one in self.bounded.too_large),
         )
 
@@ -166,25 +172,26 @@ class SearchResult(Result):
             **(outcome.figures if outcome else {}),
         }
 
-    def command_line(self, one: SimulatedLayout) -> str:
-        """Return the command that simulates a layout."""
+    def command_line(self, one: SimulatedLayout) -> str | None:
+        """Return the command that simulates a layout; None of a workload that is a mapping, which no command reads."""
+        if isinstance(self.workload, Mapping):
+            return None
         texts = [
-            f"--set {shlex.quote(f'{key}={setting_text(value, key)}')}" for key, value in self._settings(one).items()
+            f"--set {shlex.quote(f'{key}={setting_text(value, key)}')}"
+            for key, value in self._settings(one, self.workload).items()
         ]
         return " ".join(["llmsim run", shlex.quote(source_name(self.workload)), *texts])
 
-    def _settings(self, one: SimulatedLayout) -> Mapping[str, Any]:
+    def _settings(self, one: SimulatedLayout, file: str | Path) -> Mapping[str, Any]:
         """Return the fewest changes of the workload that make it a layout: those that are not the file's anyway."""
         everything = {**self.changes, **one.candidate.changes}
-        if isinstance(self.workload, Mapping):
-            return everything
-        layout, base = load_workload(self.workload, everything), self.space.variants.workload
+        layout, base = load_workload(file, everything), self.space.variants.workload
         needed = {key: value for key, value in everything.items() if value_at(layout, key) != value_at(base, key)}
         needed = {**self.changes, **needed}
         without_nodes = {key: value for key, value in needed.items() if key != "cluster.nodes"}
         for settings in (without_nodes, needed):
             try:
-                same = load_workload(self.workload, settings)
+                same = load_workload(file, settings)
             except InputError:
                 continue
             if all(getattr(same, name) == getattr(layout, name) for name in ("parallelism", "training", "cluster")):
@@ -320,7 +327,8 @@ class SearchResult(Result):
             unfit = "" if figures["fits"] else ", which does not fit in memory"
             layout = f"the file's own layout ({format_time(figures['step_time_s'])}{unfit})"
             yield f"The first is {self.speedup:.3f} times as fast as {layout}."
-        yield f"To see it: {self.command_line(self.best)}"
+        if (command := self.command_line(self.best)) is not None:
+            yield f"To see it: {command}"
 
     def summary(self) -> RenderableType:
         """Return the results as tables for a terminal."""
@@ -334,6 +342,16 @@ class SearchResult(Result):
             return f"{first}: none fits"
         layout = layout_text(dict(self.best.candidate.changes))
         return f"{first}\nbest step time {format_time(self.best.step_time_s)}: {layout}"
+
+
+def _layouts_of(count: int, least_s: float) -> str:
+    """Return so many layouts, and their least step time.
+
+    >>> _layouts_of(1, 1.18), _layouts_of(2, 0.5)
+    ('1 layout whose step takes 1.18 s or more', '2 layouts whose steps take 500.00 ms or more')
+    """
+    steps = "step takes" if count == 1 else "steps take"
+    return f"{counted(count, 'layout')} whose {steps} {format_time(least_s)} or more"
 
 
 def _places(numbers: Sequence[int], shown: int) -> str:

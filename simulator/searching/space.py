@@ -61,7 +61,7 @@ class LayoutSpace:
         for value in values:
             if key in self.limits and not self._within(key, value):
                 continue
-            if _is_possible(dimension, workload, self.gpus, chosen, value):
+            if dimension.possible(workload, self.gpus, chosen, value):
                 yield from self._below({**chosen, key: value}, left[1:])
             else:
                 self.skipped[key] += 1
@@ -72,14 +72,6 @@ class LayoutSpace:
             fix = f"--fix {key}=V1,V2"
             raise InputError("has values that are no numbers", file="limit", key=key, found=brief(value), fix=fix)
         return self.limits[key].least <= value <= self.limits[key].most
-
-
-def _is_possible(dimension: LayoutDimension, *arguments: Any) -> bool:
-    """Return whether arithmetic allows a value; one of another type is left to the rules, which say so."""
-    try:
-        return dimension.possible(*arguments)
-    except TypeError:
-        return True
 
 
 def whole_key(name: str, option: str) -> str:

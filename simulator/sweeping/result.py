@@ -15,7 +15,7 @@ from simulator.output.sweep_figures import SweepRow, best_first, check_figure, c
 from simulator.output.sweep_files import sweep_columns, write_csv, write_parquet
 from simulator.output.sweep_table import count_line
 from simulator.results import Result
-from simulator.sweeping.outcome import PointOutcome, Status
+from simulator.sweeping.outcome import PointOutcome
 from simulator.sweeping.point import Point, source_name
 from simulator.sweeping.space import Space
 from simulator.units import counted
@@ -144,11 +144,6 @@ class SweepResult(Result):
     def save_parquet(self, path: str | Path) -> None:
         """Write a Parquet file, a row per point in their order. Raises `InputError` without pyarrow."""
         write_parquet(self.rows, self.space.keys, Path(path))
-
-    @property
-    def n_failed(self) -> int:
-        """How many points broke the simulator or its process."""
-        return sum(outcome.status == Status.FAILED for outcome in self.outcomes)
 
     def __repr__(self) -> str:
         """Return how many points there are, and the best of them."""

@@ -17,6 +17,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, cast
 
+from simulator.config.misplaced_file import POINTS_MARK
 from simulator.errors import InputError
 from simulator.input_files import brief
 from simulator.output.sweep_figures import FIGURES
@@ -24,8 +25,8 @@ from simulator.sweeping.key import simulator_version
 from simulator.sweeping.outcome import PointOutcome, Status
 from simulator.sweeping.point import Point, source_name
 
-#: ``PRAGMA application_id`` of our databases ("llms" in ASCII), and the version of their table.
-APPLICATION_ID, TABLE_VERSION = 0x6C6C6D73, 3
+#: Version of the table of our databases, which ``PRAGMA application_id`` tells from others.
+TABLE_VERSION = 3
 _ANOTHER_NAME = "another name"
 #: Seconds for which another sweep may hold up a commit.
 _PATIENCE_s = 60.0
@@ -65,7 +66,7 @@ class Store:
                 _keep_log(connection)
                 connection.execute("PRAGMA synchronous = NORMAL")
                 connection.execute("BEGIN IMMEDIATE")
-                connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
+                connection.execute(f"PRAGMA application_id = {POINTS_MARK}")
                 connection.execute(f"PRAGMA user_version = {TABLE_VERSION}")
                 connection.execute(_TABLE)
                 connection.execute(_CLAIMS)
@@ -197,7 +198,7 @@ def _check_ours(path: Path) -> None:
         if isinstance(error, sqlite3.OperationalError):
             raise
         raise InputError("is no database of sweeps, and is left as it is", file=path, fix=fix) from None
-    if application != APPLICATION_ID and (application or tables):
+    if application != POINTS_MARK and (application or tables):
         raise InputError("is a database, but none of sweeps, and is left as it is", file=path, fix=fix)
     if version not in (0, TABLE_VERSION):
         allowed = f"version {TABLE_VERSION}"

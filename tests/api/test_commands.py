@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -68,6 +69,11 @@ def test_results_of_commands_have_what_is_asked_of_them() -> None:
     [
         (lambda: simulator.collective("dgx_a100", "all_reduce", ranks=[0, 99]), "does not exist"),
         (lambda: simulator.collective("dgx_a100", "all_reduce", ranks=[0]), "at least two ranks"),
+        *(
+            (partial(simulator.collective, "dgx_a100", "all_reduce", ranks=ranks), "must be a list of whole numbers")
+            for ranks in ([0, "a"], [0.5, 1], [True, 2], 8, "0-7")
+        ),
+        (lambda: simulator.collective("dgx_a100", "all_reduce", sizes=[2**63]), r"to 2\^63 - 1"),
         (lambda: simulator.collective("dgx_a100", "all_reduce", sizes=[0]), "are no sizes"),
         (lambda: simulator.topology({"name": "dgx_a100", "nodez": 2}), "unknown key"),
         (lambda: simulator.check(job(parallelism__tp=3)), "parallelism"),

@@ -44,7 +44,7 @@ KINDS = [
         "stack: FILE in a workload file",
     ),
     ("tour.ipynb", b'{"cells": [], "nbformat": 4}', "jupyter lab FILE"),
-    ("points.db", b"SQLite format 3\0\x10\xff", "llmsim sweep WORKLOAD --grid KEY=V1,V2 --out FILE"),
+    ("points.db", b"SQLite format 3\0".ljust(68) + b"llms", "llmsim sweep WORKLOAD --grid KEY=V1,V2 --out FILE"),
     ("steps.csv", b"id,seq\na,2048\n", "llmsim validate --rows FILE"),
     ("gpus.csv", b"id,gpu,seq\na,B200,2048\n", "llmsim validate --rows FILE"),  # no backward pass 200
     ("model.safetensors", b"\x08\0\0\0\0\0\0\0{}", "hf_config: config.json"),
@@ -87,7 +87,8 @@ PLACES = {
         ("job.yaml", _SMALL, "a workload file"),
         ("tour.ipynb", b'{"cells": [], "nbformat": 4}', "a notebook"),
         ("steps.csv", b"id,seq\na,2048\n", "a table"),
-        ("points.db", b"SQLite format 3\0\x10\xff", "a database of finished points"),
+        ("points.db", b"SQLite format 3\0".ljust(68, b"\xff") + b"llms", "a database of finished points"),
+        ("nsys.sqlite", b"SQLite format 3\0".ljust(100, b"\xff"), "a database of another program"),
     ],
 )
 def test_every_key_that_takes_a_file_names_a_file_of_another_kind(

@@ -45,6 +45,23 @@ def test_a_loaded_workload_can_be_altered_as_its_file_could() -> None:
         altered(workload, {"parallelism.pp": 5})
 
 
+def test_a_split_over_stages_of_which_the_schedule_says_the_number_stays_in_a_changed_copy() -> None:
+    """zb_v has two chunks on a rank, which the file need not say: four ranks have eight stages."""
+    split = (11, 10, 9, 8, 4, 3, 2, 1)
+    layout = {"parallelism.tp": 1, "parallelism.pp": 4, "parallelism.schedule": "zb_v", "training.micro_batch": 1}
+    workload = load_workload("gpt22b_tp8", {**layout, "parallelism.dp": 2, "parallelism.layers_per_stage": split})
+    assert altered(workload, {"parallelism.tp": 2, "parallelism.dp": 1}).parallelism.layers_per_stage == split
+    assert altered(workload, {"parallelism.pp": 2}).parallelism.layers_per_stage == (12, 12, 12, 12)
+    plain = altered(workload, {"parallelism.schedule": "1f1b"})
+    assert plain.parallelism.layers_per_stage == (12, 12, 12, 12)
+
+
+def test_a_split_that_is_changed_beside_the_stages_is_the_one_that_counts() -> None:
+    workload = load_workload("gpt22b_tp8", {"parallelism.tp": 1, "parallelism.pp": 4})
+    changes = {"parallelism.pp": 2, "parallelism.layers_per_stage": [30, 18]}
+    assert altered(workload, changes).parallelism.layers_per_stage == (30, 18)
+
+
 def test_nodes_that_followed_from_the_ranks_follow_again_in_a_changed_copy() -> None:
     """pp 2 alone needs one node of eight GPUs; a changed copy still has one replica, not one per pair of GPUs."""
     sizes = {"layers": 8, "hidden": 1024, "heads": 16, "vocab": 50_000}

@@ -288,6 +288,22 @@ def test_gpus_that_stay_idle_and_a_search_cut_short_are_told(
     ]
 
 
+@pytest.mark.parametrize(
+    ("method", "said"),
+    [
+        ("full", "fewer tokens per sequence, training lora or qlora, or training.offload"),
+        ("lora", "fewer tokens per sequence, training qlora, or training.offload"),
+        ("qlora", "more GPUs, fewer tokens per sequence, or training.offload"),
+    ],
+)
+def test_a_job_that_does_not_fit_is_told_methods_that_take_less(
+    method: str, said: str, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """405 billion parameters in half a byte are 200 GB; an H100 has 80."""
+    assert init("--model", "llama3-405b", "--cluster", "h100-sxm-80gb", "--gpus", 1, "--training", method, *USUAL) == 2
+    assert said in " ".join(capsys.readouterr().err.split())
+
+
 @pytest.mark.parametrize("cut_short", [False, True])
 def test_a_second_search_simulates_nothing_again(monkeypatch: pytest.MonkeyPatch, cut_short: bool) -> None:
     """No layout leaves enough, so that a longer ranking is asked for; ended at once, it takes nothing away."""

@@ -59,6 +59,16 @@ def test_gpus_alone_are_completed_from_a_shipped_machine(tmp_path: Path) -> None
     assert keys(imported) == {"node.nvlink", "node.pcie"}
 
 
+def test_a_generation_that_no_file_says_is_that_of_the_shipped_machine(tmp_path: Path) -> None:
+    """A DGX H100 has generation 5, and nothing is told; of a machine that no shipped one completes 4 is assumed."""
+    said = "Max                       : 4"
+    for devices, generation in (([H100] * 8, 5), ([RTX4090, RTX3090], 4)):
+        imported = read(tmp_path, query(*devices).replace(said, said.replace("4", "N/A")))
+        pcie = load_cluster(imported.cluster).node_at(0).pcie
+        assert (pcie.generation, pcie.lanes) == (generation, 8)
+        assert ("node.pcie.generation" in keys(imported)) == (generation == 4)
+
+
 def test_a_lower_power_limit_is_told(tmp_path: Path) -> None:
     (text,) = read(tmp_path, query(RTX4090, RTX4090, limit_W=300)).left_out
     assert "300 W, 450 W by default" in text

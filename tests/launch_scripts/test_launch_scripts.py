@@ -18,6 +18,7 @@ from simulator.launch_scripts.script import Unsaid
 from simulator.launch_scripts.shell import launch_command, options_of
 from tests.launch_scripts.scripts import (
     AXOLOTL,
+    COMMAND,
     DEEPSPEED,
     LLAMA_FACTORY,
     MEGATRON,
@@ -159,6 +160,17 @@ def test_steps_of_a_run_give_its_tokens_where_epochs_do_not_decide(tmp_path: Pat
         epochs = script(tmp_path, "axolotl.yml", AXOLOTL + without)
         assert ("max_steps" in epochs.neutral) == bool(without)
         assert "total_tokens" not in workload_data(epochs, "job", None, "dgx_h100", 2, {})["training"]
+
+
+def test_steps_of_torchtitan_and_of_megatron_give_tokens_too(tmp_path: Path) -> None:
+    """64 GPUs, tp 4: 16 replicas of two sequences of 8,192 tokens. One node, one sequence of 4,096 on each GPU."""
+    titan = script(tmp_path, "titan.toml", TORCHTITAN.replace("[training]", "[training]\nsteps = 1000"))
+    training = workload_data(titan, "job", None, "dgx_h100", None, {})["training"]
+    assert training["total_tokens"] == 1000 * 16 * 2 * 8192
+    assert "training.steps" in {entry.option for entry in titan.understood}
+    text = COMMAND.replace("--global-batch-size 8", "--train-iters 50")
+    training = workload_data(script(tmp_path, "a.sh", text), "job", None, "dgx_h100", None, {})["training"]
+    assert training["total_tokens"] == 50 * 8 * 4096
 
 
 def test_a_whole_batch_may_be_written_with_a_point(tmp_path: Path) -> None:

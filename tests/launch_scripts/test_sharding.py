@@ -10,7 +10,7 @@ import pytest
 from simulator.config import load_workload
 from simulator.errors import InputError
 from simulator.launch_scripts.completion import workload_data
-from tests.launch_scripts.scripts import ACCELERATE, AXOLOTL, script
+from tests.launch_scripts.scripts import ACCELERATE, AXOLOTL, COMMAND, script
 
 
 @pytest.mark.parametrize(
@@ -46,6 +46,27 @@ def test_a_false_value_is_a_value(tmp_path: Path) -> None:
     assert read.workload["parallelism"]["reshard_after_forward"] is False
     named = {entry.option for entry in read.understood if entry.key.startswith("parallelism")}
     assert named == {"fsdp_config.fsdp_reshard_after_forward"}
+
+
+@pytest.mark.parametrize(
+    ("options", "zero", "is_assumed"),
+    [
+        ("--use-torch-fsdp2", 3, False),
+        ("--use-torch-fsdp2 --data-parallel-sharding-strategy optim", 3, False),
+        ("--use-megatron-fsdp --use-distributed-optimizer", 0, True),
+        ("--use-megatron-fsdp --data-parallel-sharding-strategy optim_grads_params", 3, False),
+        ("--use-custom-fsdp --data-parallel-sharding-strategy optim_grads", 2, False),
+        ("--use-megatron-fsdp --data-parallel-sharding-strategy no_shard", 0, False),
+        ("--use-distributed-optimizer", 1, False),
+    ],
+)
+def test_megatrons_own_fsdp_shards_what_its_strategy_says(
+    options: str, zero: int, is_assumed: bool, tmp_path: Path
+) -> None:
+    """Without one it shards nothing (`DistributedDataParallelConfig`); PyTorch's has no strategy."""
+    read = script(tmp_path, "a.sh", f"{COMMAND}{options}\n")
+    assert (read.workload["parallelism"]["zero"], read.ignored) == (zero, ())
+    assert any(line.startswith("parallelism.zero: 0") for line in read.assumed) is is_assumed
 
 
 def test_accelerate_reads_deepspeed_as_deepspeed_does(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import pytest
 from simulator.cli.app import main
 from simulator.errors import InputError
 from simulator.launch_scripts.script import Unsaid
-from simulator.launch_scripts.shell import launch_command, options_of
+from simulator.launch_scripts.shell import launch_command, options_of, program_at
 from tests.launch_scripts.scripts import COMMAND, DEEPSPEED, script
 
 
@@ -39,6 +39,32 @@ def test_a_command_in_what_is_not_followed_is_to_be_written_out(start: str, tmp_
     read = script(tmp_path, "a.sh", f"{inner}{COMMAND.replace('--num-layers 32', '--num-layers 16')}\n")
     assert read.workload["model"]["layers"] == 16
     assert read.ignored == (f"not followed: {start.split(';')[0]}",)
+
+
+def test_a_file_that_is_the_value_of_an_option_is_not_the_program(tmp_path: Path) -> None:
+    """Options before it are the program's too."""
+    layout = "--tensor-model-parallel-size 4 --pipeline-model-parallel-size 2 --data-script tok.py"
+    read = script(tmp_path, "a.sh", f"{COMMAND.replace('--num-layers', f'{layout} --num-layers')}\n")
+    assert (read.workload["parallelism"]["tp"], read.workload["parallelism"]["pp"]) == (4, 2)
+    assert read.ignored == ("data_script",)  # a file is no value of an option, but what a switch stands before
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "python -m torch.distributed.run --nproc_per_node 8 train.py |",
+        "srun -m block python -u train.py |",
+        "torchrun --nproc_per_node 8 --module pkg.train | --data tok.py",
+        "python -m torch.distributed.launch --nnodes 2 -m pkg.train | --data tok.py",
+        "accelerate launch --num_processes 8 -m axolotl.cli.train | a.yaml",
+    ],
+)
+def test_the_program_is_the_first_file_or_module_behind_the_launcher(command: str) -> None:
+    """The bar stands where its options begin."""
+    words = command.split()
+    assert program_at(launch_command(command.replace("| ", "").replace("|", "--x 1"), Path("a")).words) == words.index(
+        "|"
+    )
 
 
 def test_an_option_that_set_replaces_is_not_among_the_understood(tmp_path: Path) -> None:

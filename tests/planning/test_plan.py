@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,9 @@ from simulator.config import load_workload
 from simulator.errors import InputError
 from simulator.planning.gpu_counts import CountRange, least_gpus, whole_nodes
 from simulator.planning.result import PlanResult, why_not
+from simulator.searching.branch_and_bound import SimulatedLayout
 from simulator.searching.layout_search import SearchWatch
+from simulator.sweeping.outcome import PointOutcome, Status
 from tests.support.jobs import job
 from tests.support.searches import LARGE, figures_of, space_on
 from tests.support.sweeps import SMALLEST, write_job
@@ -92,6 +95,16 @@ def test_what_is_ruled_out_has_its_reason(exhaustive: dict[int, float], database
     late = planned(database, gpus=[32], days=0.9 * exhaustive[32]).rows[0]
     assert late.best is None
     assert "too slow" in why_not(late)
+
+
+def test_what_broke_the_simulator_is_not_said_to_lack_memory(database: Path) -> None:
+    """Of one GPU no layout fits: all are too large by their bounds. Were one broken, no more would be known of that."""
+    (row,) = planned(database, gpus=[1]).rows
+    candidate = row.search.bounded.too_large[0]
+    broken = SimulatedLayout(candidate, PointOutcome("key", Status.FAILED, error="KeyError: 3"))
+    search = replace(row.search, ranking=replace(row.search.ranking, simulated=(broken,)))
+    assert why_not(row).startswith("none fits in memory: each lacks")
+    assert why_not(replace(row, search=search)).startswith("none that could be simulated fits in memory: each lacks")
 
 
 def test_more_finds_the_next_number_with_a_layout(database: Path) -> None:
@@ -206,15 +219,22 @@ def test_every_number_that_was_asked_for_is_told_of(database: Path) -> None:
     ]
 
 
-def test_the_command_that_is_shown_is_of_the_answer(exhaustive: dict[int, float], database: Path) -> None:
-    """Without days that is the fastest step, with them the fewest GPUs that are enough; settings are named."""
+def test_the_command_that_is_shown_is_of_the_answer(
+    exhaustive: dict[int, float], database: Path, tmp_path: Path
+) -> None:
+    """Without days that is the fastest step, with them the fewest GPUs that are enough; settings are named.
+
+    No command reads a mapping.
+    """
+    file = write_job(tmp_path, **LARGE)
     fastest = min(exhaustive, key=lambda gpus: (exhaustive[gpus], gpus))
-    (line,) = planned(database, gpus=COUNTS).summary_view().foot
+    assert not planned(database, gpus=COUNTS).summary_view().foot
+    (line,) = planned(database, file, gpus=COUNTS).summary_view().foot
     assert line.startswith(f"To see {fastest} GPUs: ")
     assert fastest > 4
-    *_, line = planned(database, gpus=COUNTS, days=1.001 * exhaustive[4]).summary_view().foot
+    *_, line = planned(database, file, gpus=COUNTS, days=1.001 * exhaustive[4]).summary_view().foot
     assert line.startswith("To see 4 GPUs: ")
-    varied = planned(database, gpus=[8], vary={"seed": [1, 2]}, fix={**FIXED, "tp": [8]}).summary_view().foot
+    varied = planned(database, file, gpus=[8], vary={"seed": [1, 2]}, fix={**FIXED, "tp": [8]}).summary_view().foot
     assert [line.partition(":")[0] for line in varied] == ["To see 8 GPUs with seed=1", "To see 8 GPUs with seed=2"]
 
 

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Mapping
 from dataclasses import replace
+from itertools import product
 from typing import Any
 
 import pytest
 
 from simulator.analysis.training.static_memory import communicators
 from simulator.config import Workload, load_workload
+from simulator.config.variants import Variants
 from simulator.errors import InputError
 from simulator.lowering.layout import groups_of_first_rank, layout
 from simulator.operations.nodes import comm
@@ -179,6 +182,27 @@ def test_layouts_of_one_search_share_parts() -> None:
     assert sum(bound.step_time_s > 0 for bound in together) > 10
     fresh = [replace(alone).bound(changes, workload) for changes, workload in legal]
     assert together == fresh
+
+
+@pytest.mark.parametrize("overlap", [True, False])
+def test_bounds_do_not_depend_on_the_layouts_before(overlap: bool) -> None:
+    """Every schedule has the same bounds first, last, and alone: some join passes, some never drain."""
+    base = load_workload({**LARGE, "parallelism": {"overlap": {"grad_reduce": overlap, "param_gather": overlap}}})
+    variants = Variants(base, base.cluster)
+    legal: list[tuple[Mapping[str, Any], Workload]] = []
+    for (name, schedule), zero in product(SCHEDULES.items(), (0, 1)):
+        for vpp in (schedule.chunks,) if schedule.chunks else (1, 2):
+            keys = {"pp": 2, "dp": 2, "zero": zero, "schedule": name, "vpp": vpp}
+            changes = {f"parallelism.{key}": value for key, value in keys.items()}
+            with contextlib.suppress(InputError):
+                legal.append((changes, variants.variant(changes)))
+    names = {workload.parallelism.schedule for _, workload in legal}
+    assert {"zb_v", "dualpipe_v", "async_1f1b"} <= names
+    bounds = replace(LayoutBounds.for_workload(legal[0][1]), capacity_bytes=math.inf)
+    alone = [replace(bounds).bound(changes, workload) for changes, workload in legal]
+    forward, backward = replace(bounds), replace(bounds)
+    assert [forward.bound(changes, workload) for changes, workload in legal] == alone
+    assert [backward.bound(changes, workload) for changes, workload in reversed(legal)] == alone[::-1]
 
 
 @pytest.mark.parametrize(

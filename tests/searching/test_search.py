@@ -6,9 +6,10 @@ import csv
 import itertools
 import shlex
 from collections import deque
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -19,11 +20,16 @@ from simulator.config import load_workload
 from simulator.errors import InputError
 from simulator.input_files import parse_changes
 from simulator.output.search_table import search_summary
+from simulator.searching.branch_and_bound import ranked
 from simulator.searching.entry import layout_choices
 from simulator.searching.result import SearchResult
-from simulator.units import GiB
+from simulator.sweeping.evaluator import EvaluatedPoint, Evaluator
+from simulator.sweeping.outcome import PointOutcome, Status
+from simulator.sweeping.point import Point
+from simulator.units import GiB, format_time
 from tests.support.jobs import job
 from tests.support.searches import LARGE, figures_of, space_on
+from tests.support.sweeps import write_job
 
 #: Layouts of 4 GPUs: 30, half of which do not fit.
 FIXED: dict[str, list[Any]] = {
@@ -74,19 +80,32 @@ def test_what_was_not_simulated_has_its_reason(
     assert not [one for one in result.bounded.too_large if dict(one.changes) in fitting]
 
 
-def test_the_command_line_of_the_best_gives_its_step(result: SearchResult) -> None:
+@pytest.fixture
+def of_file(result: SearchResult, tmp_path: Path) -> SearchResult:
+    """The same search of the same job in a file."""
+    return replace(result, workload=write_job(tmp_path, **LARGE))
+
+
+def test_the_command_line_of_the_best_gives_its_step(of_file: SearchResult, result: SearchResult) -> None:
+    """No command reads a mapping, so that a search of one names none."""
     assert result.best is not None
-    words = shlex.split(result.command_line(result.best))
+    command = of_file.command_line(result.best)
+    assert command is not None
+    words = shlex.split(command)
+    assert words[:3] == ["llmsim", "run", str(of_file.workload)]
+    assert of_file.view().foot[-1] == f"To see it: {command}"
+    assert not [line for line in result.view().foot if "To see it" in line]
+    assert result.to_dict()["command_line"] is None
     changes = parse_changes([word for before, word in itertools.pairwise(words) if before == "--set"])
     assert figures_of(load_workload(LARGE, changes))["step_time_s"] == result.best.step_time_s
 
 
-def test_a_command_has_units_where_these_went_in(result: SearchResult) -> None:
+def test_a_command_has_units_where_these_went_in(of_file: SearchResult) -> None:
     """A search with cards of 400 Gb/s names them so, and the command is read as the same number."""
     key = "cluster.node.nics.bandwidth_bps"
-    assert result.best is not None
-    faster = replace(result, changes={**result.changes, key: 400_000_000_000})
-    assert f"--set {key}=400Gbps" in faster.command_line(result.best)
+    assert of_file.best is not None
+    faster = replace(of_file, changes={**of_file.changes, key: 400_000_000_000})
+    assert f"--set {key}=400Gbps" in str(faster.command_line(of_file.best))
     assert load_workload(LARGE, parse_changes([f"{key}=400Gbps"])).cluster == load_workload(LARGE, {key: 4e11}).cluster
 
 
@@ -144,6 +163,40 @@ def test_without_time_nothing_is_proven() -> None:
     assert hurried.best is None
     assert "before all layouts had bounds" in hurried.warnings[0]
     assert hurried.to_dict()["n_proven"] == 0
+
+
+@pytest.mark.parametrize(("place", "n_proven"), [(0, 0), (2, 2)])
+def test_a_layout_that_broke_the_simulator_is_told_as_that(result: SearchResult, place: int, n_proven: int) -> None:
+    """Every layout was looked at in time. Of the broken one no more is known than its bound, here the best step's
+    or the third's: places behind that are not proven."""
+    best = result.ranking.fitting[place]
+    bound = replace(best.candidate.bound, step_time_s=best.step_time_s - 1e-9)
+    outcome = PointOutcome("key", Status.FAILED, error="KeyError: 3")
+    broken = replace(best, candidate=replace(best.candidate, bound=bound), outcome=outcome)
+    outcomes = {one.candidate.number: one.outcome for one in result.ranking.simulated}
+    outcomes[best.candidate.number] = outcome
+
+    class Recorded:
+        def outcomes(self, points: Iterable[Point]) -> Iterator[EvaluatedPoint]:
+            yield from (EvaluatedPoint(point, outcomes[point.number], True) for point in points)
+
+    fitting = tuple(
+        broken.candidate if one.number == best.candidate.number else one
+        for one in result.bounded.fitting
+        if one.number in outcomes
+    )
+    space = replace(result.bounded, fitting=fitting)
+    ranking = ranked(
+        space, cast(Evaluator, Recorded()), lambda one: Point(one.number, LARGE, {}), 4, lambda: False, lambda one: None
+    )
+    with_broken = replace(result, bounded=space, ranking=ranking)
+    assert (ranking.n_proven, with_broken.is_proven, with_broken.out_of_time) == (n_proven, False, False)
+    places = "the first 2 places are" if n_proven else "no place of the ranking is"
+    least = format_time(bound.step_time_s)
+    assert with_broken.warnings[:2] == [
+        f"1 layout whose step takes {least} or more could not be simulated: {places} proven",
+        "1 layout broke the simulator: KeyError: 3",
+    ]
 
 
 def test_the_files_own_layout_is_compared_where_it_is_for_as_many_gpus() -> None:
@@ -207,6 +260,7 @@ def test_the_table_of_all_layouts_has_a_row_each(result: SearchResult, tmp_path:
         ({"fix": {"schedule": [1]}}, "fix: parallelism.schedule: is none of the known values"),
         ({"fix": {"tp": [3]}}, "no layout on 4 GPUs is legal"),
         ({"limit": {"pp": (5, 6)}}, "no layout on 4 GPUs is legal"),
+        ({"limit": {"pp": (True, 8)}}, "limit: pp: must be least and most"),
         ({"fix": {"depth": [3]}}, "is no key of a layout"),
         ({"set": {"parallelism.zero": 1}, "fix": {"tp": [4]}}, "fix:     --fix parallelism.zero=1"),
     ],

@@ -39,6 +39,8 @@ def test_a_split_of_the_layers_stays_where_the_number_of_stages_does() -> None:
     variants = Variants(base, base.cluster)
     assert variants.variant({"parallelism.tp": 2, "parallelism.dp": 1}).parallelism.layers_per_stage == (5, 3)
     assert variants.variant({"parallelism.pp": 4, "parallelism.dp": 1}).parallelism.layers_per_stage == (2, 2, 2, 2)
+    chosen = variants.variant({"parallelism.pp": 4, "parallelism.dp": 1, "parallelism.layers_per_stage": [3, 2, 2, 1]})
+    assert chosen.parallelism.layers_per_stage == (3, 2, 2, 1)
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,7 @@ import pytest
 import simulator
 from simulator.output.sweep_figures import FIGURES
 from simulator.sweeping.evaluation import evaluate
+from simulator.sweeping.key import FIGURELESS
 from simulator.sweeping.outcome import Status
 from simulator.sweeping.point import Point
 from tests.support.jobs import job
@@ -153,6 +156,23 @@ def test_another_version_of_the_simulator_has_other_keys(monkeypatch: pytest.Mon
     before = key(SMALLEST)
     monkeypatch.setattr("simulator.sweeping.key.simulator_version", lambda: "0.0.0")
     assert key(SMALLEST) != before
+
+
+def test_packages_whose_sources_do_not_count_are_those_that_no_step_needs() -> None:
+    """A process that simulates two steps imports all others, and two of those that do not count: pictures, sweeps."""
+    code = """
+import sys
+from simulator.sweeping.evaluation import evaluate
+from simulator.sweeping.point import Point
+whole = {"parallelism.pp": 1, "parallelism.vpp": 1, "parallelism.schedule": "1f1b"}
+for workload in ("gpt22b_tp8", "mixtral_8x7b"):
+    assert evaluate(Point(0, workload, {"model.layers": 4, **whole})).figures
+print(*{name.split(".")[1] for name in sys.modules if name.startswith("simulator.")})
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    packages = {path.parent.name for path in Path(simulator.__file__).parent.glob("*/*.py")}
+    needed = packages & set(done.stdout.split()) - {"output", "sweeping"}
+    assert set(FIGURELESS) == packages - needed
 
 
 def test_outcomes_are_plain_data() -> None:

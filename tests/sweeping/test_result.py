@@ -286,7 +286,7 @@ def test_two_keys_are_a_heat_map_per_workload_with_the_best_cell_framed() -> Non
     first, second, bar = figure.axes
     assert [first.get_title(loc="left"), second.get_title(loc="left")] == ["u", "v"]
     assert [text.get_text() for text in first.texts] == ["4.00", "3.00", "2.00", "1.00\ndoes not fit"]
-    assert [text.get_text() for text in second.texts] == ["8.00", "7.00", "refused", "5.00"]
+    assert [text.get_text() for text in second.texts] == ["8.00", "7.00", "refused or\nfailed", "5.00"]
     boxes = [patch for axes in (first, second) for patch in axes.patches if isinstance(patch, Rectangle)]
     assert [(box.get_xy(), box.get_hatch(), box.get_fill()) for box in boxes] == [
         ((1, 1), "//", True),
@@ -350,7 +350,7 @@ def test_where_every_point_is_refused_nothing_is_said_of_memory() -> None:
 def test_no_point_that_fits_is_said_in_the_title() -> None:
     assert plotted((2,), [1, 2], [False, False]).title() == "step time\nno point fits in memory"
     figure = sweep_plot(plotted((2, 2), [float("nan")] * 4))
-    assert [text.get_text() for text in figure.axes[0].texts] == ["refused"] * 4
+    assert [text.get_text() for text in figure.axes[0].texts] == ["refused or\nfailed"] * 4
 
 
 def test_a_few_lines_say_what_the_best_is(mixed: SweepResult) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from simulator.config import load_workload
 from simulator.errors import InputError
 from simulator.sweeping.entry import sweep_space
 from simulator.sweeping.evaluation import evaluate
@@ -65,6 +66,13 @@ def test_rows_say_what_was_changed_and_what_came_of_it(tmp_path: Path) -> None:
     assert "7 of the 8 GPUs of the cluster have no rank" in warnings
 
 
+def test_the_file_is_known_where_another_is_asked_for(tmp_path: Path) -> None:
+    out = tmp_path / "s.db"
+    swept({"seed": [1]}, out=out)
+    with pytest.raises(InputError, match="is a database of finished points, not a workload file"):
+        load_workload(out)
+
+
 def test_points_are_committed_one_by_one(tmp_path: Path) -> None:
     """Another process sees each while the sweep is under way."""
     out, seen = tmp_path / "s.db", []
@@ -80,9 +88,9 @@ def test_failed_points_are_tried_again_when_asked_for(tmp_path: Path) -> None:
         store.add(Point(0, SMALLEST, {"seed": 1}), PointOutcome(outcomes[0].key, Status.FAILED, error="killed"))
     runner = InProcess()
     kept = sweep_space(space, runner, out)
-    assert (runner.simulated, kept.outcomes[0].error, kept.n_failed) == ([], "killed", 1)
+    assert (runner.simulated, [one.error for one in kept.outcomes]) == ([], ["killed", ""])
     tried = sweep_space(space, runner, out, retry_failed=True)
-    assert (runner.simulated, tried.n_failed) == ([0], 0)
+    assert (runner.simulated, [one.error for one in tried.outcomes]) == ([0], ["", ""])
     assert len(rows(out)) == 2
 
 

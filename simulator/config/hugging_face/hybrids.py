@@ -14,10 +14,6 @@ from simulator.config.hugging_face.mixtures import (
 )
 from simulator.config.hugging_face.state_space import BAMBA, MAMBA, NEMOTRON, SIGNS, mamba2_section, single_parts
 
-#: Sign of a layer of Nemotron-H -> its name; and the MLPs of layers that are an MLP alone.
-_SIGNS = {"M": "mamba", "*": "attention", "-": "mlp", "E": "moe"}
-_MLPS = {"mlp": "dense", "moe": "moe"}
-
 
 def _kinds(keys: Keys, linear: str, default: list[str]) -> list[str]:
     """Return the mixers that ``layer_types`` names, of which some are ``linear`` ones, or the ``default``."""
