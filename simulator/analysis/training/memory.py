@@ -16,7 +16,7 @@ from simulator.analysis.time.pipeline_ranks import pipeline_ranks
 from simulator.analysis.training.activation_lifetimes import ActivationEvents, events_of_ranks
 from simulator.analysis.training.in_flight import peak_activations
 from simulator.analysis.training.memory_contents import REDUCING, activation_changes, most_gradient_bytes
-from simulator.analysis.training.reserved_memory import CachedMemory
+from simulator.analysis.training.reserved_memory import ReplayedRank, cached_bytes
 from simulator.analysis.training.static_memory import CUDA_CONTEXT_BYTES, NCCL_COMMUNICATOR_BYTES, StaticMemory
 from simulator.bounds import EngineChoice
 from simulator.engine.engines import engine_in_use
@@ -126,7 +126,6 @@ def memory_of_ranks(
     them the allocator releases cached blocks. ``engine``: what plays the allocator; raises as `engine_in_use`.
     """
     in_flight, places = peak_activations(timeline), pipeline_ranks(timeline)
-    cached_memory = CachedMemory(compiled=engine_in_use(engine) == "compiled")
     curves = memory_curves(timeline)
     first = _first_alike(
         timeline,
@@ -136,6 +135,12 @@ def memory_of_ranks(
     ranks = list(dict.fromkeys(first.values()))
     events = events_of_ranks(timeline, [curves[rank] for rank in ranks], [static[rank] for rank in ranks])
     peaks = {rank: _peak(curves[rank]) for rank in ranks}
+    limits = [capacities.get(rank, math.inf) - static[rank].overhead for rank in ranks]
+    replayed = [
+        ReplayedRank(curves[rank], events_of_rank, static[rank], in_flight[rank], limit)
+        for rank, events_of_rank, limit in zip(ranks, events, limits, strict=True)
+    ]
+    cached = cached_bytes(timeline, replayed, compiled=engine_in_use(engine) == "compiled")
     memories = {
         rank: _rank_memory(
             timeline,
@@ -147,9 +152,9 @@ def memory_of_ranks(
             stage=places[rank],
             capacity=capacities.get(rank, math.inf),
             in_flight=in_flight[rank],
-            cached_memory=cached_memory,
+            cached=cached_of_rank,
         )
-        for rank, events_of_rank in zip(ranks, events, strict=True)
+        for rank, events_of_rank, cached_of_rank in zip(ranks, events, cached, strict=True)
     }
     return tuple(
         replace(memories[like], rank=rank, peak_at_s=_time_s(curves[rank], peaks[like])) for rank, like in first.items()
@@ -189,7 +194,7 @@ def _rank_memory(
     stage: int,
     capacity: float,
     in_flight: int,
-    cached_memory: CachedMemory,
+    cached: float,
 ) -> RankMemory:
     held_bytes = float(curve.held_bytes[at]) if at >= 0 else 0.0
     activations = _activations(timeline, curve, events, at, static)
@@ -209,7 +214,7 @@ def _rank_memory(
         gathered=gathered if gathered > 1e-9 * held_bytes else 0.0,
         workspace=float(curve.workspace_bytes[at]) if at >= 0 else 0.0,
         capacity=capacity,
-        cached=cached_memory.cached_bytes(timeline, curve, events, static, in_flight, capacity - static.overhead),
+        cached=cached,
         peak_at_s=_time_s(curve, at),
         during=_op_in_words(timeline, curve, at),
         in_flight=in_flight,

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from dataclasses import dataclass
 from itertools import accumulate
 from typing import NamedTuple
 
 import numpy as np
 
-from simulator.analysis.training.caching_allocator import CachedBlock, CachingAllocator
+from simulator.analysis.training.caching_allocator import CachedBlock, CachingAllocator, rounded
 from simulator.arrays import Ints
 from simulator.engine.compiled.allocator import compiled_most_bytes
 
@@ -24,41 +26,43 @@ class RequestSequences:
 
     def __init__(self) -> None:
         self.arrays: list[Ints] = []
+        self._numbers: dict[bytes, int] = {}
 
     def describe(self, requests: Ints) -> int:
-        """Add a sequence that may come, of shape (requests, 2); return its number. Its slots count from 0."""
-        self.arrays.append(requests)
-        return len(self.arrays) - 1
+        """Return the number of a sequence that may come, of shape (requests, 2). Its slots count from 0."""
+        number = self._numbers.setdefault(requests.tobytes(), len(self.arrays))
+        if number == len(self.arrays):
+            self.arrays.append(requests)
+        return number
+
+    def tensors(self, sizes: Iterable[float]) -> int:
+        """Return the number of the sequence that allocates tensors of ``sizes`` (bytes), each in a slot of its own."""
+        return self.describe(np.array([*enumerate(map(rounded, sizes))], dtype=np.int64).reshape(-1, 2))
 
 
+#: Request that frees the tensor in slot 0.
+FREED = np.zeros((1, 2), dtype=np.int64)
+
+
+@dataclass(frozen=True, eq=False)
 class MemoryRequests:
     """Requests to the allocator in order, as ``sequences`` that may come again and again.
 
-    A request is a slot and bytes. A tensor of so many bytes, as `rounded`, is allocated there; 0 bytes free it.
+    ``order``: numbers of the sequences that come, and the slots that are their slots 0, shape (2, sequences).
+    ``n_slots``: slots in all. A request is a slot and bytes. A tensor of so many bytes, as `rounded`, is allocated
+    there; 0 bytes free it.
     """
 
-    def __init__(self, sequences: RequestSequences) -> None:
-        self.n_slots = 0
-        self._sequences = sequences
-        self._numbers: list[int] = []
-        self._first_slots: list[int] = []
-
-    def new_slots(self, n: int) -> int:
-        """Return the first of ``n`` slots that nothing else has."""
-        self.n_slots += n
-        return self.n_slots - n
-
-    def add(self, number: int, first_slot: int) -> None:
-        """Let a sequence come. Its slot 0 is ``first_slot``."""
-        self._numbers.append(number)
-        self._first_slots.append(first_slot)
+    sequences: RequestSequences
+    order: Ints
+    n_slots: int
 
     def in_order(self) -> list[tuple[int, int]]:
         """Return all requests one by one: slot, and bytes."""
-        sequences = [one.tolist() for one in self._sequences.arrays]
+        sequences = [one.tolist() for one in self.sequences.arrays]
         return [
             (first_slot + slot, nbytes)
-            for number, first_slot in zip(self._numbers, self._first_slots, strict=True)
+            for number, first_slot in self.order.T.tolist()
             for slot, nbytes in sequences[number]
         ]
 
@@ -79,7 +83,6 @@ class MemoryRequests:
         return MostBytes(allocator.most_reserved, allocator.most_allocated)
 
     def _most_bytes_in_c(self, limit: float) -> MostBytes:
-        starts = np.fromiter(accumulate(map(len, self._sequences.arrays), initial=0), dtype=np.int64)
-        requests = np.concatenate([np.zeros((0, 2), dtype=np.int64), *self._sequences.arrays])
-        order = np.array([self._numbers, self._first_slots], dtype=np.int64)
-        return MostBytes(*compiled_most_bytes(starts, requests, order, self.n_slots, limit))
+        starts = np.fromiter(accumulate(map(len, self.sequences.arrays), initial=0), dtype=np.int64)
+        requests = np.concatenate([np.zeros((0, 2), dtype=np.int64), *self.sequences.arrays])
+        return MostBytes(*compiled_most_bytes(starts, requests, self.order, self.n_slots, limit))

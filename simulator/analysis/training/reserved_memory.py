@@ -3,28 +3,24 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Container, Hashable, Iterable
+from collections.abc import Container, Hashable, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
 from simulator.analysis.time.memory_curve import MemoryHistory
 from simulator.analysis.training.activation_lifetimes import ActivationEvent, ActivationEvents
-from simulator.analysis.training.caching_allocator import rounded
-from simulator.analysis.training.memory_requests import MemoryRequests
+from simulator.analysis.training.memory_requests import FREED, MemoryRequests, RequestSequences
 from simulator.analysis.training.part_requests import ROUNDING_BYTES
-from simulator.analysis.training.replayed_stages import KeptParts, ReplayedStages
+from simulator.analysis.training.replayed_stages import STEPS, ReplayedStages
 from simulator.analysis.training.static_memory import BLAS_THREADS, StaticMemory
-from simulator.arrays import distinct, is_any
+from simulator.arrays import Bools, Floats, Ints, distinct, is_any, row_numbers, run_starts
 from simulator.timeline import Timeline
 
 #: Of a long step, the micro-batches in flight are replayed this many times from the start; later ones repeat them.
 ROUNDS = 2
 #: Last micro-batches that are replayed.
 LAST = 2
-#: Steps that are replayed. States of the optimizer come into what the passes of the first step have left free. Tensors
-#: of the second one may not fit into the pieces between them.
-STEPS = 2
 
 
 def first_replayed(in_flight: int, chunks: int) -> int:
@@ -43,183 +39,224 @@ def replay_microbatches(in_flight: int, chunks: int) -> int:
     return first_replayed(in_flight, chunks) + math.ceil(in_flight / chunks) + LAST
 
 
-class Move(NamedTuple):
-    """Start or end of a span in a replay: its pass, bytes that it moves, and its effect on activations, if any.
+class ReplayedRank(NamedTuple):
+    """A rank whose steps are replayed.
 
-    ``updates``: the span is the optimizer's.
+    ``events``: the `activation_events` of its ``curve``. ``in_flight``: most (micro-batch, stage) activations held at
+    once. ``limit``: bytes that CUDA has for the allocator.
     """
 
-    starts: int
-    stage: int
-    microbatch: int
-    nbytes: float
-    workspace_bytes: float
-    updates: bool
-    event: ActivationEvent | None
+    curve: MemoryHistory
+    events: ActivationEvents
+    static: StaticMemory
+    in_flight: int
+    limit: float
 
 
-class CachedMemory:
-    """Memory that the allocator keeps of ranks; those that do the same in the same order are replayed once.
+class Moves(NamedTuple):
+    """Starts and ends of a rank's spans that move bytes, in order; a row of each column for one.
 
-    ``compiled``: on the allocator in C.
+    ``event``: place of its effect on activations among those of the rank, -1 without any. ``updates``: the span is the
+    optimizer's.
     """
 
-    def __init__(self, *, compiled: bool) -> None:
-        self._compiled = compiled
-        self._replayed: dict[Hashable, float] = {}
-        self._static: list[StaticMemory] = []  # kept, so that no others have their ids
-        self._stages = ReplayedStages()
+    starts: Bools
+    stage: Ints
+    microbatch: Ints
+    nbytes: Floats
+    workspace_bytes: Floats
+    updates: Bools
+    event: Ints
 
-    def cached_bytes(
-        self,
-        timeline: Timeline,
-        curve: MemoryHistory,
-        events: ActivationEvents,
-        static: StaticMemory,
-        in_flight: int,
-        limit: float,
-    ) -> float:
-        """Return the most bytes reserved less the most allocated by one rank.
 
-        ``events``: the `activation_events` of its ``curve``. ``in_flight``: most (micro-batch, stage) activations held
-        at once. ``limit``: bytes that CUDA has for the allocator.
-        """
-        spans, begins = curve.span, curve.begins
-        microbatch = timeline.microbatch[spans]
-        numbers, first = distinct(microbatch[microbatch >= 0]), first_replayed(in_flight, max(len(static.parts), 1))
-        chosen = frozenset((*numbers[:first].tolist(), *numbers[first:][-LAST:].tolist()))
-        nbytes = np.where(begins, timeline.alloc_bytes[spans], timeline.free_bytes[spans])
-        stage, workspace = timeline.stage[spans], timeline.workspace_bytes[spans]
-        workspaces = np.where(begins & ~is_any(stage, static.parts), workspace, 0.0)
-        counts = np.flatnonzero((nbytes != 0) | (workspaces != 0) | events.are_there)
-        updates = timeline.phase[spans] == "O"
-        columns = [column[counts] for column in (begins, stage, microbatch, nbytes, workspaces, updates)]
-        key = id(static), limit, chosen, events.kinds, *[one.tobytes() for one in (*columns, events.place[counts])]
-        if key not in self._replayed:
-            self._static.append(static)
-            moves = tuple(map(Move, *[column.tolist() for column in columns], events.at(counts)))
-            most = step_requests(moves, static, chosen, self._stages).most_bytes(limit, compiled=self._compiled)
-            self._replayed[key] = float(most.reserved - most.allocated)
-        return self._replayed[key]
+def cached_bytes(timeline: Timeline, ranks: Sequence[ReplayedRank], *, compiled: bool) -> list[float]:
+    """Return the most bytes reserved less the most allocated by each rank.
+
+    Ranks that do the same in the same order are replayed once. ``compiled``: on the allocator in C.
+    """
+    stages, keys = ReplayedStages(), list[Hashable]()
+    played: dict[Hashable, tuple[MemoryRequests, float]] = {}
+    for rank in ranks:
+        moves, replayed = _moves(timeline, rank), _replayed_microbatches(timeline, rank)
+        key = id(rank.static), rank.limit, replayed, rank.events.kinds, *[column.tobytes() for column in moves]
+        keys.append(key)
+        if key not in played:
+            played[key] = step_requests(moves, rank.events.kinds, rank.static, replayed, stages), rank.limit
+    most = {key: requests.most_bytes(limit, compiled=compiled) for key, (requests, limit) in played.items()}
+    return [float(most[key].reserved - most[key].allocated) for key in keys]
+
+
+def _replayed_microbatches(timeline: Timeline, rank: ReplayedRank) -> frozenset[int]:
+    microbatch = timeline.microbatch[rank.curve.span]
+    numbers = distinct(microbatch[microbatch >= 0])
+    first = first_replayed(rank.in_flight, max(len(rank.static.parts), 1))
+    return frozenset((*numbers[:first].tolist(), *numbers[first:][-LAST:].tolist()))
+
+
+def _moves(timeline: Timeline, rank: ReplayedRank) -> Moves:
+    spans, starts, event = rank.curve.span, rank.curve.begins == 1, rank.events.place
+    stage = timeline.stage[spans]
+    nbytes = np.where(starts, timeline.alloc_bytes[spans], timeline.free_bytes[spans])
+    workspace = np.where(starts & ~is_any(stage, rank.static.parts), timeline.workspace_bytes[spans], 0.0)
+    updates = timeline.phase[spans] == "O"
+    columns = starts, stage, timeline.microbatch[spans], nbytes, workspace, updates, event
+    counts = np.flatnonzero((nbytes != 0) | (workspace != 0) | (event >= 0))
+    return Moves(*[column[counts] for column in columns])
 
 
 def step_requests(
-    moves: Iterable[Move], static: StaticMemory, replayed: Container[int], stages: ReplayedStages
+    moves: Moves,
+    kinds: Sequence[ActivationEvent],
+    static: StaticMemory,
+    replayed: Container[int],
+    stages: ReplayedStages,
 ) -> MemoryRequests:
     """Return the requests of a rank before and in `STEPS` steps of ``moves``.
 
-    Of passes they are those for tensors of the micro-batches that are ``replayed``. ``stages``: of all ranks of a job.
+    Of passes they are those for tensors of the micro-batches that are ``replayed``. ``kinds``: effects that the moves
+    name. ``stages``: of all ranks of a job.
     """
-    replay = _StepReplay(static, replayed, stages)
-    for _ in range(STEPS):
-        replay.step(moves)
-    return replay.requests
+    requests = TimedRequests(stages.sequences, len(moves.starts))
+    _add_static(requests, moves, static)
+    beside_bytes = _add_passes(requests, moves, kinds, static, replayed, stages)
+    _add_others(requests, moves, kinds, beside_bytes)
+    return requests.in_order()
 
 
-class _StepReplay:
-    """Tensors alive during a step: those of passes, and (bytes, slot) of all others, such as gathered parameters.
+class TimedRequests:
+    """Sequences of requests by when they come; of those at the same time, the ones that are added first.
 
-    ``stages``: of all ranks of a job.
+    Time -1 is before the first step. Each step begins a time before its first move, and ends one behind its last.
     """
 
-    def __init__(self, static: StaticMemory, replayed: Container[int], stages: ReplayedStages) -> None:
-        self.requests = MemoryRequests(stages.sequences)
-        self._stages = {stage: stages.stage_with(parts) for stage, parts in static.parts.items()}
-        self._replayed = replayed
-        self._alone = stages.alone
-        #: Stage and micro-batch -> their first slot, and what is kept of them.
-        self._first_slots: dict[tuple[int, int], int] = {}
-        self._kept: dict[tuple[int, int], KeptParts] = {}
-        self._other_tensors: list[tuple[float, int]] = []
-        state = static.state
-        for nbytes in (
-            *(state.weights, static.gradients, state.optimizer - sum(static.first_update_tensors)),
-            *(static.placeholders, static.bucket, static.receives),
-            *(static.workspaces / BLAS_THREADS,) * BLAS_THREADS,
-        ):
-            if nbytes > ROUNDING_BYTES:
-                self._new_tensor(nbytes)
+    def __init__(self, sequences: RequestSequences, n_moves: int) -> None:
+        self.sequences, self.n_slots = sequences, 0
+        self.begins = (n_moves + 2) * np.arange(STEPS)
+        self._rows: list[Ints] = []
 
-        self._first_update_tensors = static.first_update_tensors
+    def new_slots(self, n: int) -> int:
+        """Return the first of ``n`` slots that nothing else has."""
+        self.n_slots += n
+        return self.n_slots - n
 
-    def step(self, moves: Iterable[Move]) -> None:
-        """Replay one step."""
-        for stage, microbatch in self._kept:
-            self._change(stage, microbatch, None)
-        for move in moves:
-            if move.updates:
-                self._make_states()
-            if move.event is not None:
-                self._pass(move.event, move.stage, move.microbatch, move.nbytes)
-            elif move.starts:
-                self._allocate(move.nbytes)
-                if move.workspace_bytes > ROUNDING_BYTES:
-                    self._free_tensor(self._new_tensor(move.workspace_bytes))
-            else:
-                self._free(move.nbytes)
-        self._make_states()
+    def add(self, times: Ints | int, numbers: Ints | int, first_slots: Ints | int) -> None:
+        """Let sequences come at ``times``, those of ``numbers``; -1 is none. Their slots 0 are ``first_slots``."""
+        rows = np.stack([column.ravel() for column in np.broadcast_arrays(times, numbers, first_slots)])
+        self._rows.append(rows[:, rows[1] >= 0])
 
-    def _make_states(self) -> None:
-        """Allocate the states that the first update makes."""
-        for nbytes in self._first_update_tensors:
-            self._new_tensor(nbytes)
-        self._first_update_tensors = ()
+    def in_order(self) -> MemoryRequests:
+        """Return all requests by their times."""
+        times, *order = np.concatenate(self._rows, axis=1)
+        return MemoryRequests(self.sequences, np.stack(order)[:, np.argsort(times, kind="stable")], self.n_slots)
 
-    def _pass(self, event: ActivationEvent, stage: int, microbatch: int, moved: float) -> None:
-        """Replay an event of a pass that moves ``moved`` bytes; bytes beyond its activations are other tensors."""
-        beyond = moved - self._change(stage, microbatch, event)
-        if abs(beyond) <= ROUNDING_BYTES:
-            return
-        match event.effect:
-            case "save" | "begin swap":  # a swap, whose tensors count from here on, requests them at its end
-                self._allocate(beyond)
-            case "swap":
-                self._free(beyond)
-            case "release":
-                self._free(beyond)
-                self._allocate(-beyond)  # gradients that the pass leaves
 
-    def _change(self, stage: int, microbatch: int, event: ActivationEvent | None) -> float:
-        """Change what is kept of a stage for a micro-batch, by an event or at the end of a step; return its bytes."""
-        place, here = (stage, microbatch), self._stages[stage]
-        kept = self._kept.get(place)
-        if kept is None:
-            kept = here.nothing
-            self._first_slots[place] = self.requests.new_slots(here.n_slots)
-        change = here.change(kept, event, microbatch in self._replayed)
-        self._kept[place] = change.after
-        if change.requests is not None:
-            self.requests.add(change.requests, self._first_slots[place])
-        return change.nbytes
+def _add_static(requests: TimedRequests, moves: Moves, static: StaticMemory) -> None:
+    """Add the tensors that exist before the first step, and the states that the first update makes."""
+    state, states = static.state, static.first_update_tensors
+    sizes = [
+        *(state.weights, static.gradients, state.optimizer - sum(states)),
+        *(static.placeholders, static.bucket, static.receives),
+        *(static.workspaces / BLAS_THREADS,) * BLAS_THREADS,
+    ]
+    sizes = [nbytes for nbytes in sizes if nbytes > ROUNDING_BYTES]
+    first_update = int(np.argmax(moves.updates)) if moves.updates.any() else len(moves.updates)
+    for time, tensors in ((-1, sizes), (1 + first_update, states)):
+        requests.add(time, requests.sequences.tensors(tensors), requests.new_slots(len(tensors)))
 
-    def _new_tensor(self, nbytes: float) -> int:
-        """Allocate a tensor; return its slot."""
-        slot = self.requests.new_slots(1)
-        self.requests.add(self._alone(rounded(nbytes)), slot)
-        return slot
 
-    def _free_tensor(self, slot: int) -> None:
-        self.requests.add(self._alone(0), slot)
+def _add_passes(
+    requests: TimedRequests,
+    moves: Moves,
+    kinds: Sequence[ActivationEvent],
+    static: StaticMemory,
+    replayed: Container[int],
+    stages: ReplayedStages,
+) -> Floats:
+    """Add the tensors of passes; return the bytes of other tensors that each move moves, shape (steps, moves)."""
+    beside_bytes = np.repeat(moves.nbytes[np.newaxis], STEPS, axis=0)
+    at = np.flatnonzero(moves.event >= 0)
+    place = row_numbers(moves.stage[at], moves.microbatch[at])
+    by_place = np.argsort(place, kind="stable")
+    at, starts = at[by_place], run_starts(place[by_place])
+    if not len(at):
+        return beside_bytes
+    stage_of = {stage: stages.stage_with(parts) for stage, parts in static.parts.items()}
+    events = [kinds[event] for event in moves.event[at].tolist()]
+    histories, slots = [], []
+    ends = [*starts.tolist(), len(at)]
+    for first, end, stage, microbatch in zip(
+        ends, ends[1:], moves.stage[at[starts]].tolist(), moves.microbatch[at[starts]].tolist()
+    ):
+        histories.append(stage_of[stage].history(tuple(events[first:end]), microbatch in replayed))
+        slots.append(requests.new_slots(stage_of[stage].n_slots))
+    numbers = np.concatenate([history.requests for history in histories], axis=1)
+    requests.add(requests.begins[:, np.newaxis] + 1 + at, numbers, np.repeat(slots, np.diff(ends)))
+    left, by_start = np.array([history.left for history in histories]), np.argsort(at[starts])
+    requests.add(requests.begins[1:], left[by_start, :-1], np.array(slots)[by_start, np.newaxis])
+    beside_bytes[:, at] -= np.concatenate([history.nbytes for history in histories], axis=1)
+    return beside_bytes
 
-    def _allocate(self, nbytes: float) -> None:
-        """Allocate one tensor that is no activation, such as gathered parameters."""
+
+class _OtherTensors:
+    """Tensors that are no activations, such as gathered parameters; (bytes, slot) of each, the youngest last."""
+
+    def __init__(self, requests: TimedRequests) -> None:
+        self._requests = requests
+        self._tensors: list[tuple[float, int]] = []
+        self._freed = requests.sequences.describe(FREED)
+        self.rows: list[tuple[int, int, int]] = []
+
+    def allocate(self, time: int, nbytes: float) -> None:
+        """Allocate a tensor."""
         if nbytes > ROUNDING_BYTES:
-            self._other_tensors.append((nbytes, self._new_tensor(nbytes)))
+            self._tensors.append((nbytes, self._new_tensor(time, nbytes)))
 
-    def _free(self, nbytes: float) -> None:
-        """Free ``nbytes`` that are no activation: the youngest tensor of this size, else the youngest smaller ones.
+    def need(self, time: int, nbytes: float) -> None:
+        """Allocate a tensor of a moment, and free it."""
+        if nbytes > ROUNDING_BYTES:
+            self._free_tensor(time, self._new_tensor(time, nbytes))
+
+    def free(self, time: int, nbytes: float) -> None:
+        """Free ``nbytes``: the youngest tensor of this size, else the youngest smaller ones.
 
         A part of the youngest tensor is freed for the rest. A step of no length ends before it starts, and frees
         nothing.
         """
-        tensors = self._other_tensors
+        tensors = self._tensors
         same_size = [at for at, (size, _) in enumerate(tensors) if abs(size - nbytes) <= ROUNDING_BYTES]
         for at in same_size[-1:] or range(len(tensors) - 1, -1, -1):
             if tensors[at][0] <= nbytes + ROUNDING_BYTES:
                 size, slot = tensors.pop(at)
-                self._free_tensor(slot)
+                self._free_tensor(time, slot)
                 nbytes -= size
         if nbytes > ROUNDING_BYTES and tensors:
             size, slot = tensors.pop()
-            self._free_tensor(slot)
-            self._allocate(size - nbytes)
+            self._free_tensor(time, slot)
+            self.allocate(time, size - nbytes)
+
+    def _new_tensor(self, time: int, nbytes: float) -> int:
+        """Allocate a tensor; return its slot."""
+        slot = self._requests.new_slots(1)
+        self.rows.append((time, self._requests.sequences.tensors([nbytes]), slot))
+        return slot
+
+    def _free_tensor(self, time: int, slot: int) -> None:
+        self.rows.append((time, self._freed, slot))
+
+
+def _add_others(requests: TimedRequests, moves: Moves, kinds: Sequence[ActivationEvent], beside_bytes: Floats) -> None:
+    """Add the tensors that are no activations: bytes of moves that have no event, and those beyond an event's."""
+    leaves = np.array([*(kind.effect == "release" for kind in kinds), False])[moves.event]  # its last entry is -1's
+    tensors = _OtherTensors(requests)
+    counts = (np.abs(beside_bytes) > ROUNDING_BYTES) | (moves.workspace_bytes > ROUNDING_BYTES)
+    for step, at in zip(*[column.tolist() for column in np.nonzero(counts)], strict=True):
+        time, nbytes = int(requests.begins[step]) + 1 + at, float(beside_bytes[step, at])
+        if moves.starts[at]:
+            tensors.allocate(time, nbytes)
+            tensors.need(time, float(moves.workspace_bytes[at]))
+        else:
+            tensors.free(time, nbytes)
+            if leaves[at]:
+                tensors.allocate(time, -nbytes)  # gradients that a pass leaves
+    if tensors.rows:
+        requests.add(*np.array(tensors.rows).T)
