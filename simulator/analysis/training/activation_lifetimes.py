@@ -94,20 +94,23 @@ def events_of_ranks(
     number, count = _among_equals(pieces.pass_number)
     starts = np.cumsum([0, *[len(curve.span) for curve in curves]])
     place = np.full(starts[-1], -1, dtype=np.int64)
-    kinds: list[ActivationEvent] = []
-    places_of: dict[tuple[int, int, int, int, int], tuple[int, int]] = {}
-    ids = np.array([id(one) for one in static], dtype=np.int64)
-    columns = ids[pieces.owner], pieces.letter, pieces.stage, number, count, pieces.owner, pieces.start, pieces.end
-    for *kind_of_piece, owner, start, end in zip(*(column.tolist() for column in columns), strict=True):
-        kind = tuple(kind_of_piece)
-        if kind not in places_of:
-            _, letter, stage, which, n_pieces = kind
-            groups = _groups(static[owner], stage, _LETTERS[letter])
-            if n_pieces != len(groups):
-                raise ValueError(f"{n_pieces} pieces of a pass {_LETTERS[letter]} of stage {stage}, not {len(groups)}")
-            places_of[kind] = _places(kinds, _EFFECTS[_LETTERS[letter]], groups[which])
-        place[start], place[end] = places_of[kind]
-    return [ActivationEvents(places, tuple(kinds)) for places in np.split(place, starts[1:-1])]
+    same = {id(one): owner for owner, one in enumerate(static)}
+    alike = np.array([same[id(one)] for one in static])[pieces.owner]
+    row = row_numbers(alike, pieces.letter, pieces.stage, number, count)
+    _, first, kind_of_piece = np.unique(row, return_index=True, return_inverse=True)
+    kinds: dict[ActivationEvent, int] = {}
+    places = np.full((len(first), 2), -1)
+    columns = alike, pieces.letter, pieces.stage, number, count
+    for kind, (owner, letter, stage, which, n_pieces) in enumerate(np.stack(columns)[:, first].T.tolist()):
+        groups = _groups(static[owner], stage, _LETTERS[letter])
+        if n_pieces != len(groups):
+            raise ValueError(f"{n_pieces} pieces of a pass {_LETTERS[letter]} of stage {stage}, not {len(groups)}")
+        for side, effect in enumerate(_EFFECTS[_LETTERS[letter]]):
+            if effect is not None:
+                places[kind, side] = kinds.setdefault(ActivationEvent(effect, groups[which]), len(kinds))
+    place[pieces.start], place[pieces.end] = places[kind_of_piece].T
+    every = tuple(kinds)
+    return [ActivationEvents(of_rank, every) for of_rank in np.split(place, starts[1:-1])]
 
 
 def _groups(static: StaticMemory, stage: int, letter: str) -> list[tuple[int, ...]]:
@@ -116,14 +119,14 @@ def _groups(static: StaticMemory, stage: int, letter: str) -> list[tuple[int, ..
     return by_part(parts, letter) if static.passes_by_part else [tuple(range(len(parts)))]
 
 
-def _places(kinds: list[ActivationEvent], effects: _PassEffects, parts: tuple[int, ...]) -> tuple[int, int]:
-    """Add the events of a piece of ``parts`` to ``kinds``; return the places of its start and its end, -1 for none."""
-    places = [-1, -1]
-    for side, effect in enumerate(effects):
-        if effect is not None:
-            places[side] = len(kinds)
-            kinds.append(ActivationEvent(effect, parts))
-    return places[0], places[1]
+def have_parts(static: Sequence[StaticMemory], owner: Ints, stage: Ints) -> Bools:
+    """Tell which stages have parts that passes run. ``owner``: place of each stage's rank in ``static``."""
+    # By rank and stage, of which -1 is the last, as numpy counts from behind.
+    highest = max(stage.max(initial=0), *(max(one.parts, default=0) for one in static))
+    have = np.zeros((len(static), highest + 2), dtype=np.bool_)
+    for number, one in enumerate(static):
+        have[number, list(one.parts)] = True
+    return np.asarray(have[owner, stage], dtype=np.bool_)
 
 
 def _pieces(timeline: Timeline, curves: Sequence[MemoryHistory], static: Sequence[StaticMemory]) -> _Pieces:
@@ -137,11 +140,7 @@ def _pieces(timeline: Timeline, curves: Sequence[MemoryHistory], static: Sequenc
     phase, stage = timeline.phase[spans], timeline.stage[spans]
     for number, name in enumerate(_LETTERS):
         letter[phase == name] = number
-    # By rank and stage, of which -1 is the last, as numpy counts from behind.
-    has_parts = np.zeros((len(static), max(stage.max(initial=0), *(max(one.parts, default=0) for one in static)) + 2))
-    for number, one in enumerate(static):
-        has_parts[number, list(one.parts)] = 1
-    letter[has_parts[owner, stage] == 0] = -1
+    letter[~have_parts(static, owner, stage)] = -1
     start, end = (np.flatnonzero((letter >= 0) & (begins == side)) for side in (1, 0))
     start, end = start[np.argsort(spans[start])], end[np.argsort(spans[end])]
     order = np.lexsort((spans[start], timeline.end_s[spans[start]], timeline.start_s[spans[start]], owner[start]))

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from itertools import accumulate
 from typing import NamedTuple
 
@@ -37,15 +38,27 @@ class StageHistory(NamedTuple):
 
 
 class ReplayedStages:
-    """The stages of a job; equal ones, whose parts are the very same, are one. ``sequences``: all their requests."""
+    """The ``stages`` of a job; equal ones, whose parts are the very same, are one. ``sequences``: all their requests."""
 
-    def __init__(self) -> None:
-        self.sequences = RequestSequences()
-        self._stages = SameObjects[ReplayedStage]()
+    def __init__(self, sequences: RequestSequences) -> None:
+        self.stages: list[ReplayedStage] = []
+        self._sequences = sequences
+        self._numbers = SameObjects[int]()
 
-    def stage_with(self, parts: tuple[Part, ...]) -> ReplayedStage:
-        """Return the stage that has ``parts``."""
-        return self._stages.get((parts,), lambda: ReplayedStage(parts, self.sequences))
+    def numbers(self, parts: Sequence[Mapping[int, tuple[Part, ...]]]) -> Ints:
+        """Return the number of each rank's stages, shape (ranks, stages); -1 of stages that the rank does not have.
+
+        ``parts``: of each rank, stage -> its parts.
+        """
+        numbers = np.full((len(parts), 1 + max((max(one, default=0) for one in parts), default=0)), -1)
+        for rank, of_rank in enumerate(parts):
+            for stage, of_stage in of_rank.items():
+                numbers[rank, stage] = self._numbers.get((of_stage,), partial(self._add, of_stage))
+        return numbers
+
+    def _add(self, parts: tuple[Part, ...]) -> int:
+        self.stages.append(ReplayedStage(parts, self._sequences))
+        return len(self.stages) - 1
 
 
 class ReplayedStage:

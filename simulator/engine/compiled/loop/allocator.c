@@ -159,26 +159,37 @@ static bool free_block(Allocator *a, int64_t number) {
     return put(a, number);
 }
 
-/* Play sequences of requests in an order. A request is a slot and rounded bytes, which are allocated; 0 frees the slot.
+/* Play a sequence of `n` requests, the slot 0 of which is at `block_of`; tell whether there was memory for them. */
+static bool play_sequence(Allocator *a, const int64_t *requests, int64_t n, int64_t *block_of) {
+    for (const int64_t *end = requests + 2 * n; requests < end; requests += 2) {
+        int64_t *block = &block_of[requests[0]], nbytes = requests[1];
+        if (nbytes ? (*block = allocate(a, nbytes)) < 0 : !free_block(a, *block)) return false;
+    }
+    return true;
+}
+
+/* Play the sequences of requests of each of `n_ranks` ranks in order, on an allocator of its own.
  *
- * `starts`: the first request of each sequence, and behind the last. `sequences`: those that come, each with the slot
- * in `first_slots` that is its slot 0. `most`: room for the most bytes reserved, and allocated. Return 0; -1 without
- * memory.
+ * A request is a slot and rounded bytes, which are allocated; 0 frees the slot. `starts`: the first request of each
+ * sequence, and behind the last. `sequences`: those that come, each with the slot in `first_slots` that is its slot 0.
+ * `firsts`: the first of them of each rank, and behind the last. `most`: room for the most bytes reserved, and
+ * allocated, of each rank. Return 0; -1 without memory.
  */
-EXPORTED int32_t play_requests(const int64_t *starts, const int64_t *requests, int64_t n, const int64_t *sequences,
-                               const int64_t *first_slots, int64_t n_slots, double limit, int64_t *most) {
-    Allocator a = {.limit = limit};
+EXPORTED int32_t play_requests(const int64_t *starts, const int64_t *requests, const int64_t *firsts,
+                               const int64_t *sequences, const int64_t *first_slots, int64_t n_ranks, int64_t n_slots,
+                               const double *limits, int64_t *most) {
+    Allocator a = {0};
     int64_t *block_of = malloc((size_t)(n_slots ? n_slots : 1) * sizeof *block_of);
     bool has_memory = block_of != NULL;
-    for (int64_t i = 0; has_memory && i < n; i++)
-        for (int64_t at = starts[sequences[i]]; has_memory && at < starts[sequences[i] + 1]; at++) {
-            int64_t *block = &block_of[first_slots[i] + requests[2 * at]], nbytes = requests[2 * at + 1];
-            if (nbytes)
-                has_memory = (*block = allocate(&a, nbytes)) >= 0;
-            else
-                has_memory = free_block(&a, *block);
+    for (int64_t rank = 0; has_memory && rank < n_ranks; rank++) {
+        a.limit = limits[rank];
+        a.n_blocks = a.free[0].n = a.free[1].n = a.allocated = a.reserved = a.most_allocated = a.most_reserved = 0;
+        for (int64_t i = firsts[rank]; has_memory && i < firsts[rank + 1]; i++) {
+            int64_t start = starts[sequences[i]], end = starts[sequences[i] + 1];
+            has_memory = play_sequence(&a, &requests[2 * start], end - start, &block_of[first_slots[i]]);
         }
-    most[0] = a.most_reserved, most[1] = a.most_allocated;
+        most[2 * rank] = a.most_reserved, most[2 * rank + 1] = a.most_allocated;
+    }
     free(block_of), free(a.blocks), free(a.free[0].blocks), free(a.free[1].blocks);
     return has_memory ? 0 : -1;
 }
