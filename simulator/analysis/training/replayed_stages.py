@@ -72,6 +72,7 @@ class ReplayedStage:
         requests = {id(part): PartRequests(part) for part in parts}  # equal layers are one object
         self._requests = [requests[id(part)] for part in parts]
         *self._first_slots, self.n_slots = accumulate((one.n_slots for one in self._requests), initial=0)
+        self._numbers: dict[tuple[_PartRequest, ...], int] = {}
         self._histories: dict[tuple[tuple[ActivationEvent, ...], bool], StageHistory] = {}
 
     def history(self, events: tuple[ActivationEvent, ...], is_replayed: bool) -> StageHistory:
@@ -113,10 +114,11 @@ class ReplayedStage:
 
     def _sequence(self, requests: Sequence[_PartRequest]) -> int:
         """Return the number of the sequence of ``requests`` of parts, in slots that count from 0; -1 of none."""
-        if not requests:
-            return -1
-        each = [getattr(self._requests[at], name) + np.array([self._first_slots[at], 0]) for at, name in requests]
-        return self._sequences.describe(np.concatenate(each))
+        key = tuple(requests)
+        if requests and key not in self._numbers:
+            each = [getattr(self._requests[at], name) + np.array([self._first_slots[at], 0]) for at, name in requests]
+            self._numbers[key] = self._sequences.describe(np.concatenate(each))
+        return self._numbers.get(key, -1)
 
 
 class _Kept:

@@ -154,7 +154,7 @@ class TimedRequests:
         self.ends = self.begins + 1 + n_moves[:, np.newaxis]
         first_moves = np.cumsum(n_moves) - n_moves
         self.moves = (self.begins + 1 - first_moves[:, np.newaxis])[moves.rank].T + np.arange(len(moves.rank))
-        self._rows: list[Ints] = []
+        self.rows: list[Ints] = []
 
     def new_slots(self, n: int) -> int:
         """Return the first of ``n`` slots that nothing else has."""
@@ -164,11 +164,11 @@ class TimedRequests:
     def add(self, times: Ints, numbers: Ints, first_slots: Ints) -> None:
         """Let sequences of ``numbers`` come at ``times``; -1 is none. Their slots 0 are ``first_slots``."""
         rows = np.stack([column.ravel() for column in np.broadcast_arrays(times, numbers, first_slots)])
-        self._rows.append(rows[:, rows[1] >= 0])
+        self.rows.append(rows[:, rows[1] >= 0])
 
     def in_order(self) -> MemoryRequests:
         """Return all requests by their times."""
-        rows = np.concatenate(self._rows, axis=1)
+        rows = np.concatenate(self.rows, axis=1)
         times, *order = rows[:, np.argsort(rows[0], kind="stable")]
         firsts = np.searchsorted(times, (*self.before.tolist(), np.iinfo(np.int64).max))
         return MemoryRequests(self.sequences, np.stack(order), firsts, self.n_slots)
