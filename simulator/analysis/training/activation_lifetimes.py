@@ -9,9 +9,10 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 from simulator.analysis.time.memory_curve import MemoryHistory
+from simulator.analysis.training.stage_numbers import StageNumbers
 from simulator.analysis.training.static_memory import StaticMemory
 from simulator.arrays import Bools, Ints, inverse, row_numbers, run_starts
-from simulator.models import by_part
+from simulator.models import Part, by_part
 from simulator.timeline import Timeline
 
 #: Effect of a pass on the activations of its micro-batch: F saves them; I begins to swap and has swapped them for
@@ -94,16 +95,16 @@ def events_of_ranks(
     number, count = _among_equals(pieces.pass_number)
     starts = np.cumsum([0, *[len(curve.span) for curve in curves]])
     place = np.full(starts[-1], -1, dtype=np.int64)
-    same = {id(one): owner for owner, one in enumerate(static)}
-    alike = np.array([same[id(one)] for one in static])[pieces.owner]
-    row = row_numbers(alike, pieces.letter, pieces.stage, number, count)
-    _, first, kind_of_piece = np.unique(row, return_index=True, return_inverse=True)
+    numbered = StageNumbers(static)
+    is_cut = np.array([one.passes_by_part for one in static], dtype=np.int64)[pieces.owner]
+    columns = numbered.of(pieces.owner, pieces.stage), is_cut, pieces.letter, number, count
+    _, first, kind_of_piece = np.unique(row_numbers(*columns), return_index=True, return_inverse=True)
     kinds: dict[ActivationEvent, int] = {}
     places = np.full((len(first), 2), -1)
-    columns = alike, pieces.letter, pieces.stage, number, count
-    for kind, (owner, letter, stage, which, n_pieces) in enumerate(np.stack(columns)[:, first].T.tolist()):
-        groups = _groups(static[owner], stage, _LETTERS[letter])
+    for kind, (stage, is_cut_there, letter, which, n_pieces) in enumerate(np.stack(columns)[:, first].T.tolist()):
+        groups = _groups(numbered.parts[stage], _LETTERS[letter], is_cut=bool(is_cut_there))
         if n_pieces != len(groups):
+            stage = int(pieces.stage[first[kind]])
             raise ValueError(f"{n_pieces} pieces of a pass {_LETTERS[letter]} of stage {stage}, not {len(groups)}")
         for side, effect in enumerate(_EFFECTS[_LETTERS[letter]]):
             if effect is not None:
@@ -113,20 +114,9 @@ def events_of_ranks(
     return [ActivationEvents(of_rank, every) for of_rank in np.split(place, starts[1:-1])]
 
 
-def _groups(static: StaticMemory, stage: int, letter: str) -> list[tuple[int, ...]]:
-    """Return the parts of each piece of a pass through a stage: indices in the stage."""
-    parts = static.parts[stage]
-    return by_part(parts, letter) if static.passes_by_part else [tuple(range(len(parts)))]
-
-
-def have_parts(static: Sequence[StaticMemory], owner: Ints, stage: Ints) -> Bools:
-    """Tell which stages have parts that passes run. ``owner``: place of each stage's rank in ``static``."""
-    # By rank and stage, of which -1 is the last, as numpy counts from behind.
-    highest = max(stage.max(initial=0), *(max(one.parts, default=0) for one in static))
-    have = np.zeros((len(static), highest + 2), dtype=np.bool_)
-    for number, one in enumerate(static):
-        have[number, list(one.parts)] = True
-    return np.asarray(have[owner, stage], dtype=np.bool_)
+def _groups(parts: tuple[Part, ...], letter: str, *, is_cut: bool) -> list[tuple[int, ...]]:
+    """Return the parts of each piece of a pass through a stage of ``parts``: indices in the stage."""
+    return by_part(parts, letter) if is_cut else [tuple(range(len(parts)))]
 
 
 def _pieces(timeline: Timeline, curves: Sequence[MemoryHistory], static: Sequence[StaticMemory]) -> _Pieces:
@@ -140,7 +130,7 @@ def _pieces(timeline: Timeline, curves: Sequence[MemoryHistory], static: Sequenc
     phase, stage = timeline.phase[spans], timeline.stage[spans]
     for number, name in enumerate(_LETTERS):
         letter[phase == name] = number
-    letter[~have_parts(static, owner, stage)] = -1
+    letter[StageNumbers(static).of(owner, stage) < 0] = -1
     start, end = (np.flatnonzero((letter >= 0) & (begins == side)) for side in (1, 0))
     start, end = start[np.argsort(spans[start])], end[np.argsort(spans[end])]
     order = np.lexsort((spans[start], timeline.end_s[spans[start]], timeline.start_s[spans[start]], owner[start]))

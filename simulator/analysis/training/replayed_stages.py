@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from functools import partial
+from collections.abc import Iterable, Sequence
 from itertools import accumulate
 from typing import NamedTuple
 
@@ -14,7 +13,6 @@ from simulator.analysis.training.memory_requests import RequestSequences
 from simulator.analysis.training.part_requests import PartRequests
 from simulator.arrays import Floats, Ints
 from simulator.models import Part, swapped_bytes
-from simulator.same_objects import SameObjects
 
 #: Steps that are replayed. States of the optimizer come into what the passes of the first step have left free. Tensors
 #: of the second one may not fit into the pieces between them.
@@ -35,30 +33,6 @@ class StageHistory(NamedTuple):
     requests: Ints
     left: tuple[int, ...]
     nbytes: Floats
-
-
-class ReplayedStages:
-    """The ``stages`` of a job; equal ones, whose parts are the very same, are one. ``sequences``: all their requests."""
-
-    def __init__(self, sequences: RequestSequences) -> None:
-        self.stages: list[ReplayedStage] = []
-        self._sequences = sequences
-        self._numbers = SameObjects[int]()
-
-    def numbers(self, parts: Sequence[Mapping[int, tuple[Part, ...]]]) -> Ints:
-        """Return the number of each rank's stages, shape (ranks, stages); -1 of stages that the rank does not have.
-
-        ``parts``: of each rank, stage -> its parts.
-        """
-        numbers = np.full((len(parts), 1 + max((max(one, default=0) for one in parts), default=0)), -1)
-        for rank, of_rank in enumerate(parts):
-            for stage, of_stage in of_rank.items():
-                numbers[rank, stage] = self._numbers.get((of_stage,), partial(self._add, of_stage))
-        return numbers
-
-    def _add(self, parts: tuple[Part, ...]) -> int:
-        self.stages.append(ReplayedStage(parts, self._sequences))
-        return len(self.stages) - 1
 
 
 class ReplayedStage:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from simulator.analysis.time.memory_curve import MemoryHistory, memory_curve
-from simulator.analysis.training import reserved_memory
+from simulator.analysis.training import step_requests
 from simulator.analysis.training.activation_lifetimes import activation_events
 from simulator.analysis.training.memory import memory_of_ranks
 from simulator.analysis.training.memory_requests import MemoryRequests
@@ -86,16 +86,16 @@ class Replay(NamedTuple):
 def replays(monkeypatch: pytest.MonkeyPatch) -> list[Replay]:
     """The replays of a test, two steps of each rank."""
     found: list[Replay] = []
-    in_order = reserved_memory.TimedRequests.in_order
+    in_order = step_requests.TimedRequests.in_order
 
-    def remember(timed: reserved_memory.TimedRequests) -> MemoryRequests:
+    def remember(timed: step_requests.TimedRequests) -> MemoryRequests:
         requests = in_order(timed)
         times = np.sort(np.concatenate(timed.rows, axis=1)[0])
         behind = np.searchsorted(times, np.column_stack((timed.begins[:, 0], timed.ends + 1)))
         found.append(Replay(requests, behind - requests.firsts[:-1, np.newaxis]))
         return requests
 
-    monkeypatch.setattr(reserved_memory.TimedRequests, "in_order", remember)
+    monkeypatch.setattr(step_requests.TimedRequests, "in_order", remember)
     return found
 
 

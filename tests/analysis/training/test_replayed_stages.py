@@ -6,7 +6,7 @@ import pytest
 
 from simulator.analysis.training.activation_lifetimes import ActivationEffect, ActivationEvent
 from simulator.analysis.training.memory_requests import RequestSequences
-from simulator.analysis.training.replayed_stages import ReplayedStage, ReplayedStages
+from simulator.analysis.training.replayed_stages import ReplayedStage
 from simulator.config import load_workload
 from simulator.models import rank_parts
 from tests.support.jobs import job
@@ -40,12 +40,3 @@ def test_tensors_without_a_backward_pass_are_let_go_at_the_end_of_a_step() -> No
     for left in history.left:
         alive = dict([*sequences.arrays[first].tolist(), *sequences.arrays[left].tolist()])
         assert not any(alive.values())
-
-
-def test_stages_of_the_very_same_parts_have_one_number() -> None:
-    """Of two ranks, the first of which has two stages of the same parts, and the second the last of them and another."""
-    layers = rank_parts(load_workload(job()), 0)
-    one, other = layers[:1], layers[:2]
-    stages = ReplayedStages(RequestSequences())
-    assert stages.numbers([{0: one, 2: one}, {2: one, 1: other}]).tolist() == [[0, -1, 0], [-1, 1, 0]]
-    assert [stage.n_slots > 0 for stage in stages.stages] == [True, True]
