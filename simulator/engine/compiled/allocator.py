@@ -19,6 +19,7 @@ def compiled_most_bytes(starts: Ints, requests: Ints, order: Ints, firsts: Ints,
     most = np.zeros((len(limits), 2), dtype=np.int64)
     columns = [np.ascontiguousarray(column) for column in (starts, requests, firsts, order[0], order[1])]
     addresses = [column.ctypes.data for column in columns]
-    if event_loop().play_requests(*addresses, len(limits), n_slots, limits.ctypes.data, most.ctypes.data) < 0:
+    counts = len(limits), len(requests), n_slots
+    if event_loop().play_requests(*addresses, *counts, limits.ctypes.data, most.ctypes.data) < 0:
         raise MemoryError
     return most
