@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 from simulator.program import Axis
 from simulator.units import DTYPE_BYTES, FP32_BYTES
@@ -52,7 +53,7 @@ class Weight:
     gathered_in_8_bits: bool = False
     tensors: int = 1
 
-    @property
+    @cached_property
     def elements(self) -> int:
         """Elements of this rank's tensor."""
         return math.prod(self.shape)
@@ -67,7 +68,7 @@ class Weight:
         """Elements of this rank's tensor whose gradients tensor-parallel ranks have to sum."""
         return self.partial_rows * math.prod(self.shape[1:])
 
-    @property
+    @cached_property
     def axis(self) -> Axis:
         """Axis of the ranks that hold the same values: ``edp`` for experts, else ``dp``.
 

@@ -89,5 +89,7 @@ class MemoryRequests:
     def _most_bytes_in_c(self, limits: Sequence[float]) -> list[MostBytes]:
         starts = np.fromiter(accumulate(map(len, self.sequences.arrays), initial=0), dtype=np.int64)
         requests = np.concatenate([np.zeros((0, 2), dtype=np.int64), *self.sequences.arrays])
-        most = compiled_most_bytes(starts, requests, self.order, self.firsts, self.n_slots, np.array(limits))
+        most = compiled_most_bytes(
+            starts, requests, self.order, self.firsts, self.n_slots, np.array(limits, dtype=np.float64)
+        )
         return [MostBytes(*row) for row in most.tolist()]
