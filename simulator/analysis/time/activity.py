@@ -142,8 +142,11 @@ def activity(timeline: Timeline) -> Activity:
 
 
 def _sum_by(position: Ints, values: Floats, n: int) -> Floats:
-    columns = [np.bincount(position, weights=values[:, c], minlength=n) for c in range(values.shape[1])]
-    return np.stack(columns, axis=1)
+    """Return the sums of the rows of ``values`` at each position below ``n``, shape (n, columns)."""
+    sums = np.zeros((n, values.shape[1]))
+    for column in np.flatnonzero(values.any(axis=0)).tolist():
+        sums[:, column] = np.bincount(position, weights=values[:, column], minlength=n)
+    return sums
 
 
 def pass_spans(timeline: Timeline) -> Bools:

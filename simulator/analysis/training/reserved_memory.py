@@ -58,8 +58,6 @@ def cached_bytes(timeline: Timeline, ranks: Sequence[ReplayedRank], *, compiled:
 
     Ranks that do the same in the same order are replayed once. ``compiled``: on the allocator in C.
     """
-    if not ranks:
-        return []
     moves = _moves(timeline, ranks)
     like = _first_alike(moves, ranks)
     chosen = distinct(like)

@@ -14,7 +14,7 @@ from simulator.analysis.training.part_requests import ROUNDING_BYTES
 from simulator.analysis.training.replayed_stages import STEPS, ReplayedStage, StageHistory
 from simulator.analysis.training.stage_numbers import StageNumbers
 from simulator.analysis.training.static_memory import BLAS_THREADS, StaticMemory
-from simulator.arrays import Bools, Floats, Ints, row_numbers, run_starts
+from simulator.arrays import Bools, Floats, Ints, ranges, row_numbers, run_starts
 
 
 class Moves(NamedTuple):
@@ -125,7 +125,7 @@ def _add_passes(
     histories, numbers, n_slots = _histories(requests.sequences, moves.rows(at), kinds, static, starts)
     slots = requests.new_slots(int(n_slots.sum())) + np.cumsum(n_slots) - n_slots
     begins = np.cumsum([0, *[history.nbytes.shape[1] for history in histories]])[numbers]
-    event = np.repeat(begins - starts, lengths) + np.arange(len(at))  # among those of all histories
+    event = ranges(begins, lengths)  # among those of all histories
     sequences = np.concatenate([history.requests for history in histories], axis=1)
     requests.add(requests.moves[:, at], sequences[:, event], np.repeat(slots, lengths))
     left, by_start = np.array([history.left for history in histories])[numbers], np.argsort(at[starts])
