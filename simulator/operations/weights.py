@@ -136,7 +136,10 @@ def elements(weights: Iterable[Weight]) -> int:
 
 def elements_by_axis(weights: Iterable[Weight]) -> dict[str, int]:
     """Return `elements` of ``weights`` by their axis, in order of first mention."""
-    return {axis: elements(group) for axis, group in by_axis(trained(weights)).items()}
+    counts: dict[str, int] = {}
+    for weight in trained(weights):
+        counts[weight.axis] = counts.get(weight.axis, 0) + weight.elements
+    return counts
 
 
 def gathered_weight_bytes(weights: Iterable[Weight]) -> float:

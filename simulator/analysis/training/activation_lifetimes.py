@@ -8,7 +8,7 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
-from simulator.analysis.time.memory_curve import MemoryHistory
+from simulator.analysis.time.memory_curve import MemoryHistory, joined_entries
 from simulator.analysis.training.stage_numbers import StageNumbers
 from simulator.analysis.training.static_memory import StaticMemory
 from simulator.arrays import Bools, Ints, inverse, row_numbers, run_starts
@@ -124,8 +124,7 @@ def _pieces(timeline: Timeline, curves: Sequence[MemoryHistory], static: Sequenc
 
     Of a piece that is several spans it is the start of the first and the end of the last.
     """
-    spans, begins = (np.concatenate([getattr(curve, name) for curve in curves]) for name in ("span", "begins"))
-    owner = np.repeat(np.arange(len(curves)), [len(curve.span) for curve in curves])
+    owner, spans, begins = joined_entries(curves)
     letter = np.full(len(spans), -1, dtype=np.int64)
     phase, stage = timeline.phase[spans], timeline.stage[spans]
     for number, name in enumerate(_LETTERS):

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from simulator.analysis.time.memory_curve import MemoryHistory
+from simulator.analysis.time.memory_curve import MemoryHistory, joined_entries
 from simulator.analysis.training.activation_lifetimes import ActivationEffect, ActivationEvents, activation_events
 from simulator.analysis.training.stage_numbers import StageNumbers
 from simulator.analysis.training.static_memory import StaticMemory
@@ -69,8 +69,7 @@ def activation_changes(
     static: Sequence[StaticMemory],
 ) -> ActivationChanges:
     """Return the changes of the activations of some ranks. ``events``: those of the entries of their ``curves``."""
-    spans, begins = (np.concatenate([getattr(curve, name) for curve in curves]) for name in ("span", "begins"))
-    rank = np.repeat(np.arange(len(curves)), [len(curve.span) for curve in curves])
+    rank, spans, begins = joined_entries(curves)
     event, numbered = np.concatenate([one.place for one in events]), StageNumbers(static)
     stage, phase = numbered.of(rank, timeline.stage[spans]), timeline.phase[spans]
     taken = np.where((phase == "I") & (stage >= 0) & (begins == 1), timeline.alloc_bytes[spans], 0.0)
@@ -96,8 +95,8 @@ def _changes(
 ) -> Iterator[tuple[str, float]]:
     """Yield the changes at the start or end of a pass by kind of tensor.
 
-    Bytes of gradients that an input gradient ``takes``, and gives back, are not known here. ``is_weight``: the pass is a
-    weight gradient, which releases what it needed.
+    Bytes of gradients that an input gradient ``takes``, and gives back, are not a number here. ``is_weight``: the pass
+    is a weight gradient, which releases what it needed.
     """
 
     def moved(name: str, sign: int) -> Iterator[tuple[str, float]]:

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from simulator.analysis.time.memory_curve import MemoryHistory
+from simulator.analysis.time.memory_curve import MemoryHistory, joined_entries
 from simulator.analysis.training.activation_lifetimes import ActivationEvents
 from simulator.analysis.training.stage_numbers import StageNumbers
 from simulator.analysis.training.static_memory import StaticMemory
@@ -70,9 +70,8 @@ def cached_bytes(timeline: Timeline, ranks: Sequence[ReplayedRank], *, compiled:
 
 
 def _moves(timeline: Timeline, ranks: Sequence[ReplayedRank]) -> Moves:
-    spans, begins = (np.concatenate([getattr(one.curve, name) for one in ranks]) for name in ("span", "begins"))
-    rank, starts = np.repeat(np.arange(len(ranks)), [len(one.curve.span) for one in ranks]), begins == 1
-    event = np.concatenate([one.events.place for one in ranks])
+    rank, spans, begins = joined_entries([one.curve for one in ranks])
+    event, starts = np.concatenate([one.events.place for one in ranks]), begins == 1
     stage, microbatch = timeline.stage[spans], timeline.microbatch[spans]
     in_parts = StageNumbers([one.static for one in ranks]).of(rank, stage) >= 0
     moves = Moves(
