@@ -97,7 +97,7 @@ def events_of_ranks(
     place = np.full(starts[-1], -1, dtype=np.int64)
     numbered = StageNumbers(static)
     is_cut = np.array([one.passes_by_part for one in static], dtype=np.int64)[pieces.owner]
-    columns = numbered.of(pieces.owner, pieces.stage), is_cut, pieces.letter, number, count
+    columns = numbered.numbers_at(pieces.owner, pieces.stage), is_cut, pieces.letter, number, count
     _, first, kind_of_piece = np.unique(row_numbers(*columns), return_index=True, return_inverse=True)
     kinds: dict[ActivationEvent, int] = {}
     places = np.full((len(first), 2), -1)
@@ -110,8 +110,8 @@ def events_of_ranks(
             if effect is not None:
                 places[kind, side] = kinds.setdefault(ActivationEvent(effect, groups[which]), len(kinds))
     place[pieces.start], place[pieces.end] = places[kind_of_piece].T
-    every = tuple(kinds)
-    return [ActivationEvents(of_rank, every) for of_rank in np.split(place, starts[1:-1])]
+    all_kinds = tuple(kinds)
+    return [ActivationEvents(places_of_rank, all_kinds) for places_of_rank in np.split(place, starts[1:-1])]
 
 
 def _groups(parts: tuple[Part, ...], letter: str, *, is_cut: bool) -> list[tuple[int, ...]]:
@@ -129,7 +129,7 @@ def _pieces(timeline: Timeline, curves: Sequence[MemoryHistory], static: Sequenc
     phase, stage = timeline.phase[spans], timeline.stage[spans]
     for number, name in enumerate(_LETTERS):
         letter[phase == name] = number
-    letter[StageNumbers(static).of(owner, stage) < 0] = -1
+    letter[StageNumbers(static).numbers_at(owner, stage) < 0] = -1
     start, end = (np.flatnonzero((letter >= 0) & (begins == side)) for side in (1, 0))
     start, end = start[np.argsort(spans[start])], end[np.argsort(spans[end])]
     order = np.lexsort((spans[start], timeline.end_s[spans[start]], timeline.start_s[spans[start]], owner[start]))

@@ -138,27 +138,31 @@ def memory_of_ranks(
     events = events_of_ranks(timeline, own_curves, own_static)
     replayed = [
         ReplayedRank(
-            curves[rank], of_rank, static[rank], in_flight[rank], capacities.get(rank, math.inf) - static[rank].overhead
+            curves[rank],
+            events_of_rank,
+            static[rank],
+            in_flight[rank],
+            capacities.get(rank, math.inf) - static[rank].overhead,
         )
-        for rank, of_rank in zip(ranks, events, strict=True)
+        for rank, events_of_rank in zip(ranks, events, strict=True)
     ]
     cached = cached_bytes(timeline, replayed, compiled=engine_in_use(engine) == "compiled")
     peaks = {rank: _peak(curves[rank]) for rank in ranks}
-    held = _activations_at(timeline, own_curves, events, own_static, [*peaks.values()])
+    activations = _activations_at(timeline, own_curves, events, own_static, [*peaks.values()])
     memories = {
         rank: _rank_memory(
             timeline,
             curves[rank],
             peaks[rank],
             static[rank],
-            activations,
+            own_activations,
             rank=rank,
             stage=places[rank],
             capacity=capacities.get(rank, math.inf),
             in_flight=in_flight[rank],
             cached=cached_of_rank,
         )
-        for rank, activations, cached_of_rank in zip(ranks, held, cached, strict=True)
+        for rank, own_activations, cached_of_rank in zip(ranks, activations, cached, strict=True)
     }
     return tuple(
         replace(memories[like], rank=rank, peak_at_s=_time_s(curves[rank], peaks[like])) for rank, like in first.items()

@@ -54,8 +54,8 @@ class ActivationChanges(NamedTuple):
         """Return the bytes of activations by kind behind the entries ``first`` to ``last``; nothing is held before."""
         start, end = np.searchsorted(self.entry, (first, last + 1))
         kind = self.kind[start:end]
-        held = np.bincount(kind, weights=self.nbytes[start:end], minlength=len(self.kinds)).tolist()
-        return {self.kinds[one]: held[one] for one in dict.fromkeys([0, *kind.tolist()]) if held[one] > 0.5}
+        nbytes = np.bincount(kind, weights=self.nbytes[start:end], minlength=len(self.kinds)).tolist()
+        return {self.kinds[one]: nbytes[one] for one in dict.fromkeys([0, *kind.tolist()]) if nbytes[one] > 0.5}
 
 
 #: Kind of the gradients that input gradients take while they run.
@@ -71,23 +71,28 @@ def activation_changes(
     """Return the changes of the activations of some ranks. ``events``: those of the entries of their ``curves``."""
     rank, spans, begins = joined_entries(curves)
     event, numbered = np.concatenate([one.place for one in events]), StageNumbers(static)
-    stage, phase = numbered.of(rank, timeline.stage[spans]), timeline.phase[spans]
-    taken = np.where((phase == "I") & (stage >= 0) & (begins == 1), timeline.alloc_bytes[spans], 0.0)
-    entry = np.flatnonzero((taken != 0) | (event >= 0))
-    columns = stage[entry], event[entry], (phase[entry] == "W").astype(np.int64), (taken[entry] != 0).astype(np.int64)
+    stage, phase = numbered.numbers_at(rank, timeline.stage[spans]), timeline.phase[spans]
+    taken_bytes = np.where((phase == "I") & (stage >= 0) & (begins == 1), timeline.alloc_bytes[spans], 0.0)
+    entry = np.flatnonzero((taken_bytes != 0) | (event >= 0))
+    columns = (
+        stage[entry],
+        event[entry],
+        (phase[entry] == "W").astype(np.int64),
+        (taken_bytes[entry] != 0).astype(np.int64),
+    )
     _, first, pattern = np.unique(row_numbers(*columns), return_index=True, return_inverse=True)
-    kinds, own = {_TAKEN: 0}, []
+    kinds, patterns = {_TAKEN: 0}, []
     for number, place, is_weight, takes in np.stack(columns)[:, first].T.tolist():
         effect, parts = events[0].kinds[place] if place >= 0 else (None, ())
         changes = _changes(effect, [numbered.parts[number][part] for part in parts], takes=takes, is_weight=is_weight)
-        own.append([(kinds.setdefault(kind, len(kinds)), nbytes) for kind, nbytes in changes])
-    lengths = np.array([len(one) for one in own], dtype=np.int64)
+        patterns.append([(kinds.setdefault(kind, len(kinds)), nbytes) for kind, nbytes in changes])
+    lengths = np.array([len(one) for one in patterns], dtype=np.int64)
     row = ranges((np.cumsum(lengths) - lengths)[pattern], lengths[pattern])
-    kind, nbytes = np.array([change for one in own for change in one]).reshape(-1, 2).T[:, row]
-    of_each, takes_or_gives = np.repeat(entry, lengths[pattern]), np.isnan(nbytes)
-    passes = np.stack((rank, timeline.stage[spans], timeline.microbatch[spans]))[:, of_each[takes_or_gives]]
-    nbytes[takes_or_gives] = _taken_bytes(passes, taken[of_each[takes_or_gives]])
-    return ActivationChanges(of_each, kind.astype(np.int64), nbytes, tuple(kinds))
+    kind, nbytes = np.array([change for one in patterns for change in one]).reshape(-1, 2).T[:, row]
+    entry_of_row, takes_or_gives = np.repeat(entry, lengths[pattern]), np.isnan(nbytes)
+    passes = np.stack((rank, timeline.stage[spans], timeline.microbatch[spans]))[:, entry_of_row[takes_or_gives]]
+    nbytes[takes_or_gives] = _taken_or_given(passes, taken_bytes[entry_of_row[takes_or_gives]])
+    return ActivationChanges(entry_of_row, kind.astype(np.int64), nbytes, tuple(kinds))
 
 
 def _changes(
@@ -117,17 +122,18 @@ def _changes(
             yield from moved("held_for_weights" if is_weight else "saved", -1)
 
 
-def _taken_bytes(passes: Ints, taken: Floats) -> list[float]:
+def _taken_or_given(passes: Ints, taken_bytes: Floats) -> list[float]:
     """Return the gradients that input gradients take when they start; at an end, negative, all that its pass has taken.
 
-    ``passes``: rank, stage and micro-batch of each start and end. ``taken``: bytes that a start takes, 0 at an end.
+    ``passes``: rank, stage and micro-batch of each start and end. ``taken_bytes``: bytes that a
+    start takes, 0 at an end.
     """
-    held: dict[tuple[int, ...], float] = {}
+    still_taken: dict[tuple[int, ...], float] = {}
     changes = []
-    for place, nbytes in zip(map(tuple, passes.T.tolist()), taken.tolist(), strict=True):
-        changes.append(nbytes or -held.pop(place, 0.0))
+    for place, nbytes in zip(map(tuple, passes.T.tolist()), taken_bytes.tolist(), strict=True):
+        changes.append(nbytes or -still_taken.pop(place, 0.0))
         if nbytes:
-            held[place] = held.get(place, 0.0) + nbytes
+            still_taken[place] = still_taken.get(place, 0.0) + nbytes
     return changes
 
 

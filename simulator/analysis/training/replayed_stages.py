@@ -83,8 +83,8 @@ class ReplayedStage:
             case "swap":
                 return swapped_bytes(parts)[1]
             case "release":
-                held = zip(indices, parts, strict=True)
-                return sum([part.held_bytes if at in kept.swapped else part.saved_bytes for at, part in held])
+                places = zip(indices, parts, strict=True)
+                return sum([part.held_bytes if at in kept.swapped else part.saved_bytes for at, part in places])
 
     def _sequence(self, requests: Sequence[_PartRequest]) -> int:
         """Return the number of the sequence of ``requests`` of parts, in slots that count from 0; -1 of none."""

@@ -73,7 +73,7 @@ def _moves(timeline: Timeline, ranks: Sequence[ReplayedRank]) -> Moves:
     rank, spans, begins = joined_entries([one.curve for one in ranks])
     event, starts = np.concatenate([one.events.place for one in ranks]), begins == 1
     stage, microbatch = timeline.stage[spans], timeline.microbatch[spans]
-    in_parts = StageNumbers([one.static for one in ranks]).of(rank, stage) >= 0
+    in_parts = StageNumbers([one.static for one in ranks]).numbers_at(rank, stage) >= 0
     moves = Moves(
         rank=rank,
         starts=starts,

@@ -62,8 +62,8 @@ class TimedRequests:
     def __init__(self, moves: Moves, n_ranks: int) -> None:
         self.sequences, self.n_slots = RequestSequences(), 0
         n_moves = np.bincount(moves.rank, minlength=n_ranks)
-        taken = 1 + STEPS * (n_moves + 2)
-        self.before = np.cumsum(taken) - taken
+        times_of_rank = 1 + STEPS * (n_moves + 2)
+        self.before = np.cumsum(times_of_rank) - times_of_rank
         self.begins = self.before[:, np.newaxis] + 1 + np.outer(n_moves + 2, np.arange(STEPS))
         self.ends = self.begins + 1 + n_moves[:, np.newaxis]
         first_moves = np.cumsum(n_moves) - n_moves
@@ -118,9 +118,9 @@ def _add_passes(
     at = np.flatnonzero(moves.event >= 0)
     if not len(at):
         return beside_bytes
-    of_pass = row_numbers(moves.rank[at], moves.stage[at], moves.microbatch[at])
-    by_pass = np.argsort(of_pass, kind="stable")
-    at, starts = at[by_pass], run_starts(of_pass[by_pass])  # those of one micro-batch in one stage of one rank
+    pass_number = row_numbers(moves.rank[at], moves.stage[at], moves.microbatch[at])
+    by_pass = np.argsort(pass_number, kind="stable")
+    at, starts = at[by_pass], run_starts(pass_number[by_pass])  # those of one micro-batch in one stage of one rank
     lengths = np.diff(starts, append=len(at))
     histories, numbers, n_slots = _histories(requests.sequences, moves.rows(at), kinds, static, starts)
     slots = requests.new_slots(int(n_slots.sum())) + np.cumsum(n_slots) - n_slots
@@ -149,7 +149,7 @@ def _histories(
     """
     numbered = StageNumbers(static)
     stages = [ReplayedStage(parts, sequences) for parts in numbered.parts]
-    stage = numbered.of(moves.rank, moves.stage)
+    stage = numbered.numbers_at(moves.rank, moves.stage)
     numbers, first = _alike_neighbours(row_numbers(stage, moves.replayed.astype(np.int64), moves.event), starts)
     ends, histories = np.append(starts[1:], len(stage)), []
     for start, end in zip(starts[first].tolist(), ends[first].tolist(), strict=True):
@@ -224,12 +224,12 @@ def _add_others(requests: TimedRequests, moves: Moves, kinds: Sequence[Activatio
     counts = (np.abs(beside_bytes) > ROUNDING_BYTES) | (moves.workspace_bytes > ROUNDING_BYTES)
     steps, at = np.nonzero(counts)
     columns = moves.rank[at], requests.moves[steps, at], beside_bytes[steps, at]
-    of_move = moves.starts[at], moves.workspace_bytes[at], may_leave[at]
+    per_move = moves.starts[at], moves.workspace_bytes[at], may_leave[at]
     freed = requests.sequences.describe(FREED)
-    of_rank = defaultdict[int, _OtherTensors](lambda: _OtherTensors(requests, freed))
-    rows = zip(*[column.tolist() for column in (*columns, *of_move)], strict=True)
+    tensors_of_rank = defaultdict[int, _OtherTensors](lambda: _OtherTensors(requests, freed))
+    rows = zip(*[column.tolist() for column in (*columns, *per_move)], strict=True)
     for rank, time, nbytes, starts, workspace, leaves_gradients in rows:
-        tensors = of_rank[rank]
+        tensors = tensors_of_rank[rank]
         if starts:
             tensors.allocate(time, nbytes)
             tensors.need(time, workspace)
@@ -237,5 +237,5 @@ def _add_others(requests: TimedRequests, moves: Moves, kinds: Sequence[Activatio
             tensors.free(time, nbytes)
             if leaves_gradients:
                 tensors.allocate(time, -nbytes)
-    own = [row for tensors in of_rank.values() for row in tensors.rows]
-    requests.add(*np.array(own, dtype=np.int64).reshape(-1, 3).T)
+    sequences = [row for tensors in tensors_of_rank.values() for row in tensors.rows]
+    requests.add(*np.array(sequences, dtype=np.int64).reshape(-1, 3).T)

@@ -12,7 +12,7 @@ from tests.support.jobs import job
 
 
 def test_stages_of_the_very_same_parts_have_one_number() -> None:
-    """Of two ranks the first has stages 0 and 2 of the same parts; the second has a stage of them and another one.
+    """The first of two ranks has stages 0 and 2 of the same parts; the second has a stage of them and another one.
 
     A step that belongs to no stage has stage -1.
     """
@@ -22,9 +22,12 @@ def test_stages_of_the_very_same_parts_have_one_number() -> None:
     static = [StaticMemory(nothing, parts=parts) for parts in ({0: one, 2: one}, {2: one, 1: other})]
     numbers = StageNumbers(static)
     stages = np.array([-1, 0, 1, 2, 7])
-    assert [numbers.of(np.full(5, rank), stages).tolist() for rank in (0, 1)] == [
+    assert [numbers.numbers_at(np.full(5, rank), stages).tolist() for rank in (0, 1)] == [
         [-1, 0, -1, 0, -1],
         [-1, -1, 1, 0, -1],
     ]
     assert numbers.parts == [one, other]
-    assert StageNumbers([StaticMemory(nothing)]).of(np.zeros(2, dtype=np.int64), stages[:2]).tolist() == [-1, -1]
+    assert StageNumbers([StaticMemory(nothing)]).numbers_at(np.zeros(2, dtype=np.int64), stages[:2]).tolist() == [
+        -1,
+        -1,
+    ]
