@@ -166,7 +166,7 @@ def _alike_neighbours(values: Ints, starts: Ints) -> tuple[Ints, Ints]:
     """
     lengths = np.diff(starts, append=len(values))
     before = np.concatenate((starts[:1], starts[:-1]))  # of the first piece, itself
-    same = values == values[np.arange(len(values)) + np.repeat(before - starts, lengths)]
+    same = values == values[ranges(before, lengths)]
     alike = np.logical_and.reduceat(same, starts) & (lengths == np.concatenate((lengths[:1], lengths[:-1])))
     alike[0] = False
     return np.cumsum(~alike) - 1, np.flatnonzero(~alike)
