@@ -13,7 +13,7 @@ from simulator.analysis.time.memory_curve import MemoryHistory, joined_entries
 from simulator.analysis.training.activation_lifetimes import ActivationEvents
 from simulator.analysis.training.stage_numbers import StageNumbers
 from simulator.analysis.training.static_memory import StaticMemory
-from simulator.analysis.training.step_requests import Moves, step_requests
+from simulator.analysis.training.step_requests import MemoryMoves, step_requests
 from simulator.arrays import Bools, Ints, distinct, first_places
 from simulator.timeline import Timeline
 
@@ -69,12 +69,12 @@ def cached_bytes(timeline: Timeline, ranks: Sequence[ReplayedRank], *, compiled:
     return [float(most[at].reserved - most[at].allocated) for at in place[like].tolist()]
 
 
-def _moves(timeline: Timeline, ranks: Sequence[ReplayedRank]) -> Moves:
+def _moves(timeline: Timeline, ranks: Sequence[ReplayedRank]) -> MemoryMoves:
     rank, spans, begins = joined_entries([one.curve for one in ranks])
     event, starts = np.concatenate([one.events.place for one in ranks]), begins == 1
     stage, microbatch = timeline.stage[spans], timeline.microbatch[spans]
     in_parts = StageNumbers([one.static for one in ranks]).numbers_at(rank, stage) >= 0
-    moves = Moves(
+    moves = MemoryMoves(
         rank=rank,
         starts=starts,
         stage=stage,
@@ -99,7 +99,7 @@ def _are_replayed(ranks: Sequence[ReplayedRank], rank: Ints, microbatch: Ints) -
     return np.asarray(chosen[rank, microbatch], dtype=np.bool_)
 
 
-def _first_alike(moves: Moves, ranks: Sequence[ReplayedRank]) -> Ints:
+def _first_alike(moves: MemoryMoves, ranks: Sequence[ReplayedRank]) -> Ints:
     """Return for each rank the place of the first that has the same moves, and the same room."""
     rows = np.stack([column.astype(np.float64) for column in moves[1:]], axis=1)
     first: dict[Hashable, int] = {}

@@ -17,7 +17,7 @@ from simulator.analysis.training.static_memory import BLAS_THREADS, StaticMemory
 from simulator.arrays import Bools, Floats, Ints, ranges, row_numbers, run_starts
 
 
-class Moves(NamedTuple):
+class MemoryMoves(NamedTuple):
     """Starts and ends of spans that move bytes, rank by rank in order; a row of each column for one.
 
     ``rank``: place of the rank among all. ``event``: place of the effect on activations among those of the ranks, -1
@@ -34,12 +34,14 @@ class Moves(NamedTuple):
     replayed: Bools
     updates: Bools
 
-    def rows(self, chosen: Ints | Bools) -> Moves:
+    def rows(self, chosen: Ints | Bools) -> MemoryMoves:
         """Return some of the moves."""
-        return Moves._make([column[chosen] for column in self])
+        return MemoryMoves._make([column[chosen] for column in self])
 
 
-def step_requests(moves: Moves, kinds: Sequence[ActivationEvent], static: Sequence[StaticMemory]) -> MemoryRequests:
+def step_requests(
+    moves: MemoryMoves, kinds: Sequence[ActivationEvent], static: Sequence[StaticMemory]
+) -> MemoryRequests:
     """Return the requests of ranks before and in `STEPS` steps of ``moves``.
 
     Of passes they are those for tensors of the micro-batches that are replayed. ``kinds``: effects that the moves name.
@@ -59,7 +61,7 @@ class TimedRequests:
     steps, shape (ranks, steps). ``moves``: of each move in each step, shape (steps, moves).
     """
 
-    def __init__(self, moves: Moves, n_ranks: int) -> None:
+    def __init__(self, moves: MemoryMoves, n_ranks: int) -> None:
         self.sequences, self.n_slots = RequestSequences(), 0
         n_moves = np.bincount(moves.rank, minlength=n_ranks)
         times_of_rank = 1 + STEPS * (n_moves + 2)
@@ -88,7 +90,7 @@ class TimedRequests:
         return MemoryRequests(self.sequences, np.stack(order), firsts, self.n_slots)
 
 
-def _add_static(requests: TimedRequests, moves: Moves, static: Sequence[StaticMemory]) -> None:
+def _add_static(requests: TimedRequests, moves: MemoryMoves, static: Sequence[StaticMemory]) -> None:
     """Add the tensors that exist before the first step, and the states that the first update makes."""
     first_update, updates = requests.ends[:, 0].copy(), np.flatnonzero(moves.updates)[::-1]
     first_update[moves.rank[updates]] = requests.moves[0, updates]  # of values for one rank numpy keeps the last
@@ -111,7 +113,7 @@ def _sizes_before(static: StaticMemory) -> tuple[float, ...]:
 
 
 def _add_passes(
-    requests: TimedRequests, moves: Moves, kinds: Sequence[ActivationEvent], static: Sequence[StaticMemory]
+    requests: TimedRequests, moves: MemoryMoves, kinds: Sequence[ActivationEvent], static: Sequence[StaticMemory]
 ) -> Floats:
     """Add the tensors of passes; return the bytes of other tensors that each move moves, shape (steps, moves)."""
     beside_bytes = np.repeat(moves.nbytes[np.newaxis], STEPS, axis=0)
@@ -137,7 +139,7 @@ def _add_passes(
 
 def _histories(
     sequences: RequestSequences,
-    moves: Moves,
+    moves: MemoryMoves,
     kinds: Sequence[ActivationEvent],
     static: Sequence[StaticMemory],
     starts: Ints,
@@ -218,7 +220,9 @@ class _OtherTensors:
         self.rows.append((time, self._freed, slot))
 
 
-def _add_others(requests: TimedRequests, moves: Moves, kinds: Sequence[ActivationEvent], beside_bytes: Floats) -> None:
+def _add_others(
+    requests: TimedRequests, moves: MemoryMoves, kinds: Sequence[ActivationEvent], beside_bytes: Floats
+) -> None:
     """Add the tensors that are no activations: bytes of moves that have no event, and those beyond an event's."""
     may_leave = np.array([*(kind.effect == "release" for kind in kinds), False])[moves.event]  # the last is that of -1
     counts = (np.abs(beside_bytes) > ROUNDING_BYTES) | (moves.workspace_bytes > ROUNDING_BYTES)
