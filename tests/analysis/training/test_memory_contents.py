@@ -22,9 +22,10 @@ def total(tensors: Iterable[Tensor]) -> float:
 
 
 def test_a_split_backward_pass_exchanges_what_is_held() -> None:
-    """A stage has one micro-batch. Its forward pass saves tensors. While the input gradient runs, what it takes is held
-    beside them. Its end leaves what the weight gradients need, gradients of outputs among it, and nothing that it has
-    taken. Behind the weight gradient nothing is left.
+    """A stage has one micro-batch. Its forward pass saves tensors. The input gradient takes gradients while it runs.
+
+    Its end leaves the tensors that weight gradients need; gradients of outputs are among these. All gradients that the
+    input gradient has taken are given back. Nothing is left behind the weight gradient.
     """
     workload = job(training__global_batch=1) | {"parallelism": {"pp": 2, "schedule": "zb_h1"}}
     result = run(workload)
@@ -40,9 +41,9 @@ def test_a_split_backward_pass_exchanges_what_is_held() -> None:
         changes.held_after(0, effects.index(effect)) for effect in ("save", "begin swap", "swap", "release")
     )
     assert sum(saved.values()) == pytest.approx(total(tensor for part in parts for tensor in part.saved))
-    taken = float(timeline.alloc_bytes[curve.span[effects.index("begin swap")]])
-    assert taken > 0
-    assert begun == {**saved, "output gradients": taken}
+    taken_bytes = float(timeline.alloc_bytes[curve.span[effects.index("begin swap")]])
+    assert taken_bytes > 0
+    assert begun == {**saved, "output gradients": taken_bytes}
     needed = [tensor for part in parts for tensor in part.held_for_weights]
     assert swapped["output gradients"] == total(tensor for tensor in needed if "output gradient" in tensor.name) > 0
     left = sum(part.input_gradient_bytes for part in parts)
