@@ -69,6 +69,17 @@ def run_starts(values: NDArray[Any]) -> Ints:
     return np.flatnonzero(np.concatenate([np.ones(min(len(values), 1), dtype=bool), values[1:] != values[:-1]]))
 
 
+def ranges(starts: Ints, lengths: Ints) -> Ints:
+    """Return ranges of whole numbers one after another, of which each has a start and a length.
+
+    >>> ranges(np.array([4, 0, 7]), np.array([2, 0, 3])).tolist()
+    [4, 5, 7, 8, 9]
+    """
+    before = np.cumsum(lengths) - lengths
+    numbers: Ints = np.repeat(starts - before, lengths) + np.arange(int(lengths.sum()))
+    return numbers
+
+
 def inverse(order: Ints) -> Ints:
     """Return the place that each element has in an ``order`` of all: the reverse permutation.
 

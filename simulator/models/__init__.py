@@ -6,6 +6,7 @@ Sizes of products are m, n and k, as in BLAS; formulas of papers have their lett
 from simulator.models.flops import (
     active_parameters,
     hardware_flops_per_step,
+    model_flops,
     model_flops_per_step,
     model_flops_per_step_causal,
     model_weights,
@@ -61,6 +62,7 @@ __all__ = [
     "host_update_bytes",
     "layer",
     "made_gradient_bytes",
+    "model_flops",
     "model_flops_per_step",
     "model_flops_per_step_causal",
     "model_weights",

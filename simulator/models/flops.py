@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple
 
 from simulator.config import Workload
 from simulator.models.captured import captured_flops
@@ -70,14 +71,14 @@ def _met_by_a_token(workload: Workload, weights: Iterable[Weight]) -> int:
     )
 
 
-def _multiplied(workload: Workload) -> tuple[int, int]:
+def _multiplied(workload: Workload, layers: Iterable[tuple[int, int]]) -> tuple[int, int]:
     """Return the elements of the weights that a token is multiplied by, and of those among them that are frozen.
 
     The (padded) vocabulary's are met once more in every module of multi-token prediction, beside a layer and a
-    projection.
+    projection. ``layers``: see `_layers_of_kinds`.
     """
     model = workload.model
-    parts = [(layer(workload, number=number), count) for number, count in _layers_of_kinds(workload)]
+    parts = [(layer(workload, number=number), count) for number, count in layers]
     for module in range(model.mtp_layers):
         parts += [(part, 1) for part in predictor(workload, module) if part.name == "mtp projection"]
     parts.append((embedding(workload), 1))
@@ -92,21 +93,37 @@ def _multiplied(workload: Workload) -> tuple[int, int]:
     return multiplied, frozen
 
 
-def _flops_per_step(workload: Workload, *, causal: bool) -> float:
+class ModelFlops(NamedTuple):
+    """FLOPs of a step's matrix products and attention: with the ``whole`` square of attention, and with ``causal``."""
+
+    whole: float
+    causal: float
+
+
+def model_flops(workload: Workload) -> ModelFlops:
     """Return the FLOPs of a global batch forward and backward, which takes twice as many.
 
     Forward they are two per weight that a token is multiplied by. To these come those of mixers (`_mixer_flops`). Of
     frozen weights no gradients are computed, which takes another two per weight.
     """
-    model, seq = workload.model, workload.training.seq
+    model, seq, batch = workload.model, workload.training.seq, workload.training.global_batch
     if captured := model.captured_model:
-        samples = workload.training.global_batch / workload.training.micro_batch
-        return samples * captured_flops(captured, model.layers, causal=causal)
-    mixers = sum(count * _mixer_flops(workload, number, causal=causal) for number, count in _layers_of_kinds(workload))
-    multiplied, frozen = _multiplied(workload)
+        samples = batch / workload.training.micro_batch
+        return ModelFlops(*[samples * captured_flops(captured, model.layers, causal=causal) for causal in _CAUSAL])
+    layers = _layers_of_kinds(workload)
+    multiplied, frozen = _multiplied(workload, layers)
     images = encoder_flops(workload, model.encoder) if model.encoder else 0.0
-    forward = float(workload.training.global_batch * (2.0 * seq * multiplied + mixers + images))
-    return 3 * forward - workload.training.global_batch * 2.0 * seq * frozen
+
+    def flops(causal: bool) -> float:
+        mixers = sum(count * _mixer_flops(workload, number, causal=causal) for number, count in layers)
+        forward = float(batch * (2.0 * seq * multiplied + mixers + images))
+        return 3 * forward - batch * 2.0 * seq * frozen
+
+    return ModelFlops(*map(flops, _CAUSAL))
+
+
+#: Whether only what a causal mask leaves of attention counts, in the order of `ModelFlops`.
+_CAUSAL = (False, True)
 
 
 def _layers_of_kinds(workload: Workload) -> list[tuple[int, int]]:
@@ -140,12 +157,12 @@ def model_flops_per_step(workload: Workload) -> float:
 
     Attention has its window where it has one. Recomputation does not count.
     """
-    return _flops_per_step(workload, causal=False)
+    return model_flops(workload).whole
 
 
 def model_flops_per_step_causal(workload: Workload) -> float:
     """Return `model_flops_per_step` with the attention that a causal mask leaves: half of it without a window."""
-    return _flops_per_step(workload, causal=True)
+    return model_flops(workload).causal
 
 
 def hardware_flops_per_step(workload: Workload) -> float:

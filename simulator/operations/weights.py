@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 from simulator.program import Axis
 from simulator.units import DTYPE_BYTES, FP32_BYTES
@@ -52,7 +53,7 @@ class Weight:
     gathered_in_8_bits: bool = False
     tensors: int = 1
 
-    @property
+    @cached_property
     def elements(self) -> int:
         """Elements of this rank's tensor."""
         return math.prod(self.shape)
@@ -67,7 +68,7 @@ class Weight:
         """Elements of this rank's tensor whose gradients tensor-parallel ranks have to sum."""
         return self.partial_rows * math.prod(self.shape[1:])
 
-    @property
+    @cached_property
     def axis(self) -> Axis:
         """Axis of the ranks that hold the same values: ``edp`` for experts, else ``dp``.
 
@@ -135,7 +136,10 @@ def elements(weights: Iterable[Weight]) -> int:
 
 def elements_by_axis(weights: Iterable[Weight]) -> dict[str, int]:
     """Return `elements` of ``weights`` by their axis, in order of first mention."""
-    return {axis: elements(group) for axis, group in by_axis(trained(weights)).items()}
+    counts: dict[str, int] = {}
+    for weight in trained(weights):
+        counts[weight.axis] = counts.get(weight.axis, 0) + weight.elements
+    return counts
 
 
 def gathered_weight_bytes(weights: Iterable[Weight]) -> float:

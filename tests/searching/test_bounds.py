@@ -136,7 +136,7 @@ def test_communicators_are_those_of_a_rank_in_the_middle(section: dict[str, int]
     """Ends of a pipeline may have one more, for tied embeddings."""
     workload = load_workload(job(parallelism=section))
     world = {"world": (tuple(range(workload.n_ranks)),)}
-    counts = communicators({**layout(workload).groups, **world})
+    counts = communicators({**layout(workload).groups, **world}, range(workload.n_ranks))
     assert least_communicators(workload) == min((counts[rank] for rank in range(workload.n_ranks)), default=0)
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from simulator.arrays import Bools, Floats, Ints
+from simulator.arrays import Bools, Floats, Ints, distinct
 from simulator.program import COMPUTE_LANE
 from simulator.timeline import CATEGORIES, Template, Timeline
 
@@ -118,14 +118,16 @@ def activity(timeline: Timeline) -> Activity:
 
     piece_rank, piece_start, piece_end, active, active_in_pass = _sweep(position[span], start, end, use, in_pass)
     piece_s = piece_end - piece_start
-    winner = np.array(_PRIORITY)[np.argmax(active[list(_PRIORITY)], axis=0)]
+    winner = np.zeros(len(piece_s), dtype=np.int64)
+    for code in reversed(_PRIORITY):
+        winner[active[code]] = code
     won_by_pass = active_in_pass[winner, np.arange(len(winner))]
     spent = _sum_by(position, spans_s, n_ranks)
     in_flight = spent[:, :n_categories] + _sum_by(position, _hidden_seconds(timeline, solid), n_ranks)
-    np.add.at(spent, (piece_rank[winner != _SOLID], winner[winner != _SOLID]), piece_s[winner != _SOLID])
-    for category in range(n_categories):
-        in_flight[:, category] += np.bincount(piece_rank, weights=piece_s * active[category], minlength=n_ranks)
     other = winner != _SOLID
+    np.add.at(spent.reshape(-1), (piece_rank * spent.shape[1] + winner)[other], piece_s[other])
+    for category in np.flatnonzero(active[:n_categories].any(axis=1)).tolist():
+        in_flight[:, category] += np.bincount(piece_rank, weights=piece_s * active[category], minlength=n_ranks)
     return Activity(
         timeline,
         spent,
@@ -140,8 +142,11 @@ def activity(timeline: Timeline) -> Activity:
 
 
 def _sum_by(position: Ints, values: Floats, n: int) -> Floats:
-    columns = [np.bincount(position, weights=values[:, c], minlength=n) for c in range(values.shape[1])]
-    return np.stack(columns, axis=1)
+    """Return the sums of the rows of ``values`` at each position below ``n``, shape (n, columns)."""
+    sums = np.zeros((n, values.shape[1]))
+    for column in np.flatnonzero(values.any(axis=0)).tolist():
+        sums[:, column] = np.bincount(position, weights=values[:, column], minlength=n)
+    return sums
 
 
 def pass_spans(timeline: Timeline) -> Bools:
@@ -279,9 +284,9 @@ def _sweep(
     order = np.lexsort((times, ranks))
     times, ranks, uses, delta = times[order], ranks[order], uses[order], delta[order]
     delta_in_pass = np.where(np.concatenate((in_pass, in_pass))[order], delta, 0)
-    active, active_in_pass = (
-        np.stack([np.cumsum(np.where(uses == code, change, 0))[:-1] > 0 for code in range(_SOLID + 1)])
-        for change in (delta, delta_in_pass)
-    )
+    active, active_in_pass = np.zeros((2, _SOLID + 1, max(len(times) - 1, 0)), dtype=np.bool_)
+    for code in distinct(uses).tolist():
+        for goes_on, change in ((active, delta), (active_in_pass, delta_in_pass)):
+            goes_on[code] = np.cumsum(np.where(uses == code, change, 0))[:-1] > 0
     keep = (ranks[1:] == ranks[:-1]) & (times[1:] > times[:-1]) & active.any(axis=0)
     return ranks[:-1][keep], times[:-1][keep], times[1:][keep], active[:, keep], active_in_pass[:, keep]

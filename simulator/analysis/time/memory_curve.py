@@ -30,6 +30,21 @@ class MemoryHistory(NamedTuple):
     begins: Ints
 
 
+class JoinedEntries(NamedTuple):
+    """Entries of some ranks' curves, one curve behind another: place of the rank among all, span, and ``begins``."""
+
+    rank: Ints
+    span: Ints
+    begins: Ints
+
+
+def joined_entries(curves: Sequence[MemoryHistory]) -> JoinedEntries:
+    """Return the entries of ``curves``, one curve behind another."""
+    rank = np.repeat(np.arange(len(curves)), [len(curve.span) for curve in curves])
+    span, begins = (np.concatenate([getattr(curve, name) for curve in curves]) for name in ("span", "begins"))
+    return JoinedEntries(rank, span, begins)
+
+
 def memory_curve(timeline: Timeline, rank: int) -> MemoryHistory:
     """Return the memory that a rank's steps take over the step; see `memory_curves`."""
     return _curves(timeline, timeline.spans_of(rank), (rank,))[0]

@@ -8,10 +8,11 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
-from simulator.analysis.time.memory_curve import MemoryHistory
+from simulator.analysis.time.memory_curve import MemoryHistory, joined_entries
+from simulator.analysis.training.stage_numbers import StageNumbers
 from simulator.analysis.training.static_memory import StaticMemory
 from simulator.arrays import Bools, Ints, inverse, row_numbers, run_starts
-from simulator.models import by_part
+from simulator.models import Part, by_part
 from simulator.timeline import Timeline
 
 #: Effect of a pass on the activations of its micro-batch: F saves them; I begins to swap and has swapped them for
@@ -94,36 +95,28 @@ def events_of_ranks(
     number, count = _among_equals(pieces.pass_number)
     starts = np.cumsum([0, *[len(curve.span) for curve in curves]])
     place = np.full(starts[-1], -1, dtype=np.int64)
-    kinds: list[ActivationEvent] = []
-    places_of: dict[tuple[int, int, int, int, int], tuple[int, int]] = {}
-    ids = np.array([id(one) for one in static], dtype=np.int64)
-    columns = ids[pieces.owner], pieces.letter, pieces.stage, number, count, pieces.owner, pieces.start, pieces.end
-    for *kind_of_piece, owner, start, end in zip(*(column.tolist() for column in columns), strict=True):
-        kind = tuple(kind_of_piece)
-        if kind not in places_of:
-            _, letter, stage, which, n_pieces = kind
-            groups = _groups(static[owner], stage, _LETTERS[letter])
-            if n_pieces != len(groups):
-                raise ValueError(f"{n_pieces} pieces of a pass {_LETTERS[letter]} of stage {stage}, not {len(groups)}")
-            places_of[kind] = _places(kinds, _EFFECTS[_LETTERS[letter]], groups[which])
-        place[start], place[end] = places_of[kind]
-    return [ActivationEvents(places, tuple(kinds)) for places in np.split(place, starts[1:-1])]
+    numbered = StageNumbers(static)
+    is_cut = np.array([one.passes_by_part for one in static], dtype=np.int64)[pieces.owner]
+    columns = numbered.numbers_at(pieces.owner, pieces.stage), is_cut, pieces.letter, number, count
+    _, first, kind_of_piece = np.unique(row_numbers(*columns), return_index=True, return_inverse=True)
+    kinds: dict[ActivationEvent, int] = {}
+    places = np.full((len(first), 2), -1)
+    for kind, (stage, is_cut_there, letter, which, n_pieces) in enumerate(np.stack(columns)[:, first].T.tolist()):
+        groups = _groups(numbered.parts[stage], _LETTERS[letter], is_cut=bool(is_cut_there))
+        if n_pieces != len(groups):
+            stage = int(pieces.stage[first[kind]])
+            raise ValueError(f"{n_pieces} pieces of a pass {_LETTERS[letter]} of stage {stage}, not {len(groups)}")
+        for side, effect in enumerate(_EFFECTS[_LETTERS[letter]]):
+            if effect is not None:
+                places[kind, side] = kinds.setdefault(ActivationEvent(effect, groups[which]), len(kinds))
+    place[pieces.start], place[pieces.end] = places[kind_of_piece].T
+    all_kinds = tuple(kinds)
+    return [ActivationEvents(places_of_rank, all_kinds) for places_of_rank in np.split(place, starts[1:-1])]
 
 
-def _groups(static: StaticMemory, stage: int, letter: str) -> list[tuple[int, ...]]:
-    """Return the parts of each piece of a pass through a stage: indices in the stage."""
-    parts = static.parts[stage]
-    return by_part(parts, letter) if static.passes_by_part else [tuple(range(len(parts)))]
-
-
-def _places(kinds: list[ActivationEvent], effects: _PassEffects, parts: tuple[int, ...]) -> tuple[int, int]:
-    """Add the events of a piece of ``parts`` to ``kinds``; return the places of its start and its end, -1 for none."""
-    places = [-1, -1]
-    for side, effect in enumerate(effects):
-        if effect is not None:
-            places[side] = len(kinds)
-            kinds.append(ActivationEvent(effect, parts))
-    return places[0], places[1]
+def _groups(parts: tuple[Part, ...], letter: str, *, is_cut: bool) -> list[tuple[int, ...]]:
+    """Return the parts of each piece of a pass through a stage of ``parts``: indices in the stage."""
+    return by_part(parts, letter) if is_cut else [tuple(range(len(parts)))]
 
 
 def _pieces(timeline: Timeline, curves: Sequence[MemoryHistory], static: Sequence[StaticMemory]) -> _Pieces:
@@ -131,17 +124,12 @@ def _pieces(timeline: Timeline, curves: Sequence[MemoryHistory], static: Sequenc
 
     Of a piece that is several spans it is the start of the first and the end of the last.
     """
-    spans, begins = (np.concatenate([getattr(curve, name) for curve in curves]) for name in ("span", "begins"))
-    owner = np.repeat(np.arange(len(curves)), [len(curve.span) for curve in curves])
+    owner, spans, begins = joined_entries(curves)
     letter = np.full(len(spans), -1, dtype=np.int64)
     phase, stage = timeline.phase[spans], timeline.stage[spans]
     for number, name in enumerate(_LETTERS):
         letter[phase == name] = number
-    # By rank and stage, of which -1 is the last, as numpy counts from behind.
-    has_parts = np.zeros((len(static), max(stage.max(initial=0), *(max(one.parts, default=0) for one in static)) + 2))
-    for number, one in enumerate(static):
-        has_parts[number, list(one.parts)] = 1
-    letter[has_parts[owner, stage] == 0] = -1
+    letter[StageNumbers(static).numbers_at(owner, stage) < 0] = -1
     start, end = (np.flatnonzero((letter >= 0) & (begins == side)) for side in (1, 0))
     start, end = start[np.argsort(spans[start])], end[np.argsort(spans[end])]
     order = np.lexsort((spans[start], timeline.end_s[spans[start]], timeline.start_s[spans[start]], owner[start]))

@@ -6,6 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate
 from types import MappingProxyType
 from typing import Any
 
@@ -16,7 +17,7 @@ from simulator.analysis.time.pipeline_ranks import pipeline_ranks
 from simulator.analysis.training.activation_lifetimes import ActivationEvents, events_of_ranks
 from simulator.analysis.training.in_flight import peak_activations
 from simulator.analysis.training.memory_contents import REDUCING, activation_changes, most_gradient_bytes
-from simulator.analysis.training.reserved_memory import CachedMemory
+from simulator.analysis.training.reserved_memory import ReplayedRank, cached_bytes
 from simulator.analysis.training.static_memory import CUDA_CONTEXT_BYTES, NCCL_COMMUNICATOR_BYTES, StaticMemory
 from simulator.bounds import EngineChoice
 from simulator.engine.engines import engine_in_use
@@ -126,7 +127,6 @@ def memory_of_ranks(
     them the allocator releases cached blocks. ``engine``: what plays the allocator; raises as `engine_in_use`.
     """
     in_flight, places = peak_activations(timeline), pipeline_ranks(timeline)
-    cached_memory = CachedMemory(compiled=engine_in_use(engine) == "compiled")
     curves = memory_curves(timeline)
     first = _first_alike(
         timeline,
@@ -134,22 +134,35 @@ def memory_of_ranks(
         {rank: (id(static[rank]), places[rank], capacities.get(rank), in_flight[rank]) for rank in curves},
     )
     ranks = list(dict.fromkeys(first.values()))
-    events = events_of_ranks(timeline, [curves[rank] for rank in ranks], [static[rank] for rank in ranks])
+    own_curves, own_static = [curves[rank] for rank in ranks], [static[rank] for rank in ranks]
+    events = events_of_ranks(timeline, own_curves, own_static)
+    replayed = [
+        ReplayedRank(
+            curves[rank],
+            events_of_rank,
+            static[rank],
+            in_flight[rank],
+            capacities.get(rank, math.inf) - static[rank].overhead,
+        )
+        for rank, events_of_rank in zip(ranks, events, strict=True)
+    ]
+    cached = cached_bytes(timeline, replayed, compiled=engine_in_use(engine) == "compiled")
     peaks = {rank: _peak(curves[rank]) for rank in ranks}
+    activations = _activations_at(timeline, own_curves, events, own_static, [*peaks.values()])
     memories = {
         rank: _rank_memory(
             timeline,
             curves[rank],
             peaks[rank],
             static[rank],
-            events_of_rank,
+            own_activations,
             rank=rank,
             stage=places[rank],
             capacity=capacities.get(rank, math.inf),
             in_flight=in_flight[rank],
-            cached_memory=cached_memory,
+            cached=cached_of_rank,
         )
-        for rank, events_of_rank in zip(ranks, events, strict=True)
+        for rank, own_activations, cached_of_rank in zip(ranks, activations, cached, strict=True)
     }
     return tuple(
         replace(memories[like], rank=rank, peak_at_s=_time_s(curves[rank], peaks[like])) for rank, like in first.items()
@@ -183,18 +196,17 @@ def _rank_memory(
     curve: MemoryHistory,
     at: int,
     static: StaticMemory,
-    events: ActivationEvents,
+    activations: dict[str, float],
     *,
     rank: int,
     stage: int,
     capacity: float,
     in_flight: int,
-    cached_memory: CachedMemory,
+    cached: float,
 ) -> RankMemory:
     held_bytes = float(curve.held_bytes[at]) if at >= 0 else 0.0
-    activations = _activations(timeline, curve, events, at, static)
     gathered = max(held_bytes - sum(activations.values()), 0.0)
-    step_gradients = min(gathered, float(most_gradient_bytes(timeline, curve, static)[at])) if at >= 0 else 0.0
+    step_gradients = min(gathered, float(most_gradient_bytes(timeline, curve, static)[at])) if gathered else 0.0
     gathered -= step_gradients
     if static.layers_offloaded:
         activations, gathered = {**activations, "layers": gathered}, 0.0
@@ -209,7 +221,7 @@ def _rank_memory(
         gathered=gathered if gathered > 1e-9 * held_bytes else 0.0,
         workspace=float(curve.workspace_bytes[at]) if at >= 0 else 0.0,
         capacity=capacity,
-        cached=cached_memory.cached_bytes(timeline, curve, events, static, in_flight, capacity - static.overhead),
+        cached=cached,
         peak_at_s=_time_s(curve, at),
         during=_op_in_words(timeline, curve, at),
         in_flight=in_flight,
@@ -221,17 +233,17 @@ def _rank_memory(
 _ROUNDING = 1e-12
 
 
-def _activations(
-    timeline: Timeline, curve: MemoryHistory, events: ActivationEvents, at: int, static: StaticMemory
-) -> dict[str, float]:
-    """Return the bytes of activations after entry ``at`` of a curve, by kind of tensor."""
-    activations: dict[str, float] = {"output gradients": 0.0}
-    for entry, change in activation_changes(timeline, curve, events, static):
-        if entry > at:
-            break
-        for kind, nbytes in change.items():
-            activations[kind] = activations.get(kind, 0.0) + nbytes
-    return {kind: nbytes for kind, nbytes in activations.items() if nbytes > 0.5}
+def _activations_at(
+    timeline: Timeline,
+    curves: Sequence[MemoryHistory],
+    events: Sequence[ActivationEvents],
+    static: Sequence[StaticMemory],
+    peaks: Sequence[int],
+) -> list[dict[str, float]]:
+    """Return the bytes of activations after the entries ``peaks`` of curves, by kind of tensor."""
+    changes = activation_changes(timeline, curves, events, static)
+    begins = accumulate((len(curve.span) for curve in curves[:-1]), initial=0)
+    return [changes.held_after(begin, begin + peak) for begin, peak in zip(begins, peaks, strict=True)]
 
 
 _TRANSFERS = {

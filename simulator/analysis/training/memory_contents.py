@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+import math
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cache
+from typing import NamedTuple
 
 import numpy as np
 
-from simulator.analysis.time.memory_curve import MemoryHistory
-from simulator.analysis.training.activation_lifetimes import ActivationEvents, activation_events
+from simulator.analysis.time.memory_curve import MemoryHistory, joined_entries
+from simulator.analysis.training.activation_lifetimes import ActivationEffect, ActivationEvents, activation_events
+from simulator.analysis.training.stage_numbers import StageNumbers
 from simulator.analysis.training.static_memory import StaticMemory
-from simulator.arrays import Floats, is_any
-from simulator.models import Tensor
+from simulator.arrays import Floats, Ints, is_any, ranges, row_numbers
+from simulator.models import Part, Tensor
 from simulator.timeline import Timeline
 
 #: Lanes on which gradients leave.
@@ -35,48 +38,103 @@ def _by_kind(tensors: Iterable[Tensor]) -> dict[str, float]:
     return nbytes
 
 
-def _negative(nbytes: Mapping[str, float]) -> dict[str, float]:
-    return {kind: -size for kind, size in nbytes.items()}
+class ActivationChanges(NamedTuple):
+    """Changes of the activations that ranks hold, in order; a row of each column for one.
+
+    ``entry``: of the ranks' curves, one behind another. ``kind``: place of the tensors' kind in ``kinds``. ``nbytes``:
+    how many more there are from then on.
+    """
+
+    entry: Ints
+    kind: Ints
+    nbytes: Floats
+    kinds: tuple[str, ...]
+
+    def held_after(self, first: int, last: int) -> dict[str, float]:
+        """Return the bytes of activations by kind behind the entries ``first`` to ``last``; nothing is held before."""
+        start, end = np.searchsorted(self.entry, (first, last + 1))
+        kind = self.kind[start:end]
+        nbytes = np.bincount(kind, weights=self.nbytes[start:end], minlength=len(self.kinds)).tolist()
+        return {self.kinds[one]: nbytes[one] for one in dict.fromkeys([0, *kind.tolist()]) if nbytes[one] > 0.5}
+
+
+#: Kind of the gradients that input gradients take while they run.
+_TAKEN = "output gradients"
 
 
 def activation_changes(
-    timeline: Timeline, curve: MemoryHistory, events: ActivationEvents, static: StaticMemory
-) -> Iterator[tuple[int, dict[str, float]]]:
-    """Yield the changes of the activations held, in order: index of the curve's entry, and bytes by kind of tensor.
+    timeline: Timeline,
+    curves: Sequence[MemoryHistory],
+    events: Sequence[ActivationEvents],
+    static: Sequence[StaticMemory],
+) -> ActivationChanges:
+    """Return the changes of the activations of some ranks. ``events``: those of the entries of their ``curves``."""
+    rank, spans, begins = joined_entries(curves)
+    event, numbered = np.concatenate([one.place for one in events]), StageNumbers(static)
+    stage, phase = numbered.numbers_at(rank, timeline.stage[spans]), timeline.phase[spans]
+    taken_bytes = np.where((phase == "I") & (stage >= 0) & (begins == 1), timeline.alloc_bytes[spans], 0.0)
+    entry = np.flatnonzero((taken_bytes != 0) | (event >= 0))
+    columns = (
+        stage[entry],
+        event[entry],
+        (phase[entry] == "W").astype(np.int64),
+        (taken_bytes[entry] != 0).astype(np.int64),
+    )
+    _, first, pattern = np.unique(row_numbers(*columns), return_index=True, return_inverse=True)
+    kinds, patterns = {_TAKEN: 0}, []
+    for number, place, is_weight, takes in np.stack(columns)[:, first].T.tolist():
+        effect, parts = events[0].kinds[place] if place >= 0 else (None, ())
+        changes = _changes(effect, [numbered.parts[number][part] for part in parts], takes=takes, is_weight=is_weight)
+        patterns.append([(kinds.setdefault(kind, len(kinds)), nbytes) for kind, nbytes in changes])
+    lengths = np.array([len(one) for one in patterns], dtype=np.int64)
+    row = ranges((np.cumsum(lengths) - lengths)[pattern], lengths[pattern])
+    kind, nbytes = np.array([change for one in patterns for change in one]).reshape(-1, 2).T[:, row]
+    entry_of_row, takes_or_gives = np.repeat(entry, lengths[pattern]), np.isnan(nbytes)
+    passes = np.stack((rank, timeline.stage[spans], timeline.microbatch[spans]))[:, entry_of_row[takes_or_gives]]
+    nbytes[takes_or_gives] = _taken_or_given(passes, taken_bytes[entry_of_row[takes_or_gives]])
+    return ActivationChanges(entry_of_row, kind.astype(np.int64), nbytes, tuple(kinds))
 
-    ``events``: the `activation_events` of the curve's entries.
+
+def _changes(
+    effect: ActivationEffect | None, parts: Sequence[Part], *, takes: bool, is_weight: bool
+) -> Iterator[tuple[str, float]]:
+    """Yield the changes at the start or end of a pass by kind of tensor.
+
+    Bytes of gradients that an input gradient ``takes``, and gives back, are not a number here. ``is_weight``: the pass
+    is a weight gradient, which releases what it needed.
     """
-    output_gradients: dict[tuple[int, int], float] = {}  # taken by input gradients that still run
 
-    @cache
-    def saved(stage: int, parts: tuple[int, ...]) -> dict[str, float]:
-        return _by_kind(tensor for part in parts for tensor in static.parts[stage][part].saved)
+    def moved(name: str, sign: int) -> Iterator[tuple[str, float]]:
+        tensors = _by_kind(tensor for part in parts for tensor in getattr(part, name))
+        return ((kind, sign * nbytes) for kind, nbytes in tensors.items())
 
-    @cache
-    def held_for_weights(stage: int, parts: tuple[int, ...]) -> dict[str, float]:
-        return _by_kind(tensor for part in parts for tensor in static.parts[stage][part].held_for_weights)
+    if takes:
+        yield _TAKEN, math.nan
+    match effect:
+        case "save":
+            yield from moved("saved", 1)
+        case "swap":
+            yield from moved("saved", -1)
+            yield from moved("held_for_weights", 1)
+            yield _TAKEN, math.nan
+            yield "input gradients", sum(part.input_gradient_bytes for part in parts)
+        case "release":
+            yield from moved("held_for_weights" if is_weight else "saved", -1)
 
-    takes = (timeline.phase[curve.span] == "I") & (timeline.alloc_bytes[curve.span] != 0)
-    entries = np.flatnonzero(takes | events.are_there)
-    spans = curve.span[entries]
-    columns = (curve.begins[entries], timeline.stage[spans], timeline.microbatch[spans], timeline.phase[spans])
-    rows = zip(entries.tolist(), events.at(entries), spans.tolist(), *[one.tolist() for one in columns], strict=True)
-    for entry, event, span, begins, stage, microbatch, phase in rows:
-        key = stage, microbatch
-        if phase == "I" and stage in static.parts and begins:
-            nbytes = float(timeline.alloc_bytes[span])
-            output_gradients[key] = output_gradients.get(key, 0.0) + nbytes
-            yield entry, {"output gradients": nbytes}
-        effect, parts = event or (None, ())
-        if effect == "save":
-            yield entry, saved(stage, parts)
-        elif effect == "swap":
-            yield entry, _negative(saved(stage, parts))
-            yield entry, held_for_weights(stage, parts)
-            yield entry, {"output gradients": -output_gradients.pop(key, 0.0)}
-            yield entry, {"input gradients": sum(static.parts[stage][part].input_gradient_bytes for part in parts)}
-        elif effect == "release":
-            yield entry, _negative((held_for_weights if phase == "W" else saved)(stage, parts))
+
+def _taken_or_given(passes: Ints, taken_bytes: Floats) -> list[float]:
+    """Return the gradients that input gradients take when they start; at an end, negative, all that its pass has taken.
+
+    ``passes``: rank, stage and micro-batch of each start and end. ``taken_bytes``: bytes that a
+    start takes, 0 at an end.
+    """
+    still_taken: dict[tuple[int, ...], float] = {}
+    changes = []
+    for place, nbytes in zip(map(tuple, passes.T.tolist()), taken_bytes.tolist(), strict=True):
+        changes.append(nbytes or -still_taken.pop(place, 0.0))
+        if nbytes:
+            still_taken[place] = still_taken.get(place, 0.0) + nbytes
+    return changes
 
 
 def activation_bytes(timeline: Timeline, curve: MemoryHistory, static: StaticMemory) -> Floats:
@@ -86,11 +144,9 @@ def activation_bytes(timeline: Timeline, curve: MemoryHistory, static: StaticMem
     """
     if static.layers_offloaded or not static.parts:
         return curve.held_bytes
-    changes = np.zeros(len(curve.times))
-    events = activation_events(timeline, curve, static)
-    for entry, change in activation_changes(timeline, curve, events, static):
-        changes[entry] += sum(change.values())
-    return np.minimum(np.cumsum(changes), curve.held_bytes)
+    changes = activation_changes(timeline, [curve], [activation_events(timeline, curve, static)], [static])
+    each = np.bincount(changes.entry, weights=changes.nbytes, minlength=len(curve.times))
+    return np.minimum(np.cumsum(each), curve.held_bytes)
 
 
 def gradient_bytes(timeline: Timeline, curve: MemoryHistory, static: StaticMemory) -> Floats:

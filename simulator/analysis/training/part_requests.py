@@ -76,11 +76,6 @@ class PartRequests:
         return [*zip(slots, map(rounded, sizes), strict=True), *_freed(slots)]
 
 
-def request(nbytes: int) -> Ints:
-    """Return the request for a tensor alone, of rounded bytes, in slot 0; 0 bytes free it."""
-    return _requests([(0, nbytes)])
-
-
 def _freed(slots: Iterable[int]) -> list[tuple[int, int]]:
     return [(slot, 0) for slot in slots]
 

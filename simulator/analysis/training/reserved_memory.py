@@ -3,28 +3,24 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Container, Hashable, Iterable
+from collections.abc import Hashable, Sequence
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
 
-from simulator.analysis.time.memory_curve import MemoryHistory
-from simulator.analysis.training.activation_lifetimes import ActivationEvent, ActivationEvents
-from simulator.analysis.training.caching_allocator import rounded
-from simulator.analysis.training.memory_requests import MemoryRequests
-from simulator.analysis.training.part_requests import ROUNDING_BYTES
-from simulator.analysis.training.replayed_stages import KeptParts, ReplayedStages
-from simulator.analysis.training.static_memory import BLAS_THREADS, StaticMemory
-from simulator.arrays import distinct, is_any
+from simulator.analysis.time.memory_curve import MemoryHistory, joined_entries
+from simulator.analysis.training.activation_lifetimes import ActivationEvents
+from simulator.analysis.training.stage_numbers import StageNumbers
+from simulator.analysis.training.static_memory import StaticMemory
+from simulator.analysis.training.step_requests import MemoryMoves, step_requests
+from simulator.arrays import Bools, Ints, distinct, first_places
 from simulator.timeline import Timeline
 
 #: Of a long step, the micro-batches in flight are replayed this many times from the start; later ones repeat them.
 ROUNDS = 2
 #: Last micro-batches that are replayed.
 LAST = 2
-#: Steps that are replayed. States of the optimizer come into what the passes of the first step have left free. Tensors
-#: of the second one may not fit into the pieces between them.
-STEPS = 2
 
 
 def first_replayed(in_flight: int, chunks: int) -> int:
@@ -43,183 +39,73 @@ def replay_microbatches(in_flight: int, chunks: int) -> int:
     return first_replayed(in_flight, chunks) + math.ceil(in_flight / chunks) + LAST
 
 
-class Move(NamedTuple):
-    """Start or end of a span in a replay: its pass, bytes that it moves, and its effect on activations, if any.
+class ReplayedRank(NamedTuple):
+    """A rank whose steps are replayed.
 
-    ``updates``: the span is the optimizer's.
+    ``events``: those of its ``curve``, as `events_of_ranks` returns them of all ranks. ``in_flight``: most
+    (micro-batch, stage) activations held at once. ``limit``: bytes that CUDA has for the allocator.
     """
 
-    starts: int
-    stage: int
-    microbatch: int
-    nbytes: float
-    workspace_bytes: float
-    updates: bool
-    event: ActivationEvent | None
+    curve: MemoryHistory
+    events: ActivationEvents
+    static: StaticMemory
+    in_flight: int
+    limit: float
 
 
-class CachedMemory:
-    """Memory that the allocator keeps of ranks; those that do the same in the same order are replayed once.
+def cached_bytes(timeline: Timeline, ranks: Sequence[ReplayedRank], *, compiled: bool) -> list[float]:
+    """Return the most bytes reserved less the most allocated by each rank.
 
-    ``compiled``: on the allocator in C.
+    Ranks that do the same in the same order are replayed once. ``compiled``: on the allocator in C.
     """
-
-    def __init__(self, *, compiled: bool) -> None:
-        self._compiled = compiled
-        self._replayed: dict[Hashable, float] = {}
-        self._static: list[StaticMemory] = []  # kept, so that no others have their ids
-        self._stages = ReplayedStages()
-
-    def cached_bytes(
-        self,
-        timeline: Timeline,
-        curve: MemoryHistory,
-        events: ActivationEvents,
-        static: StaticMemory,
-        in_flight: int,
-        limit: float,
-    ) -> float:
-        """Return the most bytes reserved less the most allocated by one rank.
-
-        ``events``: the `activation_events` of its ``curve``. ``in_flight``: most (micro-batch, stage) activations held
-        at once. ``limit``: bytes that CUDA has for the allocator.
-        """
-        spans, begins = curve.span, curve.begins
-        microbatch = timeline.microbatch[spans]
-        numbers, first = distinct(microbatch[microbatch >= 0]), first_replayed(in_flight, max(len(static.parts), 1))
-        chosen = frozenset((*numbers[:first].tolist(), *numbers[first:][-LAST:].tolist()))
-        nbytes = np.where(begins, timeline.alloc_bytes[spans], timeline.free_bytes[spans])
-        stage, workspace = timeline.stage[spans], timeline.workspace_bytes[spans]
-        workspaces = np.where(begins & ~is_any(stage, static.parts), workspace, 0.0)
-        counts = np.flatnonzero((nbytes != 0) | (workspaces != 0) | events.are_there)
-        updates = timeline.phase[spans] == "O"
-        columns = [column[counts] for column in (begins, stage, microbatch, nbytes, workspaces, updates)]
-        key = id(static), limit, chosen, events.kinds, *[one.tobytes() for one in (*columns, events.place[counts])]
-        if key not in self._replayed:
-            self._static.append(static)
-            moves = tuple(map(Move, *[column.tolist() for column in columns], events.at(counts)))
-            most = step_requests(moves, static, chosen, self._stages).most_bytes(limit, compiled=self._compiled)
-            self._replayed[key] = float(most.reserved - most.allocated)
-        return self._replayed[key]
+    moves = _moves(timeline, ranks)
+    like = _first_alike(moves, ranks)
+    chosen = distinct(like)
+    place = first_places(chosen, len(ranks))
+    moves = moves.rows(place[moves.rank] >= 0)
+    moves = moves._replace(rank=place[moves.rank])
+    static, limits = zip(*[(ranks[rank].static, ranks[rank].limit) for rank in chosen.tolist()], strict=True)
+    most = step_requests(moves, ranks[0].events.kinds, static).most_bytes(limits, compiled=compiled)
+    return [float(most[at].reserved - most[at].allocated) for at in place[like].tolist()]
 
 
-def step_requests(
-    moves: Iterable[Move], static: StaticMemory, replayed: Container[int], stages: ReplayedStages
-) -> MemoryRequests:
-    """Return the requests of a rank before and in `STEPS` steps of ``moves``.
+def _moves(timeline: Timeline, ranks: Sequence[ReplayedRank]) -> MemoryMoves:
+    rank, spans, begins = joined_entries([one.curve for one in ranks])
+    event, starts = np.concatenate([one.events.place for one in ranks]), begins == 1
+    stage, microbatch = timeline.stage[spans], timeline.microbatch[spans]
+    in_parts = StageNumbers([one.static for one in ranks]).numbers_at(rank, stage) >= 0
+    moves = MemoryMoves(
+        rank=rank,
+        starts=starts,
+        stage=stage,
+        microbatch=microbatch,
+        nbytes=np.where(starts, timeline.alloc_bytes[spans], timeline.free_bytes[spans]),
+        workspace_bytes=np.where(starts & ~in_parts, timeline.workspace_bytes[spans], 0.0),
+        event=event,
+        replayed=_are_replayed(ranks, rank, microbatch),
+        updates=timeline.phase[spans] == "O",
+    )
+    return moves.rows((moves.nbytes != 0) | (moves.workspace_bytes != 0) | (event >= 0))
 
-    Of passes they are those for tensors of the micro-batches that are ``replayed``. ``stages``: of all ranks of a job.
-    """
-    replay = _StepReplay(static, replayed, stages)
-    for _ in range(STEPS):
-        replay.step(moves)
-    return replay.requests
+
+def _are_replayed(ranks: Sequence[ReplayedRank], rank: Ints, microbatch: Ints) -> Bools:
+    """Tell of which micro-batches of a rank the passes are replayed: the first ones and the `LAST` ones."""
+    is_there = np.zeros((len(ranks), microbatch.max(initial=0) + 2), dtype=np.bool_)
+    is_there[rank, microbatch] = True
+    is_there[:, -1] = False  # of what belongs to no micro-batch
+    count = np.cumsum(is_there, axis=1)
+    first = np.array([first_replayed(one.in_flight, max(len(one.static.parts), 1)) for one in ranks])
+    chosen = is_there & ((count <= first[:, np.newaxis]) | (count > count[:, -1:] - LAST))
+    return np.asarray(chosen[rank, microbatch], dtype=np.bool_)
 
 
-class _StepReplay:
-    """Tensors alive during a step: those of passes, and (bytes, slot) of all others, such as gathered parameters.
-
-    ``stages``: of all ranks of a job.
-    """
-
-    def __init__(self, static: StaticMemory, replayed: Container[int], stages: ReplayedStages) -> None:
-        self.requests = MemoryRequests(stages.sequences)
-        self._stages = {stage: stages.stage_with(parts) for stage, parts in static.parts.items()}
-        self._replayed = replayed
-        self._alone = stages.alone
-        #: Stage and micro-batch -> their first slot, and what is kept of them.
-        self._first_slots: dict[tuple[int, int], int] = {}
-        self._kept: dict[tuple[int, int], KeptParts] = {}
-        self._other_tensors: list[tuple[float, int]] = []
-        state = static.state
-        for nbytes in (
-            *(state.weights, static.gradients, state.optimizer - sum(static.first_update_tensors)),
-            *(static.placeholders, static.bucket, static.receives),
-            *(static.workspaces / BLAS_THREADS,) * BLAS_THREADS,
-        ):
-            if nbytes > ROUNDING_BYTES:
-                self._new_tensor(nbytes)
-
-        self._first_update_tensors = static.first_update_tensors
-
-    def step(self, moves: Iterable[Move]) -> None:
-        """Replay one step."""
-        for stage, microbatch in self._kept:
-            self._change(stage, microbatch, None)
-        for move in moves:
-            if move.updates:
-                self._make_states()
-            if move.event is not None:
-                self._pass(move.event, move.stage, move.microbatch, move.nbytes)
-            elif move.starts:
-                self._allocate(move.nbytes)
-                if move.workspace_bytes > ROUNDING_BYTES:
-                    self._free_tensor(self._new_tensor(move.workspace_bytes))
-            else:
-                self._free(move.nbytes)
-        self._make_states()
-
-    def _make_states(self) -> None:
-        """Allocate the states that the first update makes."""
-        for nbytes in self._first_update_tensors:
-            self._new_tensor(nbytes)
-        self._first_update_tensors = ()
-
-    def _pass(self, event: ActivationEvent, stage: int, microbatch: int, moved: float) -> None:
-        """Replay an event of a pass that moves ``moved`` bytes; bytes beyond its activations are other tensors."""
-        beyond = moved - self._change(stage, microbatch, event)
-        if abs(beyond) <= ROUNDING_BYTES:
-            return
-        match event.effect:
-            case "save" | "begin swap":  # a swap, whose tensors count from here on, requests them at its end
-                self._allocate(beyond)
-            case "swap":
-                self._free(beyond)
-            case "release":
-                self._free(beyond)
-                self._allocate(-beyond)  # gradients that the pass leaves
-
-    def _change(self, stage: int, microbatch: int, event: ActivationEvent | None) -> float:
-        """Change what is kept of a stage for a micro-batch, by an event or at the end of a step; return its bytes."""
-        place, here = (stage, microbatch), self._stages[stage]
-        kept = self._kept.get(place)
-        if kept is None:
-            kept = here.nothing
-            self._first_slots[place] = self.requests.new_slots(here.n_slots)
-        change = here.change(kept, event, microbatch in self._replayed)
-        self._kept[place] = change.after
-        if change.requests is not None:
-            self.requests.add(change.requests, self._first_slots[place])
-        return change.nbytes
-
-    def _new_tensor(self, nbytes: float) -> int:
-        """Allocate a tensor; return its slot."""
-        slot = self.requests.new_slots(1)
-        self.requests.add(self._alone(rounded(nbytes)), slot)
-        return slot
-
-    def _free_tensor(self, slot: int) -> None:
-        self.requests.add(self._alone(0), slot)
-
-    def _allocate(self, nbytes: float) -> None:
-        """Allocate one tensor that is no activation, such as gathered parameters."""
-        if nbytes > ROUNDING_BYTES:
-            self._other_tensors.append((nbytes, self._new_tensor(nbytes)))
-
-    def _free(self, nbytes: float) -> None:
-        """Free ``nbytes`` that are no activation: the youngest tensor of this size, else the youngest smaller ones.
-
-        A part of the youngest tensor is freed for the rest. A step of no length ends before it starts, and frees
-        nothing.
-        """
-        tensors = self._other_tensors
-        same_size = [at for at, (size, _) in enumerate(tensors) if abs(size - nbytes) <= ROUNDING_BYTES]
-        for at in same_size[-1:] or range(len(tensors) - 1, -1, -1):
-            if tensors[at][0] <= nbytes + ROUNDING_BYTES:
-                size, slot = tensors.pop(at)
-                self._free_tensor(slot)
-                nbytes -= size
-        if nbytes > ROUNDING_BYTES and tensors:
-            size, slot = tensors.pop()
-            self._free_tensor(slot)
-            self._allocate(size - nbytes)
+def _first_alike(moves: MemoryMoves, ranks: Sequence[ReplayedRank]) -> Ints:
+    """Return for each rank the place of the first that has the same moves, and the same room."""
+    rows = np.stack([column.astype(np.float64) for column in moves[1:]], axis=1)
+    first: dict[Hashable, int] = {}
+    ends = np.searchsorted(moves.rank, np.arange(len(ranks) + 1)).tolist()
+    keys = [
+        (id(one.static), one.limit, rows[start:end].tobytes())
+        for one, (start, end) in zip(ranks, pairwise(ends), strict=True)
+    ]
+    return np.array([first.setdefault(key, place) for place, key in enumerate(keys)])

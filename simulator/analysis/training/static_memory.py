@@ -75,18 +75,16 @@ class StaticMemory:
         return CUDA_CONTEXT_BYTES + self.communicators * NCCL_COMMUNICATOR_BYTES
 
 
-def communicators(groups: Mapping[str, Iterable[Iterable[int]]]) -> Counter[int]:
-    """Return the number of NCCL communicators per rank: one in each group of several ranks.
+def communicators(groups: Mapping[str, Iterable[Iterable[int]]], ranks: Iterable[int]) -> Counter[int]:
+    """Return the number of NCCL communicators of each of some ``ranks``: one in each group of several ranks.
 
     ``groups``: axis -> groups of ranks.
     """
-    return Counter(
-        rank
-        for axis_groups in groups.values()
-        for members in map(tuple, axis_groups)
-        if len(members) > 1
-        for rank in members
-    )
+    chosen, counts = frozenset(ranks), Counter[int]()
+    for members in map(tuple, itertools.chain.from_iterable(groups.values())):
+        if len(members) > 1:
+            counts.update(chosen.intersection(members))
+    return counts
 
 
 def static_memory(workload: Workload, blas_workspace_bytes: Mapping[int, float]) -> dict[int, StaticMemory]:
@@ -97,7 +95,7 @@ def static_memory(workload: Workload, blas_workspace_bytes: Mapping[int, float])
     """
     placed = layout(workload)
     groups = {**placed.groups, "world": (tuple(range(workload.n_ranks)),) if workload.n_ranks > 1 else ()}
-    counts = communicators(groups)
+    counts = communicators(groups, blas_workspace_bytes)
     by_seat: dict[tuple[PipelineSeat, int, float], StaticMemory] = {}
     by_rank, weight_memories = {}, _WeightMemories(workload)
     for rank, nbytes in blas_workspace_bytes.items():

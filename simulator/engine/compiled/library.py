@@ -191,7 +191,7 @@ _FUNCTIONS: dict[str, tuple[type | None, list[type]]] = {
     "read_lane": (_long, [_pointer, _int, POINTER(_int)]),
     "has_rank_called": (_int, [_pointer, _int, _int]),
     "read_differing": (None, [_pointer, POINTER(_int)]),
-    "play_requests": (_int, [_pointer, _pointer, _long, _pointer, _pointer, _long, _real, _pointer]),
+    "play_requests": (_int, [*[_pointer] * 5, *[_long] * 3, _pointer, _pointer]),
     "sizes_of_records": (_int, [POINTER(_int)]),
 }
 

@@ -117,8 +117,10 @@ def test_overhead_grows_with_communicators() -> None:
 
 
 def test_a_rank_has_a_communicator_in_every_group_that_it_is_a_member_of() -> None:
-    counts = communicators({"tp": ((0, 1), (2, 3)), "embd": ((0, 2),)})
+    groups = {"tp": ((0, 1), (2, 3)), "embd": ((0, 2),)}
+    counts = communicators(groups, range(5))
     assert [counts[rank] for rank in range(5)] == [2, 1, 2, 1, 0]
+    assert communicators(groups, [2, 4]) == {2: 2}
 
 
 JOB: dict[str, Any] = {

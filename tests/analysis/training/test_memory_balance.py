@@ -5,17 +5,19 @@ from __future__ import annotations
 import math
 from typing import Any, NamedTuple
 
+import numpy as np
 import pytest
 
 from simulator.analysis.time.memory_curve import MemoryHistory, memory_curve
-from simulator.analysis.training import reserved_memory
+from simulator.analysis.training import step_requests
 from simulator.analysis.training.activation_lifetimes import activation_events
 from simulator.analysis.training.memory import memory_of_ranks
 from simulator.analysis.training.memory_requests import MemoryRequests
 from simulator.analysis.training.rehearsal import rehearsed_times
-from simulator.analysis.training.reserved_memory import CachedMemory
+from simulator.analysis.training.reserved_memory import ReplayedRank, cached_bytes
 from simulator.analysis.training.static_memory import static_memory
 from simulator.api import run
+from simulator.arrays import Ints
 from tests.support.frameworks import COMPILED, MEGATRON
 from tests.support.grids import grid
 from tests.support.jobs import job
@@ -59,36 +61,42 @@ CUTS: dict[str, dict[str, Any]] = {
 }
 
 
-def allocated_after(requests: MemoryRequests, n: int | None = None) -> int:
-    """Return the bytes of the tensors that are alive behind the first ``n`` requests, or behind all."""
-    alive = dict(requests.in_order()[:n])
-    return sum(alive.values())
-
-
 class Replay(NamedTuple):
-    """Requests of two steps of a rank, and how many there were before the first and at the end of each."""
+    """Requests of two steps of some ranks, and how many come before the first step and by the end of each."""
 
     requests: MemoryRequests
-    ends: list[int]
+    ends: Ints
+
+    def allocated_after(self, rank: int) -> list[int]:
+        """Return the bytes of a rank's tensors that are alive before the first step, and at the end of each."""
+        sequences = [len(array) for array in self.requests.sequences.arrays]
+        own = self.requests.order[0, self.requests.firsts[rank] : self.requests.firsts[rank + 1]]
+        n_requests = np.cumsum([0, *(sequences[number] for number in own)])
+        requests = self.requests.in_order(rank)
+        return [sum(dict(requests[: n_requests[end]]).values()) for end in self.ends[rank]]
+
+    @property
+    def most_allocated(self) -> list[int]:
+        """Most bytes that each rank's allocator has handed out, of unlimited memory."""
+        limits = [math.inf] * (len(self.requests.firsts) - 1)
+        return [most.allocated for most in self.requests.most_bytes(limits, compiled=False)]
 
 
 @pytest.fixture
 def replays(monkeypatch: pytest.MonkeyPatch) -> list[Replay]:
-    """The replays of a test, two steps of a rank each."""
-    steps: list[Replay] = []
-    begin, step_of = reserved_memory._StepReplay.__init__, reserved_memory._StepReplay.step
+    """The replays of a test, two steps of each rank."""
+    found: list[Replay] = []
+    in_order = step_requests.TimedRequests.in_order
 
-    def remember(step: reserved_memory._StepReplay, *arguments: Any) -> None:
-        begin(step, *arguments)
-        steps.append(Replay(step.requests, [len(step.requests.in_order())]))
+    def remember(timed: step_requests.TimedRequests) -> MemoryRequests:
+        requests = in_order(timed)
+        times = np.sort(np.concatenate(timed.rows, axis=1)[0])
+        behind = np.searchsorted(times, np.column_stack((timed.begins[:, 0], timed.ends + 1)))
+        found.append(Replay(requests, behind - requests.firsts[:-1, np.newaxis]))
+        return requests
 
-    def play(step: reserved_memory._StepReplay, moves: Any) -> None:
-        step_of(step, moves)
-        steps[-1].ends.append(len(step.requests.in_order()))
-
-    monkeypatch.setattr(reserved_memory._StepReplay, "__init__", remember)
-    monkeypatch.setattr(reserved_memory._StepReplay, "step", play)
-    return steps
+    monkeypatch.setattr(step_requests.TimedRequests, "in_order", remember)
+    return found
 
 
 @pytest.mark.parametrize(
@@ -103,10 +111,10 @@ def test_the_allocators_replay_ends_empty(schedule: str, recompute: str, cut: st
     workload["parallelism"] = {"pp": 2, "tp": 2, "dp": 2, "schedule": schedule, "vpp": vpp, **CUTS[cut]}
     workload["simulation"] = {"coalesce": cut != "everywhere"}
     assert run(workload).memories
-    assert replays
-    for step in replays:
-        before, first, second = (allocated_after(step.requests, end) for end in step.ends)
-        assert step.requests.most_bytes(math.inf, compiled=False).allocated > before
+    (replay,) = replays
+    for rank, most in enumerate(replay.most_allocated):
+        before, first, second = replay.allocated_after(rank)
+        assert most > before
         assert first == second > before
 
 
@@ -119,8 +127,8 @@ def test_the_replay_hands_out_what_is_counted(schedule: str, zero: int, replays:
     vpp = 1 if schedule in ("1f1b", "zb_h1") else 2
     workload["parallelism"] = {"pp": 2, "dp": 2, "schedule": schedule, "vpp": vpp, "zero": zero}
     counted = max(memory.allocated for memory in run(workload).memories)
-    handed_out = [step.requests.most_bytes(math.inf, compiled=False).allocated for step in replays]
-    assert max(handed_out) == pytest.approx(counted, rel=0.05)
+    (replay,) = replays
+    assert max(replay.most_allocated) == pytest.approx(counted, rel=0.05)
 
 
 def test_ranks_that_do_the_same_are_replayed_once(replays: list[Replay]) -> None:
@@ -132,15 +140,15 @@ def test_ranks_that_do_the_same_are_replayed_once(replays: list[Replay]) -> None
     workload["parallelism"] = {"pp": 4, "dp": 2, "zero": 1}
     result = run(workload)
     memories = result.memories
-    assert (len(memories), len(replays)) == (8, 4)
+    (replay,) = replays
+    assert (len(memories), len(replay.most_allocated)) == (8, 4)
     blas = dict.fromkeys(result.played.ranks, 0.0)
     static = static_memory(result.workload, blas)
     for memory in memory_of_ranks(result.played, static):
-        alone = CachedMemory(compiled=False)
         curve = memory_curve(result.played, memory.rank)
         events = activation_events(result.played, curve, static[memory.rank])
-        given = curve, events, static[memory.rank], memory.in_flight
-        assert memory.cached == alone.cached_bytes(result.played, *given, math.inf)
+        alone = ReplayedRank(curve, events, static[memory.rank], memory.in_flight, math.inf)
+        assert cached_bytes(result.played, [alone], compiled=False) == [memory.cached]
 
 
 @pytest.mark.parametrize("recompute", ["none", "full"])
