@@ -127,7 +127,8 @@ def _whole(data: TimelineData, name: str) -> tuple[figure, Any, Any, Any]:
     if data.left_out:
         begin, end = data.gap
         whole.add_layout(BoxAnnotation(left=begin, right=end, fill_color="white", fill_alpha=1.0, line_color=None))
-        whole.add_layout(Label(x=(begin + end) / 2, y=rows / 2, text="not drawn", text_align="center", angle=np.pi / 2))
+        middle = {"text_align": "center", "text_baseline": "middle"}
+        whole.add_layout(Label(x=(begin + end) / 2, y=rows / 2, text="not drawn", angle=np.pi / 2, **middle))
     whole.add_tools(*_hovers(data, passes, transfers), TapTool(renderers=[passes]))
     return whole, boxes, bars, marked
 
