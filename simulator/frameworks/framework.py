@@ -269,8 +269,8 @@ class Framework:
     """a product that makes a weight gradient can add it to the buffer"""
     activation: Callable[[Shapes], ActivationKernels]
     """the function between the two products of an MLP"""
-    rotation: tuple[Traffic, ...]
-    """kernels that turn queries, or keys, by their positions"""
+    rotation: tuple[tuple[Traffic, ...], tuple[Traffic, ...]]
+    """kernels that turn queries, or keys, by their positions, and those that turn gradients back"""
     joined_qkv_width: Callable[[Shapes], int]
     """elements of a token that are copied to join the gradients of queries, keys and values"""
     softmax: Callable[[Shapes, int], tuple[Node, Node]]
@@ -394,4 +394,4 @@ class Framework:
     @property
     def rotates_by_operations(self) -> bool:
         """True where positions are applied by several operations, not by a kernel."""
-        return len(self.rotation) > 1
+        return len(self.rotation[0]) > 1
