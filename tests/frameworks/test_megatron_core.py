@@ -114,7 +114,8 @@ def test_a_router_without_its_fused_kernel_runs_pytorchs() -> None:
 def test_positions_without_their_fused_kernel_are_twelve_kernels(model: dict[str, Any], joins: int) -> None:
     """Six for cosines and sines, six for the turn, for queries and for keys (``_apply_rotary_pos_emb_bshd``).
 
-    Gradients need no cosines anew. They are turned back by five, and those of the empty rest are zeros and a sum. Latent attention then joins the two parts of queries and of keys, and copies values (``multi_latent_attention.py``).
+    Gradients need no cosines anew. Five kernels turn them back, and the empty rest of a head is zeros and a sum. Latent
+    attention then joins the two parts of queries and of keys, and copies values (``multi_latent_attention.py``).
     """
     fused, apart = (only_layer(workload(model, unfused=unfused)) for unfused in ([], ["rotation"]))
     turned = [name for name in names(apart.forward) if name.startswith("attn.rope ")]
