@@ -323,6 +323,8 @@ class Framework:
     """sums and casts before and behind norms and products are part of other kernels"""
     norm: Callable[[Shapes, NormPlace], Node] | None = None
     """a norm in one kernel with the sums before it and behind it, where the stack has such"""
+    latent_rotation: tuple[tuple[Traffic, ...], tuple[Traffic, ...]] | None = None
+    """``rotation`` of latent attention, where it is another"""
     positions: Callable[[Shapes], Node] | None = None
     """queries and keys turned by their positions as attention reads them, in place of ``rotation``"""
     masks_by_bias: Callable[[Shapes], bool] = never

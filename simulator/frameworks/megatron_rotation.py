@@ -35,3 +35,17 @@ BACKWARD = (
     Traffic(" whole", "residual", 2, 1),
 )
 ROTATION = (FORWARD, BACKWARD)
+#: Latent attention first puts elements with even numbers before those with odd ones (``mla_rotary_interleaved``, which was
+#: ``multi_latent_attention``). Autograd puts the gradient of each half into zeros of the whole size, and adds these.
+LATENT_ROTATION = (
+    (Traffic(" order", "transposed", 1, 1), *FORWARD),
+    (
+        *BACKWARD[:-2],
+        Traffic(" zero even", "zero", 0, 1),
+        Traffic(" even", "rope", 0.5, 0.5),
+        Traffic(" zero odd", "zero", 0, 1),
+        Traffic(" odd", "rope", 0.5, 0.5),
+        Traffic(" order", "residual", 2, 1),
+        *BACKWARD[-2:],
+    ),
+)

@@ -109,7 +109,10 @@ def _positions(shapes: FrameworkShapes, latent: Latent) -> Node:
                 memory(phase, f"attn.rope q{suffix}", "rope", q_rope, q_rope, shapes.dtype),
                 memory(phase, f"attn.rope kv{suffix}", "rope", read, written, shapes.dtype),
             )
-        rotations = (*rotation_kernels(shapes, phase, "q", q_rope), *rotation_kernels(shapes, phase, "k", k_rope))
+        rotations = (
+            *rotation_kernels(shapes, phase, "q", q_rope, latent=True),
+            *rotation_kernels(shapes, phase, "k", k_rope, latent=True),
+        )
         joins = (("q join", q, q), ("k join", k, k), ("v copy", v, v))
         return (
             *rotations,

@@ -40,8 +40,12 @@ def rope(shapes: FrameworkShapes) -> Node:
     return rotated(shapes, *shapes.framework.rotation)
 
 
-def rotation_kernels(shapes: FrameworkShapes, phase: str, name: str, nbytes: float) -> Ops:
-    """Return the kernels of a ``phase`` that turn ``nbytes`` of queries or keys by their positions, or of gradients."""
-    forward, backward = shapes.framework.rotation
+def rotation_kernels(shapes: FrameworkShapes, phase: str, name: str, nbytes: float, *, latent: bool = False) -> Ops:
+    """Return the kernels of a ``phase`` that turn ``nbytes`` of queries or keys by their positions, or of gradients.
+
+    ``latent``: they are those of latent attention.
+    """
+    framework = shapes.framework
+    forward, backward = (framework.latent_rotation if latent else None) or framework.rotation
     table = forward if phase == "F" else backward
     return traffic_kernels(phase, f"attn.rope {name}", table, nbytes, shapes.dtype)
