@@ -35,8 +35,8 @@ BACKWARD = (
     Traffic(" whole", "residual", 2, 1),
 )
 ROTATION = (FORWARD, BACKWARD)
-#: Latent attention first puts elements with even numbers before those with odd ones (``mla_rotary_interleaved``, which was
-#: ``multi_latent_attention``). Autograd puts the gradient of each half into zeros of the whole size, and adds these.
+#: Latent attention first puts elements with even numbers before those with odd ones (``mla_rotary_interleaved``).
+#: Autograd puts the gradient of each half into zeros of the whole size, and adds these.
 LATENT_ROTATION = (
     (Traffic(" order", "transposed", 1, 1), *FORWARD),
     (
