@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -25,7 +26,7 @@ class _Placed:
 
 
 class Parts:
-    """Builds the parts of a model, one after another."""
+    """The parts of a model, each of which is built where somebody asks for it."""
 
     def __init__(self, tape: Tape, sections: Sections, shares: Shares, weights: Mapping[str, Any]) -> None:
         self.tape, self.sections, self.shares, self.weights = tape, sections, shares, weights
@@ -40,7 +41,14 @@ class Parts:
                 if use is not None and not entry.backward:
                     self.part_of_storage.setdefault(use.storage, part)
         self.kept = self._kept()
+        self.keys: dict[int, list[tuple[int, int]]] = {}
+        for key in sorted(self.nodes | self.kept):
+            self.keys.setdefault(key[0], []).append(key)
+        self.owners = {number: self._owners(keys) for number, keys in self.keys.items()}
         self.first_part_of_weight: dict[str, int] = {}
+        for number, owned in self.owners.items():
+            for name in itertools.chain.from_iterable(owned.values()):
+                self.first_part_of_weight.setdefault(name, number)
 
     def _kept(self) -> dict[tuple[int, int], list[CapturedTensor]]:
         """Return by part and node the tensors that it keeps, each storage once in the model."""
@@ -76,15 +84,16 @@ class Parts:
         return maker, max(node for part, node in self.nodes if part == maker)
 
     def part(self, number: int) -> CapturedPart:
-        """Return a part; parts are to be asked for in order, as weights are of the first that reads them."""
-        keys = sorted(key for key in self.nodes | self.kept if key[0] == number)
-        names = _Names(self.sections.path(number))
-        owners = self._owners(number, keys)
-        nodes = [self._node(key, names, owners.get(key, ())) for key in keys]
+        """Return a part. A weight that several parts read is of the first of them; it is tied to that in the others."""
+        names, owners = _Names(self.sections.path(number)), self.owners.get(number, {})
+        nodes = [self._node(key, names, owners.get(key, ())) for key in self.keys.get(number, ())]
         return CapturedPart(nodes=tuple(node for node in nodes if node != CapturedNode()))
 
-    def _owners(self, part: int, keys: list[tuple[int, int]]) -> dict[tuple[int, int], list[str]]:
-        """Return the weights of each node of a part: of the one that makes its gradient, or else reads it first."""
+    def _owners(self, keys: list[tuple[int, int]]) -> dict[tuple[int, int], list[str]]:
+        """Return the weights of each node of a part, by its ``keys``.
+
+        A weight is of the node that makes its gradient, or else of the one that reads it first.
+        """
         owner: dict[str, tuple[int, int]] = {}
         for key in keys:
             forward, backward = self.nodes.get(key, ((), ()))
@@ -115,7 +124,7 @@ class Parts:
                 name = names.name_of(placed.entry, launch, phase, self._module(key, placed.entry))
                 share = self.shares.kernels.get((placed.number, place), RankShare())
                 passes[phase].append(_kernel(name, launch, phase, share))
-                if isinstance(launch.kernel, Matmul) and phase == "W":
+                if isinstance(launch.kernel, Matmul | GroupedMatmul) and phase == "W":
                     with_gradients = (self.tape.gradients.get(use.storage) for use in made_by(placed.entry, launch))
                     gradients |= {weight: name for weight in with_gradients if weight}
         outputs = (use for placed in forward if placed.entry.launches for use in placed.entry.outputs if use)
@@ -139,7 +148,7 @@ class Parts:
 
     def _weight(self, name: str, part: int, names: _Names, gradient: str) -> CapturedWeight:
         weight = self.weights[name]
-        first = self.first_part_of_weight.setdefault(name, part)
+        first = self.first_part_of_weight[name]
         return CapturedWeight(
             name=names.inside(name),
             shape=tuple(weight.shape),

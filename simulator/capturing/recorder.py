@@ -129,10 +129,9 @@ class TapeRecorder:
 
         if self.backward and not self.paused:
             raise InputError(
-                "runs forward again in the backward pass; capture the module without activation checkpointing, and "
-                "ask for it in the workload file",
+                "runs forward again in the backward pass",
                 key=path,
-                allowed="training.recompute: full",
+                fix="capture it without activation checkpointing, and write training.recompute: full",
             )
         self._modules.append(path)
         return len(self.tape.entries), torch.autograd._get_sequence_nr()

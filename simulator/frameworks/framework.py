@@ -269,8 +269,8 @@ class Framework:
     """a product that makes a weight gradient can add it to the buffer"""
     activation: Callable[[Shapes], ActivationKernels]
     """the function between the two products of an MLP"""
-    rotation: tuple[Traffic, ...]
-    """kernels that turn queries, or keys, by their positions"""
+    rotation: tuple[tuple[Traffic, ...], tuple[Traffic, ...]]
+    """kernels that turn queries, or keys, by their positions, and those that turn gradients back"""
     joined_qkv_width: Callable[[Shapes], int]
     """elements of a token that are copied to join the gradients of queries, keys and values"""
     softmax: Callable[[Shapes, int], tuple[Node, Node]]
@@ -323,6 +323,8 @@ class Framework:
     """sums and casts before and behind norms and products are part of other kernels"""
     norm: Callable[[Shapes, NormPlace], Node] | None = None
     """a norm in one kernel with the sums before it and behind it, where the stack has such"""
+    latent_rotation: tuple[tuple[Traffic, ...], tuple[Traffic, ...]] | None = None
+    """``rotation`` of latent attention, where it is another"""
     positions: Callable[[Shapes], Node] | None = None
     """queries and keys turned by their positions as attention reads them, in place of ``rotation``"""
     masks_by_bias: Callable[[Shapes], bool] = never
@@ -394,4 +396,4 @@ class Framework:
     @property
     def rotates_by_operations(self) -> bool:
         """True where positions are applied by several operations, not by a kernel."""
-        return len(self.rotation) > 1
+        return len(self.rotation[0]) > 1

@@ -20,8 +20,8 @@ from simulator.units import DTYPE_BYTES
 
 #: Bytes of an entry of the maps between tokens and their sorted copies (int32).
 SHORT_INDEX = 4
-#: Queries, or keys, turned in one kernel.
-ROTATION = (Traffic("", "rope", 1, 1),)
+#: Queries, or keys, turned in one kernel; gradients are turned back by one.
+ROTATION = ((Traffic("", "rope", 1, 1),), (Traffic("", "rope", 1, 1),))
 
 
 def activation(shapes: Shapes) -> ActivationKernels:

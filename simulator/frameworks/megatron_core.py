@@ -121,7 +121,8 @@ def routed_by_operations(stack: Framework) -> Framework:
 
 def rotated_by_operations(stack: Framework) -> Framework:
     """Return the stack with PyTorch's kernels for rotary positions (``apply_rope_fusion`` false)."""
-    return replace(stack, rotation=megatron_rotation.ROTATION, positions=megatron_rotation.positions)
+    latent = megatron_rotation.LATENT_ROTATION
+    return replace(stack, rotation=megatron_rotation.ROTATION, latent_rotation=latent)
 
 
 def biased_by_operations(stack: Framework) -> Framework:

@@ -13,7 +13,7 @@ from dataclasses import replace
 from simulator.frameworks import megatron_core, megatron_experts
 from simulator.frameworks.framework import ActivationKernels, JobTraits, Traffic
 from simulator.frameworks.limits import Limit, plain_layers
-from simulator.frameworks.megatron_rotation import ROTATION, positions
+from simulator.frameworks.megatron_rotation import ROTATION
 from simulator.operations.dropout import dropout
 from simulator.operations.nodes import Node, Tensor, memory
 from simulator.operations.shapes import Shapes
@@ -121,7 +121,6 @@ FRAMEWORK = replace(
     adds_in_products=False,
     activation=activation,
     rotation=ROTATION,
-    positions=positions,
     joined_qkv_width=joined_qkv_width,
     joined_qkv_kernel=joined_qkv_kernel,
     softmax=softmax,

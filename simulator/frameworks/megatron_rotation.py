@@ -6,9 +6,6 @@ github.com/NVIDIA/Megatron-LM, core_v0.19, megatron/core/models/common/embedding
 from __future__ import annotations
 
 from simulator.frameworks.framework import Traffic
-from simulator.frameworks.rotation import rotated
-from simulator.operations.nodes import Node
-from simulator.operations.shapes import Shapes
 
 #: Kernels that make cosines and sines of angles and cast them, once for queries and once for keys. They are of the size
 #: of a row of the table: next to nothing.
@@ -18,7 +15,7 @@ TABLES = tuple(
 )
 #: ``t * cos + rotate_half(t) * sin``, and the join with the part of a head that is not turned, which is empty
 #: (``_apply_rotary_pos_emb_bshd``).
-ROTATION = (
+FORWARD = (
     *TABLES,
     Traffic(" cos", "rope", 1, 1),
     Traffic(" negate", "rope", 0.5, 0.5),
@@ -28,7 +25,7 @@ ROTATION = (
     Traffic(" whole", "copy", 1, 1),
 )
 #: Autograd adds zeros for the part that is not turned.
-ROTATION_BACKWARD = (
+BACKWARD = (
     Traffic(" sin", "rope", 1, 1),
     Traffic(" negate", "rope", 0.5, 0.5),
     Traffic(" join", "transposed", 1, 1),
@@ -37,8 +34,18 @@ ROTATION_BACKWARD = (
     Traffic(" zero", "zero", 0, 1),
     Traffic(" whole", "residual", 2, 1),
 )
-
-
-def positions(shapes: Shapes) -> Node:
-    """Return queries and keys turned by their positions."""
-    return rotated(shapes, ROTATION, ROTATION_BACKWARD)
+ROTATION = (FORWARD, BACKWARD)
+#: Latent attention first puts elements with even numbers before those with odd ones (``mla_rotary_interleaved``).
+#: Autograd puts the gradient of each half into zeros of the whole size, and adds these.
+LATENT_ROTATION = (
+    (Traffic(" order", "transposed", 1, 1), *FORWARD),
+    (
+        *BACKWARD[:-2],
+        Traffic(" zero even", "zero", 0, 1),
+        Traffic(" even", "rope", 0.5, 0.5),
+        Traffic(" zero odd", "zero", 0, 1),
+        Traffic(" odd", "rope", 0.5, 0.5),
+        Traffic(" order", "residual", 2, 1),
+        *BACKWARD[-2:],
+    ),
+)

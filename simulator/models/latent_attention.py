@@ -9,13 +9,11 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from simulator.config import Workload
-from simulator.models.linear import add_gradient, linear, new_gradient_bytes, product
+from simulator.models.linear import linear
 from simulator.models.norms import norm
 from simulator.models.pointwise import rotation_kernels
 from simulator.models.shapes import FrameworkShapes
-from simulator.models.weight_names import weight_name
 from simulator.operations.nodes import Node, Ops, Tensor, comm, memory
-from simulator.operations.weights import Weight
 
 
 @dataclass(frozen=True)
@@ -81,34 +79,12 @@ def up_inputs(up: tuple[Node, ...]) -> tuple[Tensor, ...]:
 
 
 def _down(shapes: FrameworkShapes, name: str, n: int) -> Node:
-    """Return a product over this rank's rows whose weight every tensor-parallel rank holds."""
-    x_bytes, y_bytes = shapes.row_bytes, float(shapes.element * shapes.rows * n)
-    name, params = f"attn.{name}", n * shapes.hidden
-    weight_grad: Ops = (product(shapes, name, "wgrad", n, shapes.hidden, shapes.rows),)
-    if not shapes.accumulates_in_product:
-        weight_grad += add_gradient(shapes, name, params)
-    weight_grad_bytes = 0.0 if shapes.accumulates_in_product else new_gradient_bytes(shapes, params)
-    kept = (Tensor("attn.normed", x_bytes),)
-    return Node(
-        forward=(product(shapes, name, "fwd", shapes.rows, n, shapes.hidden),),
-        input_grad=(product(shapes, name, "dgrad", shapes.rows, shapes.hidden, n),),
-        weight_grad=weight_grad,
-        saved=kept,
-        saved_for_weights=kept,
-        grad_bytes=x_bytes + y_bytes + weight_grad_bytes,
-        output_grad_bytes=y_bytes,
-        weight_grad_bytes=weight_grad_bytes,
-        weights=(
-            Weight(
-                weight_name(name),
-                (n, shapes.hidden),
-                (n, shapes.hidden),
-                shapes.dtype,
-                partial_rows=n if shapes.sequence_parallel else 0,
-                gradient_product=f"{name} wgrad",
-            ),
-        ),
-    )
+    """Return a product that compresses this rank's rows.
+
+    It is a linear layer like the others, in 8 bits too where these are (core_v0.19, megatron/core/transformer/
+    multi_latent_attention.py: `TELinear` with ``parallel_mode="duplicated"``). Each casts the rows for itself.
+    """
+    return linear(shapes, "attn", name, n, shapes.hidden, split="duplicated", saved="attn.normed")
 
 
 def _positions(shapes: FrameworkShapes, latent: Latent) -> Node:
@@ -133,7 +109,10 @@ def _positions(shapes: FrameworkShapes, latent: Latent) -> Node:
                 memory(phase, f"attn.rope q{suffix}", "rope", q_rope, q_rope, shapes.dtype),
                 memory(phase, f"attn.rope kv{suffix}", "rope", read, written, shapes.dtype),
             )
-        rotations = (*rotation_kernels(shapes, phase, "q", q_rope), *rotation_kernels(shapes, phase, "k", k_rope))
+        rotations = (
+            *rotation_kernels(shapes, phase, "q", q_rope, latent=True),
+            *rotation_kernels(shapes, phase, "k", k_rope, latent=True),
+        )
         joins = (("q join", q, q), ("k join", k, k), ("v copy", v, v))
         return (
             *rotations,

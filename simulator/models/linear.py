@@ -59,13 +59,17 @@ class LinearLayer:
     shared: int
     rows: int
 
+    def tokens(self, shapes: FrameworkShapes) -> int:
+        """Return the rows of x and y on which a rank works."""
+        return shapes.rows if self.split == "duplicated" else shapes.tokens
+
     def x_bytes(self, shapes: FrameworkShapes) -> float:
         """Return the bytes of x, whole."""
-        return float(shapes.element * shapes.tokens * self.k)
+        return float(shapes.element * self.tokens(shapes) * self.k)
 
     def y_bytes(self, shapes: FrameworkShapes) -> float:
         """Return the bytes of y, whole."""
-        return float(shapes.element * shapes.tokens * self.n)
+        return float(shapes.element * self.tokens(shapes) * self.n)
 
     def w_bytes(self, shapes: FrameworkShapes) -> float:
         """Return the bytes of W in working precision."""
@@ -109,12 +113,12 @@ def linear(
     x_bytes, y_bytes = layer.x_bytes(shapes), layer.y_bytes(shapes)
     forward, input_grad, gather = _passes(shapes, layer)
     kept, gather = _kept_input(shapes, layer, saved, gather)
-    wgrad = layer.product(shapes, "wgrad", shapes.tokens)
+    wgrad = layer.product(shapes, "wgrad", layer.tokens(shapes))
     weight_grad: Ops = (wgrad, *(() if shapes.accumulates_in_product else add_gradient(shapes, layer.name, n * k)))
     if bias:
         added, bias_grad = _bias(shapes, layer)
         forward, weight_grad = (*forward, *added), (*weight_grad, *bias_grad)
-    dgrad, summed = layer.product(shapes, "dgrad", shapes.tokens), _summed(shapes, block, x_bytes)
+    dgrad, summed = layer.product(shapes, "dgrad", layer.tokens(shapes)), _summed(shapes, block, x_bytes)
     hidden = (*_hidden(gather, dgrad), *_hidden(summed, wgrad), *weight_grad[1:])
     placeholder = shapes.accumulates_in_product and cached
     weight_grad_bytes = (x_bytes if gather else 0) + (0 if placeholder else new_gradient_bytes(shapes, n * k))
@@ -135,7 +139,7 @@ def linear(
     )
     if shapes.framework.pads_products and n * shapes.element % ALIGNED:
         node = _padded(shapes, layer, node)
-    node = in_low_precision(shapes, node, layer.name, shapes.tokens, n, k, first=first)
+    node = in_low_precision(shapes, node, layer.name, layer.tokens(shapes), n, k, first=first)
     return cast_operands(shapes, node, layer.name, n, k, wide=wide, bias=bias) if shapes.autocast else node
 
 
@@ -263,7 +267,8 @@ def _split_passes(shapes: FrameworkShapes, layer: LinearLayer) -> tuple[Ops, Ops
     ``column`` starts from a replicated x and sums its gradient, ``row`` ends with a sum of y (arXiv 1909.08053, section
     3). With sequence parallelism x is all-gathered and the sums are reduce-scatters (arXiv 2205.05198, section 4.2.2).
     Then x is kept as the rank's own shard, to be gathered once more for the weight gradient. ``none``: every rank holds
-    W and does all of it.
+    W and does all of it. ``duplicated``: every rank holds W and works on its own rows (Megatron-Core's name, as of
+    `TELinear`).
 
     Where tensor-parallel communication is overlapped and there is sequence parallelism, each all-gather with the
     product after it, and each product with the reduce-scatter after it, becomes a ring. It has t products of 1/t of the
@@ -274,7 +279,9 @@ def _split_passes(shapes: FrameworkShapes, layer: LinearLayer) -> tuple[Ops, Ops
     Without sequence parallelism only that sum, an all-reduce, is hidden, as in Megatron-LM.
     """
     block, x_bytes, y_bytes = layer.block, layer.x_bytes(shapes), layer.y_bytes(shapes)
-    whole, dgrad = layer.product(shapes, "fwd", shapes.tokens), layer.product(shapes, "dgrad", shapes.tokens)
+    whole, dgrad = (layer.product(shapes, role, layer.tokens(shapes)) for role in ("fwd", "dgrad"))
+    if layer.split == "duplicated":
+        return (whole,), (dgrad,), ()
     if layer.split == "none":
         return (*_gathered(shapes, block, x_bytes), whole), (dgrad,), ()
     in_ring = shapes.overlaps_tp and shapes.sequence_parallel
@@ -307,7 +314,7 @@ def _summed(shapes: FrameworkShapes, block: str, nbytes: float) -> tuple[Collect
 def _weights(shapes: FrameworkShapes, layer: LinearLayer) -> tuple[Weight, ...]:
     """Return W, and the bias of a layer that has one."""
     name, n, k, split, shared = layer.name, layer.n, layer.k, layer.split, layer.shared
-    over = () if split == "none" else ("tp",)
+    over = () if split in ("none", "duplicated") else ("tp",)
     whole_rows = (n - shared) * shapes.tp + shared * shapes.tp // shapes.kv_replicas if split == "column" else n
     rows = layer.rows or whole_rows
     columns = k * shapes.tp if split == "row" else k
@@ -317,7 +324,7 @@ def _weights(shapes: FrameworkShapes, layer: LinearLayer) -> tuple[Weight, ...]:
         (rows, columns),
         shapes.dtype,
         sharded_over=over,
-        partial_rows=shared,
+        partial_rows=n if split == "duplicated" and shapes.sequence_parallel else shared,
         gradient_product=f"{name} wgrad",
     )
     if not layer.bias:

@@ -54,14 +54,17 @@ def in_low_precision(
     converted_each = _conversion(recipe, shapes.dtype, cast)
     before_wgrad: Ops = (*gradient_again, *turned_input)
     together = converted_each(node.together)
+    kept, kept_for_weights = (
+        _kept(shapes, recipe, tensors, name, first=first) for tensors in (node.saved, node.saved_for_weights)
+    )
     return replace(
         node,
         forward=(*inputs, *weights, *converted_each(node.forward)),
         input_grad=(*gradient, *turned_weight, *converted_each(node.input_grad)),
         weight_grad=(*before_wgrad, *converted_each(node.weight_grad)),
         together=(*gradient, *turned_weight, *before_wgrad, *together) if together else (),
-        saved=_kept(shapes, recipe, node.saved, sizes["x"]),
-        saved_for_weights=_kept(shapes, recipe, node.saved_for_weights, sizes["x"]),
+        saved=kept,
+        saved_for_weights=kept_for_weights,
         grad_bytes=node.grad_bytes + _copied(shapes, recipe, elements),
         weights=tuple(
             replace(weight, in_low_precision=True, gathered_in_8_bits=shapes.gathers_in_8_bits)
@@ -153,15 +156,17 @@ def _inputs_again(shapes: FrameworkShapes, recipe: ProductRecipe, cast: _Casts, 
 
 
 def _kept(
-    shapes: FrameworkShapes, recipe: ProductRecipe, tensors: tuple[Tensor, ...], x_bytes: float
+    shapes: FrameworkShapes, recipe: ProductRecipe, tensors: tuple[Tensor, ...], name: str, *, first: bool
 ) -> tuple[Tensor, ...]:
-    """Return what is kept of the product's input, the first of ``tensors``."""
+    """Return what is kept of the product's input, the first of ``tensors``: the copy of the product that casts it."""
     x, *rest = tensors
     if not recipe.keeps_input_copy and x.name.endswith((MADE_BY_ACTIVATION, MADE_BY_NORM)):
         return tuple(rest)
     if not recipe.keeps_input_copy:
         return tensors
-    return (Tensor(f"{x.name} in {recipe.bits} bits", recipe.copy_bytes * x.nbytes / shapes.element), *rest)
+    if not first:
+        return tuple(rest)
+    return (Tensor(f"{name} input in {recipe.bits} bits", recipe.copy_bytes * x.nbytes / shapes.element), *rest)
 
 
 def _copied(shapes: FrameworkShapes, recipe: ProductRecipe, elements: Mapping[str, int]) -> float:

@@ -37,9 +37,15 @@ def activation(shapes: FrameworkShapes, block: str, elements: int) -> Node:
 
 def rope(shapes: FrameworkShapes) -> Node:
     """Return the rotary positions of queries and keys. The gradient is the inverse rotation and needs no activation."""
-    return rotated(shapes, shapes.framework.rotation, shapes.framework.rotation)
+    return rotated(shapes, *shapes.framework.rotation)
 
 
-def rotation_kernels(shapes: FrameworkShapes, phase: str, name: str, nbytes: float) -> Ops:
-    """Return the kernels that turn ``nbytes`` of queries or keys by their positions."""
-    return traffic_kernels(phase, f"attn.rope {name}", shapes.framework.rotation, nbytes, shapes.dtype)
+def rotation_kernels(shapes: FrameworkShapes, phase: str, name: str, nbytes: float, *, latent: bool = False) -> Ops:
+    """Return the kernels of a ``phase`` that turn ``nbytes`` of queries or keys by their positions, or of gradients.
+
+    ``latent``: they are those of latent attention.
+    """
+    framework = shapes.framework
+    forward, backward = (framework.latent_rotation if latent else None) or framework.rotation
+    table = forward if phase == "F" else backward
+    return traffic_kernels(phase, f"attn.rope {name}", table, nbytes, shapes.dtype)

@@ -10,7 +10,7 @@ import simulator
 from simulator.captured import CapturedNode
 from simulator.capturing import recorder
 from simulator.errors import InputError
-from simulator.program import Kernel, Matmul, Memory, kernel_from_text
+from simulator.program import GroupedMatmul, Kernel, Matmul, Memory, kernel_from_text
 
 torch = pytest.importorskip("torch")
 nn = torch.nn
@@ -117,6 +117,26 @@ def test_rows_of_a_table_are_read_and_added_alone(read: str) -> None:
         ("zero", 0.0, whole),
         ("embedding_bwd", rows, rows),
     ]
+
+
+class GroupedExperts(nn.Module):
+    """Two experts, half of the rows each, in one grouped product."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.weight = nn.Linear(WIDTH, WIDTH), nn.Parameter(torch.empty(2, WIDTH, WIDTH))
+
+    def forward(self, x: Any) -> Any:
+        ends = torch.arange(1, 3, device=x.device, dtype=torch.int32) * (ROWS // 2)
+        return torch._grouped_mm(self.first(x), self.weight, offs=ends)
+
+
+def test_a_weight_knows_the_grouped_product_that_makes_its_gradient() -> None:
+    # Kinds of weights, and what adds gradients up, are told by that product: it is a matrix, and no vector.
+    (node,) = [node for node in nodes(GroupedExperts(), torch.zeros(ROWS, WIDTH)) if "grouped" in str(node.forward)]
+    (weight,), (wgrad,) = node.weights, node.weight_grad
+    assert isinstance(kernel_from_text(wgrad.kernel), GroupedMatmul)
+    assert weight.gradient == wgrad.name != ""
 
 
 class Chances(nn.Linear):

@@ -51,6 +51,21 @@ EVERYTHING = ["embedding", "head", "norms", "layers"]
         ({"training.adapters": LORA | {"targets": ["qkv", "q"]}}, "training.adapters.targets", "q once"),
         ({"training.adapters": LORA | {"targets": ["v", "v"]}}, "training.adapters.targets", "v once"),
         ({"training.adapters": LORA | {"method": "dora"}}, "training.adapters.method", "framework: pytorch"),
+        (
+            {"training.adapters": LORA, "training.recompute": "ops", "framework": "pytorch"},
+            "training.recompute.granularity",
+            "none, selective or full, beside training.adapters",
+        ),
+        (
+            {
+                "training.freeze": ["layers"],
+                "training.base": "nf4",
+                "training.recompute": "ops",
+                "framework": "pytorch",
+            },
+            "training.recompute.granularity",
+            "none, selective or full, beside training.base",
+        ),
         ({"training.freeze": ["layer"]}, "training.freeze[0]", "layers 0-15"),
         ({"training.freeze": ["layers 4-2"]}, "training.freeze[0]", "layers 0-15"),
         ({"training.freeze": ["layers 0-40"]}, "training.freeze", "layers 0-31, or layers"),

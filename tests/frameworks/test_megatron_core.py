@@ -110,16 +110,27 @@ def test_a_router_without_its_fused_kernel_runs_pytorchs() -> None:
     assert not {"moe.map turned", "moe.sort indices"} & set(names(apart.forward))
 
 
-@pytest.mark.parametrize(("model", "joins"), [({"position": "rope"}, 0), ({"position": "rope", "mla": MLA}, 3)])
-def test_positions_without_their_fused_kernel_are_twelve_kernels(model: dict[str, Any], joins: int) -> None:
+@pytest.mark.parametrize(
+    ("model", "ordered", "ordered_back", "joins"),
+    [({"position": "rope"}, 0, 0, 0), ({"position": "rope", "mla": MLA}, 1, 5, 3)],
+)
+def test_positions_without_their_fused_kernel_are_twelve_kernels(
+    model: dict[str, Any], ordered: int, ordered_back: int, joins: int
+) -> None:
     """Six for cosines and sines, six for the turn, for queries and for keys (``_apply_rotary_pos_emb_bshd``).
 
-    Latent attention then joins the two parts of queries and of keys, and copies values (``multi_latent_attention.py``).
+    Gradients need no cosines anew. Five kernels turn them back, and the empty rest of a head is zeros and a sum.
+
+    Latent attention puts even elements before odd ones first. Gradients of the two halves go into zeros, and are added.
+    It then joins the two parts of queries and of keys, and copies values (``multi_latent_attention.py``).
     """
     fused, apart = (only_layer(workload(model, unfused=unfused)) for unfused in ([], ["rotation"]))
     turned = [name for name in names(apart.forward) if name.startswith("attn.rope ")]
-    assert Counter(name.split()[1] for name in turned) == {"q": 12, "k": 12}
+    assert Counter(name.split()[1] for name in turned) == {"q": 12 + ordered, "k": 12 + ordered}
     assert sum(name.startswith("attn.rope") for name in names(fused.forward)) == 2
+    back = [name for name in names(apart.input_grad) if name.startswith("attn.rope ")]
+    assert Counter(name.split()[1] for name in back) == {"q": 7 + ordered_back, "k": 7 + ordered_back}
+    assert not any("cosine" in name for name in back)
     others = len(names(apart.forward)) - len(turned) - (len(names(fused.forward)) - 2)
     assert others == joins
 

@@ -14,7 +14,7 @@ from simulator.config import load_workload
 from simulator.models.latent_attention import latent, latent_projections, up_inputs
 from simulator.models.shapes import shapes
 from simulator.operations.nodes import Node, Ops
-from simulator.program import Collective
+from simulator.program import Collective, Compute, Matmul
 from tests.support.experts import MLA, job
 from tests.support.frameworks import MEGATRON
 from tests.support.layers import products, traffic
@@ -125,3 +125,23 @@ def test_compressing_products_hold_gradients_of_both_ends(fused: bool) -> None:
         # Two gradients are read, of 2 bytes and of fp32, and one of fp32 is written.
         added = [] if fused else [(n * HIDDEN * (1 + 2), n * HIDDEN * 2)]
         assert [sizes for _, *sizes in streams(node.weight_grad)] == [list(one) for one in added]
+
+
+def test_compressing_products_are_in_8_bits_and_each_casts_and_keeps_the_rows_for_itself() -> None:
+    """A copy of the normed rows has a byte for each of its 128 x 256 elements, or of a rank's 64 rows. Transformer
+    Engine's layers know nothing of each other, so that there are two."""
+    for tp in (1, 2):
+        down, up = halves(parallelism={"tp": tp}, framework=MEGATRON, training__fp8="te_delayed", cluster="dgx_h100")
+        made = [node for node in (*down, *up) if products(node.forward)]
+        kernels = [
+            op.kernel
+            for node in made
+            for op in (*node.forward, *node.input_grad, *node.weight_grad)
+            if isinstance(op, Compute) and isinstance(op.kernel, Matmul)
+        ]
+        assert [kernel.dtype for kernel in kernels] == ["fp8"] * 12
+        casts = [name for node in down for name, *_ in streams(node.forward) if "input" in name]
+        assert casts == ["attn.q_down input cast both ways", "attn.kv_down input cast both ways"]
+        kept = {tensor.name: tensor.nbytes for node in down for tensor in node.saved}
+        copy = TOKENS / tp * HIDDEN
+        assert kept == {"attn.q_down input in 8 bits": copy, "attn.kv_down input in 8 bits": copy}

@@ -49,12 +49,12 @@ def problems(workload: Workload) -> Iterator[InputError]:
         if kind.refusals is not None:
             for refusal in kind.refusals(getattr(model, kind.section), split):
                 yield InputError(refusal.message, key=refusal.key, found=refusal.value, allowed=refusal.allowed)
-    if workload.training.recompute.granularity == "ops" and (unlike := _unlike_llama(model)):
+    if workload.training.recompute.granularity == "ops" and (unlike := _unlike_llama(workload)):
         yield InputError(
             "recomputation by operation is that of Llama's layers",
             key="training.recompute.granularity",
             found="ops",
-            allowed=f"none, selective or full, beside model.{unlike}",
+            allowed=f"none, selective or full, beside {unlike}",
         )
 
 
@@ -307,15 +307,18 @@ def _window_head_problems(workload: Workload) -> Iterator[InputError]:
         yield InputError("heads of windows are not spread over cp", key="parallelism.cp", found=layout.cp, allowed="1")
 
 
-def _unlike_llama(model: Model) -> str:
+def _unlike_llama(workload: Workload) -> str:
     """Return a key by which layers differ from Llama's in what their operations are; empty: none."""
+    model, training = workload.model, workload.training
     unlike = (
-        ("mlps", model.mlps is not None),
-        ("norm_place", model.norm_place != "before"),
-        ("attention_gate", model.attention_gate),
-        ("mixers", any(kind.operations is not None for kind in model.kinds)),
-        ("residual_streams", model.residual_streams > 1),
-        ("layer_inputs", model.layer_inputs is not None),
-        ("reused_keys", model.reused_keys is not None),
+        ("model.mlps", model.mlps is not None),
+        ("model.norm_place", model.norm_place != "before"),
+        ("model.attention_gate", model.attention_gate),
+        ("model.mixers", any(kind.operations is not None for kind in model.kinds)),
+        ("model.residual_streams", model.residual_streams > 1),
+        ("model.layer_inputs", model.layer_inputs is not None),
+        ("model.reused_keys", model.reused_keys is not None),
+        ("training.adapters", training.adapters is not None),
+        ("training.base", training.base not in (None, training.precision)),
     )
     return next((key for key, present in unlike if present), "")
