@@ -33,15 +33,13 @@ def nodes(shapes: Shapes, projection: Node, options: LossOptions) -> tuple[Node,
     A loss that is compiled apart writes the gradient beside the logits, which end before the projection goes back.
     """
     logits = shapes.element * logits_of(shapes)
-    if options.apart:
-        beside = logits
-    else:
-        beside = 2 * logits if options.online_softmax else 0.0
+    online = options.online_softmax and not is_split(shapes)
+    beside = 2 * logits if options.online_softmax else 0.0
     loss = Node(
-        forward=_forward_online(shapes) if options.online_softmax and not is_split(shapes) else forward(shapes),
+        forward=_forward_online(shapes) if online else forward(shapes),
         input_grad=_gradient(shapes, options),
         saved=(Tensor("loss.logits", logits),),
-        grad_bytes=beside,
+        grad_bytes=logits if options.apart else beside,
     )
     return replace(projection, grad_bytes=max(projection.grad_bytes - logits, 0.0)), loss
 
