@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from simulator.config import Workload
 from simulator.models import Op, Part, Turn
 from simulator.operations.weights import by_axis, elements_by_axis, gathered_weight_bytes
-from simulator.program import Compute, Memory, StepPhase
+from simulator.program import MAKE_GRADIENTS, Compute, Memory, StepPhase
 from simulator.units import DTYPE_BYTES
 
 
@@ -61,7 +61,7 @@ def copies_after(workload: Workload, parts: Iterable[Part], kind: str, turn: Tur
 
     ``turn``: of the micro-batch, whose gradients may be added up whole before they are reduced.
     """
-    making = [part for part in parts if kind in ("B", "W") and part.ops(kind) and _trained(workload, part)[0]]
+    making = [part for part in parts if kind in MAKE_GRADIENTS and part.ops(kind) and _trained(workload, part)[0]]
     if not making:
         return []
     training = workload.training

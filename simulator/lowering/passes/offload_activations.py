@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from simulator.lowering.block_cuts import BlockCuts
 from simulator.lowering.lanes import Lanes, with_steps
 from simulator.lowering.rank_context import RankContext
 from simulator.lowering.stages import Stages
@@ -45,7 +46,7 @@ class _Copier:
         self._place, self._stages = place, stages
         self._saves: list[str] = []
         self._saved: dict[tuple[int, int, int], str] = {}  # (stage, micro-batch, part) -> the step that saved it
-        self._cuts: dict[tuple[int, int, int], Block] = {}
+        self._cuts = BlockCuts()
 
     @staticmethod
     def label_of(step: Step) -> str:
@@ -87,18 +88,11 @@ class _Copier:
                 length -= len(piece.op.ops)
                 continue
             label = f"{piece.label}/{len(piece.op.ops)}"
-            head, tail = self._cut(piece.op, 0, length), self._cut(piece.op, length, len(piece.op.ops))
+            head, tail = self._cuts.part(piece.op, 0, length), self._cuts.part(piece.op, length, len(piece.op.ops))
             steps.append(replace(piece, label=label, op=head, free_bytes=0.0))
             left.insert(0, replace(piece, op=tail, after=(), alloc_bytes=0.0))
             length = 0
         return steps
-
-    def _cut(self, block: Block, low: int, high: int) -> Block:
-        """Return ops ``low`` to ``high`` of a block as a block, the same one for all micro-batches."""
-        key = (id(block), low, high)
-        if key not in self._cuts:
-            self._cuts[key] = Block(f"{block.name}[{low}:{high}]", block.ops[low:high])
-        return self._cuts[key]
 
     def _out(self, run: list[Step], part: int, nbytes: float) -> list[Step]:
         """Return the forward pass of a layer, and add the copies that take its tensors out after it."""
