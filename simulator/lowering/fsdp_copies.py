@@ -87,8 +87,9 @@ def copies_after(workload: Workload, parts: Iterable[Part], kind: str, turn: Tur
 def _added_whole(new: float, kept: float, turn: Turn) -> list[Op]:
     """Return the kernels that add new gradients of ``new`` bytes to the whole ones, which take ``kept`` bytes.
 
-    The first ones become these, cast where these have another type (torch/distributed/fsdp/_fully_shard/_fsdp_param.py,
-    ``to_accumulated_grad_if_needed``, ``accumulate_unsharded_grad_if_needed``). Autograd adds those of one type.
+    New gradients of the first micro-batch become the whole ones, after a cast if these have another type
+    (torch/distributed/fsdp/_fully_shard/_fsdp_param.py, ``to_accumulated_grad_if_needed``,
+    ``accumulate_unsharded_grad_if_needed``). Where the type is the same autograd adds later gradients to them.
     """
     if not turn.first:
         return [_copy("fsdp.add grads", "residual", new + kept, kept, "W")]

@@ -14,7 +14,7 @@ from simulator.arrays import Floats, Ints
 from simulator.timeline.links import Contention, LinkUse
 from simulator.timeline.rows import TimelineRows
 from simulator.timeline.span_labels import SpanLabels
-from simulator.timeline.template import Template
+from simulator.timeline.template import Template, row_counts
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -100,8 +100,7 @@ class Timeline:
     @property
     def n_rows(self) -> int:
         """Rows of the full timeline: one per kernel and communication of every simulated rank."""
-        lengths = np.array([len(template) for template in self.templates], dtype=np.int64)
-        return int(lengths[self.template].sum()) if len(self.template) else 0
+        return int(row_counts(self.templates)[self.template].sum())
 
     def select_ranks(self, ranks: Sequence[int]) -> Timeline:
         """Return the spans of these real ranks, copied from the simulated ranks that stand for them.
