@@ -10,12 +10,15 @@ from __future__ import annotations
 from dataclasses import replace
 
 from simulator.lowering.block_cuts import BlockCuts
+from simulator.lowering.host_copies import host_copy
 from simulator.lowering.lanes import Lanes, with_steps
 from simulator.lowering.rank_context import RankContext
 from simulator.lowering.stages import Stages
 from simulator.models import pass_bytes
-from simulator.program import COMPUTE_LANE, Axis, Block, HostKind, HostOperation, Purpose, Step, StepPhase
+from simulator.program import COMPUTE_LANE, Block, HostKind, Step, StepPhase
+from simulator.schedules import Action
 
+#: Phases of passes that have, or make, what layers save.
 _PHASES = (StepPhase.FORWARD, StepPhase.BACKWARD, StepPhase.INPUT_GRADIENT)
 
 
@@ -51,7 +54,7 @@ class _Copier:
     @staticmethod
     def label_of(step: Step) -> str:
         """Return the label of the last piece of a pass."""
-        return f"{step.stage}{step.phase}{step.microbatch}"
+        return str(Action(step.stage, step.phase, step.microbatch))
 
     def run(self, pieces: list[Step]) -> None:
         """Add the ``pieces`` of one pass, cut further where its layers begin and end, and their copies."""
@@ -126,6 +129,5 @@ class _Copier:
 
     @staticmethod
     def _copy(label: str, op: HostKind, nbytes: float, after: tuple[str, ...], like: Step) -> Step:
-        name = f"offload.activations {op.replace('_', ' ')}"
-        comm = HostOperation(name, op, nbytes, Axis.RANK, Purpose.OFFLOAD, stream="activations")
+        comm = host_copy(f"activations {op.replace('_', ' ')}", op, nbytes, "activations")
         return Step(label, comm, after, microbatch=like.microbatch, stage=like.stage)
