@@ -15,7 +15,7 @@ from simulator.program import Beside, Block, Comm, Compute, Role, Step, comm_of
 
 
 class PlansAlone(Protocol):
-    """What a network is asked about plans that have their links to themselves (`simulator.network.flows`)."""
+    """A network as coalescing asks it, of plans that have their links to themselves (`simulator.network.flows`)."""
 
     def alone_s(self, plan: Plan) -> float: ...
 

@@ -53,7 +53,7 @@ def host_gradients(lanes: Lanes, grad_bytes: int) -> list[HostGradients]:
 
     Those of several micro-batches, added up, are one entry, in the place of the first.
     """
-    #: Label of a copy -> labels of the step that adds it, and of the one that it is added to.
+    #: Label of a copy -> labels of the addition, and of the step that brought the other gradients.
     added_to: dict[str, tuple[str, str]] = {}
     for step in lanes.get(HOST_LANES[HostKind.HOST_UPDATE], ()):
         copied, earlier = step.after

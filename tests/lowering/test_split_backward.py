@@ -20,7 +20,7 @@ from tests.support.jobs import job
 from tests.support.quick import load, play_undisturbed
 
 #: Elements of gradients that are complete after a kernel: hidden size 256, 1,024 words, 128 positions. A layer's biases
-#: are of 3, 1, 4 and 1 times 256, and each of its two norms has 2 x 256: these are complete after its last kernel.
+#: are of 3, 1, 4 and 1 times 256, and each of two norms has 2 x 256. All of these are complete after its last kernel.
 COMPLETED = {
     "head.logits wgrad": 1024 * 256,
     "head.norm wgrad": 2 * 256,
@@ -111,7 +111,7 @@ def test_peak_memory_of_zb_h1_by_hand() -> None:
 
 
 def test_recompute_with_a_split_backward_is_warned_of() -> None:
-    """What the input gradient recomputes is held until the weight gradient has run. Without recompute nothing is."""
+    """A warning says that recomputed activations are held until W has run. Without recompute there is none."""
     assert any("recomputation runs before" in note for note in play("zb_h1", training__recompute="full").warnings)
     assert not any("recomputation runs before" in note for note in play("zb_h1").warnings)
 
