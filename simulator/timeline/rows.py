@@ -74,9 +74,9 @@ class TimelineRows:
 
     def __init__(self, spans: ExpandableSpans) -> None:
         self._spans = spans
-        of_template = row_counts(spans.templates)
-        first_op = np.cumsum(of_template) - of_template
-        self._lengths = of_template[spans.template]  # rows of each span
+        counts = row_counts(spans.templates)
+        first_op = np.cumsum(counts) - counts
+        self._lengths = counts[spans.template]  # rows of each span
         self._first = np.cumsum(self._lengths) - self._lengths
         self._n_rows = int(self._lengths.sum())
         # Position of each row's op among the ops of all templates.
