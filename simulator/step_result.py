@@ -39,6 +39,7 @@ from simulator.config import Workload, altered
 from simulator.costs import Costs
 from simulator.costs.provenance import priced_by
 from simulator.engine import Placed
+from simulator.engine.gpu_clocks import UNSETTLED
 from simulator.errors import InputError
 from simulator.hardware.kernels import MatrixDtype
 from simulator.hardware.profile import Profile
@@ -164,9 +165,10 @@ class StepResult(TimelineResult, StepFigures):
     def warnings(self) -> list[str]:
         """Notes that a user should read before trusting the figures."""
         unsteady = [] if self.steady is None or self.steady.stable else [UNSTEADY]
+        unsettled = [] if self.spans.clocks_settled else [UNSETTLED]
         memory_warnings = second_step_warning(self.memories) + narrow_warning(self.memories)
         memory_warnings += uneven_experts_warning(self.memories, self.workload, self.needed_bytes)
-        return [*models.warnings(self.workload), *unsteady, *memory_warnings]
+        return [*models.warnings(self.workload), *unsteady, *unsettled, *memory_warnings]
 
     def content(self) -> dict[str, Any]:
         """Return the figures under the names of the JSON output, SI units."""

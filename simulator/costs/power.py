@@ -4,7 +4,7 @@ A GPU lowers its clock until it draws what it may. That is no property of a kern
 of the highest clock, but faster in a step, where kernels that draw less, and waiting, save for them. Savings last for
 tens of milliseconds: after a pause the highest clock holds until the running mean is at the limit. A step that repeats
 thus has a clock for each of its pieces. A rank plays at the one clock that makes the step last as long
-(`simulator.engine.clocks`).
+(`simulator.engine.gpu_clocks`).
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ from simulator.program import Beside, Block, Comm, Compute, Role, Step, comm_of
 
 
 class PlansAlone(Protocol):
-    """A network, as far as it is asked of plans with nothing else on their links (`simulator.network.flows`)."""
+    """A network as coalescing asks it, of plans that have their links to themselves (`simulator.network.flows`)."""
 
     def alone_s(self, plan: Plan) -> float: ...
 
@@ -71,7 +71,7 @@ class CoalescedBlocks:
         self._comms: dict[tuple[int, int], _CalledComm] = {}
 
     def pieces(self, rank: Rank, lane: str, block: Block, phase: str) -> tuple[Piece, ...]:
-        """Return the pieces in which ``lane`` runs ``block`` now, in a step of this phase."""
+        """Return the pieces in which ``lane`` runs ``block`` now, in a step of this phase, and count the run."""
         key = rank.number, id(block)
         if key not in self._other_lanes:
             self._other_lanes[key] = self.lanes_that_meet(rank.placed, lane, block)

@@ -8,12 +8,12 @@ from typing import NamedTuple
 import numpy as np
 
 from simulator.cluster import Cluster
-from simulator.engine.group_comms import SIGNAL_BYTES, algorithm_of, shares_of
+from simulator.engine.group_comms import algorithm_of, is_signal, shares_of
 from simulator.engine.placement import Placed
 from simulator.errors import SimulatorError
 from simulator.network import hosts
 from simulator.network.collectives import fastest, patterns
-from simulator.program import Comm, HostOperation, PointToPoint, PointToPointKind, Program, comms_of
+from simulator.program import Comm, HostKind, HostOperation, PointToPoint, PointToPointKind, Program, comms_of
 from simulator.timeline import Timeline, covered_s
 
 #: Two sums of the same terms in another order differ by less than this share of the step.
@@ -21,7 +21,7 @@ TOLERANCE = 1e-9
 #: Bytes by which sums of bytes of whole transfers may be off, and the share of them that is rounding.
 TOLERANCE_BYTES, ROUNDING = 0.5, 1e-12
 #: What a rank asks for, but leaves no GPU.
-_FROM_ELSEWHERE = ("from_host", "to_nvme", "from_nvme", "pull")
+_FROM_ELSEWHERE = (HostKind.FROM_HOST, HostKind.TO_NVME, HostKind.FROM_NVME, HostKind.PULL)
 
 
 class InvariantError(SimulatorError):
@@ -175,7 +175,7 @@ def _differ(first: float, second: float) -> bool:
 def _bytes_of_links(place: Place) -> dict[int, float]:
     """Return the bytes on every link, by its index, of all that a program's real ranks send.
 
-    A collective of one number (`SIGNAL_BYTES`) is latency alone.
+    A collective of one number (`is_signal`) is latency alone.
     """
     program = place.placed.program
     total: dict[int, float] = {}
@@ -200,7 +200,7 @@ def _ends(place: Place, comm: Comm, rank: int) -> tuple[int, ...]:
     group = placed.program.groups[comm.axis][placed.program.group_index(comm.axis, rank)]
     if isinstance(comm, PointToPoint):
         return (placed.gpus[rank], placed.gpus[group[comm.peer]]) if comm.sends else ()
-    if rank != group[0] or comm.nbytes <= SIGNAL_BYTES:
+    if rank != group[0] or is_signal(comm):
         return ()
     if isinstance(comm, HostOperation):
         return tuple(hosts.ends(comm.op, cluster, np.array([placed.gpus[rank]]), placed.servers)[0].tolist())

@@ -49,11 +49,11 @@ class Lane:
         for index, step in enumerate(steps):
             rank.next_step[self._name] = first + index
             if self._is_compute:
-                rank.host.synchronise(step.after)
+                rank.host.synchronise(step.after)  # with batches that have ended: the host goes on from there
                 rank.host.reach_step(index)
             yield from rank.wait_for_steps(self._name, step.after)
             if self._is_compute:
-                rank.host.synchronise(step.after)
+                rank.host.synchronise(step.after)  # with those that ended while the lane waited
             rank.waits_for[self._name] = step.label
             match step.op:
                 case Block():

@@ -347,6 +347,7 @@ def _moved(
     position = played + (strides.T[lane] * before).sum(axis=1)
     whole_lengths = np.array(steps.lengths) + repetition.times * strides.sum(axis=0)
     first = np.cumsum(whole_lengths) - whole_lengths
+    # Steps of a training step are equally many in each lane (`Repetition`): their position says of which it is.
     own_step = played * repetition.steps // np.array(steps.lengths)[lane]
     periods = before[np.arange(len(before)), own_step]
     kept = ("rank", "lane", "template", "is_first", "is_last", "in_row")

@@ -22,7 +22,7 @@ class RankKind(NamedTuple):
     """The kind of ranks that do the same work at the same speed.
 
     ``role`` is their index of a role, ``gpu`` the type of their GPUs; speeds are those of
-    `simulator.cluster.cluster.Gpu`.
+    `simulator.cluster.gpu.Gpu`.
     """
 
     role: int

@@ -1,4 +1,4 @@
-"""The clock: plays a Program on a Cluster with Costs, on SimPy."""
+"""The clock: plays a Program on a Cluster with Costs, by one of two engines (`simulator.engine.engines`)."""
 
 from __future__ import annotations
 
@@ -72,7 +72,8 @@ def simulate_together(
     """Play programs that begin at once on disjoint GPUs and share the links of ``cluster``: a Timeline each.
 
     The efficiency of links is that of the first job's costs. Where costs know of a power limit, all jobs are played
-    again at the clocks that it leaves, until these stay. Raises as `simulate`.
+    again at the clocks that it leaves, until these stay, `MOST_PLAYS` times in all. `Timeline.clocks_settled` says
+    whether they did. Raises as `simulate`.
     """
     return tuple(
         played.timeline for played in play_together(jobs, cluster, fold=fold, coalesce=coalesce, engine=engine)
@@ -114,7 +115,8 @@ def play_together(
                 jobs, simulated.representatives, played.jobs, clocks, strict=True
             )
         ]
-        if all(after is before for after, before in zip(following, clocks, strict=True)):
+        settled = [after is before for after, before in zip(following, clocks, strict=True)]
+        if all(settled):
             break
         clocks = following
     contention_of_links = contention(simulated, played.saturations, [placed.program.name for placed in jobs])
@@ -126,6 +128,7 @@ def play_together(
                 program=job.program,
                 representatives=representatives,
                 clocks_hz=job.clocks_hz,
+                clocks_settled=has_settled,
                 links=links_of(simulated.links, representatives, job.counts),
                 algorithms=algorithms_of(representatives, job.counts),
                 contention=contention_of_links,
@@ -133,7 +136,7 @@ def play_together(
                 wall_s=time.perf_counter() - began,
             ),
         )
-        for job, representatives in zip(played.jobs, simulated.representatives, strict=True)
+        for job, representatives, has_settled in zip(played.jobs, simulated.representatives, settled, strict=True)
     )
 
 

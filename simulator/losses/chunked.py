@@ -55,8 +55,8 @@ def nodes(shapes: Shapes, projection: Node, options: LossOptions) -> tuple[Node,
     kernels = compiled if options.compile else eager
     forward = cut_products(projection.forward, sizes)
     loss_forward, loss_backward = (
-        _each(kernels.forward(shapes), len(sizes)),
-        _each(kernels.backward(shapes), len(sizes)),
+        _each(kernels.forward(shapes), sizes),
+        _each(kernels.backward(shapes), sizes),
     )
     again = _again(forward, loss_forward, len(sizes)) if options.recompute else ()
     gradient = projection.weight_grad_bytes if options.trained else 0.0
@@ -96,14 +96,17 @@ def _again(forward: Ops, loss_forward: Ops, chunks: int) -> Ops:
     return tuple(run_again(op, carries_checkpoint=id(op) in carriers) for op in (*forward, *loss_forward))
 
 
-def _each(ops: Ops, chunks: int) -> Ops:
-    """Return the kernels of ``ops`` once for each of so many equal chunks."""
+def _each(ops: Ops, sizes: list[int]) -> Ops:
+    """Return the kernels of ``ops`` once for each chunk, which has its share of their bytes."""
+    tokens = sum(sizes)
     parts: list[Op] = []
     for op in ops:
         assert isinstance(op, Compute)
         assert isinstance(op.kernel, Memory)
-        read, written = op.kernel.read_bytes / chunks, op.kernel.write_bytes / chunks
-        parts += [replace(op, kernel=replace(op.kernel, read_bytes=read, write_bytes=written))] * chunks
+        whole = op.kernel
+        for size in sizes:
+            read, written = whole.read_bytes * size / tokens, whole.write_bytes * size / tokens
+            parts.append(replace(op, kernel=replace(whole, read_bytes=read, write_bytes=written)))
     return tuple(parts)
 
 

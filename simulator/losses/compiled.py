@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from simulator.losses.loss import Loss, LossOptions, across_ranks, logits_of, loss_kernel
+from simulator.losses.loss import Loss, LossOptions, across_ranks, is_split, logits_of, loss_kernel
 from simulator.operations.nodes import Node, Ops, Tensor
 from simulator.operations.shapes import Shapes
 from simulator.program import Compute, Memory, StepPhase
@@ -22,7 +22,7 @@ def forward(shapes: Shapes) -> Ops:
     )
 
 
-def backward(shapes: Shapes) -> Ops:
+def backward(shapes: Shapes) -> tuple[Compute]:
     """Return the gradient of the logits."""
     return (loss_kernel(shapes, StepPhase.BACKWARD, "bwd", "loss_bwd", shapes.element, shapes.element),)
 
@@ -31,27 +31,40 @@ def nodes(shapes: Shapes, projection: Node, options: LossOptions) -> tuple[Node,
     """Return the ``projection`` and the loss; the projection's backward pass finds the gradient in place of logits.
 
     A loss that is compiled apart writes the gradient beside the logits, which end before the projection goes back.
+    """
+    logits = shapes.element * logits_of(shapes)
+    online = options.online_softmax and not is_split(shapes)
+    beside = 2 * logits if options.online_softmax else 0.0
+    loss = Node(
+        forward=_forward_online(shapes) if online else forward(shapes),
+        input_grad=_gradient(shapes, options),
+        saved=(Tensor("loss.logits", logits),),
+        grad_bytes=logits if options.apart else beside,
+    )
+    return replace(projection, grad_bytes=max(projection.grad_bytes - logits, 0.0)), loss
+
+
+def _forward_online(shapes: Shapes) -> Ops:
+    """Return the one kernel that finds the maximum and the sum of a row.
+
+    Inductor looks for both in a row (torch/_inductor/fx_passes/post_grad.py, ``prepare_softmax_pattern``). Where the
+    vocabulary is split, an all-reduce stands between them.
+    """
+    return (loss_kernel(shapes, StepPhase.FORWARD, "softmax", "loss", shapes.element, 0),)
+
+
+def _gradient(shapes: Shapes, options: LossOptions) -> Ops:
+    """Return the kernels of the gradient of the logits.
 
     Logits that are an output stay beside their gradient. Autograd makes one of zeros for them first
     (torch/_functorch/_aot_autograd/runtime_wrappers.py, ``materialize_grads``), to which the loss adds its own.
     """
-    logits = shapes.element * logits_of(shapes)
-    loss = Node(forward=forward(shapes), input_grad=backward(shapes), saved=(Tensor("loss.logits", logits),))
-    if options.online_softmax:
-        online = loss_kernel(shapes, StepPhase.FORWARD, "softmax", "loss", shapes.element, 0)
-        gradient = _by_element(
-            shapes, loss_kernel(shapes, StepPhase.BACKWARD, "bwd", "loss_bwd", shapes.element, shapes.element)
-        )
-        loss = replace(loss, forward=(online,), input_grad=(gradient,), grad_bytes=2 * logits)
     if options.returns_logits:
         zeros = loss_kernel(shapes, StepPhase.BACKWARD, "zero logits grad", "zero", 0, shapes.element)
-        gradient = _by_element(
-            shapes, loss_kernel(shapes, StepPhase.BACKWARD, "bwd", "loss_bwd", 2 * shapes.element, shapes.element)
-        )
-        loss = replace(loss, input_grad=(zeros, gradient))
-    if options.apart:
-        loss = replace(loss, grad_bytes=logits)
-    return replace(projection, grad_bytes=max(projection.grad_bytes - logits, 0.0)), loss
+        added = loss_kernel(shapes, StepPhase.BACKWARD, "bwd", "loss_bwd", 2 * shapes.element, shapes.element)
+        return zeros, _by_element(shapes, added)
+    (gradient,) = backward(shapes)
+    return (_by_element(shapes, gradient),) if options.online_softmax else (gradient,)
 
 
 def _by_element(shapes: Shapes, kernel: Compute) -> Compute:

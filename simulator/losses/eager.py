@@ -38,9 +38,9 @@ def backward(shapes: Shapes, width: int = FP32_BYTES) -> Ops:
 def metrics(shapes: Shapes, number: int) -> Node:
     """Return ``number`` metrics, each of which is the cross-entropy once more without gradients.
 
-    Composer computes metrics behind the backward pass of each micro-batch, of logits that stay until then
-    (mosaicml/composer, trainer/trainer.py, ``_eval_train_metrics``). Behind the loss, as here, metrics take as long.
-    Logits in fp32 are not counted: activations are gone by then in fact.
+    Composer computes metrics after the backward pass of each micro-batch, from logits that stay until then
+    (mosaicml/composer, trainer/trainer.py, ``_eval_train_metrics``). Here metrics follow the loss, and take as long.
+    Their logits in fp32 are not counted as memory: in Composer the activations are gone by then.
     """
     return Node(forward=forward(shapes) * number)
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from simulator.config import Workload
 from simulator.models import Op, Part, Turn
 from simulator.operations.weights import by_axis, elements_by_axis, gathered_weight_bytes
-from simulator.program import Compute, Memory, StepPhase
+from simulator.program import MAKE_GRADIENTS, Compute, Memory, StepPhase
 from simulator.units import DTYPE_BYTES
 
 
@@ -61,7 +61,7 @@ def copies_after(workload: Workload, parts: Iterable[Part], kind: str, turn: Tur
 
     ``turn``: of the micro-batch, whose gradients may be added up whole before they are reduced.
     """
-    making = [part for part in parts if kind in ("B", "W") and part.ops(kind) and _trained(workload, part)[0]]
+    making = [part for part in parts if kind in MAKE_GRADIENTS and part.ops(kind) and _trained(workload, part)[0]]
     if not making:
         return []
     training = workload.training
@@ -87,8 +87,9 @@ def copies_after(workload: Workload, parts: Iterable[Part], kind: str, turn: Tur
 def _added_whole(new: float, kept: float, turn: Turn) -> list[Op]:
     """Return the kernels that add new gradients of ``new`` bytes to the whole ones, which take ``kept`` bytes.
 
-    The first ones become these, cast where these have another type (torch/distributed/fsdp/_fully_shard/_fsdp_param.py,
-    ``to_accumulated_grad_if_needed``, ``accumulate_unsharded_grad_if_needed``). Autograd adds those of one type.
+    New gradients of the first micro-batch become the whole ones, after a cast if these have another type
+    (torch/distributed/fsdp/_fully_shard/_fsdp_param.py, ``to_accumulated_grad_if_needed``,
+    ``accumulate_unsharded_grad_if_needed``). Where the type is the same autograd adds later gradients to them.
     """
     if not turn.first:
         return [_copy("fsdp.add grads", "residual", new + kept, kept, "W")]

@@ -53,17 +53,21 @@ def host_gradients(lanes: Lanes, grad_bytes: int) -> list[HostGradients]:
 
     Those of several micro-batches, added up, are one entry, in the place of the first.
     """
-    added_to = {step.after[0]: step for step in lanes.get(HOST_LANES[HostKind.HOST_UPDATE], ())}
+    #: Label of a copy -> labels of the addition, and of the step that brought the other gradients.
+    added_to: dict[str, tuple[str, str]] = {}
+    for step in lanes.get(HOST_LANES[HostKind.HOST_UPDATE], ()):
+        copied, earlier = step.after
+        added_to[copied] = step.label, earlier
     entries: dict[int, HostGradients] = {}
     place_of: dict[str, int] = {}
-    for step in lanes.get(f"{HOST_LANES[HostKind.TO_HOST]}_{_GRADIENTS}", ()):
+    for step in lanes.get(host_copy("", HostKind.TO_HOST, 0.0, _GRADIENTS).lane, ()):
         if not step.label.startswith(REDUCTION):
             continue
         assert isinstance(step.op, HostOperation)
-        last = added_to.get(step.label, step)
-        place = place_of[last.after[1]] if last is not step else len(entries)
-        place_of[last.label] = place
-        entries[place] = HostGradients(step.op.nbytes / grad_bytes, last.label)
+        ready, earlier = added_to.get(step.label, (step.label, ""))
+        place = place_of[earlier] if earlier else len(entries)
+        place_of[ready] = place
+        entries[place] = HostGradients(step.op.nbytes / grad_bytes, ready)
     return list(entries.values())
 
 

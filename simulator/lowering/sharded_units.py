@@ -16,16 +16,13 @@ from simulator.lowering.sharding import gathers_by_unit
 from simulator.lowering.stages import NOTHING
 from simulator.models import by_part, weights_of
 from simulator.operations.weights import Weight
-from simulator.program import Block, Step, StepPhase, reordered
+from simulator.program import MAKE_GRADIENTS, PASSES, Block, Step, StepPhase, reordered
 
 #: (stage, index of the layer among the stage's parts), or (stage, `ROOT`).
 Unit = tuple[int, int]
 ROOT = -1
 #: Last word of the label of the copies before a piece.
 COPIES = " copies"
-
-#: Phases of passes that are cut by unit; the first three need whole weights, a weight gradient does not.
-_PHASES = (StepPhase.FORWARD, StepPhase.BACKWARD, StepPhase.INPUT_GRADIENT, StepPhase.WEIGHT_GRADIENT)
 
 
 class UnitPiece(NamedTuple):
@@ -72,7 +69,7 @@ class UnitPass:
     @property
     def makes_gradients(self) -> bool:
         """True where gradients of weights are complete at its end."""
-        return self.step.phase in (StepPhase.BACKWARD, StepPhase.WEIGHT_GRADIENT)
+        return self.step.phase in MAKE_GRADIENTS
 
 
 @dataclass(frozen=True)
@@ -146,8 +143,8 @@ class Units:
 
 
 def is_pass(step: Step) -> bool:
-    """Return True for a pass through a stage, or a piece of one."""
-    return step.phase in _PHASES and isinstance(step.op, Block) and step.op.ops != (NOTHING,)
+    """Return True for a pass through a stage, or a piece of one; a pass in which nothing is to do is none."""
+    return step.phase in PASSES and isinstance(step.op, Block) and step.op.ops != (NOTHING,)
 
 
 def sharded_units(context: RankContext) -> Units | None:

@@ -9,7 +9,7 @@ from simulator.config import Workload
 from simulator.models import Part, Seat, Turn, stage_parts, weights_of
 from simulator.models.low_precision import casts_weights_once
 from simulator.operations.weights import Weight
-from simulator.program import Step
+from simulator.program import MAKE_GRADIENTS, Step
 from simulator.same_objects import SameObjects
 from simulator.schedules import Order
 
@@ -26,7 +26,7 @@ def first_and_last(order: Order, microbatches: int) -> dict[tuple[int, int], Tur
     """Return, by stage and micro-batch, the turns of those that make the first and the last gradients of a step."""
     making: dict[tuple[int, int], list[int]] = {}
     for action in (action for slots in order for slot in slots for action in slot):
-        if action.kind in ("B", "W"):
+        if action.kind in MAKE_GRADIENTS:
             making.setdefault((action.stage, action.microbatch // microbatches), []).append(action.microbatch)
     return {
         (stage, microbatch): Turn(first=microbatch == row[0], last=microbatch == row[-1])
@@ -64,7 +64,7 @@ class StageVariants:
 
     def variant(self, stage: int, kind: str, microbatch: int) -> Variant:
         """Return the variant of a pass; only those that make gradients of weights, or cast these, have a turn."""
-        turn = self._turns.get((stage, microbatch), Turn()) if kind in ("B", "W") or self._casts_once else Turn()
+        turn = self._turns.get((stage, microbatch), Turn()) if kind in MAKE_GRADIENTS or self._casts_once else Turn()
         return Variant(stage, kind, turn)
 
     def variant_of_step(self, step: Step) -> Variant:

@@ -5,29 +5,33 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 from simulator.lowering.lanes import Lanes
+from simulator.lowering.passes.update_on_host import weights_in_place
 from simulator.program import COMPUTE_LANE, Collective, HostOperation, Step, reordered
 
 
 def repeated(lanes: Lanes, steps: int, microbatches: int) -> Lanes:
-    """Return a rank's ``lanes`` of one step, ``steps`` times one after the other; ``microbatches`` are numbered
-    through.
+    """Return a rank's ``lanes`` of one step, ``steps`` times one after the other.
 
-    Some work of a step is left to be done beside the next one, such as gathering parameters. It begins when the
-    computation of the step before has ended. The computation of the next step waits for all other work of the step.
+    Steps have ``microbatches`` each, which are numbered through.
+
+    The first pass of a step waits for what follows the last computation of the step before, such as an update by the
+    host. Agreements that no stage waits for (`update_weights`) go on beside it. Communication that waits for nothing in
+    its own step reads parameters, as gathers beside first passes do. It begins once all updated ones are in place.
     """
     if steps == 1:
         return lanes
     row: Lanes = {lane: [] for lane in lanes}
     ends = lanes[COMPUTE_LANE][-1].label
-    closing, labels = _closing(lanes, ends), _labels(lanes)
+    closing, labels, in_place = _closing(lanes, ends), _labels(lanes), weights_in_place(lanes)
     for number in range(steps):
         for lane, work in lanes.items():
             for index, step in enumerate(_numbered(work, labels, number, microbatches)):
                 before: tuple[str, ...] = ()
                 if number and lane == COMPUTE_LANE and index == 0:
-                    before = tuple(_label(label, number - 1) for label in closing)
+                    before = closing
                 elif number and not step.after and isinstance(step.op, Collective | HostOperation):
-                    before = (_label(ends, number - 1),)
+                    before = in_place
+                before = tuple([_label(label, number - 1) for label in before])
                 row[lane].append(reordered(step, (*before, *step.after)) if before else step)
     return row
 

@@ -195,7 +195,8 @@ class RecordedWork(Comm):
     """Work of ``seconds`` that a profiler recorded: a kernel or a copy of a CUDA stream, or work of the host.
 
     It takes nothing from other lanes, so that streams run beside each other as they did when they were recorded.
-    ``stream`` names its track.
+    ``stream`` names its track. It belongs to no parallelism and moves no bytes that count: ``purpose`` is only that of
+    other work beside kernels, and `category` says what its time is.
     """
 
     op: RecordedKind = field(default=RecordedKind.RECORDED, init=False)

@@ -28,6 +28,12 @@ class StepPhase(StrEnum):
     COMMUNICATION = "C"
 
 
+#: Phases of passes through a pipeline stage.
+PASSES = (StepPhase.FORWARD, StepPhase.BACKWARD, StepPhase.INPUT_GRADIENT, StepPhase.WEIGHT_GRADIENT)
+#: Phases of the passes at whose end gradients of weights are complete.
+MAKE_GRADIENTS = (StepPhase.BACKWARD, StepPhase.WEIGHT_GRADIENT)
+
+
 class Purpose(StrEnum):
     """The parallelism, or the work on hosts, that communication belongs to."""
 

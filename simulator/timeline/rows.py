@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simulator.arrays import Floats, Ints
-from simulator.timeline.template import CATEGORIES, Template
+from simulator.timeline.template import CATEGORIES, Template, row_counts
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -74,9 +74,9 @@ class TimelineRows:
 
     def __init__(self, spans: ExpandableSpans) -> None:
         self._spans = spans
-        lengths = np.array([len(template) for template in spans.templates], dtype=np.int64)
-        first_op = np.cumsum(lengths) - lengths
-        self._lengths = lengths[spans.template]  # rows of each span
+        counts = row_counts(spans.templates)
+        first_op = np.cumsum(counts) - counts
+        self._lengths = counts[spans.template]  # rows of each span
         self._first = np.cumsum(self._lengths) - self._lengths
         self._n_rows = int(self._lengths.sum())
         # Position of each row's op among the ops of all templates.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -170,3 +170,8 @@ def _play_beside(
             now = now if left else max(now, until)
     starts, ends = np.array(times).reshape(-1, 2).T
     return starts, ends
+
+
+def row_counts(templates: Sequence[Template]) -> Ints:
+    """Return how many rows a span of each template has."""
+    return np.array([len(template) for template in templates], dtype=np.int64)

@@ -14,7 +14,7 @@ from simulator.arrays import Floats, Ints
 from simulator.timeline.links import Contention, LinkUse
 from simulator.timeline.rows import TimelineRows
 from simulator.timeline.span_labels import SpanLabels
-from simulator.timeline.template import Template
+from simulator.timeline.template import Template, row_counts
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -35,7 +35,8 @@ class Timeline:
     ``algorithms``: purpose of communication -> algorithm that sent the most bytes.
     ``stretched``: span index -> exact row start and end times (s), for spans that did not run straight through at full
     speed.
-    ``clocks_hz``: simulated rank -> clock of its SMs, where a power limit decides it.
+    ``clocks_hz``: simulated rank -> clock of its SMs, where a power limit decides it. ``clocks_settled``: whether the
+    power that the step draws at these clocks is that of the limit.
     ``period_s``: time between steps that follow one another, of a Timeline made by `cut`.
     ``own_period_s``: simulated rank -> the rank's own period, where ranks do not wait for each other.
     """
@@ -69,6 +70,7 @@ class Timeline:
     events: int = 0
     wall_s: float = 0.0
     clocks_hz: dict[int, float] = field(default_factory=dict)
+    clocks_settled: bool = True
     period_s: float | None = None
     own_period_s: dict[int, float] = field(default_factory=dict)
 
@@ -98,8 +100,7 @@ class Timeline:
     @property
     def n_rows(self) -> int:
         """Rows of the full timeline: one per kernel and communication of every simulated rank."""
-        lengths = np.array([len(template) for template in self.templates], dtype=np.int64)
-        return int(lengths[self.template].sum()) if len(self.template) else 0
+        return int(row_counts(self.templates)[self.template].sum())
 
     def select_ranks(self, ranks: Sequence[int]) -> Timeline:
         """Return the spans of these real ranks, copied from the simulated ranks that stand for them.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import gc
 import signal
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ from tests.recorded.jobs import JOBS
 from tests.support.clusters import nic_cluster
 from tests.support.engines import ENGINES
 from tests.support.exact import timeline_differences
+from tests.support.jobs import job
 from tests.support.transfers import IDEAL
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -62,9 +63,8 @@ def test_a_job_is_played_alike(name: str) -> None:
 
 def test_jobs_that_share_a_cluster_are_played_alike() -> None:
     """Two jobs whose transfers meet on the links between nodes."""
-    base = {"name": "gpt22b_tp8", "placement": "interleaved"}
     compiled, reference = (
-        share(["gpt22b_tp8", "gpt22b_tp8"], set={"placement": base["placement"], "simulation.engine": engine})
+        share(["gpt22b_tp8", "gpt22b_tp8"], set={"placement": "interleaved", "simulation.engine": engine})
         for engine in ENGINES
     )
     for one, other in zip(compiled.results, reference.results, strict=True):
@@ -189,10 +189,24 @@ def test_a_file_that_is_no_library_is_told(monkeypatch: pytest.MonkeyPatch, tmp_
     library.event_loop.cache_clear()
 
 
-def test_jobs_that_share_a_cluster_are_played_by_the_engine_that_any_asks_for() -> None:
-    placed = [Placed.on(program_of(), IDEAL, nic_cluster(2))]
-    one, other = (simulate_together(placed, nic_cluster(2), engine=engine)[0] for engine in ENGINES)
-    assert list(timeline_differences(one, other)) == []
+@pytest.mark.parametrize(
+    ("asked", "plays"),
+    [(("auto", "auto"), "auto"), (("auto", "compiled"), "compiled"), (("compiled", "python"), "python")],
+)
+def test_jobs_that_share_a_cluster_are_played_by_the_engine_that_any_asks_for(
+    asked: tuple[str, str], plays: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One engine plays all of them: the one in Python where a job asks for it, else what a job asks for."""
+    seen: set[str] = set()
+
+    def noted(jobs: Sequence[Placed], *arguments: Any, **options: Any) -> Any:
+        if len(jobs) > 1:  # each is also played alone, by its own
+            seen.add(options["engine"])
+        return simulate_together(jobs, *arguments, **options)
+
+    monkeypatch.setattr("simulator.sharing.simulate_together", noted)
+    share([job(simulation={"engine": engine}, parallelism={"dp": 8}) for engine in asked])
+    assert seen == {plays}
 
 
 # The library

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import math
 from dataclasses import replace
 from typing import Any
@@ -16,6 +17,7 @@ from simulator.config.section import as_data
 from simulator.config.validation import validated
 from simulator.costs import Costs
 from simulator.costs.power import Drawn, PowerBudget, load_class, longer
+from simulator.engine.gpu_clocks import UNSETTLED
 from simulator.errors import InputError
 from simulator.frameworks import pytorch
 from simulator.hardware.power import Load, Power
@@ -205,16 +207,26 @@ def test_the_mean_over_a_step_is_near_the_limit(cluster: str, calibration: str, 
     assert power.model.loads["matmul"].clock_hz < clock_hz < power.highest_hz
 
 
-@pytest.mark.parametrize("pp", [2, 4])
-def test_bubbles_raise_clocks(pp: int) -> None:
+def test_bubbles_raise_clocks() -> None:
     """The same layers with one micro-batch a step: a stage of two (four) waits at least half (three quarters) of it, so
     that its clock is above that of a rank which has all layers; more so the longer it waits."""
     large = {"model__hidden": 8192, "model__heads": 64, "training__seq": 4096, "training__global_batch": 1}
     place = {"cluster": {"name": "hgx_h200_4gpu"}, "calibration": "h200-sxm-141gb"}
-    alone, staged = (
-        simulator.run(job(**large) | {"parallelism": {"pp": stages}} | place).spans.clocks_hz for stages in (1, pp)
+    alone, halves, quarters = (
+        simulator.run(job(**large) | {"parallelism": {"pp": stages}} | place).spans.clocks_hz for stages in (1, 2, 4)
     )
-    assert min(staged.values()) > alone[0]
+    assert alone[0] < min(halves.values())
+    assert max(halves.values()) < min(quarters.values())
+
+
+def test_clocks_that_never_settle_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first play is at the clocks of a step without waiting, and stages wait: they need a second one."""
+    placed = {"cluster": {"name": "hgx_h200_4gpu"}, "calibration": "h200-sxm-141gb", "parallelism": {"pp": 4}}
+    large = job(model__hidden=8192, model__heads=64, training__seq=4096, training__global_batch=1) | placed
+    assert UNSETTLED not in simulator.run(large).warnings
+    # The package has a function of the module's name.
+    monkeypatch.setattr(importlib.import_module("simulator.engine.simulate"), "MOST_PLAYS", 1)
+    assert UNSETTLED in simulator.run(large).warnings
 
 
 @pytest.mark.parametrize("speed", [0.25, 0.5, 2.0, 10.0])

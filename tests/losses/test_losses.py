@@ -194,6 +194,37 @@ def test_a_frozen_projection_has_gradients_in_place_of_logits() -> None:
     assert sum(tensor.nbytes for tensor in loss.saved) + loss.grad_bytes == 2 * LOGITS * 9 / 8 + 2 * INPUT
 
 
+def test_kernels_of_chunks_have_the_tokens_of_their_products() -> None:
+    """torch.chunk cuts 8,192 tokens in 7 as six of 1,171 and one of 1,166. A log-softmax reads 4 bytes a logit."""
+    _, (projection, loss) = loss_nodes(workload({"name": "chunked", "chunks": 7}))
+    sizes = [1171] * 6 + [1166]
+    assert [product.m for product in products(list(projection.forward))] == sizes
+    softmaxes = [op.kernel for op in loss.forward if isinstance(op, Compute) and op.name == "loss.log_softmax"]
+    assert [kernel.read_bytes for kernel in softmaxes if isinstance(kernel, Memory)] == [
+        pytest.approx(4 * size * VOCAB) for size in sizes
+    ]
+
+
+def test_ranks_that_split_the_vocabulary_find_maximum_and_sum_one_after_the_other() -> None:
+    """All ranks' maximum is needed for the exponentials, so that no kernel can find both; without ranks one does."""
+    whole, split = workload("compiled", compiled=True), workload("compiled", compiled=True, parallelism={"tp": 2})
+    forward = {}
+    for work in (whole, split):
+        z = shapes(work, turn=Turn(first=True))
+        projection = linear(z, "head", "logits", z.vocab, z.hidden, split="none", saved="head.normed", cached=False)
+        options = replace(loss_options(work, z), online_softmax=True)
+        _, loss = LOSSES["compiled"].nodes(z, projection, options)
+        forward[z.tp] = [op.name for op in loss.forward]
+    assert forward[1] == ["loss.softmax"]
+    assert forward[2] == [
+        "loss.max",
+        "tp.all_reduce loss max",
+        "tp.all_reduce loss target",
+        "loss.sum_exp",
+        "tp.all_reduce loss sum",
+    ]
+
+
 def test_a_loss_that_needs_whole_logits_is_refused_where_they_are_split() -> None:
     for name in ("chunked", "fused_linear"):
         with pytest.raises(InputError, match="whole vocabulary") as caught:

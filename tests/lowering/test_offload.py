@@ -296,6 +296,18 @@ def test_a_host_that_is_too_small_does_not_fit() -> None:
     assert memory["host"]["peak_bytes"] > 10e9
 
 
+def test_the_fullest_host_is_one_with_a_figure() -> None:
+    """Two nodes of two ranks each: nobody knows how full the one without a figure of its memory is."""
+    workload = job(dp=4, gpus=2, offload={"optimizer": "cpu"})
+    known = workload["cluster"].pop("node")
+    unknown = {key: value for key, value in known.items() if key != "host_memory_bytes"}
+    workload["cluster"]["groups"] = [{"count": 1, "node": node} for node in (unknown, known)]
+    workload["cluster"]["fabric"] = {"kind": "rail_fat_tree"}
+    host = run(workload).to_dict()["memory"]["host"]
+    assert host["capacity_bytes"] == 1e12
+    assert host["fits"]
+
+
 @pytest.mark.parametrize(
     ("node", "section", "words"),
     [

@@ -110,6 +110,15 @@ def test_gradients_of_two_micro_batches_are_updated_once() -> None:
     assert [step.after[0] for step in updates] == ["reduce 0B1.1 added"]
 
 
+def test_parameters_are_gathered_without_waiting_for_states_that_are_written_to_drives() -> None:
+    """ZeRO-1: the gather behind an update needs the parameters on the GPU. Nobody reads the states before the next."""
+    offload = {"optimizer": "nvme"}
+    context = rank(dp=2, zero=1, offload=offload, overlap=AT_THE_END, **SHORT)
+    lanes = gather_parameters(update_on_host(read(ON_HOST), context), context)
+    assert step_called(lanes, "states out 0").after == ("update 0",)
+    assert step_called(lanes, "gather 0").after == ("params in 0",)
+
+
 def test_parameters_that_live_on_drives_go_there_by_way_of_the_host() -> None:
     """The GPU updates its half of bf16 parameters, copies it out, and the host writes it."""
     context = rank(dp=2, zero=3, offload={"parameters": "nvme"}, **SHORT)

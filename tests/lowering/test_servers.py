@@ -131,8 +131,9 @@ def test_staleness_of_equal_workers(n: int) -> None:
 
 
 def test_a_slow_worker_is_staler() -> None:
-    """Two workers; the slow one does a step while the other does two: 2 updates between its pull and its push, of the
-    fast one's every other step sees one: (2 + 1/2 + 1/2) / 3 = 1 on average, as each update is seen by the other."""
+    """The fast one of two workers does two steps while the slow one does one. Between a pull and a push of the slow one
+    lie the 2 updates of these. Between those of the fast one lies an update of the slow one in every other step. So the
+    three steps of a period are stale by 2, 1 and 0 updates, 1 on average."""
     result = run(job(nic_Bps=1e15, slow=0.5, dp=2, data_parallel="async", overlap={"grad_reduce": False}))
     assert result.to_dict()["staleness"] == pytest.approx(1.0, abs=0.1)
 

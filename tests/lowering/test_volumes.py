@@ -118,7 +118,7 @@ def test_interleaving_sends_v_times_as_much(v: int) -> None:
 
 def alpha_beta(result: StepResult, algorithm: str, n: int, op: str, size: float) -> float:
     """Seconds of a collective of ``n`` GPUs of a node on an idle network: latency (links and software) of its hops,
-    plus bytes over bandwidth, from the profile's constants alone. See `simulator.network.pattern.timed`."""
+    plus bytes over bandwidth, from the profile's constants alone. See `simulator.network.timing.timed`."""
     assert algorithm == "ring"
     link = result.cluster.spec.kinds[0].nvlink
     transport = next(iter(result.profiles.values())).transports["nvlink"]

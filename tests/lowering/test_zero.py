@@ -82,8 +82,8 @@ def test_bytes_of_one_micro_batch(n: int, grad_dtype: str, overlap: bool) -> Non
 
 @pytest.mark.parametrize(("m", "schedule"), grid([1, 2, 8], ["1f1b", "gpipe"], every=2))
 def test_accumulation_communicates_as_often_as_the_stage_says(m: int, schedule: str) -> None:
-    """R30: with m micro-batches ZeRO-1 reduces gradients once, ZeRO-2 m times; both gather parameters once. ZeRO-3 does
-    everything m times. R32: with one micro-batch ZeRO-2 moves what ZeRO-1 does, and without resharding after the
+    """With m micro-batches ZeRO-1 reduces gradients once, ZeRO-2 m times; both gather parameters once. ZeRO-3 does
+    everything m times. With one micro-batch ZeRO-2 moves what ZeRO-1 does, and without resharding after the
     forward pass ZeRO-3 saves its second gather."""
     n = 4
     once = {"dp": n, "schedule": schedule, **RING}
@@ -122,7 +122,7 @@ def test_reductions_go_on_beside_the_micro_batch_that_makes_them() -> None:
 @pytest.mark.parametrize("n", [1, 2, 8])
 @pytest.mark.parametrize("grad_dtype", ["bf16", "fp32"])
 def test_state_is_sharded_as_the_paper_says(n: int, grad_dtype: str) -> None:
-    """R37: 2 P parameters, g P gradients and 12 P of fp32 master weights and moments; N ranks divide the last by
+    """2 P parameters, g P gradients and 12 P of fp32 master weights and moments; N ranks divide the last by
     ZeRO-1, the last two by ZeRO-2, all by ZeRO-3 (arXiv 1910.02054, figure 1). At N = 1 it is (14 + g) P throughout."""
     g = DTYPE_BYTES[grad_dtype]
     for zero in range(4):
@@ -273,7 +273,7 @@ def test_refused(keys: dict[str, Any], key: str, said: str) -> None:
 
 
 def test_what_is_probably_not_meant() -> None:
-    """R33: without a replica nothing is saved, and the reason is given. R31: in a pipeline ZeRO-2 and 3 communicate for
+    """Without a replica nothing is saved, and the reason is given. In a pipeline ZeRO-2 and 3 communicate for
     every micro-batch. Keys of ZeRO-3 have no effect elsewhere."""
 
     def said(**keys: Any) -> str:
@@ -290,7 +290,7 @@ def test_what_is_probably_not_meant() -> None:
 
 
 def test_a_pipeline_pays_for_every_micro_batch() -> None:
-    """R31: 2 stages, m = 4: ZeRO-2 reduces 4 times what ZeRO-1 does, and gathers parameters as often."""
+    """2 stages, m = 4: ZeRO-2 reduces 4 times what ZeRO-1 does, and gathers parameters as often."""
     one, two = (play({"global_batch": 8}, dp=2, pp=2, zero=zero, **RING) for zero in (1, 2))
     for rank in (0, 2):
         scattered, gathered = (

@@ -14,7 +14,8 @@ from simulator.timeline import CATEGORIES, FIRST_COMMUNICATION, Template, Timeli
 
 _OWN_CLASS = ("recompute", "optimizer")
 WAITING, LAUNCH = "waiting", "host launch"
-#: A communication begins two of the engine's instants after the kernel before it (`simulator.engine.rank.INSTANT_s`).
+#: What is so close to a span was released by it: ten of the engine's instants
+#: (`simulator.engine.memory_bandwidth.INSTANT_s`), of which a communication begins two after the kernel before it.
 _AT_ONCE_s = 1e-11
 
 

@@ -203,7 +203,7 @@ def advice(memories: Sequence[RankMemory], workload: Workload, needed_bytes: Cal
         lines.append(f"{setting_words(change.setting)} would free {freed}: {verdict}{setting_caveats(change.setting)}")
     lines += [*_no_shards(workload), *_not_tried(workload)]
     if not alone:
-        lines.append(f"no other setting that was tried frees {LEAST_FREED:.0%} of that")
+        lines.append(f"no other setting that was tried frees {LEAST_FREED:.0%} of the GPU's memory")
     elif not any(map(trials.fits, alone)):
         lines.append(_combined(trials, workload, alone, needed))
     return lines

@@ -16,10 +16,11 @@ from simulator.units import DTYPE_BYTES
 
 
 def host_memory(workload: Workload, pipeline_rank: Sequence[int], played: Timeline) -> dict[str, Any] | None:
-    """Return the memory of the fullest node's host and drives; None for a job that keeps nothing there.
+    """Return the memory of the fullest host, and the most that drives hold; None for a job that keeps nothing there.
 
-    ``pipeline_rank``: pipeline rank of each rank. ``peak_bytes``: bytes on the host. ``nvme_bytes``: bytes on drives.
-    ``capacity_bytes``: memory of the host, None where the cluster file has no figure.
+    ``pipeline_rank``: pipeline rank of each rank. ``peak_bytes``: bytes on the host. ``capacity_bytes``: its memory,
+    None where the cluster file has no figure of any host. Hosts without one count as the fullest only then.
+    ``nvme_bytes``: most bytes on the drives of a node, of this host or of another.
 
     A host holds optimizer states, gradients, shards of parameters and activations of all ranks of the node, each at its
     peak. Paged states count as if all had left the GPU. A server holds its share of states and working copy, and the
@@ -45,7 +46,8 @@ def host_memory(workload: Workload, pipeline_rank: Sequence[int], played: Timeli
         for node in workload.server_nodes:
             cpu[node] += _server_bytes(workload) / layout.servers
     capacities = {node: cluster.node_at(node).host_memory_bytes for node in nodes}
-    fullest = max(nodes, key=lambda node: cpu[node] / (capacities[node] or 1.0))
+    with_figure = [node for node in nodes if capacities[node] is not None]
+    fullest = max(with_figure or nodes, key=lambda node: cpu[node] / (capacities[node] or 1.0))
     return {
         "capacity_bytes": capacities[fullest],
         "fits": all(capacity is None or cpu[node] <= capacity for node, capacity in capacities.items()),

@@ -1,8 +1,8 @@
 """Changes of a job that advice tries: on memory (`simulator.analysis.training.advice`) and on speed
 (`simulator.advising`), which each choose among these.
 
-Each function yields a change of one kind as a user would type it, or several; none where there is nothing to change.
-What is illegal for a job is found when it is tried.
+Each function yields a change of one kind as a user would type it, several, or none. Whoever tries one finds out whether
+it is legal for a job, and whether it changes the job at all: some set what the job has already.
 """
 
 from __future__ import annotations

@@ -40,10 +40,10 @@ class StepFlops:
 class ComparedJob:
     """Facts of a job that its key figures need beside its Timeline.
 
-    ``peak_flops_per_s``: dense peak of a GPU in ``training.precision``, mean over GPUs. ``fp8_peak_flops_per_s``: that
-    in 8 bits, of jobs with such products whose GPUs have one. ``pipelines``: simulated ranks of
-    each data-parallel replica (see `simulator.analysis.time.activity.weigh`). ``memories``: every simulated rank at its
-    peak. ``pipeline_rank``: pipeline rank of each rank.
+    ``peak_flops_per_s``: dense peak of a GPU in ``training.precision``, mean over GPUs. ``fp8_peak_flops_per_s``
+    and ``fp4_peak_flops_per_s``: those in 8 and in 4 bits, of jobs with such products whose GPUs have one.
+    ``pipelines``: simulated ranks of each data-parallel replica (see `simulator.analysis.time.activity.weigh`).
+    ``memories``: every simulated rank at its peak. ``pipeline_rank``: pipeline rank of each rank.
     """
 
     workload: Workload
@@ -125,6 +125,7 @@ def report(
         "steady_period": steady is not None,
         **({} if staleness is None else {"staleness": staleness}),
     }
+    fractions = _fractions(breakdown, step)
     result |= throughput(job, step) | efficiency(job, step)
     result |= {
         **_idle(job, cut),
@@ -134,12 +135,11 @@ def report(
         "links": busiest_links(timeline),
         "contention": contention(timeline),
         "memory": memory,
-        **_host(job, breakdown["host"] / step),
+        **_host(job, fractions["host_bound_fraction"]),
         "critical_path": critical_path(played, None if steady is None else steady.window),
     }
     if accuracy is not None:
-        exposed = {"exposed_communication_fraction": sum(breakdown["exposed"].values()) / step}
-        result |= accuracy(workload, result | exposed)
+        result |= accuracy(workload, result | fractions)
     result["simulation"] = {
         "events": timeline.events,
         "ops": played.n_rows,
@@ -148,6 +148,14 @@ def report(
         "ranks_total": timeline.n_ranks,
     }
     return result
+
+
+def _fractions(breakdown: Mapping[str, Any], step_s: float) -> dict[str, float]:
+    """Return the shares of a step that its communication holds computation up, and its hosts do."""
+    return {
+        "exposed_communication_fraction": sum(breakdown["exposed"].values()) / step_s,
+        "host_bound_fraction": breakdown["host"] / step_s,
+    }
 
 
 def _idle(job: ComparedJob, cut: Activity) -> dict[str, float | None]:
@@ -210,8 +218,7 @@ def key_figures(job: ComparedJob, timeline: Timeline, *, steady: SteadyState | N
         "mfu": shares["mfu"],
         "hfu": shares["hfu"],
         **{name: idle[name] for name in ("bubble_fraction", "idle_in_passes_fraction") if idle[name] is not None},
-        "exposed_communication_fraction": sum(breakdown["exposed"].values()) / step,
-        "host_bound_fraction": breakdown["host"] / step,
+        **_fractions(breakdown, step),
         "fits": memory["fits"],
         "peak_bytes": memory["peak_bytes"],
         "capacity_bytes": memory["capacity_bytes"],

@@ -22,6 +22,8 @@ UNSTEADY = (
 )
 #: Mean periods of asynchronous workers are settled once they differ by less than this share.
 SETTLED = 0.01
+#: Steps of a later half that can tell whether its mean has settled.
+LEAST_LATER = 3
 
 
 @dataclass(frozen=True)
@@ -64,10 +66,8 @@ def steady(timeline: Timeline, steps: int, microbatches: int) -> SteadyState:
 
 def steps_begun(timeline: Timeline, steps: int, until_s: float) -> dict[int, int]:
     """Return how many of ``steps`` equal steps each simulated rank has begun by ``until_s``."""
-    reached = _reached(timeline)
-    return {
-        rank: int((times[:: len(times) // steps] <= until_s * (1 + TOLERANCE)).sum()) for rank, times in reached.items()
-    }
+    begins = _begins(timeline, steps)
+    return {rank: int((times <= until_s * (1 + TOLERANCE)).sum()) for rank, times in begins.items()}
 
 
 def steady_until(timeline: Timeline, steps: int, microbatches: int, begun: Mapping[int, int]) -> SteadyState | None:
@@ -77,20 +77,18 @@ def steady_until(timeline: Timeline, steps: int, microbatches: int, begun: Mappi
     the last two, if these are equally long. Otherwise it is the mean of the later half of all. It is cut out right
     before the last of their beginnings. A mean is stable once it has settled to `SETTLED`.
     """
-    reached = _reached(timeline)
-    begins = np.array([times[:: len(times) // steps] for times in reached.values()])[:, : min(begun.values())]
+    begins_of_rank = _begins(timeline, steps)
+    begins = np.array(list(begins_of_rank.values()))[:, : min(begun.values())]
     if begins.shape[1] < 3:
         return None
     lengths = np.diff(begins, axis=1)
-    mean_s = np.average(lengths, axis=0, weights=[timeline.ranks_like[rank] for rank in reached])
+    mean_s = np.average(lengths, axis=0, weights=[timeline.ranks_like[rank] for rank in begins_of_rank])
     period = float(mean_s[-1])
     stable = bool(np.abs(lengths[:, -2:] - period).max() <= TOLERANCE * period)
     if not stable:
-        later = mean_s[len(mean_s) // 2 :]
-        period = float(later.mean())
-        stable = len(later) > 2 and abs(later[len(later) // 2 :].mean() - period) <= SETTLED * period
+        period, stable = _mean_of_later(mean_s)
     ends = begins[:, -1]
-    windows = {rank: np.array([end - period, end]) for rank, end in zip(reached, ends, strict=True)}
+    windows = {rank: np.array([end - period, end]) for rank, end in zip(begins_of_rank, ends, strict=True)}
     return _cut(timeline, windows, period, steps, microbatches, stable)
 
 
@@ -104,8 +102,7 @@ def steady_alone(
     their periods. Workers that meet at servers now and then do not repeat themselves exactly. Their period is the mean
     of the later half of their steps, and stable once it has settled to `SETTLED`.
     """
-    reached = _reached(timeline)
-    begins = {rank: times[:: len(times) // steps] for rank, times in reached.items()}
+    begins = _begins(timeline, steps)
     horizon = min(float(times[-1]) for times in begins.values())
     windows: dict[int, Floats] = {}
     periods: dict[int, float] = {}
@@ -119,10 +116,8 @@ def steady_alone(
         steps_s = np.diff(whole)
         periods[rank] = float(steps_s[-1])
         if abs(steps_s[-1] - steps_s[-2]) > TOLERANCE * steps_s[-1]:
-            later = steps_s[len(steps_s) // 2 :]
-            periods[rank] = float(later.mean())
-            settled = abs(later[len(later) // 2 :].mean() - periods[rank]) <= SETTLED * periods[rank]
-            stable = stable and settled and len(later) > 3
+            periods[rank], settled = _mean_of_later(steps_s)
+            stable = stable and settled
         windows[rank] = np.array([whole[-1] - periods[rank], whole[-1]])
     like = timeline.ranks_like
     period = sum(like.values()) / sum(like[rank] / seconds for rank, seconds in periods.items())
@@ -150,6 +145,18 @@ def until_steady(
         if state.stable or steps >= MAX_STEPS:
             return program, state
         steps *= 2
+
+
+def _mean_of_later(lengths_s: Floats) -> tuple[float, bool]:
+    """Return the mean of the later half of ``lengths_s``, and whether it has settled to that of its own later half."""
+    later = lengths_s[len(lengths_s) // 2 :]
+    mean_s = float(later.mean())
+    return mean_s, len(later) >= LEAST_LATER and bool(abs(later[len(later) // 2 :].mean() - mean_s) <= SETTLED * mean_s)
+
+
+def _begins(timeline: Timeline, steps: int) -> dict[int, Floats]:
+    """Return when each rank's compute lane reached the beginning of each of ``steps`` equal steps."""
+    return {rank: times[:: len(times) // steps] for rank, times in _reached(timeline).items()}
 
 
 def _reached(timeline: Timeline) -> dict[int, Floats]:

@@ -18,7 +18,7 @@ from simulator.lowering.rank_context import RankContext
 from simulator.lowering.sharded_units import COPIES, Units, is_pass, sharded_units
 from simulator.lowering.sharding import keeps_bytes_by_part, whole_gradient_bytes
 from simulator.models import Op, Part, by_part, pass_bytes, weights_of
-from simulator.program import COMPUTE_LANE, Block, Step, StepPhase
+from simulator.program import COMPUTE_LANE, MAKE_GRADIENTS, Block, Step, StepPhase
 from simulator.units import DTYPE_BYTES
 
 
@@ -84,7 +84,7 @@ class _Cutter:
         projection too has its gradient with the projection, which comes first.
         """
         workload, units = self._context.workload, self._units
-        if step.phase not in (StepPhase.BACKWARD, StepPhase.WEIGHT_GRADIENT):
+        if step.phase not in MAKE_GRADIENTS:
             return [NewGradients(0.0, 0.0) for _ in order]
         variants, root = self._context.stages.variants, units.roots[step.stage]
         variant = variants.variant_of_step(step)

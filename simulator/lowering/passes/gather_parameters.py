@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from simulator.lowering.buckets import buckets, pieces
 from simulator.lowering.lanes import Lanes, with_steps
-from simulator.lowering.passes.update_on_host import weights_on_gpu
+from simulator.lowering.passes.update_on_host import weights_in_place
 from simulator.lowering.rank_context import RankContext
 from simulator.lowering.sharding import gather
 from simulator.operations.weights import trained
@@ -24,7 +24,7 @@ def gather_parameters(lanes: Lanes, context: RankContext) -> Lanes:
         return lanes
     if parallelism.overlap.param_gather and parallelism.pipeline_schedule.drains:
         return _beside_first_passes(lanes, context)
-    updated = weights_on_gpu(lanes)
+    updated = weights_in_place(lanes)
     gathers = [
         replace(step, after=updated)
         for stage in context.stage_numbers

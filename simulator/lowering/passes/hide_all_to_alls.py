@@ -21,12 +21,14 @@ from dataclasses import dataclass, field, replace
 from itertools import groupby
 from typing import NamedTuple, TypeGuard
 
+from simulator.lowering.block_cuts import BlockCuts
 from simulator.lowering.lanes import Lanes, with_steps
 from simulator.lowering.rank_context import RankContext
 from simulator.lowering.stage_variants import Variant
 from simulator.models import by_part, pass_bytes
 from simulator.program import (
     COMPUTE_LANE,
+    PASSES,
     AllToAll,
     Axis,
     Block,
@@ -38,8 +40,6 @@ from simulator.program import (
     step_maker,
 )
 from simulator.schedules import Slot
-
-_PASSES = (StepPhase.FORWARD, StepPhase.BACKWARD, StepPhase.INPUT_GRADIENT, StepPhase.WEIGHT_GRADIENT)
 
 
 def pairs_in(slots: Sequence[Slot]) -> frozenset[tuple[str, str]]:
@@ -66,7 +66,7 @@ def hide_all_to_alls(lanes: Lanes, context: RankContext) -> Lanes:
     travels: list[Step] = []
     while runs:
         run = runs.pop(0)
-        if run[-1].phase not in _PASSES or not isinstance(run[-1].op, Block):
+        if run[-1].phase not in PASSES or not isinstance(run[-1].op, Block):
             compute += run
             continue
         other = runs.pop(0) if runs and (run[-1].label, runs[0][-1].label) in context.pairs else []
@@ -141,7 +141,7 @@ def _repeated(one: _PatternStep, pieces: Sequence[Step]) -> Step:
 
 def _pass_of(step: Step) -> object:
     """Return what the pieces of one pass have in common; any other step is alone."""
-    is_pass = step.phase in _PASSES and isinstance(step.op, Block)
+    is_pass = step.phase in PASSES and isinstance(step.op, Block)
     return (step.stage, step.phase, step.microbatch) if is_pass else step.label
 
 
@@ -183,7 +183,7 @@ class _LayerCutter:
 
     def __init__(self, context: RankContext) -> None:
         self._stages = context.stages
-        self._blocks: dict[tuple[int, int, int], Block] = {}
+        self._cuts = BlockCuts()
 
     def variant(self, step: Step) -> Variant:
         """Return the variant of the pass that ``step`` is, or is a piece of."""
@@ -233,15 +233,8 @@ class _LayerCutter:
         after = () if low else piece.after
         if _takes_tokens(first):
             return Step(label, first, after, microbatch=piece.microbatch, stage=piece.stage)
-        block = self._block(piece.op, low, high)
+        block = self._cuts.part(piece.op, low, high)
         return reordered(piece, after, label=label, op=block, part=part, alloc_bytes=0.0, free_bytes=0.0)
-
-    def _block(self, block: Block, low: int, high: int) -> Block:
-        """Return ops ``low`` to ``high`` of a block as a block, the same one for all micro-batches."""
-        key = (id(block), low, high)
-        if key not in self._blocks:
-            self._blocks[key] = Block(f"{block.name}[{low}:{high}]", block.ops[low:high])
-        return self._blocks[key]
 
 
 class _Waits:

@@ -9,12 +9,16 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from simulator.lowering.block_cuts import BlockCuts
+from simulator.lowering.host_copies import host_copy
 from simulator.lowering.lanes import Lanes, with_steps
 from simulator.lowering.rank_context import RankContext
 from simulator.lowering.stages import Stages
 from simulator.models import pass_bytes
-from simulator.program import COMPUTE_LANE, Axis, Block, HostKind, HostOperation, Purpose, Step, StepPhase
+from simulator.program import COMPUTE_LANE, Block, HostKind, Step, StepPhase
+from simulator.schedules import Action
 
+#: Phases of passes that have, or make, what layers save.
 _PHASES = (StepPhase.FORWARD, StepPhase.BACKWARD, StepPhase.INPUT_GRADIENT)
 
 
@@ -45,12 +49,12 @@ class _Copier:
         self._place, self._stages = place, stages
         self._saves: list[str] = []
         self._saved: dict[tuple[int, int, int], str] = {}  # (stage, micro-batch, part) -> the step that saved it
-        self._cuts: dict[tuple[int, int, int], Block] = {}
+        self._cuts = BlockCuts()
 
     @staticmethod
     def label_of(step: Step) -> str:
         """Return the label of the last piece of a pass."""
-        return f"{step.stage}{step.phase}{step.microbatch}"
+        return str(Action(step.stage, step.phase, step.microbatch))
 
     def run(self, pieces: list[Step]) -> None:
         """Add the ``pieces`` of one pass, cut further where its layers begin and end, and their copies."""
@@ -87,18 +91,11 @@ class _Copier:
                 length -= len(piece.op.ops)
                 continue
             label = f"{piece.label}/{len(piece.op.ops)}"
-            head, tail = self._cut(piece.op, 0, length), self._cut(piece.op, length, len(piece.op.ops))
+            head, tail = self._cuts.part(piece.op, 0, length), self._cuts.part(piece.op, length, len(piece.op.ops))
             steps.append(replace(piece, label=label, op=head, free_bytes=0.0))
             left.insert(0, replace(piece, op=tail, after=(), alloc_bytes=0.0))
             length = 0
         return steps
-
-    def _cut(self, block: Block, low: int, high: int) -> Block:
-        """Return ops ``low`` to ``high`` of a block as a block, the same one for all micro-batches."""
-        key = (id(block), low, high)
-        if key not in self._cuts:
-            self._cuts[key] = Block(f"{block.name}[{low}:{high}]", block.ops[low:high])
-        return self._cuts[key]
 
     def _out(self, run: list[Step], part: int, nbytes: float) -> list[Step]:
         """Return the forward pass of a layer, and add the copies that take its tensors out after it."""
@@ -132,6 +129,5 @@ class _Copier:
 
     @staticmethod
     def _copy(label: str, op: HostKind, nbytes: float, after: tuple[str, ...], like: Step) -> Step:
-        name = f"offload.activations {op.replace('_', ' ')}"
-        comm = HostOperation(name, op, nbytes, Axis.RANK, Purpose.OFFLOAD, stream="activations")
+        comm = host_copy(f"activations {op.replace('_', ' ')}", op, nbytes, "activations")
         return Step(label, comm, after, microbatch=like.microbatch, stage=like.stage)

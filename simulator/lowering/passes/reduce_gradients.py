@@ -16,10 +16,8 @@ from simulator.lowering.sharded_units import UnitPass, UnitPiece, Units, sharded
 from simulator.lowering.sharding import leaving, whole_gradient_bytes
 from simulator.lowering.stage_variants import Variant
 from simulator.lowering.stages import Stages
-from simulator.program import COMPUTE_LANE, Block, Step, StepPhase, reordered
+from simulator.program import COMPUTE_LANE, MAKE_GRADIENTS, Block, Step, reordered
 from simulator.units import DTYPE_BYTES
-
-_MAKES_GRADIENTS = (StepPhase.BACKWARD, StepPhase.WEIGHT_GRADIENT)
 
 
 def reduce_gradients(lanes: Lanes, context: RankContext) -> Lanes:
@@ -90,11 +88,11 @@ def _in_buckets(lanes: Lanes, context: RankContext) -> Lanes:
     workload, stages = context.workload, context.stages
     reductions = Reductions(workload)
     each = workload.parallelism.zero == 2
-    last = {step.stage: step.label for step in lanes[COMPUTE_LANE] if step.phase in _MAKES_GRADIENTS}
+    last = {step.stage: step.label for step in lanes[COMPUTE_LANE] if step.phase in MAKE_GRADIENTS}
     buckets_of: dict[Variant, list[tuple[Bucket, float]]] = {}  # with the bytes of its gradients
     compute: list[Step] = []
     for step in lanes[COMPUTE_LANE]:
-        makes = step.phase in _MAKES_GRADIENTS and (each or last[step.stage] == step.label)
+        makes = step.phase in MAKE_GRADIENTS and (each or last[step.stage] == step.label)
         if not makes or not isinstance(step.op, Block):
             compute.append(_waiting(step, reductions.waits() if each else ()))
             continue

@@ -19,8 +19,10 @@ from simulator.units import DTYPE_BYTES
 #: Parts of the optimizer's states that are read ahead of the update from drives (DeepSpeed's ``buffer_count`` of
 #: offload_optimizer).
 NVME_BUFFERS = 4
-#: First words of the labels of steps that end a share's update on the host.
-_ENDS = ("states out ", "params in ")
+#: First words of the labels of steps that put updated parameters where they live, if other than where they are updated.
+_PUT = ("params in ", "params out", "params to drive")
+#: First word of the labels of the CPU's updates.
+_UPDATE = "update "
 
 
 def update_on_host(lanes: Lanes, context: RankContext) -> Lanes:
@@ -52,16 +54,18 @@ def move_parameters_out(lanes: Lanes, context: RankContext) -> Lanes:
     return with_steps(lanes, lanes[COMPUTE_LANE], steps)
 
 
-def weights_on_gpu(lanes: Lanes) -> tuple[str, ...]:
-    """Return the labels of steps after which the GPU has its shard of the updated weights."""
-    ends = tuple(step.label for step in off_compute(lanes) if step.label.startswith(_ENDS))
-    return ends or weights_updated(lanes)
+def weights_in_place(lanes: Lanes) -> tuple[str, ...]:
+    """Return the labels of steps after which each updated parameter is where it lives: GPU, host or drives."""
+    beside = [step.label for step in off_compute(lanes)]
+    put = tuple(label for label in beside if label.startswith(_PUT))
+    updated = tuple(label for label in beside if label.startswith(_UPDATE))
+    return put or updated or weights_updated(lanes)
 
 
 def _updated(workload: Workload, number: int, share: HostGradients, begin: tuple[str, ...]) -> Iterator[Step]:
     """Yield the steps of one share of the parameters."""
     offload = workload.parallelism.offload
-    update, states = f"update {number}", share.params * host_state_bytes(workload)
+    update, states = f"{_UPDATE}{number}", share.params * host_state_bytes(workload)
     needs = (share.ready, *begin)
     if offload.optimizer == "nvme":
         full = (f"states out {number - NVME_BUFFERS}",) if number >= NVME_BUFFERS else ()

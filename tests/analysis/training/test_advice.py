@@ -205,6 +205,14 @@ def test_zero_without_replicas_saves_nothing_and_the_verdict_says_why() -> None:
     assert any("zero: 1 saves nothing: dp x cp is 1" in line for line in lines)
 
 
+def test_where_nothing_helps_a_line_says_how_little_counts_as_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A change that frees less than 1 % of the GPU's memory is no help; without candidates none frees that much."""
+    monkeypatch.setattr("simulator.analysis.training.advice.CANDIDATES", ())
+    workload = job(JOBS["pipeline"])
+    lines = advice(on(run(workload).memories, 0.9 * peak(workload)), workload, peak)
+    assert lines[1:] == ["no other setting that was tried frees 1% of the GPU's memory"]
+
+
 def test_what_is_together_has_no_shards_that_nobody_shares() -> None:
     """ZeRO is tried before more tensor and pipeline parallelism, which leave one replica of two."""
     workload = job(JOBS["pipeline"] | {"model.heads": 2})

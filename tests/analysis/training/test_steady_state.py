@@ -299,7 +299,7 @@ def test_a_step_that_never_repeats_is_said() -> None:
 def test_a_step_may_end_with_a_collective(name: str) -> None:
     """With gradients and optimizer on the host the last thing that the compute lane comes to may be the reduction of
     norms' gradients over tp. Steps are still cut where they begin: together they last as many periods, and what the
-    first one fills and the last one drains."""
+    first one fills and the last one drains. That may be nothing, as a step reads parameters once all are updated."""
     section = {"pp": 4, "dp": 2, "tp": 2, "schedule": name, "zero": 3, "offload": {"optimizer": "cpu"}}
     result = run(job(training__global_batch=32) | {"parallelism": section})
     last = result.program.roles[0].lanes["compute"][-1].op
@@ -307,4 +307,4 @@ def test_a_step_may_end_with_a_collective(name: str) -> None:
     assert result.steady is not None
     assert result.steady.stable
     steps = (int(result.played.microbatch.max()) + 1) // 16
-    assert 0.9 * result.played.length_s < steps * result.spans.step_time_s <= result.played.length_s
+    assert 0.9 < steps * result.spans.step_time_s / result.played.length_s <= 1 + 1e-9
