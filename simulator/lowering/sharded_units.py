@@ -128,9 +128,7 @@ class Units:
         copies = {step.label.removesuffix(COPIES): step for step in steps if step.label.endswith(COPIES)}
         works = [step for step in steps if not step.label.endswith(COPIES)]
         rows = zip(self.context.stages.by_part(steps[0]), works, strict=True)
-        return UnitPass(
-            tuple(UnitPiece(piece.parts, piece.main, copies.get(work.label), work) for piece, work in rows)
-        )
+        return UnitPass(tuple(UnitPiece(piece.parts, piece.main, copies.get(work.label), work) for piece, work in rows))
 
     def _holder_of_the_table(self, stage: int) -> int:
         """Return the stage whose root unit has the weights of ``stage`` beside layers: itself, but for one case.

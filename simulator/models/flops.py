@@ -183,6 +183,8 @@ def model_flops_per_step_causal(workload: Workload) -> float:
 def hardware_flops_per_step(workload: Workload) -> float:
     """Return the FLOPs of the kernels of all GPUs in a step, recomputation and replicated work included.
 
+    Causal flash kernels skip half of attention, so that these can be fewer than `model_flops_per_step`.
+
     For GELU, ffn 4h, unfused attention and full recomputation equation 3 of arXiv 2104.04473 gives them:
 
         96 B s l h^2 (1 + s / 6h + V / 16 l h)

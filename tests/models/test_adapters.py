@@ -322,15 +322,3 @@ def test_each_rank_has_its_part_of_adapters(tp: int, sequence_parallel: bool) ->
         one.name: (one.shape, one.whole, one.sharded_over, one.partial_rows) for one in trained(layer(work).weights)
     }
     assert found == expected
-
-
-# ---- FLOPs
-
-
-def test_model_flops_leave_out_gradients_of_frozen_weights() -> None:
-    """6 per weight and token of all that is trained, 4 of the frozen products, and attention as always."""
-    full, lora = load(), load(adapters=adapted(*ALL))
-    thin = LAYERS * sum(4 * sum(size) for size in SIZES.values())
-    tokens = 8 * SEQ
-    difference = models.model_flops_per_step(full) - models.model_flops_per_step(lora)
-    assert difference == pytest.approx(tokens * (2 * (MATRICES + VOCAB * HIDDEN) - 6 * thin), rel=1e-12)
