@@ -79,8 +79,8 @@ def _met_by_a_token(workload: Workload, weights: Iterable[Weight]) -> int:
 class _Walk:
     """Multiplications of a token with weights, added up from the first part of the model to the loss.
 
-    A product takes as many again for the gradient of its input, where something that is trained comes before, and for
-    that of its weight, where this is trained. ``reached``: a trained weight has come before.
+    A product takes as many again for the gradient of its weight, where this is trained. So it does for the gradient of
+    its input, where something that is trained comes before. ``reached``: a trained weight has come before.
     """
 
     workload: Workload

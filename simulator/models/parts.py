@@ -23,8 +23,8 @@ class Part:
     ``input_grad`` B and ``weight_grad`` W. ``backward`` is the unsplit backward pass, B and W as autograd interleaves
     them. ``weights`` are those that the operations read.
 
-    The first ``leading_weights`` of these have nothing that is trained before them in the part, so that products with
-    them pass no gradient on unless something before the part is trained.
+    The first ``leading_weights`` of these have nothing that is trained before them in the part. Products with them pass
+    no gradient on, unless something before the part is trained.
 
     ``saved`` is kept from forward to backward; ``forward_bytes`` are alive only while the forward pass runs.
     ``recomputed`` exists again while the backward pass runs; ``grad_bytes`` are the largest set of gradients alive

@@ -87,8 +87,7 @@ LAYOUTS: list[dict[str, Any]] = [
 def tuned_job(number: int) -> Workload:
     """Return a random legal one of all frameworks x tunings x layouts x recomputation."""
     draw = random.Random(number)
-    choices = [FRAMEWORKS, TUNINGS, LAYOUTS, ("none", "selective", "full", "ops")]
-    every = list(itertools.product(*choices))
+    every = list(itertools.product(FRAMEWORKS, TUNINGS, LAYOUTS, ("none", "selective", "full", "ops")))
     while True:
         framework, tuning, layout, recompute = draw.choice(every)
         try:
