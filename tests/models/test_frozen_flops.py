@@ -9,7 +9,7 @@ import pytest
 
 from simulator import models
 from simulator.config import Workload
-from tests.models.test_adapters import ALL, HEAD_DIM, HEADS, HIDDEN, LAYERS, MATRICES, SEQ, SIZES, VOCAB, adapted, load
+from tests.support.small_llama import ALL, HEAD_DIM, HEADS, HIDDEN, LAYERS, MATRICES, SEQ, SIZES, VOCAB, adapted, load
 
 #: Of a step of 8 sequences.
 TOKENS = 8 * SEQ
