@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from simulator.config import Workload
 from simulator.models.captured import captured_flops
@@ -110,23 +111,34 @@ class _Walk:
         self.multiplied += multiplied * (1 + passes_on + part.weights[place].trainable)
 
 
-def _flops_per_step(workload: Workload, *, causal: bool) -> float:
+class ModelFlops(NamedTuple):
+    """FLOPs of a step's matrix products and attention: with the ``whole`` square of attention, and with ``causal``."""
+
+    whole: float
+    causal: float
+
+
+#: Whether only what a causal mask leaves of attention counts, in the order of `ModelFlops`.
+_CAUSAL = (False, True)
+
+
+def model_flops(workload: Workload) -> ModelFlops:
     """Return the FLOPs of a global batch forward and backward, which takes twice as many where all is trained.
 
     Forward they are two per weight that a token is multiplied by (`_Walk` has those of gradients). To these come those
     of mixers (`_mixer_flops`), of which two thirds are gradients of what enters them. The vocabulary is met once more
     in every module of multi-token prediction, beside a layer and a projection.
     """
-    model, training = workload.model, workload.training
+    model, seq, batch = workload.model, workload.training.seq, workload.training.global_batch
     if captured := model.captured_model:
-        return training.global_batch / training.micro_batch * captured_flops(captured, model.layers, causal=causal)
+        samples = batch / workload.training.micro_batch
+        return ModelFlops(*[samples * captured_flops(captured, model.layers, causal=causal) for causal in _CAUSAL])
     walk, end = _Walk(workload), head(workload)
-    mixers = 0.0
+    passes_of_mixers: list[tuple[int, int]] = []
 
     def add_layer(number: int, count: int) -> None:
-        nonlocal mixers
         part = layer(workload, number=number)
-        mixers += count * _mixer_flops(workload, number, causal=causal) * (3 if walk.reaches_mixer(part) else 1)
+        passes_of_mixers.append((number, count * (3 if walk.reaches_mixer(part) else 1)))
         walk.part(part, count)
 
     walk.part(embedding(workload))
@@ -138,7 +150,12 @@ def _flops_per_step(workload: Workload, *, causal: bool) -> float:
         add_layer(model.layers + module, 1)
         walk.vocabulary(end)
     images = 3 * encoder_flops(workload, model.encoder) if model.encoder else 0.0
-    return training.global_batch * (2.0 * training.seq * walk.multiplied + mixers + images)
+
+    def flops(causal: bool) -> float:
+        mixers = sum(passes * _mixer_flops(workload, number, causal=causal) for number, passes in passes_of_mixers)
+        return batch * (2.0 * seq * walk.multiplied + mixers + images)
+
+    return ModelFlops(*map(flops, _CAUSAL))
 
 
 def _layers_of_kinds(workload: Workload) -> list[tuple[int, int]]:
@@ -172,12 +189,12 @@ def model_flops_per_step(workload: Workload) -> float:
 
     Attention has its window where it has one. Recomputation does not count.
     """
-    return _flops_per_step(workload, causal=False)
+    return model_flops(workload).whole
 
 
 def model_flops_per_step_causal(workload: Workload) -> float:
     """Return `model_flops_per_step` with the attention that a causal mask leaves: half of it without a window."""
-    return _flops_per_step(workload, causal=True)
+    return model_flops(workload).causal
 
 
 def hardware_flops_per_step(workload: Workload) -> float:
