@@ -232,17 +232,19 @@ def heads_of(parts: Sequence[CapturedPart]) -> tuple[int, int]:
 def part_flops(part: CapturedPart, *, causal: bool) -> float:
     """Return the FLOPs of products and attention of a part, forward and backward.
 
-    Attention counts three times its forward pass, and in full where it is not ``causal``, as in other models.
+    Attention that has a backward pass counts three times its forward pass. It counts in full where it is not
+    ``causal``, as in other models.
     """
     total = 0.0
     for node in part.nodes:
+        passes = 3 if node.input_grad else 1
         for one in (*node.forward, *node.input_grad, *node.weight_grad):
             kernel = kernel_from_text(one.kernel)
             if not isinstance(kernel, Attention):
                 total += kernel.flops
             elif not kernel.backward:
                 whole = kernel if causal else replace(kernel, causal=False)
-                total += 3 * whole.flops
+                total += passes * whole.flops
     return total
 
 

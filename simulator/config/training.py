@@ -15,6 +15,7 @@ from simulator.config.section import AsTuple, Integral, Section, ShortSection
 from simulator.config.sizes import Size
 from simulator.config.updaters import Dtype, Optimizer
 from simulator.frameworks.framework import UnfusedPart
+from simulator.input_files import closest
 from simulator.losses import LOSSES
 from simulator.precisions import FP4_RECIPES, FP8_RECIPES, PRODUCT_RECIPES, ProductRecipe
 
@@ -102,10 +103,16 @@ EVERYTHING = ("embedding", "head", "norms", "layers")
 
 
 def _freezable(value: str) -> str:
-    numbers = re.fullmatch(r"layers (\d+)-(\d+)", value)
-    if value not in FREEZABLE and not (numbers and int(numbers[1]) <= int(numbers[2])):
-        raise PydanticCustomError("freezable", f"is none of {', '.join(FREEZABLE)}, nor such as 'layers 0-15'")
-    return value
+    layers = re.fullmatch(r"layers (\d+)-(\d+)", value)
+    if value in FREEZABLE or (layers and int(layers[1]) <= int(layers[2])):
+        return value
+    if layers:
+        message = "the first layer comes after the last"
+        raise PydanticCustomError("freezable", message, {"fix": f"layers {layers[2]}-{layers[1]}"})
+    one = re.fullmatch(r"layers? (\d+)", value)
+    message = f"is none of {', '.join(FREEZABLE)}, nor such as 'layers 0-15'"
+    near = f"layers {one[1]}-{one[1]}" if one else closest(value, FREEZABLE)
+    raise PydanticCustomError("freezable", message, {"fix": near})
 
 
 class LossChoice(ShortSection):

@@ -165,7 +165,7 @@ def _explained(model: type[BaseModel], detail: ErrorDetails, place: PlaceOfKey |
         return InputError("is out of range", key=key, found=brief(value), allowed=", ".join(_bounds(field)), fix=fix)
     if kind in _WANTED:
         return _wrong_type(kind, key, written_key, name, field, value, data)
-    return InputError(detail["msg"], key=key, found=brief(value), allowed=_allowed(field))
+    return InputError(detail["msg"], key=key, found=brief(value), allowed=_allowed(field), fix=context.get("fix"))
 
 
 def _no_member(detail: ErrorDetails, key: str, written_key: str, field: FieldInfo | None) -> InputError:
@@ -186,7 +186,7 @@ def _unknown_word(key: str, written_key: str, value: object, context: dict[str, 
     """Return the error of a value that is none of the words of ``context``. Text is not told to be a list."""
     words = [text or number for text, number in re.findall(r"'([^']*)'|(\d+)", context["expected"])]
     meant = synonyms.value_here(value)
-    near = meant if meant in words else closest(value, words)
+    near = meant if meant in words else _off_or_on(value, words) or closest(value, words)
     sweep = swept(written_key, value, "|".join(map(re.escape, words)))
     fix = sweep or (f"{key.rpartition('.')[2]}: {near}" if near else None)
     other_types = [kind for kind in context.get("members", ()) if kind != "literal_error"]
@@ -196,6 +196,17 @@ def _unknown_word(key: str, written_key: str, value: object, context: dict[str, 
     elif other_types and not isinstance(value, str):
         allowed = f"{allowed}, or {_any_of(_WANTED[kind] for kind in other_types)}"
     return InputError("is none of the known values", key=key, found=brief(value), allowed=allowed, fix=fix)
+
+
+def _off_or_on(value: object, words: list[str]) -> str | None:
+    """Return the words that false or true may mean, of some ``words`` with ``none`` among them.
+
+    >>> _off_or_on(False, ["none", "cpu", "nvme"]), _off_or_on(True, ["none", "cpu", "nvme"])
+    ('none', 'cpu or nvme')
+    """
+    if not isinstance(value, bool) or "none" not in words:
+        return None
+    return " or ".join(word for word in words if word != "none") if value else "none"
 
 
 def _no_list(key: str, field: FieldInfo | None, value: object) -> InputError:

@@ -35,11 +35,12 @@ def copies_before(workload: Workload, part: Part, kind: str) -> list[Op]:
     """Return the copies before the pass ``kind`` of a part.
 
     Parameters that are not dropped after the forward pass have none before the backward pass. These are the root's, or
-    without ``reshard_after_forward`` all.
+    without ``reshard_after_forward`` all. A part that runs nothing in the pass, as frozen first layers backward, has
+    none either.
     """
     whole, share = _gathered_bytes(workload, part)
     gathers = kind == "F" or (kind in ("B", "I") and part.is_unit and workload.parallelism.reshard_after_forward)
-    if not (workload.replication.fully_sharded and gathers and whole):
+    if not (workload.replication.fully_sharded and gathers and whole and part.ops(kind)):
         return []
     phase = "F" if kind == "F" else "B"
     copies = [

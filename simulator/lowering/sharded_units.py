@@ -14,7 +14,7 @@ from typing import NamedTuple
 from simulator.lowering.rank_context import RankContext
 from simulator.lowering.sharding import gathers_by_unit
 from simulator.lowering.stages import NOTHING
-from simulator.models import by_part, weights_of
+from simulator.models import weights_of
 from simulator.operations.weights import Weight
 from simulator.program import MAKE_GRADIENTS, PASSES, Block, Step, StepPhase, reordered
 
@@ -26,13 +26,13 @@ COPIES = " copies"
 
 
 class UnitPiece(NamedTuple):
-    """One piece of a pass: ``parts`` of its stage by index, the ``first`` of which has the kernels.
+    """One piece of a pass: ``parts`` of its stage by index, of which ``main`` has the kernels.
 
     ``copies`` is the step before ``work``, where plain PyTorch copies weights between buffers.
     """
 
     parts: tuple[int, ...]
-    first: int
+    main: int
     copies: Step | None
     work: Step
 
@@ -122,13 +122,10 @@ class Units:
 
     def _pass(self, steps: Sequence[Step]) -> UnitPass:
         """Return the pass that ``steps`` in a row of the compute lane are the pieces of."""
-        stages, step = self.context.stages, steps[0]
-        parts = stages.variants.parts_in(stages.variants.variant_of_step(step))
-        indices = [index for index, block in stages.by_part(step) if block.ops]
         copies = {step.label.removesuffix(COPIES): step for step in steps if step.label.endswith(COPIES)}
         works = [step for step in steps if not step.label.endswith(COPIES)]
-        rows = zip(by_part(parts, step.phase), indices, works, strict=True)
-        return UnitPass(tuple(UnitPiece(group, first, copies.get(work.label), work) for group, first, work in rows))
+        rows = zip(self.context.stages.by_part(steps[0]), works, strict=True)
+        return UnitPass(tuple(UnitPiece(piece.parts, piece.main, copies.get(work.label), work) for piece, work in rows))
 
     def _holder_of_the_table(self, stage: int) -> int:
         """Return the stage whose root unit has the weights of ``stage`` beside layers: itself, but for one case.

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import NamedTuple
 
 from simulator.config import Workload
 from simulator.lowering.buckets import Mark, gradients_complete, weights_used
 from simulator.lowering.fsdp_copies import copies_after, with_copies
 from simulator.lowering.rank_update import UpdateStep
 from simulator.lowering.stage_variants import StageVariants, Variant
-from simulator.models import Op, Part, PassBytes, Seat, Turn, activation_bytes, pass_bytes
+from simulator.models import Op, Part, PassBytes, Seat, Turn, activation_bytes, by_part, pass_bytes
 from simulator.operations.shapes import ANY_TURN
 from simulator.program import (
     Axis,
@@ -31,6 +32,17 @@ from simulator.schedules import Action
 NOTHING = Compute("nothing", Fixed(0.0), StepPhase.BACKWARD)
 
 
+class PassPiece(NamedTuple):
+    """One piece of a pass: ``parts`` of the stage by index, in the order in which they run.
+
+    ``main``: the one of them that runs something, if any does. ``block`` is all that the piece runs.
+    """
+
+    parts: tuple[int, ...]
+    main: int
+    block: Block
+
+
 class Stages:
     """The blocks of every model stage for a rank at ``seat``, each distinct one built once."""
 
@@ -46,7 +58,7 @@ class Stages:
         self._maker_of: dict[Variant, StepMaker] = {}
         #: Parts, and kind of a pass -> its bytes.
         self._moved = SameObjects[PassBytes]()
-        self._pieces_of: dict[Variant, list[tuple[int, Block]]] = {}
+        self._pieces_of: dict[Variant, list[PassPiece]] = {}
         #: Weights of a rank -> their update.
         self._updates = SameObjects[UpdateStep]()
 
@@ -96,20 +108,21 @@ class Stages:
         parts = self.variants.parts[step.stage]
         return weights_used(parts, self._n_ops(step) - sum(len(part.forward) for part in parts))
 
-    def by_part(self, step: Step) -> list[tuple[int, Block]]:
-        """Return the pass ``step`` cut into those of its parts, in order: (index of the part in its stage, block).
+    def by_part(self, step: Step) -> list[PassPiece]:
+        """Return the pass ``step`` cut by part, as `simulator.models.by_part` groups them, in order.
 
-        Ops before those of the parts go with the first part.
+        Ops before those of the parts go with the first piece.
         """
         variant = self.variants.variant_of_step(step)
         if variant not in self._pieces_of:
             parts = self.variants.parts_in(variant)
-            order = self._ops(parts, step.phase, variant.turn)
-            n_before = self._n_ops(step) - sum(len(ops) for _, ops in order)
-            self._pieces_of[variant] = [
-                (index, self._piece(parts[index], step, ops, 0 if number else n_before))
-                for number, (index, ops) in enumerate(order)
-            ]
+            ops_of = dict(self._ops(parts, step.phase, variant.turn))
+            n_before = self._n_ops(step) - sum(map(len, ops_of.values()))
+            pieces = self._pieces_of[variant] = []
+            for group in by_part(parts, step.phase):
+                main = next((index for index in group if ops_of[index]), group[0])
+                block = self._piece(parts[main], step, ops_of[main], 0 if pieces else n_before)
+                pieces.append(PassPiece(group, main, block))
         return self._pieces_of[variant]
 
     def _piece(self, part: Part, step: Step, ops: list[Op], n_before: int) -> Block:

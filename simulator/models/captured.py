@@ -46,7 +46,7 @@ def captured_end(workload: Workload, model: CapturedModel, turn: Turn = ANY_TURN
 def captured_flops(model: CapturedModel, layers: int, *, causal: bool) -> float:
     """Return the FLOPs of products and attention of one recorded micro-batch, forward and backward.
 
-    Attention counts three times its forward pass, and in full where it is not ``causal``, as in other models.
+    Attention with its gradients counts three times its forward pass, in full where it is not ``causal``, as elsewhere.
     """
     places = [model.part_of_layer(number) for number in range(layers)]
     return sum(part_flops(model.parts[place], causal=causal) for place in (model.before, *places, model.after))

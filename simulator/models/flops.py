@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from simulator.config import Workload
@@ -15,10 +16,14 @@ from simulator.models.parts import Part
 from simulator.models.shapes import representative_seat
 from simulator.models.stage import stage_parts
 from simulator.models.vocabulary import embedding, head
+from simulator.models.weight_names import OUTPUT
 from simulator.operations.shapes import Seat
 from simulator.operations.weights import EXPERT_AXIS, Weight, prefixed
 from simulator.program import kernels_of
 from simulator.program.kernels import causal_pairs, chunked_pairs
+
+#: Weights of the last product of a mixer.
+_ENDS_OF_MIXERS = ("attention.proj.weight", "mixer.out.weight")
 
 
 def model_weights(workload: Workload) -> Iterator[Weight]:
@@ -71,26 +76,39 @@ def _met_by_a_token(workload: Workload, weights: Iterable[Weight]) -> int:
     )
 
 
-def _multiplied(workload: Workload, layers: Iterable[tuple[int, int]]) -> tuple[int, int]:
-    """Return the elements of the weights that a token is multiplied by, and of those among them that are frozen.
+@dataclass
+class _Walk:
+    """Multiplications of a token with weights, added up from the first part of the model to the loss.
 
-    The (padded) vocabulary's are met once more in every module of multi-token prediction, beside a layer and a
-    projection. ``layers``: see `_layers_of_kinds`.
+    A product takes as many again for the gradient of its weight, where this is trained. So it does for the gradient of
+    its input, where something that is trained comes before. ``reached``: a trained weight has come before.
     """
-    model = workload.model
-    parts = [(layer(workload, number=number), count) for number, count in layers]
-    for module in range(model.mtp_layers):
-        parts += [(part, 1) for part in predictor(workload, module) if part.name == "mtp projection"]
-    parts.append((embedding(workload), 1))
-    vocabulary = model.hidden * model.padded_vocab(workload.parallelism.tp)
-    outside = vocabulary * (1 + model.mtp_layers)
-    trained = any(weight.trainable for weight in head(workload).weights if weight.gradient_product)
-    multiplied, frozen = outside, 0 if trained else outside
-    for part, count in parts:
-        products = [weight for weight in part.weights if weight.gradient_product]
-        multiplied += count * _met_by_a_token(workload, products)
-        frozen += count * _met_by_a_token(workload, (weight for weight in products if not weight.trainable))
-    return multiplied, frozen
+
+    workload: Workload
+    multiplied: int = 0
+    reached: bool = False
+
+    def part(self, part: Part, count: int = 1) -> None:
+        """Add the products of ``count`` parts."""
+        for place, weight in enumerate(part.weights):
+            if weight.gradient_product:
+                self._product(part, place, count * _met_by_a_token(self.workload, [weight]))
+        self.reached |= any(weight.trainable for weight in part.weights)
+
+    def vocabulary(self, part: Part) -> None:
+        """Add the product of the head with the (padded) vocabulary. Nothing else is reached by what it trains."""
+        model = self.workload.model
+        place = next(place for place, weight in enumerate(part.weights) if weight.name == OUTPUT)
+        self._product(part, place, model.hidden * model.padded_vocab(self.workload.parallelism.tp))
+
+    def reaches_mixer(self, part: Part) -> bool:
+        """Return whether the mixer of a layer, which comes before its last product, passes gradients on."""
+        names = [weight.name for weight in part.weights]
+        return self.reached or any(name in names[part.leading_weights :] for name in _ENDS_OF_MIXERS)
+
+    def _product(self, part: Part, place: int, multiplied: int) -> None:
+        passes_on = self.reached or place >= part.leading_weights
+        self.multiplied += multiplied * (1 + passes_on + part.weights[place].trainable)
 
 
 class ModelFlops(NamedTuple):
@@ -100,36 +118,50 @@ class ModelFlops(NamedTuple):
     causal: float
 
 
-def model_flops(workload: Workload) -> ModelFlops:
-    """Return the FLOPs of a global batch forward and backward, which takes twice as many.
+#: Whether only what a causal mask leaves of attention counts, in the order of `ModelFlops`.
+_CAUSAL = (False, True)
 
-    Forward they are two per weight that a token is multiplied by. To these come those of mixers (`_mixer_flops`). Of
-    frozen weights no gradients are computed, which takes another two per weight.
+
+def model_flops(workload: Workload) -> ModelFlops:
+    """Return the FLOPs of a global batch forward and backward, which takes twice as many where all is trained.
+
+    Forward they are two per weight that a token is multiplied by (`_Walk` has those of gradients). To these come those
+    of mixers (`_mixer_flops`), of which two thirds are gradients of what enters them. The vocabulary is met once more
+    in every module of multi-token prediction, beside a layer and a projection.
     """
     model, seq, batch = workload.model, workload.training.seq, workload.training.global_batch
     if captured := model.captured_model:
         samples = batch / workload.training.micro_batch
         return ModelFlops(*[samples * captured_flops(captured, model.layers, causal=causal) for causal in _CAUSAL])
-    layers = _layers_of_kinds(workload)
-    multiplied, frozen = _multiplied(workload, layers)
-    images = encoder_flops(workload, model.encoder) if model.encoder else 0.0
+    walk, end = _Walk(workload), head(workload)
+    passes_of_mixers: list[tuple[int, int]] = []
+
+    def add_layer(number: int, count: int) -> None:
+        part = layer(workload, number=number)
+        passes_of_mixers.append((number, count * (3 if walk.reaches_mixer(part) else 1)))
+        walk.part(part, count)
+
+    walk.part(embedding(workload))
+    for number, count in _layers_of_kinds(workload):
+        add_layer(number, count)
+    walk.vocabulary(end)
+    for module in range(model.mtp_layers):
+        walk.part(next(part for part in predictor(workload, module) if part.name == "mtp projection"))
+        add_layer(model.layers + module, 1)
+        walk.vocabulary(end)
+    images = 3 * encoder_flops(workload, model.encoder) if model.encoder else 0.0
 
     def flops(causal: bool) -> float:
-        mixers = sum(count * _mixer_flops(workload, number, causal=causal) for number, count in layers)
-        forward = float(batch * (2.0 * seq * multiplied + mixers + images))
-        return 3 * forward - batch * 2.0 * seq * frozen
+        mixers = sum(passes * _mixer_flops(workload, number, causal=causal) for number, passes in passes_of_mixers)
+        return batch * (2.0 * seq * walk.multiplied + mixers + images)
 
     return ModelFlops(*map(flops, _CAUSAL))
 
 
-#: Whether only what a causal mask leaves of attention counts, in the order of `ModelFlops`.
-_CAUSAL = (False, True)
-
-
 def _layers_of_kinds(workload: Workload) -> list[tuple[int, int]]:
-    """Return the number of the first layer of each kind, and how many are of that kind; predictors' layers count."""
-    model, first = workload.model, dict[object, int]()
-    kinds = [layer_kind(workload, number) for number in range(model.layers + model.mtp_layers)]
+    """Return the number of the first layer of each kind, and how many are of that kind, in order."""
+    first = dict[object, int]()
+    kinds = [layer_kind(workload, number) for number in range(workload.model.layers)]
     for number, kind in enumerate(kinds):
         first.setdefault(kind, number)
     return [(first[kind], count) for kind, count in Counter(kinds).items()]
@@ -167,6 +199,8 @@ def model_flops_per_step_causal(workload: Workload) -> float:
 
 def hardware_flops_per_step(workload: Workload) -> float:
     """Return the FLOPs of the kernels of all GPUs in a step, recomputation and replicated work included.
+
+    Causal flash kernels skip half of attention, so that these can be fewer than `model_flops_per_step`.
 
     For GELU, ffn 4h, unfused attention and full recomputation equation 3 of arXiv 2104.04473 gives them:
 

@@ -23,6 +23,9 @@ class Part:
     ``input_grad`` B and ``weight_grad`` W. ``backward`` is the unsplit backward pass, B and W as autograd interleaves
     them. ``weights`` are those that the operations read.
 
+    The first ``leading_weights`` of these have nothing that is trained before them in the part. Products with them pass
+    no gradient on, unless something before the part is trained.
+
     ``saved`` is kept from forward to backward; ``forward_bytes`` are alive only while the forward pass runs.
     ``recomputed`` exists again while the backward pass runs; ``grad_bytes`` are the largest set of gradients alive
     then. ``placeholders`` stay for good (see `Node`).
@@ -58,6 +61,7 @@ class Part:
     left_gradient_bytes: float = 0.0
     trailing: tuple[Tensor, ...] = ()
     graph_stays: bool = False
+    leading_weights: int = 0
     input_gradient_bytes: float = 0.0
 
     def ops(self, kind: str) -> Ops:
@@ -228,11 +232,13 @@ def part_of(
 ) -> Part:
     """Return the part that runs ``nodes``, trained as ``shapes.tuning`` says.
 
-    ``held_gradient_bytes`` is the gradient that waits beside the block.
+    ``held_gradient_bytes`` is the gradient that waits beside the block. Of ``checkpoints`` those count that have a
+    backward pass: autograd keeps nothing else for one, and calls nothing that would run again.
     """
-    checkpointed_ids = {id(node) for checkpoint in checkpoints for node in checkpoint.nodes}
     families = tuned(shapes, nodes)
     family_by_id = {id(node): family for node, family in zip(nodes, families, strict=True)}
+    checkpoints = [one for one in checkpoints if any(_runs_back(family_by_id[id(node)]) for node in one.nodes)]
+    checkpointed_ids = {id(node) for checkpoint in checkpoints for node in checkpoint.nodes}
     again = {id(one) for node in checkpointed_ids for one in family_by_id[node]}
     nodes = [one for family in families for one in family]
     checkpointed = [node for node in nodes if id(node) in again]
@@ -267,7 +273,12 @@ def part_of(
         placeholders=unique(tensor for node in nodes for tensor in node.placeholders),
         is_unit=is_unit,
         trailing=_trailing(nodes),
+        leading_weights=_leading_weights(nodes),
     )
+
+
+def _runs_back(family: Iterable[Node]) -> bool:
+    return any(node.backward for node in family)
 
 
 def _with_delays(shapes: FrameworkShapes, ops: Ops) -> Ops:
@@ -320,6 +331,16 @@ def _trailing(nodes: Sequence[Node]) -> tuple[Tensor, ...]:
     last = max((number for number, node in enumerate(nodes) if node.weight_grad), default=-1)
     before = {tensor.name for node in nodes[: last + 1] for tensor in node.saved}
     return unique(tensor for node in nodes[last + 1 :] for tensor in node.saved if tensor.name not in before)
+
+
+def _leading_weights(nodes: Iterable[Node]) -> int:
+    """Return the number of weights up to those of the first node that has trained ones."""
+    count = 0
+    for node in nodes:
+        count += len(node.weights)
+        if any(weight.trainable for weight in node.weights):
+            break
+    return count
 
 
 def weights_of(parts: Iterable[Part]) -> tuple[Weight, ...]:

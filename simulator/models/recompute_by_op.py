@@ -42,7 +42,12 @@ class _Piece(NamedTuple):
 
 
 def recomputed_by_op(shapes: Shapes, experts: Experts | None, nodes: Sequence[Node], part: Part) -> Part:
-    """Return ``part``, a layer of these ``nodes``, with all operations recomputed whose outputs are not kept."""
+    """Return ``part``, a layer of these ``nodes``, with all operations recomputed whose outputs are not kept.
+
+    A layer without a backward pass keeps nothing, and runs nothing again.
+    """
+    if not part.backward:
+        return part
     pieces = _pieces(shapes, nodes)
     outputs = _kept_outputs(shapes, experts, nodes, pieces)
     kept = {"input": shapes.row_bytes}

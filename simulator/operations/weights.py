@@ -129,6 +129,11 @@ def trained(weights: Iterable[Weight]) -> tuple[Weight, ...]:
     return tuple(weight for weight in weights if weight.is_stored and weight.trainable)
 
 
+def stored_elements(weights: Iterable[Weight]) -> int:
+    """Return the elements of the tensors that a rank holds for ``weights``, frozen ones among them."""
+    return sum(weight.elements for weight in weights if weight.is_stored)
+
+
 def elements(weights: Iterable[Weight]) -> int:
     """Return the elements of the `trained` tensors of ``weights``: of their gradients, and of each state."""
     return sum(weight.elements for weight in trained(weights))

@@ -82,18 +82,14 @@ def least_gpus(workload: Workload, step_time_s: float) -> int:
 def _least_flops(workload: Workload) -> float:
     """Return FLOPs that every step of the model has.
 
-    Experts with a capacity may drop any number of tokens, so that they count nothing. Of frozen weights a third
-    counts, the forward pass: nothing runs backward before the first weight that is trained.
+    Experts with a capacity may drop any number of tokens, so that they count nothing.
     """
     model = workload.model
-    captured = model.captured_model
-    nodes = () if captured is None else (node for part in captured.parts for node in part.nodes)
-    frozen = bool(workload.training.frozen) or not all(one.trainable for node in nodes for one in node.weights)
     flops = model_flops_per_step_causal(workload)
     if model.moe is not None and model.moe.capacity_factor is not None:
         one, two = (model_flops_per_step_causal(_with_experts(workload, count)) for count in (1, 2))
         flops = 2 * one - two  # linear in the experts that a token meets: so much with none of them
-    return flops / (3 if frozen else 1)
+    return flops
 
 
 def _with_experts(workload: Workload, top_k: int) -> Workload:

@@ -305,6 +305,17 @@ def test_a_value_of_none_of_several_kinds_has_one_error_under_the_key_that_was_w
     assert message.count("found:") == 1
 
 
+@pytest.mark.parametrize(
+    ("key", "value", "fix"),
+    [
+        ("parallelism.offload.optimizer", True, "optimizer: cpu or nvme"),
+        ("training.recompute", False, "granularity: none"),
+    ],
+)
+def test_true_and_false_stand_for_words(key: str, value: bool, fix: str) -> None:
+    assert refused({key: value}).endswith(f"fix:     {fix}")
+
+
 def test_a_word_in_place_of_a_list_is_put_into_one() -> None:
     assert refused({"model.biases": "qkv"}).endswith("fix:     biases: [qkv]")
     assert "fix:" not in refused({"model.biases": "everything"})

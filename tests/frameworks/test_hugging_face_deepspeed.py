@@ -97,10 +97,17 @@ def test_nothing_is_sent_beside_computation(zero: int) -> None:
     assert not (overlap.param_gather)
 
 
-def test_layers_are_gathered_ahead_as_long_as_live_parameters_allow() -> None:
-    """Table and last norm take 262 million of 1e9, a layer of a Llama of 1.2 billion 60.8: 12 fit, one is in use."""
+@pytest.mark.parametrize(
+    "trained",
+    [{}, {"training__adapters": {"rank": 16, "targets": ["q"]}}, {"training__freeze": ["layers"]}],
+    ids=["all", "adapters", "ends"],
+)
+def test_layers_are_gathered_ahead_as_long_as_live_parameters_allow(trained: dict[str, Any]) -> None:
+    """Table and last norm take 262 million of 1e9, a layer of a Llama of 1.2 billion 60.8: 12 fit, one is in use.
+
+    Frozen parameters are alive as others are."""
     sizes = {"layers": 16, "hidden": 2048, "heads": 32, "kv_heads": 8, "ffn_hidden": 8192, "vocab": 128256}
-    lanes = role(load(3, model=sizes)).lanes
+    lanes = role(load(3, model=sizes, **trained)).lanes
     waits = {step.label: step.after for step in lanes["dp_gather"]}
     assert waits["gather 0F0.12"] == waits["gather 0F0.1"]  # 11 ahead of layer 1, which piece 1 is, behind the table
     assert "0F0.1" in waits["gather 0F0.13"]

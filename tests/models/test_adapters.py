@@ -12,47 +12,20 @@ from simulator.config import Workload
 from simulator.models import Part, state_bytes, trained_parameters
 from simulator.operations.weights import Weight, trained
 from simulator.program import Matmul, kernels_of
-from tests.support import quick
-from tests.support.jobs import job
-
-HIDDEN, HEADS, KV_HEADS, HEAD_DIM, FFN, VOCAB, LAYERS, SEQ = 64, 4, 2, 16, 128, 256, 3, 32
-LLAMA: dict[str, Any] = {
-    "layers": LAYERS,
-    "hidden": HIDDEN,
-    "heads": HEADS,
-    "kv_heads": KV_HEADS,
-    "ffn_hidden": FFN,
-    "vocab": VOCAB,
-    "activation": "swiglu",
-    "norm": "rmsnorm",
-    "position": "rope",
-    "bias": False,
-    "tied_embeddings": False,
-}
-ALL = ["q", "k", "v", "o", "gate", "up", "down"]
-#: Target -> rows and columns of its matrix, n x k.
-SIZES = {
-    "q": (HEADS * HEAD_DIM, HIDDEN),
-    "k": (KV_HEADS * HEAD_DIM, HIDDEN),
-    "v": (KV_HEADS * HEAD_DIM, HIDDEN),
-    "o": (HIDDEN, HEADS * HEAD_DIM),
-    "gate": (FFN, HIDDEN),
-    "up": (FFN, HIDDEN),
-    "down": (HIDDEN, FFN),
-}
-MATRICES = LAYERS * sum(n * k for n, k in SIZES.values())
-#: Two tables of the vocabulary, two norms a layer, and the last one.
-OTHERS = 2 * VOCAB * HIDDEN + (2 * LAYERS + 1) * HIDDEN
-
-
-def load(framework: Any = "pytorch", parallelism: dict[str, Any] | None = None, **training: Any) -> Workload:
-    work = job(framework=framework, parallelism=parallelism or {}, model=LLAMA)
-    work["training"] = {"seq": SEQ, "global_batch": 8} | training
-    return quick.load(work)
-
-
-def adapted(*targets: str, rank: int = 4, **changes: Any) -> dict[str, Any]:
-    return {"rank": rank, "targets": list(targets)} | changes
+from tests.support.small_llama import (
+    ALL,
+    FFN,
+    HEADS,
+    HIDDEN,
+    LAYERS,
+    MATRICES,
+    OTHERS,
+    SEQ,
+    SIZES,
+    VOCAB,
+    adapted,
+    load,
+)
 
 
 def layer(work: Workload, number: int = 1) -> Part:
@@ -322,15 +295,3 @@ def test_each_rank_has_its_part_of_adapters(tp: int, sequence_parallel: bool) ->
         one.name: (one.shape, one.whole, one.sharded_over, one.partial_rows) for one in trained(layer(work).weights)
     }
     assert found == expected
-
-
-# ---- FLOPs
-
-
-def test_model_flops_leave_out_gradients_of_frozen_weights() -> None:
-    """6 per weight and token of all that is trained, 4 of the frozen products, and attention as always."""
-    full, lora = load(), load(adapters=adapted(*ALL))
-    thin = LAYERS * sum(4 * sum(size) for size in SIZES.values())
-    tokens = 8 * SEQ
-    difference = models.model_flops_per_step(full) - models.model_flops_per_step(lora)
-    assert difference == pytest.approx(tokens * (2 * (MATRICES + VOCAB * HIDDEN) - 6 * thin), rel=1e-12)

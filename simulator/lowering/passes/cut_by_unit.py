@@ -17,7 +17,8 @@ from simulator.lowering.lanes import Lanes, with_steps
 from simulator.lowering.rank_context import RankContext
 from simulator.lowering.sharded_units import COPIES, Units, is_pass, sharded_units
 from simulator.lowering.sharding import keeps_bytes_by_part, whole_gradient_bytes
-from simulator.models import Op, Part, by_part, pass_bytes, weights_of
+from simulator.lowering.stages import PassPiece
+from simulator.models import Op, Part, pass_bytes, weights_of
 from simulator.program import COMPUTE_LANE, MAKE_GRADIENTS, Block, Step, StepPhase
 from simulator.units import DTYPE_BYTES
 
@@ -65,19 +66,17 @@ class _Cutter:
             return [step]
         workload, stages = self._context.workload, self._context.stages
         parts = stages.variants.parts_in(stages.variants.variant_of_step(step))
-        order = [(index, block) for index, block in stages.by_part(step) if block.ops]
-        cut = pieces(step, [block for _, block in order])
-        groups = by_part(parts, step.phase)
-        gradients = self._gradients(step, [index for index, _ in order], groups)
+        order = stages.by_part(step)
+        cut = pieces(step, [one.block for one in order])
         steps: list[Step] = []
-        for (index, _), group, piece, new in zip(order, groups, cut, gradients, strict=True):
-            here = [parts[other] for other in sorted(group)]
+        for one, piece, new in zip(order, cut, self._gradients(step, order), strict=True):
+            here = [parts[index] for index in sorted(one.parts)]
             whole = _with_bytes(piece, here, new) if self._by_part else _with_gradients(piece, new)
-            copies = copies_before(workload, parts[index], piece.phase) if self._by_part else []
+            copies = copies_before(workload, parts[one.main], piece.phase) if self._by_part else []
             steps += self._split(whole, copies) if copies else [whole]
         return steps
 
-    def _gradients(self, step: Step, order: Sequence[int], groups: Sequence[tuple[int, ...]]) -> list[NewGradients]:
+    def _gradients(self, step: Step, order: Sequence[PassPiece]) -> list[NewGradients]:
         """Return the gradients that each piece of a pass makes.
 
         Of the root unit a piece makes those of its own parts, and the last one the rest. A table that is the
@@ -91,13 +90,13 @@ class _Cutter:
         parts = variants.parts_in(variant)
         left = whole_gradient_bytes(workload, units.weights[root]) if root[0] == step.stage else 0.0
         nbytes: list[float] = []
-        for number, (index, group) in enumerate(zip(order, groups, strict=True)):
-            layer = units.layer(step, index)
+        for number, piece in enumerate(order):
+            layer = units.layer(step, piece.main)
             if layer:
                 nbytes.append(whole_gradient_bytes(workload, units.weights[layer]))
                 continue
             rest = number == len(order) - 1 or workload.model.tied_embeddings
-            here = whole_gradient_bytes(workload, weights_of(parts[other] for other in group))
+            here = whole_gradient_bytes(workload, weights_of(parts[other] for other in piece.parts))
             nbytes.append(left if rest else min(here, left))
             left -= nbytes[-1]
         if not workload.adds_whole_gradients:

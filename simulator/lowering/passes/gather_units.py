@@ -21,7 +21,7 @@ from simulator.lowering.lanes import Lanes, with_steps
 from simulator.lowering.rank_context import RankContext
 from simulator.lowering.sharded_units import Unit, UnitPass, UnitPiece, Units, sharded_units
 from simulator.lowering.sharding import gather, gathered_bytes, hooks
-from simulator.operations.weights import elements
+from simulator.operations.weights import stored_elements
 from simulator.program import COMPUTE_LANE, Step
 
 
@@ -42,15 +42,16 @@ def gather_units(lanes: Lanes, context: RankContext) -> Lanes:
 def _layers_ahead(context: RankContext, units: Units) -> int:
     """Return how many layers are gathered ahead: so many, or those that fit beside the root and the layer in use.
 
-    DeepSpeed gathers before each module what comes next, until ``stage3_max_live_parameters`` are whole
-    (partitioned_param_coordinator.py, ``fetch_sub_module``).
+    DeepSpeed gathers before each module what comes next, until ``stage3_max_live_parameters`` are whole, frozen ones
+    among them (partitioned_param_coordinator.py, ``fetch_sub_module``).
     """
     live = context.workload.software.live_parameters
     if not live:
         return context.parallelism.prefetch
     roots = set(units.roots.values())
-    root = sum(elements(units.weights[unit]) for unit in roots)
-    layer = max((elements(weights) for unit, weights in units.weights.items() if unit not in roots), default=live)
+    root = sum(stored_elements(units.weights[unit]) for unit in roots)
+    layers = (stored_elements(weights) for unit, weights in units.weights.items() if unit not in roots)
+    layer = max(layers, default=live)
     return max((live - root) // layer - 1, 0)
 
 
@@ -93,7 +94,7 @@ class _Gathering:
         root_gathers = self._gather(root, run, f"gather {run.step.label} root", before)
         needs = root_gathers
         for number, piece in enumerate(run.pieces):
-            layer = self._units.layer(run.step, piece.first)
+            layer = self._units.layer(run.step, piece.main)
             late_bytes = freed_bytes = 0.0
             gathers = root_gathers
             if layer:

@@ -25,7 +25,7 @@ from simulator.lowering.block_cuts import BlockCuts
 from simulator.lowering.lanes import Lanes, with_steps
 from simulator.lowering.rank_context import RankContext
 from simulator.lowering.stage_variants import Variant
-from simulator.models import by_part, pass_bytes
+from simulator.models import pass_bytes
 from simulator.program import (
     COMPUTE_LANE,
     PASSES,
@@ -195,10 +195,10 @@ class _LayerCutter:
             return []
         phase = run[-1].phase
         model_parts = self._stages.variants.parts_in(self.variant(run[-1]))
-        lengths = {index: len(block.ops) for index, block in self._stages.by_part(run[-1])}
-        groups = [tuple(model_parts[index] for index in group) for group in by_part(model_parts, phase)]
+        pieces = self._stages.by_part(run[-1])
+        groups = [tuple(model_parts[index] for index in piece.parts) for piece in pieces]
         moved = [pass_bytes(group, phase) for group in groups]
-        ends = list(itertools.accumulate(sum(lengths[index] for index in g) for g in by_part(model_parts, phase)))
+        ends = list(itertools.accumulate(len(piece.block.ops) for piece in pieces))
         parts = [
             _PartOfPass(any(part.is_unit for part in group), nbytes.workspace)
             for group, nbytes in zip(groups, moved, strict=True)

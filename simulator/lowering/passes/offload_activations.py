@@ -60,7 +60,7 @@ class _Copier:
         """Add the ``pieces`` of one pass, cut further where its layers begin and end, and their copies."""
         first = pieces[0]
         parts = self._stages.variants.parts[first.stage]
-        order = [(index, len(block.ops)) for index, block in self._stages.by_part(first) if block.ops]
+        order = [(piece.main, len(piece.block.ops)) for piece in self._stages.by_part(first)]
         # Each layer takes and gives back its own share of the bytes of the pass.
         layers = {index: pass_bytes((parts[index],), first.phase) for index, _ in order if parts[index].is_unit}
         whole, beside_layers = pass_bytes(parts, first.phase), [part for part in parts if not part.is_unit]

@@ -78,7 +78,7 @@ def _by_unit(lanes: Lanes, context: RankContext, units: Units) -> Lanes:
 
 def _reduce_layer(reductions: Reductions, units: Units, run: UnitPass, piece: UnitPiece, after: str) -> None:
     """Reduce the gradients of the layer that a ``piece`` of a pass goes through, if it is one, behind a step."""
-    layer = units.layer(run.step, piece.first)
+    layer = units.layer(run.step, piece.main)
     if layer:
         reductions.add(f"reduce {piece.work.label}", units.weights[layer], (after,), run.step)
 
