@@ -20,9 +20,8 @@ from simulator.program import (
     Fixed,
     Purpose,
     Step,
-    StepMaker,
     StepPhase,
-    step_maker,
+    reordered,
 )
 from simulator.same_objects import SameObjects
 from simulator.schedules import Action
@@ -43,7 +42,6 @@ class Stages:
         }
         self._blocks: dict[tuple[object, ...], Block] = {}
         self._pass_of: dict[Variant, Step] = {}
-        self._maker_of: dict[Variant, StepMaker] = {}
         #: Parts, and kind of a pass -> its bytes.
         self._moved = SameObjects[PassBytes]()
         self._pieces_of: dict[Variant, list[tuple[int, Block]]] = {}
@@ -53,11 +51,9 @@ class Stages:
     def step(self, action: Action, after: tuple[str, ...] = ()) -> Step:
         """Return the compute step of an action ``after`` others, with the bytes held and given back."""
         variant = self.variants.variant(action.stage, action.kind, action.microbatch)
-        usual = self._pass_of.get(variant)
-        if usual is None:
-            usual = self._pass_of[variant] = self._pass(action, variant)
-            self._maker_of[variant] = step_maker(usual)
-        return self._maker_of[variant](action.microbatch, str(action), usual.op, after)
+        if variant not in self._pass_of:
+            self._pass_of[variant] = self._pass(action, variant)
+        return reordered(self._pass_of[variant], after, label=str(action), microbatch=action.microbatch)
 
     def _pass(self, action: Action, variant: Variant) -> Step:
         """Return the compute step of an action, which those of its variant are but for label and micro-batch."""

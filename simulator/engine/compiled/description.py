@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
-from operator import attrgetter
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -19,10 +18,20 @@ from simulator.engine.issue_order import HostSpeeds, HostWork
 from simulator.engine.placed_ranks import work_of_hosts
 from simulator.engine.placement import Placed
 from simulator.engine.rank import PlacedRank
-from simulator.program import COMPUTE_LANE, Batch, Collective, Comm, PointToPoint, Role, Step, but_tag
+from simulator.program import (
+    COMPUTE_LANE,
+    Batch,
+    Collective,
+    Comm,
+    PointToPoint,
+    Role,
+    Step,
+    StepColumns,
+    Steps,
+    but_tag,
+)
 
 Int32s = NDArray[np.int32]
-_described = attrgetter("label", "op", "after", "phase")
 
 
 class Numbers:
@@ -52,24 +61,14 @@ class CommNumbers:
         self.tags = Numbers()
         self.lane_names = Numbers()
         self._ops = Numbers()
-        self._kinds_of_batches: dict[tuple[Hashable, ...], list[int]] = {}
 
     def kind(self, comm: Comm) -> int:
         """Return the number of the kind of ``comm``."""
         return self.kinds.number(but_tag(comm), comm)
 
-    def kind_and_tag(self, comm: Comm) -> tuple[int, int]:
-        """Return the numbers of the kind and of the tag of ``comm``."""
-        tag = comm.tag if isinstance(comm, PointToPoint) else ""
-        return self.kinds.number(but_tag(comm), comm), self.tags.number(tag, tag)
-
-    def transfers(self, batch: Batch) -> Iterable[tuple[int, int]]:
-        """Return the numbers of the kind and of the tag of each transfer of a batch."""
-        kinds = self._kinds_of_batches.get(batch.alike)
-        if kinds is None:
-            kinds = [self.kinds.number(alike, comm) for alike, comm in zip(batch.alike, batch.comms, strict=True)]
-            self._kinds_of_batches[batch.alike] = kinds
-        return zip(kinds, [self.tags.number(comm.tag, comm.tag) for comm in batch.comms], strict=True)
+    def tag(self, tag: str) -> int:
+        """Return the number of a tag; communication that is no transfer has none, which has a number too."""
+        return self.tags.number(tag, tag)
 
     def tagged(self, kind: int, tag: int) -> Comm:
         """Return the communication of a kind that has a tag."""
@@ -92,7 +91,7 @@ class CommNumbers:
         )
 
 
-class LaneSteps(NamedTuple):
+class DescribedSteps(NamedTuple):
     """Steps of a lane, the labels that they wait for, and the transfers of their batches.
 
     ``first_step`` is the number of the first step in the program.
@@ -163,49 +162,50 @@ class ProgramNumbers:
     """Numbers of the steps of a program, of the blocks that they run, and of their phases."""
 
     def __init__(self, comms: CommNumbers) -> None:
-        self.steps: list[Step] = []
+        self.n_steps = 0
         self.blocks = Numbers()
         self.phases = Numbers()
         self._comms = comms
 
-    def lane_steps(self, role: RoleNumbers, lane: int, steps: Sequence[Step]) -> LaneSteps:
+    def lane_steps(self, role: RoleNumbers, lane: int, steps: StepColumns) -> DescribedSteps:
         """Return as arrays ``steps`` of ``role``, which stand on its lane number ``lane``."""
-        batches: list[tuple[int, int]] = []
-        block_number, first_step = self.blocks.number, len(self.steps)
-        label, op_of_step, after, phase_of_step = zip(*map(_described, steps), strict=True) if steps else ((),) * 4
-        #: Of what steps share, by its id: kind of the operation, its number, how many it is of, and its tag.
-        shared: dict[int, tuple[int, int, int, int]] = {}
-        ops: list[tuple[int, int, int, int]] = []
-        for op in op_of_step:
-            row = shared.get(id(op))
-            if row is None:
-                if isinstance(op, Comm):
-                    kind, tag = self._comms.kind_and_tag(op)
-                    row = RUN_COMM, kind, 1, tag
-                elif isinstance(op, Batch):
-                    row = RUN_BATCH, len(batches), len(op.comms), 0
-                    batches += self._comms.transfers(op)
-                else:
-                    row = RUN_BLOCK, block_number(id(op), op), 1, 0
-                shared[id(op)] = row
-            ops.append(row)
-        columns = np.zeros(len(steps), dtype=STEP)
-        numbers = np.fromiter(chain.from_iterable(ops), np.int32, 4 * len(ops)).reshape(-1, 4)
-        for name, values in zip(("kind", "op", "n_ops", "tag"), numbers.T, strict=True):
-            columns[name] = values
-        columns["label"] = role.add_steps(lane, label, (columns["kind"] == RUN_BATCH).astype(np.uint8))
-        columns["n_after"] = list(map(len, after))
-        columns["first_after"] = np.cumsum(columns["n_after"]) - columns["n_after"]
-        phase = {one: self.phases.number(one, one) for one in dict.fromkeys(phase_of_step)}
-        columns["phase"] = list(map(phase.__getitem__, phase_of_step))
-        self.steps += steps
-        transfers = np.array(batches, dtype=np.int32).reshape(-1, 2).view(TAGGED_COMM)
-        awaited = role.numbers_of(chain.from_iterable(after), int(columns["n_after"].sum()))
-        return LaneSteps(columns, awaited, transfers, first_step)
+        #: Of each model the kinds of communication in its batch.
+        kinds = [
+            list(map(self._comms.kind, step.op.comms)) if isinstance(step.op, Batch) else [] for step in steps.models
+        ]
+        models = np.array([self._row(step, len(in_batch)) for step, in_batch in zip(steps.models, kinds, strict=True)])
+        tags = np.fromiter(map(self._comms.tag, chain.from_iterable(steps.tags)), np.int32)
+        described, model = np.zeros(len(steps.model), dtype=STEP), np.array(steps.model, dtype=np.int64)
+        if len(model):
+            for name, values in zip(("kind", "op", "n_ops", "tag", "phase"), models[model].T, strict=True):
+                described[name] = values
+        n_tags = np.fromiter(map(len, steps.tags), np.int32, len(model))
+        is_batch = described["kind"] == RUN_BATCH
+        of_batch = np.repeat(is_batch, n_tags)
+        described["tag"][~is_batch & (n_tags > 0)] = tags[~of_batch]
+        described["op"][is_batch] = np.cumsum(n_tags[is_batch]) - n_tags[is_batch]
+        described["label"] = role.add_steps(lane, steps.label, is_batch.astype(np.uint8))
+        described["n_after"] = list(map(len, steps.after))
+        described["first_after"] = np.cumsum(described["n_after"]) - described["n_after"]
+        batches = np.zeros(int(of_batch.sum()), dtype=TAGGED_COMM)
+        batches["kind"] = list(chain.from_iterable(map(kinds.__getitem__, steps.model)))
+        batches["tag"] = tags[of_batch]
+        awaited = role.numbers_of(chain.from_iterable(steps.after), int(described["n_after"].sum()))
+        self.n_steps += len(model)
+        return DescribedSteps(described, awaited, batches, self.n_steps - len(model))
+
+    def _row(self, step: Step, n_ops: int) -> tuple[int, int, int, int, int]:
+        """Return kind and number of a step's operation, how many it is of, its tag, and the number of the phase."""
+        op, phase = step.op, self.phases.number(step.phase, step.phase)
+        if isinstance(op, Batch):
+            return RUN_BATCH, 0, n_ops, 0, phase
+        if isinstance(op, Comm):
+            return RUN_COMM, self._comms.kind(op), 1, self._comms.tag(""), phase
+        return RUN_BLOCK, self.blocks.number(id(op), op), 1, 0, phase
 
 
 def work_of_host(
-    role: RoleNumbers, steps: Sequence[Step], work: Sequence[HostWork], costs: Costs, speeds: HostSpeeds
+    role: RoleNumbers, steps: StepColumns, work: Sequence[HostWork], costs: Costs, speeds: HostSpeeds
 ) -> WorkOfHost:
     """Return the work of a host of these ``speeds`` around the ``steps`` of a compute lane as arrays."""
     issues = [issue for one in work for issue in one.issues]
@@ -216,9 +216,9 @@ def work_of_host(
         issue_s=np.array([seconds for _, seconds in issues], dtype=np.float64),
         start_s=np.array([one.start_s for one in work], dtype=np.float64),
         comm_s=np.array(
-            [speeds.issue_s(costs, step.op, step.phase) if isinstance(step.op, Comm) else 0.0 for step in steps],
+            [speeds.issue_s(costs, step.op, step.phase) if isinstance(step.op, Comm) else 0.0 for step in steps.models],
             dtype=np.float64,
-        ),
+        )[np.array(steps.model, dtype=np.int64)],
     )
 
 
@@ -234,7 +234,9 @@ class JobDescription:
         self.kinds: dict[int, dict[HostType, None]] = {}
         for rank in ranks:
             self.kinds.setdefault(rank.role, {})[host_type(rank)] = None
-        self.lanes: dict[tuple[int, str], LaneSteps] = {}
+        #: Lanes that are described, in the order of the numbers of their steps.
+        self._described: list[Steps] = []
+        self.lanes: dict[tuple[int, str], DescribedSteps] = {}
         self.work: dict[int, list[WorkOfHost]] = {}
         self._placed = placed
         work = work_of_hosts(placed, ranks)
@@ -245,14 +247,23 @@ class JobDescription:
             works = {kind: work[role, kind] for kind in self.kinds[role]}
             self.work[role] = self.work_of_hosts(role, lanes.get(COMPUTE_LANE, ()), works)
 
-    def lane_steps(self, role: int, lane: str, steps: Sequence[Step]) -> LaneSteps:
+    @property
+    def steps(self) -> Steps:
+        """All steps by their number."""
+        return Steps(*self._described)
+
+    def lane_steps(self, role: int, lane: str, steps: Sequence[Step]) -> DescribedSteps:
         """Return further ``steps`` of a lane of a role as arrays."""
-        numbers = self.roles[role]
-        return self.numbers.lane_steps(numbers, numbers.lanes.index(lane), steps)
+        numbers, described = self.roles[role], Steps.of(steps)
+        self._described.append(described)
+        return self.numbers.lane_steps(numbers, numbers.lanes.index(lane), described.columns)
 
     def work_of_hosts(
         self, role: int, steps: Sequence[Step], works: Mapping[HostType, Sequence[HostWork]]
     ) -> list[WorkOfHost]:
         """Return the work of hosts of each kind of a role around ``steps`` as arrays."""
         costs, numbers = self._placed.costs, self.roles[role]
-        return [work_of_host(numbers, steps, works[kind], costs.for_gpu(kind[0]), kind[1]) for kind in self.kinds[role]]
+        columns = Steps.of(steps).columns
+        return [
+            work_of_host(numbers, columns, works[kind], costs.for_gpu(kind[0]), kind[1]) for kind in self.kinds[role]
+        ]

@@ -16,7 +16,7 @@ from simulator.lowering.sharded_units import UnitPass, UnitPiece, Units, sharded
 from simulator.lowering.sharding import leaving, whole_gradient_bytes
 from simulator.lowering.stage_variants import Variant
 from simulator.lowering.stages import Stages
-from simulator.program import COMPUTE_LANE, Block, Step, StepPhase, reordered
+from simulator.program import COMPUTE_LANE, Block, Step, StepPhase, Steps, reordered
 from simulator.units import DTYPE_BYTES
 
 _MAKES_GRADIENTS = (StepPhase.BACKWARD, StepPhase.WEIGHT_GRADIENT)
@@ -33,7 +33,7 @@ def reduce_gradients(lanes: Lanes, context: RankContext) -> Lanes:
     if parallelism.zero == 2 or parallelism.overlap.grad_reduce:
         return _in_buckets(lanes, context)
     reductions = Reductions(context.workload)
-    reductions.add("reduce grads", context.weights, (lanes[COMPUTE_LANE][-1].label, *drained(lanes)))
+    reductions.add("reduce grads", context.weights, (lanes[COMPUTE_LANE].columns.label[-1], *drained(lanes)))
     return with_steps(lanes, lanes[COMPUTE_LANE], reductions.steps)
 
 
@@ -72,7 +72,7 @@ def _by_unit(lanes: Lanes, context: RankContext, units: Units) -> Lanes:
                 reductions.add(f"reduce {label} root", units.weights[root], (label,), run.step)
     waits = {step.label for step in off_compute(lanes)} & late.keys()
     whole = {
-        lane: [_waiting(step, late[step.label]) if step.label in waits else step for step in steps]
+        lane: Steps.of(_waiting(step, late[step.label]) if step.label in waits else step for step in steps)
         for lane, steps in lanes.items()
     }
     return with_steps(whole, compute, reductions.steps)
@@ -90,32 +90,38 @@ def _in_buckets(lanes: Lanes, context: RankContext) -> Lanes:
     workload, stages = context.workload, context.stages
     reductions = Reductions(workload)
     each = workload.parallelism.zero == 2
-    last = {step.stage: step.label for step in lanes[COMPUTE_LANE] if step.phase in _MAKES_GRADIENTS}
+    compute = lanes[COMPUTE_LANE]
+    columns = compute.columns
+    makes = [step.phase in _MAKES_GRADIENTS and isinstance(step.op, Block) for step in columns.models]
+    making = {at: columns.models[number].stage for at, number in enumerate(columns.model) if makes[number]}
+    cut_at = making.keys() if each else {stage: at for at, stage in making.items()}.values()
     buckets_of: dict[Variant, list[tuple[Bucket, float]]] = {}  # with the bytes of its gradients
-    compute: list[Step] = []
-    for step in lanes[COMPUTE_LANE]:
-        makes = step.phase in _MAKES_GRADIENTS and (each or last[step.stage] == step.label)
-        if not makes or not isinstance(step.op, Block):
-            compute.append(_waiting(step, reductions.waits() if each else ()))
+    changed: dict[int, list[Step]] = {}
+    for at in range(len(compute)) if each else sorted(cut_at):
+        step = compute[at] if each else columns.step(at)
+        if at not in cut_at:
+            changed[at] = [_waiting(step, reductions.waits())]
             continue
         key = stages.variants.variant_of_step(step)
         if key not in buckets_of:
-            cut = _buckets(context, stages, step, step.op)
+            cut = _buckets(context, stages, step)
             buckets_of[key] = [(bucket, whole_gradient_bytes(workload, bucket.weights)) for bucket in cut]
         parts = buckets_of[key]
         cut_pass = pieces(step, [part.block for part, _ in parts])
+        changed[at] = []
         for number, ((part, made_bytes), piece) in enumerate(zip(parts, cut_pass, strict=True)):
             waits = (*piece.after, *reductions.waits()) if each else piece.after
-            compute.append(reordered(piece, waits, alloc_bytes=piece.alloc_bytes + made_bytes))
+            changed[at].append(reordered(piece, waits, alloc_bytes=piece.alloc_bytes + made_bytes))
             label = f"reduce {step.label}.{number}" if each else f"reduce {step.stage}.{number}"
             reductions.add(label, part.weights, (piece.label,), step if each else None)
-    return with_steps(lanes, compute, reductions.steps)
+    return with_steps(lanes, compute.replaced(changed), reductions.steps)
 
 
-def _buckets(context: RankContext, stages: Stages, step: Step, block: Block) -> list[Bucket]:
+def _buckets(context: RankContext, stages: Stages, step: Step) -> list[Bucket]:
     """Return the pass ``step`` cut where the gradients of a bucket are complete."""
+    assert isinstance(step.op, Block)
     grad_bytes = DTYPE_BYTES[context.workload.training.grad_dtype]
-    return buckets(block, stages.gradients_complete(step), grad_bytes, context.parallelism.bucket_bytes)
+    return buckets(step.op, stages.gradients_complete(step), grad_bytes, context.parallelism.bucket_bytes)
 
 
 def _waiting(step: Step, labels: tuple[str, ...]) -> Step:

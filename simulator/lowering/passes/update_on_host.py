@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 from simulator.config import Workload
 from simulator.lowering.host_copies import HostGradients, host_computation, host_copy, host_gradients
-from simulator.lowering.lanes import Lanes, off_compute, weights_updated, with_steps
+from simulator.lowering.lanes import Lanes, labels_off_compute, weights_updated, with_steps
 from simulator.lowering.rank_context import RankContext
 from simulator.models import host_state_bytes, host_update_bytes, optimized_elements
 from simulator.program import COMPUTE_LANE, HostKind, Step
@@ -54,8 +54,7 @@ def move_parameters_out(lanes: Lanes, context: RankContext) -> Lanes:
 
 def weights_on_gpu(lanes: Lanes) -> tuple[str, ...]:
     """Return the labels of steps after which the GPU has its shard of the updated weights."""
-    ends = tuple(step.label for step in off_compute(lanes) if step.label.startswith(_ENDS))
-    return ends or weights_updated(lanes)
+    return labels_off_compute(lanes, _ENDS) or weights_updated(lanes)
 
 
 def _updated(workload: Workload, number: int, share: HostGradients, begin: tuple[str, ...]) -> Iterator[Step]:

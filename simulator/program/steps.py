@@ -1,0 +1,155 @@
+"""The steps of a lane, as columns and as `Step`s."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields
+from functools import cached_property
+from itertools import chain
+from operator import attrgetter
+from typing import Any, overload
+
+from simulator.program.ops import quick_key, tags_of, with_tags
+from simulator.program.step import Step, reordered
+
+_of_model = attrgetter("phase", "stage", "chunk", "part", "alloc_bytes", "free_bytes", "workspace_bytes", "hooks")
+
+
+@dataclass(frozen=True)
+class StepColumns:
+    """Steps as columns: each is as its model but for micro-batch, label, steps before it, and tags of its transfers.
+
+    ``models`` are steps that others are like, in the order in which they are first needed. ``model``: of each step the
+    index of its model. ``tags``: of each step those of its transfers in their order, none where it has no transfer.
+    """
+
+    models: list[Step]
+    model: list[int]
+    microbatch: list[int]
+    label: list[str]
+    after: list[tuple[str, ...]]
+    tags: list[tuple[str, ...]]
+
+    @classmethod
+    def from_steps(cls, steps: Sequence[Step]) -> StepColumns:
+        """Return the columns of ``steps``; the first of each kind is the model of all."""
+        ops = [step.op for step in steps]
+        models, model = _numbered(zip(map(quick_key, ops), map(_of_model, steps), strict=True), steps)
+        microbatch, label, after = (list(map(attrgetter(name), steps)) for name in ("microbatch", "label", "after"))
+        return cls(models, model, microbatch, label, after, list(map(tags_of, ops)))
+
+    @classmethod
+    def joined(cls, parts: Iterable[StepColumns]) -> StepColumns:
+        """Return the steps of ``parts``, one part after another; models that several share come once."""
+        parts = list(parts)
+        each = [part.models[number] for part in parts for number in part.model]
+        columns = [list(chain.from_iterable(getattr(part, name) for part in parts)) for name in _OF_STEPS]
+        return cls(*_numbered(map(id, each), each), *columns)
+
+    def part(self, begin: int, end: int) -> StepColumns:
+        """Return the steps from place ``begin`` to before place ``end``."""
+        each = [self.models[number] for number in self.model[begin:end]]
+        return StepColumns(*_numbered(map(id, each), each), *[getattr(self, name)[begin:end] for name in _OF_STEPS])
+
+    def step(self, at: int) -> Step:
+        """Return the step at a place, made anew."""
+        return self.part(at, at + 1).steps[0]
+
+    @cached_property
+    def steps(self) -> Sequence[Step]:
+        """All steps, the very same for whoever asks."""
+        op_of = [with_tags(model.op) for model in self.models]
+        return tuple(
+            [
+                reordered(self.models[number], after, label=label, microbatch=microbatch, op=op_of[number](tags))
+                for number, microbatch, label, after, tags in zip(
+                    self.model, self.microbatch, self.label, self.after, self.tags, strict=True
+                )
+            ]
+        )
+
+    def field(self, name: str) -> list[Any]:
+        """Return by step a field that it has in common with its model."""
+        values = [getattr(model, name) for model in self.models]
+        return [values[number] for number in self.model]
+
+
+_OF_STEPS = [field.name for field in fields(StepColumns)][2:]
+
+
+class Steps(Sequence[Step]):
+    """The steps of a lane in their order, in parts. Columns and `Step`s are made of each other where one is needed."""
+
+    def __init__(self, *parts: Steps | StepColumns | tuple[Step, ...]) -> None:
+        """Take parts that follow each other; their `Step`s stay the very same objects."""
+        self._parts = parts
+
+    @classmethod
+    def of(cls, steps: Iterable[Step]) -> Steps:
+        """Return ``steps``, which may come as any iterable."""
+        return steps if isinstance(steps, Steps) else cls(steps if isinstance(steps, tuple) else tuple(steps))
+
+    @cached_property
+    def columns(self) -> StepColumns:
+        """All steps as columns."""
+        parts = list(map(_columns, self._parts))
+        return parts[0] if len(parts) == 1 else StepColumns.joined(parts)
+
+    @cached_property
+    def _steps(self) -> tuple[Step, ...]:
+        parts = [part.steps if isinstance(part, StepColumns) else part for part in self._parts]
+        return tuple(chain.from_iterable(parts))
+
+    def followed_by(self, more: Iterable[Step]) -> Steps:
+        """Return these steps with ``more`` behind them."""
+        return Steps(self, Steps.of(more))
+
+    def replaced(self, changes: Mapping[int, Iterable[Step]]) -> Steps:
+        """Return these steps with others in the places that ``changes`` names, of any number each."""
+        parts: list[StepColumns | tuple[Step, ...]] = []
+        run, begin = list[Step](), 0  # changed steps one after another, and the first place behind them
+        for at, steps in sorted(changes.items(), key=lambda change: change[0]):
+            if at > begin:
+                parts += [tuple(run), self.columns.part(begin, at)]
+                run = []
+            run += steps
+            begin = at + 1
+        return Steps(*parts, tuple(run), self.columns.part(begin, len(self)))
+
+    def __len__(self) -> int:
+        return sum(len(part.model) if isinstance(part, StepColumns) else len(part) for part in self._parts)
+
+    def __iter__(self) -> Iterator[Step]:
+        return iter(self._steps)
+
+    @overload
+    def __getitem__(self, at: int) -> Step: ...
+
+    @overload
+    def __getitem__(self, at: slice) -> tuple[Step, ...]: ...
+
+    def __getitem__(self, at: int | slice) -> Step | tuple[Step, ...]:
+        return self._steps[at]
+
+    def __eq__(self, other: object) -> bool:
+        return tuple(other) == self._steps if isinstance(other, Steps | tuple) else NotImplemented
+
+    def __repr__(self) -> str:
+        return f"Steps.of({self._steps!r})"
+
+
+def _columns(part: Steps | StepColumns | tuple[Step, ...]) -> StepColumns:
+    if isinstance(part, Steps):
+        return part.columns
+    return part if isinstance(part, StepColumns) else StepColumns.from_steps(part)
+
+
+def _numbered(keys: Iterable[Hashable], steps: Sequence[Step]) -> tuple[list[Step], list[int]]:
+    """Return the first step with each key, and of every step the index of that with its key."""
+    number: dict[Hashable, int] = {}
+    numbers = [number.setdefault(key, len(number)) for key in keys]
+    first: list[Step] = []
+    for at, one in enumerate(numbers):
+        if one == len(first):
+            first.append(steps[at])
+    return first, numbers
