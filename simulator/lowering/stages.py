@@ -8,6 +8,7 @@ from simulator.config import Workload
 from simulator.lowering.buckets import Mark, gradients_complete, weights_used
 from simulator.lowering.fsdp_copies import copies_after, with_copies
 from simulator.lowering.rank_update import UpdateStep
+from simulator.lowering.reductions import AlikeReductions
 from simulator.lowering.stage_variants import StageVariants, Variant
 from simulator.models import Op, Part, PassBytes, Seat, Turn, activation_bytes, pass_bytes
 from simulator.operations.shapes import ANY_TURN
@@ -37,6 +38,7 @@ class Stages:
         self.workload, self.seat = workload, seat
         self.variants = StageVariants(workload, seat, turns)
         parallelism = workload.parallelism
+        self.reductions = AlikeReductions(workload)
         self._chunk = {
             stage: chunk for rank in range(parallelism.pp) for chunk, stage in enumerate(parallelism.stages_of(rank))
         }

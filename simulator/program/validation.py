@@ -214,9 +214,10 @@ def validate_amount(where: str, name: str, amount: float | tuple[float, ...]) ->
 
 
 def _validate_kernel(where: str, compute: Compute) -> None:
-    at = f"{where}: kernel {compute.name!r}"
     for name in _AMOUNTS[type(compute.kernel)]:
-        validate_amount(at, name, getattr(compute.kernel, name))
+        value = getattr(compute.kernel, name)
+        if isinstance(value, tuple) or not 0 <= value < math.inf:  # few are; a text for each takes long
+            validate_amount(f"{where}: kernel {compute.name!r}", name, value)
 
 
 def _validate_comm(where: str, comm: Comm) -> None:

@@ -32,6 +32,8 @@ from simulator.program import (
 )
 
 Int32s = NDArray[np.int32]
+#: Columns of steps that are those of their models.
+_OF_MODELS = ("kind", "op", "n_ops", "tag", "phase")
 
 
 class Numbers:
@@ -92,7 +94,7 @@ class CommNumbers:
 
 
 class DescribedSteps(NamedTuple):
-    """Steps of a lane, the labels that they wait for, and the transfers of their batches.
+    """Steps of a lane, and the labels that they wait for and the transfers of their batches, of other lanes too.
 
     ``first_step`` is the number of the first step in the program.
     """
@@ -101,6 +103,14 @@ class DescribedSteps(NamedTuple):
     after: Int32s
     batches: NDArray[Any]
     first_step: int
+
+
+class DescribedLane(NamedTuple):
+    """A lane that gets steps: the numbers of its role, its own number there, and how many steps it gets."""
+
+    role: RoleNumbers
+    lane: int
+    n_steps: int
 
 
 class WorkOfHost(NamedTuple):
@@ -136,16 +146,17 @@ class RoleNumbers:
         """Return the number of a label; a new one where no step has had it yet."""
         return self.labels.setdefault(label, len(self.labels))
 
-    def add_steps(self, lane: int, labels: Sequence[str], is_batch: NDArray[np.uint8]) -> Int32s:
+    def add_steps(self, lane: int, labels: Sequence[str], is_batch: NDArray[np.uint8]) -> list[int]:
         """Return the numbers of the ``labels`` of steps, which stand on lane number ``lane``."""
-        numbers = self.numbers_of(labels, len(labels))
-        self._columns.append(LabelColumns(numbers, np.full(len(labels), lane, dtype=np.int32), is_batch))
+        numbers = self.numbers_of(labels)
+        column = np.array(numbers, dtype=np.int32)
+        self._columns.append(LabelColumns(column, np.full(len(labels), lane, dtype=np.int32), is_batch))
         return numbers
 
-    def numbers_of(self, labels: Iterable[str], n: int) -> Int32s:
-        """Return the numbers of ``n`` labels."""
+    def numbers_of(self, labels: Iterable[str]) -> list[int]:
+        """Return the numbers of labels."""
         number = self.labels
-        return np.fromiter([number.setdefault(label, len(number)) for label in labels], np.int32, n)
+        return [number.setdefault(label, len(number)) for label in labels]
 
     def columns_since(self, n_additions: int) -> LabelColumns:
         """Return the labels of all steps but those of the first ``n_additions`` calls of `add_steps`."""
@@ -162,37 +173,38 @@ class ProgramNumbers:
     """Numbers of the steps of a program, of the blocks that they run, and of their phases."""
 
     def __init__(self, comms: CommNumbers) -> None:
-        self.n_steps = 0
         self.blocks = Numbers()
         self.phases = Numbers()
-        self._comms = comms
+        self._comms, self._n_steps = comms, 0
 
-    def lane_steps(self, role: RoleNumbers, lane: int, steps: StepColumns) -> DescribedSteps:
-        """Return as arrays ``steps`` of ``role``, which stand on its lane number ``lane``."""
+    def described(self, steps: StepColumns, lanes: Sequence[DescribedLane]) -> list[DescribedSteps]:
+        """Return by lane as arrays ``steps``, which are those of some ``lanes`` one after another."""
+        described, model = np.zeros(len(steps.model), dtype=STEP), np.array(steps.model, dtype=np.int64)
         #: Of each model the kinds of communication in its batch.
         kinds = [
             list(map(self._comms.kind, step.op.comms)) if isinstance(step.op, Batch) else [] for step in steps.models
         ]
-        models = np.array([self._row(step, len(in_batch)) for step, in_batch in zip(steps.models, kinds, strict=True)])
+        rows = [self._row(step, len(in_batch)) for step, in_batch in zip(steps.models, kinds, strict=True)]
+        for name, values in zip(_OF_MODELS, np.array(rows, dtype=np.int32).reshape(-1, 5).T, strict=True):
+            described[name] = values[model]
         tags = np.fromiter(map(self._comms.tag, chain.from_iterable(steps.tags)), np.int32)
-        described, model = np.zeros(len(steps.model), dtype=STEP), np.array(steps.model, dtype=np.int64)
-        if len(model):
-            for name, values in zip(("kind", "op", "n_ops", "tag", "phase"), models[model].T, strict=True):
-                described[name] = values
-        n_tags = np.fromiter(map(len, steps.tags), np.int32, len(model))
+        n_tags, n_after = (np.fromiter(map(len, column), np.int32, len(model)) for column in (steps.tags, steps.after))
         is_batch = described["kind"] == RUN_BATCH
         of_batch = np.repeat(is_batch, n_tags)
         described["tag"][~is_batch & (n_tags > 0)] = tags[~of_batch]
         described["op"][is_batch] = np.cumsum(n_tags[is_batch]) - n_tags[is_batch]
-        described["label"] = role.add_steps(lane, steps.label, is_batch.astype(np.uint8))
-        described["n_after"] = list(map(len, steps.after))
-        described["first_after"] = np.cumsum(described["n_after"]) - described["n_after"]
+        described["n_after"], described["first_after"] = n_after, np.cumsum(n_after) - n_after
         batches = np.zeros(int(of_batch.sum()), dtype=TAGGED_COMM)
         batches["kind"] = list(chain.from_iterable(map(kinds.__getitem__, steps.model)))
         batches["tag"] = tags[of_batch]
-        awaited = role.numbers_of(chain.from_iterable(steps.after), int(described["n_after"].sum()))
-        self.n_steps += len(model)
-        return DescribedSteps(described, awaited, batches, self.n_steps - len(model))
+        labels, awaited, ends = list[int](), list[int](), np.cumsum([lane.n_steps for lane in lanes]).tolist()
+        places = [slice(end - lane.n_steps, end) for lane, end in zip(lanes, ends, strict=True)]
+        for lane, place in zip(lanes, places, strict=True):
+            labels += lane.role.add_steps(lane.lane, steps.label[place], is_batch[place].astype(np.uint8))
+            awaited += lane.role.numbers_of(chain.from_iterable(steps.after[place]))
+        described["label"], after = labels, np.array(awaited, dtype=np.int32)
+        first, self._n_steps = self._n_steps, self._n_steps + len(model)
+        return [DescribedSteps(described[place], after, batches, first + place.start) for place in places]
 
     def _row(self, step: Step, n_ops: int) -> tuple[int, int, int, int, int]:
         """Return kind and number of a step's operation, how many it is of, its tag, and the number of the phase."""
@@ -234,29 +246,37 @@ class JobDescription:
         self.kinds: dict[int, dict[HostType, None]] = {}
         for rank in ranks:
             self.kinds.setdefault(rank.role, {})[host_type(rank)] = None
-        #: Lanes that are described, in the order of the numbers of their steps.
-        self._described: list[Steps] = []
-        self.lanes: dict[tuple[int, str], DescribedSteps] = {}
+        self._placed, self._steps = placed, list[Steps]()
+        lanes = {
+            (role, lane): Steps.of(steps)
+            for role in self.roles
+            for lane, steps in placed.program.roles[role].lanes.items()
+        }
+        self.lanes = self._described(lanes)
         self.work: dict[int, list[WorkOfHost]] = {}
-        self._placed = placed
         work = work_of_hosts(placed, ranks)
         for role in self.roles:
-            lanes = placed.program.roles[role].lanes
-            for lane, steps in lanes.items():
-                self.lanes[role, lane] = self.lane_steps(role, lane, steps)
             works = {kind: work[role, kind] for kind in self.kinds[role]}
-            self.work[role] = self.work_of_hosts(role, lanes.get(COMPUTE_LANE, ()), works)
+            self.work[role] = self.work_of_hosts(role, placed.program.roles[role].lanes.get(COMPUTE_LANE, ()), works)
 
     @property
     def steps(self) -> Steps:
         """All steps by their number."""
-        return Steps(*self._described)
+        return Steps(*self._steps)
 
     def lane_steps(self, role: int, lane: str, steps: Sequence[Step]) -> DescribedSteps:
         """Return further ``steps`` of a lane of a role as arrays."""
-        numbers, described = self.roles[role], Steps.of(steps)
-        self._described.append(described)
-        return self.numbers.lane_steps(numbers, numbers.lanes.index(lane), described.columns)
+        return self._described({(role, lane): Steps.of(steps)})[role, lane]
+
+    def _described(self, steps: Mapping[tuple[int, str], Steps]) -> dict[tuple[int, str], DescribedSteps]:
+        """Return steps by role and lane as arrays."""
+        whole = Steps(*steps.values())
+        self._steps.append(whole)
+        lanes = [
+            DescribedLane(self.roles[role], self.roles[role].lanes.index(lane), len(of_lane))
+            for (role, lane), of_lane in steps.items()
+        ]
+        return dict(zip(steps, self.numbers.described(whole.columns, lanes), strict=True))
 
     def work_of_hosts(
         self, role: int, steps: Sequence[Step], works: Mapping[HostType, Sequence[HostWork]]

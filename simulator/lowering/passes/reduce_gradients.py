@@ -13,7 +13,7 @@ from simulator.lowering.lanes import Lanes, drained, off_compute, with_steps
 from simulator.lowering.rank_context import RankContext
 from simulator.lowering.reductions import Reductions
 from simulator.lowering.sharded_units import UnitPass, UnitPiece, Units, sharded_units
-from simulator.lowering.sharding import leaving, whole_gradient_bytes
+from simulator.lowering.sharding import whole_gradient_bytes
 from simulator.lowering.stage_variants import Variant
 from simulator.lowering.stages import Stages
 from simulator.program import COMPUTE_LANE, Block, Step, StepPhase, Steps, reordered
@@ -25,14 +25,14 @@ _MAKES_GRADIENTS = (StepPhase.BACKWARD, StepPhase.WEIGHT_GRADIENT)
 def reduce_gradients(lanes: Lanes, context: RankContext) -> Lanes:
     """Reduce gradients unit by unit, in buckets beside the passes that make them, or all at the end."""
     parallelism = context.parallelism
-    if not leaving(parallelism, context.weights):
+    if not context.stages.reductions.leaving(context.weights):
         return lanes
     units = sharded_units(context)
     if units is not None:
         return _by_unit(lanes, context, units)
     if parallelism.zero == 2 or parallelism.overlap.grad_reduce:
         return _in_buckets(lanes, context)
-    reductions = Reductions(context.workload)
+    reductions = Reductions(context.stages.reductions)
     reductions.add("reduce grads", context.weights, (lanes[COMPUTE_LANE].columns.label[-1], *drained(lanes)))
     return with_steps(lanes, lanes[COMPUTE_LANE], reductions.steps)
 
@@ -43,7 +43,7 @@ def _by_unit(lanes: Lanes, context: RankContext, units: Units) -> Lanes:
     Whole gradients that several micro-batches add up are reduced in the last one's backward pass, each layer behind its
     piece. In torch's pipelines all of them are reduced behind the whole pass.
     """
-    reductions = Reductions(context.workload)
+    reductions = Reductions(context.stages.reductions)
     reduces_once = context.workload.adds_whole_gradients
     behind_pass = context.workload.stage_runtime.keeps_units
     compute: list[Step] = []
@@ -88,7 +88,7 @@ def _reduce_layer(reductions: Reductions, units: Units, run: UnitPass, piece: Un
 def _in_buckets(lanes: Lanes, context: RankContext) -> Lanes:
     """Reduce in buckets beside the pass that makes them: the last pass of a stage, under ZeRO-2 every one."""
     workload, stages = context.workload, context.stages
-    reductions = Reductions(workload)
+    reductions = Reductions(stages.reductions)
     each = workload.parallelism.zero == 2
     compute = lanes[COMPUTE_LANE]
     columns = compute.columns
