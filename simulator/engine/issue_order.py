@@ -128,8 +128,8 @@ def _issues(role: Role, earlier: EarlierCompute) -> list[list[_Issued]]:
             first_waiting.setdefault(label, index)
     order: list[list[_Issued]] = [[] for _ in range(len(compute.label) + 1)]
     for columns in (columns for lane, columns in role.columns.items() if lane != COMPUTE_LANE):
-        for number, label, after in zip(columns.model, columns.label, columns.after, strict=True):
-            op = columns.models[number].op
+        for number, label, after in zip(columns.prototype, columns.label, columns.after, strict=True):
+            op = columns.prototypes[number].op
             if isinstance(op, Comm):
                 behind = _last_awaited(after, positions, earlier) if after else None
                 place = first_waiting.get(label, 0) if behind is None else behind + 1
@@ -168,17 +168,17 @@ def _last_awaited(after: Sequence[str], positions: Mapping[str, int], earlier: E
 
 
 def _compute_steps(role: Role, last: Step | None = None) -> Iterator[tuple[Step, bool]]:
-    """Yield of each step of the compute lane its model, and whether it begins a pass; it follows a ``last`` step.
+    """Yield of each step of the compute lane its prototype, and whether it begins a pass; it follows a ``last`` step.
 
     A pass that is cut, where units are gathered or buckets are full, is several steps of one phase, stage and
     micro-batch.
     """
     compute = _compute(role)
     latest = None if last is None else (last.phase, last.stage, last.microbatch)
-    for number, microbatch in zip(compute.model, compute.microbatch, strict=True):
-        model = compute.models[number]
-        run = model.phase, model.stage, microbatch
-        yield model, latest != run
+    for number, microbatch in zip(compute.prototype, compute.microbatch, strict=True):
+        prototype = compute.prototypes[number]
+        run = prototype.phase, prototype.stage, microbatch
+        yield prototype, latest != run
         latest = run
 
 

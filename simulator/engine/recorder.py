@@ -134,10 +134,10 @@ class RecordedSpans:
         lanes, lane = self._lanes(store)
         order = np.lexsort((self.start_s, lane, self.rank))
         columns = self.steps.columns
-        model = np.array(columns.model, dtype=np.int64)[self.step[order]]
+        prototype = np.array(columns.prototype, dtype=np.int64)[self.step[order]]
 
         def step_column(name: str, dtype: type | str) -> NDArray[Any]:
-            return np.array([getattr(step, name) for step in columns.models], dtype=dtype)[model]
+            return np.array([getattr(step, name) for step in columns.prototypes], dtype=dtype)[prototype]
 
         def memory(pieces: Bools, name: str) -> Floats:
             return np.where(pieces[order], step_column(name, np.float64), 0.0)

@@ -20,7 +20,7 @@ def with_algorithm(roles: tuple[Role, ...], algorithm: str) -> tuple[Role, ...]:
         return changed[id(op)]
 
     def steps(columns: StepColumns) -> Steps:
-        return Steps(replace(columns, models=[replace(step, op=choose(step.op)) for step in columns.models]))
+        return Steps(replace(columns, prototypes=[replace(step, op=choose(step.op)) for step in columns.prototypes]))
 
     return tuple(Role(role.name, {lane: steps(columns) for lane, columns in role.columns.items()}) for role in roles)
 

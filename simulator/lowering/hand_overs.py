@@ -77,7 +77,7 @@ class AlikeTransfers(NamedTuple):
 
     ``rank`` posts them, and ``op`` says whether they send or receive. ``stream``: that of the communicator with the
     neighbour. ``lane``: the track of their spans. ``label_stem`` and ``tag_stem`` are labels and tags without the
-    micro-batch. ``model`` is the first of their steps.
+    micro-batch. ``prototype`` is the first of their steps.
     """
 
     op: PointToPointKind
@@ -86,13 +86,12 @@ class AlikeTransfers(NamedTuple):
     lane: str
     label_stem: str
     tag_stem: str
-    model: Step
+    prototype: Step
 
     def post_on(self, lane: PostedLane[Step], microbatch: int, after: tuple[str, ...]) -> None:
         """Post the end for a micro-batch on a lane, after other steps."""
-        lane.post(
-            id(self.model), self.model, microbatch, self.label(microbatch), after, (f"{self.tag_stem}{microbatch}",)
-        )
+        kind, tag = id(self.prototype), f"{self.tag_stem}{microbatch}"
+        lane.post(kind, self.prototype, microbatch, self.label(microbatch), after, (tag,))
 
     def label(self, microbatch: int) -> str:
         """Return the label of the end for a micro-batch."""
@@ -102,12 +101,12 @@ class AlikeTransfers(NamedTuple):
 class AlikeBatches(NamedTuple):
     """Batches whose transfers differ in their micro-batches alone, which end labels and tags; fields have no number.
 
-    ``model`` is the first of their steps.
+    ``prototype`` is the first of their steps.
     """
 
     label_stems: tuple[str, ...]
     tag_stems: tuple[str, ...]
-    model: Step
+    prototype: Step
 
 
 class BatchedEnds:
@@ -126,7 +125,7 @@ class BatchedEnds:
         numbers = [hop.source.microbatch for hop, _ in ends]
         label = "+".join([f"{stem}{number}" for stem, number in zip(alike.label_stems, numbers, strict=True)])
         tags = tuple([f"{stem}{number}" for stem, number in zip(alike.tag_stems, numbers, strict=True)])
-        lane.post(id(alike.model), alike.model, -1, label, after, tags)
+        lane.post(id(alike.prototype), alike.prototype, -1, label, after, tags)
         return label
 
     def _first_of(self, ends: Sequence[PostedEnd]) -> AlikeBatches:
@@ -155,9 +154,9 @@ class SingleTransfers:
             name_peer = (hop.rank(op), op, DIRECTION[kind]) in self._several
             as_it_comes = self._as_they_come and op is RECV
             comm = hop.comm(op, self._nbytes, name_peer=name_peer, as_it_comes=as_it_comes)
-            model = Step(hop.label(op), comm, microbatch=hop.source.microbatch, stage=stage)
+            prototype = Step(hop.label(op), comm, microbatch=hop.source.microbatch, stage=stage)
             place = hop.rank(op), f"pp_{hop.peer(op)}", comm.lane
-            alike = self._alike[key] = AlikeTransfers(op, *place, hop.post(op).stem, hop.source.stem, model)
+            alike = self._alike[key] = AlikeTransfers(op, *place, hop.post(op).stem, hop.source.stem, prototype)
         return alike
 
 

@@ -57,14 +57,11 @@ def gradients_ready(lanes: Lanes) -> tuple[str, ...]:
 def gradients_summed(lanes: Lanes) -> tuple[str, ...]:
     """Return the labels of sums of gradients on the compute lane."""
     compute = lanes[COMPUTE_LANE].columns
-    sums = [isinstance(step.op, Collective) for step in compute.models]
-    return tuple([label for label, number in zip(compute.label, compute.model, strict=True) if sums[number]])
+    return tuple([compute.label[at] for at in compute.places(lambda step: isinstance(step.op, Collective))])
 
 
 def weights_updated(lanes: Lanes) -> tuple[str, ...]:
     """Return the labels of steps after which the optimizer on the GPU is done, where it has anything to do at all."""
     compute = lanes[COMPUTE_LANE].columns
     last = compute.label[-1]
-    return (
-        (last,) if compute.models[compute.model[-1]].phase == StepPhase.OPTIMIZER else (last, *gradients_ready(lanes))
-    )
+    return (last,) if compute.like(-1).phase == StepPhase.OPTIMIZER else (last, *gradients_ready(lanes))

@@ -11,13 +11,13 @@ _First = TypeVar("_First")
 
 
 class PostedLane(Generic[_First]):
-    """Steps of a lane as columns (see `StepColumns`), with whatever tells their models in place of these."""
+    """Steps of a lane as columns (see `StepColumns`), with whatever tells their prototypes in place of these."""
 
     def __init__(self) -> None:
         self.label: list[str] = []
         self._firsts: list[_First] = []
         self._number: dict[Hashable, int] = {}
-        self._model: list[int] = []
+        self._prototype: list[int] = []
         self._microbatch: list[int] = []
         self._after: list[tuple[str, ...]] = []
         self._tags: list[tuple[str, ...]] = []
@@ -31,18 +31,18 @@ class PostedLane(Generic[_First]):
         after: tuple[str, ...],
         tags: tuple[str, ...] = (),
     ) -> None:
-        """Post a step of a kind after other steps; ``first`` tells its model where it is the first of that kind."""
+        """Post a step of a kind after other steps; ``first`` tells its prototype where it is the first of that kind."""
         number = self._number.get(kind)
         if number is None:
             number = self._number[kind] = len(self._firsts)
             self._firsts.append(first)
-        self._model.append(number)
+        self._prototype.append(number)
         self._microbatch.append(microbatch)
         self.label.append(label)
         self._after.append(after)
         self._tags.append(tags)
 
-    def steps(self, model_of: Callable[[_First], Step]) -> Steps:
-        """Return the steps of the lane; all that came with one ``first`` are as the model that it tells."""
-        models = [model_of(first) for first in self._firsts]
-        return Steps(StepColumns(models, self._model, self._microbatch, self.label, self._after, self._tags))
+    def steps(self, prototype_of: Callable[[_First], Step]) -> Steps:
+        """Return the steps of the lane; all that came with one ``first`` are as the prototype that it tells."""
+        prototypes = [prototype_of(first) for first in self._firsts]
+        return Steps(StepColumns(prototypes, self._prototype, self._microbatch, self.label, self._after, self._tags))

@@ -49,18 +49,18 @@ class Role:
         return {lane: Steps.of(steps).columns for lane, steps in self.lanes.items()}
 
     @cached_property
-    def models(self) -> Mapping[str, tuple[Step, ...]]:
+    def operations(self) -> Mapping[str, tuple[Step, ...]]:
         """A step of each operation of each lane, in their order.
 
         Transfers that differ in their tags alone are one operation.
         """
-        models: dict[str, tuple[Step, ...]] = {}
+        operations: dict[str, tuple[Step, ...]] = {}
         for lane, columns in self.columns.items():
             first: dict[Hashable, Step] = {}
-            for step in columns.models:
+            for step in columns.prototypes:
                 first.setdefault(quick_key(step.op), step)
-            models[lane] = tuple(first.values())
-        return models
+            operations[lane] = tuple(first.values())
+        return operations
 
     @cached_property
     def comms(self) -> tuple[tuple[str, Comm], ...]:
@@ -69,7 +69,7 @@ class Role:
         What steps share comes once, as do transfers that differ in their tags alone.
         """
         distinct: dict[Hashable, tuple[str, Comm]] = {}
-        for lane, steps in self.models.items():
+        for lane, steps in self.operations.items():
             for step in steps:
                 for comm in comms_of(step.op):
                     distinct.setdefault((lane, but_tag(comm)), (lane, comm))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
 from itertools import chain
@@ -12,19 +12,19 @@ from typing import Any, overload
 from simulator.program.ops import quick_key, tags_of, with_tags
 from simulator.program.step import Step, reordered
 
-_of_model = attrgetter("phase", "stage", "chunk", "part", "alloc_bytes", "free_bytes", "workspace_bytes", "hooks")
+_of_prototype = attrgetter("phase", "stage", "chunk", "part", "alloc_bytes", "free_bytes", "workspace_bytes", "hooks")
 
 
 @dataclass(frozen=True)
 class StepColumns:
-    """Steps as columns: each is as its model but for micro-batch, label, steps before it, and tags of its transfers.
+    """Steps as columns: each is as its prototype but for micro-batch, label, steps before it, and tags of transfers.
 
-    ``models`` are steps that others are like, in the order in which they are first needed. ``model``: of each step the
-    index of its model. ``tags``: of each step those of its transfers in their order, none where it has no transfer.
+    ``prototypes`` are steps that others are like, in the order in which they are first needed. ``prototype``: of each
+    step the index of its own. ``tags``: of each step those of its transfers in their order; others have none.
     """
 
-    models: list[Step]
-    model: list[int]
+    prototypes: list[Step]
+    prototype: list[int]
     microbatch: list[int]
     label: list[str]
     after: list[tuple[str, ...]]
@@ -32,23 +32,23 @@ class StepColumns:
 
     @classmethod
     def from_steps(cls, steps: Sequence[Step]) -> StepColumns:
-        """Return the columns of ``steps``; the first of each kind is the model of all."""
+        """Return the columns of ``steps``; the first of each kind is the prototype of all."""
         ops = [step.op for step in steps]
-        models, model = _numbered(zip(map(quick_key, ops), map(_of_model, steps), strict=True), steps)
+        prototypes, prototype = _numbered(zip(map(quick_key, ops), map(_of_prototype, steps), strict=True), steps)
         microbatch, label, after = (list(map(attrgetter(name), steps)) for name in ("microbatch", "label", "after"))
-        return cls(models, model, microbatch, label, after, list(map(tags_of, ops)))
+        return cls(prototypes, prototype, microbatch, label, after, list(map(tags_of, ops)))
 
     @classmethod
     def joined(cls, parts: Iterable[StepColumns]) -> StepColumns:
-        """Return the steps of ``parts``, one part after another; models that several share come once."""
+        """Return the steps of ``parts``, one part after another; prototypes that several share come once."""
         parts = list(parts)
-        each = [part.models[number] for part in parts for number in part.model]
+        each = [part.prototypes[number] for part in parts for number in part.prototype]
         columns = [list(chain.from_iterable(getattr(part, name) for part in parts)) for name in _OF_STEPS]
         return cls(*_numbered(map(id, each), each), *columns)
 
     def part(self, begin: int, end: int) -> StepColumns:
         """Return the steps from place ``begin`` to before place ``end``."""
-        each = [self.models[number] for number in self.model[begin:end]]
+        each = [self.prototypes[number] for number in self.prototype[begin:end]]
         return StepColumns(*_numbered(map(id, each), each), *[getattr(self, name)[begin:end] for name in _OF_STEPS])
 
     def step(self, at: int) -> Step:
@@ -58,20 +58,29 @@ class StepColumns:
     @cached_property
     def steps(self) -> Sequence[Step]:
         """All steps, the very same for whoever asks."""
-        op_of = [with_tags(model.op) for model in self.models]
+        op_of = [with_tags(prototype.op) for prototype in self.prototypes]
         return tuple(
             [
-                reordered(self.models[number], after, label=label, microbatch=microbatch, op=op_of[number](tags))
+                reordered(self.prototypes[number], after, label=label, microbatch=microbatch, op=op_of[number](tags))
                 for number, microbatch, label, after, tags in zip(
-                    self.model, self.microbatch, self.label, self.after, self.tags, strict=True
+                    self.prototype, self.microbatch, self.label, self.after, self.tags, strict=True
                 )
             ]
         )
 
+    def like(self, at: int) -> Step:
+        """Return the prototype of the step at a place."""
+        return self.prototypes[self.prototype[at]]
+
+    def places(self, holds: Callable[[Step], bool]) -> list[int]:
+        """Return the places of the steps for whose prototypes something ``holds``."""
+        chosen = list(map(holds, self.prototypes))
+        return [at for at, number in enumerate(self.prototype) if chosen[number]]
+
     def field(self, name: str) -> list[Any]:
-        """Return by step a field that it has in common with its model."""
-        values = [getattr(model, name) for model in self.models]
-        return [values[number] for number in self.model]
+        """Return by step a field that it has in common with its prototype."""
+        values = [getattr(prototype, name) for prototype in self.prototypes]
+        return [values[number] for number in self.prototype]
 
 
 _OF_STEPS = [field.name for field in fields(StepColumns)][2:]
@@ -117,7 +126,7 @@ class Steps(Sequence[Step]):
         return Steps(*parts, tuple(run), self.columns.part(begin, len(self)))
 
     def __len__(self) -> int:
-        return sum(len(part.model) if isinstance(part, StepColumns) else len(part) for part in self._parts)
+        return sum(len(part.prototype) if isinstance(part, StepColumns) else len(part) for part in self._parts)
 
     def __iter__(self) -> Iterator[Step]:
         return iter(self._steps)

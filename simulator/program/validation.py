@@ -101,9 +101,9 @@ def _validate_role(program: Program, role: Role, ranks: Ints, grows: bool, check
     for lane, columns in role.columns.items():
         if not grows:
             _validate_awaited(where, columns, labels)
-        for step in columns.models:
+        for step in columns.prototypes:
             validate_memory(where, step)
-        for step in role.models[lane]:
+        for step in role.operations[lane]:
             if not _is_new((lane, _same_rules(step.op)), ops):
                 continue
             if _is_new((lane, _same_rules(step.op)), checked):

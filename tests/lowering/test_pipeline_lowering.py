@@ -174,7 +174,7 @@ def test_receives_alone_are_posted_as_their_bytes_come(as_they_come: bool) -> No
             singles.alike(hop, op).post_on(lanes[op], hop.source.microbatch, ("before",))
     for op, lane in lanes.items():
         steps = lane.steps(lambda step: step)
-        assert len(steps.columns.models) == 1
+        assert len(steps.columns.prototypes) == 1
         for hop, step in zip(hops, steps, strict=True):
             expected = hop.comm(op, 8.0, as_it_comes=as_they_come and op is PointToPointKind.RECV)
             assert (step.op, step.label, step.after) == (expected, hop.label(op), ("before",))

@@ -47,7 +47,7 @@ def test_operations_of_a_lane_are_in_the_order_of_their_first_steps() -> None:
     """The first block is run again behind the second."""
     one, two = (Block(name, (Compute("k", Fixed(1.0), StepPhase.FORWARD),)) for name in ("one", "two"))
     role = Role("all", {"compute": (Step("a", one), Step("b", two), Step("c", one)), "tp": ()})
-    assert {lane: [step.label for step in steps] for lane, steps in role.models.items()} == {
+    assert {lane: [step.label for step in steps] for lane, steps in role.operations.items()} == {
         "compute": ["a", "b"],
         "tp": [],
     }

@@ -32,8 +32,8 @@ from simulator.program import (
 )
 
 Int32s = NDArray[np.int32]
-#: Columns of steps that are those of their models.
-_OF_MODELS = ("kind", "op", "n_ops", "tag", "phase")
+#: Columns of steps that are those of their prototypes.
+_OF_PROTOTYPES = ("kind", "op", "n_ops", "tag", "phase")
 
 
 class Numbers:
@@ -179,23 +179,23 @@ class ProgramNumbers:
 
     def described(self, steps: StepColumns, lanes: Sequence[DescribedLane]) -> list[DescribedSteps]:
         """Return by lane as arrays ``steps``, which are those of some ``lanes`` one after another."""
-        described, model = np.zeros(len(steps.model), dtype=STEP), np.array(steps.model, dtype=np.int64)
-        #: Of each model the kinds of communication in its batch.
-        kinds = [
-            list(map(self._comms.kind, step.op.comms)) if isinstance(step.op, Batch) else [] for step in steps.models
-        ]
-        rows = [self._row(step, len(in_batch)) for step, in_batch in zip(steps.models, kinds, strict=True)]
-        for name, values in zip(_OF_MODELS, np.array(rows, dtype=np.int32).reshape(-1, 5).T, strict=True):
-            described[name] = values[model]
+        prototype, n = np.array(steps.prototype, dtype=np.int64), len(steps.prototype)
+        described = np.zeros(n, dtype=STEP)
+        #: Of each prototype the kinds of communication in its batch.
+        batched = [step.op.comms if isinstance(step.op, Batch) else () for step in steps.prototypes]
+        kinds = [list(map(self._comms.kind, comms)) for comms in batched]
+        rows = [self._row(step, len(comms)) for step, comms in zip(steps.prototypes, batched, strict=True)]
+        for name, values in zip(_OF_PROTOTYPES, np.array(rows, dtype=np.int32).reshape(-1, 5).T, strict=True):
+            described[name] = values[prototype]
         tags = np.fromiter(map(self._comms.tag, chain.from_iterable(steps.tags)), np.int32)
-        n_tags, n_after = (np.fromiter(map(len, column), np.int32, len(model)) for column in (steps.tags, steps.after))
+        n_tags, n_after = (np.fromiter(map(len, column), np.int32, n) for column in (steps.tags, steps.after))
         is_batch = described["kind"] == RUN_BATCH
         of_batch = np.repeat(is_batch, n_tags)
         described["tag"][~is_batch & (n_tags > 0)] = tags[~of_batch]
         described["op"][is_batch] = np.cumsum(n_tags[is_batch]) - n_tags[is_batch]
         described["n_after"], described["first_after"] = n_after, np.cumsum(n_after) - n_after
         batches = np.zeros(int(of_batch.sum()), dtype=TAGGED_COMM)
-        batches["kind"] = list(chain.from_iterable(map(kinds.__getitem__, steps.model)))
+        batches["kind"] = list(chain.from_iterable(map(kinds.__getitem__, steps.prototype)))
         batches["tag"] = tags[of_batch]
         labels, awaited, ends = list[int](), list[int](), np.cumsum([lane.n_steps for lane in lanes]).tolist()
         places = [slice(end - lane.n_steps, end) for lane, end in zip(lanes, ends, strict=True)]
@@ -203,7 +203,7 @@ class ProgramNumbers:
             labels += lane.role.add_steps(lane.lane, steps.label[place], is_batch[place].astype(np.uint8))
             awaited += lane.role.numbers_of(chain.from_iterable(steps.after[place]))
         described["label"], after = labels, np.array(awaited, dtype=np.int32)
-        first, self._n_steps = self._n_steps, self._n_steps + len(model)
+        first, self._n_steps = self._n_steps, self._n_steps + n
         return [DescribedSteps(described[place], after, batches, first + place.start) for place in places]
 
     def _row(self, step: Step, n_ops: int) -> tuple[int, int, int, int, int]:
@@ -222,15 +222,14 @@ def work_of_host(
     """Return the work of a host of these ``speeds`` around the ``steps`` of a compute lane as arrays."""
     issues = [issue for one in work for issue in one.issues]
     counts = np.cumsum([0, *[len(one.issues) for one in work]])
+    comms = [(step.op, step.phase) if isinstance(step.op, Comm) else None for step in steps.prototypes]
+    comm_s = [speeds.issue_s(costs, *comm) if comm else 0.0 for comm in comms]
     return WorkOfHost(
         first_issue=counts.astype(np.int64),
         issue_label=np.array([role.label(label) if label else -1 for label, _ in issues], dtype=np.int32),
         issue_s=np.array([seconds for _, seconds in issues], dtype=np.float64),
         start_s=np.array([one.start_s for one in work], dtype=np.float64),
-        comm_s=np.array(
-            [speeds.issue_s(costs, step.op, step.phase) if isinstance(step.op, Comm) else 0.0 for step in steps.models],
-            dtype=np.float64,
-        )[np.array(steps.model, dtype=np.int64)],
+        comm_s=np.array(comm_s, dtype=np.float64)[np.array(steps.prototype, dtype=np.int64)],
     )
 
 

@@ -42,11 +42,8 @@ def _beside_first_passes(lanes: Lanes, context: RankContext) -> Lanes:
     element, bucket_bytes = DTYPE_BYTES[workload.training.grad_dtype], workload.parallelism.bucket_bytes
     compute = lanes[COMPUTE_LANE]
     columns = compute.columns
-    forward = [step.phase == StepPhase.FORWARD and isinstance(step.op, Block) for step in columns.models]
-    first: dict[int, int] = {}
-    for at, number in enumerate(columns.model):
-        if forward[number]:
-            first.setdefault(columns.models[number].stage, at)
+    forward = columns.places(lambda step: step.phase == StepPhase.FORWARD and isinstance(step.op, Block))
+    first = {columns.like(at).stage: at for at in reversed(forward)}
     changed: dict[int, list[Step]] = {}
     gathers: list[Step] = []
     for at in sorted(first.values()):

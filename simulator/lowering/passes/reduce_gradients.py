@@ -92,9 +92,8 @@ def _in_buckets(lanes: Lanes, context: RankContext) -> Lanes:
     each = workload.parallelism.zero == 2
     compute = lanes[COMPUTE_LANE]
     columns = compute.columns
-    makes = [step.phase in _MAKES_GRADIENTS and isinstance(step.op, Block) for step in columns.models]
-    making = {at: columns.models[number].stage for at, number in enumerate(columns.model) if makes[number]}
-    cut_at = making.keys() if each else {stage: at for at, stage in making.items()}.values()
+    making = columns.places(lambda step: step.phase in _MAKES_GRADIENTS and isinstance(step.op, Block))
+    cut_at = set(making if each else {columns.like(at).stage: at for at in making}.values())
     buckets_of: dict[Variant, list[tuple[Bucket, float]]] = {}  # with the bytes of its gradients
     changed: dict[int, list[Step]] = {}
     for at in range(len(compute)) if each else sorted(cut_at):

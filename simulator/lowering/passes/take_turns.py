@@ -38,7 +38,7 @@ def take_turns(lanes: Lanes, context: RankContext) -> Lanes:
 def _shares_communicator(lanes: Lanes) -> bool:
     """Return whether several lanes beside computation have collectives of one axis."""
     axes = [
-        {step.op.axis for step in steps.columns.models if isinstance(step.op, Collective)}
+        {step.op.axis for step in steps.columns.prototypes if isinstance(step.op, Collective)}
         for lane, steps in lanes.items()
         if lane != COMPUTE_LANE
     ]

@@ -43,12 +43,8 @@ def free_input_gradients(lanes: Lanes, context: RankContext) -> Lanes:
     """Give back with the last step of computation the gradients of inputs that torch keeps until then."""
     compute = lanes[COMPUTE_LANE]
     columns = compute.columns
-    halves = [step.phase == StepPhase.INPUT_GRADIENT for step in columns.models]
-    split = {
-        (columns.models[number].stage, microbatch)
-        for number, microbatch in zip(columns.model, columns.microbatch, strict=True)
-        if halves[number]
-    }
+    halves = columns.places(lambda step: step.phase == StepPhase.INPUT_GRADIENT)
+    split = {(columns.like(at).stage, columns.microbatch[at]) for at in halves}
     nbytes = sum(context.stages.variants.parts[stage][0].input_gradient_bytes for stage, _ in split)
     if not nbytes:
         return lanes
