@@ -1,4 +1,4 @@
-"""What rows of carriages put on links, entry by entry."""
+"""Entries of carriages: each is a link that a row loads."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from simulator.cluster import Gpu
 from simulator.costs import Costs, launch
-from simulator.program import COMPUTE_LANE, Collective, Comm, Compute, Role, Step, StepColumns, Steps
+from simulator.program import COMPUTE_LANE, Collective, Comm, Compute, LaneSteps, Role, Step, StepColumns
 
 
 class HostSpeeds(NamedTuple):
@@ -154,7 +154,7 @@ def issued_by(role: Role) -> Iterator[tuple[str, str, int]]:
 
 def _compute(role: Role) -> StepColumns:
     """Return the steps of the compute lane, if there is one."""
-    return role.columns.get(COMPUTE_LANE) or Steps.of(()).columns
+    return role.columns.get(COMPUTE_LANE) or LaneSteps.from_steps(()).columns
 
 
 def _last_awaited(after: Sequence[str], positions: Mapping[str, int], earlier: EarlierCompute) -> int | None:

@@ -13,7 +13,7 @@ from simulator.arrays import Bools, Floats, Ints, by_appearance, inverse
 from simulator.engine.placement import RankKind
 from simulator.engine.representatives import Representatives
 from simulator.engine.templates import TemplateStore
-from simulator.program import Program, Step, Steps, later_label
+from simulator.program import LaneSteps, Program, Step, later_label
 from simulator.timeline import Contention, LinkUse, SpanLabels, Timeline
 
 #: Clocks of the GPUs of ranks in Hz; None: each kernel runs at the clock of its price.
@@ -89,7 +89,7 @@ class RecordedSpans:
     """
 
     lane_names: Sequence[str]
-    steps: Steps
+    steps: LaneSteps
     rank: Ints
     lane: Ints
     position_in_lane: Ints
@@ -226,7 +226,7 @@ class Recorder:
         posted_s, launched_s = np.array(times, dtype=np.float64).reshape(-1, 2).T
         return RecordedSpans(
             lane_names=tuple(lanes),
-            steps=Steps.of(steps.values()),
+            steps=LaneSteps.from_steps(steps.values()),
             rank=np.array(rank, dtype=np.int64),
             lane=np.array([lanes[name] for name in lane], dtype=np.int64),
             position_in_lane=np.array(position_in_lane, dtype=np.int64),

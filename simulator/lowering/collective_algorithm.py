@@ -4,7 +4,18 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from simulator.program import Batch, Beside, Block, Collective, CollectiveKind, Comm, Compute, Role, StepColumns, Steps
+from simulator.program import (
+    Batch,
+    Beside,
+    Block,
+    Collective,
+    CollectiveKind,
+    Comm,
+    Compute,
+    LaneSteps,
+    Role,
+    StepColumns,
+)
 
 
 def with_algorithm(roles: tuple[Role, ...], algorithm: str) -> tuple[Role, ...]:
@@ -19,8 +30,9 @@ def with_algorithm(roles: tuple[Role, ...], algorithm: str) -> tuple[Role, ...]:
             changed[id(op)] = _changed(op, algorithm)
         return changed[id(op)]
 
-    def steps(columns: StepColumns) -> Steps:
-        return Steps(replace(columns, prototypes=[replace(step, op=choose(step.op)) for step in columns.prototypes]))
+    def steps(columns: StepColumns) -> LaneSteps:
+        prototypes = [replace(step, op=choose(step.op)) for step in columns.prototypes]
+        return LaneSteps(replace(columns, prototypes=prototypes))
 
     return tuple(Role(role.name, {lane: steps(columns) for lane, columns in role.columns.items()}) for role in roles)
 

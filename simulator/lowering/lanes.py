@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from simulator.program import COMPUTE_LANE, Collective, Comm, Step, StepPhase, Steps
+from simulator.program import COMPUTE_LANE, Collective, Comm, LaneSteps, Step, StepPhase
 
 #: lane -> steps of one pipeline rank
-Lanes = dict[str, Steps]
+Lanes = dict[str, LaneSteps]
 
 #: First word of the labels of steps that reduce gradients, copy them to the host, or exchange them with servers.
 REDUCTION = "reduce "
@@ -26,8 +26,8 @@ def with_steps(lanes: Lanes, compute: Iterable[Step], added: Iterable[Step] = ()
     for step in added:
         assert isinstance(step.op, Comm)
         more.setdefault(step.op.lane, []).append(step)
-    whole = {**lanes, COMPUTE_LANE: Steps.of(compute)}
-    return whole | {lane: whole.get(lane, Steps()).followed_by(steps) for lane, steps in more.items()}
+    whole = {**lanes, COMPUTE_LANE: LaneSteps.from_steps(compute)}
+    return whole | {lane: whole.get(lane, LaneSteps()).followed_by(steps) for lane, steps in more.items()}
 
 
 def off_compute(lanes: Lanes) -> list[Step]:

@@ -15,8 +15,8 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Container, Hashable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import cached_property
 from types import MappingProxyType
-from typing import NamedTuple
 
 from simulator.lowering.hand_overs import (
     RECV,
@@ -34,7 +34,7 @@ from simulator.lowering.hand_overs import (
 )
 from simulator.lowering.lanes import PIPELINE_LANE, Lanes
 from simulator.lowering.posted_lane import PostedLane
-from simulator.program import COMPUTE_LANE, PointToPointKind, Step, Steps
+from simulator.program import COMPUTE_LANE, LaneSteps, PointToPointKind, Step
 from simulator.recent import RecentValues
 from simulator.schedules import Action, Cell, Order, Post, Schedule, Slot
 
@@ -54,7 +54,7 @@ class PostedRank:
 
     def __init__(self, late: Mapping[Action, Sequence[str]], turns: Turns) -> None:
         self.compute = PostedLane[PlannedPass]()
-        self.others: dict[str, PostedLane[Step]] = {}
+        self.transfers: dict[str, PostedLane[Step]] = {}
         self._late, self._turns = late, turns
 
     def compute_action(self, action: Action, after: tuple[str, ...]) -> None:
@@ -65,25 +65,23 @@ class PostedRank:
 
     def lane(self, name: str) -> PostedLane[Step]:
         """Return the lane of transfers of a name."""
-        if name not in self.others:
-            self.others[name] = PostedLane()
-        return self.others[name]
+        if name not in self.transfers:
+            self.transfers[name] = PostedLane()
+        return self.transfers[name]
+
+    @cached_property
+    def steps_of_transfers(self) -> Mapping[str, LaneSteps]:
+        """All lanes of transfers once everything is posted, the very same for all passes."""
+        return {name: lane.steps(lambda step: step) for name, lane in self.transfers.items()}
 
     def last(self, name: str) -> tuple[str, ...]:
         """Return the label of the last step of a lane so far, if any."""
-        return tuple(self.lane(name).label[-1:]) if name in self.others else ()
-
-
-class PostedLanes(NamedTuple):
-    """The lanes of a rank: its passes, and transfers on other lanes."""
-
-    compute: PostedLane[PlannedPass]
-    others: Mapping[str, Steps]
+        return tuple(self.lane(name).label[-1:]) if name in self.transfers else ()
 
 
 #: Most actions whose lanes are kept, at some 1.2 KB each.
 MOST_ACTIONS = 50_000
-_recent = RecentValues[list[PostedLanes]](MOST_ACTIONS)
+_recent = RecentValues[list[PostedRank]](MOST_ACTIONS)
 
 
 def whole_at_first(order: Order, schedule: Schedule, n_stages: int) -> tuple[Order, Schedule]:
@@ -122,34 +120,27 @@ def lower(
 ) -> list[Lanes]:
     """Return the lanes of every pipeline rank: its computation, and its transfers of ``nbytes`` each.
 
-    ``step_of``: steps of computation, labelled ``str(action)``. Those of one stage and kind do the same, but for what
-    ``turns`` says of their micro-batches. With ``overlap`` transfers run on lanes of their own
-    and computation waits only for what it needs; without, it waits for every batch posted before it, sends too. It
-    matters when a receive is posted: its kernel holds SMs from then on. Its stream matters too, for it may queue there
-    behind what another rank has not sent yet: each neighbour has one, or with ``batched`` all share one. ``apart``: a
-    forward and a backward in one slot each wait for their own input, as torch runs them one after the other
-    (``_step_microbatches``, OVERLAP_F_B). Both are sent after the last either way.
+    ``step_of``: steps of computation, labelled ``str(action)``. It is asked for one of each stage and kind, as others
+    do the same; ``turns`` tells passes that do not.
+
+    With ``overlap`` transfers run on lanes of their own and computation waits only for what it needs; without, it waits
+    for every batch posted before it, sends too. It matters when a receive is posted: its kernel holds SMs from then on.
+    Its stream matters too, for it may queue there behind what another rank has not sent yet: each neighbour has one, or
+    with ``batched`` all share one. ``apart``: a forward and a backward in one slot each wait for their own input, as
+    torch runs them one after the other (``_step_microbatches``, OVERLAP_F_B). Both are sent after the last either way.
 
     What the passes compute makes no difference to their transfers. So those of the last few orders are kept.
     """
     key = tuple(map(tuple, order)), schedule, n_stages, nbytes, frozenset(turns.items()), overlap, batched, apart
     n_actions = sum(len(slot) for slots in order for slot in slots)
-
-    def post() -> list[PostedLanes]:
-        ranks = _posted(order, schedule, n_stages, nbytes, turns, overlap=overlap, batched=batched, apart=apart)
-        return [
-            PostedLanes(rank.compute, {name: lane.steps(_itself) for name, lane in rank.others.items()})
-            for rank in ranks
-        ]
-
+    posted = _recent.get(
+        key,
+        n_actions,
+        lambda: _posted(order, schedule, n_stages, nbytes, turns, overlap=overlap, batched=batched, apart=apart),
+    )
     return [
-        {COMPUTE_LANE: lanes.compute.steps(lambda first: step_of(*first)), **lanes.others}
-        for lanes in _recent.get(key, n_actions, post)
+        {COMPUTE_LANE: rank.compute.steps(lambda first: step_of(*first)), **rank.steps_of_transfers} for rank in posted
     ]
-
-
-def _itself(step: Step) -> Step:
-    return step
 
 
 def _posted(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable
 from typing import Generic, TypeVar
 
-from simulator.program import Step, StepColumns, Steps
+from simulator.program import LaneSteps, Step, StepColumns
 
 _First = TypeVar("_First")
 
@@ -42,7 +42,8 @@ class PostedLane(Generic[_First]):
         self._after.append(after)
         self._tags.append(tags)
 
-    def steps(self, prototype_of: Callable[[_First], Step]) -> Steps:
+    def steps(self, prototype_of: Callable[[_First], Step]) -> LaneSteps:
         """Return the steps of the lane; all that came with one ``first`` are as the prototype that it tells."""
-        prototypes = [prototype_of(first) for first in self._firsts]
-        return Steps(StepColumns(prototypes, self._prototype, self._microbatch, self.label, self._after, self._tags))
+        prototypes = list(map(prototype_of, self._firsts))
+        columns = self._prototype, self._microbatch, self.label, self._after, self._tags
+        return LaneSteps(StepColumns(prototypes, *columns))

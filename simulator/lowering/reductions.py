@@ -25,7 +25,7 @@ class LeavingGradients(NamedTuple):
 
 
 class AlikeReductions:
-    """What reductions of a job have in common, whatever the rank."""
+    """Reductions of a job, which ranks with the same weights share."""
 
     def __init__(self, workload: Workload) -> None:
         self.workload = workload

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 from simulator.lowering.lanes import Lanes
-from simulator.program import COMPUTE_LANE, Collective, HostOperation, Step, Steps, reordered
+from simulator.program import COMPUTE_LANE, Collective, HostOperation, LaneSteps, Step, reordered
 
 
 def repeated(lanes: Lanes, steps: int, microbatches: int) -> Lanes:
@@ -29,7 +29,7 @@ def repeated(lanes: Lanes, steps: int, microbatches: int) -> Lanes:
                 elif number and not step.after and isinstance(step.op, Collective | HostOperation):
                     before = (_label(ends, number - 1),)
                 row[lane].append(reordered(step, (*before, *step.after)) if before else step)
-    return {lane: Steps.of(work) for lane, work in row.items()}
+    return {lane: LaneSteps.from_steps(work) for lane, work in row.items()}
 
 
 def rolling(lanes: Lanes, steps: int, microbatches: int, rest_of_step: Callable[[Lanes], Lanes]) -> Lanes:
@@ -40,14 +40,14 @@ def rolling(lanes: Lanes, steps: int, microbatches: int, rest_of_step: Callable[
     whole = {lane: list(work) for lane, work in lanes.items()}
     for number in range(steps):
         passes = [step for step in lanes[COMPUTE_LANE] if step.microbatch // microbatches == number]
-        done = rest_of_step({COMPUTE_LANE: Steps.of(passes)})
+        done = rest_of_step({COMPUTE_LANE: LaneSteps.from_steps(passes)})
         added = _labels(done) - _labels(lanes)
-        done = {lane: Steps.of(_numbered(work, added, number, 0)) for lane, work in done.items()}
+        done = {lane: LaneSteps.from_steps(_numbered(work, added, number, 0)) for lane, work in done.items()}
         whole[COMPUTE_LANE] = _merged(whole[COMPUTE_LANE], passes, done)
         for lane, work in done.items():
             if lane != COMPUTE_LANE:
                 whole.setdefault(lane, []).extend(work)
-    return {lane: Steps.of(work) for lane, work in whole.items()}
+    return {lane: LaneSteps.from_steps(work) for lane, work in whole.items()}
 
 
 def _merged(compute: list[Step], passes: list[Step], done: Lanes) -> list[Step]:

@@ -21,7 +21,7 @@ from simulator.program.ops import (
 from simulator.program.program import Program, Role
 from simulator.program.repetition import Repetition, later_label
 from simulator.program.step import Step, reordered
-from simulator.program.steps import StepColumns, Steps
+from simulator.program.steps import LaneSteps, StepColumns
 from simulator.program.text import kernel_to_text, to_text
 from simulator.program.text_reader import from_text, kernel_from_text
 from simulator.program.validation import ProgramError, validate
@@ -65,6 +65,7 @@ __all__ = [
     "HostKind",
     "HostOperation",
     "Kernel",
+    "LaneSteps",
     "Matmul",
     "Memory",
     "PointToPoint",
@@ -79,7 +80,6 @@ __all__ = [
     "Step",
     "StepColumns",
     "StepPhase",
-    "Steps",
     "Tiled",
     "axis_of",
     "but_tag",

@@ -17,7 +17,7 @@ class Extension:
 
     ``release_s`` is the release time of scheduling theory: before it no host issues anything of the extension, and no
     lane begins with it. An extension that is released at 0 has been known to hosts from the beginning.
-    Steps may come as any iterable, and are kept as tuples.
+    LaneSteps may come as any iterable, and are kept as tuples.
     """
 
     lanes: Mapping[int, Mapping[str, tuple[Step, ...]]]

@@ -285,8 +285,8 @@ def tags_of(op: Block | Comm | Batch) -> tuple[str, ...]:
 def with_tags(op: Block | Comm | Batch) -> Callable[[tuple[str, ...]], Block | Comm | Batch]:
     """Return what makes copies of ``op`` whose transfers have other tags; anything else it returns itself."""
     if isinstance(op, PointToPoint):
-        made = _transfer_maker(op)
-        return lambda tags: made(*tags)
+        with_tag = _transfer_maker(op)
+        return lambda tags: with_tag(*tags)
     if isinstance(op, Batch):
         makers = [_transfer_maker(comm) for comm in op.comms]
         return lambda tags: Batch(tuple([maker(tag) for maker, tag in zip(makers, tags, strict=True)]))

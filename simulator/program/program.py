@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from simulator.program.ops import Comm, but_tag, comms_of, quick_key
 from simulator.program.step import Step
-from simulator.program.steps import StepColumns, Steps
+from simulator.program.steps import LaneSteps, StepColumns
 
 if TYPE_CHECKING:  # numpy is loaded where a program is played
     from simulator.arrays import Ints
@@ -34,7 +34,7 @@ class Role:
     later: Mapping[str, tuple[Comm, ...]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "lanes", {lane: Steps.of(steps) for lane, steps in self.lanes.items()})
+        object.__setattr__(self, "lanes", {lane: LaneSteps.from_steps(steps) for lane, steps in self.lanes.items()})
         object.__setattr__(self, "later", {lane: tuple(comms) for lane, comms in self.later.items()})
 
     def steps(self) -> Iterator[tuple[str, int, Step]]:
@@ -46,7 +46,7 @@ class Role:
     @cached_property
     def columns(self) -> Mapping[str, StepColumns]:
         """The steps of each lane as columns."""
-        return {lane: Steps.of(steps).columns for lane, steps in self.lanes.items()}
+        return {lane: LaneSteps.from_steps(steps).columns for lane, steps in self.lanes.items()}
 
     @cached_property
     def operations(self) -> Mapping[str, tuple[Step, ...]]:

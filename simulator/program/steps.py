@@ -12,7 +12,7 @@ from typing import Any, overload
 from simulator.program.ops import quick_key, tags_of, with_tags
 from simulator.program.step import Step, reordered
 
-_of_prototype = attrgetter("phase", "stage", "chunk", "part", "alloc_bytes", "free_bytes", "workspace_bytes", "hooks")
+_shared_fields = attrgetter("phase", "stage", "chunk", "part", "alloc_bytes", "free_bytes", "workspace_bytes", "hooks")
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class StepColumns:
     def from_steps(cls, steps: Sequence[Step]) -> StepColumns:
         """Return the columns of ``steps``; the first of each kind is the prototype of all."""
         ops = [step.op for step in steps]
-        prototypes, prototype = _numbered(zip(map(quick_key, ops), map(_of_prototype, steps), strict=True), steps)
+        prototypes, prototype = _numbered(zip(map(quick_key, ops), map(_shared_fields, steps), strict=True), steps)
         microbatch, label, after = (list(map(attrgetter(name), steps)) for name in ("microbatch", "label", "after"))
         return cls(prototypes, prototype, microbatch, label, after, list(map(tags_of, ops)))
 
@@ -78,7 +78,7 @@ class StepColumns:
         return [at for at, number in enumerate(self.prototype) if chosen[number]]
 
     def field(self, name: str) -> list[Any]:
-        """Return by step a field that it has in common with its prototype."""
+        """Return, step by step, a field in which steps are as their prototypes."""
         values = [getattr(prototype, name) for prototype in self.prototypes]
         return [values[number] for number in self.prototype]
 
@@ -86,17 +86,17 @@ class StepColumns:
 _OF_STEPS = [field.name for field in fields(StepColumns)][2:]
 
 
-class Steps(Sequence[Step]):
+class LaneSteps(Sequence[Step]):
     """The steps of a lane in their order, in parts. Columns and `Step`s are made of each other where one is needed."""
 
-    def __init__(self, *parts: Steps | StepColumns | tuple[Step, ...]) -> None:
+    def __init__(self, *parts: LaneSteps | StepColumns | tuple[Step, ...]) -> None:
         """Take parts that follow each other; their `Step`s stay the very same objects."""
         self._parts = parts
 
     @classmethod
-    def of(cls, steps: Iterable[Step]) -> Steps:
+    def from_steps(cls, steps: Iterable[Step]) -> LaneSteps:
         """Return ``steps``, which may come as any iterable."""
-        return steps if isinstance(steps, Steps) else cls(steps if isinstance(steps, tuple) else tuple(steps))
+        return steps if isinstance(steps, LaneSteps) else cls(steps if isinstance(steps, tuple) else tuple(steps))
 
     @cached_property
     def columns(self) -> StepColumns:
@@ -109,11 +109,11 @@ class Steps(Sequence[Step]):
         parts = [part.steps if isinstance(part, StepColumns) else part for part in self._parts]
         return tuple(chain.from_iterable(parts))
 
-    def followed_by(self, more: Iterable[Step]) -> Steps:
+    def followed_by(self, more: Iterable[Step]) -> LaneSteps:
         """Return these steps with ``more`` behind them."""
-        return Steps(self, Steps.of(more))
+        return LaneSteps(self, LaneSteps.from_steps(more))
 
-    def replaced(self, changes: Mapping[int, Iterable[Step]]) -> Steps:
+    def replaced(self, changes: Mapping[int, Iterable[Step]]) -> LaneSteps:
         """Return these steps with others in the places that ``changes`` names, of any number each."""
         parts: list[StepColumns | tuple[Step, ...]] = []
         run, begin = list[Step](), 0  # changed steps one after another, and the first place behind them
@@ -123,7 +123,7 @@ class Steps(Sequence[Step]):
                 run = []
             run += steps
             begin = at + 1
-        return Steps(*parts, tuple(run), self.columns.part(begin, len(self)))
+        return LaneSteps(*parts, tuple(run), self.columns.part(begin, len(self)))
 
     def __len__(self) -> int:
         return sum(len(part.prototype) if isinstance(part, StepColumns) else len(part) for part in self._parts)
@@ -141,14 +141,14 @@ class Steps(Sequence[Step]):
         return self._steps[at]
 
     def __eq__(self, other: object) -> bool:
-        return tuple(other) == self._steps if isinstance(other, Steps | tuple) else NotImplemented
+        return tuple(other) == self._steps if isinstance(other, LaneSteps | tuple) else NotImplemented
 
     def __repr__(self) -> str:
-        return f"Steps.of({self._steps!r})"
+        return f"LaneSteps.from_steps({self._steps!r})"
 
 
-def _columns(part: Steps | StepColumns | tuple[Step, ...]) -> StepColumns:
-    if isinstance(part, Steps):
+def _columns(part: LaneSteps | StepColumns | tuple[Step, ...]) -> StepColumns:
+    if isinstance(part, LaneSteps):
         return part.columns
     return part if isinstance(part, StepColumns) else StepColumns.from_steps(part)
 

@@ -14,13 +14,13 @@ from simulator.program import (
     Block,
     Collective,
     CollectiveKind,
+    LaneSteps,
     PointToPoint,
     PointToPointKind,
     Purpose,
     Step,
     StepColumns,
     StepPhase,
-    Steps,
 )
 
 WORK, OTHER_WORK = Block("work", ()), Block("work", ())
@@ -45,9 +45,9 @@ def posted(*microbatches: int) -> tuple[Step, ...]:
 MIXED = (*passes(0, 1), *posted(0, 1), Step("r2", transfer("0F2"), microbatch=2), Step("sum", SUM, ("0F1",)))
 
 
-def from_columns(steps: Iterable[Step]) -> Steps:
+def from_columns(steps: Iterable[Step]) -> LaneSteps:
     """Return steps of which nothing is known but the columns."""
-    return Steps(replace(Steps.of(steps).columns))
+    return LaneSteps(replace(LaneSteps.from_steps(steps).columns))
 
 
 def test_columns_say_all_that_steps_say() -> None:
@@ -87,20 +87,20 @@ def test_what_steps_of_one_kind_have_in_common(name: str) -> None:
     """
     (step,) = passes(0)
     pair = (step, replace(step, **{name: OTHER[name]}))
-    assert len(Steps.of(pair).columns.prototypes) == (1 if name in ("label", "after", "microbatch") else 2)
+    assert len(LaneSteps.from_steps(pair).columns.prototypes) == (1 if name in ("label", "after", "microbatch") else 2)
     assert from_columns(pair) == pair
 
 
 def test_steps_are_made_once() -> None:
-    """Whoever asks is given the very same objects, of lanes that are joined too; steps that came stay what they are."""
+    """A lane gives the very same objects again, and so does a longer lane. Steps that came stay the same."""
     lane = from_columns(passes(0, 1))
     whole = lane.followed_by(posted(0))
     assert list(map(id, whole)) == [*map(id, lane), id(whole[2])]
     assert whole[:2] == passes(0, 1)
-    assert Steps.of(MIXED)[1] is MIXED[1]
+    assert LaneSteps.from_steps(MIXED)[1] is MIXED[1]
 
 
-@pytest.mark.parametrize("made", [Steps.of, from_columns])
+@pytest.mark.parametrize("made", [LaneSteps.of, from_columns])
 @pytest.mark.parametrize("places", [(), (0,), (2,), (0, 1), (1, 2, 3), (0, 1, 2, 3, 4, 5), (0, 5), (5,)])
 def test_steps_are_replaced_by_any_number(made: Any, places: tuple[int, ...]) -> None:
     """Each place gets as many passes as its number says, the first one none; as with lists, cut and joined."""
@@ -115,5 +115,5 @@ def test_steps_are_replaced_by_any_number(made: Any, places: tuple[int, ...]) ->
 
 
 def test_no_steps() -> None:
-    assert len(Steps()) == 0 == len(Steps().columns.prototypes)
-    assert Steps().followed_by(MIXED) == MIXED
+    assert len(LaneSteps()) == 0 == len(LaneSteps().columns.prototypes)
+    assert LaneSteps().followed_by(MIXED) == MIXED

@@ -13,7 +13,7 @@ from simulator.lowering.rank_context import RankContext
 from simulator.lowering.stage_variants import first_and_last
 from simulator.lowering.stages import Stages
 from simulator.models import Seat, passed_bytes
-from simulator.program import COMPUTE_LANE, Program, Role, Step, Steps, from_text, to_text
+from simulator.program import COMPUTE_LANE, LaneSteps, Program, Role, Step, from_text, to_text
 from tests.support.sharded import load
 
 _HEAD = """
@@ -69,7 +69,7 @@ def read(text: str) -> Lanes:
 
 def lanes_of(lanes: Mapping[str, Iterable[Step]]) -> Lanes:
     """Return steps by the name of their lane as lanes of a rank."""
-    return {lane: Steps.of(steps) for lane, steps in lanes.items()}
+    return {lane: LaneSteps.from_steps(steps) for lane, steps in lanes.items()}
 
 
 def write(lanes: Lanes, *, places: bool = False, memory: bool = False) -> str:

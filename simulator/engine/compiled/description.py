@@ -23,11 +23,11 @@ from simulator.program import (
     Batch,
     Collective,
     Comm,
+    LaneSteps,
     PointToPoint,
     Role,
     Step,
     StepColumns,
-    Steps,
     but_tag,
 )
 
@@ -181,7 +181,6 @@ class ProgramNumbers:
         """Return by lane as arrays ``steps``, which are those of some ``lanes`` one after another."""
         prototype, n = np.array(steps.prototype, dtype=np.int64), len(steps.prototype)
         described = np.zeros(n, dtype=STEP)
-        #: Of each prototype the kinds of communication in its batch.
         batched = [step.op.comms if isinstance(step.op, Batch) else () for step in steps.prototypes]
         kinds = [list(map(self._comms.kind, comms)) for comms in batched]
         rows = [self._row(step, len(comms)) for step, comms in zip(steps.prototypes, batched, strict=True)]
@@ -190,13 +189,13 @@ class ProgramNumbers:
         tags = np.fromiter(map(self._comms.tag, chain.from_iterable(steps.tags)), np.int32)
         n_tags, n_after = (np.fromiter(map(len, column), np.int32, n) for column in (steps.tags, steps.after))
         is_batch = described["kind"] == RUN_BATCH
-        of_batch = np.repeat(is_batch, n_tags)
-        described["tag"][~is_batch & (n_tags > 0)] = tags[~of_batch]
+        is_batched = np.repeat(is_batch, n_tags)
+        described["tag"][~is_batch & (n_tags > 0)] = tags[~is_batched]
         described["op"][is_batch] = np.cumsum(n_tags[is_batch]) - n_tags[is_batch]
         described["n_after"], described["first_after"] = n_after, np.cumsum(n_after) - n_after
-        batches = np.zeros(int(of_batch.sum()), dtype=TAGGED_COMM)
+        batches = np.zeros(int(is_batched.sum()), dtype=TAGGED_COMM)
         batches["kind"] = list(chain.from_iterable(map(kinds.__getitem__, steps.prototype)))
-        batches["tag"] = tags[of_batch]
+        batches["tag"] = tags[is_batched]
         labels, awaited, ends = list[int](), list[int](), np.cumsum([lane.n_steps for lane in lanes]).tolist()
         places = [slice(end - lane.n_steps, end) for lane, end in zip(lanes, ends, strict=True)]
         for lane, place in zip(lanes, places, strict=True):
@@ -245,9 +244,9 @@ class JobDescription:
         self.kinds: dict[int, dict[HostType, None]] = {}
         for rank in ranks:
             self.kinds.setdefault(rank.role, {})[host_type(rank)] = None
-        self._placed, self._steps = placed, list[Steps]()
+        self._placed, self._steps = placed, list[LaneSteps]()
         lanes = {
-            (role, lane): Steps.of(steps)
+            (role, lane): LaneSteps.from_steps(steps)
             for role in self.roles
             for lane, steps in placed.program.roles[role].lanes.items()
         }
@@ -259,21 +258,21 @@ class JobDescription:
             self.work[role] = self.work_of_hosts(role, placed.program.roles[role].lanes.get(COMPUTE_LANE, ()), works)
 
     @property
-    def steps(self) -> Steps:
+    def steps(self) -> LaneSteps:
         """All steps by their number."""
-        return Steps(*self._steps)
+        return LaneSteps(*self._steps)
 
     def lane_steps(self, role: int, lane: str, steps: Sequence[Step]) -> DescribedSteps:
         """Return further ``steps`` of a lane of a role as arrays."""
-        return self._described({(role, lane): Steps.of(steps)})[role, lane]
+        return self._described({(role, lane): LaneSteps.from_steps(steps)})[role, lane]
 
-    def _described(self, steps: Mapping[tuple[int, str], Steps]) -> dict[tuple[int, str], DescribedSteps]:
+    def _described(self, steps: Mapping[tuple[int, str], LaneSteps]) -> dict[tuple[int, str], DescribedSteps]:
         """Return steps by role and lane as arrays."""
-        whole = Steps(*steps.values())
+        whole = LaneSteps(*steps.values())
         self._steps.append(whole)
         lanes = [
-            DescribedLane(self.roles[role], self.roles[role].lanes.index(lane), len(of_lane))
-            for (role, lane), of_lane in steps.items()
+            DescribedLane(self.roles[role], self.roles[role].lanes.index(lane), len(lane_steps))
+            for (role, lane), lane_steps in steps.items()
         ]
         return dict(zip(steps, self.numbers.described(whole.columns, lanes), strict=True))
 
@@ -282,7 +281,7 @@ class JobDescription:
     ) -> list[WorkOfHost]:
         """Return the work of hosts of each kind of a role around ``steps`` as arrays."""
         costs, numbers = self._placed.costs, self.roles[role]
-        columns = Steps.of(steps).columns
+        columns = LaneSteps.from_steps(steps).columns
         return [
             work_of_host(numbers, columns, works[kind], costs.for_gpu(kind[0]), kind[1]) for kind in self.kinds[role]
         ]

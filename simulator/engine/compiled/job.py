@@ -22,7 +22,7 @@ from simulator.engine.rank import PlacedRank
 from simulator.engine.representatives import Representatives
 from simulator.engine.templates import TemplateStore
 from simulator.engine.traffic import CommCounts
-from simulator.program import COMPUTE_LANE, Block, Comm, Extension, Program, Steps
+from simulator.program import COMPUTE_LANE, Block, Comm, Extension, LaneSteps, Program
 
 
 class FirstNumbers(NamedTuple):
@@ -73,7 +73,7 @@ class CompiledJob:
         return self.placed.program if self._growth is None else self._growth.program
 
     @property
-    def steps(self) -> Steps:
+    def steps(self) -> LaneSteps:
         """All steps by their number."""
         return self._description.steps
 

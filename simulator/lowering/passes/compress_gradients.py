@@ -35,10 +35,10 @@ from simulator.program import (
     CollectiveKind,
     Comm,
     Compute,
+    LaneSteps,
     Memory,
     Step,
     StepPhase,
-    Steps,
     undivided,
 )
 from simulator.units import DTYPE_BYTES
@@ -74,7 +74,7 @@ def compress_gradients(lanes: Lanes, context: RankContext) -> Lanes:
                 stream = new.op.lane if step.label in packed and isinstance(new.op, Comm) else lane
                 whole.setdefault(stream, []).append(new)
     whole[COMPUTE_LANE] = _with_kernels(lanes[COMPUTE_LANE], packed, _needs(packed, beside_compute))
-    return {lane: Steps.of(steps) for lane, steps in whole.items()}
+    return {lane: LaneSteps.from_steps(steps) for lane, steps in whole.items()}
 
 
 def _is_reduction(step: Step) -> bool:

@@ -16,7 +16,7 @@ from simulator.lowering.sharded_units import UnitPass, UnitPiece, Units, sharded
 from simulator.lowering.sharding import whole_gradient_bytes
 from simulator.lowering.stage_variants import Variant
 from simulator.lowering.stages import Stages
-from simulator.program import COMPUTE_LANE, Block, Step, StepPhase, Steps, reordered
+from simulator.program import COMPUTE_LANE, Block, LaneSteps, Step, StepPhase, reordered
 from simulator.units import DTYPE_BYTES
 
 _MAKES_GRADIENTS = (StepPhase.BACKWARD, StepPhase.WEIGHT_GRADIENT)
@@ -72,7 +72,7 @@ def _by_unit(lanes: Lanes, context: RankContext, units: Units) -> Lanes:
                 reductions.add(f"reduce {label} root", units.weights[root], (label,), run.step)
     waits = {step.label for step in off_compute(lanes)} & late.keys()
     whole = {
-        lane: Steps.of(_waiting(step, late[step.label]) if step.label in waits else step for step in steps)
+        lane: LaneSteps.from_steps(_waiting(step, late[step.label]) if step.label in waits else step for step in steps)
         for lane, steps in lanes.items()
     }
     return with_steps(whole, compute, reductions.steps)

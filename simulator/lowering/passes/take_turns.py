@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from simulator.lowering.lanes import Lanes
 from simulator.lowering.rank_context import RankContext
-from simulator.program import COMPUTE_LANE, Collective, CollectiveKind, Step, Steps, reordered
+from simulator.program import COMPUTE_LANE, Collective, CollectiveKind, LaneSteps, Step, reordered
 
 
 def take_turns(lanes: Lanes, context: RankContext) -> Lanes:
@@ -32,7 +32,7 @@ def take_turns(lanes: Lanes, context: RankContext) -> Lanes:
         if before is not None and before[0] != lane:
             whole[lane][index] = reordered(step, (*step.after, before[1]))
         latest[step.op.axis] = lane, step.label
-    return {lane: Steps.of(steps) for lane, steps in whole.items()}
+    return {lane: LaneSteps.from_steps(steps) for lane, steps in whole.items()}
 
 
 def _shares_communicator(lanes: Lanes) -> bool:

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from simulator.lowering.lanes import Lanes, gradients_ready, gradients_summed, with_steps
 from simulator.lowering.rank_context import RankContext
-from simulator.program import COMPUTE_LANE, Purpose, Step, StepPhase, Steps
+from simulator.program import COMPUTE_LANE, LaneSteps, Purpose, Step, StepPhase
 
 #: The lane on which model-parallel ranks agree on the gradient norm while weights are updated already.
 MP_LANE = "mp"
@@ -36,7 +36,7 @@ def update_weights(lanes: Lanes, context: RankContext) -> Lanes:
     # The late ones are other stages, where there are any.
     held_up = Purpose.PIPELINE if context.parallelism.pp > 1 else None
     agreements = [Step(f"validate {op.name}", replace(op, purpose=held_up or op.purpose), after) for op in update.late]
-    return with_steps({**lanes, MP_LANE: Steps.of(agreements)}, compute)
+    return with_steps({**lanes, MP_LANE: LaneSteps.from_steps(agreements)}, compute)
 
 
 def free_input_gradients(lanes: Lanes, context: RankContext) -> Lanes:
