@@ -23,7 +23,7 @@ class StepColumns:
     step the index of its own. ``tags``: of each step those of its transfers in their order; others have none.
     """
 
-    prototypes: list[Step]
+    prototypes: Sequence[Step]
     prototype: list[int]
     microbatch: list[int]
     label: list[str]

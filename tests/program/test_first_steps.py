@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 
@@ -26,8 +27,11 @@ def looked_at(n_steps: int) -> int:
         Step(f"{n}", Block(f"{n}", (Compute("k", Fixed(1.0), StepPhase.FORWARD),))) for n in range(n_steps)
     )
     role = Role("all", {"compute": steps})
+    columns = role.columns["compute"]
+    prototypes = CountedSteps(columns.prototypes)
+    vars(role)["columns"] = {"compute": replace(columns, prototypes=prototypes)}  # where a role keeps its columns
     validate(Program((role,), (0,), {}))
-    return steps.looked_at
+    return steps.looked_at + prototypes.looked_at
 
 
 def test_twice_as_many_operations_are_twice_as_many_looks() -> None:
