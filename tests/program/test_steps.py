@@ -100,7 +100,7 @@ def test_steps_are_made_once() -> None:
     assert LaneSteps.from_steps(MIXED)[1] is MIXED[1]
 
 
-@pytest.mark.parametrize("made", [LaneSteps.of, from_columns])
+@pytest.mark.parametrize("made", [LaneSteps.from_steps, from_columns])
 @pytest.mark.parametrize("places", [(), (0,), (2,), (0, 1), (1, 2, 3), (0, 1, 2, 3, 4, 5), (0, 5), (5,)])
 def test_steps_are_replaced_by_any_number(made: Any, places: tuple[int, ...]) -> None:
     """Each place gets as many passes as its number says, the first one none; as with lists, cut and joined."""
