@@ -166,8 +166,8 @@ def test_a_signal_is_heard_whenever_it_comes(delay_s: float) -> None:
             run(job)
 
     try:
-        signal.setitimer(signal.ITIMER_REAL, delay_s)
         with pytest.raises(StoppedError):
+            signal.setitimer(signal.ITIMER_REAL, delay_s)
             play()
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0.0)
