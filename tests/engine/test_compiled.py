@@ -162,12 +162,12 @@ def test_a_signal_is_heard_whenever_it_comes(delay_s: float) -> None:
     job = workload("llama3_8b_dgx_h100", engine="compiled")
 
     def play() -> None:
+        signal.setitimer(signal.ITIMER_REAL, delay_s)
         for _ in range(50):
             run(job)
 
     try:
         with pytest.raises(StoppedError):
-            signal.setitimer(signal.ITIMER_REAL, delay_s)
             play()
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0.0)
