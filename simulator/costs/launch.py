@@ -162,24 +162,19 @@ def comm_kind(op: Comm) -> str:
     return DATA_PARALLEL.get(op.op, "collective") if op.purpose == "dp" else "collective"
 
 
-def issued_with(step: Step, *, begins: bool, products: int) -> dict[str, int]:
+def issued_with(step: Step, *, begins: bool) -> dict[str, int]:
     """Return the host's work for a step before its ops: kind -> how often.
 
     It runs hooks of modules that no collective brings along. It starts autograd's engine where the step ``begins`` a
     backward pass. Before one of inputs alone it looks for where to cut the graph, which takes a time for each of its
-    ``products``.
+    products.
     """
     work = {"hook": step.hooks} if step.hooks else {}
     if begins and step.phase in ("B", "I"):
         work["autograd"] = 1
     if step.phase == "I":
-        work["split"] = products
+        work["split"] = sum("backward_matmul" in issued(op) for op in ops_of(step))
     return work
-
-
-def products_of(step: Step) -> int:
-    """Return the number of products for gradients in a step."""
-    return sum("backward_matmul" in issued(op) for op in ops_of(step))
 
 
 def ops_of(step: Step) -> Iterator[Compute | Comm]:

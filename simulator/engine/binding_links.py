@@ -8,16 +8,14 @@ from typing import NamedTuple
 
 import numpy as np
 
-from simulator.arrays import Bools, Floats, Ints, distinct, joined, run_starts
+from simulator.arrays import Bools, Floats, Ints, distinct, run_starts
 from simulator.cluster import Cluster
-from simulator.engine.carried import Carriage
+from simulator.engine.entries import Entries
 from simulator.engine.folding import Folding
 from simulator.engine.link_facts import link_labels
 
 
-def binding_classes(
-    cluster: Cluster, capacity: Floats, carried: Sequence[Carriage], folding: Folding, ample: Bools
-) -> list[bool]:
+def binding_classes(cluster: Cluster, capacity: Floats, entries: Entries, folding: Folding, ample: Bools) -> list[bool]:
     """Tell for each class of links whether one of them can ever limit a communication; ``ample`` ones cannot.
 
     A link cannot where everything that crosses it comes in over neighbours that together carry no more than it can. The
@@ -31,7 +29,7 @@ def binding_classes(
     is_first = np.zeros(len(capacity), dtype=bool)
     is_first[firsts] = ~ample[firsts]
     src, dst = cluster.link_ends
-    loads, label = _loads_on(is_first, _nearby(is_first, src, dst), carried), link_labels(cluster, capacity)
+    loads, label = _loads_on(is_first, _nearby(is_first, src, dst), entries), link_labels(cluster, capacity)
     label_of_class = label[firsts]
     options: dict[int, list[set[int]]] = {}  # of each class the sets of classes on which it may rest
     for near_end, far_end in ((src, dst), (dst, src)):
@@ -81,22 +79,18 @@ def _nearby(is_first: Bools, src: Ints, dst: Ints) -> Bools:
     return nearby
 
 
-def _loads_on(is_first: Bools, nearby: Bools, carried: Sequence[Carriage]) -> _Loads:
+def _loads_on(is_first: Bools, nearby: Bools, entries: Entries) -> _Loads:
     """Return the loads on ``nearby`` links of the communications that cross the first link of a class.
 
     Phases are numbered through.
     """
-    phases, links, loads = list[Ints](), list[Ints](), [np.zeros(0)]
-    n_phases = 0
-    for one in carried:
-        rows = np.flatnonzero(is_first[one.links].any(axis=1))
-        width = int(one.phase.max(initial=0)) + 1
-        row, column = np.nonzero(nearby[one.links[rows]])
-        phases.append(n_phases + row * width + one.phase[column])
-        links.append(one.links[rows[row], column])
-        loads.append(one.load[column])
-        n_phases += len(rows) * width
-    return _Loads(joined(phases), joined(links), np.concatenate(loads))
+    crosses = np.zeros(len(entries.phases), dtype=bool)
+    crosses[entries.row[is_first[entries.link]]] = True
+    n_phases = np.where(crosses, entries.phases, 0)
+    there = np.flatnonzero(crosses[entries.row] & nearby[entries.link])
+    row, kind = entries.row[there], entries.kind[there]
+    phase = (np.cumsum(n_phases) - n_phases)[row] + entries.phase[kind]
+    return _Loads(phase, entries.link[there], entries.load[kind])
 
 
 def _neighbours(loads: _Loads, is_first: Bools, near_end: Ints, far_end: Ints) -> tuple[Ints, Ints]:

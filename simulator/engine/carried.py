@@ -113,8 +113,8 @@ def routed_comms(jobs: Sequence[Placed], cluster: Cluster, comms: Sequence[Alike
     """
     numbers: dict[object, int] = {}
     routed = []
-    for alike in comms:
-        for one in _seat_classes(cluster, alike.ends):
+    for alike, classes in zip(comms, _seat_classes(cluster, [alike.ends for alike in comms]), strict=True):
+        for one in classes:
             route = _route(jobs, cluster, alike, one, numbers)
             label = alike.job, alike.axis, alike.spec, route.pattern.timing if route else ()
             routed.append(RoutedComms(alike, one, route, label))
@@ -127,13 +127,16 @@ def check_routes(placed: Placed, cluster: Cluster) -> None:
     routed_comms([placed], cluster, alike_comms([placed], cluster, [groups]))
 
 
-def _seat_classes(cluster: Cluster, ends: Ints) -> list[SeatClass]:
-    """Return the `seat_classes` of groups, which the cluster keeps for other programs with the same groups."""
-    key = "seat classes", ends.shape, hashlib.blake2b(np.ascontiguousarray(ends).data).digest()
-    classes: list[SeatClass] | None = cluster.memo.get(key)
-    if classes is None:
-        classes = cluster.memo[key] = seat_classes(cluster, ends)
-    return classes
+def _seat_classes(cluster: Cluster, each: Sequence[Ints]) -> list[list[SeatClass]]:
+    """Return the `seat_classes` of parts, which the cluster keeps for other programs with the same groups."""
+    keys = [("seat classes", ends.shape, hashlib.blake2b(np.ascontiguousarray(ends).data).digest()) for ends in each]
+    new: dict[int, dict[object, Ints]] = {}  # by number of end points
+    for key, ends in zip(keys, each, strict=True):
+        if key not in cluster.memo:
+            new.setdefault(ends.shape[1], {})[key] = ends
+    for parts in new.values():
+        cluster.memo.update(zip(parts, seat_classes(cluster, list(parts.values())), strict=True))
+    return [cluster.memo[key] for key in keys]
 
 
 def _route(
@@ -143,19 +146,20 @@ def _route(
     key = "routes", alike.op, algorithm_of(alike.comm), shares_of(alike.comm), seats.key
     routes: dict[int, CommRoute] | None
     candidates, routes = cluster.memo.get(key, ((), None))
-    item = alike.one(int(seats.rows[0]))
     if routes is None:
         routes = {}
-        candidates = item.patterns(cluster)
+        candidates = alike.one(int(seats.rows[0])).patterns(cluster)
         cluster.memo[key] = candidates, routes
     if not candidates:
         return None
-    costs = item.costs(jobs, cluster)
-    timings = alike.op, alike.comm.nbytes, tuple([pattern.timing for pattern in candidates]), costs.gpu
-    if timings not in numbers:
-        fastest = choose(alike.op, candidates, alike.comm.nbytes, costs)
-        numbers[timings] = next(number for number, pattern in enumerate(candidates) if pattern is fastest)
-    number = numbers[timings]
+    number = 0
+    if len(candidates) > 1:
+        costs = alike.one(int(seats.rows[0])).costs(jobs, cluster)
+        timings = alike.op, alike.comm.nbytes, tuple([pattern.timing for pattern in candidates]), costs.gpu
+        if timings not in numbers:
+            fastest = choose(alike.op, candidates, alike.comm.nbytes, costs)
+            numbers[timings] = next(at for at, pattern in enumerate(candidates) if pattern is fastest)
+        number = numbers[timings]
     if number not in routes:
         routes[number] = CommRoute.from_group(candidates[number], cluster, seats.nodes[0])
     return routes[number]

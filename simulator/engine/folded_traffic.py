@@ -22,6 +22,7 @@ from simulator.cluster import Cluster
 from simulator.engine.ample_links import AmpleLoads, ample_links, ample_loads
 from simulator.engine.binding_links import binding_classes
 from simulator.engine.carried import RoutedComms, carriages
+from simulator.engine.entries import Entries
 from simulator.engine.folding import Folding, RankNumbering, fold
 from simulator.engine.group_comms import AlikeComms
 from simulator.engine.placement import Placed
@@ -177,8 +178,9 @@ def fold_anew(
     numbering = RankNumbering.from_jobs(jobs)
     carried = carriages(cluster, routed, numbering.first_group, numbering.n_groups)
     ample = ample_links(cluster, capacity) if folded else np.zeros(len(capacity), dtype=bool)
-    folding = fold(jobs, cluster, capacity, groups, carried, numbering, ample, refine=folded)
-    binds = binding_classes(cluster, capacity, carried, folding, ample)
+    entries = Entries.from_carriages(carried)
+    folding = fold(jobs, cluster, capacity, groups, carried, entries, numbering, ample, refine=folded)
+    binds = binding_classes(cluster, capacity, entries, folding, ample)
     loads = ample_loads(carried, folding, ample)
     return _Folder(cluster, capacity, groups, routed, folding, binds, ample, loads).traffic()
 

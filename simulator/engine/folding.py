@@ -25,6 +25,7 @@ from simulator.arrays import Bools, Floats, Ints, joined
 from simulator.cluster import Cluster
 from simulator.engine.carried import Carriage
 from simulator.engine.colours import Classes, Colours, NeighbourColours, labelled, mixed, n_distinct
+from simulator.engine.entries import Entries
 from simulator.engine.link_facts import link_labels
 from simulator.engine.placement import Placed
 from simulator.program.seated_groups import SeatedGroups
@@ -77,6 +78,7 @@ def fold(
     capacity: Floats,
     groups: Sequence[dict[str, SeatedGroups]],
     carried: Sequence[Carriage],
+    entries: Entries,
     numbering: RankNumbering,
     ample: Bools,
     *,
@@ -84,11 +86,10 @@ def fold(
 ) -> Folding:
     """Return the coarsest equitable partition; without ``refine`` every element is a class of its own.
 
-    ``ample``: whether each link of the cluster never limits a transfer.
+    ``entries`` are those of what is ``carried``. ``ample``: whether each link of the cluster never limits a transfer.
     """
     is_loaded = np.zeros(len(cluster.links), dtype=bool)
-    for one in carried:
-        is_loaded[one.links.reshape(-1)] = True
+    is_loaded[entries.link] = True
     loaded = np.flatnonzero(is_loaded)
     if not refine:
         n_comms = sum(len(one.labels) * len(one.groups) for one in carried)
@@ -97,11 +98,11 @@ def fold(
         return Folding(numbering, ranks, group_classes, loaded, links, comms)
     labels = link_labels(cluster, capacity)[loaded]
     is_ample = ample[loaded]
-    crossings = _CommCrossings(carried, loaded[~is_ample], labels[~is_ample], len(cluster.links))
+    crossings = _CommCrossings(entries, loaded[~is_ample], labels[~is_ample], len(cluster.links))
     rank, group, row, bundle = _refined(jobs, cluster, groups, carried, numbering, crossings)
     link = np.empty(len(loaded), dtype=np.uint64)
     link[~is_ample] = mixed(bundle[crossings.bundle_of], labels[~is_ample])
-    link[is_ample] = mixed(_around_ample(carried, row, ample)[loaded[is_ample]], labels[is_ample])
+    link[is_ample] = mixed(_around_ample(entries, row, ample)[loaded[is_ample]], labels[is_ample])
     return Folding(
         numbering,
         Classes.by(rank),
@@ -119,29 +120,22 @@ class _CommCrossings:
     bundles, of ``n_links`` in the cluster.
     """
 
-    def __init__(self, carried: Sequence[Carriage], loaded: Ints, labels: Colours, n_links: int) -> None:
-        *first_rows, self.n_rows = np.cumsum([0, *[len(one.links) for one in carried]]).tolist()
-        loads = [one.load_colours for one in carried]
+    def __init__(self, entries: Entries, loaded: Ints, labels: Colours, n_links: int) -> None:
+        self.n_rows = len(entries.phases)
         # For each link the sum, over the entries that cross it, of the hash of their row times the hash of their load.
         # Links of equal sums are loaded alike by the same rows.
         signature = np.zeros(n_links, dtype=np.uint64)
-        for one, start, load in zip(carried, first_rows, loads, strict=True):
-            row = mixed(start + np.arange(len(one.links)))
-            np.add.at(signature, one.links.reshape(-1), np.multiply.outer(row, mixed(load)).reshape(-1))
+        rows, loads = mixed(np.arange(self.n_rows)), mixed(entries.colour)
+        np.add.at(signature, entries.link, rows[entries.row] * loads[entries.kind])
         bundles = Classes.by(signature[loaded])
         self.bundle_of, n_bundles = bundles.class_of, len(bundles.first)
         self.labels = np.zeros(n_bundles, dtype=np.uint64)
         np.add.at(self.labels, self.bundle_of, mixed(labels))
         bundle_at = np.full(len(signature), -1)
         bundle_at[loaded[bundles.first]] = np.arange(n_bundles)
-        rows, numbers, hashes = list[Ints](), list[Ints](), [np.zeros(0, dtype=np.uint64)]
-        for one, start, load in zip(carried, first_rows, loads, strict=True):
-            bundle = bundle_at[one.links]
-            entry_row, column = np.nonzero(bundle >= 0)
-            rows.append(start + entry_row)
-            numbers.append(bundle[entry_row, column])
-            hashes.append(load[column])
-        self.row, self.bundle, self.load = joined(rows), joined(numbers), np.concatenate(hashes)
+        bundle = bundle_at[entries.link]
+        there = np.flatnonzero(bundle >= 0)
+        self.row, self.bundle, self.load = entries.row[there], bundle[there], entries.colour[entries.kind[there]]
         self._at_row, self._at_bundle = (
             NeighbourColours(self.row, self.n_rows),
             NeighbourColours(self.bundle, n_bundles),
@@ -156,13 +150,11 @@ class _CommCrossings:
         return self._at_bundle.sums(mixed(row[self.row], self.load))
 
 
-def _around_ample(carried: Sequence[Carriage], row: Colours, ample: Bools) -> Colours:
+def _around_ample(entries: Entries, row: Colours, ample: Bools) -> Colours:
     """Return for each link of the cluster, where it is ample, a hash of the colours of the rows that cross it."""
-    around, start = np.zeros(len(ample), dtype=np.uint64), 0
-    for one in carried:
-        rows, columns = np.nonzero(ample[one.links])
-        np.add.at(around, one.links[rows, columns], mixed(row[start + rows], one.load_colours[columns]))
-        start += len(one.links)
+    around = np.zeros(len(ample), dtype=np.uint64)
+    there = np.flatnonzero(ample[entries.link])
+    np.add.at(around, entries.link[there], mixed(row[entries.row[there]], entries.colour[entries.kind[there]]))
     return around
 
 

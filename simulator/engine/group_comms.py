@@ -207,13 +207,14 @@ def _comms_of_job(
 
 def _calls(program: Program, groups: Mapping[str, SeatedGroups]) -> Iterator[_Calls]:
     """Yield the calls of every role, in the order of its communication."""
+    anonymous: dict[Hashable, Comm] = {}
     for role, ranks in zip(program.roles, program.ranks_of_roles, strict=True):
         if not len(ranks):
             continue
         firsts: dict[str, tuple[Ints, Ints]] = {}
-        comms = dict.fromkeys(
-            _anonymous(comm) for comm in {_network_key(comm): comm for _, comm in role.comms}.values()
-        )
+        by_key = {_network_key(comm): comm for _, comm in role.comms}
+        anonymous |= {key: _anonymous(comm) for key, comm in by_key.items() if key not in anonymous}
+        comms = dict.fromkeys(anonymous[key] for key in by_key)
         for call, comm in enumerate(comms):
             axis_groups = groups[comm.axis]
             if isinstance(comm, PointToPoint):

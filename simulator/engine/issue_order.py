@@ -6,12 +6,11 @@ The host goes through the compute lane; the communication of other lanes is issu
 from __future__ import annotations
 
 from collections.abc import Container, Iterator, Mapping, Sequence
-from itertools import chain
-from typing import NamedTuple, cast
+from typing import NamedTuple
 
 from simulator.cluster import Gpu
 from simulator.costs import Costs, launch
-from simulator.program import COMPUTE_LANE, Collective, Comm, Compute, Role, Step
+from simulator.program import COMPUTE_LANE, Collective, Comm, Compute, LaneSteps, Role, Step, StepColumns
 
 
 class HostSpeeds(NamedTuple):
@@ -67,124 +66,123 @@ def host_work(
 
     Of an extension ``role`` has only the steps of this; what follows ``earlier`` computation is issued first of them.
     """
-    compute, positions = role.lanes.get(COMPUTE_LANE, ()), _compute_positions(role)
+    phases = _compute(role).field("phase")
     seconds: dict[tuple[str, int, str], float] = {}
     nothing: dict[float, HostWork] = {}
 
-    def issue(step: Step, behind: int | None, before: int) -> tuple[str, float]:
-        phase = _phase_of_pass(compute, before, behind, earlier)
-        comm = cast(Comm, step.op)
+    def issue(issued: _Issued, before: int) -> tuple[str, float]:
+        phase, comm = _phase_of_pass(phases, before, issued.behind, earlier), issued.comm
         key = launch.comm_kind(comm), comm.hooks if isinstance(comm, Collective) else 0, phase
         if key not in seconds:
             seconds[key] = speeds.issue_s(costs, comm, phase)
-        return step.label if behind is not None else "", seconds[key]
+        return issued.label if issued.behind is not None else "", seconds[key]
 
-    def work(number: int, steps: Sequence[tuple[Step, int | None]], start_s: float) -> HostWork:
-        if steps:
-            return HostWork(tuple([issue(step, behind, number) for step, behind in steps]), start_s)
+    def work(number: int, comms: Sequence[_Issued], start_s: float) -> HostWork:
+        if comms:
+            return HostWork(tuple([issue(one, number) for one in comms]), start_s)
         if start_s not in nothing:
             nothing[start_s] = HostWork((), start_s)
         return nothing[start_s]
 
     starts = [*_starts_s(role, costs, speeds, earlier.last), 0.0]
-    rows = zip(_issues(role, positions, earlier), starts, strict=True)
-    return tuple([work(number, steps, start_s) for number, (steps, start_s) in enumerate(rows)])
+    rows = zip(_issues(role, earlier), starts, strict=True)
+    return tuple([work(number, comms, start_s) for number, (comms, start_s) in enumerate(rows)])
 
 
 def _starts_s(role: Role, costs: Costs, speeds: HostSpeeds, last: Step | None) -> Iterator[float]:
-    """Yield the host's seconds at each step of the compute lane beside issuing its ops; see `_ComputeStep`."""
-    seconds: dict[tuple[str, bool, int, int], float] = {}
-    for step, begins, products in _compute_steps(role, last):
-        key = step.phase, begins, products, step.hooks
+    """Yield the host's seconds at each step of the compute lane beside issuing its ops."""
+    seconds: dict[tuple[int, bool], float] = {}
+    for step, begins in _compute_steps(role, last):
+        key = id(step), begins
         if key not in seconds:
-            kinds = launch.issued_with(step, begins=begins, products=products)
-            seconds[key] = speeds.seconds(costs, step.phase, kinds)
+            seconds[key] = speeds.seconds(costs, step.phase, launch.issued_with(step, begins=begins))
         yield seconds[key]
 
 
-def issue_order(role: Role, earlier: EarlierCompute = NOTHING_EARLIER) -> tuple[tuple[Step, ...], ...]:
-    """Return for each step of the compute lane the communication that the host issues right before it.
+class _Issued(NamedTuple):
+    """Communication that the host issues, its label, and the step of the compute lane that it waits for last."""
+
+    label: str
+    comm: Comm
+    behind: int | None
+
+
+def issue_order(role: Role, earlier: EarlierCompute = NOTHING_EARLIER) -> tuple[tuple[str, ...], ...]:
+    """Return for each step of the compute lane the labels of communication that the host issues right before it.
 
     One entry more holds what follows the last step. Communication that waits for computation is issued behind it, as by
     a hook that runs when a gradient is there or a layer begins. The rest is issued before the first computation that
     waits for it, or first of all where none does. What waits for ``earlier`` computation only is issued first of all.
     Batches of blocking transfers are not counted.
     """
-    return tuple([tuple([step for step, _ in steps]) for steps in _issues(role, _compute_positions(role), earlier)])
+    return tuple([tuple([issued.label for issued in comms]) for comms in _issues(role, earlier)])
 
 
-def _issues(role: Role, positions: Mapping[str, int], earlier: EarlierCompute) -> list[list[tuple[Step, int | None]]]:
-    """Return communication in its `issue_order`, each with the step of the compute lane that it waits for last."""
-    compute = role.lanes.get(COMPUTE_LANE, ())
+def _issues(role: Role, earlier: EarlierCompute) -> list[list[_Issued]]:
+    """Return communication in its `issue_order`."""
+    compute = _compute(role)
+    positions = {label: index for index, label in enumerate(compute.label)}
     first_waiting: dict[str, int] = {}
-    for index, step in enumerate(compute):
-        for label in step.after:
+    for index, after in enumerate(compute.after):
+        for label in after:
             first_waiting.setdefault(label, index)
-    order: list[list[tuple[Step, int | None]]] = [[] for _ in range(len(compute) + 1)]
-    for step in chain.from_iterable(steps for lane, steps in role.lanes.items() if lane != COMPUTE_LANE):
-        if isinstance(step.op, Comm):
-            behind = _last_awaited(step, positions, earlier) if step.after else None
-            place = first_waiting.get(step.label, 0) if behind is None else behind + 1
-            order[place].append((step, behind))
+    order: list[list[_Issued]] = [[] for _ in range(len(compute.label) + 1)]
+    for columns in (columns for lane, columns in role.columns.items() if lane != COMPUTE_LANE):
+        for number, label, after in zip(columns.prototype, columns.label, columns.after, strict=True):
+            op = columns.prototypes[number].op
+            if isinstance(op, Comm):
+                behind = _last_awaited(after, positions, earlier) if after else None
+                place = first_waiting.get(label, 0) if behind is None else behind + 1
+                order[place].append(_Issued(label, op, behind))
     return order
 
 
 def issued_by(role: Role) -> Iterator[tuple[str, str, int]]:
     """Yield all that the host issues for a rank: phase of the step, kind (`simulator.costs.launch`), how often."""
-    for step, begins, products in _compute_steps(role):
-        for kind, n in launch.issued_with(step, begins=begins, products=products).items():
+    for step, begins in _compute_steps(role):
+        for kind, n in launch.issued_with(step, begins=begins).items():
             yield step.phase, kind, n
         for op in launch.ops_of(step):
             for kind, n in launch.issued(op, step.phase).items():
                 yield step.phase, kind, n
-    compute, positions = role.lanes.get(COMPUTE_LANE, ()), _compute_positions(role)
-    for before, steps in enumerate(_issues(role, positions, NOTHING_EARLIER)):
-        for step, behind in steps:
-            for kind, n in launch.issued(cast(Comm, step.op)).items():
-                yield _phase_of_pass(compute, before, behind, NOTHING_EARLIER), kind, n
+    phases = _compute(role).field("phase")
+    for before, comms in enumerate(_issues(role, NOTHING_EARLIER)):
+        for issued in comms:
+            for kind, n in launch.issued(issued.comm).items():
+                yield _phase_of_pass(phases, before, issued.behind, NOTHING_EARLIER), kind, n
 
 
-def _compute_positions(role: Role) -> dict[str, int]:
-    """Return the position of each step of the compute lane, by label."""
-    return {step.label: index for index, step in enumerate(role.lanes.get(COMPUTE_LANE, ()))}
+def _compute(role: Role) -> StepColumns:
+    """Return the steps of the compute lane, if there is one."""
+    return role.columns.get(COMPUTE_LANE) or LaneSteps.from_steps(()).columns
 
 
-def _last_awaited(step: Step, positions: Mapping[str, int], earlier: EarlierCompute) -> int | None:
-    """Return the position of the last step of the compute lane that ``step`` waits for; -1 for earlier ones."""
+def _last_awaited(after: Sequence[str], positions: Mapping[str, int], earlier: EarlierCompute) -> int | None:
+    """Return the position of the last step of the compute lane that is waited for; -1 for earlier ones."""
     last = None
-    for label in step.after:
+    for label in after:
         position = positions.get(label, -1)
         if (last is None or position > last) and (position >= 0 or label in earlier.labels):
             last = position
     return last
 
 
-class _ComputeStep(NamedTuple):
-    """A step of the compute lane, and what the host does at it beside issuing its ops.
+def _compute_steps(role: Role, last: Step | None = None) -> Iterator[tuple[Step, bool]]:
+    """Yield of each step of the compute lane its prototype, and whether it begins a pass; it follows a ``last`` step.
 
-    ``begins``: it begins a pass. A pass that is cut, where units are gathered or buckets are full, is several steps of
-    one phase, stage and micro-batch. ``products``: those that the host looks at to cut graphs.
+    A pass that is cut, where units are gathered or buckets are full, is several steps of one phase, stage and
+    micro-batch.
     """
-
-    step: Step
-    begins: bool
-    products: int
-
-
-def _compute_steps(role: Role, last: Step | None = None) -> Iterator[_ComputeStep]:
-    """Yield the steps of the compute lane, which follows a ``last`` step, if any."""
-    products: dict[int, int] = {}  # of a block, which many steps run
+    compute = _compute(role)
     latest = None if last is None else (last.phase, last.stage, last.microbatch)
-    for step in role.lanes.get(COMPUTE_LANE, ()):
-        phase = step.phase
-        if phase == "I" and id(step.op) not in products:
-            products[id(step.op)] = launch.products_of(step)
-        run = phase, step.stage, step.microbatch
-        yield _ComputeStep(step, latest != run, products[id(step.op)] if phase == "I" else 0)
+    for number, microbatch in zip(compute.prototype, compute.microbatch, strict=True):
+        prototype = compute.prototypes[number]
+        run = prototype.phase, prototype.stage, microbatch
+        yield prototype, latest != run
         latest = run
 
 
-def _phase_of_pass(compute: Sequence[Step], before: int, behind: int | None, earlier: EarlierCompute) -> str:
+def _phase_of_pass(phases: Sequence[str], before: int, behind: int | None, earlier: EarlierCompute) -> str:
     """Return the phase of the pass in which the host issues communication.
 
     It is the pass ``behind`` which it follows, as hooks run there, else the one that the host is about to issue.
@@ -192,4 +190,4 @@ def _phase_of_pass(compute: Sequence[Step], before: int, behind: int | None, ear
     if behind == -1:
         return earlier.last.phase if earlier.last is not None else ""
     at = before if behind is None else behind
-    return compute[at].phase if at < len(compute) else ""
+    return phases[at] if at < len(phases) else ""

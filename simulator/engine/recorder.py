@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
-from functools import cached_property
-from operator import attrgetter
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,11 +13,9 @@ from simulator.arrays import Bools, Floats, Ints, by_appearance, inverse
 from simulator.engine.placement import RankKind
 from simulator.engine.representatives import Representatives
 from simulator.engine.templates import TemplateStore
-from simulator.program import Program, Step, later_label
+from simulator.program import LaneSteps, Program, Step, later_label
 from simulator.timeline import Contention, LinkUse, SpanLabels, Timeline
 
-#: Fields of a step that its spans have too: all but what it runs, and when it may.
-_STEP_FIELDS = tuple(field.name for field in fields(Step) if field.name not in ("op", "after"))
 #: Clocks of the GPUs of ranks in Hz; None: each kernel runs at the clock of its price.
 GpuClocks = Mapping[RankKind, float | None]
 
@@ -93,7 +89,7 @@ class RecordedSpans:
     """
 
     lane_names: Sequence[str]
-    steps: Sequence[Step]
+    steps: LaneSteps
     rank: Ints
     lane: Ints
     position_in_lane: Ints
@@ -138,10 +134,11 @@ class RecordedSpans:
         """Return the spans, which are of templates in ``store``, ordered by rank, lane and start."""
         lanes, lane = self._lanes(store)
         order = np.lexsort((self.start_s, lane, self.rank))
-        step = self.step[order]
+        columns = self.steps.columns
+        prototype = np.array(columns.prototype, dtype=np.int64)[self.step[order]]
 
         def step_column(name: str, dtype: type | str) -> NDArray[Any]:
-            return self._step_values(name, dtype)[step]
+            return np.array([getattr(step, name) for step in columns.prototypes], dtype=dtype)[prototype]
 
         def memory(pieces: Bools, name: str) -> Floats:
             return np.where(pieces[order], step_column(name, np.float64), 0.0)
@@ -181,29 +178,15 @@ class RecordedSpans:
             wall_s=wall_s,
         )
 
-    @cached_property
-    def _fields(self) -> Mapping[str, Sequence[Any]]:
-        """Return each field of all steps that spans have as a column."""
-        rows = list(map(attrgetter(*_STEP_FIELDS), self.steps))
-        return dict(zip(_STEP_FIELDS, zip(*rows, strict=True) if rows else [()] * len(_STEP_FIELDS), strict=True))
-
-    def _step_values(self, name: str, dtype: type | str) -> NDArray[Any]:
-        """Return a field of all steps, which has few values where it is a text."""
-        values = self._fields[name]
-        if dtype in (np.int64, np.float64):
-            return np.fromiter(values, dtype, len(values))
-        number = {value: at for at, value in enumerate(dict.fromkeys(values))}
-        return np.array(list(number), dtype=dtype)[np.fromiter(map(number.__getitem__, values), np.int64, len(values))]
-
     def _microbatches(self) -> Ints:
         """Return the micro-batch of each span; -1 where it has none."""
-        microbatch = self._step_values("microbatch", np.int64)[self.step]
+        microbatch = np.array(self.steps.columns.microbatch, dtype=np.int64)[self.step]
         return microbatch if self.repeats is None else np.where(microbatch < 0, -1, microbatch + self.repeats.later)
 
     def _labels(self, order: Ints) -> SpanLabels:
         """Return the labels of the steps of spans in an ``order``."""
         later = None if self.repeats is None else self.repeats.later[order]
-        return SpanLabels(self._fields["label"], self.step[order], later, later_label)
+        return SpanLabels(self.steps.columns.label, self.step[order], later, later_label)
 
     def _lanes(self, store: TemplateStore) -> tuple[tuple[str, ...], Ints]:
         """Return the names of all lanes of spans and of their rows, sorted, and the number of each span's lane."""
@@ -245,7 +228,7 @@ class Recorder:
         posted_s, launched_s = np.array(times, dtype=np.float64).reshape(-1, 2).T
         return RecordedSpans(
             lane_names=tuple(lanes),
-            steps=tuple(steps.values()),
+            steps=LaneSteps.from_steps(steps.values()),
             rank=np.array(rank, dtype=np.int64),
             lane=np.array([lanes[name] for name in lane], dtype=np.int64),
             position_in_lane=np.array(position_in_lane, dtype=np.int64),

@@ -23,7 +23,9 @@ Words for what is alike, from the description of a cluster to its colours::
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -45,12 +47,14 @@ class SeatClass:
     nodes: Ints
 
 
-def seat_classes(cluster: Cluster, ends: Ints) -> list[SeatClass]:
-    """Return the classes of groups that sit alike; ``ends`` holds a row of end points per group.
+def seat_classes(cluster: Cluster, parts: Sequence[Ints]) -> list[list[SeatClass]]:
+    """Return the classes of groups that sit alike, of some parts each; a part has a row of end points per group.
 
-    End points of such groups have equal slots, in nodes of equal makes. Two nodes of the one group share switches at
-    the levels at which the same two of the other do. Where trunks form no tree, their nodes hang on the same switches.
+    All groups have as many end points. Those of groups that sit alike have equal slots, in nodes of equal makes. Two
+    nodes of the one group share switches at the levels at which the same two of the other do. Where trunks form no
+    tree, their nodes hang on the same switches.
     """
+    ends = np.concatenate(parts)
     n, size = ends.shape
     nodes, slots = cluster.located(ends)
     row = np.repeat(np.arange(n), size)
@@ -69,11 +73,14 @@ def seat_classes(cluster: Cluster, ends: Ints) -> list[SeatClass]:
         shared = _row_values(row_of, subtree[distinct], n).number
         key = key + np.add.reduceat(mixed(shared, at, np.full_like(at, level)), start)
     counts = np.diff(start, append=len(distinct))
-    classes = []
-    for rows in rows_by_colour(key):
-        width = int(counts[rows[0]])
-        classes.append(SeatClass(int(key[rows[0]]), rows, distinct[start[rows][:, None] + np.arange(width)]))
-    return classes
+
+    def classes(low: int, high: int) -> Iterator[SeatClass]:
+        for rows in rows_by_colour(key[low:high]):
+            first, width = low + int(rows[0]), int(counts[low + rows[0]])
+            yield SeatClass(int(key[first]), rows, distinct[start[low + rows][:, None] + np.arange(width)])
+
+    bounds = np.cumsum([0, *map(len, parts)]).tolist()
+    return [list(classes(low, high)) for low, high in pairwise(bounds)]
 
 
 def row_starts(n: int, size: int) -> Ints:

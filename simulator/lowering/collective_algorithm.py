@@ -2,10 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 
-from simulator.program import Batch, Beside, Block, Collective, CollectiveKind, Comm, Compute, Role, Step
+from simulator.program import (
+    Batch,
+    Beside,
+    Block,
+    Collective,
+    CollectiveKind,
+    Comm,
+    Compute,
+    LaneSteps,
+    Role,
+    StepColumns,
+)
 
 
 def with_algorithm(roles: tuple[Role, ...], algorithm: str) -> tuple[Role, ...]:
@@ -20,10 +30,11 @@ def with_algorithm(roles: tuple[Role, ...], algorithm: str) -> tuple[Role, ...]:
             changed[id(op)] = _changed(op, algorithm)
         return changed[id(op)]
 
-    def steps(lanes: Mapping[str, tuple[Step, ...]]) -> dict[str, tuple[Step, ...]]:
-        return {lane: tuple(replace(step, op=choose(step.op)) for step in work) for lane, work in lanes.items()}
+    def steps(columns: StepColumns) -> LaneSteps:
+        prototypes = [replace(step, op=choose(step.op)) for step in columns.prototypes]
+        return LaneSteps(replace(columns, prototypes=prototypes))
 
-    return tuple(Role(role.name, steps(role.lanes)) for role in roles)
+    return tuple(Role(role.name, {lane: steps(columns) for lane, columns in role.columns.items()}) for role in roles)
 
 
 def _changed(op: Block | Comm | Batch, algorithm: str) -> Block | Comm | Batch:

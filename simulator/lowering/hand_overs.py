@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+from simulator.lowering.posted_lane import PostedLane
 from simulator.program import (
     Axis,
     Batch,
@@ -12,10 +13,6 @@ from simulator.program import (
     PointToPointKind,
     Purpose,
     Step,
-    StepMaker,
-    batch_maker,
-    step_maker,
-    transfer_maker,
 )
 from simulator.schedules import Action, Order, Post, Schedule, Slot, requires
 
@@ -80,7 +77,7 @@ class AlikeTransfers(NamedTuple):
 
     ``rank`` posts them, and ``op`` says whether they send or receive. ``stream``: that of the communicator with the
     neighbour. ``lane``: the track of their spans. ``label_stem`` and ``tag_stem`` are labels and tags without the
-    micro-batch. ``transfer_of`` makes their communication with a tag, and ``step_of`` their step.
+    micro-batch. ``prototype`` is the first of their steps.
     """
 
     op: PointToPointKind
@@ -89,13 +86,12 @@ class AlikeTransfers(NamedTuple):
     lane: str
     label_stem: str
     tag_stem: str
-    transfer_of: Callable[[str], PointToPoint]
-    step_of: StepMaker
+    prototype: Step
 
-    def step(self, microbatch: int, after: tuple[str, ...]) -> Step:
-        """Return the end for a micro-batch, after other steps."""
-        transfer = self.transfer_of(f"{self.tag_stem}{microbatch}")
-        return self.step_of(microbatch, self.label(microbatch), transfer, after)
+    def post_on(self, lane: PostedLane[Step], microbatch: int, after: tuple[str, ...]) -> None:
+        """Post the end for a micro-batch on a lane, after other steps."""
+        kind, tag = id(self.prototype), f"{self.tag_stem}{microbatch}"
+        lane.post(kind, self.prototype, microbatch, self.label(microbatch), after, (tag,))
 
     def label(self, microbatch: int) -> str:
         """Return the label of the end for a micro-batch."""
@@ -105,13 +101,12 @@ class AlikeTransfers(NamedTuple):
 class AlikeBatches(NamedTuple):
     """Batches whose transfers differ in their micro-batches alone, which end labels and tags; fields have no number.
 
-    ``batch_of`` makes one from the tags of its transfers, and ``step_of`` its step.
+    ``prototype`` is the first of their steps.
     """
 
     label_stems: tuple[str, ...]
     tag_stems: tuple[str, ...]
-    batch_of: Callable[[Iterable[str]], Batch]
-    step_of: StepMaker
+    prototype: Step
 
 
 class BatchedEnds:
@@ -121,21 +116,22 @@ class BatchedEnds:
         self._nbytes = nbytes
         self._alike: dict[tuple[tuple[PointToPointKind, str, int, int], ...], AlikeBatches] = {}
 
-    def step(self, ends: Sequence[PostedEnd], after: tuple[str, ...]) -> Step:
-        """Return the step that posts ``ends`` together, after other steps."""
+    def post_on(self, lane: PostedLane[Step], ends: Sequence[PostedEnd], after: tuple[str, ...]) -> str:
+        """Post ``ends`` together on a lane, after other steps; return the label of their step."""
         key = tuple([(op, hop.source.kind, hop.source.stage, hop.target.stage) for hop, op in ends])
         alike = self._alike.get(key)
         if alike is None:
             alike = self._alike[key] = self._first_of(ends)
         numbers = [hop.source.microbatch for hop, _ in ends]
         label = "+".join([f"{stem}{number}" for stem, number in zip(alike.label_stems, numbers, strict=True)])
-        tags = [f"{stem}{number}" for stem, number in zip(alike.tag_stems, numbers, strict=True)]
-        return alike.step_of(-1, label, alike.batch_of(tags), after)
+        tags = tuple([f"{stem}{number}" for stem, number in zip(alike.tag_stems, numbers, strict=True)])
+        lane.post(id(alike.prototype), alike.prototype, -1, label, after, tags)
+        return label
 
     def _first_of(self, ends: Sequence[PostedEnd]) -> AlikeBatches:
         batch = Batch(tuple([hop.comm(op, self._nbytes) for hop, op in ends]))
         labels, tags = zip(*[(hop.post(op).stem, hop.source.stem) for hop, op in ends], strict=True)
-        return AlikeBatches(labels, tags, batch_maker(batch), step_maker(Step("", batch)))
+        return AlikeBatches(labels, tags, Step("+".join([hop.label(op) for hop, op in ends]), batch))
 
 
 class SingleTransfers:
@@ -158,10 +154,9 @@ class SingleTransfers:
             name_peer = (hop.rank(op), op, DIRECTION[kind]) in self._several
             as_it_comes = self._as_they_come and op is RECV
             comm = hop.comm(op, self._nbytes, name_peer=name_peer, as_it_comes=as_it_comes)
-            step_of = step_maker(Step(hop.label(op), comm, stage=stage))
+            prototype = Step(hop.label(op), comm, microbatch=hop.source.microbatch, stage=stage)
             place = hop.rank(op), f"pp_{hop.peer(op)}", comm.lane
-            alike = AlikeTransfers(op, *place, hop.post(op).stem, hop.source.stem, transfer_maker(comm), step_of)
-            self._alike[key] = alike
+            alike = self._alike[key] = AlikeTransfers(op, *place, hop.post(op).stem, hop.source.stem, prototype)
         return alike
 
 

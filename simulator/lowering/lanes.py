@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from simulator.program import COMPUTE_LANE, Collective, Comm, Step, StepPhase
+from simulator.program import COMPUTE_LANE, Collective, Comm, LaneSteps, Step, StepPhase
 
 #: lane -> steps of one pipeline rank
-Lanes = dict[str, list[Step]]
+Lanes = dict[str, LaneSteps]
 
 #: First word of the labels of steps that reduce gradients, copy them to the host, or exchange them with servers.
 REDUCTION = "reduce "
@@ -22,11 +22,12 @@ PIPELINE_LANE = "pp"
 
 def with_steps(lanes: Lanes, compute: Iterable[Step], added: Iterable[Step] = ()) -> Lanes:
     """Return ``lanes`` with another compute lane, and each ``added`` step on the lane of its communication."""
-    whole = {lane: list(steps) for lane, steps in lanes.items()} | {COMPUTE_LANE: list(compute)}
+    more: dict[str, list[Step]] = {}
     for step in added:
         assert isinstance(step.op, Comm)
-        whole.setdefault(step.op.lane, []).append(step)
-    return whole
+        more.setdefault(step.op.lane, []).append(step)
+    whole = {**lanes, COMPUTE_LANE: LaneSteps.from_steps(compute)}
+    return whole | {lane: whole.get(lane, LaneSteps()).followed_by(steps) for lane, steps in more.items()}
 
 
 def off_compute(lanes: Lanes) -> list[Step]:
@@ -34,9 +35,15 @@ def off_compute(lanes: Lanes) -> list[Step]:
     return [step for lane, steps in lanes.items() if lane != COMPUTE_LANE for step in steps]
 
 
+def labels_off_compute(lanes: Lanes, first_words: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the labels outside the compute lane that begin with one of some words."""
+    columns = [steps.columns for lane, steps in lanes.items() if lane != COMPUTE_LANE]
+    return tuple([label for one in columns for label in one.label if label.startswith(first_words)])
+
+
 def drained(lanes: Lanes) -> tuple[str, ...]:
     """Return the label of the last blocking transfer of a pipeline, which holds up the host and all that follows."""
-    return tuple(step.label for step in lanes.get(PIPELINE_LANE, ())[-1:])
+    return tuple(lanes[PIPELINE_LANE].columns.label[-1:]) if PIPELINE_LANE in lanes else ()
 
 
 def gradients_ready(lanes: Lanes) -> tuple[str, ...]:
@@ -44,16 +51,17 @@ def gradients_ready(lanes: Lanes) -> tuple[str, ...]:
 
     Sums on the compute lane itself are not among them: its order says so already.
     """
-    first_words = (REDUCTION, f"{EMBEDDING_GRADIENTS} ")
-    return (*drained(lanes), *(step.label for step in off_compute(lanes) if step.label.startswith(first_words)))
+    return (*drained(lanes), *labels_off_compute(lanes, (REDUCTION, f"{EMBEDDING_GRADIENTS} ")))
 
 
 def gradients_summed(lanes: Lanes) -> tuple[str, ...]:
     """Return the labels of sums of gradients on the compute lane."""
-    return tuple(step.label for step in lanes[COMPUTE_LANE] if isinstance(step.op, Collective))
+    compute = lanes[COMPUTE_LANE].columns
+    return tuple([compute.label[at] for at in compute.places(lambda step: isinstance(step.op, Collective))])
 
 
 def weights_updated(lanes: Lanes) -> tuple[str, ...]:
     """Return the labels of steps after which the optimizer on the GPU is done, where it has anything to do at all."""
-    last = lanes[COMPUTE_LANE][-1]
-    return (last.label,) if last.phase == StepPhase.OPTIMIZER else (last.label, *gradients_ready(lanes))
+    compute = lanes[COMPUTE_LANE].columns
+    last = compute.label[-1]
+    return (last,) if compute.like(-1).phase == StepPhase.OPTIMIZER else (last, *gradients_ready(lanes))

@@ -13,9 +13,10 @@ of single transfers without overlap.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Container, Iterator, Sequence
+from collections.abc import Callable, Container, Hashable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import NamedTuple
+from functools import cached_property
+from types import MappingProxyType
 
 from simulator.lowering.hand_overs import (
     RECV,
@@ -32,7 +33,8 @@ from simulator.lowering.hand_overs import (
     transfers,
 )
 from simulator.lowering.lanes import PIPELINE_LANE, Lanes
-from simulator.program import COMPUTE_LANE, PointToPointKind, Step
+from simulator.lowering.posted_lane import PostedLane
+from simulator.program import COMPUTE_LANE, LaneSteps, PointToPointKind, Step
 from simulator.recent import RecentValues
 from simulator.schedules import Action, Cell, Order, Post, Schedule, Slot
 
@@ -40,25 +42,46 @@ from simulator.schedules import Action, Cell, Order, Post, Schedule, Slot
 StepOf = Callable[[Action, tuple[str, ...]], Step]
 
 
-class PlannedPass(NamedTuple):
-    """A pass in its place among transfers: the compute step of ``action`` comes ``after`` steps with these labels."""
-
-    action: Action
-    after: tuple[str, ...]
-
-    @property
-    def label(self) -> str:
-        """The label that its step will have."""
-        return str(self.action)
+#: An action, and labels of the steps before it.
+PlannedPass = tuple[Action, tuple[str, ...]]
+#: By stage and micro-batch, what tells a pass from others of its stage and kind.
+Turns = Mapping[tuple[int, int], Hashable]
+NO_TURNS: Turns = MappingProxyType({})
 
 
-#: Returns the pass of an action, after steps with these labels.
-PlanPass = Callable[[Action, tuple[str, ...]], PlannedPass]
-#: Steps of a rank by lane, of computation the passes alone.
-PostedLanes = dict[str, list[PlannedPass | Step]]
+class PostedRank:
+    """The lanes of a rank while its passes and transfers are posted on them."""
+
+    def __init__(self, late: Mapping[Action, Sequence[str]], turns: Turns) -> None:
+        self.compute = PostedLane[PlannedPass]()
+        self.transfers: dict[str, PostedLane[Step]] = {}
+        self._late, self._turns = late, turns
+
+    def compute_action(self, action: Action, after: tuple[str, ...]) -> None:
+        """Post a pass after other steps."""
+        after = (*self._late.get(action, ()), *after)
+        kind = action.stage, action.kind, self._turns.get((action.stage, action.microbatch))
+        self.compute.post(kind, (action, after), action.microbatch, str(action), after)
+
+    def lane(self, name: str) -> PostedLane[Step]:
+        """Return the lane of transfers of a name."""
+        if name not in self.transfers:
+            self.transfers[name] = PostedLane()
+        return self.transfers[name]
+
+    @cached_property
+    def steps_of_transfers(self) -> Mapping[str, LaneSteps]:
+        """All lanes of transfers once everything is posted, the very same for all passes."""
+        return {name: lane.steps(lambda step: step) for name, lane in self.transfers.items()}
+
+    def last(self, name: str) -> tuple[str, ...]:
+        """Return the label of the last step of a lane so far, if any."""
+        return tuple(self.lane(name).label[-1:]) if name in self.transfers else ()
+
+
 #: Most actions whose lanes are kept, at some 1.2 KB each.
 MOST_ACTIONS = 50_000
-_recent = RecentValues[list[PostedLanes]](MOST_ACTIONS)
+_recent = RecentValues[list[PostedRank]](MOST_ACTIONS)
 
 
 def whole_at_first(order: Order, schedule: Schedule, n_stages: int) -> tuple[Order, Schedule]:
@@ -89,6 +112,7 @@ def lower(
     n_stages: int,
     nbytes: float,
     step_of: StepOf,
+    turns: Turns = NO_TURNS,
     *,
     overlap: bool,
     batched: bool = False,
@@ -96,52 +120,63 @@ def lower(
 ) -> list[Lanes]:
     """Return the lanes of every pipeline rank: its computation, and its transfers of ``nbytes`` each.
 
-    ``step_of``: steps of computation, labelled ``str(action)``. With ``overlap`` transfers run on lanes of their own
-    and computation waits only for what it needs; without, it waits for every batch posted before it, sends too. It
-    matters when a receive is posted: its kernel holds SMs from then on. Its stream matters too, for it may queue there
-    behind what another rank has not sent yet: each neighbour has one, or with ``batched`` all share one. ``apart``: a
-    forward and a backward in one slot each wait for their own input, as torch runs them one after the other
-    (``_step_microbatches``, OVERLAP_F_B). Both are sent after the last either way.
+    ``step_of``: steps of computation, labelled ``str(action)``. It is asked for one of each stage and kind, as others
+    do the same; ``turns`` tells passes that do not.
+
+    With ``overlap`` transfers run on lanes of their own and computation waits only for what it needs; without, it waits
+    for every batch posted before it, sends too. It matters when a receive is posted: its kernel holds SMs from then on.
+    Its stream matters too, for it may queue there behind what another rank has not sent yet: each neighbour has one, or
+    with ``batched`` all share one. ``apart``: a forward and a backward in one slot each wait for their own input, as
+    torch runs them one after the other (``_step_microbatches``, OVERLAP_F_B). Both are sent after the last either way.
 
     What the passes compute makes no difference to their transfers. So those of the last few orders are kept.
     """
-    key = tuple(map(tuple, order)), schedule, n_stages, nbytes, overlap, batched, apart
+    key = tuple(map(tuple, order)), schedule, n_stages, nbytes, frozenset(turns.items()), overlap, batched, apart
     n_actions = sum(len(slot) for slots in order for slot in slots)
     posted = _recent.get(
         key,
         n_actions,
-        lambda: _posted(order, schedule, n_stages, nbytes, overlap=overlap, batched=batched, apart=apart),
+        lambda: _posted(order, schedule, n_stages, nbytes, turns, overlap=overlap, batched=batched, apart=apart),
     )
     return [
-        {
-            lane: [step_of(*one) if isinstance(one, PlannedPass) else one for one in steps]
-            for lane, steps in lanes.items()
-        }
-        for lanes in posted
+        {COMPUTE_LANE: rank.compute.steps(lambda first: step_of(*first)), **rank.steps_of_transfers} for rank in posted
     ]
 
 
 def _posted(
-    order: Order, schedule: Schedule, n_stages: int, nbytes: float, *, overlap: bool, batched: bool, apart: bool
-) -> list[PostedLanes]:
+    order: Order,
+    schedule: Schedule,
+    n_stages: int,
+    nbytes: float,
+    turns: Turns,
+    *,
+    overlap: bool,
+    batched: bool,
+    apart: bool,
+) -> list[PostedRank]:
     """Return the lanes of every pipeline rank; arguments as in `lower`."""
     sources_of = sources_in(order, n_stages)
     hops = transfers(order, schedule, sources_of)
     hops = joined(order, hops, apart) if schedule.joined else hops
-    pass_of = _after_late(order, sources_of)
+    late = _late(order, sources_of)
+    ranks = [PostedRank(late, turns) for _ in order]
     if schedule.rows is not None:
-        return _as_written(schedule.rows, hops, nbytes, pass_of, overlap=overlap, batched=batched)
+        _as_written(ranks, schedule.rows, hops, nbytes, overlap=overlap, batched=batched)
+        return ranks
     if overlap and not schedule.posts_ahead:
-        return _as_it_comes(order, hops, nbytes, pass_of)
+        _as_it_comes(ranks, order, hops, nbytes)
+        return ranks
     batching = schedule.batching(len(order), len({action.microbatch for action in flat(order[0])}))
     if overlap or batching == "single":
         passes: Order = order if schedule.joined else [[(action,) for action in flat(slots)] for slots in order]
-        return _one_by_one(passes, hops, sources_of, nbytes, pass_of, overlap=overlap, batched=batched)
-    return _blocking(order, hops, batching, nbytes, pass_of)
+        _one_by_one(ranks, passes, hops, sources_of, nbytes, overlap=overlap, batched=batched)
+    else:
+        _blocking(ranks, order, hops, batching, nbytes)
+    return ranks
 
 
-def _after_late(order: Order, sources_of: Sources) -> PlanPass:
-    """Return what plans passes, where an action also waits for results that its own rank computes only later.
+def _late(order: Order, sources_of: Sources) -> Mapping[Action, Sequence[str]]:
+    """Return the labels of results that an action needs and that its own rank computes only later.
 
     Such an order cannot be run, and the engine will say so. What ran before on the same lane needs no wait.
     """
@@ -153,29 +188,26 @@ def _after_late(order: Order, sources_of: Sources) -> PlanPass:
             for source in sources_of[action]:
                 if place.get(source, -1) > at:
                     late.setdefault(action, []).append(str(source))
-    if not late:
-        return PlannedPass
-    return lambda action, after: PlannedPass(action, (*late.get(action, ()), *after))
+    return late
 
 
-def _as_it_comes(order: Order, hops: list[HandOver], nbytes: float, pass_of: PlanPass) -> list[PostedLanes]:
-    """Return lanes on which each transfer goes on beside computation once its bytes have been computed.
+def _as_it_comes(ranks: Sequence[PostedRank], order: Order, hops: list[HandOver], nbytes: float) -> None:
+    """Post each transfer on a lane where it goes on beside computation once its bytes have been computed.
 
     Its receive is posted already, and holds no SMs until then.
     """
     singles = SingleTransfers(hops, nbytes, as_they_come=True)
     needs = _needs(hops, singles)
-    lanes: list[PostedLanes] = [
-        {COMPUTE_LANE: [pass_of(action, tuple(needs.get(action, ()))) for action in flat(slots)]} for slots in order
-    ]
+    for rank, slots in zip(ranks, order, strict=True):
+        for action in flat(slots):
+            rank.compute_action(action, tuple(needs.get(action, ())))
     # There is a lane per direction and neighbour, and receives are posted in the sender's order, whatever the
     # receiver's own. A lane never waits for what comes later, nor for another neighbour.
     for hop in hops:
         microbatch = hop.source.microbatch
         for op, after in ((SEND, (str(hop.sent_after),)), (RECV, ())):
             alike = singles.alike(hop, op)
-            lanes[alike.rank].setdefault(alike.lane, []).append(alike.step(microbatch, after))
-    return lanes
+            alike.post_on(ranks[alike.rank].lane(alike.lane), microbatch, after)
 
 
 def _needs(hops: Sequence[HandOver], singles: SingleTransfers) -> dict[Action, list[str]]:
@@ -187,38 +219,34 @@ def _needs(hops: Sequence[HandOver], singles: SingleTransfers) -> dict[Action, l
 
 
 def _as_written(
+    ranks: Sequence[PostedRank],
     rows: Sequence[Sequence[Cell]],
     hops: list[HandOver],
     nbytes: float,
-    pass_of: PlanPass,
     *,
     overlap: bool,
     batched: bool,
-) -> list[PostedLanes]:
-    """Return lanes with sends and receives where the schedule's author has put them.
+) -> None:
+    """Post sends and receives where the schedule's author has put them.
 
     Each comes after the computation that is written before it; see `_post_one`.
     """
     singles = SingleTransfers(hops, nbytes)
     ends = {hop.post(op): (hop, op) for hop in hops for op in PointToPointKind}
     needs = _needs(hops, singles)
-    written: list[PostedLanes] = []
-    for row in rows:
-        lanes: PostedLanes = {COMPUTE_LANE: []}
+    for rank, row in zip(ranks, rows, strict=True):
         for cell in row:
             if isinstance(cell, Post):
                 hop, op = ends[cell]
-                _post_one(lanes, hop, singles.alike(hop, op), singles.batched, overlap=overlap, batched=batched)
+                _post_one(rank, hop, singles.alike(hop, op), singles.batched, overlap=overlap, batched=batched)
                 continue
             for action in cell:
-                waits = dict.fromkeys([*_last(lanes, PIPELINE_LANE), *needs.get(action, [])])
-                lanes[COMPUTE_LANE].append(pass_of(action, tuple(waits)))
-        written.append(lanes)
-    return written
+                waits = dict.fromkeys([*rank.last(PIPELINE_LANE), *needs.get(action, [])])
+                rank.compute_action(action, tuple(waits))
 
 
 def _post_one(
-    lanes: PostedLanes, hop: HandOver, end: AlikeTransfers, ends: BatchedEnds, *, overlap: bool, batched: bool
+    rank: PostedRank, hop: HandOver, end: AlikeTransfers, ends: BatchedEnds, *, overlap: bool, batched: bool
 ) -> None:
     """Post one end of ``hop`` after what its rank has computed.
 
@@ -227,29 +255,29 @@ def _post_one(
     for the receives before it and holds none up: NCCL's buffers take it. On four H200s sends last 0.07 to 0.2 ms, while
     their receives begin up to 22 ms later (calibration/results/runs).
     """
-    after = _last(lanes, COMPUTE_LANE)
+    after = tuple(rank.compute.label[-1:])
     if not overlap:
-        lanes.setdefault(PIPELINE_LANE, []).append(ends.step([(hop, end.op)], after))
+        ends.post_on(rank.lane(PIPELINE_LANE), [(hop, end.op)], after)
         return
     lane = end.stream
     if batched and end.op == SEND:
-        after += _last(lanes, "pp_recv")
+        after += rank.last("pp_recv")
     elif batched:
         lane = "pp_recv"
-    lanes.setdefault(lane, []).append(end.step(hop.source.microbatch, after))
+    end.post_on(rank.lane(lane), hop.source.microbatch, after)
 
 
 def _one_by_one(
+    ranks: Sequence[PostedRank],
     order: Order,
     hops: list[HandOver],
     sources_of: Sources,
     nbytes: float,
-    pass_of: PlanPass,
     *,
     overlap: bool,
     batched: bool,
-) -> list[PostedLanes]:
-    """Return lanes with each transfer alone, at both ends when the sender has made it (torch's ``_add_send_recv``).
+) -> None:
+    """Post each transfer alone, at both ends when the sender has made it (torch's ``_add_send_recv``).
 
     See `_post_one`. With ``overlap`` computation waits for what it needs (``_PipelineScheduleRuntime``); without, for
     all posted before it.
@@ -264,19 +292,17 @@ def _one_by_one(
         send, receive = singles.alike(hop, SEND), singles.alike(hop, RECV)
         sends.setdefault(hop.sent_after, []).append((hop, send, receive))
         receives.setdefault(hop.awaited_by, []).append((hop.source, receive.label(hop.source.microbatch)))
-    lanes: list[PostedLanes] = [{COMPUTE_LANE: []} for _ in order]
     computed: set[Action] = set()
-    for rank, action in _in_turns(order, sources_of):
-        waits = _last(lanes[rank], PIPELINE_LANE)
+    for number, action in _in_turns(order, sources_of):
+        waits = ranks[number].last(PIPELINE_LANE)
         for source, label in receives.get(action, ()):
             if overlap or source not in computed:
                 waits = (*waits, label)
-        lanes[rank][COMPUTE_LANE].append(pass_of(action, waits))
+        ranks[number].compute_action(action, waits)
         computed.add(action)
         for hop, *ends in sends.get(action, ()):
             for end in ends:
-                _post_one(lanes[end.rank], hop, end, singles.batched, overlap=overlap, batched=batched)
-    return lanes
+                _post_one(ranks[end.rank], hop, end, singles.batched, overlap=overlap, batched=batched)
 
 
 def _in_turns(order: Order, sources_of: Sources) -> Iterator[tuple[int, Action]]:
@@ -305,8 +331,8 @@ def _is_ready(slot: Slot, sources_of: Sources, done: Container[Action]) -> bool:
     return True
 
 
-def _blocking(order: Order, hops: list[HandOver], batching: str, nbytes: float, pass_of: PlanPass) -> list[PostedLanes]:
-    """Return lanes on which computation waits for the batches of transfers that are posted between its slots.
+def _blocking(ranks: Sequence[PostedRank], order: Order, hops: list[HandOver], batching: str, nbytes: float) -> None:
+    """Let computation wait for the batches of transfers that are posted between its slots.
 
     ``batching`` says what is posted together (see `_batches`).
     """
@@ -315,25 +341,19 @@ def _blocking(order: Order, hops: list[HandOver], batching: str, nbytes: float, 
     for hop in hops:
         sends.setdefault(hop.sent_after, []).append(hop)
         receives.setdefault(hop.awaited_by, []).append(hop)
-    lanes: list[PostedLanes] = []
     batched = BatchedEnds(nbytes)
-    for slots in order:
-        compute: list[PlannedPass | Step] = []
-        posted: list[PlannedPass | Step] = []
+    for rank, slots in zip(ranks, order, strict=True):
         previous: tuple[Action, ...] = ()
         for slot in [*slots, ()]:
             ends = [(hop, SEND) for action in previous for hop in sends.get(action, ())]
             ends += [(hop, RECV) for action in slot for hop in receives.get(action, ())]
-            after = (str(previous[-1]),) if previous else ()
-            gap = [batched.step(batch, after) for batch in _batches(ends, batching)]
-            posted += gap
-            waits = tuple([step.label for step in gap])
+            after = tuple(rank.compute.label[-1:])
+            batches = _batches(ends, batching)
+            waits = tuple([batched.post_on(rank.lane(PIPELINE_LANE), batch, after) for batch in batches])
             for action in slot:
-                compute.append(pass_of(action, waits))
+                rank.compute_action(action, waits)
                 waits = ()
             previous = slot
-        lanes.append({COMPUTE_LANE: compute, PIPELINE_LANE: posted} if posted else {COMPUTE_LANE: compute})
-    return lanes
 
 
 def _batches(ends: list[PostedEnd], batching: str) -> list[list[PostedEnd]]:
@@ -344,9 +364,3 @@ def _batches(ends: list[PostedEnd], batching: str) -> list[list[PostedEnd]]:
     for hop, op in ends:
         by_peer.setdefault(hop.peer(op), []).append((hop, op))
     return list(by_peer.values())
-
-
-def _last(lanes: PostedLanes, lane: str) -> tuple[str, ...]:
-    """Return the label of the last step of a lane so far, if any."""
-    steps = lanes.get(lane)
-    return (steps[-1].label,) if steps else ()

@@ -44,7 +44,7 @@ def build_program(
         stages, ranks = pipelines[place.seat]
         context = RankContext(workload, stages, place.pipeline_rank, pairs_in(order[place.pipeline_rank]))
         lanes = _all_steps(ranks[place.pipeline_rank], context, steps)
-        roles.append(Role(str(place), {lane: tuple(work) for lane, work in lanes.items()}))
+        roles.append(Role(str(place), lanes))
     if parallelism.collective_algorithm != "auto":
         roles = list(with_algorithm(tuple(roles), parallelism.collective_algorithm))
     first_server = len(workload.own_nodes) - parallelism.server_count
@@ -74,6 +74,7 @@ def _pipeline(workload: Workload, seat: Seat, order: Order, schedule: Schedule) 
         parallelism.n_stages,
         passed_bytes(workload),
         stages.step,
+        stages.variants.turns,
         overlap=parallelism.overlap.p2p,
         batched=parallelism.batch_p2p,
         apart=workload.stage_runtime.awaits_apart,

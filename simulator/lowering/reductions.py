@@ -12,6 +12,7 @@ from simulator.lowering.servers import exchange
 from simulator.lowering.sharding import leaving, named_by_axis, part_of_pass, whole_gradient_bytes
 from simulator.operations.weights import Weight, elements
 from simulator.program import Collective, CollectiveKind, Purpose, Step, reordered
+from simulator.same_objects import SameObjects
 from simulator.units import DTYPE_BYTES
 
 
@@ -23,6 +24,34 @@ class LeavingGradients(NamedTuple):
     nbytes: float
 
 
+class AlikeReductions:
+    """Reductions of a job, which ranks with the same weights share."""
+
+    def __init__(self, workload: Workload) -> None:
+        self.workload = workload
+        self._leaving = SameObjects[list[LeavingGradients]]()
+        self._steps: dict[tuple[str, int, float], list[Step]] = {}
+
+    def leaving(self, weights: Sequence[Weight]) -> list[LeavingGradients]:
+        """Return what leaves of ``weights``, axis by axis."""
+
+        def gradients() -> list[LeavingGradients]:
+            groups = leaving(self.workload.parallelism, weights).items()
+            return [
+                LeavingGradients(axis, elements(group), whole_gradient_bytes(self.workload, group))
+                for axis, group in groups
+            ]
+
+        return self._leaving.get((weights,), gradients)
+
+    def steps(self, axis: str, count: int, freed_bytes: float) -> list[Step]:
+        """Return `reduce_steps`; reductions of as many gradients over an axis differ in labels alone."""
+        key = axis, count, freed_bytes
+        if key not in self._steps:
+            self._steps[key] = reduce_steps(self.workload, axis, count, freed_bytes)
+        return self._steps[key]
+
+
 class Reductions:
     """The gradient reductions of a rank in order, as ``steps``.
 
@@ -32,23 +61,20 @@ class Reductions:
     Without overlap all that follows waits.
     """
 
-    def __init__(self, workload: Workload) -> None:
+    def __init__(self, alike: AlikeReductions) -> None:
         self.steps: list[Step] = []
-        self._workload = workload
+        self._alike, self._workload = alike, alike.workload
         #: Labels of each reduction's first steps, which give the gradients back.
         self._first_steps: list[tuple[str, ...]] = []
         #: Per set of gradients that every micro-batch makes: the step after which the host has those made so far.
         self._on_host: dict[tuple[int, int, str], str] = {}
         self._sets_of_pass: Counter[tuple[str, str]] = Counter()
-        #: Of weights, kept so that no others have their id: what leaves of them.
-        self._leaving: dict[int, tuple[Sequence[Weight], list[LeavingGradients]]] = {}
-        self._first_like: dict[tuple[str, int, float], list[Step]] = {}
 
     def add(self, label: str, weights: Sequence[Weight], after: Sequence[str], like: Step | None = None) -> None:
         """Reduce the gradients of ``weights`` once the steps ``after`` have ended, for the pass ``like`` if any."""
         workload, parallelism = self._workload, self._workload.parallelism
         first_steps: list[str] = []
-        for axis, count, whole_bytes in self._leaving_of(weights):
+        for axis, count, whole_bytes in self._alike.leaving(weights):
             named, freed_bytes = named_by_axis(label, axis), whole_bytes
             if parallelism.server_count:
                 self.steps += exchange(workload, named, axis, count, tuple(after))
@@ -65,26 +91,12 @@ class Reductions:
             self._first_steps.append(tuple(first_steps))
 
     def _reduce_steps(self, label: str, axis: str, count: int, after: Sequence[str], freed_bytes: float) -> list[Step]:
-        """Return `reduce_steps` in a row; reductions of as many gradients over an axis differ in labels alone."""
-        key = axis, count, freed_bytes
-        if key not in self._first_like:
-            self._first_like[key] = reduce_steps(self._workload, axis, count, freed_bytes)
+        """Return `reduce_steps` in a row, with their whole labels."""
         steps: list[Step] = []
-        for like in self._first_like[key]:
+        for like in self._alike.steps(axis, count, freed_bytes):
             before = (steps[-1].label,) if steps else tuple(after)
             steps.append(reordered(like, before, label=label + like.label))
         return steps
-
-    def _leaving_of(self, weights: Sequence[Weight]) -> list[LeavingGradients]:
-        """Return what leaves of ``weights``, axis by axis; those of a bucket are reduced in many micro-batches."""
-        if id(weights) not in self._leaving:
-            groups = leaving(self._workload.parallelism, weights).items()
-            left = [
-                LeavingGradients(axis, elements(group), whole_gradient_bytes(self._workload, group))
-                for axis, group in groups
-            ]
-            self._leaving[id(weights)] = weights, left
-        return self._leaving[id(weights)][1]
 
     def waits(self, *, all_done: bool = False) -> tuple[str, ...]:
         """Return the labels that the next pass has to wait for; ``all_done``: of the youngest reduction too."""

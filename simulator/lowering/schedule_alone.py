@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from simulator.garbage import rarely_searched
 from simulator.lowering.pipeline import lower
-from simulator.program import Block, Compute, Fixed, Program, Role, Step, StepPhase, step_maker
+from simulator.program import Block, Compute, Fixed, Program, Role, Step, StepPhase
 from simulator.schedules import Action, Order, Schedule, in_a_row
 
 
@@ -34,30 +34,21 @@ def schedule_program(
     seconds = {"F": forward_s, "B": backward_s, "I": backward_s - weight_s, "W": weight_s}
     blocks = {kind: Block(kind, (Compute(kind, Fixed(length), StepPhase(kind)),)) for kind, length in seconds.items()}
 
-    maker_of = {
-        (stage, kind): step_maker(
-            Step(
-                kind,
-                block,
-                phase=StepPhase(kind),
-                stage=stage,
-                chunk=stage // stages,
-                alloc_bytes=float(kind == "F"),
-                free_bytes=float(kind in "BW"),
-            )
-        )
-        for stage in range(stages * chunks * schedule.copies)
-        for kind, block in blocks.items()
-    }
-
     def step(action: Action, after: tuple[str, ...]) -> Step:
         stage, kind, microbatch = action
-        return maker_of[stage, kind](microbatch, str(action), blocks[kind], after)
+        return Step(
+            str(action),
+            blocks[kind],
+            after,
+            phase=StepPhase(kind),
+            microbatch=microbatch,
+            stage=stage,
+            chunk=stage // stages,
+            alloc_bytes=float(kind == "F"),
+            free_bytes=float(kind in "BW"),
+        )
 
     lanes = lower(order, schedule, stages * chunks, 0.0, step, overlap=True)
-    roles = tuple(
-        Role(f"stage{rank}", {lane: tuple(steps) for lane, steps in rank_lanes.items()})
-        for rank, rank_lanes in enumerate(lanes)
-    )
+    roles = tuple(Role(f"stage{rank}", rank_lanes) for rank, rank_lanes in enumerate(lanes))
     groups = {"pp": (tuple(range(stages)),)} if stages > 1 else {}
     return Program(roles, tuple(range(stages)), groups, schedule.name)

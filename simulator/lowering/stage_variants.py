@@ -42,7 +42,7 @@ class StageVariants:
     """
 
     def __init__(self, workload: Workload, seat: Seat, turns: Mapping[tuple[int, int], Turn]) -> None:
-        self._workload, self._seat, self._turns = workload, seat, turns
+        self._workload, self._seat, self.turns = workload, seat, turns
         self._casts_once = casts_weights_once(workload)
         n_stages, copies = workload.parallelism.n_stages, workload.parallelism.pipeline_schedule.copies
         #: By stage, the parts that do nothing special in any turn.
@@ -64,7 +64,7 @@ class StageVariants:
 
     def variant(self, stage: int, kind: str, microbatch: int) -> Variant:
         """Return the variant of a pass; only those that make gradients of weights, or cast these, have a turn."""
-        turn = self._turns.get((stage, microbatch), Turn()) if kind in MAKE_GRADIENTS or self._casts_once else Turn()
+        turn = self.turns.get((stage, microbatch), Turn()) if kind in MAKE_GRADIENTS or self._casts_once else Turn()
         return Variant(stage, kind, turn)
 
     def variant_of_step(self, step: Step) -> Variant:

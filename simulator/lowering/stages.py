@@ -9,6 +9,7 @@ from simulator.config import Workload
 from simulator.lowering.buckets import Mark, gradients_complete, weights_used
 from simulator.lowering.fsdp_copies import copies_after, with_copies
 from simulator.lowering.rank_update import UpdateStep
+from simulator.lowering.reductions import AlikeReductions
 from simulator.lowering.stage_variants import StageVariants, Variant
 from simulator.models import Op, Part, PassBytes, Seat, Turn, activation_bytes, by_part, pass_bytes
 from simulator.operations.shapes import ANY_TURN
@@ -21,9 +22,8 @@ from simulator.program import (
     Fixed,
     Purpose,
     Step,
-    StepMaker,
     StepPhase,
-    step_maker,
+    reordered,
 )
 from simulator.same_objects import SameObjects
 from simulator.schedules import Action
@@ -50,12 +50,12 @@ class Stages:
         self.workload, self.seat = workload, seat
         self.variants = StageVariants(workload, seat, turns)
         parallelism = workload.parallelism
+        self.reductions = AlikeReductions(workload)
         self._chunk = {
             stage: chunk for rank in range(parallelism.pp) for chunk, stage in enumerate(parallelism.stages_of(rank))
         }
         self._blocks: dict[tuple[object, ...], Block] = {}
         self._pass_of: dict[Variant, Step] = {}
-        self._maker_of: dict[Variant, StepMaker] = {}
         #: Parts, and kind of a pass -> its bytes.
         self._moved = SameObjects[PassBytes]()
         self._pieces_of: dict[Variant, list[PassPiece]] = {}
@@ -65,11 +65,9 @@ class Stages:
     def step(self, action: Action, after: tuple[str, ...] = ()) -> Step:
         """Return the compute step of an action ``after`` others, with the bytes held and given back."""
         variant = self.variants.variant(action.stage, action.kind, action.microbatch)
-        usual = self._pass_of.get(variant)
-        if usual is None:
-            usual = self._pass_of[variant] = self._pass(action, variant)
-            self._maker_of[variant] = step_maker(usual)
-        return self._maker_of[variant](action.microbatch, str(action), usual.op, after)
+        if variant not in self._pass_of:
+            self._pass_of[variant] = self._pass(action, variant)
+        return reordered(self._pass_of[variant], after, label=str(action), microbatch=action.microbatch)
 
     def _pass(self, action: Action, variant: Variant) -> Step:
         """Return the compute step of an action, which those of its variant are but for label and micro-batch."""

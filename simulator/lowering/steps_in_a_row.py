@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 
 from simulator.lowering.lanes import Lanes
 from simulator.lowering.passes.update_on_host import weights_in_place
-from simulator.program import COMPUTE_LANE, Collective, HostOperation, Step, reordered
+from simulator.program import COMPUTE_LANE, Collective, HostOperation, LaneSteps, Step, reordered
 
 
 def repeated(lanes: Lanes, steps: int, microbatches: int) -> Lanes:
@@ -20,8 +20,8 @@ def repeated(lanes: Lanes, steps: int, microbatches: int) -> Lanes:
     """
     if steps == 1:
         return lanes
-    row: Lanes = {lane: [] for lane in lanes}
-    ends = lanes[COMPUTE_LANE][-1].label
+    row: dict[str, list[Step]] = {lane: [] for lane in lanes}
+    ends = lanes[COMPUTE_LANE].columns.label[-1]
     closing, labels, in_place = _closing(lanes, ends), _labels(lanes), weights_in_place(lanes)
     for number in range(steps):
         for lane, work in lanes.items():
@@ -33,7 +33,7 @@ def repeated(lanes: Lanes, steps: int, microbatches: int) -> Lanes:
                     before = in_place
                 before = tuple([_label(label, number - 1) for label in before])
                 row[lane].append(reordered(step, (*before, *step.after)) if before else step)
-    return row
+    return {lane: LaneSteps.from_steps(work) for lane, work in row.items()}
 
 
 def rolling(lanes: Lanes, steps: int, microbatches: int, rest_of_step: Callable[[Lanes], Lanes]) -> Lanes:
@@ -44,14 +44,14 @@ def rolling(lanes: Lanes, steps: int, microbatches: int, rest_of_step: Callable[
     whole = {lane: list(work) for lane, work in lanes.items()}
     for number in range(steps):
         passes = [step for step in lanes[COMPUTE_LANE] if step.microbatch // microbatches == number]
-        done = rest_of_step({COMPUTE_LANE: passes})
+        done = rest_of_step({COMPUTE_LANE: LaneSteps.from_steps(passes)})
         added = _labels(done) - _labels(lanes)
-        done = {lane: _numbered(work, added, number, 0) for lane, work in done.items()}
+        done = {lane: LaneSteps.from_steps(_numbered(work, added, number, 0)) for lane, work in done.items()}
         whole[COMPUTE_LANE] = _merged(whole[COMPUTE_LANE], passes, done)
         for lane, work in done.items():
             if lane != COMPUTE_LANE:
                 whole.setdefault(lane, []).extend(work)
-    return whole
+    return {lane: LaneSteps.from_steps(work) for lane, work in whole.items()}
 
 
 def _merged(compute: list[Step], passes: list[Step], done: Lanes) -> list[Step]:

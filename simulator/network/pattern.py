@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 
@@ -46,7 +47,7 @@ class Leg:
         """Links, and the load on each."""
         return LinkLoads(self.links, self.load)
 
-    @property
+    @cached_property
     def timing(self) -> tuple[object, ...]:
         """Everything that the time of a message on idle links depends on.
 
@@ -65,7 +66,7 @@ class Pattern:
     sent: float
     channels: int
 
-    @property
+    @cached_property
     def timing(self) -> tuple[object, ...]:
         """Everything that the time of a message on idle links depends on, leg by leg."""
         return (self.algorithm, *[leg.timing for leg in self.legs])

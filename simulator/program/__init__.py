@@ -13,15 +13,15 @@ from simulator.program.ops import (
     HostOperation,
     PointToPoint,
     RecordedWork,
-    batch_maker,
     but_tag,
     comm_of,
     comms_of,
     kernels_of,
-    transfer_maker,
 )
-from simulator.program.program import Program, Role, Step, StepMaker, reordered, step_maker
+from simulator.program.program import Program, Role
 from simulator.program.repetition import Repetition, later_label
+from simulator.program.step import Step, reordered
+from simulator.program.steps import LaneSteps, StepColumns
 from simulator.program.text import kernel_to_text, to_text
 from simulator.program.text_reader import from_text, kernel_from_text
 from simulator.program.validation import ProgramError, validate
@@ -69,6 +69,7 @@ __all__ = [
     "HostKind",
     "HostOperation",
     "Kernel",
+    "LaneSteps",
     "Matmul",
     "Memory",
     "PointToPoint",
@@ -81,11 +82,10 @@ __all__ = [
     "Repetition",
     "Role",
     "Step",
-    "StepMaker",
+    "StepColumns",
     "StepPhase",
     "Tiled",
     "axis_of",
-    "batch_maker",
     "but_tag",
     "comm_of",
     "comms_of",
@@ -98,9 +98,7 @@ __all__ = [
     "later_label",
     "numbered_axis",
     "reordered",
-    "step_maker",
     "to_text",
-    "transfer_maker",
     "undivided",
     "validate",
     "validate_extension",

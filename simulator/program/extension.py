@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from simulator.program.ops import Comm, comms_of
-from simulator.program.program import Program, Role, Step, lanes_of_tuples
+from simulator.program.program import Program, Role
+from simulator.program.step import Step
 from simulator.program.validation import ProgramError, validate_amount, validate_memory, validate_op
 
 
@@ -16,14 +17,17 @@ class Extension:
 
     ``release_s`` is the release time of scheduling theory: before it no host issues anything of the extension, and no
     lane begins with it. An extension that is released at 0 has been known to hosts from the beginning.
-    Steps may come as any iterable, and are kept as tuples.
+    LaneSteps may come as any iterable, and are kept as tuples.
     """
 
     lanes: Mapping[int, Mapping[str, tuple[Step, ...]]]
     release_s: float = 0.0
 
     def __post_init__(self) -> None:
-        lanes = {number: lanes_of_tuples(lanes_of_role) for number, lanes_of_role in self.lanes.items()}
+        lanes = {
+            number: {lane: tuple(steps) for lane, steps in lanes_of_role.items()}
+            for number, lanes_of_role in self.lanes.items()
+        }
         object.__setattr__(self, "lanes", lanes)
 
     @property

@@ -1,132 +1,40 @@
 """The program that the engine plays.
 
 A `Program` gives every rank a `Role`; ranks that do the same work share one. A role has lanes (CUDA streams), and a
-lane is a tuple of `Step`s. A step runs one `Block` of kernels, one `Comm`, or one `Batch` of point-to-point transfers.
+lane has `Step`s. A step runs one `Block` of kernels, one `Comm`, or one `Batch` of point-to-point transfers.
 Order within a lane is program order; ``after`` edges are the only order between lanes of a rank; ranks meet only in
 communication. Groups are named by axis (``tp``, ``dp``, ``pp`` ...), so that a role need not know who its peers are.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from simulator.program.ops import Batch, Block, Comm, but_tag, comms_of, quick_key
-from simulator.program.slots import slot_setters
-from simulator.program.vocabulary import StepPhase
+from simulator.program.ops import Comm, but_tag, comms_of, quick_key
+from simulator.program.step import Step
+from simulator.program.steps import LaneSteps, StepColumns
 
 if TYPE_CHECKING:  # numpy is loaded where a program is played
     from simulator.arrays import Ints
     from simulator.program.seated_groups import SeatedGroups
 
 
-@dataclass(frozen=True, slots=True)
-class Step:
-    """One entry of a lane.
-
-    ``after`` holds labels of steps of the same rank that must have ended.
-    ``stage`` is the model stage (chunk * pp + pipeline rank for interleaved schedules), -1 where it has none.
-    ``part`` tells apart pieces of one thing: those that a pass is cut into, and parts of the parameters on servers.
-    Memory: ``alloc_bytes`` are held from the step's start, ``free_bytes`` are given back at its end.
-    Either may be negative, where the other outweighs it: a backward pass may leave more gradients than it frees.
-    ``workspace_bytes`` are held only while it runs.
-    ``hooks``: modules whose hooks the host runs before it.
-    """
-
-    label: str
-    op: Block | Comm | Batch
-    after: tuple[str, ...] = ()
-    phase: StepPhase = StepPhase.COMMUNICATION
-    microbatch: int = -1
-    stage: int = -1
-    chunk: int = 0
-    part: str = ""
-    alloc_bytes: float = 0.0
-    free_bytes: float = 0.0
-    workspace_bytes: float = 0.0
-    hooks: int = 0
-
-
-_SETTERS = slot_setters(Step)
-# `reordered` looks up no name: a loop over all setters takes it half as long again, and more.
-_set_label, _set_op, _set_after = _SETTERS["label"], _SETTERS["op"], _SETTERS["after"]
-_set_phase, _set_microbatch, _set_stage = _SETTERS["phase"], _SETTERS["microbatch"], _SETTERS["stage"]
-_set_chunk, _set_part, _set_alloc = _SETTERS["chunk"], _SETTERS["part"], _SETTERS["alloc_bytes"]
-_set_free, _set_workspace = _SETTERS["free_bytes"], _SETTERS["workspace_bytes"]
-_set_hooks = _SETTERS["hooks"]
-#: Makes a step from a micro-batch, a label, an operation, and the labels of the steps before it.
-StepMaker = Callable[[int, str, Block | Comm | Batch, tuple[str, ...]], Step]
-
-
-def reordered(step: Step, after: tuple[str, ...], **changes: Any) -> Step:
-    """Return ``step`` after other steps, and with further ``changes`` of its fields.
-
-    It is as `dataclasses.replace`, in a third of the time: programs have hundreds of thousands of steps.
-    """
-    other = object.__new__(Step)
-    _set_label(other, step.label)
-    _set_op(other, step.op)
-    _set_after(other, after)
-    _set_phase(other, step.phase)
-    _set_microbatch(other, step.microbatch)
-    _set_stage(other, step.stage)
-    _set_chunk(other, step.chunk)
-    _set_part(other, step.part)
-    _set_alloc(other, step.alloc_bytes)
-    _set_free(other, step.free_bytes)
-    _set_workspace(other, step.workspace_bytes)
-    _set_hooks(other, step.hooks)
-    for name, value in changes.items():
-        _SETTERS[name](other, value)
-    return other
-
-
-def step_maker(step: Step) -> StepMaker:
-    """Return a maker of copies of ``step`` that have another micro-batch, label, operation and steps before them."""
-    changed = ("microbatch", "label", "op", "after")
-    kept = [(put, getattr(step, name)) for name, put in _SETTERS.items() if name not in changed]
-
-    def with_microbatch(microbatch: int, label: str, op: Block | Comm | Batch, after: tuple[str, ...]) -> Step:
-        other = object.__new__(Step)
-        for put, value in kept:
-            put(other, value)
-        _set_microbatch(other, microbatch)
-        _set_label(other, label)
-        _set_op(other, op)
-        _set_after(other, after)
-        return other
-
-    return with_microbatch
-
-
-def lanes_of_tuples(lanes: Mapping[str, Iterable[Step]]) -> dict[str, tuple[Step, ...]]:
-    """Return ``lanes`` with the steps of each as a tuple: a generator could be read only once."""
-    return {lane: tuple(steps) for lane, steps in lanes.items()}
-
-
-def first_of_each(steps: Iterable[Step], key: Callable[[Step], Hashable]) -> Iterable[Step]:
-    """Return the first of ``steps`` with each key, in their order."""
-    first: dict[Hashable, Step] = {}
-    for step in steps:
-        first.setdefault(key(step), step)
-    return first.values()
-
-
 @dataclass(frozen=True)
 class Role:
-    """Work of the ranks of one kind: lane name -> steps, which may come as any iterable and are kept as tuples.
+    """Work of the ranks of one kind: lane name -> steps, which may come as any iterable.
 
     ``later``: lane name -> communication that extensions of the program may bring, of whatever name and purpose.
     """
 
     name: str
-    lanes: Mapping[str, tuple[Step, ...]]
+    lanes: Mapping[str, Sequence[Step]]
     later: Mapping[str, tuple[Comm, ...]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "lanes", lanes_of_tuples(self.lanes))
+        object.__setattr__(self, "lanes", {lane: LaneSteps.from_steps(steps) for lane, steps in self.lanes.items()})
         object.__setattr__(self, "later", {lane: tuple(comms) for lane, comms in self.later.items()})
 
     def steps(self) -> Iterator[tuple[str, int, Step]]:
@@ -136,14 +44,23 @@ class Role:
                 yield lane, index, step
 
     @cached_property
-    def first_steps(self) -> Mapping[str, tuple[Step, ...]]:
-        """The first step of each operation of each lane.
+    def columns(self) -> Mapping[str, StepColumns]:
+        """The steps of each lane as columns."""
+        return {lane: LaneSteps.from_steps(steps).columns for lane, steps in self.lanes.items()}
+
+    @cached_property
+    def operations(self) -> Mapping[str, tuple[Step, ...]]:
+        """A step of each operation of each lane, in their order.
 
         Transfers that differ in their tags alone are one operation.
         """
-        return {
-            lane: tuple(first_of_each(steps, lambda step: quick_key(step.op))) for lane, steps in self.lanes.items()
-        }
+        operations: dict[str, tuple[Step, ...]] = {}
+        for lane, columns in self.columns.items():
+            first: dict[Hashable, Step] = {}
+            for step in columns.prototypes:
+                first.setdefault(quick_key(step.op), step)
+            operations[lane] = tuple(first.values())
+        return operations
 
     @cached_property
     def comms(self) -> tuple[tuple[str, Comm], ...]:
@@ -152,7 +69,7 @@ class Role:
         What steps share comes once, as do transfers that differ in their tags alone.
         """
         distinct: dict[Hashable, tuple[str, Comm]] = {}
-        for lane, steps in self.first_steps.items():
+        for lane, steps in self.operations.items():
             for step in steps:
                 for comm in comms_of(step.op):
                     distinct.setdefault((lane, but_tag(comm)), (lane, comm))

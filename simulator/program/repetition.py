@@ -7,7 +7,7 @@ from functools import lru_cache
 from itertools import chain
 from typing import NamedTuple
 
-from simulator.program.program import Step
+from simulator.program.step import Step
 
 #: Numbers of micro-batches in the labels of passes (``3F17``) and of transfers (``3SEND_F17``).
 _MICROBATCH = re.compile(r"(?<=[0-9_][FBIW])\d+")

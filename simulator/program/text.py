@@ -27,7 +27,8 @@ from typing import Any
 
 from simulator.program.kernels import KERNELS, Kernel
 from simulator.program.ops import Batch, Beside, Block, Comm, Compute
-from simulator.program.program import Program, Role, Step
+from simulator.program.program import Program, Role
+from simulator.program.step import Step
 
 #: Fields that are written as numbers joined by commas.
 _NUMBERS = ("tokens", "send_shares", "receive_shares")

@@ -11,7 +11,8 @@ from typing import Any, TypeVar, cast
 
 from simulator.program.kernels import KERNELS, Kernel
 from simulator.program.ops import Batch, Beside, Block, Collective, Comm, Compute
-from simulator.program.program import Program, Role, Step
+from simulator.program.program import Program, Role
+from simulator.program.step import Step
 from simulator.program.validation import COMM_TYPES, ProgramError, validate
 from simulator.program.vocabulary import GraphPlace, Purpose, StepPhase
 

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable
 from itertools import chain
-from operator import attrgetter
 from typing import TYPE_CHECKING, TypeVar
 
 from simulator.errors import SimulatorError
@@ -25,7 +24,9 @@ from simulator.program.ops import (
     comms_of,
     kernels_of,
 )
-from simulator.program.program import Program, Role, Step, first_of_each
+from simulator.program.program import Program, Role
+from simulator.program.step import Step
+from simulator.program.steps import StepColumns
 from simulator.program.vocabulary import (
     AXES,
     COMPUTE_LANE,
@@ -42,9 +43,6 @@ if TYPE_CHECKING:
     from simulator.arrays import Ints
 
 T = TypeVar("T", bound=Hashable)
-
-_label, _after = map(attrgetter, ("label", "after"))
-_memory = attrgetter("alloc_bytes", "free_bytes", "workspace_bytes")
 
 #: Kind of operation -> the type that has its fields.
 COMM_TYPES: dict[CommKind, type[Collective] | type[PointToPoint] | type[HostOperation] | type[RecordedWork]] = {
@@ -100,12 +98,12 @@ def _validate_role(program: Program, role: Role, ranks: Ints, grows: bool, check
     labels = _labels(where, role)
     ends: set[tuple[str, int | None]] = set()
     ops: set[tuple[str, Hashable]] = set()
-    for lane, steps in role.lanes.items():
+    for lane, columns in role.columns.items():
         if not grows:
-            _validate_awaited(where, steps, labels)
-        for step in first_of_each(steps, _memory):
+            _validate_awaited(where, columns, labels)
+        for step in columns.prototypes:
             validate_memory(where, step)
-        for step in role.first_steps[lane]:
+        for step in role.operations[lane]:
             if not _is_new((lane, _same_rules(step.op)), ops):
                 continue
             if _is_new((lane, _same_rules(step.op)), checked):
@@ -128,11 +126,12 @@ def _validate_later(where: str, program: Program, role: Role, ranks: Ints, ends:
                 _validate_ends(at, program, comm, ranks)
 
 
-def _validate_awaited(where: str, steps: Sequence[Step], labels: set[str]) -> None:
+def _validate_awaited(where: str, steps: StepColumns, labels: set[str]) -> None:
     """Raise where a step waits for a label that the role does not have."""
-    if not labels.issuperset(chain.from_iterable(map(_after, steps))):
-        step, label = next((step, label) for step in steps for label in step.after if label not in labels)
-        raise ProgramError(f"{where}: step {step.label!r} waits for {label!r}, which does not exist")
+    if not labels.issuperset(chain.from_iterable(steps.after)):
+        each = zip(steps.label, steps.after, strict=True)
+        step, label = next((step, label) for step, after in each for label in after if label not in labels)
+        raise ProgramError(f"{where}: step {step!r} waits for {label!r}, which does not exist")
 
 
 def _is_new(key: T, seen: set[T]) -> bool:
@@ -156,7 +155,7 @@ def _same_rules(op: Block | Comm | Batch) -> Hashable:
 
 def _labels(where: str, role: Role) -> set[str]:
     """Return the labels of a role's steps, each of which must be there once."""
-    labels = list(map(_label, chain.from_iterable(role.lanes.values())))
+    labels = [label for columns in role.columns.values() for label in columns.label]
     distinct = set(labels)
     if len(distinct) != len(labels):
         twice = next(label for label in labels if labels.count(label) > 1)
@@ -215,9 +214,10 @@ def validate_amount(where: str, name: str, amount: float | tuple[float, ...]) ->
 
 
 def _validate_kernel(where: str, compute: Compute) -> None:
-    at = f"{where}: kernel {compute.name!r}"
     for name in _AMOUNTS[type(compute.kernel)]:
-        validate_amount(at, name, getattr(compute.kernel, name))
+        value = getattr(compute.kernel, name)
+        if isinstance(value, tuple) or not 0 <= value < math.inf:  # few are; a text for each takes long
+            validate_amount(f"{where}: kernel {compute.name!r}", name, value)
 
 
 def _validate_comm(where: str, comm: Comm) -> None:

@@ -23,7 +23,7 @@ from simulator.config.profile import load_profiles
 from simulator.config.stack import load_stack
 from simulator.costs import Costs
 from simulator.lowering.layout import groups_of_first_rank
-from simulator.lowering.reductions import Reductions
+from simulator.lowering.reductions import AlikeReductions, Reductions
 from simulator.lowering.sharding import gather, leaving
 from simulator.models import PartPool
 from simulator.operations.weights import Weight, trained
@@ -165,7 +165,7 @@ class LayoutBounds:
         beside = layout.zero >= 2 or layout.overlap.grad_reduce
         if beside or layout.server_count or layout.grad_compression != "none" or not leaving(layout, weights):
             return 0.0
-        reductions = Reductions(workload)
+        reductions = Reductions(AlikeReductions(workload))
         reductions.add("", weights, ())
         return self._slowest_s(reductions.steps, groups)
 

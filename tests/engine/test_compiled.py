@@ -18,7 +18,7 @@ from simulator.engine import Placed, simulate_together
 from simulator.engine.compiled import build, handle, library
 from simulator.engine.engines import engine_in_use
 from simulator.errors import InputError
-from simulator.program import Extension, from_text
+from simulator.program import Extension, Step, from_text, reordered, steps
 from tests.recorded.jobs import JOBS
 from tests.support.clusters import nic_cluster
 from tests.support.engines import ENGINES
@@ -52,6 +52,34 @@ def workload(name: str, **simulation: Any) -> Workload:
     return load_workload(
         JOBS[name].workload, JOBS[name].changes | {f"simulation.{key}": value for key, value in simulation.items()}
     )
+
+
+#: Changes of a job in four stages: transfers between passes, beside them, and split backward passes.
+LAYOUTS: list[dict[str, Any]] = [
+    {},
+    {"parallelism.overlap.p2p": True},
+    {"parallelism.overlap.p2p": True, "parallelism.schedule": "zb_h1"},
+]
+
+
+@pytest.mark.parametrize("changes", LAYOUTS)
+def test_figures_of_a_step_are_worked_out_from_columns(
+    changes: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody but the engine in Python asks for the passes and transfers of lanes one by one."""
+    counts: list[int] = []
+
+    def counted(step: Step, after: tuple[str, ...], **others: Any) -> Step:
+        counts[-1] += 1
+        return reordered(step, after, **others)
+
+    monkeypatch.setattr(steps, "reordered", counted)
+    job = JOBS["schedule_1f1b_in_line"]
+    for engine in ENGINES:
+        counts.append(0)
+        run(load_workload(job.workload, job.changes | changes | {"simulation.engine": engine})).key_figures()
+    compiled, reference = counts
+    assert compiled == 0 < reference
 
 
 @pytest.mark.parametrize("name", VARIED)
@@ -134,11 +162,11 @@ def test_a_signal_is_heard_whenever_it_comes(delay_s: float) -> None:
     job = workload("llama3_8b_dgx_h100", engine="compiled")
 
     def play() -> None:
+        signal.setitimer(signal.ITIMER_REAL, delay_s)
         for _ in range(50):
             run(job)
 
     try:
-        signal.setitimer(signal.ITIMER_REAL, delay_s)
         with pytest.raises(StoppedError):
             play()
     finally:

@@ -53,7 +53,7 @@ def test_layers_without_a_backward_pass_are_gathered_for_the_forward_pass_alone(
 @pytest.mark.parametrize("zero", [0, 3])
 def test_frozen_first_layers_keep_nothing_and_run_once(zero: int, recompute: str) -> None:
     """Each of two micro-batches runs attention of four layers, and of the trained one again where it is recomputed."""
-    work = load("torchtitan", FIRST | {"recompute": recompute}, zero=zero)
+    work = load("pytorch", FIRST | {"recompute": recompute}, zero=zero)
     frozen = [part for part in rank_parts(work, 0) if part.is_unit][:FROZEN]
     assert [(part.saved_bytes, part.ops("B")) for part in frozen] == [(0.0, ())] * FROZEN
     blocks = [step.op for step in steps(work) if isinstance(step.op, Block)]

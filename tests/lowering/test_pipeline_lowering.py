@@ -8,6 +8,7 @@ from simulator.engine import simulate
 from simulator.lowering.hand_overs import HandOver, SingleTransfers
 from simulator.lowering.lanes import Lanes
 from simulator.lowering.pipeline import lower
+from simulator.lowering.posted_lane import PostedLane
 from simulator.program import Block, Compute, Fixed, PointToPointKind, Program, Role, Step, comms_of
 from simulator.schedules import SCHEDULES, Action
 
@@ -167,8 +168,13 @@ def test_receives_alone_are_posted_as_their_bytes_come(as_they_come: bool) -> No
     passes = [(Action(0, "F", microbatch), Action(1, "F", microbatch)) for microbatch in range(2)]
     hops = [HandOver(source, target, 0, 1, source, target) for source, target in passes]
     singles = SingleTransfers(hops, 8.0, as_they_come=as_they_come)
+    lanes = {op: PostedLane[Step]() for op in PointToPointKind}
     for hop in hops:
         for op in PointToPointKind:
-            step = singles.alike(hop, op).step(hop.source.microbatch, ("before",))
+            singles.alike(hop, op).post_on(lanes[op], hop.source.microbatch, ("before",))
+    for op, lane in lanes.items():
+        steps = lane.steps(lambda step: step)
+        assert len(steps.columns.prototypes) == 1
+        for hop, step in zip(hops, steps, strict=True):
             expected = hop.comm(op, 8.0, as_it_comes=as_they_come and op is PointToPointKind.RECV)
             assert (step.op, step.label, step.after) == (expected, hop.label(op), ("before",))

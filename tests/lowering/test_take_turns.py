@@ -13,7 +13,7 @@ from tests.support import quick
 from tests.support.frameworks import MEGATRON, PYTORCH
 from tests.support.grids import grid
 from tests.support.jobs import job
-from tests.support.lanes import rank
+from tests.support.lanes import lanes_of, rank
 from tests.support.programs import comm_called
 
 
@@ -25,14 +25,16 @@ def test_who_waits_for_whom() -> None:
     """Passes p0 to p2. r0 is issued behind p0, g2 behind p0 too, which comes after; r1 behind p1, r2 behind p2, with g2
     before both; g0 and g1 follow on nothing. x is on another communicator, and waits for none of them."""
     work = Block("work", (Compute("work", Fixed(1.0), "B"),))
-    lanes = {
-        "compute": [Step(f"p{i}", work, (f"g{i}",), phase="B") for i in range(3)],
-        "dp": [called(f"r{i}", "reduce_scatter", f"p{i}") for i in range(3)],
-        "dp_gather": [
-            called(f"g{i}", "all_gather", *after, stream="gather") for i, after in enumerate(([], [], ["p0"]))
-        ],
-        "other": [called("x", "all_reduce", "p0", axis="edp")],
-    }
+    lanes = lanes_of(
+        {
+            "compute": [Step(f"p{i}", work, (f"g{i}",), phase="B") for i in range(3)],
+            "dp": [called(f"r{i}", "reduce_scatter", f"p{i}") for i in range(3)],
+            "dp_gather": [
+                called(f"g{i}", "all_gather", *after, stream="gather") for i, after in enumerate(([], [], ["p0"]))
+            ],
+            "other": [called("x", "all_reduce", "p0", axis="edp")],
+        }
+    )
     waits = {step.label: step.after for steps in take_turns(lanes, rank()).values() for step in steps}
     assert waits == {
         **{f"p{i}": (f"g{i}",) for i in range(3)},
@@ -44,23 +46,27 @@ def test_who_waits_for_whom() -> None:
 def test_lanes_of_different_communicators_are_left_as_they_are() -> None:
     """One lane has two reductions of an axis, another lane one of another axis: nobody waits for anybody."""
     work = Block("work", (Compute("work", Fixed(1.0), "B"),))
-    lanes = {
-        "compute": [Step("p", work, phase="B")],
-        "dp": [called("r0", "reduce_scatter", "p"), called("r1", "reduce_scatter", "p")],
-        "other": [called("x", "all_reduce", "p", axis="edp")],
-    }
+    lanes = lanes_of(
+        {
+            "compute": [Step("p", work, phase="B")],
+            "dp": [called("r0", "reduce_scatter", "p"), called("r1", "reduce_scatter", "p")],
+            "other": [called("x", "all_reduce", "p", axis="edp")],
+        }
+    )
     assert take_turns(lanes, rank()) is lanes
 
 
 def test_what_waits_by_way_of_another_lane_is_issued_behind_it() -> None:
     """The optimizer on the host: the gather waits for what is copied there after the reduction, and comes after it."""
     work = Block("work", (Compute("work", Fixed(1.0), "B"),))
-    lanes = {
-        "compute": [Step(f"p{i}", work, phase="B") for i in range(3)],
-        "dp_gather": [called("g", "all_gather", "copied", stream="gather")],
-        "h2d": [Step("copied", HostOperation("copied", "from_host", 1e6, "rank", "offload"), ("r",))],
-        "dp": [called("r", "reduce_scatter", "p2")],
-    }
+    lanes = lanes_of(
+        {
+            "compute": [Step(f"p{i}", work, phase="B") for i in range(3)],
+            "dp_gather": [called("g", "all_gather", "copied", stream="gather")],
+            "h2d": [Step("copied", HostOperation("copied", "from_host", 1e6, "rank", "offload"), ("r",))],
+            "dp": [called("r", "reduce_scatter", "p2")],
+        }
+    )
     waits = {step.label: step.after for steps in take_turns(lanes, rank()).values() for step in steps}
     assert waits["r"] == ("p2",)
     assert waits["g"] == ("copied", "r")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 
@@ -21,14 +22,16 @@ class CountedSteps(tuple[Step, ...]):
 
 
 def looked_at(n_steps: int) -> int:
-    """Return how many steps the check of so many looks at, each of which has a block of its own."""
+    """Return how often the check looks at one of so many steps, each of which has a block of its own."""
     steps = CountedSteps(
         Step(f"{n}", Block(f"{n}", (Compute("k", Fixed(1.0), StepPhase.FORWARD),))) for n in range(n_steps)
     )
     role = Role("all", {"compute": steps})
-    object.__setattr__(role, "lanes", {"compute": steps})  # which a role keeps as a plain tuple
+    columns = role.columns["compute"]
+    prototypes = CountedSteps(columns.prototypes)
+    vars(role)["columns"] = {"compute": replace(columns, prototypes=prototypes)}  # where a role keeps its columns
     validate(Program((role,), (0,), {}))
-    return steps.looked_at
+    return steps.looked_at + prototypes.looked_at
 
 
 def test_twice_as_many_operations_are_twice_as_many_looks() -> None:
@@ -44,11 +47,11 @@ def test_of_two_faults_the_first_is_told() -> None:
         validate(Program((Role("all", {"compute": steps}),), (0,), {}))
 
 
-def test_the_first_steps_of_a_lane_are_in_their_order() -> None:
+def test_operations_of_a_lane_are_in_the_order_of_their_first_steps() -> None:
     """The first block is run again behind the second."""
     one, two = (Block(name, (Compute("k", Fixed(1.0), StepPhase.FORWARD),)) for name in ("one", "two"))
     role = Role("all", {"compute": (Step("a", one), Step("b", two), Step("c", one)), "tp": ()})
-    assert {lane: [step.label for step in steps] for lane, steps in role.first_steps.items()} == {
+    assert {lane: [step.label for step in steps] for lane, steps in role.operations.items()} == {
         "compute": ["a", "b"],
         "tp": [],
     }

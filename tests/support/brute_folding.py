@@ -16,6 +16,7 @@ from simulator.costs import Costs
 from simulator.engine import Placed
 from simulator.engine.ample_links import ample_links
 from simulator.engine.carried import carriages, routed_comms
+from simulator.engine.entries import Entries
 from simulator.engine.folding import RankNumbering, fold
 from simulator.engine.group_comms import (
     GroupComm,
@@ -223,7 +224,8 @@ def partition(jobs: Sequence[Placed], cluster: Cluster) -> Partition:
     numbering, capacity = RankNumbering.from_jobs(jobs), link_capacities(jobs, cluster)
     routed = routed_comms(jobs, cluster, alike_comms(jobs, cluster, groups))
     carried = carriages(cluster, routed, numbering.first_group, numbering.n_groups)
-    folding = fold(jobs, cluster, capacity, groups, carried, numbering, ample_links(cluster, capacity))
+    entries = Entries.from_carriages(carried)
+    folding = fold(jobs, cluster, capacity, groups, carried, entries, numbering, ample_links(cluster, capacity))
     ranks = folding.ranks.class_of.tolist()
     firsts = [*numbering.first_rank, numbering.n_ranks]
     group_classes = {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from simulator.lowering.lanes import Lanes
@@ -12,7 +13,7 @@ from simulator.lowering.rank_context import RankContext
 from simulator.lowering.stage_variants import first_and_last
 from simulator.lowering.stages import Stages
 from simulator.models import Seat, passed_bytes
-from simulator.program import COMPUTE_LANE, Program, Role, Step, from_text, to_text
+from simulator.program import COMPUTE_LANE, LaneSteps, Program, Role, Step, from_text, to_text
 from tests.support.sharded import load
 
 _HEAD = """
@@ -55,19 +56,25 @@ def pipeline_passes(context: RankContext) -> Lanes:
     order = schedule.order(parallelism.pp, workload.microbatches, parallelism.vpp)
     nbytes = passed_bytes(workload)
     n_stages, overlap = parallelism.n_stages, parallelism.overlap.p2p
-    lanes = lower(order, schedule, n_stages, nbytes, context.stages.step, overlap=overlap)
+    stages = context.stages
+    lanes = lower(order, schedule, n_stages, nbytes, stages.step, stages.variants.turns, overlap=overlap)
     return lanes[context.pipeline_rank]
 
 
 def read(text: str) -> Lanes:
     """Return the lanes that ``text`` describes, as the text form of a program does; its block 0 is some work."""
     role = from_text(f"{_HEAD}{text}{_GROUPS}").roles[0]
-    return {lane: list(steps) for lane, steps in role.lanes.items()}
+    return lanes_of(role.lanes)
+
+
+def lanes_of(lanes: Mapping[str, Iterable[Step]]) -> Lanes:
+    """Return steps by the name of their lane as lanes of a rank."""
+    return {lane: LaneSteps.from_steps(steps) for lane, steps in lanes.items()}
 
 
 def write(lanes: Lanes, *, places: bool = False, memory: bool = False) -> str:
     """Return the text of ``lanes``; blocks, phases and micro-batches with ``places``, bytes held with ``memory``."""
-    role = Role("rank", {lane: tuple(steps) for lane, steps in lanes.items()})
+    role = Role("rank", lanes)
     text = to_text(Program((role,), (0,), {}))
     lines = text[text.index("  lane ") :].splitlines()
     if not memory:

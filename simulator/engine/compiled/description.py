@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
-from operator import attrgetter
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -19,10 +18,22 @@ from simulator.engine.issue_order import HostSpeeds, HostWork
 from simulator.engine.placed_ranks import work_of_hosts
 from simulator.engine.placement import Placed
 from simulator.engine.rank import PlacedRank
-from simulator.program import COMPUTE_LANE, Batch, Collective, Comm, PointToPoint, Role, Step, but_tag
+from simulator.program import (
+    COMPUTE_LANE,
+    Batch,
+    Collective,
+    Comm,
+    LaneSteps,
+    PointToPoint,
+    Role,
+    Step,
+    StepColumns,
+    but_tag,
+)
 
 Int32s = NDArray[np.int32]
-_described = attrgetter("label", "op", "after", "phase")
+#: Columns of steps that are those of their prototypes.
+_OF_PROTOTYPES = ("kind", "op", "n_ops", "tag", "phase")
 
 
 class Numbers:
@@ -52,24 +63,14 @@ class CommNumbers:
         self.tags = Numbers()
         self.lane_names = Numbers()
         self._ops = Numbers()
-        self._kinds_of_batches: dict[tuple[Hashable, ...], list[int]] = {}
 
     def kind(self, comm: Comm) -> int:
         """Return the number of the kind of ``comm``."""
         return self.kinds.number(but_tag(comm), comm)
 
-    def kind_and_tag(self, comm: Comm) -> tuple[int, int]:
-        """Return the numbers of the kind and of the tag of ``comm``."""
-        tag = comm.tag if isinstance(comm, PointToPoint) else ""
-        return self.kinds.number(but_tag(comm), comm), self.tags.number(tag, tag)
-
-    def transfers(self, batch: Batch) -> Iterable[tuple[int, int]]:
-        """Return the numbers of the kind and of the tag of each transfer of a batch."""
-        kinds = self._kinds_of_batches.get(batch.alike)
-        if kinds is None:
-            kinds = [self.kinds.number(alike, comm) for alike, comm in zip(batch.alike, batch.comms, strict=True)]
-            self._kinds_of_batches[batch.alike] = kinds
-        return zip(kinds, [self.tags.number(comm.tag, comm.tag) for comm in batch.comms], strict=True)
+    def tag(self, tag: str) -> int:
+        """Return the number of a tag; communication that is no transfer has none, which has a number too."""
+        return self.tags.number(tag, tag)
 
     def tagged(self, kind: int, tag: int) -> Comm:
         """Return the communication of a kind that has a tag."""
@@ -92,8 +93,8 @@ class CommNumbers:
         )
 
 
-class LaneSteps(NamedTuple):
-    """Steps of a lane, the labels that they wait for, and the transfers of their batches.
+class DescribedSteps(NamedTuple):
+    """Steps of a lane, and the labels that they wait for and the transfers of their batches, of other lanes too.
 
     ``first_step`` is the number of the first step in the program.
     """
@@ -102,6 +103,14 @@ class LaneSteps(NamedTuple):
     after: Int32s
     batches: NDArray[Any]
     first_step: int
+
+
+class DescribedLane(NamedTuple):
+    """A lane that gets steps: the numbers of its role, its own number there, and how many steps it gets."""
+
+    role: RoleNumbers
+    lane: int
+    n_steps: int
 
 
 class WorkOfHost(NamedTuple):
@@ -137,16 +146,17 @@ class RoleNumbers:
         """Return the number of a label; a new one where no step has had it yet."""
         return self.labels.setdefault(label, len(self.labels))
 
-    def add_steps(self, lane: int, labels: Sequence[str], is_batch: NDArray[np.uint8]) -> Int32s:
+    def add_steps(self, lane: int, labels: Sequence[str], is_batch: NDArray[np.uint8]) -> list[int]:
         """Return the numbers of the ``labels`` of steps, which stand on lane number ``lane``."""
-        numbers = self.numbers_of(labels, len(labels))
-        self._columns.append(LabelColumns(numbers, np.full(len(labels), lane, dtype=np.int32), is_batch))
+        numbers = self.numbers_of(labels)
+        column = np.array(numbers, dtype=np.int32)
+        self._columns.append(LabelColumns(column, np.full(len(labels), lane, dtype=np.int32), is_batch))
         return numbers
 
-    def numbers_of(self, labels: Iterable[str], n: int) -> Int32s:
-        """Return the numbers of ``n`` labels."""
+    def numbers_of(self, labels: Iterable[str]) -> list[int]:
+        """Return the numbers of labels."""
         number = self.labels
-        return np.fromiter([number.setdefault(label, len(number)) for label in labels], np.int32, n)
+        return [number.setdefault(label, len(number)) for label in labels]
 
     def columns_since(self, n_additions: int) -> LabelColumns:
         """Return the labels of all steps but those of the first ``n_additions`` calls of `add_steps`."""
@@ -163,62 +173,62 @@ class ProgramNumbers:
     """Numbers of the steps of a program, of the blocks that they run, and of their phases."""
 
     def __init__(self, comms: CommNumbers) -> None:
-        self.steps: list[Step] = []
         self.blocks = Numbers()
         self.phases = Numbers()
-        self._comms = comms
+        self._comms, self._n_steps = comms, 0
 
-    def lane_steps(self, role: RoleNumbers, lane: int, steps: Sequence[Step]) -> LaneSteps:
-        """Return as arrays ``steps`` of ``role``, which stand on its lane number ``lane``."""
-        batches: list[tuple[int, int]] = []
-        block_number, first_step = self.blocks.number, len(self.steps)
-        label, op_of_step, after, phase_of_step = zip(*map(_described, steps), strict=True) if steps else ((),) * 4
-        #: Of what steps share, by its id: kind of the operation, its number, how many it is of, and its tag.
-        shared: dict[int, tuple[int, int, int, int]] = {}
-        ops: list[tuple[int, int, int, int]] = []
-        for op in op_of_step:
-            row = shared.get(id(op))
-            if row is None:
-                if isinstance(op, Comm):
-                    kind, tag = self._comms.kind_and_tag(op)
-                    row = RUN_COMM, kind, 1, tag
-                elif isinstance(op, Batch):
-                    row = RUN_BATCH, len(batches), len(op.comms), 0
-                    batches += self._comms.transfers(op)
-                else:
-                    row = RUN_BLOCK, block_number(id(op), op), 1, 0
-                shared[id(op)] = row
-            ops.append(row)
-        columns = np.zeros(len(steps), dtype=STEP)
-        numbers = np.fromiter(chain.from_iterable(ops), np.int32, 4 * len(ops)).reshape(-1, 4)
-        for name, values in zip(("kind", "op", "n_ops", "tag"), numbers.T, strict=True):
-            columns[name] = values
-        columns["label"] = role.add_steps(lane, label, (columns["kind"] == RUN_BATCH).astype(np.uint8))
-        columns["n_after"] = list(map(len, after))
-        columns["first_after"] = np.cumsum(columns["n_after"]) - columns["n_after"]
-        phase = {one: self.phases.number(one, one) for one in dict.fromkeys(phase_of_step)}
-        columns["phase"] = list(map(phase.__getitem__, phase_of_step))
-        self.steps += steps
-        transfers = np.array(batches, dtype=np.int32).reshape(-1, 2).view(TAGGED_COMM)
-        awaited = role.numbers_of(chain.from_iterable(after), int(columns["n_after"].sum()))
-        return LaneSteps(columns, awaited, transfers, first_step)
+    def described(self, steps: StepColumns, lanes: Sequence[DescribedLane]) -> list[DescribedSteps]:
+        """Return by lane as arrays ``steps``, which are those of some ``lanes`` one after another."""
+        prototype, n = np.array(steps.prototype, dtype=np.int64), len(steps.prototype)
+        described = np.zeros(n, dtype=STEP)
+        batched = [step.op.comms if isinstance(step.op, Batch) else () for step in steps.prototypes]
+        kinds = [list(map(self._comms.kind, comms)) for comms in batched]
+        rows = [self._row(step, len(comms)) for step, comms in zip(steps.prototypes, batched, strict=True)]
+        for name, values in zip(_OF_PROTOTYPES, np.array(rows, dtype=np.int32).reshape(-1, 5).T, strict=True):
+            described[name] = values[prototype]
+        tags = np.fromiter(map(self._comms.tag, chain.from_iterable(steps.tags)), np.int32)
+        n_tags, n_after = (np.fromiter(map(len, column), np.int32, n) for column in (steps.tags, steps.after))
+        is_batch = described["kind"] == RUN_BATCH
+        is_batched = np.repeat(is_batch, n_tags)
+        described["tag"][~is_batch & (n_tags > 0)] = tags[~is_batched]
+        described["op"][is_batch] = np.cumsum(n_tags[is_batch]) - n_tags[is_batch]
+        described["n_after"], described["first_after"] = n_after, np.cumsum(n_after) - n_after
+        batches = np.zeros(int(is_batched.sum()), dtype=TAGGED_COMM)
+        batches["kind"] = list(chain.from_iterable(map(kinds.__getitem__, steps.prototype)))
+        batches["tag"] = tags[is_batched]
+        labels, awaited, ends = list[int](), list[int](), np.cumsum([lane.n_steps for lane in lanes]).tolist()
+        places = [slice(end - lane.n_steps, end) for lane, end in zip(lanes, ends, strict=True)]
+        for lane, place in zip(lanes, places, strict=True):
+            labels += lane.role.add_steps(lane.lane, steps.label[place], is_batch[place].astype(np.uint8))
+            awaited += lane.role.numbers_of(chain.from_iterable(steps.after[place]))
+        described["label"], after = labels, np.array(awaited, dtype=np.int32)
+        first, self._n_steps = self._n_steps, self._n_steps + n
+        return [DescribedSteps(described[place], after, batches, first + place.start) for place in places]
+
+    def _row(self, step: Step, n_ops: int) -> tuple[int, int, int, int, int]:
+        """Return kind and number of a step's operation, how many it is of, its tag, and the number of the phase."""
+        op, phase = step.op, self.phases.number(step.phase, step.phase)
+        if isinstance(op, Batch):
+            return RUN_BATCH, 0, n_ops, 0, phase
+        if isinstance(op, Comm):
+            return RUN_COMM, self._comms.kind(op), 1, self._comms.tag(""), phase
+        return RUN_BLOCK, self.blocks.number(id(op), op), 1, 0, phase
 
 
 def work_of_host(
-    role: RoleNumbers, steps: Sequence[Step], work: Sequence[HostWork], costs: Costs, speeds: HostSpeeds
+    role: RoleNumbers, steps: StepColumns, work: Sequence[HostWork], costs: Costs, speeds: HostSpeeds
 ) -> WorkOfHost:
     """Return the work of a host of these ``speeds`` around the ``steps`` of a compute lane as arrays."""
     issues = [issue for one in work for issue in one.issues]
     counts = np.cumsum([0, *[len(one.issues) for one in work]])
+    comms = [(step.op, step.phase) if isinstance(step.op, Comm) else None for step in steps.prototypes]
+    comm_s = [speeds.issue_s(costs, *comm) if comm else 0.0 for comm in comms]
     return WorkOfHost(
         first_issue=counts.astype(np.int64),
         issue_label=np.array([role.label(label) if label else -1 for label, _ in issues], dtype=np.int32),
         issue_s=np.array([seconds for _, seconds in issues], dtype=np.float64),
         start_s=np.array([one.start_s for one in work], dtype=np.float64),
-        comm_s=np.array(
-            [speeds.issue_s(costs, step.op, step.phase) if isinstance(step.op, Comm) else 0.0 for step in steps],
-            dtype=np.float64,
-        ),
+        comm_s=np.array(comm_s, dtype=np.float64)[np.array(steps.prototype, dtype=np.int64)],
     )
 
 
@@ -234,25 +244,44 @@ class JobDescription:
         self.kinds: dict[int, dict[HostType, None]] = {}
         for rank in ranks:
             self.kinds.setdefault(rank.role, {})[host_type(rank)] = None
-        self.lanes: dict[tuple[int, str], LaneSteps] = {}
+        self._placed, self._steps = placed, list[LaneSteps]()
+        lanes = {
+            (role, lane): LaneSteps.from_steps(steps)
+            for role in self.roles
+            for lane, steps in placed.program.roles[role].lanes.items()
+        }
+        self.lanes = self._described(lanes)
         self.work: dict[int, list[WorkOfHost]] = {}
-        self._placed = placed
         work = work_of_hosts(placed, ranks)
         for role in self.roles:
-            lanes = placed.program.roles[role].lanes
-            for lane, steps in lanes.items():
-                self.lanes[role, lane] = self.lane_steps(role, lane, steps)
             works = {kind: work[role, kind] for kind in self.kinds[role]}
-            self.work[role] = self.work_of_hosts(role, lanes.get(COMPUTE_LANE, ()), works)
+            self.work[role] = self.work_of_hosts(role, placed.program.roles[role].lanes.get(COMPUTE_LANE, ()), works)
 
-    def lane_steps(self, role: int, lane: str, steps: Sequence[Step]) -> LaneSteps:
+    @property
+    def steps(self) -> LaneSteps:
+        """All steps by their number."""
+        return LaneSteps(*self._steps)
+
+    def lane_steps(self, role: int, lane: str, steps: Sequence[Step]) -> DescribedSteps:
         """Return further ``steps`` of a lane of a role as arrays."""
-        numbers = self.roles[role]
-        return self.numbers.lane_steps(numbers, numbers.lanes.index(lane), steps)
+        return self._described({(role, lane): LaneSteps.from_steps(steps)})[role, lane]
+
+    def _described(self, steps: Mapping[tuple[int, str], LaneSteps]) -> dict[tuple[int, str], DescribedSteps]:
+        """Return steps by role and lane as arrays."""
+        whole = LaneSteps(*steps.values())
+        self._steps.append(whole)
+        lanes = [
+            DescribedLane(self.roles[role], self.roles[role].lanes.index(lane), len(lane_steps))
+            for (role, lane), lane_steps in steps.items()
+        ]
+        return dict(zip(steps, self.numbers.described(whole.columns, lanes), strict=True))
 
     def work_of_hosts(
         self, role: int, steps: Sequence[Step], works: Mapping[HostType, Sequence[HostWork]]
     ) -> list[WorkOfHost]:
         """Return the work of hosts of each kind of a role around ``steps`` as arrays."""
         costs, numbers = self._placed.costs, self.roles[role]
-        return [work_of_host(numbers, steps, works[kind], costs.for_gpu(kind[0]), kind[1]) for kind in self.kinds[role]]
+        columns = LaneSteps.from_steps(steps).columns
+        return [
+            work_of_host(numbers, columns, works[kind], costs.for_gpu(kind[0]), kind[1]) for kind in self.kinds[role]
+        ]

@@ -12,7 +12,7 @@ from simulator.engine.block_pieces import BlockCutter, CollectiveCall, Overlappe
 from simulator.engine.coalescing import CoalescedBlocks, PreparedBlock
 from simulator.engine.communicator import planned_call
 from simulator.engine.compiled import library
-from simulator.engine.compiled.description import JobDescription, LaneSteps, WorkOfHost
+from simulator.engine.compiled.description import DescribedSteps, JobDescription, WorkOfHost
 from simulator.engine.compiled.library import CallRecord, ShareRecord, WorkRecord
 from simulator.engine.compiled.tables import Tables
 from simulator.engine.growth import Growth, LaneShare, host_type
@@ -22,7 +22,7 @@ from simulator.engine.rank import PlacedRank
 from simulator.engine.representatives import Representatives
 from simulator.engine.templates import TemplateStore
 from simulator.engine.traffic import CommCounts
-from simulator.program import COMPUTE_LANE, Block, Comm, Extension, Program, Step
+from simulator.program import COMPUTE_LANE, Block, Comm, Extension, LaneSteps, Program
 
 
 class FirstNumbers(NamedTuple):
@@ -73,9 +73,9 @@ class CompiledJob:
         return self.placed.program if self._growth is None else self._growth.program
 
     @property
-    def steps(self) -> Sequence[Step]:
+    def steps(self) -> LaneSteps:
         """All steps by their number."""
-        return self._description.numbers.steps
+        return self._description.steps
 
     def begin(self) -> None:
         """Let all lanes begin now."""
@@ -213,7 +213,7 @@ class CompiledJob:
             work = self._add_work(self._description.work_of_hosts(role, share.steps, share.host_work))
         self._add_share(role, lane, steps, share, work)
 
-    def _add_share(self, role: int, lane: str, steps: LaneSteps, share: LaneShare, first_work: int) -> None:
+    def _add_share(self, role: int, lane: str, steps: DescribedSteps, share: LaneShare, first_work: int) -> None:
         record = ShareRecord(
             self._handle.kept(steps.steps),
             self._handle.kept(steps.after),

@@ -19,7 +19,7 @@ def add_twin_gradients(lanes: Lanes, context: RankContext) -> Lanes:
     grad_bytes = DTYPE_BYTES[context.workload.training.grad_dtype]
     nbytes = optimized_elements(context.workload, context.weights) * grad_bytes
     comm = Collective("dp.all_reduce twin grads", CollectiveKind.ALL_REDUCE, nbytes, Axis.TWIN, Purpose.DATA)
-    return with_steps(lanes, [*lanes[COMPUTE_LANE], Step("twin grads", comm, gradients_ready(lanes))])
+    return with_steps(lanes, lanes[COMPUTE_LANE].followed_by([Step("twin grads", comm, gradients_ready(lanes))]))
 
 
 def add_tied_gradients(lanes: Lanes, context: RankContext) -> Lanes:
@@ -45,4 +45,4 @@ def add_tied_gradients(lanes: Lanes, context: RankContext) -> Lanes:
     copies: list[Step] = []
     if parallelism.offload.optimizer != "none":
         copies = gradients_to_host(workload, total.label, share, (total.label,))
-    return with_steps(lanes, [*lanes[COMPUTE_LANE], total], copies)
+    return with_steps(lanes, lanes[COMPUTE_LANE].followed_by([total]), copies)

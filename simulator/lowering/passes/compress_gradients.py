@@ -35,6 +35,7 @@ from simulator.program import (
     CollectiveKind,
     Comm,
     Compute,
+    LaneSteps,
     Memory,
     Step,
     StepPhase,
@@ -66,14 +67,14 @@ def compress_gradients(lanes: Lanes, context: RankContext) -> Lanes:
     packed = {step.label: copied(context, step) for step in off_compute(lanes) if _is_reduction(step)}
     beside_compute = {lane: steps for lane, steps in lanes.items() if lane != COMPUTE_LANE}
     unpacked = {label: one.unpack[-1].label for label, one in packed.items() if one.unpack}
-    whole: Lanes = {lane: [] for lane in lanes}
+    whole: dict[str, list[Step]] = {lane: [] for lane in lanes}
     for lane, steps in beside_compute.items():
         for step in steps:
             for new in _replaced(step, packed, unpacked):
                 stream = new.op.lane if step.label in packed and isinstance(new.op, Comm) else lane
                 whole.setdefault(stream, []).append(new)
     whole[COMPUTE_LANE] = _with_kernels(lanes[COMPUTE_LANE], packed, _needs(packed, beside_compute))
-    return whole
+    return {lane: LaneSteps.from_steps(steps) for lane, steps in whole.items()}
 
 
 def _is_reduction(step: Step) -> bool:

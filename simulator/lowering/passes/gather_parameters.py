@@ -40,17 +40,19 @@ def _beside_first_passes(lanes: Lanes, context: RankContext) -> Lanes:
     """
     workload, stages = context.workload, context.stages
     element, bucket_bytes = DTYPE_BYTES[workload.training.grad_dtype], workload.parallelism.bucket_bytes
-    stages_seen: set[int] = set()
-    compute: list[Step] = []
+    compute = lanes[COMPUTE_LANE]
+    columns = compute.columns
+    forward = columns.places(lambda step: step.phase == StepPhase.FORWARD and isinstance(step.op, Block))
+    first = {columns.like(at).stage: at for at in reversed(forward)}
+    changed: dict[int, list[Step]] = {}
     gathers: list[Step] = []
-    for step in lanes[COMPUTE_LANE]:
-        if step.phase != StepPhase.FORWARD or step.stage in stages_seen or not isinstance(step.op, Block):
-            compute.append(step)
-            continue
-        stages_seen.add(step.stage)
+    for at in sorted(first.values()):
+        step = columns.step(at)
+        assert isinstance(step.op, Block)
         parts = buckets(step.op, stages.weights_used(step), element, bucket_bytes)
+        changed[at] = []
         for number, (part, piece) in enumerate(zip(parts, pieces(step, [part.block for part in parts]), strict=True)):
             needed = gather(workload, f"gather {step.stage}.{number}", part.weights)
             gathers += needed
-            compute.append(replace(piece, after=(*piece.after, *(one.label for one in needed))))
-    return with_steps(lanes, compute, gathers)
+            changed[at].append(replace(piece, after=(*piece.after, *(one.label for one in needed))))
+    return with_steps(lanes, compute.replaced(changed), gathers)

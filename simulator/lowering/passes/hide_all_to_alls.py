@@ -34,10 +34,8 @@ from simulator.program import (
     Block,
     Compute,
     Step,
-    StepMaker,
     StepPhase,
     reordered,
-    step_maker,
 )
 from simulator.schedules import Slot
 
@@ -80,11 +78,10 @@ class _PatternStep(NamedTuple):
 
     It is ``like`` a step of the first such pair, and is made of the piece number ``piece`` of both passes. ``suffix``
     follows the label of that. Where it ``begins`` the piece, it waits for what the piece waits for. It ``awaits`` other
-    steps of the pair, by piece and suffix. ``numbered`` makes it for a micro-batch.
+    steps of the pair, by piece and suffix.
     """
 
     like: Step
-    numbered: StepMaker
     piece: int
     suffix: str
     begins: bool
@@ -128,7 +125,7 @@ def _pattern(steps: Sequence[Step], pieces: Sequence[Step]) -> Iterator[_Pattern
         piece, suffix = place(step.label)
         begins = suffix == ":0" or n_steps[piece] == 1
         inside = step.after[len(pieces[piece].after) :] if begins else step.after
-        yield _PatternStep(step, step_maker(step), piece, suffix, begins, tuple([place(label) for label in inside]))
+        yield _PatternStep(step, piece, suffix, begins, tuple([place(label) for label in inside]))
 
 
 def _repeated(one: _PatternStep, pieces: Sequence[Step]) -> Step:
@@ -136,7 +133,7 @@ def _repeated(one: _PatternStep, pieces: Sequence[Step]) -> Step:
     piece = pieces[one.piece]
     inside = tuple([pieces[number].label + suffix for number, suffix in one.awaits])
     after = (*piece.after, *inside) if one.begins else inside
-    return one.numbered(piece.microbatch, piece.label + one.suffix, one.like.op, after)
+    return reordered(one.like, after, label=piece.label + one.suffix, microbatch=piece.microbatch)
 
 
 def _pass_of(step: Step) -> object:

@@ -13,25 +13,25 @@ from simulator.lowering.lanes import Lanes, drained, off_compute, with_steps
 from simulator.lowering.rank_context import RankContext
 from simulator.lowering.reductions import Reductions
 from simulator.lowering.sharded_units import UnitPass, UnitPiece, Units, sharded_units
-from simulator.lowering.sharding import leaving, whole_gradient_bytes
+from simulator.lowering.sharding import whole_gradient_bytes
 from simulator.lowering.stage_variants import Variant
 from simulator.lowering.stages import Stages
-from simulator.program import COMPUTE_LANE, MAKE_GRADIENTS, Block, Step, reordered
+from simulator.program import COMPUTE_LANE, MAKE_GRADIENTS, Block, LaneSteps, Step, reordered
 from simulator.units import DTYPE_BYTES
 
 
 def reduce_gradients(lanes: Lanes, context: RankContext) -> Lanes:
     """Reduce gradients unit by unit, in buckets beside the passes that make them, or all at the end."""
     parallelism = context.parallelism
-    if not leaving(parallelism, context.weights):
+    if not context.stages.reductions.leaving(context.weights):
         return lanes
     units = sharded_units(context)
     if units is not None:
         return _by_unit(lanes, context, units)
     if parallelism.zero == 2 or parallelism.overlap.grad_reduce:
         return _in_buckets(lanes, context)
-    reductions = Reductions(context.workload)
-    reductions.add("reduce grads", context.weights, (lanes[COMPUTE_LANE][-1].label, *drained(lanes)))
+    reductions = Reductions(context.stages.reductions)
+    reductions.add("reduce grads", context.weights, (lanes[COMPUTE_LANE].columns.label[-1], *drained(lanes)))
     return with_steps(lanes, lanes[COMPUTE_LANE], reductions.steps)
 
 
@@ -41,7 +41,7 @@ def _by_unit(lanes: Lanes, context: RankContext, units: Units) -> Lanes:
     Whole gradients that several micro-batches add up are reduced in the last one's backward pass, each layer behind its
     piece. In torch's pipelines all of them are reduced behind the whole pass.
     """
-    reductions = Reductions(context.workload)
+    reductions = Reductions(context.stages.reductions)
     reduces_once = context.workload.adds_whole_gradients
     behind_pass = context.workload.stage_runtime.keeps_units
     compute: list[Step] = []
@@ -70,7 +70,7 @@ def _by_unit(lanes: Lanes, context: RankContext, units: Units) -> Lanes:
                 reductions.add(f"reduce {label} root", units.weights[root], (label,), run.step)
     waits = {step.label for step in off_compute(lanes)} & late.keys()
     whole = {
-        lane: [_waiting(step, late[step.label]) if step.label in waits else step for step in steps]
+        lane: LaneSteps.from_steps(_waiting(step, late[step.label]) if step.label in waits else step for step in steps)
         for lane, steps in lanes.items()
     }
     return with_steps(whole, compute, reductions.steps)
@@ -86,34 +86,39 @@ def _reduce_layer(reductions: Reductions, units: Units, run: UnitPass, piece: Un
 def _in_buckets(lanes: Lanes, context: RankContext) -> Lanes:
     """Reduce in buckets beside the pass that makes them: the last pass of a stage, under ZeRO-2 every one."""
     workload, stages = context.workload, context.stages
-    reductions = Reductions(workload)
+    reductions = Reductions(stages.reductions)
     each = workload.parallelism.zero == 2
-    last = {step.stage: step.label for step in lanes[COMPUTE_LANE] if step.phase in MAKE_GRADIENTS}
+    compute = lanes[COMPUTE_LANE]
+    columns = compute.columns
+    making = columns.places(lambda step: step.phase in MAKE_GRADIENTS and isinstance(step.op, Block))
+    cut_at = set(making if each else {columns.like(at).stage: at for at in making}.values())
     buckets_of: dict[Variant, list[tuple[Bucket, float]]] = {}  # with the bytes of its gradients
-    compute: list[Step] = []
-    for step in lanes[COMPUTE_LANE]:
-        makes = step.phase in MAKE_GRADIENTS and (each or last[step.stage] == step.label)
-        if not makes or not isinstance(step.op, Block):
-            compute.append(_waiting(step, reductions.waits() if each else ()))
+    changed: dict[int, list[Step]] = {}
+    for at in range(len(compute)) if each else sorted(cut_at):
+        step = compute[at] if each else columns.step(at)
+        if at not in cut_at:
+            changed[at] = [_waiting(step, reductions.waits())]
             continue
         key = stages.variants.variant_of_step(step)
         if key not in buckets_of:
-            cut = _buckets(context, stages, step, step.op)
+            cut = _buckets(context, stages, step)
             buckets_of[key] = [(bucket, whole_gradient_bytes(workload, bucket.weights)) for bucket in cut]
         parts = buckets_of[key]
         cut_pass = pieces(step, [part.block for part, _ in parts])
+        changed[at] = []
         for number, ((part, made_bytes), piece) in enumerate(zip(parts, cut_pass, strict=True)):
             waits = (*piece.after, *reductions.waits()) if each else piece.after
-            compute.append(reordered(piece, waits, alloc_bytes=piece.alloc_bytes + made_bytes))
+            changed[at].append(reordered(piece, waits, alloc_bytes=piece.alloc_bytes + made_bytes))
             label = f"reduce {step.label}.{number}" if each else f"reduce {step.stage}.{number}"
             reductions.add(label, part.weights, (piece.label,), step if each else None)
-    return with_steps(lanes, compute, reductions.steps)
+    return with_steps(lanes, compute.replaced(changed), reductions.steps)
 
 
-def _buckets(context: RankContext, stages: Stages, step: Step, block: Block) -> list[Bucket]:
+def _buckets(context: RankContext, stages: Stages, step: Step) -> list[Bucket]:
     """Return the pass ``step`` cut where the gradients of a bucket are complete."""
+    assert isinstance(step.op, Block)
     grad_bytes = DTYPE_BYTES[context.workload.training.grad_dtype]
-    return buckets(block, stages.gradients_complete(step), grad_bytes, context.parallelism.bucket_bytes)
+    return buckets(step.op, stages.gradients_complete(step), grad_bytes, context.parallelism.bucket_bytes)
 
 
 def _waiting(step: Step, labels: tuple[str, ...]) -> Step:

@@ -8,11 +8,11 @@ reduction before it (calibration/results/runs).
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 
 from simulator.lowering.lanes import Lanes
 from simulator.lowering.rank_context import RankContext
-from simulator.program import COMPUTE_LANE, Collective, CollectiveKind, reordered
+from simulator.program import COMPUTE_LANE, Collective, CollectiveKind, LaneSteps, Step, reordered
 
 
 def take_turns(lanes: Lanes, context: RankContext) -> Lanes:
@@ -32,20 +32,20 @@ def take_turns(lanes: Lanes, context: RankContext) -> Lanes:
         if before is not None and before[0] != lane:
             whole[lane][index] = reordered(step, (*step.after, before[1]))
         latest[step.op.axis] = lane, step.label
-    return whole
+    return {lane: LaneSteps.from_steps(steps) for lane, steps in whole.items()}
 
 
 def _shares_communicator(lanes: Lanes) -> bool:
     """Return whether several lanes beside computation have collectives of one axis."""
     axes = [
-        {step.op.axis for step in steps if isinstance(step.op, Collective)}
+        {step.op.axis for step in steps.columns.prototypes if isinstance(step.op, Collective)}
         for lane, steps in lanes.items()
         if lane != COMPUTE_LANE
     ]
     return sum(map(len, axes)) > len(set().union(*axes))
 
 
-def _issued(lanes: Lanes) -> Iterator[tuple[tuple[int, bool], str, int]]:
+def _issued(lanes: Mapping[str, Sequence[Step]]) -> Iterator[tuple[tuple[int, bool], str, int]]:
     """Yield (when it is issued, lane, number on it) of collectives beside computation; those of a lane in its order."""
     behind = _behind(lanes)
     for lane, steps in lanes.items():
@@ -57,7 +57,7 @@ def _issued(lanes: Lanes) -> Iterator[tuple[tuple[int, bool], str, int]]:
             yield issued, lane, index
 
 
-def _behind(lanes: Lanes) -> dict[str, int]:
+def _behind(lanes: Mapping[str, Sequence[Step]]) -> dict[str, int]:
     """Return the number of the last step of the compute lane that each step waits for, be it by way of others.
 
     -1 where there is none.

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 from simulator.config import Workload
 from simulator.lowering.host_copies import HostGradients, host_computation, host_copy, host_gradients
-from simulator.lowering.lanes import Lanes, off_compute, weights_updated, with_steps
+from simulator.lowering.lanes import Lanes, labels_off_compute, weights_updated, with_steps
 from simulator.lowering.rank_context import RankContext
 from simulator.models import host_state_bytes, host_update_bytes, optimized_elements
 from simulator.program import COMPUTE_LANE, HostKind, Step
@@ -56,10 +56,7 @@ def move_parameters_out(lanes: Lanes, context: RankContext) -> Lanes:
 
 def weights_in_place(lanes: Lanes) -> tuple[str, ...]:
     """Return the labels of steps after which each updated parameter is where it lives: GPU, host or drives."""
-    beside = [step.label for step in off_compute(lanes)]
-    put = tuple(label for label in beside if label.startswith(_PUT))
-    updated = tuple(label for label in beside if label.startswith(_UPDATE))
-    return put or updated or weights_updated(lanes)
+    return labels_off_compute(lanes, _PUT) or labels_off_compute(lanes, (_UPDATE,)) or weights_updated(lanes)
 
 
 def _updated(workload: Workload, number: int, share: HostGradients, begin: tuple[str, ...]) -> Iterator[Step]:

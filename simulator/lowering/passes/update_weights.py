@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from simulator.lowering.lanes import Lanes, gradients_ready, gradients_summed, with_steps
 from simulator.lowering.rank_context import RankContext
-from simulator.program import COMPUTE_LANE, Purpose, Step, StepPhase
+from simulator.program import COMPUTE_LANE, LaneSteps, Purpose, Step, StepPhase
 
 #: The lane on which model-parallel ranks agree on the gradient norm while weights are updated already.
 MP_LANE = "mp"
@@ -19,31 +19,34 @@ def update_weights(lanes: Lanes, context: RankContext) -> Lanes:
     once, and put back in the rare case that the answer is no (arXiv 2401.10241, section 4).
     """
     ready, update = gradients_ready(lanes), context.stages.update(context.pipeline_rank)
-    compute = list(lanes[COMPUTE_LANE])
+    compute = lanes[COMPUTE_LANE]
     if update.block is not None:
-        compute.append(
-            Step(
-                "optimizer",
-                update.block,
-                ready,
-                phase=StepPhase.OPTIMIZER,
-                free_bytes=update.freed_bytes,
-                workspace_bytes=update.workspace_bytes,
-            )
+        optimizer = Step(
+            "optimizer",
+            update.block,
+            ready,
+            phase=StepPhase.OPTIMIZER,
+            free_bytes=update.freed_bytes,
+            workspace_bytes=update.workspace_bytes,
         )
+        compute = compute.followed_by([optimizer])
     if not update.late:
         return with_steps(lanes, compute)
     after = (*ready, *gradients_summed(lanes))
     # The late ones are other stages, where there are any.
     held_up = Purpose.PIPELINE if context.parallelism.pp > 1 else None
     agreements = [Step(f"validate {op.name}", replace(op, purpose=held_up or op.purpose), after) for op in update.late]
-    return with_steps({**lanes, MP_LANE: agreements}, compute)
+    return with_steps({**lanes, MP_LANE: LaneSteps.from_steps(agreements)}, compute)
 
 
 def free_input_gradients(lanes: Lanes, context: RankContext) -> Lanes:
     """Give back with the last step of computation the gradients of inputs that torch keeps until then."""
-    compute = list(lanes[COMPUTE_LANE])
-    split = {(step.stage, step.microbatch) for step in compute if step.phase == StepPhase.INPUT_GRADIENT}
+    compute = lanes[COMPUTE_LANE]
+    columns = compute.columns
+    halves = columns.places(lambda step: step.phase == StepPhase.INPUT_GRADIENT)
+    split = {(columns.like(at).stage, columns.microbatch[at]) for at in halves}
     nbytes = sum(context.stages.variants.parts[stage][0].input_gradient_bytes for stage, _ in split)
-    compute[-1] = replace(compute[-1], free_bytes=compute[-1].free_bytes + nbytes)
-    return with_steps(lanes, compute)
+    if not nbytes:
+        return lanes
+    last = replace(compute[-1], free_bytes=compute[-1].free_bytes + nbytes)
+    return with_steps(lanes, compute.replaced({len(compute) - 1: [last]}))
