@@ -147,7 +147,7 @@ class Keys:
         return InputError(message, file=self.file, key=self._path + key, found=brief(self._config.get(key)), **hints)
 
     def for_each_layer(self, listed: list[T] | None, layers: int, *names: str) -> list[T] | None:
-        """Return what the first of ``names`` has ``listed``; raise `InputError` where that is not one for each layer."""
+        """Return what the first of ``names`` has ``listed``. Raises `InputError` where that is not one for a layer."""
         if listed is not None and len(listed) != layers:
             raise self.refuse(
                 self._present(names),

@@ -33,11 +33,10 @@ from simulator.program import (
 )
 from simulator.timeline import Timeline
 from simulator.traces.execution.chakra import ALGORITHM, COLLECTIVES, EARLY, EXACT, PER_NODE, RING, SHARES
-from simulator.traces.execution.files import MESSAGES
 from simulator.traces.execution.messages import chakra_messages, varint
 from simulator.traces.execution.planned import PlannedNode, planned_nodes
 from simulator.traces.execution.process_groups import GROUPS_FILE
-from simulator.traces.files import files_in
+from simulator.traces.files import MESSAGES, files_in
 
 #: Numbers of types of nodes (``NodeType`` in et_def.proto).
 _LOAD, _STORE, _COMPUTE, _SEND, _RECEIVE, _COLLECTIVE = range(2, 8)
