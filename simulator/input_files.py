@@ -199,7 +199,7 @@ def read_content(path: Path) -> bytes:
 
 
 def read_text(path: Path) -> str:
-    """The file's text (`encodings`, at most 10 MB). Raises `InputError`: missing, a folder, unreadable, binary, empty."""
+    """The file's text (`encodings`, at most 10 MB). Raises `InputError`: no file, a folder, no text, empty."""
     try:
         if path.is_dir():
             raise InputError("is a directory, not a file", file=path)

@@ -245,6 +245,8 @@ def _trace_ranks(
     trace: Path | None, trace_dir: Path | None, ranks: str | None, jobs: Sequence[Workload]
 ) -> list[int] | None:
     """Return the ranks in the trace, None for one per pipeline stage. Raises `InputError` where there is no trace."""
+    from simulator.traces.files import profiler_files
+
     if trace is not None and str(trace).endswith(PERFETTO_SUFFIXES):
         from simulator.output.perfetto_trace import check_perfetto
 
@@ -254,6 +256,8 @@ def _trace_ranks(
             raise InputError("shows one workload", file=option, found=f"{len(jobs)} workloads", fix="a run for each")
     if trace_dir is not None:
         check_folder("--trace-dir", trace_dir)
+        chosen = range(jobs[0].n_ranks) if ranks is None else parse_ranks(ranks, jobs[0].n_ranks, "--trace-ranks")
+        profiler_files(trace_dir, chosen)
     if ranks is not None and trace is None and trace_dir is None:
         raise InputError("chooses the ranks of a trace, and none is written", file="--trace-ranks", fix="--trace FILE")
     return None if ranks is None else parse_ranks(ranks, jobs[0].n_ranks, "--trace-ranks")

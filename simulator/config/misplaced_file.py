@@ -156,7 +156,7 @@ def refuse_misplaced(path: Path, wanted: str, accepted: FileUse | None = None) -
     ``accepted``: a kind that is right here.
     """
     if (use := use_of(path)) is not None and use != accepted:
-        raise use.error(path, wanted)
+        raise use.error(path, wanted) from None
 
 
 @contextmanager

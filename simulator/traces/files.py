@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 
 from simulator.errors import InputError
@@ -47,6 +47,20 @@ def _natural(name: str) -> list[tuple[str, int]]:
     return [(text, int(number or 0)) for text, number in re.findall(r"(\D*)(\d*)", name)]
 
 
+def refuse_others(folder: Path, suffixes: tuple[str, ...], files: Collection[Path]) -> None:
+    """Raise `InputError` where a folder has such files beside ``files``, which a reader would take for one job."""
+    there = files_in(folder, suffixes) if folder.exists() else []
+    if others := [one.name for one in there if one not in files]:
+        raise InputError("holds traces of other ranks or steps", file=folder, found=others[0], fix="an empty folder")
+
+
+def profiler_files(folder: Path, ranks: Iterable[int]) -> list[Path]:
+    """Return the files that traces of ``ranks`` are written into. Raises `InputError` where a folder has others."""
+    files = [folder / f"rank{rank}.pt.trace.json.gz" for rank in ranks]
+    refuse_others(folder, SUFFIXES, frozenset(files))
+    return files
+
+
 def open_trace(texts: Sequence[str]) -> RunTrace:
     """Return the trace in files, each of one rank; a folder stands for all traces in it. Raises `InputError`."""
     paths: list[Path] = []
@@ -55,7 +69,8 @@ def open_trace(texts: Sequence[str]) -> RunTrace:
         if path.is_dir():
             inside = files_in(path, SUFFIXES)
             if not inside:
-                endings = " or ".join((*SUFFIXES, *MESSAGES))
+                *most, last = (*SUFFIXES, *MESSAGES)
+                endings = f"{', '.join(most)} or {last}"
                 raise InputError("holds no traces", file=path, allowed=f"files that end in {endings}")
             paths += inside
         else:
