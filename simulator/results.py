@@ -13,7 +13,7 @@ from simulator.config.section import is_whole
 from simulator.errors import InputError
 from simulator.input_files import brief
 from simulator.output.envelope import envelope
-from simulator.output.files import PERFETTO_SUFFIXES, make_folder
+from simulator.output.files import PERFETTO_SUFFIXES, make_folder, profiler_files
 from simulator.timeline import Timeline
 
 if TYPE_CHECKING:
@@ -141,7 +141,6 @@ class TimelineResult(PlayedResult):
         """
         from simulator.output.comm_arguments import CommArguments
         from simulator.output.trace import drawn_ranks, write_trace
-        from simulator.traces.files import profiler_files
 
         spans, some = self._traced(ranks, folder)
         program = self.whole_program

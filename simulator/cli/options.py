@@ -48,12 +48,12 @@ class Command(TyperCommand):
     def _check_single(self, ctx: Any, words: list[str]) -> None:
         """Raise `InputError` where the value of an option is empty, or one of two."""
         values, _, parameters = self.make_parser(ctx).parse_args(words)
-        given: list[Any] = list(parameters)
-        for option in given:
+        options: list[Any] = list(parameters)
+        for option in options:
             if option.param_type_name != "option" or option.multiple or option.is_flag:
                 continue
             name = option.opts[0]
-            if given.count(option) > 1:
+            if options.count(option) > 1:
                 raise InputError("is given twice", file=name, found=values[option.name], fix="one of them")
             if values[option.name] == "":
                 raise InputError("has no value", file=name, fix=f"{name} {option.metavar or 'VALUE'}, or leave it out")

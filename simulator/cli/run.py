@@ -17,7 +17,7 @@ from simulator.cli.play_notice import simulating
 from simulator.cli.terminal import progress, say, show, warn
 from simulator.errors import InputError
 from simulator.output.envelope import envelope
-from simulator.output.files import PERFETTO_SUFFIXES
+from simulator.output.files import PERFETTO_SUFFIXES, profiler_files
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -245,8 +245,6 @@ def _trace_ranks(
     trace: Path | None, trace_dir: Path | None, ranks: str | None, jobs: Sequence[Workload]
 ) -> list[int] | None:
     """Return the ranks in the trace, None for one per pipeline stage. Raises `InputError` where there is no trace."""
-    from simulator.traces.files import profiler_files
-
     if trace is not None and str(trace).endswith(PERFETTO_SUFFIXES):
         from simulator.output.perfetto_trace import check_perfetto
 

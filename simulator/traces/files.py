@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from simulator.errors import InputError
@@ -45,20 +45,6 @@ def _natural(name: str) -> list[tuple[str, int]]:
     ['et_9', 'et_10']
     """
     return [(text, int(number or 0)) for text, number in re.findall(r"(\D*)(\d*)", name)]
-
-
-def refuse_others(folder: Path, suffixes: tuple[str, ...], files: Collection[Path]) -> None:
-    """Raise `InputError` where a folder has such files beside ``files``, which a reader would take for one job."""
-    there = files_in(folder, suffixes) if folder.exists() else []
-    if others := [one.name for one in there if one not in files]:
-        raise InputError("holds traces of other ranks or steps", file=folder, found=others[0], fix="an empty folder")
-
-
-def profiler_files(folder: Path, ranks: Iterable[int]) -> list[Path]:
-    """Return the files that traces of ``ranks`` are written into. Raises `InputError` where a folder has others."""
-    files = [folder / f"rank{rank}.pt.trace.json.gz" for rank in ranks]
-    refuse_others(folder, SUFFIXES, frozenset(files))
-    return files
 
 
 def open_trace(texts: Sequence[str]) -> RunTrace:

@@ -26,7 +26,7 @@ TOWERS = {
     }
     for kind, text in (("qwen2_5_vl", "qwen2"), ("gemma3", "gemma3_text"), ("llama4", "llama4_text"))
 }
-ODD = (0, -1, 1.5, 1e-200, 10**30, "7", True, [], [[0], 4], {"a": 1}, [896, 896])
+ODD: tuple[Any, ...] = (0, -1, 1.5, 1e-200, 10**30, "7", True, [], [[0], 4], {"a": 1}, [896, 896])
 
 
 @pytest.fixture
@@ -100,7 +100,7 @@ def test_a_key_of_an_encoder_is_named_with_its_section(kind: str, key: str, valu
 
 
 #: Lists of one layer, and of none.
-SHORT = (["full_attention"], [])
+SHORT: tuple[list[str], ...] = (["full_attention"], [])
 
 
 @pytest.mark.parametrize("kinds", SHORT)

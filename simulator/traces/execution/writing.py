@@ -19,7 +19,7 @@ import numpy as np
 
 from simulator.errors import InputError
 from simulator.output.comm_arguments import PART_IN
-from simulator.output.files import make_folder, writing
+from simulator.output.files import make_folder, refuse_others, writing
 from simulator.program import (
     AllToAll,
     Collective,
@@ -36,7 +36,7 @@ from simulator.traces.execution.chakra import ALGORITHM, COLLECTIVES, EARLY, EXA
 from simulator.traces.execution.messages import chakra_messages, varint
 from simulator.traces.execution.planned import PlannedNode, planned_nodes
 from simulator.traces.execution.process_groups import GROUPS_FILE
-from simulator.traces.files import MESSAGES, refuse_others
+from simulator.traces.files import MESSAGES
 
 #: Numbers of types of nodes (``NodeType`` in et_def.proto).
 _LOAD, _STORE, _COMPUTE, _SEND, _RECEIVE, _COLLECTIVE = range(2, 8)
