@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import BinaryIO, cast
 
 from simulator.errors import InputError
-from simulator.input_files import real_path
+from simulator.input_files import as_path, real_path
 
 #: Suffixes of pictures; they stand here, so that another is refused before matplotlib is imported.
 PICTURES = (".png", ".svg", ".pdf")
@@ -30,7 +30,7 @@ def writing(path: str | Path) -> Iterator[BinaryIO]:
     A name that ends in ``.gz`` is compressed, without a time stamp. Devices and pipes are written as they are.
     Raises `InputError` where it cannot be written.
     """
-    target = real_path(Path(path))  # what a link points to is replaced, not the link
+    target = real_path(as_path(path))  # what a link points to is replaced, not the link
     try:
         if target.exists() and not target.is_file() and not target.is_dir():
             with target.open("wb") as device, _packed(target, device) as content:
@@ -53,7 +53,7 @@ def writing(path: str | Path) -> Iterator[BinaryIO]:
 def make_folder(folder: str | Path) -> None:
     """Make a folder whose parent is there. Raises `InputError` where it cannot be made."""
     try:
-        Path(folder).mkdir(exist_ok=True)
+        as_path(folder).mkdir(exist_ok=True)
     except OSError as error:
         raise InputError(f"cannot be made: {error.strerror or error}", file=folder) from None
 

@@ -17,7 +17,7 @@ from simulator.__main__ import main as console_script
 from simulator.cli.outputs import check_folder, check_outputs, write_json
 from simulator.cli.streams import signals_raise
 from simulator.errors import InputError
-from simulator.output.files import writing
+from simulator.output.files import make_folder, writing
 from tests.support.commands import command
 from tests.support.grids import one_in
 
@@ -169,6 +169,13 @@ def test_a_folder_on_a_read_only_disk_is_refused_before_the_work(
     with pytest.raises(InputError, match="--trace-dir: cannot be written: Read-only file system"):
         check_folder("--trace-dir", tmp_path)
     check_outputs({"--json": Path(os.devnull)})
+
+
+def test_a_name_that_no_file_can_have_is_bad_input() -> None:
+    with pytest.raises(InputError, match="cannot be a file: embedded null character"), writing("x\0.json"):
+        pass
+    with pytest.raises(InputError, match="cannot be a file: embedded null character"):
+        make_folder("x\0")
 
 
 def test_a_refused_write_is_bad_input(tmp_path: Path) -> None:
