@@ -198,8 +198,9 @@ class _ShellReader:
             self._loops -= first in ("done", "esac", "}")
             return False
         if first in ("if", "elif"):
-            reached = all(holds for holds, _ in self._branches[: None if first == "if" else -1])
-            before = False if first == "if" else self._branches.pop()[1]
+            begins = first == "if" or not self._branches  # an elif without its if is one
+            reached = all(holds for holds, _ in self._branches[: None if begins else -1])
+            before = False if begins else self._branches.pop()[1]
             holds = reached and not before and self._holds(rest)
             self._branches.append((holds, holds or before))
         elif first == "else" and self._branches:
