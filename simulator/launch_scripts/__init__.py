@@ -12,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from simulator.bounds import is_digits
 from simulator.config import script_kinds
 from simulator.config.misplaced_file import refuse_misplaced
 from simulator.errors import InputError
@@ -128,7 +129,7 @@ def _gpus(options: Mapping[str, Any], text: str) -> int | None:
 
     def number(*names: str) -> int | None:
         for name in names:
-            if str(options.get(name, "")).isdigit():
+            if is_digits(str(options.get(name, ""))):
                 return int(str(options[name]))
         return None
 

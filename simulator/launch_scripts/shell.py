@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
+from simulator.bounds import is_digits
 from simulator.errors import InputError
 from simulator.launch_scripts.script import Unsaid
 
@@ -300,7 +301,7 @@ class _ShellReader:
                 result = a == b
             case [a, ("!=" | "-ne"), b]:
                 result = a != b
-            case [a, ("-gt" | "-lt" | "-ge" | "-le" | ">" | "<") as sign, b] if a.isdigit() and b.isdigit():
+            case [a, ("-gt" | "-lt" | "-ge" | "-le" | ">" | "<") as sign, b] if is_digits(a) and is_digits(b):
                 result = {"-gt": int(a) > int(b), ">": int(a) > int(b), "-lt": int(a) < int(b)}.get(sign) or (
                     int(a) >= int(b) if sign == "-ge" else sign in ("-le", "<") and int(a) <= int(b) - (sign == "<")
                 )
