@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numbers
+import re
 from typing import Annotated, Literal
 
 from annotated_types import Ge, Gt, Le, Predicate
@@ -11,6 +12,7 @@ from simulator.errors import InputError
 from simulator.input_files import brief
 
 MAX_GPUS = 1_000_000
+_DIGITS = re.compile(r"[0-9]{1,18}")
 #: Slowest link, in the unit of its key; 0 where there is none.
 MIN_BANDWIDTH = 1_000
 
@@ -38,6 +40,15 @@ SpeedScale = Annotated[float, Ge(SLOWEST), Le(1e3)]
 Text = Annotated[str, Predicate(str.isprintable)]
 #: Which engine plays: the compiled one, the one in Python, or the compiled one where it is there (`engine.engines`).
 EngineChoice = Literal["auto", "compiled", "python"]
+
+
+def is_digits(text: str) -> bool:
+    """Return whether a text is a whole number in so many digits as numbers of things have; ``int`` reads it.
+
+    >>> is_digits("16"), is_digits("\u00b2"), is_digits("9" * 5000)
+    (True, False, False)
+    """
+    return _DIGITS.fullmatch(text) is not None
 
 
 def as_number(value: object, *, file: object, allowed: str = "a number, >= 0") -> float:

@@ -35,6 +35,9 @@ class _Writer(reprlib.Repr):
             x = {field.name: getattr(x, field.name) for field in dataclasses.fields(x)}
         return super().repr1(x, level)
 
+    def repr_int(self, x: int, level: int) -> str:
+        return f"{x:g}" if _MOST_DIGITS < abs(x) < _MOST_OF_FLOATS else super().repr_int(x, level)
+
     def repr_tuple(self, x: tuple[Any, ...], level: int) -> str:
         return self.repr_list(list(x), level)
 
@@ -45,6 +48,8 @@ class _Writer(reprlib.Repr):
         return f"{{{', '.join(f'{self.repr1(key, level - 1)}: {self.repr1(bare[key], level - 1)}' for key in bare)}}}"
 
 
+#: Whole numbers that are larger are shown as 1e+30, as most are written; Python's floats end at the second one.
+_MOST_DIGITS, _MOST_OF_FLOATS = 10**20, 10**308
 #: Keys that YAML reads as text without quotes.
 _PLAIN = re.compile(r"[A-Za-z_][\w.-]*")
 _WRITER = _Writer()
@@ -158,7 +163,8 @@ def raise_all(errors: Iterable[InputError], more: int = 0) -> None:
     listed = list(by_text.values())
     more += len(listed[MAX_ERRORS:])
     if listed:
-        raise listed[0] if len(listed) == 1 and not more else CombinedInputError(listed[:MAX_ERRORS], more)
+        alone = len(listed) == 1 and not more
+        raise (listed[0] if alone else CombinedInputError(listed[:MAX_ERRORS], more)) from None
 
 
 #: Where a dotted key was written: the file to name, and the key as it stands there.

@@ -16,6 +16,7 @@ from typing import Any
 
 import yaml
 
+from simulator.encodings import decoded
 from simulator.errors import InputError, UnknownKeyError, written
 
 MAX_FILE_BYTES = 10_000_000
@@ -198,19 +199,14 @@ def read_content(path: Path) -> bytes:
 
 
 def read_text(path: Path) -> str:
-    """The file's text (UTF-8, at most 10 MB). Raises `InputError`: missing, a directory, unreadable, binary, empty."""
+    """The file's text (`encodings`, at most 10 MB). Raises `InputError`: no file, a folder, no text, empty."""
     try:
         if path.is_dir():
             raise InputError("is a directory, not a file", file=path)
         content = read_content(path)
     except (OSError, ValueError) as error:
         raise InputError(f"cannot be read: {getattr(error, 'strerror', None) or error}", file=path) from None
-    try:
-        text = content.decode("utf-8-sig")
-    except UnicodeDecodeError:
-        text = "\0"
-    if "\0" in text:
-        raise InputError("is not text (UTF-8)", file=path)
+    text = decoded(content, path)
     if not text.strip():
         raise InputError("is empty", file=path)
     return text
@@ -249,11 +245,21 @@ def _yaml_document(text: str, path: Path) -> dict[str, Any]:
 def read_json(path: Path) -> dict[str, Any]:
     """The object that a JSON file holds. Raises `InputError` as `read_yaml` does."""
     try:
-        return as_mapping(json.loads(read_text(path), object_pairs_hook=_without_duplicates), path)
+        return as_mapping(json.loads(read_text(path), object_pairs_hook=_without_duplicates, parse_int=_json_int), path)
     except json.JSONDecodeError as error:
         raise InputError(f"line {error.lineno}, column {error.colno}: {error.msg}", file=path) from None
-    except (RecursionError, ValueError) as error:
+    except RecursionError:
+        raise InputError("is nested too deeply", file=path) from None
+    except ValueError as error:
         raise InputError(f"cannot be read as JSON: {error}", file=path) from None
+
+
+def _json_int(text: str) -> int:
+    """Return a whole number of JSON. Raises `ValueError` where it has more digits than Python reads."""
+    try:
+        return int(text)
+    except ValueError:
+        raise ValueError(f"a number has {len(text):,} digits") from None
 
 
 def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

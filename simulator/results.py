@@ -13,7 +13,7 @@ from simulator.config.section import is_whole
 from simulator.errors import InputError
 from simulator.input_files import brief
 from simulator.output.envelope import envelope
-from simulator.output.files import PERFETTO_SUFFIXES, make_folder
+from simulator.output.files import PERFETTO_SUFFIXES, make_folder, profiler_files
 from simulator.timeline import Timeline
 
 if TYPE_CHECKING:
@@ -136,7 +136,8 @@ class TimelineResult(PlayedResult):
 
         The folder is made where its parent is there. HolisticTraceAnalysis reads such a folder. They hold what a GPU
         runs, its type, the bytes and groups of communication, and the step's mark, without the host's launches.
-        ``ranks`` and errors: as of `save_trace`.
+        ``ranks`` and errors: as of `save_trace`; and where the folder holds other traces, which would be read as ones
+        of this job.
         """
         from simulator.output.comm_arguments import CommArguments
         from simulator.output.trace import drawn_ranks, write_trace
@@ -144,12 +145,12 @@ class TimelineResult(PlayedResult):
         spans, some = self._traced(ranks, folder)
         program = self.whole_program
         communication = None if program is None else CommArguments(program)
+        drawn = drawn_ranks(spans, some)
+        files = profiler_files(Path(folder), drawn)
         make_folder(folder)
-        files = []
-        for rank in drawn_ranks(spans, some):
-            files.append(Path(folder) / f"rank{rank}.pt.trace.json.gz")
+        for rank, file in zip(drawn, files, strict=True):
             gpu = self.gpus[rank] if self.gpus else ""
-            write_trace(spans, files[-1], ranks=[rank], name=self.job_name, gpu=gpu, communication=communication)
+            write_trace(spans, file, ranks=[rank], name=self.job_name, gpu=gpu, communication=communication)
         return files
 
     def save_timeline(self, path: str | Path) -> None:

@@ -26,18 +26,37 @@ _NUMBERS = {"valid integer": "a whole number", "valid float": "a number", "valid
 
 
 class Command(TyperCommand):
-    """A command that refuses what is no number as it refuses other values."""
+    """A command that refuses what is no number as it refuses other values, and options without one or with two."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Return what is left of the arguments. Raises `InputError` where an option of a number has something else."""
+        """Return what is left of the arguments.
+
+        Raises `InputError` where an option of a number has something else, any is empty, and where one
+        of a single value is given twice.
+        """
         words = list(args)
         try:
-            return super().parse_args(ctx, args)
+            left = super().parse_args(ctx, args)
         except typer.BadParameter as error:
             wanted = next((text for sign, text in _NUMBERS.items() if sign in error.message), None)
             if wanted is None or error.param is None:
                 raise
             raise _no_number([*error.param.opts, *error.param.secondary_opts], words, wanted) from None
+        self._check_single(ctx, words)
+        return left
+
+    def _check_single(self, ctx: Any, words: list[str]) -> None:
+        """Raise `InputError` where the value of an option is empty, or one of two."""
+        values, _, parameters = self.make_parser(ctx).parse_args(words)
+        options: list[Any] = list(parameters)
+        for option in options:
+            if option.param_type_name != "option" or option.multiple or option.is_flag:
+                continue
+            name = option.opts[0]
+            if options.count(option) > 1:
+                raise InputError("is given twice", file=name, found=values[option.name], fix="one of them")
+            if values[option.name] == "":
+                raise InputError("has no value", file=name, fix=f"{name} {option.metavar or 'VALUE'}, or leave it out")
 
 
 def _no_number(names: list[str], words: list[str], wanted: str) -> InputError:

@@ -17,7 +17,7 @@ from simulator.cli.play_notice import simulating
 from simulator.cli.terminal import progress, say, show, warn
 from simulator.errors import InputError
 from simulator.output.envelope import envelope
-from simulator.output.files import PERFETTO_SUFFIXES
+from simulator.output.files import PERFETTO_SUFFIXES, profiler_files
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -254,6 +254,8 @@ def _trace_ranks(
             raise InputError("shows one workload", file=option, found=f"{len(jobs)} workloads", fix="a run for each")
     if trace_dir is not None:
         check_folder("--trace-dir", trace_dir)
+        chosen = range(jobs[0].n_ranks) if ranks is None else parse_ranks(ranks, jobs[0].n_ranks, "--trace-ranks")
+        profiler_files(trace_dir, chosen)
     if ranks is not None and trace is None and trace_dir is None:
         raise InputError("chooses the ranks of a trace, and none is written", file="--trace-ranks", fix="--trace FILE")
     return None if ranks is None else parse_ranks(ranks, jobs[0].n_ranks, "--trace-ranks")

@@ -36,8 +36,7 @@ def open_streams() -> None:
 def complain(message: str) -> None:
     """``error: message`` on standard error, where control characters are shown instead of sent."""
     shown = "".join(c if c.isprintable() or c == "\n" else ascii(c)[1:-1] for c in message)
-    with suppress(OSError):
-        say(f"error: {shown}", sys.stderr)
+    say(f"error: {shown}", sys.stderr)
 
 
 def flushed() -> int:

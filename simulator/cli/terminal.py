@@ -7,7 +7,7 @@ import re
 import sys
 import textwrap
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext, suppress
 from typing import TYPE_CHECKING, Any, TextIO, TypeVar
 
 if TYPE_CHECKING:
@@ -72,10 +72,14 @@ def _are_figures(cells: Sequence[str]) -> bool:
 
 
 def say(text: str, stream: TextIO | None = None) -> None:
-    """Print lines on standard output, or ``stream``, broken between words where a terminal is narrower."""
+    """Print lines on standard output, or ``stream``, broken between words where a terminal is narrower.
+
+    A standard error that cannot be written, as on a full disk, changes nothing of what a command does.
+    """
     stream = stream or sys.stdout
     width = _columns(stream)
-    print(text if width is None else "\n".join(_broken(line, width) for line in text.split("\n")), file=stream)
+    with suppress(OSError) if stream is sys.stderr else nullcontext():
+        print(text if width is None else "\n".join(_broken(line, width) for line in text.split("\n")), file=stream)
 
 
 def _columns(stream: TextIO) -> int | None:

@@ -231,8 +231,11 @@ def _refuse(data: Mapping[str, Any], refused: Mapping[str, InputError], file: ob
         validated(Workload, left, file, place=origin)
     except InputError as error:
         errors, more = each(error)
-        raise_all([*refused.values(), *(one for one in errors if one.key not in data.keys() - left.keys())], more)
-    raise AssertionError("a workload without a cluster")
+    else:
+        raise AssertionError("a workload without a cluster")
+    absent = data.keys() - left.keys()
+    raise_all([*refused.values(), *(one for one in errors if one.key not in absent)], more)
+    raise AssertionError("a workload without errors")
 
 
 def _with_profiles(workload: Workload, base: Path | None, origin: PlaceOfKey) -> Workload:

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 from simulator.config.packed import unpacked
 from simulator.config.script_kinds import COMMANDS, SCRIPT_KINDS
+from simulator.encodings import as_utf8
 from simulator.errors import InputError
 from simulator.input_files import read_yaml
 
@@ -62,6 +63,7 @@ _JOB_TRACE = FileUse("a Parquet table, as the traces of whole jobs are", "llmsim
 _ARCHIVE = FileUse("an archive", "the files in it, unpacked")
 _RESULT = FileUse("a result that --json wrote", "the workload file that it came from")
 _SCRIPT = FileUse("a launch script", "llmsim import FILE --out job.yaml")
+_PACKED_SCRIPT = FileUse("a gzipped launch script", "gunzip FILE, then llmsim import of what it holds")
 _NOTEBOOK = FileUse("a notebook", "jupyter lab FILE")
 _DATABASE = FileUse("a database of finished points", "llmsim sweep WORKLOAD --grid KEY=V1,V2 --out FILE")
 _OTHER_DATABASE = FileUse("a database of another program", "a profiler's trace as JSON: llmsim trace show TRACE.json")
@@ -150,7 +152,9 @@ def _by_name(name: str, head: bytes) -> FileUse | None:
         return SCHEDULE if _ACTIONS.search(head) else TABLE
     if suffix in _WEIGHT_SUFFIXES:
         return _WEIGHTS
-    return _SCRIPT if suffix in COMMANDS else GRAPH if suffix == ".et" else None
+    if suffix in COMMANDS:
+        return _PACKED_SCRIPT if name.endswith(".gz") else _SCRIPT
+    return GRAPH if suffix == ".et" else None
 
 
 def refuse_misplaced(path: Path, wanted: str, accepted: FileUse | None = None) -> None:
@@ -159,7 +163,7 @@ def refuse_misplaced(path: Path, wanted: str, accepted: FileUse | None = None) -
     ``accepted``: a kind that is right here.
     """
     if (use := use_of(path)) is not None and use != accepted:
-        raise use.error(path, wanted)
+        raise use.error(path, wanted) from None
 
 
 @contextmanager
@@ -185,6 +189,6 @@ def _head(path: Path) -> bytes:
     """Return the first bytes of a file, unpacked where it is gzipped; none where it cannot be read."""
     try:
         with unpacked(path) as content:
-            return content.read(_LOOKED_AT)
+            return as_utf8(content.read(_LOOKED_AT))
     except InputError:
         return b""

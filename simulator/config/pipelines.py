@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import lru_cache
 from pathlib import Path
 
+from simulator.encodings import decoded
 from simulator.errors import InputError
 from simulator.input_files import as_path, files_read, read_content
 from simulator.schedules import SCHEDULES, Schedule, from_csv
@@ -23,9 +24,8 @@ def find_schedule(reference: str, *, file: object = None, key: str | None = None
     path = as_path(reference, file=file, key=key)
     try:
         schedule = _read(path, path.stat().st_mtime_ns)
-    except (OSError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", None) or error
-        raise InputError(f"cannot read the schedule: {reason}", file=file, key=key, found=reference) from None
+    except OSError as error:
+        raise InputError(f"cannot read the schedule: {error.strerror}", file=file, key=key, found=reference) from None
     except ValueError as error:
         raise InputError(str(error), file=path) from None
     files_read.add(path.resolve())
@@ -34,4 +34,4 @@ def find_schedule(reference: str, *, file: object = None, key: str | None = None
 
 @lru_cache(maxsize=16)
 def _read(path: Path, changed: int) -> Schedule:
-    return from_csv(read_content(path).decode("utf-8-sig"), path.name)
+    return from_csv(decoded(read_content(path), path), path.name)

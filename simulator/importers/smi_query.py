@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from simulator.bounds import is_digits
 from simulator.errors import InputError
 from simulator.importers import imported
 from simulator.importers.machine_facts import GpuFacts, MachineFacts
@@ -40,7 +41,7 @@ def is_query(text: str) -> bool:
 def read(text: str, path: Path) -> MachineFacts:
     """Return the GPUs of an output. Raises `InputError` where it ends before all GPUs that it counts."""
     gpus = list(_gpus(text))
-    attached = re.search(r"^Attached GPUs\s*:\s*(\d+)", text, flags=re.MULTILINE)
+    attached = re.search(r"^Attached GPUs\s*:\s*(\d{1,9})", text, flags=re.MULTILINE)
     if attached and int(attached[1]) != len(gpus):
         raise InputError(
             "ends before all attached GPUs", file=path, found=f"{len(gpus)} GPUs", allowed=f"{attached[1]} GPUs"
@@ -73,9 +74,9 @@ _Link = tuple[int | None, int | None]
 def _link(gpu: _Gpu) -> _Link:
     """Return the fastest PCIe link that a GPU and its slot can have."""
     generation = gpu.value("PCI/GPU Link Info/PCIe Generation/Max")
-    width = re.match(r"\d+", gpu.value("PCI/GPU Link Info/Link Width/Max"))
+    width = re.match(r"\d{1,9}", gpu.value("PCI/GPU Link Info/Link Width/Max"))
     lanes = int(width[0]) if width else None
-    return max(int(generation), 3) if generation.isdigit() else None, lanes if lanes in _LANES else None
+    return max(int(generation), 3) if is_digits(generation) else None, lanes if lanes in _LANES else None
 
 
 def _usual(links: Sequence[_Link]) -> _Link:

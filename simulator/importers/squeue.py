@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from simulator.bounds import MAX_GPUS
+from simulator.bounds import MAX_GPUS, is_digits
 from simulator.errors import InputError
 from simulator.importers.machine_facts import MachineFacts
 
@@ -31,7 +31,7 @@ def read(text: str, path: Path) -> MachineFacts:
         words = line.split()
         if not words:
             continue
-        is_row = len(words) >= len(columns) and words[state] in ("R", "RUNNING") and words[nodes].isdigit()
+        is_row = len(words) >= len(columns) and words[state] in ("R", "RUNNING") and is_digits(words[nodes])
         if not is_row:
             left_out.append(f"job {words[0]}, which does not run")
             continue

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from simulator.bounds import is_digits
 from simulator.launch_scripts.shell import Word, options_of, split_words
 
 #: Short options of sbatch and srun (slurm.schedmd.com/sbatch.html).
@@ -80,7 +81,7 @@ def _long(options: Mapping[str, Any], *, short: bool) -> dict[str, Any]:
     long: dict[str, Any] = {}
     for name, value in options.items():
         letter, number = name[0], name[1:]
-        if short and letter in _SHORT and (not number or number.isdigit()):
+        if short and letter in _SHORT and (not number or is_digits(number)):
             long[_SHORT[letter]] = number or value
         elif name != "gres":
             long[name] = value
@@ -95,5 +96,5 @@ def _whole(value: object) -> int | None:
     >>> _whole("8"), _whole("h100:2"), _whole("2-4"), _whole("1:4"), _whole(True)
     (8, 2, 2, None, None)
     """
-    match = re.match(r"(?:[A-Za-z][\w.-]*:)?(\d+)(?![\d.:])", value) if isinstance(value, str) else None
+    match = re.match(r"(?:[A-Za-z][\w.-]*:)?([0-9]{1,9})(?![\d.:])", value) if isinstance(value, str) else None
     return int(match[1]) if match else None

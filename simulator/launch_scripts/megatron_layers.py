@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import re
 
+from simulator.bounds import is_digits
 from simulator.config.hugging_face.keys import mixers
 from simulator.launch_scripts.megatron_hybrids import put_pattern
 from simulator.launch_scripts.script import ScriptReading
@@ -99,7 +100,7 @@ def _windows_of(frequency: str, layers: int) -> list[str] | None:
     """Return the mixer of each layer: every so many-th, or each 0 of a list, sees all tokens; None: neither of them."""
     if frequency == "":
         return ["window"] * layers
-    if frequency.isdigit() and int(frequency) > 0:
+    if is_digits(frequency) and int(frequency) > 0:
         return ["window" if layer % int(frequency) else "attention" for layer in range(1, layers + 1)]
     if re.fullmatch(r"\[[01](,[01])*\]", frequency) and len(pattern := ast.literal_eval(frequency)) == layers:
         return ["window" if entry else "attention" for entry in pattern]
@@ -171,7 +172,7 @@ def _experts(reading: ScriptReading, *, by_default: bool) -> None:
     frequency = str(reading.look("moe_layer_freq", "1"))
     if match := re.fullmatch(r"\(?\[0\]\*(\d+)\+\[1\]\*\d+\)?", frequency.replace(" ", "")):
         reading.put("model.moe.first_dense_layers", int(match[1]), "moe_layer_freq")
-    elif frequency.isdigit() and frequency != "1":
+    elif is_digits(frequency) and frequency != "1":
         reading.put("model.moe.every", int(frequency), "moe_layer_freq")
     if (capacity := reading.fraction("moe_expert_capacity_factor")) is not None:
         reading.put("model.moe.capacity_factor", capacity, "moe_expert_capacity_factor")

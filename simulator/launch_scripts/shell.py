@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
+from simulator.bounds import is_digits
 from simulator.errors import InputError
 from simulator.launch_scripts.script import Unsaid
 
@@ -208,8 +209,9 @@ class _ShellReader:
             self._loops -= first in ("done", "esac", "}")
             return False
         if first in ("if", "elif"):
-            reached = all(holds for holds, _ in self._branches[: None if first == "if" else -1])
-            before = False if first == "if" else self._branches.pop()[1]
+            begins = first == "if" or not self._branches  # an elif without its if is one
+            reached = all(holds for holds, _ in self._branches[: None if begins else -1])
+            before = False if begins else self._branches.pop()[1]
             holds = reached and not before and self._holds(rest)
             self._branches.append((holds, holds or before))
         elif first == "else" and self._branches:
@@ -309,7 +311,7 @@ class _ShellReader:
                 result = a == b
             case [a, ("!=" | "-ne"), b]:
                 result = a != b
-            case [a, ("-gt" | "-lt" | "-ge" | "-le" | ">" | "<") as sign, b] if a.isdigit() and b.isdigit():
+            case [a, ("-gt" | "-lt" | "-ge" | "-le" | ">" | "<") as sign, b] if is_digits(a) and is_digits(b):
                 result = {"-gt": int(a) > int(b), ">": int(a) > int(b), "-lt": int(a) < int(b)}.get(sign) or (
                     int(a) >= int(b) if sign == "-ge" else sign in ("-le", "<") and int(a) <= int(b) - (sign == "<")
                 )

@@ -5,18 +5,20 @@ from __future__ import annotations
 import gzip
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO, cast
 
 from simulator.errors import InputError
-from simulator.input_files import real_path
+from simulator.input_files import as_path, real_path
 
 #: Suffixes of pictures; they stand here, so that another is refused before matplotlib is imported.
 PICTURES = (".png", ".svg", ".pdf")
 #: Suffixes of traces in Perfetto's own format.
 PERFETTO_SUFFIXES = (".pftrace", ".pftrace.gz")
+#: Suffixes of traces as PyTorch's profiler names them (`torch.profiler.tensorboard_trace_handler`).
+PROFILER_SUFFIXES = (".pt.trace.json.gz", ".pt.trace.json")
 #: Traces are long and repetitive: level 1 is four times as fast as the default and a fifth larger.
 _GZIP_LEVEL = 1
 
@@ -28,7 +30,7 @@ def writing(path: str | Path) -> Iterator[BinaryIO]:
     A name that ends in ``.gz`` is compressed, without a time stamp. Devices and pipes are written as they are.
     Raises `InputError` where it cannot be written.
     """
-    target = real_path(Path(path))  # what a link points to is replaced, not the link
+    target = real_path(as_path(path))  # what a link points to is replaced, not the link
     try:
         if target.exists() and not target.is_file() and not target.is_dir():
             with target.open("wb") as device, _packed(target, device) as content:
@@ -51,9 +53,30 @@ def writing(path: str | Path) -> Iterator[BinaryIO]:
 def make_folder(folder: str | Path) -> None:
     """Make a folder whose parent is there. Raises `InputError` where it cannot be made."""
     try:
-        Path(folder).mkdir(exist_ok=True)
+        as_path(folder).mkdir(exist_ok=True)
     except OSError as error:
         raise InputError(f"cannot be made: {error.strerror or error}", file=folder) from None
+
+
+def refuse_others(folder: Path, suffixes: tuple[str, ...], files: Collection[Path]) -> None:
+    """Raise `InputError` where a folder has traces beside ``files``, which a reader would take for ones of this job.
+
+    ``suffixes``: endings of the names of traces, in small letters.
+    """
+    there = sorted(one.name for one in folder.iterdir()) if folder.is_dir() else []
+    ours = {file.name for file in files}
+    if strangers := [name for name in there if name.lower().endswith(suffixes) and name not in ours]:
+        raise InputError("holds traces of other ranks or steps", file=folder, found=strangers[0], fix="an empty folder")
+
+
+def profiler_files(folder: Path, ranks: Iterable[int]) -> list[Path]:
+    """Return the files that traces of ``ranks`` are written into, with names as of PyTorch's profiler.
+
+    Raises `InputError` where the folder has others with such names.
+    """
+    files = [folder / f"rank{rank}{PROFILER_SUFFIXES[0]}" for rank in ranks]
+    refuse_others(folder, PROFILER_SUFFIXES, files)
+    return files
 
 
 def why_no_file_in(folder: Path) -> str | None:

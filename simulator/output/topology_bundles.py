@@ -10,6 +10,7 @@ from typing import Literal
 
 import networkx as nx
 
+from simulator.bounds import is_digits
 from simulator.cluster import Cluster
 from simulator.units import counted
 
@@ -243,4 +244,4 @@ def _in_groups(cluster: Cluster, ports: dict[int, dict[str, float]]) -> tuple[di
 
 
 def _natural(name: str) -> list[tuple[int, str]]:
-    return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", name)]
+    return [(int(part), "") if is_digits(part) else (-1, part) for part in re.split(r"(\d+)", name)]

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from simulator.bounds import as_number
+from simulator.bounds import MAX_GPUS, as_number
 from simulator.config.section import is_whole
 from simulator.errors import InputError
 from simulator.input_files import brief
@@ -92,10 +92,11 @@ def layout_evaluator(
 
 
 def check_counts(**counts: object) -> None:
-    """Raise `InputError`, with the option's name, for a number that is not above 0."""
+    """Raise `InputError`, with the option's name, for a number that is not above 0, or above the most GPUs."""
     for option, number in counts.items():
-        if not is_whole(number) or number < 1:
-            raise InputError("must be a whole number", file=option, found=brief(number), allowed=">= 1")
+        if not is_whole(number) or not 1 <= number <= MAX_GPUS:
+            allowed = f">= 1, <= {MAX_GPUS:,}"
+            raise InputError("must be a whole number", file=option, found=brief(number), allowed=allowed)
 
 
 def by_key(values: object, option: str) -> Mapping[str, Any]:

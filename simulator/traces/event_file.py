@@ -15,6 +15,7 @@ from typing import Any
 
 from simulator.config.misplaced_file import GRAPH, TRACE, use_of
 from simulator.config.packed import unpacked
+from simulator.encodings import encoding_of
 from simulator.errors import InputError
 from simulator.input_files import brief, files_read
 
@@ -51,8 +52,9 @@ class EventFile:
             yield from self._events(stream)
 
     def _events(self, stream: BufferedIOBase) -> Iterator[Event]:
-        decode = codecs.getincrementaldecoder("utf-8-sig")(errors="replace")
-        self._stream, self._decode = stream, decode
+        beginning = stream.read(_CHUNK)
+        decode = codecs.getincrementaldecoder(encoding_of(beginning))(errors="replace")
+        self._stream, self._decode, self._text = stream, decode, decode.decode(beginning)
         first = self._next()
         if not first:
             raise InputError("is empty", file=self.path)

@@ -14,6 +14,8 @@ from simulator.traces.trace import RunTrace
 
 #: Endings of the names of traces in a folder.
 SUFFIXES = (".json", ".json.gz")
+#: The same of Chakra's protocol buffers.
+MESSAGES = (".et", ".et.gz")
 #: Beginning of what this project's commands write for ``--json``.
 _RESULT = re.compile(rb'\{\s*"schema_version"\s*:')
 
@@ -53,7 +55,9 @@ def open_trace(texts: Sequence[str]) -> RunTrace:
         if path.is_dir():
             inside = files_in(path, SUFFIXES)
             if not inside:
-                raise InputError("holds no traces", file=path, allowed=f"files that end in {' or '.join(SUFFIXES)}")
+                *most, last = (*SUFFIXES, *MESSAGES)
+                endings = f"{', '.join(most)} or {last}"
+                raise InputError("holds no traces", file=path, allowed=f"files that end in {endings}")
             paths += inside
         else:
             paths.append(path)

@@ -18,6 +18,7 @@ from simulator.hardware.kernels import MatrixDtype
 from simulator.network.collectives import OPERATIONS, idle_seconds, plan
 from simulator.traces.classes import TRANSFER
 from simulator.traces.trace import RunTrace, TracedCollective
+from simulator.units import counted
 
 #: Type of matrix FLOP/s by which GPUs are compared: what training computes in.
 DTYPE: MatrixDtype = "bf16"
@@ -74,7 +75,11 @@ class ExchangeTimes:
         """
         with located(lambda key: (None, f"{parameter}.{key}" if key else parameter)):
             spec = load_cluster(reference)
-            spec = load_cluster(reference, nodes=max(spec.n_nodes, spec.nodes_for(n_ranks)))
+            nodes = max(spec.n_nodes, spec.nodes_for(n_ranks))
+            if nodes > spec.n_nodes and not all(node.nics.count for node in spec.kinds):
+                has = f"has {counted(spec.n_gpus, 'GPU')} and no network cards, and the trace {n_ranks:,} ranks"
+                raise InputError(has, found=spec.name, fix="a cluster with network cards")
+            spec = load_cluster(reference, nodes=nodes)
             cluster = build_cluster(spec)
         profiles = {gpu: load_profile(gpu, key=parameter) for gpu in cluster.gpu_types(range(n_ranks))}
         return cls(cluster, Costs.from_profiles(profiles))

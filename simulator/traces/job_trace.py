@@ -39,6 +39,8 @@ KINDS = (FORWARD, BACKWARD, *HAND_OVERS, GATHER, *_ENDING)
 #: Kinds that are communication, whatever they wait for.
 COMMUNICATION = (*HAND_OVERS, GATHER, SCATTER, EMBEDDING, CLIP, "layernorm-grads-all-reduce")
 COLUMNS = ("dp_rank", "stage", "step", "optype", "start_ts", "duration", "seq_id", "mc")
+#: Columns that tables of simulated steps have.
+_OF_TIMELINES = frozenset(("rank", "lane", "posted_s", "start_s", "end_s"))
 
 #: Ranks that meet in an operation: two ends of a hand-over, all replicas of a stage, the first and the last stage of a
 #: replica, or all ranks.
@@ -149,9 +151,15 @@ def _rows(path: Path) -> pd.DataFrame:
     except ValueError:  # pyarrow.ArrowInvalid
         raise InputError("cannot be read: it is no Parquet file", file=path) from None
     files_read.add(path.resolve())
+    if {*rows.columns} >= _OF_TIMELINES:
+        message = "is the timeline of one step, as run --timeline writes it, and no job of many steps"
+        raise InputError(message, file=path, fix="llmsim run WORKLOAD --trace-dir DIR, then llmsim trace show DIR")
     if missing := [name for name in COLUMNS if name not in rows]:
         raise InputError(
-            "lacks columns", file=path, found=", ".join(map(str, rows.columns)), fix=f"with {', '.join(missing)}"
+            f"lacks columns: {', '.join(missing)}",
+            file=path,
+            found=", ".join(map(str, rows.columns)),
+            allowed=f"a table with {', '.join(COLUMNS)}",
         )
     if rows.empty:
         raise InputError("is empty", file=path)

@@ -9,6 +9,7 @@ from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 
 from simulator.config.misplaced_file import TABLE, expecting
+from simulator.encodings import decoded
 from simulator.errors import InputError
 from simulator.input_files import closest, read_content
 
@@ -40,13 +41,13 @@ def _rows(
 ) -> list[dict[str, str]]:
     """Return the rows of a table, as `read_table` does."""
     try:
-        text = read_content(path).decode("utf-8-sig")
+        text = decoded(read_content(path), path)
         reader = csv.DictReader(io.StringIO(text, newline=""), strict=True)
         reader.fieldnames = columns = [name.strip() for name in reader.fieldnames or []]
         records = list(reader)
     except OSError as error:
         raise InputError(f"cannot be read: {error.strerror}", file=path) from None
-    except (UnicodeDecodeError, csv.Error) as error:
+    except csv.Error as error:
         raise InputError(f"is no CSV table: {error}", file=path) from None
     _check_columns(path, columns, columns_read)
     needed = list(dict.fromkeys(["id", *(needed if instead not in columns else ())]))

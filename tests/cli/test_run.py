@@ -69,6 +69,20 @@ def test_run_names_the_files_that_it_writes(workload: str, tmp_path: Path, capsy
     assert "written" not in capsys.readouterr().err
 
 
+def test_traces_of_two_jobs_are_not_mixed(workload: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The first job has two stages and a trace of each, ranks 0 and 4; the second would leave that of rank 4."""
+    traces, run = tmp_path / "traces", ["run", str(workload), "--quiet", "--trace-dir"]
+    for _ in range(2):  # the same files may be replaced
+        assert command(*run, traces) == 0
+    names = [f"rank{rank}.pt.trace.json.gz" for rank in (0, 4)]
+    assert sorted(file.name for file in traces.iterdir()) == names
+    capsys.readouterr()
+    for other in (["--set", "parallelism.pp=1", "--set", "parallelism.dp=4"], ["--trace-ranks", "0"]):
+        assert command(*run, traces, *other) == 2
+        err = capsys.readouterr().err
+        assert f"{traces}: holds traces of other ranks or steps\n  found:   '{names[1]}'" in err
+
+
 @pytest.mark.parametrize("together", [[], ["--share-fabric"]])
 def test_pictures_of_two_workloads_stand_below_each_other(
     workload: str, together: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -13,10 +13,11 @@ from pathlib import Path
 
 import pytest
 
+from simulator.__main__ import main as console_script
 from simulator.cli.outputs import check_folder, check_outputs, write_json
 from simulator.cli.streams import signals_raise
 from simulator.errors import InputError
-from simulator.output.files import writing
+from simulator.output.files import make_folder, writing
 from tests.support.commands import command
 from tests.support.grids import one_in
 
@@ -52,6 +53,30 @@ def test_a_standard_output_that_is_closed_is_one_line_and_status_2(arguments: st
     """The first writing fails, of a command and of the help."""
     done = shell(f"$llmsim {arguments} >&-", tmp_path)
     assert (done.returncode, done.stderr) == (2, "error: standard output cannot be written: it is closed\n")
+
+
+def test_a_standard_error_that_fails_changes_nothing(workload: Path, tmp_path: Path) -> None:
+    """The job has a warning, of learned positions beside swiglu, which goes nowhere on a full disk."""
+    run = f"$llmsim run {workload} --set model.activation=swiglu --quiet"
+    assert shell(run, tmp_path).stderr.startswith("warning: ")
+    for nowhere in ("2>/dev/full", "2>&-"):
+        assert shell(f"{run} {nowhere}", tmp_path).returncode == 0
+        assert shell(f"$llmsim {ABSENT} {nowhere}", tmp_path).returncode == 2
+
+
+def test_an_interrupt_during_imports_ends_without_a_traceback(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The command's modules are what is imported first, and for longest."""
+
+    def interrupted(*arguments: object) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(SystemExit) as caught, monkeypatch.context() as patch:  # noqa: PT012
+        patch.setattr("builtins.__import__", interrupted)
+        console_script()
+    assert caught.value.code == 130
+    assert capsys.readouterr() == ("", "")
 
 
 @pytest.mark.parametrize("arguments", one_in(2, ["list schedules", "list gpus --json -"]))
@@ -144,6 +169,13 @@ def test_a_folder_on_a_read_only_disk_is_refused_before_the_work(
     with pytest.raises(InputError, match="--trace-dir: cannot be written: Read-only file system"):
         check_folder("--trace-dir", tmp_path)
     check_outputs({"--json": Path(os.devnull)})
+
+
+def test_a_name_that_no_file_can_have_is_bad_input() -> None:
+    with pytest.raises(InputError, match="cannot be a file: embedded null character"), writing("x\0.json"):
+        pass
+    with pytest.raises(InputError, match="cannot be a file: embedded null character"):
+        make_folder("x\0")
 
 
 def test_a_refused_write_is_bad_input(tmp_path: Path) -> None:

@@ -123,6 +123,10 @@ def test_the_page_names_the_keys_of_the_output(files: list[Path], capsys: pytest
         (["--recorded-cluster", "dgx_h100", "--set", "node.nic.count=4"], "node.nic"),
         (["--recorded-cluster", "dgx_h9", "--cluster", "dgx_h100"], "--recorded-cluster: no cluster file of this name"),
         (["--recorded-cluster", "dgx_h100", "--cluster", "dgx_h9"], "--cluster: name: no cluster file of this name"),
+        (
+            ["--recorded-cluster", "dgx_h100", "--cluster", "one_gpu"],
+            "--cluster: has 1 GPU and no network cards, and the trace 2 ranks",
+        ),
         (["--recorded-gpu", "h100-sxm-80gb"], "--recorded-gpu: has no meaning without --gpu"),
         (["--gpu", "h9000"], "--gpu: no profile file of this name"),
         (["--gpu", "h200-sxm-141gb", "--recorded-gpu", "h9"], "--recorded-gpu: no profile file of this name"),

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from simulator.config.validation import validated
 from simulator.errors import InputError
 from simulator.hardware.cluster_spec import ClusterSpec
-from simulator.input_files import MAX_FILE_BYTES, parse_changes, parse_yaml, read_yaml, with_changes
+from simulator.input_files import MAX_FILE_BYTES, parse_changes, parse_yaml, read_json, read_yaml, with_changes
 
 
 @pytest.mark.parametrize(
@@ -66,7 +66,8 @@ def test_every_number_that_python_writes_is_read_back(real: float, whole: int) -
         (b"# only a comment\n", "is empty"),
         (b"\x89PNG\r\n\x1a\n\x00\x00", "is not text"),
         (b"a: \x00", "is not text"),
-        (b"\xff\xfea\x00", "is not text"),
+        (b"\xff\xfea", "is not text"),  # half a character of UTF-16
+        ("word".encode("utf-16"), "must hold keys and values at its top level"),
         (b"- 1\n- 2\n", "must hold keys and values at its top level"),
         (b"just words", "must hold keys and values at its top level"),
         (b"a: 1\nb: [1, 2\nc: 3\n", "line 3"),
@@ -95,6 +96,31 @@ def test_a_bad_file_is_named_with_what_is_wrong(tmp_path: Path, content: bytes, 
         read_yaml(file)
     assert str(caught.value).startswith(f"{file}: ")
     assert message in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b'{"a": ' + b"[" * 100_000, "is nested too deeply"),
+        (b'{"a": ' + b"9" * 5000 + b"}", "cannot be read as JSON: a number has 5,000 digits"),
+        (b'{"a": 1, "a": 2}', "cannot be read as JSON: duplicate key 'a'"),
+    ],
+)
+def test_what_json_cannot_be_is_said_in_words(tmp_path: Path, content: bytes, message: str) -> None:
+    file = tmp_path / "config.json"
+    file.write_bytes(content)
+    with pytest.raises(InputError) as caught:
+        read_json(file)
+    assert str(caught.value) == f"{file}: {message}"
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16", "utf-16-le", "utf-16-be"])
+def test_text_is_read_in_each_encoding_with_a_mark(tmp_path: Path, encoding: str) -> None:
+    """PowerShell's ``>`` writes UTF-16 with its mark, Notepad UTF-8 with one."""
+    file = tmp_path / "w.yaml"
+    mark = "\ufeff" if encoding in ("utf-16-le", "utf-16-be") else ""
+    file.write_bytes(f"{mark}name: \u00fcber\n".encode(encoding))
+    assert read_yaml(file) == {"name": "\u00fcber"}
 
 
 #: Signs of YAML, and what stands between them.

@@ -219,7 +219,10 @@ def test_a_window_that_llama_does_not_use_is_let_be() -> None:
     ("changes", "key", "words"),
     [
         ({"model_type": "mixtral"}, "num_local_experts", "missing"),
-        ({"model_type": "deepseek_v3", "n_routed_experts": 256}, "num_experts_per_tok", "missing"),
+        (DEEPSEEK | {"num_experts_per_tok": None}, "num_experts_per_tok", "missing"),
+        (DEEPSEEK | {"kv_lora_rank": None}, "kv_lora_rank", "missing"),
+        (DEEPSEEK | {"n_group": 7}, "n_group", "does not divide the 256 experts"),
+        (DEEPSEEK | {"num_experts_per_tok": 300}, "num_experts_per_tok", "1 to 256"),
         ({"model_type": "bert"}, "model_type", "gpt2, llama, mistral"),
         ({"model_type": None}, "model_type", "not supported"),
         ({"hidden_act": "relu2"}, "hidden_act", "silu"),

@@ -26,7 +26,7 @@ TOWERS = {
     }
     for kind, text in (("qwen2_5_vl", "qwen2"), ("gemma3", "gemma3_text"), ("llama4", "llama4_text"))
 }
-ODD = (0, -1, 1.5, 1e-200, 10**30, "7", True, [], [[0], 4], {"a": 1}, [896, 896])
+ODD: tuple[Any, ...] = (0, -1, 1.5, 1e-200, 10**30, "7", True, [], [[0], 4], {"a": 1}, [896, 896])
 
 
 @pytest.fixture
@@ -97,3 +97,71 @@ def test_a_key_of_an_encoder_is_named_with_its_section(kind: str, key: str, valu
     config = TOWERS[kind]
     with pytest.raises(InputError, match=rf"vision_config\.{key}: {message}"):
         from_hugging_face(config | {"vision_config": config["vision_config"] | {key: value}}, "config.json")
+
+
+#: Lists of one layer, and of none.
+SHORT: tuple[list[str], ...] = (["full_attention"], [])
+
+
+@pytest.mark.parametrize("kinds", SHORT)
+@pytest.mark.parametrize("kind", ["gpt_oss", "gemma2", "exaone4", "qwen3_next"])
+def test_layer_types_say_something_of_every_layer(kind: str, kinds: list[str]) -> None:
+    """Transformers refuses such files too; filled up they would be another model."""
+    with pytest.raises(InputError, match=r"config\.json: layer_types: is of (1 layer|0 layers), and the model"):
+        from_hugging_face(TEXT[kind] | {"layer_types": kinds}, "config.json")
+
+
+@pytest.mark.parametrize(
+    ("kind", "key", "values"),
+    [
+        ("llama4_text", "no_rope_layers", [1]),
+        ("smollm3", "no_rope_layers", [1]),
+        ("glm4_moe_lite", "mlp_layer_types", ["sparse"]),
+        ("kimi_linear", "moe_layer_freq", [1]),
+    ],
+)
+def test_other_lists_say_something_of_every_layer(kind: str, key: str, values: list[Any]) -> None:
+    with pytest.raises(InputError, match=f"{key}: is of 1 layer, and the model"):
+        from_hugging_face(TEXT[kind] | {key: values}, "config.json")
+
+
+@pytest.mark.parametrize(
+    ("kind", "key"),
+    [
+        ("llama", "attention_bias"),
+        ("llama", "tie_word_embeddings"),
+        ("qwen3", "use_sliding_window"),
+        ("qwen2_moe", "qkv_bias"),
+        ("bamba", "mamba_conv_bias"),
+        ("llama4_text", "use_qk_norm"),
+    ],
+)
+def test_a_word_is_no_truth_value(kind: str, key: str) -> None:
+    """Python takes "false" for true."""
+    with pytest.raises(InputError, match=f"config.json: {key}: must be true or false"):
+        from_hugging_face(TEXT[kind] | {key: "false"}, "config.json")
+
+
+@pytest.mark.parametrize(
+    ("kind", "key", "value"),
+    [
+        ("deepseek_v3", "v_head_dim", -128),
+        ("deepseek_v3", "num_nextn_predict_layers", -1),
+        ("llama", "num_key_value_heads", 0),
+        ("llama", "head_dim", 0),
+        ("llama", "vocab_size", 1e30),
+        ("qwen3_moe", "num_experts", 0),
+        ("llama", "intermediate_size", [1, 2]),
+        ("mistral", "sliding_window", -4),
+    ],
+)
+def test_a_size_out_of_range_is_told_of_its_file(kind: str, key: str, value: Any) -> None:
+    with pytest.raises(InputError, match=f"config.json: {key}: must be a whole number"):
+        from_hugging_face(TEXT[kind] | {key: value}, "config.json")
+
+
+@pytest.mark.parametrize("key", ["rope_scaling", "text_config", "quantization_config"])
+@pytest.mark.parametrize("value", ["x", []])
+def test_a_section_holds_keys(key: str, value: Any) -> None:
+    with pytest.raises(InputError, match=f"config.json: {key}: must be a section of keys"):
+        from_hugging_face(TEXT["llama"] | {key: value}, "config.json")

@@ -29,6 +29,8 @@ KINDS = [
     ("config.json", b'{"model_type": "llama"}', "model: {hf_config: FILE}"),
     ("result.json", b'{"schema_version": 1}', "the workload file that it came from"),
     ("train.sh", b"torchrun train.py\n", "llmsim import FILE"),
+    ("train.sh.gz", gzip.compress(b"torchrun train.py\n"), "gunzip FILE"),
+    ("utf16.json", '{"traceEvents": []}'.encode("utf-16"), "llmsim trace show FILE"),
     ("job.toml", b"[model]\n", "llmsim import FILE"),
     ("axolotl.yaml", b"base_model: my/model\nsequence_len: 4096\n", "llmsim import FILE"),
     ("accelerate.yaml", b"compute_environment: LOCAL_MACHINE\ndistributed_type: FSDP\n", "llmsim import FILE"),

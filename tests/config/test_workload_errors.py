@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import traceback
 from pathlib import Path
 from typing import Any, get_args
 
@@ -325,6 +326,15 @@ def test_a_key_that_is_called_as_a_kind_of_value_is_unknown_by_its_own_name() ->
     assert "model.str: unknown key" in refused({"model.str": 1})
 
 
+def test_a_bad_config_json_is_one_error_in_python_too(tmp_path: Path) -> None:
+    """What is checked beside it, and would be missing without it, is no part of the traceback."""
+    file = tmp_path / "config.json"
+    file.write_text('{"model_type": "no_such"}')
+    with pytest.raises(InputError, match="this architecture is not supported") as caught:
+        load_workload({"model": {"hf_config": str(file)}, "training": {}, "cluster": "dgx_h100"})
+    assert "During handling" not in "".join(traceback.format_exception(caught.value))
+
+
 def test_a_part_that_is_named_twice_is_refused_once() -> None:
     message = refused({"training.unfused": ["rotation", "router", "rotation"], "framework": "megatron_core"})
     assert "training.unfused: names a part more than once" in message
@@ -347,6 +357,7 @@ def test_selective_recomputation_of_what_the_model_has_not_names_the_key_that_wa
         ({"model.kimi_delta": {"heads": 4, "head_dim": 64}}, "{heads: 4, head_dim: 64, conv_width: 4}"),
         ({"model.mixers": ["kimi_delta"]}, "nothing"),
         ({"model.layers": {"training.seq": 1024}}, "{training.seq: 1024}"),
+        ({"training.global_batch": 1e30}, "1e+30"),
         ({"model.layers": [True, None, (1, 2)]}, "[true, null, [1, 2]]"),
     ],
 )

@@ -206,6 +206,13 @@ def test_machines_are_of_types_that_have_a_profile() -> None:
             load_cluster({"like": machine.name, "node": {"gpus": {"type": kind}}})
 
 
+@pytest.mark.parametrize("nodes", ["\u00b2", "9" * 5000])
+def test_what_no_number_can_be_is_no_running_job(nodes: str, tmp_path: Path) -> None:
+    """A superscript is a digit to Python, and 5,000 digits are more than it reads."""
+    with pytest.raises(InputError, match="must hold one running job"):
+        read(tmp_path, JOBS.replace("      4 node", f" {nodes} node"))
+
+
 def test_types_by_pci_device_have_a_profile_or_are_listed_without() -> None:
     assert {*GPU_TYPES.values()} - {*catalog.names("profile")} == WITHOUT_PROFILE
 

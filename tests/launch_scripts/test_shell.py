@@ -67,6 +67,14 @@ def test_the_program_is_the_first_file_or_module_behind_the_launcher(command: st
     )
 
 
+@pytest.mark.parametrize(("condition", "layers"), [("true", 16), ("false", 32)])
+def test_an_elif_without_its_if_is_one(condition: str, layers: int, tmp_path: Path) -> None:
+    """Bash refuses such a script; what is read of it does not end in a traceback."""
+    text = f'N=32\nelif [ "{condition}" == "true" ]; then\nN=16\nfi\n'
+    read = script(tmp_path, "a.sh", f"{text}{COMMAND.replace('--num-layers 32', '--num-layers $N')}\n")
+    assert read.workload["model"]["layers"] == layers
+
+
 def test_an_option_that_set_replaces_is_not_among_the_understood(tmp_path: Path) -> None:
     """The file says 16 sequences a step and --set 8; stage 3 is set as the file has it and stays understood."""
     file, result = tmp_path / "a.json", tmp_path / "told.json"

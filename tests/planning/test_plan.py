@@ -293,6 +293,7 @@ def test_a_cluster_of_a_fixed_size_has_no_more_gpus() -> None:
         ({}, "there is no number of GPUs to plan for"),
         ({"gpus": [8], "between": (1, 8)}, "is given beside a range"),
         ({"gpus": [0]}, "must be a whole number"),
+        ({"gpus": [10**30]}, "allowed: >= 1, <= 1,000,000"),
         ({"between": (8, 4)}, "is no range"),
         ({"between": (16,)}, "must be two numbers"),
         ({"between": 8}, "must be two numbers"),

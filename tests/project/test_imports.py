@@ -14,7 +14,18 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "simulator"
 #: What every package may import without the table saying so.
-FREE = {"units", "quantities", "bounds", "errors", "garbage", "input_files", "arrays", "recent", "same_objects"}
+FREE = {
+    "units",
+    "quantities",
+    "bounds",
+    "errors",
+    "encodings",
+    "garbage",
+    "input_files",
+    "arrays",
+    "recent",
+    "same_objects",
+}
 #: Third-party package -> the packages here that may import it.
 ONLY = {
     "simpy": {"engine", "network"},

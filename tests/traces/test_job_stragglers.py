@@ -171,7 +171,11 @@ def test_the_command_prints_and_writes(file: Path, tmp_path: Path, capsys: pytes
     [
         (lambda frame: frame.iloc[:-1], "lack operations"),
         (lambda frame: frame.iloc[:0], "is empty"),
-        (lambda frame: frame.drop(columns="stage"), "lacks columns"),
+        (lambda frame: frame.drop(columns="stage"), "lacks columns: stage"),
+        (
+            lambda frame: frame.assign(rank=0, lane="compute", posted_s=0.0, start_s=0.0, end_s=1.0),
+            "is the timeline of one step, as run --timeline writes it",
+        ),
         (lambda frame: frame.assign(optype=frame["optype"] + "s"), "operations that are not known"),
         (lambda frame: frame.assign(mc=1), "operations that are not known"),
         (lambda frame: frame.assign(duration=-1.0), "negative numbers"),

@@ -86,6 +86,8 @@ EFFECTS = (
 )
 #: Formats that checkpoints are released in and trained from; the precision of a job is its own.
 RELEASED_IN = ("fp8", "mxfp4")
+#: Keys that hold keys, whatever the architecture.
+_SECTIONS = ("text_config", "vision_config", "quantization_config", "rope_scaling", "rope_parameters")
 
 
 def from_hugging_face(config: Mapping[str, Any], file: object) -> Fields:
@@ -97,6 +99,8 @@ def from_hugging_face(config: Mapping[str, Any], file: object) -> Fields:
 
     Raises `InputError`, naming the key, for what the simulator does not model: other architectures, and keys of others.
     """
+    for name in _SECTIONS:
+        Keys(config, {}, file).section(name)  # which refuses what is none
     kind = config.get("model_type")
     if isinstance(kind, str) and kind in TOWERS and isinstance(config.get("vision_config"), Mapping):
         text = from_hugging_face(text_config(config, kind), file)

@@ -36,7 +36,7 @@ def deepseek_v4(keys: Keys) -> Fields:
     table of tokens have the weights of the others, and are taken for them.
     """
     for key in ("attention_bias", "mlp_bias"):
-        if keys.get(key):
+        if keys.flag(key):
             raise keys.refuse(key, "biases of DeepSeek-V4 are not supported", allowed="false")
     decoded = decoder(keys, width="moe_intermediate_size")
     # The section has heads and positions of its own.
@@ -44,20 +44,21 @@ def deepseek_v4(keys: Keys) -> Fields:
         "position": "none"
     }
     rates = keys.section("compress_rates")
-    section = {ours: keys.get(theirs, default=size) for ours, (theirs, size) in _SIZES.items()}
+    section = {ours: keys.size(theirs, default=size) for ours, (theirs, size) in _SIZES.items()}
     section |= {
-        "sparse_rate": rates.get("compressed_sparse_attention", default=keys.get("compress_rate_csa", default=4)),
-        "heavy_rate": rates.get("heavily_compressed_attention", default=keys.get("compress_rate_hca", default=128)),
+        "sparse_rate": rates.size("compressed_sparse_attention", default=keys.size("compress_rate_csa", default=4)),
+        "heavy_rate": rates.size("heavily_compressed_attention", default=keys.size("compress_rate_hca", default=128)),
     }
     keys.has_no_effect("num_nextn_predict_layers", "num_mtp_layers")
+    experts = keys.size("n_routed_experts", "num_local_experts", default=256)
     moe = {
-        "experts": keys.get("n_routed_experts", "num_local_experts", default=256),
-        "top_k": keys.get("num_experts_per_tok", default=6),
+        "experts": experts,
+        "top_k": keys.size("num_experts_per_tok", default=6, most=experts),
         "ffn_hidden": fields["ffn_hidden"],
-        "shared_experts": keys.get("n_shared_experts", default=1),
+        "shared_experts": keys.size("n_shared_experts", default=1, least=0),
     }
     fields |= mixers([_MIXERS[kind] for kind in _kinds(keys, fields["layers"])])
-    fields |= {"shared_key": section, "residual_streams": keys.get("hc_mult", default=4)}
+    fields |= {"shared_key": section, "residual_streams": keys.size("hc_mult", default=4, most=64)}
     return with_experts(fields, moe, [True] * fields["layers"])
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
+from simulator.bounds import MAX_LAYERS
 from simulator.config.hugging_face.keys import PLAIN, Fields, Keys
 
 _GELU = tuple(name for name, plain in PLAIN.items() if plain == "gelu")
@@ -22,10 +23,10 @@ def qwen2_5_vl(keys: Keys, whole: Keys) -> Fields:
     channels, frames = keys.size("in_channels", "in_chans", default=3), keys.size("temporal_patch_size", default=2)
     global_layers = keys.numbers("fullatt_block_indexes")
     return {
-        "layers": keys.get("depth", "num_hidden_layers", default=32),
+        "layers": keys.size("depth", "num_hidden_layers", default=32, most=MAX_LAYERS),
         "hidden": hidden,
-        "heads": keys.get("num_heads", "num_attention_heads", default=16),
-        "ffn_hidden": keys.get("intermediate_size", default=3420),
+        "heads": keys.size("num_heads", "num_attention_heads", default=16),
+        "ffn_hidden": keys.size("intermediate_size", default=3420),
         "patch_values": channels * frames * side**2,
         "activation": "swiglu",
         "norm": "rmsnorm",
@@ -69,8 +70,8 @@ def llama4(keys: Keys, whole: Keys) -> Fields:
         "input_norm": True,
         "output_norm": True,
         "patches_per_token": round(1 / ratio**2),
-        "projector": [keys.get("projector_input_dim", default=4096), keys.get("projector_output_dim", default=4096)],
-        "projector_bias": bool(keys.get("multi_modal_projector_bias")),
+        "projector": [keys.size("projector_input_dim", default=4096), keys.size("projector_output_dim", default=4096)],
+        "projector_bias": keys.flag("multi_modal_projector_bias"),
     }
 
 
@@ -79,10 +80,10 @@ def _tower(keys: Keys, activation: str, hidden: int) -> Fields:
     if keys.get("hidden_act", default=activation) not in _GELU:
         raise keys.refuse("hidden_act", "this activation of an encoder is not supported", allowed=", ".join(_GELU))
     return {
-        "layers": keys.need("num_hidden_layers"),
-        "hidden": keys.get("hidden_size", default=hidden),
-        "heads": keys.need("num_attention_heads"),
-        "ffn_hidden": keys.need("intermediate_size"),
+        "layers": keys.layers("num_hidden_layers"),
+        "hidden": keys.size("hidden_size", default=hidden),
+        "heads": keys.size("num_attention_heads"),
+        "ffn_hidden": keys.size("intermediate_size"),
     }
 
 

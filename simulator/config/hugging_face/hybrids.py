@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from simulator.config.hugging_face.dense import decoder, with_biases
-from simulator.config.hugging_face.keys import PLAIN, Fields, Keys, mixers
+from simulator.config.hugging_face.keys import MAX_PREDICTIONS, PLAIN, Fields, Keys, mixers
 from simulator.config.hugging_face.mixtures import (
     gated_shared,
     granite_experts,
+    has_granite_experts,
     latent,
     qwen_layers,
     sparse_layers,
@@ -18,6 +19,7 @@ from simulator.config.hugging_face.state_space import BAMBA, MAMBA, NEMOTRON, SI
 def _kinds(keys: Keys, linear: str, default: list[str]) -> list[str]:
     """Return the mixers that ``layer_types`` names, of which some are ``linear`` ones, or the ``default``."""
     kinds = keys.layer_mixers("layer_types", "layers_block_type", linear=linear)
+    kinds = keys.for_each_layer(kinds, len(default), "layer_types", "layers_block_type")
     if kinds is None:
         return default
     if other := set(kinds) - {linear, "attention"}:
@@ -27,19 +29,19 @@ def _kinds(keys: Keys, linear: str, default: list[str]) -> list[str]:
 
 def _gated_delta(keys: Keys, width: str = "intermediate_size") -> Fields:
     """Return the fields of Qwen3-Next without its MLPs; ``width``: the key of the width inside one."""
-    named = ("qkv", "o") if keys.get("attention_bias") else ()
+    named = ("qkv", "o") if keys.flag("attention_bias") else ()
     fields = with_biases(decoder(keys, width=width), *named) | {"qk_norm": True, "attention_gate": True}
     period = keys.size("full_attention_interval", default=4)
     default = ["gated_delta" if (layer + 1) % period else "attention" for layer in range(fields["layers"])]
     kinds = _kinds(keys, "gated_delta", default)
     sizes = {
-        "key_heads": keys.need("linear_num_key_heads"),
-        "value_heads": keys.need("linear_num_value_heads"),
-        "key_dim": keys.need("linear_key_head_dim"),
-        "value_dim": keys.need("linear_value_head_dim"),
-        "conv_width": keys.get("linear_conv_kernel_dim", default=4),
+        "key_heads": keys.size("linear_num_key_heads"),
+        "value_heads": keys.size("linear_num_value_heads"),
+        "key_dim": keys.size("linear_key_head_dim"),
+        "value_dim": keys.size("linear_value_head_dim"),
+        "conv_width": keys.size("linear_conv_kernel_dim", default=4),
     }
-    modules = keys.get("mtp_num_hidden_layers")
+    modules = keys.size_or_none("mtp_num_hidden_layers", least=0, most=MAX_PREDICTIONS)
     return (
         fields
         | mixers(kinds)
@@ -75,15 +77,16 @@ def kimi_linear(keys: Keys) -> Fields:
     full = linear.numbers("full_attn_layers") or []
     default = ["attention" if layer + 1 in full else "kimi_delta" for layer in range(fields["layers"])]
     sizes = {
-        "heads": linear.get("num_heads") or keys.need("linear_num_heads"),
-        "head_dim": linear.get("head_dim") or keys.need("linear_head_dim"),
-        "conv_width": linear.get("short_conv_kernel_size") or keys.get("linear_conv_kernel_dim", default=4),
+        "heads": linear.size_or_none("num_heads") or keys.size("linear_num_heads"),
+        "head_dim": linear.size_or_none("head_dim") or keys.size("linear_head_dim"),
+        "conv_width": linear.size_or_none("short_conv_kernel_size") or keys.size("linear_conv_kernel_dim", default=4),
     }
+    experts = keys.size("num_experts", "num_local_experts")
     moe = {
-        "experts": keys.need("num_experts", "num_local_experts"),
-        "top_k": keys.need("num_experts_per_token", "num_experts_per_tok"),
-        "ffn_hidden": keys.need("moe_intermediate_size"),
-        "shared_experts": keys.need("num_shared_experts", "n_shared_experts"),
+        "experts": experts,
+        "top_k": keys.size("num_experts_per_token", "num_experts_per_tok", most=experts),
+        "ffn_hidden": keys.size("moe_intermediate_size"),
+        "shared_experts": keys.size("num_shared_experts", "n_shared_experts", least=0),
     }
     fields |= mixers(_kinds(keys, "kimi_delta", default)) | {"kimi_delta": sizes}
     return with_experts(fields, moe, sparse_layers(keys, fields["layers"]))
@@ -105,36 +108,39 @@ def nemotron_h(keys: Keys) -> Fields:
         raise keys.refuse("hybrid_override_pattern", message) from None
     if keys.get("moe_latent_size"):
         raise keys.refuse("moe_latent_size", "experts of a narrower stream are not supported")
-    if keys.get("num_nextn_predict_layers"):
+    if keys.size_or_none("num_nextn_predict_layers", least=0):
         raise keys.refuse("num_nextn_predict_layers", "prediction of several tokens by such layers is not supported")
-    named = (("qkv", "o") if keys.get("attention_bias") else ()) + (("mlp", "experts") if keys.get("mlp_bias") else ())
+    named = (("qkv", "o") if keys.flag("attention_bias") else ()) + (
+        ("mlp", "experts") if keys.flag("mlp_bias") else ()
+    )
     fields = {
         "layers": len(names),
-        "hidden": keys.need("hidden_size"),
-        "heads": keys.need("num_attention_heads"),
-        "kv_heads": keys.need("num_key_value_heads"),
-        "head_dim": keys.need("head_dim", "attention_head_dim"),
-        "ffn_hidden": keys.need("intermediate_size"),
-        "vocab": keys.need("vocab_size"),
+        "hidden": keys.size("hidden_size"),
+        "heads": keys.size("num_attention_heads"),
+        "kv_heads": keys.size("num_key_value_heads"),
+        "head_dim": keys.size("head_dim", "attention_head_dim"),
+        "ffn_hidden": keys.size("intermediate_size"),
+        "vocab": keys.size("vocab_size"),
         "activation": keys.activation(PLAIN, "mlp_hidden_act"),
         "norm": "rmsnorm",
         "position": "none",
-        "tied_embeddings": keys.need("tie_word_embeddings"),
+        "tied_embeddings": keys.flag("tie_word_embeddings"),
         **parts,
-        "mamba2": mamba2_section(keys, NEMOTRON, keys.need("hidden_size")),
+        "mamba2": mamba2_section(keys, NEMOTRON, keys.size("hidden_size")),
     }
     fields = with_biases(fields, *named)
     if "moe" not in parts["mlps"]:
         # No layer has experts.
         keys.has_no_effect("n_routed_experts", "n_shared_experts", "moe_intermediate_size", "num_experts_per_tok")
         return fields
+    experts = keys.size("n_routed_experts")
     moe = {
-        "experts": keys.need("n_routed_experts"),
-        "top_k": keys.need("num_experts_per_tok"),
-        "ffn_hidden": keys.need("moe_intermediate_size"),
+        "experts": experts,
+        "top_k": keys.size("num_experts_per_tok", most=experts),
+        "ffn_hidden": keys.size("moe_intermediate_size"),
     }
-    if keys.get("n_shared_experts"):
-        moe |= {"shared_experts": 1, "shared_ffn_hidden": keys.need("moe_shared_expert_intermediate_size")}
+    if keys.size_or_none("n_shared_experts", least=0):
+        moe |= {"shared_experts": 1, "shared_ffn_hidden": keys.size("moe_shared_expert_intermediate_size")}
     return fields | {"moe": moe}
 
 
@@ -143,20 +149,20 @@ def granitemoehybrid(keys: Keys) -> Fields:
 
     Without experts the shared MLP is all there is.
     """
-    named = ("qkv", "o") if keys.get("attention_bias") else ()
+    named = ("qkv", "o") if keys.flag("attention_bias") else ()
     fields = with_biases(decoder(keys), *named)
     if keys.get("position_embedding_type") != "rope":
         fields["position"] = "none"
     kinds = _kinds(keys, "mamba2", ["mamba2"] * fields["layers"])
     fields |= mixers(kinds) | ({"mamba2": mamba2_section(keys, BAMBA, fields["hidden"])} if "mamba2" in kinds else {})
-    if not keys.get("num_local_experts"):
-        return fields | {"ffn_hidden": keys.need("shared_intermediate_size")}
+    if not has_granite_experts(keys):
+        return fields | {"ffn_hidden": keys.size("shared_intermediate_size")}
     return with_experts(fields, granite_experts(keys), [True] * fields["layers"])
 
 
 def bamba(keys: Keys) -> Fields:
     """Return the fields of Bamba: state-space layers, and attention where ``attn_layer_indices`` says."""
-    named = (("qkv", "o") if keys.get("attention_bias") else ()) + (("mlp",) if keys.get("mlp_bias") else ())
+    named = (("qkv", "o") if keys.flag("attention_bias") else ()) + (("mlp",) if keys.flag("mlp_bias") else ())
     fields = with_biases(decoder(keys), *named)
     chosen = keys.numbers("attn_layer_indices") or []
     kinds = _kinds(keys, "mamba2", ["attention" if layer in chosen else "mamba2" for layer in range(fields["layers"])])
@@ -165,17 +171,17 @@ def bamba(keys: Keys) -> Fields:
 
 def mamba2(keys: Keys) -> Fields:
     """Return the fields of Mamba 2: layers without MLPs."""
-    section = mamba2_section(keys, MAMBA, keys.need("hidden_size"))
+    section = mamba2_section(keys, MAMBA, keys.size("hidden_size"))
     return {
         "layers": keys.layers("num_hidden_layers"),
-        "hidden": keys.need("hidden_size"),
+        "hidden": keys.size("hidden_size"),
         "heads": section["heads"],
         "head_dim": section["head_dim"],
-        "vocab": keys.need("vocab_size"),
+        "vocab": keys.size("vocab_size"),
         "norm": "rmsnorm",
         "position": "none",
         "bias": False,
-        "tied_embeddings": keys.need("tie_word_embeddings"),
+        "tied_embeddings": keys.flag("tie_word_embeddings"),
         "mixers": ["mamba2"],
         "mlps": ["none"],
         "mamba2": section,

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from simulator.bounds import MAX_LAYERS, MAX_MODEL_SIZE
 from simulator.errors import InputError
 from simulator.input_files import brief
+from simulator.units import counted
 
+T = TypeVar("T")
 Fields = dict[str, Any]
+#: Modules of multi-token prediction, as `model.mtp_layers` may have.
+MAX_PREDICTIONS = 100
 
 GATED = {"silu": "swiglu", "swish": "swiglu", "gelu": "geglu", "gelu_pytorch_tanh": "geglu", "gelu_new": "geglu"}
 PLAIN = {
@@ -75,6 +79,24 @@ class Keys:
             raise self.refuse(self._present(names), "must be a whole number", allowed=f"{least:,} to {most:,}")
         return value
 
+    def size_or_none(self, *names: str, least: int = 1, most: int = MAX_MODEL_SIZE) -> int | None:
+        """Return the whole number under the first of ``names`` that is not null, None where all are.
+
+        Raises `InputError` as `size` does.
+        """
+        return None if self.get(*names) is None else self.size(*names, least=least, most=most)
+
+    def dropout(self, name: str, default: float = 0.0) -> float:
+        """Return the probability under ``name``, below 1. Raises `InputError` for what is none."""
+        return self.number(name, default, 0.0, 0.99)
+
+    def flag(self, name: str, default: bool = False) -> bool:
+        """Return what is true or false under ``name``, or the ``default`` of null. Raises `InputError` for others."""
+        value = self.get(name, default=default)
+        if not isinstance(value, bool):
+            raise self.refuse(name, "must be true or false", allowed="true, false, null")
+        return value
+
     def layers(self, *names: str) -> int:
         """Return the number of layers that stands under one of ``names``."""
         return self.size(*names, most=MAX_LAYERS)
@@ -123,6 +145,16 @@ class Keys:
     def refuse(self, key: str, message: str, **hints: str) -> InputError:
         """Return the error of a ``key`` that says what is not modelled."""
         return InputError(message, file=self.file, key=self._path + key, found=brief(self._config.get(key)), **hints)
+
+    def for_each_layer(self, listed: list[T] | None, layers: int, *names: str) -> list[T] | None:
+        """Return what the first of ``names`` has ``listed``. Raises `InputError` where that is not one for a layer."""
+        if listed is not None and len(listed) != layers:
+            raise self.refuse(
+                self._present(names),
+                f"is of {counted(len(listed), 'layer')}, and the model has {layers:,}",
+                allowed=f"a list of {layers:,}, as many as layers",
+            )
+        return listed
 
     def layer_mixers(self, *names: str, linear: str = "") -> list[str] | None:
         """Return the mixers that the first of ``names`` lists layer by layer; None where the file has no such list.

@@ -2,8 +2,16 @@
 
 from __future__ import annotations
 
-from simulator.config.hugging_face.dense import decoder, gemma4, layer_types, qwen3, windows, with_biases
-from simulator.config.hugging_face.keys import Fields, Keys, mixers, places
+from simulator.config.hugging_face.dense import (
+    decoder,
+    gemma4,
+    layer_types,
+    qwen3,
+    rotated_layers,
+    windows,
+    with_biases,
+)
+from simulator.config.hugging_face.keys import MAX_PREDICTIONS, Fields, Keys, mixers, places
 
 
 def with_experts(fields: Fields, moe: Fields, has: list[bool]) -> Fields:
@@ -17,12 +25,13 @@ def with_experts(fields: Fields, moe: Fields, has: list[bool]) -> Fields:
 def gemma4_text(keys: Keys) -> Fields:
     """Return the fields of Gemma 4's text models, some with experts beside the dense MLP of every layer."""
     fields = gemma4(keys)
-    if not keys.get("enable_moe_block"):
+    if not keys.flag("enable_moe_block"):
         return fields
+    experts = keys.size("num_experts")
     moe = {
-        "experts": keys.need("num_experts"),
-        "top_k": keys.need("top_k_experts"),
-        "ffn_hidden": keys.need("moe_intermediate_size"),
+        "experts": experts,
+        "top_k": keys.size("top_k_experts", most=experts),
+        "ffn_hidden": keys.size("moe_intermediate_size"),
         "beside_dense": True,
     }
     return with_experts(fields, moe, [True] * fields["layers"])
@@ -33,10 +42,11 @@ def _routed(keys: Keys, count: str, width: str) -> Fields:
 
     Transformers 5 writes the number of Qwen's and DeepSeek's experts as Mixtral's.
     """
+    experts = keys.size(count, "num_local_experts")
     return {
-        "experts": keys.need(count, "num_local_experts"),
-        "top_k": keys.need("num_experts_per_tok"),
-        "ffn_hidden": keys.need(width),
+        "experts": experts,
+        "top_k": keys.size("num_experts_per_tok", most=experts),
+        "ffn_hidden": keys.size(width),
     }
 
 
@@ -49,14 +59,14 @@ def mixtral(keys: Keys) -> Fields:
 
 def phimoe(keys: Keys) -> Fields:
     """Return the fields of Phi-3.5-MoE: LayerNorm, and biases of attention and of the head."""
-    named = (("qkv", "o") if keys.get("attention_bias") else ()) + (("head",) if keys.get("lm_head_bias") else ())
+    named = (("qkv", "o") if keys.flag("attention_bias") else ()) + (("head",) if keys.flag("lm_head_bias") else ())
     return with_biases(mixtral(keys), *named) | {"norm": "layernorm"}
 
 
 def minimax_m2(keys: Keys) -> Fields:
     """Return the fields of MiniMax-M2: norms over the whole width of queries and of keys."""
     if (
-        keys.get("use_qk_norm", default=True) is not True
+        keys.flag("use_qk_norm", default=True) is not True
         or keys.get("qk_norm_type", default="per_layer") != "per_layer"
     ):
         raise keys.refuse("qk_norm_type", "norms of another kind than over all heads are not supported")
@@ -65,23 +75,28 @@ def minimax_m2(keys: Keys) -> Fields:
 
 def olmoe(keys: Keys) -> Fields:
     """Return the fields of OLMoE: norms over the whole width of queries and of keys."""
-    fields = with_biases(decoder(keys), *(("qkv", "o") if keys.get("attention_bias") else ()))
+    fields = with_biases(decoder(keys), *(("qkv", "o") if keys.flag("attention_bias") else ()))
     moe = _routed(keys, "num_experts", "intermediate_size")
     return with_experts(fields, moe, [True] * fields["layers"]) | {"qk_norm": True, "qk_norm_kind": "width"}
 
 
 def granitemoe(keys: Keys) -> Fields:
     """Return the fields of Granite 3's mixtures, some with an MLP that all tokens pass."""
-    fields = with_biases(decoder(keys), *(("qkv", "o") if keys.get("attention_bias") else ()))
-    return with_experts(fields, granite_experts(keys), [bool(keys.get("num_local_experts"))] * fields["layers"])
+    fields = with_biases(decoder(keys), *(("qkv", "o") if keys.flag("attention_bias") else ()))
+    return with_experts(fields, granite_experts(keys), [has_granite_experts(keys)] * fields["layers"])
+
+
+def has_granite_experts(keys: Keys) -> bool:
+    """Return whether a Granite has experts; 0 is none."""
+    return bool(keys.size_or_none("num_local_experts", least=0))
 
 
 def granite_experts(keys: Keys) -> Fields:
     """Return the section of Granite's experts; shared ones stand as one MLP."""
-    if not keys.get("num_local_experts"):
+    if not has_granite_experts(keys):
         return {}
     moe = _routed(keys, "num_local_experts", "intermediate_size")
-    width = keys.get("shared_intermediate_size")
+    width = keys.size_or_none("shared_intermediate_size", least=0)
     return moe | ({"shared_experts": 1, "shared_ffn_hidden": width} if width else {})
 
 
@@ -106,24 +121,24 @@ def gated_shared(keys: Keys) -> Fields:
     """Return the section of experts beside a shared one whose output a gate weighs."""
     return _routed(keys, "num_experts", "moe_intermediate_size") | {
         "shared_experts": 1,
-        "shared_ffn_hidden": keys.need("shared_expert_intermediate_size"),
+        "shared_ffn_hidden": keys.size("shared_expert_intermediate_size"),
         "shared_gate": True,
     }
 
 
 def qwen2_moe(keys: Keys) -> Fields:
     """Return the fields of Qwen2's mixtures: a shared expert with a gate, biases of queries, keys and values."""
-    if keys.get("use_sliding_window"):
+    if keys.flag("use_sliding_window"):
         raise keys.refuse("use_sliding_window", "windows of Qwen2-MoE are not supported")
     keys.has_no_effect("sliding_window")  # the key above turns it off, in layers of windows too
     keys.need_layers("attention", "window")
-    fields = with_biases(decoder(keys), *(("qkv",) if keys.get("qkv_bias", default=True) else ()))
+    fields = with_biases(decoder(keys), *(("qkv",) if keys.flag("qkv_bias", default=True) else ()))
     return with_experts(fields, gated_shared(keys), qwen_layers(keys, fields["layers"]))
 
 
 def gpt_oss(keys: Keys) -> Fields:
     """Return the fields of gpt-oss: every second layer global, sinks, biases of attention, experts and router."""
-    fields = with_biases(decoder(keys), *(("qkv", "o") if keys.get("attention_bias") else ()), "experts", "router")
+    fields = with_biases(decoder(keys), *(("qkv", "o") if keys.flag("attention_bias") else ()), "experts", "router")
     kinds = ["attention" if layer % 2 else "window" for layer in range(fields["layers"])]
     fields = windows(keys, fields, layer_types(keys, kinds)) | {"attention_sinks": True}
     return with_experts(fields, _routed(keys, "num_local_experts", "intermediate_size"), [True] * fields["layers"])
@@ -135,17 +150,17 @@ def llama4(keys: Keys) -> Fields:
     Layers with positions attend inside pieces, the others to all tokens. One shared expert is as wide as a routed one,
     and dense layers have a width of their own.
     """
-    fields = decoder(keys) | {"ffn_hidden": keys.need("intermediate_size_mlp")}
-    fields = with_biases(fields, *(("qkv", "o") if keys.get("attention_bias") else ()))
+    fields = decoder(keys) | {"ffn_hidden": keys.size("intermediate_size_mlp")}
+    fields = with_biases(fields, *(("qkv", "o") if keys.flag("attention_bias") else ()))
     layers = range(fields["layers"])
-    period = keys.size("no_rope_layer_interval", default=4)
-    rotated = keys.numbers("no_rope_layers") or [(layer + 1) % period for layer in layers]
-    chunk, kinds = keys.get("attention_chunk_size"), keys.words("layer_types")
+    rotated = rotated_layers(keys, fields["layers"])
+    chunk, kinds = keys.size_or_none("attention_chunk_size", least=0), keys.words("layer_types")
+    keys.for_each_layer(kinds, fields["layers"], "layer_types")
     if kinds is not None and [kind == "chunked_attention" for kind in kinds] != [bool(one) for one in rotated]:
         raise keys.refuse("layer_types", "pieces in other layers than those with positions are not supported")
     local = "chunked" if chunk else "attention"
     fields |= mixers([local if one else "no_rope" for one in rotated]) | ({"attention_chunk": chunk} if chunk else {})
-    if keys.get("use_qk_norm"):
+    if keys.flag("use_qk_norm"):
         fields |= {"qk_norm": True, "qk_norm_kind": "unweighted"}
     step = keys.size("interleave_moe_layer_step", default=1)
     chosen = keys.numbers("moe_layers")
@@ -164,9 +179,10 @@ def sparse_layers(keys: Keys, layers: int) -> list[bool]:
     if kinds is not None:
         if unknown := [kind for kind in kinds if kind not in ("dense", "sparse")]:
             raise keys.refuse("mlp_layer_types", f"MLPs of kind {unknown[0]} are not supported")
-        return [kind == "sparse" for kind in kinds]
+        return [kind == "sparse" for kind in keys.for_each_layer(kinds, layers, "mlp_layer_types") or ()]
     if isinstance(keys.get("moe_layer_freq"), list):
-        return [bool(one) for one in keys.listed("moe_layer_freq") or ()]
+        chosen = keys.for_each_layer(keys.numbers("moe_layer_freq"), layers, "moe_layer_freq")
+        return [bool(one) for one in chosen or ()]
     frequency = keys.size("moe_layer_freq", default=1)
     first = keys.size("first_k_dense_replace", default=0, least=0)
     return [layer >= first and layer % frequency == 0 for layer in range(layers)]
@@ -177,30 +193,32 @@ def fine_grained(keys: Keys, fields: Fields) -> Fields:
     if keys.get("n_routed_experts") is None:
         return fields
     moe = _routed(keys, "n_routed_experts", "moe_intermediate_size")
-    shared = keys.get("n_shared_experts")
+    groups = keys.size("n_group", default=1)
+    if moe["experts"] % groups:
+        raise keys.refuse("n_group", f"does not divide the {moe['experts']:,} experts")
+    shared = keys.size_or_none("n_shared_experts", least=0)
     moe |= {"shared_experts": shared} if shared else {}
     return with_experts(fields, moe, sparse_layers(keys, fields["layers"]))
 
 
 def _with_predictions(keys: Keys, fields: Fields) -> Fields:
-    modules = keys.get("num_nextn_predict_layers", "num_mtp_layers")
+    modules = keys.size_or_none("num_nextn_predict_layers", "num_mtp_layers", least=0, most=MAX_PREDICTIONS)
     return fields | ({"mtp_layers": modules} if modules else {})
 
 
 def latent(keys: Keys, fields: Fields) -> Fields:
     """Return ``fields`` with latent attention in place of heads of keys and values."""
-    same = ("q_lora_rank", "kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
-    section = {key: keys.get(key) for key in same if keys.get(key) is not None}
+    same = ("kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
+    rank = keys.size_or_none("q_lora_rank")
+    section = {key: keys.size(key) for key in same} | ({"q_lora_rank": rank} if rank else {})
     return {key: value for key, value in fields.items() if key not in ("kv_heads", "head_dim")} | {"mla": section}
 
 
 def deepseek(keys: Keys) -> Fields:
     """Return the fields of DeepSeek-V2 and V3, and of Kimi K2: latent attention."""
-    if bool(keys.get("attention_bias")) != bool(keys.get("mlp_bias")):
+    if keys.flag("attention_bias") != keys.flag("mlp_bias"):
         raise keys.refuse("attention_bias", "biases of latent attention alone are not supported")
-    fields = decoder(keys) | {"bias": bool(keys.get("attention_bias"))}
-    if keys.get("kv_lora_rank"):
-        fields = latent(keys, fields)
+    fields = latent(keys, decoder(keys) | {"bias": keys.flag("attention_bias")})
     return _with_predictions(keys, fine_grained(keys, fields))
 
 
@@ -211,17 +229,17 @@ def deepseek_sparse(keys: Keys) -> Fields:
         raise keys.refuse("indexer_types", "indexers that layers share are not supported")
     keys.need_layers("sparse")
     indexer = {
-        "heads": keys.need("index_n_heads"),
-        "head_dim": keys.need("index_head_dim"),
-        "top_k": keys.need("index_topk"),
+        "heads": keys.size("index_n_heads"),
+        "head_dim": keys.size("index_head_dim"),
+        "top_k": keys.size("index_topk"),
     }
     return deepseek(keys) | {"indexer": indexer}
 
 
 def glm4_moe(keys: Keys) -> Fields:
     """Return the fields of GLM-4.5: biases of queries, keys and values, and norms of heads in some sizes."""
-    fields = with_biases(decoder(keys), *(("qkv",) if keys.get("attention_bias") else ()))
-    fields |= {"qk_norm": True} if keys.get("use_qk_norm") else {}
+    fields = with_biases(decoder(keys), *(("qkv",) if keys.flag("attention_bias") else ()))
+    fields |= {"qk_norm": True} if keys.flag("use_qk_norm") else {}
     return _with_predictions(keys, fine_grained(keys, fields))
 
 
@@ -232,9 +250,9 @@ def mimo_v2_flash(keys: Keys) -> Fields:
     of XiaomiMiMo/MiMo-V2-Flash says them, and other sizes of such layers, under ``swa_...``. Its
     ``hybrid_layer_pattern`` has a 1 for each layer with a window.
     """
-    fields = decoder(keys) | {"v_head_dim": keys.need("v_head_dim")}
+    fields = decoder(keys) | {"v_head_dim": keys.size("v_head_dim")}
     fields["attention_sinks"] = _sinks_of_mimo(keys)
-    if keys.get("attention_bias"):
+    if keys.flag("attention_bias"):
         raise keys.refuse("attention_bias", "biases of queries, keys and values alone are not supported here")
     layers = range(fields["layers"])
     default = ["window" if layer and (layer + 1) % 6 else "attention" for layer in layers]
@@ -265,12 +283,12 @@ def _window_heads_of_mimo(keys: Keys, fields: Fields) -> Fields:
         "v_head_dim": fields["v_head_dim"],
     }
     sizes = {
-        "heads": keys.get("swa_num_attention_heads", default=usual["heads"]),
-        "kv_heads": keys.get(
+        "heads": keys.size("swa_num_attention_heads", default=usual["heads"]),
+        "kv_heads": keys.size(
             "swa_num_key_value_heads", default=2 * keys.size("num_key_value_heads", default=usual["heads"])
         ),
-        "head_dim": keys.get("swa_head_dim", default=usual["head_dim"]),
-        "v_head_dim": keys.get("swa_v_head_dim", default=usual["v_head_dim"]),
+        "head_dim": keys.size("swa_head_dim", default=usual["head_dim"]),
+        "v_head_dim": keys.size("swa_v_head_dim", default=usual["v_head_dim"]),
     }
     return {key: size for key, size in sizes.items() if size != usual[key]}
 
@@ -278,9 +296,9 @@ def _window_heads_of_mimo(keys: Keys, fields: Fields) -> Fields:
 def _sinks_of_mimo(keys: Keys) -> bool | str:
     """Return which layers have sinks: those with a window where the file is silent, as in transformers."""
     in_windows, in_others = (
-        keys.get("add_swa_attention_sink_bias", default=True),
-        keys.get("add_full_attention_sink_bias", default=False),
+        keys.flag("add_swa_attention_sink_bias", default=True),
+        keys.flag("add_full_attention_sink_bias", default=False),
     )
     if in_others and not in_windows:
         raise keys.refuse("add_full_attention_sink_bias", "sinks of layers without a window alone are not supported")
-    return bool(in_others) or ("window" if in_windows else False)
+    return in_others or ("window" if in_windows else False)

@@ -71,16 +71,18 @@ MAMBA = Mamba2Names(heads="num_heads", head_dim="head_dim", state="state_size", 
 def mamba2_section(keys: Keys, names: Mamba2Names, hidden: int) -> Fields:
     """Return the section `mamba2` of a model so wide; ``names``: of the keys in its file."""
     heads = keys.size(names.heads)
-    width = keys.need(names.head_dim) if names.expand is None else keys.get(names.head_dim, default="auto")
-    if names.expand and width == "auto":
+    biases = [keys.flag(name) for name in names.biases]  # each is checked
+    if names.expand and keys.get(names.head_dim, default="auto") == "auto":
         width = keys.size(names.expand, default=2) * hidden // heads
+    else:
+        width = keys.size(names.head_dim)
     return {
         "heads": heads,
         "head_dim": width,
-        "state": keys.need(names.state),
-        "groups": keys.need(names.groups),
-        "conv_width": keys.need(names.conv_width),
-        "chunk": keys.need(names.chunk),
-        "conv_bias": keys.get(names.conv_bias, default=True),
-        "bias": any(bool(keys.get(name)) for name in names.biases),
+        "state": keys.size(names.state),
+        "groups": keys.size(names.groups),
+        "conv_width": keys.size(names.conv_width),
+        "chunk": keys.size(names.chunk),
+        "conv_bias": keys.flag(names.conv_bias, default=True),
+        "bias": any(biases),
     }

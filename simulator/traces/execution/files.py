@@ -7,16 +7,15 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from simulator.config.packed import unpacked
+from simulator.encodings import as_utf8
 from simulator.errors import InputError
 from simulator.input_files import as_path, files_read
 from simulator.traces.execution.chakra import parsed_json, read_json, read_messages
 from simulator.traces.execution.graph import JobGraph, RankGraph
 from simulator.traces.execution.process_groups import GROUPS_FILE, read_groups
 from simulator.traces.execution.pytorch import read_operations
-from simulator.traces.files import SUFFIXES, files_in
+from simulator.traces.files import MESSAGES, SUFFIXES, files_in
 
-#: Endings of the names of Chakra's protocol buffers.
-MESSAGES = (".et", ".et.gz")
 #: Bytes at the beginning of a JSON file, in which its kind is looked for.
 _BEGINNING = 1 << 16
 #: Files that a sentence names.
@@ -41,7 +40,7 @@ def is_execution_trace(text: str) -> bool:
     if path.name.lower().endswith(MESSAGES):
         return True
     try:
-        beginning = _content(path, _BEGINNING)
+        beginning = as_utf8(_content(path, _BEGINNING))
     except InputError:
         return False
     return beginning.lstrip()[:1] == b"{" and _KEYS.search(beginning) is not None

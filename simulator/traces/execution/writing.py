@@ -19,7 +19,7 @@ import numpy as np
 
 from simulator.errors import InputError
 from simulator.output.comm_arguments import PART_IN
-from simulator.output.files import make_folder, writing
+from simulator.output.files import make_folder, refuse_others, writing
 from simulator.program import (
     AllToAll,
     Collective,
@@ -33,11 +33,10 @@ from simulator.program import (
 )
 from simulator.timeline import Timeline
 from simulator.traces.execution.chakra import ALGORITHM, COLLECTIVES, EARLY, EXACT, PER_NODE, RING, SHARES
-from simulator.traces.execution.files import MESSAGES
 from simulator.traces.execution.messages import chakra_messages, varint
 from simulator.traces.execution.planned import PlannedNode, planned_nodes
 from simulator.traces.execution.process_groups import GROUPS_FILE
-from simulator.traces.files import files_in
+from simulator.traces.files import MESSAGES
 
 #: Numbers of types of nodes (``NodeType`` in et_def.proto).
 _LOAD, _STORE, _COMPUTE, _SEND, _RECEIVE, _COLLECTIVE = range(2, 8)
@@ -73,10 +72,7 @@ def write_chakra(program: Program, timeline: Timeline, folder: Path) -> list[Pat
 def rank_files(folder: Path, n_ranks: int) -> list[Path]:
     """Return the files that a step of ``n_ranks`` is written into. Raises `InputError` where the folder has others."""
     files = [folder / f"{STEM}.{rank}.et" for rank in range(n_ranks)]
-    there = files_in(folder, MESSAGES) if folder.exists() else []
-    strangers = [one.name for one in there if one not in files]
-    if strangers:
-        raise InputError("holds traces of other ranks or steps", file=folder, found=strangers[0], fix="an empty folder")
+    refuse_others(folder, MESSAGES, files)
     return files
 
 
