@@ -73,13 +73,13 @@ class _WeightType(NamedTuple):
 def _weight_type(reading: ScriptReading) -> _WeightType:
     """Return the type of the weights as transformers 5 loads them.
 
-    `from_pretrained` takes the checkpoint's (modeling_utils.py, ``dtype = "auto"``), which is bf16 for most models, and
-    fp32 for GPT-2. transformers 4 took fp32, and trl still asks for it (trl, ``dtype="float32"``).
+    `from_pretrained` takes the checkpoint's (modeling_utils.py, ``dtype = "auto"``). Most are in bf16, GPT-2's in fp32.
+    transformers 4 took fp32, and trl still asks for it (trl, ``dtype="float32"``).
     """
     option, value = reading.first_of("dtype", "torch_dtype")
-    said = str(value).removeprefix("torch.")
-    if said in _TYPES:
-        return _WeightType(_TYPES[said], option)
+    dtype = _TYPES.get(str(value).removeprefix("torch."))
+    if dtype is not None:
+        return _WeightType(dtype, option)
     if by := reading.first_on(*_OF_TRL):
         return _WeightType("fp32", why=f"trl, whose option {by} is, loads weights so")
     model = str(reading.workload.get("model", {}).get("preset", ""))
@@ -89,7 +89,7 @@ def _weight_type(reading: ScriptReading) -> _WeightType:
 
 
 def _put_weights(reading: ScriptReading, weights: _WeightType) -> None:
-    """Put whether weights are kept in fp32, by the type that they are loaded in."""
+    """Put whether weights are kept in fp32. That follows from the type in which a checkpoint is loaded."""
     training, key = reading.workload.get("training", {}), "training.optimizer.master_weights"
     if "master_weights" in training.get("optimizer", {}):
         if weights.option and weights.dtype != "fp32":

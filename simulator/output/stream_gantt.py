@@ -1,7 +1,7 @@
 """Gantt charts of streams: a row per stream of a rank, coloured by class of kernel.
 
-A row has thousands of columns. A column is filled with each class as high as its part of the column's time, so that the
-area of a class is its share of the row, however short its kernels are.
+A row has thousands of columns. Each class fills a column as high as its part of the column's time. So the area of a
+class is its share of the row, however short its kernels are.
 """
 
 from __future__ import annotations
