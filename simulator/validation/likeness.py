@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from simulator.validation.measured_steps import MeasuredStep, by_source, measured_steps
-from simulator.validation.traits import KERNELS_LIKE, LONG_LAYER_s, StepTraits
+from simulator.validation.traits import KERNELS_LIKE, LONG_LAYER_s, SHORT_LAYER_s, StepTraits
 
 Array = npt.NDArray[np.float64]
 
@@ -114,7 +114,7 @@ def evidence() -> Evidence:
 def _figures(traits: StepTraits) -> dict[str, float]:
     """Return sizes on scales where a difference of one matters: times and numbers of GPUs in powers of ten."""
     return {
-        "layer_s": math.log10(min(traits.layer_s, LONG_LAYER_s)),
+        "layer_s": math.log10(min(max(traits.layer_s, SHORT_LAYER_s), LONG_LAYER_s)),
         "n_gpus": math.log10(traits.n_gpus),
         "communication_share": traits.communication_share,
         "host_share": traits.host_share,

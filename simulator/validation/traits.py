@@ -45,6 +45,9 @@ _BITS = {"fp16": 16, "bf16": 16, "fp32": 32}
 #: A layer that takes longer is not delayed by its host, s. The slowest hosts issue one of Megatron-LM's, forward and
 #: backward, in about 10 ms.
 LONG_LAYER_s = 0.03
+#: Shortest time of a layer that counts. Workers that meet at servers now and then have steps of unlike lengths: a piece
+#: of their mean length may hold no pass at all.
+SHORT_LAYER_s = 1e-6
 #: What further parts of a step are called where it has none.
 NO_PARTS = "none"
 #: Year of the software that jobs are taken to run, and our own steps ran. Profiles have its kernels and libraries.
