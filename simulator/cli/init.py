@@ -327,4 +327,5 @@ def _show(result: Draft, answers: JobAnswers, out: Path, cluster_file: Path | No
         if path is not None:
             say(f"written: {path}")
     say(f"next:    llmsim run {out}")
-    say(f"         llmsim search {out} --gpus {answers.gpus}, for all schedules and layouts")
+    say("all schedules and layouts:")
+    say(f"         llmsim search {out} --gpus {answers.gpus}")

@@ -28,15 +28,15 @@ def command(
         str,
         typer.Argument(
             metavar="KIND",
-            help="models, topologies, gpus, schedules, profiles, stacks, collectives, recipes, workloads or suites.",
+            help="What to list: models, frameworks, topologies, gpus, schedules, profiles, stacks, and more below.",
         ),
     ],
     json: Json = None,
 ) -> None:
     """List what is shipped.
 
-    KIND is models, topologies, gpus, schedules, profiles, stacks, collectives, recipes (of products in 8 and 4 bits),
-    workloads or suites (what validate compares with).
+    KIND is models, frameworks, topologies, gpus, schedules, profiles, stacks, collectives, recipes (of products in 8
+    and 4 bits), workloads or suites (what validate compares with).
 
     \b
     Example:
@@ -239,6 +239,15 @@ def _recipes() -> Rows:
     ]
 
 
+def _frameworks() -> Rows:
+    from simulator.frameworks import FRAMEWORKS
+
+    return [
+        {"name": name, "compiled": "yes" if framework.compiled else "no", "what": framework.about}
+        for name, framework in FRAMEWORKS.items()
+    ]
+
+
 def _workloads() -> Rows:
     from simulator.config import catalog, load_workload
     from simulator.output.summary import describe_layout
@@ -277,6 +286,7 @@ def _suites() -> Rows:
 
 _ROWS: dict[str, Callable[[], Rows]] = {
     "models": _models,
+    "frameworks": _frameworks,
     "topologies": _topologies,
     "gpus": _gpus,
     "schedules": _schedules,

@@ -122,7 +122,7 @@ def _nothing_fits(result: SearchResult, training: Training) -> InputError:
     failed = result.ranking.failed
     least += f"; {counted(len(failed), 'layout')} broke the simulator" if failed else ""
     fixes = ["more GPUs", "fewer tokens per sequence", *_smaller_methods(training)]
-    fix = f"{', '.join(fixes)}, or training.offload by hand (docs/how-to/fit.md)"
+    fix = f"{', '.join(fixes)}, or parallelism.offload by hand (docs/how-to/fit.md)"
     return InputError(f"no layout on {counted(result.gpus, 'GPU')} fits, of {layouts}{least}", fix=fix)
 
 

@@ -25,17 +25,22 @@ _ROWS = 16
 _REST = 0.05
 
 
-def memory_of(memory: Mapping[str, Any], offload: Mapping[str, str]) -> Any:
+def memory_of(memory: Mapping[str, Any], parallelism: Mapping[str, Any]) -> Any:
+    """Return the table of memory by pipeline rank, the verdict, and when the fullest GPU is fullest.
+
+    ``memory``, ``parallelism``: as in the result of a step. Ranks with several stages are told apart from these.
+    """
     from rich.console import Group
     from rich.text import Text
 
+    one_of = "pipeline rank" if parallelism["vpp"] > 1 else "stage"
     capacity = memory["capacity_bytes"]
     stages = memory["per_stage"]
     shown = _fullest(stages)
     too_full = any(row["peak"] > row["capacity"] for row in shown)
-    heads = ["stage", "peak", *_PARTS, *["over"] * too_full]
+    heads = [one_of, "peak", *_PARTS, *["over"] * too_full]
     right: Justify = "right"
-    table = FittedTable("Memory of the fullest GPU of each stage (GiB)", *((head, right) for head in heads))
+    table = FittedTable(f"Memory of the fullest GPU of each {one_of} (GiB)", *((head, right) for head in heads))
     for row in shown:
         cells = [str(row["stage"]), _gib(row["peak"]), *(_part(row, part) for part in _PARTS)]
         over = (row["peak"] - row["capacity"]) / GiB
@@ -44,7 +49,7 @@ def memory_of(memory: Mapping[str, Any], offload: Mapping[str, str]) -> Any:
         table.add_row(*cells, style="red" if over > 0 else "")
     lines: list[Any] = [table]
     if not any(row["weights"] for row in shown):
-        weights = _WEIGHTS[offload["parameters"]]
+        weights = _WEIGHTS[parallelism["offload"]["parameters"]]
         lines.append(
             Text(
                 f"Weights (-) are {weights}; what is gathered of them is among buffers, "
@@ -55,7 +60,7 @@ def memory_of(memory: Mapping[str, Any], offload: Mapping[str, str]) -> Any:
     if host := memory.get("host"):
         lines.append(_host(host))
     if len(shown) < len(stages):
-        lines.append(Text(f"{len(stages) - len(shown)} stages between them are no fuller.", style="dim"))
+        lines.append(Text(f"{len(stages) - len(shown)} {one_of}s between them are no fuller.", style="dim"))
     peak = f"{format_gib(memory['peak_bytes'])} of {format_gib(capacity)}"
     allocated, reserved = (format_gib(memory[f"peak_{what}_bytes"]) for what in ("allocated", "reserved"))
     allocated = f"{allocated} allocated by PyTorch, {reserved} reserved with its cache"
@@ -71,7 +76,8 @@ def memory_of(memory: Mapping[str, Any], offload: Mapping[str, str]) -> Any:
         lines.append(
             Text(f"PyTorch's DDP may take {most} in the second step, when it makes its buckets anew.", style="dim")
         )
-    lines.append(Text(_fullest_moment(max(stages, key=lambda row: float(row["peak"] - row["capacity"])))))
+    fullest = max(stages, key=lambda row: float(row["peak"] - row["capacity"]))
+    lines.append(Text(f"{one_of.capitalize()} {_fullest_moment(fullest)}"))
     return Group(*lines)
 
 
@@ -84,7 +90,7 @@ def fit_verdict(memory: Mapping[str, Any]) -> str:
 
 
 def _fullest_moment(row: Mapping[str, Any]) -> str:
-    """Say when the fullest GPU is fullest, and name nearly all that the columns of the table consist of then."""
+    """Return the fullest GPU's stage, when it is fullest, and nearly all that the table's columns consist of then."""
     named: dict[str, list[str]] = {}
     rest = float(row["peak"])
     for name, nbytes in row["contents"].items():
@@ -96,7 +102,7 @@ def _fullest_moment(row: Mapping[str, Any]) -> str:
         f"{part} {_gib(row[part])}" + (f" ({', '.join(named[part])})" if part in _DIVIDED else "")
         for part in sorted(named, key=lambda part: -row[part])
     ]
-    when = f"Stage {row['stage']} is fullest at {format_time(row['peak_at_s'])}"
+    when = f"{row['stage']} is fullest at {format_time(row['peak_at_s'])}"
     during = f", in {row['during']}" if row["during"] else ""
     return f"{when}{during}: {', '.join(shown)} GiB. It holds at most {counted(row['in_flight'], 'micro-batch chunk')}."
 

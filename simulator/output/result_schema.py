@@ -139,7 +139,8 @@ def run_result_schema() -> Schema:
         }
     )
     link = _object({"name": _TEXT, "kind": _TEXT, "count": _COUNT, **_numbers("bytes", "utilisation")})
-    whole_run = _object({**_numbers("days", "gpu_hours"), "cost": _or_null(_NUMBER), "server_gpus": _COUNT})
+    counts = dict.fromkeys(("tokens", "steps", "server_gpus"), _COUNT)
+    whole_run = _object({**counts, **_numbers("days", "gpu_hours"), "cost": _or_null(_NUMBER)})
     change = _change()
     required: dict[str, Schema] = {
         "schema_version": {"const": SCHEMA_VERSION},
@@ -153,6 +154,10 @@ def run_result_schema() -> Schema:
         "framework": {"type": "object", "required": ["name", "version", "compile", "cuda_graphs"]},
         "parallelism": _ANYTHING,
         "n_microbatches": _COUNT,
+        "training": _object(
+            dict.fromkeys(("seq", "micro_batch", "global_batch"), _COUNT)
+            | dict.fromkeys(("precision", "recompute", "optimizer"), _TEXT)
+        ),
         "fp8": _or_null(_object({"recipe": _TEXT, "gather": _TEXT})),
         "fp4": _or_null(_object({"recipe": _TEXT})),
         **_numbers("params_total", "params_active", "params_trained"),

@@ -53,7 +53,7 @@ def summary(report: JsonReport) -> Group:
     from rich.text import Text
 
     parts: list[Any] = [*_verdict(report), _headline(report), _key_figures(report), "", breakdown(report)]
-    parts += [memory_of(report["memory"], report["parallelism"]["offload"]), ""]
+    parts += [memory_of(report["memory"], report["parallelism"]), ""]
     if any(kind["time_s"] for kind in report["communication"].values()):
         parts.append(communication(report))
     if report["links"]:
@@ -290,7 +290,34 @@ def _headline(report: JsonReport) -> Text:
         f"{changed}"
         f"{model_and_precision(report)}, "
         f"{describe_layout(report['parallelism'])}, {counted(report['n_microbatches'], 'micro-batch', 'es')}\n"
+        f"{batch_line(report)}"
         f"calibration {calibration_text(report['calibration'])}",
+    )
+
+
+def _run_work(run: Mapping[str, Any]) -> str:
+    """Return what a whole run does; nothing of files of earlier versions.
+
+    >>> _run_work({"tokens": 1_000_000_000_000, "steps": 238_419})
+    ' for 1.00 T tokens in 238,419 steps'
+    """
+    return f" for {format_count(run['tokens'])} tokens in {counted(run['steps'], 'step')}" if "steps" in run else ""
+
+
+def batch_line(report: JsonReport) -> str:
+    """Return a line on the tokens of a step, and how they are trained; nothing of files of earlier versions.
+
+    >>> sizes = {"seq": 2048, "micro_batch": 1, "global_batch": 1536}
+    >>> batch_line({"training": sizes | {"precision": "bf16", "recompute": "none", "optimizer": "adamw"}})
+    'a step: 1,536 sequences of 2,048, micro-batches of 1, bf16, adamw, no recompute\\n'
+    """
+    training = report.get("training")
+    if training is None:
+        return ""
+    recompute = "no recompute" if training["recompute"] == "none" else f"recompute {training['recompute']}"
+    return (
+        f"a step: {counted(training['global_batch'], 'sequence')} of {training['seq']:,}, micro-batches of "
+        f"{training['micro_batch']:,}, {training['precision']}, {training['optimizer']}, {recompute}\n"
     )
 
 
@@ -379,11 +406,12 @@ def _key_figures(report: JsonReport) -> Table:
             typed = as_options({f"parallelism.{key}": value for key, value in split.items()})
             setting = typed if even else f"layers_per_stage: {better}"
             advice = f"; with {setting} a step takes {format_time(stages['step_time_s'])}"
-        grid.add_row("stages", f"the slowest takes {stages['slowest_over_mean']:.2f} times the mean{advice}")
+        of_all = f" of {len(stages['per_stage'])}" if report["parallelism"]["vpp"] > 1 else ""
+        grid.add_row("stages", f"the slowest{of_all} takes {stages['slowest_over_mean']:.2f} times the mean{advice}")
     run = report.get("run")
     if run is not None:
         cost = run_cost(run)
         if run["server_gpus"]:
             cost += f"; {run['server_gpus']:,} GPUs of the servers' nodes included"
-        grid.add_row("whole run", f"{run_length(run['days'])}, {gpu_hours(run['gpu_hours'])}{cost}")
+        grid.add_row("whole run", f"{run_length(run['days'])}{_run_work(run)}, {gpu_hours(run['gpu_hours'])}{cost}")
     return grid

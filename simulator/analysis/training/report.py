@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -117,6 +118,7 @@ def report(
         "framework": workload.framework.model_dump(mode="json"),
         "parallelism": workload.parallelism.model_dump(mode="json"),
         "n_microbatches": workload.microbatches,
+        "training": _batch(workload),
         "params_total": job.parameters,
         "params_active": job.active_parameters,
         "params_trained": job.trained_parameters,
@@ -171,6 +173,16 @@ def _idle(job: ComparedJob, cut: Activity) -> dict[str, float | None]:
 def _cluster(workload: Workload) -> dict[str, Any]:
     """Return the name of a job's cluster, and the keys in which it is not the shipped one of this name."""
     return {"cluster": workload.cluster.name, "cluster_changes": changed_cluster_keys(workload.cluster)}
+
+
+def _batch(workload: Workload) -> dict[str, Any]:
+    """Return the tokens of a step, and what they are trained by."""
+    training = workload.training
+    return {
+        **training.model_dump(include={"seq", "micro_batch", "global_batch", "precision"}),
+        "recompute": training.recompute.granularity,
+        "optimizer": training.optimizer.name,
+    }
 
 
 def _training(workload: Workload) -> dict[str, Any]:
@@ -256,6 +268,8 @@ def throughput(job: ComparedJob, step_time_s: float) -> dict[str, Any]:
         gpu_hours = seconds * (job.workload.n_ranks + server_gpus) / SECONDS_PER_HOUR
         price = cluster.price_per_gpu_hour
         result["run"] = {
+            "tokens": training.total_tokens,
+            "steps": math.ceil(training.total_tokens / tokens),
             "days": seconds / SECONDS_PER_DAY,
             "gpu_hours": gpu_hours,
             "cost": None if price is None else gpu_hours * price,

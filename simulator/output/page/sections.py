@@ -12,6 +12,7 @@ from simulator.output.efficiency_text import BUBBLE_WINDOW, mfu_lines
 from simulator.output.gantt_panel import IDLE_COLOUR, PHASE_COLOUR, SHARE_COLOUR
 from simulator.output.memory_summary import fit_verdict
 from simulator.output.summary import (
+    batch_line,
     calibration_text,
     cluster_text,
     describe_layout,
@@ -64,7 +65,7 @@ def headline(report: JsonReport) -> str:
         f"{model_and_precision(report)} on {counted(report['n_gpus'], 'GPU')} "
         f"of {cluster_text(report)} with {framework_text(report['framework'])}: "
         f"{describe_layout(report['parallelism'])}, "
-        f"{counted(report['n_microbatches'], 'micro-batch', 'es')}"
+        f"{counted(report['n_microbatches'], 'micro-batch', 'es')}; {batch_line(report).rstrip()}"
     )
 
 
