@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from calibration.__main__ import main
 from calibration.train.limits import refusal, refusals
@@ -135,16 +136,16 @@ def test_windows_are_mistrals_and_gemma_3s(layers: dict[str, Any], key: str) -> 
 def test_all_that_is_in_the_way_is_said_at_once() -> None:
     """Each key has a line, those of the layout too. A key that follows from another one has none.
 
-    With the default, ``framework: megatron_core``, the product adds up weight gradients and pipelines deallocate
-    outputs. FSDP would reduce in the type of parameters that are not its masters. Nobody has asked for these.
+    Under ``framework: deepspeed`` pipelines deallocate outputs, as Megatron's do. FSDP would reduce in the type of
+    parameters that are not its masters. Nobody has asked for these.
     """
     made = workload("llama one") | {"parallelism": {"pp": 2, "dp": 2, "zero": 3, "prefetch": 0}}
     made["model"] = LLAMA | {"sliding_window": 4}
-    made["training"], made["framework"] = {"seq": 16, "global_batch": 8, "attention_kernel": "flash2"}, "megatron_core"
+    made["training"], made["framework"] = {"seq": 16, "global_batch": 8, "attention_kernel": "flash2"}, "deepspeed"
     said = refusal(load_workload(made))
     assert said.splitlines()[:2] == [
         "cannot be trained here:",
-        "  framework: is not plain PyTorch; found: 'megatron_core'; allowed: pytorch",
+        "  framework: is not plain PyTorch; found: 'deepspeed'; allowed: pytorch",
     ]
     assert [line.split(":")[0].strip() for line in said.splitlines()[1:]] == [
         "framework",
@@ -153,6 +154,31 @@ def test_all_that_is_in_the_way_is_said_at_once() -> None:
         "parallelism.prefetch",
         "parallelism.zero",
     ]
+
+
+@pytest.mark.parametrize(
+    ("changed", "key"),
+    [
+        ({"model": {"attention": "unfused"}}, "model.attention"),
+        ({"training": {"fp8": {"recipe": "te_mxfp8"}}}, "training.fp8"),
+        ({"training": {"loss": "eager"}}, "training.loss.name"),
+        (
+            {"training": {"optimizer": {"name": "adamw", "implementation": "foreach"}}},
+            "training.optimizer.implementation",
+        ),
+        ({"parallelism": {"cp": 2}}, "parallelism.cp"),
+    ],
+)
+def test_what_transformer_engine_is_not_trained_with_is_refused(changed: dict[str, Any], key: str) -> None:
+    """The narrow Llama whose hosts were measured is trained. Each change of it is refused by its key."""
+    path = ROOT / "calibration" / "runs" / "hosts" / "eh1_llama_l16.yaml"
+    made = yaml.safe_load(path.read_text())
+    made["training"] |= {"seq": 128}
+    made["cluster"] = "dgx_b200"  # has MXFP8
+    assert list(refusals(load_workload(made))) == []
+    for section, keys in changed.items():
+        made[section] = made[section] | keys
+    assert key in [reason.key for reason in refusals(load_workload(made))]
 
 
 @pytest.mark.slow

@@ -21,6 +21,7 @@ STACKS = {
     "hugging_face": "hugging_face",
     "hugging_face_deepspeed": "deepspeed",
     "torchtitan": "torchtitan",
+    "megatron_core": "transformer_engine",
     "megatron_core_local": "megatron_core",
 }
 

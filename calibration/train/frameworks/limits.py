@@ -115,10 +115,32 @@ def _torchtitan(workload: Workload) -> Iterator[TrainingLimit]:
         yield "parallelism.schedule", layout.schedule, tuple(TITAN_SCHEDULES), "is not one of torch's"
 
 
+#: Recipes of 8 bits that a workload names -> Megatron-Core's ``fp8_recipe``.
+ENGINE_RECIPES = {"te_delayed": "delayed", "te_current": "tensorwise", "te_blockwise": "blockwise"}
+
+
+def _transformer_engine(workload: Workload) -> Iterator[TrainingLimit]:
+    """Yield limits of this trainer."""
+    model, training = workload.model, workload.training
+    yield "model.attention", model.attention, ("flash",), "Transformer Engine's attention is fused"
+    yield "training.fp8", training.fp8 and training.fp8.recipe, (None, *ENGINE_RECIPES), "is not Transformer Engine's"
+    yield "model.qk_norm_kind", model.qk_norm_kind, ("head",), "Transformer Engine's norms are of heads"
+    yield "training.loss.name", training.loss.name, ("vocab_parallel",), "is not written"
+    yield "training.optimizer.implementation", training.optimizer.implementation, ("apex",), "the optimizer is fused"
+    yield from _megatron(workload)
+
+
 def _megatron_core(workload: Workload) -> Iterator[TrainingLimit]:
     """Yield limits of this trainer."""
-    model, training, layout = workload.model, workload.training, workload.parallelism
+    model = workload.model
     yield "model.attention", model.attention, ("unfused",), "local modules have no fused attention"
+    yield "training.fp8", workload.training.fp8, (None,), "needs Transformer Engine"
+    yield from _megatron(workload)
+
+
+def _megatron(workload: Workload) -> Iterator[TrainingLimit]:
+    """Yield limits that local modules and Transformer Engine's share."""
+    model, training, layout = workload.model, workload.training, workload.parallelism
     moe = model.moe
     if moe is not None:
         yield "model.bias", model.bias, (False,), "biases of experts are not written"
@@ -138,4 +160,5 @@ LIMITS: dict[str, Callable[[Workload], Iterator[TrainingLimit]]] = {
     "deepspeed": _deepspeed,
     "torchtitan": _torchtitan,
     "megatron_core": _megatron_core,
+    "transformer_engine": _transformer_engine,
 }

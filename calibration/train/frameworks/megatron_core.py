@@ -2,6 +2,7 @@
 
 The loop is that of ``pretrain_gpt.py``: ``get_forward_backward_func``, gradients finished behind the last micro-batch,
 the optimizer's step. Flags that need Apex or Transformer Engine are off, others as Megatron-LM's arguments have them.
+`calibration.train.frameworks.transformer_engine` has the same with Transformer Engine's modules.
 """
 
 from __future__ import annotations
@@ -28,7 +29,8 @@ from calibration.train.process_groups import ProcessGroups
 from simulator.config.workload import Workload
 
 
-def _config(workload: Workload) -> Any:
+def settings_of(workload: Workload) -> dict[str, object]:
+    """Return the fields of ``TransformerConfig`` for a workload, with local modules."""
     model, training, layout = workload.model, workload.training, workload.parallelism
     gated = model.activation == "swiglu"
     chunks = layout.n_stages // layout.pp
@@ -38,36 +40,36 @@ def _config(workload: Workload) -> Any:
         recompute = {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1}
     elif training.recompute.granularity == "selective":
         recompute = {"recompute_granularity": "selective"}
-    return TransformerConfig(
+    return {
         **_experts(workload),
-        num_layers=model.layers,
-        hidden_size=model.hidden,
-        num_attention_heads=model.heads,
-        num_query_groups=model.kv_heads,
-        kv_channels=model.head_dim,
-        ffn_hidden_size=model.ffn_hidden,
-        normalization="RMSNorm" if model.norm == "rmsnorm" else "LayerNorm",
-        gated_linear_unit=gated,
-        activation_func=F.silu if gated else F.gelu,
-        add_bias_linear=bool(model.bias),
-        hidden_dropout=model.dropout,
-        attention_dropout=model.dropout,
-        bias_activation_fusion=bool(model.bias) or gated,
-        bias_dropout_fusion=True,
-        masked_softmax_fusion=False,
-        gradient_accumulation_fusion=False,
-        bf16=True,
-        params_dtype=torch.bfloat16,
-        pipeline_dtype=torch.bfloat16,
-        tensor_model_parallel_size=layout.tp,
-        pipeline_model_parallel_size=layout.pp,
-        virtual_pipeline_model_parallel_size=chunks if chunks > 1 else None,
-        overlap_p2p_comm=beside,
-        batch_p2p_comm=not beside,
-        sequence_parallel=bool(layout.sequence_parallel) and layout.tp > 1,
-        deallocate_pipeline_outputs=True,
+        "num_layers": model.layers,
+        "hidden_size": model.hidden,
+        "num_attention_heads": model.heads,
+        "num_query_groups": model.kv_heads,
+        "kv_channels": model.head_dim,
+        "ffn_hidden_size": model.ffn_hidden,
+        "normalization": "RMSNorm" if model.norm == "rmsnorm" else "LayerNorm",
+        "gated_linear_unit": gated,
+        "activation_func": F.silu if gated else F.gelu,
+        "add_bias_linear": bool(model.bias),
+        "hidden_dropout": model.dropout,
+        "attention_dropout": model.dropout,
+        "bias_activation_fusion": bool(model.bias) or gated,
+        "bias_dropout_fusion": True,
+        "masked_softmax_fusion": False,
+        "gradient_accumulation_fusion": False,
+        "bf16": True,
+        "params_dtype": torch.bfloat16,
+        "pipeline_dtype": torch.bfloat16,
+        "tensor_model_parallel_size": layout.tp,
+        "pipeline_model_parallel_size": layout.pp,
+        "virtual_pipeline_model_parallel_size": chunks if chunks > 1 else None,
+        "overlap_p2p_comm": beside,
+        "batch_p2p_comm": not beside,
+        "sequence_parallel": bool(layout.sequence_parallel) and layout.tp > 1,
+        "deallocate_pipeline_outputs": True,
         **recompute,
-    )
+    }
 
 
 def _experts(workload: Workload) -> Mapping[str, object]:
@@ -100,9 +102,11 @@ def _experts(workload: Workload) -> Mapping[str, object]:
 class MegatronTrainer:
     """Trains a GPT of Megatron-Core on this rank."""
 
+    settings = staticmethod(settings_of)
+
     def __init__(self, workload: Workload, groups: ProcessGroups, device: torch.device) -> None:
         training, layout = workload.training, workload.parallelism
-        config = _config(workload)
+        config = TransformerConfig(**self.settings(workload))
         parallel_state.initialize_model_parallel(
             layout.tp,
             layout.pp,
@@ -144,18 +148,25 @@ class MegatronTrainer:
         tokens = replica_tokens(workload, groups.place["dp"]).to(device)
         self._batches = tokens.split(training.micro_batch)
         self._positions = torch.arange(training.seq, device=device).expand(training.micro_batch, -1)
-        # pretrain_gpt.py makes the mask in its loader; True where a key may not be seen.
-        square = torch.ones((1, 1, training.seq, training.seq), dtype=torch.bool, device=device)
-        self._mask = torch.triu(square, diagonal=1)
+        self._mask = self.mask(training.seq, device)
+
+    @staticmethod
+    def mask(seq: int, device: torch.device) -> Tensor | None:
+        """Return what pretrain_gpt.py makes in its loader; True where a key may not be seen."""
+        square = torch.ones((1, 1, seq, seq), dtype=torch.bool, device=device)
+        return torch.triu(square, diagonal=1)
+
+    @staticmethod
+    def spec(config: TransformerConfig) -> Any:
+        """Return the modules that a layer is made of."""
+        return get_gpt_layer_local_spec(num_experts=config.num_moe_experts, normalization=config.normalization)
 
     def _chunk(self, workload: Workload, config: Any, number: int, device: torch.device) -> Any:
         model, layout = workload.model, workload.parallelism
         stage = None if layout.n_stages == layout.pp else number
         chunk = GPTModel(
             config=config,
-            transformer_layer_spec=get_gpt_layer_local_spec(
-                num_experts=config.num_moe_experts, normalization=config.normalization
-            ),
+            transformer_layer_spec=self.spec(config),
             vocab_size=model.padded_vocab(layout.tp),
             max_sequence_length=workload.training.seq,
             pre_process=parallel_state.is_pipeline_first_stage(ignore_virtual=False, vp_stage=stage),
