@@ -23,7 +23,12 @@ if TYPE_CHECKING:
 
 
 SearchedWorkload = Annotated[str, typer.Argument(metavar="WORKLOAD", help="A file, or a name in workloads/.")]
-GpuCount = Annotated[int, typer.Option("--gpus", metavar="N", help="GPUs that the layouts are for.")]
+GpuCount = Annotated[
+    int | None,
+    typer.Option(
+        "--gpus", metavar="N", help="GPUs that the layouts are for. [those of the workload]", show_default=False
+    ),
+]
 FixedValues = Annotated[
     list[str] | None,
     typer.Option(metavar="KEY=V1,V2", help="The only values of a key; KEY alone: the workload's. Repeatable."),
@@ -56,7 +61,7 @@ LayoutsCsv = Annotated[Path | None, typer.Option(metavar="FILE", help="Write all
 
 def command(
     workload: SearchedWorkload,
-    gpus: GpuCount,
+    gpus: GpuCount = None,
     fix: FixedValues = None,
     limit: NumberLimits = None,
     set_: Set = None,
@@ -80,7 +85,7 @@ def command(
 
     \b
     Examples:
-      llmsim search gpt22b_tp8 --gpus 8
+      llmsim search gpt22b_tp8
       llmsim search gpt175b_3d --gpus 1024 --fix cp=1 --fix tp=4,8 --top 5
       llmsim search llama3_70b --gpus 256 --limit pp=1..8 --budget-s 120
       llmsim search gpt22b_tp8 --gpus 8 --why tp=1,pp=8

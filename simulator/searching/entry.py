@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from simulator.bounds import MAX_GPUS, as_number
+from simulator.config import load_workload
 from simulator.config.section import is_whole
 from simulator.errors import InputError
 from simulator.input_files import brief
@@ -30,7 +31,7 @@ from simulator.units import counted
 def search(
     workload: Source,
     *,
-    gpus: int,
+    gpus: int | None = None,
     fix: Mapping[str, Sequence[Any]] | None = None,
     limit: Mapping[str, tuple[float, float]] | None = None,
     set: Mapping[str, Any] | None = None,
@@ -44,9 +45,10 @@ def search(
 ) -> SearchResult:
     """Find the fastest layouts of ``workload`` on so many GPUs that fit in memory.
 
-    ``workload``: a file, a shipped name or a mapping. ``fix``: key -> the only values to try, by its dotted key or, of
-    `simulator.searching.dimensions`, its last part. ``limit``: key of a number -> least and most. ``set``: what all
-    layouts change. ``top``: how many are to be proven. ``budget_s``: seconds after which no simulation begins.
+    ``gpus``: their number [that of the workload's job]. ``workload``: a file, a shipped name or a mapping. ``fix``: key
+    -> the only values to try, by its dotted key or, of `simulator.searching.dimensions`, its last part. ``limit``: key
+    of a number -> least and most. ``set``: what all layouts change. ``top``: how many are to be proven. ``budget_s``:
+    seconds after which no simulation begins.
 
     ``jobs``: simulations at once [one per core]. ``on``: where they run, as of `simulator.sweep`. ``out``: a database
     that keeps every simulated layout as soon as it is finished [none]. Its layouts are not simulated again, unless
@@ -55,6 +57,8 @@ def search(
     Raises `InputError` on what cannot be used, and where no layout is legal.
     """
     began = time.monotonic()
+    if gpus is None:
+        gpus = load_workload(workload, by_key(set or {}, "set")).n_ranks
     check_counts(gpus=gpus, top=top)
     budget_s = as_number(budget_s, file="budget_s")
     asked = LayoutSearch(layout_choices(workload, fix, limit, set), gpus, top)
