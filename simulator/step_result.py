@@ -288,7 +288,7 @@ def _compared_job(result: StepResult) -> ComparedJob:
         fp8_peak_flops_per_s=_mean_peak(result, "fp8") if workload.training.fp8 else None,
         fp4_peak_flops_per_s=_mean_peak(result, "fp4") if workload.training.fp4 else None,
         flops=StepFlops(
-            *models.model_flops(workload),
+            *models.model_flops(workload)[:2],
             models.hardware_flops_per_step(workload),
         ),
         pipelines=[tuple(timeline.simulated_as[rank] for rank in pipeline) for pipeline in pipelines],

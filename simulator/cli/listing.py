@@ -250,7 +250,7 @@ def _frameworks() -> Rows:
 
 def _workloads() -> Rows:
     from simulator.config import catalog, load_workload
-    from simulator.output.summary import describe_layout
+    from simulator.output.job_text import describe_layout
 
     rows = []
     for name in catalog.names("workload"):

@@ -112,13 +112,17 @@ class _Walk:
 
 
 class ModelFlops(NamedTuple):
-    """FLOPs of a step's matrix products and attention: with the ``whole`` square of attention, and with ``causal``."""
+    """FLOPs of a step's matrix products and attention: with the ``whole`` square of attention, and with ``causal``.
+
+    ``mixers``: those among the whole that attention and other mixers take beside products with weights.
+    """
 
     whole: float
     causal: float
+    mixers: float
 
 
-#: Whether only what a causal mask leaves of attention counts, in the order of `ModelFlops`.
+#: Whether only what a causal mask leaves of attention counts.
 _CAUSAL = (False, True)
 
 
@@ -132,7 +136,8 @@ def model_flops(workload: Workload) -> ModelFlops:
     model, seq, batch = workload.model, workload.training.seq, workload.training.global_batch
     if captured := model.captured_model:
         samples = batch / workload.training.micro_batch
-        return ModelFlops(*[samples * captured_flops(captured, model.layers, causal=causal) for causal in _CAUSAL])
+        full, masked = (samples * captured_flops(captured, model.layers, causal=causal) for causal in _CAUSAL)
+        return ModelFlops(full, masked, full * captured.attention_share(model.layers))
     walk, end = _Walk(workload), head(workload)
     passes_of_mixers: list[tuple[int, int]] = []
 
@@ -151,11 +156,12 @@ def model_flops(workload: Workload) -> ModelFlops:
         walk.vocabulary(end)
     images = 3 * encoder_flops(workload, model.encoder) if model.encoder else 0.0
 
-    def flops(causal: bool) -> float:
-        mixers = sum(passes * _mixer_flops(workload, number, causal=causal) for number, passes in passes_of_mixers)
-        return batch * (2.0 * seq * walk.multiplied + mixers + images)
-
-    return ModelFlops(*map(flops, _CAUSAL))
+    products = batch * (2.0 * seq * walk.multiplied + images)
+    full, masked = (
+        batch * sum(passes * _mixer_flops(workload, number, causal=causal) for number, passes in passes_of_mixers)
+        for causal in _CAUSAL
+    )
+    return ModelFlops(products + full, products + masked, full)
 
 
 def _layers_of_kinds(workload: Workload) -> list[tuple[int, int]]:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from simulator.config import Workload
+from simulator.models import model_flops
 
 #: Beginning of a GPU's name -> its architecture, as the makers' white papers name it.
 _ARCHITECTURES = {
@@ -61,7 +62,8 @@ class StepTraits:
     ``family``: GPUs whose kernels are of one line. ``links``: between GPUs of a node, where a job uses any.
     ``trained``: all weights, or adapters. ``mixers``: kinds of layers with operations beyond attention's, or attention.
     ``gradients``: how replicas share them. ``sharded``: parameters are gathered
-    for each pass (ZeRO-3). ``attention_share``: attention's part of the model's FLOPs. ``layer_s``: seconds of a layer
+    for each pass (ZeRO-3). ``attention_share``: part of the model's FLOPs
+    that attention and other mixers take beside products with weights. ``layer_s``: seconds of a layer
     for a micro-batch, forward and backward. Shares are of the step; GPUs wait during them. ``year``: of the software.
     ``parts``: what few steps have beside layers of text (`_parts`).
     """
@@ -98,6 +100,7 @@ def traits_of(workload: Workload, figures: Mapping[str, Any], year: int = SOFTWA
     layers = workload.microbatches * model.layers / parallelism.pp
     compressed = parallelism.grad_compression != "none"
     architectures = [architecture_of(gpu) for gpu in workload.gpu_types]
+    flops = model_flops(workload)
     return StepTraits(
         family=" and ".join(dict.fromkeys(_FAMILY if one in _ONE_FAMILY else one for one in architectures)),
         links=_links_in_nodes(workload),
@@ -114,7 +117,7 @@ def traits_of(workload: Workload, figures: Mapping[str, Any], year: int = SOFTWA
         sharded=parallelism.zero == 3,
         recompute=training.recompute.granularity,
         n_gpus=workload.n_ranks,
-        attention_share=_attention_share(workload),
+        attention_share=flops.mixers / flops.whole if flops.whole else 0.0,
         layer_s=figures["step_time_s"] * (1 - figures["idle_in_passes_fraction"]) / layers,
         host_share=figures["host_bound_fraction"],
         communication_share=figures["exposed_communication_fraction"],
@@ -138,17 +141,6 @@ def _parts(workload: Workload) -> Iterator[str]:
         yield "a CUDA graph of all passes"
     elif graphs:
         yield "CUDA graphs of parts of layers"
-
-
-def _attention_share(workload: Workload) -> float:
-    """Return attention's part of the FLOPs of layers. That of a captured model is counted.
-
-    A layer with an MLP four times as wide as it is computes 24 h^2 FLOPs of products and 4 s h of attention.
-    """
-    model, seq = workload.model, workload.training.seq
-    if captured := model.captured_model:
-        return captured.attention_share(model.layers)
-    return seq / (seq + 6 * model.hidden)
 
 
 def _mixers(workload: Workload) -> str:

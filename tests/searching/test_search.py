@@ -330,5 +330,7 @@ def test_a_captured_model_is_searched_with_the_micro_batch_that_was_recorded(tmp
 
 
 def test_without_a_number_of_gpus_it_is_that_of_the_workload() -> None:
-    result = simulator.search("gpt22b_tp8", fix={"micro_batch": [4], "schedule": ["1f1b"], "recompute": ["full"]}, top=1)
+    result = simulator.search(
+        "gpt22b_tp8", fix={"micro_batch": [4], "schedule": ["1f1b"], "recompute": ["full"]}, top=1
+    )
     assert result.gpus == 8

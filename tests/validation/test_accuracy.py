@@ -203,7 +203,7 @@ def test_steps_with_and_without_a_part_say_nothing_of_each_other(
 
 def test_the_traits_of_a_job() -> None:
     """Ten steps of four micro-batches and six layers a rank: a layer takes a 24th of what the bubble leaves of a step.
-    Attention has 4 s h of the 24 h^2 + 4 s h FLOPs of a layer: a quarter where s is twice h."""
+    Attention has 4 s h of the 24 h^2 + 4 s h FLOPs of a token in each of 12 layers, beside 2 h V of the vocabulary."""
     changes = {
         "model.hidden": 1024, "model.heads": 8, "model.layers": 12, "training.seq": 2048,
         "training.global_batch": 4, "training.micro_batch": 1, "parallelism": {"pp": 2},
@@ -222,7 +222,8 @@ def test_the_traits_of_a_job() -> None:
         figures,
     )
     assert traits.layer_s == pytest.approx(0.3 * 0.8 / 24)
-    assert traits.attention_share == pytest.approx(2 / 8)
+    attention, layers, vocabulary = 12 * 4 * 2048 * 1024, 12 * 24 * 1024**2, 2 * 1024 * 51200
+    assert traits.attention_share == pytest.approx(attention / (attention + layers + vocabulary))
     assert (traits.architecture, traits.gpu, traits.n_gpus) == ("Hopper", "h100-sxm-80gb", 2)
     assert (traits.host_share, traits.communication_share) == (0.05, 0.15)
 

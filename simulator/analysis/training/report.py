@@ -176,7 +176,7 @@ def _cluster(workload: Workload) -> dict[str, Any]:
 
 
 def _batch(workload: Workload) -> dict[str, Any]:
-    """Return the tokens of a step, and what they are trained by."""
+    """Return the tokens of a step, their precision, the optimizer, and what is computed again."""
     training = workload.training
     return {
         **training.model_dump(include={"seq", "micro_batch", "global_batch", "precision"}),

@@ -10,17 +10,9 @@ from simulator.output.accuracy_text import card_of_interval, interval_lines, not
 from simulator.output.change_table import change_lines, memory_verdict
 from simulator.output.efficiency_text import BUBBLE_WINDOW, mfu_lines
 from simulator.output.gantt_panel import IDLE_COLOUR, PHASE_COLOUR, SHARE_COLOUR
+from simulator.output.job_text import batch_line, cluster_text, describe_layout, model_and_precision
 from simulator.output.memory_summary import fit_verdict
-from simulator.output.summary import (
-    batch_line,
-    calibration_text,
-    cluster_text,
-    describe_layout,
-    framework_text,
-    lacking_line,
-    model_and_precision,
-    price_lines,
-)
+from simulator.output.summary import calibration_text, framework_text, lacking_line, price_lines
 from simulator.output.tables import (
     HOST,
     WAITING,
