@@ -122,6 +122,22 @@ def _speed() -> dict[str, Schema]:
     }
 
 
+def _stages() -> Schema:
+    return _object(
+        {
+            "per_stage": _list(_object({"stage": _COUNT, "layers": _COUNT, "seconds": _NUMBER})),
+            "slowest_over_mean": _NUMBER,
+            "layers_per_stage": _or_null(_list(_COUNT)),
+            "step_time_s": _or_null(_NUMBER),
+        }
+    )
+
+
+def _whole_run() -> Schema:
+    counts = dict.fromkeys(("tokens", "steps", "server_gpus"), _COUNT)
+    return _object({**counts, **_numbers("days", "gpu_hours"), "cost": _or_null(_NUMBER)})
+
+
 def run_result_schema() -> Schema:
     """Return the schema of one run's result, without ``$schema``."""
     breakdown = _object(
@@ -130,17 +146,7 @@ def run_result_schema() -> Schema:
             "exposed": _object(_numbers(*COMMUNICATION)),
         }
     )
-    stages = _object(
-        {
-            "per_stage": _list(_object({"stage": _COUNT, "layers": _COUNT, "seconds": _NUMBER})),
-            "slowest_over_mean": _NUMBER,
-            "layers_per_stage": _or_null(_list(_COUNT)),
-            "step_time_s": _or_null(_NUMBER),
-        }
-    )
     link = _object({"name": _TEXT, "kind": _TEXT, "count": _COUNT, **_numbers("bytes", "utilisation")})
-    counts = dict.fromkeys(("tokens", "steps", "server_gpus"), _COUNT)
-    whole_run = _object({**counts, **_numbers("days", "gpu_hours"), "cost": _or_null(_NUMBER)})
     change = _change()
     required: dict[str, Schema] = {
         "schema_version": {"const": SCHEMA_VERSION},
@@ -167,7 +173,7 @@ def run_result_schema() -> Schema:
         "steady_period": _TRUTH,
         **_speed(),
         "time_breakdown_s": breakdown,
-        "stages": stages,
+        "stages": _stages(),
         "communication": _communication(),
         "links": _list(link),
         "contention": _contention(),
@@ -185,5 +191,5 @@ def run_result_schema() -> Schema:
             **dict.fromkeys(("simulated", "refused", "left"), _COUNT),
         }
     )  # fmt: skip
-    optional = {"staleness": _NUMBER, "run": whole_run, "what_to_change": advice, "sharing": _ANYTHING}
+    optional = {"staleness": _NUMBER, "run": _whole_run(), "what_to_change": advice, "sharing": _ANYTHING}
     return {"title": "Result of llmsim run", **_object(required, optional)}

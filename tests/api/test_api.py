@@ -102,7 +102,7 @@ def test_a_job_of_one_gpu_crosses_no_link() -> None:
 def test_a_result_shows_itself_in_a_few_lines() -> None:
     result = simulator.run(job(parallelism__pp=2))
     lines = repr(result).splitlines()
-    assert len(lines) <= 20
+    assert len(lines) <= 24
     assert f"{result.workload.name} on 2 GPUs of {result.workload.cluster.name} with megatron_core" in lines
     assert any(line.startswith("step time") for line in lines)
     assert repr(simulator.schedule("1f1b", 4, 8)).startswith("1f1b: 4 stages of 1 chunk, 8 micro-batches: ")
