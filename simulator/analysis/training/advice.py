@@ -9,7 +9,7 @@ from itertools import combinations
 from simulator.analysis.training import key_changes
 from simulator.analysis.training.advice_words import setting_caveats, setting_words
 from simulator.analysis.training.key_changes import KeyChange, KeyChanges, always
-from simulator.analysis.training.memory import RankMemory, fullest
+from simulator.analysis.training.memory import RankMemory, fullest, is_narrow
 from simulator.analysis.training.reserved_memory import replay_microbatches
 from simulator.config import Workload, altered
 from simulator.errors import InputError
@@ -198,7 +198,8 @@ def advice(memories: Sequence[RankMemory], workload: Workload, needed_bytes: Cal
     trials = Trials(needed_bytes, capacity_bytes)
     alone = trials.alone(workload, needed)
     for change in alone:
-        verdict = "enough" if trials.fits(change) else "not enough alone"
+        narrow = is_narrow(change.needed, capacity_bytes)
+        verdict = "barely enough" if narrow else "enough" if trials.fits(change) else "not enough alone"
         freed = format_gib(needed - change.needed)
         lines.append(f"{setting_words(change.setting)} would free {freed}: {verdict}{setting_caveats(change.setting)}")
     lines += [*_no_shards(workload), *_not_tried(workload)]
