@@ -17,7 +17,7 @@ from pydantic_core import ErrorDetails
 
 from simulator.config import synonyms
 from simulator.config.number_fixes import number_fix, swept
-from simulator.config.section import AsSection, docstring_of, fields_by_key, paths, section_of, sections_in
+from simulator.config.section import AsSection, docstring_of, fields_by_key, is_whole, paths, section_of, sections_in
 from simulator.errors import (
     MAX_ERRORS,
     InputError,
@@ -164,7 +164,10 @@ def _explained(model: type[BaseModel], detail: ErrorDetails, place: PlaceOfKey |
         fix = f"{key.rpartition('.')[2]}: {nearest}" if kind.endswith("_equal") and isinstance(nearest, int) else None
         return InputError("is out of range", key=key, found=brief(value), allowed=", ".join(_bounds(field)), fix=fix)
     if kind in _WANTED:
-        return _wrong_type(kind, key, written_key, name, field, value, data)
+        error = _wrong_type(kind, key, written_key, name, field, value, data)
+        if kind == "model_type" and is_whole(value) and f"{name}s" in owner.model_fields:
+            error.fix = f"{name}s: {value}"  # a number of such sections
+        return error
     return InputError(detail["msg"], key=key, found=brief(value), allowed=_allowed(field), fix=context.get("fix"))
 
 

@@ -380,3 +380,15 @@ def test_files_that_would_take_minutes_are_refused_in_a_sentence(tmp_path: Path)
     topology.write_text("\n".join(["SwitchName=s0 Nodes=n[0-3]", *chain]))
     with pytest.raises(InputError, match="s0 is under more than 15 switches"):
         load_cluster({"name": str(topology), "node": NODE})
+
+
+def test_a_number_where_a_section_stands_is_meant_for_the_key_with_an_s() -> None:
+    with pytest.raises(InputError, match=r"cluster\.node: must be a mapping of keys") as error:
+        load_workload(
+            {
+                "model": {"preset": "llama3-8b"},
+                "training": {"seq": 2048, "global_batch": 32},
+                "cluster": {"name": "dgx_h100", "node": 4},
+            }
+        )
+    assert error.value.fix == "nodes: 4"
