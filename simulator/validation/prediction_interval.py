@@ -35,7 +35,7 @@ UNSEEN = 0.15
 #: How far steps scatter: logarithm of the factor for each year that their software is older, and for parameters that
 #: are gathered for each pass (ZeRO-3). By regression of steps' distances, each source left out in turn and counted
 #: once: `coverage.fitted_scatter`.
-PER_YEAR, SHARDED = 0.082, 0.429
+PER_YEAR, SHARDED = 0.080, 0.422
 #: Spreads to either side.
 MULTIPLE = 0.86
 

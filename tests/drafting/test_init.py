@@ -291,9 +291,9 @@ def test_gpus_that_stay_idle_and_a_search_cut_short_are_told(
 @pytest.mark.parametrize(
     ("method", "said"),
     [
-        ("full", "fewer tokens per sequence, training lora or qlora, or training.offload"),
-        ("lora", "fewer tokens per sequence, training qlora, or training.offload"),
-        ("qlora", "more GPUs, fewer tokens per sequence, or training.offload"),
+        ("full", "fewer tokens per sequence, training lora or qlora, or parallelism.offload"),
+        ("lora", "fewer tokens per sequence, training qlora, or parallelism.offload"),
+        ("qlora", "more GPUs, fewer tokens per sequence, or parallelism.offload"),
     ],
 )
 def test_a_job_that_does_not_fit_is_told_methods_that_take_less(

@@ -138,7 +138,7 @@ def test_tables_that_cannot_be_read(tmp_path: Path) -> None:
         read_rows(tmp_path / "absent.csv")
     table = tmp_path / "table.csv"
     table.write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(InputError, match="no CSV table"):
+    with pytest.raises(InputError, match="is not text"):
         read_rows(table)
     table.write_text('id,layers\n"1,2\n')
     with pytest.raises(InputError, match="no CSV table"):
