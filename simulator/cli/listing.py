@@ -35,8 +35,8 @@ def command(
 ) -> None:
     """List what is shipped.
 
-    KIND is models, frameworks, topologies, gpus, schedules, profiles, stacks, collectives, recipes (of products in 8
-    and 4 bits), workloads or suites (what validate compares with).
+    KIND is models, frameworks, topologies, gpus, schedules, profiles, stacks, collectives, recipes, workloads or
+    suites. Recipes are of products in 8 and 4 bits; suites are what validate compares with.
 
     \b
     Example:

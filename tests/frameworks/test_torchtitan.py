@@ -287,7 +287,7 @@ def test_megatron_core_gathers_once_for_all_products() -> None:
 
 
 def test_it_has_no_adapters_and_no_frozen_weights_under_autocast() -> None:
-    """With weights in fp32 and DistributedDataParallel it runs under torch.autocast. Fixes name others alone."""
+    """It runs under torch.autocast with weights in fp32 and DistributedDataParallel. Fixes name others alone."""
     with pytest.raises(
         InputError, match=r"LoRA of torchtitan is not simulated(.|\n)*allowed: framework: megatron_core"
     ):

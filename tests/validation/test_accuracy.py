@@ -202,7 +202,7 @@ def test_steps_with_and_without_a_part_say_nothing_of_each_other(
 
 def test_the_traits_of_a_job() -> None:
     """Ten steps of four micro-batches and six layers a rank: a layer takes a 24th of what the bubble leaves of a step.
-    Attention has 4 s h of the 24 h^2 + 4 s h FLOPs of a token in each of 12 layers, beside 2 h V of the vocabulary."""
+    A token's attention has 4 s h FLOPs in each of 12 layers, products 24 h^2, and the vocabulary 2 h V."""
     changes = {
         "model.hidden": 1024, "model.heads": 8, "model.layers": 12, "training.seq": 2048,
         "training.global_batch": 4, "training.micro_batch": 1, "parallelism": {"pp": 2},
