@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from random import Random
 from typing import Any
 
-from simulator.api import cluster_of
+from simulator.api import check_algorithm, cluster_of
 from simulator.config import Workload, load_workload
 from simulator.config.training import FREEZABLE
 from simulator.errors import InputError
@@ -39,7 +39,8 @@ def random_job(random: Random, most_ranks: int = MOST_RANKS) -> Job:
     for _ in range(TRIES):
         job = any_job(random, framework, most_ranks)
         try:
-            cluster_of(load(job))
+            workload = load(job)
+            check_algorithm(workload, cluster_of(workload))
         except InputError:
             continue
         return job
