@@ -15,8 +15,8 @@ from simulator.validation.evaluate import MAX_SKIPPED, Outcome, summarise
 from simulator.validation.rows import Row, UnsupportedError
 from simulator.validation.suite import Bounds
 
-LARGE_BYTES = 64 * MiB
-#: Of the geometric-mean error of part `PARTS[0]`: over all sizes, and above `LARGE_BYTES`.
+LARGE_MESSAGE_BYTES = 64 * MiB
+#: Of the geometric-mean error of part `PARTS[0]`: over all sizes, and above `LARGE_MESSAGE_BYTES`.
 BOUND, BOUND_LARGE = 0.12, 0.07
 
 
@@ -49,18 +49,32 @@ class Compared:
         assert self.outcome.predicted is not None
         return math.log(self.outcome.predicted / self.outcome.measured)
 
+    @property
+    def stack(self) -> str | None:
+        """The stack that the row was made with, or the GPU; none of a row without a case."""
+        if self.case is None:
+            return None
+        return self.case.stack.name if self.case.stack else self.case.cluster.gpu_types[0]
+
+    @property
+    def predicted_busbw_Bps(self) -> float | None:
+        """Predicted bus bandwidth; none of a row that cannot be predicted."""
+        if self.case is None or self.predicted is None:
+            return None
+        return self.case.nbytes / self.predicted.seconds * self.predicted.bus_factor
+
     def to_dict(self) -> dict[str, Any]:
         """The row under the names of the JSON output."""
         extra: dict[str, Any] = {"part": self.part, "stack": None, "measured_busbw_Bps": self.busbw_Bps}
         if self.case is not None and self.predicted is not None:
             extra |= {
-                "stack": self.case.stack.name if self.case.stack else self.case.cluster.gpu_types[0],
+                "stack": self.stack,
                 "op": self.case.op,
                 "size_bytes": self.case.nbytes,
                 "n_gpus": len(self.case.ranks),
                 "algorithm": self.predicted.algorithm,
                 "protocol": self.predicted.protocol,
-                "predicted_busbw_Bps": self.case.nbytes / self.predicted.seconds * self.predicted.bus_factor,
+                "predicted_busbw_Bps": self.predicted_busbw_Bps,
             }
         return {**self.outcome.to_dict(), **extra}
 
@@ -120,7 +134,7 @@ def score(compared: Sequence[Compared], bounds: Bounds, *, name: str = NAME) -> 
     summary = summarise(name, [row.outcome for row in first], bounds)
     skipped = len(timed) - len(scored)
     mean = geometric_mean(row.log_error for row in first)
-    large = geometric_mean(row.log_error for row in first if row.case and row.case.nbytes > LARGE_BYTES)
+    large = geometric_mean(row.log_error for row in first if row.case and row.case.nbytes > LARGE_MESSAGE_BYTES)
     limits = {} if users_rows else {"geometric_mean": BOUND, "geometric_mean_large": BOUND_LARGE}
     kept = (
         mean is not None
@@ -151,9 +165,9 @@ def _parts(scored: Sequence[Compared], compared: Sequence[Compared]) -> list[dic
         errors = [row.log_error for row in scored if row.part == name]
         parts.append({"part": name, "n": len(errors), **_errors(errors)})
     only_busbw = [
-        math.log(row.to_dict()["predicted_busbw_Bps"] / row.busbw_Bps)
+        math.log(row.predicted_busbw_Bps / row.busbw_Bps)
         for row in compared
-        if row.outcome.measured is None and row.busbw_Bps and row.predicted and row.part == PARTS[0]
+        if row.outcome.measured is None and row.busbw_Bps and row.predicted_busbw_Bps and row.part == PARTS[0]
     ]
     return [*parts, {"part": "rows with a busbw alone", "n": len(only_busbw), **_errors(only_busbw)}]
 
@@ -170,7 +184,7 @@ def _stacks(rows: Sequence[Compared]) -> list[dict[str, Any]]:
     """Return the errors of every stack, apart for the number of GPUs that it was fitted on and for other numbers."""
     by_stack: dict[str, list[Compared]] = {}
     for row in rows:
-        by_stack.setdefault(str(row.to_dict()["stack"]), []).append(row)
+        by_stack.setdefault(str(row.stack if row.predicted else None), []).append(row)
     entries = []
     for name, stack_rows in by_stack.items():
         sets = {"fitted": True, "others": False}

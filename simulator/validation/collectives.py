@@ -67,7 +67,7 @@ ALGORITHMS = {
     "normal kernels": "auto",
 }
 #: What a test of bandwidth that names no size is taken to send.
-LARGE_BYTES = 1 * GiB
+UNTOLD_SIZE_BYTES = 1 * GiB
 #: Messages are smaller: what a 64-bit count holds.
 LARGEST_BYTES = 2**63
 #: Bytes of an element, and of an FP8 token's scales: one float32 per 128 elements (DeepEP).
@@ -158,7 +158,7 @@ def size_bytes(row: Row) -> float:
     """
     text = row.get("size", "")
     if not text and row["op"] in ("p2p", "hd_copy"):
-        return LARGE_BYTES
+        return UNTOLD_SIZE_BYTES
     tokens = re.match(r"(\d+) tokens x (\d+) hidden.*, top-(\d+).*, (FP8|BF16)$", text)
     if tokens:
         return int(tokens[1]) * int(tokens[2]) * int(tokens[3]) * _EXPERT_BYTES[tokens[4]]

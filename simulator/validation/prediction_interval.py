@@ -67,7 +67,7 @@ def scatter(traits: StepTraits) -> float:
 
 
 def prediction_interval(
-    evidence: Evidence, traits: StepTraits, *, without: int | None = None, multiple: float = MULTIPLE
+    evidence: Evidence, traits: StepTraits, *, without: int | None = None
 ) -> PredictionInterval | None:
     """Return the interval of a job with ``traits``; None where nothing is comparable.
 
@@ -92,7 +92,7 @@ def prediction_interval(
     within = (sources @ distances + PRIOR * WITHIN) / weight
     # The median of few sources is itself uncertain, by their spread over the root of their number.
     unseen = UNSEEN if evidence.compared_family(traits) != traits.family else 0.0
-    half = multiple * scatter(traits) * math.hypot(between * math.sqrt(1 + 1 / weight), within, unseen)
+    half = MULTIPLE * scatter(traits) * math.hypot(between * math.sqrt(1 + 1 / weight), within, unseen)
     return PredictionInterval(centre - half, centre + half, likeness, share * sources[numbers], sources, means, middle)
 
 

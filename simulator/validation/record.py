@@ -133,13 +133,11 @@ def _errors(outcomes: Sequence[Outcome]) -> dict[str, float]:
     return {outcome.id: round(outcome.error, 6) for outcome in outcomes if outcome.error is not None}
 
 
-def errors_in(name: str) -> dict[str, float]:
-    """The errors of a suite, simulated anew."""
+def _errors_without_steps(name: str) -> dict[str, float]:
+    """The errors of a suite of memory or of collectives, simulated anew."""
     if name in MEMORY_SUITES:
         return _errors(outcomes_of_memory(MEMORY_SUITES[name].rows))
-    if name == collectives.NAME:
-        return _errors([row.outcome for row in outcomes_of_collectives(collectives.measurements())])
-    return errors_of(SUITES[name])
+    return _errors([row.outcome for row in outcomes_of_collectives(collectives.measurements())])
 
 
 def record(names: Sequence[str]) -> None:
@@ -147,7 +145,7 @@ def record(names: Sequence[str]) -> None:
     of suites that are no more."""
     for name in names:
         if name not in SUITES:
-            _write(name, errors_in(name))
+            _write(name, _errors_without_steps(name))
             continue
         rows = list(simulated_rows(SUITES[name]))
         _write(name, {step.id: error for error, step in rows})

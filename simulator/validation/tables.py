@@ -30,7 +30,7 @@ def read_table(
 
     ``reference`` is the shipped table with these columns. The column ``instead`` may replace those needed.
 
-    Raises `InputError`, also where a column is nearly, but not quite, one of those ``known``, which are read.
+    Raises `InputError`, also where a column is nearly, but not quite, one of ``columns_read``.
     """
     with expecting(TABLE, path):
         return _rows(path, needed, columns_read, reference, instead)
@@ -82,7 +82,7 @@ def _check_columns(path: Path, columns: Sequence[str], columns_read: Collection[
 
 
 def unknown(columns: Iterable[str], columns_read: Collection[str]) -> list[str]:
-    """Columns that are not ``known``, nor labels of the shipped tables: a user's own labels."""
+    """Columns that are not among ``columns_read``, nor labels of the shipped tables: a user's own labels."""
     return [name for name in columns if name and name not in columns_read and name not in LABELS]
 
 

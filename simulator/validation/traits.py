@@ -81,7 +81,6 @@ class StepTraits:
     experts: bool
     mixers: str
     sharded: bool
-    recompute: str
     n_gpus: int
     attention_share: float
     layer_s: float
@@ -115,7 +114,6 @@ def traits_of(workload: Workload, figures: Mapping[str, Any], year: int = SOFTWA
         experts=model.moe is not None,
         mixers=_mixers(workload),
         sharded=parallelism.zero == 3,
-        recompute=training.recompute.granularity,
         n_gpus=workload.n_ranks,
         attention_share=flops.mixers / flops.whole if flops.whole else 0.0,
         layer_s=figures["step_time_s"] * (1 - figures["idle_in_passes_fraction"]) / layers,

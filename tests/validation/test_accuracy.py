@@ -53,7 +53,6 @@ TRAITS = StepTraits(
     experts=False,
     mixers="attention",
     sharded=False,
-    recompute="none",
     n_gpus=8,
     attention_share=0.1,
     layer_s=0.01,

@@ -18,7 +18,7 @@ from simulator.validation import Bounds, collectives
 from simulator.validation.collective_scores import (
     BOUND,
     BOUND_LARGE,
-    LARGE_BYTES,
+    LARGE_MESSAGE_BYTES,
     Prediction,
     compare,
     floor,
@@ -192,7 +192,7 @@ def test_recorded_errors_keep_the_bounds() -> None:
         found = case(row_id)
         if found.part == PARTS[0]:
             logs.append(math.log1p(error))
-            if found.nbytes > LARGE_BYTES:
+            if found.nbytes > LARGE_MESSAGE_BYTES:
                 large.append(logs[-1])
     assert (geometric_mean(logs) or 1) <= BOUND
     assert (geometric_mean(large) or 1) <= BOUND_LARGE
