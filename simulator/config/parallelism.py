@@ -225,6 +225,11 @@ class Parallelism(Section):
         return 0 if self.data_parallel == "allreduce" else self.servers
 
     @property
+    def updates_elsewhere(self) -> bool:
+        """Weights are updated on hosts or parameter servers, not on this job's GPUs."""
+        return self.server_count > 0 or self.offload.optimizer != "none"
+
+    @property
     def posts_ahead(self) -> bool:
         """Receives are posted before anything waits for them, so that ops behind them on a stream do: ``batch_p2p``
         matters."""

@@ -125,7 +125,7 @@ class Workload(Section):
             experts=self.model.moe is not None,
             replicas=layout.replicas("dp"),
             reduces_beside=together and layout.overlap.grad_reduce,
-            updates_on_gpu=together and layout.offload.optimizer == "none",
+            updates_on_gpu=not layout.updates_elsewhere,
             shares_cpus=together
             and layout.offload.optimizer != "none"
             and min(self.n_ranks, max(node.gpus.count for node in self.cluster.kinds)) > 1,

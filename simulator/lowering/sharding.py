@@ -24,7 +24,7 @@ from simulator.units import DTYPE_BYTES
 
 def leaving(parallelism: Parallelism, weights: Iterable[Weight]) -> dict[str, tuple[Weight, ...]]:
     """Return, by axis, the ``weights`` whose gradients leave the GPU: to other ranks, to servers, or to its host."""
-    everywhere = bool(parallelism.server_count) or parallelism.offload.optimizer != "none"
+    everywhere = parallelism.updates_elsewhere
     groups = by_axis(trained(weights)).items()
     return {axis: group for axis, group in groups if everywhere or parallelism.replicas(axis) > 1}
 

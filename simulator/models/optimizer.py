@@ -67,7 +67,7 @@ def state_bytes_of(workload: Workload, pipeline_rank: int, weights: Sequence[Wei
     counts, whole, share = elements_by_axis(weights), elements(weights), optimized_elements(workload, weights)
     versions = layout.pipeline_schedule.weight_versions(layout.pp, workload.microbatches, pipeline_rank)
     offload, shards = layout.offload, layout.zero >= 2
-    streamed, away = offload.parameters != "none", offload.optimizer != "none" or layout.server_count > 0
+    streamed, away = offload.parameters != "none", layout.updates_elsewhere
     lost = 0.0
     if layout.grad_compression == "1bit":
         lost = sum(
@@ -99,8 +99,7 @@ def first_update_tensors(workload: Workload, weights: Sequence[Weight]) -> tuple
     So do torch's optimizers, Megatron's and bitsandbytes'. DeepSpeed makes states before the first step
     (``initialize_optimizer_states`` of its runtime/zero).
     """
-    away = workload.parallelism.offload.optimizer != "none" or workload.parallelism.server_count > 0
-    if away or workload.software.makes_states_early:
+    if workload.parallelism.updates_elsewhere or workload.software.makes_states_early:
         return ()
     return tuple(nbytes for update in weight_updates(workload, weights) for nbytes in update.state_tensors())
 
@@ -185,7 +184,7 @@ def optimizer_ops(workload: Workload, weights: Sequence[Weight]) -> tuple[Op, ..
     """
     training, layout = workload.training, workload.parallelism
     count = float(optimized_elements(workload, weights))
-    here = layout.offload.optimizer == "none" and not layout.server_count
+    here = not layout.updates_elsewhere
     masters, wide = training.optimizer.master_weights, FP32_BYTES
     grad = DTYPE_BYTES[workload.kept_gradient_dtype]
     ops: list[Op] = []
@@ -244,7 +243,7 @@ def _gradient_checks(workload: Workload, weights: Sequence[Weight], gradient_byt
 
 def checks_every_pass(workload: Workload) -> bool:
     """Return whether the step ends with a check of the gradients of all passes one by one, not of their sum alone."""
-    here = workload.parallelism.offload.optimizer == "none" and not workload.parallelism.server_count
+    here = not workload.parallelism.updates_elsewhere
     return here and workload.software.gradient_kernels is not None and workload.parallelism.zero >= 2
 
 

@@ -149,7 +149,7 @@ class LayoutBounds:
                 self._updates.clear()
             workload, weights = stages.workload, stages.weights(rank)
             layout = workload.parallelism
-            here = layout.offload.optimizer == "none" and not layout.server_count
+            here = not layout.updates_elsewhere
             ops = models.optimizer_ops(workload, weights)
             seconds = sum(self.prices.kernel_s(op.kernel) for op in ops if isinstance(op, Compute))
             if rank == 0:
@@ -173,7 +173,7 @@ class LayoutBounds:
         """Return the seconds for which rank 0 gathers what the optimizer has updated, where nothing runs beside."""
         layout = workload.parallelism
         beside = layout.overlap.param_gather or not layout.pipeline_schedule.drains
-        if layout.zero not in (1, 2) or beside or layout.server_count or layout.offload.optimizer != "none":
+        if layout.zero not in (1, 2) or beside or layout.updates_elsewhere:
             return 0.0
         return self._slowest_s(gather(workload, "", trained(weights)), groups)
 

@@ -66,7 +66,7 @@ def shared_traffic(stages: StageParts) -> list[RepeatedCollective]:
     passes and, where they are given up after these, backward passes. Experts, and what is not a layer, are left out.
     """
     workload, layout = stages.workload, stages.workload.parallelism
-    elsewhere = layout.server_count or layout.offload.optimizer != "none" or layout.offload.parameters != "none"
+    elsewhere = layout.updates_elsewhere or layout.offload.parameters != "none"
     other_bytes = layout.grad_compression != "none" or layout.hsdp is not None or layout.collective_algorithm != "auto"
     if layout.zero < 2 or layout.replicas("dp") == 1 or elsewhere or other_bytes:
         return []

@@ -21,8 +21,7 @@ def _shared(workload: Workload) -> bool:
     """Return whether any two ranks hold the same parameters, or gradients leave for servers or the host."""
     layout = workload.parallelism
     axes = ("dp", "edp") if workload.model.moe else ("dp",)
-    leave = layout.server_count or layout.offload.optimizer != "none"
-    return bool(leave) or any(layout.replicas(axis) > 1 for axis in axes)
+    return layout.updates_elsewhere or any(layout.replicas(axis) > 1 for axis in axes)
 
 
 def _cuts_buckets(workload: Workload) -> bool:
