@@ -76,6 +76,7 @@ def _models() -> Rows:
     for name, preset in presets().items():
         job = load_workload({"model": {"preset": name}, **one_gpu})
         model = job.model
+        is_dense = "dense" in map(model.mlp, range(model.layers)) or bool(model.moe and model.moe.beside_dense)
         rows.append(
             {
                 "name": name,
@@ -85,7 +86,8 @@ def _models() -> Rows:
                 "hidden": model.hidden,
                 "heads": model.heads,
                 "kv_heads": model.kv_heads,
-                "ffn_hidden": model.ffn_hidden,
+                "ffn_hidden": model.ffn_hidden if is_dense else "-",
+                "expert_ffn": model.moe.ffn_hidden if model.moe else "-",
                 "experts": f"{model.moe.top_k} of {model.moe.experts}" if model.moe else "-",
                 "vocab": model.vocab,
                 "activation": model.activation,

@@ -203,7 +203,7 @@ def _print(reports: list[dict[str, Any]], costs: Mapping[str, float]) -> None:
     rows = [
         {
             "schedule": report["name"],
-            "makespan": f"{report['makespan']:g}" + (" (period)" if report["steady_period"] else ""),
+            "makespan (units of cost)": f"{report['makespan']:g}" + (" (period)" if report["steady_period"] else ""),
             "bubble ratio (idle / busy)": f"{report['bubble_ratio']:.4f}",
             "claimed, free transfers": ""
             if report["bubble_ratio_claimed"] is None

@@ -269,7 +269,9 @@ def price_lines(calibration: Mapping[str, Any]) -> list[str]:
     if not priced:
         return []
     shares = ", ".join(f"{percent(share)} {kind}" for kind, share in priced.items())
-    return [f"Prices of kernels: {shares}; {percent(outside)} outside the sizes that were measured."]
+    rests_on_sizes = priced.get("measured", 0.0) + priced.get("published", 0.0) > 0  # else there are none to be outside
+    beyond = f"; {percent(outside)} outside the sizes that were measured" if rests_on_sizes else ""
+    return [f"Prices of kernels: {shares}{beyond}."]
 
 
 def _key_figures(report: JsonReport) -> Table:
