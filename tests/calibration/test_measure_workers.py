@@ -292,5 +292,5 @@ def test_ranks_end_at_once_where_the_first_finds_a_mistake(tmp_path: Path) -> No
     )
     assert done.returncode == 2
     said = [line.split()[0] for line in done.stderr.splitlines()]
-    assert said == ["--groups:", "found:", "allowed:"]
+    assert said == ["error:", "found:", "allowed:"]
     assert time.monotonic() - began < ranks.LEAVE_S
